@@ -1,0 +1,85 @@
+/*
+ * The cluster: homogeneous subclusters of nodes x devices, joined by links.
+ *
+ * Comes from a JSON cluster file (any cluster on earth can be planned on a laptop) or from discovery (hwloc, devices,
+ * hosts). Formats: see `hapt topology --help`.
+ */
+#ifndef HAPT_CLUSTER_H
+#define HAPT_CLUSTER_H
+
+#include "hapt/arena.h"
+#include "hapt/dtype.h"
+#include "hapt/env.h"
+#include "hapt/h5.h"
+
+#define HAPT_MAX_SUBCLUSTERS 16
+
+struct hapt_device_spec {
+    char name[64];
+    char backend[16];                   /* "cpu" or "cuda" */
+    double peak_flops[HAPT_DTYPE_COUNT]; /* FLOP/s by element type, dense; 0 where unsupported */
+    double memory_bytes;                 /* the cap when the file gave one */
+    double memory_bandwidth;             /* byte/s */
+    double slowdown;                     /* >= 1: compute is stretched by this factor */
+    bool memory_capped;                  /* memory_bytes is a limit to enforce, not a property found */
+};
+
+struct hapt_subcluster {
+    char name[64];
+    int nodes, devices_per_node;
+    struct hapt_device_spec device;
+    double intra_node_bandwidth, inter_node_bandwidth; /* byte/s; 0: not known yet (measured by the probe) */
+    double intra_node_latency, inter_node_latency;     /* s; negative: not known yet */
+    int host_count;          /* "hosts" of the file; 0: ranks fill in order of world rank */
+    const char **hosts;
+    const int *ranks;        /* [nodes * devices_per_node] world ranks, node-major; NULL before binding */
+};
+
+struct hapt_link {
+    double bandwidth; /* byte/s per direction; 0: not known yet */
+    double latency;   /* s; negative: not known yet */
+    bool paced;       /* rehearsal: transfers are slowed to this rate (never a real link) */
+};
+
+struct hapt_cluster {
+    int count;
+    struct hapt_subcluster *subcluster; /* [count] */
+    struct hapt_link *link;             /* [count][count], symmetric; the diagonal is between stages inside one */
+    bool from_file;
+    int rank_count;    /* devices in all */
+    const int *subcluster_of_rank; /* [world_size]; -1: idle rank; NULL before binding */
+};
+
+/* Parses a JSON cluster file. Unknown keys and bad units fail with HAPT_ERR_INPUT naming file and line. Rank-local. */
+enum hapt_status hapt_cluster_load(const char *path, struct hapt_arena *arena, struct hapt_cluster **cluster);
+/* Looks at every host by hwloc and groups ranks: hosts with equal devices, memory and rank count form one subcluster.
+ * Collective over env->world; every rank gets the same cluster, already bound. */
+enum hapt_status hapt_cluster_discover(const struct hapt_env *env, struct hapt_arena *arena,
+                                       struct hapt_cluster **cluster);
+/* Gives world ranks to the devices of a loaded cluster (by "hosts", else in order of world rank). HAPT_ERR_INPUT when there
+ * are fewer ranks than devices. Collective. */
+enum hapt_status hapt_cluster_bind(const struct hapt_env *env, struct hapt_arena *arena, struct hapt_cluster *cluster);
+/* Measures link values that are absent (latency by small, bandwidth by large messages over MPI). Collective; bound clusters
+ * only. hapt_cluster_assume fills absent values of an unbound cluster from the device database instead. */
+enum hapt_status hapt_cluster_probe(const struct hapt_env *env, struct hapt_cluster *cluster);
+void hapt_cluster_assume(struct hapt_cluster *cluster);
+/* Every invariant above; HAPT_ERR_INPUT. */
+enum hapt_status hapt_cluster_check(const struct hapt_cluster *cluster);
+
+static inline const struct hapt_link *hapt_cluster_link(const struct hapt_cluster *cluster, int from, int to)
+{
+    return &cluster->link[from * cluster->count + to];
+}
+
+void hapt_cluster_print(const struct hapt_env *env, const struct hapt_cluster *cluster);
+enum hapt_status hapt_cluster_print_json(const struct hapt_cluster *cluster);
+/* Saves under `group` of a run file; loads it again (unbound). */
+enum hapt_status hapt_cluster_write(struct hapt_h5 *file, const char *group, const struct hapt_cluster *cluster);
+enum hapt_status hapt_cluster_read(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
+                                   struct hapt_cluster **cluster);
+
+/* The built-in device database: spec-sheet figures. NULL when unknown; names at index 0.. until NULL. */
+const struct hapt_device_spec *hapt_device_spec_find(const char *name);
+const struct hapt_device_spec *hapt_device_spec_at(int index);
+
+#endif

@@ -1,0 +1,90 @@
+/*
+ * Devices: a back end is one table of functions; a kernel is found by its operator's name.
+ *
+ * Rank-local, no MPI. The engine binds every kernel once to planned memory, so a call carries final pointers.
+ * `cpu` is always there. To add a back end: one table, one line in src/device/device.c.
+ */
+#ifndef HAPT_DEVICE_H
+#define HAPT_DEVICE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "hapt/dtype.h"
+#include "hapt/status.h"
+
+#define HAPT_MAX_DIMS 5
+#define HAPT_MAX_INPUTS 10
+#define HAPT_MAX_OUTPUTS 4
+#define HAPT_MAX_ATTRIBUTES 6
+
+/* A dense row-major tensor in device memory, aligned to 64 bytes. */
+struct hapt_view {
+    void *data;
+    enum hapt_dtype dtype;
+    int dims;
+    int64_t shape[HAPT_MAX_DIMS];
+};
+
+static inline int64_t hapt_view_elements(const struct hapt_view *view)
+{
+    int64_t count = 1;
+    for (int i = 0; i < view->dims; i++) count *= view->shape[i];
+    return count;
+}
+
+/* One bound kernel call. An absent optional input has data NULL. */
+struct hapt_call {
+    int input_count, output_count;
+    struct hapt_view input[HAPT_MAX_INPUTS];
+    struct hapt_view output[HAPT_MAX_OUTPUTS];
+    int64_t integer[HAPT_MAX_ATTRIBUTES]; /* meaning: the operator's row in the operator table */
+    double real[HAPT_MAX_ATTRIBUTES];
+    unsigned accumulate;    /* bit o: output o is added to instead of overwritten */
+    void *workspace;        /* as many bytes as the kernel asked for, 64-byte aligned; garbage on entry */
+    size_t workspace_bytes;
+    int threads;
+};
+
+struct hapt_device;
+struct hapt_queue;
+struct hapt_event;
+
+struct hapt_kernel {
+    const char *op; /* name in the operator table */
+    /* Scratch the call needs; input and output views carry shapes, data may be NULL. NULL: none. */
+    size_t (*workspace_bytes)(const struct hapt_call *call);
+    /* Starts the work on `queue`. */
+    enum hapt_status (*run)(const struct hapt_call *call, struct hapt_queue *queue);
+};
+
+struct hapt_backend {
+    const char *name;
+    const char *description;
+    /* Number of devices this process can see; 0 with *reason saying what is missing. */
+    int (*device_count)(const char **reason);
+    /* `threads`: CPU threads of the device; memory_bytes: cap, 0 for none. */
+    enum hapt_status (*open)(int index, int threads, size_t memory_bytes, struct hapt_device **device);
+    void (*close)(struct hapt_device *device);
+    /* Memory, zeroed, 64-byte aligned; HAPT_ERR_MEMORY over the cap. `used` and `peak` count what is handed out. */
+    enum hapt_status (*allocate)(struct hapt_device *device, size_t bytes, void **memory);
+    void (*free)(struct hapt_device *device, void *memory);
+    size_t (*memory_used)(const struct hapt_device *device);
+    size_t (*memory_peak)(const struct hapt_device *device);
+    /* NULL when the back end lacks the operator in that type. */
+    const struct hapt_kernel *(*find_kernel)(const struct hapt_device *device, const char *op, enum hapt_dtype dtype);
+    /* Queues run their work in order; an event marks a point in a queue. The cpu back end runs at once. */
+    struct hapt_queue *(*queue)(struct hapt_device *device, int index);
+    struct hapt_event *(*record)(struct hapt_queue *queue);
+    bool (*done)(struct hapt_event *event);
+    enum hapt_status (*wait)(struct hapt_event *event);
+    /* Copies between host and device memory in queue order. */
+    enum hapt_status (*copy)(struct hapt_queue *queue, void *to, const void *from, size_t bytes);
+};
+
+/* The back end of that name ("cpu"), or NULL. */
+const struct hapt_backend *hapt_backend_find(const char *name);
+const struct hapt_backend *hapt_backend_at(int index); /* NULL past the end */
+
+#endif

@@ -1,0 +1,68 @@
+/*
+ * The engine executes a program on one rank: every kernel bound once, per slot, to planned memory; nothing is allocated after
+ * hapt_engine_create. The profiler and the trainer run stages through it alike. Rank-local: no MPI.
+ */
+#ifndef HAPT_ENGINE_H
+#define HAPT_ENGINE_H
+
+#include "hapt/memory.h"
+
+struct hapt_engine;
+
+struct hapt_engine_options {
+    const struct hapt_backend *backend;
+    struct hapt_device *device;
+    int threads;
+    int state_count;
+    int slots;
+};
+
+/* Plans memory, reserves it on the device and binds. HAPT_ERR_MEMORY when the device's cap is exceeded (message names both
+ * figures); HAPT_ERR_INPUT when the back end lacks an operator. */
+enum hapt_status hapt_engine_create(const struct hapt_program *program, const struct hapt_engine_options *options,
+                                    struct hapt_engine **engine);
+void hapt_engine_destroy(struct hapt_engine *engine);
+const struct hapt_memory_plan *hapt_engine_memory(const struct hapt_engine *engine);
+/* The memory plan such an engine would have, without a device allocation. */
+enum hapt_status hapt_engine_plan_memory(const struct hapt_program *program, const struct hapt_engine_options *options,
+                                         struct hapt_arena *arena, struct hapt_memory_plan **plan);
+
+/* Device address of a graph tensor in a slot (slot ignored for resident and workspace tensors); NULL when it is not here.
+ * Gradients of parameters give their fp32 gradient; parameters their fp32 master weight. */
+void *hapt_engine_tensor(struct hapt_engine *engine, int tensor, int slot);
+/* Local bytes of a graph tensor (the compute type for activations). */
+size_t hapt_engine_tensor_bytes(const struct hapt_engine *engine, int tensor);
+/* Transfer slot addresses of boundary tensor `index` of program->forward_in, backward_in, backward_out. */
+enum hapt_staging_kind { HAPT_STAGING_FORWARD_IN, HAPT_STAGING_BACKWARD_IN, HAPT_STAGING_BACKWARD_OUT };
+void *hapt_engine_staging(struct hapt_engine *engine, enum hapt_staging_kind kind, int slot, int index);
+
+/* Host copy in and out of a parameter's master weight or optimizer state (state -1: the weight; 0, 1: state), fp32, all local
+ * elements. Setting a weight also refreshes its compute copy. */
+enum hapt_status hapt_engine_set(struct hapt_engine *engine, int tensor, int state, const float *value);
+enum hapt_status hapt_engine_get(struct hapt_engine *engine, int tensor, int state, float *value);
+
+/* Start of a step: gradients of parameters to zero. */
+enum hapt_status hapt_engine_begin_step(struct hapt_engine *engine);
+/* Forward and backward of one microbatch in `slot`. Inputs (hapt_engine_tensor of the INPUT tensors) and incoming boundary tensors
+ * must stand in their places; when `staged` >= 0 incoming boundaries are first copied from that transfer slot, and the backward's
+ * outgoing gradients are copied to transfer slot `staged_out` (>= 0). */
+enum hapt_status hapt_engine_forward(struct hapt_engine *engine, int slot, int staged);
+enum hapt_status hapt_engine_backward(struct hapt_engine *engine, int slot, int staged, int staged_out);
+
+/* Sum of squares of local gradients of parameters for which weight[program tensor] is 1 (0: a tied copy counted elsewhere;
+ * NULL: all count), in double, in a fixed order. */
+enum hapt_status hapt_engine_square_sum(struct hapt_engine *engine, const double *weight, double *sum);
+
+struct hapt_update {
+    enum hapt_optimizer optimizer;
+    double learning_rate, beta1, beta2, epsilon, weight_decay, momentum;
+    double gradient_scale; /* clipping: gradients are multiplied by it */
+    int64_t step;          /* 1 for the first update */
+};
+/* Updates every trainable parameter; decay only where dims >= 2 (decoupled). */
+enum hapt_status hapt_engine_update(struct hapt_engine *engine, const struct hapt_update *update);
+
+/* The contiguous fp32 gradient block (device address), for one all-reduce over the submesh. */
+float *hapt_engine_gradients(struct hapt_engine *engine, size_t *elements);
+
+#endif

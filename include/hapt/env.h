@@ -1,0 +1,57 @@
+/*
+ * The process among its peers: ranks, logging, clocks, and agreement at the end of a phase.
+ */
+#ifndef HAPT_ENV_H
+#define HAPT_ENV_H
+
+#include <mpi.h>
+#include <stdint.h>
+
+#include "hapt/status.h"
+
+struct hapt_env {
+    MPI_Comm world;
+    int world_rank, world_size;
+    MPI_Comm node;             /* the ranks that share this host's memory */
+    int node_rank, node_size;
+    int node_index, node_count; /* hosts in order of their lowest world rank */
+    int cores;                 /* cores this process's node offers to its ranks (affinity of all node ranks) */
+    bool quiet;                /* results go to standard output as JSON; everything else to standard error */
+    double start_s;            /* hapt_time_s at the start */
+};
+
+/* Sets the library environment (singleton start-up, yielding when ranks outnumber cores), then MPI_Init_thread
+ * with MPI_THREAD_MULTIPLE. Collective. Fails with HAPT_ERR_COMM; a lone process inside a Slurm step of several tasks
+ * fails with the hint `--mpi=pmix`. */
+enum hapt_status hapt_env_init(struct hapt_env *env, int *argc, char ***argv);
+void hapt_env_release(struct hapt_env *env);
+
+/* Ends a phase: all ranks of `comm` learn the status of the lowest rank that failed, and that rank alone prints
+ * its error record (one line, then a hint). Returns that status on every rank. Collective over `comm`. */
+enum hapt_status hapt_env_agree(MPI_Comm comm, enum hapt_status status);
+
+/* Translates an MPI return code. */
+enum hapt_status hapt_env_mpi(int mpi_error, const char *what);
+#define HAPT_MPI(call) HAPT_TRY(hapt_env_mpi((call), #call))
+
+/* The readable result of a phase: rank 0 to standard output, or to standard error under --json. */
+void hapt_print(const struct hapt_env *env, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Notes for the user, on standard error, from rank 0 alone. */
+void hapt_note(const struct hapt_env *env, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void hapt_warn(const struct hapt_env *env, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Ends the whole job from one rank, because peers may wait for ever. Prints the error record. */
+_Noreturn void hapt_die(enum hapt_status status);
+
+/* Monotonic wall clock, and the CPU time of the calling thread. */
+double hapt_time_s(void);
+double hapt_time_thread_cpu_s(void);
+/* Sleeps until hapt_time_s() >= time_s. */
+void hapt_time_sleep_until(double time_s);
+
+/* Deterministic 64-bit hash (FNV-1a folded by a mixer) and generator (splitmix64) for seeds, names and structures. */
+uint64_t hapt_hash(uint64_t seed, const void *data, size_t bytes);
+uint64_t hapt_random_next(uint64_t *state);
+double hapt_random_unit(uint64_t *state); /* [0, 1) */
+
+#endif

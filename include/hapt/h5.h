@@ -1,0 +1,69 @@
+/*
+ * HDF5 files as hapt writes and reads them; the HDF5 library itself is seen by src/base/h5.c alone.
+ *
+ * What is written: root attributes `format`, `version`, `creator`; a `units` attribute on every number; fletcher32 checksums
+ * on datasets; the file appears under its name only when complete (written aside, flushed, renamed).
+ * What is read is taken as hostile: sizes are bounded before memory is reserved, every failure is HAPT_ERR_INPUT.
+ * Only one rank writes a file; any rank may read one.
+ */
+#ifndef HAPT_H5_H
+#define HAPT_H5_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "hapt/arena.h"
+#include "hapt/status.h"
+
+struct hapt_h5;
+
+enum hapt_h5_type { HAPT_H5_U8, HAPT_H5_U16, HAPT_H5_I32, HAPT_H5_I64, HAPT_H5_F32, HAPT_H5_F64 };
+
+#define HAPT_H5_MAX_DIMS 5
+
+/* Creates `path` (missing folders included). It becomes visible at hapt_h5_commit. Fails with HAPT_ERR_IO. */
+enum hapt_status hapt_h5_create(const char *path, const char *format, int version, struct hapt_h5 **file);
+/* Flushes, fsyncs and renames into place, then closes; on failure the old file of that name is untouched. */
+enum hapt_status hapt_h5_commit(struct hapt_h5 *file);
+/* Opens for reading. `format` NULL accepts any; else the root attribute `format` must equal it (a missing one passes
+ * when `foreign`) and `version`, where present, must be at most `version`. */
+enum hapt_status hapt_h5_open(const char *path, const char *format, int version, bool foreign, struct hapt_h5 **file);
+/* Closes; a file being created that was not committed is discarded. NULL is allowed. */
+void hapt_h5_close(struct hapt_h5 *file);
+const char *hapt_h5_path(const struct hapt_h5 *file);
+
+/* Datasets. Missing groups on the way are made. `units` "" for pure numbers; NULL only for text. */
+enum hapt_status hapt_h5_write(struct hapt_h5 *file, const char *name, enum hapt_h5_type type, int dims,
+                               const int64_t *shape, const void *data, const char *units);
+enum hapt_status hapt_h5_write_strings(struct hapt_h5 *file, const char *name, int64_t count, const char *const *text);
+
+bool hapt_h5_exists(struct hapt_h5 *file, const char *name);
+/* The extent of a dataset; dims must fit in HAPT_H5_MAX_DIMS. */
+enum hapt_status hapt_h5_shape(struct hapt_h5 *file, const char *name, int *dims, int64_t *shape);
+/* Reads a whole dataset of exactly `dims` dimensions, converted to `type`. `shape` is in-out: entries >= 0 must match,
+ * entries < 0 are filled in. At most `limit` elements are accepted. */
+enum hapt_status hapt_h5_read(struct hapt_h5 *file, const char *name, enum hapt_h5_type type, int dims, int64_t *shape,
+                              int64_t limit, struct hapt_arena *arena, void **data);
+/* Reads rows [first, first + count) of the leading dimension into the caller's buffer. */
+enum hapt_status hapt_h5_read_rows(struct hapt_h5 *file, const char *name, enum hapt_h5_type type, int64_t first,
+                                   int64_t count, void *data);
+enum hapt_status hapt_h5_read_strings(struct hapt_h5 *file, const char *name, int64_t limit, struct hapt_arena *arena,
+                                      int64_t *count, const char ***text);
+
+/* Attributes of a group or dataset ("/" is the root). */
+enum hapt_status hapt_h5_write_attribute_int(struct hapt_h5 *file, const char *object, const char *name, int64_t value);
+enum hapt_status hapt_h5_write_attribute_real(struct hapt_h5 *file, const char *object, const char *name, double value,
+                                              const char *units);
+enum hapt_status hapt_h5_write_attribute_text(struct hapt_h5 *file, const char *object, const char *name,
+                                              const char *value);
+bool hapt_h5_has_attribute(struct hapt_h5 *file, const char *object, const char *name);
+enum hapt_status hapt_h5_read_attribute_int(struct hapt_h5 *file, const char *object, const char *name, int64_t *value);
+enum hapt_status hapt_h5_read_attribute_real(struct hapt_h5 *file, const char *object, const char *name, double *value);
+enum hapt_status hapt_h5_read_attribute_text(struct hapt_h5 *file, const char *object, const char *name,
+                                             struct hapt_arena *arena, const char **value);
+
+/* The names of a group's members in alphabetical order; fails when there are more than `limit`. */
+enum hapt_status hapt_h5_list(struct hapt_h5 *file, const char *group, int64_t limit, struct hapt_arena *arena,
+                              int64_t *count, const char ***names);
+
+#endif

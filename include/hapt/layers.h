@@ -1,0 +1,40 @@
+/* Fine-grained layers that keep the model's repeated structure (HAPT 5.1). */
+#ifndef HAPT_LAYERS_H
+#define HAPT_LAYERS_H
+
+#include "hapt/env.h"
+#include "hapt/graph.h"
+#include "hapt/h5.h"
+
+struct hapt_module { int first_op, end_op; int kind; /* equal kinds have equal structure; -1: not repeated */ };
+
+struct hapt_layers {
+    int count;                /* L */
+    int *end_op;              /* [L] forward operators of layer l: [end_op[l-1], end_op[l]) */
+    int module_count;
+    struct hapt_module *module;
+    int *module_of;           /* [L] */
+    double *flops;            /* [L] forward and backward, one microbatch */
+    double *boundary_bytes;   /* [L] of every activation live across the cut after layer l; the last is 0 */
+};
+
+struct hapt_layers_options {
+    int granularity;  /* about how many layers; 0: as fine as balance allows */
+    int heavy_minimum; /* z: heavy operators a repeated module must hold */
+};
+
+/* Iterative module detection, then clustering inside modules into about balanced layers. Rank-local, deterministic. */
+enum hapt_status hapt_layers_build(const struct hapt_graph *graph, const struct hapt_layers_options *options,
+                                   struct hapt_arena *arena, struct hapt_layers **layers);
+enum hapt_status hapt_layers_check(const struct hapt_layers *layers, const struct hapt_graph *graph);
+/* A number that is equal for two layer ranges exactly when their forward and backward programs, shapes and boundaries are
+ * equal, so that one measurement serves both. Ranges are [first, end). */
+uint64_t hapt_layers_structure(const struct hapt_layers *layers, const struct hapt_graph *graph, int first, int end);
+static inline int hapt_layers_first_op(const struct hapt_layers *layers, int layer)
+{
+    return layer == 0 ? 0 : layers->end_op[layer - 1];
+}
+void hapt_layers_print(const struct hapt_env *env, const struct hapt_layers *layers, const struct hapt_graph *graph);
+enum hapt_status hapt_layers_write(struct hapt_h5 *file, const char *group, const struct hapt_layers *layers);
+
+#endif

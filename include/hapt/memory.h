@@ -1,0 +1,61 @@
+/*
+ * The static memory plan of a program under a schedule: regions and offsets, known before anything runs. Pure functions.
+ *
+ * One allocation holds: resident | N slots | workspace | transfer slots, every tensor aligned to 64 bytes.
+ *   slot       every tensor that lives from a microbatch's forward to its backward; stage boundaries included
+ *   workspace  tensors that live inside one instruction; offsets by liveness; plus kernel scratch
+ *   resident   fp32 master weights, bf16 compute copies, fp32 gradients, optimizer state, inputs' staging
+ *   transfer   HAPT_TRANSFER_SLOTS buffers per boundary that moves outside the slots: activations and gradients received,
+ *              gradients sent (activations are sent from their slot)
+ * parameter_bytes = everything but the slots; peak = parameter_bytes + slots * activation_bytes, exactly.
+ */
+#ifndef HAPT_MEMORY_H
+#define HAPT_MEMORY_H
+
+#include "hapt/program.h"
+
+#define HAPT_TRANSFER_SLOTS 3
+
+enum hapt_optimizer { HAPT_OPTIMIZER_SGD, HAPT_OPTIMIZER_ADAMW };
+
+enum hapt_region { HAPT_REGION_NONE, HAPT_REGION_RESIDENT, HAPT_REGION_SLOT, HAPT_REGION_WORKSPACE };
+
+/* Kernel scratch of an operator with local shapes, asked of the back end; context is the caller's. */
+typedef size_t hapt_kernel_scratch(void *context, const struct hapt_program *program, int op);
+
+/* One boundary's staging: slot k at offset + k * stride; tensors of the boundary at tensor_offset[i] inside it. */
+struct hapt_staging { size_t offset, stride; size_t *tensor_offset; };
+
+struct hapt_memory_plan {
+    size_t parameter_bytes;  /* resident + workspace + transfer slots */
+    size_t activation_bytes; /* one slot */
+    size_t total_bytes;      /* parameter_bytes + slots * activation_bytes */
+    int slots;               /* N */
+    enum hapt_region *region; /* [program->tensor_count] */
+    size_t *offset;           /* [program->tensor_count] from the start of its region (slot: of one slot) */
+    size_t slot_offset;       /* of slot 0 in the allocation */
+    size_t workspace_offset, workspace_bytes;
+    size_t scratch_offset, scratch_bytes; /* kernel scratch, inside the workspace */
+    /* Resident blocks, parameters that decay first, the others behind, all in one order: fp32 each of `elements`. Every parameter
+     * starts on a 64-byte boundary (padding elements are 0), so one kernel call serves a whole block. */
+    size_t elements, decayed_elements;
+    size_t master_offset, gradient_offset, state_offset[2], copy_offset; /* copy: bf16 or (size_t)-1 */
+    int state_count;          /* 0 SGD without momentum, 1 with, 2 AdamW */
+    size_t *parameter_element; /* [program->tensor_count] first element of a parameter in the blocks; (size_t)-1 for others */
+    struct hapt_staging forward_in, backward_in, backward_out;
+};
+
+struct hapt_memory_options {
+    int slots;
+    int state_count;
+    hapt_kernel_scratch *scratch;
+    void *scratch_context;
+};
+
+/* HAPT_ERR_MEMORY only for host memory; the device's limit is the caller's to check. Deterministic. */
+enum hapt_status hapt_memory_plan(const struct hapt_program *program, const struct hapt_memory_options *options,
+                                  struct hapt_arena *arena, struct hapt_memory_plan **plan);
+/* No two live tensors overlap; everything inside its region. */
+enum hapt_status hapt_memory_check(const struct hapt_memory_plan *plan, const struct hapt_program *program);
+
+#endif

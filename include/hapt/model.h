@@ -1,0 +1,50 @@
+/*
+ * A model: its graph, its hyper-parameters, and what its file carries along (initial weights, training defaults, tokens).
+ * The model file is described in `hapt model --help` and src/model/model_io.c.
+ */
+#ifndef HAPT_MODEL_H
+#define HAPT_MODEL_H
+
+#include "hapt/config.h"
+#include "hapt/graph.h"
+#include "hapt/h5.h"
+
+struct hapt_model_setting { const char *name, *value; };
+
+struct hapt_model {
+    const char *family; /* "gpt" */
+    int setting_count;  /* hyper-parameters by name: layers, hidden, heads, sequence, vocab, microbatch, dtype, tied-embeddings */
+    struct hapt_model_setting *setting;
+    int training_count; /* defaults for training options */
+    struct hapt_model_setting *training;
+    struct hapt_graph *graph; /* forward and backward */
+    int microbatch;           /* rows */
+    int sequence;             /* T */
+    int vocab;
+    enum hapt_dtype dtype;
+    uint64_t seed;            /* of initial weights */
+    const char *path;         /* the file it came from; NULL when built */
+    bool has_parameters;      /* the file holds /parameters */
+    bool has_tokens;          /* the file holds /tokens */
+};
+
+/* Builds a zoo model from the options of `hapt model FAMILY`. HAPT_ERR_USAGE for unknown families or impossible shapes. */
+enum hapt_status hapt_model_build(const char *family, const struct hapt_config *config, struct hapt_arena *arena,
+                                  struct hapt_model **model);
+enum hapt_status hapt_model_load(const char *path, struct hapt_arena *arena, struct hapt_model **model);
+/* Copies initial weights from `weights` (a Weights file, may be NULL) and tokens from `tokens` (a Data file, may be NULL).
+ * One rank. */
+enum hapt_status hapt_model_save(const struct hapt_model *model, const char *weights, const char *tokens,
+                                 const char *path);
+enum hapt_status hapt_model_check(const struct hapt_model *model);
+const char *hapt_model_setting(const struct hapt_model *model, const char *name); /* NULL: not there */
+
+/* Initial value of a parameter, all elements as fp32 [elements]: from the model file's /parameters, else by its rule from
+ * seed and name alone. */
+enum hapt_status hapt_model_initial(const struct hapt_model *model, int tensor, float *value);
+
+/* 6 N-style training FLOPs of one microbatch (forward and backward), from the operators. */
+double hapt_model_flops(const struct hapt_model *model);
+int64_t hapt_model_parameter_count(const struct hapt_model *model);
+
+#endif

@@ -1,0 +1,76 @@
+/*
+ * The plan, and the exact search for it (HAPT 5.2 under DESIGN's objective).
+ */
+#ifndef HAPT_PLAN_H
+#define HAPT_PLAN_H
+
+#include "hapt/config.h"
+#include "hapt/env.h"
+#include "hapt/h5.h"
+#include "hapt/profile.h"
+#include "hapt/schedule.h"
+#include "hapt/simulate.h"
+
+struct hapt_plan_stage {
+    int first_layer, end_layer; /* [first, end) */
+    int first_op, end_op;       /* forward operators; -1 when planned from a profile alone */
+    int subcluster;
+    char subcluster_name[64];
+    int nodes, devices_per_node; /* submesh (n, m) */
+    double compute_s;            /* t_i, step_time / B included */
+    double forward_s, step_s;
+    double comm_s;               /* c_i */
+    int warmup;                  /* N_i */
+    double parameter_bytes, activation_bytes;
+    double memory_bytes;         /* parameter_bytes + warmup * activation_bytes */
+    double device_memory_bytes;
+};
+
+struct hapt_plan {
+    int microbatches; /* B */
+    enum hapt_schedule_kind schedule;
+    double hide_threshold; /* epsilon */
+    int replicas;          /* of the pipeline; 1 */
+    int layer_count;
+    int threads;           /* CPU threads per rank it was measured with; 0 unknown */
+    int stage_count;
+    struct hapt_plan_stage *stage;
+    double latency_s;   /* the objective's value */
+    double simulated_s; /* the simulator's */
+    double t_max_s;
+    const char *limit;  /* what paces it: "compute", "link", "memory" */
+    double balance_eta; /* HAPT (25) */
+    struct { double seconds; int64_t candidates, evaluated; } search;
+};
+
+struct hapt_search_options {
+    int microbatches;
+    enum hapt_schedule_kind schedule; /* H-1F1B: the objective's warm-up rule; others: their own launch counts */
+    double hide_threshold;
+    bool use_all_devices;
+};
+
+/* The exact optimum, t_max candidates spread over the ranks of `comm`; the same plan on every rank and for every number of
+ * ranks. Collective. HAPT_ERR_INFEASIBLE names the nearest obstacle. */
+enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *profile,
+                                  const struct hapt_search_options *options, struct hapt_arena *result,
+                                  struct hapt_plan **plan);
+/* Prices forced stages "0-6@fast:1x2,6-9@slow:1x2" (half-open layer ranges). HAPT_ERR_INPUT for stages that are no candidates,
+ * HAPT_ERR_INFEASIBLE when they exceed memory. */
+enum hapt_status hapt_plan_force(const struct hapt_profile *profile, const struct hapt_search_options *options,
+                                 const char *stages, struct hapt_arena *result, struct hapt_plan **plan);
+/* Warm-up, latency, t_max, memory, eta and simulated time of the stages already in `plan`. */
+enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt_plan *plan, struct hapt_arena *scratch);
+enum hapt_status hapt_plan_check(const struct hapt_plan *plan);
+
+enum hapt_status hapt_plan_write(struct hapt_h5 *file, const char *group, const struct hapt_plan *plan);
+enum hapt_status hapt_plan_save(const char *path, const struct hapt_plan *plan);
+enum hapt_status hapt_plan_read(struct hapt_h5 *file, const char *group, struct hapt_arena *arena, struct hapt_plan **plan);
+enum hapt_status hapt_plan_load(const char *path, struct hapt_arena *arena, struct hapt_plan **plan);
+void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan);
+enum hapt_status hapt_plan_print_json(const struct hapt_plan *plan);
+/* First world rank index (into subcluster->ranks) of each stage: stages of a subcluster pack whole nodes first, then parts of
+ * nodes by falling size. first_device[stage_count]. HAPT_ERR_INPUT when they do not fit the cluster. */
+enum hapt_status hapt_plan_place(const struct hapt_plan *plan, const struct hapt_cluster *cluster, int *first_device);
+
+#endif

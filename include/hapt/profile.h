@@ -1,0 +1,73 @@
+/*
+ * The profile: everything the planner knows. File format: DESIGN "Profile", `hapt profile --help`.
+ *
+ * Entry [s][i][j] covers layers [i, j + 1). A candidate exists where i <= j and stage_time is finite.
+ */
+#ifndef HAPT_PROFILE_H
+#define HAPT_PROFILE_H
+
+#include "hapt/cluster.h"
+#include "hapt/config.h"
+#include "hapt/layers.h"
+#include "hapt/model.h"
+
+struct hapt_submesh { int n, m; };
+
+struct hapt_profile_cluster {
+    char name[64];
+    int nodes, devices_per_node;
+    double device_memory_bytes, peak_flops;
+    int submesh_count;             /* S */
+    struct hapt_submesh *submesh;  /* (1, m) for m = M and powers of two that divide M, ascending; then (2, M) ... (N, M) */
+    /* [S][L][L] each: */
+    double *stage_time;         /* s per microbatch, forward + backward; NaN: no candidate */
+    double *stage_forward_time; /* s per microbatch, forward */
+    double *parameter_bytes;    /* per device, resident */
+    double *activation_bytes;   /* per device and microbatch in flight */
+    double *step_time;          /* s per step outside the pipeline; NULL: 0 */
+};
+
+struct hapt_profile {
+    int layer_count;               /* L */
+    int cluster_count;             /* C */
+    struct hapt_profile_cluster *cluster;
+    double *boundary_bytes;        /* [L] */
+    double *link_bandwidth;        /* [C][C] byte/s */
+    double *link_latency;          /* [C][C] s */
+};
+
+static inline size_t hapt_profile_index(const struct hapt_profile *profile, int submesh, int first, int last)
+{
+    return ((size_t)submesh * (size_t)profile->layer_count + (size_t)first) * (size_t)profile->layer_count + (size_t)last;
+}
+
+/* Allocates tables for a cluster's shape, NaN-filled times. */
+enum hapt_status hapt_profile_create(int layer_count, int cluster_count, struct hapt_arena *arena,
+                                     struct hapt_profile **profile);
+enum hapt_status hapt_profile_add_cluster(struct hapt_profile *profile, int index, const char *name, int nodes,
+                                          int devices_per_node, double memory_bytes, double peak_flops,
+                                          struct hapt_arena *arena);
+enum hapt_status hapt_profile_check(const struct hapt_profile *profile);
+enum hapt_status hapt_profile_write(struct hapt_h5 *file, const char *group, const struct hapt_profile *profile);
+enum hapt_status hapt_profile_save(const char *path, const struct hapt_profile *profile);
+/* Foreign files are welcome: any numeric width, fixed or variable strings, chunked or deflated; hostile content fails with
+ * HAPT_ERR_INPUT. `group` "" for a profile file, "/profile" inside a run file. */
+enum hapt_status hapt_profile_read(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
+                                   struct hapt_profile **profile);
+enum hapt_status hapt_profile_load(const char *path, struct hapt_arena *arena, struct hapt_profile **profile);
+
+/* Measures the model on the ranks of a bound cluster (collective over env->world; every rank gets the whole profile):
+ * enumerate candidates, prune (out of memory; badly unbalanced), alias structural duplicates, run the rest by the engine in
+ * parallel. hapt_profile_predict does the same from the device description alone. */
+enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct hapt_cluster *cluster,
+                                      const struct hapt_model *model, const struct hapt_layers *layers,
+                                      const struct hapt_config *config, struct hapt_arena *result,
+                                      struct hapt_profile **profile);
+enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const struct hapt_model *model,
+                                      const struct hapt_layers *layers, const struct hapt_config *config,
+                                      struct hapt_arena *result, struct hapt_profile **profile);
+
+/* Seconds across the boundary after layer `last` from a stage in subcluster `from` to one in `to` (0 after the last layer). */
+double hapt_profile_comm_s(const struct hapt_profile *profile, int last, int from, int to);
+
+#endif

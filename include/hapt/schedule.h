@@ -1,0 +1,57 @@
+/*
+ * Pipeline schedules as data: one instruction list per submesh, read alike by the simulator, the memory planner and the trainer.
+ *
+ * Pure functions. Papers: HAPT 2.1 (1F1B), 2.3 (eager 1F1B), 4.1 (H-1F1B); GPipe.
+ */
+#ifndef HAPT_SCHEDULE_H
+#define HAPT_SCHEDULE_H
+
+#include "hapt/arena.h"
+
+enum hapt_schedule_kind { HAPT_SCHEDULE_GPIPE, HAPT_SCHEDULE_1F1B, HAPT_SCHEDULE_EAGER, HAPT_SCHEDULE_H1F1B };
+/* "gpipe", "1f1b", "eager1f1b", "h1f1b". */
+const char *hapt_schedule_kind_name(enum hapt_schedule_kind kind);
+bool hapt_schedule_kind_parse(const char *name, enum hapt_schedule_kind *kind);
+
+enum hapt_instruction_kind {
+    HAPT_INSTRUCTION_RECEIVE_FORWARD,  /* wait until all incoming activations of the microbatch stand in transfer slots */
+    HAPT_INSTRUCTION_FORWARD,
+    HAPT_INSTRUCTION_SEND_FORWARD,     /* hand outgoing activations to the communication thread */
+    HAPT_INSTRUCTION_RECEIVE_BACKWARD,
+    HAPT_INSTRUCTION_BACKWARD,
+    HAPT_INSTRUCTION_SEND_BACKWARD,
+    HAPT_INSTRUCTION_REDUCE,           /* gradients across the submesh */
+    HAPT_INSTRUCTION_EXCHANGE,         /* gradients of tied parameters across chunks */
+    HAPT_INSTRUCTION_UPDATE
+};
+
+struct hapt_instruction {
+    enum hapt_instruction_kind kind;
+    int step;       /* relative to the list's first step */
+    int chunk;      /* part of the graph; chunk k holds stage k's operators */
+    int microbatch; /* -1 for once-per-step instructions */
+    int slot;       /* activation slot of the microbatch; -1 for once-per-step instructions */
+};
+
+struct hapt_instruction_list { int count; struct hapt_instruction *instruction; int slots; /* in flight at most */ };
+
+struct hapt_schedule {
+    enum hapt_schedule_kind kind;
+    int microbatches; /* B */
+    int chunk_count;
+    int submesh_count;
+    int *submesh_of;  /* [chunk_count] */
+    struct hapt_instruction_list *list; /* [submesh_count] */
+};
+
+/* Launch counts N_i of each stage. comm_s[i] is c_i behind stage i (last: 0). GPipe: B. 1F1B: S - i. Eager: 2 (S - i) - 1 with
+ * i from 0, HAPT 2.3.1. H-1F1B: HAPT (1), (2) with epsilon = hide_threshold. All at most B. */
+void hapt_schedule_warmup(enum hapt_schedule_kind kind, int stages, int microbatches, const double *comm_s,
+                          double t_max_s, double hide_threshold, int *warmup);
+/* One step of a plain pipeline, chunk i on submesh i. `tied`: an EXCHANGE before the update. */
+enum hapt_status hapt_schedule_build(enum hapt_schedule_kind kind, int stages, int microbatches, const int *warmup,
+                                     bool tied, struct hapt_arena *arena, struct hapt_schedule **schedule);
+/* Order, completeness, slots: no deadlock, every microbatch once forward and once backward, launch counts respected. */
+enum hapt_status hapt_schedule_check(const struct hapt_schedule *schedule);
+
+#endif

@@ -1,0 +1,50 @@
+/*
+ * Status codes and the error record of a process.
+ *
+ * The first function that finds a failure fills the record (what happened, and a hint that says what to do)
+ * and returns its status; callers only pass the status on. The record is printed once, by hapt_env_agree
+ * (all ranks of a communicator) or by main.
+ */
+#ifndef HAPT_STATUS_H
+#define HAPT_STATUS_H
+
+#include <stdbool.h>
+
+/* The values are the process's exit codes. */
+enum hapt_status {
+    HAPT_OK = 0,
+    HAPT_ERR_USAGE = 2,      /* unknown, impossible or missing option */
+    HAPT_ERR_INPUT = 3,      /* a file or a table is missing, truncated, corrupt or inconsistent */
+    HAPT_ERR_INFEASIBLE = 4, /* no plan exists */
+    HAPT_ERR_MEMORY = 5,     /* host or device memory is exhausted */
+    HAPT_ERR_IO = 6,         /* a file cannot be written */
+    HAPT_ERR_COMM = 7,       /* MPI or NCCL failed, or a peer did not answer in time */
+    HAPT_ERR_INTERNAL = 8,   /* a bug of ours */
+    HAPT_STOPPED = 9         /* stopped early with a checkpoint: start again with --resume */
+};
+
+/* Records the first failure of this process and returns `status`. `hint` may be NULL. Thread safe. */
+enum hapt_status hapt_fail(enum hapt_status status, const char *hint, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* The recorded message and hint: "" where there is none. Borrowed. */
+const char *hapt_fail_message(void);
+const char *hapt_fail_hint(void);
+/* Forgets the record, for callers that can go on after a failure. */
+void hapt_fail_reset(void);
+
+const char *hapt_status_name(enum hapt_status status);
+
+/* Passes a failure on to the caller. */
+#define HAPT_TRY(expression)                            \
+    do {                                                \
+        const enum hapt_status status_ = (expression);  \
+        if (status_ != HAPT_OK) return status_;         \
+    } while (0)
+
+/* A condition that only a bug of ours can break. */
+#define HAPT_ASSERT(condition) \
+    ((condition) ? (void)0 : hapt_assert_failed(#condition, __FILE__, __LINE__))
+_Noreturn void hapt_assert_failed(const char *condition, const char *file, int line);
+
+#endif
