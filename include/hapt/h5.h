@@ -66,4 +66,8 @@ enum hapt_status hapt_h5_read_attribute_text(struct hapt_h5 *file, const char *o
 enum hapt_status hapt_h5_list(struct hapt_h5 *file, const char *group, int64_t limit, struct hapt_arena *arena,
                               int64_t *count, const char ***names);
 
+/* Of the HDF5 library, for `hapt doctor`. */
+const char *hapt_h5_library_version(void);
+bool hapt_h5_library_is_parallel(void);
+
 #endif

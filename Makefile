@@ -1,0 +1,130 @@
+# make run     installs what is missing (Debian/Ubuntu), builds, and runs the main job on CPU ranks
+# make check   every test            make check-long   the long campaigns too
+# make bench   speed side by side with a peer, and the plan against an even split
+# make help    all targets and variables
+.DEFAULT_GOAL := all
+SHELL := /bin/bash
+MAKEFLAGS += --no-builtin-rules
+
+VARIANT ?= release
+BUILD := build/$(VARIANT)
+CC := mpicc
+Q := $(if $(filter 1,$(V)),,@)
+
+hdf5 := $(firstword $(foreach p,hdf5-openmpi hdf5,$(shell pkg-config --exists $(p) 2>/dev/null && echo $(p))))
+PACKAGES := $(hdf5) hwloc jansson
+PACKAGE_CFLAGS := $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null)
+PACKAGE_LIBS := $(shell pkg-config --libs $(PACKAGES) 2>/dev/null)
+
+WARNINGS := -Wall -Wextra -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes $(if $(filter 1,$(WERROR)),-Werror)
+OPTIMIZE := -O2
+CFLAGS ?= -g
+override CFLAGS += -std=c11 -D_GNU_SOURCE $(WARNINGS) -Iinclude $(PACKAGE_CFLAGS) -fopenmp
+KERNEL_FLAGS := -O3 -fno-math-errno -fno-trapping-math -ffp-contract=fast
+LIBS := $(PACKAGE_LIBS) -ldnnl -lm -lpthread -ldl
+ifeq ($(VARIANT),asan)
+OPTIMIZE := -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+endif
+
+# Kernels are compiled once per instruction-set level and chosen at run time.
+ISAS := $(if $(filter x86_64,$(shell uname -m)),v2 v3 v4,base)
+isa_flags = -DHAPT_ISA=$(1) $(if $(filter base,$(1)),,-march=x86-64-$(1))
+
+sources := $(filter-out src/main.c,$(shell find src -name '*.c' | sort))
+isa_sources := $(filter src/device/cpu/isa_%.c,$(sources))
+plain_sources := $(filter-out $(isa_sources),$(sources))
+objects := $(plain_sources:%.c=$(BUILD)/%.o) $(foreach i,$(ISAS),$(isa_sources:%.c=$(BUILD)/%.$(i).o))
+tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/unit/*.c tests/mpi/*.c))
+benches := $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c))
+
+all: build/hapt $(tests) $(benches)
+
+build/hapt: $(BUILD)/hapt
+	$(Q)ln -sf $(VARIANT)/hapt $@
+
+$(BUILD)/hapt: $(BUILD)/src/main.o $(BUILD)/libhapt.a
+	@echo "LD   $@"
+	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) -o $@ $^ $(LIBS)
+
+$(BUILD)/libhapt.a: $(objects)
+	@echo "AR   $@"
+	$(Q)rm -f $@ && ar rcs $@ $^
+
+define isa_rule
+$(BUILD)/%.$(1).o: %.c
+	@echo "CC   $$< ($(1))"
+	$$(Q)mkdir -p $$(@D)
+	$$(Q)$$(CC) $$(CFLAGS) $$(OPTIMIZE) $$(KERNEL_FLAGS) $(call isa_flags,$(1)) -MMD -MP -c -o $$@ $$<
+endef
+$(foreach i,$(ISAS),$(eval $(call isa_rule,$(i))))
+
+$(BUILD)/src/device/%.o: src/device/%.c
+	@echo "CC   $<"
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) $(KERNEL_FLAGS) -MMD -MP -c -o $@ $<
+
+$(BUILD)/%.o: %.c
+	@echo "CC   $<"
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) -MMD -MP -c -o $@ $<
+
+$(BUILD)/tests/%: tests/%.c $(BUILD)/libhapt.a
+	@echo "LD   $@"
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) -Itests -MMD -MP -MF $@.d -o $@ $< $(BUILD)/libhapt.a $(LIBS)
+
+$(BUILD)/bench/%: bench/%.c $(BUILD)/libhapt.a
+	@echo "LD   $@"
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) -MMD -MP -MF $@.d -o $@ $< $(BUILD)/libhapt.a $(LIBS)
+
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
+
+# What a fresh Debian or Ubuntu lacks. Where pkg-config finds everything, nothing is installed.
+deps:
+	$(Q)jobs/setup-debian.sh
+
+run: deps
+	$(Q)$(MAKE) --no-print-directory all inputs
+	$(Q)jobs/run-local.sh
+
+inputs: build/hapt
+	$(Q)jobs/make-inputs.sh
+
+check: deps
+	$(Q)$(MAKE) --no-print-directory all
+	$(Q)tests/run $(BUILD) $(TESTS)
+
+check-long: deps
+	$(Q)$(MAKE) --no-print-directory all
+	$(Q)HAPT_LONG=1 HAPT_TEST_SECONDS=3600 tests/run $(BUILD) $(TESTS)
+
+bench: deps
+	$(Q)$(MAKE) --no-print-directory all inputs
+	$(Q)bench/run
+
+asan: deps
+	$(Q)$(MAKE) --no-print-directory VARIANT=asan build/asan/hapt asan-tests
+	$(Q)ASAN_OPTIONS=detect_leaks=0 tests/run build/asan "$(or $(TESTS),^unit/)"
+
+asan-tests: $(tests)
+
+tidy:
+	$(Q)clang-tidy --quiet $(plain_sources) src/main.c -- -std=c11 -D_GNU_SOURCE -Iinclude $(PACKAGE_CFLAGS) $(shell $(CC) --showme:compile)
+
+format:
+	$(Q)clang-format -i $(sources) src/main.c $(shell find include tests bench -name '*.[ch]')
+
+check-layers:
+	$(Q)tests/check-layers
+
+clean:
+	$(Q)rm -rf build
+
+help:
+	@echo "targets:   all run check check-long bench asan tidy format check-layers inputs deps clean help"
+	@echo "variables: V=1 shows commands; WERROR=1 makes warnings errors; TESTS=REGEX picks tests (unit/plan, system/);"
+	@echo "           VARIANT=release|asan; CC, CFLAGS as usual"
+
+.PHONY: all run check check-long bench asan asan-tests tidy format check-layers inputs deps clean help
+.SECONDARY:

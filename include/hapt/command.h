@@ -1,0 +1,32 @@
+/*
+ * Commands: `hapt NAME ...` calls one of these on every rank. A command agrees on its status before it returns
+ * (hapt_env_agree), so main only leaves with it. Text behind the options in `hapt NAME --help`: `explain`, may be NULL.
+ */
+#ifndef HAPT_COMMAND_H
+#define HAPT_COMMAND_H
+
+#include "hapt/config.h"
+#include "hapt/env.h"
+
+struct hapt_command_entry {
+    enum hapt_status (*run)(struct hapt_env *env, struct hapt_config *config);
+    const char *explain;
+};
+
+enum hapt_status hapt_command_job(struct hapt_env *env, struct hapt_config *config);
+enum hapt_status hapt_command_topology(struct hapt_env *env, struct hapt_config *config);
+enum hapt_status hapt_command_profile(struct hapt_env *env, struct hapt_config *config);
+enum hapt_status hapt_command_plan(struct hapt_env *env, struct hapt_config *config);
+enum hapt_status hapt_command_simulate(struct hapt_env *env, struct hapt_config *config);
+enum hapt_status hapt_command_train(struct hapt_env *env, struct hapt_config *config);
+enum hapt_status hapt_command_model(struct hapt_env *env, struct hapt_config *config);
+enum hapt_status hapt_command_data(struct hapt_env *env, struct hapt_config *config);
+enum hapt_status hapt_command_export(struct hapt_env *env, struct hapt_config *config);
+enum hapt_status hapt_command_report(struct hapt_env *env, struct hapt_config *config);
+enum hapt_status hapt_command_doctor(struct hapt_env *env, struct hapt_config *config);
+
+/* Long help texts (file formats), each beside its command. */
+extern const char hapt_command_topology_help[], hapt_command_profile_help[], hapt_command_plan_help[],
+    hapt_command_model_help[], hapt_command_data_help[], hapt_command_train_help[], hapt_command_report_help[];
+
+#endif

@@ -1,0 +1,55 @@
+/* Clocks, and the deterministic hash and generator that seeds, names and structures share. */
+#include <errno.h>
+#include <time.h>
+
+#include "hapt/env.h"
+
+static double seconds(clockid_t clock)
+{
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+double hapt_time_s(void)
+{
+    return seconds(CLOCK_MONOTONIC);
+}
+
+double hapt_time_thread_cpu_s(void)
+{
+    return seconds(CLOCK_THREAD_CPUTIME_ID);
+}
+
+void hapt_time_sleep_until(double time_s)
+{
+    struct timespec due = {.tv_sec = (time_t)time_s};
+    due.tv_nsec = (long)((time_s - (double)due.tv_sec) * 1e9);
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL) == EINTR) {
+    }
+}
+
+static uint64_t mix(uint64_t value)
+{
+    value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
+    value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
+    return value ^ (value >> 31);
+}
+
+uint64_t hapt_hash(uint64_t seed, const void *data, size_t bytes)
+{
+    const unsigned char *byte = data;
+    uint64_t hash = 0xcbf29ce484222325u ^ mix(seed + 0x9e3779b97f4a7c15u);
+    for (size_t i = 0; i < bytes; i++) hash = (hash ^ byte[i]) * 0x100000001b3u;
+    return mix(hash ^ bytes);
+}
+
+uint64_t hapt_random_next(uint64_t *state)
+{
+    return mix(*state += 0x9e3779b97f4a7c15u);
+}
+
+double hapt_random_unit(uint64_t *state)
+{
+    return (double)(hapt_random_next(state) >> 11) * 0x1p-53;
+}

@@ -1,0 +1,170 @@
+/* Ranks, logging and agreement: the process among its peers. */
+#include "hapt/env.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static bool launched(void)
+{
+    return getenv("PMIX_RANK") || getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_RANK");
+}
+
+/* What OpenMPI reads at start-up. Nothing the user set is overwritten. */
+static void set_library_environment(void)
+{
+    if (!launched()) {
+        /* A lone process needs no network transport and no daemon: 0.3 s less. */
+        setenv("OMPI_MCA_pml", "ob1", 0);
+        setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
+    }
+    const char *local = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+    const char *ranks = local ? local : getenv("SLURM_NTASKS_PER_NODE");
+    /* Ranks that spin on a shared core starve each other. */
+    if (ranks && atol(ranks) > sysconf(_SC_NPROCESSORS_ONLN)) setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
+}
+
+/* Cores that the ranks of this node may use together. */
+static enum hapt_status count_cores(struct hapt_env *env)
+{
+    cpu_set_t mine, all;
+    CPU_ZERO(&mine);
+    if (sched_getaffinity(0, sizeof mine, &mine)) CPU_SET(0, &mine);
+    HAPT_MPI(MPI_Allreduce(&mine, &all, (int)sizeof mine, MPI_BYTE, MPI_BOR, env->node));
+    env->cores = CPU_COUNT(&all);
+    return HAPT_OK;
+}
+
+static enum hapt_status index_nodes(struct hapt_env *env)
+{
+    const int leader = env->node_rank == 0;
+    int before = 0;
+    HAPT_MPI(MPI_Exscan(&leader, &before, 1, MPI_INT, MPI_SUM, env->world));
+    if (env->world_rank == 0) before = 0;
+    HAPT_MPI(MPI_Allreduce(&leader, &env->node_count, 1, MPI_INT, MPI_SUM, env->world));
+    env->node_index = before;
+    HAPT_MPI(MPI_Bcast(&env->node_index, 1, MPI_INT, 0, env->node));
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_env_init(struct hapt_env *env, int *argc, char ***argv)
+{
+    *env = (struct hapt_env){.start_s = hapt_time_s(), .world = MPI_COMM_NULL, .node = MPI_COMM_NULL};
+    const bool alone = !launched();
+    set_library_environment();
+    int provided = 0;
+    HAPT_MPI(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided));
+    HAPT_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &env->world));
+    HAPT_MPI(MPI_Comm_set_errhandler(env->world, MPI_ERRORS_RETURN));
+    HAPT_MPI(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
+    HAPT_MPI(MPI_Comm_rank(env->world, &env->world_rank));
+    HAPT_MPI(MPI_Comm_size(env->world, &env->world_size));
+    const char *tasks = getenv("SLURM_NTASKS");
+    if (alone && getenv("SLURM_STEP_ID") && tasks && atol(tasks) > 1)
+        return hapt_fail(HAPT_ERR_COMM, "start the step with srun --mpi=pmix",
+                         "this process is alone although Slurm started %s tasks: the launcher and MPI do not speak", tasks);
+    if (provided < MPI_THREAD_MULTIPLE)
+        return hapt_fail(HAPT_ERR_COMM, "use an MPI library built with MPI_THREAD_MULTIPLE",
+                         "MPI offers thread level %d only", provided);
+    HAPT_MPI(MPI_Comm_split_type(env->world, MPI_COMM_TYPE_SHARED, env->world_rank, MPI_INFO_NULL, &env->node));
+    HAPT_MPI(MPI_Comm_set_errhandler(env->node, MPI_ERRORS_RETURN));
+    HAPT_MPI(MPI_Comm_rank(env->node, &env->node_rank));
+    HAPT_MPI(MPI_Comm_size(env->node, &env->node_size));
+    HAPT_TRY(count_cores(env));
+    return index_nodes(env);
+}
+
+void hapt_env_release(struct hapt_env *env)
+{
+    int initialized = 0, finalized = 0;
+    MPI_Initialized(&initialized);
+    MPI_Finalized(&finalized);
+    if (!initialized || finalized) return;
+    if (env->node != MPI_COMM_NULL) MPI_Comm_free(&env->node);
+    if (env->world != MPI_COMM_NULL) MPI_Comm_free(&env->world);
+    MPI_Finalize();
+}
+
+static void print_failure(enum hapt_status status, int rank)
+{
+    const char *message = hapt_fail_message(), *hint = hapt_fail_hint();
+    char where[32] = "";
+    if (rank > 0) snprintf(where, sizeof where, " (rank %d)", rank);
+    fprintf(stderr, "hapt: error: %s%s\n", message[0] ? message : hapt_status_name(status), where);
+    if (hint[0]) fprintf(stderr, "hint: %s\n", hint);
+    fflush(stderr);
+}
+
+enum hapt_status hapt_env_agree(MPI_Comm comm, enum hapt_status status)
+{
+    int rank = 0, size = 1;
+    MPI_Comm_rank(comm, &rank);
+    MPI_Comm_size(comm, &size);
+    /* Ranks that passed vote with a rank behind the last. */
+    int vote[2] = {status == HAPT_OK ? size : rank, (int)status}, result[2] = {size, HAPT_OK};
+    const int error = MPI_Allreduce(vote, result, 1, MPI_2INT, MPI_MINLOC, comm);
+    if (error != MPI_SUCCESS) {
+        const enum hapt_status broken = hapt_env_mpi(error, "agreement of all ranks");
+        print_failure(broken, rank);
+        return broken;
+    }
+    if (result[0] >= size) return HAPT_OK;
+    if (result[0] == rank && status != HAPT_STOPPED) print_failure(status, rank);
+    return (enum hapt_status)result[1];
+}
+
+enum hapt_status hapt_env_mpi(int mpi_error, const char *what)
+{
+    if (mpi_error == MPI_SUCCESS) return HAPT_OK;
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+    MPI_Error_string(mpi_error, text, &length);
+    return hapt_fail(HAPT_ERR_COMM, "look at the launcher's messages and at the network", "MPI: %s: %s", what, text);
+}
+
+static void print(const struct hapt_env *env, FILE *stream, const char *prefix, const char *format, va_list arguments)
+{
+    if (env->world_rank != 0) return;
+    fputs(prefix, stream);
+    vfprintf(stream, format, arguments);
+    fflush(stream);
+}
+
+void hapt_print(const struct hapt_env *env, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    print(env, env->quiet ? stderr : stdout, "", format, arguments);
+    va_end(arguments);
+}
+
+void hapt_note(const struct hapt_env *env, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    print(env, stderr, "hapt: ", format, arguments);
+    va_end(arguments);
+}
+
+void hapt_warn(const struct hapt_env *env, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    print(env, stderr, "hapt: warning: ", format, arguments);
+    va_end(arguments);
+}
+
+void hapt_die(enum hapt_status status)
+{
+    static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
+    int rank = 0;
+    pthread_mutex_lock(&once); /* never unlocked: one thread ends the job */
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    print_failure(status, rank);
+    MPI_Abort(MPI_COMM_WORLD, status == HAPT_OK ? HAPT_ERR_INTERNAL : (int)status);
+    _exit(status == HAPT_OK ? HAPT_ERR_INTERNAL : (int)status);
+}

@@ -1,0 +1,394 @@
+/* Datasets and attributes. Everything read is bounded before memory is reserved and converted by HDF5. */
+#include "h5_private.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_TEXT = 1 << 20, CHUNK_ELEMENTS = 1 << 18 };
+
+static hid_t native(enum hapt_h5_type type)
+{
+    switch (type) {
+    case HAPT_H5_U8: return H5T_NATIVE_UINT8;
+    case HAPT_H5_U16: return H5T_NATIVE_UINT16;
+    case HAPT_H5_I32: return H5T_NATIVE_INT32;
+    case HAPT_H5_I64: return H5T_NATIVE_INT64;
+    case HAPT_H5_F32: return H5T_NATIVE_FLOAT;
+    case HAPT_H5_F64: return H5T_NATIVE_DOUBLE;
+    }
+    return -1;
+}
+
+static size_t type_bytes(enum hapt_h5_type type)
+{
+    static const size_t bytes[] = {1, 2, 4, 8, 4, 8};
+    return bytes[type];
+}
+
+static hid_t text_type(void)
+{
+    const hid_t type = H5Tcopy(H5T_C_S1);
+    H5Tset_size(type, H5T_VARIABLE);
+    H5Tset_cset(type, H5T_CSET_UTF8);
+    return type;
+}
+
+/* Creates a dataset with missing groups; fletcher32 needs chunks, so a scalar-less shape of one row is chunked as a whole. */
+static hid_t create(struct hapt_h5 *file, const char *name, hid_t type, int dims, const int64_t *shape, bool checksum)
+{
+    hsize_t extent[HAPT_H5_MAX_DIMS] = {0}, chunk[HAPT_H5_MAX_DIMS] = {0};
+    int64_t rest = 1;
+    bool empty = false;
+    for (int i = 0; i < dims; i++) {
+        extent[i] = (hsize_t)shape[i];
+        empty = empty || shape[i] == 0;
+    }
+    for (int i = dims - 1; i >= 0; i--) {
+        const int64_t room = CHUNK_ELEMENTS / rest > 1 ? CHUNK_ELEMENTS / rest : 1;
+        chunk[i] = (hsize_t)(shape[i] < room ? (shape[i] > 0 ? shape[i] : 1) : room);
+        rest *= (int64_t)chunk[i];
+    }
+    const hid_t space = H5Screate_simple(dims, extent, NULL);
+    const hid_t links = H5Pcreate(H5P_LINK_CREATE), layout = H5Pcreate(H5P_DATASET_CREATE);
+    H5Pset_create_intermediate_group(links, 1);
+    if (checksum && !empty) {
+        H5Pset_chunk(layout, dims, chunk);
+        H5Pset_fletcher32(layout);
+    }
+    const hid_t id = H5Dcreate2(file->id, name, type, space, links, layout, H5P_DEFAULT);
+    H5Pclose(layout);
+    H5Pclose(links);
+    H5Sclose(space);
+    return id;
+}
+
+enum hapt_status hapt_h5_write(struct hapt_h5 *file, const char *name, enum hapt_h5_type type, int dims,
+                               const int64_t *shape, const void *data, const char *units)
+{
+    HAPT_ASSERT(dims >= 1 && dims <= HAPT_H5_MAX_DIMS);
+    const hid_t id = create(file, name, native(type), dims, shape, true);
+    bool empty = false;
+    for (int i = 0; i < dims; i++) empty = empty || shape[i] == 0;
+    const bool failed = id < 0 || (!empty && H5Dwrite(id, native(type), H5S_ALL, H5S_ALL, H5P_DEFAULT, data) < 0);
+    const bool closed = id >= 0 && H5Dclose(id) >= 0;
+    if (failed || !closed) return hapt_h5_fail(file, "dataset", name);
+    return units ? hapt_h5_write_attribute_text(file, name, "units", units) : HAPT_OK;
+}
+
+enum hapt_status hapt_h5_write_strings(struct hapt_h5 *file, const char *name, int64_t count, const char *const *text)
+{
+    /* Fixed length: variable strings live outside the dataset, where no checksum covers them. */
+    size_t width = 1;
+    for (int64_t i = 0; i < count; i++) width = strlen(text[i]) > width ? strlen(text[i]) : width;
+    char *table = calloc((size_t)count + 1, width + 1);
+    if (!table) return hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory exhausted");
+    for (int64_t i = 0; i < count; i++) memcpy(table + (size_t)i * (width + 1), text[i], strlen(text[i]));
+    const hid_t type = H5Tcopy(H5T_C_S1);
+    H5Tset_size(type, width + 1);
+    H5Tset_cset(type, H5T_CSET_UTF8);
+    const hid_t id = create(file, name, type, 1, &count, true);
+    const bool failed = id < 0 || (count > 0 && H5Dwrite(id, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, table) < 0);
+    const bool closed = id >= 0 && H5Dclose(id) >= 0;
+    H5Tclose(type);
+    free(table);
+    return failed || !closed ? hapt_h5_fail(file, "dataset", name) : HAPT_OK;
+}
+
+static enum hapt_status extent_of(struct hapt_h5 *file, hid_t id, const char *name, int *dims, int64_t *shape)
+{
+    hsize_t extent[H5S_MAX_RANK];
+    const hid_t space = H5Dget_space(id);
+    const int rank = space < 0 ? -1 : H5Sget_simple_extent_ndims(space);
+    const bool known = rank >= 0 && rank <= HAPT_H5_MAX_DIMS && H5Sget_simple_extent_dims(space, extent, NULL) == rank;
+    if (space >= 0) H5Sclose(space);
+    if (!known) return hapt_h5_fail(file, "the shape of", name);
+    *dims = rank;
+    for (int i = 0; i < rank; i++) {
+        if (extent[i] > (hsize_t)INT64_MAX) return hapt_h5_fail(file, "the shape of", name);
+        shape[i] = (int64_t)extent[i];
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status open_dataset(struct hapt_h5 *file, const char *name, hid_t *id)
+{
+    if (!hapt_h5_exists(file, name))
+        return hapt_fail(HAPT_ERR_INPUT, "the file is incomplete or of another format", "dataset %s is missing in %s", name,
+                         file->path);
+    *id = H5Dopen2(file->id, name, H5P_DEFAULT);
+    return *id < 0 ? hapt_h5_fail(file, "dataset", name) : HAPT_OK;
+}
+
+enum hapt_status hapt_h5_shape(struct hapt_h5 *file, const char *name, int *dims, int64_t *shape)
+{
+    hid_t id;
+    HAPT_TRY(open_dataset(file, name, &id));
+    const enum hapt_status status = extent_of(file, id, name, dims, shape);
+    H5Dclose(id);
+    return status;
+}
+
+static bool is_number(hid_t id)
+{
+    const hid_t type = H5Dget_type(id);
+    const H5T_class_t class = type < 0 ? H5T_NO_CLASS : H5Tget_class(type);
+    if (type >= 0) H5Tclose(type);
+    return class == H5T_INTEGER || class == H5T_FLOAT;
+}
+
+/* Compares the found extent with the wanted one and counts the elements. */
+static enum hapt_status match_shape(struct hapt_h5 *file, const char *name, int want_dims, int64_t *want, int dims,
+                                    const int64_t *shape, int64_t limit, int64_t *elements)
+{
+    if (dims != want_dims)
+        return hapt_fail(HAPT_ERR_INPUT, NULL, "%s of %s has %d dimensions, not %d", name, file->path, dims, want_dims);
+    int64_t count = 1;
+    for (int i = 0; i < dims; i++) {
+        if (want[i] >= 0 && shape[i] != want[i])
+            return hapt_fail(HAPT_ERR_INPUT, NULL, "dimension %d of %s of %s is %lld, not %lld", i, name, file->path,
+                             (long long)shape[i], (long long)want[i]);
+        if (shape[i] > 0 && count > limit / shape[i])
+            return hapt_fail(HAPT_ERR_INPUT, NULL, "%s of %s is absurdly large", name, file->path);
+        count *= shape[i];
+    }
+    for (int i = 0; i < dims; i++) want[i] = shape[i];
+    *elements = count;
+    return HAPT_OK;
+}
+
+static enum hapt_status read_open(struct hapt_h5 *file, hid_t id, const char *name, enum hapt_h5_type type, int dims,
+                                  int64_t *shape, int64_t limit, struct hapt_arena *arena, void **data)
+{
+    int found_dims = 0;
+    int64_t found[HAPT_H5_MAX_DIMS] = {0}, elements = 0;
+    if (!is_number(id)) return hapt_fail(HAPT_ERR_INPUT, NULL, "%s of %s does not hold numbers", name, file->path);
+    HAPT_TRY(extent_of(file, id, name, &found_dims, found));
+    HAPT_TRY(match_shape(file, name, dims, shape, found_dims, found, limit, &elements));
+    void *memory = hapt_arena_alloc(arena, (size_t)elements, type_bytes(type));
+    if (!memory) return HAPT_ERR_MEMORY;
+    if (elements > 0 && H5Dread(id, native(type), H5S_ALL, H5S_ALL, H5P_DEFAULT, memory) < 0)
+        return hapt_h5_fail(file, "dataset", name);
+    *data = memory;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_h5_read(struct hapt_h5 *file, const char *name, enum hapt_h5_type type, int dims, int64_t *shape,
+                              int64_t limit, struct hapt_arena *arena, void **data)
+{
+    hid_t id;
+    HAPT_TRY(open_dataset(file, name, &id));
+    const enum hapt_status status = read_open(file, id, name, type, dims, shape, limit, arena, data);
+    H5Dclose(id);
+    return status;
+}
+
+static enum hapt_status read_rows_open(struct hapt_h5 *file, hid_t id, const char *name, enum hapt_h5_type type,
+                                       int64_t first, int64_t count, void *data)
+{
+    int dims;
+    int64_t shape[HAPT_H5_MAX_DIMS];
+    if (!is_number(id)) return hapt_fail(HAPT_ERR_INPUT, NULL, "%s of %s does not hold numbers", name, file->path);
+    HAPT_TRY(extent_of(file, id, name, &dims, shape));
+    if (dims < 1 || first < 0 || count < 0 || first > shape[0] - count)
+        return hapt_fail(HAPT_ERR_INPUT, NULL, "%s of %s has no rows %lld to %lld", name, file->path, (long long)first,
+                         (long long)(first + count));
+    hsize_t start[HAPT_H5_MAX_DIMS] = {(hsize_t)first}, extent[HAPT_H5_MAX_DIMS] = {(hsize_t)count};
+    for (int i = 1; i < dims; i++) extent[i] = (hsize_t)shape[i];
+    if (count == 0) return HAPT_OK;
+    const hid_t space = H5Dget_space(id), memory = H5Screate_simple(dims, extent, NULL);
+    const bool failed = space < 0 || memory < 0 ||
+                        H5Sselect_hyperslab(space, H5S_SELECT_SET, start, NULL, extent, NULL) < 0 ||
+                        H5Dread(id, native(type), memory, space, H5P_DEFAULT, data) < 0;
+    if (memory >= 0) H5Sclose(memory);
+    if (space >= 0) H5Sclose(space);
+    return failed ? hapt_h5_fail(file, "dataset", name) : HAPT_OK;
+}
+
+enum hapt_status hapt_h5_read_rows(struct hapt_h5 *file, const char *name, enum hapt_h5_type type, int64_t first,
+                                   int64_t count, void *data)
+{
+    hid_t id;
+    HAPT_TRY(open_dataset(file, name, &id));
+    const enum hapt_status status = read_rows_open(file, id, name, type, first, count, data);
+    H5Dclose(id);
+    return status;
+}
+
+/* Strings of a dataset or attribute (`read` tells how), fixed or variable, into the arena. */
+typedef herr_t text_reader(hid_t id, hid_t memory_type, void *buffer);
+
+static herr_t read_dataset_text(hid_t id, hid_t memory_type, void *buffer)
+{
+    return H5Dread(id, memory_type, H5S_ALL, H5S_ALL, H5P_DEFAULT, buffer);
+}
+
+static herr_t read_attribute_text(hid_t id, hid_t memory_type, void *buffer)
+{
+    return H5Aread(id, memory_type, buffer);
+}
+
+static enum hapt_status copy_fixed(hid_t id, hid_t type, text_reader *read, int64_t count, struct hapt_arena *arena,
+                                   const char **text)
+{
+    const size_t width = H5Tget_size(type);
+    if (width == 0 || width > MAX_TEXT || (int64_t)width * count > (int64_t)64 * MAX_TEXT) return HAPT_ERR_INPUT;
+    char *table = hapt_arena_alloc(arena, (size_t)count, width);
+    if (!table) return HAPT_ERR_MEMORY;
+    const hid_t memory = H5Tcopy(H5T_C_S1);
+    H5Tset_size(memory, width);
+    H5Tset_cset(memory, H5Tget_cset(type));
+    H5Tset_strpad(memory, H5Tget_strpad(type));
+    const herr_t done = read(id, memory, table);
+    H5Tclose(memory);
+    if (done < 0) return HAPT_ERR_INPUT;
+    const bool spaces = H5Tget_strpad(type) == H5T_STR_SPACEPAD;
+    for (int64_t i = 0; i < count; i++) {
+        const char *entry = table + (size_t)i * width;
+        size_t length = strnlen(entry, width);
+        while (spaces && length > 0 && entry[length - 1] == ' ') length--;
+        if (!(text[i] = hapt_arena_printf(arena, "%.*s", (int)length, entry))) return HAPT_ERR_MEMORY;
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status copy_variable(hid_t id, hid_t space, hid_t type, text_reader *read, int64_t count,
+                                      struct hapt_arena *arena, const char **text)
+{
+    char **table = calloc((size_t)count + 1, sizeof *table);
+    if (!table) return hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory exhausted");
+    const hid_t memory = text_type();
+    H5Tset_cset(memory, H5Tget_cset(type));
+    enum hapt_status status = read(id, memory, table) < 0 ? HAPT_ERR_INPUT : HAPT_OK;
+    for (int64_t i = 0; status == HAPT_OK && i < count; i++)
+        if (!(text[i] = hapt_arena_strdup(arena, table[i] ? table[i] : ""))) status = HAPT_ERR_MEMORY;
+    if (status != HAPT_ERR_INPUT) H5Dvlen_reclaim(memory, space, H5P_DEFAULT, table);
+    H5Tclose(memory);
+    free(table);
+    return status;
+}
+
+static enum hapt_status copy_text(hid_t id, hid_t space, hid_t type, text_reader *read, int64_t count,
+                                  struct hapt_arena *arena, const char **text)
+{
+    if (H5Tget_class(type) != H5T_STRING) return HAPT_ERR_INPUT;
+    return H5Tis_variable_str(type) > 0 ? copy_variable(id, space, type, read, count, arena, text)
+                                        : copy_fixed(id, type, read, count, arena, text);
+}
+
+enum hapt_status hapt_h5_read_strings(struct hapt_h5 *file, const char *name, int64_t limit, struct hapt_arena *arena,
+                                      int64_t *count, const char ***text)
+{
+    hid_t id;
+    HAPT_TRY(open_dataset(file, name, &id));
+    const hid_t space = H5Dget_space(id), type = H5Dget_type(id);
+    const hssize_t elements = space < 0 ? -1 : H5Sget_simple_extent_npoints(space);
+    enum hapt_status status = HAPT_ERR_INPUT;
+    const char **table = NULL;
+    if (elements >= 0 && elements <= limit && type >= 0) {
+        table = hapt_arena_alloc(arena, (size_t)elements + 1, sizeof *table);
+        status = !table ? HAPT_ERR_MEMORY
+                        : elements == 0 ? HAPT_OK
+                                        : copy_text(id, space, type, read_dataset_text, elements, arena, table);
+    }
+    if (type >= 0) H5Tclose(type);
+    if (space >= 0) H5Sclose(space);
+    H5Dclose(id);
+    if (status == HAPT_ERR_INPUT) return hapt_h5_fail(file, "strings", name);
+    *count = elements;
+    *text = table;
+    return status;
+}
+
+/* Attributes. */
+
+static enum hapt_status write_attribute(struct hapt_h5 *file, const char *object, const char *name, hid_t type,
+                                        const void *value)
+{
+    if (!hapt_h5_exists(file, object)) {
+        const hid_t links = H5Pcreate(H5P_LINK_CREATE);
+        H5Pset_create_intermediate_group(links, 1);
+        const hid_t group = H5Gcreate2(file->id, object, links, H5P_DEFAULT, H5P_DEFAULT);
+        H5Pclose(links);
+        if (group < 0) return hapt_h5_fail(file, "group", object);
+        H5Gclose(group);
+    }
+    const hid_t space = H5Screate(H5S_SCALAR);
+    const hid_t id =
+        H5Acreate_by_name(file->id, object, name, type, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+    const bool failed = id < 0 || H5Awrite(id, type, value) < 0;
+    if (id >= 0) H5Aclose(id);
+    H5Sclose(space);
+    return failed ? hapt_h5_fail(file, "attribute", name) : HAPT_OK;
+}
+
+enum hapt_status hapt_h5_write_attribute_int(struct hapt_h5 *file, const char *object, const char *name, int64_t value)
+{
+    return write_attribute(file, object, name, H5T_NATIVE_INT64, &value);
+}
+
+enum hapt_status hapt_h5_write_attribute_real(struct hapt_h5 *file, const char *object, const char *name, double value,
+                                              const char *units)
+{
+    HAPT_TRY(write_attribute(file, object, name, H5T_NATIVE_DOUBLE, &value));
+    char label[256];
+    snprintf(label, sizeof label, "%s_units", name);
+    return units && *units ? hapt_h5_write_attribute_text(file, object, label, units) : HAPT_OK;
+}
+
+enum hapt_status hapt_h5_write_attribute_text(struct hapt_h5 *file, const char *object, const char *name,
+                                              const char *value)
+{
+    const hid_t type = H5Tcopy(H5T_C_S1);
+    H5Tset_size(type, strlen(value) + 1);
+    H5Tset_cset(type, H5T_CSET_UTF8);
+    const enum hapt_status status = write_attribute(file, object, name, type, value);
+    H5Tclose(type);
+    return status;
+}
+
+bool hapt_h5_has_attribute(struct hapt_h5 *file, const char *object, const char *name)
+{
+    return hapt_h5_exists(file, object) && H5Aexists_by_name(file->id, object, name, H5P_DEFAULT) > 0;
+}
+
+static enum hapt_status read_attribute_number(struct hapt_h5 *file, const char *object, const char *name, hid_t type,
+                                              void *value)
+{
+    if (!hapt_h5_has_attribute(file, object, name))
+        return hapt_fail(HAPT_ERR_INPUT, NULL, "attribute %s of %s is missing in %s", name, object, file->path);
+    const hid_t id = H5Aopen_by_name(file->id, object, name, H5P_DEFAULT, H5P_DEFAULT);
+    const hid_t space = id < 0 ? -1 : H5Aget_space(id), stored = id < 0 ? -1 : H5Aget_type(id);
+    const H5T_class_t class = stored < 0 ? H5T_NO_CLASS : H5Tget_class(stored);
+    const bool failed = space < 0 || H5Sget_simple_extent_npoints(space) != 1 ||
+                        (class != H5T_INTEGER && class != H5T_FLOAT) || H5Aread(id, type, value) < 0;
+    if (stored >= 0) H5Tclose(stored);
+    if (space >= 0) H5Sclose(space);
+    if (id >= 0) H5Aclose(id);
+    return failed ? hapt_h5_fail(file, "attribute", name) : HAPT_OK;
+}
+
+enum hapt_status hapt_h5_read_attribute_int(struct hapt_h5 *file, const char *object, const char *name, int64_t *value)
+{
+    return read_attribute_number(file, object, name, H5T_NATIVE_INT64, value);
+}
+
+enum hapt_status hapt_h5_read_attribute_real(struct hapt_h5 *file, const char *object, const char *name, double *value)
+{
+    return read_attribute_number(file, object, name, H5T_NATIVE_DOUBLE, value);
+}
+
+enum hapt_status hapt_h5_read_attribute_text(struct hapt_h5 *file, const char *object, const char *name,
+                                             struct hapt_arena *arena, const char **value)
+{
+    if (!hapt_h5_has_attribute(file, object, name))
+        return hapt_fail(HAPT_ERR_INPUT, NULL, "attribute %s of %s is missing in %s", name, object, file->path);
+    const hid_t id = H5Aopen_by_name(file->id, object, name, H5P_DEFAULT, H5P_DEFAULT);
+    const hid_t space = id < 0 ? -1 : H5Aget_space(id), type = id < 0 ? -1 : H5Aget_type(id);
+    enum hapt_status status = HAPT_ERR_INPUT;
+    if (space >= 0 && type >= 0 && H5Sget_simple_extent_npoints(space) == 1)
+        status = copy_text(id, space, type, read_attribute_text, 1, arena, value);
+    if (type >= 0) H5Tclose(type);
+    if (space >= 0) H5Sclose(space);
+    if (id >= 0) H5Aclose(id);
+    return status == HAPT_ERR_INPUT ? hapt_h5_fail(file, "attribute", name) : status;
+}

@@ -1,0 +1,18 @@
+/* Shared by h5.c and h5_data.c alone. */
+#ifndef HAPT_H5_PRIVATE_H
+#define HAPT_H5_PRIVATE_H
+
+#include <hdf5.h>
+
+#include "hapt/h5.h"
+
+struct hapt_h5 {
+    hid_t id;
+    bool writing;
+    char *path, *aside; /* written aside, renamed by the commit */
+};
+
+/* Records a read or write failure of something inside the file. */
+enum hapt_status hapt_h5_fail(struct hapt_h5 *file, const char *what, const char *name);
+
+#endif

@@ -1,0 +1,69 @@
+#include "hapt/status.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static struct {
+    pthread_mutex_t lock;
+    enum hapt_status status;
+    char message[1024];
+    char hint[512];
+} record = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+enum hapt_status hapt_fail(enum hapt_status status, const char *hint, const char *format, ...)
+{
+    pthread_mutex_lock(&record.lock);
+    if (record.status == HAPT_OK) {
+        va_list arguments;
+        va_start(arguments, format);
+        vsnprintf(record.message, sizeof record.message, format, arguments);
+        va_end(arguments);
+        snprintf(record.hint, sizeof record.hint, "%s", hint ? hint : "");
+        record.status = status;
+    }
+    pthread_mutex_unlock(&record.lock);
+    return status;
+}
+
+const char *hapt_fail_message(void)
+{
+    return record.message;
+}
+
+const char *hapt_fail_hint(void)
+{
+    return record.hint;
+}
+
+void hapt_fail_reset(void)
+{
+    pthread_mutex_lock(&record.lock);
+    record.status = HAPT_OK;
+    record.message[0] = record.hint[0] = '\0';
+    pthread_mutex_unlock(&record.lock);
+}
+
+const char *hapt_status_name(enum hapt_status status)
+{
+    switch (status) {
+    case HAPT_OK: return "fine";
+    case HAPT_ERR_USAGE: return "usage";
+    case HAPT_ERR_INPUT: return "bad input";
+    case HAPT_ERR_INFEASIBLE: return "no feasible plan";
+    case HAPT_ERR_MEMORY: return "out of memory";
+    case HAPT_ERR_IO: return "input/output";
+    case HAPT_ERR_COMM: return "communication";
+    case HAPT_ERR_INTERNAL: return "internal";
+    case HAPT_STOPPED: return "stopped early";
+    }
+    return "unknown";
+}
+
+void hapt_assert_failed(const char *condition, const char *file, int line)
+{
+    fprintf(stderr, "hapt: internal error: %s does not hold at %s:%d\nhint: this is a bug of hapt; please report it\n",
+            condition, file, line);
+    abort();
+}

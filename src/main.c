@@ -1,0 +1,47 @@
+/* hapt: the phases are the commands' (src/command/); this file starts, dispatches and leaves. */
+#include <stdio.h>
+
+#include "hapt/command.h"
+#include "hapt/version.h"
+
+/* Each command's author adds its line. */
+static const struct hapt_command_entry entry[HAPT_COMMAND_COUNT] = {
+    [HAPT_COMMAND_JOB] = {NULL, NULL},
+};
+
+static enum hapt_status run(struct hapt_env *env, int argc, char **argv, struct hapt_arena *arena)
+{
+    struct hapt_config *config = NULL;
+    HAPT_TRY(hapt_env_agree(env->world, hapt_config_parse(argc, argv, arena, &config)));
+    const enum hapt_command command = hapt_config_command(config);
+    if (hapt_config_wants_help(config) || argc == 1) {
+        if (env->world_rank != 0) return HAPT_OK;
+        hapt_config_print_help(config, stdout);
+        if (entry[command].explain) printf("\n%s", entry[command].explain);
+        return HAPT_OK;
+    }
+    if (hapt_config_wants_version(config)) {
+        if (env->world_rank == 0) printf("hapt %s\n", HAPT_VERSION);
+        return HAPT_OK;
+    }
+    env->quiet = command != HAPT_COMMAND_EXPORT && hapt_config_bool(config, "json");
+    if (!entry[command].run)
+        return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_USAGE, "see hapt --help", "hapt %s is not in this build",
+                                                    hapt_config_command_name(command)));
+    return entry[command].run(env, config);
+}
+
+int main(int argc, char **argv)
+{
+    struct hapt_env env;
+    struct hapt_arena arena;
+    hapt_arena_init(&arena);
+    enum hapt_status status = hapt_env_init(&env, &argc, &argv);
+    if (status == HAPT_OK)
+        status = run(&env, argc, argv, &arena);
+    else
+        fprintf(stderr, "hapt: error: %s\nhint: %s\n", hapt_fail_message(), hapt_fail_hint());
+    hapt_env_release(&env);
+    hapt_arena_release(&arena);
+    return (int)status;
+}
