@@ -1,0 +1,32 @@
+/*
+ * The phases that several commands share, each ending in agreement: model, cluster, layers, profile, plan.
+ * Collective over env->world; results live in the caller's arena.
+ */
+#ifndef HAPT_COMMAND_PHASES_H
+#define HAPT_COMMAND_PHASES_H
+
+#include "hapt/command.h"
+#include "hapt/plan.h"
+
+/* Loads --input and takes over its training defaults. */
+enum hapt_status hapt_phase_model(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
+                                  struct hapt_model **model);
+/* --cluster or discovery. `bind`: the ranks must be there, links are probed; else absent values are assumed when
+ * ranks are fewer than devices. */
+enum hapt_status hapt_phase_cluster(struct hapt_env *env, struct hapt_config *config, bool bind, struct hapt_arena *arena,
+                                    struct hapt_cluster **cluster);
+enum hapt_status hapt_phase_layers(struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,
+                                   struct hapt_arena *arena, struct hapt_layers **layers);
+/* --profile, else measured on a bound cluster, else predicted. */
+enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *config, const struct hapt_cluster *cluster,
+                                    const struct hapt_model *model, const struct hapt_layers *layers,
+                                    struct hapt_arena *arena, struct hapt_profile **profile);
+/* --stages, --strategy or the search; `layers` (may be NULL) gives the stages their operators. */
+enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
+                                 const struct hapt_layers *layers, struct hapt_arena *arena, struct hapt_plan **plan);
+/* Operator ranges of a plan's stages from the layers. HAPT_ERR_INPUT when the layer counts differ. */
+enum hapt_status hapt_phase_plan_bind(struct hapt_plan *plan, const struct hapt_layers *layers);
+/* CPU threads of this rank: --threads, else the node's cores over its ranks. */
+int hapt_phase_threads(const struct hapt_env *env, const struct hapt_config *config);
+
+#endif
