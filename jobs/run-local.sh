@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# The main job on this machine: four CPU ranks as two unlike subclusters joined by a paced link.
+set -eu
+cd "$(dirname "$0")/.."
+if [ "$(id -u)" -eq 0 ]; then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
+# One machine: shared memory is the only transport, and ranks share cores.
+export OMPI_MCA_pml=${OMPI_MCA_pml:-ob1} OMPI_MCA_btl=${OMPI_MCA_btl:-self,vader}
+export OMPI_MCA_mpi_yield_when_idle=${OMPI_MCA_mpi_yield_when_idle:-1}
+exec mpirun --oversubscribe --bind-to none -np 4 build/hapt --input inputs/gpt.h5 \
+    --cluster inputs/two-subclusters.json --output outputs/gpt "$@"
