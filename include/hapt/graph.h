@@ -7,6 +7,11 @@
  *
  * A gradient tensor may have several writers: the first overwrites, later ones carry the accumulate bit and add, in graph
  * order. So a gradient that crosses stages is sent from writer to next writer, and the sums are those of one device.
+ * Gradients of parameters always accumulate: over microbatches and over several uses (tied weights).
+ *
+ * One gradient tensor may serve several activations: both inputs of an `add` share the gradient of its output (src/model/autodiff.c
+ * says when that is safe). Absent optional inputs are -1, so input_count is always that of the signature; absent outputs only
+ * shorten output_count.
  */
 #ifndef HAPT_GRAPH_H
 #define HAPT_GRAPH_H
@@ -37,7 +42,7 @@ struct hapt_tensor {
     enum hapt_dtype dtype; /* of compute; master weights, gradients of parameters and optimizer state are fp32 */
     int dims;
     int64_t shape[HAPT_MAX_DIMS]; /* of one whole microbatch; no dimension is 0. A scalar has dims 1, shape {1} */
-    int producer;   /* forward operator (first writer for gradients); -1 for inputs and parameters */
+    int producer;   /* operator that writes it (of a gradient: the first writer); -1 for inputs and parameters */
     int gradient;   /* gradient tensor of a parameter or activation, or -1 */
     int primal;     /* of a gradient: what it is the gradient of (the first such), else -1 */
     bool trainable; /* parameters */

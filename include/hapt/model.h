@@ -25,7 +25,7 @@ struct hapt_model {
     uint64_t seed;            /* of initial weights */
     const char *path;         /* the file it came from; NULL when built */
     bool has_parameters;      /* the file holds /parameters */
-    bool has_tokens;          /* the file holds /tokens */
+    bool has_tokens;          /* the file holds /tokens or /batches */
 };
 
 /* Builds a zoo model from the options of `hapt model FAMILY`. HAPT_ERR_USAGE for unknown families or impossible shapes. */

@@ -3,7 +3,7 @@
  *
  * Index signature, one letter per dimension: "bti,io,o?->bto". A letter in the inputs but not in an output is contracted
  * (summed); '!' behind a letter marks a dimension that cannot be sharded in that operand; '?' ends an optional input; a scalar
- * is an operand without letters. From it derive shapes, FLOPs, bytes and all sharding rules (HAP Fig. 9): an operator whose
+ * is an operand without letters ('?' in the outputs: absent when the forward operator lacks that input). From it derive shapes, FLOPs, bytes and all sharding rules (HAP Fig. 9): an operator whose
  * operands are all sharded on letter x yields outputs sharded on x where they have it, and partial sums (all-reduce) where not.
  */
 #ifndef HAPT_OPS_H
@@ -14,12 +14,16 @@
 struct hapt_op_type {
     const char *name;
     const char *signature;
+    /* Element type of each operand, in order, "icc->c": i int32, f always fp32, c the compute type (fp32 or bf16), the same for
+     * all operands c of one call. */
+    const char *dtypes;
     bool heavy;        /* matrix product or convolution: counts for module detection (HAPT 5.1) and tensor cores */
     bool contracts;    /* FLOPs are 2 x the product of all letters; else `flops_per_element` x the largest operand */
     double flops_per_element;
     /* Extra FLOPs or NULL: attention and the like. */
     double (*flops)(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction);
-    /* Output shapes where letters alone do not give them (dtype too), or NULL. Fills output[o].dims/shape/dtype. */
+    /* Checks attributes and completes output shapes that letters alone do not give, or NULL. output[o] comes with dims, dtype and
+     * the known sizes filled in, 0 where the letter is unknown. */
     enum hapt_status (*infer)(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output);
     /* Appends this forward operator's backward operators, or NULL when it has no gradient. */
     enum hapt_status (*gradient)(struct hapt_graph *graph, int op);
@@ -37,6 +41,10 @@ struct hapt_signature {
     struct hapt_signature_operand input[HAPT_MAX_INPUTS], output[HAPT_MAX_OUTPUTS];
 };
 const struct hapt_signature *hapt_op_signature(int type);
+
+/* Shapes and types of a forward operator's outputs, from its inputs: fills output[o].dims/shape/dtype of all outputs.
+ * HAPT_ERR_INPUT names the operator and the tensor that does not fit. */
+enum hapt_status hapt_op_infer(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output);
 
 /* Cost of one whole microbatch, or of the share `fraction` of its rows (parameters count whole in bytes). */
 double hapt_op_flops(const struct hapt_graph *graph, const struct hapt_op *op, double fraction);

@@ -1,0 +1,181 @@
+/*
+ * Reverse-mode differentiation on the graph.
+ *
+ * Forward operators are visited last to first; each appends its backward operators (rules in ops.c). So backward operators stand
+ * in reverse forward order, and the backward lists of stages n-1, ..., 0 one after the other are that same order, wherever the
+ * cuts are. When a forward operator is visited, all readers of its outputs have been: their gradients are complete.
+ *
+ * Sharing. For y = a + b the gradients of a and b both start as G, the gradient of y; sharing the tensor G saves a copy and
+ * keeps one gradient for a whole residual stream. Later, readers of a that stand before the addition add their part of a's
+ * gradient to G, and the operator that made b reads G as b's gradient. This is safe when each such addition comes after every read
+ * of G as somebody else's gradient. Gradients of v are read by the backward operators of v's producer only, and written by
+ * those of v's readers; backward order is reversed forward order. So the condition is, for every two different
+ * activations u, v that share G and whose producers are not visited yet:
+ *
+ *     every reader of u that is not visited yet stands strictly before the producer of v.
+ *
+ * Strictly: a producer of v that also reads u would add to the tensor it is reading. Activations whose producers are visited
+ * do not matter any more, their gradient has been read (an addition reads its gradient by sharing it, at its own place).
+ * The condition speaks of positions in the order alone, so it holds for every cut of the graph into stages: operators run in the
+ * same order, each stage works on its own copy of G and sends it on to the next stage that touches it.
+ */
+#include "autodiff.h"
+
+#include <string.h>
+
+#include "graph_parts.h"
+
+bool hapt_gradient_wanted(const struct hapt_graph *graph, int tensor)
+{
+    return tensor >= 0 && graph->tensor[tensor].gradient != -1;
+}
+
+int hapt_gradient_incoming(const struct hapt_graph *graph, int op)
+{
+    return graph->tensor[graph->op[op].output[0]].gradient;
+}
+
+static enum hapt_status gradient_create(struct hapt_graph *graph, int primal, int writer, int *index)
+{
+    const struct hapt_tensor *of = &graph->tensor[primal];
+    struct hapt_tensor gradient = {.kind = HAPT_TENSOR_GRADIENT, .dtype = of->dtype, .dims = of->dims,
+                                   .producer = writer, .gradient = -1, .primal = primal};
+    memcpy(gradient.shape, of->shape, sizeof gradient.shape);
+    if (of->kind == HAPT_TENSOR_PARAMETER) gradient.dtype = HAPT_F32;
+    gradient.name = hapt_arena_printf(graph->arena, "%s.grad", of->name);
+    if (!gradient.name) return HAPT_ERR_MEMORY;
+    HAPT_TRY(hapt_graph_append_tensor(graph, &gradient, index));
+    graph->tensor[primal].gradient = *index;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_gradient_append(struct hapt_graph *graph, int op, const char *type, const int *input,
+                                      int input_count, const int *primal, int primal_count)
+{
+    const struct hapt_op *forward = &graph->op[op];
+    struct hapt_op backward = {.type = hapt_op_type_find(type), .output_count = primal_count, .forward_op = op};
+    HAPT_ASSERT(backward.type >= 0);
+    memcpy(backward.integer, forward->integer, sizeof backward.integer);
+    memcpy(backward.real, forward->real, sizeof backward.real);
+    backward.name = hapt_arena_printf(graph->arena, "%s.%s", forward->name, type);
+    if (!backward.name) return HAPT_ERR_MEMORY;
+    hapt_graph_set_inputs(&backward, input, input_count);
+    for (int o = 0; o < primal_count; o++) {
+        const struct hapt_tensor *of = &graph->tensor[primal[o]];
+        int gradient = of->gradient;
+        if (gradient >= 0 || of->kind == HAPT_TENSOR_PARAMETER) backward.accumulate |= 1u << o;
+        if (gradient < 0) HAPT_TRY(gradient_create(graph, primal[o], graph->op_count, &gradient));
+        for (int p = 0; p < o; p++) {
+            if (backward.output[p] != gradient) continue;
+            return hapt_fail(HAPT_ERR_INPUT, "give each input its own tensor", "operator %s reads tensor %s twice",
+                             graph->op[op].name, graph->tensor[primal[o]].name);
+        }
+        backward.output[o] = gradient;
+    }
+    return hapt_graph_append_op(graph, &backward);
+}
+
+/* Does an operator of [first, end) read `tensor`? */
+static bool read_between(const struct hapt_graph *graph, int tensor, int first, int end)
+{
+    for (int op = first < 0 ? 0 : first; op < end; op++) {
+        for (int i = 0; i < graph->op[op].input_count; i++) {
+            if (graph->op[op].input[i] == tensor) return true;
+        }
+    }
+    return false;
+}
+
+/* May `tensor` join the activations that share gradient `shared`? The condition stands at the top of this file. */
+static bool share_is_safe(const struct hapt_graph *graph, int op, int shared, int tensor)
+{
+    const struct hapt_tensor *u = &graph->tensor[tensor];
+    const struct hapt_op *add = &graph->op[op];
+    if (u->kind != HAPT_TENSOR_ACTIVATION || graph->tensor[shared].kind != HAPT_TENSOR_GRADIENT) return false;
+    if (add->input[0] == add->input[1]) return false;
+    for (int other = 0; other < op; other++) {
+        for (int o = 0; o < graph->op[other].output_count; o++) {
+            const int v = graph->op[other].output[o];
+            if (v == tensor || graph->tensor[v].gradient != shared) continue;
+            if (read_between(graph, tensor, other, op) || read_between(graph, v, u->producer, op)) return false;
+        }
+    }
+    return true;
+}
+
+enum hapt_status hapt_gradient_share(struct hapt_graph *graph, int op, int tensor)
+{
+    const int incoming = hapt_gradient_incoming(graph, op);
+    if (!hapt_gradient_wanted(graph, tensor)) return HAPT_OK;
+    if (graph->tensor[tensor].gradient == HAPT_GRADIENT_WANTED && share_is_safe(graph, op, incoming, tensor)) {
+        graph->tensor[tensor].gradient = incoming;
+        return HAPT_OK;
+    }
+    return hapt_gradient_append(graph, op, "copy", &incoming, 1, &tensor, 1);
+}
+
+/* Marks every tensor that depends on a trainable parameter. */
+static void mark_wanted(struct hapt_graph *graph)
+{
+    for (int t = 0; t < graph->tensor_count; t++) {
+        struct hapt_tensor *tensor = &graph->tensor[t];
+        tensor->gradient = tensor->kind == HAPT_TENSOR_PARAMETER && tensor->trainable ? HAPT_GRADIENT_WANTED : -1;
+    }
+    for (int op = 0; op < graph->forward_count; op++) {
+        bool depends = false;
+        for (int i = 0; i < graph->op[op].input_count; i++) {
+            depends = depends || hapt_gradient_wanted(graph, graph->op[op].input[i]);
+        }
+        for (int o = 0; depends && o < graph->op[op].output_count; o++) {
+            graph->tensor[graph->op[op].output[o]].gradient = HAPT_GRADIENT_WANTED;
+        }
+    }
+}
+
+/* The seed of the backward pass: 1 / number of targets of the step, so that gradients are those of the mean loss. */
+static enum hapt_status seed_create(struct hapt_graph *graph, int *index)
+{
+    for (*index = 0; *index < graph->tensor_count; (*index)++) {
+        if (graph->tensor[*index].role == HAPT_ROLE_LOSS_SCALE) return HAPT_OK;
+    }
+    const struct hapt_tensor scale = {.name = "loss_scale", .kind = HAPT_TENSOR_INPUT, .role = HAPT_ROLE_LOSS_SCALE,
+                                      .dtype = HAPT_F32, .dims = 1, .shape = {1}, .producer = -1, .gradient = -1,
+                                      .primal = -1};
+    return hapt_graph_append_tensor(graph, &scale, index);
+}
+
+static enum hapt_status differentiate_op(struct hapt_graph *graph, int op)
+{
+    const struct hapt_op *forward = &graph->op[op];
+    const struct hapt_op_type *type = hapt_op_type_at(forward->type);
+    bool wanted = false;
+    for (int i = 0; i < forward->input_count; i++) wanted = wanted || hapt_gradient_wanted(graph, forward->input[i]);
+    for (int o = 1; wanted && o < forward->output_count; o++) {
+        if (graph->tensor[forward->output[o]].gradient < 0) continue;
+        return hapt_fail(HAPT_ERR_INPUT, "only the first output of an operator passes gradients on",
+                         "operator %s (%s): no gradient through output %d", forward->name, type->name, o);
+    }
+    if (!wanted || hapt_gradient_incoming(graph, op) < 0) return HAPT_OK;
+    if (!type->gradient) {
+        return hapt_fail(HAPT_ERR_INPUT, NULL, "operator %s: %s has no gradient", forward->name, type->name);
+    }
+    return type->gradient(graph, op);
+}
+
+enum hapt_status hapt_graph_differentiate(struct hapt_graph *graph)
+{
+    if (graph->op_count > graph->forward_count) return HAPT_OK;
+    if (graph->loss < 0) return hapt_fail(HAPT_ERR_INPUT, NULL, "the graph has no loss to differentiate");
+    int seed;
+    mark_wanted(graph);
+    HAPT_TRY(seed_create(graph, &seed));
+    if (!hapt_gradient_wanted(graph, graph->loss)) {
+        return hapt_fail(HAPT_ERR_INPUT, "mark a parameter as trainable", "the loss depends on no trainable parameter");
+    }
+    graph->tensor[graph->loss].gradient = seed;
+    for (int op = graph->forward_count - 1; op >= 0; op--) HAPT_TRY(differentiate_op(graph, op));
+    for (int t = 0; t < graph->tensor_count; t++) {
+        if (graph->tensor[t].gradient == HAPT_GRADIENT_WANTED) graph->tensor[t].gradient = -1;
+    }
+    return HAPT_OK;
+}

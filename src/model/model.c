@@ -1,0 +1,131 @@
+#include "hapt/model.h"
+
+#include <string.h>
+
+#include "hapt/ops.h"
+#include "init.h"
+#include "weights.h"
+#include "zoo.h"
+
+static const struct {
+    const char *name;
+    enum hapt_status (*build)(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
+} families[] = {{"gpt", hapt_zoo_gpt}};
+
+enum { MAX_SETTINGS = 64 };
+
+enum hapt_status hapt_model_set(struct hapt_model *model, struct hapt_arena *arena, const char *name, const char *value)
+{
+    if (!model->setting) HAPT_NEW(model->setting, arena, MAX_SETTINGS);
+    HAPT_ASSERT(model->setting_count < MAX_SETTINGS);
+    struct hapt_model_setting *setting = &model->setting[model->setting_count];
+    setting->name = hapt_arena_strdup(arena, name);
+    setting->value = hapt_arena_strdup(arena, value);
+    if (!setting->name || !setting->value) return HAPT_ERR_MEMORY;
+    model->setting_count++;
+    return HAPT_OK;
+}
+
+/* Training options given on the command line become the model's defaults. */
+struct training_visit {
+    const struct hapt_config *config;
+    struct hapt_arena *arena;
+    struct hapt_model *model;
+    enum hapt_status status;
+};
+
+static void visit_training(void *context, const char *name, const char *value)
+{
+    struct training_visit *visit = context;
+    if (visit->status != HAPT_OK || !value || !hapt_config_given(visit->config, name)) return;
+    HAPT_ASSERT(visit->model->training_count < MAX_SETTINGS);
+    struct hapt_model_setting *setting = &visit->model->training[visit->model->training_count];
+    setting->name = hapt_arena_strdup(visit->arena, name);
+    setting->value = hapt_arena_strdup(visit->arena, value);
+    if (!setting->name || !setting->value) visit->status = HAPT_ERR_MEMORY;
+    visit->model->training_count++;
+}
+
+enum hapt_status hapt_model_build(const char *family, const struct hapt_config *config, struct hapt_arena *arena,
+                                  struct hapt_model **model)
+{
+    struct hapt_model *built;
+    HAPT_NEW(built, arena, 1);
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++) {
+        if (strcmp(family, families[i].name) != 0) continue;
+        built->family = families[i].name;
+        built->seed = (uint64_t)hapt_config_int(config, "seed");
+        HAPT_TRY(hapt_graph_create(arena, &built->graph));
+        HAPT_TRY(families[i].build(config, arena, built));
+        HAPT_NEW(built->training, arena, MAX_SETTINGS);
+        struct training_visit visit = {config, arena, built, HAPT_OK};
+        hapt_config_visit_training(config, visit_training, &visit);
+        HAPT_TRY(visit.status);
+        HAPT_TRY(hapt_graph_check(built->graph));
+        HAPT_TRY(hapt_graph_differentiate(built->graph));
+        HAPT_TRY(hapt_model_check(built));
+        *model = built;
+        return HAPT_OK;
+    }
+    return hapt_fail(HAPT_ERR_USAGE, "known families: gpt", "unknown model family \"%s\"", family);
+}
+
+enum hapt_status hapt_model_check(const struct hapt_model *model)
+{
+    const struct hapt_graph *graph = model->graph;
+    if (model->microbatch < 1 || model->sequence < 1 || model->vocab < 1) {
+        return hapt_fail(HAPT_ERR_INPUT, "all are at least 1", "microbatch %d, sequence %d or vocabulary %d is impossible",
+                         model->microbatch, model->sequence, model->vocab);
+    }
+    for (int t = 0; t < graph->tensor_count; t++) {
+        const struct hapt_tensor *tensor = &graph->tensor[t];
+        if (tensor->role != HAPT_ROLE_TOKENS && tensor->role != HAPT_ROLE_TARGETS) continue;
+        if (tensor->dims == 2 && tensor->shape[0] == model->microbatch && tensor->shape[1] == model->sequence) continue;
+        return hapt_fail(HAPT_ERR_INPUT, "they are [microbatch][sequence]", "the shape of input %s does not fit the model",
+                         tensor->name);
+    }
+    if (graph->op_count == graph->forward_count) {
+        return hapt_fail(HAPT_ERR_INPUT, NULL, "the model's graph has no backward part");
+    }
+    return hapt_graph_check(graph);
+}
+
+const char *hapt_model_setting(const struct hapt_model *model, const char *name)
+{
+    for (int i = 0; i < model->setting_count; i++) {
+        if (strcmp(model->setting[i].name, name) == 0) return model->setting[i].value;
+    }
+    return NULL;
+}
+
+enum hapt_status hapt_model_initial(const struct hapt_model *model, int tensor, float *value)
+{
+    const struct hapt_tensor *parameter = &model->graph->tensor[tensor];
+    HAPT_ASSERT(parameter->kind == HAPT_TENSOR_PARAMETER);
+    if (!model->has_parameters) {
+        hapt_init_values(model->seed, parameter, 0, hapt_tensor_elements(parameter), value);
+        return HAPT_OK;
+    }
+    struct hapt_h5 *file;
+    HAPT_TRY(hapt_h5_open(model->path, "hapt-model", 1, false, &file));
+    const enum hapt_status status = hapt_weights_read(file, parameter, value);
+    hapt_h5_close(file);
+    return status;
+}
+
+double hapt_model_flops(const struct hapt_model *model)
+{
+    double flops = 0;
+    for (int op = 0; op < model->graph->op_count; op++) flops += hapt_op_flops(model->graph, &model->graph->op[op], 1);
+    return flops;
+}
+
+int64_t hapt_model_parameter_count(const struct hapt_model *model)
+{
+    int64_t count = 0;
+    for (int t = 0; t < model->graph->tensor_count; t++) {
+        const struct hapt_tensor *tensor = &model->graph->tensor[t];
+        if (tensor->kind == HAPT_TENSOR_PARAMETER) count += hapt_tensor_elements(tensor);
+    }
+    return count;
+}

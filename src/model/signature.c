@@ -1,0 +1,146 @@
+#include "signature.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool operand_parse(const char **cursor, struct hapt_signature_operand *operand)
+{
+    memset(operand, 0, sizeof *operand);
+    const char *at = *cursor;
+    for (; *at >= 'a' && *at <= 'z'; at++) {
+        if (operand->dims == HAPT_MAX_DIMS) return false;
+        operand->letter[operand->dims] = *at;
+        operand->shardable[operand->dims] = at[1] != '!';
+        operand->dims++;
+        if (at[1] == '!') at++;
+    }
+    if (*at == '?') {
+        operand->optional = true;
+        at++;
+    }
+    *cursor = at;
+    return true;
+}
+
+static bool side_parse(const char **cursor, int limit, struct hapt_signature_operand *operand, int *count)
+{
+    for (*count = 0; *count < limit;) {
+        if (!operand_parse(cursor, &operand[(*count)++])) return false;
+        if (**cursor != ',') return true;
+        (*cursor)++;
+    }
+    return false;
+}
+
+bool hapt_signature_parse(const char *text, struct hapt_signature *signature)
+{
+    memset(signature, 0, sizeof *signature);
+    if (!side_parse(&text, HAPT_MAX_INPUTS, signature->input, &signature->input_count)) return false;
+    if (strncmp(text, "->", 2) != 0) return false;
+    text += 2;
+    return side_parse(&text, HAPT_MAX_OUTPUTS, signature->output, &signature->output_count) && *text == '\0';
+}
+
+static pthread_once_t parse_once = PTHREAD_ONCE_INIT;
+static struct hapt_signature *parsed;
+
+static void parse_table(void)
+{
+    parsed = calloc((size_t)hapt_op_type_count(), sizeof *parsed);
+    HAPT_ASSERT(parsed != NULL);
+    for (int type = 0; type < hapt_op_type_count(); type++) {
+        HAPT_ASSERT(hapt_signature_parse(hapt_op_type_at(type)->signature, &parsed[type]));
+    }
+}
+
+const struct hapt_signature *hapt_op_signature(int type)
+{
+    HAPT_ASSERT(type >= 0 && type < hapt_op_type_count());
+    pthread_once(&parse_once, parse_table);
+    return &parsed[type];
+}
+
+static enum hapt_status bind_dtype(const struct hapt_op *op, const struct hapt_tensor *tensor, char code,
+                                   enum hapt_dtype *compute)
+{
+    const char *hint = "the operator table says which element types an operator takes";
+    bool fits = false;
+    if (code == 'i') fits = tensor->dtype == HAPT_I32;
+    if (code == 'f') fits = tensor->dtype == HAPT_F32;
+    if (code == 'c') {
+        const bool known = tensor->dtype == HAPT_F32 || tensor->dtype == HAPT_BF16;
+        fits = known && (*compute == HAPT_DTYPE_COUNT || *compute == tensor->dtype);
+        if (known) *compute = tensor->dtype;
+    }
+    if (fits) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INPUT, hint, "operator %s (%s): tensor %s has element type %s, which does not fit", op->name,
+                     hapt_op_type_at(op->type)->name, tensor->name, hapt_dtype_name(tensor->dtype));
+}
+
+static enum hapt_status bind_operand(const struct hapt_op *op, const struct hapt_signature_operand *operand,
+                                     const struct hapt_tensor *tensor, struct hapt_letter_sizes *sizes)
+{
+    const char *signature = hapt_op_type_at(op->type)->signature;
+    const int dims = operand->dims == 0 ? 1 : operand->dims;
+    if (tensor->dims != dims || (operand->dims == 0 && tensor->shape[0] != 1)) {
+        return hapt_fail(HAPT_ERR_INPUT, "compare its dimensions with the signature",
+                         "operator %s (%s, %s): tensor %s has %d dimensions where %d belong", op->name,
+                         hapt_op_type_at(op->type)->name, signature, tensor->name, tensor->dims, operand->dims);
+    }
+    for (int d = 0; d < operand->dims; d++) {
+        int64_t *size = &sizes->size[operand->letter[d] - 'a'];
+        if (*size == 0) *size = tensor->shape[d];
+        if (*size != tensor->shape[d]) {
+            return hapt_fail(HAPT_ERR_INPUT, "one letter of the signature stands for one size",
+                             "operator %s (%s, %s): dimension %c of tensor %s is %lld, elsewhere %lld", op->name,
+                             hapt_op_type_at(op->type)->name, signature, operand->letter[d], tensor->name,
+                             (long long)tensor->shape[d], (long long)*size);
+        }
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_signature_bind(const struct hapt_graph *graph, const struct hapt_op *op, bool with_outputs,
+                                     struct hapt_letter_sizes *sizes, enum hapt_dtype *compute)
+{
+    const struct hapt_signature *signature = hapt_op_signature(op->type);
+    const char *code = hapt_op_type_at(op->type)->dtypes;
+    memset(sizes, 0, sizeof *sizes);
+    *compute = HAPT_DTYPE_COUNT;
+    for (int i = 0; i < signature->input_count; i++) {
+        const int index = i < op->input_count ? op->input[i] : -1;
+        if (index < 0) {
+            if (signature->input[i].optional) continue;
+            return hapt_fail(HAPT_ERR_INPUT, "only operands marked '?' in the signature may be left out",
+                             "operator %s (%s, %s) lacks input %d", op->name, hapt_op_type_at(op->type)->name,
+                             hapt_op_type_at(op->type)->signature, i);
+        }
+        HAPT_TRY(bind_dtype(op, &graph->tensor[index], code[i], compute));
+        HAPT_TRY(bind_operand(op, &signature->input[i], &graph->tensor[index], sizes));
+    }
+    code += signature->input_count + 2;
+    for (int o = 0; with_outputs && o < op->output_count; o++) {
+        HAPT_TRY(bind_dtype(op, &graph->tensor[op->output[o]], code[o], compute));
+        HAPT_TRY(bind_operand(op, &signature->output[o], &graph->tensor[op->output[o]], sizes));
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_op_infer(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
+{
+    const struct hapt_op_type *type = hapt_op_type_at(op->type);
+    const struct hapt_signature *signature = hapt_op_signature(op->type);
+    struct hapt_letter_sizes sizes;
+    enum hapt_dtype compute;
+    HAPT_TRY(hapt_signature_bind(graph, op, false, &sizes, &compute));
+    for (int o = 0; o < signature->output_count; o++) {
+        const struct hapt_signature_operand *operand = &signature->output[o];
+        const char code = type->dtypes[signature->input_count + 2 + o];
+        output[o].dtype = code == 'c' ? compute : code == 'i' ? HAPT_I32 : HAPT_F32;
+        output[o].dims = operand->dims == 0 ? 1 : operand->dims;
+        output[o].shape[0] = 1;
+        for (int d = 0; d < operand->dims; d++) output[o].shape[d] = hapt_letter_size(&sizes, operand->letter[d]);
+    }
+    return type->infer ? type->infer(graph, op, output) : HAPT_OK;
+}

@@ -1,0 +1,12 @@
+/* Weights in HDF5 files. Private to the model room. */
+#ifndef HAPT_MODEL_WEIGHTS_H
+#define HAPT_MODEL_WEIGHTS_H
+
+#include "hapt/graph.h"
+#include "hapt/h5.h"
+
+/* Reads /parameters/NAME of a model or weights file into value [elements]; HAPT_ERR_INPUT when it is missing, of another
+ * shape, or not finite. */
+enum hapt_status hapt_weights_read(struct hapt_h5 *file, const struct hapt_tensor *parameter, float *value);
+
+#endif
