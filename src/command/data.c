@@ -1,0 +1,215 @@
+/* `hapt data FILE`: text or token files become a data file. */
+#include <errno.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "hapt/command.h"
+#include "hapt/h5.h"
+
+const char hapt_command_data_help[] =
+    "Input types: bytes (any file; a token is a byte, vocabulary 256), uint16 (nanoGPT's .bin: little-endian 16-bit\n"
+    "tokens), llmc (llm.c's .bin: 256 32-bit numbers of header, magic 20240520, version 1, then 16-bit tokens). auto takes\n"
+    "a file with llm.c's header as llmc and everything else as bytes.\n"
+    "\n"
+    "The data file (HDF5, format \"hapt-data\", version 1) holds /tokens [n], stored as narrow as they fit, and the root\n"
+    "attributes vocab, unigram_entropy and bigram_entropy (nats per token: what a model that knows only the frequencies\n"
+    "of tokens, or of pairs of neighbours, loses at best). Training also reads /batches [step][row][T+1]: exact batches, in\n"
+    "order.\n";
+
+enum { LLMC_HEADER = 256, LLMC_MAGIC = 20240520, LLMC_VERSION = 1 };
+
+struct tokens {
+    int64_t count;
+    int vocab;       /* 256 for bytes, else the largest token + 1 */
+    uint16_t *token; /* [count] */
+};
+
+static enum hapt_status read_file(const char *path, struct hapt_arena *arena, unsigned char **bytes, size_t *size)
+{
+    struct stat about;
+    FILE *stream = fopen(path, "rb");
+    if (!stream) return hapt_fail(HAPT_ERR_INPUT, "check the path", "cannot open %s: %s", path, strerror(errno));
+    if (fstat(fileno(stream), &about) != 0 || !S_ISREG(about.st_mode)) {
+        fclose(stream);
+        return hapt_fail(HAPT_ERR_INPUT, "give a file", "%s is not a file", path);
+    }
+    *size = (size_t)about.st_size;
+    *bytes = hapt_arena_alloc(arena, *size, 1);
+    const bool complete = *bytes && fread(*bytes, 1, *size, stream) == *size;
+    fclose(stream);
+    if (!*bytes) return HAPT_ERR_MEMORY;
+    if (!complete) return hapt_fail(HAPT_ERR_INPUT, NULL, "cannot read all of %s", path);
+    return HAPT_OK;
+}
+
+static int32_t header_word(const unsigned char *bytes, size_t size, int index)
+{
+    int32_t word = 0;
+    if (size >= 4 * LLMC_HEADER) memcpy(&word, bytes + 4 * (size_t)index, sizeof word);
+    return word;
+}
+
+static enum hapt_status take_bytes(const unsigned char *bytes, size_t size, struct hapt_arena *arena,
+                                   struct tokens *tokens)
+{
+    HAPT_NEW(tokens->token, arena, size);
+    for (size_t i = 0; i < size; i++) tokens->token[i] = bytes[i];
+    tokens->count = (int64_t)size;
+    tokens->vocab = 256;
+    return HAPT_OK;
+}
+
+static enum hapt_status take_uint16(const unsigned char *bytes, size_t size, const char *path, struct hapt_arena *arena,
+                                    struct tokens *tokens)
+{
+    if (size % 2 != 0) {
+        return hapt_fail(HAPT_ERR_INPUT, "choose another --type", "%s holds no whole number of 16-bit tokens", path);
+    }
+    HAPT_NEW(tokens->token, arena, size / 2);
+    memcpy(tokens->token, bytes, size);
+    tokens->count = (int64_t)(size / 2);
+    for (int64_t i = 0; i < tokens->count; i++) {
+        if (tokens->token[i] >= tokens->vocab) tokens->vocab = tokens->token[i] + 1;
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status take_llmc(const unsigned char *bytes, size_t size, const char *path, struct hapt_arena *arena,
+                                  struct tokens *tokens)
+{
+    const size_t header = 4 * LLMC_HEADER;
+    if (header_word(bytes, size, 0) != LLMC_MAGIC || header_word(bytes, size, 1) != LLMC_VERSION) {
+        return hapt_fail(HAPT_ERR_INPUT, "llm.c writes magic 20240520, version 1; choose another --type",
+                         "%s has no llm.c header", path);
+    }
+    const int64_t count = header_word(bytes, size, 2);
+    if (count < 0 || (size - header) / 2 < (size_t)count) {
+        return hapt_fail(HAPT_ERR_INPUT, "it is truncated", "%s promises %" PRId64 " tokens and holds %zu", path, count,
+                         (size - header) / 2);
+    }
+    return take_uint16(bytes + header, 2 * (size_t)count, path, arena, tokens);
+}
+
+static enum hapt_status read_tokens(const char *path, const char *type, struct hapt_arena *arena, struct tokens *tokens)
+{
+    unsigned char *bytes = NULL;
+    size_t size = 0;
+    HAPT_TRY(read_file(path, arena, &bytes, &size));
+    const bool automatic = strcmp(type, "auto") == 0;
+    if (strcmp(type, "llmc") == 0 || (automatic && header_word(bytes, size, 0) == LLMC_MAGIC)) {
+        HAPT_TRY(take_llmc(bytes, size, path, arena, tokens));
+    } else if (strcmp(type, "uint16") == 0) {
+        HAPT_TRY(take_uint16(bytes, size, path, arena, tokens));
+    } else {
+        HAPT_TRY(take_bytes(bytes, size, arena, tokens));
+    }
+    if (tokens->count < 2) return hapt_fail(HAPT_ERR_INPUT, "give more text", "%s holds fewer than two tokens", path);
+    return HAPT_OK;
+}
+
+/* -sum p ln p of counts that sum to `total`, times `total`. */
+static double entropy_sum(const int64_t *count, int64_t length, double total)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < length; i++) {
+        if (count[i] > 0) sum -= (double)count[i] * log((double)count[i] / total);
+    }
+    return sum;
+}
+
+/* Entropy of a token, and of a token given the one before it, in nats: frequencies of the text itself. */
+static enum hapt_status entropies(const struct tokens *tokens, struct hapt_arena *arena, double *unigram, double *bigram)
+{
+    const int64_t pairs = tokens->count - 1, vocab = tokens->vocab;
+    int64_t *start, *after, *fill;
+    uint16_t *follower; /* [pairs] the tokens that follow, grouped by the token before */
+    HAPT_NEW(start, arena, vocab + 1);
+    HAPT_NEW(after, arena, vocab);
+    HAPT_NEW(fill, arena, vocab);
+    HAPT_NEW(follower, arena, pairs);
+    for (int64_t i = 0; i < tokens->count; i++) after[tokens->token[i]]++;
+    *unigram = entropy_sum(after, vocab, (double)tokens->count) / (double)tokens->count;
+    for (int64_t i = 0; i < pairs; i++) start[tokens->token[i] + 1]++;
+    for (int64_t v = 0; v < vocab; v++) start[v + 1] += start[v];
+    memcpy(fill, start, (size_t)vocab * sizeof *fill);
+    for (int64_t i = 0; i < pairs; i++) follower[fill[tokens->token[i]]++] = tokens->token[i + 1];
+    memset(after, 0, (size_t)vocab * sizeof *after);
+    double sum = 0;
+    for (int64_t v = 0; v < vocab; v++) {
+        const double total = (double)(start[v + 1] - start[v]);
+        for (int64_t i = start[v]; i < start[v + 1]; i++) after[follower[i]]++;
+        /* Each count is taken once, where its token is met first, and cleared: rare predecessors stay cheap. */
+        for (int64_t i = start[v]; i < start[v + 1]; i++) {
+            sum += entropy_sum(&after[follower[i]], 1, total);
+            after[follower[i]] = 0;
+        }
+    }
+    *bigram = sum / (double)pairs;
+    return HAPT_OK;
+}
+
+static enum hapt_status write_tokens(const char *path, const struct tokens *tokens, double unigram, double bigram,
+                                     struct hapt_arena *arena)
+{
+    struct hapt_h5 *file;
+    uint8_t *narrow = NULL;
+    if (tokens->vocab <= 256) {
+        HAPT_NEW(narrow, arena, tokens->count);
+        for (int64_t i = 0; i < tokens->count; i++) narrow[i] = (uint8_t)tokens->token[i];
+    }
+    HAPT_TRY(hapt_h5_create(path, "hapt-data", 1, &file));
+    enum hapt_status status = hapt_h5_write_attribute_int(file, "/", "vocab", tokens->vocab);
+    if (status == HAPT_OK) status = hapt_h5_write_attribute_real(file, "/", "unigram_entropy", unigram, "nat/token");
+    if (status == HAPT_OK) status = hapt_h5_write_attribute_real(file, "/", "bigram_entropy", bigram, "nat/token");
+    if (status == HAPT_OK) {
+        status = hapt_h5_write(file, "/tokens", narrow ? HAPT_H5_U8 : HAPT_H5_U16, 1, &tokens->count,
+                               narrow ? (const void *)narrow : tokens->token, "token");
+    }
+    if (status == HAPT_OK) return hapt_h5_commit(file);
+    hapt_h5_close(file);
+    return status;
+}
+
+static enum hapt_status print_json(const char *path, const struct tokens *tokens, double unigram, double bigram)
+{
+    json_t *root = json_pack("{s:s, s:i, s:s, s:I, s:i, s:f, s:f}", "format", "hapt-data", "version", 1, "output", path,
+                             "tokens", (json_int_t)tokens->count, "vocab", tokens->vocab, "unigram_entropy", unigram,
+                             "bigram_entropy", bigram);
+    const int failed = !root || json_dumpf(root, stdout, 0) || printf("\n") < 0;
+    json_decref(root);
+    return failed ? hapt_fail(HAPT_ERR_IO, NULL, "cannot write to standard output") : HAPT_OK;
+}
+
+static enum hapt_status make_data(const struct hapt_env *env, const struct hapt_config *config, struct hapt_arena *arena)
+{
+    struct tokens tokens = {0};
+    double unigram = 0, bigram = 0;
+    const char *path = hapt_config_text(config, "output");
+    if (hapt_config_word_count(config) != 1) {
+        return hapt_fail(HAPT_ERR_USAGE, "hapt data text.txt --output tokens.h5", "hapt data wants one file to read");
+    }
+    if (!path) return hapt_fail(HAPT_ERR_USAGE, "add --output tokens.h5", "hapt data has no file to write");
+    HAPT_TRY(read_tokens(hapt_config_word(config, 0), hapt_config_text(config, "type"), arena, &tokens));
+    HAPT_TRY(entropies(&tokens, arena, &unigram, &bigram));
+    HAPT_TRY(write_tokens(path, &tokens, unigram, bigram, arena));
+    if (env->quiet) return print_json(path, &tokens, unigram, bigram);
+    hapt_print(env, "%s: %" PRId64 " tokens, vocabulary %d\n", path, tokens.count, tokens.vocab);
+    hapt_print(env, "entropy: unigram %.4f, bigram %.4f nats per token\n", unigram, bigram);
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_command_data(struct hapt_env *env, struct hapt_config *config)
+{
+    struct hapt_arena arena;
+    hapt_arena_init(&arena);
+    enum hapt_status status = HAPT_OK;
+    if (env->world_rank == 0) status = make_data(env, config, &arena); /* a file has one writer */
+    status = hapt_env_agree(env->world, status);
+    hapt_arena_release(&arena);
+    return status;
+}

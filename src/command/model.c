@@ -1,0 +1,79 @@
+/* `hapt model FAMILY`: writes a model file. */
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+
+#include "hapt/command.h"
+#include "hapt/model.h"
+
+const char hapt_command_model_help[] =
+    "Families: gpt (GPT-2: learned positions, pre-LN blocks, causal attention, tanh GELU, tied or untied output layer;\n"
+    "parameters carry GPT-2's names, linear layers are [in][out]).\n"
+    "\n"
+    "Training options given here become the file's defaults for every run of it. --weights W.h5 copies its\n"
+    "/parameters/NAME as initial values (else seed and name decide), --data D.h5 its /tokens or /batches.\n"
+    "\n"
+    "The model file (HDF5, format \"hapt-model\", version 1) holds the forward graph as flat tables; readers check it and\n"
+    "derive the backward part.\n"
+    "  /                           attributes family, loss (name of the loss tensor), microbatch, sequence, vocab, dtype,\n"
+    "                              seed\n"
+    "  /settings/name, value       [n] text: hyper-parameters\n"
+    "  /training/option, value     [n] text: defaults of training options\n"
+    "  /tensors/name, kind, role, dtype, init\n"
+    "                              [t] text; kinds: input, parameter, activation; roles of inputs: tokens, targets,\n"
+    "                              loss_scale; dtypes: fp32, bf16, int32; inits: zero, one, normal\n"
+    "  /tensors/shape [t][5]       sizes, 0 behind the last dimension; a microbatch is whole\n"
+    "  /tensors/init_std [t]       standard deviation of normal initial values\n"
+    "  /tensors/trainable [t]      1: the optimizer updates this parameter\n"
+    "  /operators/name, type [n]   text; operators stand in an order in which inputs come first\n"
+    "  /operators/input [n][10]    rows of /tensors, -1 where absent\n"
+    "  /operators/output [n][4]    rows of /tensors, -1 behind the last\n"
+    "  /operators/integer, real [n][6]\n"
+    "                              attributes, e.g. heads and causal of attention, epsilon of layer_norm\n"
+    "  /parameters/NAME            optional: initial values, fp32\n"
+    "  /tokens [n] or /batches [step][row][T+1]\n"
+    "                              optional: data\n";
+
+static enum hapt_status print_json(const struct hapt_model *model, const char *path)
+{
+    json_t *settings = json_object();
+    for (int i = 0; i < model->setting_count; i++) {
+        json_object_set_new(settings, model->setting[i].name, json_string(model->setting[i].value));
+    }
+    json_t *root = json_pack("{s:s, s:i, s:s, s:s, s:o, s:I, s:i, s:f}", "format", "hapt-model", "version", 1, "output",
+                             path, "family", model->family, "settings", settings, "parameters",
+                             (json_int_t)hapt_model_parameter_count(model), "operators", model->graph->op_count,
+                             "flops_per_microbatch", hapt_model_flops(model));
+    const int failed = !root || json_dumpf(root, stdout, 0) || printf("\n") < 0;
+    json_decref(root);
+    return failed ? hapt_fail(HAPT_ERR_IO, NULL, "cannot write to standard output") : HAPT_OK;
+}
+
+static enum hapt_status write_model(const struct hapt_env *env, const struct hapt_config *config,
+                                    struct hapt_arena *arena)
+{
+    struct hapt_model *model;
+    const char *path = hapt_config_text(config, "output");
+    if (hapt_config_word_count(config) != 1) {
+        return hapt_fail(HAPT_ERR_USAGE, "hapt model gpt --output model.h5", "hapt model wants one family");
+    }
+    if (!path) return hapt_fail(HAPT_ERR_USAGE, "add --output model.h5", "hapt model has no file to write");
+    HAPT_TRY(hapt_model_build(hapt_config_word(config, 0), config, arena, &model));
+    HAPT_TRY(hapt_model_save(model, hapt_config_text(config, "weights"), hapt_config_text(config, "data"), path));
+    if (env->quiet) return print_json(model, path);
+    hapt_print(env, "%s: %s, %" PRId64 " parameters, %d operators forward and %d backward, %.3g GFLOP a microbatch\n", path,
+               model->family, hapt_model_parameter_count(model), model->graph->forward_count,
+               model->graph->op_count - model->graph->forward_count, hapt_model_flops(model) * 1e-9);
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_command_model(struct hapt_env *env, struct hapt_config *config)
+{
+    struct hapt_arena arena;
+    hapt_arena_init(&arena);
+    enum hapt_status status = HAPT_OK;
+    if (env->world_rank == 0) status = write_model(env, config, &arena); /* a file has one writer */
+    status = hapt_env_agree(env->world, status);
+    hapt_arena_release(&arena);
+    return status;
+}
