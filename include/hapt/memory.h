@@ -2,9 +2,11 @@
  * The static memory plan of a program under a schedule: regions and offsets, known before anything runs. Pure functions.
  *
  * One allocation holds: resident | N slots | workspace | transfer slots, every tensor aligned to 64 bytes.
- *   slot       every tensor that lives from a microbatch's forward to its backward; stage boundaries included
- *   workspace  tensors that live inside one instruction; offsets by liveness; plus kernel scratch
- *   resident   fp32 master weights, bf16 compute copies, fp32 gradients, optimizer state, inputs' staging
+ *   slot       every tensor that lives from a microbatch's forward to its backward; the microbatch's inputs, its loss and
+ *              the stage's boundary activations included
+ *   workspace  tensors that live inside one instruction (gradients that cross a boundary too: they are copied from and to
+ *              their transfer slots); offsets by liveness; plus kernel scratch
+ *   resident   fp32 master weights, bf16 compute copies, fp32 gradients, optimizer state, the loss scale
  *   transfer   HAPT_TRANSFER_SLOTS buffers per boundary that moves outside the slots: activations and gradients received,
  *              gradients sent (activations are sent from their slot)
  * parameter_bytes = everything but the slots; peak = parameter_bytes + slots * activation_bytes, exactly.
@@ -20,7 +22,8 @@ enum hapt_optimizer { HAPT_OPTIMIZER_SGD, HAPT_OPTIMIZER_ADAMW };
 
 enum hapt_region { HAPT_REGION_NONE, HAPT_REGION_RESIDENT, HAPT_REGION_SLOT, HAPT_REGION_WORKSPACE };
 
-/* Kernel scratch of an operator with local shapes, asked of the back end; context is the caller's. */
+/* Kernel scratch of an operator with local shapes, asked of the back end; context is the caller's. Operator -1 stands for what
+ * runs once per step over the resident blocks (square sums, update). */
 typedef size_t hapt_kernel_scratch(void *context, const struct hapt_program *program, int op);
 
 /* One boundary's staging: slot k at offset + k * stride; tensors of the boundary at tensor_offset[i] inside it. */
@@ -36,9 +39,10 @@ struct hapt_memory_plan {
     size_t slot_offset;       /* of slot 0 in the allocation */
     size_t workspace_offset, workspace_bytes;
     size_t scratch_offset, scratch_bytes; /* kernel scratch, inside the workspace */
-    /* Resident blocks, parameters that decay first, the others behind, all in one order: fp32 each of `elements`. Every parameter
-     * starts on a 64-byte boundary (padding elements are 0), so one kernel call serves a whole block. */
-    size_t elements, decayed_elements;
+    /* Resident blocks, parameters that decay first, the other trained ones behind, frozen ones last, all in one order. Every
+     * parameter starts on a 64-byte boundary (padding elements are 0), so one kernel call serves a whole block. Weights and
+     * their copies have `elements`, gradients and optimizer state `trained_elements`. */
+    size_t elements, trained_elements, decayed_elements;
     size_t master_offset, gradient_offset, state_offset[2], copy_offset; /* copy: bf16 or (size_t)-1 */
     int state_count;          /* 0 SGD without momentum, 1 with, 2 AdamW */
     size_t *parameter_element; /* [program->tensor_count] first element of a parameter in the blocks; (size_t)-1 for others */

@@ -1,0 +1,83 @@
+/* Regions and lifetimes. */
+#include "lifetime.h"
+
+size_t hapt_lifetime_bytes(const struct hapt_program *program, int tensor)
+{
+    const struct hapt_tensor *whole = &program->graph->tensor[program->tensor[tensor].tensor];
+    size_t bytes = hapt_dtype_bytes(whole->dtype);
+    for (int d = 0; d < whole->dims; d++) bytes *= (size_t)program->tensor[tensor].shape[d];
+    return bytes;
+}
+
+bool hapt_lifetime_parameter_gradient(const struct hapt_graph *graph, int tensor)
+{
+    const struct hapt_tensor *gradient = &graph->tensor[tensor];
+    return gradient->kind == HAPT_TENSOR_GRADIENT && gradient->primal >= 0 &&
+           graph->tensor[gradient->primal].kind == HAPT_TENSOR_PARAMETER;
+}
+
+static void touch(struct hapt_lifetime *lifetime, int step)
+{
+    if (lifetime->last < lifetime->first) lifetime->first = step;
+    lifetime->last = step;
+}
+
+static bool alive(struct hapt_lifetime lifetime) { return lifetime.first <= lifetime.last; }
+
+static void walk(const struct hapt_program *program, enum hapt_section section, struct hapt_lifetime *lifetime)
+{
+    for (int s = 0; s < program->step_count[section]; s++) {
+        const struct hapt_program_step *step = &program->step[section][s];
+        if (step->kind != HAPT_STEP_COMPUTE) {
+            touch(&lifetime[step->tensor], s);
+            continue;
+        }
+        const struct hapt_op *op = &program->graph->op[step->op];
+        for (int i = 0; i < op->input_count; i++)
+            if (op->input[i] >= 0) touch(&lifetime[program->local[op->input[i]]], s);
+        for (int o = 0; o < op->output_count; o++)
+            if (op->output[o] >= 0) touch(&lifetime[program->local[op->output[o]]], s);
+    }
+}
+
+static enum hapt_region region_of(const struct hapt_program *program, int tensor, struct hapt_lifetime backward)
+{
+    const struct hapt_tensor *whole = &program->graph->tensor[program->tensor[tensor].tensor];
+    switch (whole->kind) {
+    case HAPT_TENSOR_PARAMETER: return HAPT_REGION_RESIDENT;
+    /* One loss scale serves the whole step; tokens and targets differ by microbatch. */
+    case HAPT_TENSOR_INPUT: return whole->role == HAPT_ROLE_LOSS_SCALE ? HAPT_REGION_RESIDENT : HAPT_REGION_SLOT;
+    case HAPT_TENSOR_GRADIENT:
+        return hapt_lifetime_parameter_gradient(program->graph, program->tensor[tensor].tensor) ? HAPT_REGION_RESIDENT
+                                                                                                : HAPT_REGION_WORKSPACE;
+    case HAPT_TENSOR_ACTIVATION: break;
+    }
+    /* The loss is read by the trainer after the forward. */
+    const bool kept = alive(backward) || program->tensor[tensor].tensor == program->graph->loss;
+    return kept ? HAPT_REGION_SLOT : HAPT_REGION_WORKSPACE;
+}
+
+static void keep_boundary(const struct hapt_program *program, const struct hapt_boundary *boundary,
+                          enum hapt_region *region)
+{
+    for (int b = 0; b < boundary->count; b++) region[program->local[boundary->tensor[b]]] = HAPT_REGION_SLOT;
+}
+
+enum hapt_status hapt_lifetime_derive(const struct hapt_program *program, struct hapt_arena *arena,
+                                      enum hapt_region *region, struct hapt_lifetime **lifetime)
+{
+    for (int section = 0; section < HAPT_SECTION_REDUCE; section++) {
+        HAPT_NEW(lifetime[section], arena, program->tensor_count);
+        for (int t = 0; t < program->tensor_count; t++) lifetime[section][t] = (struct hapt_lifetime){0, -1};
+        walk(program, section, lifetime[section]);
+    }
+    struct hapt_lifetime *backward = lifetime[HAPT_SECTION_BACKWARD];
+    for (int t = 0; t < program->tensor_count; t++) region[t] = region_of(program, t, backward[t]);
+    keep_boundary(program, &program->forward_in, region);
+    keep_boundary(program, &program->forward_out, region);
+    for (int b = 0; b < program->backward_in.count; b++)
+        backward[program->local[program->backward_in.tensor[b]]].first = -1;
+    for (int b = 0; b < program->backward_out.count; b++)
+        backward[program->local[program->backward_out.tensor[b]]].last = program->step_count[HAPT_SECTION_BACKWARD];
+    return HAPT_OK;
+}

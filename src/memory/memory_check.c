@@ -1,0 +1,130 @@
+/* Brute-force check of a memory plan: every pair of things that are alive together. */
+#include "lifetime.h"
+
+struct piece {
+    const char *name;
+    size_t begin, end; /* in the allocation; one slot's pieces are those of slot 0 */
+    enum hapt_region region;
+    struct hapt_lifetime lifetime[HAPT_SECTION_REDUCE]; /* workspace tensors */
+};
+
+struct pieces { int count; struct piece *piece; };
+
+static enum hapt_status broken(const struct hapt_program *program, const char *what, const char *a, const char *b)
+{
+    return hapt_fail(HAPT_ERR_INTERNAL, NULL, "memory plan of operators [%d, %d): %s: %s %s", program->first_op,
+                     program->end_op, what, a, b);
+}
+
+static void add(struct pieces *pieces, const char *name, size_t begin, size_t bytes, enum hapt_region region)
+{
+    if (bytes > 0)
+        pieces->piece[pieces->count++] =
+            (struct piece){.name = name, .begin = begin, .end = begin + bytes, .region = region};
+}
+
+static size_t parameter_bytes(const struct hapt_program *program, int tensor)
+{
+    const struct hapt_tensor *whole = &program->graph->tensor[program->tensor[tensor].tensor];
+    return hapt_lifetime_bytes(program, tensor) / hapt_dtype_bytes(whole->dtype) * sizeof(float);
+}
+
+/* What a tensor occupies besides its own place: compute copy and optimizer state of parameters. */
+static void add_parameter(const struct hapt_memory_plan *plan, const struct hapt_program *program, int tensor,
+                          struct pieces *pieces)
+{
+    const struct hapt_tensor *whole = &program->graph->tensor[program->tensor[tensor].tensor];
+    const size_t element = plan->parameter_element[tensor], bytes = parameter_bytes(program, tensor);
+    if (plan->copy_offset != (size_t)-1)
+        add(pieces, whole->name, plan->copy_offset + element * sizeof(uint16_t), bytes / 2, HAPT_REGION_RESIDENT);
+    if (!whole->trainable) return;
+    for (int s = 0; s < plan->state_count; s++)
+        add(pieces, whole->name, plan->state_offset[s] + element * sizeof(float), bytes, HAPT_REGION_RESIDENT);
+}
+
+static void add_tensor(const struct hapt_memory_plan *plan, const struct hapt_program *program, int tensor,
+                       struct hapt_lifetime *const *lifetime, struct pieces *pieces)
+{
+    const struct hapt_tensor *whole = &program->graph->tensor[program->tensor[tensor].tensor];
+    size_t bytes = hapt_lifetime_bytes(program, tensor), begin = plan->offset[tensor];
+    const enum hapt_region region = plan->region[tensor];
+    if (whole->kind == HAPT_TENSOR_PARAMETER) bytes = parameter_bytes(program, tensor);
+    if (region == HAPT_REGION_SLOT) begin += plan->slot_offset;
+    if (region == HAPT_REGION_WORKSPACE) begin += plan->workspace_offset;
+    const int before = pieces->count;
+    add(pieces, whole->name, begin, bytes, region);
+    if (region == HAPT_REGION_WORKSPACE && pieces->count > before)
+        for (int section = 0; section < HAPT_SECTION_REDUCE; section++)
+            pieces->piece[before].lifetime[section] = lifetime[section][tensor];
+    if (whole->kind == HAPT_TENSOR_PARAMETER) add_parameter(plan, program, tensor, pieces);
+}
+
+static void add_staging(const struct hapt_memory_plan *plan, const struct hapt_program *program,
+                        const struct hapt_boundary *boundary, const struct hapt_staging *staging, struct pieces *pieces)
+{
+    (void)plan;
+    for (int k = 0; k < HAPT_TRANSFER_SLOTS; k++)
+        for (int b = 0; b < boundary->count; b++)
+            add(pieces, "transfer slot", staging->offset + (size_t)k * staging->stride + staging->tensor_offset[b],
+                hapt_lifetime_bytes(program, program->local[boundary->tensor[b]]), HAPT_REGION_NONE);
+}
+
+static bool together(const struct piece *a, const struct piece *b)
+{
+    if (a->region != HAPT_REGION_WORKSPACE || b->region != HAPT_REGION_WORKSPACE) return true;
+    for (int section = 0; section < HAPT_SECTION_REDUCE; section++) {
+        const struct hapt_lifetime x = a->lifetime[section], y = b->lifetime[section];
+        if (x.first <= x.last && y.first <= y.last && x.first <= y.last && y.first <= x.last) return true;
+    }
+    return false;
+}
+
+static bool inside(const struct hapt_memory_plan *plan, const struct piece *piece)
+{
+    if (piece->begin % 64 != 0 || piece->end > plan->total_bytes) return false;
+    if (piece->region == HAPT_REGION_SLOT)
+        return piece->begin >= plan->slot_offset && piece->end <= plan->slot_offset + plan->activation_bytes;
+    if (piece->region == HAPT_REGION_WORKSPACE)
+        return piece->begin >= plan->workspace_offset && piece->end <= plan->scratch_offset;
+    if (piece->region == HAPT_REGION_RESIDENT) return piece->end <= plan->slot_offset;
+    return piece->begin >= plan->slot_offset + (size_t)plan->slots * plan->activation_bytes;
+}
+
+static enum hapt_status check(const struct hapt_memory_plan *plan, const struct hapt_program *program,
+                              struct hapt_arena *scratch)
+{
+    struct hapt_lifetime *lifetime[HAPT_SECTION_COUNT] = {NULL};
+    enum hapt_region *region;
+    struct pieces pieces = {0};
+    const int boundaries = program->forward_in.count + program->backward_in.count + program->backward_out.count;
+    HAPT_NEW(region, scratch, program->tensor_count);
+    HAPT_NEW(pieces.piece, scratch, 4 * program->tensor_count + HAPT_TRANSFER_SLOTS * boundaries + 1);
+    HAPT_TRY(hapt_lifetime_derive(program, scratch, region, lifetime));
+    for (int t = 0; t < program->tensor_count; t++) {
+        if (plan->region[t] != region[t]) return broken(program, "wrong region", program->graph->tensor[program->tensor[t].tensor].name, "");
+        add_tensor(plan, program, t, lifetime, &pieces);
+    }
+    add_staging(plan, program, &program->forward_in, &plan->forward_in, &pieces);
+    add_staging(plan, program, &program->backward_in, &plan->backward_in, &pieces);
+    add_staging(plan, program, &program->backward_out, &plan->backward_out, &pieces);
+    add(&pieces, "kernel scratch", plan->scratch_offset, plan->scratch_bytes, HAPT_REGION_NONE);
+    for (int a = 0; a < pieces.count; a++) {
+        if (!inside(plan, &pieces.piece[a])) return broken(program, "outside its region", pieces.piece[a].name, "");
+        for (int b = 0; b < a; b++)
+            if (pieces.piece[a].begin < pieces.piece[b].end && pieces.piece[b].begin < pieces.piece[a].end &&
+                together(&pieces.piece[a], &pieces.piece[b]))
+                return broken(program, "overlap", pieces.piece[a].name, pieces.piece[b].name);
+    }
+    if (plan->total_bytes != plan->parameter_bytes + (size_t)plan->slots * plan->activation_bytes)
+        return broken(program, "the total is not what its parts make", "", "");
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_memory_check(const struct hapt_memory_plan *plan, const struct hapt_program *program)
+{
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = check(plan, program, &scratch);
+    hapt_arena_release(&scratch);
+    return status;
+}

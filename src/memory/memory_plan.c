@@ -1,0 +1,265 @@
+/* The static memory plan: resident blocks, one slot, workspace by liveness, transfer slots. */
+#include <stdlib.h>
+
+#include "lifetime.h"
+
+/* Elements to which a parameter is padded, so that its fp32 and its bf16 block both keep it on a 64-byte boundary. */
+#define PARAMETER_PADDING 32
+
+struct planner {
+    const struct hapt_program *program;
+    const struct hapt_memory_options *options;
+    struct hapt_memory_plan *plan;
+    struct hapt_lifetime *lifetime[HAPT_SECTION_COUNT];
+    size_t end; /* of what is placed so far in the allocation */
+};
+
+static const struct hapt_tensor *whole_tensor(const struct hapt_program *program, int tensor)
+{
+    return &program->graph->tensor[program->tensor[tensor].tensor];
+}
+
+static size_t place(struct planner *planner, size_t bytes)
+{
+    const size_t offset = planner->end;
+    planner->end += hapt_lifetime_align(bytes);
+    return offset;
+}
+
+/* Parameters of one class, in order: 0 decayed, 1 trained without decay, 2 frozen. */
+static int parameter_class(const struct hapt_tensor *parameter)
+{
+    if (!parameter->trainable) return 2;
+    return parameter->dims >= 2 ? 0 : 1;
+}
+
+static void place_parameters(struct planner *planner)
+{
+    const struct hapt_program *program = planner->program;
+    struct hapt_memory_plan *plan = planner->plan;
+    size_t end_of_class[3], elements = 0;
+    bool copies = false;
+    for (int class = 0; class < 3; class++) {
+        for (int t = 0; t < program->tensor_count; t++) {
+            const struct hapt_tensor *tensor = whole_tensor(program, t);
+            if (tensor->kind != HAPT_TENSOR_PARAMETER || parameter_class(tensor) != class) continue;
+            int64_t count = 1;
+            for (int d = 0; d < tensor->dims; d++) count *= program->tensor[t].shape[d];
+            plan->parameter_element[t] = elements;
+            elements += ((size_t)count + PARAMETER_PADDING - 1) / PARAMETER_PADDING * PARAMETER_PADDING;
+            copies = copies || tensor->dtype != HAPT_F32;
+        }
+        end_of_class[class] = elements;
+    }
+    plan->decayed_elements = end_of_class[0];
+    plan->trained_elements = end_of_class[1];
+    plan->elements = end_of_class[2];
+    plan->master_offset = place(planner, plan->elements * sizeof(float));
+    plan->copy_offset = copies ? place(planner, plan->elements * sizeof(uint16_t)) : (size_t)-1;
+    plan->gradient_offset = place(planner, plan->trained_elements * sizeof(float));
+    for (int s = 0; s < plan->state_count; s++)
+        plan->state_offset[s] = place(planner, plan->trained_elements * sizeof(float));
+}
+
+static void place_resident(struct planner *planner)
+{
+    const struct hapt_program *program = planner->program;
+    struct hapt_memory_plan *plan = planner->plan;
+    place_parameters(planner);
+    for (int t = 0; t < program->tensor_count; t++) {
+        if (plan->region[t] != HAPT_REGION_RESIDENT) continue;
+        const struct hapt_tensor *tensor = whole_tensor(program, t);
+        if (tensor->kind == HAPT_TENSOR_PARAMETER) {
+            plan->offset[t] = plan->master_offset + plan->parameter_element[t] * sizeof(float);
+        } else if (tensor->kind == HAPT_TENSOR_GRADIENT) {
+            const int primal = program->local[tensor->primal];
+            plan->offset[t] = plan->gradient_offset + plan->parameter_element[primal] * sizeof(float);
+        } else {
+            plan->offset[t] = place(planner, hapt_lifetime_bytes(program, t));
+        }
+    }
+}
+
+static void place_slots(struct planner *planner)
+{
+    const struct hapt_program *program = planner->program;
+    struct hapt_memory_plan *plan = planner->plan;
+    plan->slot_offset = planner->end;
+    for (int t = 0; t < program->tensor_count; t++) {
+        if (plan->region[t] != HAPT_REGION_SLOT) continue;
+        plan->offset[t] = plan->activation_bytes;
+        plan->activation_bytes += hapt_lifetime_align(hapt_lifetime_bytes(program, t));
+    }
+    planner->end += (size_t)plan->slots * plan->activation_bytes;
+}
+
+/* Free gaps of the workspace, by offset; everything behind `end` is free. */
+struct gap { size_t offset, bytes; };
+struct gaps { int count; struct gap *gap; size_t end; };
+
+/* Best fit: the smallest gap that holds the tensor, else the end (extending a gap that touches it). */
+static size_t gaps_take(struct gaps *gaps, size_t bytes)
+{
+    int best = -1;
+    for (int g = 0; g < gaps->count; g++)
+        if (gaps->gap[g].bytes >= bytes && (best < 0 || gaps->gap[g].bytes < gaps->gap[best].bytes)) best = g;
+    if (best < 0) {
+        struct gap *last = gaps->count > 0 ? &gaps->gap[gaps->count - 1] : NULL;
+        const bool touches = last && last->offset + last->bytes == gaps->end;
+        const size_t offset = touches ? last->offset : gaps->end;
+        if (touches) gaps->count--;
+        gaps->end = offset + bytes;
+        return offset;
+    }
+    const size_t offset = gaps->gap[best].offset;
+    gaps->gap[best].offset += bytes;
+    gaps->gap[best].bytes -= bytes;
+    if (gaps->gap[best].bytes == 0) {
+        for (int g = best; g + 1 < gaps->count; g++) gaps->gap[g] = gaps->gap[g + 1];
+        gaps->count--;
+    }
+    return offset;
+}
+
+static void gaps_give(struct gaps *gaps, size_t offset, size_t bytes)
+{
+    int at = 0;
+    while (at < gaps->count && gaps->gap[at].offset < offset) at++;
+    const bool joins_left = at > 0 && gaps->gap[at - 1].offset + gaps->gap[at - 1].bytes == offset;
+    const bool joins_right = at < gaps->count && offset + bytes == gaps->gap[at].offset;
+    if (joins_left && joins_right) {
+        gaps->gap[at - 1].bytes += bytes + gaps->gap[at].bytes;
+        for (int g = at; g + 1 < gaps->count; g++) gaps->gap[g] = gaps->gap[g + 1];
+        gaps->count--;
+    } else if (joins_left) {
+        gaps->gap[at - 1].bytes += bytes;
+    } else if (joins_right) {
+        gaps->gap[at].offset = offset;
+        gaps->gap[at].bytes += bytes;
+    } else {
+        for (int g = gaps->count; g > at; g--) gaps->gap[g] = gaps->gap[g - 1];
+        gaps->gap[at] = (struct gap){offset, bytes};
+        gaps->count++;
+    }
+}
+
+struct event { int step; int tensor; };
+
+static int compare_events(const void *a, const void *b)
+{
+    const struct event *x = a, *y = b;
+    if (x->step != y->step) return x->step < y->step ? -1 : 1;
+    return x->tensor < y->tensor ? -1 : x->tensor > y->tensor;
+}
+
+/* Offsets of the workspace tensors of one instruction, in order of birth; the peak in *bytes. */
+static enum hapt_status place_instruction(struct planner *planner, enum hapt_section section, struct hapt_arena *scratch,
+                                          size_t *bytes)
+{
+    const struct hapt_program *program = planner->program;
+    const struct hapt_lifetime *lifetime = planner->lifetime[section];
+    struct event *birth, *death;
+    struct gaps gaps = {0};
+    int count = 0, dead = 0;
+    HAPT_NEW(birth, scratch, program->tensor_count);
+    HAPT_NEW(death, scratch, program->tensor_count);
+    HAPT_NEW(gaps.gap, scratch, program->tensor_count + 1);
+    for (int t = 0; t < program->tensor_count; t++) {
+        if (planner->plan->region[t] != HAPT_REGION_WORKSPACE || lifetime[t].last < lifetime[t].first) continue;
+        birth[count] = (struct event){lifetime[t].first, t};
+        death[count++] = (struct event){lifetime[t].last, t};
+    }
+    qsort(birth, (size_t)count, sizeof *birth, compare_events);
+    qsort(death, (size_t)count, sizeof *death, compare_events);
+    for (int b = 0; b < count; b++) {
+        for (; dead < count && death[dead].step < birth[b].step; dead++)
+            gaps_give(&gaps, planner->plan->offset[death[dead].tensor],
+                      hapt_lifetime_align(hapt_lifetime_bytes(program, death[dead].tensor)));
+        const int tensor = birth[b].tensor;
+        planner->plan->offset[tensor] = gaps_take(&gaps, hapt_lifetime_align(hapt_lifetime_bytes(program, tensor)));
+    }
+    *bytes = gaps.end;
+    return HAPT_OK;
+}
+
+static size_t scratch_bytes(const struct planner *planner)
+{
+    const struct hapt_memory_options *options = planner->options;
+    if (!options->scratch) return 0;
+    size_t bytes = options->scratch(options->scratch_context, planner->program, -1);
+    for (int section = 0; section < HAPT_SECTION_REDUCE; section++) {
+        for (int s = 0; s < planner->program->step_count[section]; s++) {
+            const struct hapt_program_step *step = &planner->program->step[section][s];
+            if (step->kind != HAPT_STEP_COMPUTE) continue;
+            const size_t need = options->scratch(options->scratch_context, planner->program, step->op);
+            if (need > bytes) bytes = need;
+        }
+    }
+    return hapt_lifetime_align(bytes);
+}
+
+static enum hapt_status place_workspace(struct planner *planner, struct hapt_arena *scratch)
+{
+    struct hapt_memory_plan *plan = planner->plan;
+    size_t tensors = 0;
+    for (int section = 0; section < HAPT_SECTION_REDUCE; section++) {
+        size_t bytes;
+        HAPT_TRY(place_instruction(planner, section, scratch, &bytes));
+        if (bytes > tensors) tensors = bytes;
+    }
+    plan->scratch_bytes = scratch_bytes(planner);
+    plan->workspace_bytes = tensors + plan->scratch_bytes;
+    plan->workspace_offset = place(planner, plan->workspace_bytes);
+    plan->scratch_offset = plan->workspace_offset + tensors;
+    return HAPT_OK;
+}
+
+static enum hapt_status place_staging(struct planner *planner, const struct hapt_boundary *boundary,
+                                      struct hapt_arena *arena, struct hapt_staging *staging)
+{
+    HAPT_NEW(staging->tensor_offset, arena, boundary->count);
+    for (int b = 0; b < boundary->count; b++) {
+        const int tensor = planner->program->local[boundary->tensor[b]];
+        staging->tensor_offset[b] = staging->stride;
+        staging->stride += hapt_lifetime_align(hapt_lifetime_bytes(planner->program, tensor));
+    }
+    staging->offset = place(planner, HAPT_TRANSFER_SLOTS * staging->stride);
+    return HAPT_OK;
+}
+
+static enum hapt_status plan_all(struct planner *planner, struct hapt_arena *arena, struct hapt_arena *scratch)
+{
+    const struct hapt_program *program = planner->program;
+    struct hapt_memory_plan *plan = planner->plan;
+    HAPT_NEW(plan->region, arena, program->tensor_count);
+    HAPT_NEW(plan->offset, arena, program->tensor_count);
+    HAPT_NEW(plan->parameter_element, arena, program->tensor_count);
+    for (int t = 0; t < program->tensor_count; t++) plan->parameter_element[t] = (size_t)-1;
+    HAPT_TRY(hapt_lifetime_derive(program, scratch, plan->region, planner->lifetime));
+    place_resident(planner);
+    place_slots(planner);
+    HAPT_TRY(place_workspace(planner, scratch));
+    HAPT_TRY(place_staging(planner, &program->forward_in, arena, &plan->forward_in));
+    HAPT_TRY(place_staging(planner, &program->backward_in, arena, &plan->backward_in));
+    HAPT_TRY(place_staging(planner, &program->backward_out, arena, &plan->backward_out));
+    plan->total_bytes = planner->end;
+    plan->parameter_bytes = planner->end - (size_t)plan->slots * plan->activation_bytes;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_memory_plan(const struct hapt_program *program, const struct hapt_memory_options *options,
+                                  struct hapt_arena *arena, struct hapt_memory_plan **plan)
+{
+    HAPT_ASSERT(options->slots >= 1 && options->state_count >= 0 && options->state_count <= 2);
+    struct hapt_memory_plan *made;
+    HAPT_NEW(made, arena, 1);
+    made->slots = options->slots;
+    made->state_count = options->state_count;
+    struct planner planner = {.program = program, .options = options, .plan = made};
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = plan_all(&planner, arena, &scratch);
+    hapt_arena_release(&scratch);
+    if (status == HAPT_OK) *plan = made;
+    return status;
+}

@@ -1,0 +1,73 @@
+/* Sharding rules derived from index signatures. */
+#include "rules.h"
+
+#include <stdio.h>
+
+static int letter_position(const struct hapt_signature_operand *operand, char letter)
+{
+    for (int d = 0; d < operand->dims; d++)
+        if (operand->letter[d] == letter) return d;
+    return -1;
+}
+
+static enum hapt_status refuse(const struct hapt_op *op, const char *why)
+{
+    return hapt_fail(HAPT_ERR_INFEASIBLE, "use a submesh of one device for this stage", "operator %s (%s) %s", op->name,
+                     hapt_op_type_at(op->type)->name, why);
+}
+
+/* The letter on which the sharded inputs are sharded; 0 when every input is whole. */
+static enum hapt_status sharded_letter(const struct hapt_op *op, const struct hapt_signature *signature,
+                                       const struct hapt_property *input, char *letter)
+{
+    char found = 0;
+    for (int i = 0; i < op->input_count; i++) {
+        if (op->input[i] < 0 || input[i].kind == HAPT_PROPERTY_IDENTITY) continue;
+        if (input[i].kind == HAPT_PROPERTY_ALL_REDUCE) return refuse(op, "would read partial sums");
+        const struct hapt_signature_operand *operand = &signature->input[i];
+        const int dim = input[i].dim;
+        if (dim >= operand->dims || !operand->shardable[dim]) return refuse(op, "cannot be sharded on that dimension");
+        if (found && operand->letter[dim] != found) return refuse(op, "has inputs sharded on different indices");
+        found = operand->letter[dim];
+    }
+    *letter = found;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_rule_derive(const struct hapt_graph *graph, const struct hapt_op *op,
+                                  const struct hapt_property *input, struct hapt_property *output)
+{
+    (void)graph;
+    const struct hapt_signature *signature = hapt_op_signature(op->type);
+    char letter;
+    HAPT_TRY(sharded_letter(op, signature, input, &letter));
+    if (!letter) {
+        for (int o = 0; o < op->output_count; o++)
+            output[o] = (struct hapt_property){.kind = HAPT_PROPERTY_IDENTITY};
+        return HAPT_OK;
+    }
+    bool added_once = false; /* an optional operand without the letter (a bias) is added, so it must not enter partial sums */
+    for (int i = 0; i < op->input_count; i++) {
+        if (op->input[i] < 0) continue;
+        const int dim = letter_position(&signature->input[i], letter);
+        if (dim >= 0 && (input[i].kind != HAPT_PROPERTY_ALL_GATHER || input[i].dim != dim))
+            return refuse(op, "has one input sharded on an index and another that is not");
+        if (dim < 0 && signature->input[i].optional) added_once = true;
+    }
+    for (int o = 0; o < op->output_count; o++) {
+        const int dim = letter_position(&signature->output[o], letter);
+        if (dim >= 0 && !signature->output[o].shardable[dim]) return refuse(op, "has an output that cannot be sharded");
+        if (dim < 0 && added_once) return refuse(op, "would add its optional input once per shard");
+        output[o] = dim >= 0 ? (struct hapt_property){HAPT_PROPERTY_ALL_GATHER, dim}
+                             : (struct hapt_property){.kind = HAPT_PROPERTY_ALL_REDUCE};
+    }
+    return HAPT_OK;
+}
+
+const char *hapt_property_text(struct hapt_property property, char buffer[24])
+{
+    if (property.kind == HAPT_PROPERTY_IDENTITY) snprintf(buffer, 24, "whole");
+    else if (property.kind == HAPT_PROPERTY_ALL_REDUCE) snprintf(buffer, 24, "partial");
+    else snprintf(buffer, 24, "sharded(%d)", property.dim);
+    return buffer;
+}
