@@ -48,6 +48,10 @@ enum hapt_status hapt_engine_begin_step(struct hapt_engine *engine);
  * outgoing gradients are copied to transfer slot `staged_out` (>= 0). */
 enum hapt_status hapt_engine_forward(struct hapt_engine *engine, int slot, int staged);
 enum hapt_status hapt_engine_backward(struct hapt_engine *engine, int slot, int staged, int staged_out);
+/* Only what belongs to forward operators [first_op, end_op) of a section, without any copies: one engine of a long range times
+ * every range inside it. */
+enum hapt_status hapt_engine_run_part(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op,
+                                      int end_op);
 
 /* Sum of squares of local gradients of parameters for which weight[program tensor] is 1 (0: a tied copy counted elsewhere;
  * NULL: all count), in double, in a fixed order. */

@@ -1,0 +1,269 @@
+/* The engine: life, addresses, and the sections of a step. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine_private.h"
+
+enum hapt_status hapt_engine_plan_memory(const struct hapt_program *program, const struct hapt_engine_options *options,
+                                         struct hapt_arena *arena, struct hapt_memory_plan **plan)
+{
+    HAPT_TRY(hapt_engine_check_kernels(program, options));
+    struct hapt_engine_options context = *options;
+    const struct hapt_memory_options memory = {.slots = options->slots, .state_count = options->state_count,
+                                               .scratch = hapt_engine_scratch, .scratch_context = &context};
+    return hapt_memory_plan(program, &memory, arena, plan);
+}
+
+static enum hapt_status set_up(struct hapt_engine *engine)
+{
+    const struct hapt_backend *backend = engine->options.backend;
+    void *memory;
+    HAPT_TRY(hapt_engine_plan_memory(engine->program, &engine->options, &engine->arena, &engine->plan));
+    HAPT_TRY(backend->allocate(engine->options.device, engine->plan->total_bytes, &memory));
+    engine->memory = memory;
+    engine->queue = backend->queue(engine->options.device, 0);
+    return hapt_engine_bind(engine);
+}
+
+enum hapt_status hapt_engine_create(const struct hapt_program *program, const struct hapt_engine_options *options,
+                                    struct hapt_engine **engine)
+{
+    struct hapt_engine *made = calloc(1, sizeof *made);
+    if (!made) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for an engine");
+    hapt_arena_init(&made->arena);
+    made->program = program;
+    made->options = *options;
+    const enum hapt_status status = set_up(made);
+    if (status != HAPT_OK) hapt_engine_destroy(made);
+    else *engine = made;
+    return status;
+}
+
+void hapt_engine_destroy(struct hapt_engine *engine)
+{
+    if (!engine) return;
+    if (engine->memory) engine->options.backend->free(engine->options.device, engine->memory);
+    hapt_arena_release(&engine->arena);
+    free(engine);
+}
+
+const struct hapt_memory_plan *hapt_engine_memory(const struct hapt_engine *engine) { return engine->plan; }
+
+void *hapt_engine_tensor(struct hapt_engine *engine, int tensor, int slot)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
+    const int local = engine->program->local[tensor];
+    if (local < 0) return NULL;
+    switch (plan->region[local]) {
+    case HAPT_REGION_RESIDENT: return engine->memory + plan->offset[local];
+    case HAPT_REGION_WORKSPACE: return engine->memory + plan->workspace_offset + plan->offset[local];
+    case HAPT_REGION_SLOT:
+        HAPT_ASSERT(slot >= 0 && slot < plan->slots);
+        return engine->memory + plan->slot_offset + (size_t)slot * plan->activation_bytes + plan->offset[local];
+    case HAPT_REGION_NONE: break;
+    }
+    return NULL;
+}
+
+static size_t local_elements(const struct hapt_engine *engine, int tensor)
+{
+    const int local = engine->program->local[tensor];
+    if (local < 0) return 0;
+    size_t count = 1;
+    for (int d = 0; d < engine->program->graph->tensor[tensor].dims; d++)
+        count *= (size_t)engine->program->tensor[local].shape[d];
+    return count;
+}
+
+size_t hapt_engine_tensor_bytes(const struct hapt_engine *engine, int tensor)
+{
+    const struct hapt_tensor *whole = &engine->program->graph->tensor[tensor];
+    const enum hapt_dtype dtype = whole->kind == HAPT_TENSOR_PARAMETER ? HAPT_F32 : whole->dtype;
+    return local_elements(engine, tensor) * hapt_dtype_bytes(dtype);
+}
+
+static const struct hapt_staging *staging_of(const struct hapt_engine *engine, enum hapt_staging_kind kind)
+{
+    if (kind == HAPT_STAGING_FORWARD_IN) return &engine->plan->forward_in;
+    return kind == HAPT_STAGING_BACKWARD_IN ? &engine->plan->backward_in : &engine->plan->backward_out;
+}
+
+void *hapt_engine_staging(struct hapt_engine *engine, enum hapt_staging_kind kind, int slot, int index)
+{
+    const struct hapt_staging *staging = staging_of(engine, kind);
+    HAPT_ASSERT(slot >= 0 && slot < HAPT_TRANSFER_SLOTS);
+    return engine->memory + staging->offset + (size_t)slot * staging->stride + staging->tensor_offset[index];
+}
+
+static enum hapt_status finish(struct hapt_engine *engine)
+{
+    const struct hapt_backend *backend = engine->options.backend;
+    return backend->wait(backend->record(engine->queue));
+}
+
+static enum hapt_status run(struct hapt_engine *engine, const struct bound_step *bound)
+{
+    return bound->kernel->run(&bound->call, engine->queue);
+}
+
+/* Moves a boundary between its transfer slot and the places its operators use. */
+static enum hapt_status move(struct hapt_engine *engine, const struct hapt_boundary *boundary,
+                             enum hapt_staging_kind kind, int slot, int staged)
+{
+    for (int b = 0; b < boundary->count; b++) {
+        void *place = hapt_engine_tensor(engine, boundary->tensor[b], slot);
+        void *transfer = hapt_engine_staging(engine, kind, staged, b);
+        const bool out = kind == HAPT_STAGING_BACKWARD_OUT;
+        HAPT_TRY(engine->options.backend->copy(engine->queue, out ? transfer : place, out ? place : transfer,
+                                               hapt_engine_tensor_bytes(engine, boundary->tensor[b])));
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status run_section(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op,
+                                    int end_op)
+{
+    const struct section_binding *binding = &engine->section[section];
+    HAPT_ASSERT(slot >= 0 && slot < engine->options.slots);
+    const struct bound_step *step = &binding->step[slot * binding->step_count];
+    for (int s = 0; s < binding->step_count; s++)
+        if (step[s].forward_op >= first_op && step[s].forward_op < end_op) HAPT_TRY(run(engine, &step[s]));
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_engine_forward(struct hapt_engine *engine, int slot, int staged)
+{
+    const struct hapt_program *program = engine->program;
+    if (staged >= 0) HAPT_TRY(move(engine, &program->forward_in, HAPT_STAGING_FORWARD_IN, slot, staged));
+    HAPT_TRY(run_section(engine, HAPT_SECTION_FORWARD, slot, program->first_op, program->end_op));
+    return finish(engine);
+}
+
+enum hapt_status hapt_engine_backward(struct hapt_engine *engine, int slot, int staged, int staged_out)
+{
+    const struct hapt_program *program = engine->program;
+    if (staged >= 0) HAPT_TRY(move(engine, &program->backward_in, HAPT_STAGING_BACKWARD_IN, slot, staged));
+    HAPT_TRY(run_section(engine, HAPT_SECTION_BACKWARD, slot, program->first_op, program->end_op));
+    if (staged_out >= 0) HAPT_TRY(move(engine, &program->backward_out, HAPT_STAGING_BACKWARD_OUT, slot, staged_out));
+    return finish(engine);
+}
+
+enum hapt_status hapt_engine_run_part(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op,
+                                      int end_op)
+{
+    HAPT_TRY(run_section(engine, section, slot, first_op, end_op));
+    return finish(engine);
+}
+
+enum hapt_status hapt_engine_begin_step(struct hapt_engine *engine)
+{
+    if (engine->plan->trained_elements > 0) HAPT_TRY(run(engine, &engine->zero));
+    return finish(engine);
+}
+
+enum hapt_status hapt_engine_square_sum(struct hapt_engine *engine, const double *weight, double *sum)
+{
+    if (engine->parameter_count == 0) {
+        *sum = 0;
+        return HAPT_OK;
+    }
+    for (int p = 0; p < engine->parameter_count; p++) HAPT_TRY(run(engine, &engine->square_sum[p]));
+    HAPT_TRY(engine->options.backend->copy(engine->queue, engine->square, engine->square_sum[0].call.output[0].data,
+                                           (size_t)engine->parameter_count * sizeof *engine->square));
+    HAPT_TRY(finish(engine));
+    double total = 0;
+    for (int p = 0; p < engine->parameter_count; p++)
+        total += (weight ? weight[engine->parameter[p]] : 1.0) * engine->square[p];
+    *sum = total;
+    return HAPT_OK;
+}
+
+static struct hapt_view resident(struct hapt_engine *engine, size_t offset, size_t first, size_t count)
+{
+    return hapt_engine_flat_view((float *)(engine->memory + offset) + first, HAPT_F32, count);
+}
+
+/* One call for the elements [first, end) of the blocks, which all decay or all do not. */
+static enum hapt_status update_block(struct hapt_engine *engine, const struct hapt_update *update, size_t first,
+                                     size_t end, double decay)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
+    if (first == end) return HAPT_OK;
+    struct hapt_call call = {.input_count = 1, .output_count = update->optimizer == HAPT_OPTIMIZER_ADAMW ? 4 : 3,
+                             .threads = engine->options.threads,
+                             .workspace = engine->memory + plan->scratch_offset,
+                             .workspace_bytes = plan->scratch_bytes};
+    const double adamw[] = {update->learning_rate, update->beta1, update->beta2, update->epsilon, decay,
+                            update->gradient_scale};
+    const double sgd[] = {update->learning_rate, update->momentum, 0, 0, decay, update->gradient_scale};
+    memcpy(call.real, update->optimizer == HAPT_OPTIMIZER_ADAMW ? adamw : sgd, sizeof adamw);
+    call.integer[0] = update->step;
+    call.input[0] = resident(engine, plan->gradient_offset, first, end - first);
+    int output = 0;
+    call.output[output++] = resident(engine, plan->master_offset, first, end - first);
+    for (int s = 0; s < plan->state_count; s++)
+        call.output[output++] = resident(engine, plan->state_offset[s], first, end - first);
+    if (plan->state_count == 0) output++; /* no momentum buffer */
+    if (plan->copy_offset != (size_t)-1)
+        call.output[output] = hapt_engine_flat_view(
+            (uint16_t *)(engine->memory + plan->copy_offset) + first, HAPT_BF16, end - first);
+    return engine->update->run(&call, engine->queue);
+}
+
+enum hapt_status hapt_engine_update(struct hapt_engine *engine, const struct hapt_update *update)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
+    HAPT_ASSERT((update->optimizer == HAPT_OPTIMIZER_ADAMW) == (plan->state_count == 2));
+    HAPT_TRY(update_block(engine, update, 0, plan->decayed_elements, update->weight_decay));
+    HAPT_TRY(update_block(engine, update, plan->decayed_elements, plan->trained_elements, 0));
+    return finish(engine);
+}
+
+/* Device address of a parameter's weight or state; NULL for the state of a frozen one. */
+static float *parameter_address(struct hapt_engine *engine, int tensor, int state)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
+    const int local = engine->program->local[tensor];
+    HAPT_ASSERT(local >= 0 && engine->program->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER);
+    HAPT_ASSERT(state >= -1 && state < plan->state_count);
+    const size_t element = plan->parameter_element[local];
+    if (state >= 0 && element >= plan->trained_elements) return NULL;
+    return (float *)(engine->memory + (state < 0 ? plan->master_offset : plan->state_offset[state])) + element;
+}
+
+enum hapt_status hapt_engine_set(struct hapt_engine *engine, int tensor, int state, const float *value)
+{
+    const size_t elements = local_elements(engine, tensor);
+    const struct hapt_backend *backend = engine->options.backend;
+    float *place = parameter_address(engine, tensor, state);
+    if (!place) return HAPT_OK;
+    HAPT_TRY(backend->copy(engine->queue, place, value, elements * sizeof *value));
+    const enum hapt_dtype dtype = engine->program->graph->tensor[tensor].dtype;
+    if (state < 0 && dtype != HAPT_F32) {
+        struct hapt_call call = {.input_count = 1, .output_count = 1, .threads = engine->options.threads,
+                                 .workspace = engine->memory + engine->plan->scratch_offset,
+                                 .workspace_bytes = engine->plan->scratch_bytes};
+        call.input[0] = hapt_engine_flat_view(place, HAPT_F32, elements);
+        call.output[0] = hapt_engine_flat_view(hapt_engine_operand(engine, tensor, 0), dtype, elements);
+        HAPT_TRY(engine->convert->run(&call, engine->queue));
+    }
+    return finish(engine);
+}
+
+enum hapt_status hapt_engine_get(struct hapt_engine *engine, int tensor, int state, float *value)
+{
+    const size_t bytes = local_elements(engine, tensor) * sizeof *value;
+    const float *place = parameter_address(engine, tensor, state);
+    if (!place) {
+        memset(value, 0, bytes);
+        return HAPT_OK;
+    }
+    HAPT_TRY(engine->options.backend->copy(engine->queue, value, place, bytes));
+    return finish(engine);
+}
+
+float *hapt_engine_gradients(struct hapt_engine *engine, size_t *elements)
+{
+    *elements = engine->plan->trained_elements;
+    return (float *)(engine->memory + engine->plan->gradient_offset);
+}

@@ -1,0 +1,201 @@
+/* Binding: every operator of a program becomes one kernel call with final addresses, per slot. */
+#include <string.h>
+
+#include "engine_private.h"
+
+static const char *optimizer_kernel(int state_count)
+{
+    return state_count == 2 ? "adamw" : "sgd";
+}
+
+static enum hapt_dtype compute_type(const struct hapt_program *program, int op)
+{
+    const struct hapt_op *what = &program->graph->op[op];
+    for (int i = 0; i < what->input_count; i++) {
+        if (what->input[i] < 0) continue;
+        const enum hapt_dtype dtype = program->graph->tensor[what->input[i]].dtype;
+        if (dtype == HAPT_BF16 || dtype == HAPT_F16) return dtype;
+    }
+    return HAPT_F32;
+}
+
+const struct hapt_kernel *hapt_engine_find_kernel(const struct hapt_program *program,
+                                                  const struct hapt_engine_options *options, int op)
+{
+    const char *name = hapt_op_type_at(program->graph->op[op].type)->name;
+    return options->backend->find_kernel(options->device, name, compute_type(program, op));
+}
+
+static enum hapt_status need_kernel(const struct hapt_engine_options *options, const char *name, enum hapt_dtype dtype,
+                                    bool found)
+{
+    if (found) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INPUT, "choose another --dtype or device", "the %s back end has no %s kernel for %s",
+                     options->backend->name, hapt_dtype_name(dtype), name);
+}
+
+enum hapt_status hapt_engine_check_kernels(const struct hapt_program *program,
+                                           const struct hapt_engine_options *options)
+{
+    for (int section = 0; section < HAPT_SECTION_REDUCE; section++) {
+        for (int s = 0; s < program->step_count[section]; s++) {
+            const struct hapt_program_step *step = &program->step[section][s];
+            if (step->kind != HAPT_STEP_COMPUTE)
+                return hapt_fail(HAPT_ERR_INTERNAL, NULL, "the engine runs no collectives inside a microbatch yet");
+            HAPT_TRY(need_kernel(options, hapt_op_type_at(program->graph->op[step->op].type)->name,
+                                 compute_type(program, step->op),
+                                 hapt_engine_find_kernel(program, options, step->op) != NULL));
+        }
+    }
+    const char *const flat[] = {"zero", "square_sum", optimizer_kernel(options->state_count), "convert"};
+    for (int k = 0; k < 4; k++)
+        HAPT_TRY(need_kernel(options, flat[k], HAPT_F32,
+                             options->backend->find_kernel(options->device, flat[k], HAPT_F32) != NULL));
+    return HAPT_OK;
+}
+
+struct hapt_view hapt_engine_flat_view(void *data, enum hapt_dtype dtype, size_t elements)
+{
+    return (struct hapt_view){.data = data, .dtype = dtype, .dims = 1, .shape = {(int64_t)elements}};
+}
+
+static struct hapt_view describe(const struct hapt_program *program, int tensor)
+{
+    const struct hapt_tensor *whole = &program->graph->tensor[tensor];
+    struct hapt_view view = {.dtype = whole->dtype, .dims = whole->dims};
+    memcpy(view.shape, program->tensor[program->local[tensor]].shape, sizeof view.shape);
+    return view;
+}
+
+void hapt_engine_describe_call(const struct hapt_program *program, const struct hapt_engine_options *options, int op,
+                               struct hapt_call *call)
+{
+    const struct hapt_op *what = &program->graph->op[op];
+    *call = (struct hapt_call){.input_count = what->input_count, .output_count = what->output_count,
+                               .accumulate = what->accumulate, .threads = options->threads};
+    memcpy(call->integer, what->integer, sizeof call->integer);
+    memcpy(call->real, what->real, sizeof call->real);
+    for (int i = 0; i < what->input_count; i++)
+        if (what->input[i] >= 0) call->input[i] = describe(program, what->input[i]);
+    for (int o = 0; o < what->output_count; o++)
+        if (what->output[o] >= 0) call->output[o] = describe(program, what->output[o]);
+}
+
+static int trained_parameters(const struct hapt_program *program, size_t *elements)
+{
+    int count = 0;
+    *elements = 0;
+    for (int t = 0; t < program->tensor_count; t++) {
+        const struct hapt_tensor *tensor = &program->graph->tensor[program->tensor[t].tensor];
+        if (tensor->kind != HAPT_TENSOR_PARAMETER || !tensor->trainable) continue;
+        count++;
+        *elements += (size_t)hapt_tensor_elements(tensor) + 64; /* padding included */
+    }
+    return count;
+}
+
+/* Scratch of the kernels that run over the resident blocks: the square sums, one double each, and what the kernels ask for. */
+static size_t flat_scratch(const struct hapt_engine_options *options, const struct hapt_program *program)
+{
+    size_t elements, most = 0;
+    const int count = trained_parameters(program, &elements);
+    const char *const name[] = {"zero", "square_sum", optimizer_kernel(options->state_count), "convert"};
+    struct hapt_call call = {.input_count = 1, .output_count = 4, .threads = options->threads};
+    call.input[0] = hapt_engine_flat_view(NULL, HAPT_F32, elements);
+    for (int o = 0; o < 4; o++) call.output[o] = hapt_engine_flat_view(NULL, HAPT_F32, elements);
+    for (int k = 0; k < 4; k++) {
+        const struct hapt_kernel *kernel = options->backend->find_kernel(options->device, name[k], HAPT_F32);
+        if (!kernel || !kernel->workspace_bytes) continue;
+        const size_t need = kernel->workspace_bytes(&call);
+        if (need > most) most = need;
+    }
+    return ((size_t)count * sizeof(double) + 63) / 64 * 64 + most;
+}
+
+size_t hapt_engine_scratch(void *context, const struct hapt_program *program, int op)
+{
+    const struct hapt_engine_options *options = context;
+    if (op < 0) return flat_scratch(options, program);
+    const struct hapt_kernel *kernel = hapt_engine_find_kernel(program, options, op);
+    if (!kernel || !kernel->workspace_bytes) return 0;
+    struct hapt_call call;
+    hapt_engine_describe_call(program, options, op, &call);
+    return kernel->workspace_bytes(&call);
+}
+
+void *hapt_engine_operand(struct hapt_engine *engine, int tensor, int slot)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
+    const struct hapt_tensor *whole = &engine->program->graph->tensor[tensor];
+    if (whole->kind != HAPT_TENSOR_PARAMETER || whole->dtype == HAPT_F32)
+        return hapt_engine_tensor(engine, tensor, slot);
+    const size_t element = plan->parameter_element[engine->program->local[tensor]];
+    return engine->memory + plan->copy_offset + element * hapt_dtype_bytes(whole->dtype);
+}
+
+static void bind_step(struct hapt_engine *engine, const struct hapt_program_step *step, int slot,
+                      struct bound_step *bound)
+{
+    const struct hapt_op *op = &engine->program->graph->op[step->op];
+    bound->kernel = hapt_engine_find_kernel(engine->program, &engine->options, step->op);
+    bound->forward_op = op->forward_op;
+    hapt_engine_describe_call(engine->program, &engine->options, step->op, &bound->call);
+    for (int i = 0; i < op->input_count; i++)
+        if (op->input[i] >= 0) bound->call.input[i].data = hapt_engine_operand(engine, op->input[i], slot);
+    for (int o = 0; o < op->output_count; o++)
+        if (op->output[o] >= 0) bound->call.output[o].data = hapt_engine_tensor(engine, op->output[o], slot);
+    bound->call.workspace = engine->memory + engine->plan->scratch_offset;
+    bound->call.workspace_bytes = engine->plan->scratch_bytes;
+}
+
+static enum hapt_status bind_flat(struct hapt_engine *engine)
+{
+    const struct hapt_program *program = engine->program;
+    const struct hapt_engine_options *options = &engine->options;
+    const struct hapt_memory_plan *plan = engine->plan;
+    size_t elements;
+    engine->parameter_count = trained_parameters(program, &elements);
+    HAPT_NEW(engine->parameter, &engine->arena, engine->parameter_count);
+    HAPT_NEW(engine->square_sum, &engine->arena, engine->parameter_count);
+    HAPT_NEW(engine->square, &engine->arena, engine->parameter_count);
+    char *scratch = engine->memory + plan->scratch_offset;
+    const size_t sums_bytes = ((size_t)engine->parameter_count * sizeof(double) + 63) / 64 * 64;
+    const struct hapt_kernel *square_sum = options->backend->find_kernel(options->device, "square_sum", HAPT_F32);
+    for (int t = 0, p = 0; t < program->tensor_count; t++) {
+        const struct hapt_tensor *tensor = &program->graph->tensor[program->tensor[t].tensor];
+        if (tensor->kind != HAPT_TENSOR_PARAMETER || !tensor->trainable) continue;
+        float *gradient = (float *)(engine->memory + plan->gradient_offset) + plan->parameter_element[t];
+        size_t count = 1;
+        for (int d = 0; d < tensor->dims; d++) count *= (size_t)program->tensor[t].shape[d];
+        struct bound_step *bound = &engine->square_sum[p];
+        bound->kernel = square_sum;
+        bound->call = (struct hapt_call){.input_count = 1, .output_count = 1, .threads = options->threads,
+                                         .workspace = scratch + sums_bytes,
+                                         .workspace_bytes = plan->scratch_bytes - sums_bytes};
+        bound->call.input[0] = hapt_engine_flat_view(gradient, HAPT_F32, count);
+        bound->call.output[0] = hapt_engine_flat_view(scratch + (size_t)p * sizeof(double), HAPT_F32, 1);
+        engine->parameter[p++] = t;
+    }
+    engine->zero.kernel = options->backend->find_kernel(options->device, "zero", HAPT_F32);
+    engine->zero.call = (struct hapt_call){.output_count = 1, .threads = options->threads,
+                                           .workspace = scratch, .workspace_bytes = plan->scratch_bytes};
+    engine->zero.call.output[0] =
+        hapt_engine_flat_view(engine->memory + plan->gradient_offset, HAPT_F32, plan->trained_elements);
+    engine->convert = options->backend->find_kernel(options->device, "convert", HAPT_F32);
+    engine->update = options->backend->find_kernel(options->device, optimizer_kernel(options->state_count), HAPT_F32);
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_engine_bind(struct hapt_engine *engine)
+{
+    const struct hapt_program *program = engine->program;
+    for (int section = 0; section < HAPT_SECTION_REDUCE; section++) {
+        struct section_binding *binding = &engine->section[section];
+        binding->step_count = program->step_count[section];
+        HAPT_NEW(binding->step, &engine->arena, (size_t)binding->step_count * (size_t)engine->options.slots);
+        for (int slot = 0; slot < engine->options.slots; slot++)
+            for (int s = 0; s < binding->step_count; s++)
+                bind_step(engine, &program->step[section][s], slot, &binding->step[slot * binding->step_count + s]);
+    }
+    return bind_flat(engine);
+}

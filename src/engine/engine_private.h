@@ -1,0 +1,49 @@
+/* The engine's own structure, shared by its files. */
+#ifndef HAPT_ENGINE_PRIVATE_H
+#define HAPT_ENGINE_PRIVATE_H
+
+#include "hapt/engine.h"
+
+struct bound_step {
+    const struct hapt_kernel *kernel;
+    struct hapt_call call;
+    int forward_op;
+};
+
+struct section_binding {
+    int step_count;
+    struct bound_step *step; /* [slots][step_count] */
+};
+
+struct hapt_engine {
+    struct hapt_arena arena;
+    const struct hapt_program *program;
+    struct hapt_engine_options options;
+    struct hapt_memory_plan *plan;
+    struct hapt_queue *queue;
+    char *memory; /* device memory, plan->total_bytes */
+    struct section_binding section[HAPT_SECTION_REDUCE];
+    int parameter_count; /* trained ones; square sums in their order */
+    int *parameter;      /* [parameter_count] program tensors */
+    struct bound_step *square_sum; /* [parameter_count] */
+    double *square;                /* [parameter_count] host copy of the sums */
+    struct bound_step zero;        /* of the gradient block */
+    const struct hapt_kernel *convert, *update;
+};
+
+/* Engine of a plan to be: everything that is known before memory is. */
+enum hapt_status hapt_engine_check_kernels(const struct hapt_program *program,
+                                           const struct hapt_engine_options *options);
+const struct hapt_kernel *hapt_engine_find_kernel(const struct hapt_program *program,
+                                                  const struct hapt_engine_options *options, int op);
+/* The call of an operator without addresses: shapes, types, attributes. */
+void hapt_engine_describe_call(const struct hapt_program *program, const struct hapt_engine_options *options, int op,
+                               struct hapt_call *call);
+/* A flat array of `elements`. */
+struct hapt_view hapt_engine_flat_view(void *data, enum hapt_dtype dtype, size_t elements);
+size_t hapt_engine_scratch(void *context, const struct hapt_program *program, int op);
+/* Where the compute type of a parameter stands: its copy, or the master weight itself. */
+void *hapt_engine_operand(struct hapt_engine *engine, int tensor, int slot);
+enum hapt_status hapt_engine_bind(struct hapt_engine *engine);
+
+#endif
