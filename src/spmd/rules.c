@@ -39,7 +39,7 @@ enum hapt_status hapt_rule_derive(const struct hapt_graph *graph, const struct h
 {
     (void)graph;
     const struct hapt_signature *signature = hapt_op_signature(op->type);
-    char letter;
+    char letter = 0;
     HAPT_TRY(sharded_letter(op, signature, input, &letter));
     if (!letter) {
         for (int o = 0; o < op->output_count; o++)
