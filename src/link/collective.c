@@ -1,0 +1,284 @@
+/*
+ * Deterministic collectives of the compute thread.
+ *
+ * Each element is summed by one rank, in order of rank, so every rank gets the same bits and the sum does not depend on which
+ * of the two ways carried it. On one node: slabs in a shared memory window, two of each so that a block needs two barriers.
+ * Over several nodes: slices are sent to their owner, summed there and sent back. Waiting never spins for long: other ranks
+ * may share the core.
+ */
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+
+#include "hapt/link.h"
+
+#define SLAB_ELEMENTS ((size_t)1 << 18)  /* shared memory: floats of one block; 1 MiB, so that it stays in the cache */
+#define SLICE_ELEMENTS ((size_t)1 << 16) /* messages: floats one rank owns of a block */
+
+struct shared_head { _Alignas(64) atomic_ullong arrived; };
+
+struct hapt_collective {
+    MPI_Comm comm;
+    int rank, size;
+    const char *who;
+    double timeout_s;
+    /* one node */
+    MPI_Win window;
+    struct shared_head *head;   /* on rank 0 */
+    float **slab;               /* [2 * size]: slab[b * size + r] */
+    unsigned long long barriers;
+    int turn;                   /* which of the two slabs is next */
+    /* several nodes */
+    float *received;            /* [size][SLICE_ELEMENTS] */
+    MPI_Request *request;       /* [2 * size] */
+};
+
+void hapt_link_sharpen_timers(void)
+{
+    prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0); /* ns; the default adds 50 us to every sleep */
+}
+
+void hapt_link_pause(unsigned *spins)
+{
+    const unsigned count = (*spins)++;
+    if (count < 64) {
+        sched_yield();
+    } else {
+        hapt_time_sleep_until(hapt_time_s() + (count < 128 ? 20e-6 : 100e-6));
+    }
+}
+
+static enum hapt_status late(const char *who, double timeout_s, const char *what)
+{
+    return hapt_fail(HAPT_ERR_COMM, "look for a rank that died or hangs; --timeout sets the limit",
+                     "%s waited %.3g s for its peers in: %s", who, timeout_s, what);
+}
+
+static enum hapt_status wait_requests(MPI_Request *request, int count, const char *who, double timeout_s, const char *what)
+{
+    const double deadline_s = hapt_time_s() + timeout_s;
+    unsigned spins = 0;
+    for (;;) {
+        int done = 0;
+        HAPT_MPI(MPI_Testall(count, request, &done, MPI_STATUSES_IGNORE));
+        if (done) return HAPT_OK;
+        if (hapt_time_s() > deadline_s) return late(who, timeout_s, what);
+        hapt_link_pause(&spins);
+    }
+}
+
+enum hapt_status hapt_link_all_gather(MPI_Comm comm, const char *what, double timeout_s, const void *mine, size_t bytes,
+                                      void *all)
+{
+    int rank;
+    char who[32];
+    HAPT_MPI(MPI_Comm_rank(comm, &rank));
+    snprintf(who, sizeof who, "rank %d", rank);
+    MPI_Request request;
+    HAPT_MPI(MPI_Iallgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, comm, &request));
+    return wait_requests(&request, 1, who, timeout_s, what);
+}
+
+/* ---- one node ---- */
+
+static enum hapt_status open_window(struct hapt_collective *collective)
+{
+    const size_t slab_bytes = SLAB_ELEMENTS * sizeof(float);
+    const MPI_Aint bytes = (MPI_Aint)(sizeof(struct shared_head) + 2 * slab_bytes);
+    char *mine = NULL;
+    HAPT_MPI(MPI_Win_allocate_shared(bytes, 1, MPI_INFO_NULL, collective->comm, &mine, &collective->window));
+    collective->slab = calloc((size_t)(2 * collective->size), sizeof *collective->slab);
+    if (!collective->slab) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a collective");
+    for (int r = 0; r < collective->size; r++) {
+        MPI_Aint size;
+        int unit;
+        char *base;
+        HAPT_MPI(MPI_Win_shared_query(collective->window, r, &size, &unit, &base));
+        if (r == 0) collective->head = (struct shared_head *)base;
+        collective->slab[r] = (float *)(base + sizeof(struct shared_head));
+        collective->slab[collective->size + r] = collective->slab[r] + SLAB_ELEMENTS;
+    }
+    /* Pages are touched first by the rank that fills them. */
+    memset(mine, 0, (size_t)bytes);
+    if (collective->rank == 0) atomic_init(&collective->head->arrived, 0);
+    HAPT_MPI(MPI_Barrier(collective->comm));
+    return HAPT_OK;
+}
+
+static enum hapt_status barrier(struct hapt_collective *collective, const char *what)
+{
+    const unsigned long long goal = ++collective->barriers * (unsigned long long)collective->size;
+    atomic_fetch_add_explicit(&collective->head->arrived, 1, memory_order_acq_rel);
+    const double deadline_s = hapt_time_s() + collective->timeout_s;
+    unsigned spins = 0;
+    for (int quick = 0; quick < 200; quick++)
+        if (atomic_load_explicit(&collective->head->arrived, memory_order_acquire) >= goal) return HAPT_OK;
+    while (atomic_load_explicit(&collective->head->arrived, memory_order_acquire) < goal) {
+        if (hapt_time_s() > deadline_s) return late(collective->who, collective->timeout_s, what);
+        hapt_link_pause(&spins);
+    }
+    return HAPT_OK;
+}
+
+static void sum_slice(float *const *slab, int ranks, size_t first, size_t end)
+{
+    float *restrict sum = slab[0];
+    for (int r = 1; r < ranks; r++) {
+        const float *restrict term = slab[r];
+        for (size_t i = first; i < end; i++) sum[i] += term[i];
+    }
+}
+
+static enum hapt_status reduce_shared(struct hapt_collective *collective, const char *what, float *data, size_t elements)
+{
+    for (size_t first = 0; first < elements; first += SLAB_ELEMENTS) {
+        const size_t count = elements - first < SLAB_ELEMENTS ? elements - first : SLAB_ELEMENTS;
+        float *const *slab = collective->slab + collective->turn * collective->size;
+        collective->turn ^= 1;
+        memcpy(slab[collective->rank], data + first, count * sizeof *data);
+        HAPT_TRY(barrier(collective, what));
+        sum_slice(slab, collective->size, hapt_collective_slice(count, collective->size, collective->rank),
+                  hapt_collective_slice(count, collective->size, collective->rank + 1));
+        HAPT_TRY(barrier(collective, what));
+        memcpy(data + first, slab[0], count * sizeof *data);
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status gather_shared(struct hapt_collective *collective, const char *what, float *data, size_t elements)
+{
+    const size_t mine = hapt_collective_slice(elements, collective->size, collective->rank);
+    const size_t end = hapt_collective_slice(elements, collective->size, collective->rank + 1);
+    for (size_t first = 0; first < elements; first += SLAB_ELEMENTS) {
+        const size_t stop = first + SLAB_ELEMENTS < elements ? first + SLAB_ELEMENTS : elements;
+        float *slab = collective->slab[collective->turn * collective->size];
+        collective->turn ^= 1;
+        const size_t from = mine > first ? mine : first, to = end < stop ? end : stop;
+        if (from < to) memcpy(slab + (from - first), data + from, (to - from) * sizeof *data);
+        HAPT_TRY(barrier(collective, what));
+        memcpy(data + first, slab, (stop - first) * sizeof *data);
+    }
+    return HAPT_OK;
+}
+
+/* ---- several nodes ---- */
+
+static enum hapt_status share_slices(struct hapt_collective *collective, const char *what, float *data, size_t elements)
+{
+    int count = 0;
+    const size_t mine = hapt_collective_slice(elements, collective->size, collective->rank);
+    const size_t end = hapt_collective_slice(elements, collective->size, collective->rank + 1);
+    for (int r = 0; r < collective->size; r++) {
+        if (r == collective->rank) continue;
+        const size_t first = hapt_collective_slice(elements, collective->size, r);
+        const size_t stop = hapt_collective_slice(elements, collective->size, r + 1);
+        HAPT_MPI(MPI_Irecv(data + first, (int)(stop - first), MPI_FLOAT, r, 1, collective->comm,
+                           &collective->request[count++]));
+        HAPT_MPI(MPI_Isend(data + mine, (int)(end - mine), MPI_FLOAT, r, 1, collective->comm,
+                           &collective->request[count++]));
+    }
+    return wait_requests(collective->request, count, collective->who, collective->timeout_s, what);
+}
+
+static enum hapt_status reduce_block(struct hapt_collective *collective, const char *what, float *data, size_t elements)
+{
+    int count = 0;
+    const size_t mine = hapt_collective_slice(elements, collective->size, collective->rank);
+    const size_t own = hapt_collective_slice(elements, collective->size, collective->rank + 1) - mine;
+    for (int r = 0; r < collective->size; r++) {
+        if (r == collective->rank) continue;
+        const size_t first = hapt_collective_slice(elements, collective->size, r);
+        const size_t stop = hapt_collective_slice(elements, collective->size, r + 1);
+        HAPT_MPI(MPI_Irecv(collective->received + (size_t)r * SLICE_ELEMENTS, (int)own, MPI_FLOAT, r, 0, collective->comm,
+                           &collective->request[count++]));
+        HAPT_MPI(MPI_Isend(data + first, (int)(stop - first), MPI_FLOAT, r, 0, collective->comm,
+                           &collective->request[count++]));
+    }
+    HAPT_TRY(wait_requests(collective->request, count, collective->who, collective->timeout_s, what));
+    memcpy(collective->received + (size_t)collective->rank * SLICE_ELEMENTS, data + mine, own * sizeof *data);
+    for (int r = 1; r < collective->size; r++)
+        for (size_t i = 0; i < own; i++) collective->received[i] += collective->received[(size_t)r * SLICE_ELEMENTS + i];
+    memcpy(data + mine, collective->received, own * sizeof *data);
+    return share_slices(collective, what, data, elements);
+}
+
+/* ---- either ---- */
+
+size_t hapt_collective_slice(size_t elements, int ranks, int rank)
+{
+    const size_t each = elements / (size_t)ranks, rest = elements % (size_t)ranks, r = (size_t)rank;
+    return r * each + (r < rest ? r : rest);
+}
+
+static enum hapt_status open_collective(struct hapt_collective *collective, MPI_Comm comm, bool shared_memory)
+{
+    HAPT_MPI(MPI_Comm_dup(comm, &collective->comm));
+    HAPT_MPI(MPI_Comm_set_errhandler(collective->comm, MPI_ERRORS_RETURN));
+    HAPT_MPI(MPI_Comm_rank(collective->comm, &collective->rank));
+    HAPT_MPI(MPI_Comm_size(collective->comm, &collective->size));
+    if (collective->size == 1) return HAPT_OK;
+    MPI_Comm node;
+    int together = 0;
+    HAPT_MPI(MPI_Comm_split_type(collective->comm, MPI_COMM_TYPE_SHARED, collective->rank, MPI_INFO_NULL, &node));
+    HAPT_MPI(MPI_Comm_size(node, &together));
+    MPI_Comm_free(&node);
+    int smallest = together;
+    HAPT_MPI(MPI_Allreduce(&together, &smallest, 1, MPI_INT, MPI_MIN, collective->comm));
+    if (smallest == collective->size && shared_memory) return open_window(collective);
+    collective->received = calloc((size_t)collective->size, SLICE_ELEMENTS * sizeof(float));
+    collective->request = calloc((size_t)(2 * collective->size), sizeof(MPI_Request));
+    if (!collective->received || !collective->request) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a collective");
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_collective_create(MPI_Comm comm, const char *who, double timeout_s, bool shared_memory,
+                                        struct hapt_collective **collective)
+{
+    struct hapt_collective *made = calloc(1, sizeof *made);
+    if (!made) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a collective");
+    made->comm = MPI_COMM_NULL;
+    made->window = MPI_WIN_NULL;
+    made->who = who;
+    made->timeout_s = timeout_s;
+    const enum hapt_status status = open_collective(made, comm, shared_memory);
+    if (status != HAPT_OK) {
+        hapt_collective_destroy(made);
+        return status;
+    }
+    *collective = made;
+    return HAPT_OK;
+}
+
+void hapt_collective_destroy(struct hapt_collective *collective)
+{
+    if (!collective) return;
+    if (collective->window != MPI_WIN_NULL) MPI_Win_free(&collective->window);
+    if (collective->comm != MPI_COMM_NULL) MPI_Comm_free(&collective->comm);
+    free(collective->slab);
+    free(collective->received);
+    free(collective->request);
+    free(collective);
+}
+
+enum hapt_status hapt_collective_all_reduce(struct hapt_collective *collective, const char *what, float *data,
+                                            size_t elements)
+{
+    if (collective->size == 1) return HAPT_OK;
+    if (collective->head) return reduce_shared(collective, what, data, elements);
+    const size_t block = SLICE_ELEMENTS * (size_t)collective->size;
+    for (size_t first = 0; first < elements; first += block)
+        HAPT_TRY(reduce_block(collective, what, data + first, elements - first < block ? elements - first : block));
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_collective_all_gather(struct hapt_collective *collective, const char *what, float *data,
+                                            size_t elements)
+{
+    if (collective->size == 1) return HAPT_OK;
+    if (collective->head) return gather_shared(collective, what, data, elements);
+    HAPT_ASSERT(elements / (size_t)collective->size < INT32_MAX);
+    return share_slices(collective, what, data, elements);
+}

@@ -1,0 +1,300 @@
+/*
+ * The courier: one communication thread per rank that moves stage boundaries while the compute thread works.
+ *
+ * Counters of messages are the only state both threads touch: the compute thread raises queued, expected and freed, the
+ * courier raises sent and received. The mutex orders waiting and waking, not the data.
+ */
+#include "courier.h"
+
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define POLL_S 100e-6 /* between tests that found nothing */
+
+static struct timespec at_time(double time_s)
+{
+    struct timespec due = {.tv_sec = (time_t)time_s};
+    due.tv_nsec = (long)((time_s - (double)due.tv_sec) * 1e9);
+    return due;
+}
+
+enum hapt_status hapt_courier_create(const struct hapt_transfer *transfer, MPI_Comm world, double timeout_s,
+                                     struct hapt_courier **courier)
+{
+    struct hapt_courier *made = calloc(1, sizeof *made);
+    if (!made) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a courier");
+    hapt_arena_init(&made->arena);
+    made->transfer = transfer;
+    made->timeout_s = timeout_s;
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_mutex_init(&made->mutex, NULL);
+    pthread_cond_init(&made->work, &attributes);
+    pthread_cond_init(&made->news, &attributes);
+    pthread_condattr_destroy(&attributes);
+    const enum hapt_status status = transfer->open(world, &made->context);
+    if (status != HAPT_OK) {
+        hapt_arena_release(&made->arena);
+        free(made);
+        return status;
+    }
+    *courier = made;
+    return HAPT_OK;
+}
+
+static enum hapt_status add_channels(struct hapt_courier *courier, struct flow *flow)
+{
+    HAPT_NEW(flow->channel, &courier->arena, flow->options.piece_count);
+    HAPT_NEW(flow->piece_channel, &courier->arena, flow->options.piece_count);
+    for (int i = 0; i < flow->options.piece_count; i++) {
+        const int peer = flow->options.piece[i].peer;
+        int c = 0;
+        while (c < flow->channel_count && flow->channel[c].peer != peer) c++;
+        if (c == flow->channel_count) {
+            struct channel *channel = &flow->channel[flow->channel_count++];
+            channel->peer = peer;
+            HAPT_NEW(channel->piece, &courier->arena, flow->options.piece_count);
+        }
+        flow->channel[c].piece[flow->channel[c].piece_count++] = flow->options.piece[i];
+        flow->piece_channel[i] = c;
+        flow->message_bytes += flow->options.piece[i].bytes;
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_courier_add(struct hapt_courier *courier, const struct hapt_flow_options *options, int *flow)
+{
+    HAPT_ASSERT(!courier->running && options->piece_count > 0 && options->slot_count > 0 && options->peer_slots > 0);
+    if (courier->flow_count == courier->flow_capacity) {
+        struct flow **grown;
+        const int capacity = courier->flow_capacity ? 2 * courier->flow_capacity : 8;
+        HAPT_NEW(grown, &courier->arena, capacity);
+        if (courier->flow_count) memcpy(grown, courier->flow, (size_t)courier->flow_count * sizeof *grown);
+        courier->flow = grown;
+        courier->flow_capacity = capacity;
+    }
+    struct flow *made;
+    HAPT_NEW(made, &courier->arena, 1);
+    made->options = *options;
+    struct hapt_piece *piece;
+    void **base;
+    const size_t addresses = (size_t)options->slot_count * (size_t)options->buffer_count;
+    HAPT_NEW(piece, &courier->arena, options->piece_count);
+    HAPT_NEW(base, &courier->arena, addresses);
+    memcpy(piece, options->piece, (size_t)options->piece_count * sizeof *piece);
+    memcpy(base, options->base, addresses * sizeof *base);
+    made->options.piece = piece;
+    made->options.base = base;
+    HAPT_NEW(made->queue_slot, &courier->arena, options->slot_count);
+    HAPT_NEW(made->queue_ready_s, &courier->arena, options->slot_count);
+    HAPT_NEW(made->last_of_slot, &courier->arena, options->slot_count);
+    HAPT_TRY(add_channels(courier, made));
+    *flow = courier->flow_count;
+    courier->flow[courier->flow_count++] = made;
+    return HAPT_OK;
+}
+
+static void wake_compute(struct hapt_courier *courier)
+{
+    pthread_mutex_lock(&courier->mutex);
+    pthread_cond_broadcast(&courier->news);
+    pthread_mutex_unlock(&courier->mutex);
+}
+
+static void wake_courier(struct hapt_courier *courier)
+{
+    pthread_mutex_lock(&courier->mutex);
+    courier->kicks++;
+    pthread_cond_signal(&courier->work);
+    pthread_mutex_unlock(&courier->mutex);
+}
+
+/* Sleeps until `until_s` (NAN: for ever), or until the compute thread brings work it brought since `kicks`. */
+static void sleep_courier(struct hapt_courier *courier, uint64_t kicks, double until_s)
+{
+    pthread_mutex_lock(&courier->mutex);
+    if (courier->kicks == kicks) {
+        if (isnan(until_s)) {
+            pthread_cond_wait(&courier->work, &courier->mutex);
+        } else {
+            const struct timespec due = at_time(until_s);
+            pthread_cond_timedwait(&courier->work, &courier->mutex, &due);
+        }
+    }
+    pthread_mutex_unlock(&courier->mutex);
+}
+
+static void *run_courier(void *argument)
+{
+    struct hapt_courier *courier = argument;
+    hapt_link_sharpen_timers();
+    for (;;) {
+        pthread_mutex_lock(&courier->mutex);
+        const uint64_t kicks = courier->kicks;
+        const bool stopping = courier->stopping;
+        pthread_mutex_unlock(&courier->mutex);
+        struct pass pass = {.now_s = hapt_time_s(), .wake_s = NAN};
+        for (int f = 0; f < courier->flow_count && pass.status == HAPT_OK; f++) {
+            if (courier->flow[f]->options.sends) {
+                hapt_flow_advance_sender(courier, courier->flow[f], &pass);
+            } else {
+                hapt_flow_advance_receiver(courier, courier->flow[f], &pass);
+            }
+        }
+        if (pass.news) wake_compute(courier);
+        if (pass.status != HAPT_OK || (stopping && !pass.unfinished)) {
+            pthread_mutex_lock(&courier->mutex);
+            courier->status = pass.status;
+            courier->finished = true;
+            pthread_cond_broadcast(&courier->news);
+            pthread_mutex_unlock(&courier->mutex);
+            return NULL;
+        }
+        if (pass.progress) continue;
+        double until_s = pass.wake_s;
+        if (pass.in_flight) until_s = fmin(until_s, pass.now_s + POLL_S); /* fmin ignores NAN */
+        sleep_courier(courier, kicks, until_s);
+    }
+}
+
+enum hapt_status hapt_courier_start(struct hapt_courier *courier)
+{
+    if (courier->flow_count == 0) return HAPT_OK;
+    /* Signals belong to the compute thread. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int error = pthread_create(&courier->thread, NULL, run_courier, courier);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no communication thread: %s", strerror(error));
+    courier->running = true;
+    return HAPT_OK;
+}
+
+/* The peer whose part of message `sequence` is missing: for messages. */
+static int lagging_peer(const struct flow *flow, int64_t sequence)
+{
+    for (int c = 0; c < flow->channel_count; c++)
+        if (!flow->options.sends && atomic_load(&flow->channel[c].received) <= sequence) return flow->channel[c].peer;
+    return flow->channel[0].peer;
+}
+
+static enum hapt_status timed_out(const struct hapt_courier *courier, const struct flow *flow, int64_t sequence)
+{
+    const struct hapt_flow_options *options = &flow->options;
+    const long step = (long)(sequence / options->per_step), microbatch = (long)(sequence % options->per_step);
+    return hapt_fail(HAPT_ERR_COMM, "look for a rank that died or hangs; --timeout sets the limit",
+                     "stage %d waited %.3g s for %s of step %ld, microbatch %ld, %s stage %d (rank %d)", options->stage,
+                     courier->timeout_s, options->what, step, microbatch, options->sends ? "to be taken by" : "from",
+                     options->peer_stage, lagging_peer(flow, sequence));
+}
+
+/* Waits until *counter > sequence. */
+static enum hapt_status wait_counter(struct hapt_courier *courier, const struct flow *flow, const atomic_llong *counter,
+                                     int64_t sequence)
+{
+    if (atomic_load(counter) > sequence) return HAPT_OK;
+    HAPT_ASSERT(courier->running);
+    const struct timespec deadline = at_time(hapt_time_s() + courier->timeout_s);
+    enum hapt_status status = HAPT_OK;
+    bool late = false;
+    pthread_mutex_lock(&courier->mutex);
+    while (atomic_load(counter) <= sequence && status == HAPT_OK && !late) {
+        late = pthread_cond_timedwait(&courier->news, &courier->mutex, &deadline) == ETIMEDOUT;
+        status = courier->status;
+    }
+    pthread_mutex_unlock(&courier->mutex);
+    if (atomic_load(counter) > sequence) return HAPT_OK;
+    return status != HAPT_OK ? status : timed_out(courier, flow, sequence);
+}
+
+void hapt_courier_expect(struct hapt_courier *courier, int flow, int64_t count)
+{
+    HAPT_ASSERT(!courier->flow[flow]->options.sends);
+    atomic_fetch_add(&courier->flow[flow]->expected, count);
+    wake_courier(courier);
+}
+
+void hapt_courier_send(struct hapt_courier *courier, int flow, int slot)
+{
+    struct flow *sender = courier->flow[flow];
+    const int64_t sequence = atomic_load(&sender->queued);
+    HAPT_ASSERT(sender->options.sends && slot >= 0 && slot < sender->options.slot_count);
+    /* At most one message a slot, so the queue never overflows. */
+    HAPT_ASSERT(atomic_load(&sender->sent) >= sender->last_of_slot[slot]);
+    const int place = (int)(sequence % sender->options.slot_count);
+    HAPT_ASSERT(sequence - atomic_load(&sender->sent) < sender->options.slot_count);
+    sender->queue_slot[place] = slot;
+    sender->queue_ready_s[place] = hapt_time_s();
+    sender->last_of_slot[slot] = sequence + 1;
+    atomic_store(&sender->queued, sequence + 1);
+    wake_courier(courier);
+}
+
+enum hapt_status hapt_courier_wait_sent(struct hapt_courier *courier, int flow, int slot)
+{
+    const struct flow *sender = courier->flow[flow];
+    return wait_counter(courier, sender, &sender->sent, sender->last_of_slot[slot] - 1);
+}
+
+enum hapt_status hapt_courier_wait_received(struct hapt_courier *courier, int flow, int64_t sequence)
+{
+    struct flow *receiver = courier->flow[flow];
+    for (int c = 0; c < receiver->channel_count; c++)
+        HAPT_TRY(wait_counter(courier, receiver, &receiver->channel[c].received, sequence));
+    return HAPT_OK;
+}
+
+void hapt_courier_free(struct hapt_courier *courier, int flow)
+{
+    struct flow *receiver = courier->flow[flow];
+    for (int c = 0; c < receiver->channel_count; c++)
+        HAPT_ASSERT(atomic_load(&receiver->channel[c].received) > atomic_load(&receiver->freed));
+    atomic_fetch_add(&receiver->freed, 1);
+    wake_courier(courier);
+}
+
+double hapt_courier_active_s(struct hapt_courier *courier, int flow)
+{
+    return 1e-9 * (double)atomic_load(&courier->flow[flow]->active_ns);
+}
+
+enum hapt_status hapt_courier_drain(struct hapt_courier *courier)
+{
+    if (!courier->running) return HAPT_OK;
+    const struct timespec deadline = at_time(hapt_time_s() + courier->timeout_s);
+    bool late = false;
+    pthread_mutex_lock(&courier->mutex);
+    courier->stopping = true;
+    courier->kicks++;
+    pthread_cond_signal(&courier->work);
+    while (!courier->finished && !late)
+        late = pthread_cond_timedwait(&courier->news, &courier->mutex, &deadline) == ETIMEDOUT;
+    const enum hapt_status status = courier->status;
+    const bool finished = courier->finished;
+    pthread_mutex_unlock(&courier->mutex);
+    if (!finished)
+        return hapt_fail(HAPT_ERR_COMM, "look for a rank that died or hangs; --timeout sets the limit",
+                         "stage %d waited %.3g s for its peers to take its last messages",
+                         courier->flow[0]->options.stage, courier->timeout_s);
+    pthread_join(courier->thread, NULL);
+    courier->running = false;
+    return status;
+}
+
+void hapt_courier_destroy(struct hapt_courier *courier)
+{
+    if (!courier) return;
+    HAPT_ASSERT(!courier->running);
+    courier->transfer->close(courier->context);
+    pthread_cond_destroy(&courier->work);
+    pthread_cond_destroy(&courier->news);
+    pthread_mutex_destroy(&courier->mutex);
+    hapt_arena_release(&courier->arena);
+    free(courier);
+}

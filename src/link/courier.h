@@ -1,0 +1,94 @@
+/* Inside the courier: what its thread (flow.c) and its face (courier.c) share. */
+#ifndef HAPT_LINK_COURIER_H
+#define HAPT_LINK_COURIER_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "hapt/link.h"
+
+#define WINDOW 16 /* chunks in flight at most: per flow when sending, per channel when receiving */
+
+/* Chunks in flight, oldest first; `last`: the chunk ends its message. */
+struct window {
+    int first, count;
+    struct hapt_transfer_request request[WINDOW];
+    bool last[WINDOW];
+    double start_s[WINDOW]; /* sending: of the message */
+};
+
+/* Where in the pieces the next chunk starts. */
+struct cursor { int piece; size_t offset; };
+
+/* The part of a flow that one peer has to do with. */
+struct channel {
+    int peer;
+    int piece_count;
+    struct hapt_piece *piece;
+    /* receiving */
+    struct window window;
+    struct cursor cursor;
+    int64_t posted;        /* messages whose chunks are all posted */
+    atomic_llong received; /* messages complete */
+    int64_t credited;      /* slots whose release the peer was told of */
+    /* either side of the credits */
+    bool credit_in_flight;
+    struct hapt_transfer_request credit;
+    int64_t credits; /* sending: releases the peer told us of */
+};
+
+struct flow {
+    struct hapt_flow_options options;
+    int channel_count;
+    struct channel *channel;
+    int *piece_channel; /* [piece_count] */
+    size_t message_bytes;
+    /* sending */
+    atomic_llong queued, sent; /* messages handed over; messages gone */
+    int *queue_slot;           /* [slot_count] ring by sequence */
+    double *queue_ready_s;     /* [slot_count] */
+    int64_t *last_of_slot;     /* [slot_count] 1 + sequence of the newest message handed over there; compute thread only */
+    int64_t started;           /* messages whose first chunk may go */
+    bool under_way, blocked;
+    struct cursor cursor;
+    size_t done_bytes;         /* of the message under way */
+    double start_s;            /* of the message under way */
+    double port_free_s;        /* paced: when the link has taken the message before */
+    double finished_s;         /* when the last message was gone */
+    struct window window;
+    atomic_llong active_ns;
+    /* receiving */
+    atomic_llong expected, freed;
+};
+
+struct hapt_courier {
+    struct hapt_arena arena;
+    const struct hapt_transfer *transfer;
+    void *context;
+    double timeout_s;
+    int flow_count, flow_capacity;
+    struct flow **flow;
+    pthread_t thread;
+    pthread_mutex_t mutex;
+    pthread_cond_t work, news; /* for the courier; for the compute thread */
+    uint64_t kicks;            /* under the mutex, as all below */
+    bool running, stopping, finished;
+    enum hapt_status status;
+};
+
+/* What one look at every flow found. */
+struct pass {
+    double now_s;
+    double wake_s;   /* the next paced chunk is due then; NAN: none */
+    bool progress;   /* something moved: look again at once */
+    bool news;       /* a message is complete: the compute thread may go on */
+    bool in_flight;  /* the library must be asked again soon */
+    bool unfinished; /* something is still to be sent, taken or told */
+    enum hapt_status status;
+};
+
+void hapt_flow_advance_sender(struct hapt_courier *courier, struct flow *flow, struct pass *pass);
+void hapt_flow_advance_receiver(struct hapt_courier *courier, struct flow *flow, struct pass *pass);
+
+#endif

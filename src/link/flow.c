@@ -1,0 +1,209 @@
+/* One look at a flow by the courier's thread: what came in, what may go out. Nothing here waits. */
+#include <math.h>
+#include <string.h>
+
+#include "courier.h"
+
+static size_t chunk_bytes(const struct hapt_piece *piece, size_t offset)
+{
+    const size_t left = piece->bytes - offset;
+    return left < HAPT_LINK_CHUNK_BYTES ? left : HAPT_LINK_CHUNK_BYTES;
+}
+
+/* Moves past a chunk; true when the message is complete. */
+static bool advance(struct cursor *cursor, const struct hapt_piece *piece, int piece_count, size_t bytes)
+{
+    cursor->offset += bytes;
+    if (cursor->offset < piece[cursor->piece].bytes) return false;
+    cursor->offset = 0;
+    if (++cursor->piece < piece_count) return false;
+    cursor->piece = 0;
+    return true;
+}
+
+static int window_push(struct window *window)
+{
+    return (window->first + window->count++) % WINDOW;
+}
+
+/* Takes the oldest chunk out when it is done. */
+static bool window_pop(struct hapt_courier *courier, struct window *window, struct pass *pass, bool *last, double *start_s)
+{
+    if (window->count == 0 || pass->status != HAPT_OK) return false;
+    bool done = false;
+    pass->status = courier->transfer->test(courier->context, &window->request[window->first], &done);
+    if (pass->status != HAPT_OK || !done) return false;
+    *last = window->last[window->first];
+    *start_s = window->start_s[window->first];
+    window->first = (window->first + 1) % WINDOW;
+    window->count--;
+    pass->progress = true;
+    return true;
+}
+
+static const void *address(const struct flow *flow, int slot, const struct hapt_piece *piece, size_t offset)
+{
+    const char *base = flow->options.base[(size_t)slot * (size_t)flow->options.buffer_count + (size_t)piece->buffer];
+    return base + piece->offset + offset;
+}
+
+/* Hears which transfer slots the receivers released. */
+static void hear_credits(struct hapt_courier *courier, struct flow *flow, struct pass *pass)
+{
+    for (int c = 0; c < flow->channel_count && pass->status == HAPT_OK; c++) {
+        struct channel *channel = &flow->channel[c];
+        if (!channel->credit_in_flight && channel->credits < flow->started) {
+            pass->status = courier->transfer->receive(courier->context, NULL, 0, channel->peer,
+                                                      2 * flow->options.tag + 1, &channel->credit);
+            channel->credit_in_flight = pass->status == HAPT_OK;
+        }
+        if (!channel->credit_in_flight) continue;
+        bool done = false;
+        pass->status = courier->transfer->test(courier->context, &channel->credit, &done);
+        if (pass->status != HAPT_OK) return;
+        if (done) {
+            channel->credit_in_flight = false;
+            channel->credits++;
+            pass->progress = true;
+        }
+    }
+}
+
+static bool has_credit(const struct flow *flow)
+{
+    for (int c = 0; c < flow->channel_count; c++)
+        if (flow->started >= flow->channel[c].credits + flow->options.peer_slots) return false;
+    return true;
+}
+
+/* Starts the next message when there is one and every receiver has a place for it. */
+static bool start_message(struct flow *flow, const struct pass *pass)
+{
+    if (flow->under_way) return true;
+    if (flow->started >= atomic_load(&flow->queued)) return false;
+    if (!has_credit(flow)) {
+        flow->blocked = true;
+        return false;
+    }
+    const double ready_s = flow->queue_ready_s[flow->started % flow->options.slot_count];
+    flow->start_s = fmax(ready_s, flow->port_free_s);
+    if (flow->blocked) flow->start_s = fmax(flow->start_s, pass->now_s);
+    flow->blocked = false;
+    flow->under_way = true;
+    flow->started++;
+    flow->done_bytes = 0;
+    if (flow->options.bandwidth > 0)
+        flow->port_free_s = flow->start_s + (double)flow->message_bytes / flow->options.bandwidth;
+    return true;
+}
+
+/* A paced chunk goes when its last byte would have crossed the link: absolute times, so a late one delays no other. */
+static bool chunk_is_due(const struct flow *flow, size_t bytes, struct pass *pass)
+{
+    if (flow->options.bandwidth <= 0) return true;
+    const double due_s = flow->start_s + flow->options.latency_s +
+                         (double)(flow->done_bytes + bytes) / flow->options.bandwidth;
+    if (due_s <= pass->now_s) return true;
+    pass->wake_s = fmin(pass->wake_s, due_s);
+    return false;
+}
+
+static void post_sends(struct hapt_courier *courier, struct flow *flow, struct pass *pass)
+{
+    while (pass->status == HAPT_OK && flow->window.count < WINDOW && start_message(flow, pass)) {
+        const int p = flow->cursor.piece;
+        const struct hapt_piece *piece = &flow->options.piece[p];
+        const size_t bytes = chunk_bytes(piece, flow->cursor.offset);
+        if (!chunk_is_due(flow, bytes, pass)) return;
+        const int slot = flow->queue_slot[(flow->started - 1) % flow->options.slot_count];
+        const int entry = window_push(&flow->window);
+        pass->status = courier->transfer->send(courier->context, address(flow, slot, piece, flow->cursor.offset), bytes,
+                                               piece->peer, 2 * flow->options.tag, &flow->window.request[entry]);
+        flow->done_bytes += bytes;
+        flow->window.last[entry] = advance(&flow->cursor, flow->options.piece, flow->options.piece_count, bytes);
+        flow->window.start_s[entry] = flow->start_s;
+        if (flow->window.last[entry]) flow->under_way = false;
+        pass->progress = true;
+    }
+}
+
+void hapt_flow_advance_sender(struct hapt_courier *courier, struct flow *flow, struct pass *pass)
+{
+    bool last;
+    double start_s;
+    while (window_pop(courier, &flow->window, pass, &last, &start_s)) {
+        if (!last) continue;
+        const double now_s = hapt_time_s();
+        atomic_fetch_add(&flow->active_ns, (long long)(1e9 * (now_s - fmax(start_s, flow->finished_s))));
+        flow->finished_s = now_s;
+        atomic_fetch_add(&flow->sent, 1);
+        pass->news = true;
+    }
+    hear_credits(courier, flow, pass);
+    post_sends(courier, flow, pass);
+    const int64_t queued = atomic_load(&flow->queued);
+    if (flow->window.count > 0) pass->in_flight = true;
+    if (atomic_load(&flow->sent) < queued) pass->unfinished = true;
+    for (int c = 0; c < flow->channel_count; c++) {
+        if (flow->channel[c].credit_in_flight) pass->in_flight = true;
+        if (flow->channel[c].credits < queued) pass->unfinished = true;
+    }
+}
+
+static void post_receives(struct hapt_courier *courier, const struct flow *flow, struct channel *channel, struct pass *pass)
+{
+    const int64_t expected = atomic_load(&flow->expected);
+    const int64_t allowed = atomic_load(&flow->freed) + flow->options.peer_slots;
+    while (pass->status == HAPT_OK && channel->window.count < WINDOW && channel->posted < expected &&
+           channel->posted < allowed) {
+        const struct hapt_piece *piece = &channel->piece[channel->cursor.piece];
+        const size_t bytes = chunk_bytes(piece, channel->cursor.offset);
+        const int slot = (int)(channel->posted % flow->options.peer_slots);
+        const int entry = window_push(&channel->window);
+        pass->status = courier->transfer->receive(courier->context,
+                                                  (void *)address(flow, slot, piece, channel->cursor.offset), bytes,
+                                                  channel->peer, 2 * flow->options.tag, &channel->window.request[entry]);
+        channel->window.last[entry] = advance(&channel->cursor, channel->piece, channel->piece_count, bytes);
+        if (channel->window.last[entry]) channel->posted++;
+        pass->progress = true;
+    }
+}
+
+/* Tells the sender of released slots, one empty message each. */
+static void tell_credits(struct hapt_courier *courier, const struct flow *flow, struct channel *channel, struct pass *pass)
+{
+    while (pass->status == HAPT_OK) {
+        if (channel->credit_in_flight) {
+            bool done = false;
+            pass->status = courier->transfer->test(courier->context, &channel->credit, &done);
+            if (pass->status != HAPT_OK || !done) return;
+            channel->credit_in_flight = false;
+        }
+        if (channel->credited >= atomic_load(&flow->freed)) return;
+        pass->status = courier->transfer->send(courier->context, NULL, 0, channel->peer, 2 * flow->options.tag + 1,
+                                               &channel->credit);
+        channel->credit_in_flight = pass->status == HAPT_OK;
+        channel->credited++;
+        pass->progress = true;
+    }
+}
+
+void hapt_flow_advance_receiver(struct hapt_courier *courier, struct flow *flow, struct pass *pass)
+{
+    const int64_t expected = atomic_load(&flow->expected);
+    for (int c = 0; c < flow->channel_count && pass->status == HAPT_OK; c++) {
+        struct channel *channel = &flow->channel[c];
+        bool last;
+        double start_s;
+        while (window_pop(courier, &channel->window, pass, &last, &start_s)) {
+            if (!last) continue;
+            atomic_fetch_add(&channel->received, 1);
+            pass->news = true;
+        }
+        tell_credits(courier, flow, channel, pass);
+        post_receives(courier, flow, channel, pass);
+        if (channel->window.count > 0 || channel->credit_in_flight) pass->in_flight = true;
+        if (atomic_load(&channel->received) < expected || channel->credited < expected || channel->credit_in_flight)
+            pass->unfinished = true;
+    }
+}

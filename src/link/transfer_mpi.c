@@ -1,0 +1,72 @@
+/* The transfer table over MPI: a duplicated communicator, non-blocking sends and receives, tests. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "hapt/link.h"
+
+struct mpi_context { MPI_Comm comm; };
+
+_Static_assert(sizeof(MPI_Request) <= sizeof(struct hapt_transfer_request), "a request holds an MPI_Request");
+
+static enum hapt_status open_space(MPI_Comm world, void **context)
+{
+    struct mpi_context *space = calloc(1, sizeof *space);
+    if (!space) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a communicator");
+    const enum hapt_status status = hapt_env_mpi(MPI_Comm_dup(world, &space->comm), "MPI_Comm_dup");
+    if (status != HAPT_OK) {
+        free(space);
+        return status;
+    }
+    MPI_Comm_set_errhandler(space->comm, MPI_ERRORS_RETURN);
+    *context = space;
+    return HAPT_OK;
+}
+
+static void close_space(void *context)
+{
+    struct mpi_context *space = context;
+    MPI_Comm_free(&space->comm);
+    free(space);
+}
+
+static enum hapt_status send_chunk(void *context, const void *data, size_t bytes, int peer, int tag,
+                                   struct hapt_transfer_request *request)
+{
+    const struct mpi_context *space = context;
+    MPI_Request mpi;
+    HAPT_MPI(MPI_Isend(data, (int)bytes, MPI_BYTE, peer, tag, space->comm, &mpi));
+    memcpy(request->opaque, &mpi, sizeof mpi);
+    return HAPT_OK;
+}
+
+static enum hapt_status receive_chunk(void *context, void *data, size_t bytes, int peer, int tag,
+                                      struct hapt_transfer_request *request)
+{
+    const struct mpi_context *space = context;
+    MPI_Request mpi;
+    HAPT_MPI(MPI_Irecv(data, (int)bytes, MPI_BYTE, peer, tag, space->comm, &mpi));
+    memcpy(request->opaque, &mpi, sizeof mpi);
+    return HAPT_OK;
+}
+
+static enum hapt_status test_chunk(void *context, struct hapt_transfer_request *request, bool *done)
+{
+    (void)context;
+    MPI_Request mpi;
+    int flag = 0;
+    memcpy(&mpi, request->opaque, sizeof mpi);
+    HAPT_MPI(MPI_Test(&mpi, &flag, MPI_STATUS_IGNORE));
+    memcpy(request->opaque, &mpi, sizeof mpi);
+    *done = flag != 0;
+    return HAPT_OK;
+}
+
+const struct hapt_transfer hapt_transfer_mpi = {
+    .name = "mpi",
+    .description = "messages of the MPI library, over whatever network it finds",
+    .open = open_space,
+    .close = close_space,
+    .send = send_chunk,
+    .receive = receive_chunk,
+    .test = test_chunk,
+};

@@ -1,0 +1,270 @@
+/* ranks: 1 2 3 4
+ * The courier: random flows in both directions, flow control, pacing, time-outs. */
+#include "test.h"
+
+#include <unistd.h>
+
+#include "hapt/link.h"
+
+#define MAX_FLOWS 64
+
+/* A flow between two ranks, known to all: the same seed everywhere. */
+struct plan {
+    int from, to, slots, messages, pieces;
+    size_t bytes[4];
+};
+
+struct side {
+    int flow;
+    bool sends;
+    const struct plan *plan;
+    unsigned char *memory; /* [slots][total] */
+    size_t total;
+    int64_t done;
+};
+
+static unsigned char content(int tag, int64_t message, size_t i)
+{
+    return (unsigned char)(tag * 37 + message * 101 + (int64_t)(i * 7 + i / 256));
+}
+
+/* Alternates between what can be done, as a stage does: sends ahead, frees in order, now and then sleeps. */
+static void play(struct hapt_courier *courier, struct side *side, int count, uint64_t *random)
+{
+    int open = count;
+    while (open > 0) {
+        open = 0;
+        for (int s = 0; s < count; s++) {
+            struct side *my = &side[s];
+            const struct plan *plan = my->plan;
+            if (my->done == plan->messages) continue;
+            open++;
+            const int slot = (int)(my->done % plan->slots);
+            unsigned char *place = my->memory + (size_t)slot * my->total;
+            const int key = plan->from * 17 + plan->to * 5 + (int)plan->bytes[0];
+            if (my->sends) {
+                CHECK_OK(hapt_courier_wait_sent(courier, my->flow, slot));
+                for (size_t i = 0; i < my->total; i++) place[i] = content(key, my->done, i);
+                hapt_courier_send(courier, my->flow, slot);
+            } else {
+                CHECK_OK(hapt_courier_wait_received(courier, my->flow, my->done));
+                long wrong = 0;
+                for (size_t i = 0; i < my->total; i++) wrong += place[i] != content(key, my->done, i);
+                CHECK_MESSAGE(wrong == 0, "message %ld from %d to %d: %ld bytes wrong", (long)my->done, plan->from,
+                              plan->to, wrong);
+                memset(place, 0xee, my->total);
+                hapt_courier_free(courier, my->flow);
+            }
+            my->done++;
+            if (hapt_random_unit(random) < 0.05) usleep(500);
+        }
+    }
+}
+
+static void random_plan(uint64_t seed)
+{
+    uint64_t random = seed;
+    struct plan plan[MAX_FLOWS];
+    struct side side[MAX_FLOWS];
+    int count = 0, mine = 0;
+    struct hapt_courier *courier = NULL;
+    CHECK_OK(hapt_courier_create(&hapt_transfer_mpi, test_env.world, 60, &courier));
+    const int flows = test_env.world_size == 1 ? 0 : 1 + (int)(hapt_random_next(&random) % 12);
+    const int messages = 6 + (int)(hapt_random_next(&random) % 20);
+    for (; count < flows; count++) {
+        struct plan *p = &plan[count];
+        p->from = (int)(hapt_random_next(&random) % (uint64_t)test_env.world_size);
+        p->to = (p->from + 1 + (int)(hapt_random_next(&random) % (uint64_t)(test_env.world_size - 1))) %
+                test_env.world_size;
+        p->slots = 1 + (int)(hapt_random_next(&random) % 3);
+        p->messages = messages;
+        p->pieces = 1 + (int)(hapt_random_next(&random) % 4);
+        for (int i = 0; i < p->pieces; i++) p->bytes[i] = 1 + hapt_random_next(&random) % (i == 0 ? 200000 : 5000);
+        if (p->from != test_env.world_rank && p->to != test_env.world_rank) continue;
+        struct side *my = &side[mine++];
+        *my = (struct side){.sends = p->from == test_env.world_rank, .plan = p};
+        struct hapt_piece piece[4];
+        for (int i = 0; i < p->pieces; i++) {
+            piece[i] = (struct hapt_piece){.peer = my->sends ? p->to : p->from, .offset = my->total, .bytes = p->bytes[i]};
+            my->total += p->bytes[i];
+        }
+        my->memory = malloc(my->total * (size_t)p->slots);
+        void *base[3];
+        for (int s = 0; s < p->slots; s++) base[s] = my->memory + (size_t)s * my->total;
+        const struct hapt_flow_options options = {
+            .what = "noise", .stage = p->from, .peer_stage = p->to, .sends = my->sends, .tag = count, .per_step = 4,
+            .peer_slots = p->slots, .slot_count = p->slots, .buffer_count = 1, .base = base, .piece_count = p->pieces,
+            .piece = piece};
+        CHECK_OK(hapt_courier_add(courier, &options, &my->flow));
+    }
+    CHECK_OK(hapt_courier_start(courier));
+    for (int s = 0; s < mine; s++)
+        if (!side[s].sends) hapt_courier_expect(courier, side[s].flow, messages);
+    play(courier, side, mine, &random);
+    CHECK_OK(hapt_courier_drain(courier));
+    hapt_courier_destroy(courier);
+    for (int s = 0; s < mine; s++) free(side[s].memory);
+}
+
+static void random_plans(void)
+{
+    const int rounds = test_long() ? 200 : 6;
+    for (int round = 0; round < rounds; round++) {
+        const long before = test_failures;
+        random_plan((uint64_t)round * 7919 + 5);
+        if (test_failures > before) fprintf(stderr, "seed of round %d\n", round);
+    }
+}
+
+/* Rank 0 sends to rank 1 and back at once, both paced; returns the seconds of `count` messages. */
+static double paced_exchange(double rate, double latency_s, size_t bytes, int count)
+{
+    struct hapt_courier *courier = NULL;
+    CHECK_OK(hapt_courier_create(&hapt_transfer_mpi, test_env.world, 60, &courier));
+    const int me = test_env.world_rank;
+    double seconds = 0;
+    unsigned char *memory = calloc(6, bytes);
+    if (me < 2) {
+        int flow[2];
+        for (int sends = 0; sends < 2; sends++) {
+            void *base[3];
+            for (int s = 0; s < 3; s++) base[s] = memory + (size_t)(3 * sends + s) * bytes;
+            const struct hapt_piece piece = {.peer = 1 - me, .bytes = bytes};
+            const struct hapt_flow_options options = {
+                .what = "noise", .stage = me, .peer_stage = 1 - me, .sends = sends, .tag = sends ? me : 1 - me,
+                .per_step = 1, .peer_slots = 3, .slot_count = 3, .buffer_count = 1, .base = base, .piece_count = 1,
+                .piece = &piece, .bandwidth = rate, .latency_s = latency_s};
+            CHECK_OK(hapt_courier_add(courier, &options, &flow[sends]));
+        }
+        CHECK_OK(hapt_courier_start(courier));
+        hapt_courier_expect(courier, flow[0], count);
+        const double start_s = hapt_time_s();
+        for (int m = 0; m < count + 3; m++) {
+            if (m < count) {
+                CHECK_OK(hapt_courier_wait_sent(courier, flow[1], m % 3));
+                hapt_courier_send(courier, flow[1], m % 3);
+            }
+            if (m >= 3) {
+                CHECK_OK(hapt_courier_wait_received(courier, flow[0], m - 3));
+                hapt_courier_free(courier, flow[0]);
+            }
+        }
+        seconds = hapt_time_s() - start_s;
+        CHECK_NEAR(hapt_courier_active_s(courier, flow[1]) / seconds, 1, 0.3);
+    }
+    CHECK_OK(hapt_courier_drain(courier));
+    hapt_courier_destroy(courier);
+    free(memory);
+    return seconds;
+}
+
+/* A link is never faster than its rate; how much slower depends on who else runs here, so the upper bound is loose. */
+static void pacing(void)
+{
+    const double rate = 25e6;
+    const size_t bytes = 250000;
+    double best = INFINITY;
+    for (int attempt = 0; attempt < 4 && best > 0.23; attempt++) {
+        const double seconds = paced_exchange(rate, 0, bytes, 20);
+        if (test_env.world_rank < 2) CHECK_MESSAGE(seconds > 0.2 * 0.999, "20 messages of 10 ms took %g s", seconds);
+        MPI_Allreduce(&seconds, &best, 1, MPI_DOUBLE, MPI_MAX, test_env.world);
+    }
+    CHECK_MESSAGE(best < 0.26, "20 messages of 10 ms took %g s", best);
+}
+
+/* Latency delays every message, but does not occupy the link. */
+static void latency(void)
+{
+    const double seconds = paced_exchange(1e9, 0.02, 1000, 10);
+    if (test_env.world_rank < 2) CHECK_MESSAGE(seconds > 0.02 && seconds < 0.2, "10 messages took %g s", seconds);
+}
+
+/* With s transfer slots and a receiver that frees nothing, s messages arrive and no more. */
+static void flow_control(void)
+{
+    struct hapt_courier *courier = NULL;
+    CHECK_OK(hapt_courier_create(&hapt_transfer_mpi, test_env.world, 60, &courier));
+    const int me = test_env.world_rank;
+    int flow = -1;
+    char memory[8][16] = {{0}};
+    void *base[8];
+    for (int s = 0; s < 8; s++) base[s] = memory[s];
+    const struct hapt_piece piece = {.peer = 1 - me, .bytes = 16};
+    struct hapt_flow_options options = {
+        .what = "noise", .stage = me, .peer_stage = 1 - me, .sends = me == 0, .per_step = 1, .peer_slots = 2,
+        .slot_count = me == 0 ? 8 : 2, .buffer_count = 1, .base = base, .piece_count = 1, .piece = &piece};
+    if (me < 2) CHECK_OK(hapt_courier_add(courier, &options, &flow));
+    CHECK_OK(hapt_courier_start(courier));
+    if (me == 0) {
+        for (int s = 0; s < 8; s++) {
+            memset(memory[s], 'a' + s, 16);
+            hapt_courier_send(courier, flow, s);
+        }
+        CHECK_OK(hapt_courier_wait_sent(courier, flow, 1));
+        MPI_Barrier(test_env.world);
+        CHECK_OK(hapt_courier_wait_sent(courier, flow, 7));
+    } else {
+        if (me == 1) {
+            hapt_courier_expect(courier, flow, 8);
+            CHECK_OK(hapt_courier_wait_received(courier, flow, 1));
+            usleep(30000);
+            CHECK(memory[0][0] == 'a' && memory[1][0] == 'b');
+        }
+        MPI_Barrier(test_env.world);
+        for (int m = 0; m < 8 && me == 1; m++) {
+            CHECK_OK(hapt_courier_wait_received(courier, flow, m));
+            CHECK_MESSAGE(memory[m % 2][15] == 'a' + m, "slot %d holds %c, not %c", m % 2, memory[m % 2][15], 'a' + m);
+            hapt_courier_free(courier, flow);
+        }
+    }
+    CHECK_OK(hapt_courier_drain(courier));
+    hapt_courier_destroy(courier);
+}
+
+/* A message that never comes: the wait ends and names stage, step, microbatch, peer and what was awaited. */
+static void deadline(void)
+{
+    struct hapt_courier *courier = NULL;
+    CHECK_OK(hapt_courier_create(&hapt_transfer_mpi, test_env.world, 0.3, &courier));
+    const int me = test_env.world_rank;
+    int flow = -1;
+    char memory[16];
+    void *base[1] = {memory};
+    const struct hapt_piece piece = {.peer = 1 - me, .bytes = 16};
+    const struct hapt_flow_options options = {
+        .what = "gradients", .stage = 4 + me, .peer_stage = 5 - me, .sends = me == 0, .per_step = 3, .peer_slots = 1,
+        .slot_count = 1, .buffer_count = 1, .base = base, .piece_count = 1, .piece = &piece};
+    if (me < 2) CHECK_OK(hapt_courier_add(courier, &options, &flow));
+    CHECK_OK(hapt_courier_start(courier));
+    if (me == 1) {
+        hapt_courier_expect(courier, flow, 1);
+        const enum hapt_status status = hapt_courier_wait_received(courier, flow, 0);
+        CHECK(status == HAPT_ERR_COMM);
+        const char *message = hapt_fail_message();
+        CHECK_MESSAGE(strstr(message, "stage 5 waited") && strstr(message, "gradients of step 0, microbatch 0") &&
+                          strstr(message, "from stage 4 (rank 0)"),
+                      "message: %s", message);
+        hapt_fail_reset();
+    }
+    MPI_Barrier(test_env.world);
+    if (me == 0) hapt_courier_send(courier, flow, 0);
+    if (me == 1) {
+        CHECK_OK(hapt_courier_wait_received(courier, flow, 0));
+        hapt_courier_free(courier, flow);
+    }
+    CHECK_OK(hapt_courier_drain(courier));
+    hapt_courier_destroy(courier);
+}
+
+int main(int argc, char **argv)
+{
+    test_init_mpi(&argc, &argv);
+    RUN(random_plans);
+    if (test_env.world_size > 1) {
+        RUN(flow_control);
+        RUN(pacing);
+        RUN(latency);
+        RUN(deadline);
+    }
+    return test_finish();
+}
