@@ -1,0 +1,269 @@
+/*
+ * Layers: modules first (modules.c), then each module's operators are clustered on their own, so that equal modules give equal
+ * layers (HAPT 5.1). Inside a module: contiguous parts whose largest FLOPs are about minimal, cut where little data crosses.
+ */
+#include "hapt/layers.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "hapt/ops.h"
+#include "modules.h"
+#include "structure.h"
+
+/* Parts may exceed the smallest possible largest part by this share when cheaper cuts ask for it. */
+#define BALANCE_SLACK 0.10
+/* "As fine as balance allows": the largest part is at most this multiple of the mean part. */
+#define BALANCE_LIMIT 1.2
+enum { MAX_PARTS = 1024 };
+
+struct builder {
+    const struct hapt_graph *graph;
+    struct hapt_arena *arena;
+    double *flops;     /* [forward_count + 1] prefix sums: forward and backward */
+    double *cut_bytes; /* [forward_count + 1] */
+};
+
+/* A stretch of items that are not cut inside: item i is operators [position[i], position[i + 1]). */
+struct stretch { const int *position; int items; };
+
+static double stretch_flops(const struct builder *builder, const struct stretch *stretch, int first, int end)
+{
+    return builder->flops[stretch->position[end]] - builder->flops[stretch->position[first]];
+}
+
+/* Can the stretch be cut into at most `parts` parts of at most `limit` FLOPs? */
+static bool fits(const struct builder *builder, const struct stretch *stretch, int parts, double limit)
+{
+    int used = 1;
+    for (int first = 0, item = 0; item < stretch->items; item++) {
+        if (stretch_flops(builder, stretch, first, item + 1) <= limit) continue;
+        if (first == item || ++used > parts) return false;
+        first = item--;
+    }
+    return true;
+}
+
+/* The smallest possible largest part, a few roundings too large. */
+static double smallest_maximum(const struct builder *builder, const struct stretch *stretch, int parts)
+{
+    double low = 0, high = stretch_flops(builder, stretch, 0, stretch->items);
+    for (int round = 0; round < 60; round++) {
+        const double middle = low + 0.5 * (high - low);
+        if (fits(builder, stretch, parts, middle)) high = middle;
+        else low = middle;
+    }
+    return high;
+}
+
+/* Cuts into exactly `parts` (at most `items`) parts within the slack: the least sum of bytes over the cuts, then the least sum of
+ * squared FLOPs, then the first cuts. end[p] is the end item of part p. */
+static enum hapt_status cut_stretch(const struct builder *builder, const struct stretch *stretch, int parts, int *end)
+{
+    struct cost { double bytes, squares; int from; } *table;
+    const int items = stretch->items;
+    const double limit = (1 + BALANCE_SLACK) * smallest_maximum(builder, stretch, parts);
+    HAPT_NEW(table, builder->arena, (size_t)(parts + 1) * (size_t)(items + 1));
+#define AT(part, item) table[(size_t)(part) * (size_t)(items + 1) + (size_t)(item)]
+    for (int item = 0; item <= items; item++) AT(0, item).bytes = item == 0 ? 0 : INFINITY;
+    for (int part = 1; part <= parts; part++) {
+        AT(part, 0).bytes = INFINITY;
+        for (int item = 1; item <= items; item++) {
+            struct cost best = {INFINITY, INFINITY, -1};
+            const double here = item == items ? 0 : builder->cut_bytes[stretch->position[item]];
+            for (int first = item - 1; first >= part - 1; first--) {
+                const double flops = stretch_flops(builder, stretch, first, item);
+                if (flops > limit) break;
+                const struct cost cost = {AT(part - 1, first).bytes + here, AT(part - 1, first).squares + flops * flops,
+                                          first};
+                const bool equal = cost.bytes == best.bytes;
+                if (cost.bytes < best.bytes || (equal && cost.squares < best.squares * (1 - 1e-12))) best = cost;
+            }
+            AT(part, item) = best;
+        }
+    }
+    HAPT_ASSERT(isfinite(AT(parts, items).bytes));
+    for (int part = parts, item = items; part > 0; part--) {
+        end[part - 1] = item;
+        item = AT(part, item).from;
+    }
+#undef AT
+    return HAPT_OK;
+}
+
+/* The largest number of parts up to `wanted` that balance allows. */
+static int balanced_parts(const struct builder *builder, const struct stretch *stretch, int wanted)
+{
+    const double total = stretch_flops(builder, stretch, 0, stretch->items);
+    int best = 1;
+    if (wanted > stretch->items) wanted = stretch->items;
+    for (int parts = 2; parts <= wanted && parts <= MAX_PARTS; parts++) {
+        if (smallest_maximum(builder, stretch, parts) <= BALANCE_LIMIT * total / parts) best = parts;
+    }
+    return best;
+}
+
+static double largest_op(const struct builder *builder)
+{
+    double largest = 0;
+    for (int op = 0; op < builder->graph->forward_count; op++) {
+        largest = fmax(largest, builder->flops[op + 1] - builder->flops[op]);
+    }
+    return largest;
+}
+
+/* Equal keys for operators of equal structure: ranks of their hashes in order of first appearance. */
+static enum hapt_status structure_keys(const struct builder *builder, int *key, bool *heavy)
+{
+    const int count = builder->graph->forward_count;
+    uint64_t *hash;
+    HAPT_NEW(hash, builder->arena, count);
+    for (int op = 0; op < count; op++) {
+        hash[op] = hapt_structure_of_op(builder->graph, op);
+        heavy[op] = hapt_op_type_at(builder->graph->op[op].type)->heavy;
+        key[op] = op;
+        for (int before = 0; before < op; before++) {
+            if (hash[before] != hash[op]) continue;
+            key[op] = key[before];
+            break;
+        }
+    }
+    return HAPT_OK;
+}
+
+static void module_stretch(const struct hapt_module *module, const int *identity, struct stretch *stretch)
+{
+    stretch->position = identity + module->first_op;
+    stretch->items = module->end_op - module->first_op;
+}
+
+/* How many layers each module gets. Without a wish: repeated modules as fine as balance allows, the others in layers of about
+ * the same size. With one: in proportion to FLOPs. */
+static void choose_parts(const struct builder *builder, const struct hapt_layers *layers, int granularity,
+                         const int *identity, int *parts)
+{
+    double unit = 0;
+    const double total = builder->flops[builder->graph->forward_count];
+    struct stretch stretch;
+    for (int m = 0; m < layers->module_count; m++) {
+        module_stretch(&layers->module[m], identity, &stretch);
+        parts[m] = layers->module[m].kind >= 0 ? balanced_parts(builder, &stretch, stretch.items) : 1;
+        if (layers->module[m].kind >= 0) unit = fmax(unit, smallest_maximum(builder, &stretch, parts[m]));
+    }
+    if (unit == 0) unit = largest_op(builder);
+    for (int m = 0; m < layers->module_count; m++) {
+        module_stretch(&layers->module[m], identity, &stretch);
+        const double flops = stretch_flops(builder, &stretch, 0, stretch.items);
+        const bool repeated = layers->module[m].kind >= 0;
+        if (granularity == 0 && repeated) continue;
+        const double share = granularity == 0 ? flops / unit : total > 0 ? flops * granularity / total : 1;
+        const int wanted = share < 1.5 ? 1 : share > MAX_PARTS ? MAX_PARTS : (int)lround(share);
+        parts[m] = repeated ? (wanted < stretch.items ? wanted : stretch.items)
+                            : balanced_parts(builder, &stretch, wanted);
+    }
+}
+
+static enum hapt_status add_layers(const struct builder *builder, struct hapt_layers *layers,
+                                   const struct stretch *stretch, int parts)
+{
+    int *end;
+    HAPT_NEW(end, builder->arena, parts);
+    HAPT_TRY(cut_stretch(builder, stretch, parts, end));
+    for (int part = 0; part < parts; part++) layers->end_op[layers->count++] = stretch->position[end[part]];
+    return HAPT_OK;
+}
+
+/* Layers inside modules, or, when fewer layers than modules are wanted, of whole modules. */
+static enum hapt_status cluster(const struct builder *builder, int granularity, struct hapt_layers *layers)
+{
+    const int count = builder->graph->forward_count;
+    int *identity, *parts, *start;
+    HAPT_NEW(identity, builder->arena, count + 1);
+    HAPT_NEW(parts, builder->arena, layers->module_count);
+    HAPT_NEW(start, builder->arena, layers->module_count + 1);
+    for (int op = 0; op <= count; op++) identity[op] = op;
+    if (granularity > 0 && granularity < layers->module_count) {
+        for (int m = 0; m < layers->module_count; m++) start[m] = layers->module[m].first_op;
+        start[layers->module_count] = count;
+        return add_layers(builder, layers, &(struct stretch){start, layers->module_count}, granularity);
+    }
+    choose_parts(builder, layers, granularity, identity, parts);
+    for (int m = 0; m < layers->module_count; m++) {
+        struct stretch stretch;
+        module_stretch(&layers->module[m], identity, &stretch);
+        HAPT_TRY(add_layers(builder, layers, &stretch, parts[m]));
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status build(struct builder *builder, const struct hapt_layers_options *options,
+                              struct hapt_arena *result, struct hapt_layers *layers)
+{
+    const int count = builder->graph->forward_count;
+    int *key;
+    bool *heavy;
+    struct hapt_module *module;
+    HAPT_NEW(key, builder->arena, count);
+    HAPT_NEW(heavy, builder->arena, count);
+    HAPT_NEW(builder->flops, builder->arena, count + 1);
+    HAPT_NEW(builder->cut_bytes, builder->arena, count + 1);
+    hapt_structure_flops(builder->graph, builder->flops + 1);
+    for (int op = 0; op < count; op++) builder->flops[op + 1] += builder->flops[op];
+    HAPT_TRY(hapt_structure_cut_bytes(builder->graph, builder->arena, builder->cut_bytes));
+    HAPT_TRY(structure_keys(builder, key, heavy));
+    HAPT_TRY(hapt_modules_find(key, heavy, count, options->heavy_minimum, builder->arena, &module,
+                               &layers->module_count));
+    HAPT_NEW(layers->module, result, layers->module_count);
+    memcpy(layers->module, module, (size_t)layers->module_count * sizeof *module);
+    HAPT_NEW(layers->end_op, result, count);
+    HAPT_TRY(cluster(builder, options->granularity, layers));
+    HAPT_NEW(layers->module_of, result, layers->count);
+    HAPT_NEW(layers->flops, result, layers->count);
+    HAPT_NEW(layers->boundary_bytes, result, layers->count);
+    for (int l = 0, m = 0; l < layers->count; l++) {
+        const int first_op = hapt_layers_first_op(layers, l);
+        while (layers->module[m].end_op <= first_op) m++;
+        layers->module_of[l] = m;
+        layers->flops[l] = builder->flops[layers->end_op[l]] - builder->flops[first_op];
+        layers->boundary_bytes[l] = builder->cut_bytes[layers->end_op[l]];
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_layers_build(const struct hapt_graph *graph, const struct hapt_layers_options *options,
+                                   struct hapt_arena *arena, struct hapt_layers **layers)
+{
+    struct hapt_layers *built;
+    struct hapt_arena scratch;
+    struct builder builder = {.graph = graph, .arena = &scratch};
+    HAPT_ASSERT(options->granularity >= 0 && options->heavy_minimum >= 1);
+    HAPT_NEW(built, arena, 1);
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = build(&builder, options, arena, built);
+    hapt_arena_release(&scratch);
+    if (status == HAPT_OK) *layers = built;
+    return status;
+}
+
+enum hapt_status hapt_layers_check(const struct hapt_layers *layers, const struct hapt_graph *graph)
+{
+    const char *hint = "the layers belong to another model";
+    if (layers->count < 1 || layers->module_count < 1) return hapt_fail(HAPT_ERR_INPUT, hint, "there are no layers");
+    for (int l = 0, end = 0; l < layers->count; end = layers->end_op[l++]) {
+        if (layers->end_op[l] <= end || layers->end_op[l] > graph->forward_count || !(layers->flops[l] >= 0) ||
+            !(layers->boundary_bytes[l] >= 0) || layers->module_of[l] < 0 || layers->module_of[l] >= layers->module_count) {
+            return hapt_fail(HAPT_ERR_INPUT, hint, "layer %d has impossible operators, FLOPs, bytes or module", l);
+        }
+    }
+    for (int m = 0, end = 0; m < layers->module_count; end = layers->module[m++].end_op) {
+        if (layers->module[m].first_op == end && layers->module[m].end_op > end) continue;
+        return hapt_fail(HAPT_ERR_INPUT, hint, "module %d does not begin where the one before ends", m);
+    }
+    if (layers->end_op[layers->count - 1] != graph->forward_count ||
+        layers->module[layers->module_count - 1].end_op != graph->forward_count ||
+        layers->boundary_bytes[layers->count - 1] != 0) {
+        return hapt_fail(HAPT_ERR_INPUT, hint, "the layers do not cover the model's %d operators", graph->forward_count);
+    }
+    return HAPT_OK;
+}

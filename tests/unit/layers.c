@@ -1,0 +1,259 @@
+/* Repeated modules against brute force, and the layers of GPTs. */
+#include "test.h"
+
+#include "../../src/layers/modules.h"
+#include "../../src/layers/structure.h"
+#include "hapt/layers.h"
+#include "hapt/model.h"
+#include "hapt/ops.h"
+
+static struct hapt_arena arena;
+
+static struct hapt_model *gpt(const char *const *more, int count)
+{
+    const char *argv[64] = {"hapt", "model", "gpt", "--output", "none.h5"};
+    int argc = 5;
+    for (int i = 0; i < count; i++) argv[argc++] = more[i];
+    struct hapt_config *config = NULL;
+    struct hapt_model *model = NULL;
+    CHECK_OK(hapt_config_parse(argc, (char **)argv, &arena, &config));
+    if (config) CHECK_OK(hapt_model_build("gpt", config, &arena, &model));
+    if (!model) exit(1);
+    return model;
+}
+#define GPT(...) gpt((const char *const[]){__VA_ARGS__}, (int)(sizeof((const char *[]){__VA_ARGS__}) / sizeof(char *)))
+
+static struct hapt_model *small_gpt(void)
+{
+    return GPT("--layers", "12", "--hidden", "128", "--heads", "4", "--sequence", "128", "--vocab", "256", "--microbatch",
+               "2");
+}
+
+static struct hapt_layers *layers_of(const struct hapt_model *model, int granularity)
+{
+    struct hapt_layers *layers = NULL;
+    CHECK_OK(hapt_layers_build(model->graph, &(struct hapt_layers_options){granularity, 2}, &arena, &layers));
+    if (!layers) exit(1);
+    CHECK_OK(hapt_layers_check(layers, model->graph));
+    return layers;
+}
+
+/* The definition, read literally: every window against every other. */
+static int brute_find(const int *key, const bool *heavy, int count, int minimum, int *module_first, int *module_kind)
+{
+    int kind[64], opens[65];
+    for (int i = 0; i < count; i++) kind[i] = -1, opens[i] = i == 0;
+    opens[count] = 1;
+    for (int round = 0;; round++) {
+        int best = 1, best_length = 0, best_position = 0;
+        for (int position = 0; position < count; position++) {
+            for (int length = 1; position + length <= count; length++) {
+                int heavies = 0, found = 0;
+                bool inside = true;
+                for (int i = 0; i < length; i++) {
+                    heavies += heavy[position + i];
+                    inside = inside && kind[position + i] < 0 && (i == 0 || !opens[position + i]);
+                }
+                if (!inside || heavies < minimum) continue;
+                for (int start = 0; start + length <= count;) {
+                    bool equal = true;
+                    for (int i = 0; i < length; i++) {
+                        equal = equal && key[start + i] == key[position + i] && kind[start + i] < 0 &&
+                                (i == 0 || !opens[start + i]);
+                    }
+                    found += equal;
+                    start += equal ? length : 1;
+                }
+                if (found > best || (found == best && found > 1 && length > best_length)) {
+                    best = found, best_length = length, best_position = position;
+                }
+            }
+        }
+        if (best < 2) break;
+        for (int start = 0; start + best_length <= count;) {
+            bool equal = true;
+            for (int i = 0; i < best_length; i++) {
+                equal = equal && key[start + i] == key[best_position + i] && kind[start + i] < 0 &&
+                        (i == 0 || !opens[start + i]);
+            }
+            if (!equal) {
+                start++;
+                continue;
+            }
+            /* the keys of the pattern itself are read above, so only kinds change */
+            for (int i = 0; i < best_length; i++) kind[start + i] = 1000 + round;
+            opens[start] = opens[start + best_length] = 1;
+            start += best_length;
+        }
+        for (int i = 0; i < count; i++) kind[i] = kind[i] >= 1000 ? kind[i] - 1000 : kind[i];
+    }
+    int modules = 0;
+    for (int i = 0; i < count; i++) {
+        if (!opens[i]) continue;
+        module_first[modules] = i;
+        module_kind[modules++] = kind[i];
+    }
+    return modules;
+}
+
+static void modules_equal_brute_force(void)
+{
+    uint64_t seed = 20261121;
+    for (int round = 0; round < (test_long() ? 20000 : 1500); round++) {
+        int key[40], first[40], kind[40];
+        bool heavy[40];
+        const int count = 1 + (int)(hapt_random_next(&seed) % 28), letters = 1 + (int)(hapt_random_next(&seed) % 4);
+        const int minimum = 1 + (int)(hapt_random_next(&seed) % 3);
+        for (int i = 0; i < count; i++) {
+            key[i] = (int)(hapt_random_next(&seed) % (uint64_t)letters);
+            heavy[i] = key[i] % 2 == 0;
+        }
+        const int expected = brute_find(key, heavy, count, minimum, first, kind);
+        struct hapt_module *module = NULL;
+        int modules = 0;
+        struct hapt_arena scratch;
+        hapt_arena_init(&scratch);
+        CHECK_OK(hapt_modules_find(key, heavy, count, minimum, &scratch, &module, &modules));
+        bool equal = modules == expected;
+        for (int m = 0; equal && m < modules; m++) {
+            equal = module[m].first_op == first[m] && module[m].kind == kind[m] &&
+                    module[m].end_op == (m + 1 < modules ? first[m + 1] : count);
+        }
+        CHECK_MESSAGE(equal, "round %d: %d modules found, %d expected or other places", round, modules, expected);
+        hapt_arena_release(&scratch);
+    }
+}
+
+static void gpt_modules_are_blocks(void)
+{
+    const struct hapt_model *model = small_gpt();
+    const struct hapt_layers *layers = layers_of(model, 0);
+    CHECK(layers->module_count == 14);
+    for (int m = 1; m <= 12; m++) {
+        CHECK(layers->module[m].kind == layers->module[1].kind && layers->module[m].kind >= 0);
+        CHECK(layers->module[m].end_op - layers->module[m].first_op == 10);
+    }
+    CHECK(layers->module[0].kind == -1 && layers->module[13].kind == -1);
+    CHECK(layers->module[0].first_op == 0 && layers->module[0].end_op == 1);
+    CHECK(!strcmp(model->graph->op[layers->module[1].first_op].name, "h.0.ln_1"));
+    CHECK(!strcmp(model->graph->op[layers->module[13].first_op].name, "ln_f"));
+}
+
+/* The paper cuts a GPT of 48 blocks into 146 layers: three a block, embedding, head. */
+static void gpt_granularities(void)
+{
+    const struct hapt_model *model = small_gpt();
+    CHECK(layers_of(model, 0)->count == 38);
+    CHECK(layers_of(model, 26)->count == 26);
+    CHECK(layers_of(model, 14)->count == 14);
+    CHECK(layers_of(model, 8)->count == 8);
+    CHECK(layers_of(model, 1)->count == 1);
+    const int fine = layers_of(model, 100)->count;
+    CHECK(fine >= 90 && fine <= 126);
+    const struct hapt_model *large = GPT("--layers", "48", "--hidden", "8192", "--heads", "64", "--sequence", "1024",
+                                         "--vocab", "50257", "--microbatch", "1", "--dtype", "bf16");
+    CHECK(layers_of(large, 0)->count == 146);
+}
+
+static void layers_balance_and_cuts(void)
+{
+    const struct hapt_model *model = small_gpt();
+    const struct hapt_layers *layers = layers_of(model, 0);
+    double sum = 0, residual = 2 * 128 * 128 * 4;
+    for (int l = 0; l < layers->count; l++) sum += layers->flops[l];
+    CHECK_NEAR(sum, hapt_model_flops(model), 1e-9 * sum);
+    for (int l = 1; l + 1 < layers->count; l++) {
+        CHECK(layers->flops[l] <= 1.2 * 1.1 * (layers->flops[1] + layers->flops[2] + layers->flops[3]) / 3);
+        CHECK(layers->flops[l] == layers->flops[1 + (l - 1) % 3]);
+    }
+    /* The last layer of a block ends at the residual stream alone. */
+    for (int l = 0; l + 1 < layers->count; l += 3) CHECK(layers->boundary_bytes[l] == residual);
+    CHECK(layers->boundary_bytes[layers->count - 1] == 0);
+    /* Two layers a block: the cut is the residual stream between attention and feed-forward. */
+    const struct hapt_layers *coarse = layers_of(model, 14);
+    for (int l = 0; l + 1 < coarse->count; l++) CHECK(coarse->boundary_bytes[l] == residual);
+}
+
+/* Bytes across each cut by the definition: every activation, every reader. */
+static void cut_bytes_by_definition(void)
+{
+    const struct hapt_model *model = GPT("--layers", "2", "--hidden", "24", "--heads", "2", "--sequence", "5", "--vocab",
+                                         "11", "--microbatch", "3", "--dtype", "bf16");
+    const struct hapt_graph *graph = model->graph;
+    double cut_bytes[64];
+    CHECK_OK(hapt_structure_cut_bytes(graph, &arena, cut_bytes));
+    for (int cut = 0; cut <= graph->forward_count; cut++) {
+        double expected = 0;
+        for (int t = 0; t < graph->tensor_count; t++) {
+            bool crosses = false;
+            for (int op = 0; op < graph->op_count; op++) {
+                for (int i = 0; i < graph->op[op].input_count; i++) {
+                    crosses = crosses || (graph->op[op].input[i] == t && graph->op[op].forward_op >= cut);
+                }
+            }
+            if (crosses && graph->tensor[t].kind == HAPT_TENSOR_ACTIVATION && graph->tensor[t].producer < cut) {
+                expected += (double)hapt_tensor_bytes(&graph->tensor[t]);
+            }
+        }
+        CHECK_MESSAGE(cut_bytes[cut] == expected, "cut %d: %g bytes, not %g", cut, cut_bytes[cut], expected);
+    }
+}
+
+/* Shifted by a block a range is the same program; shifted by less it is not; nor is one of another length or with the head. */
+static void structures(void)
+{
+    const struct hapt_model *model = small_gpt();
+    const struct hapt_graph *graph = model->graph;
+    const struct hapt_layers *layers = layers_of(model, 0);
+    for (int first = 1; first < 4; first++) {
+        for (int length = 1; length <= 9; length++) {
+            const uint64_t here = hapt_layers_structure(layers, graph, first, first + length);
+            for (int other = 1; other + length <= 37; other++) {
+                const bool equal = hapt_layers_structure(layers, graph, other, other + length) == here;
+                CHECK_MESSAGE(equal == ((other - first) % 3 == 0), "layers [%d, %d) and [%d, %d)", first, first + length,
+                              other, other + length);
+            }
+            CHECK(hapt_layers_structure(layers, graph, first, first + length + 1) != here);
+        }
+    }
+    CHECK(hapt_layers_structure(layers, graph, 35, 38) != hapt_layers_structure(layers, graph, 32, 35));
+    CHECK(hapt_layers_structure(layers, graph, 0, 4) != hapt_layers_structure(layers, graph, 3, 7));
+    /* Another microbatch is another program. */
+    const struct hapt_model *wide = GPT("--layers", "12", "--hidden", "128", "--heads", "4", "--sequence", "128", "--vocab",
+                                        "256", "--microbatch", "3");
+    CHECK(hapt_layers_structure(layers_of(wide, 0), wide->graph, 1, 4) != hapt_layers_structure(layers, graph, 1, 4));
+}
+
+static void run_file_table(void)
+{
+    const struct hapt_model *model = small_gpt();
+    const struct hapt_layers *layers = layers_of(model, 0);
+    struct hapt_h5 *file = NULL;
+    const char *path = "build/test-layers.h5";
+    CHECK_OK(hapt_h5_create(path, "hapt-test", 1, &file));
+    CHECK_OK(hapt_layers_write(file, "/layers", layers));
+    CHECK_OK(hapt_h5_commit(file));
+    CHECK_OK(hapt_h5_open(path, "hapt-test", 1, false, &file));
+    int64_t shape[1] = {layers->count};
+    void *end_op = NULL;
+    CHECK_OK(hapt_h5_read(file, "/layers/end_op", HAPT_H5_I32, 1, shape, 1000, &arena, &end_op));
+    CHECK(end_op && ((int32_t *)end_op)[layers->count - 1] == model->graph->forward_count);
+    hapt_h5_close(file);
+    remove(path);
+    hapt_layers_print(&(struct hapt_env){.world_size = 1}, layers, model->graph);
+}
+
+int main(int argc, char **argv)
+{
+    test_init(&argc, &argv);
+    hapt_arena_init(&arena);
+    RUN(modules_equal_brute_force);
+    RUN(gpt_modules_are_blocks);
+    RUN(gpt_granularities);
+    RUN(layers_balance_and_cuts);
+    RUN(cut_bytes_by_definition);
+    RUN(structures);
+    RUN(run_file_table);
+    hapt_arena_release(&arena);
+    return test_finish();
+}
