@@ -1,0 +1,255 @@
+/*
+ * For isa_*.c: names that carry the level, short vectors of the level's width, and the vector functions kernels share.
+ *
+ * Accuracy: vector_exp 1 ulp on its whole range (0 below -87.3), bfloat16 rounding to nearest even, NaN kept everywhere.
+ */
+#ifndef HAPT_CPU_ISA_H
+#define HAPT_CPU_ISA_H
+
+#include <omp.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "kernels.h"
+
+#ifdef HAPT_ISA
+#define ISA_JOIN(name, level) name##_##level
+#define ISA_EXPAND(name, level) ISA_JOIN(name, level)
+#define ISA_NAME(name) ISA_EXPAND(name, HAPT_ISA)
+#else
+#define ISA_NAME(name) name##_plain
+#endif
+
+#if defined __AVX512F__
+#define LANES 16
+#elif defined __AVX2__
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+#if defined __x86_64__
+#include <immintrin.h>
+#endif
+
+typedef float vector __attribute__((vector_size(4 * LANES)));
+typedef int32_t ivector __attribute__((vector_size(4 * LANES)));
+typedef uint32_t uvector __attribute__((vector_size(4 * LANES)));
+typedef uint16_t hvector __attribute__((vector_size(2 * LANES)));
+
+#define INLINE static inline __attribute__((always_inline, unused))
+
+INLINE vector vector_set(float value)
+{
+    return value - (vector){0};
+}
+
+INLINE vector vector_load(const float *from)
+{
+    vector value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
+INLINE void vector_store(float *to, vector value)
+{
+    memcpy(to, &value, sizeof value);
+}
+
+/* mask lanes are all ones or all zeros. */
+INLINE vector vector_select(ivector mask, vector yes, vector no)
+{
+    return (vector)((mask & (ivector)yes) | (~mask & (ivector)no));
+}
+
+/* Mask of the first `count` lanes. */
+INLINE ivector lanes_below(int64_t count)
+{
+    static const int32_t index[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    ivector lane;
+    memcpy(&lane, index, sizeof lane);
+    return lane < (int32_t)(count < LANES ? count : LANES);
+}
+
+/* Lane-wise maximum; a NaN in b wins. */
+INLINE vector vector_max(vector a, vector b)
+{
+#if defined __AVX512F__
+    return (vector)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined __AVX2__
+    return (vector)_mm256_max_ps((__m256)a, (__m256)b);
+#elif defined __SSE2__
+    return (vector)_mm_max_ps((__m128)a, (__m128)b);
+#else
+    return vector_select(a > b, a, b);
+#endif
+}
+
+INLINE vector vector_sqrt(vector x)
+{
+#if defined __AVX512F__
+    return (vector)_mm512_sqrt_ps((__m512)x);
+#elif defined __AVX2__
+    return (vector)_mm256_sqrt_ps((__m256)x);
+#elif defined __SSE2__
+    return (vector)_mm_sqrt_ps((__m128)x);
+#else
+    for (int i = 0; i < LANES; i++) x[i] = __builtin_sqrtf(x[i]);
+    return x;
+#endif
+}
+
+/* e^x = 2^n e^r with |r| <= ln(2)/2, minimax polynomial in r fitted for this file. */
+INLINE vector vector_exp(vector x)
+{
+    const vector low = vector_set(-87.33f), high = vector_set(88.3f);
+    const vector magic = vector_set(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    vector clamped = vector_max(low, x);
+    clamped = vector_select(clamped > high, high, clamped);
+    const vector shifted = clamped * 1.44269504f + magic;
+    const vector n = shifted - magic;
+    vector r = clamped - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    vector p = r * 1.9790323e-4f + 1.3944679e-3f;
+    p = p * r + 8.3334971e-3f;
+    p = p * r + 4.1666295e-2f;
+    p = p * r + 1.6666666e-1f;
+    p = p * r + 5.0000000e-1f;
+    p = p * (r * r) + r;
+    const ivector exponent = ((ivector)shifted - (ivector)magic + 127) << 23;
+    const vector scale = (vector)exponent;
+    return vector_select(x < low, (vector){0}, p * scale + scale);
+}
+
+INLINE vector vector_from_half(hvector bits)
+{
+    return (vector)(__builtin_convertvector(bits, uvector) << 16);
+}
+
+INLINE hvector vector_to_half(vector value)
+{
+    const uvector wide = (uvector)value;
+    const uvector rounded = (wide + 0x7fffu + ((wide >> 16) & 1u)) >> 16;
+    const uvector quiet = (wide >> 16) | 0x40u;
+    const uvector nan = (uvector)(value != value);
+    return __builtin_convertvector((nan & quiet) | (~nan & rounded), hvector);
+}
+
+/* Elements [i, i + count) of a float or bfloat16 array; the lanes from count on are 0. */
+INLINE vector load(const void *base, int64_t i, int64_t count, bool half)
+{
+    if (half) {
+        const uint16_t *from = (const uint16_t *)base + i;
+        hvector bits = {0};
+        if (count >= LANES)
+            memcpy(&bits, from, sizeof bits);
+        else
+            for (int64_t k = 0; k < count; k++) bits[k] = from[k];
+        return vector_from_half(bits);
+    }
+    const float *from = (const float *)base + i;
+    if (count >= LANES) return vector_load(from);
+    float part[LANES] = {0};
+    for (int64_t k = 0; k < count; k++) part[k] = from[k];
+    return vector_load(part);
+}
+
+INLINE void store(void *base, int64_t i, int64_t count, bool half, vector value)
+{
+    if (half) {
+        uint16_t *to = (uint16_t *)base + i;
+        const hvector bits = vector_to_half(value);
+        if (count >= LANES)
+            memcpy(to, &bits, sizeof bits);
+        else
+            for (int64_t k = 0; k < count; k++) to[k] = bits[k];
+        return;
+    }
+    float *to = (float *)base + i;
+    if (count >= LANES) {
+        vector_store(to, value);
+        return;
+    }
+    float part[LANES];
+    vector_store(part, value);
+    for (int64_t k = 0; k < count; k++) to[k] = part[k];
+}
+
+/* Sum of the lanes, in double. */
+INLINE double vector_sum(vector value)
+{
+    float lane[LANES];
+    vector_store(lane, value);
+    double sum = 0;
+    for (int i = 0; i < LANES; i++) sum += lane[i];
+    return sum;
+}
+
+INLINE float vector_maximum(vector value)
+{
+    float lane[LANES], most;
+    vector_store(lane, value);
+    most = lane[0];
+    for (int i = 1; i < LANES; i++) most = lane[i] > most || lane[i] != lane[i] ? lane[i] : most;
+    return most;
+}
+
+/* A running sum in two levels, so that long rows lose no digits. */
+struct sum {
+    vector near, far;
+    int count;
+};
+
+INLINE void sum_add(struct sum *sum, vector value)
+{
+    sum->near += value;
+    if (++sum->count == 16) {
+        sum->far += sum->near;
+        sum->near = (vector){0};
+        sum->count = 0;
+    }
+}
+
+INLINE double sum_total(const struct sum *sum)
+{
+    return vector_sum(sum->far + sum->near);
+}
+
+/* Threads worth waking for `elements` of light work. */
+INLINE int threads_for(const struct hapt_call *call, int64_t elements)
+{
+    const int64_t most = elements / 8192 + 1;
+    return call->threads > most ? (int)most : call->threads > 0 ? call->threads : 1;
+}
+
+/* Rows of a call: all dimensions of a view but the last. */
+INLINE int64_t view_columns(const struct hapt_view *view)
+{
+    return view->dims > 0 ? view->shape[view->dims - 1] : 1;
+}
+
+INLINE int64_t view_rows(const struct hapt_view *view)
+{
+    const int64_t columns = view_columns(view);
+    return columns > 0 ? hapt_view_elements(view) / columns : 0;
+}
+
+INLINE int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Rows are reduced in at most 64 chunks of at least 16 rows: bounds depend on the row count alone. */
+INLINE int64_t chunk_rows(int64_t rows)
+{
+    const int64_t even = (rows + 63) / 64;
+    return even > 16 ? even : 16;
+}
+
+INLINE int64_t chunk_count(int64_t rows)
+{
+    return (rows + chunk_rows(rows) - 1) / chunk_rows(rows);
+}
+
+#endif

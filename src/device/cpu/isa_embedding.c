@@ -1,0 +1,95 @@
+/* Token plus position embedding and its gradient. */
+#include "isa.h"
+
+static enum hapt_status check_tokens(const struct hapt_call *call, int64_t vocabulary, int64_t positions, int64_t length)
+{
+    const int32_t *token = call->input[0].data;
+    const int64_t rows = hapt_view_elements(&call->input[0]);
+    for (int64_t r = 0; r < rows; r++)
+        if (token[r] < 0 || token[r] >= vocabulary)
+            return hapt_fail(HAPT_ERR_INPUT, "tokens must be below the model's vocabulary",
+                             "token %d of row %lld is outside the table of %lld rows", token[r], (long long)r,
+                             (long long)vocabulary);
+    if (positions && length > positions)
+        return hapt_fail(HAPT_ERR_INPUT, "shorten the sequence or enlarge the position table",
+                         "a sequence of %lld tokens exceeds %lld positions", (long long)length, (long long)positions);
+    return HAPT_OK;
+}
+
+INLINE enum hapt_status embedding_run(const struct hapt_call *call, bool half)
+{
+    const int32_t *token = call->input[0].data; /* [batch][length] */
+    const void *table = call->input[1].data;    /* [vocabulary][columns] */
+    const void *position = call->input[2].data; /* [length or more][columns], may be NULL */
+    void *x = call->output[0].data;
+    const int64_t rows = hapt_view_elements(&call->input[0]), length = view_columns(&call->input[0]);
+    const int64_t columns = view_columns(&call->input[1]);
+    HAPT_TRY(check_tokens(call, call->input[1].shape[0], position ? call->input[2].shape[0] : 0, length));
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows * columns))
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < columns; c += LANES) {
+            const int64_t left = columns - c;
+            vector value = load(table, token[r] * columns + c, left, half);
+            if (position) value += load(position, r % length * columns + c, left, half);
+            store(x, r * columns + c, left, half, value);
+        }
+    return HAPT_OK;
+}
+
+static enum hapt_status embedding_f32(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    (void)queue;
+    return embedding_run(call, false);
+}
+
+static enum hapt_status embedding_bf16(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    (void)queue;
+    return embedding_run(call, true);
+}
+
+/* Threads own columns, not rows: equal tokens meet in row order on one thread, so the bits never change. */
+INLINE enum hapt_status embedding_dw_run(const struct hapt_call *call, bool half)
+{
+    const int32_t *token = call->input[0].data; /* [batch][length] */
+    const void *dy = call->input[1].data;       /* [batch][length][columns] */
+    float *dtable = call->output[0].data;       /* [vocabulary][columns] */
+    float *dposition = call->output_count > 1 ? call->output[1].data : NULL;
+    const int64_t rows = hapt_view_elements(&call->input[0]), length = view_columns(&call->input[0]);
+    const int64_t columns = view_columns(&call->output[0]);
+    const int64_t positions = dposition ? call->output[1].shape[0] : 0;
+    HAPT_TRY(check_tokens(call, call->output[0].shape[0], positions, length));
+    const int64_t slices = (columns + 63) / 64;
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows * columns))
+    for (int64_t s = 0; s < slices; s++) {
+        const int64_t first = s * 64, end = smaller(columns, first + 64);
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t c = first; c < end; c += LANES) {
+                const vector value = load(dy, r * columns + c, end - c, half);
+                const int64_t to = token[r] * columns + c, at = r % length * columns + c;
+                store(dtable, to, end - c, false, load(dtable, to, end - c, false) + value);
+                if (dposition) store(dposition, at, end - c, false, load(dposition, at, end - c, false) + value);
+            }
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status embedding_dw_f32(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    (void)queue;
+    return embedding_dw_run(call, false);
+}
+
+static enum hapt_status embedding_dw_bf16(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    (void)queue;
+    return embedding_dw_run(call, true);
+}
+
+const struct cpu_kernel ISA_NAME(hapt_cpu_embedding)[] = {
+    {HAPT_F32, {"embedding", NULL, embedding_f32}},
+    {HAPT_BF16, {"embedding", NULL, embedding_bf16}},
+    {HAPT_F32, {"embedding_dw", NULL, embedding_dw_f32}},
+    {HAPT_BF16, {"embedding_dw", NULL, embedding_dw_bf16}},
+    {HAPT_F32, {NULL, NULL, NULL}},
+};

@@ -1,0 +1,211 @@
+/* Linear layers: y = x w + b and its gradients, with w as [in][out] ("linear") or [out][in] ("linear_t"). */
+#include "gemm.h"
+#include "isa.h"
+
+/* oneDNN multiplies bf16 from AVX-512 on; below, operands are widened into the workspace. */
+#define NATIVE_HALF (LANES == 16)
+
+static size_t widened_bytes(int64_t elements)
+{
+    return ((size_t)elements * sizeof(float) + 63) / 64 * 64;
+}
+
+static size_t gemm_workspace(int64_t m, int64_t n, int64_t k)
+{
+    return NATIVE_HALF ? 0 : widened_bytes(m * k) + widened_bytes(k * n) + widened_bytes(m * n);
+}
+
+INLINE void convert(void *to, bool to_half, const void *from, bool from_half, int64_t elements, int threads)
+{
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t first = 0; first < elements; first += 4096)
+        for (int64_t i = first; i < smaller(elements, first + 4096); i += LANES)
+            store(to, i, smaller(elements, first + 4096) - i, to_half, load(from, i, smaller(elements, first + 4096) - i, from_half));
+}
+
+/* bf16 operands by way of fp32 copies. */
+static enum hapt_status gemm_widened(const struct hapt_call *call, struct gemm gemm)
+{
+    char *at = call->workspace;
+    float *a = (float *)at, *b = (float *)(at += widened_bytes(gemm.m * gemm.k));
+    float *c = (float *)(at + widened_bytes(gemm.k * gemm.n));
+    const int threads = threads_for(call, gemm.m * gemm.k);
+    convert(a, false, gemm.a, true, gemm.m * gemm.k, threads);
+    convert(b, false, gemm.b, true, gemm.k * gemm.n, threads);
+    void *out = gemm.c;
+    const bool half_out = gemm.out == HAPT_BF16;
+    if (half_out) {
+        if (gemm.accumulate) convert(c, false, out, true, gemm.m * gemm.n, threads);
+        gemm.c = c;
+    }
+    gemm.a = a;
+    gemm.b = b;
+    gemm.in = gemm.out = HAPT_F32;
+    HAPT_TRY(hapt_gemm_run(&gemm));
+    if (half_out) convert(out, true, c, false, gemm.m * gemm.n, threads);
+    return HAPT_OK;
+}
+
+static enum hapt_status gemm_any(const struct hapt_call *call, const struct gemm *gemm)
+{
+    return gemm->in == HAPT_BF16 && !NATIVE_HALF ? gemm_widened(call, *gemm) : hapt_gemm_run(gemm);
+}
+
+INLINE void add_bias(const struct hapt_call *call, void *y, const void *bias, int64_t rows, int64_t columns, bool half)
+{
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows * columns))
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < columns; c += LANES) {
+            const int64_t left = columns - c;
+            store(y, r * columns + c, left, half, load(y, r * columns + c, left, half) + load(bias, c, left, half));
+        }
+}
+
+/* input: x, w, bias; output: y */
+static enum hapt_status linear_forward(const struct hapt_call *call, enum hapt_dtype dtype, bool transposed)
+{
+    const void *bias = call->input_count > 2 ? call->input[2].data : NULL;
+    struct gemm gemm = {.m = view_rows(&call->input[0]),
+                        .n = view_columns(&call->output[0]),
+                        .k = view_columns(&call->input[0]),
+                        .transpose_b = transposed,
+                        .a = call->input[0].data,
+                        .b = call->input[1].data,
+                        .c = call->output[0].data,
+                        .in = dtype,
+                        .out = dtype,
+                        .threads = call->threads};
+    const bool half = dtype == HAPT_BF16;
+    if (half && NATIVE_HALF) {
+        gemm.bias = bias;
+        return gemm_any(call, &gemm);
+    }
+    HAPT_TRY(gemm_any(call, &gemm));
+    if (bias && half) add_bias(call, gemm.c, bias, gemm.m, gemm.n, true);
+    else if (bias) add_bias(call, gemm.c, bias, gemm.m, gemm.n, false);
+    return HAPT_OK;
+}
+
+/* input: dy, w; output: dx */
+static enum hapt_status linear_input_gradient(const struct hapt_call *call, enum hapt_dtype dtype, bool transposed)
+{
+    const struct gemm gemm = {.m = view_rows(&call->input[0]),
+                              .n = view_columns(&call->output[0]),
+                              .k = view_columns(&call->input[0]),
+                              .transpose_b = !transposed,
+                              .a = call->input[0].data,
+                              .b = call->input[1].data,
+                              .c = call->output[0].data,
+                              .in = dtype,
+                              .out = dtype,
+                              .accumulate = call->accumulate & 1u,
+                              .threads = call->threads};
+    return gemm_any(call, &gemm);
+}
+
+/* Column sums of dy [rows][columns] into db, over chunks of rows that depend on the shape alone. */
+INLINE void bias_gradient(const struct hapt_call *call, const void *dy, int64_t rows, int64_t columns, bool half,
+                          float *partial, float *db, bool accumulate)
+{
+    const int64_t chunk = chunk_rows(rows), chunks = chunk_count(rows);
+#pragma omp parallel num_threads(threads_for(call, rows *columns))
+    {
+#pragma omp for schedule(static)
+        for (int64_t k = 0; k < chunks; k++)
+            for (int64_t c = 0; c < columns; c += LANES) {
+                const int64_t left = columns - c;
+                vector total = {0};
+                for (int64_t r = k * chunk; r < smaller(rows, (k + 1) * chunk); r++)
+                    total += load(dy, r * columns + c, left, half);
+                store(partial, k * columns + c, left, false, total);
+            }
+#pragma omp for schedule(static)
+        for (int64_t c = 0; c < columns; c += LANES) {
+            const int64_t left = columns - c;
+            vector total = {0};
+            for (int64_t k = 0; k < chunks; k++) total += load(partial, k * columns + c, left, false);
+            if (accumulate) total += load(db, c, left, false);
+            store(db, c, left, false, total);
+        }
+    }
+}
+
+/* input: x, dy; output: dw, db */
+static enum hapt_status linear_weight_gradient(const struct hapt_call *call, enum hapt_dtype dtype, bool transposed)
+{
+    const int64_t rows = view_rows(&call->input[0]);
+    const int64_t in = view_columns(&call->input[0]), out = view_columns(&call->input[1]);
+    const void *x = call->input[0].data, *dy = call->input[1].data;
+    const struct gemm gemm = {.m = transposed ? out : in,
+                              .n = transposed ? in : out,
+                              .k = rows,
+                              .transpose_a = true,
+                              .a = transposed ? dy : x,
+                              .b = transposed ? x : dy,
+                              .c = call->output[0].data,
+                              .in = dtype,
+                              .out = HAPT_F32,
+                              .accumulate = call->accumulate & 1u,
+                              .threads = call->threads};
+    float *db = call->output_count > 1 ? call->output[1].data : NULL;
+    if (db) {
+        const bool accumulate = call->accumulate >> 1 & 1u;
+        if (dtype == HAPT_BF16) bias_gradient(call, dy, rows, out, true, call->workspace, db, accumulate);
+        else bias_gradient(call, dy, rows, out, false, call->workspace, db, accumulate);
+    }
+    return gemm_any(call, &gemm); /* last: it may reuse the workspace */
+}
+
+static size_t forward_half_workspace(const struct hapt_call *call)
+{
+    return gemm_workspace(view_rows(&call->input[0]), view_columns(&call->output[0]), view_columns(&call->input[0]));
+}
+
+static size_t weight_gradient_workspace(const struct hapt_call *call)
+{
+    return (size_t)(chunk_count(view_rows(&call->input[0])) * view_columns(&call->input[1])) * sizeof(float);
+}
+
+static size_t weight_gradient_half_workspace(const struct hapt_call *call)
+{
+    const size_t product = gemm_workspace(view_columns(&call->input[0]), view_columns(&call->input[1]),
+                                          view_rows(&call->input[0]));
+    const size_t sums = weight_gradient_workspace(call);
+    return product > sums ? product : sums;
+}
+
+#define ENTRY(name, body, dtype, transposed)                                               \
+    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
+    {                                                                                      \
+        (void)queue;                                                                       \
+        return body(call, dtype, transposed);                                              \
+    }
+
+ENTRY(forward_f32, linear_forward, HAPT_F32, false)
+ENTRY(forward_bf16, linear_forward, HAPT_BF16, false)
+ENTRY(forward_t_f32, linear_forward, HAPT_F32, true)
+ENTRY(forward_t_bf16, linear_forward, HAPT_BF16, true)
+ENTRY(dx_f32, linear_input_gradient, HAPT_F32, false)
+ENTRY(dx_bf16, linear_input_gradient, HAPT_BF16, false)
+ENTRY(dx_t_f32, linear_input_gradient, HAPT_F32, true)
+ENTRY(dx_t_bf16, linear_input_gradient, HAPT_BF16, true)
+ENTRY(dw_f32, linear_weight_gradient, HAPT_F32, false)
+ENTRY(dw_bf16, linear_weight_gradient, HAPT_BF16, false)
+ENTRY(dw_t_f32, linear_weight_gradient, HAPT_F32, true)
+ENTRY(dw_t_bf16, linear_weight_gradient, HAPT_BF16, true)
+
+const struct cpu_kernel ISA_NAME(hapt_cpu_linear)[] = {
+    {HAPT_F32, {"linear", NULL, forward_f32}},
+    {HAPT_BF16, {"linear", forward_half_workspace, forward_bf16}},
+    {HAPT_F32, {"linear_t", NULL, forward_t_f32}},
+    {HAPT_BF16, {"linear_t", forward_half_workspace, forward_t_bf16}},
+    {HAPT_F32, {"linear_dx", NULL, dx_f32}},
+    {HAPT_BF16, {"linear_dx", forward_half_workspace, dx_bf16}},
+    {HAPT_F32, {"linear_t_dx", NULL, dx_t_f32}},
+    {HAPT_BF16, {"linear_t_dx", forward_half_workspace, dx_t_bf16}},
+    {HAPT_F32, {"linear_dw", weight_gradient_workspace, dw_f32}},
+    {HAPT_BF16, {"linear_dw", weight_gradient_half_workspace, dw_bf16}},
+    {HAPT_F32, {"linear_t_dw", weight_gradient_workspace, dw_t_f32}},
+    {HAPT_BF16, {"linear_t_dw", weight_gradient_half_workspace, dw_t_bf16}},
+    {HAPT_F32, {NULL, NULL, NULL}},
+};

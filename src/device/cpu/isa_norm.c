@@ -1,0 +1,153 @@
+/* Layer norm over the last dimension, forward and backward. Statistics in double from two-level fp32 sums, in two passes. */
+#include "isa.h"
+
+INLINE void norm_row(const void *x, int64_t at, int64_t columns, bool half, const void *gamma, const void *beta,
+                     double epsilon, void *y, float *mean, float *rstd)
+{
+    struct sum sum = {0};
+    for (int64_t c = 0; c < columns; c += LANES) sum_add(&sum, load(x, at + c, columns - c, half));
+    const float centre = (float)(sum_total(&sum) / (double)columns);
+    struct sum squares = {0};
+    for (int64_t c = 0; c < columns; c += LANES) {
+        const int64_t left = columns - c;
+        vector off = load(x, at + c, left, half) - centre;
+        if (left < LANES) off = vector_select(lanes_below(left), off, (vector){0});
+        sum_add(&squares, off * off);
+    }
+    const float scale = (float)(1.0 / __builtin_sqrt(sum_total(&squares) / (double)columns + epsilon));
+    for (int64_t c = 0; c < columns; c += LANES) {
+        const int64_t left = columns - c;
+        const vector value = (load(x, at + c, left, half) - centre) * scale;
+        store(y, at + c, left, half, value * load(gamma, c, left, half) + load(beta, c, left, half));
+    }
+    *mean = centre;
+    *rstd = scale;
+}
+
+INLINE void norm_run(const struct hapt_call *call, bool half)
+{
+    const int64_t rows = view_rows(&call->input[0]), columns = view_columns(&call->input[0]);
+    const void *x = call->input[0].data, *gamma = call->input[1].data, *beta = call->input[2].data;
+    void *y = call->output[0].data;
+    float *mean = call->output[1].data, *rstd = call->output[2].data; /* [rows] */
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows * columns))
+    for (int64_t r = 0; r < rows; r++)
+        norm_row(x, r * columns, columns, half, gamma, beta, call->real[0], y, &mean[r], &rstd[r]);
+}
+
+static enum hapt_status norm_f32(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    (void)queue;
+    norm_run(call, false);
+    return HAPT_OK;
+}
+
+static enum hapt_status norm_bf16(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    (void)queue;
+    norm_run(call, true);
+    return HAPT_OK;
+}
+
+struct norm_backward {
+    const void *x, *gamma, *dy;
+    void *dx;
+    int64_t columns;
+    bool half, accumulate;
+};
+
+/*
+ * One row: with n = (x - mean) rstd and g = dy gamma, dx = rstd (g - mean(g) - n mean(g n)).
+ * The row's share of dgamma and dbeta goes to `partial` [2][columns].
+ */
+INLINE void norm_backward_row(const struct norm_backward *job, int64_t row, float mean, float rstd, float *partial)
+{
+    const int64_t columns = job->columns, at = row * columns;
+    const bool half = job->half;
+    float *dgamma = partial, *dbeta = partial + columns;
+    struct sum sum_g = {0}, sum_gn = {0};
+    for (int64_t c = 0; c < columns; c += LANES) {
+        const int64_t left = columns - c;
+        const vector n = (load(job->x, at + c, left, half) - mean) * rstd;
+        const vector dy = load(job->dy, at + c, left, half);
+        const vector g = dy * load(job->gamma, c, left, half);
+        sum_add(&sum_g, g);
+        sum_add(&sum_gn, g * n);
+        store(dgamma, c, left, false, load(dgamma, c, left, false) + dy * n);
+        store(dbeta, c, left, false, load(dbeta, c, left, false) + dy);
+    }
+    const float mean_g = (float)(sum_total(&sum_g) / (double)columns);
+    const float mean_gn = (float)(sum_total(&sum_gn) / (double)columns);
+    for (int64_t c = 0; c < columns; c += LANES) {
+        const int64_t left = columns - c;
+        const vector n = (load(job->x, at + c, left, half) - mean) * rstd;
+        const vector g = load(job->dy, at + c, left, half) * load(job->gamma, c, left, half);
+        vector dx = (g - mean_g - n * mean_gn) * rstd;
+        if (job->accumulate) dx += load(job->dx, at + c, left, half);
+        store(job->dx, at + c, left, half, dx);
+    }
+}
+
+static size_t norm_backward_workspace(const struct hapt_call *call)
+{
+    const int64_t rows = view_rows(&call->input[0]), columns = view_columns(&call->input[0]);
+    return (size_t)(chunk_count(rows) * 2 * columns) * sizeof(float);
+}
+
+INLINE void norm_backward_run(const struct hapt_call *call, bool half)
+{
+    const int64_t rows = view_rows(&call->input[0]), columns = view_columns(&call->input[0]);
+    const int64_t chunk = chunk_rows(rows), chunks = chunk_count(rows);
+    const struct norm_backward job = {call->input[0].data, call->input[1].data, call->input[4].data,
+                                      call->output[0].data, columns, half, call->accumulate & 1u};
+    const float *mean = call->input[2].data, *rstd = call->input[3].data;
+    float *partial = call->workspace; /* [chunks][2][columns] */
+#pragma omp parallel num_threads(threads_for(call, rows *columns))
+    {
+#pragma omp for schedule(static)
+        for (int64_t k = 0; k < chunks; k++) {
+            float *mine = partial + k * 2 * columns;
+            memset(mine, 0, (size_t)(2 * columns) * sizeof *mine);
+            for (int64_t r = k * chunk; r < smaller(rows, (k + 1) * chunk); r++)
+                norm_backward_row(&job, r, mean[r], rstd[r], mine);
+        }
+#pragma omp for schedule(static)
+        for (int64_t c = 0; c < 2 * columns; c += LANES) {
+            const int64_t left = 2 * columns - c;
+            vector total = {0};
+            for (int64_t k = 0; k < chunks; k++) total += load(partial + k * 2 * columns, c, left, false);
+            store(partial, c, left, false, total); /* chunk 0's place: no other thread reads these columns */
+        }
+    }
+    for (int o = 1; o <= 2; o++) {
+        float *out = call->output[o].data;
+        const float *total = partial + (o - 1) * columns;
+        if (!out) continue;
+        if (call->accumulate >> o & 1u)
+            for (int64_t c = 0; c < columns; c++) out[c] += total[c];
+        else
+            memcpy(out, total, (size_t)columns * sizeof *out);
+    }
+}
+
+static enum hapt_status norm_backward_f32(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    (void)queue;
+    norm_backward_run(call, false);
+    return HAPT_OK;
+}
+
+static enum hapt_status norm_backward_bf16(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    (void)queue;
+    norm_backward_run(call, true);
+    return HAPT_OK;
+}
+
+const struct cpu_kernel ISA_NAME(hapt_cpu_norm)[] = {
+    {HAPT_F32, {"layer_norm", NULL, norm_f32}},
+    {HAPT_BF16, {"layer_norm", NULL, norm_bf16}},
+    {HAPT_F32, {"layer_norm_backward", norm_backward_workspace, norm_backward_f32}},
+    {HAPT_BF16, {"layer_norm_backward", norm_backward_workspace, norm_backward_bf16}},
+    {HAPT_F32, {NULL, NULL, NULL}},
+};

@@ -1,0 +1,176 @@
+/* Attention, forward and backward: odd lengths, several blocks of keys, head sizes 16..128, causal and full. */
+#include "kernels.h"
+
+struct shape {
+    int64_t batch, length, heads, head;
+};
+
+static const struct shape shapes[] = {{1, 1, 1, 16}, {2, 7, 3, 16}, {1, 37, 2, 24}, {1, 33, 1, 17},
+                                      {2, 64, 2, 32}, {1, 129, 1, 64}, {1, 161, 2, 80}, {1, 270, 1, 128}};
+
+/* integer: batch, length, heads, causal. Returns out [b][t][d], then logsumexp [b][h][t]. */
+static void attention_reference(const struct problem *problem, double *out)
+{
+    const int64_t batch = problem->integer[0], length = problem->integer[1], heads = problem->integer[2];
+    const int64_t width = problem->input[0]->view.shape[2] / 3, head = width / heads;
+    const double *qkv = problem->input[0]->value;
+    double *weight = malloc((size_t)length * sizeof *weight), *lse = out + batch * length * width;
+    for (int64_t b = 0; b < batch; b++)
+        for (int64_t h = 0; h < heads; h++)
+            for (int64_t i = 0; i < length; i++) {
+                const int64_t end = problem->integer[3] ? i + 1 : length;
+                double total = 0;
+                for (int64_t j = 0; j < end; j++) {
+                    double dot = 0;
+                    for (int64_t c = 0; c < head; c++)
+                        dot += qkv[(b * length + i) * 3 * width + h * head + c] *
+                               qkv[(b * length + j) * 3 * width + width + h * head + c];
+                    weight[j] = exp(dot / sqrt((double)head)); /* small inputs: no overflow in double */
+                    total += weight[j];
+                }
+                for (int64_t c = 0; c < head; c++) {
+                    double sum = 0;
+                    for (int64_t j = 0; j < end; j++)
+                        sum += weight[j] / total * qkv[(b * length + j) * 3 * width + 2 * width + h * head + c];
+                    out[(b * length + i) * width + h * head + c] = sum;
+                }
+                lse[(b * heads + h) * length + i] = log(total);
+            }
+    free(weight);
+}
+
+static void check_shape(const struct shape *s, enum hapt_dtype dtype, bool causal, int threads)
+{
+    const int64_t width = s->heads * s->head;
+    struct tensor qkv = TENSOR(dtype, -2, 2, s->batch, s->length, 3 * width);
+    struct tensor out = TENSOR(dtype, 0, 0, s->batch, s->length, width);
+    struct tensor lse = TENSOR(HAPT_F32, 0, 0, s->batch, s->heads, s->length);
+    struct tensor dout = TENSOR(dtype, -1, 1, s->batch, s->length, width);
+    struct tensor dqkv = TENSOR(dtype, 0, 0, s->batch, s->length, 3 * width);
+    double *expected = calloc((size_t)(out.count + lse.count), sizeof *expected);
+    struct problem problem = {.forward = attention_reference, .input = {&qkv}, .out_count = out.count, .dy = dout.value,
+                              .integer = {s->batch, s->length, s->heads, causal}};
+    attention_reference(&problem, expected);
+    struct hapt_call call = {.input_count = 1, .output_count = 2, .input = {qkv.view}, .output = {out.view, lse.view},
+                             .integer = {s->heads, causal}, .threads = threads};
+    kernel_run("attention", dtype, &call);
+    check_close(&out.view, expected, dtype == HAPT_F32 ? 2e-6 : BF16_UNIT, "attention");
+    check_close(&lse.view, expected + out.count, 2e-6, "attention's logsumexp");
+    /* The backward takes the forward's rounded results, so bf16 allows for a few roundings. */
+    struct hapt_call back = {.input_count = 4, .output_count = 1, .input = {qkv.view, out.view, lse.view, dout.view},
+                             .output = {dqkv.view}, .integer = {s->heads, causal}, .threads = threads};
+    kernel_run("attention_backward", dtype, &back);
+    /* The scalar leaves lse out: the reference writes it behind `out`, so it needs room there. */
+    problem.out_count = out.count;
+    double *room = calloc((size_t)(out.count + lse.count), sizeof *room);
+    double *dy = calloc((size_t)(out.count + lse.count), sizeof *dy);
+    memcpy(dy, dout.value, (size_t)out.count * sizeof *dy);
+    problem.dy = dy;
+    problem.out_count = out.count + lse.count;
+    const int samples = s->length <= 40 ? 60 : 12;
+    check_gradient(&problem, 0, &dqkv.view, NULL, samples, dtype == HAPT_F32 ? 5e-6 : 4 * BF16_UNIT, "dqkv");
+    free(room);
+    free(dy);
+    free(expected);
+    tensor_free(&qkv);
+    tensor_free(&out);
+    tensor_free(&lse);
+    tensor_free(&dout);
+    tensor_free(&dqkv);
+}
+
+static void agrees_with_the_reference(void)
+{
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int variant = 0; variant < 8; variant++) {
+            if (shapes[i].length > 100 && !(variant == 1 || variant == 6)) continue; /* the reference is slow */
+            check_shape(&shapes[i], variant & 1 ? HAPT_BF16 : HAPT_F32, variant & 2, variant & 4 ? 2 : 1);
+        }
+}
+
+/* Every element of the gradient, on a length that crosses a block of queries. */
+static void whole_gradient(void)
+{
+    struct tensor qkv = TENSOR(HAPT_F32, -2, 2, 1, 35, 3 * 2 * 16);
+    struct tensor out = TENSOR(HAPT_F32, 0, 0, 1, 35, 32), lse = TENSOR(HAPT_F32, 0, 0, 1, 2, 35);
+    struct tensor dqkv = TENSOR(HAPT_F32, 0, 0, 1, 35, 96);
+    double *dy = calloc((size_t)(out.count + lse.count), sizeof *dy);
+    struct tensor dout = TENSOR(HAPT_F32, -1, 1, 1, 35, 32);
+    memcpy(dy, dout.value, (size_t)out.count * sizeof *dy);
+    struct problem problem = {.forward = attention_reference, .input = {&qkv}, .out_count = out.count + lse.count,
+                              .dy = dy, .integer = {1, 35, 2, 1}};
+    struct hapt_call call = {.input_count = 1, .output_count = 2, .input = {qkv.view}, .output = {out.view, lse.view},
+                             .integer = {2, 1}, .threads = 1};
+    kernel_run("attention", HAPT_F32, &call);
+    struct hapt_call back = {.input_count = 4, .output_count = 1, .input = {qkv.view, out.view, lse.view, dout.view},
+                             .output = {dqkv.view}, .integer = {2, 1}, .threads = 1};
+    kernel_run("attention_backward", HAPT_F32, &back);
+    check_gradient(&problem, 0, &dqkv.view, NULL, 1 << 30, 5e-6, "dqkv");
+    free(dy);
+    tensor_free(&qkv);
+    tensor_free(&out);
+    tensor_free(&lse);
+    tensor_free(&dout);
+    tensor_free(&dqkv);
+}
+
+/* Scores of +-1000: the running maximum must keep every exponential finite, over several blocks of keys. */
+static void survives_large_scores(void)
+{
+    const int64_t length = 300;
+    struct tensor qkv = TENSOR(HAPT_F32, -1, 1, 1, length, 48);
+    for (int64_t t = 0; t < length; t++)
+        for (int64_t c = 0; c < 16; c++) {
+            element_set(&qkv.view, t * 48 + c, c == 0 ? 40 : 0);
+            element_set(&qkv.view, t * 48 + 16 + c, c == 0 ? (t % 2 ? -100.0 : 0.1 * (double)t) : 0);
+        }
+    struct tensor out = TENSOR(HAPT_F32, 0, 0, 1, length, 16), lse = TENSOR(HAPT_F32, 0, 0, 1, 1, length);
+    struct hapt_call call = {.input_count = 1, .output_count = 2, .input = {qkv.view}, .output = {out.view, lse.view},
+                             .integer = {1, 1}, .threads = 2};
+    kernel_run("attention", HAPT_F32, &call);
+    for (int64_t t = 0; t < length; t++) {
+        double total = 0, top = 0.1 * (double)(t - t % 2) * 10;
+        for (int64_t j = 0; j <= t; j++) total += exp((j % 2 ? -1000.0 : (double)(float)(0.1 * (double)j) * 10) - top);
+        CHECK_NEAR(element_get(&lse.view, t), top + log(total), 1e-4);
+        CHECK(isfinite(element_get(&out.view, t * 16)));
+    }
+    tensor_free(&qkv);
+    tensor_free(&out);
+    tensor_free(&lse);
+}
+
+/* The same bits from every run, and from 1 and 2 threads: a head never spans threads. */
+static void same_bits(void)
+{
+    struct tensor qkv = TENSOR(HAPT_BF16, -2, 2, 3, 50, 96), dout = TENSOR(HAPT_BF16, -1, 1, 3, 50, 32);
+    uint16_t *first = malloc(3 * 50 * 96 * sizeof *first);
+    for (int run = 0; run < 3; run++) {
+        struct tensor out = TENSOR(HAPT_BF16, 0, 0, 3, 50, 32), lse = TENSOR(HAPT_F32, 0, 0, 3, 2, 50);
+        struct tensor dqkv = TENSOR(HAPT_BF16, 0, 0, 3, 50, 96);
+        struct hapt_call call = {.input_count = 1, .output_count = 2, .input = {qkv.view},
+                                 .output = {out.view, lse.view}, .integer = {2, 1}, .threads = run == 0 ? 1 : 2};
+        kernel_run("attention", HAPT_BF16, &call);
+        struct hapt_call back = {.input_count = 4, .output_count = 1,
+                                 .input = {qkv.view, out.view, lse.view, dout.view}, .output = {dqkv.view},
+                                 .integer = {2, 1}, .threads = call.threads};
+        kernel_run("attention_backward", HAPT_BF16, &back);
+        if (run == 0) memcpy(first, dqkv.view.data, 3 * 50 * 96 * sizeof *first);
+        CHECK(!memcmp(first, dqkv.view.data, 3 * 50 * 96 * sizeof *first));
+        tensor_free(&out);
+        tensor_free(&lse);
+        tensor_free(&dqkv);
+    }
+    free(first);
+    tensor_free(&qkv);
+    tensor_free(&dout);
+}
+
+int main(int argc, char **argv)
+{
+    kernels_init(&argc, &argv);
+    RUN(agrees_with_the_reference);
+    RUN(whole_gradient);
+    RUN(survives_large_scores);
+    RUN(same_bits);
+    return kernels_finish();
+}
