@@ -1,0 +1,61 @@
+/*
+ * Hosts: what one machine of the cluster offers, as hwloc and the system show it.
+ *
+ * HWLOC_XMLFILE and HWLOC_SYNTHETIC fake the topology, rank by rank where their values differ: such ranks count as different
+ * hosts, so that any cluster can be discovered on a laptop.
+ */
+#ifndef HAPT_HOST_H
+#define HAPT_HOST_H
+
+#include "hapt/arena.h"
+#include "hapt/dtype.h"
+#include "hapt/env.h"
+
+#define HAPT_HOST_GPUS 16
+#define HAPT_HOST_NICS 8
+
+struct hapt_host_gpu {
+    char name[64]; /* as the PCI bus names it */
+    char spec[24]; /* entry of the device database; "" when the model is not known */
+};
+
+struct hapt_host_nic {
+    char name[24];
+    double bandwidth; /* byte/s; 0: the system does not say */
+};
+
+struct hapt_host {
+    char name[64];
+    char cpu_model[64];
+    int ranks;
+    int cores, threads, numa_nodes; /* that the host's ranks may use */
+    double memory_bytes;            /* of the host, or of its control group when that is less */
+    double clock_hz;
+    double core_flops[HAPT_DTYPE_COUNT]; /* estimated FLOP/s of one core: clock x what the vector units do per cycle */
+    double rank_bandwidth;               /* byte/s that one rank copies when all of them do */
+    int gpu_count;
+    struct hapt_host_gpu gpu[HAPT_HOST_GPUS];
+    int gpus_usable; /* GPUs that a back end of this build can open */
+    int nic_count;
+    struct hapt_host_nic nic[HAPT_HOST_NICS];
+    bool faked;
+    uint64_t identity; /* ranks with equal identities share the host */
+};
+
+struct hapt_hosts {
+    int count;
+    struct hapt_host *host; /* [count] in order of the lowest world rank */
+    int *host_of_rank;      /* [world_size] */
+};
+
+/* Looks at the host of every rank. Collective over env->world; every rank gets all of them. */
+enum hapt_status hapt_hosts_gather(const struct hapt_env *env, struct hapt_arena *arena, struct hapt_hosts **hosts);
+
+/* Flags of the processor as the system prints them, e.g. " fma avx2 "; `flags` holds at least 2 characters. Rank-local. */
+void hapt_host_cpu_flags(char *flags, size_t size);
+/* Cores' worth of one rank on its host: less than 1 when ranks outnumber cores. */
+double hapt_host_cores_per_rank(const struct hapt_host *host);
+/* "2.9.0": the hwloc library at run time. */
+const char *hapt_host_library_version(char buffer[32]);
+
+#endif

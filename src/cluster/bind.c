@@ -1,0 +1,132 @@
+#include "bind.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "group.h"
+
+/* Equal, or equal up to the domain where one of them has none. */
+static bool same_host(const char *a, const char *b)
+{
+    const size_t short_a = strcspn(a, "."), short_b = strcspn(b, ".");
+    if (strcmp(a, b) == 0) return true;
+    return (!a[short_a] || !b[short_b]) && short_a == short_b && strncmp(a, b, short_a) == 0;
+}
+
+static int find_host(const struct hapt_hosts *hosts, const char *name)
+{
+    for (int h = 0; h < hosts->count; h++)
+        if (same_host(hosts->host[h].name, name)) return h;
+    return hosts->count == 1 && strcmp(name, "localhost") == 0 ? 0 : -1;
+}
+
+/* The lowest free rank, on host `h` or anywhere (h < 0); -1 when there is none. */
+static int take_rank(const struct hapt_hosts *hosts, int h, int world_size, int subcluster, int *subcluster_of_rank)
+{
+    for (int rank = 0; rank < world_size; rank++)
+        if (subcluster_of_rank[rank] < 0 && (h < 0 || hosts->host_of_rank[rank] == h)) {
+            subcluster_of_rank[rank] = subcluster;
+            return rank;
+        }
+    return -1;
+}
+
+static enum hapt_status fill_by_host(const struct hapt_hosts *hosts, int world_size, const struct hapt_cluster *cluster,
+                                     int index, int *ranks, int *subcluster_of_rank)
+{
+    const struct hapt_subcluster *own = &cluster->subcluster[index];
+    for (int node = 0; node < own->nodes; node++) {
+        const int h = find_host(hosts, own->hosts[node]);
+        char hint[400];
+        snprintf(hint, sizeof hint, "start %d ranks on each of its hosts, e.g. mpirun --host %.200s:%d,...",
+                 own->devices_per_node, own->hosts[node], own->devices_per_node);
+        if (h < 0)
+            return hapt_fail(HAPT_ERR_INPUT, hint, "no rank runs on host %.200s of subcluster %s", own->hosts[node],
+                             own->name);
+        for (int device = 0; device < own->devices_per_node; device++) {
+            const int rank = take_rank(hosts, h, world_size, index, subcluster_of_rank);
+            if (rank < 0)
+                return hapt_fail(HAPT_ERR_INPUT, hint, "host %.200s has too few ranks for subcluster %s: %d of %d",
+                                 own->hosts[node], own->name, device, own->devices_per_node);
+            ranks[node * own->devices_per_node + device] = rank;
+        }
+    }
+    return HAPT_OK;
+}
+
+/* The ranks' hosts must have what the file says: a back end, and as many of its devices as ranks use them. */
+static enum hapt_status check_devices(const struct hapt_hosts *hosts, const struct hapt_subcluster *own)
+{
+    if (strcmp(own->device.backend, "cpu") == 0) return HAPT_OK;
+    for (int i = 0; i < own->nodes * own->devices_per_node; i++) {
+        const struct hapt_host *host = &hosts->host[hosts->host_of_rank[own->ranks[i]]];
+        if (strcmp(own->device.backend, "cuda") == 0 && host->gpus_usable >= own->devices_per_node) continue;
+        return hapt_fail(HAPT_ERR_INPUT,
+                         "hapt plan works without the devices; hapt doctor says what is missing here",
+                         "subcluster %s needs %d %s devices (%s) on host %s, which offers %d", own->name,
+                         own->devices_per_node, own->device.backend, own->device.name, host->name, host->gpus_usable);
+    }
+    return HAPT_OK;
+}
+
+/* `"device": "cpu"` stands for whatever its hosts have. */
+static void fit_cpu(const struct hapt_hosts *hosts, struct hapt_subcluster *own)
+{
+    const struct hapt_device_spec *paper = hapt_device_spec_find("cpu");
+    struct hapt_device_spec *device = &own->device;
+    if (strcmp(device->name, paper->name) != 0 ||
+        memcmp(device->peak_flops, paper->peak_flops, sizeof paper->peak_flops) != 0)
+        return;
+    for (int i = 0; i < own->nodes * own->devices_per_node; i++) {
+        struct hapt_device_spec found;
+        hapt_host_cpu_device(&hosts->host[hosts->host_of_rank[own->ranks[i]]], &found);
+        for (int type = 0; type < HAPT_DTYPE_COUNT; type++)
+            device->peak_flops[type] =
+                i == 0 ? found.peak_flops[type] : fmin(device->peak_flops[type], found.peak_flops[type]);
+        device->memory_bandwidth =
+            i == 0 ? found.memory_bandwidth : fmin(device->memory_bandwidth, found.memory_bandwidth);
+        if (!device->memory_capped)
+            device->memory_bytes = i == 0 ? found.memory_bytes : fmin(device->memory_bytes, found.memory_bytes);
+    }
+}
+
+enum hapt_status hapt_cluster_assign(const struct hapt_hosts *hosts, int world_size, struct hapt_arena *arena,
+                                     struct hapt_cluster *cluster)
+{
+    if (world_size < cluster->rank_count) {
+        char hint[160];
+        snprintf(hint, sizeof hint, "start one rank for each device: mpirun -np %d hapt ...", cluster->rank_count);
+        return hapt_fail(HAPT_ERR_INPUT, hint, "the cluster has %d devices, but there %s only %d rank%s",
+                         cluster->rank_count, world_size == 1 ? "is" : "are", world_size, world_size == 1 ? "" : "s");
+    }
+    int *subcluster_of_rank, *ranks[HAPT_MAX_SUBCLUSTERS];
+    HAPT_NEW(subcluster_of_rank, arena, world_size);
+    for (int rank = 0; rank < world_size; rank++) subcluster_of_rank[rank] = -1;
+    for (int i = 0; i < cluster->count; i++)
+        HAPT_NEW(ranks[i], arena, cluster->subcluster[i].nodes * cluster->subcluster[i].devices_per_node);
+    /* Those that name hosts choose first: the others take what is left. */
+    for (int i = 0; i < cluster->count; i++)
+        if (cluster->subcluster[i].host_count > 0)
+            HAPT_TRY(fill_by_host(hosts, world_size, cluster, i, ranks[i], subcluster_of_rank));
+    for (int i = 0; i < cluster->count; i++) {
+        const struct hapt_subcluster *own = &cluster->subcluster[i];
+        for (int d = 0; own->host_count == 0 && d < own->nodes * own->devices_per_node; d++)
+            ranks[i][d] = take_rank(hosts, -1, world_size, i, subcluster_of_rank);
+    }
+    for (int i = 0; i < cluster->count; i++) {
+        cluster->subcluster[i].ranks = ranks[i];
+        HAPT_TRY(check_devices(hosts, &cluster->subcluster[i]));
+        fit_cpu(hosts, &cluster->subcluster[i]);
+    }
+    cluster->subcluster_of_rank = subcluster_of_rank;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_cluster_bind(const struct hapt_env *env, struct hapt_arena *arena, struct hapt_cluster *cluster)
+{
+    struct hapt_hosts *hosts;
+    enum hapt_status status = hapt_hosts_gather(env, arena, &hosts);
+    if (status == HAPT_OK) status = hapt_cluster_assign(hosts, env->world_size, arena, cluster);
+    return hapt_env_agree(env->world, status);
+}

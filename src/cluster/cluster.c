@@ -1,0 +1,94 @@
+/* The cluster as a structure: its invariants, and what is assumed where nothing was given or measured. */
+#include "hapt/cluster.h"
+
+#include <string.h>
+
+#include "database.h"
+
+static bool within(double value, double low, double high)
+{
+    return value >= low && value <= high; /* false for NaN */
+}
+
+static enum hapt_status check_subcluster(const struct hapt_subcluster *subcluster)
+{
+    const struct hapt_device_spec *device = &subcluster->device;
+    const char *wrong = NULL;
+    if (!subcluster->name[0] || !memchr(subcluster->name, 0, sizeof subcluster->name)) wrong = "no name";
+    else if (subcluster->nodes < 1 || subcluster->nodes > 65536) wrong = "an impossible number of nodes";
+    else if (subcluster->devices_per_node < 1 || subcluster->devices_per_node > 65536)
+        wrong = "an impossible number of devices per node";
+    else if (!within(device->memory_bytes, 1, 1e18)) wrong = "an impossible device memory";
+    else if (!within(device->peak_flops[HAPT_F32], 1, 1e24)) wrong = "an impossible peak rate";
+    else if (!within(device->memory_bandwidth, 1, 1e18)) wrong = "an impossible memory bandwidth";
+    else if (!within(device->slowdown, 1, 1e6)) wrong = "an impossible slowdown";
+    else if (!within(subcluster->intra_node_bandwidth, 0, 1e18) || !within(subcluster->inter_node_bandwidth, 0, 1e18))
+        wrong = "an impossible bandwidth";
+    else if (!within(subcluster->intra_node_latency, -1, 1e3) || !within(subcluster->inter_node_latency, -1, 1e3))
+        wrong = "an impossible latency";
+    else if (subcluster->host_count != 0 && subcluster->host_count != subcluster->nodes)
+        wrong = "another number of hosts than of nodes";
+    if (!wrong) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INPUT, "hapt topology prints what was understood of the cluster",
+                     "subcluster \"%.63s\" has %s", subcluster->name, wrong);
+}
+
+enum hapt_status hapt_cluster_check(const struct hapt_cluster *cluster)
+{
+    if (cluster->count < 1 || cluster->count > HAPT_MAX_SUBCLUSTERS)
+        return hapt_fail(HAPT_ERR_INPUT, "a cluster has 1 to 16 subclusters", "the cluster has %d subclusters",
+                         cluster->count);
+    long devices = 0;
+    for (int i = 0; i < cluster->count; i++) {
+        HAPT_TRY(check_subcluster(&cluster->subcluster[i]));
+        devices += (long)cluster->subcluster[i].nodes * cluster->subcluster[i].devices_per_node;
+        for (int j = 0; j < i; j++)
+            if (strcmp(cluster->subcluster[i].name, cluster->subcluster[j].name) == 0)
+                return hapt_fail(HAPT_ERR_INPUT, "give every subcluster its own name",
+                                 "two subclusters are called \"%s\"", cluster->subcluster[i].name);
+    }
+    if (devices != cluster->rank_count)
+        return hapt_fail(HAPT_ERR_INPUT, "the file was damaged or written by another program",
+                         "the cluster counts %d devices, its subclusters have %ld", cluster->rank_count, devices);
+    for (int i = 0; i < cluster->count; i++)
+        for (int j = 0; j < cluster->count; j++) {
+            const struct hapt_link *forth = hapt_cluster_link(cluster, i, j), *back = hapt_cluster_link(cluster, j, i);
+            if (!within(forth->bandwidth, 0, 1e18) || !within(forth->latency, -1, 1e3))
+                return hapt_fail(HAPT_ERR_INPUT, "bandwidths are byte/s, latencies are seconds",
+                                 "the link between \"%s\" and \"%s\" is impossible", cluster->subcluster[i].name,
+                                 cluster->subcluster[j].name);
+            if (forth->bandwidth != back->bandwidth || forth->latency != back->latency || forth->paced != back->paced)
+                return hapt_fail(HAPT_ERR_INPUT, "links are symmetric", "the links between \"%s\" and \"%s\" differ",
+                                 cluster->subcluster[i].name, cluster->subcluster[j].name);
+        }
+    return HAPT_OK;
+}
+
+/* Figures of usual hardware for what neither a file nor a measurement gives. */
+#define ASSUMED_PEER_BANDWIDTH 10e9    /* PCI Express, shared memory */
+#define ASSUMED_PEER_LATENCY 5e-6
+#define ASSUMED_NETWORK_BANDWIDTH 12.5e9 /* 100 Gbit/s inside a subcluster */
+#define ASSUMED_NETWORK_LATENCY 5e-6
+#define ASSUMED_CROSS_BANDWIDTH 1.25e9 /* 10 Gbit/s between subclusters: what labs have */
+#define ASSUMED_CROSS_LATENCY 50e-6
+
+void hapt_cluster_assume(struct hapt_cluster *cluster)
+{
+    for (int i = 0; i < cluster->count; i++) {
+        struct hapt_subcluster *own = &cluster->subcluster[i];
+        struct hapt_link *link = &cluster->link[i * cluster->count + i];
+        const double peer = hapt_device_peer_bandwidth(own->device.name);
+        if (own->intra_node_bandwidth == 0) own->intra_node_bandwidth = peer > 0 ? peer : ASSUMED_PEER_BANDWIDTH;
+        if (own->intra_node_latency < 0) own->intra_node_latency = ASSUMED_PEER_LATENCY;
+        if (own->inter_node_bandwidth == 0) own->inter_node_bandwidth = ASSUMED_NETWORK_BANDWIDTH;
+        if (own->inter_node_latency < 0) own->inter_node_latency = ASSUMED_NETWORK_LATENCY;
+        const bool wide = own->nodes > 1;
+        if (link->bandwidth == 0) link->bandwidth = wide ? own->inter_node_bandwidth : own->intra_node_bandwidth;
+        if (link->latency < 0) link->latency = wide ? own->inter_node_latency : own->intra_node_latency;
+        for (int j = 0; j < cluster->count; j++) {
+            struct hapt_link *cross = &cluster->link[i * cluster->count + j];
+            if (cross->bandwidth == 0 && i != j) cross->bandwidth = ASSUMED_CROSS_BANDWIDTH;
+            if (cross->latency < 0 && i != j) cross->latency = ASSUMED_CROSS_LATENCY;
+        }
+    }
+}

@@ -1,0 +1,89 @@
+/*
+ * The device database: dense peak rates, memory and memory bandwidth from the makers' specification sheets.
+ *
+ * Rates of fp16 and bf16 are those of the matrix units with fp32 accumulation, without sparsity; fp32 is the plain vector rate
+ * (no TF32), since that is what fp32 training computes in. Boost clocks, as the sheets do.
+ */
+#include <string.h>
+#include <strings.h>
+
+#include "database.h"
+
+#define GB 1e9
+#define TFLOPS 1e12
+
+#define GPU(device_name, back_end, fp32, bf16, fp16, memory, bandwidth)                                        \
+    {                                                                                                          \
+        .name = device_name, .backend = back_end, .memory_bytes = (memory) * GB,                               \
+        .peak_flops = {[HAPT_F32] = (fp32) * TFLOPS, [HAPT_BF16] = (bf16) * TFLOPS, [HAPT_F16] = (fp16) * TFLOPS}, \
+        .memory_bandwidth = (bandwidth) * GB, .slowdown = 1                                                    \
+    }
+
+static const struct {
+    struct hapt_device_spec spec;
+    double peer_bandwidth; /* byte/s per direction to another device of the node */
+} database[] = {
+    /* NVIDIA A100 Tensor Core GPU data sheet (June 2021), SXM4; NVLink 3: 600 GB/s both ways. */
+    {GPU("A100-40GB", "cuda", 19.5, 312, 312, 40, 1555), 300 * GB},
+    {GPU("A100-80GB", "cuda", 19.5, 312, 312, 80, 2039), 300 * GB},
+    /* NVIDIA V100 Tensor Core GPU data sheet (January 2020), SXM2; NVLink 2: 300 GB/s both ways. No bf16. */
+    {GPU("V100-16GB", "cuda", 15.7, 0, 125, 16, 900), 150 * GB},
+    {GPU("V100-32GB", "cuda", 15.7, 0, 125, 32, 900), 150 * GB},
+    /* NVIDIA Tesla P100 data sheet (October 2016), SXM2; NVLink 1: 160 GB/s both ways. fp16 without matrix units. */
+    {GPU("P100", "cuda", 10.6, 0, 21.2, 16, 732), 80 * GB},
+    /* NVIDIA T4 Tensor Core GPU data sheet (March 2019); PCI Express 3.0 x16. */
+    {GPU("T4", "cuda", 8.1, 0, 65, 16, 320), 12 * GB},
+    /* NVIDIA H100 Tensor Core GPU data sheet (2023), SXM5, halves of the sparse figures; NVLink 4: 900 GB/s both ways. */
+    {GPU("H100", "cuda", 67, 989.5, 989.5, 80, 3350), 450 * GB},
+    /* NVIDIA H200 Tensor Core GPU data sheet (2024), SXM, halves of the sparse figures. */
+    {GPU("H200", "cuda", 67, 989.5, 989.5, 141, 4800), 450 * GB},
+    /* NVIDIA Ampere GA102 GPU architecture white paper, table 9 (fp32 accumulation); PCI Express 4.0 x16. */
+    {GPU("RTX-3090", "cuda", 35.6, 71, 71, 24, 936), 25 * GB},
+    /* NVIDIA Ada GPU architecture white paper, appendix A (fp32 accumulation); PCI Express 4.0 x16. */
+    {GPU("RTX-4090", "cuda", 82.6, 165.2, 165.2, 24, 1008), 25 * GB},
+    /* AMD Instinct MI250X data sheet (2021): the module, fp32 vector rate; it shows as two devices of half of this each. */
+    {GPU("MI250X", "hip", 47.9, 383, 383, 128, 3276.8), 50 * GB},
+    /* One core with AVX2 at 3 GHz: two fused multiply-adds of 8 lanes a cycle (Intel 64 and IA-32 optimization manual).
+     * Its bf16 runs at the fp32 rate. Stands for itself on paper only: binding puts the host's own figures here. */
+    {GPU("cpu", "cpu", 0.096, 0.096, 0, 4, 10), 10 * GB},
+};
+enum { DATABASE_COUNT = sizeof database / sizeof *database };
+
+/* From the PCI ID repository (pci-ids.ucw.cz). */
+static const struct {
+    unsigned vendor, device;
+    const char *name;
+} pci_ids[] = {
+    {0x10de, 0x20b0, "A100-40GB"}, {0x10de, 0x20f1, "A100-40GB"}, {0x10de, 0x20b2, "A100-80GB"},
+    {0x10de, 0x20b5, "A100-80GB"}, {0x10de, 0x1db1, "V100-16GB"}, {0x10de, 0x1db4, "V100-16GB"},
+    {0x10de, 0x1db5, "V100-32GB"}, {0x10de, 0x1db6, "V100-32GB"}, {0x10de, 0x15f8, "P100"},
+    {0x10de, 0x15f9, "P100"},      {0x10de, 0x1eb8, "T4"},        {0x10de, 0x2330, "H100"},
+    {0x10de, 0x2331, "H100"},      {0x10de, 0x2335, "H200"},      {0x10de, 0x2204, "RTX-3090"},
+    {0x10de, 0x2684, "RTX-4090"},  {0x1002, 0x7408, "MI250X"},
+};
+
+const struct hapt_device_spec *hapt_device_spec_find(const char *name)
+{
+    for (int i = 0; i < DATABASE_COUNT; i++)
+        if (strcasecmp(name, database[i].spec.name) == 0) return &database[i].spec;
+    return NULL;
+}
+
+const struct hapt_device_spec *hapt_device_spec_at(int index)
+{
+    return index >= 0 && index < DATABASE_COUNT ? &database[index].spec : NULL;
+}
+
+double hapt_device_peer_bandwidth(const char *name)
+{
+    for (int i = 0; i < DATABASE_COUNT; i++)
+        if (strcasecmp(name, database[i].spec.name) == 0) return database[i].peer_bandwidth;
+    return 0;
+}
+
+const struct hapt_device_spec *hapt_device_spec_of_pci(unsigned vendor, unsigned device)
+{
+    for (size_t i = 0; i < sizeof pci_ids / sizeof *pci_ids; i++)
+        if (pci_ids[i].vendor == vendor && pci_ids[i].device == device) return hapt_device_spec_find(pci_ids[i].name);
+    return NULL;
+}

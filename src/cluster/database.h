@@ -1,0 +1,12 @@
+/* What the device database knows beyond the specification: links between devices of one node, and PCI ids. */
+#ifndef HAPT_CLUSTER_DATABASE_H
+#define HAPT_CLUSTER_DATABASE_H
+
+#include "hapt/cluster.h"
+
+/* byte/s per direction between two devices of one node; 0 for unknown devices. */
+double hapt_device_peer_bandwidth(const char *name);
+/* Entry of the database for a PCI id, or NULL. */
+const struct hapt_device_spec *hapt_device_spec_of_pci(unsigned vendor, unsigned device);
+
+#endif

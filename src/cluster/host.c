@@ -1,0 +1,202 @@
+/* One host as hwloc and the system show it. The only file that sees hwloc. */
+#include "host.h"
+
+#include <hwloc.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "database.h"
+#include "hapt/device.h"
+
+const char *hapt_host_library_version(char buffer[32])
+{
+    const unsigned version = hwloc_get_api_version();
+    snprintf(buffer, 32, "%u.%u.%u", version >> 16, (version >> 8) & 0xff, version & 0xff);
+    return buffer;
+}
+
+/* First line of a small system file, without its end of line; false when there is none. */
+static bool read_line(const char *path, char *text, size_t size)
+{
+    FILE *file = fopen(path, "r");
+    if (!file) return false;
+    const bool found = fgets(text, (int)size, file) != NULL;
+    fclose(file);
+    if (found) text[strcspn(text, "\n")] = '\0';
+    return found;
+}
+
+/* Value of the first line of /proc/cpuinfo that starts with `key`. */
+static bool read_cpuinfo(const char *key, char *value, size_t size)
+{
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    char *line = NULL;
+    size_t room = 0;
+    bool found = false;
+    while (file && !found && getline(&line, &room, file) > 0) {
+        const char *colon = strchr(line, ':');
+        if (!colon || strncmp(line, key, strlen(key)) != 0) continue;
+        snprintf(value, size, "%s", colon + 1 + strspn(colon + 1, " \t"));
+        value[strcspn(value, "\n")] = '\0';
+        found = true;
+    }
+    free(line);
+    if (file) fclose(file);
+    return found;
+}
+
+void hapt_host_cpu_flags(char *flags, size_t size)
+{
+    char *text = malloc(size);
+    flags[0] = '\0';
+    if (!text) return;
+    if (read_cpuinfo("flags", text, size) || read_cpuinfo("Features", text, size)) snprintf(flags, size, " %s", text);
+    free(text);
+    /* A blank behind the last flag too, so that " name " finds whole words. */
+    const size_t length = strlen(flags);
+    if (length + 1 < size) strcpy(flags + length, " ");
+}
+
+/* The clock that peak rates are reckoned with: the nominal one where the system tells it. */
+static double clock_of_host(void)
+{
+    char text[64];
+    if (read_line("/sys/devices/system/cpu/cpu0/cpufreq/base_frequency", text, sizeof text) && atof(text) > 0)
+        return atof(text) * 1e3; /* kHz */
+    if (read_line("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq", text, sizeof text) && atof(text) > 0)
+        return atof(text) * 1e3;
+    if (read_cpuinfo("cpu MHz", text, sizeof text) && atof(text) > 0) return atof(text) * 1e6;
+    return 2.5e9;
+}
+
+/* Estimated, not measured: clock x floating-point operations a cycle of two fused multiply-add units of the widest vectors that
+ * the processor has (one multiply and one add unit without fused multiply-add). fp16 is left out: the cpu back end lacks it. */
+static void estimate_core(struct hapt_host *host)
+{
+    char flags[8192];
+    hapt_host_cpu_flags(flags, sizeof flags);
+    double fp32 = 8; /* SSE2: 4 lanes, multiply and add */
+    if (strstr(flags, " avx512f ")) fp32 = 64;
+    else if (strstr(flags, " avx2 ") && strstr(flags, " fma ")) fp32 = 32;
+    else if (strstr(flags, " avx ") || strstr(flags, " asimd ")) fp32 = 16;
+    double bf16 = fp32;
+    if (strstr(flags, " amx_bf16 ")) bf16 = 2048;
+    else if (strstr(flags, " avx512_bf16 ") || strstr(flags, " bf16 ")) bf16 = 2 * fp32;
+    host->core_flops[HAPT_F32] = host->clock_hz * fp32;
+    host->core_flops[HAPT_BF16] = host->clock_hz * bf16;
+}
+
+static void copy_info(char *text, size_t size, const char *info, const char *otherwise)
+{
+    snprintf(text, size, "%s", info && *info ? info : otherwise);
+    for (char *c = text; *c; c++)
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = ' ';
+}
+
+static void add_gpu(struct hapt_host *host, hwloc_obj_t object)
+{
+    const struct hwloc_pcidev_attr_s *pci = &object->attr->pcidev;
+    const unsigned kind = pci->class_id >> 8; /* 03: display, 12: processing accelerator */
+    const bool maker = pci->vendor_id == 0x10de || pci->vendor_id == 0x1002;
+    if (!maker || (kind != 0x03 && kind != 0x12) || host->gpu_count == HAPT_HOST_GPUS) return;
+    struct hapt_host_gpu *gpu = &host->gpu[host->gpu_count++];
+    const struct hapt_device_spec *spec = hapt_device_spec_of_pci(pci->vendor_id, pci->device_id);
+    char otherwise[32];
+    snprintf(otherwise, sizeof otherwise, "PCI device %04x:%04x", pci->vendor_id, pci->device_id);
+    copy_info(gpu->name, sizeof gpu->name, hwloc_obj_get_info_by_name(object, "PCIDevice"), otherwise);
+    snprintf(gpu->spec, sizeof gpu->spec, "%s", spec ? spec->name : "");
+}
+
+static void add_nic(struct hapt_host *host, hwloc_obj_t object)
+{
+    const bool ethernet = object->attr->osdev.type == HWLOC_OBJ_OSDEV_NETWORK;
+    if ((!ethernet && object->attr->osdev.type != HWLOC_OBJ_OSDEV_OPENFABRICS) || !object->name ||
+        host->nic_count == HAPT_HOST_NICS)
+        return;
+    struct hapt_host_nic *nic = &host->nic[host->nic_count++];
+    copy_info(nic->name, sizeof nic->name, object->name, "?");
+    char path[160], text[64];
+    if (host->faked) return; /* the rates of this machine's interfaces say nothing about it */
+    if (ethernet) {
+        snprintf(path, sizeof path, "/sys/class/net/%s/speed", nic->name);
+        if (read_line(path, text, sizeof text) && atof(text) > 0) nic->bandwidth = atof(text) * 125e3; /* Mbit/s */
+    } else {
+        snprintf(path, sizeof path, "/sys/class/infiniband/%s/ports/1/rate", nic->name);
+        if (read_line(path, text, sizeof text)) nic->bandwidth = atof(text) * 125e6; /* "100 Gb/sec (4X EDR)" */
+    }
+}
+
+static void read_topology(struct hapt_host *host, hwloc_topology_t topology)
+{
+    const hwloc_obj_t root = hwloc_get_root_obj(topology);
+    host->cores = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_CORE);
+    host->threads = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_PU);
+    host->numa_nodes = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_NUMANODE);
+    if (host->cores < 1) host->cores = host->threads;
+    if (root->total_memory > 0) host->memory_bytes = (double)root->total_memory;
+    const hwloc_obj_t package = hwloc_get_obj_by_type(topology, HWLOC_OBJ_PACKAGE, 0);
+    const char *model = package ? hwloc_obj_get_info_by_name(package, "CPUModel") : NULL;
+    if (!model) model = hwloc_obj_get_info_by_name(root, "CPUModel");
+    copy_info(host->cpu_model, sizeof host->cpu_model, model, host->cpu_model);
+    if (host->faked) {
+        char name[64];
+        snprintf(name, sizeof name, "faked-%04x", (unsigned)(host->identity & 0xffff));
+        copy_info(host->name, sizeof host->name, hwloc_obj_get_info_by_name(root, "HostName"), name);
+    }
+    for (hwloc_obj_t object = NULL; (object = hwloc_get_next_pcidev(topology, object));) add_gpu(host, object);
+    for (hwloc_obj_t object = NULL; (object = hwloc_get_next_osdev(topology, object));) add_nic(host, object);
+}
+
+/* Memory of the control group that this process lives in, where it is limited. */
+static void apply_memory_limit(struct hapt_host *host)
+{
+    static const char *const files[] = {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        char text[64];
+        if (!read_line(files[i], text, sizeof text)) continue;
+        const double limit = atof(text); /* "max": 0 */
+        if (limit > 0 && limit < host->memory_bytes) host->memory_bytes = limit;
+    }
+}
+
+void hapt_host_fake_key(char *key, size_t size)
+{
+    const char *xml = getenv("HWLOC_XMLFILE"), *synthetic = getenv("HWLOC_SYNTHETIC");
+    snprintf(key, size, "%s%s", xml ? xml : "", synthetic ? synthetic : "");
+}
+
+void hapt_host_look(const struct hapt_env *env, struct hapt_host *host)
+{
+    char fake[1024];
+    *host = (struct hapt_host){.ranks = 1, .cores = 1, .threads = 1, .numa_nodes = 1};
+    hapt_host_fake_key(fake, sizeof fake);
+    host->faked = fake[0] != '\0';
+    host->identity = hapt_hash((uint64_t)env->node_index, fake, strlen(fake));
+    if (gethostname(host->name, sizeof host->name) != 0 || !host->name[0]) strcpy(host->name, "localhost");
+    host->name[sizeof host->name - 1] = '\0';
+    host->memory_bytes = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    host->clock_hz = clock_of_host();
+    if (!host->faked) {
+        host->cores = host->threads = env->cores;
+        read_cpuinfo("model name", host->cpu_model, sizeof host->cpu_model);
+    }
+    estimate_core(host);
+
+    hwloc_topology_t topology;
+    if (hwloc_topology_init(&topology) == 0) {
+        hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+        if (hwloc_topology_load(topology) == 0) read_topology(host, topology);
+        hwloc_topology_destroy(topology);
+    }
+    if (!host->faked) {
+        /* Affinity may leave the ranks less than the machine has. */
+        if (env->cores < host->threads) host->threads = env->cores;
+        if (host->cores > host->threads) host->cores = host->threads;
+        apply_memory_limit(host);
+    }
+    const struct hapt_backend *cuda = hapt_backend_find("cuda");
+    const char *reason = "";
+    host->gpus_usable = cuda ? cuda->device_count(&reason) : 0;
+}

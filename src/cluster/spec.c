@@ -1,0 +1,480 @@
+/*
+ * The JSON cluster file. Strict: what is not understood is refused with file, line and what would be right.
+ */
+#include <jansson.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "database.h"
+#include "hapt/cluster.h"
+#include "hapt/config.h"
+#include "place.h"
+
+enum {
+    MAX_FILE_BYTES = 1 << 20,
+    MAX_NODES = 65536,
+    MAX_DEVICES_PER_NODE = 1024,
+    MAX_DEVICES = 1 << 20,
+    MAX_HINT = 640,
+};
+
+struct reader {
+    const char *path;
+    const char *text;
+    struct hapt_arena *arena;
+};
+
+/* A JSON object, where it stands in the text, and what to call it in messages. */
+struct object {
+    const struct reader *reader;
+    json_t *json;
+    const char *at;
+    const char *what;
+};
+
+/* What a number means: its unit, how it may be written, and its limits. */
+struct quantity {
+    bool (*parse)(const char *text, double *value); /* NULL: a plain number */
+    double low, high;
+    const char *name, *hint;
+};
+static const struct quantity bytes_quantity = {
+    hapt_units_parse_bytes, 1, 1e15, "a size", "write a number of bytes or a string such as \"400 MB\" or \"40 GB\""};
+static const struct quantity bandwidth_quantity = {
+    hapt_units_parse_bandwidth, 1, 1e15, "a bandwidth",
+    "write a number in byte/s or a string such as \"200 Mbit/s\" or \"25 GB/s\""};
+static const struct quantity time_quantity = {
+    hapt_units_parse_time, 0, 10, "a latency", "write a number of seconds (at most 10) or a string such as \"50 us\""};
+static const struct quantity flops_quantity = {
+    hapt_units_parse_flops, 1, 1e21, "a compute rate", "write a number in FLOP/s or a string such as \"312 TFLOP/s\""};
+static const struct quantity slowdown_quantity = {
+    NULL, 1, 1e4, "a slowdown", "write a number from 1 (as fast as the device is) to 10000"};
+
+/* Text of a hostile file made fit for one line of a message. */
+static const char *printable(const char *text, char buffer[64])
+{
+    size_t length = 0;
+    for (; text[length] && length < 60; length++) {
+        const unsigned char c = (unsigned char)text[length];
+        buffer[length] = c < 0x20 || c == 0x7f ? '?' : (char)c;
+    }
+    while (length > 0 && text[length] && ((unsigned char)text[length] & 0xc0) == 0x80) length--; /* whole characters only */
+    buffer[length] = '\0';
+    if (text[length]) strcat(buffer, "...");
+    return buffer;
+}
+
+static enum hapt_status refuse(const struct reader *reader, const char *at, const char *hint, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+static enum hapt_status refuse(const struct reader *reader, const char *at, const char *hint, const char *format, ...)
+{
+    char message[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof message, format, arguments);
+    va_end(arguments);
+    return hapt_fail(HAPT_ERR_INPUT, hint, "%s: line %d: %s", reader->path, hapt_place_line(reader->text, at), message);
+}
+
+static const char *type_name(const json_t *json)
+{
+    switch (json_typeof(json)) {
+    case JSON_OBJECT: return "an object";
+    case JSON_ARRAY: return "a list";
+    case JSON_STRING: return "text";
+    case JSON_INTEGER:
+    case JSON_REAL: return "a number";
+    case JSON_TRUE:
+    case JSON_FALSE: return "true or false";
+    default: return "null";
+    }
+}
+
+/* Refuses keys that are not among `known` (NULL-terminated). */
+static enum hapt_status check_keys(const struct object *object, const char *const *known)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach(object->json, key, value)
+    {
+        const char *const *name = known;
+        while (*name && strcmp(*name, key) != 0) name++;
+        if (*name) continue;
+        char hint[MAX_HINT] = "known keys: ";
+        for (name = known; *name; name++) {
+            if (name != known) strncat(hint, ", ", sizeof hint - strlen(hint) - 1);
+            strncat(hint, *name, sizeof hint - strlen(hint) - 1);
+        }
+        char shown[64];
+        return refuse(object->reader, hapt_place_key(object->at, key), hint, "unknown key \"%s\" in %s",
+                      printable(key, shown), object->what);
+    }
+    return HAPT_OK;
+}
+
+/* The value of `key`; NULL with HAPT_OK when it is absent and optional. */
+static enum hapt_status find(const struct object *object, const char *key, bool required, json_t **value)
+{
+    *value = json_object_get(object->json, key);
+    if (*value || !required) return HAPT_OK;
+    char hint[128];
+    snprintf(hint, sizeof hint, "add the key \"%s\"; hapt topology --help describes the format", key);
+    return refuse(object->reader, object->at, hint, "\"%s\" is missing in %s", key, object->what);
+}
+
+static enum hapt_status convert(const struct reader *reader, const char *at, const char *key, json_t *json,
+                                const struct quantity *quantity, double *value)
+{
+    double number = 0;
+    char shown[64];
+    if (json_is_number(json)) {
+        number = json_number_value(json);
+    } else if (json_is_string(json) && quantity->parse) {
+        if (!quantity->parse(json_string_value(json), &number))
+            return refuse(reader, at, quantity->hint, "\"%s\": \"%s\" is not %s", key,
+                          printable(json_string_value(json), shown), quantity->name);
+    } else {
+        return refuse(reader, at, quantity->hint, "\"%s\" must be %s, not %s", key, quantity->name, type_name(json));
+    }
+    if (!(number >= quantity->low && number <= quantity->high))
+        return refuse(reader, at, quantity->hint, "\"%s\" is %g, outside of %g to %g", key, number, quantity->low,
+                      quantity->high);
+    *value = number;
+    return HAPT_OK;
+}
+
+/* Leaves *value alone when the key is absent. */
+static enum hapt_status read_quantity(const struct object *object, const char *key, bool required,
+                                      const struct quantity *quantity, double *value)
+{
+    json_t *json;
+    HAPT_TRY(find(object, key, required, &json));
+    if (!json) return HAPT_OK;
+    return convert(object->reader, hapt_place_key(object->at, key), key, json, quantity, value);
+}
+
+static enum hapt_status read_count(const struct object *object, const char *key, int limit, int *value)
+{
+    json_t *json;
+    HAPT_TRY(find(object, key, true, &json));
+    const char *at = hapt_place_key(object->at, key);
+    char hint[64];
+    snprintf(hint, sizeof hint, "write a whole number from 1 to %d", limit);
+    if (!json_is_integer(json))
+        return refuse(object->reader, at, hint, "\"%s\" must be a whole number, not %s", key,
+                      json_is_real(json) ? "a fraction" : type_name(json));
+    const json_int_t number = json_integer_value(json);
+    if (number < 1 || number > limit)
+        return refuse(object->reader, at, hint, "\"%s\" is %" JSON_INTEGER_FORMAT ", outside of 1 to %d", key, number, limit);
+    *value = (int)number;
+    return HAPT_OK;
+}
+
+static enum hapt_status check_name(const struct reader *reader, const char *at, const char *key, const json_t *json,
+                                   size_t size)
+{
+    if (!json_is_string(json))
+        return refuse(reader, at, "write a name in quotes", "\"%s\" must be text, not %s", key, type_name(json));
+    const char *text = json_string_value(json);
+    bool plain = text[0] != '\0' && strlen(text) < size;
+    for (const char *c = text; *c; c++) plain = plain && (unsigned char)*c > 0x20 && *c != 0x7f;
+    char shown[64], hint[96];
+    snprintf(hint, sizeof hint, "write 1 to %zu bytes without spaces", size - 1);
+    return plain ? HAPT_OK : refuse(reader, at, hint, "\"%s\": \"%s\" is not a name", key, printable(text, shown));
+}
+
+static enum hapt_status read_name(const struct object *object, const char *key, bool required, char *buffer, size_t size)
+{
+    json_t *json;
+    HAPT_TRY(find(object, key, required, &json));
+    if (!json) return HAPT_OK;
+    HAPT_TRY(check_name(object->reader, hapt_place_key(object->at, key), key, json, size));
+    snprintf(buffer, size, "%s", json_string_value(json));
+    return HAPT_OK;
+}
+
+/* One rate for every floating type, or an object with a rate by type. */
+static enum hapt_status read_peak_flops(const struct object *object, double peak_flops[HAPT_DTYPE_COUNT])
+{
+    static const enum hapt_dtype types[] = {HAPT_F32, HAPT_BF16, HAPT_F16};
+    json_t *json;
+    HAPT_TRY(find(object, "peak_flops", true, &json));
+    if (!json_is_object(json)) {
+        double rate = 0;
+        HAPT_TRY(read_quantity(object, "peak_flops", true, &flops_quantity, &rate));
+        for (size_t i = 0; i < sizeof types / sizeof *types; i++) peak_flops[types[i]] = rate;
+        return HAPT_OK;
+    }
+    static const char *const known[] = {"fp32", "bf16", "fp16", NULL};
+    const struct object rates = {object->reader, json, hapt_place_member(object->at, "peak_flops"), "\"peak_flops\""};
+    HAPT_TRY(check_keys(&rates, known));
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        HAPT_TRY(read_quantity(&rates, hapt_dtype_name(types[i]), types[i] == HAPT_F32, &flops_quantity,
+                               &peak_flops[types[i]]));
+    return HAPT_OK;
+}
+
+static enum hapt_status read_device(const struct object *subcluster, struct hapt_device_spec *device)
+{
+    const struct reader *reader = subcluster->reader;
+    json_t *json;
+    HAPT_TRY(find(subcluster, "device", true, &json));
+    const char *key_at = hapt_place_key(subcluster->at, "device");
+    if (json_is_string(json)) {
+        const struct hapt_device_spec *known = hapt_device_spec_find(json_string_value(json));
+        if (known) {
+            *device = *known;
+            return HAPT_OK;
+        }
+        char hint[MAX_HINT] = "known devices: ", shown[64];
+        for (int i = 0; hapt_device_spec_at(i); i++) {
+            strncat(hint, hapt_device_spec_at(i)->name, sizeof hint - strlen(hint) - 1);
+            strncat(hint, ", ", sizeof hint - strlen(hint) - 1);
+        }
+        strncat(hint, "or an object with name, peak_flops, memory and memory_bandwidth", sizeof hint - strlen(hint) - 1);
+        return refuse(reader, key_at, hint, "unknown device \"%s\"", printable(json_string_value(json), shown));
+    }
+    if (!json_is_object(json))
+        return refuse(reader, key_at, "name a device such as \"A100-40GB\" or \"cpu\", or describe it in an object",
+                      "\"device\" must be text or an object, not %s", type_name(json));
+    static const char *const known[] = {"name", "backend", "peak_flops", "memory", "memory_bandwidth", NULL};
+    const struct object object = {reader, json, hapt_place_member(subcluster->at, "device"), "\"device\""};
+    HAPT_TRY(check_keys(&object, known));
+    HAPT_TRY(read_name(&object, "name", true, device->name, sizeof device->name));
+    snprintf(device->backend, sizeof device->backend, "%s", strcmp(device->name, "cpu") == 0 ? "cpu" : "cuda");
+    HAPT_TRY(read_name(&object, "backend", false, device->backend, sizeof device->backend));
+    HAPT_TRY(read_peak_flops(&object, device->peak_flops));
+    HAPT_TRY(read_quantity(&object, "memory", true, &bytes_quantity, &device->memory_bytes));
+    return read_quantity(&object, "memory_bandwidth", true, &bandwidth_quantity, &device->memory_bandwidth);
+}
+
+static enum hapt_status read_hosts(const struct object *object, struct hapt_subcluster *subcluster)
+{
+    const struct reader *reader = object->reader;
+    json_t *json;
+    HAPT_TRY(find(object, "hosts", false, &json));
+    if (!json) return HAPT_OK;
+    const char *key_at = hapt_place_key(object->at, "hosts"), *list_at = hapt_place_member(object->at, "hosts");
+    static const char hint[] = "list one host name for each of the subcluster's nodes";
+    if (!json_is_array(json)) return refuse(reader, key_at, hint, "\"hosts\" must be a list, not %s", type_name(json));
+    if (json_array_size(json) != (size_t)subcluster->nodes)
+        return refuse(reader, key_at, hint, "\"hosts\" names %zu hosts for %d nodes", json_array_size(json),
+                      subcluster->nodes);
+    HAPT_NEW(subcluster->hosts, reader->arena, subcluster->nodes);
+    for (int i = 0; i < subcluster->nodes; i++) {
+        const json_t *host = json_array_get(json, (size_t)i);
+        const char *at = hapt_place_element(list_at, i);
+        HAPT_TRY(check_name(reader, at, "hosts", host, 256));
+        for (int j = 0; j < i; j++)
+            if (strcmp(subcluster->hosts[j], json_string_value(host)) == 0) {
+                char shown[64];
+                return refuse(reader, at, hint, "host \"%s\" is named twice", printable(json_string_value(host), shown));
+            }
+        subcluster->hosts[i] = hapt_arena_strdup(reader->arena, json_string_value(host));
+        if (!subcluster->hosts[i]) return HAPT_ERR_MEMORY;
+    }
+    subcluster->host_count = subcluster->nodes;
+    return HAPT_OK;
+}
+
+static enum hapt_status read_subcluster(const struct object *object, struct hapt_subcluster *subcluster)
+{
+    static const char *const known[] = {"name", "nodes", "devices_per_node", "device", "slowdown", "memory", "hosts",
+                                        "intra_node_bandwidth", "inter_node_bandwidth", "intra_node_latency",
+                                        "inter_node_latency", NULL};
+    HAPT_TRY(check_keys(object, known));
+    HAPT_TRY(read_name(object, "name", true, subcluster->name, sizeof subcluster->name));
+    HAPT_TRY(read_count(object, "nodes", MAX_NODES, &subcluster->nodes));
+    HAPT_TRY(read_count(object, "devices_per_node", MAX_DEVICES_PER_NODE, &subcluster->devices_per_node));
+    HAPT_TRY(read_device(object, &subcluster->device));
+    subcluster->device.slowdown = 1;
+    HAPT_TRY(read_quantity(object, "slowdown", false, &slowdown_quantity, &subcluster->device.slowdown));
+    HAPT_TRY(read_quantity(object, "memory", false, &bytes_quantity, &subcluster->device.memory_bytes));
+    subcluster->device.memory_capped = json_object_get(object->json, "memory") != NULL;
+    subcluster->intra_node_latency = subcluster->inter_node_latency = -1;
+    HAPT_TRY(read_quantity(object, "intra_node_bandwidth", false, &bandwidth_quantity, &subcluster->intra_node_bandwidth));
+    HAPT_TRY(read_quantity(object, "inter_node_bandwidth", false, &bandwidth_quantity, &subcluster->inter_node_bandwidth));
+    HAPT_TRY(read_quantity(object, "intra_node_latency", false, &time_quantity, &subcluster->intra_node_latency));
+    HAPT_TRY(read_quantity(object, "inter_node_latency", false, &time_quantity, &subcluster->inter_node_latency));
+    return read_hosts(object, subcluster);
+}
+
+static enum hapt_status read_subclusters(const struct object *root, struct hapt_cluster *cluster)
+{
+    const struct reader *reader = root->reader;
+    json_t *json;
+    HAPT_TRY(find(root, "subclusters", true, &json));
+    const char *key_at = hapt_place_key(root->at, "subclusters"), *list_at = hapt_place_member(root->at, "subclusters");
+    const size_t count = json_is_array(json) ? json_array_size(json) : 0;
+    if (count < 1 || count > HAPT_MAX_SUBCLUSTERS)
+        return refuse(reader, key_at, "list 1 to 16 subclusters, each an object with name, nodes, devices_per_node, device",
+                      "\"subclusters\" %s", json_is_array(json) ? (count ? "has more than 16 entries" : "is empty")
+                                                                : "must be a list");
+    HAPT_NEW(cluster->subcluster, reader->arena, count);
+    cluster->count = (int)count;
+    for (int i = 0; i < cluster->count; i++) {
+        const struct object object = {reader, json_array_get(json, (size_t)i), hapt_place_element(list_at, i),
+                                      "a subcluster"};
+        if (!json_is_object(object.json))
+            return refuse(reader, object.at, "each subcluster is an object with name, nodes, devices_per_node, device",
+                          "a subcluster must be an object, not %s", type_name(object.json));
+        HAPT_TRY(read_subcluster(&object, &cluster->subcluster[i]));
+        for (int j = 0; j < i; j++)
+            if (strcmp(cluster->subcluster[i].name, cluster->subcluster[j].name) == 0)
+                return refuse(reader, hapt_place_key(object.at, "name"), "give every subcluster its own name",
+                              "two subclusters are called \"%s\"", cluster->subcluster[i].name);
+        const long devices = (long)cluster->subcluster[i].nodes * cluster->subcluster[i].devices_per_node;
+        if (cluster->rank_count + devices > MAX_DEVICES)
+            return refuse(reader, hapt_place_key(object.at, "nodes"), "check nodes and devices_per_node",
+                          "the cluster has more than %d devices", MAX_DEVICES);
+        cluster->rank_count += (int)devices;
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status read_link_ends(const struct object *object, const struct hapt_cluster *cluster, int end[2])
+{
+    json_t *json;
+    HAPT_TRY(find(object, "between", true, &json));
+    const char *list_at = hapt_place_member(object->at, "between");
+    if (!json_is_array(json) || json_array_size(json) != 2)
+        return refuse(object->reader, hapt_place_key(object->at, "between"), "write \"between\": [\"one\", \"other\"]",
+                      "\"between\" must name two subclusters");
+    for (int e = 0; e < 2; e++) {
+        const json_t *name = json_array_get(json, (size_t)e);
+        const char *text = json_is_string(name) ? json_string_value(name) : "";
+        end[e] = 0;
+        while (end[e] < cluster->count && strcmp(cluster->subcluster[end[e]].name, text) != 0) end[e]++;
+        if (end[e] < cluster->count) continue;
+        char hint[MAX_HINT] = "subclusters of this file: ", shown[64];
+        for (int i = 0; i < cluster->count; i++) {
+            if (i) strncat(hint, ", ", sizeof hint - strlen(hint) - 1);
+            strncat(hint, cluster->subcluster[i].name, sizeof hint - strlen(hint) - 1);
+        }
+        return refuse(object->reader, hapt_place_element(list_at, e), hint, "a link names an unknown subcluster \"%s\"",
+                      printable(text, shown));
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status read_link(const struct object *object, struct hapt_cluster *cluster, bool *seen)
+{
+    static const char *const known[] = {"between", "bandwidth", "latency", "paced", NULL};
+    int end[2];
+    struct hapt_link link = {0, -1, false};
+    HAPT_TRY(check_keys(object, known));
+    HAPT_TRY(read_link_ends(object, cluster, end));
+    HAPT_TRY(read_quantity(object, "bandwidth", false, &bandwidth_quantity, &link.bandwidth));
+    HAPT_TRY(read_quantity(object, "latency", false, &time_quantity, &link.latency));
+    json_t *paced;
+    HAPT_TRY(find(object, "paced", false, &paced));
+    if (paced && !json_is_boolean(paced))
+        return refuse(object->reader, hapt_place_key(object->at, "paced"), "write true or false",
+                      "\"paced\" must be true or false, not %s", type_name(paced));
+    link.paced = json_is_true(paced);
+    if (link.paced && link.bandwidth == 0)
+        return refuse(object->reader, hapt_place_key(object->at, "paced"), "add \"bandwidth\"",
+                      "a paced link needs the bandwidth to pace to");
+    const int forth = end[0] * cluster->count + end[1], back = end[1] * cluster->count + end[0];
+    if (seen[forth])
+        return refuse(object->reader, object->at, "keep one of them: a link holds for both directions",
+                      "a second link between \"%s\" and \"%s\"", cluster->subcluster[end[0]].name,
+                      cluster->subcluster[end[1]].name);
+    seen[forth] = seen[back] = true;
+    cluster->link[forth] = cluster->link[back] = link;
+    return HAPT_OK;
+}
+
+static enum hapt_status read_links(const struct object *root, struct hapt_cluster *cluster)
+{
+    const struct reader *reader = root->reader;
+    bool *seen;
+    HAPT_NEW(cluster->link, reader->arena, cluster->count * cluster->count);
+    HAPT_NEW(seen, reader->arena, cluster->count * cluster->count);
+    for (int i = 0; i < cluster->count * cluster->count; i++) cluster->link[i] = (struct hapt_link){0, -1, false};
+    json_t *json;
+    HAPT_TRY(find(root, "links", false, &json));
+    if (json && !json_is_array(json))
+        return refuse(reader, hapt_place_key(root->at, "links"), "write a list of objects with between and bandwidth",
+                      "\"links\" must be a list, not %s", type_name(json));
+    for (size_t i = 0; json && i < json_array_size(json); i++) {
+        const struct object object = {reader, json_array_get(json, i),
+                                      hapt_place_element(hapt_place_member(root->at, "links"), (int)i), "a link"};
+        if (!json_is_object(object.json))
+            return refuse(reader, object.at, "each link is an object with between and bandwidth",
+                          "a link must be an object, not %s", type_name(object.json));
+        HAPT_TRY(read_link(&object, cluster, seen));
+    }
+    /* Stages inside one subcluster are neighbours over its nodes, unless a link with itself says otherwise. */
+    for (int i = 0; i < cluster->count; i++) {
+        const struct hapt_subcluster *own = &cluster->subcluster[i];
+        const bool wide = own->nodes > 1;
+        struct hapt_link *link = &cluster->link[i * cluster->count + i];
+        if (link->bandwidth == 0) link->bandwidth = wide ? own->inter_node_bandwidth : own->intra_node_bandwidth;
+        if (link->latency < 0) link->latency = wide ? own->inter_node_latency : own->intra_node_latency;
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status read_root(const struct reader *reader, json_t *json, struct hapt_cluster *cluster)
+{
+    static const char *const known[] = {"format", "version", "subclusters", "links", NULL};
+    const struct object root = {reader, json, hapt_place_value(reader->text), "the cluster file"};
+    static const char hint[] = "a cluster file starts with { \"format\": \"hapt-cluster\", \"version\": 1, ...";
+    if (!json_is_object(json)) return refuse(reader, root.at, hint, "the file must hold an object, not %s", type_name(json));
+    json_t *format, *version;
+    HAPT_TRY(find(&root, "format", true, &format));
+    if (!json_is_string(format) || strcmp(json_string_value(format), "hapt-cluster") != 0)
+        return refuse(reader, hapt_place_key(root.at, "format"), hint, "\"format\" is not \"hapt-cluster\"");
+    HAPT_TRY(find(&root, "version", true, &version));
+    if (!json_is_integer(version) || json_integer_value(version) != 1)
+        return refuse(reader, hapt_place_key(root.at, "version"), "this hapt reads version 1",
+                      "\"version\" of the cluster file is not 1");
+    HAPT_TRY(check_keys(&root, known));
+    HAPT_TRY(read_subclusters(&root, cluster));
+    HAPT_TRY(read_links(&root, cluster));
+    cluster->from_file = true;
+    return HAPT_OK;
+}
+
+static enum hapt_status read_text(const char *path, struct hapt_arena *arena, char **text, size_t *size)
+{
+    FILE *file = fopen(path, "rb");
+    if (!file) return hapt_fail(HAPT_ERR_INPUT, "check the path given to --cluster", "cannot read %s: %m", path);
+    *text = hapt_arena_alloc(arena, MAX_FILE_BYTES + 2, 1);
+    *size = *text ? fread(*text, 1, MAX_FILE_BYTES + 1, file) : 0;
+    const bool broken = ferror(file);
+    fclose(file);
+    if (!*text) return HAPT_ERR_MEMORY;
+    if (broken)
+        return hapt_fail(HAPT_ERR_INPUT, "check the path given to --cluster", "cannot read %s: it is not a plain file", path);
+    if (*size > MAX_FILE_BYTES)
+        return hapt_fail(HAPT_ERR_INPUT, "a cluster file is a page of JSON", "%s is larger than 1 MiB", path);
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_cluster_load(const char *path, struct hapt_arena *arena, struct hapt_cluster **cluster)
+{
+    struct hapt_cluster *loaded;
+    char *text;
+    size_t size;
+    HAPT_NEW(loaded, arena, 1);
+    HAPT_TRY(read_text(path, arena, &text, &size));
+    json_error_t error;
+    json_t *json = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error);
+    if (!json) {
+        char shown[64];
+        return hapt_fail(HAPT_ERR_INPUT, "the file must be JSON; hapt topology --help describes the format",
+                         "%s: line %d: %s", path, error.line > 0 ? error.line : 1, printable(error.text, shown));
+    }
+    const struct reader reader = {path, text, arena};
+    enum hapt_status status = read_root(&reader, json, loaded);
+    json_decref(json);
+    HAPT_TRY(status);
+    HAPT_TRY(hapt_cluster_check(loaded));
+    *cluster = loaded;
+    return HAPT_OK;
+}
