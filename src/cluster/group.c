@@ -47,8 +47,8 @@ static bool alike(const struct hapt_host *a, const struct hapt_host *b)
 static void name_subcluster(struct hapt_cluster *cluster, int index)
 {
     struct hapt_subcluster *own = &cluster->subcluster[index];
-    char base[56];
-    snprintf(base, sizeof base, "%.55s", own->device.name);
+    char base[48];
+    snprintf(base, sizeof base, "%.47s", own->device.name);
     for (char *c = base; *c; c++) *c = (char)tolower((unsigned char)*c);
     int same = 1;
     for (int i = 0; i < index; i++) same += strcmp(cluster->subcluster[i].device.name, own->device.name) == 0;

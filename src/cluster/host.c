@@ -106,7 +106,7 @@ static void add_gpu(struct hapt_host *host, hwloc_obj_t object)
     char otherwise[32];
     snprintf(otherwise, sizeof otherwise, "PCI device %04x:%04x", pci->vendor_id, pci->device_id);
     copy_info(gpu->name, sizeof gpu->name, hwloc_obj_get_info_by_name(object, "PCIDevice"), otherwise);
-    snprintf(gpu->spec, sizeof gpu->spec, "%s", spec ? spec->name : "");
+    snprintf(gpu->spec, sizeof gpu->spec, "%.23s", spec ? spec->name : "");
 }
 
 static void add_nic(struct hapt_host *host, hwloc_obj_t object)

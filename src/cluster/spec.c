@@ -459,8 +459,8 @@ static enum hapt_status read_text(const char *path, struct hapt_arena *arena, ch
 enum hapt_status hapt_cluster_load(const char *path, struct hapt_arena *arena, struct hapt_cluster **cluster)
 {
     struct hapt_cluster *loaded;
-    char *text;
-    size_t size;
+    char *text = NULL;
+    size_t size = 0;
     HAPT_NEW(loaded, arena, 1);
     HAPT_TRY(read_text(path, arena, &text, &size));
     json_error_t error;

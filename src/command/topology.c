@@ -1,0 +1,95 @@
+/* hapt topology: the cluster that was found or described. */
+#include <stdio.h>
+
+#include "hapt/host.h"
+#include "phases.h"
+
+const char hapt_command_topology_help[] =
+    "Without --cluster every rank's host is looked at and hosts with equal devices, memory and rank count form one\n"
+    "subcluster. With it the file is shown: bound to the ranks and with absent link values measured when there are\n"
+    "enough ranks, else as a plan on paper with assumed ones. --json prints a cluster file, --output writes HDF5.\n"
+    "HWLOC_XMLFILE and HWLOC_SYNTHETIC fake the topology that is discovered.\n"
+    "\n"
+    "A cluster file (JSON) holds:\n"
+    "  \"format\"       \"hapt-cluster\"\n"
+    "  \"version\"      1\n"
+    "  \"subclusters\"  list of objects:\n"
+    "      \"name\"              of the subcluster\n"
+    "      \"nodes\"             number of nodes\n"
+    "      \"devices_per_node\"  devices of each node; one rank drives one device\n"
+    "      \"device\"            name in the device database (listed below), or an object with \"name\", \"backend\"\n"
+    "                          (\"cuda\", the default, or \"cpu\"), \"peak_flops\" (a rate, or an object with \"fp32\",\n"
+    "                          \"bf16\", \"fp16\"), \"memory\", \"memory_bandwidth\"\n"
+    "      \"slowdown\"          optional, >= 1: compute is stretched by it\n"
+    "      \"memory\"            optional: cap of the memory of each device\n"
+    "      \"hosts\"             optional: one host name for each node; else ranks fill subclusters in order\n"
+    "      \"intra_node_bandwidth\", \"inter_node_bandwidth\", \"intra_node_latency\", \"inter_node_latency\"\n"
+    "                          optional: per direction, between two devices of a node, of two nodes\n"
+    "  \"links\"        optional list of objects:\n"
+    "      \"between\"           two names of subclusters; twice the same: between stages inside it\n"
+    "      \"bandwidth\", \"latency\"   optional: per direction\n"
+    "      \"paced\"             optional, true: transfers are slowed to this bandwidth (rehearsal)\n"
+    "Link values that are absent are measured. Sizes and rates are numbers in base units (byte, byte/s, s, FLOP/s) or\n"
+    "text with a unit: \"400 MB\", \"40 GiB\", \"200 Mbit/s\", \"25 GB/s\", \"50 us\", \"312 TFLOP/s\".\n"
+    "\n"
+    "Devices: A100-40GB A100-80GB V100-16GB V100-32GB P100 T4 H100 H200 RTX-3090 RTX-4090 MI250X cpu\n";
+
+static void print_hosts(const struct hapt_env *env, const struct hapt_hosts *hosts)
+{
+    char size[32], rate[32];
+    for (int h = 0; h < hosts->count; h++) {
+        const struct hapt_host *host = &hosts->host[h];
+        hapt_print(env, "Host %s: %d rank%s, %d core%s, %d NUMA node%s, %s memory%s%s%s\n", host->name, host->ranks,
+                   host->ranks > 1 ? "s" : "", host->cores, host->cores > 1 ? "s" : "", host->numa_nodes,
+                   host->numa_nodes > 1 ? "s" : "", hapt_units_bytes(host->memory_bytes, size),
+                   host->cpu_model[0] ? ", " : "", host->cpu_model, host->faked ? " (faked)" : "");
+        for (int g = 0; g < host->gpu_count; g++)
+            hapt_print(env, "  GPU %-40s %s\n", host->gpu[g].name, host->gpu[g].spec[0] ? host->gpu[g].spec : "unknown");
+        if (host->gpu_count > host->gpus_usable)
+            hapt_print(env, "  %d of them usable: hapt doctor says why\n", host->gpus_usable);
+        for (int n = 0; n < host->nic_count; n++)
+            hapt_print(env, "  NIC %-40s %s\n", host->nic[n].name,
+                       host->nic[n].bandwidth > 0 ? hapt_units_bandwidth(host->nic[n].bandwidth, rate) : "");
+    }
+}
+
+static enum hapt_status write_file(const char *path, const struct hapt_cluster *cluster)
+{
+    struct hapt_h5 *file;
+    HAPT_TRY(hapt_h5_create(path, "hapt-topology", 1, &file));
+    const enum hapt_status status = hapt_cluster_write(file, "/topology", cluster);
+    if (status == HAPT_OK) return hapt_h5_commit(file);
+    hapt_h5_close(file);
+    return status;
+}
+
+static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
+{
+    struct hapt_cluster *cluster;
+    if (!hapt_config_text(config, "cluster")) {
+        struct hapt_hosts *hosts;
+        HAPT_TRY(hapt_env_agree(env->world, hapt_hosts_gather(env, arena, &hosts)));
+        print_hosts(env, hosts);
+    }
+    HAPT_TRY(hapt_phase_cluster(env, config, false, arena, &cluster));
+    hapt_cluster_print(env, cluster);
+    if (!cluster->subcluster_of_rank)
+        hapt_note(env, "on paper: %d rank%s for %d devices; link values that the file lacks are assumed\n",
+                  env->world_size, env->world_size > 1 ? "s" : "", cluster->rank_count);
+    else if (env->world_size > cluster->rank_count)
+        hapt_note(env, "%d of %d ranks stay idle\n", env->world_size - cluster->rank_count, env->world_size);
+    enum hapt_status status = HAPT_OK;
+    if (env->world_rank == 0 && env->quiet) status = hapt_cluster_print_json(cluster);
+    if (env->world_rank == 0 && status == HAPT_OK && hapt_config_text(config, "output"))
+        status = write_file(hapt_config_text(config, "output"), cluster);
+    return hapt_env_agree(env->world, status);
+}
+
+enum hapt_status hapt_command_topology(struct hapt_env *env, struct hapt_config *config)
+{
+    struct hapt_arena arena;
+    hapt_arena_init(&arena);
+    const enum hapt_status status = run(env, config, &arena);
+    hapt_arena_release(&arena);
+    return status;
+}

@@ -1,0 +1,279 @@
+/* The cluster file: what is accepted, what is refused with which line, and that nothing crashes the reader. */
+#include "test.h"
+
+#include <unistd.h>
+
+#include "hapt/cluster.h"
+#include "hapt/config.h"
+
+static char path[64];
+
+static void save(const char *text, size_t size)
+{
+    FILE *file = fopen(path, "wb");
+    if (!CHECK(file != NULL)) return;
+    CHECK(fwrite(text, 1, size, file) == size);
+    fclose(file);
+}
+
+static const char good[] =
+    "{ \"format\": \"hapt-cluster\", \"version\": 1,\n"                                          /* 1 */
+    "  \"subclusters\": [\n"                                                                    /* 2 */
+    "    { \"name\": \"a100\", \"nodes\": 4, \"devices_per_node\": 8, \"device\": \"A100-40GB\",\n" /* 3 */
+    "      \"intra_node_bandwidth\": \"300 GB/s\", \"inter_node_bandwidth\": \"200 Gbit/s\" },\n"   /* 4 */
+    "    { \"name\": \"own\", \"nodes\": 2, \"devices_per_node\": 1,\n"                             /* 5 */
+    "      \"device\": { \"name\": \"X1\", \"peak_flops\": { \"fp32\": \"20 TFLOP/s\",\n"           /* 6 */
+    "          \"bf16\": 3e14 }, \"memory\": \"40 GiB\",\n"                                       /* 7 */
+    "          \"memory_bandwidth\": 1.5e12 },\n"                                               /* 8 */
+    "      \"slowdown\": 2.5, \"memory\": \"400 MB\", \"hosts\": [\"n1\",\n"                        /* 9 */
+    "          \"n2\"], \"inter_node_latency\": \"5 us\" }\n"                                     /* 10 */
+    "  ],\n"                                                                                    /* 11 */
+    "  \"links\": [ { \"between\": [\"a100\", \"own\"],\n"                                          /* 12 */
+    "      \"bandwidth\": \"5 Gbit/s\", \"latency\": \"50 us\", \"paced\": true } ] }\n";           /* 13 */
+
+static void accepts(void)
+{
+    struct hapt_arena arena;
+    struct hapt_cluster *cluster = NULL;
+    hapt_arena_init(&arena);
+    save(good, strlen(good));
+    CHECK_OK(hapt_cluster_load(path, &arena, &cluster));
+    if (!cluster) return;
+    const struct hapt_subcluster *a = &cluster->subcluster[0], *own = &cluster->subcluster[1];
+    CHECK(cluster->count == 2 && cluster->rank_count == 34 && cluster->from_file && !cluster->subcluster_of_rank);
+    CHECK(!strcmp(a->name, "a100") && a->nodes == 4 && a->devices_per_node == 8 && a->device.slowdown == 1);
+    CHECK(a->device.peak_flops[HAPT_BF16] == 312e12 && a->device.memory_bytes == 40e9 && !a->device.memory_capped);
+    CHECK(a->intra_node_bandwidth == 300e9 && a->inter_node_bandwidth == 25e9 && a->intra_node_latency < 0);
+    CHECK(own->device.peak_flops[HAPT_F32] == 20e12 && own->device.peak_flops[HAPT_BF16] == 3e14 &&
+          own->device.peak_flops[HAPT_F16] == 0);
+    CHECK(own->device.memory_bytes == 400e6 && own->device.memory_capped && own->device.slowdown == 2.5);
+    CHECK(own->host_count == 2 && !strcmp(own->hosts[1], "n2"));
+    CHECK_NEAR(own->inter_node_latency, 5e-6, 1e-12);
+    for (int i = 0; i < 2; i++) {
+        const struct hapt_link *link = hapt_cluster_link(cluster, i, 1 - i);
+        CHECK(link->bandwidth == 625e6 && link->paced);
+        CHECK_NEAR(link->latency, 50e-6, 1e-12);
+    }
+    CHECK(hapt_cluster_link(cluster, 0, 0)->bandwidth == 25e9 && hapt_cluster_link(cluster, 1, 1)->bandwidth == 0);
+    hapt_cluster_assume(cluster);
+    CHECK_OK(hapt_cluster_check(cluster));
+    CHECK(hapt_cluster_link(cluster, 1, 1)->bandwidth > 0 && hapt_cluster_link(cluster, 0, 0)->latency >= 0);
+    CHECK(hapt_cluster_link(cluster, 0, 1)->bandwidth == 625e6);
+    hapt_arena_release(&arena);
+}
+
+/* The good file with `from` replaced by `to` must fail, and the message must name the line and contain `word`. */
+static void refuse(const char *from, const char *to, int line, const char *word)
+{
+    char text[2048];
+    const char *at = strstr(good, from);
+    if (!CHECK_MESSAGE(at != NULL, "the test's file lacks %s", from)) return;
+    snprintf(text, sizeof text, "%.*s%s%s", (int)(at - good), good, to, at + strlen(from));
+    save(text, strlen(text));
+    struct hapt_arena arena;
+    struct hapt_cluster *cluster;
+    hapt_arena_init(&arena);
+    const enum hapt_status status = hapt_cluster_load(path, &arena, &cluster);
+    char expected[96];
+    snprintf(expected, sizeof expected, "%s: line %d: ", path, line);
+    CHECK_MESSAGE(status == HAPT_ERR_INPUT, "%s for %s gives %s", to, from, hapt_status_name(status));
+    CHECK_MESSAGE(strncmp(hapt_fail_message(), expected, strlen(expected)) == 0, "%s for %s: expected line %d: %s", to, from,
+                  line, hapt_fail_message());
+    CHECK_MESSAGE(strstr(hapt_fail_message(), word) != NULL, "expected the word %s: %s", word, hapt_fail_message());
+    CHECK_MESSAGE(hapt_fail_hint()[0] && !strchr(hapt_fail_message(), '\n'), "no hint or two lines: %s",
+                  hapt_fail_message());
+    hapt_fail_reset();
+    hapt_arena_release(&arena);
+}
+
+static void refuses(void)
+{
+    refuse("\"hapt-cluster\"", "\"hapt-plan\"", 1, "format");
+    refuse("\"version\": 1", "\"version\": 2", 1, "version");
+    refuse("\"nodes\": 4", "\"nodes\": 0", 3, "nodes");
+    refuse("\"nodes\": 4", "\"nodes\": -3", 3, "nodes");
+    refuse("\"nodes\": 4", "\"nodes\": 4.5", 3, "fraction");
+    refuse("\"nodes\": 4", "\"nodes\": \"4\"", 3, "nodes");
+    refuse("\"nodes\": 4, ", "", 3, "\"nodes\" is missing");
+    refuse("\"nodes\": 4", "\"nodes\": 99999999", 3, "nodes");
+    refuse("\"nodes\": 4", "\"nodes\": 4, \"nodes\": 4", 3, "duplicate");
+    refuse("\"A100-40GB\"", "\"A100-41GB\"", 3, "unknown device");
+    refuse("\"A100-40GB\"", "7", 3, "device");
+    refuse("300 GB/s", "300 GB", 4, "300 GB");
+    refuse("300 GB/s", "fast", 4, "fast");
+    refuse("300 GB/s", "-1 GB/s", 4, "outside");
+    refuse("300 GB/s", "0 GB/s", 4, "outside");
+    refuse("\"intra_node_bandwidth\"", "\"intra_bandwidth\"", 4, "unknown key \"intra_bandwidth\"");
+    refuse("\"own\"", "\"a100\"", 5, "a100");
+    refuse("\"own\"", "\"\"", 5, "name");
+    refuse("\"own\"", "\"line\\nbreak\"", 5, "name");
+    refuse("20 TFLOP/s", "20 TFLOPS", 6, "TFLOPS");
+    refuse("\"fp32\"", "\"fp64\"", 6, "fp64");
+    refuse("\"bf16\": 3e14", "\"bf16\": 0", 7, "outside");
+    refuse("40 GiB", "40 Gibit", 7, "40 Gibit");
+    refuse("40 GiB", "40 gigabyte", 7, "gigabyte");
+    refuse("1.5e12", "true", 8, "memory_bandwidth");
+    refuse("2.5", "0.5", 9, "slowdown");
+    refuse("2.5", "\"twice\"", 9, "slowdown");
+    refuse("400 MB", "400 MB/s", 9, "400 MB/s");
+    refuse("\"n1\",\n", "\n", 9, "hosts");
+    refuse("\"n2\"", "\"n1\"", 10, "twice");
+    refuse("\"n2\"", "5", 10, "hosts");
+    refuse("5 us", "5 MB", 10, "5 MB");
+    refuse("5 us", "5 h", 10, "outside");
+    refuse("[\"a100\", \"own\"]", "[\"a100\",\n\"owns\"]", 13, "owns");
+    refuse("[\"a100\", \"own\"]", "[\"a100\"]", 12, "between");
+    refuse("[\"a100\", \"own\"]", "\"a100\"", 12, "between");
+    refuse("5 Gbit/s", "5 Gbit", 13, "5 Gbit");
+    refuse("\"bandwidth\": \"5 Gbit/s\", ", "", 13, "paced");
+    refuse("\"paced\": true", "\"paced\": 1", 13, "paced");
+    refuse("\"paced\": true", "\"pace\": true", 13, "unknown key");
+    refuse("true } ]", "true }, { \"between\": [\"own\", \"a100\"] } ]", 13, "second link");
+    refuse("  ],\n", "  \n", 12, "");
+}
+
+static void refuses_whole_files(void)
+{
+    static const char *const text[] = {
+        "", " ", "null", "[]", "7", "{}", "{\"format\": \"hapt-cluster\"}", "\"format\"", "{\"format\": \"hapt-cluster\", \"version\": 1}",
+        "{\"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": []}",
+        "{\"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": {}}",
+        "{\"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": [1]}",
+        "{\"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": [{}]}"};
+    struct hapt_arena arena;
+    struct hapt_cluster *cluster;
+    hapt_arena_init(&arena);
+    for (size_t i = 0; i < sizeof text / sizeof *text; i++) {
+        save(text[i], strlen(text[i]));
+        CHECK_FAILS(hapt_cluster_load(path, &arena, &cluster), HAPT_ERR_INPUT);
+    }
+    CHECK_FAILS(hapt_cluster_load("/nonexistent/cluster.json", &arena, &cluster), HAPT_ERR_INPUT);
+    CHECK_FAILS(hapt_cluster_load("/", &arena, &cluster), HAPT_ERR_INPUT);
+    /* Deep nesting, and a file beyond every sensible size. */
+    static char deep[3 << 20];
+    memset(deep, '[', 200000);
+    save(deep, 200000);
+    CHECK_FAILS(hapt_cluster_load(path, &arena, &cluster), HAPT_ERR_INPUT);
+    memset(deep, ' ', sizeof deep);
+    save(deep, sizeof deep);
+    CHECK_FAILS(hapt_cluster_load(path, &arena, &cluster), HAPT_ERR_INPUT);
+    hapt_arena_release(&arena);
+}
+
+/* Every prefix of the file, and thousands of damaged ones: refused with a message or accepted with every invariant. */
+static void survives_damage(void)
+{
+    const size_t size = strlen(good);
+    const int rounds = test_long() ? 200000 : 3000;
+    uint64_t state = 20;
+    char text[sizeof good + 64];
+    int accepted = 0, refused = 0;
+    for (int round = 0; round < (int)size - 1 + rounds; round++) {
+        size_t length = size;
+        memcpy(text, good, size);
+        if (round < (int)size - 1) {
+            length = (size_t)round;
+        } else {
+            for (int hits = 1 + (int)(hapt_random_next(&state) % 3); hits > 0; hits--) {
+                const size_t at = hapt_random_next(&state) % length;
+                switch (hapt_random_next(&state) % 4) {
+                case 0: text[at] = (char)hapt_random_next(&state); break;
+                case 1: text[at] = "{}[]\",:0-9eE.\\\n"[hapt_random_next(&state) % 15]; break;
+                case 2: memmove(text + at, text + at + 1, --length - at); break;
+                default: text[at] ^= (char)(1 << hapt_random_next(&state) % 8);
+                }
+            }
+        }
+        save(text, length);
+        struct hapt_arena arena;
+        struct hapt_cluster *cluster;
+        hapt_arena_init(&arena);
+        const enum hapt_status status = hapt_cluster_load(path, &arena, &cluster);
+        if (status == HAPT_OK) {
+            accepted++;
+            CHECK_OK(hapt_cluster_check(cluster));
+        } else {
+            refused++;
+            CHECK_MESSAGE(status == HAPT_ERR_INPUT, "round %d gives %s", round, hapt_status_name(status));
+            CHECK_MESSAGE(hapt_fail_message()[0] && !strchr(hapt_fail_message(), '\n'), "round %d: no message", round);
+            hapt_fail_reset();
+        }
+        hapt_arena_release(&arena);
+    }
+    /* Names and numbers may change into other good ones; the rest must not pass. */
+    CHECK(refused > (int)size - 10 && accepted > 0);
+}
+
+static void knows_devices(void)
+{
+    static const char *const name[] = {"A100-40GB", "A100-80GB", "V100-16GB", "V100-32GB", "P100", "T4", "H100", "H200",
+                                       "RTX-3090", "RTX-4090", "MI250X", "cpu"};
+    for (size_t i = 0; i < sizeof name / sizeof *name; i++) {
+        const struct hapt_device_spec *device = hapt_device_spec_find(name[i]);
+        if (!CHECK_MESSAGE(device != NULL, "no %s", name[i])) continue;
+        CHECK(device->peak_flops[HAPT_F32] > 0 && device->memory_bytes >= 4e9 && device->memory_bandwidth > 0);
+        /* No device of the list computes less than 2 or more than 500 operations for each byte it reads. */
+        const double intensity = device->peak_flops[HAPT_F32] / device->memory_bandwidth;
+        CHECK_MESSAGE(intensity > 2 && intensity < 500, "%s: %g", name[i], intensity);
+    }
+    CHECK(hapt_device_spec_find("a100-40gb") != NULL && hapt_device_spec_find("A100") == NULL);
+    CHECK(hapt_device_spec_find("V100-32GB")->peak_flops[HAPT_BF16] == 0);
+    int count = 0;
+    while (hapt_device_spec_at(count)) count++;
+    CHECK(count == 12 && hapt_device_spec_at(-1) == NULL);
+}
+
+static void saves_and_loads(void)
+{
+    struct hapt_arena arena;
+    struct hapt_cluster *cluster = NULL, *again = NULL;
+    struct hapt_h5 *file;
+    char h5[80];
+    snprintf(h5, sizeof h5, "%s.h5", path);
+    hapt_arena_init(&arena);
+    save(good, strlen(good));
+    CHECK_OK(hapt_cluster_load(path, &arena, &cluster));
+    CHECK_OK(hapt_h5_create(h5, "hapt-topology", 1, &file));
+    CHECK_OK(hapt_cluster_write(file, "/topology", cluster));
+    CHECK_OK(hapt_h5_commit(file));
+    CHECK_OK(hapt_h5_open(h5, "hapt-topology", 1, false, &file));
+    CHECK_OK(hapt_cluster_read(file, "/topology", &arena, &again));
+    CHECK_FAILS(hapt_cluster_read(file, "/elsewhere", &arena, &again), HAPT_ERR_INPUT);
+    hapt_h5_close(file);
+    if (again) {
+        CHECK(again->count == cluster->count && again->rank_count == cluster->rank_count && again->from_file);
+        for (int i = 0; i < again->count; i++) {
+            const struct hapt_subcluster *a = &cluster->subcluster[i], *b = &again->subcluster[i];
+            CHECK(!strcmp(a->name, b->name) && a->nodes == b->nodes && a->devices_per_node == b->devices_per_node);
+            CHECK(!strcmp(a->device.name, b->device.name) && !strcmp(a->device.backend, b->device.backend));
+            CHECK(!memcmp(a->device.peak_flops, b->device.peak_flops, sizeof a->device.peak_flops));
+            CHECK(a->device.memory_bytes == b->device.memory_bytes && a->device.slowdown == b->device.slowdown &&
+                  a->device.memory_bandwidth == b->device.memory_bandwidth &&
+                  a->device.memory_capped == b->device.memory_capped);
+            CHECK(a->intra_node_bandwidth == b->intra_node_bandwidth && a->inter_node_latency == b->inter_node_latency &&
+                  a->inter_node_bandwidth == b->inter_node_bandwidth && a->intra_node_latency == b->intra_node_latency);
+            CHECK(a->host_count == b->host_count);
+            for (int h = 0; h < a->host_count; h++) CHECK(!strcmp(a->hosts[h], b->hosts[h]));
+            for (int j = 0; j < again->count; j++) {
+                const struct hapt_link *x = hapt_cluster_link(cluster, i, j), *y = hapt_cluster_link(again, i, j);
+                CHECK(x->bandwidth == y->bandwidth && x->latency == y->latency && x->paced == y->paced);
+            }
+        }
+    }
+    unlink(h5);
+    hapt_arena_release(&arena);
+}
+
+int main(int argc, char **argv)
+{
+    test_init(&argc, &argv);
+    snprintf(path, sizeof path, "/tmp/hapt-cluster-%d.json", (int)getpid());
+    RUN(accepts);
+    RUN(refuses);
+    RUN(refuses_whole_files);
+    RUN(survives_damage);
+    RUN(knows_devices);
+    RUN(saves_and_loads);
+    unlink(path);
+    return test_finish();
+}

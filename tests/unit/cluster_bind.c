@@ -1,0 +1,195 @@
+/* Hosts into subclusters, and ranks onto the devices of a cluster file: the rank-local parts, on made-up hosts. */
+#include "test.h"
+
+#include "../../src/cluster/bind.h"
+#include "../../src/cluster/group.h"
+
+static struct hapt_arena arena;
+
+/* Hosts given by ranks, cores, memory in GB; ranks are dealt to hosts in blocks, or round-robin. */
+static struct hapt_hosts *make_hosts(int count, const int *ranks, const int *cores, const double *memory, bool round_robin,
+                                     int *world_size)
+{
+    struct hapt_hosts *hosts = hapt_arena_alloc(&arena, 1, sizeof *hosts);
+    int total = 0;
+    for (int h = 0; h < count; h++) total += ranks[h];
+    hosts->count = count;
+    hosts->host = hapt_arena_alloc(&arena, (size_t)count, sizeof *hosts->host);
+    hosts->host_of_rank = hapt_arena_alloc(&arena, (size_t)total, sizeof *hosts->host_of_rank);
+    for (int h = 0; h < count; h++) {
+        struct hapt_host *host = &hosts->host[h];
+        snprintf(host->name, sizeof host->name, "node%d.lab", h);
+        strcpy(host->cpu_model, "Test CPU");
+        host->ranks = ranks[h];
+        host->cores = cores[h];
+        host->memory_bytes = memory[h] * 1e9;
+        host->core_flops[HAPT_F32] = host->core_flops[HAPT_BF16] = 1e11;
+        host->rank_bandwidth = 1e10;
+    }
+    int rank = 0;
+    for (int turn = 0; round_robin && turn < total; turn++)
+        for (int h = 0; h < count; h++)
+            if (turn < ranks[h]) hosts->host_of_rank[rank++] = h;
+    for (int h = 0; !round_robin && h < count; h++)
+        for (int i = 0; i < ranks[h]; i++) hosts->host_of_rank[rank++] = h;
+    *world_size = total;
+    return hosts;
+}
+
+static void groups_like_hosts(void)
+{
+    /* 0 and 2 are alike (memory within 2 %); 1 has other cores, 3 other ranks, 4 other memory. */
+    const int ranks[] = {2, 2, 2, 4, 2}, cores[] = {8, 4, 8, 8, 8};
+    const double memory[] = {64, 64, 64.9, 64, 32};
+    int world_size;
+    struct hapt_cluster *cluster = NULL;
+    const struct hapt_hosts *hosts = make_hosts(5, ranks, cores, memory, true, &world_size);
+    CHECK_OK(hapt_cluster_group(hosts, world_size, &arena, &cluster));
+    if (!cluster) return;
+    CHECK(cluster->count == 4 && cluster->rank_count == 12 && !cluster->from_file);
+    const struct hapt_subcluster *first = &cluster->subcluster[0];
+    CHECK(first->nodes == 2 && first->devices_per_node == 2 && !strcmp(first->name, "cpu"));
+    CHECK(!strcmp(cluster->subcluster[1].name, "cpu-2") && cluster->subcluster[2].devices_per_node == 4);
+    /* Node-major: both ranks of host 0, then both of host 2. Round-robin ranks: 0,5 and 2,7. */
+    CHECK(first->ranks[0] == 0 && first->ranks[1] == 5 && first->ranks[2] == 2 && first->ranks[3] == 7);
+    CHECK(!strcmp(first->hosts[1], "node2.lab"));
+    CHECK(first->device.memory_bytes == 32e9); /* the smaller host's share */
+    CHECK_NEAR(first->device.peak_flops[HAPT_F32], 4e11, 1);
+    CHECK_NEAR(cluster->subcluster[2].device.peak_flops[HAPT_F32], 2e11, 1);
+    for (int rank = 0; rank < world_size; rank++) {
+        const struct hapt_subcluster *own = &cluster->subcluster[cluster->subcluster_of_rank[rank]];
+        int found = 0;
+        for (int i = 0; i < own->nodes * own->devices_per_node; i++) found += own->ranks[i] == rank;
+        CHECK(found == 1);
+    }
+}
+
+static void groups_gpus(void)
+{
+    const int ranks[] = {2, 2, 2}, cores[] = {8, 8, 8};
+    const double memory[] = {64, 64, 64};
+    int world_size;
+    struct hapt_cluster *cluster = NULL;
+    struct hapt_hosts *hosts = make_hosts(3, ranks, cores, memory, false, &world_size);
+    for (int h = 0; h < 3; h++) {
+        hosts->host[h].gpu_count = 2;
+        hosts->host[h].gpus_usable = h == 2 ? 1 : 2; /* too few on host 2: its ranks compute on cores */
+        strcpy(hosts->host[h].gpu[0].spec, h == 0 ? "A100-40GB" : "V100-32GB");
+    }
+    CHECK_OK(hapt_cluster_group(hosts, world_size, &arena, &cluster));
+    if (cluster)
+        CHECK(cluster->count == 3 && !strcmp(cluster->subcluster[0].name, "a100-40gb") &&
+              !strcmp(cluster->subcluster[1].device.name, "V100-32GB") && !strcmp(cluster->subcluster[2].name, "cpu"));
+    hosts->host[0].gpu[0].spec[0] = '\0';
+    CHECK_FAILS(hapt_cluster_group(hosts, world_size, &arena, &cluster), HAPT_ERR_INPUT);
+
+    /* Seventeen different hosts are too many subclusters. */
+    int many_ranks[17], many_cores[17];
+    double many_memory[17];
+    for (int h = 0; h < 17; h++) {
+        many_ranks[h] = 1;
+        many_cores[h] = h + 1;
+        many_memory[h] = 16;
+    }
+    hosts = make_hosts(17, many_ranks, many_cores, many_memory, false, &world_size);
+    CHECK_FAILS(hapt_cluster_group(hosts, world_size, &arena, &cluster), HAPT_ERR_INPUT);
+}
+
+/* A file-like cluster of `count` cpu subclusters. */
+static struct hapt_cluster *make_cluster(int count, const int *nodes, const int *devices)
+{
+    struct hapt_cluster *cluster = hapt_arena_alloc(&arena, 1, sizeof *cluster);
+    cluster->count = count;
+    cluster->from_file = true;
+    cluster->subcluster = hapt_arena_alloc(&arena, (size_t)count, sizeof *cluster->subcluster);
+    cluster->link = hapt_arena_alloc(&arena, (size_t)(count * count), sizeof *cluster->link);
+    for (int i = 0; i < count; i++) {
+        struct hapt_subcluster *own = &cluster->subcluster[i];
+        snprintf(own->name, sizeof own->name, "s%d", i);
+        own->nodes = nodes[i];
+        own->devices_per_node = devices[i];
+        own->device = *hapt_device_spec_find("cpu");
+        cluster->rank_count += nodes[i] * devices[i];
+    }
+    return cluster;
+}
+
+static void binds_in_order(void)
+{
+    const int ranks[] = {4, 3}, cores[] = {8, 6};
+    const double memory[] = {64, 30};
+    const int nodes[] = {1, 1}, devices[] = {2, 4};
+    int world_size;
+    struct hapt_hosts *hosts = make_hosts(2, ranks, cores, memory, false, &world_size);
+    struct hapt_cluster *cluster = make_cluster(2, nodes, devices);
+    cluster->subcluster[0].device.memory_bytes = 1e9;
+    cluster->subcluster[0].device.memory_capped = true;
+    CHECK_OK(hapt_cluster_assign(hosts, world_size, &arena, cluster));
+    static const int expected[] = {0, 0, 1, 1, 1, 1, -1};
+    for (int rank = 0; rank < 7; rank++) CHECK(cluster->subcluster_of_rank[rank] == expected[rank]);
+    CHECK(cluster->subcluster[1].ranks[0] == 2 && cluster->subcluster[1].ranks[3] == 5);
+    CHECK(cluster->subcluster[0].device.memory_bytes == 1e9); /* the cap stays */
+    CHECK_NEAR(cluster->subcluster[0].device.peak_flops[HAPT_F32], 2e11, 1);
+    /* Subcluster 1 spans both hosts and gets the lesser share: 10 GB on the second. */
+    CHECK_NEAR(cluster->subcluster[1].device.memory_bytes, 10e9, 1);
+}
+
+static void binds_by_host(void)
+{
+    const int ranks[] = {3, 3}, cores[] = {8, 8};
+    const double memory[] = {64, 64};
+    const int nodes[] = {1, 1}, devices[] = {2, 3};
+    static const char *host[] = {"node1"}; /* the file may leave out the domain */
+    int world_size;
+    struct hapt_hosts *hosts = make_hosts(2, ranks, cores, memory, true, &world_size);
+    struct hapt_cluster *cluster = make_cluster(2, nodes, devices);
+    cluster->subcluster[1].hosts = host;
+    cluster->subcluster[1].host_count = 1;
+    CHECK_OK(hapt_cluster_assign(hosts, world_size, &arena, cluster));
+    /* Round-robin: host 1 has the odd ranks, all of which subcluster 1 takes. */
+    static const int expected[] = {0, 1, 0, 1, -1, 1};
+    for (int rank = 0; rank < 6; rank++) CHECK(cluster->subcluster_of_rank[rank] == expected[rank]);
+    static const char *unknown[] = {"node7"}, *other_domain[] = {"node1.elsewhere"};
+    cluster->subcluster[1].hosts = unknown;
+    CHECK_FAILS(hapt_cluster_assign(hosts, world_size, &arena, cluster), HAPT_ERR_INPUT);
+    cluster->subcluster[1].hosts = other_domain;
+    CHECK_FAILS(hapt_cluster_assign(hosts, world_size, &arena, cluster), HAPT_ERR_INPUT);
+    const int too_many[] = {1, 4};
+    cluster = make_cluster(2, nodes, too_many);
+    cluster->subcluster[1].hosts = host;
+    cluster->subcluster[1].host_count = 1;
+    CHECK_FAILS(hapt_cluster_assign(hosts, world_size, &arena, cluster), HAPT_ERR_INPUT);
+}
+
+static void refuses_what_is_not_there(void)
+{
+    const int ranks[] = {2}, cores[] = {2};
+    const double memory[] = {4};
+    const int nodes[] = {1, 1}, devices[] = {2, 2};
+    int world_size;
+    struct hapt_hosts *hosts = make_hosts(1, ranks, cores, memory, false, &world_size);
+    struct hapt_cluster *cluster = make_cluster(2, nodes, devices);
+    const enum hapt_status status = hapt_cluster_assign(hosts, world_size, &arena, cluster);
+    CHECK(status == HAPT_ERR_INPUT && strstr(hapt_fail_hint(), "mpirun -np 4") != NULL);
+    hapt_fail_reset();
+    CHECK(cluster->subcluster_of_rank == NULL && cluster->subcluster[0].ranks == NULL);
+    cluster = make_cluster(1, nodes, devices);
+    cluster->subcluster[0].device = *hapt_device_spec_find("A100-40GB");
+    CHECK_FAILS(hapt_cluster_assign(hosts, world_size, &arena, cluster), HAPT_ERR_INPUT);
+    hosts->host[0].gpus_usable = 2;
+    CHECK_OK(hapt_cluster_assign(hosts, world_size, &arena, cluster));
+    CHECK(cluster->subcluster[0].device.memory_bytes == 40e9);
+}
+
+int main(int argc, char **argv)
+{
+    test_init(&argc, &argv);
+    hapt_arena_init(&arena);
+    RUN(groups_like_hosts);
+    RUN(groups_gpus);
+    RUN(binds_in_order);
+    RUN(binds_by_host);
+    RUN(refuses_what_is_not_there);
+    hapt_arena_release(&arena);
+    return test_finish();
+}
