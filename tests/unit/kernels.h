@@ -13,7 +13,7 @@
 #include "hapt/device.h"
 #include "test.h"
 
-#define BF16_UNIT 0x1p-8 /* one rounding to bfloat16 errs by at most half of this, relatively */
+#define BF16_UNIT 0x1p-8 /* one rounding to bfloat16 errs by at most this, relatively */
 
 static uint64_t random_state = 0x9e3779b97f4a7c15u;
 

@@ -15,7 +15,7 @@ static enum hapt_status check_targets(const int32_t *target, int64_t rows, int64
     return HAPT_OK;
 }
 
-INLINE float row_logsumexp(const void *logits, int64_t at, int64_t columns, bool half)
+INLINE double row_logsumexp(const void *logits, int64_t at, int64_t columns, bool half)
 {
     vector most = vector_set(-INFINITY);
     for (int64_t c = 0; c < columns; c += LANES) {
@@ -32,7 +32,7 @@ INLINE float row_logsumexp(const void *logits, int64_t at, int64_t columns, bool
         if (left < LANES) term = vector_select(lanes_below(left), term, (vector){0});
         sum_add(&sum, term);
     }
-    return (float)(top + log(sum_total(&sum)));
+    return top + log(sum_total(&sum));
 }
 
 static size_t loss_workspace(const struct hapt_call *call)
@@ -50,9 +50,10 @@ INLINE enum hapt_status loss_run(const struct hapt_call *call, bool half)
     HAPT_TRY(check_targets(target, rows, columns));
 #pragma omp parallel for schedule(static) num_threads(threads_for(call, rows * columns * 2))
     for (int64_t r = 0; r < rows; r++) {
-        lse[r] = row_logsumexp(logits, r * columns, columns, half);
+        const double row_lse = row_logsumexp(logits, r * columns, columns, half);
+        lse[r] = (float)row_lse;
         row_loss[r] = 0;
-        if (target[r] != IGNORED) row_loss[r] = (double)lse[r] - load(logits, r * columns + target[r], 1, half)[0];
+        if (target[r] != IGNORED) row_loss[r] = row_lse - load(logits, r * columns + target[r], 1, half)[0];
     }
     double total = 0;
     for (int64_t r = 0; r < rows; r++) total += row_loss[r];

@@ -1,0 +1,320 @@
+/* Linear, layer norm, GELU, embedding and cross-entropy kernels against double references and central differences. */
+#include "kernels.h"
+
+static const enum hapt_dtype types[] = {HAPT_F32, HAPT_BF16};
+
+/* out [rows][n] = x [rows][k] w (+ bias); integer: rows, k, n, transposed, has bias. */
+static void linear_reference(const struct problem *p, double *out)
+{
+    const int64_t rows = p->integer[0], k = p->integer[1], n = p->integer[2];
+    const double *x = p->input[0]->value, *w = p->input[1]->value;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t j = 0; j < n; j++) {
+            double sum = p->input[2] ? p->input[2]->value[j] : 0;
+            for (int64_t i = 0; i < k; i++) sum += x[r * k + i] * (p->integer[3] ? w[j * k + i] : w[i * n + j]);
+            out[r * n + j] = sum;
+        }
+}
+
+struct linear_case {
+    int64_t batch, length, in, out;
+};
+
+static void check_linear(const struct linear_case *c, enum hapt_dtype dtype, bool transposed, bool bias, int threads)
+{
+    const int64_t rows = c->batch * c->length;
+    const double tolerance = dtype == HAPT_F32 ? 1e-6 * sqrt((double)c->in) : BF16_UNIT;
+    struct tensor x = TENSOR(dtype, -1, 1, c->batch, c->length, c->in), b = TENSOR(dtype, -1, 1, c->out);
+    struct tensor w = transposed ? TENSOR(dtype, -1, 1, c->out, c->in) : TENSOR(dtype, -1, 1, c->in, c->out);
+    struct tensor y = TENSOR(dtype, 0, 0, c->batch, c->length, c->out);
+    struct tensor dy = TENSOR(dtype, -1, 1, c->batch, c->length, c->out);
+    struct problem problem = {.forward = linear_reference, .input = {&x, &w, bias ? &b : NULL}, .out_count = y.count,
+                              .dy = dy.value, .integer = {rows, c->in, c->out, transposed}};
+    double *expected = malloc((size_t)y.count * sizeof *expected);
+    linear_reference(&problem, expected);
+    struct hapt_call call = {.input_count = bias ? 3 : 2, .output_count = 1, .input = {x.view, w.view, b.view},
+                             .output = {y.view}, .threads = threads};
+    kernel_run(transposed ? "linear_t" : "linear", dtype, &call);
+    check_close(&y.view, expected, tolerance, "linear");
+    for (unsigned add = 0; add < 2; add++) { /* gradients overwrite, then add */
+        struct tensor dx = TENSOR(dtype, -1, 1, c->batch, c->length, c->in);
+        struct tensor dw = TENSOR(HAPT_F32, -1, 1, w.view.shape[0], w.view.shape[1]);
+        struct tensor db = TENSOR(HAPT_F32, -1, 1, c->out);
+        struct hapt_call to_x = {.input_count = 2, .output_count = 1, .input = {dy.view, w.view}, .output = {dx.view},
+                                 .accumulate = add, .threads = threads};
+        kernel_run(transposed ? "linear_t_dx" : "linear_dx", dtype, &to_x);
+        check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 10, 2 * tolerance, "linear's dx");
+        struct hapt_call to_w = {.input_count = 2, .output_count = bias ? 2 : 1, .input = {x.view, dy.view},
+                                 .output = {dw.view, db.view}, .accumulate = add ? 3 : 0, .threads = threads};
+        kernel_run(transposed ? "linear_t_dw" : "linear_dw", dtype, &to_w);
+        check_gradient(&problem, 1, &dw.view, add ? dw.value : NULL, 10, 1e-6 * sqrt((double)rows), "linear's dw");
+        if (bias) check_gradient(&problem, 2, &db.view, add ? db.value : NULL, 10, 1e-6, "linear's db");
+        tensor_free(&dx);
+        tensor_free(&dw);
+        tensor_free(&db);
+    }
+    free(expected);
+    tensor_free(&x);
+    tensor_free(&b);
+    tensor_free(&w);
+    tensor_free(&y);
+    tensor_free(&dy);
+}
+
+static void linear_layers(void)
+{
+    static const struct linear_case cases[] = {{1, 1, 1, 1}, {2, 3, 5, 7}, {1, 19, 33, 17}, {2, 16, 64, 48}, {1, 65, 40, 96}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int v = 0; v < 16; v++) check_linear(&cases[i], types[v & 1], v & 2, v & 4, v & 8 ? 2 : 1);
+}
+
+/* real[0]: epsilon; integer: rows, columns. */
+static void norm_reference(const struct problem *p, double *out)
+{
+    const int64_t rows = p->integer[0], columns = p->integer[1];
+    for (int64_t r = 0; r < rows; r++) {
+        const double *x = p->input[0]->value + r * columns;
+        double mean = 0, variance = 0;
+        for (int64_t c = 0; c < columns; c++) mean += x[c] / (double)columns;
+        for (int64_t c = 0; c < columns; c++) variance += (x[c] - mean) * (x[c] - mean) / (double)columns;
+        for (int64_t c = 0; c < columns; c++)
+            out[r * columns + c] = (x[c] - mean) / sqrt(variance + p->real[0]) * p->input[1]->value[c] +
+                                   p->input[2]->value[c];
+    }
+}
+
+static void check_norm(int64_t batch, int64_t length, int64_t columns, enum hapt_dtype dtype, int threads, double offset)
+{
+    struct tensor x = TENSOR(dtype, offset - 2, offset + 2, batch, length, columns);
+    struct tensor gamma = TENSOR(dtype, 0.5, 1.5, columns), beta = TENSOR(dtype, -1, 1, columns);
+    struct tensor y = TENSOR(dtype, 0, 0, batch, length, columns), dy = TENSOR(dtype, -1, 1, batch, length, columns);
+    struct tensor mean = TENSOR(HAPT_F32, 0, 0, batch, length), rstd = TENSOR(HAPT_F32, 0, 0, batch, length);
+    struct problem problem = {.forward = norm_reference, .input = {&x, &gamma, &beta}, .out_count = y.count,
+                              .dy = dy.value, .integer = {batch * length, columns}, .real = {1e-5}};
+    double *expected = malloc((size_t)y.count * sizeof *expected);
+    norm_reference(&problem, expected);
+    struct hapt_call call = {.input_count = 3, .output_count = 3, .input = {x.view, gamma.view, beta.view},
+                             .output = {y.view, mean.view, rstd.view}, .real = {1e-5}, .threads = threads};
+    kernel_run("layer_norm", dtype, &call);
+    const double tolerance = (dtype == HAPT_F32 ? 1e-6 : BF16_UNIT) * (1 + fabs(offset) * (dtype == HAPT_F32));
+    check_close(&y.view, expected, tolerance, "layer_norm");
+    for (unsigned add = 0; add < 2; add++) {
+        struct tensor dx = TENSOR(dtype, -1, 1, batch, length, columns);
+        struct tensor dgamma = TENSOR(HAPT_F32, -1, 1, columns), dbeta = TENSOR(HAPT_F32, -1, 1, columns);
+        struct hapt_call back = {.input_count = 5, .output_count = 3,
+                                 .input = {x.view, gamma.view, mean.view, rstd.view, dy.view},
+                                 .output = {dx.view, dgamma.view, dbeta.view}, .accumulate = add ? 7 : 0,
+                                 .threads = threads};
+        kernel_run("layer_norm_backward", dtype, &back);
+        check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 40, 4 * tolerance, "layer_norm's dx");
+        check_gradient(&problem, 1, &dgamma.view, add ? dgamma.value : NULL, 40, 4e-6 * (1 + fabs(offset)), "dgamma");
+        check_gradient(&problem, 2, &dbeta.view, add ? dbeta.value : NULL, 40, 2e-6, "dbeta");
+        tensor_free(&dx);
+        tensor_free(&dgamma);
+        tensor_free(&dbeta);
+    }
+    free(expected);
+    tensor_free(&x);
+    tensor_free(&gamma);
+    tensor_free(&beta);
+    tensor_free(&y);
+    tensor_free(&dy);
+    tensor_free(&mean);
+    tensor_free(&rstd);
+}
+
+static void layer_norms(void)
+{
+    static const int64_t cases[][3] = {{1, 1, 3}, {2, 3, 16}, {1, 37, 5}, {1, 40, 33}, {2, 50, 64}, {1, 3, 300}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int v = 0; v < 4; v++) check_norm(cases[i][0], cases[i][1], cases[i][2], types[v & 1], v & 2 ? 2 : 1, 0);
+    check_norm(1, 20, 37, HAPT_F32, 1, 30); /* a mean far from 0, and a tail: empty lanes must not count */
+}
+
+static void gelu_reference(const struct problem *p, double *out)
+{
+    for (int64_t i = 0; i < p->out_count; i++) {
+        const double x = p->input[0]->value[i];
+        out[i] = p->integer[0] ? 0.5 * x * erfc(-x / sqrt(2))
+                               : x / (1 + exp(-2 * sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    }
+}
+
+static void gelus(void)
+{
+    static const int64_t counts[] = {1, 15, 64, 301, 5003};
+    for (int v = 0; v < 40; v++) {
+        const enum hapt_dtype dtype = types[v & 1];
+        struct tensor x = TENSOR(dtype, -9, 9, 1, 1, counts[v / 8]), y = TENSOR(dtype, 0, 0, 1, 1, counts[v / 8]);
+        struct tensor dy = TENSOR(dtype, 0.5, 1, 1, 1, counts[v / 8]), dx = TENSOR(dtype, 0, 0, 1, 1, counts[v / 8]);
+        struct problem problem = {.forward = gelu_reference, .input = {&x}, .out_count = x.count, .dy = dy.value,
+                                  .integer = {v >> 1 & 1}};
+        double *expected = malloc((size_t)x.count * sizeof *expected);
+        gelu_reference(&problem, expected);
+        struct hapt_call call = {.input_count = 1, .output_count = 1, .input = {x.view}, .output = {y.view},
+                                 .integer = {v >> 1 & 1}, .threads = v & 4 ? 2 : 1};
+        kernel_run("gelu", dtype, &call);
+        for (int64_t i = 0; i < x.count; i++) { /* relative, tails included */
+            const double apart = fabs(element_get(&y.view, i) - expected[i]);
+            const double ulps = dtype == HAPT_F32 ? 0x1p-24 * (6 + x.value[i] * x.value[i] * 3) : 1.01 * BF16_UNIT;
+            if (!CHECK_MESSAGE(apart <= ulps * fabs(expected[i]) + 1e-37, "gelu(%.9g) = %.9g, not %.9g", x.value[i],
+                               element_get(&y.view, i), expected[i]))
+                break;
+        }
+        struct hapt_call back = {.input_count = 2, .output_count = 1, .input = {x.view, dy.view}, .output = {dx.view},
+                                 .integer = {v >> 1 & 1}, .threads = call.threads};
+        kernel_run("gelu_dx", dtype, &back);
+        check_gradient(&problem, 0, &dx.view, NULL, 20, dtype == HAPT_F32 ? 1e-6 : BF16_UNIT, "gelu's dx");
+        free(expected);
+        tensor_free(&x);
+        tensor_free(&y);
+        tensor_free(&dy);
+        tensor_free(&dx);
+    }
+}
+
+/* The double of every value a row of the table has after one-hot products: table [v][d], position [t][d] or none. */
+static void embedding_reference(const struct problem *p, double *out)
+{
+    const int64_t length = p->input[0]->view.shape[1], columns = p->input[1]->view.shape[1];
+    for (int64_t r = 0; r < p->input[0]->count; r++)
+        for (int64_t c = 0; c < columns; c++)
+            out[r * columns + c] = p->input[1]->value[(int64_t)p->input[0]->value[r] * columns + c] +
+                                   (p->input[2] ? p->input[2]->value[r % length * columns + c] : 0);
+}
+
+static void embeddings(void)
+{
+    static const int64_t cases[][4] = {{1, 1, 2, 1}, {2, 9, 5, 17}, {3, 20, 11, 64}, {2, 40, 300, 130}};
+    for (int v = 0; v < 32; v++) {
+        const int64_t *c = cases[v / 8], batch = c[0], length = c[1], words = c[2], columns = c[3];
+        const enum hapt_dtype dtype = types[v & 1];
+        const bool position = v & 2;
+        struct tensor token = TENSOR(HAPT_I32, 0, (double)words - 1e-9, batch, length);
+        struct tensor table = TENSOR(dtype, -1, 1, words, columns), place = TENSOR(dtype, -1, 1, length + 2, columns);
+        struct tensor x = TENSOR(dtype, 0, 0, batch, length, columns), dy = TENSOR(dtype, -1, 1, batch, length, columns);
+        struct tensor dtable = TENSOR(HAPT_F32, -1, 1, words, columns);
+        struct tensor dplace = TENSOR(HAPT_F32, -1, 1, length + 2, columns);
+        struct problem problem = {.forward = embedding_reference, .input = {&token, &table, position ? &place : NULL},
+                                  .out_count = x.count, .dy = dy.value};
+        double *expected = malloc((size_t)x.count * sizeof *expected);
+        embedding_reference(&problem, expected);
+        struct hapt_view none = {0};
+        struct hapt_call call = {.input_count = 3, .output_count = 1,
+                                 .input = {token.view, table.view, position ? place.view : none}, .output = {x.view},
+                                 .threads = v & 4 ? 2 : 1};
+        kernel_run("embedding", dtype, &call);
+        check_close(&x.view, expected, dtype == HAPT_F32 ? 1e-7 : BF16_UNIT, "embedding");
+        struct hapt_call back = {.input_count = 2, .output_count = position ? 2 : 1, .input = {token.view, dy.view},
+                                 .output = {dtable.view, dplace.view}, .accumulate = 3, .threads = call.threads};
+        kernel_run("embedding_dw", dtype, &back);
+        check_gradient(&problem, 1, &dtable.view, dtable.value, 40, 1e-6, "dtable");
+        if (position) check_gradient(&problem, 2, &dplace.view, dplace.value, 40, 1e-6, "dposition");
+        free(expected);
+        tensor_free(&token);
+        tensor_free(&table);
+        tensor_free(&place);
+        tensor_free(&x);
+        tensor_free(&dy);
+        tensor_free(&dtable);
+        tensor_free(&dplace);
+    }
+}
+
+static void loss_reference(const struct problem *p, double *out)
+{
+    const int64_t columns = p->input[0]->view.shape[2];
+    out[0] = 0;
+    for (int64_t r = 0; r < p->input[1]->count; r++) {
+        const double *logit = p->input[0]->value + r * columns;
+        const int64_t target = (int64_t)p->input[1]->value[r];
+        double top = logit[0], total = 0;
+        for (int64_t c = 0; c < columns; c++) top = fmax(top, logit[c]);
+        for (int64_t c = 0; c < columns; c++) total += exp(logit[c] - top);
+        if (target != -100) out[0] += top + log(total) - logit[target];
+    }
+}
+
+static void losses(void)
+{
+    static const int64_t cases[][3] = {{1, 4, 2}, {2, 5, 7}, {1, 40, 33}, {2, 16, 512}, {1, 6, 1003}};
+    for (int v = 0; v < 20; v++) {
+        const int64_t *c = cases[v / 4], rows = c[0] * c[1];
+        const enum hapt_dtype dtype = types[v & 1];
+        const double range = v / 4 == 4 ? 40 : 3;
+        struct tensor logits = TENSOR(dtype, -range, range, c[0], c[1], c[2]);
+        struct tensor dlogits = TENSOR(dtype, 0, 0, c[0], c[1], c[2]);
+        struct tensor target = TENSOR(HAPT_I32, 0, (double)c[2] - 1e-9, c[0], c[1]);
+        for (int64_t r = 1; r < rows; r += 3) element_set(&target.view, r, target.value[r] = -100);
+        struct tensor loss = TENSOR(HAPT_F32, 0, 0, 1), lse = TENSOR(HAPT_F32, 0, 0, c[0], c[1]);
+        struct tensor scale = TENSOR(HAPT_F32, 0.3, 0.7, 1);
+        struct problem problem = {.forward = loss_reference, .input = {&logits, &target}, .out_count = 1,
+                                  .dy = scale.value};
+        double expected = 0;
+        loss_reference(&problem, &expected);
+        struct hapt_call call = {.input_count = 2, .output_count = 2, .input = {logits.view, target.view},
+                                 .output = {loss.view, lse.view}, .threads = v & 2 ? 2 : 1};
+        kernel_run("cross_entropy", dtype, &call);
+        CHECK_NEAR(element_get(&loss.view, 0), expected, 3e-7 * expected);
+        struct hapt_call back = {.input_count = 4, .output_count = 1,
+                                 .input = {logits.view, target.view, lse.view, scale.view}, .output = {dlogits.view},
+                                 .threads = call.threads};
+        kernel_run("cross_entropy_dx", dtype, &back);
+        check_gradient(&problem, 0, &dlogits.view, NULL, 30, dtype == HAPT_F32 ? 2e-6 : BF16_UNIT, "dlogits");
+        for (int64_t r = 1; r < rows; r += 3)
+            for (int64_t k = 0; k < c[2]; k++) CHECK(element_get(&dlogits.view, r * c[2] + k) == 0);
+        element_set(&target.view, 0, (double)c[2]); /* one past the last class */
+        CHECK_FAILS(hapt_backend_find("cpu")->find_kernel(test_device, "cross_entropy", dtype)->run(&call, NULL),
+                    HAPT_ERR_INPUT);
+        tensor_free(&logits);
+        tensor_free(&dlogits);
+        tensor_free(&target);
+        tensor_free(&loss);
+        tensor_free(&lse);
+        tensor_free(&scale);
+    }
+}
+
+/* A NaN must reach the loss: training stops on it. */
+static void nan_is_kept(void)
+{
+    struct tensor x = TENSOR(HAPT_F32, -1, 1, 1, 2, 40), gamma = TENSOR(HAPT_F32, 1, 1, 40), y = TENSOR(HAPT_F32, 0, 0, 1, 2, 40);
+    struct tensor mean = TENSOR(HAPT_F32, 0, 0, 1, 2), rstd = TENSOR(HAPT_F32, 0, 0, 1, 2), loss = TENSOR(HAPT_F32, 0, 0, 1);
+    struct tensor target = TENSOR(HAPT_I32, 0, 39, 1, 2);
+    for (int64_t at = 0; at < 40; at += 39) {
+        element_set(&x.view, at, NAN);
+        struct hapt_call norm = {.input_count = 3, .output_count = 3, .input = {x.view, gamma.view, gamma.view},
+                                 .output = {y.view, mean.view, rstd.view}, .real = {1e-5}, .threads = 1};
+        kernel_run("layer_norm", HAPT_F32, &norm);
+        CHECK(isnan(element_get(&y.view, 3)) && !isnan(element_get(&y.view, 43)));
+        struct hapt_call gelu = {.input_count = 1, .output_count = 1, .input = {x.view}, .output = {y.view}, .threads = 1};
+        for (gelu.integer[0] = 0; gelu.integer[0] < 2; gelu.integer[0]++) {
+            kernel_run("gelu", HAPT_F32, &gelu);
+            CHECK(isnan(element_get(&y.view, at)) && !isnan(element_get(&y.view, 20)));
+        }
+        struct hapt_call entropy = {.input_count = 2, .output_count = 2, .input = {x.view, target.view},
+                                    .output = {loss.view, mean.view}, .threads = 1};
+        kernel_run("cross_entropy", HAPT_F32, &entropy);
+        CHECK(isnan(element_get(&loss.view, 0)));
+        element_set(&x.view, at, 0);
+    }
+    tensor_free(&x);
+    tensor_free(&gamma);
+    tensor_free(&y);
+    tensor_free(&mean);
+    tensor_free(&rstd);
+    tensor_free(&loss);
+    tensor_free(&target);
+}
+
+int main(int argc, char **argv)
+{
+    kernels_init(&argc, &argv);
+    RUN(linear_layers);
+    RUN(layer_norms);
+    RUN(gelus);
+    RUN(embeddings);
+    RUN(losses);
+    RUN(nan_is_kept);
+    return kernels_finish();
+}
