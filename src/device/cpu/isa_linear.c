@@ -23,6 +23,17 @@ INLINE void convert(void *to, bool to_half, const void *from, bool from_half, in
             store(to, i, smaller(elements, first + 4096) - i, to_half, load(from, i, smaller(elements, first + 4096) - i, from_half));
 }
 
+INLINE void add_bias(const struct hapt_call *call, float *y, const void *bias, int64_t rows, int64_t columns,
+                     bool half)
+{
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows * columns))
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < columns; c += LANES) {
+            const int64_t left = columns - c;
+            store(y, r * columns + c, left, false, load(y, r * columns + c, left, false) + load(bias, c, left, half));
+        }
+}
+
 /* bf16 operands by way of fp32 copies. */
 static enum hapt_status gemm_widened(const struct hapt_call *call, struct gemm gemm)
 {
@@ -41,7 +52,10 @@ static enum hapt_status gemm_widened(const struct hapt_call *call, struct gemm g
     gemm.a = a;
     gemm.b = b;
     gemm.in = gemm.out = HAPT_F32;
+    const void *bias = gemm.bias;
+    gemm.bias = NULL;
     HAPT_TRY(hapt_gemm_run(&gemm));
+    if (bias) add_bias(call, gemm.c, bias, gemm.m, gemm.n, true);
     if (half_out) convert(out, true, c, false, gemm.m * gemm.n, threads);
     return HAPT_OK;
 }
@@ -49,16 +63,6 @@ static enum hapt_status gemm_widened(const struct hapt_call *call, struct gemm g
 static enum hapt_status gemm_any(const struct hapt_call *call, const struct gemm *gemm)
 {
     return gemm->in == HAPT_BF16 && !NATIVE_HALF ? gemm_widened(call, *gemm) : hapt_gemm_run(gemm);
-}
-
-INLINE void add_bias(const struct hapt_call *call, void *y, const void *bias, int64_t rows, int64_t columns, bool half)
-{
-#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows * columns))
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = 0; c < columns; c += LANES) {
-            const int64_t left = columns - c;
-            store(y, r * columns + c, left, half, load(y, r * columns + c, left, half) + load(bias, c, left, half));
-        }
 }
 
 /* input: x, w, bias; output: y */
@@ -75,14 +79,12 @@ static enum hapt_status linear_forward(const struct hapt_call *call, enum hapt_d
                         .in = dtype,
                         .out = dtype,
                         .threads = call->threads};
-    const bool half = dtype == HAPT_BF16;
-    if (half && NATIVE_HALF) {
+    if (dtype == HAPT_BF16) {
         gemm.bias = bias;
         return gemm_any(call, &gemm);
     }
-    HAPT_TRY(gemm_any(call, &gemm));
-    if (bias && half) add_bias(call, gemm.c, bias, gemm.m, gemm.n, true);
-    else if (bias) add_bias(call, gemm.c, bias, gemm.m, gemm.n, false);
+    HAPT_TRY(hapt_gemm_run(&gemm));
+    if (bias) add_bias(call, gemm.c, bias, gemm.m, gemm.n, false);
     return HAPT_OK;
 }
 
