@@ -61,6 +61,14 @@ enum hapt_status hapt_plan_force(const struct hapt_profile *profile, const struc
                                  const char *stages, struct hapt_arena *result, struct hapt_plan **plan);
 /* Warm-up, latency, t_max, memory, eta and simulated time of the stages already in `plan`. */
 enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt_plan *plan, struct hapt_arena *scratch);
+/* The comparison plan: the optimum's submeshes and order under H-1F1B, the layers split evenly over them, priced with
+ * options->schedule. Collective. HAPT_ERR_INPUT or HAPT_ERR_INFEASIBLE when the even stages cannot run. */
+enum hapt_status hapt_plan_even(MPI_Comm comm, const struct hapt_profile *profile,
+                                const struct hapt_search_options *options, struct hapt_arena *result,
+                                struct hapt_plan **plan);
+/* One step of the plan by the simulator under `kind`; launch counts are the plan's for its own schedule. */
+enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, enum hapt_schedule_kind kind, struct hapt_arena *arena,
+                                    struct hapt_simulation **simulation);
 enum hapt_status hapt_plan_check(const struct hapt_plan *plan);
 
 enum hapt_status hapt_plan_write(struct hapt_h5 *file, const char *group, const struct hapt_plan *plan);

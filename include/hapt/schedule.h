@@ -6,6 +6,8 @@
 #ifndef HAPT_SCHEDULE_H
 #define HAPT_SCHEDULE_H
 
+#include <math.h>
+
 #include "hapt/arena.h"
 
 enum hapt_schedule_kind { HAPT_SCHEDULE_GPIPE, HAPT_SCHEDULE_1F1B, HAPT_SCHEDULE_EAGER, HAPT_SCHEDULE_H1F1B };
@@ -44,6 +46,15 @@ struct hapt_schedule {
     struct hapt_instruction_list *list; /* [submesh_count] */
 };
 
+/* The planner's and the schedules' "a <= b": rounding never decides. */
+static inline bool hapt_at_most(double a, double b)
+{
+    const double large = fabs(a) > fabs(b) ? fabs(a) : fabs(b);
+    return a <= b || (isfinite(large) && a <= b + 1e-12 * large);
+}
+
+/* delta_i, the launches of a stage beyond its successor's, for c_i = comm_s: HAPT (2); 1F1B 1, eager 2, GPipe 0. */
+int hapt_schedule_delta(enum hapt_schedule_kind kind, double comm_s, double t_max_s, double hide_threshold);
 /* Launch counts N_i of each stage. comm_s[i] is c_i behind stage i (last: 0). GPipe: B. 1F1B: S - i. Eager: 2 (S - i) - 1 with
  * i from 0, HAPT 2.3.1. H-1F1B: HAPT (1), (2) with epsilon = hide_threshold. All at most B. */
 void hapt_schedule_warmup(enum hapt_schedule_kind kind, int stages, int microbatches, const double *comm_s,

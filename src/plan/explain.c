@@ -1,0 +1,140 @@
+/* Why no plan exists: the search again under one relaxation after another, the nearest obstacle named. Failure path only. */
+#include "search.h"
+
+#include <math.h>
+
+#define HINT "more or larger devices, fewer microbatches, a smaller model or microbatch"
+
+/* The plan at the largest t_max, where everything that fits at all fits; stage_count 0 when nothing does. */
+static enum hapt_status relaxed_plan(const struct hapt_profile *profile, const struct hapt_search_options *options,
+                                     double memory_factor, struct hapt_arena *arena, struct hapt_plan *plan)
+{
+    struct search_problem *problem;
+    struct search_table table = {0};
+    double latency_s;
+    *plan = (struct hapt_plan){.microbatches = options->microbatches, .schedule = options->schedule,
+                               .hide_threshold = options->hide_threshold};
+    HAPT_TRY(search_problem_create(profile, options, memory_factor, arena, &problem));
+    if (problem->t_max_count == 0) return HAPT_OK;
+    plan->t_max_s = problem->t_max[problem->t_max_count - 1];
+    enum hapt_status status = search_table_init(problem, arena, &table);
+    if (status == HAPT_OK) status = search_table_fill(&table, plan->t_max_s, &latency_s);
+    if (status == HAPT_OK && isfinite(latency_s)) status = search_trace(&table, latency_s * (1 + 1e-12), arena, plan);
+    search_table_release(&table);
+    return status;
+}
+
+static enum hapt_status explain_memory(const struct hapt_profile *profile, const struct hapt_plan *plan)
+{
+    double worst = 0;
+    int warmup = 0, worst_launches = 0;
+    const struct hapt_plan_stage *at = NULL;
+    double at_bytes = 0;
+    for (int i = plan->stage_count - 1; i >= 0; i--) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        const struct hapt_profile_cluster *cluster = &profile->cluster[stage->subcluster];
+        int s = 0;
+        while (cluster->submesh[s].n != stage->nodes || cluster->submesh[s].m != stage->devices_per_node) s++;
+        const size_t cell = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
+        if (i == plan->stage_count - 1) {
+            warmup = plan->schedule == HAPT_SCHEDULE_GPIPE ? plan->microbatches : 1;
+        } else {
+            const double comm_s =
+                hapt_profile_comm_s(profile, stage->end_layer - 1, stage->subcluster, stage[1].subcluster);
+            warmup += hapt_schedule_delta(plan->schedule, comm_s, plan->t_max_s, plan->hide_threshold);
+            if (warmup > plan->microbatches) warmup = plan->microbatches;
+        }
+        const double bytes = cluster->parameter_bytes[cell] + warmup * cluster->activation_bytes[cell];
+        if (at && bytes <= worst * cluster->device_memory_bytes) continue;
+        worst = cluster->device_memory_bytes > 0 ? bytes / cluster->device_memory_bytes : INFINITY;
+        at = stage;
+        at_bytes = bytes;
+        worst_launches = warmup;
+    }
+    char need[32], have[32];
+    const struct hapt_profile_cluster *cluster = &profile->cluster[at->subcluster];
+    return hapt_fail(HAPT_ERR_INFEASIBLE, HINT,
+                     "no plan fits into memory: the nearest one needs %s of the %s of a %s device for layers %d-%d on %dx%d "
+                     "with %d microbatches in flight",
+                     hapt_units_bytes(at_bytes, need), hapt_units_bytes(cluster->device_memory_bytes, have), cluster->name,
+                     at->first_layer, at->end_layer, at->nodes, at->devices_per_node, worst_launches);
+}
+
+/* The least factor on every device's memory that admits a plan, and that plan. */
+static enum hapt_status nearest_memory(const struct hapt_profile *profile, const struct hapt_search_options *options,
+                                       struct hapt_arena *arena)
+{
+    struct hapt_plan plan, found = {0};
+    double low = 1, high = 2;
+    for (int i = 0; i < 64 && found.stage_count == 0; i++, high *= 2) {
+        HAPT_TRY(relaxed_plan(profile, options, high, arena, &plan));
+        if (plan.stage_count > 0) found = plan;
+        else low = high;
+    }
+    if (found.stage_count == 0)
+        return hapt_fail(HAPT_ERR_INFEASIBLE, HINT, "no plan fits into memory: some stage needs memory its devices lack");
+    high /= 2;
+    for (int i = 0; i < 12; i++) {
+        const double middle = 0.5 * (low + high);
+        HAPT_TRY(relaxed_plan(profile, options, middle, arena, &plan));
+        if (plan.stage_count > 0) {
+            found = plan;
+            high = middle;
+        } else {
+            low = middle;
+        }
+    }
+    return explain_memory(profile, &found);
+}
+
+/* How far from the first layer stages reach at all, memory and devices aside. */
+static int covered_layers(const struct hapt_profile *profile, bool *reached)
+{
+    const int L = profile->layer_count;
+    int furthest = 0;
+    reached[0] = true;
+    for (int first = 0; first < L; first++) {
+        if (!reached[first]) continue;
+        furthest = first;
+        for (int c = 0; c < profile->cluster_count; c++) {
+            const struct hapt_profile_cluster *cluster = &profile->cluster[c];
+            for (int s = 0; s < cluster->submesh_count; s++)
+                for (int last = first; last < L; last++)
+                    if (isfinite(cluster->stage_time[hapt_profile_index(profile, s, first, last)])) reached[last + 1] = true;
+        }
+    }
+    return reached[L] ? L : furthest;
+}
+
+static enum hapt_status explain(const struct hapt_profile *profile, const struct hapt_search_options *options,
+                                struct hapt_arena *arena)
+{
+    struct hapt_plan plan;
+    bool *reached;
+    struct hapt_search_options idle = *options;
+    idle.use_all_devices = false;
+    HAPT_NEW(reached, arena, profile->layer_count + 1);
+    const int covered = covered_layers(profile, reached);
+    if (covered < profile->layer_count)
+        return hapt_fail(HAPT_ERR_INFEASIBLE, "profile more candidates (--imbalance, --layers-per-model)",
+                         "the profile has no candidates that cover the layers: nothing starts at layer %d and reaches the end",
+                         covered);
+    if (options->use_all_devices) {
+        HAPT_TRY(relaxed_plan(profile, &idle, 1, arena, &plan));
+        if (plan.stage_count > 0)
+            return hapt_fail(HAPT_ERR_INFEASIBLE, "leave out --use-all-devices", "no plan uses every device");
+    }
+    HAPT_TRY(relaxed_plan(profile, options, INFINITY, arena, &plan));
+    if (plan.stage_count > 0) return nearest_memory(profile, options, arena);
+    return hapt_fail(HAPT_ERR_INFEASIBLE, "more devices, or a profile with candidates for longer ranges of layers",
+                     "the candidates that cover the layers take more devices than there are");
+}
+
+enum hapt_status search_explain(const struct hapt_profile *profile, const struct hapt_search_options *options)
+{
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = explain(profile, options, &scratch);
+    hapt_arena_release(&scratch);
+    return status;
+}

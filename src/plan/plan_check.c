@@ -1,0 +1,55 @@
+#include "hapt/plan.h"
+
+#include <math.h>
+
+#define BAD(...) hapt_fail(HAPT_ERR_INPUT, "make the plan again with `hapt plan`", "plan: " __VA_ARGS__)
+
+static bool is_amount(double value)
+{
+    return isfinite(value) && value >= 0;
+}
+
+static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
+{
+    const struct hapt_plan_stage *stage = &plan->stage[i];
+    const double amounts[] = {stage->compute_s, stage->forward_s, stage->step_s, stage->comm_s, stage->parameter_bytes,
+                              stage->activation_bytes, stage->memory_bytes, stage->device_memory_bytes};
+    const int before = i == 0 ? 0 : plan->stage[i - 1].end_layer;
+    const bool last = i == plan->stage_count - 1;
+    if (stage->first_layer != before || stage->end_layer <= before || stage->end_layer > plan->layer_count)
+        return BAD("stage %d holds layers %d-%d where layer %d of %d comes next", i, stage->first_layer, stage->end_layer,
+                   before, plan->layer_count);
+    const bool bound = stage->first_op >= 0 && stage->end_op > stage->first_op;
+    if (!bound && (stage->first_op != -1 || stage->end_op != -1))
+        return BAD("stage %d holds operators %d-%d", i, stage->first_op, stage->end_op);
+    if (bound && stage->first_op != (i == 0 ? 0 : stage[-1].end_op))
+        return BAD("stage %d starts at operator %d, not where the stage before it ends", i, stage->first_op);
+    if (stage->subcluster < 0 || stage->subcluster >= HAPT_MAX_SUBCLUSTERS)
+        return BAD("stage %d lies in subcluster %d", i, stage->subcluster);
+    if (stage->nodes < 1 || stage->devices_per_node < 1 || stage->nodes > 65536 / stage->devices_per_node)
+        return BAD("stage %d runs on %d x %d devices", i, stage->nodes, stage->devices_per_node);
+    if (stage->warmup < 1 || stage->warmup > plan->microbatches || (!last && stage->warmup < stage[1].warmup))
+        return BAD("stage %d launches %d of %d microbatches", i, stage->warmup, plan->microbatches);
+    for (int k = 0; k < (int)(sizeof amounts / sizeof amounts[0]); k++)
+        if (!is_amount(amounts[k])) return BAD("stage %d has a time or size of %g", i, amounts[k]);
+    if (!hapt_at_most(stage->memory_bytes, stage->device_memory_bytes))
+        return BAD("stage %d needs %g of %g bytes", i, stage->memory_bytes, stage->device_memory_bytes);
+    if (!hapt_at_most(stage->compute_s, plan->t_max_s) || !hapt_at_most(stage->comm_s, plan->t_max_s))
+        return BAD("stage %d is slower than the pace of %g s", i, plan->t_max_s);
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_plan_check(const struct hapt_plan *plan)
+{
+    if (plan->microbatches < 1) return BAD("%d microbatches", plan->microbatches);
+    if (plan->stage_count < 1 || plan->layer_count < plan->stage_count)
+        return BAD("%d stages of %d layers", plan->stage_count, plan->layer_count);
+    if (!is_amount(plan->latency_s) || !is_amount(plan->simulated_s) || !is_amount(plan->t_max_s) ||
+        !is_amount(plan->hide_threshold) || !is_amount(plan->balance_eta))
+        return BAD("it predicts %g s a step, simulated %g s, at a pace of %g s", plan->latency_s, plan->simulated_s,
+                   plan->t_max_s);
+    for (int i = 0; i < plan->stage_count; i++) HAPT_TRY(check_stage(plan, i));
+    if (plan->stage[plan->stage_count - 1].end_layer != plan->layer_count)
+        return BAD("its stages end at layer %d of %d", plan->stage[plan->stage_count - 1].end_layer, plan->layer_count);
+    return HAPT_OK;
+}

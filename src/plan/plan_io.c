@@ -1,0 +1,228 @@
+/*
+ * Plan files (format hapt-plan): scalars are attributes of the group, one row a stage in each table.
+ *   stage_layers [S][2] half-open, stage_ops [S][2] (-1: planned from a profile), stage_submesh [S][2] (n, m),
+ *   stage_subcluster [S], stage_subcluster_name [S], stage_warmup [S], and seconds and bytes per stage.
+ */
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "hapt/plan.h"
+
+#define FORMAT "hapt-plan"
+#define VERSION 1
+#define MAX_STAGES 65536
+#define PATH_MAX_CHARS 512
+
+static const struct { const char *name, *units; size_t offset; } columns[] = {
+    {"stage_compute", "s", offsetof(struct hapt_plan_stage, compute_s)},
+    {"stage_forward", "s", offsetof(struct hapt_plan_stage, forward_s)},
+    {"stage_step", "s", offsetof(struct hapt_plan_stage, step_s)},
+    {"stage_comm", "s", offsetof(struct hapt_plan_stage, comm_s)},
+    {"stage_parameter_bytes", "byte", offsetof(struct hapt_plan_stage, parameter_bytes)},
+    {"stage_activation_bytes", "byte", offsetof(struct hapt_plan_stage, activation_bytes)},
+    {"stage_memory_bytes", "byte", offsetof(struct hapt_plan_stage, memory_bytes)},
+    {"stage_device_memory_bytes", "byte", offsetof(struct hapt_plan_stage, device_memory_bytes)},
+};
+#define COLUMNS ((int)(sizeof columns / sizeof columns[0]))
+
+static double *column_of(struct hapt_plan_stage *stage, int column)
+{
+    return (double *)(void *)((char *)stage + columns[column].offset);
+}
+
+static const char *join(char path[PATH_MAX_CHARS], const char *group, const char *name)
+{
+    snprintf(path, PATH_MAX_CHARS, "%s/%s", group, name);
+    return path;
+}
+
+static const char *root_of(const char *group)
+{
+    return *group ? group : "/";
+}
+
+static enum hapt_status write_attributes(struct hapt_h5 *file, const char *at, const struct hapt_plan *plan)
+{
+    HAPT_TRY(hapt_h5_write_attribute_int(file, at, "microbatches", plan->microbatches));
+    HAPT_TRY(hapt_h5_write_attribute_text(file, at, "schedule", hapt_schedule_kind_name(plan->schedule)));
+    HAPT_TRY(hapt_h5_write_attribute_real(file, at, "hide_threshold", plan->hide_threshold, ""));
+    HAPT_TRY(hapt_h5_write_attribute_int(file, at, "replicas", plan->replicas));
+    HAPT_TRY(hapt_h5_write_attribute_int(file, at, "layers", plan->layer_count));
+    HAPT_TRY(hapt_h5_write_attribute_int(file, at, "threads", plan->threads));
+    HAPT_TRY(hapt_h5_write_attribute_real(file, at, "latency", plan->latency_s, "s"));
+    HAPT_TRY(hapt_h5_write_attribute_real(file, at, "simulated", plan->simulated_s, "s"));
+    HAPT_TRY(hapt_h5_write_attribute_real(file, at, "t_max", plan->t_max_s, "s"));
+    HAPT_TRY(hapt_h5_write_attribute_text(file, at, "limit", plan->limit));
+    HAPT_TRY(hapt_h5_write_attribute_real(file, at, "balance_eta", plan->balance_eta, ""));
+    HAPT_TRY(hapt_h5_write_attribute_real(file, at, "search_seconds", plan->search.seconds, "s"));
+    HAPT_TRY(hapt_h5_write_attribute_int(file, at, "search_candidates", plan->search.candidates));
+    return hapt_h5_write_attribute_int(file, at, "search_evaluated", plan->search.evaluated);
+}
+
+static enum hapt_status write_tables(struct hapt_h5 *file, const char *group, const struct hapt_plan *plan,
+                                     struct hapt_arena *scratch)
+{
+    const int64_t S = plan->stage_count, pair[2] = {S, 2};
+    char path[PATH_MAX_CHARS];
+    int *layers, *ops, *submesh, *subcluster, *warmup;
+    const char **name;
+    double *values;
+    HAPT_NEW(layers, scratch, 2 * S);
+    HAPT_NEW(ops, scratch, 2 * S);
+    HAPT_NEW(submesh, scratch, 2 * S);
+    HAPT_NEW(subcluster, scratch, S);
+    HAPT_NEW(warmup, scratch, S);
+    HAPT_NEW(name, scratch, S);
+    HAPT_NEW(values, scratch, S);
+    for (int i = 0; i < S; i++) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        layers[2 * i] = stage->first_layer, layers[2 * i + 1] = stage->end_layer;
+        ops[2 * i] = stage->first_op, ops[2 * i + 1] = stage->end_op;
+        submesh[2 * i] = stage->nodes, submesh[2 * i + 1] = stage->devices_per_node;
+        subcluster[i] = stage->subcluster;
+        warmup[i] = stage->warmup;
+        name[i] = stage->subcluster_name;
+    }
+    HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_layers"), HAPT_H5_I32, 2, pair, layers, ""));
+    HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_ops"), HAPT_H5_I32, 2, pair, ops, ""));
+    HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_submesh"), HAPT_H5_I32, 2, pair, submesh, ""));
+    HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_subcluster"), HAPT_H5_I32, 1, &S, subcluster, ""));
+    HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_warmup"), HAPT_H5_I32, 1, &S, warmup, ""));
+    HAPT_TRY(hapt_h5_write_strings(file, join(path, group, "stage_subcluster_name"), S, name));
+    for (int column = 0; column < COLUMNS; column++) {
+        for (int i = 0; i < S; i++) values[i] = *column_of(&plan->stage[i], column);
+        HAPT_TRY(hapt_h5_write(file, join(path, group, columns[column].name), HAPT_H5_F64, 1, &S, values,
+                               columns[column].units));
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_plan_write(struct hapt_h5 *file, const char *group, const struct hapt_plan *plan)
+{
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
+    enum hapt_status status = write_tables(file, group, plan, &scratch);
+    hapt_arena_release(&scratch);
+    return status == HAPT_OK ? write_attributes(file, root_of(group), plan) : status;
+}
+
+enum hapt_status hapt_plan_save(const char *path, const struct hapt_plan *plan)
+{
+    struct hapt_h5 *file;
+    HAPT_TRY(hapt_h5_create(path, FORMAT, VERSION, &file));
+    const enum hapt_status status = hapt_plan_write(file, "", plan);
+    if (status == HAPT_OK) return hapt_h5_commit(file);
+    hapt_h5_close(file);
+    return status;
+}
+
+static enum hapt_status damaged(struct hapt_h5 *file, const char *what)
+{
+    return hapt_fail(HAPT_ERR_INPUT, "write the plan again with `hapt plan --output`", "%s: %s", hapt_h5_path(file), what);
+}
+
+static enum hapt_status read_int(struct hapt_h5 *file, const char *at, const char *name, int64_t low, int64_t high,
+                                 int64_t *value)
+{
+    HAPT_TRY(hapt_h5_read_attribute_int(file, at, name, value));
+    if (*value < low || *value > high)
+        return hapt_fail(HAPT_ERR_INPUT, "write the plan again with `hapt plan --output`", "%s: %s is %lld",
+                         hapt_h5_path(file), name, (long long)*value);
+    return HAPT_OK;
+}
+
+static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, struct hapt_arena *arena,
+                                        struct hapt_plan *plan)
+{
+    static const char *const limits[] = {"compute", "link", "memory"};
+    int64_t microbatches, replicas, layers, threads;
+    const char *schedule, *limit;
+    HAPT_TRY(read_int(file, at, "microbatches", 1, 1000000, &microbatches));
+    HAPT_TRY(read_int(file, at, "replicas", 1, 1000000, &replicas));
+    HAPT_TRY(read_int(file, at, "layers", 1, 1000000, &layers));
+    HAPT_TRY(read_int(file, at, "threads", 0, 1000000, &threads));
+    HAPT_TRY(read_int(file, at, "search_candidates", 0, INT64_MAX, &plan->search.candidates));
+    HAPT_TRY(read_int(file, at, "search_evaluated", 0, INT64_MAX, &plan->search.evaluated));
+    plan->microbatches = (int)microbatches;
+    plan->replicas = (int)replicas;
+    plan->layer_count = (int)layers;
+    plan->threads = (int)threads;
+    HAPT_TRY(hapt_h5_read_attribute_text(file, at, "schedule", arena, &schedule));
+    if (!hapt_schedule_kind_parse(schedule, &plan->schedule)) return damaged(file, "an unknown schedule");
+    HAPT_TRY(hapt_h5_read_attribute_text(file, at, "limit", arena, &limit));
+    for (int k = 0; k < 3; k++)
+        if (strcmp(limit, limits[k]) == 0) plan->limit = limits[k];
+    if (!plan->limit) return damaged(file, "an unknown limit");
+    const struct { const char *name; double *value; } reals[] = {
+        {"hide_threshold", &plan->hide_threshold}, {"latency", &plan->latency_s}, {"simulated", &plan->simulated_s},
+        {"t_max", &plan->t_max_s}, {"balance_eta", &plan->balance_eta}, {"search_seconds", &plan->search.seconds}};
+    for (int k = 0; k < 6; k++) HAPT_TRY(hapt_h5_read_attribute_real(file, at, reals[k].name, reals[k].value));
+    return HAPT_OK;
+}
+
+static enum hapt_status read_ints(struct hapt_h5 *file, const char *group, const char *name, int dims, int64_t *count,
+                                  struct hapt_arena *arena, int **values)
+{
+    char path[PATH_MAX_CHARS];
+    int64_t shape[2] = {*count, 2};
+    void *data;
+    HAPT_TRY(hapt_h5_read(file, join(path, group, name), HAPT_H5_I32, dims, shape, 2 * MAX_STAGES, arena, &data));
+    *count = shape[0];
+    *values = data;
+    return HAPT_OK;
+}
+
+static enum hapt_status read_tables(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
+                                    struct hapt_plan *plan)
+{
+    int64_t S = -1, names;
+    int *layers, *ops, *submesh, *subcluster, *warmup;
+    char path[PATH_MAX_CHARS];
+    const char **name;
+    void *data;
+    HAPT_TRY(read_ints(file, group, "stage_layers", 2, &S, arena, &layers));
+    HAPT_TRY(read_ints(file, group, "stage_ops", 2, &S, arena, &ops));
+    HAPT_TRY(read_ints(file, group, "stage_submesh", 2, &S, arena, &submesh));
+    HAPT_TRY(read_ints(file, group, "stage_subcluster", 1, &S, arena, &subcluster));
+    HAPT_TRY(read_ints(file, group, "stage_warmup", 1, &S, arena, &warmup));
+    HAPT_TRY(hapt_h5_read_strings(file, join(path, group, "stage_subcluster_name"), MAX_STAGES, arena, &names, &name));
+    if (names != S) return damaged(file, "stage_subcluster_name has another length than stage_layers");
+    plan->stage_count = (int)S;
+    HAPT_NEW(plan->stage, arena, S);
+    for (int i = 0; i < S; i++) {
+        struct hapt_plan_stage *stage = &plan->stage[i];
+        *stage = (struct hapt_plan_stage){.first_layer = layers[2 * i], .end_layer = layers[2 * i + 1],
+                                          .first_op = ops[2 * i], .end_op = ops[2 * i + 1],
+                                          .nodes = submesh[2 * i], .devices_per_node = submesh[2 * i + 1],
+                                          .subcluster = subcluster[i], .warmup = warmup[i]};
+        if (strlen(name[i]) >= sizeof stage->subcluster_name) return damaged(file, "a subcluster's name is too long");
+        snprintf(stage->subcluster_name, sizeof stage->subcluster_name, "%s", name[i]);
+    }
+    for (int column = 0; column < COLUMNS; column++) {
+        HAPT_TRY(hapt_h5_read(file, join(path, group, columns[column].name), HAPT_H5_F64, 1, &S, MAX_STAGES, arena, &data));
+        for (int i = 0; i < S; i++) *column_of(&plan->stage[i], column) = ((double *)data)[i];
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_plan_read(struct hapt_h5 *file, const char *group, struct hapt_arena *arena, struct hapt_plan **plan)
+{
+    struct hapt_plan *read;
+    HAPT_NEW(read, arena, 1);
+    HAPT_TRY(read_attributes(file, root_of(group), arena, read));
+    HAPT_TRY(read_tables(file, group, arena, read));
+    HAPT_TRY(hapt_plan_check(read));
+    *plan = read;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_plan_load(const char *path, struct hapt_arena *arena, struct hapt_plan **plan)
+{
+    struct hapt_h5 *file;
+    HAPT_TRY(hapt_h5_open(path, FORMAT, VERSION, false, &file));
+    const enum hapt_status status = hapt_plan_read(file, "", arena, plan);
+    hapt_h5_close(file);
+    return status;
+}

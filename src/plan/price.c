@@ -1,0 +1,227 @@
+/* What given stages cost: DESIGN "Objective" read forwards, without any search. */
+#include "search.h"
+
+#include "hapt/memory.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int find_submesh(const struct hapt_profile_cluster *cluster, int n, int m)
+{
+    for (int s = 0; s < cluster->submesh_count; s++)
+        if (cluster->submesh[s].n == n && cluster->submesh[s].m == m) return s;
+    return -1;
+}
+
+static enum hapt_status no_candidate(const struct hapt_plan_stage *stage, const char *why)
+{
+    return hapt_fail(HAPT_ERR_INPUT, "stages must be candidates of the profile: `h5dump -d /cluster_0/stage_time P.h5`",
+                     "no stage of layers %d-%d runs on %s:%dx%d: %s", stage->first_layer, stage->end_layer,
+                     stage->subcluster_name, stage->nodes, stage->devices_per_node, why);
+}
+
+/* Fills what does not depend on t_max. */
+static enum hapt_status price_stage(const struct hapt_profile *profile, const struct hapt_plan *plan, int index)
+{
+    struct hapt_plan_stage *stage = &plan->stage[index];
+    const struct hapt_profile_cluster *cluster = &profile->cluster[stage->subcluster];
+    memcpy(stage->subcluster_name, cluster->name, sizeof stage->subcluster_name);
+    const int s = find_submesh(cluster, stage->nodes, stage->devices_per_node);
+    if (s < 0) return no_candidate(stage, "there is no such submesh");
+    const size_t cell = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
+    if (!isfinite(cluster->stage_time[cell])) return no_candidate(stage, "the profile has no time for it");
+    stage->step_s = cluster->step_time ? cluster->step_time[cell] : 0;
+    stage->compute_s = cluster->stage_time[cell] + stage->step_s / plan->microbatches;
+    stage->forward_s = fmin(cluster->stage_forward_time[cell], cluster->stage_time[cell]);
+    stage->parameter_bytes = cluster->parameter_bytes[cell];
+    stage->activation_bytes = cluster->activation_bytes[cell];
+    stage->device_memory_bytes = cluster->device_memory_bytes;
+    const bool last = index == plan->stage_count - 1;
+    stage->comm_s = last ? 0
+                         : hapt_profile_comm_s(profile, stage->end_layer - 1, stage->subcluster,
+                                               plan->stage[index + 1].subcluster);
+    return HAPT_OK;
+}
+
+static enum hapt_status check_devices(const struct hapt_profile *profile, const struct hapt_plan *plan)
+{
+    int used[HAPT_MAX_SUBCLUSTERS] = {0};
+    for (int i = 0; i < plan->stage_count; i++) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        const struct hapt_profile_cluster *cluster = &profile->cluster[stage->subcluster];
+        used[stage->subcluster] += stage->nodes * stage->devices_per_node;
+        if (used[stage->subcluster] > cluster->nodes * cluster->devices_per_node)
+            return hapt_fail(HAPT_ERR_INPUT, "use smaller submeshes or fewer stages",
+                             "the stages take more than the %d x %d devices of subcluster %s", cluster->nodes,
+                             cluster->devices_per_node, cluster->name);
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status price_stages(const struct hapt_profile *profile, struct hapt_plan *plan)
+{
+    int layer = 0;
+    if (plan->stage_count < 1) return hapt_fail(HAPT_ERR_INPUT, "name at least one stage", "a plan without stages");
+    for (int i = 0; i < plan->stage_count; i++) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        if (stage->first_layer != layer || stage->end_layer <= layer || stage->end_layer > profile->layer_count)
+            return hapt_fail(HAPT_ERR_INPUT, "stages are half-open layer ranges, one behind the other",
+                             "stage %d holds layers %d-%d where layer %d of %d comes next", i, stage->first_layer,
+                             stage->end_layer, layer, profile->layer_count);
+        layer = stage->end_layer;
+        if (stage->subcluster < 0 || stage->subcluster >= profile->cluster_count)
+            return hapt_fail(HAPT_ERR_INPUT, NULL, "stage %d lies in subcluster %d of %d", i, stage->subcluster,
+                             profile->cluster_count);
+    }
+    if (layer != profile->layer_count)
+        return hapt_fail(HAPT_ERR_INPUT, "stages are half-open layer ranges, one behind the other",
+                         "the stages end at layer %d of %d", layer, profile->layer_count);
+    for (int i = 0; i < plan->stage_count; i++) HAPT_TRY(price_stage(profile, plan, i));
+    return check_devices(profile, plan);
+}
+
+/* Launch counts and memory at a pace; the first stage that does not fit, or -1. */
+static int launch(struct hapt_plan *plan, double t_max_s)
+{
+    const int S = plan->stage_count;
+    int misfit = -1;
+    for (int i = S - 1; i >= 0; i--) {
+        struct hapt_plan_stage *stage = &plan->stage[i];
+        if (i == S - 1) {
+            stage->warmup = plan->schedule == HAPT_SCHEDULE_GPIPE ? plan->microbatches : 1;
+        } else {
+            const int delta = hapt_schedule_delta(plan->schedule, stage->comm_s, t_max_s, plan->hide_threshold);
+            stage->warmup = stage[1].warmup + delta < plan->microbatches ? stage[1].warmup + delta : plan->microbatches;
+        }
+        stage->memory_bytes = stage->parameter_bytes + stage->warmup * stage->activation_bytes;
+        if (!hapt_at_most(stage->memory_bytes, stage->device_memory_bytes)) misfit = i;
+    }
+    return misfit;
+}
+
+/* HAPT (25); idle devices count with time 0. */
+static double balance(const struct hapt_profile *profile, const struct hapt_plan *plan)
+{
+    double longest_s = 0, busy = 0, all = 0;
+    bool known = true;
+    for (int c = 0; c < profile->cluster_count; c++) known = known && profile->cluster[c].peak_flops > 0;
+    for (int i = 0; i < plan->stage_count; i++) longest_s = fmax(longest_s, plan->stage[i].compute_s);
+    for (int c = 0; c < profile->cluster_count; c++) {
+        const struct hapt_profile_cluster *cluster = &profile->cluster[c];
+        const double weight = known ? cluster->peak_flops : 1;
+        all += weight * cluster->nodes * cluster->devices_per_node;
+        for (int i = 0; i < plan->stage_count; i++) {
+            const struct hapt_plan_stage *stage = &plan->stage[i];
+            if (stage->subcluster == c) busy += weight * stage->nodes * stage->devices_per_node * stage->compute_s;
+        }
+    }
+    return longest_s > 0 ? busy / (longest_s * all) : 1;
+}
+
+static const char *limit_of(const struct hapt_plan *plan)
+{
+    for (int i = 0; i < plan->stage_count; i++)
+        if (hapt_at_most(plan->t_max_s, plan->stage[i].compute_s)) return "compute";
+    for (int i = 0; i < plan->stage_count; i++)
+        if (hapt_at_most(plan->t_max_s, plan->stage[i].comm_s)) return "link";
+    return "memory";
+}
+
+enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, enum hapt_schedule_kind kind,
+                                    struct hapt_arena *arena, struct hapt_simulation **simulation)
+{
+    const int S = plan->stage_count;
+    double *cost[4];
+    int *warmup;
+    struct hapt_schedule *schedule;
+    for (int k = 0; k < 4; k++) HAPT_NEW(cost[k], arena, S);
+    HAPT_NEW(warmup, arena, S);
+    for (int i = 0; i < S; i++) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        cost[0][i] = stage->forward_s;
+        cost[1][i] = fmax(0, stage->compute_s - stage->step_s / plan->microbatches - stage->forward_s);
+        cost[2][i] = stage->comm_s;
+        cost[3][i] = stage->step_s;
+        warmup[i] = stage->warmup;
+    }
+    if (kind != plan->schedule)
+        hapt_schedule_warmup(kind, S, plan->microbatches, cost[2], plan->t_max_s, plan->hide_threshold, warmup);
+    const struct hapt_costs costs = {.forward_s = cost[0], .backward_s = cost[1], .comm_s = cost[2], .step_s = cost[3],
+                                     .transfer_slots = HAPT_TRANSFER_SLOTS};
+    HAPT_TRY(hapt_schedule_build(kind, S, plan->microbatches, warmup, false, arena, &schedule));
+    return hapt_simulate(schedule, &costs, arena, simulation);
+}
+
+/* Everything behind the choice of t_max. */
+static enum hapt_status finish(const struct hapt_profile *profile, struct hapt_plan *plan, struct hapt_arena *scratch)
+{
+    struct hapt_simulation *simulation;
+    double latency_s = 0;
+    for (int i = plan->stage_count - 1; i >= 0; i--)
+        latency_s = (plan->stage[i].compute_s + 2 * plan->stage[i].comm_s) + latency_s;
+    plan->latency_s = latency_s + (plan->microbatches - 1) * plan->t_max_s;
+    plan->balance_eta = balance(profile, plan);
+    plan->limit = limit_of(plan);
+    HAPT_TRY(hapt_plan_simulate(plan, plan->schedule, scratch, &simulation));
+    plan->simulated_s = simulation->total_s;
+    return HAPT_OK;
+}
+
+enum hapt_status plan_price_at(const struct hapt_profile *profile, double t_max_s, struct hapt_plan *plan)
+{
+    struct hapt_arena scratch;
+    HAPT_TRY(price_stages(profile, plan));
+    plan->t_max_s = t_max_s;
+    const int misfit = launch(plan, t_max_s);
+    HAPT_ASSERT(misfit < 0);
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = finish(profile, plan, &scratch);
+    hapt_arena_release(&scratch);
+    return status;
+}
+
+static int compare_times(const void *left, const void *right)
+{
+    const double a = *(const double *)left, b = *(const double *)right;
+    return (a > b) - (a < b);
+}
+
+/* The smallest pace at which everything fits: some t, c, 2c or c / epsilon of these stages. */
+static enum hapt_status choose_pace(struct hapt_plan *plan, struct hapt_arena *scratch)
+{
+    double *pace, least_s = 0;
+    int count = 0, misfit = -1;
+    char need[32], have[32];
+    HAPT_NEW(pace, scratch, 4 * (size_t)plan->stage_count);
+    for (int i = 0; i < plan->stage_count; i++) {
+        const double comm_s = plan->stage[i].comm_s, lone_s = comm_s / plan->hide_threshold;
+        least_s = fmax(least_s, fmax(plan->stage[i].compute_s, comm_s));
+        pace[count++] = plan->stage[i].compute_s;
+        pace[count++] = comm_s;
+        pace[count++] = 2 * comm_s;
+        if (isfinite(lone_s)) pace[count++] = lone_s;
+    }
+    qsort(pace, (size_t)count, sizeof *pace, compare_times);
+    for (int k = 0; k < count; k++) {
+        if (!hapt_at_most(least_s, pace[k])) continue;
+        plan->t_max_s = pace[k];
+        misfit = launch(plan, pace[k]);
+        if (misfit < 0) return HAPT_OK;
+    }
+    if (misfit < 0)
+        return hapt_fail(HAPT_ERR_INFEASIBLE, "check link_bandwidth and boundary_bytes", "a boundary never gets across");
+    const struct hapt_plan_stage *stage = &plan->stage[misfit];
+    return hapt_fail(HAPT_ERR_INFEASIBLE, "use a larger submesh, fewer layers or fewer microbatches in flight",
+                     "stage %d (layers %d-%d on %s:%dx%d) needs %s of %s a device for %d microbatches in flight", misfit,
+                     stage->first_layer, stage->end_layer, stage->subcluster_name, stage->nodes, stage->devices_per_node,
+                     hapt_units_bytes(stage->memory_bytes, need), hapt_units_bytes(stage->device_memory_bytes, have),
+                     stage->warmup);
+}
+
+enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt_plan *plan, struct hapt_arena *scratch)
+{
+    HAPT_TRY(price_stages(profile, plan));
+    HAPT_TRY(choose_pace(plan, scratch));
+    return finish(profile, plan, scratch);
+}

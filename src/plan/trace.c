@@ -1,0 +1,297 @@
+/*
+ * From the filled table to the one plan that the tie rules name.
+ *
+ * Prefixes are grown stage by stage; the table tells exactly which of them can still be completed within the budget, so only
+ * prefixes of tied optima are ever kept. The first level that reaches the last layer has the fewest stages; the way through the
+ * levels then takes the lexicographically first step each time.
+ */
+#include "search.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NOWHERE (-1)
+
+/* A prefix: layers [0, layer). The boundary behind it is priced, so it names the subcluster that comes next. */
+struct prefix {
+    int layer;
+    int used;     /* subclusters, `current` included, as bits */
+    int current;  /* of the last stage; NOWHERE before the first */
+    int next;     /* of the stage that follows; NOWHERE behind the last layer */
+    int devices;  /* used in `current` */
+    int launches; /* limit for the stage that follows; B: none */
+    bool finishes; /* lies on a way to the last layer in the fewest stages */
+    double latency_s;
+};
+
+struct level { struct prefix *prefix; int count, room; };
+
+struct trace {
+    const struct search_table *table;
+    const struct search_problem *problem;
+    double budget_s;
+    struct hapt_arena *arena;
+};
+
+/* A stage more: called for every way that can be completed. */
+typedef enum hapt_status visit_step(void *context, const struct search_candidate *stage, const struct prefix *to);
+
+static int compare_prefixes(const void *left, const void *right)
+{
+    const struct prefix *a = left, *b = right;
+    const int difference[6] = {a->layer - b->layer,     a->used - b->used,       a->current - b->current,
+                               a->next - b->next,       a->devices - b->devices, a->launches - b->launches};
+    for (int i = 0; i < 6; i++)
+        if (difference[i]) return difference[i];
+    return 0;
+}
+
+/* Whether a suffix that starts in to->next completes the prefix within the budget. */
+static bool completes(const struct trace *trace, const struct prefix *to)
+{
+    const struct search_table *table = trace->table;
+    const struct search_problem *problem = trace->problem;
+    const bool same = to->next == to->current, exact = problem->options->use_all_devices;
+    const int room = problem->devices[to->next] - (same ? to->devices : 0);
+    const int every = (1 << problem->C) - 1;
+    const int taken = same ? to->used & ~(1 << to->current) : to->used;
+    for (int mask = 1; mask <= every; mask++) {
+        if (!(mask >> to->next & 1) || (mask & taken)) continue;
+        if (exact && (mask | to->used) != every) continue;
+        const struct search_row *row = search_row(table, to->layer, search_group(problem, (unsigned)mask, to->next));
+        if (!row->start) continue;
+        if (!exact && to->latency_s + table->pool[row->any_end - 1].latency_s > trace->budget_s) continue;
+        for (int i = row->start[exact ? room : 0]; i < row->start[room + 1]; i++) {
+            const struct search_point *point = &table->pool[i];
+            if (point->launches <= to->launches && to->latency_s + point->latency_s <= trace->budget_s) return true;
+        }
+    }
+    return false;
+}
+
+/* Behind the last layer: is everything in order? */
+static bool ends_well(const struct trace *trace, const struct prefix *to, int launches)
+{
+    const struct search_problem *problem = trace->problem;
+    const int needed = problem->options->schedule == HAPT_SCHEDULE_GPIPE ? problem->B : 1;
+    const bool all = to->used == (1 << problem->C) - 1 && to->devices == problem->devices[to->current];
+    return needed <= launches && to->latency_s <= trace->budget_s && (all || !problem->options->use_all_devices);
+}
+
+static bool may_go_on(const struct trace *trace, const struct prefix *to)
+{
+    const struct search_problem *problem = trace->problem;
+    if (to->next == to->current) return true;
+    if (to->used >> to->next & 1) return false;
+    return !problem->options->use_all_devices || to->devices == problem->devices[to->current];
+}
+
+static enum hapt_status visit_stage(const struct trace *trace, const struct prefix *from,
+                                    const struct search_candidate *stage, visit_step *visit, void *context)
+{
+    const struct search_problem *problem = trace->problem;
+    struct prefix to = {.layer = stage->end,
+                        .used = from->used | 1 << from->next,
+                        .current = from->next,
+                        .devices = stage->devices + (from->next == from->current ? from->devices : 0)};
+    if (to.devices > problem->devices[to.current]) return HAPT_OK;
+    const int launches = stage->launches < from->launches ? stage->launches : from->launches;
+    if (stage->end == problem->L) {
+        to.next = NOWHERE;
+        to.latency_s = from->latency_s + stage->time_s;
+        return ends_well(trace, &to, launches) ? visit(context, stage, &to) : HAPT_OK;
+    }
+    for (to.next = 0; to.next < problem->C; to.next++) {
+        const size_t link = search_link(problem, to.current, to.next, stage->end - 1);
+        const int delta = trace->table->delta[link];
+        if (delta == UCHAR_MAX || !may_go_on(trace, &to)) continue;
+        to.latency_s = from->latency_s + (stage->time_s + 2 * problem->comm_s[link]);
+        to.launches = launches >= problem->B ? problem->B : launches - delta;
+        if (completes(trace, &to)) HAPT_TRY(visit(context, stage, &to));
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status visit_steps(const struct trace *trace, const struct prefix *from, visit_step *visit, void *context)
+{
+    const struct search_problem *problem = trace->problem;
+    if (from->next == NOWHERE) return HAPT_OK;
+    const int list = from->next * problem->L + from->layer;
+    const struct search_candidate *stage = problem->candidate[list];
+    const int count = problem->candidate_count[list];
+    for (int i = 0; i < count && hapt_at_most(stage[i].time_s, trace->table->t_max_s); i++)
+        HAPT_TRY(visit_stage(trace, from, &stage[i], visit, context));
+    return HAPT_OK;
+}
+
+static enum hapt_status append(struct level *level, const struct prefix *prefix, struct hapt_arena *arena)
+{
+    if (level->count == level->room) {
+        struct prefix *wider;
+        const int room = level->room ? 2 * level->room : 64;
+        HAPT_NEW(wider, arena, room);
+        for (int i = 0; i < level->count; i++) wider[i] = level->prefix[i];
+        level->prefix = wider;
+        level->room = room;
+    }
+    level->prefix[level->count++] = *prefix;
+    return HAPT_OK;
+}
+
+struct growing { struct level *level; struct hapt_arena *arena; };
+
+static enum hapt_status grow(void *context, const struct search_candidate *stage, const struct prefix *to)
+{
+    (void)stage;
+    struct growing *growing = context;
+    return append(growing->level, to, growing->arena);
+}
+
+/* One entry a state, with the least latency. */
+static void merge(struct level *level)
+{
+    if (level->count == 0) return;
+    qsort(level->prefix, (size_t)level->count, sizeof *level->prefix, compare_prefixes);
+    int kept = 0;
+    for (int i = 1; i < level->count; i++) {
+        struct prefix *last = &level->prefix[kept];
+        if (compare_prefixes(last, &level->prefix[i]) != 0) level->prefix[++kept] = level->prefix[i];
+        else if (level->prefix[i].latency_s < last->latency_s) last->latency_s = level->prefix[i].latency_s;
+    }
+    level->count = kept + 1;
+}
+
+static bool has_end(const struct level *level)
+{
+    for (int i = 0; i < level->count; i++)
+        if (level->prefix[i].next == NOWHERE) return true;
+    return false;
+}
+
+static struct prefix *find(const struct level *level, const struct prefix *key)
+{
+    return bsearch(key, level->prefix, (size_t)level->count, sizeof *level->prefix, compare_prefixes);
+}
+
+struct marking { const struct level *behind; bool finishes; };
+
+static enum hapt_status mark(void *context, const struct search_candidate *stage, const struct prefix *to)
+{
+    (void)stage;
+    struct marking *marking = context;
+    const struct prefix *known = find(marking->behind, to);
+    marking->finishes |= known && known->finishes;
+    return HAPT_OK;
+}
+
+struct choosing {
+    const struct trace *trace;
+    const struct level *behind;
+    const struct search_candidate *best; /* of the stages seen */
+    int best_subcluster;
+    struct level reached; /* by it */
+};
+
+/* Below 0 when stage a in subcluster x comes before stage b in subcluster y. */
+static int compare_stages(const struct search_problem *problem, const struct search_candidate *a, int x,
+                          const struct search_candidate *b, int y)
+{
+    if (a->end != b->end) return a->end - b->end;
+    if (x != y) return x - y;
+    const struct hapt_submesh one = problem->profile->cluster[x].submesh[a->submesh];
+    const struct hapt_submesh two = problem->profile->cluster[y].submesh[b->submesh];
+    return one.n != two.n ? one.n - two.n : one.m - two.m;
+}
+
+static enum hapt_status choose(void *context, const struct search_candidate *stage, const struct prefix *to)
+{
+    struct choosing *choosing = context;
+    const struct prefix *known = find(choosing->behind, to);
+    if (!known || !known->finishes) return HAPT_OK;
+    const int order = choosing->best ? compare_stages(choosing->trace->problem, stage, to->current, choosing->best,
+                                                      choosing->best_subcluster)
+                                     : -1;
+    if (order > 0) return HAPT_OK;
+    if (order < 0) {
+        choosing->best = stage;
+        choosing->best_subcluster = to->current;
+        choosing->reached.count = 0;
+    }
+    return append(&choosing->reached, to, choosing->trace->arena);
+}
+
+/* Grows levels until one holds a whole pipeline; then marks, from the back, what leads there. */
+static enum hapt_status build_levels(const struct trace *trace, struct level *level, int *stages)
+{
+    for (int c = 0; c < trace->problem->C; c++) {
+        const struct prefix start = {.current = NOWHERE, .next = c, .launches = trace->problem->B};
+        HAPT_TRY(append(&level[0], &start, trace->arena));
+    }
+    for (*stages = 1;; ++*stages) {
+        HAPT_ASSERT(*stages <= trace->problem->L);
+        struct growing growing = {&level[*stages], trace->arena};
+        for (int i = 0; i < level[*stages - 1].count; i++)
+            HAPT_TRY(visit_steps(trace, &level[*stages - 1].prefix[i], grow, &growing));
+        merge(&level[*stages]);
+        if (has_end(&level[*stages])) break;
+    }
+    for (int i = 0; i < level[*stages].count; i++)
+        level[*stages].prefix[i].finishes = level[*stages].prefix[i].next == NOWHERE;
+    for (int l = *stages - 1; l >= 0; l--) {
+        for (int i = 0; i < level[l].count; i++) {
+            struct marking marking = {.behind = &level[l + 1]};
+            HAPT_TRY(visit_steps(trace, &level[l].prefix[i], mark, &marking));
+            level[l].prefix[i].finishes = marking.finishes;
+        }
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status walk(const struct trace *trace, const struct level *level, struct hapt_plan *plan)
+{
+    const struct search_problem *problem = trace->problem;
+    struct level here = {0};
+    for (int i = 0; i < level[0].count; i++) HAPT_TRY(append(&here, &level[0].prefix[i], trace->arena));
+    for (int l = 0; l < plan->stage_count; l++) {
+        struct choosing choosing = {.trace = trace, .behind = &level[l + 1]};
+        for (int i = 0; i < here.count; i++) HAPT_TRY(visit_steps(trace, &here.prefix[i], choose, &choosing));
+        HAPT_ASSERT(choosing.best);
+        const struct hapt_submesh submesh =
+            problem->profile->cluster[choosing.best_subcluster].submesh[choosing.best->submesh];
+        plan->stage[l] = (struct hapt_plan_stage){.first_layer = here.prefix[0].layer,
+                                                  .end_layer = choosing.best->end,
+                                                  .first_op = -1,
+                                                  .end_op = -1,
+                                                  .subcluster = choosing.best_subcluster,
+                                                  .nodes = submesh.n,
+                                                  .devices_per_node = submesh.m};
+        here = choosing.reached;
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status trace_plan(const struct trace *trace, struct hapt_arena *result, struct hapt_plan *plan)
+{
+    struct level *level;
+    int stages;
+    HAPT_NEW(level, trace->arena, trace->problem->L + 1);
+    HAPT_TRY(build_levels(trace, level, &stages));
+    plan->stage_count = stages;
+    HAPT_NEW(plan->stage, result, stages);
+    return walk(trace, level, plan);
+}
+
+enum hapt_status search_trace(const struct search_table *table, double budget_s, struct hapt_arena *arena,
+                              struct hapt_plan *plan)
+{
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
+    /* sums from the front and from the back round differently: far below what separates plans */
+    const struct trace trace = {.table = table, .problem = table->problem, .budget_s = budget_s * (1 + 1e-14),
+                                .arena = &scratch};
+    const enum hapt_status status = trace_plan(&trace, arena, plan);
+    hapt_arena_release(&scratch);
+    return status;
+}

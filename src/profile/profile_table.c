@@ -1,0 +1,170 @@
+#include "hapt/profile.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "profile_private.h"
+
+enum hapt_status hapt_profile_create(int layer_count, int cluster_count, struct hapt_arena *arena,
+                                     struct hapt_profile **profile)
+{
+    HAPT_ASSERT(layer_count > 0 && cluster_count > 0);
+    struct hapt_profile *made;
+    HAPT_NEW(made, arena, 1);
+    made->layer_count = layer_count;
+    made->cluster_count = cluster_count;
+    HAPT_NEW(made->cluster, arena, cluster_count);
+    HAPT_NEW(made->boundary_bytes, arena, layer_count);
+    HAPT_NEW(made->link_bandwidth, arena, (size_t)cluster_count * (size_t)cluster_count);
+    HAPT_NEW(made->link_latency, arena, (size_t)cluster_count * (size_t)cluster_count);
+    *profile = made;
+    return HAPT_OK;
+}
+
+int hapt_profile_submeshes(int nodes, int devices_per_node, struct hapt_submesh *submesh)
+{
+    int count = 0;
+    for (int m = 1; m < devices_per_node; m *= 2) {
+        if (devices_per_node % m != 0) break;
+        if (submesh) submesh[count] = (struct hapt_submesh){1, m};
+        count++;
+    }
+    for (int n = 1; n <= nodes; n++) {
+        if (submesh) submesh[count] = (struct hapt_submesh){n, devices_per_node};
+        count++;
+    }
+    return count;
+}
+
+enum hapt_status hapt_profile_add_cluster(struct hapt_profile *profile, int index, const char *name, int nodes,
+                                          int devices_per_node, double memory_bytes, double peak_flops,
+                                          struct hapt_arena *arena)
+{
+    HAPT_ASSERT(index >= 0 && index < profile->cluster_count && nodes > 0 && devices_per_node > 0);
+    struct hapt_profile_cluster *cluster = &profile->cluster[index];
+    snprintf(cluster->name, sizeof cluster->name, "%s", name);
+    cluster->nodes = nodes;
+    cluster->devices_per_node = devices_per_node;
+    cluster->device_memory_bytes = memory_bytes;
+    cluster->peak_flops = peak_flops;
+    cluster->submesh_count = hapt_profile_submeshes(nodes, devices_per_node, NULL);
+    HAPT_NEW(cluster->submesh, arena, cluster->submesh_count);
+    hapt_profile_submeshes(nodes, devices_per_node, cluster->submesh);
+    const size_t cells = hapt_profile_index(profile, cluster->submesh_count, 0, 0);
+    HAPT_NEW(cluster->stage_time, arena, cells);
+    HAPT_NEW(cluster->stage_forward_time, arena, cells);
+    HAPT_NEW(cluster->parameter_bytes, arena, cells);
+    HAPT_NEW(cluster->activation_bytes, arena, cells);
+    HAPT_NEW(cluster->step_time, arena, cells);
+    for (size_t cell = 0; cell < cells; cell++) cluster->stage_time[cell] = cluster->stage_forward_time[cell] = NAN;
+    return HAPT_OK;
+}
+
+static bool is_amount(double value)
+{
+    return isfinite(value) && value >= 0;
+}
+
+#define BAD(...) hapt_fail(HAPT_ERR_INPUT, "`hapt profile --help` describes the tables", "profile: " __VA_ARGS__)
+
+static enum hapt_status check_links(const struct hapt_profile *profile)
+{
+    const int C = profile->cluster_count;
+    for (int layer = 0; layer < profile->layer_count; layer++)
+        if (!is_amount(profile->boundary_bytes[layer]))
+            return BAD("boundary_bytes[%d] is %g", layer, profile->boundary_bytes[layer]);
+    for (int a = 0; a < C; a++) {
+        for (int b = 0; b < C; b++) {
+            const double bandwidth = profile->link_bandwidth[a * C + b], back = profile->link_bandwidth[b * C + a];
+            const double latency = profile->link_latency[a * C + b], latency_back = profile->link_latency[b * C + a];
+            if (isnan(bandwidth) || bandwidth <= 0) return BAD("link_bandwidth[%d][%d] is %g", a, b, bandwidth);
+            if (!is_amount(latency)) return BAD("link_latency[%d][%d] is %g", a, b, latency);
+            if (bandwidth != back && !(fabs(bandwidth - back) <= 1e-6 * bandwidth))
+                return BAD("link_bandwidth is not symmetric: [%d][%d] is %g, [%d][%d] %g", a, b, bandwidth, b, a, back);
+            if (!(fabs(latency - latency_back) <= 1e-6 * latency))
+                return BAD("link_latency is not symmetric: [%d][%d] is %g, [%d][%d] %g", a, b, latency, b, a,
+                           latency_back);
+        }
+    }
+    return HAPT_OK;
+}
+
+/* Submeshes that the packing rule covers: parts of a node by powers of two, or whole nodes. */
+static enum hapt_status check_submeshes(const struct hapt_profile_cluster *cluster)
+{
+    const int N = cluster->nodes, M = cluster->devices_per_node;
+    for (int s = 0; s < cluster->submesh_count; s++) {
+        const struct hapt_submesh submesh = cluster->submesh[s];
+        const int n = submesh.n, m = submesh.m;
+        const bool part = n == 1 && m >= 1 && m < M && M % m == 0 && (m & (m - 1)) == 0;
+        const bool whole = m == M && n >= 1 && n <= N;
+        if (!part && !whole)
+            return BAD("subcluster %s (%d x %d devices) cannot be cut into submeshes of %d x %d", cluster->name, N, M, n, m);
+        for (int other = 0; other < s; other++)
+            if (cluster->submesh[other].n == n && cluster->submesh[other].m == m)
+                return BAD("subcluster %s lists submesh %d x %d twice", cluster->name, n, m);
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status check_candidates(const struct hapt_profile *profile, const struct hapt_profile_cluster *cluster,
+                                         int64_t *candidates)
+{
+    for (int s = 0; s < cluster->submesh_count; s++) {
+        for (int i = 0; i < profile->layer_count; i++) {
+            for (int j = i; j < profile->layer_count; j++) {
+                const size_t cell = hapt_profile_index(profile, s, i, j);
+                const double time = cluster->stage_time[cell], forward = cluster->stage_forward_time[cell];
+                if (!isfinite(time)) continue;
+                ++*candidates;
+                if (time < 0) return BAD("%s: stage_time[%d][%d][%d] is %g", cluster->name, s, i, j, time);
+                /* single-precision tables may round the forward part up */
+                if (!is_amount(forward) || forward > time * (1 + 1e-6))
+                    return BAD("%s: stage_forward_time[%d][%d][%d] is %g of %g s", cluster->name, s, i, j, forward, time);
+                if (!is_amount(cluster->parameter_bytes[cell]))
+                    return BAD("%s: parameter_bytes[%d][%d][%d] is %g", cluster->name, s, i, j,
+                               cluster->parameter_bytes[cell]);
+                if (!is_amount(cluster->activation_bytes[cell]))
+                    return BAD("%s: activation_bytes[%d][%d][%d] is %g", cluster->name, s, i, j,
+                               cluster->activation_bytes[cell]);
+                if (cluster->step_time && !is_amount(cluster->step_time[cell]))
+                    return BAD("%s: step_time[%d][%d][%d] is %g", cluster->name, s, i, j, cluster->step_time[cell]);
+            }
+        }
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_profile_check(const struct hapt_profile *profile)
+{
+    if (profile->layer_count < 1) return BAD("it has no layers");
+    if (profile->cluster_count < 1 || profile->cluster_count > HAPT_MAX_SUBCLUSTERS)
+        return BAD("%d subclusters; between 1 and %d are possible", profile->cluster_count, HAPT_MAX_SUBCLUSTERS);
+    HAPT_TRY(check_links(profile));
+    int64_t candidates = 0;
+    for (int c = 0; c < profile->cluster_count; c++) {
+        const struct hapt_profile_cluster *cluster = &profile->cluster[c];
+        if (cluster->nodes < 1 || cluster->devices_per_node < 1 || cluster->nodes > HAPT_PROFILE_MAX_DEVICES ||
+            cluster->devices_per_node > HAPT_PROFILE_MAX_DEVICES / cluster->nodes)
+            return BAD("subcluster %s has %d nodes of %d devices", cluster->name, cluster->nodes,
+                       cluster->devices_per_node);
+        if (!is_amount(cluster->device_memory_bytes))
+            return BAD("subcluster %s: device_memory_bytes is %g", cluster->name, cluster->device_memory_bytes);
+        if (!is_amount(cluster->peak_flops))
+            return BAD("subcluster %s: peak_flops is %g", cluster->name, cluster->peak_flops);
+        for (int other = 0; other < c; other++)
+            if (strcmp(profile->cluster[other].name, cluster->name) == 0)
+                return BAD("two subclusters are called %s", cluster->name);
+        HAPT_TRY(check_submeshes(cluster));
+        HAPT_TRY(check_candidates(profile, cluster, &candidates));
+    }
+    if (candidates == 0) return BAD("no stage_time is finite: there is no candidate at all");
+    return HAPT_OK;
+}
+
+double hapt_profile_comm_s(const struct hapt_profile *profile, int last, int from, int to)
+{
+    if (last >= profile->layer_count - 1) return 0;
+    const int link = from * profile->cluster_count + to;
+    return profile->link_latency[link] + profile->boundary_bytes[last] / profile->link_bandwidth[link];
+}

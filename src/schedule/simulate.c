@@ -1,0 +1,277 @@
+/*
+ * The lists are played with clocks. Nothing is ever chosen: lists and links are served in order, so every start time is a
+ * maximum over earlier ends and the order in which we find them does not matter.
+ */
+#include "hapt/simulate.h"
+
+#include <math.h>
+
+enum direction { FORWARD, BACKWARD };
+
+/* One direction of the boundary behind a chunk. Times are NaN until known. */
+struct lane {
+    double cost_s;
+    double *ready_s;    /* [microbatch] the sender handed it over */
+    double *arrived_s;  /* [microbatch] */
+    double *consumed_s; /* [microbatch] the receiver gave its transfer slot back */
+    int next;           /* first microbatch whose transfer is not yet timed */
+    double free_s;      /* end of the transfer before */
+};
+
+struct player {
+    const struct hapt_schedule *schedule;
+    const struct hapt_costs *costs;
+    struct lane *lane;   /* [chunk][direction] */
+    int *at;             /* [submesh] next instruction */
+    double *clock_s;     /* [submesh] */
+    double *exchange_s;  /* [submesh] reached the exchange of tied parameters; NaN before */
+    struct hapt_simulation *result;
+};
+
+static enum hapt_status times(struct hapt_arena *arena, int count, double **array)
+{
+    HAPT_NEW(*array, arena, count);
+    for (int i = 0; i < count; i++) (*array)[i] = NAN;
+    return HAPT_OK;
+}
+
+static enum hapt_status player_init(struct player *player, struct hapt_arena *arena, struct hapt_arena *scratch)
+{
+    const struct hapt_schedule *schedule = player->schedule;
+    const int chunks = schedule->chunk_count, submeshes = schedule->submesh_count, B = schedule->microbatches;
+    HAPT_NEW(player->lane, scratch, 2 * (size_t)chunks);
+    HAPT_NEW(player->at, scratch, submeshes);
+    HAPT_NEW(player->clock_s, scratch, submeshes);
+    HAPT_TRY(times(scratch, submeshes, &player->exchange_s));
+    for (int k = 0; k < 2 * chunks; k++) {
+        struct lane *lane = &player->lane[k];
+        lane->cost_s = k / 2 < chunks - 1 ? player->costs->comm_s[k / 2] : 0;
+        HAPT_TRY(times(scratch, B, &lane->ready_s));
+        HAPT_TRY(times(scratch, B, &lane->arrived_s));
+        HAPT_TRY(times(scratch, B, &lane->consumed_s));
+    }
+    struct hapt_simulation *result;
+    HAPT_NEW(result, arena, 1);
+    HAPT_NEW(result->busy_s, arena, submeshes);
+    HAPT_NEW(result->comm_s, arena, submeshes);
+    HAPT_NEW(result->idle_s, arena, submeshes);
+    HAPT_NEW(result->peak_slots, arena, submeshes);
+    HAPT_NEW(result->time, arena, submeshes);
+    for (int s = 0; s < submeshes; s++) HAPT_NEW(result->time[s], arena, schedule->list[s].count);
+    player->result = result;
+    return HAPT_OK;
+}
+
+/* Times every transfer whose sender and whose transfer slot are known. */
+static bool advance_lane(const struct player *player, struct lane *lane)
+{
+    const int slots = player->costs->transfer_slots, B = player->schedule->microbatches;
+    bool moved = false;
+    for (; lane->next < B && !isnan(lane->ready_s[lane->next]); lane->next++) {
+        double start_s = fmax(lane->ready_s[lane->next], lane->free_s);
+        if (slots > 0 && lane->next >= slots && !player->costs->blocking) {
+            if (isnan(lane->consumed_s[lane->next - slots])) break;
+            start_s = fmax(start_s, lane->consumed_s[lane->next - slots]);
+        }
+        lane->free_s = lane->arrived_s[lane->next] = start_s + lane->cost_s;
+        moved = true;
+    }
+    return moved;
+}
+
+/* Without overlap the sender stands still while it sends, and the receiver for as long from when it asks. */
+static bool receive(const struct player *player, struct lane *lane, int microbatch, double *clock_s)
+{
+    if (isnan(lane->arrived_s[microbatch])) return false;
+    if (player->costs->blocking) {
+        const double sent_s = lane->arrived_s[microbatch] - lane->cost_s;
+        *clock_s = fmax(*clock_s, sent_s) + lane->cost_s;
+    } else {
+        *clock_s = fmax(*clock_s, lane->arrived_s[microbatch]);
+    }
+    lane->consumed_s[microbatch] = *clock_s;
+    return true;
+}
+
+static void send(const struct player *player, struct lane *lane, int microbatch, double *clock_s)
+{
+    lane->ready_s[microbatch] = *clock_s;
+    if (player->costs->blocking) *clock_s = fmax(*clock_s, lane->free_s) + lane->cost_s;
+    advance_lane(player, lane);
+}
+
+/* The ends of the pipeline hold the tied parameters and meet here; the others pass by. */
+static bool exchange(struct player *player, int submesh, double *clock_s)
+{
+    const int first = player->schedule->submesh_of[0];
+    const int last = player->schedule->submesh_of[player->schedule->chunk_count - 1];
+    if (submesh != first && submesh != last) return true;
+    player->exchange_s[submesh] = *clock_s;
+    const double other_s = player->exchange_s[submesh == first ? last : first];
+    if (isnan(other_s)) return false;
+    *clock_s = fmax(*clock_s, other_s) + player->costs->exchange_s;
+    return true;
+}
+
+/* Executes one instruction on the submesh's clock; false when it must wait for another list. */
+static bool execute(struct player *player, int submesh, const struct hapt_instruction *at, double *clock_s)
+{
+    const struct hapt_costs *costs = player->costs;
+    const int chunk = at->chunk;
+    switch (at->kind) {
+    case HAPT_INSTRUCTION_RECEIVE_FORWARD:
+        return receive(player, &player->lane[2 * (chunk - 1) + FORWARD], at->microbatch, clock_s);
+    case HAPT_INSTRUCTION_RECEIVE_BACKWARD:
+        return receive(player, &player->lane[2 * chunk + BACKWARD], at->microbatch, clock_s);
+    case HAPT_INSTRUCTION_SEND_FORWARD:
+        send(player, &player->lane[2 * chunk + FORWARD], at->microbatch, clock_s);
+        return true;
+    case HAPT_INSTRUCTION_SEND_BACKWARD:
+        send(player, &player->lane[2 * (chunk - 1) + BACKWARD], at->microbatch, clock_s);
+        return true;
+    case HAPT_INSTRUCTION_FORWARD: *clock_s += costs->forward_s[chunk]; return true;
+    case HAPT_INSTRUCTION_BACKWARD: *clock_s += costs->backward_s[chunk]; return true;
+    case HAPT_INSTRUCTION_EXCHANGE: return exchange(player, submesh, clock_s);
+    case HAPT_INSTRUCTION_UPDATE: *clock_s += costs->step_s ? costs->step_s[chunk] : 0; return true;
+    case HAPT_INSTRUCTION_REDUCE: return true;
+    }
+    return true;
+}
+
+static bool advance_submesh(struct player *player, int submesh)
+{
+    const struct hapt_instruction_list *list = &player->schedule->list[submesh];
+    bool moved = false;
+    while (player->at[submesh] < list->count) {
+        const int index = player->at[submesh];
+        const struct hapt_instruction *at = &list->instruction[index];
+        double clock_s = player->clock_s[submesh];
+        if (!execute(player, submesh, at, &clock_s)) break;
+        struct hapt_simulated_instruction *time = &player->result->time[submesh][index];
+        time->start_s = player->clock_s[submesh];
+        time->end_s = clock_s;
+        const bool waits = at->kind == HAPT_INSTRUCTION_RECEIVE_FORWARD || at->kind == HAPT_INSTRUCTION_RECEIVE_BACKWARD ||
+                           at->kind == HAPT_INSTRUCTION_EXCHANGE;
+        const bool sends = at->kind == HAPT_INSTRUCTION_SEND_FORWARD || at->kind == HAPT_INSTRUCTION_SEND_BACKWARD;
+        if (!waits && !sends) player->result->busy_s[submesh] += time->end_s - time->start_s;
+        player->clock_s[submesh] = clock_s;
+        player->at[submesh]++;
+        moved = true;
+    }
+    return moved;
+}
+
+static enum hapt_status play(struct player *player)
+{
+    const struct hapt_schedule *schedule = player->schedule;
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (int s = 0; s < schedule->submesh_count; s++) moved |= advance_submesh(player, s);
+        for (int s = schedule->submesh_count - 1; s >= 0; s--) moved |= advance_submesh(player, s);
+        for (int k = 0; k < 2 * schedule->chunk_count; k++) moved |= advance_lane(player, &player->lane[k]);
+    }
+    for (int s = 0; s < schedule->submesh_count; s++)
+        if (player->at[s] < schedule->list[s].count)
+            return hapt_fail(HAPT_ERR_INTERNAL, NULL, "simulate: the instruction lists wait for each other");
+    return HAPT_OK;
+}
+
+static int count_slots(const struct hapt_instruction_list *list)
+{
+    int open = 0, most = 0;
+    for (int i = 0; i < list->count; i++) {
+        if (list->instruction[i].kind == HAPT_INSTRUCTION_FORWARD && ++open > most) most = open;
+        if (list->instruction[i].kind == HAPT_INSTRUCTION_BACKWARD) open--;
+    }
+    return most;
+}
+
+/* Seconds from one backward pass to the next on the first submesh while it still launches forwards, over whole rounds of its
+ * launch count: its period repeats with them (HAPT Lemma 2). The first half is left to settle. */
+static double steady_period(const struct player *player, double total_s)
+{
+    const struct hapt_schedule *schedule = player->schedule;
+    const int first = schedule->submesh_of[0], B = schedule->microbatches;
+    const struct hapt_instruction_list *list = &schedule->list[first];
+    const int launches = list->slots, last = B - 1 - launches;
+    const int from_least = B / 2 < last ? B / 2 : last;
+    const int rounds = launches > 0 ? (last - from_least) / launches : 0;
+    if (rounds < 1) return total_s / B;
+    double from_s = 0, to_s = 0;
+    for (int i = 0; i < list->count; i++) {
+        if (list->instruction[i].kind != HAPT_INSTRUCTION_BACKWARD || list->instruction[i].chunk != 0) continue;
+        if (list->instruction[i].microbatch == last - rounds * launches) from_s = player->result->time[first][i].end_s;
+        if (list->instruction[i].microbatch == last) to_s = player->result->time[first][i].end_s;
+    }
+    return (to_s - from_s) / (rounds * launches);
+}
+
+static void summarize(const struct player *player)
+{
+    const struct hapt_schedule *schedule = player->schedule;
+    struct hapt_simulation *result = player->result;
+    for (int s = 0; s < schedule->submesh_count; s++) {
+        result->total_s = fmax(result->total_s, player->clock_s[s]);
+        result->peak_slots[s] = count_slots(&schedule->list[s]);
+    }
+    for (int chunk = 0; chunk < schedule->chunk_count - 1; chunk++)
+        result->comm_s[schedule->submesh_of[chunk]] += schedule->microbatches * player->costs->comm_s[chunk];
+    for (int s = 0; s < schedule->submesh_count; s++) result->idle_s[s] = result->total_s - result->busy_s[s];
+    result->period_s = steady_period(player, result->total_s);
+}
+
+enum hapt_status hapt_simulate(const struct hapt_schedule *schedule, const struct hapt_costs *costs,
+                               struct hapt_arena *arena, struct hapt_simulation **simulation)
+{
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
+    struct player player = {.schedule = schedule, .costs = costs};
+    enum hapt_status status = player_init(&player, arena, &scratch);
+    if (status == HAPT_OK) status = play(&player);
+    if (status == HAPT_OK) {
+        summarize(&player);
+        *simulation = player.result;
+    }
+    hapt_arena_release(&scratch);
+    return status;
+}
+
+/* The period of the schedule's launch counts over enough microbatches to be steady. GPipe, whose launch count is B, has no
+ * steady phase: its period is what a microbatch more costs on average. */
+static enum hapt_status long_period(const struct hapt_schedule *schedule, const struct hapt_costs *costs,
+                                    struct hapt_arena *scratch, double *period_s)
+{
+    const int stages = schedule->chunk_count;
+    int *warmup, microbatches = schedule->microbatches;
+    HAPT_NEW(warmup, scratch, stages);
+    for (int stage = 0; stage < stages; stage++) warmup[stage] = schedule->list[schedule->submesh_of[stage]].slots;
+    if (schedule->kind != HAPT_SCHEDULE_GPIPE && microbatches < 32 * warmup[0]) microbatches = 32 * warmup[0];
+    struct hapt_schedule *copy;
+    struct hapt_simulation *simulation;
+    HAPT_TRY(hapt_schedule_build(schedule->kind, stages, microbatches, warmup, false, scratch, &copy));
+    HAPT_TRY(hapt_simulate(copy, costs, scratch, &simulation));
+    *period_s = simulation->period_s;
+    if (schedule->kind == HAPT_SCHEDULE_GPIPE && microbatches > 1) {
+        double alone_s = 0;
+        for (int stage = 0; stage < stages; stage++)
+            alone_s += costs->forward_s[stage] + costs->backward_s[stage] + 2 * costs->comm_s[stage];
+        *period_s = (simulation->total_s - alone_s) / (microbatches - 1);
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_simulate_overlap(const struct hapt_schedule *schedule, const struct hapt_costs *costs, int chunk,
+                                       struct hapt_arena *arena, double *overlap)
+{
+    double *comm_s, with_s, without_s;
+    struct hapt_costs changed = *costs;
+    for (int k = 0; k < schedule->chunk_count; k++) HAPT_ASSERT(schedule->submesh_of[k] == k);
+    changed.step_s = NULL;
+    HAPT_TRY(long_period(schedule, &changed, arena, &with_s));
+    HAPT_NEW(comm_s, arena, schedule->chunk_count);
+    for (int k = 0; k < schedule->chunk_count; k++) comm_s[k] = k == chunk ? 0 : costs->comm_s[k];
+    changed.comm_s = comm_s;
+    HAPT_TRY(long_period(schedule, &changed, arena, &without_s));
+    *overlap = costs->comm_s[chunk] > 0 ? 1 - (with_s - without_s) / costs->comm_s[chunk] : 1;
+    return HAPT_OK;
+}
