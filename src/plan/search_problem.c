@@ -88,7 +88,6 @@ static enum hapt_status collect_t_max(struct search_problem *problem, struct hap
     HAPT_NEW(problem->t_max, arena, room);
     for (int i = 0; i < C * L; i++)
         for (int k = 0; k < problem->candidate_count[i]; k++) problem->t_max[count++] = problem->candidate[i][k].time_s;
-    const bool hides = problem->options->schedule == HAPT_SCHEDULE_H1F1B;
     for (int from = 0; from < C; from++) {
         for (int to = 0; to < C; to++) {
             for (int layer = 0; layer < L - 1; layer++) {
@@ -96,8 +95,8 @@ static enum hapt_status collect_t_max(struct search_problem *problem, struct hap
                 const double lone_s = comm_s / problem->options->hide_threshold;
                 if (!isfinite(comm_s)) continue;
                 problem->t_max[count++] = comm_s;
-                if (hides) problem->t_max[count++] = 2 * comm_s;
-                if (hides && isfinite(lone_s)) problem->t_max[count++] = lone_s;
+                problem->t_max[count++] = 2 * comm_s;
+                if (isfinite(lone_s)) problem->t_max[count++] = lone_s;
             }
         }
     }

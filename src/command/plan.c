@@ -1,0 +1,52 @@
+/* hapt plan: the best plan of a profile, or of a model on a cluster. */
+#include "phases.h"
+
+const char hapt_command_plan_help[] =
+    "Searches stages, submeshes and order of subclusters for the least time of a step: the sum of t_i + 2 c_i over the\n"
+    "stages and (B - 1) t_max, where the pace t_max is no less than every t_i (compute of a microbatch) and c_i (transfer\n"
+    "behind the stage), and every device holds its parameters and the activations of all microbatches in flight. The plan\n"
+    "is the exact optimum. Under --schedule other than h1f1b the launch counts of that schedule rule the memory.\n"
+    "--stages prices given stages instead; --strategy even splits the layers evenly over the submeshes of the optimum.\n"
+    "\n"
+    "A plan file (--output) holds one row a stage in each table:\n"
+    "  /stage_layers [S][2]            layers [first, end), counted from 0\n"
+    "  /stage_ops [S][2]               forward operators [first, end); -1 when planned from a profile alone\n"
+    "  /stage_subcluster, _name [S]    where it runs\n"
+    "  /stage_submesh [S][2]           nodes, devices per node\n"
+    "  /stage_warmup [S]               microbatches in flight at most\n"
+    "  /stage_compute, _forward, _step, _comm [S]          seconds: t_i, its forward part, once per step, c_i\n"
+    "  /stage_parameter_bytes, _activation_bytes, _memory_bytes, _device_memory_bytes [S]     per device\n"
+    "and as attributes: microbatches, schedule, hide_threshold, latency and simulated (s), t_max (s), limit (what sets\n"
+    "the pace: compute, link or memory), balance_eta (HAPT 25), search figures.\n";
+
+static enum hapt_status get_profile(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
+                                    struct hapt_profile **profile)
+{
+    const char *path = hapt_config_text(config, "profile");
+    if (!path)
+        return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_USAGE, "give --profile P.h5", "no profile to plan from"));
+    return hapt_env_agree(env->world, hapt_profile_load(path, arena, profile));
+}
+
+static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
+{
+    struct hapt_profile *profile;
+    struct hapt_plan *plan;
+    HAPT_TRY(get_profile(env, config, arena, &profile));
+    HAPT_TRY(hapt_phase_plan(env, config, profile, NULL, arena, &plan));
+    hapt_plan_print(env, plan);
+    enum hapt_status status = HAPT_OK;
+    if (env->world_rank == 0 && hapt_config_text(config, "output"))
+        status = hapt_plan_save(hapt_config_text(config, "output"), plan);
+    if (env->world_rank == 0 && status == HAPT_OK && env->quiet) status = hapt_plan_print_json(plan);
+    return hapt_env_agree(env->world, status);
+}
+
+enum hapt_status hapt_command_plan(struct hapt_env *env, struct hapt_config *config)
+{
+    struct hapt_arena arena;
+    hapt_arena_init(&arena);
+    const enum hapt_status status = run(env, config, &arena);
+    hapt_arena_release(&arena);
+    return status;
+}

@@ -1,0 +1,91 @@
+/* Random small profiles for tests of the planner: ties, holes, tight memory. */
+#ifndef HAPT_RANDOM_PROFILE_H
+#define HAPT_RANDOM_PROFILE_H
+
+#include <math.h>
+
+#include "hapt/plan.h"
+#include "test.h"
+
+static inline int random_below(uint64_t *seed, int count)
+{
+    return (int)(hapt_random_next(seed) % (uint64_t)count);
+}
+
+static inline bool random_chance(uint64_t *seed, double probability)
+{
+    return hapt_random_unit(seed) < probability;
+}
+
+/* Times are multiples of a grain (ties; 0.1 also rounds) or arbitrary. */
+static inline double random_time(uint64_t *seed, double grain, double high)
+{
+    return grain > 0 ? grain * (1 + random_below(seed, (int)(high / grain))) : 0.01 + high * hapt_random_unit(seed);
+}
+
+static inline void random_cluster(uint64_t *seed, struct hapt_profile *profile, int c, double grain,
+                                  struct hapt_arena *arena)
+{
+    static const int shapes[][2] = {{1, 1}, {1, 2}, {2, 1}, {1, 3}, {1, 4}, {2, 2}, {3, 1}};
+    char name[16];
+    const int most = profile->cluster_count == 3 ? 4 : 7, L = profile->layer_count;
+    const int *shape = shapes[random_below(seed, most)];
+    const bool tight = random_chance(seed, 0.6), steps = random_chance(seed, 0.3), additive = random_chance(seed, 0.5);
+    const double holes = random_chance(seed, 0.5) ? 0.3 * hapt_random_unit(seed) : 0;
+    snprintf(name, sizeof name, "sub%d", c);
+    CHECK_OK(hapt_profile_add_cluster(profile, c, name, shape[0], shape[1], tight ? 8 : 1000, 1 + c, arena));
+    struct hapt_profile_cluster *cluster = &profile->cluster[c];
+    const double layer_s = random_time(seed, grain, 2);
+    for (int s = 0; s < cluster->submesh_count; s++) {
+        const int devices = cluster->submesh[s].n * cluster->submesh[s].m;
+        for (int i = 0; i < L; i++) {
+            for (int j = i; j < L; j++) {
+                const size_t cell = hapt_profile_index(profile, s, i, j);
+                const int layers = j - i + 1;
+                if (random_chance(seed, holes)) continue;
+                cluster->stage_time[cell] =
+                    additive ? layers * layer_s / devices : random_time(seed, grain, 2.0 * layers / devices);
+                cluster->stage_forward_time[cell] = cluster->stage_time[cell] / 3;
+                cluster->parameter_bytes[cell] = random_below(seed, 5);
+                cluster->activation_bytes[cell] = random_below(seed, 4) + (grain == 0 ? hapt_random_unit(seed) : 0);
+                if (steps) cluster->step_time[cell] = random_time(seed, grain, 2);
+            }
+        }
+    }
+    if (!steps) cluster->step_time = NULL;
+}
+
+static inline struct hapt_profile *random_profile(uint64_t *seed, struct hapt_arena *arena)
+{
+    static const double grains[] = {0, 0, 0.1, 0.25, 0.5};
+    const int C = 1 + random_below(seed, 3), L = 1 + random_below(seed, C == 3 ? 4 : 5);
+    const double grain = grains[random_below(seed, 5)];
+    struct hapt_profile *profile;
+    CHECK_OK(hapt_profile_create(L, C, arena, &profile));
+    for (int c = 0; c < C; c++) random_cluster(seed, profile, c, grain, arena);
+    for (int layer = 0; layer < L - 1; layer++)
+        profile->boundary_bytes[layer] = random_chance(seed, 0.2) ? 0 : random_time(seed, grain, 2);
+    for (int a = 0; a < C; a++) {
+        for (int b = 0; b <= a; b++) {
+            static const double speeds[] = {1, 2, 4, 10, 100};
+            const double bandwidth = speeds[random_below(seed, 5)], latency = random_chance(seed, 0.7) ? 0 : 0.05;
+            profile->link_bandwidth[a * C + b] = profile->link_bandwidth[b * C + a] = bandwidth;
+            profile->link_latency[a * C + b] = profile->link_latency[b * C + a] = latency;
+        }
+    }
+    return profile;
+}
+
+static inline struct hapt_search_options random_options(uint64_t *seed)
+{
+    static const int microbatches[] = {1, 2, 3, 4, 6, 8, 32, 100};
+    static const double thresholds[] = {0, 0.02, 0.02, 0.1, 0.5};
+    return (struct hapt_search_options){
+        .microbatches = microbatches[random_below(seed, 8)],
+        .schedule = random_chance(seed, 0.6) ? HAPT_SCHEDULE_H1F1B : (enum hapt_schedule_kind)random_below(seed, 4),
+        .hide_threshold = thresholds[random_below(seed, 5)],
+        .use_all_devices = random_chance(seed, 0.2),
+    };
+}
+
+#endif

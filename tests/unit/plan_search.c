@@ -1,0 +1,271 @@
+/*
+ * The search against brute force: every plan of small random profiles, priced from its definition at every t_max.
+ * Nothing is shared with the planner but the profile.
+ */
+#include "random_profile.h"
+
+enum { MOST_STAGES = 8 };
+
+struct brute_stage { int first, end, subcluster, n, m; double time_s, parameter_bytes, activation_bytes, memory_bytes; };
+
+struct brute_plan { int stages; struct brute_stage stage[MOST_STAGES]; double t_max_s, latency_s; };
+
+struct brute {
+    const struct hapt_profile *profile;
+    struct hapt_search_options options;
+    double *pace;
+    int paces;
+    struct brute_plan plan;   /* being built */
+    int used[3];              /* devices of each subcluster */
+    double least_s;           /* first pass */
+    bool second_pass, found;
+    struct brute_plan best;   /* second pass */
+    long plans;
+};
+
+static bool at_most(double a, double b)
+{
+    return a <= b + 1e-12 * fmax(fabs(a), fabs(b));
+}
+
+static double boundary_s(const struct brute *brute, int i)
+{
+    const struct hapt_profile *profile = brute->profile;
+    if (i == brute->plan.stages - 1) return 0;
+    const int link = brute->plan.stage[i].subcluster * profile->cluster_count + brute->plan.stage[i + 1].subcluster;
+    return profile->link_latency[link] + profile->boundary_bytes[brute->plan.stage[i].end - 1] / profile->link_bandwidth[link];
+}
+
+/* Launch count of stage i from the definitions of the schedules. */
+static int launches(const struct brute *brute, int i, double t_max_s)
+{
+    const int S = brute->plan.stages, B = brute->options.microbatches;
+    long count = 1;
+    if (brute->options.schedule == HAPT_SCHEDULE_GPIPE) return B;
+    if (brute->options.schedule == HAPT_SCHEDULE_1F1B) count = S - i;
+    if (brute->options.schedule == HAPT_SCHEDULE_EAGER) count = 2 * (S - i) - 1;
+    if (brute->options.schedule == HAPT_SCHEDULE_H1F1B) {
+        for (int k = i; k < S - 1; k++) {
+            const double c = boundary_s(brute, k);
+            count += at_most(c, brute->options.hide_threshold * t_max_s) ? 1 : at_most(c, t_max_s / 2) ? 2 : 3;
+        }
+    }
+    return count < B ? (int)count : B;
+}
+
+static bool feasible(const struct brute *brute, double t_max_s)
+{
+    for (int i = 0; i < brute->plan.stages; i++) {
+        const struct brute_stage *stage = &brute->plan.stage[i];
+        if (!at_most(stage->time_s, t_max_s) || !at_most(boundary_s(brute, i), t_max_s)) return false;
+        if (!at_most(stage->parameter_bytes + launches(brute, i, t_max_s) * stage->activation_bytes, stage->memory_bytes))
+            return false;
+    }
+    return true;
+}
+
+static int compare_plans(const struct brute_plan *a, const struct brute_plan *b)
+{
+    if (a->t_max_s != b->t_max_s) return a->t_max_s < b->t_max_s ? -1 : 1;
+    if (a->stages != b->stages) return a->stages - b->stages;
+    for (int i = 0; i < a->stages; i++) {
+        const struct brute_stage *x = &a->stage[i], *y = &b->stage[i];
+        const int differences[] = {x->first - y->first, x->end - y->end, x->subcluster - y->subcluster, x->n - y->n,
+                                   x->m - y->m};
+        for (int k = 0; k < 5; k++)
+            if (differences[k]) return differences[k];
+    }
+    return 0;
+}
+
+static void judge(struct brute *brute)
+{
+    double sum_s = 0;
+    brute->plans++;
+    if (brute->options.use_all_devices)
+        for (int c = 0; c < brute->profile->cluster_count; c++)
+            if (brute->used[c] != brute->profile->cluster[c].nodes * brute->profile->cluster[c].devices_per_node) return;
+    for (int i = 0; i < brute->plan.stages; i++) sum_s += brute->plan.stage[i].time_s + 2 * boundary_s(brute, i);
+    for (int k = 0; k < brute->paces; k++) {
+        const double latency_s = sum_s + (brute->options.microbatches - 1) * brute->pace[k];
+        if (!feasible(brute, brute->pace[k])) continue;
+        if (!brute->second_pass) {
+            brute->least_s = fmin(brute->least_s, latency_s);
+        } else if (at_most(latency_s, brute->least_s)) {
+            brute->plan.t_max_s = brute->pace[k];
+            brute->plan.latency_s = latency_s;
+            if (!brute->found || compare_plans(&brute->plan, &brute->best) < 0) brute->best = brute->plan;
+            brute->found = true;
+        }
+        return; /* a slower pace is never better, and loses ties */
+    }
+}
+
+/* Every next stage: subclusters that were left may not be entered again. */
+static void extend(struct brute *brute, int layer, int current)
+{
+    const struct hapt_profile *profile = brute->profile;
+    if (layer == profile->layer_count) {
+        judge(brute);
+        return;
+    }
+    for (int c = 0; c < profile->cluster_count; c++) {
+        const struct hapt_profile_cluster *cluster = &profile->cluster[c];
+        if (c != current && brute->used[c] > 0) continue;
+        for (int s = 0; s < cluster->submesh_count; s++) {
+            const int devices = cluster->submesh[s].n * cluster->submesh[s].m;
+            if (brute->used[c] + devices > cluster->nodes * cluster->devices_per_node) continue;
+            for (int end = layer + 1; end <= profile->layer_count; end++) {
+                const size_t cell = hapt_profile_index(profile, s, layer, end - 1);
+                if (!isfinite(cluster->stage_time[cell])) continue;
+                const double step_s = cluster->step_time ? cluster->step_time[cell] : 0;
+                brute->plan.stage[brute->plan.stages++] = (struct brute_stage){
+                    layer, end, c, cluster->submesh[s].n, cluster->submesh[s].m,
+                    cluster->stage_time[cell] + step_s / brute->options.microbatches, cluster->parameter_bytes[cell],
+                    cluster->activation_bytes[cell], cluster->device_memory_bytes};
+                brute->used[c] += devices;
+                extend(brute, end, c);
+                brute->used[c] -= devices;
+                brute->plan.stages--;
+            }
+        }
+    }
+}
+
+static int compare_reals(const void *left, const void *right)
+{
+    const double a = *(const double *)left, b = *(const double *)right;
+    return (a > b) - (a < b);
+}
+
+static void list_paces(struct brute *brute, struct hapt_arena *arena)
+{
+    const struct hapt_profile *profile = brute->profile;
+    const int C = profile->cluster_count, L = profile->layer_count;
+    brute->pace = hapt_arena_alloc(arena, 4096, sizeof *brute->pace);
+    for (int c = 0; c < C; c++) {
+        const struct hapt_profile_cluster *cluster = &profile->cluster[c];
+        for (int s = 0; s < cluster->submesh_count; s++) {
+            for (int i = 0; i < L; i++) {
+                for (int j = i; j < L; j++) {
+                    const size_t cell = hapt_profile_index(profile, s, i, j);
+                    const double step_s = cluster->step_time ? cluster->step_time[cell] : 0;
+                    if (isfinite(cluster->stage_time[cell]))
+                        brute->pace[brute->paces++] = cluster->stage_time[cell] + step_s / brute->options.microbatches;
+                }
+            }
+        }
+        for (int other = 0; other < C; other++) {
+            for (int layer = 0; layer < L - 1; layer++) {
+                const int link = c * C + other;
+                const double comm_s =
+                    profile->link_latency[link] + profile->boundary_bytes[layer] / profile->link_bandwidth[link];
+                brute->pace[brute->paces++] = comm_s;
+                brute->pace[brute->paces++] = 2 * comm_s;
+                if (brute->options.hide_threshold > 0)
+                    brute->pace[brute->paces++] = comm_s / brute->options.hide_threshold;
+            }
+        }
+    }
+    qsort(brute->pace, (size_t)brute->paces, sizeof *brute->pace, compare_reals);
+}
+
+static bool same_plan(const struct hapt_plan *plan, const struct brute_plan *best)
+{
+    bool same = plan->stage_count == best->stages && plan->t_max_s == best->t_max_s;
+    for (int i = 0; same && i < best->stages; i++) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        same = stage->first_layer == best->stage[i].first && stage->end_layer == best->stage[i].end &&
+               stage->subcluster == best->stage[i].subcluster && stage->nodes == best->stage[i].n &&
+               stage->devices_per_node == best->stage[i].m;
+    }
+    return same;
+}
+
+static void print_difference(const struct hapt_plan *plan, const struct brute_plan *best)
+{
+    fprintf(stderr, "search: latency %.17g, t_max %.17g\n", plan->latency_s, plan->t_max_s);
+    for (int i = 0; i < plan->stage_count; i++)
+        fprintf(stderr, "  %d-%d@%d:%dx%d\n", plan->stage[i].first_layer, plan->stage[i].end_layer, plan->stage[i].subcluster,
+                plan->stage[i].nodes, plan->stage[i].devices_per_node);
+    fprintf(stderr, "brute force: latency %.17g, t_max %.17g\n", best->latency_s, best->t_max_s);
+    for (int i = 0; i < best->stages; i++)
+        fprintf(stderr, "  %d-%d@%d:%dx%d\n", best->stage[i].first, best->stage[i].end, best->stage[i].subcluster,
+                best->stage[i].n, best->stage[i].m);
+}
+
+static long feasible_cases, link_cases, memory_cases, idle_cases, skip_cases;
+
+static void count_kind(const struct hapt_plan *plan, const struct hapt_profile *profile)
+{
+    int used[3] = {0}, devices = 0, skipped = 0;
+    feasible_cases++;
+    link_cases += strcmp(plan->limit, "link") == 0;
+    memory_cases += strcmp(plan->limit, "memory") == 0;
+    for (int i = 0; i < plan->stage_count; i++)
+        used[plan->stage[i].subcluster] += plan->stage[i].nodes * plan->stage[i].devices_per_node;
+    for (int c = 0; c < profile->cluster_count; c++) {
+        devices += profile->cluster[c].nodes * profile->cluster[c].devices_per_node - used[c];
+        skipped += used[c] == 0;
+    }
+    idle_cases += devices > 0;
+    skip_cases += skipped > 0;
+}
+
+static void compare_once(uint64_t start_seed)
+{
+    uint64_t seed = start_seed;
+    struct hapt_arena arena;
+    hapt_arena_init(&arena);
+    struct brute brute = {.least_s = INFINITY};
+    brute.profile = random_profile(&seed, &arena);
+    brute.options = random_options(&seed);
+    CHECK_MESSAGE(brute.profile->layer_count <= MOST_STAGES, "too many layers");
+    int64_t candidates = 0;
+    list_paces(&brute, &arena);
+    candidates = brute.paces;
+    extend(&brute, 0, -1);
+    brute.second_pass = true;
+    if (isfinite(brute.least_s)) extend(&brute, 0, -1);
+    struct hapt_plan *plan = NULL;
+    const enum hapt_status status = hapt_plan_search(MPI_COMM_SELF, brute.profile, &brute.options, &arena, &plan);
+    if (!brute.found) {
+        CHECK_MESSAGE(status == HAPT_ERR_INFEASIBLE, "seed %llu: infeasible, but the search says %s",
+                      (unsigned long long)start_seed, hapt_status_name(status));
+        hapt_fail_reset();
+    } else if (CHECK_MESSAGE(status == HAPT_OK, "seed %llu: the search fails: %s", (unsigned long long)start_seed,
+                             hapt_fail_message())) {
+        const bool same = same_plan(plan, &brute.best);
+        if (!CHECK_MESSAGE(same, "seed %llu: another plan", (unsigned long long)start_seed))
+            print_difference(plan, &brute.best);
+        CHECK_NEAR(plan->latency_s, brute.best.latency_s, 1e-12 * brute.best.latency_s);
+        CHECK_OK(hapt_plan_check(plan));
+        CHECK(plan->search.candidates <= candidates);
+        brute.plan = brute.best;
+        for (int i = 0; same && i < plan->stage_count; i++)
+            CHECK(plan->stage[i].warmup == launches(&brute, i, plan->t_max_s));
+        CHECK(plan->simulated_s > 0 && plan->balance_eta > 0 && plan->balance_eta <= 1 + 1e-12);
+        count_kind(plan, brute.profile);
+    }
+    hapt_fail_reset();
+    hapt_arena_release(&arena);
+}
+
+static void search_equals_brute_force(void)
+{
+    const char *wanted = getenv("HAPT_TEST_SEED");
+    const int count = wanted ? 1 : test_long() ? 50000 : 3000;
+    for (int i = 0; i < count; i++) compare_once(wanted ? strtoull(wanted, NULL, 10) : (uint64_t)i + 1);
+    printf("%d profiles: %ld feasible, %ld paced by a link, %ld by memory, %ld with idle devices, %ld skip a subcluster\n",
+           count, feasible_cases, link_cases, memory_cases, idle_cases, skip_cases);
+    if (wanted) return;
+    CHECK(feasible_cases > count / 2);
+    CHECK(link_cases > 0 && memory_cases > 0 && idle_cases > 0 && skip_cases > 0);
+}
+
+int main(int argc, char **argv)
+{
+    test_init_mpi(&argc, &argv);
+    RUN(search_equals_brute_force);
+    return test_finish();
+}
