@@ -4,6 +4,7 @@
  */
 #include "hapt/ops.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "autodiff.h"
@@ -234,12 +235,19 @@ static double operand_bytes(const struct hapt_graph *graph, int tensor, double f
 
 double hapt_op_bytes(const struct hapt_graph *graph, const struct hapt_op *op, double fraction)
 {
-    double bytes = 0;
+    double bytes = 0, limit = INFINITY;
+    const struct hapt_op_type *type = hapt_op_type_at(op->type);
+    /* Of tables only the rows that the tokens name are touched. */
+    if (type->flops == flops_embedding) limit = operand_bytes(graph, op->output[0], fraction);
+    if (type->flops == flops_embedding_dw) {
+        limit = fraction * 4 * (double)hapt_tensor_elements(&graph->tensor[op->input[1]]); /* gradients are fp32 */
+    }
     for (int i = 0; i < op->input_count; i++) {
-        if (op->input[i] >= 0) bytes += operand_bytes(graph, op->input[i], fraction);
+        if (op->input[i] >= 0) bytes += fmin(limit, operand_bytes(graph, op->input[i], fraction));
     }
     for (int o = 0; o < op->output_count; o++) {
-        bytes += operand_bytes(graph, op->output[o], fraction) * (op->accumulate >> o & 1u ? 2.0 : 1.0);
+        const double once = fmin(limit, operand_bytes(graph, op->output[o], fraction));
+        bytes += once * (op->accumulate >> o & 1u ? 2.0 : 1.0);
     }
     return bytes;
 }

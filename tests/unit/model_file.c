@@ -1,0 +1,346 @@
+/* The model file: round trips, initial values, and files that must be refused. */
+#include "test.h"
+
+#include <unistd.h>
+
+#include "../../src/model/init.h"
+#include "hapt/model.h"
+#include "hapt/ops.h"
+
+static struct hapt_arena arena;
+static char path[64], other_path[64];
+
+static struct hapt_model *gpt(const char *const *more, int count)
+{
+    const char *argv[64] = {"hapt", "model", "gpt", "--output", "x.h5"};
+    int argc = 5;
+    for (int i = 0; i < count; i++) argv[argc++] = more[i];
+    struct hapt_config *config = NULL;
+    struct hapt_model *model = NULL;
+    CHECK_OK(hapt_config_parse(argc, (char **)argv, &arena, &config));
+    if (config) CHECK_OK(hapt_model_build("gpt", config, &arena, &model));
+    if (!model) exit(1);
+    return model;
+}
+#define GPT(...) gpt((const char *const[]){__VA_ARGS__}, (int)(sizeof((const char *[]){__VA_ARGS__}) / sizeof(char *)))
+
+static struct hapt_model *small(void)
+{
+    return GPT("--layers", "2", "--hidden", "24", "--heads", "4", "--sequence", "10", "--vocab", "31", "--microbatch", "3",
+               "--seed", "7", "--learning-rate", "1e-3", "--steps", "20");
+}
+
+static bool equal_ops(const struct hapt_op *a, const struct hapt_op *b)
+{
+    return a->type == b->type && !strcmp(a->name, b->name) && a->input_count == b->input_count &&
+           a->output_count == b->output_count && a->accumulate == b->accumulate && a->forward_op == b->forward_op &&
+           !memcmp(a->input, b->input, (size_t)a->input_count * sizeof(int)) &&
+           !memcmp(a->output, b->output, (size_t)a->output_count * sizeof(int)) &&
+           !memcmp(a->integer, b->integer, sizeof a->integer) && !memcmp(a->real, b->real, sizeof a->real);
+}
+
+static bool equal_tensors(const struct hapt_tensor *a, const struct hapt_tensor *b)
+{
+    return !strcmp(a->name, b->name) && a->kind == b->kind && a->role == b->role && a->dtype == b->dtype &&
+           a->dims == b->dims && !memcmp(a->shape, b->shape, (size_t)a->dims * sizeof a->shape[0]) &&
+           a->producer == b->producer && a->gradient == b->gradient && a->primal == b->primal &&
+           a->trainable == b->trainable && a->init == b->init && a->init_std == b->init_std;
+}
+
+static bool equal_models(const struct hapt_model *a, const struct hapt_model *b)
+{
+    const struct hapt_graph *g = a->graph, *h = b->graph;
+    bool equal = !strcmp(a->family, b->family) && a->setting_count == b->setting_count && a->microbatch == b->microbatch &&
+                 a->training_count == b->training_count && a->sequence == b->sequence && a->vocab == b->vocab &&
+                 a->dtype == b->dtype && a->seed == b->seed && g->loss == h->loss && g->op_count == h->op_count &&
+                 g->tensor_count == h->tensor_count && g->forward_count == h->forward_count;
+    for (int i = 0; equal && i < a->setting_count; i++) {
+        equal = !strcmp(a->setting[i].name, b->setting[i].name) && !strcmp(a->setting[i].value, b->setting[i].value);
+    }
+    for (int i = 0; equal && i < a->training_count; i++) {
+        equal = !strcmp(a->training[i].name, b->training[i].name) && !strcmp(a->training[i].value, b->training[i].value);
+    }
+    for (int op = 0; equal && op < g->op_count; op++) equal = equal_ops(&g->op[op], &h->op[op]);
+    for (int t = 0; equal && t < g->tensor_count; t++) equal = equal_tensors(&g->tensor[t], &h->tensor[t]);
+    return equal;
+}
+
+static void round_trip(void)
+{
+    const struct hapt_model *models[] = {
+        small(), GPT("--layers", "1", "--hidden", "8", "--heads", "1", "--sequence", "4", "--vocab", "300", "--dtype", "bf16",
+                     "--tied-embeddings", "no")};
+    for (int i = 0; i < 2; i++) {
+        struct hapt_model *loaded = NULL;
+        CHECK_OK(hapt_model_save(models[i], NULL, NULL, path));
+        CHECK_OK(hapt_model_load(path, &arena, &loaded));
+        if (!loaded) continue;
+        CHECK(equal_models(models[i], loaded));
+        CHECK(!loaded->has_parameters && !loaded->has_tokens && !strcmp(loaded->path, path));
+        CHECK_OK(hapt_model_check(loaded));
+    }
+    CHECK(!strcmp(hapt_model_setting(models[0], "hidden"), "24"));
+    CHECK(hapt_model_setting(models[0], "nonsense") == NULL);
+    CHECK(models[0]->training_count == 2 && !strcmp(models[0]->training[0].name, "steps"));
+}
+
+/* 12 d^2 + 13 d a block, embeddings, final norm; the head only when untied. */
+static void parameter_names_and_counts(void)
+{
+    const struct hapt_model *tied = small();
+    const int64_t d = 24, V = 31, T = 10, expected = 2 * (12 * d * d + 13 * d) + V * d + T * d + 2 * d;
+    CHECK(hapt_model_parameter_count(tied) == expected);
+    CHECK(hapt_graph_find_tensor(tied->graph, "lm_head.weight") == -1);
+    static const char *const names[] = {"wte.weight", "wpe.weight", "h.0.ln_1.weight", "h.0.ln_1.bias",
+        "h.0.attn.c_attn.weight", "h.0.attn.c_attn.bias", "h.0.attn.c_proj.weight", "h.0.attn.c_proj.bias", "h.1.ln_2.weight",
+        "h.1.ln_2.bias", "h.1.mlp.c_fc.weight", "h.1.mlp.c_fc.bias", "h.1.mlp.c_proj.weight", "h.1.mlp.c_proj.bias",
+        "ln_f.weight", "ln_f.bias"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        const int t = hapt_graph_find_tensor(tied->graph, names[i]);
+        CHECK_MESSAGE(t >= 0 && tied->graph->tensor[t].kind == HAPT_TENSOR_PARAMETER, "no parameter %s", names[i]);
+    }
+    const struct hapt_model *untied = GPT("--layers", "2", "--hidden", "24", "--heads", "4", "--sequence", "10", "--vocab",
+                                          "31", "--tied-embeddings", "no");
+    CHECK(hapt_model_parameter_count(untied) == expected + V * d);
+    CHECK(hapt_graph_find_tensor(untied->graph, "lm_head.weight") >= 0);
+    /* GPT-2 itself. */
+    CHECK(hapt_model_parameter_count(GPT("--layers", "12")) == 124439808);
+}
+
+static void moments(const float *value, int64_t count, double *mean, double *deviation)
+{
+    *mean = *deviation = 0;
+    for (int64_t i = 0; i < count; i++) *mean += value[i] / (double)count;
+    for (int64_t i = 0; i < count; i++) *deviation += (value[i] - *mean) * (value[i] - *mean) / (double)count;
+    *deviation = sqrt(*deviation);
+}
+
+/* Seed and name alone: not the model, the microbatch, or the part that is asked for. */
+static void initial_values(void)
+{
+    const struct hapt_model *model = GPT("--layers", "2", "--hidden", "64", "--heads", "4", "--sequence", "16", "--vocab", "100",
+                                         "--seed", "7");
+    const struct hapt_model *wider = GPT("--layers", "2", "--hidden", "64", "--heads", "2", "--sequence", "32", "--vocab",
+                                         "100", "--seed", "7", "--microbatch", "9", "--dtype", "bf16");
+    const int t = hapt_graph_find_tensor(model->graph, "h.1.mlp.c_fc.weight");
+    const struct hapt_tensor *tensor = &model->graph->tensor[t];
+    const int64_t count = hapt_tensor_elements(tensor);
+    float *value = hapt_arena_alloc(&arena, (size_t)count, sizeof *value), *again = hapt_arena_alloc(&arena, (size_t)count, sizeof *again);
+    double mean, deviation;
+    CHECK_OK(hapt_model_initial(model, t, value));
+    CHECK_OK(hapt_model_initial(wider, hapt_graph_find_tensor(wider->graph, "h.1.mlp.c_fc.weight"), again));
+    CHECK(!memcmp(value, again, (size_t)count * sizeof *value));
+    uint64_t seed = 3;
+    for (int64_t first = 0; first < count;) {
+        int64_t part = 1 + (int64_t)(hapt_random_next(&seed) % 97);
+        if (part > count - first) part = count - first;
+        memset(again, 0, (size_t)count * sizeof *again);
+        hapt_init_values(model->seed, tensor, first, part, again);
+        CHECK(!memcmp(value + first, again, (size_t)part * sizeof *again));
+        first += part;
+    }
+    /* 16,384 draws: three standard errors of the mean are 0.023 std, of the deviation 0.017 std. */
+    moments(value, count, &mean, &deviation);
+    CHECK_NEAR(mean, 0, 0.03 * 0.02);
+    CHECK_NEAR(deviation, 0.02, 0.03 * 0.02);
+    const int projection = hapt_graph_find_tensor(model->graph, "h.1.mlp.c_proj.weight");
+    CHECK_OK(hapt_model_initial(model, projection, again));
+    moments(again, count, &mean, &deviation);
+    CHECK_NEAR(deviation, 0.02 / sqrt(4), 0.03 * 0.01);
+    CHECK(memcmp(value, again, (size_t)count * sizeof *value) != 0);
+    hapt_init_values(8, tensor, 0, count, again);
+    CHECK(memcmp(value, again, (size_t)count * sizeof *value) != 0);
+    CHECK_OK(hapt_model_initial(model, hapt_graph_find_tensor(model->graph, "ln_f.weight"), again));
+    for (int i = 0; i < 64; i++) CHECK(again[i] == 1);
+    CHECK_OK(hapt_model_initial(model, hapt_graph_find_tensor(model->graph, "ln_f.bias"), again));
+    for (int i = 0; i < 64; i++) CHECK(again[i] == 0);
+}
+
+/* Weights and tokens travel inside the model file. */
+static void weights_and_tokens(void)
+{
+    const struct hapt_model *model = small();
+    struct hapt_h5 *file = NULL;
+    int64_t tokens[] = {40};
+    int32_t token[40];
+    float *value = hapt_arena_alloc(&arena, 100000, sizeof *value), *read = hapt_arena_alloc(&arena, 100000, sizeof *read);
+    for (int i = 0; i < 40; i++) token[i] = i % 31;
+    for (int fault = 0; fault < 4; fault++) { /* 1: a shape, 2: a missing parameter, 3: not a number */
+        CHECK_OK(hapt_h5_create(other_path, "weights", 1, &file));
+        for (int t = 0; t < model->graph->tensor_count; t++) {
+            const struct hapt_tensor *tensor = &model->graph->tensor[t];
+            if (tensor->kind != HAPT_TENSOR_PARAMETER) continue;
+            char name[128];
+            const bool last = !strcmp(tensor->name, "ln_f.bias");
+            const int64_t shape[] = {tensor->shape[0] + (last && fault == 1), tensor->shape[1]};
+            if (last && fault == 2) continue;
+            for (int64_t i = 0; i < hapt_tensor_elements(tensor); i++) value[i] = (float)(t + 1e-3 * (double)i);
+            if (last && fault == 3) value[3] = NAN;
+            snprintf(name, sizeof name, "/parameters/%s", tensor->name);
+            CHECK_OK(hapt_h5_write(file, name, HAPT_H5_F32, tensor->dims, shape, value, ""));
+        }
+        CHECK_OK(hapt_h5_write(file, "/tokens", HAPT_H5_I32, 1, tokens, token, "token"));
+        CHECK_OK(hapt_h5_commit(file));
+        if (fault > 0) CHECK_FAILS(hapt_model_save(model, other_path, NULL, path), HAPT_ERR_INPUT);
+        if (fault == 0) CHECK_OK(hapt_model_save(model, other_path, other_path, path));
+    }
+    struct hapt_model *loaded = NULL;
+    CHECK_OK(hapt_model_load(path, &arena, &loaded)); /* failed writes left the good file alone */
+    if (!loaded) return;
+    CHECK(loaded->has_parameters && loaded->has_tokens);
+    for (int t = 0; t < loaded->graph->tensor_count; t++) {
+        const struct hapt_tensor *tensor = &loaded->graph->tensor[t];
+        if (tensor->kind != HAPT_TENSOR_PARAMETER) continue;
+        CHECK_OK(hapt_model_initial(loaded, t, read));
+        for (int64_t i = 0; i < hapt_tensor_elements(tensor); i++) {
+            if (!CHECK(read[i] == (float)(t + 1e-3 * (double)i))) break;
+        }
+    }
+    void *data = NULL;
+    tokens[0] = -1;
+    CHECK_OK(hapt_h5_open(path, "hapt-model", 1, false, &file));
+    CHECK_OK(hapt_h5_read(file, "/tokens", HAPT_H5_I32, 1, tokens, 1000, &arena, &data));
+    CHECK(tokens[0] == 40 && data && !memcmp(data, token, sizeof token));
+    hapt_h5_close(file);
+    /* A vocabulary of 300 takes 16 bits, one of 10 refuses token 30. */
+    const struct hapt_model *wide = GPT("--layers", "1", "--hidden", "8", "--heads", "1", "--sequence", "4", "--vocab", "300");
+    CHECK_OK(hapt_model_save(wide, NULL, other_path, path));
+    CHECK_OK(hapt_h5_open(path, "hapt-model", 1, false, &file));
+    CHECK_OK(hapt_h5_read(file, "/tokens", HAPT_H5_I32, 1, tokens, 1000, &arena, &data));
+    CHECK(!memcmp(data, token, sizeof token));
+    hapt_h5_close(file);
+    const struct hapt_model *narrow = GPT("--layers", "1", "--hidden", "8", "--heads", "1", "--sequence", "4", "--vocab", "10");
+    CHECK_FAILS(hapt_model_save(narrow, NULL, other_path, path), HAPT_ERR_INPUT);
+}
+
+/* Faulty graphs in well-formed files. */
+static void hostile_graphs(void)
+{
+    struct hapt_model *loaded = NULL;
+#define HOSTILE(...)                                                        \
+    do {                                                                    \
+        struct hapt_model *model = small();                                 \
+        struct hapt_graph *graph = model->graph;                            \
+        (void)graph;                                                        \
+        __VA_ARGS__;                                                        \
+        CHECK_OK(hapt_model_save(model, NULL, NULL, path));                 \
+        CHECK_FAILS(hapt_model_load(path, &arena, &loaded), HAPT_ERR_INPUT); \
+    } while (0)
+#define AT(name) hapt_graph_find_tensor(graph, name)
+    HOSTILE(graph->op[2].input[0] = AT("ln_f"));
+    HOSTILE(graph->op[2].input[0] = 1 << 30);
+    HOSTILE(graph->op[2].input[0] = -7);
+    HOSTILE(graph->op[2].output[0] = 1 << 30);
+    HOSTILE(graph->op[2].output[0] = graph->op[1].output[0]);
+    HOSTILE(graph->op[3].integer[0] = INT64_MAX);
+    HOSTILE(graph->op[3].integer[0] = -4);
+    HOSTILE(graph->tensor[AT("wte.weight")].shape[0] = INT64_MAX);
+    HOSTILE(graph->tensor[AT("wte.weight")].shape[0] = -31);
+    HOSTILE(graph->tensor[AT("wte.weight")].shape[1] = 25);
+    HOSTILE(graph->tensor[AT("wte.weight")].name = "a/b");
+    HOSTILE(graph->tensor[AT("wte.weight")].name = "");
+    HOSTILE(graph->tensor[AT("wte.weight")].name = "ln_f.bias");
+    HOSTILE(graph->tensor[AT("ln_f.bias")].dims = 0);
+    HOSTILE(graph->forward_count--);
+    HOSTILE(model->microbatch = 4);
+    HOSTILE(model->microbatch = 0);
+    HOSTILE(model->sequence = -1);
+    HOSTILE(graph->loss = AT("ln_f"));
+    HOSTILE(for (int p = 0; p < graph->tensor_count; p++) graph->tensor[p].trainable = false);
+#undef HOSTILE
+#undef AT
+    CHECK_FAILS(hapt_model_load("build/no-such-file.h5", &arena, &loaded), HAPT_ERR_INPUT);
+    CHECK_FAILS(hapt_model_load("/", &arena, &loaded), HAPT_ERR_INPUT);
+    struct hapt_h5 *file = NULL;
+    CHECK_OK(hapt_h5_create(path, "hapt-profile", 1, &file));
+    CHECK_OK(hapt_h5_commit(file));
+    CHECK_FAILS(hapt_model_load(path, &arena, &loaded), HAPT_ERR_INPUT);
+    CHECK_OK(hapt_h5_create(path, "hapt-model", 1, &file)); /* the right name and nothing in it */
+    CHECK_OK(hapt_h5_commit(file));
+    CHECK_FAILS(hapt_model_load(path, &arena, &loaded), HAPT_ERR_INPUT);
+    CHECK_OK(hapt_h5_create(path, "hapt-model", 99, &file));
+    CHECK_OK(hapt_h5_commit(file));
+    CHECK_FAILS(hapt_model_load(path, &arena, &loaded), HAPT_ERR_INPUT);
+}
+
+static unsigned char *slurp(const char *from, long *size)
+{
+    FILE *stream = fopen(from, "rb");
+    fseek(stream, 0, SEEK_END);
+    *size = ftell(stream);
+    rewind(stream);
+    unsigned char *bytes = hapt_arena_alloc(&arena, (size_t)*size, 1);
+    CHECK(fread(bytes, 1, (size_t)*size, stream) == (size_t)*size);
+    fclose(stream);
+    return bytes;
+}
+
+static void spill(const char *to, const unsigned char *bytes, long size)
+{
+    FILE *stream = fopen(to, "wb");
+    CHECK(fwrite(bytes, 1, (size_t)size, stream) == (size_t)size);
+    fclose(stream);
+}
+
+/* Damage is seen, or it hit bytes that mean nothing: never a crash, never another model. */
+static void damaged_files(void)
+{
+    const struct hapt_model *model = small();
+    long size = 0;
+    CHECK_OK(hapt_model_save(model, NULL, NULL, path));
+    unsigned char *bytes = slurp(path, &size);
+    uint64_t seed = 42;
+    long refused = 0, rounds = test_long() ? 20000 : 400;
+    for (long round = 0; round < rounds; round++) {
+        const long at = (long)(hapt_random_next(&seed) % (uint64_t)size);
+        const unsigned char mask = (unsigned char)(1u << hapt_random_next(&seed) % 8);
+        struct hapt_arena scratch;
+        struct hapt_model *loaded = NULL;
+        hapt_arena_init(&scratch);
+        bytes[at] ^= mask;
+        spill(other_path, bytes, size);
+        bytes[at] ^= mask;
+        const enum hapt_status status = hapt_model_load(other_path, &scratch, &loaded);
+        CHECK_MESSAGE(status == HAPT_ERR_INPUT || (status == HAPT_OK && equal_models(model, loaded)),
+                      "flip of byte %ld by %#x: %s, %s", at, mask, hapt_status_name(status),
+                      status == HAPT_OK ? "another model" : hapt_fail_message());
+        refused += status != HAPT_OK;
+        hapt_fail_reset();
+        hapt_arena_release(&scratch);
+    }
+    CHECK_MESSAGE(refused > rounds / 4, "only %ld of %ld flips were refused", refused, rounds);
+    for (long cut = 0; cut < 60; cut++) {
+        struct hapt_model *loaded = NULL;
+        spill(other_path, bytes, size * cut / 60);
+        CHECK_FAILS(hapt_model_load(other_path, &arena, &loaded), HAPT_ERR_INPUT);
+    }
+}
+
+static void impossible_options(void)
+{
+    struct hapt_config *config = NULL;
+    struct hapt_model *model = NULL;
+    const char *argv[] = {"hapt", "model", "gpt", "--output", "x.h5", "--hidden", "10", "--heads", "4"};
+    CHECK_OK(hapt_config_parse(9, (char **)argv, &arena, &config));
+    CHECK_FAILS(hapt_model_build("gpt", config, &arena, &model), HAPT_ERR_USAGE);
+    CHECK_FAILS(hapt_model_build("gtp", config, &arena, &model), HAPT_ERR_USAGE);
+}
+
+int main(int argc, char **argv)
+{
+    test_init(&argc, &argv);
+    hapt_arena_init(&arena);
+    snprintf(path, sizeof path, "build/test-model-%d.h5", (int)getpid());
+    snprintf(other_path, sizeof other_path, "build/test-model-%d-other.h5", (int)getpid());
+    RUN(round_trip);
+    RUN(parameter_names_and_counts);
+    RUN(initial_values);
+    RUN(weights_and_tokens);
+    RUN(hostile_graphs);
+    RUN(damaged_files);
+    RUN(impossible_options);
+    remove(path);
+    remove(other_path);
+    hapt_arena_release(&arena);
+    return test_finish();
+}
