@@ -70,6 +70,23 @@ enum hapt_status hapt_model_build(const char *family, const struct hapt_config *
     return hapt_fail(HAPT_ERR_USAGE, "known families: gpt", "unknown model family \"%s\"", family);
 }
 
+/* Tables and logits hold the whole vocabulary: a token below it can index them. */
+static enum hapt_status check_vocabulary(const struct hapt_model *model)
+{
+    const struct hapt_graph *graph = model->graph;
+    const int embedding = hapt_op_type_find("embedding"), loss = hapt_op_type_find("cross_entropy");
+    for (int index = 0; index < graph->forward_count; index++) {
+        const struct hapt_op *op = &graph->op[index];
+        int64_t size = model->vocab;
+        if (op->type == embedding) size = graph->tensor[op->input[1]].shape[0];
+        if (op->type == loss) size = graph->tensor[op->input[0]].shape[2];
+        if (size >= model->vocab) continue;
+        return hapt_fail(HAPT_ERR_INPUT, "give the model the vocabulary of its tables",
+                         "operator %s knows %lld tokens, the vocabulary has %d", op->name, (long long)size, model->vocab);
+    }
+    return HAPT_OK;
+}
+
 enum hapt_status hapt_model_check(const struct hapt_model *model)
 {
     const struct hapt_graph *graph = model->graph;
@@ -87,7 +104,8 @@ enum hapt_status hapt_model_check(const struct hapt_model *model)
     if (graph->op_count == graph->forward_count) {
         return hapt_fail(HAPT_ERR_INPUT, NULL, "the model's graph has no backward part");
     }
-    return hapt_graph_check(graph);
+    HAPT_TRY(hapt_graph_check(graph));
+    return check_vocabulary(model);
 }
 
 const char *hapt_model_setting(const struct hapt_model *model, const char *name)

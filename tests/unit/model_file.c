@@ -244,6 +244,7 @@ static void hostile_graphs(void)
     HOSTILE(graph->forward_count--);
     HOSTILE(model->microbatch = 4);
     HOSTILE(model->microbatch = 0);
+    HOSTILE(model->vocab = 32);
     HOSTILE(model->sequence = -1);
     HOSTILE(graph->loss = AT("ln_f"));
     HOSTILE(for (int p = 0; p < graph->tensor_count; p++) graph->tensor[p].trainable = false);

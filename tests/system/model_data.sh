@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# `hapt data` and `hapt model` as a user meets them: files, figures, exit codes, one error line and a hint.
+set -u
+hapt=$(realpath "${HAPT:-build/hapt}")
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder" || exit 1
+checks=0 failures=0
+
+check() { # WHAT CONDITION...
+    local what=$1
+    shift
+    checks=$((checks + 1))
+    "$@" || { failures=$((failures + 1)); echo "failed: $what: $*"; }
+}
+refuses() { # CODE ARGUMENTS...
+    local code=$1
+    shift
+    "$hapt" "$@" >out 2>err
+    check "exit code of hapt $*" [ $? -eq "$code" ]
+    check "one error line of hapt $*" [ "$(grep -c 'error:' err)" -eq 1 ]
+    check "a hint from hapt $*" grep -q '^hint: ' err
+}
+field() { # NAME: a number of the JSON object in `out`
+    sed -n "s/.*\"$1\": *\([-0-9.e]*\).*/\1/p" out
+}
+near() { awk -v a="$1" -v b="$2" -v t="$3" 'BEGIN { exit !(a - b <= t && b - a <= t && a != "") }'; }
+
+# Bytes: entropies by awk's own count.
+printf 'In the beginning God created the heaven and the earth.\nAnd the earth was without form.\n' >text
+"$hapt" data text --output deep/er/tokens.h5 --json >out 2>err
+check 'data exits with 0' [ $? -eq 0 ]
+check 'count' [ "$(field tokens)" = "$(wc -c <text)" ]
+check 'vocabulary' [ "$(field vocab)" = 256 ]
+expected=$(od -An -v -tu1 -w1 text | awk '
+    { n++; one[$1]++; if (n > 1) { two[last, $1]++; before[last]++ } last = $1 }
+    END {
+        for (a in one) unigram -= one[a] / n * log(one[a] / n)
+        for (k in two) { split(k, p, SUBSEP); bigram -= two[k] / (n - 1) * log(two[k] / before[p[1]]) }
+        printf "%.9f %.9f\n", unigram, bigram
+    }')
+check 'unigram entropy' near "$(field unigram_entropy)" "${expected% *}" 1e-6
+check 'bigram entropy' near "$(field bigram_entropy)" "${expected#* }" 1e-6
+
+# 16-bit tokens as nanoGPT writes them, and behind llm.c's header (256 numbers: magic 20240520 = 0x134D888, version 1, count 3).
+printf '\x05\x00\x2c\x01\x05\x00' >nano.bin
+{
+    printf '\x88\xd8\x34\x01\x01\x00\x00\x00\x03\x00\x00\x00'
+    head -c $((4 * 253)) /dev/zero
+    cat nano.bin
+} >llmc.bin
+"$hapt" data nano.bin --type uint16 --output nano.h5 --json >out 2>err
+check 'nanoGPT tokens' [ "$(field tokens) $(field vocab)" = '3 301' ]
+"$hapt" data llmc.bin --output llmc.h5 --json >out 2>err
+check 'llm.c tokens' [ "$(field tokens) $(field vocab)" = '3 301' ]
+if command -v h5dump >/dev/null; then
+    for file in nano llmc; do
+        check "tokens of $file" [ "$(h5dump -y -d /tokens $file.h5 | grep -c '5, 300, 5')" -eq 1 ]
+    done
+fi
+
+model=(model gpt --layers 1 --hidden 8 --heads 2 --sequence 4 --vocab 301 --microbatch 1)
+"$hapt" "${model[@]}" --data nano.h5 --steps 7 --output m.h5 --json >out 2>err
+check 'model exits with 0' [ $? -eq 0 ]
+check 'parameters' [ "$(field parameters)" -eq $((12 * 64 + 13 * 8 + 301 * 8 + 4 * 8 + 16)) ]
+check 'silence on standard error' [ ! -s err ]
+"$hapt" model --help >out 2>err
+check 'the model file is described' grep -q '/operators/input' out
+"$hapt" data --help >out 2>err
+check 'the data file is described' grep -q '20240520' out
+
+cp m.h5 old.h5
+refuses 2 model gpt --layers 2
+refuses 2 model --output m.h5
+refuses 2 model gtp --output m.h5
+refuses 2 model gpt --hidden 10 --heads 4 --output m.h5
+refuses 2 model gpt --hiden 16 --output m.h5
+refuses 2 model gpt --layers 0 --output m.h5
+refuses 2 model gpt --dtype fp64 --output m.h5
+refuses 3 "${model[@]}" --weights none.h5 --output m.h5
+refuses 3 "${model[@]}" --weights nano.h5 --output m.h5
+refuses 3 model gpt --layers 1 --hidden 8 --heads 2 --sequence 4 --vocab 300 --data nano.h5 --output m.h5
+refuses 6 "${model[@]}" --output /proc/none/m.h5
+check 'failures leave the old file alone' cmp -s m.h5 old.h5
+check 'and nothing beside it' [ -z "$(find . -name '*.tmp')" ]
+refuses 2 data --output t.h5
+refuses 2 data text
+refuses 3 data none.txt --output t.h5
+refuses 3 data . --output t.h5
+printf 'abc' >odd
+refuses 3 data odd --type uint16 --output t.h5
+refuses 3 data text --type llmc --output t.h5
+head -c 1028 llmc.bin >short.bin
+refuses 3 data short.bin --output t.h5
+: >empty
+refuses 3 data empty --output t.h5
+
+echo "$checks checks, $failures failed"
+[ $failures -eq 0 ]
