@@ -62,6 +62,8 @@ struct hapt_kernel {
 struct hapt_backend {
     const char *name;
     const char *description;
+    /* The libraries it computes with, e.g. "oneDNN 2.6.3"; NULL: none. */
+    const char *(*libraries)(void);
     /* Number of devices this process can see; 0 with *reason saying what is missing. */
     int (*device_count)(const char **reason);
     /* `threads`: CPU threads of the device; memory_bytes: cap, 0 for none. */

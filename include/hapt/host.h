@@ -29,6 +29,7 @@ struct hapt_host {
     char cpu_model[64];
     int ranks;
     int cores, threads, numa_nodes; /* that the host's ranks may use */
+    int threads_unbound;            /* hardware threads that they could use if the launcher bound none of them */
     double memory_bytes;            /* of the host, or of its control group when that is less */
     double clock_hz;
     double core_flops[HAPT_DTYPE_COUNT]; /* estimated FLOP/s of one core: clock x what the vector units do per cycle */

@@ -135,6 +135,7 @@ static void read_topology(struct hapt_host *host, hwloc_topology_t topology)
     host->threads = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_PU);
     host->numa_nodes = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_NUMANODE);
     if (host->cores < 1) host->cores = host->threads;
+    host->threads_unbound = host->threads;
     if (root->total_memory > 0) host->memory_bytes = (double)root->total_memory;
     const hwloc_obj_t package = hwloc_get_obj_by_type(topology, HWLOC_OBJ_PACKAGE, 0);
     const char *model = package ? hwloc_obj_get_info_by_name(package, "CPUModel") : NULL;
@@ -170,7 +171,7 @@ void hapt_host_fake_key(char *key, size_t size)
 void hapt_host_look(const struct hapt_env *env, struct hapt_host *host)
 {
     char fake[1024];
-    *host = (struct hapt_host){.ranks = 1, .cores = 1, .threads = 1, .numa_nodes = 1};
+    *host = (struct hapt_host){.ranks = 1, .cores = 1, .threads = 1, .threads_unbound = 1, .numa_nodes = 1};
     hapt_host_fake_key(fake, sizeof fake);
     host->faked = fake[0] != '\0';
     host->identity = hapt_hash((uint64_t)env->node_index, fake, strlen(fake));
@@ -179,7 +180,7 @@ void hapt_host_look(const struct hapt_env *env, struct hapt_host *host)
     host->memory_bytes = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
     host->clock_hz = clock_of_host();
     if (!host->faked) {
-        host->cores = host->threads = env->cores;
+        host->cores = host->threads = host->threads_unbound = env->cores;
         read_cpuinfo("model name", host->cpu_model, sizeof host->cpu_model);
     }
     estimate_core(host);

@@ -35,11 +35,3 @@ enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *confi
     (*plan)->threads = hapt_phase_threads(env, config);
     return hapt_env_agree(env->world, hapt_phase_plan_bind(*plan, layers));
 }
-
-int hapt_phase_threads(const struct hapt_env *env, const struct hapt_config *config)
-{
-    const int64_t asked = hapt_config_int(config, "threads");
-    if (asked > 0) return (int)asked;
-    const int share = env->cores / env->node_size;
-    return share > 1 ? share : 1;
-}

@@ -181,6 +181,7 @@ extern const struct hapt_backend hapt_cpu_backend;
 const struct hapt_backend hapt_cpu_backend = {
     .name = "cpu",
     .description = "this host's cores: oneDNN matrix products, fused vector kernels",
+    .libraries = hapt_gemm_library,
     .device_count = cpu_device_count,
     .open = cpu_open,
     .close = cpu_close,

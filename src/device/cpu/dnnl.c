@@ -2,6 +2,7 @@
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "gemm.h"
@@ -151,4 +152,12 @@ enum hapt_status hapt_gemm_run(const struct gemm *gemm)
     const enum hapt_status status = run_plan(gemm);
     pthread_mutex_unlock(&cache.lock);
     return status;
+}
+
+const char *hapt_gemm_library(void)
+{
+    static char text[32];
+    const dnnl_version_t *version = dnnl_version();
+    snprintf(text, sizeof text, "oneDNN %d.%d.%d", version->major, version->minor, version->patch);
+    return text;
 }

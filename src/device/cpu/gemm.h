@@ -18,5 +18,7 @@ struct gemm {
 /* Plans are kept per shape for the life of the process: the first call of a shape is slow, later ones allocate nothing of
  * ours. Thread safe; products of one process run one after the other. */
 enum hapt_status hapt_gemm_run(const struct gemm *gemm);
+/* "oneDNN 2.6.3", at run time. */
+const char *hapt_gemm_library(void);
 
 #endif

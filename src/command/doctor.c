@@ -1,0 +1,384 @@
+/* hapt doctor: what this build and these ranks have, what is wrong with them, and what to do about it. */
+#include <dlfcn.h>
+#include <jansson.h>
+#include <limits.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "hapt/device.h"
+#include "hapt/host.h"
+#include "hapt/version.h"
+#include "phases.h"
+
+/* What only the rank itself can see. */
+struct rank_facts {
+    int cpus;                  /* that it may run on */
+    double locked_limit;       /* byte; infinite: no limit */
+    double memory_available;   /* byte, of its host */
+    double shared_memory_free; /* byte, of its host's /dev/shm; negative: none */
+};
+
+struct doctor {
+    struct hapt_env *env;
+    struct hapt_config *config;
+    const struct hapt_hosts *hosts;
+    const struct rank_facts *facts;     /* [world_size] */
+    const struct hapt_cluster *cluster; /* NULL without --cluster */
+    int threads;                        /* of each rank */
+    json_t *sections;                   /* object of objects: text and numbers */
+    json_t *problems;                   /* list of {"what", "do"} */
+};
+
+static void tell(struct doctor *doctor, const char *section, const char *name, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+static void tell(struct doctor *doctor, const char *section, const char *name, const char *format, ...)
+{
+    char text[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    if (!json_object_get(doctor->sections, section)) json_object_set_new(doctor->sections, section, json_object());
+    json_object_set_new(json_object_get(doctor->sections, section), name, json_string(text));
+}
+
+static void complain(struct doctor *doctor, const char *remedy, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+static void complain(struct doctor *doctor, const char *remedy, const char *format, ...)
+{
+    char text[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    json_array_append_new(doctor->problems, json_pack("{s:s, s:s}", "what", text, "do", remedy));
+}
+
+static double free_space(const char *path)
+{
+    struct statvfs file_system;
+    if (statvfs(path, &file_system) != 0) return -1;
+    return (double)file_system.f_bavail * (double)file_system.f_frsize;
+}
+
+static double memory_available(void)
+{
+    FILE *file = fopen("/proc/meminfo", "r");
+    char line[128];
+    double kib = 0;
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "MemAvailable: %lf kB", &kib) == 1) break;
+    if (file) fclose(file);
+    return kib * 1024;
+}
+
+static struct rank_facts look(void)
+{
+    struct rank_facts facts = {.cpus = 1};
+    cpu_set_t mask;
+    struct rlimit limit;
+    if (sched_getaffinity(0, sizeof mask, &mask) == 0) facts.cpus = CPU_COUNT(&mask);
+    if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0)
+        facts.locked_limit = limit.rlim_cur == RLIM_INFINITY ? (double)INFINITY : (double)limit.rlim_cur;
+    facts.memory_available = memory_available();
+    facts.shared_memory_free = free_space("/dev/shm");
+    return facts;
+}
+
+/* Versions of libraries that are linked only where their rooms are: asked through the running program. */
+static void tell_solvers(struct doctor *doctor)
+{
+    typedef int petsc_version(int *, int *, int *, int *);
+    typedef const char *glpk_version(void);
+    petsc_version *petsc;
+    glpk_version *glpk;
+    *(void **)&petsc = dlsym(RTLD_DEFAULT, "PetscGetVersionNumber");
+    *(void **)&glpk = dlsym(RTLD_DEFAULT, "glp_version");
+    int major = 0, minor = 0, patch = 0;
+    if (petsc && petsc(&major, &minor, &patch, NULL) == 0)
+        tell(doctor, "versions", "PETSc", "%d.%d.%d", major, minor, patch);
+    else
+        tell(doctor, "versions", "PETSc", "not linked: this build needs no linear programs");
+    if (glpk) tell(doctor, "versions", "GLPK", "%s", glpk());
+}
+
+static void tell_versions(struct doctor *doctor)
+{
+    char mpi[MPI_MAX_LIBRARY_VERSION_STRING] = "", hwloc[32];
+    int length, level = 0;
+    MPI_Get_library_version(mpi, &length);
+    mpi[strcspn(mpi, "\n")] = '\0';
+    MPI_Query_thread(&level);
+    tell(doctor, "versions", "hapt", "%s", HAPT_VERSION);
+    tell(doctor, "versions", "compiler", "%s", __VERSION__);
+    tell(doctor, "versions", "MPI", "%.200s", mpi);
+    tell(doctor, "versions", "MPI threads", "%s", level >= MPI_THREAD_MULTIPLE ? "multiple" : "less than multiple");
+    tell(doctor, "versions", "HDF5", "%s, %s", hapt_h5_library_version(),
+         hapt_h5_library_is_parallel() ? "parallel" : "serial (enough: one rank writes a file)");
+    tell(doctor, "versions", "hwloc", "%s", hapt_host_library_version(hwloc));
+    tell(doctor, "versions", "jansson", "%s", jansson_version_str());
+    tell_solvers(doctor);
+    if (level < MPI_THREAD_MULTIPLE)
+        complain(doctor, "use an MPI library built with MPI_THREAD_MULTIPLE",
+                 "MPI does not allow several threads, so that communication cannot overlap computation");
+}
+
+static void tell_processor(struct doctor *doctor)
+{
+    static const char *const known[] = {"sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd",
+                                        "sve", "bf16"};
+    const struct hapt_host *host = &doctor->hosts->host[doctor->hosts->host_of_rank[0]];
+    char flags[8192], found[256] = "", rate[2][32];
+    hapt_host_cpu_flags(flags, sizeof flags);
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        char word[24];
+        snprintf(word, sizeof word, " %s ", known[i]);
+        if (strstr(flags, word)) strncat(found, word + (found[0] ? 0 : 1), sizeof found - strlen(found) - 1);
+        if (found[0] && found[strlen(found) - 1] == ' ') found[strlen(found) - 1] = '\0';
+    }
+    tell(doctor, "processor", "model", "%s", host->cpu_model[0] ? host->cpu_model : "unknown");
+    tell(doctor, "processor", "features", "%s", found[0] ? found : "none of those that matter");
+    tell(doctor, "processor", "peak of a core", "%s fp32, %s bf16 (estimated: clock x vector units)",
+         hapt_units_flops(host->core_flops[HAPT_F32], rate[0]), hapt_units_flops(host->core_flops[HAPT_BF16], rate[1]));
+    if (strstr(flags, " sse4_2 ") && !strstr(flags, " avx2 "))
+        complain(doctor, "use a newer processor, or start the virtual machine with the host's processor (-cpu host)",
+                 "the processor has no AVX2: computing takes several times as long");
+}
+
+/* Ranks of a host, its cores, and what the launcher made of them. */
+static void examine_binding(struct doctor *doctor, int h)
+{
+    const struct hapt_host *host = &doctor->hosts->host[h];
+    int narrow = -1, narrow_count = 0;
+    for (int rank = 0; rank < doctor->env->world_size; rank++) {
+        if (doctor->hosts->host_of_rank[rank] != h || host->faked) continue;
+        /* A rank computes with its threads and communicates with one more, which is mostly asleep. */
+        const int cpus = doctor->facts[rank].cpus;
+        if (cpus >= host->threads_unbound || cpus > doctor->threads) continue;
+        if (narrow_count++ == 0) narrow = rank;
+    }
+    char section[96];
+    snprintf(section, sizeof section, "host %s", host->name);
+    tell(doctor, section, "cores", "%d for %d rank%s, %.3g each%s", host->cores, host->ranks, host->ranks > 1 ? "s" : "",
+         hapt_host_cores_per_rank(host), narrow_count ? "; bound by the launcher" : "");
+    if (host->ranks > host->cores)
+        complain(doctor, "start at most one rank for each core; for rehearsals with slowdown it is fine",
+                 "host %s: %d ranks share %d core%s", host->name, host->ranks, host->cores, host->cores > 1 ? "s" : "");
+    if (narrow_count && host->threads_unbound > 1)
+        complain(doctor, "start with mpirun --bind-to none (or --map-by slot:PE=2), srun --cpu-bind=none",
+                 "host %s: %d rank%s (first: rank %d) bound to %d core%s, which compute and communication threads share",
+                 host->name, narrow_count, narrow_count > 1 ? "s are" : " is", narrow, doctor->facts[narrow].cpus,
+                 doctor->facts[narrow].cpus > 1 ? "s" : "");
+}
+
+static void examine_memory(struct doctor *doctor, int h, const struct rank_facts *facts)
+{
+    const struct hapt_host *host = &doctor->hosts->host[h];
+    char section[96], total[32], available[32], space[32], locked[32];
+    snprintf(section, sizeof section, "host %s", host->name);
+    tell(doctor, section, "memory", "%s, %s available", hapt_units_bytes(host->memory_bytes, total),
+         hapt_units_bytes(facts->memory_available, available));
+    tell(doctor, section, "shared memory", "%s",
+         facts->shared_memory_free < 0 ? "no /dev/shm" : hapt_units_bytes(facts->shared_memory_free, space));
+    const bool unlimited = facts->locked_limit > 1e18;
+    tell(doctor, section, "locked memory", "%s", unlimited ? "unlimited" : hapt_units_bytes(facts->locked_limit, locked));
+    if (host->ranks > 1 && facts->shared_memory_free < 16e6 * host->ranks)
+        complain(doctor, "enlarge it: mount -o remount,size=1G /dev/shm (containers: --shm-size=1g)",
+                 "host %s: /dev/shm is too small for messages between its %d ranks", host->name, host->ranks);
+    bool fabric = host->gpu_count > 0;
+    for (int n = 0; n < host->nic_count; n++) fabric = fabric || strncmp(host->nic[n].name, "e", 1) != 0;
+    if (fabric && !unlimited && facts->locked_limit < 1e9)
+        complain(doctor, "raise it: ulimit -l unlimited (limits.conf, or LimitMEMLOCK of slurmd)",
+                 "host %s: only %s of memory may be locked, too little for InfiniBand and GPUs", host->name, locked);
+}
+
+static void examine_devices(struct doctor *doctor, int h)
+{
+    const struct hapt_host *host = &doctor->hosts->host[h];
+    char section[96], rate[32];
+    snprintf(section, sizeof section, "host %s", host->name);
+    for (int g = 0; g < host->gpu_count; g++) {
+        char name[24];
+        snprintf(name, sizeof name, "GPU %d", g);
+        tell(doctor, section, name, "%s%s%s", host->gpu[g].name, host->gpu[g].spec[0] ? ", planned as " : "",
+             host->gpu[g].spec);
+    }
+    for (int n = 0; n < host->nic_count; n++) {
+        char name[40];
+        snprintf(name, sizeof name, "NIC %s", host->nic[n].name);
+        tell(doctor, section, name, "%s",
+             host->nic[n].bandwidth > 0 ? hapt_units_bandwidth(host->nic[n].bandwidth, rate) : "speed unknown");
+    }
+    if (host->gpu_count > host->gpus_usable)
+        complain(doctor, hapt_backend_find("cuda") ? "see the back ends above for what is missing"
+                                                   : "this build computes on CPUs; plan for GPUs with a cluster file",
+                 "host %s: %d of its %d GPUs cannot be used", host->name, host->gpu_count - host->gpus_usable,
+                 host->gpu_count);
+    for (int other = 0; other < h; other++)
+        if (strcmp(doctor->hosts->host[other].name, host->name) == 0)
+            complain(doctor, "give every machine or container its own host name",
+                     "two hosts are called %s: MPI may take them for one machine and crash", host->name);
+}
+
+static void examine_hosts(struct doctor *doctor)
+{
+    for (int h = 0; h < doctor->hosts->count; h++) {
+        int first = 0;
+        while (doctor->hosts->host_of_rank[first] != h) first++;
+        examine_binding(doctor, h);
+        examine_memory(doctor, h, &doctor->facts[first]);
+        examine_devices(doctor, h);
+    }
+}
+
+static void examine_backends(struct doctor *doctor)
+{
+    const struct hapt_backend *backend;
+    for (int i = 0; (backend = hapt_backend_at(i)); i++) {
+        const char *reason = "";
+        const int count = backend->device_count(&reason);
+        const char *libraries = backend->libraries ? backend->libraries() : NULL;
+        tell(doctor, "back ends", backend->name, "%d device%s%s%s (%s)", count, count == 1 ? "" : "s",
+             count == 0 && reason && *reason ? ": " : libraries ? ", " : "",
+             count == 0 && reason && *reason ? reason : libraries ? libraries : "", backend->description);
+    }
+    if (!hapt_backend_find("cuda")) tell(doctor, "back ends", "cuda", "not in this build");
+}
+
+/* Where runs leave their files: the folder itself or the nearest one above that exists. */
+static void examine_disk(struct doctor *doctor)
+{
+    const char *folder = access("outputs", F_OK) == 0 ? "outputs" : ".";
+    const double space = free_space(folder);
+    char text[32];
+    tell(doctor, "disk", folder, "%s free", space < 0 ? "unknown" : hapt_units_bytes(space, text));
+    if (access(folder, W_OK) != 0)
+        complain(doctor, "run in a folder of your own, or give --output elsewhere", "%s cannot be written: %m", folder);
+    else if (space >= 0 && space < 1e9)
+        complain(doctor, "free some space, or give --output elsewhere", "only %s are free for runs and checkpoints", text);
+}
+
+/* Rehearsal on CPUs: stretched compute must fit the cores, and the caps the memory. */
+static void examine_cluster(struct doctor *doctor)
+{
+    const struct hapt_cluster *cluster = doctor->cluster;
+    if (!cluster) return;
+    tell(doctor, "cluster", "file", "%s", hapt_config_text(doctor->config, "cluster"));
+    tell(doctor, "cluster", "devices", "%d in %d subclusters, %d ranks", cluster->rank_count, cluster->count,
+         doctor->env->world_size);
+    const bool bound = cluster->subcluster_of_rank != NULL;
+    for (int h = 0; h < (bound ? doctor->hosts->count : 1); h++) {
+        const struct hapt_host *host = &doctor->hosts->host[h];
+        double busy = 0, memory = 0;
+        bool rehearsal = false;
+        for (int i = 0; i < cluster->count; i++) {
+            const struct hapt_subcluster *own = &cluster->subcluster[i];
+            if (strcmp(own->device.backend, "cpu") != 0) continue;
+            for (int d = 0; d < own->nodes * own->devices_per_node; d++) {
+                if (bound && doctor->hosts->host_of_rank[own->ranks[d]] != h) continue;
+                busy += 1 / own->device.slowdown;
+                if (own->device.memory_capped) memory += own->device.memory_bytes;
+                rehearsal = rehearsal || own->device.slowdown > 1;
+            }
+        }
+        if (busy > 0) tell(doctor, "cluster", host->name, "needs %.3g of %d cores", busy, host->cores);
+        if (rehearsal && busy > 0.7 * host->cores)
+            complain(doctor, "raise the slowdowns in the cluster file, or spread its ranks over more cores",
+                     "host %s: the rehearsed devices need %.2f cores, more than 70 %% of %d", host->name, busy, host->cores);
+        if (memory > host->memory_bytes)
+            complain(doctor, "lower \"memory\" in the cluster file, or use fewer ranks on a host",
+                     "host %s: the memory caps of its ranks add up to more than it has", host->name);
+    }
+    if (!bound)
+        complain(doctor, "start one rank for each device, or go on planning on paper",
+                 "the cluster file has %d devices, but there are %d ranks", cluster->rank_count, doctor->env->world_size);
+}
+
+static void print_text(const struct doctor *doctor)
+{
+    const struct hapt_env *env = doctor->env;
+    const char *section, *name;
+    json_t *facts, *value;
+    size_t i;
+    json_object_foreach(doctor->sections, section, facts)
+    {
+        hapt_print(env, "%s\n", section);
+        json_object_foreach(facts, name, value) hapt_print(env, "  %-18s %s\n", name, json_string_value(value));
+    }
+    if (json_array_size(doctor->problems) == 0) hapt_print(env, "no problems found\n");
+    json_array_foreach(doctor->problems, i, value)
+    {
+        hapt_print(env, "problem: %s\n", json_string_value(json_object_get(value, "what")));
+        hapt_print(env, "  do: %s\n", json_string_value(json_object_get(value, "do")));
+    }
+}
+
+static enum hapt_status print_json(const struct doctor *doctor)
+{
+    json_t *root = json_pack("{s:s, s:i, s:i, s:i, s:O, s:O}", "format", "hapt-doctor", "version", 1, "ranks",
+                             doctor->env->world_size, "hosts", doctor->hosts->count, "facts", doctor->sections, "problems",
+                             doctor->problems);
+    if (!root) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to print the report");
+    const int written = json_dumpf(root, stdout, JSON_INDENT(2));
+    json_decref(root);
+    if (written != 0 || putchar('\n') == EOF || fflush(stdout) != 0)
+        return hapt_fail(HAPT_ERR_IO, "check where standard output goes", "cannot write to standard output: %m");
+    return HAPT_OK;
+}
+
+/* Rank 0 alone: everything has been gathered. */
+static enum hapt_status report(struct doctor *doctor)
+{
+    doctor->sections = json_object();
+    doctor->problems = json_array();
+    if (!doctor->sections || !doctor->problems) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the report");
+    tell_versions(doctor);
+    tell_processor(doctor);
+    tell(doctor, "job", "ranks", "%d on %d host%s, %d compute thread%s each", doctor->env->world_size,
+         doctor->hosts->count, doctor->hosts->count > 1 ? "s" : "", doctor->threads, doctor->threads > 1 ? "s" : "");
+    examine_hosts(doctor);
+    examine_backends(doctor);
+    examine_disk(doctor);
+    examine_cluster(doctor);
+    print_text(doctor);
+    const enum hapt_status status = doctor->env->quiet ? print_json(doctor) : HAPT_OK;
+    json_decref(doctor->sections);
+    json_decref(doctor->problems);
+    return status;
+}
+
+static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
+{
+    struct hapt_hosts *hosts;
+    struct hapt_cluster *cluster = NULL;
+    struct rank_facts mine = look(), *facts;
+    HAPT_TRY(hapt_env_agree(env->world, hapt_hosts_gather(env, arena, &hosts)));
+    facts = hapt_arena_alloc(arena, (size_t)env->world_size, sizeof *facts);
+    HAPT_TRY(hapt_env_agree(env->world, facts ? HAPT_OK : HAPT_ERR_MEMORY));
+    HAPT_TRY(hapt_env_agree(env->world, hapt_env_mpi(MPI_Gather(&mine, (int)sizeof mine, MPI_BYTE, facts,
+                                                                (int)sizeof mine, MPI_BYTE, 0, env->world),
+                                                     "gathering what the ranks see")));
+    const char *path = hapt_config_text(config, "cluster");
+    if (path) {
+        HAPT_TRY(hapt_env_agree(env->world, hapt_cluster_load(path, arena, &cluster)));
+        if (env->world_size >= cluster->rank_count) HAPT_TRY(hapt_cluster_bind(env, arena, cluster));
+    }
+    struct doctor doctor = {.env = env, .config = config, .hosts = hosts, .facts = facts, .cluster = cluster,
+                            .threads = hapt_phase_threads(env, config)};
+    return hapt_env_agree(env->world, env->world_rank == 0 ? report(&doctor) : HAPT_OK);
+}
+
+enum hapt_status hapt_command_doctor(struct hapt_env *env, struct hapt_config *config)
+{
+    struct hapt_arena arena;
+    hapt_arena_init(&arena);
+    const enum hapt_status status = run(env, config, &arena);
+    hapt_arena_release(&arena);
+    return status;
+}
