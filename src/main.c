@@ -10,6 +10,7 @@ static const struct hapt_command_entry entry[HAPT_COMMAND_COUNT] = {
     [HAPT_COMMAND_TOPOLOGY] = {hapt_command_topology, hapt_command_topology_help},
     [HAPT_COMMAND_PLAN] = {hapt_command_plan, hapt_command_plan_help},
     [HAPT_COMMAND_MODEL] = {hapt_command_model, hapt_command_model_help},
+    [HAPT_COMMAND_DOCTOR] = {hapt_command_doctor, NULL},
     [HAPT_COMMAND_DATA] = {hapt_command_data, hapt_command_data_help},
 };
 

@@ -56,7 +56,7 @@ enum hapt_status hapt_hosts_gather(const struct hapt_env *env, struct hapt_arena
 void hapt_host_cpu_flags(char *flags, size_t size);
 /* Cores' worth of one rank on its host: less than 1 when ranks outnumber cores. */
 double hapt_host_cores_per_rank(const struct hapt_host *host);
-/* "2.9.0": the hwloc library at run time. */
-const char *hapt_host_library_version(char buffer[32]);
+/* "2.9.0": the hwloc that this build was made with (the library tells only the version of its interface). */
+const char *hapt_host_library_version(void);
 
 #endif

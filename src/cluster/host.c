@@ -10,11 +10,9 @@
 #include "database.h"
 #include "hapt/device.h"
 
-const char *hapt_host_library_version(char buffer[32])
+const char *hapt_host_library_version(void)
 {
-    const unsigned version = hwloc_get_api_version();
-    snprintf(buffer, 32, "%u.%u.%u", version >> 16, (version >> 8) & 0xff, version & 0xff);
-    return buffer;
+    return HWLOC_VERSION;
 }
 
 /* First line of a small system file, without its end of line; false when there is none. */
@@ -136,7 +134,8 @@ static void read_topology(struct hapt_host *host, hwloc_topology_t topology)
     host->numa_nodes = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_NUMANODE);
     if (host->cores < 1) host->cores = host->threads;
     host->threads_unbound = host->threads;
-    if (root->total_memory > 0) host->memory_bytes = (double)root->total_memory;
+    /* The real machine's comes from the kernel: hwloc misses memory that was plugged in while it ran. */
+    if (host->faked && root->total_memory > 0) host->memory_bytes = (double)root->total_memory;
     const hwloc_obj_t package = hwloc_get_obj_by_type(topology, HWLOC_OBJ_PACKAGE, 0);
     const char *model = package ? hwloc_obj_get_info_by_name(package, "CPUModel") : NULL;
     if (!model) model = hwloc_obj_get_info_by_name(root, "CPUModel");

@@ -1,7 +1,7 @@
 /* hapt doctor: what this build and these ranks have, what is wrong with them, and what to do about it. */
 #include <dlfcn.h>
 #include <jansson.h>
-#include <limits.h>
+#include <math.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -94,15 +94,15 @@ static struct rank_facts look(void)
 /* Versions of libraries that are linked only where their rooms are: asked through the running program. */
 static void tell_solvers(struct doctor *doctor)
 {
-    typedef int petsc_version(int *, int *, int *, int *);
+    typedef int petsc_version(void *, void *, void *, void *);
     typedef const char *glpk_version(void);
     petsc_version *petsc;
     glpk_version *glpk;
     *(void **)&petsc = dlsym(RTLD_DEFAULT, "PetscGetVersionNumber");
     *(void **)&glpk = dlsym(RTLD_DEFAULT, "glp_version");
-    int major = 0, minor = 0, patch = 0;
+    long long major = 0, minor = 0, patch = 0; /* PetscInt has 4 or 8 bytes */
     if (petsc && petsc(&major, &minor, &patch, NULL) == 0)
-        tell(doctor, "versions", "PETSc", "%d.%d.%d", major, minor, patch);
+        tell(doctor, "versions", "PETSc", "%lld.%lld.%lld", major, minor, patch);
     else
         tell(doctor, "versions", "PETSc", "not linked: this build needs no linear programs");
     if (glpk) tell(doctor, "versions", "GLPK", "%s", glpk());
@@ -110,7 +110,7 @@ static void tell_solvers(struct doctor *doctor)
 
 static void tell_versions(struct doctor *doctor)
 {
-    char mpi[MPI_MAX_LIBRARY_VERSION_STRING] = "", hwloc[32];
+    char mpi[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int length, level = 0;
     MPI_Get_library_version(mpi, &length);
     mpi[strcspn(mpi, "\n")] = '\0';
@@ -119,9 +119,10 @@ static void tell_versions(struct doctor *doctor)
     tell(doctor, "versions", "compiler", "%s", __VERSION__);
     tell(doctor, "versions", "MPI", "%.200s", mpi);
     tell(doctor, "versions", "MPI threads", "%s", level >= MPI_THREAD_MULTIPLE ? "multiple" : "less than multiple");
-    tell(doctor, "versions", "HDF5", "%s, %s", hapt_h5_library_version(),
+    const char *hdf5 = strrchr(hapt_h5_library_version(), ' '); /* behind "HDF5 library version:" */
+    tell(doctor, "versions", "HDF5", "%s, %s", hdf5 ? hdf5 + 1 : hapt_h5_library_version(),
          hapt_h5_library_is_parallel() ? "parallel" : "serial (enough: one rank writes a file)");
-    tell(doctor, "versions", "hwloc", "%s", hapt_host_library_version(hwloc));
+    tell(doctor, "versions", "hwloc", "%s", hapt_host_library_version());
     tell(doctor, "versions", "jansson", "%s", jansson_version_str());
     tell_solvers(doctor);
     if (level < MPI_THREAD_MULTIPLE)
@@ -151,6 +152,14 @@ static void tell_processor(struct doctor *doctor)
                  "the processor has no AVX2: computing takes several times as long");
 }
 
+/* Stretched compute leaves room for several ranks on a core; examine_cluster sees whether it is enough. */
+static bool rehearses(const struct doctor *doctor)
+{
+    for (int i = 0; doctor->cluster && i < doctor->cluster->count; i++)
+        if (doctor->cluster->subcluster[i].device.slowdown > 1) return true;
+    return false;
+}
+
 /* Ranks of a host, its cores, and what the launcher made of them. */
 static void examine_binding(struct doctor *doctor, int h)
 {
@@ -167,12 +176,12 @@ static void examine_binding(struct doctor *doctor, int h)
     snprintf(section, sizeof section, "host %s", host->name);
     tell(doctor, section, "cores", "%d for %d rank%s, %.3g each%s", host->cores, host->ranks, host->ranks > 1 ? "s" : "",
          hapt_host_cores_per_rank(host), narrow_count ? "; bound by the launcher" : "");
-    if (host->ranks > host->cores)
+    if (host->ranks > host->cores && !rehearses(doctor))
         complain(doctor, "start at most one rank for each core; for rehearsals with slowdown it is fine",
                  "host %s: %d ranks share %d core%s", host->name, host->ranks, host->cores, host->cores > 1 ? "s" : "");
     if (narrow_count && host->threads_unbound > 1)
         complain(doctor, "start with mpirun --bind-to none (or --map-by slot:PE=2), srun --cpu-bind=none",
-                 "host %s: %d rank%s (first: rank %d) bound to %d core%s, which compute and communication threads share",
+                 "host %s: %d rank%s bound (rank %d to %d core%s), so that compute and communication threads share cores",
                  host->name, narrow_count, narrow_count > 1 ? "s are" : " is", narrow, doctor->facts[narrow].cpus,
                  doctor->facts[narrow].cpus > 1 ? "s" : "");
 }
@@ -183,7 +192,7 @@ static void examine_memory(struct doctor *doctor, int h, const struct rank_facts
     char section[96], total[32], available[32], space[32], locked[32];
     snprintf(section, sizeof section, "host %s", host->name);
     tell(doctor, section, "memory", "%s, %s available", hapt_units_bytes(host->memory_bytes, total),
-         hapt_units_bytes(facts->memory_available, available));
+         hapt_units_bytes(fmin(facts->memory_available, host->memory_bytes), available));
     tell(doctor, section, "shared memory", "%s",
          facts->shared_memory_free < 0 ? "no /dev/shm" : hapt_units_bytes(facts->shared_memory_free, space));
     const bool unlimited = facts->locked_limit > 1e18;

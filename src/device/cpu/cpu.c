@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "gemm.h"
 #include "hapt/device.h"
 #include "kernels.h"
 

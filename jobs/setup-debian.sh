@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Installs what this machine lacks for building, testing and running hapt, from Debian's or Ubuntu's packages.
+#   jobs/setup-debian.sh           build, tests, and the text that the demonstration model learns
+#   jobs/setup-debian.sh bench     also PyTorch, the peer that `make bench` runs beside
+# It asks for each thing whether it works here, whoever installed it, so it is quick and changes nothing when all is there.
+set -euo pipefail
+
+bench=no
+for group in "$@"; do
+    [ "$group" = bench ] || {
+        echo "setup-debian: error: unknown group $group" >&2
+        echo "hint: the only group is bench" >&2
+        exit 2
+    }
+    bench=yes
+done
+
+missing=()
+need() { # PACKAGE COMMAND...
+    local package=$1
+    shift
+    "$@" >/dev/null 2>&1 </dev/null || missing+=("$package")
+}
+program() { command -v "$1"; }
+library() { # any of the names pkg-config may know it by
+    local name
+    for name in "$@"; do pkg-config --exists "$name" && return; done
+    return 1
+}
+header() { echo "#include <$1>" | gcc -E - ; }
+module() { /usr/bin/python3 -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$1') is None)"; }
+toolchain() { program gcc && program make && header stdlib.h; }
+
+need build-essential toolchain
+need pkg-config program pkg-config
+need libopenmpi-dev program mpicc
+need openmpi-bin program mpirun
+need libhwloc-dev library hwloc
+need libhdf5-openmpi-dev library hdf5-openmpi hdf5
+need hdf5-tools program h5dump
+need libdnnl-dev header oneapi/dnnl/dnnl.h
+need libjansson-dev library jansson
+need python3-h5py module h5py
+need bible-kjv program bible
+[ $bench = no ] || need python3-torch module torch
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+if ! command -v apt-get >/dev/null; then
+    echo "setup-debian: error: missing here: ${missing[*]} (Debian's names)" >&2
+    echo "hint: install them by this system's package manager or modules" >&2
+    exit 3
+fi
+as_root=()
+if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null || {
+        echo "setup-debian: error: missing here: ${missing[*]}" >&2
+        echo "hint: as root: apt-get install --no-install-recommends ${missing[*]}" >&2
+        exit 3
+    }
+    as_root=(sudo)
+fi
+apt() { ${as_root[@]+"${as_root[@]}"} env DEBIAN_FRONTEND=noninteractive apt-get -qq "$@" </dev/null; }
+echo "setup-debian: installing ${missing[*]}" >&2
+# The package lists of a fresh machine or container are often empty or old.
+if ! apt install -y --no-install-recommends "${missing[@]}" >/dev/null 2>&1; then
+    apt update >&2
+    apt install -y --no-install-recommends "${missing[@]}" >&2
+fi
