@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# hapt topology and hapt doctor as a user meets them: results, error lines, exit codes, at 1, 2 and 4 ranks.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+hapt=${HAPT:-build/hapt}
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+checks=0 failures=0
+
+check() { # WHAT COMMAND...
+    local what=$1
+    shift
+    checks=$((checks + 1))
+    "$@" && return
+    failures=$((failures + 1))
+    echo "failed: $what"
+    sed 's/^/    /' "$dir/err" | head -n 12
+}
+ranks() { # N ARGUMENTS...; output in $dir/out and $dir/err
+    local n=$1
+    shift
+    if [ "$n" -eq 1 ]; then
+        timeout 60 "$hapt" "$@" >"$dir/out" 2>"$dir/err"
+    else
+        timeout 60 mpirun --oversubscribe --bind-to none -np "$n" "$hapt" "$@" >"$dir/out" 2>"$dir/err"
+    fi
+    code=$?
+}
+one_error() { # the error line comes once, with a hint behind it
+    [ "$(grep -c '^hapt: error: ' "$dir/err")" -eq 1 ] && [ "$(grep -c '^hint: ' "$dir/err")" -eq 1 ]
+}
+many="1 2 4" # ranks to be refused with; mpirun takes seconds to end a job whose ranks fail, so most cases run alone
+refused() { # WORD CODE ARGUMENTS...
+    local word=$1 expected=$2 n
+    shift 2
+    for n in $many; do
+        ranks $n "$@"
+        check "$* at $n ranks: exit code $code, not $expected" [ $code -eq "$expected" ]
+        check "$* at $n ranks: one error line and a hint" one_error
+        check "$* at $n ranks: names $word" grep -q "^hapt: error: .*$word" "$dir/err"
+    done
+}
+json() { # FILE EXPRESSION over the parsed object d
+    /usr/bin/python3 -c 'import json, sys; d = json.load(open(sys.argv[1])); sys.exit(0 if eval("(" + sys.argv[2] + ")") else 1)' "$1" "$2"
+}
+
+# A good file: on paper with one rank, bound and probed with four, one idle with five.
+for n in 1 4 5; do
+    ranks $n topology --cluster inputs/two-subclusters.json --json --output "$dir/t$n.h5"
+    cp "$dir/out" "$dir/t$n.json"
+    check "topology at $n ranks: exit code $code" [ $code -eq 0 ]
+    check "topology at $n ranks: JSON" json "$dir/t$n.json" \
+        'd["format"] == "hapt-cluster" and [s["slowdown"] for s in d["subclusters"]] == [2, 5] and
+         [l["bandwidth"] for l in d["links"] if l["paced"]] == [25e6] and all(l["bandwidth"] > 0 for l in d["links"])'
+    check "topology at $n ranks: HDF5" h5dump -a /format "$dir/t$n.h5" >/dev/null
+done
+check "an idle rank is mentioned" grep -q "1 of 5 ranks" "$dir/err"
+# What topology prints is a cluster file again.
+ranks 1 topology --cluster "$dir/t4.json" --json
+check "topology reads its own JSON: exit code $code" [ $code -eq 0 ]
+check "and prints it again unchanged" json "$dir/out" "d == json.load(open('$dir/t4.json'))"
+for n in 1 3; do
+    ranks $n topology --json
+    check "discovery at $n ranks" json "$dir/out" \
+        "sum(s['nodes'] * s['devices_per_node'] for s in d['subclusters']) == $n and d['subclusters'][0]['device']['backend'] == 'cpu'"
+done
+ranks 1 topology --cluster inputs/clusters/a100x4-v100x4.json
+check "a GPU cluster on a laptop" grep -q "64 devices" "$dir/out"
+
+# Bad files.
+bad() { # NAME SED-EXPRESSION
+    sed "$2" inputs/two-subclusters.json >"$dir/$1.json"
+}
+bad key 's/"slowdown": 2/"slow_down": 2/'
+bad unit 's/200 Mbit/200 MB/; s/256 MB/256 MB\/s/'
+bad device 's/"cpu"/"A100-41GB"/'
+bad link 's/\["fast", "slow"\]/["fast", "middle"]/'
+bad missing 's/"nodes": 1, //'
+head -c 300 inputs/two-subclusters.json >"$dir/truncated.json"
+refused 'line 5: unknown key "slow_down"' 3 topology --cluster "$dir/key.json"
+many=1
+refused 'line 5: "memory": "256 MB/s"' 3 topology --cluster "$dir/unit.json"
+refused 'line 5: unknown device "A100-41GB"' 3 topology --cluster "$dir/device.json"
+refused 'line 9: .*"middle"' 3 topology --cluster "$dir/link.json"
+refused 'line 5: "nodes" is missing' 3 topology --cluster "$dir/missing.json"
+refused 'truncated.json: line 8: ' 3 topology --cluster "$dir/truncated.json"
+refused 'nowhere.json' 3 topology --cluster "$dir/nowhere.json"
+many="1 2"
+refused 'slow_down' 3 doctor --cluster "$dir/key.json"
+refused 'unknown option --clutser' 2 topology --clutser x.json
+ranks 2 topology --cluster inputs/two-subclusters.json --output /proc/nowhere/t.h5
+check "an output that cannot be written: exit code $code" [ $code -eq 6 ]
+check "an output that cannot be written: one error line" one_error
+
+# Doctor: at any rank count, as text and JSON.
+for n in 1 2 4; do
+    ranks $n doctor --json
+    check "doctor at $n ranks: exit code $code" [ $code -eq 0 ]
+    check "doctor at $n ranks: JSON" json "$dir/out" \
+        "d['ranks'] == $n and d['hosts'] == 1 and all(k in d['facts']['versions'] for k in ('hapt', 'MPI', 'HDF5', 'hwloc')) and
+         'oneDNN' in d['facts']['back ends']['cpu'] and all(p['what'] and p['do'] for p in d['problems'])"
+done
+# One core's worth of devices on a quarter of a core each is fine; twenty fast ones are not, on any machine with under 28 cores.
+sed 's/"slowdown": 2/"slowdown": 1.0001/; s/"devices_per_node": 2/"devices_per_node": 1024/' inputs/two-subclusters.json \
+    >"$dir/busy.json"
+ranks 1 doctor --cluster "$dir/busy.json"
+check "doctor warns of a rehearsal that does not fit" grep -q "problem: .*70 %" "$dir/out"
+
+# Every option that the Slurm job uses exists in the command that it is given to.
+sed -e ':a' -e '/\\$/{N' -e 's/\\\n//' -e 'ba' -e '}' jobs/gpt39b.slurm | grep -v '^#' | grep '\$hapt ' | while read -r line; do
+    words=${line#*\$hapt }
+    word=${words%% *}
+    case $word in -*) word= ;; esac
+    "$hapt" $word --help >"$dir/help" 2>&1
+    for option in $(grep -o -e '--[a-z][a-z0-9-]*' <<<"$words"); do
+        grep -q -e "^  $option " "$dir/help" || echo "hapt $word lacks $option"
+    done
+done >"$dir/lacking"
+check "options of jobs/gpt39b.slurm: $(tr '\n' ';' <"$dir/lacking")" [ ! -s "$dir/lacking" ]
+check "the Slurm job is a shell script" bash -n jobs/gpt39b.slurm
+
+echo "$checks checks, $failures failed"
+[ $failures -eq 0 ]
