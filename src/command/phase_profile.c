@@ -1,0 +1,12 @@
+#include "phases.h"
+
+enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *config, const struct hapt_cluster *cluster,
+                                    const struct hapt_model *model, const struct hapt_layers *layers,
+                                    struct hapt_arena *arena, struct hapt_profile **profile)
+{
+    const bool bound = cluster->subcluster_of_rank != NULL;
+    const bool predict = hapt_config_command(config) != HAPT_COMMAND_PLAN && hapt_config_bool(config, "predict");
+    if (bound && !predict)
+        return hapt_profile_measure(env, cluster, model, layers, config, arena, profile);
+    return hapt_env_agree(env->world, hapt_profile_predict(cluster, model, layers, config, arena, profile));
+}

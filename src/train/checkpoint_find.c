@@ -1,0 +1,233 @@
+/* Reading a checkpoint: the newest one whose every byte is as it was written. */
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "checkpoint.h"
+
+static enum hapt_status read_history(struct hapt_h5 *file, int64_t step, struct hapt_arena *arena,
+                                     struct hapt_history *history)
+{
+    if (step == 0) return HAPT_OK;
+    const struct { const char *name; double **to; } part[] = {{"/history/loss", &history->loss},
+                                                              {"/history/gradient_norm", &history->gradient_norm},
+                                                              {"/history/learning_rate", &history->learning_rate},
+                                                              {"/history/step_time", &history->time_s}};
+    for (int i = 0; i < 4; i++) {
+        int64_t shape[1] = {step};
+        HAPT_TRY(hapt_h5_read(file, part[i].name, HAPT_H5_F64, 1, shape, step, arena, (void **)part[i].to));
+    }
+    history->count = history->capacity = step;
+    return HAPT_OK;
+}
+
+static enum hapt_status read_tables(struct hapt_h5 *file, struct hapt_arena *arena, struct hapt_checkpoint *checkpoint)
+{
+    int64_t shards[1] = {-1}, states = 0, values = 0;
+    HAPT_TRY(hapt_h5_read(file, "/shard_size", HAPT_H5_I64, 1, shards, CHECKPOINT_LIMIT, arena, (void **)&checkpoint->size));
+    HAPT_TRY(hapt_h5_read(file, "/shard_checksum", HAPT_H5_I64, 1, shards, CHECKPOINT_LIMIT, arena,
+                          (void **)&checkpoint->checksum));
+    checkpoint->shard_count = (int)shards[0];
+    HAPT_TRY(hapt_h5_read_attribute_int(file, "/", "state_count", &states));
+    HAPT_TRY(hapt_h5_read_strings(file, "/parameter_name", 10000000, arena, &checkpoint->parameter_count,
+                                  &checkpoint->parameter));
+    int64_t parameters[1] = {checkpoint->parameter_count};
+    HAPT_TRY(hapt_h5_read(file, "/parameter_shard", HAPT_H5_I32, 1, parameters, parameters[0], arena,
+                          (void **)&checkpoint->parameter_shard));
+    HAPT_TRY(hapt_h5_read_strings(file, "/option_name", CHECKPOINT_LIMIT, arena, &checkpoint->option_count,
+                                  &checkpoint->option));
+    HAPT_TRY(hapt_h5_read_strings(file, "/option_value", CHECKPOINT_LIMIT, arena, &values, &checkpoint->value));
+    bool good = values == checkpoint->option_count && states >= 0 && states <= 2;
+    for (int64_t p = 0; p < checkpoint->parameter_count; p++)
+        good = good && checkpoint->parameter_shard[p] >= 0 && checkpoint->parameter_shard[p] < checkpoint->shard_count;
+    if (!good) return hapt_fail(HAPT_ERR_INPUT, NULL, "%s contradicts itself", hapt_h5_path(file));
+    checkpoint->state_count = (int)states;
+    return HAPT_OK;
+}
+
+static enum hapt_status read_manifest(const char *path, struct hapt_arena *arena, struct hapt_checkpoint **checkpoint)
+{
+    struct hapt_checkpoint *made;
+    HAPT_NEW(made, arena, 1);
+    made->path = hapt_arena_strdup(arena, path);
+    const char *manifest = hapt_arena_printf(arena, "%s/manifest.h5", path);
+    if (!made->path || !manifest) return HAPT_ERR_MEMORY;
+    struct hapt_h5 *file = NULL;
+    HAPT_TRY(hapt_h5_open(manifest, CHECKPOINT_FORMAT, CHECKPOINT_VERSION, false, &file));
+    enum hapt_status status = hapt_h5_read_attribute_int(file, "/", "step", &made->step);
+    if (status == HAPT_OK && made->step < 0)
+        status = hapt_fail(HAPT_ERR_INPUT, NULL, "%s contradicts itself", hapt_h5_path(file));
+    if (status == HAPT_OK) status = read_tables(file, arena, made);
+    if (status == HAPT_OK) status = read_history(file, made->step, arena, &made->history);
+    if (status == HAPT_OK) status = hapt_plan_read(file, "/plan", arena, &made->plan);
+    hapt_h5_close(file);
+    if (status == HAPT_OK) *checkpoint = made;
+    return status;
+}
+
+static enum hapt_status verify_shard(const struct hapt_checkpoint *checkpoint, int shard, struct hapt_arena *arena)
+{
+    int64_t size, checksum;
+    const char *path = checkpoint_shard_path(arena, checkpoint->path, shard);
+    if (!path) return HAPT_ERR_MEMORY;
+    HAPT_TRY(checkpoint_measure(path, &size, &checksum));
+    if (size != checkpoint->size[shard])
+        return hapt_fail(HAPT_ERR_INPUT, NULL, "%s has %lld bytes instead of %lld", path, (long long)size,
+                         (long long)checkpoint->size[shard]);
+    if (checksum != checkpoint->checksum[shard]) return hapt_fail(HAPT_ERR_INPUT, NULL, "%s has a wrong checksum", path);
+    return HAPT_OK;
+}
+
+/* Whether every rank finds its share of the checkpoint good; a bad one is named by rank 0. */
+static bool all_find_good(const struct hapt_env *env, enum hapt_status status, const char *path)
+{
+    char message[512] = "";
+    int vote = status == HAPT_OK ? env->world_size : env->world_rank, lowest = vote;
+    MPI_Allreduce(&vote, &lowest, 1, MPI_INT, MPI_MIN, env->world);
+    if (lowest == env->world_size) return true;
+    if (lowest == env->world_rank) snprintf(message, sizeof message, "%s", hapt_fail_message());
+    MPI_Bcast(message, (int)sizeof message, MPI_CHAR, lowest, env->world);
+    hapt_warn(env, "checkpoint %s is damaged and passed over: %s\n", path, message);
+    hapt_fail_reset();
+    return false;
+}
+
+static bool exists(const char *path)
+{
+    struct stat about;
+    return path && stat(path, &about) == 0;
+}
+
+/* Folders to try, newest first; rank 0 looks, all learn. */
+static enum hapt_status list_candidates(const struct hapt_env *env, const char *path, struct hapt_arena *arena, int *count,
+                                        const char ***candidate)
+{
+    int found[2] = {0, 0}; /* how many; 1: inside path/checkpoints */
+    int64_t *step = NULL;
+    enum hapt_status status = HAPT_OK;
+    const char *inner = hapt_arena_printf(arena, "%s/checkpoints", path);
+    if (env->world_rank == 0 && !exists(hapt_arena_printf(arena, "%s/manifest.h5", path))) {
+        found[1] = exists(inner);
+        status = checkpoint_list(found[1] ? inner : path, arena, &found[0], &step);
+        if (status == HAPT_OK && found[0] == 0)
+            status = hapt_fail(HAPT_ERR_INPUT, "start without --resume, or give the folder of another run",
+                               "there is no checkpoint in %s", path);
+    }
+    HAPT_TRY(hapt_env_agree(env->world, status));
+    MPI_Bcast(found, 2, MPI_INT, 0, env->world);
+    *count = found[0] > 0 ? found[0] : 1;
+    HAPT_NEW(*candidate, arena, *count);
+    if (found[0] == 0) {
+        (*candidate)[0] = path;
+        return HAPT_OK;
+    }
+    if (env->world_rank != 0) HAPT_NEW(step, arena, found[0]);
+    MPI_Bcast(step, found[0], MPI_INT64_T, 0, env->world);
+    for (int i = 0; i < *count; i++) (*candidate)[i] = checkpoint_folder(arena, found[1] ? inner : path, step[i]);
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_checkpoint_find(const struct hapt_env *env, const char *path, struct hapt_arena *arena,
+                                      struct hapt_checkpoint **checkpoint)
+{
+    int count = 0;
+    const char **candidate = NULL;
+    HAPT_TRY(list_candidates(env, path, arena, &count, &candidate));
+    for (int i = 0; i < count; i++) {
+        struct hapt_checkpoint *read = NULL;
+        enum hapt_status status = read_manifest(candidate[i], arena, &read);
+        for (int s = env->world_rank; status == HAPT_OK && s < read->shard_count; s += env->world_size)
+            status = verify_shard(read, s, arena);
+        if (!all_find_good(env, status, candidate[i])) continue;
+        *checkpoint = read;
+        return HAPT_OK;
+    }
+    return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_INPUT, "start again without --resume",
+                                                "no checkpoint in %s is whole", path));
+}
+
+enum hapt_status hapt_checkpoint_defaults(const struct hapt_checkpoint *checkpoint, struct hapt_config *config)
+{
+    for (int64_t i = 0; i < checkpoint->option_count; i++)
+        if (checkpoint->value[i][0]) HAPT_TRY(hapt_config_default(config, checkpoint->option[i], checkpoint->value[i]));
+    return HAPT_OK;
+}
+
+static int shard_of(const struct hapt_checkpoint *checkpoint, const char *parameter)
+{
+    for (int64_t p = 0; p < checkpoint->parameter_count; p++)
+        if (!strcmp(checkpoint->parameter[p], parameter)) return checkpoint->parameter_shard[p];
+    return -1;
+}
+
+static enum hapt_status read_tensor(struct hapt_h5 *file, const char *dataset, int64_t elements, float *value)
+{
+    int dims = 0;
+    int64_t shape[HAPT_H5_MAX_DIMS], count = 1;
+    HAPT_TRY(hapt_h5_shape(file, dataset, &dims, shape));
+    for (int d = 0; d < dims; d++) count *= shape[d];
+    if (dims < 1 || count != elements)
+        return hapt_fail(HAPT_ERR_INPUT, "resume with the model the checkpoint was made with",
+                         "%s: %s has %lld elements, the model's has %lld", hapt_h5_path(file), dataset, (long long)count,
+                         (long long)elements);
+    return hapt_h5_read_rows(file, dataset, HAPT_H5_F32, 0, shape[0], value);
+}
+
+enum hapt_status hapt_checkpoint_read(const struct hapt_checkpoint *checkpoint, const char *parameter, int state,
+                                      int64_t elements, float *value)
+{
+    const int shard = shard_of(checkpoint, parameter);
+    if (shard < 0)
+        return hapt_fail(HAPT_ERR_INPUT, "resume with the model the checkpoint was made with",
+                         "checkpoint %s has no parameter %s", checkpoint->path, parameter);
+    if (state >= checkpoint->state_count)
+        return hapt_fail(HAPT_ERR_INPUT, "resume with the optimizer the checkpoint was made with",
+                         "checkpoint %s has no optimizer state %d", checkpoint->path, state);
+    struct hapt_arena arena;
+    hapt_arena_init(&arena);
+    struct hapt_h5 *file = NULL;
+    const char *path = checkpoint_shard_path(&arena, checkpoint->path, shard);
+    const char *dataset = checkpoint_dataset(&arena, parameter, state);
+    enum hapt_status status = path && dataset ? HAPT_OK : HAPT_ERR_MEMORY;
+    if (status == HAPT_OK) status = hapt_h5_open(path, SHARD_FORMAT, CHECKPOINT_VERSION, false, &file);
+    if (status == HAPT_OK) status = read_tensor(file, dataset, elements, value);
+    hapt_h5_close(file);
+    hapt_arena_release(&arena);
+    return status;
+}
+
+static enum hapt_status copy_parameter(const struct hapt_checkpoint *checkpoint, const char *parameter, struct hapt_h5 *to,
+                                       struct hapt_arena *arena)
+{
+    struct hapt_h5 *from = NULL;
+    const char *path = checkpoint_shard_path(arena, checkpoint->path, shard_of(checkpoint, parameter));
+    const char *dataset = checkpoint_dataset(arena, parameter, -1);
+    if (!path || !dataset) return HAPT_ERR_MEMORY;
+    HAPT_TRY(hapt_h5_open(path, SHARD_FORMAT, CHECKPOINT_VERSION, false, &from));
+    int dims = 0;
+    int64_t shape[HAPT_H5_MAX_DIMS];
+    void *value = NULL;
+    enum hapt_status status = hapt_h5_shape(from, dataset, &dims, shape);
+    if (status == HAPT_OK)
+        status = hapt_h5_read(from, dataset, HAPT_H5_F32, dims, shape, (int64_t)1 << 40, arena, &value);
+    if (status == HAPT_OK) status = hapt_h5_write(to, dataset, HAPT_H5_F32, dims, shape, value, "");
+    hapt_h5_close(from);
+    return status;
+}
+
+enum hapt_status hapt_checkpoint_export(const struct hapt_checkpoint *checkpoint, const char *path)
+{
+    struct hapt_h5 *file = NULL;
+    struct hapt_arena arena;
+    hapt_arena_init(&arena);
+    HAPT_TRY(hapt_h5_create(path, "hapt-weights", 1, &file));
+    enum hapt_status status = hapt_h5_write_attribute_int(file, "/", "step", checkpoint->step);
+    for (int64_t p = 0; p < checkpoint->parameter_count && status == HAPT_OK; p++) {
+        status = copy_parameter(checkpoint, checkpoint->parameter[p], file, &arena);
+        hapt_arena_reset(&arena);
+    }
+    hapt_arena_release(&arena);
+    if (status == HAPT_OK) return hapt_h5_commit(file);
+    hapt_h5_close(file);
+    return status;
+}

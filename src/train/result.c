@@ -1,0 +1,64 @@
+/* What a run leaves: the curves, and where the time went. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "hapt/train.h"
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y ? 1 : 0;
+}
+
+double hapt_train_median(const double *time_s, int64_t from, int64_t to, int64_t skip)
+{
+    if (to - from > 2 * skip) from += skip;
+    const int64_t count = to - from;
+    if (count <= 0) return 0;
+    double *sorted = malloc((size_t)count * sizeof *sorted);
+    if (!sorted) return 0;
+    memcpy(sorted, time_s + from, (size_t)count * sizeof *sorted);
+    qsort(sorted, (size_t)count, sizeof *sorted, ascending);
+    const double median = 0.5 * (sorted[(count - 1) / 2] + sorted[count / 2]);
+    free(sorted);
+    return median;
+}
+
+static enum hapt_status write_curves(struct hapt_h5 *file, const struct hapt_train_result *result)
+{
+    const struct hapt_history *history = &result->history;
+    const int64_t shape[1] = {history->count};
+    if (history->count == 0) return HAPT_OK;
+    HAPT_TRY(hapt_h5_write(file, "/train/loss", HAPT_H5_F64, 1, shape, history->loss, "nat"));
+    HAPT_TRY(hapt_h5_write(file, "/train/gradient_norm", HAPT_H5_F64, 1, shape, history->gradient_norm, "nat"));
+    HAPT_TRY(hapt_h5_write(file, "/train/learning_rate", HAPT_H5_F64, 1, shape, history->learning_rate, ""));
+    HAPT_TRY(hapt_h5_write(file, "/train/step_time", HAPT_H5_F64, 1, shape, history->time_s, "s"));
+    double *rate = malloc((size_t)history->count * sizeof *rate);
+    if (!rate) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the curves");
+    for (int64_t i = 0; i < history->count; i++) rate[i] = (double)result->tokens_per_step / history->time_s[i];
+    const enum hapt_status status =
+        hapt_h5_write(file, "/train/tokens_per_second", HAPT_H5_F64, 1, shape, rate, "token/s");
+    free(rate);
+    return status;
+}
+
+static enum hapt_status write_stages(struct hapt_h5 *file, const struct hapt_train_result *result)
+{
+    const int64_t shape[2] = {result->history.count - result->first_step, result->stage_count};
+    HAPT_TRY(hapt_h5_write(file, "/train/memory_planned", HAPT_H5_F64, 1, &shape[1], result->planned_bytes, "byte"));
+    HAPT_TRY(hapt_h5_write(file, "/train/memory_measured", HAPT_H5_F64, 1, &shape[1], result->measured_bytes, "byte"));
+    if (shape[0] == 0) return HAPT_OK;
+    HAPT_TRY(hapt_h5_write(file, "/train/stage_busy", HAPT_H5_F64, 2, shape, result->busy_s, "s"));
+    HAPT_TRY(hapt_h5_write(file, "/train/stage_reduce", HAPT_H5_F64, 2, shape, result->reduce_s, "s"));
+    HAPT_TRY(hapt_h5_write(file, "/train/stage_idle", HAPT_H5_F64, 2, shape, result->idle_s, "s"));
+    return hapt_h5_write(file, "/train/stage_communication", HAPT_H5_F64, 2, shape, result->comm_s, "s");
+}
+
+enum hapt_status hapt_train_write(struct hapt_h5 *file, const struct hapt_train_result *result)
+{
+    HAPT_TRY(write_curves(file, result));
+    HAPT_TRY(write_stages(file, result));
+    HAPT_TRY(hapt_h5_write_attribute_int(file, "/train", "first_step", result->first_step));
+    HAPT_TRY(hapt_h5_write_attribute_int(file, "/train", "tokens_per_step", result->tokens_per_step));
+    return hapt_h5_write_attribute_real(file, "/train", "steady_step_time", result->steady_step_s, "s");
+}

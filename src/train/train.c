@@ -1,0 +1,462 @@
+/* The run: set-up, the loop over steps, checkpoints. Every rank comes here; those the plan leaves idle only agree. */
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "checkpoint.h"
+#include "hapt/progress.h"
+#include "stage.h"
+
+#define SKIPPED_STEPS 3 /* left out of the steady step time: caches fill, pages are touched */
+
+/* What every rank tells all others once a step. */
+struct vote {
+    double square_sum, loss;
+    double busy_s, reduce_s, comm_s;
+    int64_t stop;
+};
+
+struct run {
+    const struct hapt_env *env;
+    const struct hapt_plan *plan;
+    const struct hapt_config *config;
+    struct hapt_arena *arena;
+    struct stage stage;
+    struct hapt_data *data;
+    struct hapt_optimizer_options optimizer;
+    struct hapt_checkpoint_writer writer;
+    struct hapt_train_result *result;
+    struct vote *vote; /* [world_size] */
+    int64_t first, end, saved; /* steps; `saved`: step of the newest checkpoint, -1: none */
+    int64_t stage_capacity;
+    double mark_s, comm_s;
+    float *buffer;     /* as large as the largest parameter */
+};
+
+static volatile sig_atomic_t signalled;
+
+static void note_signal(int number)
+{
+    (void)number;
+    signalled = 1;
+}
+
+static const int watched[] = {SIGTERM, SIGUSR1};
+
+static void watch_signals(struct sigaction *before)
+{
+    const struct sigaction action = {.sa_handler = note_signal, .sa_flags = SA_RESTART};
+    signalled = 0;
+    for (int i = 0; i < 2; i++) sigaction(watched[i], &action, &before[i]);
+}
+
+static void unwatch_signals(const struct sigaction *before)
+{
+    for (int i = 0; i < 2; i++) sigaction(watched[i], &before[i], NULL);
+}
+
+/* ---- Weights and checkpoints ---- */
+
+static enum hapt_status fill_weights(struct run *run, const struct hapt_checkpoint *checkpoint)
+{
+    const struct stage *stage = &run->stage;
+    const struct hapt_graph *graph = stage->graph;
+    if (stage->chunk < 0) return HAPT_OK;
+    const struct hapt_program *program = stage->program[stage->chunk];
+    for (int t = 0; t < program->tensor_count; t++) {
+        const int tensor = program->tensor[t].tensor;
+        if (graph->tensor[tensor].kind != HAPT_TENSOR_PARAMETER) continue;
+        const int states = checkpoint ? run->optimizer.state_count : 0;
+        for (int state = -1; state < states; state++) {
+            HAPT_TRY(checkpoint ? hapt_checkpoint_read(checkpoint, graph->tensor[tensor].name, state,
+                                                       hapt_tensor_elements(&graph->tensor[tensor]), run->buffer)
+                                : hapt_model_initial(stage->model, tensor, run->buffer));
+            HAPT_TRY(hapt_engine_set(stage->engine, tensor, state, run->buffer));
+        }
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status write_shard(void *context, struct hapt_h5 *file)
+{
+    struct run *run = context;
+    const struct stage *stage = &run->stage;
+    const struct hapt_graph *graph = stage->graph;
+    struct hapt_arena scratch;
+    enum hapt_status status = HAPT_OK;
+    hapt_arena_init(&scratch);
+    for (int t = 0; t < graph->tensor_count && status == HAPT_OK; t++) {
+        const struct hapt_tensor *tensor = &graph->tensor[t];
+        if (tensor->kind != HAPT_TENSOR_PARAMETER || stage_owner(stage, t) != stage->chunk) continue;
+        for (int state = -1; state < run->optimizer.state_count && status == HAPT_OK; state++) {
+            const char *dataset = checkpoint_dataset(&scratch, tensor->name, state);
+            status = dataset ? hapt_engine_get(stage->engine, t, state, run->buffer) : HAPT_ERR_MEMORY;
+            if (status == HAPT_OK)
+                status = hapt_h5_write(file, dataset, HAPT_H5_F32, tensor->dims, tensor->shape, run->buffer, "");
+        }
+    }
+    hapt_arena_release(&scratch);
+    return status;
+}
+
+static enum hapt_status prepare_writer(struct run *run, const char *folder)
+{
+    const struct stage *stage = &run->stage;
+    const struct hapt_graph *graph = stage->graph;
+    const char **name;
+    int32_t *shard;
+    int64_t count = 0, largest = 1;
+    HAPT_NEW(name, run->arena, graph->tensor_count);
+    HAPT_NEW(shard, run->arena, graph->tensor_count);
+    for (int t = 0; t < graph->tensor_count; t++) {
+        if (graph->tensor[t].kind != HAPT_TENSOR_PARAMETER) continue;
+        const int64_t elements = hapt_tensor_elements(&graph->tensor[t]);
+        if (elements > largest) largest = elements;
+        shard[count] = stage_owner(stage, t);
+        name[count++] = graph->tensor[t].name;
+    }
+    HAPT_NEW(run->buffer, run->arena, largest);
+    run->writer = (struct hapt_checkpoint_writer){
+        .folder = hapt_arena_printf(run->arena, "%s/checkpoints", folder),
+        .keep = hapt_config_int(run->config, "keep"),
+        .shard_count = run->plan->stage_count,
+        .shard = stage->chunk >= 0 && stage->rank == 0 ? stage->chunk : -1,
+        .parameter_count = count,
+        .parameter = name,
+        .parameter_shard = shard,
+        .state_count = run->optimizer.state_count,
+        .plan = run->plan,
+        .config = run->config,
+        .write_shard = write_shard,
+        .context = run,
+    };
+    return run->writer.folder ? HAPT_OK : HAPT_ERR_MEMORY;
+}
+
+/* The time it takes is no part of any step. */
+static enum hapt_status save(struct run *run)
+{
+    const int64_t step = run->result->history.count;
+    if (run->saved == step) return HAPT_OK;
+    HAPT_TRY(hapt_checkpoint_save(run->env, &run->writer, step, &run->result->history, run->arena,
+                                  &run->result->checkpoint));
+    run->saved = step;
+    run->mark_s = hapt_time_s();
+    run->stage.busy_s = run->stage.reduce_s = 0;
+    return HAPT_OK;
+}
+
+/* ---- History ---- */
+
+static enum hapt_status grow(struct hapt_arena *arena, double **array, int64_t from, int64_t to)
+{
+    double *larger;
+    HAPT_NEW(larger, arena, to);
+    if (from > 0) memcpy(larger, *array, (size_t)from * sizeof **array);
+    *array = larger;
+    return HAPT_OK;
+}
+
+/* Room for `count` steps in all. Reserved before the first step unless the run is very long. */
+static enum hapt_status reserve_history(struct run *run, int64_t count)
+{
+    struct hapt_history *history = &run->result->history;
+    if (count > history->capacity) {
+        double **array[] = {&history->loss, &history->gradient_norm, &history->learning_rate, &history->time_s};
+        for (int i = 0; i < 4; i++) HAPT_TRY(grow(run->arena, array[i], history->count, count));
+        history->capacity = count;
+    }
+    const int64_t steps = count - run->first, stages = run->plan->stage_count;
+    if (run->env->world_rank == 0 && steps > run->stage_capacity) {
+        double **array[] = {&run->result->busy_s, &run->result->reduce_s, &run->result->idle_s, &run->result->comm_s};
+        for (int i = 0; i < 4; i++)
+            HAPT_TRY(grow(run->arena, array[i], (history->count - run->first) * stages, steps * stages));
+        run->stage_capacity = steps;
+    }
+    return HAPT_OK;
+}
+
+static void record_stages(struct run *run, double time_s)
+{
+    if (run->env->world_rank != 0) return;
+    const struct stage *stage = &run->stage;
+    struct hapt_train_result *result = run->result;
+    const int64_t row = (result->history.count - run->first) * run->plan->stage_count;
+    for (int c = 0; c < run->plan->stage_count; c++) {
+        double busy_s = 0, reduce_s = 0, comm_s = 0;
+        const int size = stage_size(stage, c);
+        for (int r = 0; r < size; r++) {
+            const struct vote *vote = &run->vote[stage_world_rank(stage, c, r)];
+            busy_s += vote->busy_s / size;
+            reduce_s += vote->reduce_s / size;
+            comm_s += vote->comm_s / size;
+        }
+        result->busy_s[row + c] = busy_s;
+        result->reduce_s[row + c] = reduce_s;
+        result->comm_s[row + c] = comm_s;
+        result->idle_s[row + c] = fmax(0, time_s - busy_s - reduce_s);
+    }
+}
+
+/* ---- The loop ---- */
+
+/* Each wait inside a step has its own deadline; an agreement may have to wait for a few of them. */
+static double agreement_timeout_s(const struct run *run)
+{
+    const int waits = run->stage.chunk >= 0 ? 1 : 2 * run->plan->microbatches;
+    return hapt_config_real(run->config, "timeout") * (1 + waits + run->plan->stage_count);
+}
+
+static enum hapt_status agree_on_step(struct run *run, int64_t step)
+{
+    struct stage *stage = &run->stage;
+    char what[64];
+    struct vote mine = {.loss = stage->loss, .busy_s = stage->busy_s, .reduce_s = stage->reduce_s, .stop = signalled};
+    const double comm_s = stage->chunk >= 0 ? stage_comm_s(stage) : 0;
+    mine.comm_s = comm_s - run->comm_s;
+    run->comm_s = comm_s;
+    stage->busy_s = stage->reduce_s = 0;
+    HAPT_TRY(stage_square_sum(stage, &mine.square_sum));
+    snprintf(what, sizeof what, "end of step %lld", (long long)step);
+    return hapt_link_all_gather(run->env->world, what, agreement_timeout_s(run), &mine, sizeof mine, run->vote);
+}
+
+/* The same sums in the same order on every rank. */
+static void sum_votes(const struct run *run, int64_t step, double *loss, double *norm, bool *stop)
+{
+    const struct stage *stage = &run->stage;
+    const int last = run->plan->stage_count - 1;
+    double total = 0, squares = 0;
+    for (int r = 0; r < stage_size(stage, last); r++) total += run->vote[stage_world_rank(stage, last, r)].loss;
+    for (int c = 0; c <= last; c++) squares += run->vote[stage_world_rank(stage, c, 0)].square_sum;
+    *loss = total / (double)hapt_data_targets(run->data, step);
+    *norm = sqrt(squares);
+    *stop = false;
+    for (int r = 0; r < run->env->world_size; r++) *stop = *stop || run->vote[r].stop;
+}
+
+/* One step on every rank; what it returns is agreed. A failure of one rank ends the job: its peers wait. */
+static enum hapt_status take_step(struct run *run, int64_t step, bool *stop)
+{
+    struct hapt_history *history = &run->result->history;
+    double loss, norm;
+    enum hapt_status status = reserve_history(run, step < history->capacity ? history->capacity : 2 * step + 1);
+    const int64_t sequence = (step - run->first) * run->plan->microbatches;
+    if (status == HAPT_OK) status = stage_run_step(&run->stage, run->data, step, sequence);
+    if (status == HAPT_OK) status = agree_on_step(run, step);
+    if (status != HAPT_OK) hapt_die(status);
+    sum_votes(run, step, &loss, &norm, stop);
+    const double now_s = hapt_time_s(), time_s = now_s - run->mark_s;
+    run->mark_s = now_s;
+    if (!isfinite(loss) || !isfinite(norm))
+        return hapt_env_agree(run->env->world,
+                              hapt_fail(HAPT_ERR_INPUT, "lower --learning-rate or set --clip-norm, then --resume",
+                                        "step %lld: the loss is %g and the gradient's norm %g; nothing was updated",
+                                        (long long)step, loss, norm));
+    struct hapt_update update;
+    hapt_optimizer_update(&run->optimizer, step, norm, &update);
+    status = stage_update(&run->stage, &update);
+    if (status != HAPT_OK) hapt_die(status);
+    record_stages(run, time_s);
+    history->loss[step] = loss;
+    history->gradient_norm[step] = norm;
+    history->learning_rate[step] = update.learning_rate;
+    history->time_s[step] = time_s;
+    history->count = step + 1;
+    return HAPT_OK;
+}
+
+static void show(struct run *run, struct hapt_progress *progress, int64_t step)
+{
+    const struct hapt_history *history = &run->result->history;
+    const int64_t from = step - run->first >= 20 ? step - 20 : run->first;
+    double time_s = 0;
+    for (int64_t s = from; s <= step; s++) time_s += history->time_s[s];
+    char detail[96];
+    snprintf(detail, sizeof detail, "loss %.4f, %.0f tokens/s,", history->loss[step],
+             (double)run->result->tokens_per_step * (double)(step + 1 - from) / time_s);
+    hapt_progress_update(progress, (long)(step + 1 - run->first), detail);
+}
+
+static enum hapt_status loop(struct run *run)
+{
+    const int64_t every = hapt_config_int(run->config, "checkpoint-every");
+    enum hapt_status status = HAPT_OK;
+    struct hapt_progress progress;
+    struct sigaction before[2];
+    watch_signals(before);
+    hapt_progress_init(&progress, run->env, "train", (long)(run->end - run->first));
+    run->mark_s = hapt_time_s();
+    for (int64_t step = run->first; step < run->end && status == HAPT_OK && !run->result->stopped; step++) {
+        status = take_step(run, step, &run->result->stopped);
+        if (status != HAPT_OK) break;
+        show(run, &progress, step);
+        if (every > 0 && (step + 1) % every == 0) status = save(run);
+    }
+    hapt_progress_release(&progress);
+    if (status == HAPT_OK || status == HAPT_ERR_INPUT) {
+        /* Also after a loss that is not finite: the weights are those before it. */
+        const enum hapt_status saved = save(run);
+        if (status == HAPT_OK) status = saved;
+    }
+    unwatch_signals(before);
+    return status;
+}
+
+/* ---- Before and after ---- */
+
+static enum hapt_status check_options(const struct run *run)
+{
+    const struct hapt_config *config = run->config;
+    if (hapt_config_given(config, "microbatches") && hapt_config_int(config, "microbatches") != run->plan->microbatches)
+        return hapt_fail(HAPT_ERR_USAGE, "with --resume: hapt --replan plans again for that number",
+                         "the plan is for %d microbatches a step, not %lld", run->plan->microbatches,
+                         (long long)hapt_config_int(config, "microbatches"));
+    if (!run->optimizer.cosine && hapt_config_given(config, "warmup-steps") && run->optimizer.warmup_steps > 0)
+        return hapt_fail(HAPT_ERR_USAGE, "leave out --warmup-steps, or give --lr-schedule cosine",
+                         "a constant learning rate has no warm-up");
+    return HAPT_OK;
+}
+
+static const char *data_path(const struct run *run)
+{
+    const char *path = hapt_config_text(run->config, "data");
+    return path ? path : run->stage.model->has_tokens ? run->stage.model->path : NULL;
+}
+
+static enum hapt_status open_data(struct run *run)
+{
+    const char *path = data_path(run);
+    if (!path)
+        return hapt_env_agree(run->env->world,
+                              hapt_fail(HAPT_ERR_INPUT, "give --data D.h5 (see hapt data --help)",
+                                        "the model file carries no tokens and no data file is given"));
+    const int rows = run->plan->microbatches * run->stage.model->microbatch;
+    HAPT_TRY(hapt_data_open(run->env, path, run->stage.model, rows, run->end,
+                            (uint64_t)hapt_config_int(run->config, "data-seed"), &run->data));
+    run->result->tokens_per_step = hapt_data_targets(run->data, 0);
+    return HAPT_OK;
+}
+
+static enum hapt_status warn_of_older(const struct run *run, const struct hapt_checkpoint *checkpoint)
+{
+    int count;
+    int64_t *step;
+    if (checkpoint || run->env->world_rank != 0) return HAPT_OK;
+    HAPT_TRY(checkpoint_list(run->writer.folder, run->arena, &count, &step));
+    if (count > 0)
+        hapt_warn(run->env, "%s holds checkpoints of an earlier run; the first of this run replaces them (--resume would "
+                            "continue it)\n", run->writer.folder);
+    return HAPT_OK;
+}
+
+static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *checkpoint)
+{
+    struct hapt_train_result *result = run->result;
+    const char *folder = NULL;
+    hapt_optimizer_options(run->config, &run->optimizer);
+    HAPT_TRY(check_options(run));
+    HAPT_TRY(stage_build(&run->stage, run->config, run->optimizer.state_count));
+    HAPT_TRY(hapt_train_folder(run->config, run->arena, &folder));
+    HAPT_TRY(prepare_writer(run, folder));
+    HAPT_TRY(warn_of_older(run, checkpoint));
+    HAPT_NEW(run->vote, run->arena, run->env->world_size);
+    const int64_t steps = run->optimizer.steps, stop_after = hapt_config_int(run->config, "stop-after");
+    run->first = checkpoint ? checkpoint->step : 0;
+    run->saved = checkpoint ? checkpoint->step : -1;
+    run->end = stop_after > 0 && stop_after < steps ? stop_after : steps;
+    if (run->end < run->first) run->end = run->first;
+    result->first_step = run->first;
+    result->stage_count = run->plan->stage_count;
+    if (checkpoint) {
+        result->checkpoint = checkpoint->path;
+        result->history = checkpoint->history;
+        result->history.capacity = 0; /* its arrays are the checkpoint's */
+    }
+    HAPT_NEW(result->planned_bytes, run->arena, result->stage_count);
+    HAPT_NEW(result->measured_bytes, run->arena, result->stage_count);
+    return reserve_history(run, run->end - run->first < 1000000 ? run->end + 1 : run->first + 1000000);
+}
+
+/* Device memory of the stages, planned and measured. */
+static enum hapt_status gather_memory(struct run *run)
+{
+    struct stage *stage = &run->stage;
+    struct { double planned, measured; } mine = {0, 0}, *all;
+    HAPT_NEW(all, run->arena, run->env->world_size);
+    if (stage->chunk >= 0) {
+        mine.planned = (double)hapt_engine_memory(stage->engine)->total_bytes;
+        mine.measured = (double)stage->backend->memory_peak(stage->device);
+    }
+    HAPT_TRY(hapt_link_all_gather(run->env->world, "memory of the stages", agreement_timeout_s(run), &mine, sizeof mine,
+                                  all));
+    for (int c = 0; c < run->plan->stage_count; c++)
+        for (int r = 0; r < stage_size(stage, c); r++) {
+            const int rank = stage_world_rank(stage, c, r);
+            run->result->planned_bytes[c] = fmax(run->result->planned_bytes[c], all[rank].planned);
+            run->result->measured_bytes[c] = fmax(run->result->measured_bytes[c], all[rank].measured);
+        }
+    return HAPT_OK;
+}
+
+static enum hapt_status train(struct run *run, const struct hapt_checkpoint *checkpoint)
+{
+    const MPI_Comm world = run->env->world;
+    HAPT_TRY(hapt_env_agree(world, prepare(run, checkpoint)));
+    HAPT_TRY(open_data(run));
+    HAPT_TRY(hapt_env_agree(world, stage_connect(&run->stage)));
+    HAPT_TRY(hapt_env_agree(world, fill_weights(run, checkpoint)));
+    enum hapt_status status = loop(run);
+    const enum hapt_status drained = stage_drain(&run->stage);
+    if (drained != HAPT_OK) hapt_die(drained);
+    HAPT_TRY(status);
+    return hapt_env_agree(world, gather_memory(run));
+}
+
+enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cluster *cluster,
+                                const struct hapt_model *model, const struct hapt_plan *plan,
+                                const struct hapt_checkpoint *checkpoint, const struct hapt_config *config,
+                                struct hapt_arena *arena, struct hapt_train_result **result)
+{
+    struct run run = {.env = env, .plan = plan, .config = config, .arena = arena};
+    run.stage = (struct stage){.env = env, .cluster = cluster, .model = model, .plan = plan, .arena = arena,
+                               .comm = MPI_COMM_NULL, .chunk = -1};
+    HAPT_NEW(run.result, arena, 1);
+    const enum hapt_status status = train(&run, checkpoint);
+    stage_release(&run.stage);
+    hapt_data_close(run.data);
+    if (status != HAPT_OK) return status;
+    const struct hapt_history *history = &run.result->history;
+    run.result->steady_step_s = hapt_train_median(history->time_s, run.first, history->count, SKIPPED_STEPS);
+    if (run.result->steady_step_s > 0)
+        run.result->tokens_per_s = (double)run.result->tokens_per_step / run.result->steady_step_s;
+    *result = run.result;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_train_folder(const struct hapt_config *config, struct hapt_arena *arena, const char **folder)
+{
+    const char *output = hapt_config_text(config, "output"), *input = hapt_config_text(config, "input");
+    if (!output && input) {
+        const char *slash = strrchr(input, '/'), *name = slash ? slash + 1 : input, *dot = strrchr(name, '.');
+        const int length = dot && dot > name ? (int)(dot - name) : (int)strlen(name);
+        output = hapt_arena_printf(arena, "outputs/%.*s", length, name);
+    }
+    if (!output) output = hapt_arena_strdup(arena, "outputs/run");
+    if (!output) return HAPT_ERR_MEMORY;
+    *folder = output;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_train_resume(const struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
+                                   struct hapt_checkpoint **checkpoint)
+{
+    *checkpoint = NULL;
+    if (!hapt_config_bool(config, "resume")) return HAPT_OK;
+    const char *folder = NULL;
+    HAPT_TRY(hapt_env_agree(env->world, hapt_train_folder(config, arena, &folder)));
+    HAPT_TRY(hapt_checkpoint_find(env, folder, arena, checkpoint));
+    hapt_note(env, "resuming after step %lld from %s\n", (long long)(*checkpoint)->step, (*checkpoint)->path);
+    return hapt_env_agree(env->world, hapt_checkpoint_defaults(*checkpoint, config));
+}

@@ -1,0 +1,366 @@
+/* ranks: 1 2 3 4
+ * Training by hand-made plans against a run of PyTorch (tests/data/gpt-small.h5), against one rank, and against itself. */
+#include "test.h"
+
+#include <unistd.h>
+
+#include "hapt/schedule.h"
+#include "hapt/train.h"
+
+#define REFERENCE "tests/data/gpt-small.h5"
+#define STEPS 20
+#define MAX_STAGES 4
+
+static char folder[256];
+static struct hapt_arena arena;
+static struct hapt_model *model;
+static double fp64[STEPS];
+
+/* A plan by hand: stage i is the operators up to end[i] on size[i] ranks, each a subcluster of its own. */
+struct shape {
+    int stages, end[MAX_STAGES], size[MAX_STAGES];
+    enum hapt_schedule_kind schedule;
+    int microbatches;
+    double bandwidth; /* paced links; 0: not paced */
+    double slowdown;
+};
+
+static struct hapt_cluster *make_cluster(const struct shape *shape)
+{
+    struct hapt_cluster *cluster = hapt_arena_alloc(&arena, 1, sizeof *cluster);
+    int *of_rank = hapt_arena_alloc(&arena, (size_t)test_env.world_size, sizeof *of_rank), rank = 0;
+    cluster->count = shape->stages;
+    cluster->subcluster = hapt_arena_alloc(&arena, (size_t)shape->stages, sizeof *cluster->subcluster);
+    cluster->link = hapt_arena_alloc(&arena, (size_t)(shape->stages * shape->stages), sizeof *cluster->link);
+    for (int r = 0; r < test_env.world_size; r++) of_rank[r] = -1;
+    for (int s = 0; s < shape->stages; s++) {
+        struct hapt_subcluster *subcluster = &cluster->subcluster[s];
+        int *ranks = hapt_arena_alloc(&arena, (size_t)shape->size[s], sizeof *ranks);
+        snprintf(subcluster->name, sizeof subcluster->name, "s%d", s);
+        subcluster->nodes = 1;
+        subcluster->devices_per_node = shape->size[s];
+        subcluster->device = (struct hapt_device_spec){.name = "cpu", .backend = "cpu", .memory_bytes = 1e9,
+                                                       .slowdown = shape->slowdown > 1 ? shape->slowdown : 1};
+        for (int r = 0; r < shape->size[s]; r++) {
+            of_rank[rank] = s;
+            ranks[r] = rank++;
+        }
+        subcluster->ranks = ranks;
+    }
+    for (int l = 0; l < shape->stages * shape->stages; l++)
+        cluster->link[l] = (struct hapt_link){.bandwidth = shape->bandwidth > 0 ? shape->bandwidth : 1e9, .latency = 1e-4,
+                                              .paced = shape->bandwidth > 0};
+    cluster->subcluster_of_rank = of_rank;
+    cluster->rank_count = rank;
+    return cluster;
+}
+
+static struct hapt_plan *make_plan(const struct shape *shape)
+{
+    struct hapt_plan *plan = hapt_arena_alloc(&arena, 1, sizeof *plan);
+    const double comm_s[MAX_STAGES] = {0.7, 0.3, 0.001};
+    int warmup[MAX_STAGES];
+    hapt_schedule_warmup(shape->schedule, shape->stages, shape->microbatches, comm_s, 1, 0.02, warmup);
+    *plan = (struct hapt_plan){.microbatches = shape->microbatches, .schedule = shape->schedule, .hide_threshold = 0.02,
+                               .replicas = 1, .layer_count = shape->stages, .threads = 1, .stage_count = shape->stages,
+                               .t_max_s = 1, .limit = "compute", .latency_s = 1, .simulated_s = 1, .balance_eta = 1};
+    plan->stage = hapt_arena_alloc(&arena, (size_t)shape->stages, sizeof *plan->stage);
+    for (int s = 0; s < shape->stages; s++) {
+        plan->stage[s] = (struct hapt_plan_stage){
+            .first_layer = s, .end_layer = s + 1, .first_op = s ? shape->end[s - 1] : 0, .end_op = shape->end[s],
+            .subcluster = s, .nodes = 1, .devices_per_node = shape->size[s], .warmup = warmup[s], .compute_s = 1,
+            .forward_s = 0.3, .parameter_bytes = 1, .activation_bytes = 1, .memory_bytes = 1 + warmup[s],
+            .device_memory_bytes = 1e9};
+        snprintf(plan->stage[s].subcluster_name, sizeof plan->stage[s].subcluster_name, "s%d", s);
+    }
+    return plan;
+}
+
+static struct hapt_config *make_config(const char *name, const char *const *extra)
+{
+    const char *argv[64] = {"hapt", "train", "--input", "m.h5", "--output", NULL, "--threads", "1"};
+    int argc = 8;
+    struct hapt_config *config = NULL;
+    argv[5] = hapt_arena_printf(&arena, "%s/%s", folder, name);
+    while (*extra) argv[argc++] = *extra++;
+    CHECK_OK(hapt_config_parse(argc, (char **)argv, &arena, &config));
+    return config;
+}
+
+static const char *const reference_options[] = {
+    "--data", REFERENCE, "--steps", "20", "--optimizer", "adamw", "--learning-rate", "1e-3", "--lr-schedule", "constant",
+    "--beta1", "0.9", "--beta2", "0.95", "--epsilon", "1e-8", "--weight-decay", "0.1", "--clip-norm", "0", NULL};
+
+static struct hapt_train_result *train(const struct shape *shape, struct hapt_config *config,
+                                       const struct hapt_checkpoint *checkpoint)
+{
+    struct hapt_train_result *result = NULL;
+    CHECK_OK(hapt_train_run(&test_env, make_cluster(shape), model, make_plan(shape), checkpoint, config, &arena, &result));
+    return result;
+}
+
+static double worst(const double *a, const double *b, int64_t count)
+{
+    double difference = 0;
+    for (int64_t i = 0; i < count; i++) difference = fmax(difference, fabs(a[i] - b[i]) / fabs(b[i]));
+    return difference;
+}
+
+static void make_model(void)
+{
+    struct hapt_config *config = NULL;
+    const char *argv[] = {"hapt", "model", "gpt", "--layers", "2", "--hidden", "64", "--heads", "4", "--sequence", "64",
+                          "--vocab", "256", "--microbatch", "2", "--dtype", "fp32", "--tied-embeddings", "yes"};
+    if (test_env.world_rank == 0) {
+        snprintf(folder, sizeof folder, "/tmp/hapt-train-XXXXXX");
+        CHECK(mkdtemp(folder) != NULL);
+    }
+    MPI_Bcast(folder, (int)sizeof folder, MPI_CHAR, 0, test_env.world);
+    const char *path = hapt_arena_printf(&arena, "%s/m.h5", folder);
+    if (test_env.world_rank == 0) {
+        struct hapt_model *built = NULL;
+        CHECK_OK(hapt_config_parse((int)(sizeof argv / sizeof *argv), (char **)argv, &arena, &config));
+        CHECK_OK(hapt_model_build("gpt", config, &arena, &built));
+        CHECK_OK(hapt_model_save(built, REFERENCE, NULL, path));
+    }
+    MPI_Barrier(test_env.world);
+    CHECK_OK(hapt_model_load(path, &arena, &model));
+    struct hapt_h5 *file = NULL;
+    CHECK_OK(hapt_h5_open(REFERENCE, NULL, 1, true, &file));
+    CHECK_OK(hapt_h5_read_rows(file, "/loss_fp64", HAPT_H5_F64, 0, STEPS, fp64));
+    hapt_h5_close(file);
+}
+
+static struct shape one_rank(void)
+{
+    return (struct shape){.stages = 1, .end = {model->graph->forward_count}, .size = {1},
+                          .schedule = HAPT_SCHEDULE_H1F1B, .microbatches = 4};
+}
+
+/* Weights after the run against PyTorch's in fp64. Its own fp32 run is up to 3e-4 away (2.5e-3 for key biases, whose true
+ * gradient is 0: Adam amplifies rounding). */
+static void check_weights(const char *path)
+{
+    struct hapt_checkpoint *checkpoint = NULL;
+    struct hapt_h5 *file = NULL;
+    CHECK_OK(hapt_checkpoint_find(&test_env, path, &arena, &checkpoint));
+    CHECK_OK(hapt_h5_open(REFERENCE, NULL, 1, true, &file));
+    for (int t = 0; t < model->graph->tensor_count; t++) {
+        const struct hapt_tensor *tensor = &model->graph->tensor[t];
+        if (tensor->kind != HAPT_TENSOR_PARAMETER) continue;
+        const int64_t count = hapt_tensor_elements(tensor);
+        float *mine = hapt_arena_alloc(&arena, (size_t)count, sizeof *mine);
+        float *theirs = hapt_arena_alloc(&arena, (size_t)count, sizeof *theirs);
+        CHECK_OK(hapt_checkpoint_read(checkpoint, tensor->name, -1, count, mine));
+        CHECK_OK(hapt_h5_read_rows(file, hapt_arena_printf(&arena, "/trained/%s", tensor->name), HAPT_H5_F32, 0,
+                                   tensor->shape[0], theirs));
+        double difference = 0;
+        for (int64_t i = 0; i < count; i++) difference = fmax(difference, fabs((double)mine[i] - (double)theirs[i]));
+        const bool keys = strstr(tensor->name, "c_attn.bias") != NULL;
+        CHECK_MESSAGE(difference < (keys ? 5e-3 : 5e-4), "%s is %g away", tensor->name, difference);
+    }
+    hapt_h5_close(file);
+}
+
+static void one_rank_against_pytorch(void)
+{
+    const struct shape shape = one_rank();
+    struct hapt_train_result *result = train(&shape, make_config("one", reference_options), NULL);
+    if (!result) return;
+    CHECK(result->history.count == STEPS);
+    CHECK_MESSAGE(worst(result->history.loss, fp64, STEPS) < 2e-6, "losses are %g away",
+                  worst(result->history.loss, fp64, STEPS));
+    if (test_env.world_rank == 0) CHECK(result->planned_bytes[0] > 0 && result->planned_bytes[0] == result->measured_bytes[0]);
+    check_weights(hapt_arena_printf(&arena, "%s/one", folder));
+}
+
+/* Random cuts between operators, any of 1, 2 ranks a stage, as many as there are. */
+static struct shape random_shape(uint64_t *random)
+{
+    struct shape shape = {.microbatches = 4, .schedule = (enum hapt_schedule_kind)(hapt_random_next(random) % 4)};
+    int left = test_env.world_size;
+    const int stages = 1 + (int)(hapt_random_next(random) % (uint64_t)left);
+    for (int s = 0; s < stages; s++) {
+        const bool two = left - 2 >= stages - s - 1 && hapt_random_next(random) % 2;
+        shape.size[s] = two ? 2 : 1;
+        left -= shape.size[s];
+    }
+    shape.stages = stages;
+    int end = 0;
+    for (int s = 0; s < stages; s++) {
+        const int after = stages - s - 1, most = model->graph->forward_count - after;
+        end = after == 0 ? most : end + 1 + (int)(hapt_random_next(random) % (uint64_t)((most - end) < 12 ? most - end : 12));
+        shape.end[s] = end;
+    }
+    return shape;
+}
+
+static void random_plans(void)
+{
+    uint64_t random = 17;
+    const int rounds = test_long() ? 200 : test_env.world_size == 1 ? 1 : 8;
+    for (int round = 0; round < rounds; round++) {
+        const struct shape shape = random_shape(&random);
+        struct hapt_train_result *result = train(&shape, make_config("random", reference_options), NULL);
+        if (!result) return;
+        const double difference = worst(result->history.loss, fp64, STEPS);
+        if (!CHECK_MESSAGE(difference < 1e-5, "round %d: losses are %g away", round, difference))
+            for (int s = 0; s < shape.stages; s++)
+                fprintf(stderr, "  stage %d: up to operator %d on %d\n", s, shape.end[s], shape.size[s]);
+    }
+}
+
+/* Two stages where ranks allow, the cut inside a block: activations and gradients of the residual pass by. */
+static struct shape pipeline(enum hapt_schedule_kind kind)
+{
+    struct shape shape = one_rank();
+    const int stages = test_env.world_size < 3 ? test_env.world_size : 3;
+    shape.schedule = kind;
+    shape.stages = stages;
+    for (int s = 0; s < stages; s++) {
+        shape.size[s] = s == stages - 1 && test_env.world_size == 4 ? 2 : 1;
+        shape.end[s] = s == stages - 1 ? model->graph->forward_count : 4 + 9 * s;
+    }
+    return shape;
+}
+
+static void schedules_agree_bitwise(void)
+{
+    double first[STEPS];
+    for (int kind = HAPT_SCHEDULE_GPIPE; kind <= HAPT_SCHEDULE_H1F1B; kind++) {
+        const struct shape shape = pipeline((enum hapt_schedule_kind)kind);
+        struct hapt_train_result *result = train(&shape, make_config("schedule", reference_options), NULL);
+        if (!result) return;
+        if (kind == HAPT_SCHEDULE_GPIPE) memcpy(first, result->history.loss, sizeof first);
+        CHECK_MESSAGE(!memcmp(first, result->history.loss, sizeof first), "%s gives other bits than gpipe",
+                      hapt_schedule_kind_name((enum hapt_schedule_kind)kind));
+    }
+}
+
+static void resume_is_bitwise(void)
+{
+    const struct shape shape = pipeline(HAPT_SCHEDULE_H1F1B);
+    const char *stopped[64], *resumed[64];
+    int count = 0;
+    for (; reference_options[count]; count++) stopped[count] = resumed[count] = reference_options[count];
+    stopped[count] = "--stop-after";
+    stopped[count + 1] = "10";
+    resumed[count] = "--resume";
+    stopped[count + 2] = resumed[count + 1] = NULL;
+    struct hapt_train_result *whole = train(&shape, make_config("whole", reference_options), NULL);
+    struct hapt_train_result *half = train(&shape, make_config("halves", stopped), NULL);
+    if (!whole || !half) return;
+    CHECK(half->history.count == 10);
+    struct hapt_checkpoint *checkpoint = NULL;
+    struct hapt_config *config = make_config("halves", resumed);
+    CHECK_OK(hapt_train_resume(&test_env, config, &arena, &checkpoint));
+    CHECK(checkpoint && checkpoint->step == 10);
+    if (!checkpoint) return;
+    struct hapt_train_result *rest = train(&shape, config, checkpoint);
+    if (!rest) return;
+    CHECK(rest->first_step == 10 && rest->history.count == STEPS);
+    CHECK(!memcmp(rest->history.loss, whole->history.loss, sizeof fp64));
+    CHECK(!memcmp(rest->history.gradient_norm, whole->history.gradient_norm, sizeof fp64));
+    struct hapt_checkpoint *a = NULL, *b = NULL;
+    CHECK_OK(hapt_checkpoint_find(&test_env, whole->checkpoint, &arena, &a));
+    CHECK_OK(hapt_checkpoint_find(&test_env, rest->checkpoint, &arena, &b));
+    for (int s = 0; a && b && s < a->shard_count; s++) CHECK(a->size[s] == b->size[s]);
+    for (int t = 0; t < model->graph->tensor_count; t++) {
+        const struct hapt_tensor *tensor = &model->graph->tensor[t];
+        if (tensor->kind != HAPT_TENSOR_PARAMETER) continue;
+        const int64_t elements = hapt_tensor_elements(tensor);
+        float *x = hapt_arena_alloc(&arena, (size_t)elements, 4), *y = hapt_arena_alloc(&arena, (size_t)elements, 4);
+        for (int state = -1; state < 2; state++) {
+            CHECK_OK(hapt_checkpoint_read(a, tensor->name, state, elements, x));
+            CHECK_OK(hapt_checkpoint_read(b, tensor->name, state, elements, y));
+            CHECK_MESSAGE(!memcmp(x, y, (size_t)elements * 4), "%s (state %d) differs", tensor->name, state);
+        }
+    }
+}
+
+/* Clipping, momentum and a schedule of the learning rate see the whole model, however it is cut. */
+static void optimizers_agree(void)
+{
+    static const char *const option[][24] = {
+        {"--data", REFERENCE, "--steps", "12", "--optimizer", "sgd", "--learning-rate", "0.5", "--momentum", "0.9",
+         "--clip-norm", "0.5", "--warmup-steps", "4", NULL},
+        {"--data", REFERENCE, "--steps", "12", "--optimizer", "adamw", "--learning-rate", "3e-3", "--clip-norm", "0.1",
+         "--warmup-steps", "4", "--min-lr-ratio", "0.2", NULL}};
+    for (int o = 0; o < 2; o++) {
+        const struct shape alone = one_rank(), piped = pipeline(HAPT_SCHEDULE_H1F1B);
+        struct hapt_train_result *a = train(&alone, make_config("a", option[o]), NULL);
+        struct hapt_train_result *b = train(&piped, make_config("b", option[o]), NULL);
+        if (!a || !b) return;
+        CHECK_MESSAGE(worst(b->history.loss, a->history.loss, 12) < 1e-5, "losses are %g away",
+                      worst(b->history.loss, a->history.loss, 12));
+        CHECK_MESSAGE(worst(b->history.gradient_norm, a->history.gradient_norm, 12) < 1e-4, "norms are %g away",
+                      worst(b->history.gradient_norm, a->history.gradient_norm, 12));
+        CHECK(a->history.learning_rate[0] < a->history.learning_rate[3]);
+        CHECK(a->history.learning_rate[11] < a->history.learning_rate[4]);
+        CHECK(a->history.loss[11] < a->history.loss[0]);
+    }
+}
+
+/* Slowed devices and paced links change the time, not a bit. */
+static void rehearsal_changes_no_bit(void)
+{
+    struct shape shape = pipeline(HAPT_SCHEDULE_H1F1B);
+    struct hapt_train_result *plain = train(&shape, make_config("plain", reference_options), NULL);
+    shape.bandwidth = 20e6;
+    shape.slowdown = 1.5;
+    struct hapt_train_result *slow = train(&shape, make_config("slow", reference_options), NULL);
+    if (!plain || !slow) return;
+    CHECK(!memcmp(plain->history.loss, slow->history.loss, sizeof fp64));
+    if (test_env.world_rank != 0) return;
+    for (int64_t i = 0; i < STEPS * shape.stages; i++) CHECK(slow->busy_s[i] >= 0 && slow->idle_s[i] >= 0);
+    if (shape.stages > 1) CHECK(slow->comm_s[shape.stages] > 4 * 2 * 64 * 64 * 4 / 20e6);
+}
+
+static void refusals(void)
+{
+    struct shape shape = one_rank();
+    struct hapt_train_result *result = NULL;
+    const char *const options[] = {"--data", REFERENCE, "--steps", "3", NULL};
+    const char *const many[] = {"--data", REFERENCE, "--steps", "21", NULL};
+    const char *const none[] = {"--steps", "3", NULL};
+    const char *const hot[] = {"--data", REFERENCE, "--steps", "20", "--learning-rate", "1e6", "--lr-schedule", "constant",
+                               "--clip-norm", "0", NULL};
+    shape.microbatches = 3; /* 6 rows a step; the batches have 8 */
+    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("r", options), &arena,
+                         &result) == HAPT_ERR_INPUT);
+    hapt_fail_reset();
+    shape.microbatches = 4;
+    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("r", many), &arena,
+                         &result) == HAPT_ERR_INPUT);
+    hapt_fail_reset();
+    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("r", none), &arena,
+                         &result) == HAPT_ERR_INPUT);
+    hapt_fail_reset();
+    /* A loss that is not finite stops before the update, with a checkpoint. */
+    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("hot", hot), &arena,
+                         &result) == HAPT_ERR_INPUT);
+    hapt_fail_reset();
+    struct hapt_checkpoint *checkpoint = NULL;
+    CHECK_OK(hapt_checkpoint_find(&test_env, hapt_arena_printf(&arena, "%s/hot", folder), &arena, &checkpoint));
+    CHECK(checkpoint && checkpoint->step >= 1 && checkpoint->step < 20);
+}
+
+int main(int argc, char **argv)
+{
+    test_init_mpi(&argc, &argv);
+    hapt_arena_init(&arena);
+    make_model();
+    if (model) {
+        RUN(one_rank_against_pytorch);
+        RUN(random_plans);
+        RUN(schedules_agree_bitwise);
+        RUN(resume_is_bitwise);
+        RUN(optimizers_agree);
+        RUN(rehearsal_changes_no_bit);
+        RUN(refusals);
+    }
+    MPI_Barrier(test_env.world);
+    if (test_env.world_rank == 0 && system(hapt_arena_printf(&arena, "rm -rf %s", folder))) fprintf(stderr, "rm failed\n");
+    hapt_arena_release(&arena);
+    return test_finish();
+}
