@@ -591,12 +591,80 @@ static void frozen_parameters(void)
     CHECK(graph->op_count == before);
 }
 
+/* PyTorch's run in double precision (tests/data/gpt-small.h5: 20 AdamW steps of a small GPT), from the graph alone. */
+static void pytorch_losses(void)
+{
+    enum { ROWS = 8, T = 64, MICROBATCH = 2 };
+    const char *path = "tests/data/gpt-small.h5";
+    const char *argv[] = {"hapt", "model", "gpt", "--output", "x.h5", "--layers", "2", "--hidden", "64", "--heads", "4",
+                          "--sequence", "64", "--vocab", "256", "--microbatch", "2", "--tied-embeddings", "yes"};
+    struct hapt_config *config = NULL;
+    struct hapt_model *model = NULL;
+    struct hapt_h5 *file = NULL;
+    void *batches = NULL, *losses = NULL;
+    int64_t shape[3] = {-1, ROWS, T + 1}, steps[1] = {-1};
+    CHECK_OK(hapt_config_parse((int)(sizeof argv / sizeof argv[0]), (char **)argv, &arena, &config));
+    CHECK_OK(hapt_model_build("gpt", config, &arena, &model));
+    CHECK_OK(hapt_h5_open(path, NULL, 1, true, &file));
+    if (!model || !file) return;
+    CHECK_OK(hapt_h5_read(file, "/batches", HAPT_H5_I32, 3, shape, 1 << 20, &arena, &batches));
+    CHECK_OK(hapt_h5_read(file, "/loss_fp64", HAPT_H5_F64, 1, steps, 1 << 20, &arena, &losses));
+    const struct hapt_graph *graph = model->graph;
+    const struct subject subject = subject_of(graph, 256, 1);
+    double **moment = hapt_arena_alloc(&arena, (size_t)graph->tensor_count * 2, sizeof *moment);
+    int tokens = -1, targets = -1;
+    for (int t = 0; t < graph->tensor_count; t++) {
+        const struct hapt_tensor *tensor = &graph->tensor[t];
+        if (tensor->role == HAPT_ROLE_TOKENS) tokens = t;
+        if (tensor->role == HAPT_ROLE_TARGETS) targets = t;
+        if (tensor->role == HAPT_ROLE_LOSS_SCALE) subject.given[t][0] = 1.0 / (ROWS * T);
+        if (tensor->kind != HAPT_TENSOR_PARAMETER) continue;
+        char name[128];
+        const int64_t count = hapt_tensor_elements(tensor);
+        float *value = hapt_arena_alloc(&arena, (size_t)count, sizeof *value);
+        snprintf(name, sizeof name, "/parameters/%s", tensor->name);
+        CHECK_OK(hapt_h5_read_rows(file, name, HAPT_H5_F32, 0, tensor->shape[0], value));
+        for (int64_t i = 0; i < count; i++) subject.given[t][i] = value[i];
+        for (int k = 0; k < 2; k++) moment[2 * t + k] = hapt_arena_alloc(&arena, (size_t)count, sizeof(double));
+    }
+    hapt_h5_close(file);
+    for (int step = 0; step < (test_long() ? 20 : 3); step++) {
+        const struct memory sums = memory_with(&subject);
+        double loss = 0;
+        for (int first = 0; first < ROWS; first += MICROBATCH) {
+            for (int i = 0; i < MICROBATCH * T; i++) {
+                const int32_t *row = (const int32_t *)batches + ((int64_t)step * ROWS + first + i / T) * (T + 1);
+                subject.given[tokens][i] = row[i % T];
+                subject.given[targets][i] = row[i % T + 1];
+            }
+            struct memory memory = {hapt_arena_alloc(&arena, (size_t)graph->tensor_count, sizeof(double *))};
+            memcpy(memory.value, sums.value, (size_t)graph->tensor_count * sizeof(double *));
+            for (int op = 0; op < graph->op_count; op++) run_op(graph, op, &memory);
+            loss += memory.value[graph->loss][0] / (ROWS * T);
+        }
+        /* The same arithmetic up to the order of sums. */
+        CHECK_NEAR(loss, ((const double *)losses)[step], 1e-10);
+        for (int t = 0; t < graph->tensor_count; t++) {
+            if (graph->tensor[t].kind != HAPT_TENSOR_PARAMETER) continue;
+            for (int64_t i = 0; i < elements(graph, t); i++) {
+                const double gradient = sums.value[graph->tensor[t].gradient][i];
+                double *m = &moment[2 * t][i], *v = &moment[2 * t + 1][i], *w = &subject.given[t][i];
+                *m = 0.9 * *m + 0.1 * gradient;
+                *v = 0.95 * *v + 0.05 * gradient * gradient;
+                *w -= 1e-3 * (graph->tensor[t].dims >= 2 ? 0.1 : 0) * *w;
+                *w -= 1e-3 * (*m / (1 - pow(0.9, step + 1))) / (sqrt(*v / (1 - pow(0.95, step + 1))) + 1e-8);
+            }
+        }
+    }
+}
+
 int main(int argc, char **argv)
 {
     test_init(&argc, &argv);
     hapt_arena_init(&arena);
     RUN(gpt_gradients);
     RUN(gpt_shares_the_residual_gradient);
+    RUN(pytorch_losses);
     RUN(random_graphs);
     RUN(frozen_parameters);
     hapt_arena_release(&arena);
