@@ -247,8 +247,8 @@ static double loss_at(const struct hapt_model *model, struct stage *stage, int t
 }
 
 /* Directional derivatives of every parameter against central differences of fourth order. The loss (about 100) comes in fp32:
- * its rounding, 4e-6, over a step that changes it by about 1 leaves 1e-5; the forward's own rounding, curvature and the small
- * share of the direction in some tensors make that up to 2e-3 of the derivative along the gradient. */
+ * its rounding, 4e-6, over a step that changes it by about 0.5 leaves 1e-5; the forward's own rounding makes that up to 7e-5 of
+ * the derivative along the gradient here, 3e-4 with other roundings. */
 static void finite_differences(void)
 {
     struct hapt_arena arena;
@@ -280,7 +280,7 @@ static void finite_differences(void)
         const double derivative = (8 * near - far) / (12 * step) / 64;
         loss_at(model, &stage, t, base, direction, 0);
         const double apart = fabs(derivative - norm) / norm;
-        CHECK_MESSAGE(apart < 2e-3, "%s: %g by differences, %g by the engine", graph->tensor[t].name, derivative, norm);
+        CHECK_MESSAGE(apart < 3e-4, "%s: %g by differences, %g by the engine", graph->tensor[t].name, derivative, norm);
         checked++;
     }
     CHECK(checked == 2 * 12 + 4);

@@ -1,0 +1,499 @@
+/*
+ * Measured profiles (HAPT 5.1, the zero-redundant profiler).
+ *
+ * Subclusters of one back end on one host form a class and share measurements (CPU time; their slowdowns are factors). A class
+ * measures every item once per round; rounds are interleaved over all items and rotate over the ranks, so that neither a
+ * slow moment nor a slow core meets one item alone; the median of the rounds counts.
+ *
+ * Every number comes from engine runs. Single layers are timed first; they tell how many rounds the budget allows. When it allows
+ * fewer than MIN_ROUNDS of all items, a sample of them is timed directly and the others are sums of their layers, times the
+ * median ratio of direct time to sum among sampled items of about their length.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "hapt/progress.h"
+#include "reduce.h"
+#include "window.h"
+
+enum { MIN_ROUNDS = 3, MAX_ROUNDS = 7, LAYER_ROUNDS = 3 };
+#define WARM_SECONDS 0.005 /* shorter items run once untimed before: in a stage they find their weights in the cache */
+#define BUDGET_SHARE 0.7   /* of --profile-seconds, for the rounds: reserving, layers and links take the rest */
+
+struct measure {
+    const struct hapt_env *env;
+    const struct hapt_cluster *cluster;
+    const struct candidates *candidates;
+    const struct hapt_config *config;
+    struct hapt_arena *scratch;
+    int threads;
+    int class_count;
+    int class_of[HAPT_MAX_SUBCLUSTERS];
+    int my_class;        /* -1: idle rank */
+    int active, actives; /* my place among the ranks of my class that measure (-1: none), and their number */
+    bool leads;          /* lowest rank of its class */
+    struct item_memory *memory; /* [class][item] */
+    struct item_time *time;     /* [class][item] CPU time without slowdown */
+    bool *needed;               /* [item] in my class */
+    double *layer_s;            /* [degree][L] seconds of a single layer, in my class */
+    struct windows windows;
+    int *order, count;          /* items to time, dearest first */
+    int rounds;
+    double sampled_share;       /* of my class's items that are timed directly */
+    double *sample;             /* [item][MAX_ROUNDS][2] */
+    struct reduce_table reduce;
+};
+
+static struct item_memory *memory_of(const struct measure *measure, int class, int item)
+{
+    return &measure->memory[(size_t)class * (size_t)measure->candidates->item_count + (size_t)item];
+}
+
+static struct item_time *time_of(const struct measure *measure, int class, int item)
+{
+    return &measure->time[(size_t)class * (size_t)measure->candidates->item_count + (size_t)item];
+}
+
+static enum hapt_status sum_over_ranks(const struct measure *measure, double *data, size_t count)
+{
+    /* Rarely more than a few megabytes; each element comes from one rank, all others give 0. */
+    for (size_t done = 0; done < count;) {
+        const size_t part = count - done > ((size_t)1 << 24) ? (size_t)1 << 24 : count - done;
+        HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, data + done, (int)part, MPI_DOUBLE, MPI_SUM, measure->env->world));
+        done += part;
+    }
+    return HAPT_OK;
+}
+
+/* ---- classes: who shares measurements, who measures ---- */
+
+struct seat { int node_index, node_rank, threads, cores; };
+
+static enum hapt_status find_classes(struct measure *measure)
+{
+    const struct hapt_env *env = measure->env;
+    const struct hapt_cluster *cluster = measure->cluster;
+    const struct seat mine = {env->node_index, env->node_rank, measure->threads, env->cores};
+    struct seat *seat;
+    HAPT_NEW(seat, measure->scratch, env->world_size);
+    HAPT_MPI(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, seat, sizeof mine, MPI_BYTE, env->world));
+    for (int c = 0; c < cluster->count; c++) {
+        measure->class_of[c] = -1;
+        for (int other = 0; other < c && measure->class_of[c] < 0; other++) {
+            const struct hapt_subcluster *a = &cluster->subcluster[c], *b = &cluster->subcluster[other];
+            if (strcmp(a->device.backend, b->device.backend) == 0 &&
+                seat[a->ranks[0]].node_index == seat[b->ranks[0]].node_index)
+                measure->class_of[c] = measure->class_of[other];
+        }
+        if (measure->class_of[c] < 0) measure->class_of[c] = measure->class_count++;
+    }
+    const int subcluster = cluster->subcluster_of_rank[env->world_rank];
+    measure->my_class = subcluster < 0 ? -1 : measure->class_of[subcluster];
+    measure->active = -1;
+    int members = 0, active = 0;
+    bool fits_core = false, found_lead = false;
+    for (int pass = 0; pass < 2 && measure->my_class >= 0 && active == 0; pass++) {
+        for (int r = 0; r < env->world_size; r++) {
+            const int its = cluster->subcluster_of_rank[r];
+            if (its < 0 || measure->class_of[its] != measure->my_class) continue;
+            if (!found_lead) measure->leads = r == env->world_rank;
+            found_lead = true;
+            members++;
+            /* No more ranks of a host measure at once than its cores carry: others would only disturb their caches. */
+            fits_core = pass == 1 || (seat[r].node_rank + 1) * seat[r].threads <= seat[r].cores;
+            if (!fits_core) continue;
+            if (r == env->world_rank) measure->active = active;
+            active++;
+        }
+    }
+    measure->actives = active;
+    HAPT_ASSERT(measure->my_class < 0 || (members > 0 && active > 0));
+    return HAPT_OK;
+}
+
+/* ---- memory and the items of interest ---- */
+
+static enum hapt_status plan_items(struct measure *measure, const struct hapt_engine_options *options)
+{
+    if (!measure->leads) return HAPT_OK;
+    for (int item = 0; item < measure->candidates->item_count; item++)
+        HAPT_TRY(candidates_plan_memory(measure->candidates, item, options, memory_of(measure, measure->my_class, item)));
+    return HAPT_OK;
+}
+
+/* Marks what some subcluster of my class can use, and every single layer: sums are made of them. */
+static void mark_needed(struct measure *measure, struct hapt_submesh *submesh)
+{
+    const struct candidates *candidates = measure->candidates;
+    const int L = candidates->layer_count;
+    for (int c = 0; c < measure->cluster->count; c++) {
+        if (measure->class_of[c] != measure->my_class) continue;
+        const struct hapt_subcluster *subcluster = &measure->cluster->subcluster[c];
+        const int count = candidates_submeshes(subcluster, submesh);
+        for (int s = 0; s < count; s++) {
+            const int degree = candidates_degree(candidates, submesh[s].n * submesh[s].m);
+            for (int i = 0; degree >= 0 && i < L; i++) {
+                for (int j = i; j < L; j++) {
+                    const int item = candidates_item(candidates, degree, i, j);
+                    if (i == j || candidates_wanted(candidates, c, submesh[s], i, j,
+                                                    memory_of(measure, measure->my_class, item)))
+                        measure->needed[item] = true;
+                }
+            }
+        }
+    }
+}
+
+static double class_memory(const struct measure *measure)
+{
+    double most = 0;
+    for (int c = 0; c < measure->cluster->count; c++)
+        if (measure->class_of[c] == measure->my_class)
+            most = fmax(most, measure->cluster->subcluster[c].device.memory_bytes);
+    return most;
+}
+
+/* ---- timing ---- */
+
+static int compare_doubles(const void *a, const void *b)
+{
+    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
+}
+
+static double median(double *value, int count)
+{
+    qsort(value, (size_t)count, sizeof *value, compare_doubles);
+    return count % 2 ? value[count / 2] : 0.5 * (value[count / 2 - 1] + value[count / 2]);
+}
+
+static double *sample_of(const struct measure *measure, int item, int round)
+{
+    return &measure->sample[((size_t)item * MAX_ROUNDS + (size_t)round) * 2];
+}
+
+static double sum_of_layers(const struct measure *measure, int item)
+{
+    const struct candidates *candidates = measure->candidates;
+    const int structure = item / candidates->degree_count, degree = item % candidates->degree_count;
+    double sum = 0;
+    for (int l = candidates->first[structure]; l <= candidates->last[structure]; l++)
+        sum += measure->layer_s[degree * candidates->layer_count + l];
+    return sum;
+}
+
+/* My part of some rounds over a list of items. */
+static enum hapt_status run_rounds(struct measure *measure, const int *order, int count, int rounds, const char *what)
+{
+    struct hapt_progress progress;
+    enum hapt_status status = HAPT_OK;
+    hapt_progress_init(&progress, measure->env, what, (long)rounds * count);
+    for (int round = 0; round < rounds && measure->active >= 0; round++) {
+        for (int k = 0; k < count && status == HAPT_OK; k++) {
+            hapt_progress_update(&progress, (long)round * count + k, "");
+            if ((k + round) % measure->actives != measure->active) continue;
+            double *sample = sample_of(measure, order[k], round), unused[2];
+            if (sum_of_layers(measure, order[k]) < WARM_SECONDS)
+                status = windows_time(&measure->windows, order[k], &unused[0], &unused[1]);
+            if (status == HAPT_OK) status = windows_time(&measure->windows, order[k], &sample[0], &sample[1]);
+        }
+    }
+    hapt_progress_update(&progress, (long)rounds * count, "");
+    hapt_progress_release(&progress);
+    return status;
+}
+
+/* Collective end of some rounds: all samples of my class to all ranks of it. */
+static enum hapt_status share_samples(struct measure *measure, MPI_Comm class_comm, enum hapt_status status)
+{
+    HAPT_TRY(reduce_meet(measure->env->world));
+    HAPT_TRY(hapt_env_agree(measure->env->world, status));
+    if (measure->my_class < 0) return HAPT_OK;
+    const int count = measure->candidates->item_count * MAX_ROUNDS * 2;
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, measure->sample, count, MPI_DOUBLE, MPI_SUM, class_comm));
+    return HAPT_OK;
+}
+
+static struct item_time median_of_rounds(const struct measure *measure, int item, int rounds)
+{
+    double forward[MAX_ROUNDS], backward[MAX_ROUNDS];
+    for (int r = 0; r < rounds; r++) {
+        forward[r] = sample_of(measure, item, r)[0];
+        backward[r] = sample_of(measure, item, r)[1];
+    }
+    return (struct item_time){.forward_s = median(forward, rounds), .backward_s = median(backward, rounds)};
+}
+
+static enum hapt_status time_layers(struct measure *measure, MPI_Comm class_comm)
+{
+    const struct candidates *candidates = measure->candidates;
+    const int L = candidates->layer_count, D = candidates->degree_count;
+    int *order, count = 0;
+    HAPT_NEW(order, measure->scratch, candidates->item_count);
+    for (int item = 0; item < candidates->item_count; item++)
+        if (measure->needed[item] && candidates->first[item / D] == candidates->last[item / D]) order[count++] = item;
+    const enum hapt_status status = run_rounds(measure, order, count, LAYER_ROUNDS, "timing layers");
+    HAPT_TRY(share_samples(measure, class_comm, status));
+    for (int d = 0; d < D && measure->my_class >= 0; d++)
+        for (int l = 0; l < L; l++) {
+            const int item = candidates_item(candidates, d, l, l);
+            if (!measure->needed[item]) continue;
+            const struct item_time time = median_of_rounds(measure, item, LAYER_ROUNDS);
+            measure->layer_s[d * L + l] = time.forward_s + time.backward_s;
+            *time_of(measure, measure->my_class, item) = time;
+        }
+    memset(measure->sample, 0, (size_t)candidates->item_count * MAX_ROUNDS * 2 * sizeof *measure->sample);
+    return HAPT_OK;
+}
+
+struct priced { double cost; uint64_t lot; int item; };
+
+static int by_lot(const void *a, const void *b)
+{
+    const struct priced *x = a, *y = b;
+    return (x->lot > y->lot) - (x->lot < y->lot);
+}
+
+static int by_cost(const void *a, const void *b)
+{
+    const struct priced *x = a, *y = b;
+    if (x->cost != y->cost) return x->cost > y->cost ? -1 : 1;
+    return x->item - y->item;
+}
+
+/* Which items to time, and how many rounds: all of them when MIN_ROUNDS of all fit the budget, else a drawn sample. */
+static enum hapt_status choose_sample(struct measure *measure)
+{
+    const struct candidates *candidates = measure->candidates;
+    struct priced *priced;
+    double total = 0, kept = 0;
+    int all = 0;
+    HAPT_NEW(measure->order, measure->scratch, candidates->item_count);
+    HAPT_NEW(priced, measure->scratch, candidates->item_count);
+    for (int item = 0; item < candidates->item_count; item++) {
+        if (!measure->needed[item]) continue;
+        const double once = sum_of_layers(measure, item);
+        priced[all++] = (struct priced){once < WARM_SECONDS ? 2 * once : once, hapt_hash(3, &item, sizeof item), item};
+        total += priced[all - 1].cost;
+    }
+    /* In each round every active rank does its part at the same time; thread CPU time is wall time when cores suffice. */
+    const double budget = BUDGET_SHARE * hapt_config_real(measure->config, "profile-seconds") * measure->actives;
+    qsort(priced, (size_t)all, sizeof *priced, by_lot);
+    while (measure->count < all &&
+           (measure->count < 8 || (kept + priced[measure->count].cost) * MIN_ROUNDS <= budget))
+        kept += priced[measure->count++].cost;
+    qsort(priced, (size_t)measure->count, sizeof *priced, by_cost);
+    for (int k = 0; k < measure->count; k++) measure->order[k] = priced[k].item;
+    const double rounds = kept > 0 ? floor(budget / kept) : MAX_ROUNDS;
+    measure->rounds = (int)fmin(fmax(rounds, MIN_ROUNDS), MAX_ROUNDS);
+    measure->sampled_share = all > 0 ? (double)measure->count / all : 1;
+    return HAPT_OK;
+}
+
+/* Direct time over sum of layers: the median among timed items of this device count whose length is within a factor of 2. */
+static double ratio_for(const struct measure *measure, const bool *timed, int item, double *buffer)
+{
+    const struct candidates *candidates = measure->candidates;
+    const int D = candidates->degree_count;
+    const int length = candidates->last[item / D] - candidates->first[item / D] + 1;
+    for (int wide = 0; wide < 2; wide++) {
+        int count = 0;
+        for (int other = item % D; other < candidates->item_count; other += D) {
+            const int its = candidates->last[other / D] - candidates->first[other / D] + 1;
+            if (!timed[other] || (!wide && (its > 2 * length || length > 2 * its))) continue;
+            const struct item_time *time = time_of(measure, measure->my_class, other);
+            const double sum = sum_of_layers(measure, other);
+            if (sum > 0) buffer[count++] = (time->forward_s + time->backward_s) / sum;
+        }
+        if (count >= 3 || (wide && count > 0)) return median(buffer, count);
+    }
+    return 1;
+}
+
+static enum hapt_status settle_times(struct measure *measure)
+{
+    const struct candidates *candidates = measure->candidates;
+    const int D = candidates->degree_count;
+    bool *timed;
+    double *buffer;
+    HAPT_NEW(timed, measure->scratch, candidates->item_count);
+    HAPT_NEW(buffer, measure->scratch, candidates->item_count);
+    for (int k = 0; k < measure->count; k++) {
+        timed[measure->order[k]] = true;
+        *time_of(measure, measure->my_class, measure->order[k]) =
+            median_of_rounds(measure, measure->order[k], measure->rounds);
+    }
+    for (int item = 0; item < candidates->item_count; item++) {
+        if (!measure->needed[item] || timed[item]) continue;
+        const double ratio = ratio_for(measure, timed, item, buffer);
+        struct item_time sum = {0};
+        for (int l = candidates->first[item / D]; l <= candidates->last[item / D]; l++) {
+            const struct item_time *layer =
+                time_of(measure, measure->my_class, candidates_item(candidates, item % D, l, l));
+            sum.forward_s += ratio * layer->forward_s;
+            sum.backward_s += ratio * layer->backward_s;
+        }
+        if (candidates->first[item / D] != candidates->last[item / D])
+            *time_of(measure, measure->my_class, item) = sum;
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status time_updates(struct measure *measure, double *s_per_element)
+{
+    *s_per_element = 0;
+    if (measure->active != 0) return HAPT_OK;
+    return windows_time_update(&measure->windows, measure->order[0], s_per_element);
+}
+
+/* What the ranks of a class know, to everybody. */
+static enum hapt_status publish(struct measure *measure, double s_per_element)
+{
+    const struct candidates *candidates = measure->candidates;
+    for (int item = 0; item < candidates->item_count && measure->my_class >= 0; item++) {
+        struct item_time *time = time_of(measure, measure->my_class, item);
+        time->update_s = s_per_element * memory_of(measure, measure->my_class, item)->trained_elements;
+        if (!measure->leads) *time = (struct item_time){0};
+    }
+    return sum_over_ranks(measure, (double *)measure->time,
+                          (size_t)measure->class_count * (size_t)candidates->item_count * sizeof *measure->time /
+                              sizeof(double));
+}
+
+static enum hapt_status run_class(struct measure *measure, MPI_Comm class_comm)
+{
+    double s_per_element = 0;
+    HAPT_TRY(time_layers(measure, class_comm));
+    enum hapt_status status = measure->my_class >= 0 ? choose_sample(measure) : HAPT_OK;
+    HAPT_TRY(hapt_env_agree(measure->env->world, status));
+    status = run_rounds(measure, measure->order, measure->count, measure->rounds, "timing candidates");
+    HAPT_TRY(share_samples(measure, class_comm, status));
+    if (measure->my_class >= 0) status = settle_times(measure);
+    if (status == HAPT_OK) status = time_updates(measure, &s_per_element);
+    HAPT_TRY(hapt_env_agree(measure->env->world, status));
+    if (measure->my_class >= 0)
+        HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &s_per_element, 1, MPI_DOUBLE, MPI_MAX, class_comm));
+    return publish(measure, s_per_element);
+}
+
+/* ---- the whole ---- */
+
+static double all_reduce(const void *context, int subcluster, int index, struct hapt_submesh submesh, double bytes)
+{
+    const struct measure *measure = context;
+    (void)submesh;
+    return reduce_measured_s(&measure->reduce, subcluster, index, bytes);
+}
+
+static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *result, struct hapt_profile **profile)
+{
+    const struct candidates *candidates = measure->candidates;
+    struct item_memory **memory;
+    struct item_time **time;
+    HAPT_NEW(memory, measure->scratch, measure->cluster->count);
+    HAPT_NEW(time, measure->scratch, measure->cluster->count);
+    for (int c = 0; c < measure->cluster->count; c++) {
+        const double slowdown = fmax(measure->cluster->subcluster[c].device.slowdown, 1);
+        memory[c] = memory_of(measure, measure->class_of[c], 0);
+        HAPT_NEW(time[c], measure->scratch, candidates->item_count);
+        for (int item = 0; item < candidates->item_count; item++) {
+            const struct item_time *cpu = time_of(measure, measure->class_of[c], item);
+            time[c][item] = (struct item_time){slowdown * cpu->forward_s, slowdown * cpu->backward_s,
+                                               slowdown * cpu->update_s};
+        }
+    }
+    return candidates_fill(candidates, memory, time, all_reduce, measure, result, profile);
+}
+
+static enum hapt_status set_up(struct measure *measure, struct hapt_engine_options *options)
+{
+    const struct candidates *candidates = measure->candidates;
+    const size_t cells = (size_t)measure->class_count * (size_t)candidates->item_count;
+    HAPT_NEW(measure->memory, measure->scratch, cells);
+    HAPT_NEW(measure->time, measure->scratch, cells);
+    HAPT_NEW(measure->needed, measure->scratch, candidates->item_count);
+    HAPT_NEW(measure->layer_s, measure->scratch, (size_t)candidates->degree_count * (size_t)candidates->layer_count);
+    HAPT_NEW(measure->sample, measure->scratch, (size_t)candidates->item_count * MAX_ROUNDS * 2);
+    *options = (struct hapt_engine_options){.threads = measure->threads, .state_count = candidates->state_count,
+                                            .slots = 1};
+    if (measure->my_class < 0) return HAPT_OK;
+    const int mine = measure->cluster->subcluster_of_rank[measure->env->world_rank];
+    const char *name = measure->cluster->subcluster[mine].device.backend;
+    const char *reason = "";
+    options->backend = hapt_backend_find(name);
+    const int devices = options->backend ? options->backend->device_count(&reason) : 0;
+    if (devices < 1)
+        return hapt_fail(HAPT_ERR_INPUT, "plan for such devices with `hapt plan --input M --cluster C`, or --predict yes",
+                         "rank %d has no %s device to measure on (%s)", measure->env->world_rank, name, reason);
+    HAPT_TRY(options->backend->open(measure->env->node_rank % devices, measure->threads, 0, &options->device));
+    return plan_items(measure, options);
+}
+
+static enum hapt_status choose_windows(struct measure *measure, const struct hapt_engine_options *options)
+{
+    if (measure->my_class < 0) return HAPT_OK;
+    struct hapt_submesh *submesh;
+    int most = 0;
+    for (int c = 0; c < measure->cluster->count; c++) {
+        const int count = candidates_submeshes(&measure->cluster->subcluster[c], NULL);
+        if (count > most) most = count;
+    }
+    HAPT_NEW(submesh, measure->scratch, most);
+    mark_needed(measure, submesh);
+    return windows_choose(measure->candidates, options, class_memory(measure),
+                          memory_of(measure, measure->my_class, 0), measure->needed, measure->scratch,
+                          &measure->windows);
+}
+
+static enum hapt_status measure_all(struct measure *measure, struct hapt_engine_options *options,
+                                    struct hapt_arena *result, struct hapt_profile **profile)
+{
+    const struct hapt_env *env = measure->env;
+    HAPT_TRY(find_classes(measure));
+    HAPT_TRY(hapt_env_agree(env->world, set_up(measure, options)));
+    HAPT_TRY(sum_over_ranks(measure, (double *)measure->memory,
+                            (size_t)measure->class_count * (size_t)measure->candidates->item_count *
+                                sizeof *measure->memory / sizeof(double)));
+    HAPT_TRY(hapt_env_agree(env->world, choose_windows(measure, options)));
+    HAPT_TRY(reduce_measure(env, measure->cluster, hapt_config_real(measure->config, "timeout"), measure->scratch,
+                            &measure->reduce));
+    MPI_Comm class_comm;
+    HAPT_MPI(MPI_Comm_split(env->world, measure->my_class < 0 ? MPI_UNDEFINED : measure->my_class, env->world_rank,
+                            &class_comm));
+    const enum hapt_status status = run_class(measure, class_comm);
+    if (class_comm != MPI_COMM_NULL) MPI_Comm_free(&class_comm);
+    HAPT_TRY(status);
+    return hapt_env_agree(env->world, make_tables(measure, result, profile));
+}
+
+static int threads_of(const struct hapt_env *env, const struct hapt_config *config)
+{
+    const int given = (int)hapt_config_int(config, "threads");
+    const int threads = given > 0 ? given : env->cores / env->node_size;
+    return threads > 0 ? threads : 1;
+}
+
+enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct hapt_cluster *cluster,
+                                      const struct hapt_model *model, const struct hapt_layers *layers,
+                                      const struct hapt_config *config, struct hapt_arena *result,
+                                      struct hapt_profile **profile)
+{
+    struct candidates candidates;
+    struct hapt_arena scratch;
+    struct hapt_engine_options options = {0};
+    hapt_arena_init(&scratch);
+    struct measure measure = {.env = env, .cluster = cluster, .candidates = &candidates, .config = config,
+                              .scratch = &scratch, .threads = threads_of(env, config)};
+    const double start = hapt_time_s();
+    enum hapt_status status =
+        hapt_env_agree(env->world, candidates_build(cluster, model, layers, config, &scratch, &candidates));
+    if (status == HAPT_OK) status = measure_all(&measure, &options, result, profile);
+    windows_close(&measure.windows);
+    if (options.device) options.backend->close(options.device);
+    if (status == HAPT_OK)
+        hapt_note(env, "profiled %d structures of %d layer ranges, %.0f %% of them directly, %d rounds, %.1f s\n",
+                  candidates.structure_count, layers->count * (layers->count + 1) / 2, 100 * measure.sampled_share,
+                  measure.rounds, hapt_time_s() - start);
+    hapt_arena_release(&scratch);
+    return status;
+}

@@ -1,0 +1,125 @@
+/* All-reduces over submeshes. */
+#include "reduce.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "hapt/link.h"
+
+enum { ROUNDS = 7 };
+#define SMALLEST 4096.0
+#define LARGEST (8.0 * 1024 * 1024)
+
+enum hapt_status reduce_meet(MPI_Comm comm)
+{
+    MPI_Request request;
+    unsigned spins = 64; /* straight to sleeping: peers need the core */
+    HAPT_MPI(MPI_Ibarrier(comm, &request));
+    for (int done = 0;;) {
+        HAPT_MPI(MPI_Test(&request, &done, MPI_STATUS_IGNORE));
+        if (done) return HAPT_OK;
+        hapt_link_pause(&spins);
+    }
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
+}
+
+/* Median over rounds, on the ranks of one submesh. */
+static enum hapt_status time_submesh(MPI_Comm comm, const double *bytes, double timeout_s, double *time_s)
+{
+    struct hapt_collective *collective;
+    float *data = calloc((size_t)bytes[REDUCE_SIZES - 1], 1);
+    if (!data) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to measure an all-reduce");
+    enum hapt_status status = hapt_collective_create(comm, "profile", timeout_s, true, &collective);
+    if (status != HAPT_OK) {
+        free(data);
+        return status;
+    }
+    for (int k = 0; k < REDUCE_SIZES && status == HAPT_OK; k++) {
+        double sample[ROUNDS];
+        for (int r = -1; r < ROUNDS && status == HAPT_OK; r++) {
+            const double start = hapt_time_s();
+            status = hapt_collective_all_reduce(collective, "profile", data, (size_t)bytes[k] / sizeof *data);
+            if (r >= 0) sample[r] = hapt_time_s() - start;
+        }
+        qsort(sample, ROUNDS, sizeof *sample, compare_doubles);
+        time_s[k] = sample[ROUNDS / 2];
+    }
+    hapt_collective_destroy(collective);
+    free(data);
+    return status;
+}
+
+/* The first n nodes and m devices of each: a submesh's place does not matter in a homogeneous subcluster. */
+static bool takes_part(const struct hapt_subcluster *subcluster, struct hapt_submesh submesh, int world_rank)
+{
+    for (int node = 0; node < submesh.n; node++)
+        for (int device = 0; device < submesh.m; device++)
+            if (subcluster->ranks[node * subcluster->devices_per_node + device] == world_rank) return true;
+    return false;
+}
+
+enum hapt_status reduce_measure(const struct hapt_env *env, const struct hapt_cluster *cluster, double timeout_s,
+                                struct hapt_arena *arena, struct reduce_table *table)
+{
+    *table = (struct reduce_table){0};
+    for (int k = 0; k < REDUCE_SIZES; k++)
+        table->bytes[k] = SMALLEST * pow(LARGEST / SMALLEST, (double)k / (REDUCE_SIZES - 1));
+    for (int c = 0; c < cluster->count; c++) {
+        const int count =
+            candidates_submeshes(&cluster->subcluster[c], NULL);
+        if (count > table->submesh_count) table->submesh_count = count;
+    }
+    const size_t cells = (size_t)cluster->count * (size_t)table->submesh_count * REDUCE_SIZES;
+    struct hapt_submesh *submesh;
+    HAPT_NEW(table->time_s, arena, cells);
+    HAPT_NEW(submesh, arena, table->submesh_count);
+    for (int c = 0; c < cluster->count; c++) {
+        const struct hapt_subcluster *subcluster = &cluster->subcluster[c];
+        const int count = candidates_submeshes(subcluster, submesh);
+        for (int s = 0; s < count; s++) {
+            if (submesh[s].n * submesh[s].m == 1) continue;
+            const bool mine = takes_part(subcluster, submesh[s], env->world_rank);
+            MPI_Comm comm;
+            HAPT_MPI(MPI_Comm_split(env->world, mine ? 0 : MPI_UNDEFINED, env->world_rank, &comm));
+            enum hapt_status status = HAPT_OK;
+            double *time_s = &table->time_s[(c * table->submesh_count + s) * REDUCE_SIZES];
+            if (mine) {
+                status = time_submesh(comm, table->bytes, timeout_s, time_s);
+                MPI_Comm_free(&comm);
+            }
+            HAPT_TRY(reduce_meet(env->world));
+            HAPT_TRY(hapt_env_agree(env->world, status));
+        }
+    }
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, table->time_s, (int)cells, MPI_DOUBLE, MPI_MAX, env->world));
+    return HAPT_OK;
+}
+
+double reduce_measured_s(const struct reduce_table *table, int subcluster, int submesh, double bytes)
+{
+    const double *time_s = &table->time_s[(subcluster * table->submesh_count + submesh) * REDUCE_SIZES];
+    if (bytes <= 0) return 0;
+    if (bytes <= table->bytes[0]) return time_s[0];
+    int k = 1;
+    while (k < REDUCE_SIZES - 1 && bytes > table->bytes[k]) k++;
+    const double slope = (time_s[k] - time_s[k - 1]) / (table->bytes[k] - table->bytes[k - 1]);
+    return fmax(time_s[k - 1] + fmax(slope, 0) * (bytes - table->bytes[k - 1]), time_s[0]);
+}
+
+static double ring_s(int ranks, double bytes, double bandwidth, double latency)
+{
+    if (ranks < 2) return 0;
+    const double steps = 2.0 * (ranks - 1);
+    return steps * (fmax(latency, 0) + (bandwidth > 0 ? bytes / ranks / bandwidth : 0));
+}
+
+double reduce_predicted_s(const struct hapt_subcluster *subcluster, struct hapt_submesh submesh, double bytes)
+{
+    /* The rings between nodes, one for each device of a node, share the node's link. */
+    return ring_s(submesh.m, bytes, subcluster->intra_node_bandwidth, subcluster->intra_node_latency) +
+           ring_s(submesh.n, bytes, subcluster->inter_node_bandwidth, subcluster->inter_node_latency);
+}

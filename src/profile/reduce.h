@@ -1,0 +1,26 @@
+/* Seconds of a gradient all-reduce over a submesh: measured on its ranks, or from the links' figures. */
+#ifndef HAPT_PROFILE_REDUCE_H
+#define HAPT_PROFILE_REDUCE_H
+
+#include "candidates.h"
+
+enum { REDUCE_SIZES = 4 };
+
+struct reduce_table {
+    int submesh_count;                      /* largest of any subcluster */
+    double bytes[REDUCE_SIZES];
+    double *time_s;                         /* [subcluster][submesh][REDUCE_SIZES] */
+};
+
+/* Measures every submesh of more than one device, one after the other while all other ranks sleep. Collective over
+ * env->world; every rank gets the same table. */
+enum hapt_status reduce_measure(const struct hapt_env *env, const struct hapt_cluster *cluster, double timeout_s,
+                                struct hapt_arena *arena, struct reduce_table *table);
+double reduce_measured_s(const struct reduce_table *table, int subcluster, int submesh, double bytes);
+/* Rings inside the nodes, then between them: bandwidth and latency of the subcluster's links. */
+double reduce_predicted_s(const struct hapt_subcluster *subcluster, struct hapt_submesh submesh, double bytes);
+
+/* All ranks of `comm` meet; those that wait sleep instead of spinning. */
+enum hapt_status reduce_meet(MPI_Comm comm);
+
+#endif

@@ -1,0 +1,237 @@
+/* ranks: 1 2 3 4
+ * Measured profiles: equal on all ranks, equal for equal structures, empty where nothing can run. */
+#include <unistd.h>
+
+#include "fixture.h"
+
+#include "hapt/engine.h"
+#include "hapt/profile.h"
+
+static struct hapt_config *config_of(struct hapt_arena *arena, const char *seconds)
+{
+    char budget[32];
+    snprintf(budget, sizeof budget, "%s", seconds);
+    char *words[] = {"hapt", "profile", "--profile-seconds", budget, "--threads", "1"};
+    struct hapt_config *config = NULL;
+    CHECK_OK(hapt_config_parse(6, words, arena, &config));
+    return config;
+}
+
+/* Two ranks are fast, those behind them slow and short of memory. */
+static struct hapt_cluster *cluster_of(struct hapt_arena *arena, const char *slow_memory)
+{
+    static int number;
+    const int fast = test_env.world_size > 2 ? 2 : test_env.world_size, slow = test_env.world_size - fast;
+    struct hapt_cluster *cluster = NULL;
+    char path[128], tail[512] = "";
+    snprintf(path, sizeof path, "/tmp/hapt-profile-test-%ld-%d.json", (long)getppid(), number++);
+    if (slow > 0)
+        snprintf(tail, sizeof tail,
+                 ", {\"name\": \"slow\", \"nodes\": 1, \"devices_per_node\": %d, \"device\": \"cpu\", \"slowdown\": 5, "
+                 "\"memory\": \"%s\"}", slow, slow_memory);
+    if (test_env.world_rank == 0) {
+        FILE *file = fopen(path, "w");
+        CHECK(file != NULL);
+        if (!file) exit(1);
+        fprintf(file, "{\"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": [{\"name\": \"fast\", \"nodes\": 1, "
+                      "\"devices_per_node\": %d, \"device\": \"cpu\", \"slowdown\": 2, \"memory\": \"400 MB\"}%s]}\n",
+                fast, tail);
+        fclose(file);
+    }
+    MPI_Barrier(test_env.world);
+    CHECK_OK(hapt_cluster_load(path, arena, &cluster));
+    MPI_Barrier(test_env.world);
+    if (test_env.world_rank == 0) unlink(path);
+    CHECK_OK(hapt_cluster_bind(&test_env, arena, cluster));
+    CHECK_OK(hapt_cluster_probe(&test_env, cluster));
+    return cluster;
+}
+
+struct run {
+    struct hapt_arena arena;
+    struct hapt_model *model;
+    struct hapt_cluster *cluster;
+    struct hapt_layers *layers;
+    struct hapt_profile *profile;
+};
+
+static void profile_of(struct run *run, int hidden, int microbatch, const char *seconds, const char *slow_memory)
+{
+    hapt_arena_init(&run->arena);
+    run->model = fixture_gpt(&run->arena, (struct fixture_gpt){3, hidden, 2, 16, 64, microbatch, true, false});
+    run->cluster = cluster_of(&run->arena, slow_memory);
+    const struct hapt_layers_options options = {.granularity = 0, .heavy_minimum = 2};
+    CHECK_OK(hapt_layers_build(run->model->graph, &options, &run->arena, &run->layers));
+    run->profile = NULL;
+    CHECK_OK(hapt_profile_measure(&test_env, run->cluster, run->model, run->layers, config_of(&run->arena, seconds),
+                                  &run->arena, &run->profile));
+}
+
+static size_t cells_of(const struct hapt_profile *profile, const struct hapt_profile_cluster *cluster)
+{
+    return hapt_profile_index(profile, cluster->submesh_count, 0, 0);
+}
+
+static void check_equal_on_ranks(const struct hapt_profile *profile)
+{
+    uint64_t hash = 1, low, high;
+    for (int c = 0; c < profile->cluster_count; c++) {
+        const struct hapt_profile_cluster *cluster = &profile->cluster[c];
+        const size_t bytes = cells_of(profile, cluster) * sizeof(double);
+        hash = hapt_hash(hash, cluster->stage_time, bytes);
+        hash = hapt_hash(hash, cluster->stage_forward_time, bytes);
+        hash = hapt_hash(hash, cluster->parameter_bytes, bytes);
+        hash = hapt_hash(hash, cluster->activation_bytes, bytes);
+        hash = hapt_hash(hash, cluster->step_time, bytes);
+    }
+    MPI_Allreduce(&hash, &low, 1, MPI_UINT64_T, MPI_MIN, test_env.world);
+    MPI_Allreduce(&hash, &high, 1, MPI_UINT64_T, MPI_MAX, test_env.world);
+    CHECK(low == high);
+}
+
+static void check_duplicates(const struct run *run)
+{
+    const struct hapt_profile *profile = run->profile;
+    const int L = profile->layer_count;
+    int twins = 0;
+    for (int a = 0; a < L * L; a++) {
+        for (int b = 0; b < a; b++) {
+            const int i = a / L, j = a % L, k = b / L, l = b % L;
+            if (i > j || k > l || hapt_layers_structure(run->layers, run->model->graph, i, j + 1) !=
+                                      hapt_layers_structure(run->layers, run->model->graph, k, l + 1))
+                continue;
+            twins++;
+            for (int c = 0; c < profile->cluster_count; c++) {
+                const struct hapt_profile_cluster *cluster = &profile->cluster[c];
+                for (int s = 0; s < cluster->submesh_count; s++) {
+                    const size_t x = hapt_profile_index(profile, s, i, j), y = hapt_profile_index(profile, s, k, l);
+                    CHECK(isnan(cluster->stage_time[x]) == isnan(cluster->stage_time[y]));
+                    if (isnan(cluster->stage_time[x])) continue;
+                    CHECK_NEAR(cluster->stage_time[x], cluster->stage_time[y], 0);
+                    CHECK_NEAR(cluster->activation_bytes[x], cluster->activation_bytes[y], 0);
+                }
+            }
+        }
+    }
+    CHECK_MESSAGE(twins > L / 2, "only %d equal pairs of ranges", twins);
+}
+
+/* What the profile says of memory is what an engine of that stage takes. */
+static void check_memory(const struct run *run)
+{
+    const struct hapt_profile_cluster *cluster = &run->profile->cluster[0];
+    struct hapt_engine_options options = {.backend = hapt_backend_find("cpu"), .threads = 1, .state_count = 2, .slots = 3};
+    CHECK_OK(options.backend->open(0, 1, 0, &options.device));
+    for (int s = 0; s < cluster->submesh_count; s++) {
+        for (int i = 0; i < run->layers->count; i += 2) {
+            for (int j = i; j < run->layers->count; j++) {
+                const size_t cell = hapt_profile_index(run->profile, s, i, j);
+                if (isnan(cluster->stage_time[cell])) continue;
+                struct hapt_program *program = NULL;
+                struct hapt_engine *engine = NULL;
+                struct hapt_arena arena;
+                hapt_arena_init(&arena);
+                CHECK_OK(hapt_program_data_parallel(run->model->graph, hapt_layers_first_op(run->layers, i),
+                                                    run->layers->end_op[j], cluster->submesh[s].n, cluster->submesh[s].m,
+                                                    &arena, &program));
+                CHECK_OK(hapt_engine_create(program, &options, &engine));
+                CHECK_NEAR((double)options.backend->memory_used(options.device),
+                           cluster->parameter_bytes[cell] + 3 * cluster->activation_bytes[cell], 0);
+                hapt_engine_destroy(engine);
+                hapt_arena_release(&arena);
+            }
+        }
+    }
+    options.backend->close(options.device);
+}
+
+static void tables(void)
+{
+    struct run run;
+    profile_of(&run, 32, 4, "20", "400 MB");
+    if (!run.profile) return;
+    CHECK_OK(hapt_profile_check(run.profile));
+    check_equal_on_ranks(run.profile);
+    check_duplicates(&run);
+    check_memory(&run);
+    const int L = run.profile->layer_count;
+    for (int c = 0; c < run.profile->cluster_count; c++) {
+        const struct hapt_profile_cluster *cluster = &run.profile->cluster[c];
+        for (int s = 0; s < cluster->submesh_count; s++) {
+            for (int i = 0; i < L; i++) {
+                const size_t cell = hapt_profile_index(run.profile, s, i, i);
+                CHECK(cluster->stage_time[cell] > 0 && cluster->stage_forward_time[cell] > 0);
+                CHECK(cluster->stage_forward_time[cell] < cluster->stage_time[cell]);
+                CHECK(cluster->step_time[cell] >= 0);
+            }
+        }
+        CHECK(cluster->step_time[hapt_profile_index(run.profile, 0, 0, 0)] > 0);
+    }
+    if (run.profile->cluster_count == 2) {
+        /* One host: one measurement, scaled by the slowdowns 2 and 5. */
+        const struct hapt_profile_cluster *fast = &run.profile->cluster[0], *slow = &run.profile->cluster[1];
+        const size_t cell = hapt_profile_index(run.profile, 0, 1, 2);
+        CHECK_NEAR(slow->stage_time[cell] / fast->stage_time[cell], 2.5, 1e-12);
+    }
+    hapt_arena_release(&run.arena);
+}
+
+/* Three rows over two devices: no candidate there. Little memory: none for long ranges. */
+static void holes(void)
+{
+    struct run run;
+    profile_of(&run, 32, 3, "20", "600 kB");
+    if (!run.profile) return;
+    check_equal_on_ranks(run.profile);
+    const int L = run.profile->layer_count;
+    for (int c = 0; c < run.profile->cluster_count; c++) {
+        const struct hapt_profile_cluster *cluster = &run.profile->cluster[c];
+        int alone = 0;
+        for (int i = 0; i < L; i++) {
+            for (int j = i; j < L; j++) {
+                const size_t cell = hapt_profile_index(run.profile, 0, i, j);
+                const bool there = isfinite(cluster->stage_time[cell]);
+                alone += there;
+                if (there)
+                    CHECK(cluster->parameter_bytes[cell] + cluster->activation_bytes[cell] <= cluster->device_memory_bytes);
+                for (int s = 1; s < cluster->submesh_count; s++)
+                    CHECK(isnan(cluster->stage_time[hapt_profile_index(run.profile, s, i, j)]));
+            }
+        }
+        CHECK(alone > 0);
+        if (c == 1) CHECK(alone < L * (L + 1) / 2 && isnan(cluster->stage_time[hapt_profile_index(run.profile, 0, 0, L - 1)]));
+    }
+    hapt_arena_release(&run.arena);
+}
+
+/* A budget for only a few: the others are sums, and still every candidate has a time. */
+static void small_budget(void)
+{
+    struct run run, full;
+    profile_of(&run, 128, 8, "0.1", "400 MB");
+    profile_of(&full, 128, 8, "1", "400 MB");
+    if (run.profile && full.profile) {
+        check_equal_on_ranks(run.profile);
+        for (int c = 0; c < run.profile->cluster_count; c++) {
+            const struct hapt_profile_cluster *few = &run.profile->cluster[c], *all = &full.profile->cluster[c];
+            for (size_t cell = 0; cell < cells_of(run.profile, few); cell++) {
+                CHECK(isnan(few->stage_time[cell]) == isnan(all->stage_time[cell]));
+                if (isnan(few->stage_time[cell])) continue;
+                /* A disturbed machine may double a time; nothing makes it ten times another. */
+                CHECK(few->stage_time[cell] < 10 * all->stage_time[cell]);
+                CHECK(all->stage_time[cell] < 10 * few->stage_time[cell]);
+            }
+        }
+    }
+    hapt_arena_release(&run.arena);
+    hapt_arena_release(&full.arena);
+}
+
+int main(int argc, char **argv)
+{
+    test_init_mpi(&argc, &argv);
+    RUN(tables);
+    RUN(holes);
+    RUN(small_budget);
+    return test_finish();
+}
