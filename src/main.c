@@ -8,6 +8,7 @@
 static const struct hapt_command_entry entry[HAPT_COMMAND_COUNT] = {
     [HAPT_COMMAND_JOB] = {NULL, NULL},
     [HAPT_COMMAND_TOPOLOGY] = {hapt_command_topology, hapt_command_topology_help},
+    [HAPT_COMMAND_PROFILE] = {hapt_command_profile, hapt_command_profile_help},
     [HAPT_COMMAND_PLAN] = {hapt_command_plan, hapt_command_plan_help},
     [HAPT_COMMAND_TRAIN] = {hapt_command_train, hapt_command_train_help},
     [HAPT_COMMAND_EXPORT] = {hapt_command_export, NULL},
