@@ -1,0 +1,336 @@
+/* Plans on disk, forced, even and placed; profiles on disk and checked. */
+#include <unistd.h>
+
+#include "random_profile.h"
+
+static char folder[64] = "/tmp/hapt-plan-XXXXXX";
+
+static const char *path_of(const char *name)
+{
+    static char path[128];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return path;
+}
+
+static bool same_tables(const double *a, const double *b, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (!(a[i] == b[i] || (isnan(a[i]) && isnan(b[i])))) return false;
+    return true;
+}
+
+/* fast: 2 devices, slow: 2 devices half as fast; 6 layers of 1 s. */
+static struct hapt_profile *two_subclusters(struct hapt_arena *arena)
+{
+    struct hapt_profile *profile;
+    CHECK_OK(hapt_profile_create(6, 2, arena, &profile));
+    for (int c = 0; c < 2; c++) {
+        CHECK_OK(hapt_profile_add_cluster(profile, c, c ? "slow" : "fast", 1, 2, 100, 2 - c, arena));
+        struct hapt_profile_cluster *cluster = &profile->cluster[c];
+        for (int s = 0; s < 2; s++) {
+            for (int i = 0; i < 6; i++) {
+                for (int j = i; j < 6; j++) {
+                    const size_t cell = hapt_profile_index(profile, s, i, j);
+                    cluster->stage_time[cell] = (j - i + 1) * (1.0 + c) / (s + 1);
+                    cluster->stage_forward_time[cell] = cluster->stage_time[cell] / 3;
+                    cluster->parameter_bytes[cell] = 10 * (j - i + 1);
+                    cluster->activation_bytes[cell] = j - i + 1;
+                    cluster->step_time[cell] = 0.5;
+                }
+            }
+        }
+    }
+    for (int layer = 0; layer < 5; layer++) profile->boundary_bytes[layer] = 10;
+    for (int k = 0; k < 4; k++) profile->link_bandwidth[k] = k == 0 || k == 3 ? 1000 : 20;
+    return profile;
+}
+
+static void profiles_round_trip(void)
+{
+    for (uint64_t start = 1; start <= 60; start++) {
+        uint64_t seed = start;
+        struct hapt_arena arena;
+        struct hapt_profile *loaded;
+        hapt_arena_init(&arena);
+        const struct hapt_profile *profile = random_profile(&seed, &arena);
+        if (hapt_profile_check(profile) != HAPT_OK) { /* all holes */
+            hapt_fail_reset();
+            hapt_arena_release(&arena);
+            continue;
+        }
+        CHECK_OK(hapt_profile_save(path_of("profile.h5"), profile));
+        CHECK_OK(hapt_profile_load(path_of("profile.h5"), &arena, &loaded));
+        CHECK(loaded->layer_count == profile->layer_count && loaded->cluster_count == profile->cluster_count);
+        CHECK(same_tables(loaded->boundary_bytes, profile->boundary_bytes, (size_t)profile->layer_count));
+        for (int c = 0; c < profile->cluster_count; c++) {
+            const struct hapt_profile_cluster *a = &profile->cluster[c], *b = &loaded->cluster[c];
+            CHECK(strcmp(a->name, b->name) == 0 && a->nodes == b->nodes && a->devices_per_node == b->devices_per_node);
+            CHECK(a->submesh_count == b->submesh_count);
+            const size_t cells = hapt_profile_index(profile, a->submesh_count, 0, 0);
+            CHECK(same_tables(a->stage_time, b->stage_time, cells));
+            CHECK(same_tables(a->activation_bytes, b->activation_bytes, cells));
+            CHECK((a->step_time == NULL) == (b->step_time == NULL));
+            if (a->step_time) CHECK(same_tables(a->step_time, b->step_time, cells));
+        }
+        hapt_arena_release(&arena);
+    }
+}
+
+static void submeshes(void)
+{
+    struct hapt_arena arena;
+    struct hapt_profile *profile;
+    hapt_arena_init(&arena);
+    CHECK_OK(hapt_profile_create(1, 1, &arena, &profile));
+    CHECK_OK(hapt_profile_add_cluster(profile, 0, "a", 3, 12, 1, 1, &arena));
+    static const int expected[6][2] = {{1, 1}, {1, 2}, {1, 4}, {1, 12}, {2, 12}, {3, 12}};
+    CHECK(profile->cluster[0].submesh_count == 6);
+    for (int s = 0; s < 6; s++)
+        CHECK(profile->cluster[0].submesh[s].n == expected[s][0] && profile->cluster[0].submesh[s].m == expected[s][1]);
+    hapt_arena_release(&arena);
+}
+
+static void bad_profiles_fail(void)
+{
+    struct hapt_arena arena;
+    hapt_arena_init(&arena);
+    struct hapt_profile *profile = two_subclusters(&arena);
+    struct hapt_profile_cluster *cluster = &profile->cluster[1];
+    const size_t cell = hapt_profile_index(profile, 0, 2, 3);
+    CHECK_OK(hapt_profile_check(profile));
+    double *const values[] = {&cluster->stage_time[cell], &cluster->parameter_bytes[cell], &cluster->activation_bytes[cell],
+                              &cluster->step_time[cell], &cluster->stage_forward_time[cell], &profile->boundary_bytes[1],
+                              &profile->link_bandwidth[0], &profile->link_latency[3], &cluster->device_memory_bytes};
+    for (int k = 0; k < 9; k++) {
+        const double kept = *values[k];
+        *values[k] = -1;
+        CHECK_FAILS(hapt_profile_check(profile), HAPT_ERR_INPUT);
+        if (k > 0) { /* a NaN time is no candidate */
+            *values[k] = NAN;
+            CHECK_FAILS(hapt_profile_check(profile), HAPT_ERR_INPUT);
+        }
+        *values[k] = kept;
+    }
+    profile->link_bandwidth[1] *= 2;
+    CHECK_FAILS(hapt_profile_check(profile), HAPT_ERR_INPUT);
+    profile->link_bandwidth[1] /= 2;
+    cluster->submesh[0].m = 3;
+    CHECK_FAILS(hapt_profile_check(profile), HAPT_ERR_INPUT);
+    cluster->submesh[0].m = 1;
+    for (int c = 0; c < 2; c++)
+        for (size_t i = 0; i < hapt_profile_index(profile, 2, 0, 0); i++) profile->cluster[c].stage_time[i] = NAN;
+    CHECK_FAILS(hapt_profile_check(profile), HAPT_ERR_INPUT);
+    hapt_arena_release(&arena);
+}
+
+static void plans_round_trip(void)
+{
+    for (uint64_t start = 1; start <= 60; start++) {
+        uint64_t seed = start;
+        struct hapt_arena arena;
+        struct hapt_plan *plan, *loaded;
+        hapt_arena_init(&arena);
+        const struct hapt_profile *profile = random_profile(&seed, &arena);
+        const struct hapt_search_options options = random_options(&seed);
+        if (hapt_plan_search(MPI_COMM_SELF, profile, &options, &arena, &plan) == HAPT_OK) {
+            CHECK_OK(hapt_plan_save(path_of("plan.h5"), plan));
+            CHECK_OK(hapt_plan_load(path_of("plan.h5"), &arena, &loaded));
+            CHECK(loaded->stage_count == plan->stage_count && loaded->schedule == plan->schedule);
+            CHECK(loaded->latency_s == plan->latency_s && loaded->t_max_s == plan->t_max_s);
+            CHECK(loaded->search.evaluated == plan->search.evaluated && strcmp(loaded->limit, plan->limit) == 0);
+            for (int i = 0; i < plan->stage_count; i++) {
+                CHECK(memcmp(&loaded->stage[i].nodes, &plan->stage[i].nodes, 2 * sizeof(int)) == 0);
+                CHECK(loaded->stage[i].compute_s == plan->stage[i].compute_s);
+                CHECK(loaded->stage[i].memory_bytes == plan->stage[i].memory_bytes);
+                CHECK(loaded->stage[i].warmup == plan->stage[i].warmup);
+                CHECK(strcmp(loaded->stage[i].subcluster_name, plan->stage[i].subcluster_name) == 0);
+            }
+            /* priced again it is what the search said */
+            CHECK_OK(hapt_plan_price(profile, loaded, &arena));
+            CHECK_NEAR(loaded->latency_s, plan->latency_s, 1e-12 * plan->latency_s);
+            CHECK(loaded->simulated_s == plan->simulated_s || loaded->t_max_s != plan->t_max_s);
+        }
+        hapt_fail_reset();
+        hapt_arena_release(&arena);
+    }
+}
+
+static void forced_stages(void)
+{
+    struct hapt_arena arena;
+    struct hapt_plan *plan;
+    hapt_arena_init(&arena);
+    struct hapt_profile *profile = two_subclusters(&arena);
+    struct hapt_search_options options = {.microbatches = 10, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02};
+    CHECK_OK(hapt_plan_force(profile, &options, "0-2@fast:1x1,2-4@fast:1x1,4-6@slow:1x2", &arena, &plan));
+    CHECK(plan->stage_count == 3);
+    /* t = 2 + 0.5 / 10 each; c = 0.01 inside, 0.5 over the slow link */
+    CHECK_NEAR(plan->t_max_s, 2.05, 1e-12);
+    CHECK_NEAR(plan->latency_s, 3 * 2.05 + 2 * 0.51 + 9 * 2.05, 1e-12);
+    CHECK(plan->stage[0].warmup == 4 && plan->stage[1].warmup == 3 && plan->stage[2].warmup == 1);
+    CHECK_NEAR(plan->stage[0].memory_bytes, 20 + 4 * 2, 1e-12);
+    CHECK_NEAR(plan->balance_eta, 1, 1e-12);
+    CHECK(strcmp(plan->limit, "compute") == 0);
+    CHECK(plan->simulated_s > 10 * 2 && plan->simulated_s < 1.3 * plan->latency_s);
+    /* memory for one launch less: the pace falls back until the transfer counts as half of it or less */
+    profile->boundary_bytes[3] = 30; /* c = 1.5 > t / 2 */
+    profile->cluster[0].device_memory_bytes = 20 + 2 * 3;
+    CHECK_FAILS(hapt_plan_force(profile, &options, "0-4@fast:1x2,4-6@slow:1x2", &arena, &plan), HAPT_ERR_INFEASIBLE);
+    profile->cluster[0].device_memory_bytes = 40 + 4 * 3;
+    CHECK_OK(hapt_plan_force(profile, &options, "0-4@fast:1x2,4-6@slow:1x2", &arena, &plan));
+    CHECK_NEAR(plan->t_max_s, 3, 1e-12);
+    CHECK(strcmp(plan->limit, "memory") == 0 && plan->stage[0].warmup == 3);
+    profile->cluster[0].device_memory_bytes = 40 + 4;
+    CHECK_FAILS(hapt_plan_force(profile, &options, "0-4@fast:1x2,4-6@slow:1x2", &arena, &plan), HAPT_ERR_INFEASIBLE);
+    static const char *const bad[] = {"",
+                                      "0-6",
+                                      "0-6@fast",
+                                      "0-6@fast:1x2,",
+                                      "0-3@fast:1x2",
+                                      "0-3@fast:1x2,4-6@slow:1x2",
+                                      "0-6@quick:1x2",
+                                      "0-6@fast:1x3",
+                                      "0-7@fast:1x2",
+                                      "0-3@fast:1x2,3-6@fast:1x2",
+                                      "0-99999999999999999999@fast:1x2",
+                                      "0-0@fast:1x2,0-6@slow:1x2",
+                                      "0-6@fast:1x2 "};
+    for (size_t k = 0; k < sizeof bad / sizeof bad[0]; k++)
+        CHECK_FAILS(hapt_plan_force(profile, &options, bad[k], &arena, &plan), HAPT_ERR_INPUT);
+    hapt_arena_release(&arena);
+}
+
+static void even_split(void)
+{
+    struct hapt_arena arena;
+    struct hapt_plan *best, *even;
+    hapt_arena_init(&arena);
+    struct hapt_profile *profile = two_subclusters(&arena);
+    struct hapt_search_options options = {.microbatches = 32, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02};
+    CHECK_OK(hapt_plan_search(MPI_COMM_SELF, profile, &options, &arena, &best));
+    options.schedule = HAPT_SCHEDULE_1F1B;
+    CHECK_OK(hapt_plan_even(MPI_COMM_SELF, profile, &options, &arena, &even));
+    CHECK(even->stage_count == best->stage_count && even->schedule == HAPT_SCHEDULE_1F1B);
+    for (int i = 0; i < even->stage_count; i++) {
+        CHECK(even->stage[i].subcluster == best->stage[i].subcluster && even->stage[i].nodes == best->stage[i].nodes);
+        CHECK(even->stage[i].devices_per_node == best->stage[i].devices_per_node);
+        CHECK(even->stage[i].first_layer == i * 6 / even->stage_count);
+        CHECK(even->stage[i].warmup == even->stage_count - i);
+    }
+    CHECK(even->latency_s >= best->latency_s);
+    hapt_arena_release(&arena);
+}
+
+/* Random sets of submeshes that the search may choose always find their nodes. */
+static void placing(void)
+{
+    uint64_t seed = 3;
+    for (int round = 0; round < 500; round++) {
+        struct hapt_plan_stage stage[64] = {0};
+        struct hapt_subcluster subcluster = {.name = "a", .nodes = 1 + random_below(&seed, 4)};
+        static const int sizes[] = {1, 2, 4, 6, 8, 12};
+        subcluster.devices_per_node = sizes[random_below(&seed, 6)];
+        const struct hapt_cluster cluster = {.count = 1, .subcluster = &subcluster};
+        struct hapt_plan plan = {.stage = stage};
+        const int M = subcluster.devices_per_node;
+        int left = subcluster.nodes * M, first[64];
+        while (left > 0 && plan.stage_count < 64) {
+            struct hapt_plan_stage *next = &stage[plan.stage_count];
+            next->nodes = 1;
+            next->devices_per_node = 1 << random_below(&seed, 4);
+            if (random_chance(&seed, 0.3)) next->nodes = 1 + random_below(&seed, subcluster.nodes), next->devices_per_node = M;
+            if (next->devices_per_node > M || M % next->devices_per_node || next->nodes * next->devices_per_node > left) continue;
+            strcpy(next->subcluster_name, "a");
+            left -= next->nodes * next->devices_per_node;
+            plan.stage_count++;
+        }
+        CHECK_OK(hapt_plan_place(&plan, &cluster, first));
+        char taken[64] = {0};
+        for (int i = 0; i < plan.stage_count; i++) {
+            const int m = stage[i].devices_per_node, count = stage[i].nodes * m;
+            CHECK_MESSAGE(first[i] / M == (first[i] + m - 1) / M, "a part of a node crosses nodes");
+            if (m == M) CHECK(first[i] % M == 0);
+            for (int d = first[i]; d < first[i] + count; d++) {
+                if (!CHECK_MESSAGE(d >= 0 && d < subcluster.nodes * M && !taken[d], "device %d twice", d)) break;
+                taken[d] = 1;
+            }
+        }
+        strcpy(stage[0].subcluster_name, "b");
+        CHECK_FAILS(hapt_plan_place(&plan, &cluster, first), HAPT_ERR_INPUT);
+    }
+}
+
+static void obstacles_are_named(void)
+{
+    struct hapt_arena arena;
+    struct hapt_plan *plan;
+    hapt_arena_init(&arena);
+    struct hapt_search_options options = {.microbatches = 8, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02};
+    struct hapt_profile *profile = two_subclusters(&arena);
+    profile->cluster[0].device_memory_bytes = profile->cluster[1].device_memory_bytes = 12;
+    CHECK(hapt_plan_search(MPI_COMM_SELF, profile, &options, &arena, &plan) == HAPT_ERR_INFEASIBLE);
+    CHECK(strstr(hapt_fail_message(), "memory") != NULL);
+    hapt_fail_reset();
+    profile = two_subclusters(&arena);
+    for (int c = 0; c < 2; c++)
+        for (int s = 0; s < 2; s++)
+            for (int i = 0; i <= 3; i++)
+                for (int j = 3; j < 6; j++) profile->cluster[c].stage_time[hapt_profile_index(profile, s, i, j)] = NAN;
+    CHECK(hapt_plan_search(MPI_COMM_SELF, profile, &options, &arena, &plan) == HAPT_ERR_INFEASIBLE);
+    CHECK(strstr(hapt_fail_message(), "layer 3") != NULL);
+    hapt_fail_reset();
+    profile = two_subclusters(&arena);
+    for (int c = 0; c < 2; c++)
+        for (int s = 0; s < 2; s++)
+            for (int i = 0; i < 6; i++)
+                for (int j = i + 1; j < 6; j++) profile->cluster[c].stage_time[hapt_profile_index(profile, s, i, j)] = NAN;
+    CHECK(hapt_plan_search(MPI_COMM_SELF, profile, &options, &arena, &plan) == HAPT_ERR_INFEASIBLE);
+    CHECK(strstr(hapt_fail_message(), "devices") != NULL);
+    hapt_fail_reset();
+    profile = two_subclusters(&arena);
+    for (size_t i = 0; i < hapt_profile_index(profile, 2, 0, 0); i++) profile->cluster[1].stage_time[i] = NAN;
+    options.use_all_devices = true;
+    CHECK(hapt_plan_search(MPI_COMM_SELF, profile, &options, &arena, &plan) == HAPT_ERR_INFEASIBLE);
+    CHECK(strstr(hapt_fail_message(), "every device") != NULL);
+    hapt_fail_reset();
+    hapt_arena_release(&arena);
+}
+
+/* Flipped and cut plan files are refused or read alike, never worse. */
+static void damaged_plans_fail(void)
+{
+    struct hapt_arena arena;
+    struct hapt_plan *plan, *loaded;
+    hapt_arena_init(&arena);
+    const struct hapt_profile *profile = two_subclusters(&arena);
+    const struct hapt_search_options options = {.microbatches = 8, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02};
+    CHECK_OK(hapt_plan_search(MPI_COMM_SELF, profile, &options, &arena, &plan));
+    plan->stage[0].warmup = 9;
+    CHECK_FAILS(hapt_plan_check(plan), HAPT_ERR_INPUT);
+    CHECK_OK(hapt_plan_save(path_of("bad.h5"), plan));
+    CHECK_FAILS(hapt_plan_load(path_of("bad.h5"), &arena, &loaded), HAPT_ERR_INPUT);
+    CHECK_FAILS(hapt_plan_load(path_of("absent.h5"), &arena, &loaded), HAPT_ERR_INPUT);
+    CHECK_FAILS(hapt_plan_load(path_of("profile.h5"), &arena, &loaded), HAPT_ERR_INPUT);
+    CHECK(truncate(path_of("bad.h5"), 3000) == 0);
+    CHECK_FAILS(hapt_plan_load(path_of("bad.h5"), &arena, &loaded), HAPT_ERR_INPUT);
+    hapt_arena_release(&arena);
+}
+
+int main(int argc, char **argv)
+{
+    test_init_mpi(&argc, &argv);
+    CHECK(mkdtemp(folder) != NULL);
+    RUN(submeshes);
+    RUN(profiles_round_trip);
+    RUN(bad_profiles_fail);
+    RUN(plans_round_trip);
+    RUN(forced_stages);
+    RUN(even_split);
+    RUN(placing);
+    RUN(obstacles_are_named);
+    RUN(damaged_plans_fail);
+    static const char *const files[] = {"profile.h5", "plan.h5", "bad.h5"};
+    for (int k = 0; k < 3; k++) unlink(path_of(files[k]));
+    rmdir(folder);
+    return test_finish();
+}
