@@ -128,13 +128,13 @@ static const char *limit_of(const struct hapt_plan *plan)
     return "memory";
 }
 
-enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, enum hapt_schedule_kind kind,
-                                    struct hapt_arena *arena, struct hapt_simulation **simulation)
+/* The plan as the simulator takes it. */
+static enum hapt_status lay_out(const struct hapt_plan *plan, enum hapt_schedule_kind kind, struct hapt_arena *arena,
+                                struct hapt_schedule **schedule, struct hapt_costs *costs)
 {
     const int S = plan->stage_count;
     double *cost[4];
     int *warmup;
-    struct hapt_schedule *schedule;
     for (int k = 0; k < 4; k++) HAPT_NEW(cost[k], arena, S);
     HAPT_NEW(warmup, arena, S);
     for (int i = 0; i < S; i++) {
@@ -147,10 +147,30 @@ enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, enum hapt_sche
     }
     if (kind != plan->schedule)
         hapt_schedule_warmup(kind, S, plan->microbatches, cost[2], plan->t_max_s, plan->hide_threshold, warmup);
-    const struct hapt_costs costs = {.forward_s = cost[0], .backward_s = cost[1], .comm_s = cost[2], .step_s = cost[3],
-                                     .transfer_slots = HAPT_TRANSFER_SLOTS};
-    HAPT_TRY(hapt_schedule_build(kind, S, plan->microbatches, warmup, false, arena, &schedule));
+    *costs = (struct hapt_costs){.forward_s = cost[0], .backward_s = cost[1], .comm_s = cost[2], .step_s = cost[3],
+                                 .transfer_slots = HAPT_TRANSFER_SLOTS};
+    return hapt_schedule_build(kind, S, plan->microbatches, warmup, false, arena, schedule);
+}
+
+enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, enum hapt_schedule_kind kind,
+                                    struct hapt_arena *arena, struct hapt_simulation **simulation)
+{
+    struct hapt_schedule *schedule;
+    struct hapt_costs costs;
+    HAPT_TRY(lay_out(plan, kind, arena, &schedule, &costs));
     return hapt_simulate(schedule, &costs, arena, simulation);
+}
+
+enum hapt_status hapt_plan_overlap(const struct hapt_plan *plan, enum hapt_schedule_kind kind, int stage, double *overlap)
+{
+    struct hapt_arena scratch;
+    struct hapt_schedule *schedule;
+    struct hapt_costs costs;
+    hapt_arena_init(&scratch);
+    enum hapt_status status = lay_out(plan, kind, &scratch, &schedule, &costs);
+    if (status == HAPT_OK) status = hapt_simulate_overlap(schedule, &costs, stage, &scratch, overlap);
+    hapt_arena_release(&scratch);
+    return status;
 }
 
 /* Everything behind the choice of t_max. */

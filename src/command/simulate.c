@@ -1,0 +1,146 @@
+/* hapt simulate: one step of a plan by the simulator. */
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "phases.h"
+
+const char hapt_command_simulate_help[] =
+    "Plays one step of a plan file (--plan) on its instruction lists: computation in order, transfers beside it, at most\n"
+    "three received microbatches waiting at a boundary. --schedule plays another schedule on the same stages at the\n"
+    "plan's pace (launch counts and memory follow), --microbatches another step, --profile takes costs from that profile.\n";
+
+struct outcome {
+    const struct hapt_plan *plan; /* with the launch counts that were played */
+    struct hapt_simulation *simulation;
+    double *overlap; /* [stage] of the boundary behind it */
+    bool hidden;     /* the steady period is at most t_max (1 + 2 epsilon) */
+    bool fits;       /* every device's memory */
+};
+
+/* The plan for other options: B changes what a microbatch bears of the once-per-step time. */
+static void change_plan(const struct hapt_config *config, struct hapt_plan *plan, double *comm_s, int *warmup)
+{
+    const int before = plan->microbatches;
+    if (hapt_config_given(config, "microbatches")) plan->microbatches = (int)hapt_config_int(config, "microbatches");
+    if (hapt_config_given(config, "hide-threshold")) plan->hide_threshold = hapt_config_real(config, "hide-threshold");
+    if (hapt_config_given(config, "schedule"))
+        HAPT_ASSERT(hapt_schedule_kind_parse(hapt_config_text(config, "schedule"), &plan->schedule));
+    for (int i = 0; i < plan->stage_count; i++) {
+        struct hapt_plan_stage *stage = &plan->stage[i];
+        stage->compute_s += stage->step_s / plan->microbatches - stage->step_s / before;
+        comm_s[i] = stage->comm_s;
+        if (stage->compute_s > plan->t_max_s) plan->t_max_s = stage->compute_s;
+    }
+    hapt_schedule_warmup(plan->schedule, plan->stage_count, plan->microbatches, comm_s, plan->t_max_s, plan->hide_threshold,
+                         warmup);
+    for (int i = 0; i < plan->stage_count; i++) {
+        struct hapt_plan_stage *stage = &plan->stage[i];
+        stage->warmup = warmup[i];
+        stage->memory_bytes = stage->parameter_bytes + warmup[i] * stage->activation_bytes;
+    }
+}
+
+static enum hapt_status prepare(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_plan **plan)
+{
+    const char *path = hapt_config_text(config, "plan"), *profile_path = hapt_config_text(config, "profile");
+    double *comm_s;
+    int *warmup;
+    if (!path)
+        return hapt_fail(HAPT_ERR_USAGE, "make one with `hapt plan --output plan.h5`, then give --plan plan.h5",
+                         "no plan file given");
+    HAPT_TRY(hapt_plan_load(path, arena, plan));
+    HAPT_NEW(comm_s, arena, (*plan)->stage_count);
+    HAPT_NEW(warmup, arena, (*plan)->stage_count);
+    if (profile_path) {
+        struct hapt_profile *profile;
+        HAPT_TRY(hapt_profile_load(profile_path, arena, &profile));
+        HAPT_TRY(hapt_plan_price(profile, *plan, arena));
+    }
+    const bool changed = hapt_config_given(config, "microbatches") || hapt_config_given(config, "hide-threshold") ||
+                         hapt_config_given(config, "schedule");
+    if (changed) change_plan(config, *plan, comm_s, warmup);
+    return HAPT_OK;
+}
+
+static enum hapt_status play(const struct hapt_plan *plan, struct hapt_arena *arena, struct outcome *outcome)
+{
+    *outcome = (struct outcome){.plan = plan, .fits = true};
+    HAPT_TRY(hapt_plan_simulate(plan, plan->schedule, arena, &outcome->simulation));
+    HAPT_NEW(outcome->overlap, arena, plan->stage_count);
+    for (int i = 0; i < plan->stage_count - 1; i++)
+        HAPT_TRY(hapt_plan_overlap(plan, plan->schedule, i, &outcome->overlap[i]));
+    outcome->hidden = outcome->simulation->period_s <= plan->t_max_s * (1 + 2 * plan->hide_threshold);
+    for (int i = 0; i < plan->stage_count; i++)
+        outcome->fits &= hapt_at_most(plan->stage[i].memory_bytes, plan->stage[i].device_memory_bytes);
+    return HAPT_OK;
+}
+
+static void print_outcome(const struct hapt_env *env, const struct outcome *outcome)
+{
+    const struct hapt_plan *plan = outcome->plan;
+    const struct hapt_simulation *simulation = outcome->simulation;
+    char time[4][32], bytes[2][32];
+    hapt_print(env, "simulated step %s: %s, %d stages, %d microbatches, steady period %s, pace %s, communication %s\n",
+               hapt_units_time(simulation->total_s, time[0]), hapt_schedule_kind_name(plan->schedule), plan->stage_count,
+               plan->microbatches, hapt_units_time(simulation->period_s, time[1]), hapt_units_time(plan->t_max_s, time[2]),
+               outcome->hidden ? "hidden" : "not hidden");
+    hapt_print(env, "  %5s  %-9s  %-12s  %8s  %8s  %10s  %8s  %8s  %s\n", "stage", "layers", "subcluster", "busy", "idle",
+               "transfer", "hidden", "launches", "memory of device");
+    for (int i = 0; i < plan->stage_count; i++) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        char layers[32], hidden[32];
+        snprintf(layers, sizeof layers, "%d-%d", stage->first_layer, stage->end_layer);
+        snprintf(hidden, sizeof hidden, "%.1f %%", 100 * outcome->overlap[i]);
+        const bool last = i == plan->stage_count - 1;
+        hapt_print(env, "  %5d  %-9s  %-12s  %6.1f %%  %6.1f %%  %10s  %8s  %8d  %s of %s\n", i, layers,
+                   stage->subcluster_name, 100 * simulation->busy_s[i] / simulation->total_s,
+                   100 * simulation->idle_s[i] / simulation->total_s, last ? "-" : hapt_units_time(stage->comm_s, time[3]),
+                   last ? "-" : hidden, stage->warmup, hapt_units_bytes(stage->memory_bytes, bytes[0]),
+                   hapt_units_bytes(stage->device_memory_bytes, bytes[1]));
+    }
+    if (!outcome->fits) hapt_warn(env, "this schedule does not fit into the devices' memory\n");
+}
+
+static enum hapt_status print_json(const struct outcome *outcome)
+{
+    const struct hapt_plan *plan = outcome->plan;
+    const struct hapt_simulation *simulation = outcome->simulation;
+    json_t *stages = json_array();
+    for (int i = 0; stages && i < plan->stage_count; i++)
+        json_array_append_new(stages, json_pack("{s:f, s:f, s:f, s:f, s:i, s:f}", "busy_s", simulation->busy_s[i], "idle_s",
+                                                simulation->idle_s[i], "comm_s", simulation->comm_s[i], "overlap",
+                                                outcome->overlap[i], "warmup", plan->stage[i].warmup, "memory_bytes",
+                                                plan->stage[i].memory_bytes));
+    json_t *object = json_pack("{s:s, s:i, s:i, s:s, s:f, s:f, s:f, s:b, s:b, s:o}", "format", "hapt-simulation", "version", 1,
+                               "microbatches", plan->microbatches, "schedule", hapt_schedule_kind_name(plan->schedule),
+                               "simulated_s", simulation->total_s, "period_s", simulation->period_s, "t_max_s", plan->t_max_s,
+                               "hidden", outcome->hidden, "fits", outcome->fits, "stages", stages);
+    if (!object) return hapt_fail(HAPT_ERR_MEMORY, NULL, "the simulation's JSON could not be built");
+    const int error = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
+    json_decref(object);
+    if (error || putchar('\n') == EOF || fflush(stdout) != 0)
+        return hapt_fail(HAPT_ERR_IO, NULL, "standard output cannot be written");
+    return HAPT_OK;
+}
+
+static enum hapt_status run(struct hapt_env *env, const struct hapt_config *config, struct hapt_arena *arena)
+{
+    struct hapt_plan *plan;
+    struct outcome outcome;
+    enum hapt_status status = prepare(config, arena, &plan);
+    if (status == HAPT_OK) status = play(plan, arena, &outcome);
+    HAPT_TRY(hapt_env_agree(env->world, status));
+    print_outcome(env, &outcome);
+    if (env->world_rank == 0 && env->quiet) status = print_json(&outcome);
+    return hapt_env_agree(env->world, status);
+}
+
+enum hapt_status hapt_command_simulate(struct hapt_env *env, struct hapt_config *config)
+{
+    struct hapt_arena arena;
+    hapt_arena_init(&arena);
+    const enum hapt_status status = run(env, config, &arena);
+    hapt_arena_release(&arena);
+    return status;
+}
