@@ -31,8 +31,19 @@ static void silence(void)
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
 }
 
+void hapt_h5_write_nowhere(const struct hapt_h5 *file)
+{
+    int *descriptor = NULL;
+    if (file->id < 0 || H5Fget_vfd_handle(file->id, H5P_DEFAULT, (void **)&descriptor) < 0 || !descriptor) return;
+    const int nowhere = open("/dev/null", O_RDWR);
+    if (nowhere < 0) return;
+    dup2(nowhere, *descriptor);
+    close(nowhere);
+}
+
 enum hapt_status hapt_h5_fail(struct hapt_h5 *file, const char *what, const char *name)
 {
+    if (file->writing) hapt_h5_write_nowhere(file);
     if (file->writing)
         return hapt_fail(HAPT_ERR_IO, "check free space and permissions", "cannot write %s%s%s to %s", what, *name ? " " : "",
                          name, file->path);
@@ -79,6 +90,7 @@ enum hapt_status hapt_h5_create(const char *path, const char *format, int versio
     file->writing = true;
     const hid_t access = H5Pcreate(H5P_FILE_ACCESS);
     H5Pset_libver_bounds(access, H5F_LIBVER_LATEST, H5F_LIBVER_LATEST);
+    H5Pset_fclose_degree(access, H5F_CLOSE_STRONG); /* also what a failed write left open */
     file->id = H5Fcreate(file->aside, H5F_ACC_TRUNC, H5P_DEFAULT, access);
     H5Pclose(access);
     enum hapt_status status = file->id < 0 ? hapt_h5_fail(file, "a new file", "") : HAPT_OK;
@@ -105,7 +117,9 @@ static bool sync_path(const char *path, int flags)
 enum hapt_status hapt_h5_commit(struct hapt_h5 *file)
 {
     enum hapt_status status = HAPT_OK;
-    const herr_t flushed = H5Fflush(file->id, H5F_SCOPE_LOCAL), closed = H5Fclose(file->id);
+    const herr_t flushed = H5Fflush(file->id, H5F_SCOPE_LOCAL);
+    if (flushed < 0) hapt_h5_write_nowhere(file);
+    const herr_t closed = H5Fclose(file->id);
     file->id = -1;
     if (flushed < 0 || closed < 0 || !sync_path(file->aside, O_RDWR) || rename(file->aside, file->path))
         status = hapt_h5_fail(file, "the file", "");

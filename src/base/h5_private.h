@@ -12,6 +12,9 @@ struct hapt_h5 {
     char *path, *aside; /* written aside, renamed by the commit */
 };
 
+/* HDF5 cannot let go of an object whose cache it cannot write out (it crashes when the library ends). So a write is flushed
+ * at once, and when that has failed the rest goes nowhere: the file is discarded anyway. */
+void hapt_h5_write_nowhere(const struct hapt_h5 *file);
 /* Records a read or write failure of something inside the file. */
 enum hapt_status hapt_h5_fail(struct hapt_h5 *file, const char *what, const char *name);
 
