@@ -7,6 +7,7 @@
  * --serve: runs a block of steps for every line on standard input and prints one JSON line, so that a caller can interleave two
  * programs on a shared machine.
  */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -90,7 +91,7 @@ static struct parameter *parameter_make(int dims, int64_t a, int64_t b, double v
 static struct bound {
     const struct hapt_kernel *kernel;
     struct hapt_call call;
-    double flops;
+    double flops, best_s; /* best: least seconds of this call in a block of steps, robust on a shared machine */
     int label;
 } bound[MAX_CALLS];
 static int bound_count;
@@ -212,7 +213,6 @@ static struct hapt_view tokens, targets, loss, squares, loss_scale, gradients;
 
 static void bind_updates(void)
 {
-    const int first = bound_count;
     for (int i = 0; i < parameter_count; i++) {
         struct hapt_view sum = squares;
         sum.data = (double *)squares.data + i;
@@ -226,7 +226,6 @@ static void bind_updates(void)
         memcpy(call->real, real, sizeof real);
         call->integer[0] = 1;
     }
-    (void)first;
 }
 
 static void bind_step(void)
@@ -242,7 +241,6 @@ static void bind_step(void)
     bind("zero", "zero", 0, NULL, 1, &gradients);
     struct hapt_view x = rows_of(WIDTH);
     bind("embedding", "embedding", 3, VIEWS(tokens, table->weight, position->weight), 1, &x);
-    const struct hapt_view first = x;
     for (int l = 0; l < LAYERS; l++) {
         block_forward(&block[l], x);
         x = block[l].output;
@@ -267,7 +265,6 @@ static void bind_step(void)
     for (int l = LAYERS - 1; l >= 0; l--) block_backward(&block[l], dx);
     bind("embedding_dw", "embedding_dw", 2, VIEWS(tokens, dx), 2, VIEWS(table->gradient, position->gradient));
     bind_updates();
-    (void)first;
 }
 
 static void prepare(void)
@@ -296,8 +293,7 @@ static double step(int64_t number)
         if (!strcmp(bound[i].kernel->op, "adamw")) bound[i].call.integer[0] = number;
         stop_on(bound[i].kernel->run(&bound[i].call, queue));
         const double now = clock_s(CLOCK_MONOTONIC);
-        label[bound[i].label].seconds += now - before;
-        label[bound[i].label].flops += bound[i].flops;
+        if (now - before < bound[i].best_s) bound[i].best_s = now - before;
         before = now;
     }
     return before - start;
@@ -313,14 +309,20 @@ static void run_block(int64_t first, int steps, bool table)
 {
     double *wall = malloc((size_t)steps * sizeof *wall);
     for (int i = 0; i < label_count; i++) label[i].seconds = label[i].flops = 0;
+    for (int i = 0; i < bound_count; i++) bound[i].best_s = INFINITY;
     const double cpu = clock_s(CLOCK_PROCESS_CPUTIME_ID);
     for (int s = 0; s < steps; s++) wall[s] = step(first + s);
     const double cpu_s = (clock_s(CLOCK_PROCESS_CPUTIME_ID) - cpu) / steps;
     qsort(wall, (size_t)steps, sizeof *wall, ascending);
     double all = 0;
+    for (int i = 0; i < bound_count; i++) {
+        label[bound[i].label].seconds += bound[i].best_s;
+        label[bound[i].label].flops += bound[i].flops;
+    }
     for (int i = 0; i < label_count; i++) all += label[i].seconds;
+    if (table) fprintf(stderr, "%-20s %8.3f ms (best of %d of every call)\n", "all", all * 1e3, steps);
     for (int i = 0; table && i < label_count; i++)
-        fprintf(stderr, "%-20s %8.3f ms  %5.1f %%  %7.1f GFLOP/s\n", label[i].name, label[i].seconds / steps * 1e3,
+        fprintf(stderr, "%-20s %8.3f ms  %5.1f %%  %7.1f GFLOP/s\n", label[i].name, label[i].seconds * 1e3,
                 100 * label[i].seconds / all, label[i].flops / label[i].seconds * 1e-9);
     printf("{\"peer\":\"hapt kernels\",\"dtype\":\"%s\",\"threads\":%d,\"wall_s\":%.6f,\"wall_min_s\":%.6f,\"cpu_s\":%.6f,"
            "\"tokens_per_s\":%.1f,\"loss\":%.6f}\n",

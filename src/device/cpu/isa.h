@@ -100,10 +100,40 @@ INLINE vector vector_sqrt(vector x)
 #endif
 }
 
-/* e^x = 2^n e^r with |r| <= ln(2)/2, minimax polynomial in r fitted for this file. */
+/* 1 / x: AVX-512 divides slowly, so there an estimate of 14 bits and one Newton step, 1 ulp. Not for 0 or infinity. */
+INLINE vector vector_reciprocal(vector x)
+{
+#if defined __AVX512F__
+    const vector estimate = (vector)_mm512_rcp14_ps((__m512)x);
+    return estimate + estimate * (1.0f - x * estimate);
+#else
+    return 1.0f / x;
+#endif
+}
+
+/* e^r - 1 for |r| <= ln(2)/2: a minimax polynomial fitted for this file. */
+INLINE vector exp_fraction(vector r)
+{
+    vector p = r * 1.9790323e-4f + 1.3944679e-3f;
+    p = p * r + 8.3334971e-3f;
+    p = p * r + 4.1666295e-2f;
+    p = p * r + 1.6666666e-1f;
+    p = p * r + 5.0000000e-1f;
+    return p * (r * r) + r;
+}
+
+/* e^x = 2^n e^r; 0 below -87.33, 2.2e38 from 88.3 on. */
 INLINE vector vector_exp(vector x)
 {
     const vector low = vector_set(-87.33f), high = vector_set(88.3f);
+#if defined __AVX512F__
+    const vector clamped = (vector)_mm512_min_ps((__m512)high, (__m512)vector_max(low, x));
+    const vector n = (vector)_mm512_roundscale_ps((__m512)(clamped * 1.44269504f), 8);
+    vector r = clamped - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    const __mmask16 kept = _mm512_cmp_ps_mask((__m512)x, (__m512)low, _CMP_NLT_UQ);
+    return (vector)_mm512_maskz_scalef_ps(kept, (__m512)(exp_fraction(r) + 1.0f), (__m512)n);
+#else
     const vector magic = vector_set(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
     vector clamped = vector_max(low, x);
     clamped = vector_select(clamped > high, high, clamped);
@@ -111,15 +141,9 @@ INLINE vector vector_exp(vector x)
     const vector n = shifted - magic;
     vector r = clamped - n * 0.693359375f;
     r = r + n * 2.12194440e-4f;
-    vector p = r * 1.9790323e-4f + 1.3944679e-3f;
-    p = p * r + 8.3334971e-3f;
-    p = p * r + 4.1666295e-2f;
-    p = p * r + 1.6666666e-1f;
-    p = p * r + 5.0000000e-1f;
-    p = p * (r * r) + r;
-    const ivector exponent = ((ivector)shifted - (ivector)magic + 127) << 23;
-    const vector scale = (vector)exponent;
-    return vector_select(x < low, (vector){0}, p * scale + scale);
+    const vector scale = (vector)(((ivector)shifted - (ivector)magic + 127) << 23);
+    return vector_select(x < low, (vector){0}, exp_fraction(r) * scale + scale);
+#endif
 }
 
 INLINE vector vector_from_half(hvector bits)
@@ -129,11 +153,19 @@ INLINE vector vector_from_half(hvector bits)
 
 INLINE hvector vector_to_half(vector value)
 {
+#if defined __AVX512F__
+    const __m512i wide = (__m512i)value, high = _mm512_srli_epi32(wide, 16), one = _mm512_set1_epi32(1);
+    const __m512i up = _mm512_add_epi32(_mm512_and_si512(high, one), _mm512_set1_epi32(0x7fff));
+    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(wide, up), 16);
+    const __mmask16 nan = _mm512_cmp_ps_mask((__m512)value, (__m512)value, _CMP_UNORD_Q);
+    return (hvector)_mm512_cvtepi32_epi16(_mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40)));
+#else
     const uvector wide = (uvector)value;
     const uvector rounded = (wide + 0x7fffu + ((wide >> 16) & 1u)) >> 16;
     const uvector quiet = (wide >> 16) | 0x40u;
     const uvector nan = (uvector)(value != value);
     return __builtin_convertvector((nan & quiet) | (~nan & rounded), hvector);
+#endif
 }
 
 /* Elements [i, i + count) of a float or bfloat16 array; the lanes from count on are 0. */
@@ -176,23 +208,31 @@ INLINE void store(void *base, int64_t i, int64_t count, bool half, vector value)
     for (int64_t k = 0; k < count; k++) to[k] = part[k];
 }
 
-/* Sum of the lanes, in double. */
+/* Sum of the lanes, in double, as a tree. */
 INLINE double vector_sum(vector value)
 {
-    float lane[LANES];
-    vector_store(lane, value);
-    double sum = 0;
-    for (int i = 0; i < LANES; i++) sum += lane[i];
-    return sum;
+#if defined __AVX512F__
+    const __m256 low = _mm512_castps512_ps256((__m512)value), high = _mm512_extractf32x8_ps((__m512)value, 1);
+    return _mm512_reduce_add_pd(_mm512_add_pd(_mm512_cvtps_pd(low), _mm512_cvtps_pd(high)));
+#else
+    double lane[LANES];
+    for (int i = 0; i < LANES; i++) lane[i] = value[i];
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+    return lane[0];
+#endif
 }
 
+/* Largest lane; a NaN anywhere gives NaN or is lost: callers meet it again when they use the lanes. */
 INLINE float vector_maximum(vector value)
 {
-    float lane[LANES], most;
-    vector_store(lane, value);
-    most = lane[0];
-    for (int i = 1; i < LANES; i++) most = lane[i] > most || lane[i] != lane[i] ? lane[i] : most;
+#if defined __AVX512F__
+    return _mm512_reduce_max_ps((__m512)value);
+#else
+    float most = value[0];
+    for (int i = 1; i < LANES; i++) most = value[i] > most ? value[i] : most;
     return most;
+#endif
 }
 
 /* A running sum in two levels, so that long rows lose no digits. */

@@ -5,6 +5,8 @@
 
 #define CHUNK 4096
 
+typedef double dvector __attribute__((vector_size(8 * LANES)));
+
 /*
  * AdamW with decoupled decay. Factors near 1 are applied as p - p * small: (1 - small) rounded to fp32 would bias every step
  * the same way.
@@ -82,13 +84,16 @@ static enum hapt_status square_sum_run(const struct hapt_call *call, struct hapt
     const int64_t chunks = (elements + chunk - 1) / chunk;
 #pragma omp parallel for schedule(static) num_threads(threads_for(call, elements))
     for (int64_t k = 0; k < chunks; k++) {
-        double lane[LANES] = {0};
+        dvector sum[2] = {{0}};
         const int64_t end = smaller(elements, (k + 1) * chunk);
-        for (int64_t i = k * chunk; i < end; i += LANES) {
-            const vector value = load(x, i, end - i, false);
-            for (int l = 0; l < LANES; l++) lane[l] += (double)value[l] * (double)value[l];
-        }
-        for (int l = 0; l < LANES; l++) partial[k] += lane[l];
+        for (int64_t i = k * chunk; i < end; i += 2 * LANES)
+            for (int part = 0; part < 2; part++) {
+                const int64_t at = smaller(end, i + part * LANES);
+                const dvector value = __builtin_convertvector(load(x, at, end - at, false), dvector);
+                sum[part] += value * value;
+            }
+        sum[0] += sum[1];
+        for (int l = 0; l < LANES; l++) partial[k] += sum[0][l];
     }
     double total = call->accumulate & 1u ? *out : 0;
     for (int64_t k = 0; k < chunks; k++) total += partial[k];

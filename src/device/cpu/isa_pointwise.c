@@ -14,7 +14,7 @@ INLINE struct gelu gelu_tanh(vector x)
     const vector square = x * x;
     const vector twice = x * (square * 0.0713548162726f + 1.59576912161f); /* 2u */
     const vector falling = vector_exp(-twice);
-    const vector p = 1.0f / (1.0f + falling);
+    const vector p = vector_reciprocal(1.0f + falling);
     const vector q = falling * p;                                   /* 1 - P, without cancellation */
     const vector rate = square * 0.2140644488178f + 1.59576912161f; /* d(2u)/dx */
     return (struct gelu){x * p, p + x * p * (q * rate)};
@@ -28,11 +28,11 @@ INLINE struct gelu gelu_erf(vector x)
                                   0.000692859266652f,  -0.0000605571815036f, -0.0000716115931604f};
     vector t = (vector)((ivector)x & 0x7fffffff);
     t = vector_select(t > 13.2f, vector_set(13.2f), t);
-    const vector z = (t - 4.0f) / (t + 4.0f);
+    const vector z = (t - 4.0f) * vector_reciprocal(t + 4.0f);
     vector r = vector_set(fit[10]);
     for (int i = 9; i >= 0; i--) r = r * z + fit[i];
     const vector bell = vector_exp(t * t * -0.5f);
-    const vector tail = bell * r / (1.0f + t);
+    const vector tail = bell * r * vector_reciprocal(1.0f + t);
     const vector p = vector_select(x < 0.0f, tail, 1.0f - tail);
     const vector bounded = vector_select(x != x, x, p);
     return (struct gelu){x * bounded, bounded + x * bell * 0.398942280401f};
