@@ -19,21 +19,33 @@ const char hapt_command_plan_help[] =
     "and as attributes: microbatches, schedule, hide_threshold, latency and simulated (s), t_max (s), limit (what sets\n"
     "the pace: compute, link or memory), balance_eta (HAPT 25), search figures.\n";
 
+/* From --profile, or from --input: measured where the ranks are, predicted on paper. `layers` stays NULL with --profile alone. */
 static enum hapt_status get_profile(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
-                                    struct hapt_profile **profile)
+                                    struct hapt_layers **layers, struct hapt_profile **profile)
 {
     const char *path = hapt_config_text(config, "profile");
-    if (!path)
-        return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_USAGE, "give --profile P.h5", "no profile to plan from"));
-    return hapt_env_agree(env->world, hapt_profile_load(path, arena, profile));
+    struct hapt_model *model;
+    struct hapt_cluster *cluster;
+    *layers = NULL;
+    if (!path && !hapt_config_text(config, "input"))
+        return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_USAGE, "give --profile P.h5, or --input m.h5 with --cluster C.json",
+                                                    "nothing to plan"));
+    if (hapt_config_text(config, "input")) {
+        HAPT_TRY(hapt_phase_model(env, config, arena, &model));
+        HAPT_TRY(hapt_phase_layers(env, config, model, arena, layers));
+    }
+    if (path) return hapt_env_agree(env->world, hapt_profile_load(path, arena, profile));
+    HAPT_TRY(hapt_phase_cluster(env, config, false, arena, &cluster));
+    return hapt_phase_profile(env, config, cluster, model, *layers, arena, profile);
 }
 
 static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
+    struct hapt_layers *layers;
     struct hapt_profile *profile;
     struct hapt_plan *plan;
-    HAPT_TRY(get_profile(env, config, arena, &profile));
-    HAPT_TRY(hapt_phase_plan(env, config, profile, NULL, arena, &plan));
+    HAPT_TRY(get_profile(env, config, arena, &layers, &profile));
+    HAPT_TRY(hapt_phase_plan(env, config, profile, layers, arena, &plan));
     hapt_plan_print(env, plan);
     enum hapt_status status = HAPT_OK;
     if (env->world_rank == 0 && hapt_config_text(config, "output"))
