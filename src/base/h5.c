@@ -244,7 +244,7 @@ enum hapt_status hapt_h5_list(struct hapt_h5 *file, const char *group, int64_t l
     enum hapt_status status = HAPT_OK;
     struct listing listing = {.arena = arena, .limit = limit};
     if (info.nlinks > (hsize_t)limit)
-        status = hapt_fail(HAPT_ERR_INPUT, NULL, "group %s of %s has too many members", group, file->path);
+        status = hapt_fail(HAPT_ERR_INPUT, H5_HINT, "group %s of %s has too many members", group, file->path);
     else if (!(listing.name = hapt_arena_alloc(arena, (size_t)info.nlinks + 1, sizeof *listing.name)))
         status = HAPT_ERR_MEMORY;
     else if (H5Literate(id, H5_INDEX_NAME, H5_ITER_INC, NULL, collect, &listing) < 0)

@@ -145,14 +145,14 @@ static enum hapt_status match_shape(struct hapt_h5 *file, const char *name, int 
                                     const int64_t *shape, int64_t limit, int64_t *elements)
 {
     if (dims != want_dims)
-        return hapt_fail(HAPT_ERR_INPUT, NULL, "%s of %s has %d dimensions, not %d", name, file->path, dims, want_dims);
+        return hapt_fail(HAPT_ERR_INPUT, H5_HINT, "%s of %s has %d dimensions, not %d", name, file->path, dims, want_dims);
     int64_t count = 1;
     for (int i = 0; i < dims; i++) {
         if (want[i] >= 0 && shape[i] != want[i])
-            return hapt_fail(HAPT_ERR_INPUT, NULL, "dimension %d of %s of %s is %lld, not %lld", i, name, file->path,
+            return hapt_fail(HAPT_ERR_INPUT, H5_HINT, "dimension %d of %s of %s is %lld, not %lld", i, name, file->path,
                              (long long)shape[i], (long long)want[i]);
         if (shape[i] > 0 && count > limit / shape[i])
-            return hapt_fail(HAPT_ERR_INPUT, NULL, "%s of %s is absurdly large", name, file->path);
+            return hapt_fail(HAPT_ERR_INPUT, H5_HINT, "%s of %s is absurdly large", name, file->path);
         count *= shape[i];
     }
     for (int i = 0; i < dims; i++) want[i] = shape[i];
@@ -165,7 +165,7 @@ static enum hapt_status read_open(struct hapt_h5 *file, hid_t id, const char *na
 {
     int found_dims = 0;
     int64_t found[HAPT_H5_MAX_DIMS] = {0}, elements = 0;
-    if (!is_number(id)) return hapt_fail(HAPT_ERR_INPUT, NULL, "%s of %s does not hold numbers", name, file->path);
+    if (!is_number(id)) return hapt_fail(HAPT_ERR_INPUT, H5_HINT, "%s of %s does not hold numbers", name, file->path);
     HAPT_TRY(extent_of(file, id, name, &found_dims, found));
     HAPT_TRY(match_shape(file, name, dims, shape, found_dims, found, limit, &elements));
     void *memory = hapt_arena_alloc(arena, (size_t)elements, type_bytes(type));
@@ -191,10 +191,10 @@ static enum hapt_status read_rows_open(struct hapt_h5 *file, hid_t id, const cha
 {
     int dims;
     int64_t shape[HAPT_H5_MAX_DIMS];
-    if (!is_number(id)) return hapt_fail(HAPT_ERR_INPUT, NULL, "%s of %s does not hold numbers", name, file->path);
+    if (!is_number(id)) return hapt_fail(HAPT_ERR_INPUT, H5_HINT, "%s of %s does not hold numbers", name, file->path);
     HAPT_TRY(extent_of(file, id, name, &dims, shape));
     if (dims < 1 || first < 0 || count < 0 || first > shape[0] - count)
-        return hapt_fail(HAPT_ERR_INPUT, NULL, "%s of %s has no rows %lld to %lld", name, file->path, (long long)first,
+        return hapt_fail(HAPT_ERR_INPUT, H5_HINT, "%s of %s has no rows %lld to %lld", name, file->path, (long long)first,
                          (long long)(first + count));
     hsize_t start[HAPT_H5_MAX_DIMS] = {(hsize_t)first}, extent[HAPT_H5_MAX_DIMS] = {(hsize_t)count};
     for (int i = 1; i < dims; i++) extent[i] = (hsize_t)shape[i];
@@ -359,7 +359,7 @@ static enum hapt_status read_attribute_number(struct hapt_h5 *file, const char *
                                               void *value)
 {
     if (!hapt_h5_has_attribute(file, object, name))
-        return hapt_fail(HAPT_ERR_INPUT, NULL, "attribute %s of %s is missing in %s", name, object, file->path);
+        return hapt_fail(HAPT_ERR_INPUT, H5_HINT, "attribute %s of %s is missing in %s", name, object, file->path);
     const hid_t id = H5Aopen_by_name(file->id, object, name, H5P_DEFAULT, H5P_DEFAULT);
     const hid_t space = id < 0 ? -1 : H5Aget_space(id), stored = id < 0 ? -1 : H5Aget_type(id);
     const H5T_class_t class = stored < 0 ? H5T_NO_CLASS : H5Tget_class(stored);
@@ -385,7 +385,7 @@ enum hapt_status hapt_h5_read_attribute_text(struct hapt_h5 *file, const char *o
                                              struct hapt_arena *arena, const char **value)
 {
     if (!hapt_h5_has_attribute(file, object, name))
-        return hapt_fail(HAPT_ERR_INPUT, NULL, "attribute %s of %s is missing in %s", name, object, file->path);
+        return hapt_fail(HAPT_ERR_INPUT, H5_HINT, "attribute %s of %s is missing in %s", name, object, file->path);
     const hid_t id = H5Aopen_by_name(file->id, object, name, H5P_DEFAULT, H5P_DEFAULT);
     const hid_t space = id < 0 ? -1 : H5Aget_space(id), type = id < 0 ? -1 : H5Aget_type(id);
     enum hapt_status status = HAPT_ERR_INPUT;

@@ -6,6 +6,8 @@
 
 #include "hapt/h5.h"
 
+#define H5_HINT "the file is damaged or of another kind: `hapt COMMAND --help` says what it must hold"
+
 struct hapt_h5 {
     hid_t id;
     bool writing;
