@@ -40,6 +40,7 @@ struct hapt_host {
     int nic_count;
     struct hapt_host_nic nic[HAPT_HOST_NICS];
     bool faked;
+    bool fake_failed; /* HWLOC_XMLFILE or HWLOC_SYNTHETIC is set, but hwloc cannot use it: this is the real machine */
     uint64_t identity; /* ranks with equal identities share the host */
 };
 

@@ -178,16 +178,20 @@ void hapt_host_look(const struct hapt_env *env, struct hapt_host *host)
     host->name[sizeof host->name - 1] = '\0';
     host->memory_bytes = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
     host->clock_hz = clock_of_host();
-    if (!host->faked) {
-        host->cores = host->threads = host->threads_unbound = env->cores;
-        read_cpuinfo("model name", host->cpu_model, sizeof host->cpu_model);
-    }
+    host->cores = host->threads = host->threads_unbound = env->cores;
+    if (!host->faked) read_cpuinfo("model name", host->cpu_model, sizeof host->cpu_model);
     estimate_core(host);
 
     hwloc_topology_t topology;
     if (hwloc_topology_init(&topology) == 0) {
         hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
-        if (hwloc_topology_load(topology) == 0) read_topology(host, topology);
+        const bool loaded = hwloc_topology_load(topology) == 0;
+        /* A fake that cannot be read is passed over by hwloc without a word. */
+        if (host->faked && (!loaded || hwloc_topology_is_thissystem(topology))) {
+            host->faked = false;
+            host->fake_failed = true;
+        }
+        if (loaded) read_topology(host, topology);
         hwloc_topology_destroy(topology);
     }
     if (!host->faked) {

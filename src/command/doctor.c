@@ -240,6 +240,10 @@ static void examine_hosts(struct doctor *doctor)
     for (int h = 0; h < doctor->hosts->count; h++) {
         int first = 0;
         while (doctor->hosts->host_of_rank[first] != h) first++;
+        if (doctor->hosts->host[h].fake_failed)
+            complain(doctor, "correct or unset these variables",
+                     "host %s: hwloc cannot use HWLOC_XMLFILE or HWLOC_SYNTHETIC; this is the real machine",
+                     doctor->hosts->host[h].name);
         examine_binding(doctor, h);
         examine_memory(doctor, h, &doctor->facts[first]);
         examine_devices(doctor, h);

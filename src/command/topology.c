@@ -39,6 +39,9 @@ static void print_hosts(const struct hapt_env *env, const struct hapt_hosts *hos
     char size[32], rate[32];
     for (int h = 0; h < hosts->count; h++) {
         const struct hapt_host *host = &hosts->host[h];
+        if (host->fake_failed)
+            hapt_warn(env, "host %s: hwloc cannot use HWLOC_XMLFILE or HWLOC_SYNTHETIC; this is the real machine\n",
+                      host->name);
         hapt_print(env, "Host %s: %d rank%s, %d core%s, %d NUMA node%s, %s memory%s%s%s\n", host->name, host->ranks,
                    host->ranks > 1 ? "s" : "", host->cores, host->cores > 1 ? "s" : "", host->numa_nodes,
                    host->numa_nodes > 1 ? "s" : "", hapt_units_bytes(host->memory_bytes, size),

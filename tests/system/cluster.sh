@@ -67,6 +67,25 @@ done
 ranks 1 topology --cluster inputs/clusters/a100x4-v100x4.json
 check "a GPU cluster on a laptop" grep -q "64 devices" "$dir/out"
 
+# Faked machines: a node with GPUs that this build does not drive, a fake that hwloc cannot read, two different hosts.
+export HWLOC_XMLFILE=$PWD/tests/data/gpu-node.xml
+ranks 1 topology
+check "the faked node's name" grep -q "^Host gpu-node-7: 1 rank, 4 cores" "$dir/out"
+check "its GPU by PCI id" grep -q "GPU .*A100-40GB" "$dir/out"
+check "its InfiniBand" grep -q "NIC mlx5_0" "$dir/out"
+ranks 1 doctor
+check "doctor: GPUs cannot be used" grep -q "^problem: host gpu-node-7: 2 of its 2 GPUs" "$dir/out"
+export HWLOC_XMLFILE=/nonexistent.xml
+ranks 1 topology
+check "an unreadable fake: exit code $code" [ $code -eq 0 ]
+check "an unreadable fake is mentioned" grep -q "^hapt: warning: .*HWLOC_XMLFILE" "$dir/err"
+unset HWLOC_XMLFILE
+timeout 60 mpirun --oversubscribe --bind-to none -np 2 -x "HWLOC_SYNTHETIC=numa:2(memory=64GB) core:8 pu:2" "$hapt" topology \
+    --json : -np 1 -x "HWLOC_SYNTHETIC=numa:1(memory=16GB) core:4 pu:1" "$hapt" topology --json >"$dir/out" 2>"$dir/err"
+check "two faked hosts are two subclusters" json "$dir/out" \
+    '[s["devices_per_node"] for s in d["subclusters"]] == [2, 1] and len(d["links"]) == 3 and
+     [s["device"]["memory"] for s in d["subclusters"]] == [64e9, 16e9]'
+
 # Bad files.
 bad() { # NAME SED-EXPRESSION
     sed "$2" inputs/two-subclusters.json >"$dir/$1.json"
