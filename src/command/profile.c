@@ -5,30 +5,40 @@
 #include "phases.h"
 
 const char hapt_command_profile_help[] =
-    "Measures the model on the ranks of the cluster, each layer range once per structure and device count, and writes a\n"
-    "profile that `hapt plan --profile` reads. With --predict yes, times come from the devices' description instead; so\n"
+    "Measures the model on the ranks of the cluster, each layer range once per structure and device count, and writes "
+    "a\n"
+    "profile that `hapt plan --profile` reads. With --predict yes, times come from the devices' description instead; "
+    "so\n"
     "they do when the cluster file has more devices than there are ranks.\n"
     "\n"
     "Thread CPU time is measured and multiplied by the device's slowdown, so a rehearsal on few cores is priced as if\n"
-    "every rank had its own. When --profile-seconds do not allow three rounds of all candidates, a sample is timed and the\n"
-    "others are sums of their layers, corrected by the sample.\n"
+    "every rank had its own. When --profile-seconds do not allow three rounds of all candidates, a sample is timed. "
+    "The\n"
+    "times of overlapping ranges support each other, so that noise does not mislead the search.\n"
     "\n"
     "A profile (HDF5; c: subcluster, L layers, S submeshes; entry [s][i][j] covers layers i to j, both included):\n"
     "  /boundary_bytes [L]                       byte, across the cut after each layer; the last is 0\n"
     "  /link_bandwidth [C][C], /link_latency     byte/s, s; the diagonal is between stages inside one subcluster\n"
-    "  /cluster_c/                               attributes name, nodes, devices_per_node, device_memory_bytes, peak_flops\n"
+    "  /cluster_c/                               attributes name, nodes, devices_per_node, device_memory_bytes, "
+    "peak_flops\n"
     "  /cluster_c/submesh [S][2]                 nodes and devices of each\n"
     "  /cluster_c/stage_time [S][L][L]           s per microbatch, forward and backward; NaN: no candidate\n"
     "  /cluster_c/stage_forward_time             s per microbatch, forward\n"
     "  /cluster_c/parameter_bytes                byte per device, resident\n"
     "  /cluster_c/activation_bytes               byte per device and microbatch in flight\n"
-    "  /cluster_c/step_time                      s per step outside the pipeline: gradient reduction, update, exchange of\n"
+    "  /cluster_c/step_time                      s per step outside the pipeline: gradient reduction, update, exchange "
+    "of\n"
     "                                            tied weights; optional\n"
     "\n"
-    "No candidates (NaN): the rows of a microbatch do not divide over the devices; one microbatch in flight exceeds the\n"
-    "device's memory; the range's share of the work exceeds the submesh's share of the cluster's speed --imbalance times.\n";
+    "No candidates (NaN): the rows of a microbatch do not divide over the devices; one microbatch in flight exceeds "
+    "the\n"
+    "device's memory; the range's share of the work exceeds the submesh's share of the cluster's speed --imbalance "
+    "times.\n";
 
-struct summary { int candidates, longest; double layer_low_s, layer_high_s, whole_s; };
+struct summary {
+    int candidates, longest;
+    double layer_low_s, layer_high_s, whole_s;
+};
 
 static struct summary summarize(const struct hapt_profile *profile, const struct hapt_profile_cluster *cluster, int s)
 {
@@ -83,8 +93,10 @@ static void print_json(const struct hapt_profile *profile, const char *path)
             const struct summary summary = summarize(profile, cluster, s);
             printf("%s{\"nodes\":%d,\"devices_per_node\":%d,\"candidates\":%d,\"all_layers_s\":", s ? "," : "",
                    cluster->submesh[s].n, cluster->submesh[s].m, summary.candidates);
-            if (isfinite(summary.whole_s)) printf("%.9g}", summary.whole_s);
-            else printf("null}");
+            if (isfinite(summary.whole_s))
+                printf("%.9g}", summary.whole_s);
+            else
+                printf("null}");
         }
         printf("]}");
     }

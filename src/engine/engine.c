@@ -9,8 +9,10 @@ enum hapt_status hapt_engine_plan_memory(const struct hapt_program *program, con
 {
     HAPT_TRY(hapt_engine_check_kernels(program, options));
     struct hapt_engine_options context = *options;
-    const struct hapt_memory_options memory = {.slots = options->slots, .state_count = options->state_count,
-                                               .scratch = hapt_engine_scratch, .scratch_context = &context};
+    const struct hapt_memory_options memory = {.slots = options->slots,
+                                               .state_count = options->state_count,
+                                               .scratch = hapt_engine_scratch,
+                                               .scratch_context = &context};
     return hapt_memory_plan(program, &memory, arena, plan);
 }
 
@@ -34,8 +36,10 @@ enum hapt_status hapt_engine_create(const struct hapt_program *program, const st
     made->program = program;
     made->options = *options;
     const enum hapt_status status = set_up(made);
-    if (status != HAPT_OK) hapt_engine_destroy(made);
-    else *engine = made;
+    if (status != HAPT_OK)
+        hapt_engine_destroy(made);
+    else
+        *engine = made;
     return status;
 }
 
@@ -47,7 +51,10 @@ void hapt_engine_destroy(struct hapt_engine *engine)
     free(engine);
 }
 
-const struct hapt_memory_plan *hapt_engine_memory(const struct hapt_engine *engine) { return engine->plan; }
+const struct hapt_memory_plan *hapt_engine_memory(const struct hapt_engine *engine)
+{
+    return engine->plan;
+}
 
 void *hapt_engine_tensor(struct hapt_engine *engine, int tensor, int slot)
 {
@@ -55,12 +62,15 @@ void *hapt_engine_tensor(struct hapt_engine *engine, int tensor, int slot)
     const int local = engine->program->local[tensor];
     if (local < 0) return NULL;
     switch (plan->region[local]) {
-    case HAPT_REGION_RESIDENT: return engine->memory + plan->offset[local];
-    case HAPT_REGION_WORKSPACE: return engine->memory + plan->workspace_offset + plan->offset[local];
+    case HAPT_REGION_RESIDENT:
+        return engine->memory + plan->offset[local];
+    case HAPT_REGION_WORKSPACE:
+        return engine->memory + plan->workspace_offset + plan->offset[local];
     case HAPT_REGION_SLOT:
         HAPT_ASSERT(slot >= 0 && slot < plan->slots);
         return engine->memory + plan->slot_offset + (size_t)slot * plan->activation_bytes + plan->offset[local];
-    case HAPT_REGION_NONE: break;
+    case HAPT_REGION_NONE:
+        break;
     }
     return NULL;
 }
@@ -189,12 +199,13 @@ static enum hapt_status update_block(struct hapt_engine *engine, const struct ha
 {
     const struct hapt_memory_plan *plan = engine->plan;
     if (first == end) return HAPT_OK;
-    struct hapt_call call = {.input_count = 1, .output_count = update->optimizer == HAPT_OPTIMIZER_ADAMW ? 4 : 3,
+    struct hapt_call call = {.input_count = 1,
+                             .output_count = update->optimizer == HAPT_OPTIMIZER_ADAMW ? 4 : 3,
                              .threads = engine->options.threads,
                              .workspace = engine->memory + plan->scratch_offset,
                              .workspace_bytes = plan->scratch_bytes};
-    const double adamw[] = {update->learning_rate, update->beta1, update->beta2, update->epsilon, decay,
-                            update->gradient_scale};
+    const double adamw[] = {update->learning_rate, update->beta1, update->beta2,
+                            update->epsilon,       decay,         update->gradient_scale};
     const double sgd[] = {update->learning_rate, update->momentum, 0, 0, decay, update->gradient_scale};
     memcpy(call.real, update->optimizer == HAPT_OPTIMIZER_ADAMW ? adamw : sgd, sizeof adamw);
     call.integer[0] = update->step;
@@ -205,8 +216,8 @@ static enum hapt_status update_block(struct hapt_engine *engine, const struct ha
         call.output[output++] = resident(engine, plan->state_offset[s], first, end - first);
     if (plan->state_count == 0) output++; /* no momentum buffer */
     if (plan->copy_offset != (size_t)-1)
-        call.output[output] = hapt_engine_flat_view(
-            (uint16_t *)(engine->memory + plan->copy_offset) + first, HAPT_BF16, end - first);
+        call.output[output] =
+            hapt_engine_flat_view((uint16_t *)(engine->memory + plan->copy_offset) + first, HAPT_BF16, end - first);
     return engine->update->run(&call, engine->queue);
 }
 
@@ -240,7 +251,9 @@ enum hapt_status hapt_engine_set(struct hapt_engine *engine, int tensor, int sta
     HAPT_TRY(backend->copy(engine->queue, place, value, elements * sizeof *value));
     const enum hapt_dtype dtype = engine->program->graph->tensor[tensor].dtype;
     if (state < 0 && dtype != HAPT_F32) {
-        struct hapt_call call = {.input_count = 1, .output_count = 1, .threads = engine->options.threads,
+        struct hapt_call call = {.input_count = 1,
+                                 .output_count = 1,
+                                 .threads = engine->options.threads,
                                  .workspace = engine->memory + engine->plan->scratch_offset,
                                  .workspace_bytes = engine->plan->scratch_bytes};
         call.input[0] = hapt_engine_flat_view(place, HAPT_F32, elements);

@@ -71,8 +71,10 @@ void hapt_engine_describe_call(const struct hapt_program *program, const struct 
                                struct hapt_call *call)
 {
     const struct hapt_op *what = &program->graph->op[op];
-    *call = (struct hapt_call){.input_count = what->input_count, .output_count = what->output_count,
-                               .accumulate = what->accumulate, .threads = options->threads};
+    *call = (struct hapt_call){.input_count = what->input_count,
+                               .output_count = what->output_count,
+                               .accumulate = what->accumulate,
+                               .threads = options->threads};
     memcpy(call->integer, what->integer, sizeof call->integer);
     memcpy(call->real, what->real, sizeof call->real);
     for (int i = 0; i < what->input_count; i++)
@@ -94,7 +96,8 @@ static int trained_parameters(const struct hapt_program *program, size_t *elemen
     return count;
 }
 
-/* Scratch of the kernels that run over the resident blocks: the square sums, one double each, and what the kernels ask for. */
+/* Scratch of the kernels that run over the resident blocks: the square sums, one double each, and what the kernels ask
+ * for. */
 static size_t flat_scratch(const struct hapt_engine_options *options, const struct hapt_program *program)
 {
     size_t elements, most = 0;
@@ -169,7 +172,9 @@ static enum hapt_status bind_flat(struct hapt_engine *engine)
         for (int d = 0; d < tensor->dims; d++) count *= (size_t)program->tensor[t].shape[d];
         struct bound_step *bound = &engine->square_sum[p];
         bound->kernel = square_sum;
-        bound->call = (struct hapt_call){.input_count = 1, .output_count = 1, .threads = options->threads,
+        bound->call = (struct hapt_call){.input_count = 1,
+                                         .output_count = 1,
+                                         .threads = options->threads,
                                          .workspace = scratch + sums_bytes,
                                          .workspace_bytes = plan->scratch_bytes - sums_bytes};
         bound->call.input[0] = hapt_engine_flat_view(gradient, HAPT_F32, count);
@@ -177,8 +182,8 @@ static enum hapt_status bind_flat(struct hapt_engine *engine)
         engine->parameter[p++] = t;
     }
     engine->zero.kernel = options->backend->find_kernel(options->device, "zero", HAPT_F32);
-    engine->zero.call = (struct hapt_call){.output_count = 1, .threads = options->threads,
-                                           .workspace = scratch, .workspace_bytes = plan->scratch_bytes};
+    engine->zero.call = (struct hapt_call){
+        .output_count = 1, .threads = options->threads, .workspace = scratch, .workspace_bytes = plan->scratch_bytes};
     engine->zero.call.output[0] =
         hapt_engine_flat_view(engine->memory + plan->gradient_offset, HAPT_F32, plan->trained_elements);
     engine->convert = options->backend->find_kernel(options->device, "convert", HAPT_F32);

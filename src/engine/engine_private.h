@@ -23,8 +23,8 @@ struct hapt_engine {
     struct hapt_queue *queue;
     char *memory; /* device memory, plan->total_bytes */
     struct section_binding section[HAPT_SECTION_REDUCE];
-    int parameter_count; /* trained ones; square sums in their order */
-    int *parameter;      /* [parameter_count] program tensors */
+    int parameter_count;           /* trained ones; square sums in their order */
+    int *parameter;                /* [parameter_count] program tensors */
     struct bound_step *square_sum; /* [parameter_count] */
     double *square;                /* [parameter_count] host copy of the sums */
     struct bound_step zero;        /* of the gradient block */

@@ -22,7 +22,10 @@ static void touch(struct hapt_lifetime *lifetime, int step)
     lifetime->last = step;
 }
 
-static bool alive(struct hapt_lifetime lifetime) { return lifetime.first <= lifetime.last; }
+static bool alive(struct hapt_lifetime lifetime)
+{
+    return lifetime.first <= lifetime.last;
+}
 
 static void walk(const struct hapt_program *program, enum hapt_section section, struct hapt_lifetime *lifetime)
 {
@@ -44,13 +47,16 @@ static enum hapt_region region_of(const struct hapt_program *program, int tensor
 {
     const struct hapt_tensor *whole = &program->graph->tensor[program->tensor[tensor].tensor];
     switch (whole->kind) {
-    case HAPT_TENSOR_PARAMETER: return HAPT_REGION_RESIDENT;
+    case HAPT_TENSOR_PARAMETER:
+        return HAPT_REGION_RESIDENT;
     /* One loss scale serves the whole step; tokens and targets differ by microbatch. */
-    case HAPT_TENSOR_INPUT: return whole->role == HAPT_ROLE_LOSS_SCALE ? HAPT_REGION_RESIDENT : HAPT_REGION_SLOT;
+    case HAPT_TENSOR_INPUT:
+        return whole->role == HAPT_ROLE_LOSS_SCALE ? HAPT_REGION_RESIDENT : HAPT_REGION_SLOT;
     case HAPT_TENSOR_GRADIENT:
         return hapt_lifetime_parameter_gradient(program->graph, program->tensor[tensor].tensor) ? HAPT_REGION_RESIDENT
                                                                                                 : HAPT_REGION_WORKSPACE;
-    case HAPT_TENSOR_ACTIVATION: break;
+    case HAPT_TENSOR_ACTIVATION:
+        break;
     }
     /* The loss is read by the trainer after the forward. */
     const bool kept = alive(backward) || program->tensor[tensor].tensor == program->graph->loss;

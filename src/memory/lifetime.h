@@ -4,9 +4,11 @@
 
 #include "hapt/memory.h"
 
-/* Steps of one instruction between which a workspace tensor must keep its place, both ends included. Incoming gradients live
- * from -1 (they are copied in before the first step), outgoing ones to step_count (copied out behind the last). */
-struct hapt_lifetime { int first, last; };
+/* Steps of one instruction between which a workspace tensor must keep its place, both ends included. Incoming gradients
+ * live from -1 (they are copied in before the first step), outgoing ones to step_count (copied out behind the last). */
+struct hapt_lifetime {
+    int first, last;
+};
 
 /* Region of every program tensor; lifetime[section][tensor], {0, -1} where the section does not touch it. */
 enum hapt_status hapt_lifetime_derive(const struct hapt_program *program, struct hapt_arena *arena,
@@ -16,6 +18,9 @@ size_t hapt_lifetime_bytes(const struct hapt_program *program, int tensor);
 /* True for fp32 gradients of parameters, which are resident. */
 bool hapt_lifetime_parameter_gradient(const struct hapt_graph *graph, int tensor);
 
-static inline size_t hapt_lifetime_align(size_t bytes) { return (bytes + 63) / 64 * 64; }
+static inline size_t hapt_lifetime_align(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
 
 #endif

@@ -8,7 +8,10 @@ struct piece {
     struct hapt_lifetime lifetime[HAPT_SECTION_REDUCE]; /* workspace tensors */
 };
 
-struct pieces { int count; struct piece *piece; };
+struct pieces {
+    int count;
+    struct piece *piece;
+};
 
 static enum hapt_status broken(const struct hapt_program *program, const char *what, const char *a, const char *b)
 {
@@ -101,7 +104,8 @@ static enum hapt_status check(const struct hapt_memory_plan *plan, const struct 
     HAPT_NEW(pieces.piece, scratch, 4 * program->tensor_count + HAPT_TRANSFER_SLOTS * boundaries + 1);
     HAPT_TRY(hapt_lifetime_derive(program, scratch, region, lifetime));
     for (int t = 0; t < program->tensor_count; t++) {
-        if (plan->region[t] != region[t]) return broken(program, "wrong region", program->graph->tensor[program->tensor[t].tensor].name, "");
+        if (plan->region[t] != region[t])
+            return broken(program, "wrong region", program->graph->tensor[program->tensor[t].tensor].name, "");
         add_tensor(plan, program, t, lifetime, &pieces);
     }
     add_staging(plan, program, &program->forward_in, &plan->forward_in, &pieces);

@@ -39,7 +39,7 @@ static void place_parameters(struct planner *planner)
     struct hapt_memory_plan *plan = planner->plan;
     size_t end_of_class[3], elements = 0;
     bool copies = false;
-    for (int class = 0; class < 3; class++) {
+    for (int class = 0; class < 3; class ++) {
         for (int t = 0; t < program->tensor_count; t++) {
             const struct hapt_tensor *tensor = whole_tensor(program, t);
             if (tensor->kind != HAPT_TENSOR_PARAMETER || parameter_class(tensor) != class) continue;
@@ -94,8 +94,14 @@ static void place_slots(struct planner *planner)
 }
 
 /* Free gaps of the workspace, by offset; everything behind `end` is free. */
-struct gap { size_t offset, bytes; };
-struct gaps { int count; struct gap *gap; size_t end; };
+struct gap {
+    size_t offset, bytes;
+};
+struct gaps {
+    int count;
+    struct gap *gap;
+    size_t end;
+};
 
 /* Best fit: the smallest gap that holds the tensor, else the end (extending a gap that touches it). */
 static size_t gaps_take(struct gaps *gaps, size_t bytes)
@@ -143,7 +149,10 @@ static void gaps_give(struct gaps *gaps, size_t offset, size_t bytes)
     }
 }
 
-struct event { int step; int tensor; };
+struct event {
+    int step;
+    int tensor;
+};
 
 static int compare_events(const void *a, const void *b)
 {
@@ -153,8 +162,8 @@ static int compare_events(const void *a, const void *b)
 }
 
 /* Offsets of the workspace tensors of one instruction, in order of birth; the peak in *bytes. */
-static enum hapt_status place_instruction(struct planner *planner, enum hapt_section section, struct hapt_arena *scratch,
-                                          size_t *bytes)
+static enum hapt_status place_instruction(struct planner *planner, enum hapt_section section,
+                                          struct hapt_arena *scratch, size_t *bytes)
 {
     const struct hapt_program *program = planner->program;
     const struct hapt_lifetime *lifetime = planner->lifetime[section];

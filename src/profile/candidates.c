@@ -23,8 +23,7 @@ static enum hapt_status find_degrees(struct candidates *candidates, struct hapt_
     const struct hapt_cluster *cluster = candidates->cluster;
     const struct hapt_graph *graph = candidates->model->graph;
     int count = 0, *devices;
-    for (int c = 0; c < cluster->count; c++)
-        count += candidates_submeshes(&cluster->subcluster[c], NULL);
+    for (int c = 0; c < cluster->count; c++) count += candidates_submeshes(&cluster->subcluster[c], NULL);
     struct hapt_submesh *submesh;
     HAPT_NEW(devices, arena, count);
     HAPT_NEW(submesh, arena, count);
@@ -43,16 +42,22 @@ static enum hapt_status find_degrees(struct candidates *candidates, struct hapt_
         const enum hapt_status status =
             hapt_program_data_parallel(graph, 0, graph->forward_count, 1, devices[k], &scratch, &program);
         hapt_arena_release(&scratch);
-        if (status == HAPT_OK) devices[candidates->degree_count++] = devices[k];
-        else if (status == HAPT_ERR_INFEASIBLE) hapt_fail_reset();
-        else return status;
+        if (status == HAPT_OK)
+            devices[candidates->degree_count++] = devices[k];
+        else if (status == HAPT_ERR_INFEASIBLE)
+            hapt_fail_reset();
+        else
+            return status;
     }
     if (candidates->degree_count > 0) return HAPT_OK;
     return hapt_fail(HAPT_ERR_INFEASIBLE, "choose a --microbatch that the device counts divide",
                      "no submesh can share %d rows", candidates->model->microbatch);
 }
 
-struct range { uint64_t structure; int first, last; };
+struct range {
+    uint64_t structure;
+    int first, last;
+};
 
 static int compare_ranges(const void *a, const void *b)
 {
@@ -74,8 +79,8 @@ static enum hapt_status find_structures(struct candidates *candidates, struct ha
     for (int cell = 0; cell < L * L; cell++) candidates->structure[cell] = -1;
     for (int i = 0; i < L; i++)
         for (int j = i; j < L; j++)
-            range[count++] = (struct range){
-                hapt_layers_structure(candidates->layers, candidates->model->graph, i, j + 1), i, j};
+            range[count++] =
+                (struct range){hapt_layers_structure(candidates->layers, candidates->model->graph, i, j + 1), i, j};
     qsort(range, (size_t)count, sizeof *range, compare_ranges);
     for (int r = 0; r < count; r++) {
         if (r == 0 || range[r].structure != range[r - 1].structure) {
@@ -108,8 +113,11 @@ enum hapt_status candidates_build(const struct hapt_cluster *cluster, const stru
                                   const struct hapt_layers *layers, const struct hapt_config *config,
                                   struct hapt_arena *arena, struct candidates *candidates)
 {
-    *candidates = (struct candidates){.cluster = cluster, .model = model, .layers = layers,
-                                      .layer_count = layers->count, .imbalance = hapt_config_real(config, "imbalance"),
+    *candidates = (struct candidates){.cluster = cluster,
+                                      .model = model,
+                                      .layers = layers,
+                                      .layer_count = layers->count,
+                                      .imbalance = hapt_config_real(config, "imbalance"),
                                       .state_count = optimizer_states(config)};
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
@@ -166,7 +174,8 @@ enum hapt_status candidates_plan_memory(const struct candidates *candidates, int
     if (status == HAPT_OK) status = plan_program(candidates, program, engine, &scratch, &plan);
     if (status == HAPT_OK) {
         const double trained = (double)plan->trained_elements;
-        /* An update reads the gradient twice (norm, update), writes it once (zero), and reads and writes all the rest. */
+        /* An update reads the gradient twice (norm, update), writes it once (zero), and reads and writes all the rest.
+         */
         const double touched = 3 * 4.0 + 2 * 4.0 * (1 + plan->state_count) + (plan->copy_offset == (size_t)-1 ? 0 : 2);
         *memory = (struct item_memory){(double)plan->parameter_bytes, (double)plan->activation_bytes, trained,
                                        trained * touched};
@@ -194,7 +203,8 @@ static bool reads(const struct hapt_op *op, int tensor)
     return false;
 }
 
-/* fp32 bytes of the parameters that operators on both sides of `cut` read: exchanged every step when the cut is made. */
+/* fp32 bytes of the parameters that operators on both sides of `cut` read: exchanged every step when the cut is made.
+ */
 static double tied_bytes(const struct hapt_graph *graph, int cut)
 {
     double bytes = 0;
@@ -203,8 +213,10 @@ static double tied_bytes(const struct hapt_graph *graph, int cut)
         bool before = false, behind = false;
         for (int o = 0; o < graph->forward_count; o++) {
             if (!reads(&graph->op[o], t)) continue;
-            if (o < cut) before = true;
-            else behind = true;
+            if (o < cut)
+                before = true;
+            else
+                behind = true;
         }
         if (before && behind) bytes += 4.0 * (double)hapt_tensor_elements(&graph->tensor[t]);
     }
@@ -228,12 +240,13 @@ static enum hapt_status fill_frame(const struct candidates *candidates, struct h
                                    struct hapt_profile *profile)
 {
     const struct hapt_cluster *cluster = candidates->cluster;
-    for (int l = 0; l < candidates->layer_count; l++) profile->boundary_bytes[l] = candidates->layers->boundary_bytes[l];
+    for (int l = 0; l < candidates->layer_count; l++)
+        profile->boundary_bytes[l] = candidates->layers->boundary_bytes[l];
     for (int a = 0; a < cluster->count; a++) {
         const struct hapt_subcluster *subcluster = &cluster->subcluster[a];
-        HAPT_TRY(hapt_profile_add_cluster(profile, a, subcluster->name, subcluster->nodes,
-                                          subcluster->devices_per_node, subcluster->device.memory_bytes,
-                                          candidates_device_speed(candidates, a), result));
+        HAPT_TRY(hapt_profile_add_cluster(profile, a, subcluster->name, subcluster->nodes, subcluster->devices_per_node,
+                                          subcluster->device.memory_bytes, candidates_device_speed(candidates, a),
+                                          result));
         for (int b = 0; b < cluster->count; b++) {
             const struct hapt_link *link = hapt_cluster_link(cluster, a, b);
             profile->link_bandwidth[a * cluster->count + b] = link->bandwidth;
@@ -250,6 +263,7 @@ enum hapt_status candidates_fill(const struct candidates *candidates, struct ite
     const int L = candidates->layer_count;
     const struct hapt_cluster *cluster = candidates->cluster;
     struct hapt_profile *made;
+    long found = 0;
     double *tied;
     HAPT_TRY(hapt_profile_create(L, cluster->count, result, &made));
     HAPT_TRY(fill_frame(candidates, result, made));
@@ -266,18 +280,23 @@ enum hapt_status candidates_fill(const struct candidates *candidates, struct ite
                     const int item = candidates_item(candidates, degree, i, j);
                     const size_t cell = hapt_profile_index(made, s, i, j);
                     if (!candidates_wanted(candidates, c, submesh, i, j, &memory[c][item])) continue;
+                    found++;
                     table->stage_forward_time[cell] = time[c][item].forward_s;
                     table->stage_time[cell] = time[c][item].forward_s + time[c][item].backward_s;
                     table->parameter_bytes[cell] = memory[c][item].parameter_bytes;
                     table->activation_bytes[cell] = memory[c][item].activation_bytes;
                     table->step_time[cell] = time[c][item].update_s;
                     if (submesh.n * submesh.m > 1)
-                        table->step_time[cell] += all_reduce(context, c, s, submesh, 4 * memory[c][item].trained_elements);
+                        table->step_time[cell] +=
+                            all_reduce(context, c, s, submesh, 4 * memory[c][item].trained_elements);
                     if (j == L - 1 && i > 0) table->step_time[cell] += exchange_s(cluster, c, tied[i]);
                 }
             }
         }
     }
+    if (found == 0)
+        return hapt_fail(HAPT_ERR_INFEASIBLE, "use a smaller --microbatch, finer layers or devices with more memory",
+                         "no device can hold even one layer with one microbatch in flight");
     HAPT_TRY(hapt_profile_check(made));
     *profile = made;
     return HAPT_OK;

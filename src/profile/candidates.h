@@ -1,5 +1,6 @@
 /*
- * Candidates: which layer ranges may stand on which submeshes, and what they are alike in. Measuring and predicting share it.
+ * Candidates: which layer ranges may stand on which submeshes, and what they are alike in. Measuring and predicting
+ * share it.
  *
  * Two ranges of equal structure on as many devices are one item: planned, timed and priced once.
  */
@@ -13,22 +14,26 @@ struct candidates {
     const struct hapt_cluster *cluster;
     const struct hapt_model *model;
     const struct hapt_layers *layers;
-    int layer_count;      /* L */
-    double imbalance;     /* candidates over this share of their submesh's speed are pruned */
-    int state_count;      /* of the optimizer */
+    int layer_count;  /* L */
+    double imbalance; /* candidates over this share of their submesh's speed are pruned */
+    int state_count;  /* of the optimizer */
     int degree_count;
-    int *degree;          /* device counts n * m that share the microbatch's rows evenly, ascending */
+    int *degree; /* device counts n * m that share the microbatch's rows evenly, ascending */
     int structure_count;
-    int *structure;       /* [L][L] which structure the layers [i, j + 1) have; -1 below the diagonal */
-    int *first, *last;    /* [structure_count] the first range that has it */
-    int item_count;       /* structure_count * degree_count */
-    double *work;         /* [L + 1] FLOPs of the layers before, prefix sums */
-    double speed;         /* of the whole cluster, FLOP/s */
+    int *structure;    /* [L][L] which structure the layers [i, j + 1) have; -1 below the diagonal */
+    int *first, *last; /* [structure_count] the first range that has it */
+    int item_count;    /* structure_count * degree_count */
+    double *work;      /* [L + 1] FLOPs of the layers before, prefix sums */
+    double speed;      /* of the whole cluster, FLOP/s */
 };
 
 /* One device's share of an item; doubles, so that ranks can sum their parts of a table. */
-struct item_memory { double parameter_bytes, activation_bytes, trained_elements, update_bytes; };
-struct item_time { double forward_s, backward_s, update_s; };
+struct item_memory {
+    double parameter_bytes, activation_bytes, trained_elements, update_bytes;
+};
+struct item_time {
+    double forward_s, backward_s, update_s;
+};
 
 enum hapt_status candidates_build(const struct hapt_cluster *cluster, const struct hapt_model *model,
                                   const struct hapt_layers *layers, const struct hapt_config *config,
@@ -56,7 +61,8 @@ double candidates_device_speed(const struct candidates *candidates, int subclust
 /* Seconds to sum `bytes` over a submesh, which stands at `index` in its subcluster's list. */
 typedef double candidates_all_reduce(const void *context, int subcluster, int index, struct hapt_submesh submesh,
                                      double bytes);
-/* Makes the profile: memory[c] and time[c] are tables by item for subcluster c (time in real seconds of its devices). */
+/* Makes the profile: memory[c] and time[c] are tables by item for subcluster c (time in real seconds of its devices).
+ */
 enum hapt_status candidates_fill(const struct candidates *candidates, struct item_memory *const *memory,
                                  struct item_time *const *time, candidates_all_reduce *all_reduce, const void *context,
                                  struct hapt_arena *result, struct hapt_profile **profile);

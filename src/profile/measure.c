@@ -1,13 +1,13 @@
 /*
  * Measured profiles (HAPT 5.1, the zero-redundant profiler).
  *
- * Subclusters of one back end on one host form a class and share measurements (CPU time; their slowdowns are factors). A class
- * measures every item once per round; rounds are interleaved over all items and rotate over the ranks, so that neither a
- * slow moment nor a slow core meets one item alone; the median of the rounds counts.
+ * Subclusters of one back end on one host form a class and share measurements (CPU time; their slowdowns are factors).
+ * A class measures every item once per round; rounds are interleaved over all items and rotate over the ranks, so that
+ * neither a slow moment nor a slow core meets one item alone; the median of the rounds counts.
  *
- * Every number comes from engine runs. Single layers are timed first; they tell how many rounds the budget allows. When it allows
- * fewer than MIN_ROUNDS of all items, a sample of them is timed directly and the others are sums of their layers, times the
- * median ratio of direct time to sum among sampled items of about their length.
+ * Every number comes from engine runs. Single layers are timed first; they tell how many rounds the budget allows. When
+ * it allows fewer than MIN_ROUNDS of all items, a sample of them is timed. What noise the rounds show is taken out by
+ * smooth.h, which also gives the items that were not timed the sum of their layers.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -15,10 +15,12 @@
 
 #include "hapt/progress.h"
 #include "reduce.h"
+#include "smooth.h"
 #include "window.h"
 
 enum { MIN_ROUNDS = 3, MAX_ROUNDS = 7, LAYER_ROUNDS = 3 };
-#define WARM_SECONDS 0.005 /* shorter items run once untimed before: in a stage they find their weights in the cache */
+#define WARM_SECONDS 0.005 /* shorter items run once untimed before: in a stage they find their weights in the cache   \
+                            */
 #define BUDGET_SHARE 0.7   /* of --profile-seconds, for the rounds: reserving, layers and links take the rest */
 
 struct measure {
@@ -27,32 +29,34 @@ struct measure {
     const struct candidates *candidates;
     const struct hapt_config *config;
     struct hapt_arena *scratch;
+    double start_s;
     int threads;
     int class_count;
     int class_of[HAPT_MAX_SUBCLUSTERS];
-    int my_class;        /* -1: idle rank */
-    int active, actives; /* my place among the ranks of my class that measure (-1: none), and their number */
-    bool leads;          /* lowest rank of its class */
+    int my_class;               /* -1: idle rank */
+    int active, actives;        /* my place among the ranks of my class that measure (-1: none), and their number */
+    bool leads;                 /* lowest rank of its class */
     struct item_memory *memory; /* [class][item] */
     struct item_time *time;     /* [class][item] CPU time without slowdown */
     bool *needed;               /* [item] in my class */
     double *layer_s;            /* [degree][L] seconds of a single layer, in my class */
     struct windows windows;
-    int *order, count;          /* items to time, dearest first */
+    int *order, count; /* items to time, dearest first */
     int rounds;
-    double sampled_share;       /* of my class's items that are timed directly */
-    double *sample;             /* [item][MAX_ROUNDS][2] */
+    double sampled_share; /* of my class's items that are timed directly */
+    double noise;         /* relative standard error of their medians */
+    double *sample;       /* [item][MAX_ROUNDS][2] */
     struct reduce_table reduce;
 };
 
 static struct item_memory *memory_of(const struct measure *measure, int class, int item)
 {
-    return &measure->memory[(size_t)class * (size_t)measure->candidates->item_count + (size_t)item];
+    return &measure->memory[(size_t) class * (size_t)measure->candidates->item_count + (size_t)item];
 }
 
 static struct item_time *time_of(const struct measure *measure, int class, int item)
 {
-    return &measure->time[(size_t)class * (size_t)measure->candidates->item_count + (size_t)item];
+    return &measure->time[(size_t) class * (size_t)measure->candidates->item_count + (size_t)item];
 }
 
 static enum hapt_status sum_over_ranks(const struct measure *measure, double *data, size_t count)
@@ -68,7 +72,9 @@ static enum hapt_status sum_over_ranks(const struct measure *measure, double *da
 
 /* ---- classes: who shares measurements, who measures ---- */
 
-struct seat { int node_index, node_rank, threads, cores; };
+struct seat {
+    int node_index, node_rank, threads, cores;
+};
 
 static enum hapt_status find_classes(struct measure *measure)
 {
@@ -118,7 +124,8 @@ static enum hapt_status plan_items(struct measure *measure, const struct hapt_en
 {
     if (!measure->leads) return HAPT_OK;
     for (int item = 0; item < measure->candidates->item_count; item++)
-        HAPT_TRY(candidates_plan_memory(measure->candidates, item, options, memory_of(measure, measure->my_class, item)));
+        HAPT_TRY(
+            candidates_plan_memory(measure->candidates, item, options, memory_of(measure, measure->my_class, item)));
     return HAPT_OK;
 }
 
@@ -136,8 +143,8 @@ static void mark_needed(struct measure *measure, struct hapt_submesh *submesh)
             for (int i = 0; degree >= 0 && i < L; i++) {
                 for (int j = i; j < L; j++) {
                     const int item = candidates_item(candidates, degree, i, j);
-                    if (i == j || candidates_wanted(candidates, c, submesh[s], i, j,
-                                                    memory_of(measure, measure->my_class, item)))
+                    if (i == j ||
+                        candidates_wanted(candidates, c, submesh[s], i, j, memory_of(measure, measure->my_class, item)))
                         measure->needed[item] = true;
                 }
             }
@@ -182,35 +189,52 @@ static double sum_of_layers(const struct measure *measure, int item)
     return sum;
 }
 
-/* My part of some rounds over a list of items. */
-static enum hapt_status run_rounds(struct measure *measure, const int *order, int count, int rounds, const char *what)
+/* My part of one round over a list of items. */
+static enum hapt_status run_round(struct measure *measure, const int *order, int count, int round,
+                                  struct hapt_progress *progress)
 {
-    struct hapt_progress progress;
     enum hapt_status status = HAPT_OK;
-    hapt_progress_init(&progress, measure->env, what, (long)rounds * count);
-    for (int round = 0; round < rounds && measure->active >= 0; round++) {
-        for (int k = 0; k < count && status == HAPT_OK; k++) {
-            hapt_progress_update(&progress, (long)round * count + k, "");
-            if ((k + round) % measure->actives != measure->active) continue;
-            double *sample = sample_of(measure, order[k], round), unused[2];
-            if (sum_of_layers(measure, order[k]) < WARM_SECONDS)
-                status = windows_time(&measure->windows, order[k], &unused[0], &unused[1]);
-            if (status == HAPT_OK) status = windows_time(&measure->windows, order[k], &sample[0], &sample[1]);
-        }
+    for (int k = 0; k < count && status == HAPT_OK && measure->active >= 0; k++) {
+        hapt_progress_update(progress, (long)round * count + k, "");
+        if ((k + round) % measure->actives != measure->active) continue;
+        double *sample = sample_of(measure, order[k], round), unused[2];
+        if (sum_of_layers(measure, order[k]) < WARM_SECONDS)
+            status = windows_time(&measure->windows, order[k], &unused[0], &unused[1]);
+        if (status == HAPT_OK) status = windows_time(&measure->windows, order[k], &sample[0], &sample[1]);
     }
-    hapt_progress_update(&progress, (long)rounds * count, "");
-    hapt_progress_release(&progress);
     return status;
 }
 
-/* Collective end of some rounds: all samples of my class to all ranks of it. */
-static enum hapt_status share_samples(struct measure *measure, MPI_Comm class_comm, enum hapt_status status)
+/* Rounds until they are done or, from the second on, the budget would be exceeded; then every rank of a class has all
+ * its samples. Collective; *rounds in and out. */
+static enum hapt_status run_rounds(struct measure *measure, MPI_Comm class_comm, const int *order, int count,
+                                   double budget_s, const char *what, int *rounds)
 {
-    HAPT_TRY(reduce_meet(measure->env->world));
-    HAPT_TRY(hapt_env_agree(measure->env->world, status));
+    struct hapt_progress progress;
+    enum hapt_status status = HAPT_OK;
+    const double start = hapt_time_s();
+    int most = *rounds, done = 0;
+    bool more = true;
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &most, 1, MPI_INT, MPI_MAX, measure->env->world));
+    memset(measure->sample, 0, (size_t)measure->candidates->item_count * MAX_ROUNDS * 2 * sizeof *measure->sample);
+    hapt_progress_init(&progress, measure->env, what, (long)most * count);
+    while (more && status == HAPT_OK) {
+        if (done < *rounds) status = run_round(measure, order, count, done, &progress);
+        HAPT_TRY(reduce_meet(measure->env->world));
+        status = hapt_env_agree(measure->env->world, status);
+        /* Other work on the machine stretches the rounds; the estimate knew nothing of it. */
+        double elapsed = hapt_time_s() - start;
+        HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &elapsed, 1, MPI_DOUBLE, MPI_MAX, measure->env->world));
+        done++;
+        more = done < most && (done < 2 || elapsed * (done + 1) / done <= budget_s);
+    }
+    hapt_progress_update(&progress, (long)most * count, "");
+    hapt_progress_release(&progress);
+    HAPT_TRY(status);
+    if (*rounds > done) *rounds = done;
     if (measure->my_class < 0) return HAPT_OK;
-    const int count = measure->candidates->item_count * MAX_ROUNDS * 2;
-    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, measure->sample, count, MPI_DOUBLE, MPI_SUM, class_comm));
+    const int samples = measure->candidates->item_count * MAX_ROUNDS * 2;
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, measure->sample, samples, MPI_DOUBLE, MPI_SUM, class_comm));
     return HAPT_OK;
 }
 
@@ -228,12 +252,11 @@ static enum hapt_status time_layers(struct measure *measure, MPI_Comm class_comm
 {
     const struct candidates *candidates = measure->candidates;
     const int L = candidates->layer_count, D = candidates->degree_count;
-    int *order, count = 0;
+    int *order, count = 0, rounds = LAYER_ROUNDS;
     HAPT_NEW(order, measure->scratch, candidates->item_count);
     for (int item = 0; item < candidates->item_count; item++)
         if (measure->needed[item] && candidates->first[item / D] == candidates->last[item / D]) order[count++] = item;
-    const enum hapt_status status = run_rounds(measure, order, count, LAYER_ROUNDS, "timing layers");
-    HAPT_TRY(share_samples(measure, class_comm, status));
+    HAPT_TRY(run_rounds(measure, class_comm, order, count, HUGE_VAL, "timing layers", &rounds));
     for (int d = 0; d < D && measure->my_class >= 0; d++)
         for (int l = 0; l < L; l++) {
             const int item = candidates_item(candidates, d, l, l);
@@ -242,11 +265,14 @@ static enum hapt_status time_layers(struct measure *measure, MPI_Comm class_comm
             measure->layer_s[d * L + l] = time.forward_s + time.backward_s;
             *time_of(measure, measure->my_class, item) = time;
         }
-    memset(measure->sample, 0, (size_t)candidates->item_count * MAX_ROUNDS * 2 * sizeof *measure->sample);
     return HAPT_OK;
 }
 
-struct priced { double cost; uint64_t lot; int item; };
+struct priced {
+    double cost;
+    uint64_t lot;
+    int item;
+};
 
 static int by_lot(const void *a, const void *b)
 {
@@ -276,11 +302,11 @@ static enum hapt_status choose_sample(struct measure *measure)
         priced[all++] = (struct priced){once < WARM_SECONDS ? 2 * once : once, hapt_hash(3, &item, sizeof item), item};
         total += priced[all - 1].cost;
     }
-    /* In each round every active rank does its part at the same time; thread CPU time is wall time when cores suffice. */
+    /* In each round every active rank does its part at the same time; thread CPU time is wall time when cores suffice.
+     */
     const double budget = BUDGET_SHARE * hapt_config_real(measure->config, "profile-seconds") * measure->actives;
     qsort(priced, (size_t)all, sizeof *priced, by_lot);
-    while (measure->count < all &&
-           (measure->count < 8 || (kept + priced[measure->count].cost) * MIN_ROUNDS <= budget))
+    while (measure->count < all && (measure->count < 8 || (kept + priced[measure->count].cost) * MIN_ROUNDS <= budget))
         kept += priced[measure->count++].cost;
     qsort(priced, (size_t)measure->count, sizeof *priced, by_cost);
     for (int k = 0; k < measure->count; k++) measure->order[k] = priced[k].item;
@@ -290,51 +316,87 @@ static enum hapt_status choose_sample(struct measure *measure)
     return HAPT_OK;
 }
 
-/* Direct time over sum of layers: the median among timed items of this device count whose length is within a factor of 2. */
-static double ratio_for(const struct measure *measure, const bool *timed, int item, double *buffer)
+/* Relative standard error of a median of rounds, from the scatter of the rounds of all items. */
+static double noise_of(const struct measure *measure, int part, double *buffer)
+{
+    int count = 0;
+    for (int k = 0; k < measure->count; k++) {
+        for (int r = 0; r + 1 < measure->rounds; r++) {
+            const double a = sample_of(measure, measure->order[k], r)[part];
+            const double b = sample_of(measure, measure->order[k], r + 1)[part];
+            if (a + b > 0) buffer[count++] = fabs(a - b) / (0.5 * (a + b));
+        }
+    }
+    if (count == 0) return 0;
+    /* Median difference to standard deviation of one run, to that of a median. */
+    return 1.4826 * median(buffer, count) / sqrt(2.0) * sqrt(1.4 / measure->rounds);
+}
+
+/* Layers of equal structure take equal time. */
+static enum hapt_status number_layers(const struct measure *measure, int *variable, int *variable_count)
+{
+    const int L = measure->candidates->layer_count;
+    *variable_count = 0;
+    for (int l = 0; l < L; l++) {
+        variable[l] = -1;
+        for (int other = 0; other < l && variable[l] < 0; other++)
+            if (measure->candidates->structure[l * L + l] == measure->candidates->structure[other * L + other])
+                variable[l] = variable[other];
+        if (variable[l] < 0) variable[l] = (*variable_count)++;
+    }
+    return HAPT_OK;
+}
+
+/* Times of all items of one device count; part 0 is forward, 1 backward. */
+static enum hapt_status estimate(struct measure *measure, const bool *timed, int degree, int part, double noise,
+                                 const int *variable, int variable_count, struct smooth_point *point, int *item_of)
 {
     const struct candidates *candidates = measure->candidates;
     const int D = candidates->degree_count;
-    const int length = candidates->last[item / D] - candidates->first[item / D] + 1;
-    for (int wide = 0; wide < 2; wide++) {
-        int count = 0;
-        for (int other = item % D; other < candidates->item_count; other += D) {
-            const int its = candidates->last[other / D] - candidates->first[other / D] + 1;
-            if (!timed[other] || (!wide && (its > 2 * length || length > 2 * its))) continue;
-            const struct item_time *time = time_of(measure, measure->my_class, other);
-            const double sum = sum_of_layers(measure, other);
-            if (sum > 0) buffer[count++] = (time->forward_s + time->backward_s) / sum;
-        }
-        if (count >= 3 || (wide && count > 0)) return median(buffer, count);
+    int count = 0;
+    for (int item = degree; item < candidates->item_count; item += D) {
+        if (!measure->needed[item]) continue;
+        const bool layer = candidates->first[item / D] == candidates->last[item / D];
+        const struct item_time *time = time_of(measure, measure->my_class, item);
+        item_of[count] = item;
+        point[count++] =
+            (struct smooth_point){candidates->first[item / D], candidates->last[item / D],
+                                  timed[item] || layer ? (part ? time->backward_s : time->forward_s) : -1, 0};
     }
-    return 1;
+    HAPT_TRY(smooth_times(variable, variable_count, noise, count, point, measure->scratch));
+    for (int p = 0; p < count; p++) {
+        struct item_time *time = time_of(measure, measure->my_class, item_of[p]);
+        *(part ? &time->backward_s : &time->forward_s) = point[p].estimate_s;
+    }
+    return HAPT_OK;
 }
 
 static enum hapt_status settle_times(struct measure *measure)
 {
     const struct candidates *candidates = measure->candidates;
-    const int D = candidates->degree_count;
     bool *timed;
     double *buffer;
+    int *variable, *item_of, variable_count;
+    struct smooth_point *point;
     HAPT_NEW(timed, measure->scratch, candidates->item_count);
-    HAPT_NEW(buffer, measure->scratch, candidates->item_count);
+    HAPT_NEW(buffer, measure->scratch, (size_t)candidates->item_count * MAX_ROUNDS);
+    HAPT_NEW(variable, measure->scratch, candidates->layer_count);
+    HAPT_NEW(item_of, measure->scratch, candidates->item_count);
+    HAPT_NEW(point, measure->scratch, candidates->item_count);
     for (int k = 0; k < measure->count; k++) {
         timed[measure->order[k]] = true;
         *time_of(measure, measure->my_class, measure->order[k]) =
             median_of_rounds(measure, measure->order[k], measure->rounds);
     }
-    for (int item = 0; item < candidates->item_count; item++) {
-        if (!measure->needed[item] || timed[item]) continue;
-        const double ratio = ratio_for(measure, timed, item, buffer);
-        struct item_time sum = {0};
-        for (int l = candidates->first[item / D]; l <= candidates->last[item / D]; l++) {
-            const struct item_time *layer =
-                time_of(measure, measure->my_class, candidates_item(candidates, item % D, l, l));
-            sum.forward_s += ratio * layer->forward_s;
-            sum.backward_s += ratio * layer->backward_s;
+    HAPT_TRY(number_layers(measure, variable, &variable_count));
+    for (int part = 0; part < 2; part++) {
+        const double noise = noise_of(measure, part, buffer);
+        measure->noise = fmax(measure->noise, noise);
+        for (int degree = 0; degree < candidates->degree_count; degree++) {
+            /* A device count that only other classes have was not timed here. */
+            if (measure->layer_s[degree * candidates->layer_count] <= 0) continue;
+            HAPT_TRY(estimate(measure, timed, degree, part, noise, variable, variable_count, point, item_of));
         }
-        if (candidates->first[item / D] != candidates->last[item / D])
-            *time_of(measure, measure->my_class, item) = sum;
     }
     return HAPT_OK;
 }
@@ -366,8 +428,9 @@ static enum hapt_status run_class(struct measure *measure, MPI_Comm class_comm)
     HAPT_TRY(time_layers(measure, class_comm));
     enum hapt_status status = measure->my_class >= 0 ? choose_sample(measure) : HAPT_OK;
     HAPT_TRY(hapt_env_agree(measure->env->world, status));
-    status = run_rounds(measure, measure->order, measure->count, measure->rounds, "timing candidates");
-    HAPT_TRY(share_samples(measure, class_comm, status));
+    const double budget_s = hapt_config_real(measure->config, "profile-seconds") - (hapt_time_s() - measure->start_s);
+    HAPT_TRY(run_rounds(measure, class_comm, measure->order, measure->count, budget_s, "timing candidates",
+                        &measure->rounds));
     if (measure->my_class >= 0) status = settle_times(measure);
     if (status == HAPT_OK) status = time_updates(measure, &s_per_element);
     HAPT_TRY(hapt_env_agree(measure->env->world, status));
@@ -398,8 +461,8 @@ static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *
         HAPT_NEW(time[c], measure->scratch, candidates->item_count);
         for (int item = 0; item < candidates->item_count; item++) {
             const struct item_time *cpu = time_of(measure, measure->class_of[c], item);
-            time[c][item] = (struct item_time){slowdown * cpu->forward_s, slowdown * cpu->backward_s,
-                                               slowdown * cpu->update_s};
+            time[c][item] =
+                (struct item_time){slowdown * cpu->forward_s, slowdown * cpu->backward_s, slowdown * cpu->update_s};
         }
     }
     return candidates_fill(candidates, memory, time, all_reduce, measure, result, profile);
@@ -414,8 +477,8 @@ static enum hapt_status set_up(struct measure *measure, struct hapt_engine_optio
     HAPT_NEW(measure->needed, measure->scratch, candidates->item_count);
     HAPT_NEW(measure->layer_s, measure->scratch, (size_t)candidates->degree_count * (size_t)candidates->layer_count);
     HAPT_NEW(measure->sample, measure->scratch, (size_t)candidates->item_count * MAX_ROUNDS * 2);
-    *options = (struct hapt_engine_options){.threads = measure->threads, .state_count = candidates->state_count,
-                                            .slots = 1};
+    *options =
+        (struct hapt_engine_options){.threads = measure->threads, .state_count = candidates->state_count, .slots = 1};
     if (measure->my_class < 0) return HAPT_OK;
     const int mine = measure->cluster->subcluster_of_rank[measure->env->world_rank];
     const char *name = measure->cluster->subcluster[mine].device.backend;
@@ -423,7 +486,8 @@ static enum hapt_status set_up(struct measure *measure, struct hapt_engine_optio
     options->backend = hapt_backend_find(name);
     const int devices = options->backend ? options->backend->device_count(&reason) : 0;
     if (devices < 1)
-        return hapt_fail(HAPT_ERR_INPUT, "plan for such devices with `hapt plan --input M --cluster C`, or --predict yes",
+        return hapt_fail(HAPT_ERR_INPUT,
+                         "plan for such devices with `hapt plan --input M --cluster C`, or --predict yes",
                          "rank %d has no %s device to measure on (%s)", measure->env->world_rank, name, reason);
     HAPT_TRY(options->backend->open(measure->env->node_rank % devices, measure->threads, 0, &options->device));
     return plan_items(measure, options);
@@ -440,9 +504,8 @@ static enum hapt_status choose_windows(struct measure *measure, const struct hap
     }
     HAPT_NEW(submesh, measure->scratch, most);
     mark_needed(measure, submesh);
-    return windows_choose(measure->candidates, options, class_memory(measure),
-                          memory_of(measure, measure->my_class, 0), measure->needed, measure->scratch,
-                          &measure->windows);
+    return windows_choose(measure->candidates, options, class_memory(measure), memory_of(measure, measure->my_class, 0),
+                          measure->needed, measure->scratch, &measure->windows);
 }
 
 static enum hapt_status measure_all(struct measure *measure, struct hapt_engine_options *options,
@@ -482,18 +545,23 @@ enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct h
     struct hapt_arena scratch;
     struct hapt_engine_options options = {0};
     hapt_arena_init(&scratch);
-    struct measure measure = {.env = env, .cluster = cluster, .candidates = &candidates, .config = config,
-                              .scratch = &scratch, .threads = threads_of(env, config)};
-    const double start = hapt_time_s();
+    struct measure measure = {.env = env,
+                              .cluster = cluster,
+                              .candidates = &candidates,
+                              .config = config,
+                              .scratch = &scratch,
+                              .threads = threads_of(env, config),
+                              .start_s = hapt_time_s()};
     enum hapt_status status =
         hapt_env_agree(env->world, candidates_build(cluster, model, layers, config, &scratch, &candidates));
     if (status == HAPT_OK) status = measure_all(&measure, &options, result, profile);
     windows_close(&measure.windows);
     if (options.device) options.backend->close(options.device);
     if (status == HAPT_OK)
-        hapt_note(env, "profiled %d structures of %d layer ranges, %.0f %% of them directly, %d rounds, %.1f s\n",
-                  candidates.structure_count, layers->count * (layers->count + 1) / 2, 100 * measure.sampled_share,
-                  measure.rounds, hapt_time_s() - start);
+        hapt_note(
+            env, "profiled %d structures of %d layer ranges, %.0f %% of them timed, %d rounds, noise %.1f %%, %.1f s\n",
+            candidates.structure_count, layers->count * (layers->count + 1) / 2, 100 * measure.sampled_share,
+            measure.rounds, 100 * measure.noise, hapt_time_s() - measure.start_s);
     hapt_arena_release(&scratch);
     return status;
 }

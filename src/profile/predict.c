@@ -1,10 +1,11 @@
 /*
- * Predicted profiles: times from a device's description alone, by a roofline per operator; memory by the same planner that the
- * engine uses, without kernel scratch.
+ * Predicted profiles: times from a device's description alone, by a roofline per operator; memory by the same planner
+ * that the engine uses, without kernel scratch.
  *
- * An operator takes the longer of FLOPs / (peak * efficiency) and bytes / (bandwidth * efficiency), and a launch. Matrix
- * products reach most of the peak when they are long enough to fill the device, attention less; all others are bound by
- * memory on any device there is. Calibrating against measured runs is the user's: `hapt profile` on the hardware.
+ * An operator takes the longer of FLOPs / (peak * efficiency) and bytes / (bandwidth * efficiency), and a launch.
+ * Matrix products reach most of the peak when they are long enough to fill the device, attention less; all others are
+ * bound by memory on any device there is. Calibrating against measured runs is the user's: `hapt profile` on the
+ * hardware.
  */
 #include <math.h>
 

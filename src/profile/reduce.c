@@ -69,8 +69,7 @@ enum hapt_status reduce_measure(const struct hapt_env *env, const struct hapt_cl
     for (int k = 0; k < REDUCE_SIZES; k++)
         table->bytes[k] = SMALLEST * pow(LARGEST / SMALLEST, (double)k / (REDUCE_SIZES - 1));
     for (int c = 0; c < cluster->count; c++) {
-        const int count =
-            candidates_submeshes(&cluster->subcluster[c], NULL);
+        const int count = candidates_submeshes(&cluster->subcluster[c], NULL);
         if (count > table->submesh_count) table->submesh_count = count;
     }
     const size_t cells = (size_t)cluster->count * (size_t)table->submesh_count * REDUCE_SIZES;

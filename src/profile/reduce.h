@@ -7,9 +7,9 @@
 enum { REDUCE_SIZES = 4 };
 
 struct reduce_table {
-    int submesh_count;                      /* largest of any subcluster */
+    int submesh_count; /* largest of any subcluster */
     double bytes[REDUCE_SIZES];
-    double *time_s;                         /* [subcluster][submesh][REDUCE_SIZES] */
+    double *time_s; /* [subcluster][submesh][REDUCE_SIZES] */
 };
 
 /* Measures every submesh of more than one device, one after the other while all other ranks sleep. Collective over

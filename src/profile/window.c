@@ -48,7 +48,9 @@ static void add_window(struct windows *windows, int first, int last, int degree,
     }
 }
 
-struct wanted { int first, last, item; };
+struct wanted {
+    int first, last, item;
+};
 
 static int compare_wanted(const void *a, const void *b)
 {
@@ -76,7 +78,8 @@ static enum hapt_status choose(struct windows *windows, const struct item_memory
         int found = -1;
         for (int k = 0; k < windows->count && found < 0; k++) {
             const struct window *window = &windows->window[k];
-            if (window->degree == degree && window->first <= wanted[w].first && window->last >= wanted[w].last) found = k;
+            if (window->degree == degree && window->first <= wanted[w].first && window->last >= wanted[w].last)
+                found = k;
         }
         if (found < 0) {
             found = windows->count;
@@ -129,7 +132,8 @@ static enum hapt_status fill_parameter(struct window *window, const struct hapt_
     for (int64_t i = 0; i < hapt_tensor_elements(parameter); i++) {
         if (parameter->init == HAPT_INIT_NORMAL)
             value[i] = (float)(parameter->init_std * 3.4 * (hapt_random_unit(&random) - 0.5));
-        else value[i] = parameter->init == HAPT_INIT_ONE ? 1.0f : 0.0f;
+        else
+            value[i] = parameter->init == HAPT_INIT_ONE ? 1.0f : 0.0f;
     }
     return hapt_engine_set(window->engine, tensor, -1, value);
 }
@@ -219,8 +223,8 @@ static enum hapt_status fill_window(struct windows *windows, struct window *wind
 static enum hapt_status set_up_window(struct windows *windows, struct window *window)
 {
     struct hapt_program *program;
-    HAPT_TRY(candidates_program(windows->candidates, window->first, window->last, window->degree, &window->arena,
-                                &program));
+    HAPT_TRY(
+        candidates_program(windows->candidates, window->first, window->last, window->degree, &window->arena, &program));
     HAPT_TRY(hapt_engine_create(program, &windows->options, &window->engine));
     HAPT_TRY(reserve_feed(windows, window));
     HAPT_TRY(fill_window(windows, window));
@@ -288,8 +292,11 @@ enum hapt_status windows_time_update(struct windows *windows, int item, double *
     HAPT_TRY(open_window(windows, window));
     const double elements = (double)hapt_engine_memory(window->engine)->trained_elements;
     const bool adamw = windows->options.state_count == 2;
-    struct hapt_update update = {.optimizer = adamw ? HAPT_OPTIMIZER_ADAMW : HAPT_OPTIMIZER_SGD, .beta1 = 0.9,
-                                 .beta2 = 0.95, .epsilon = 1e-8, .gradient_scale = 1,
+    struct hapt_update update = {.optimizer = adamw ? HAPT_OPTIMIZER_ADAMW : HAPT_OPTIMIZER_SGD,
+                                 .beta1 = 0.9,
+                                 .beta2 = 0.95,
+                                 .epsilon = 1e-8,
+                                 .gradient_scale = 1,
                                  .momentum = windows->options.state_count == 1 ? 0.9 : 0};
     double best = HUGE_VAL, sum;
     for (update.step = 1; update.step <= ROUNDS; update.step++) {

@@ -1,7 +1,7 @@
 /*
- * Windows: engines of long layer ranges on which every range inside is timed. One reservation and one binding serve hundreds of
- * candidates; what runs is what a stage of that range runs: the same kernels on the same shapes, its boundaries copied from and
- * to transfer buffers.
+ * Windows: engines of long layer ranges on which every range inside is timed. One reservation and one binding serve
+ * hundreds of candidates; what runs is what a stage of that range runs: the same kernels on the same shapes, its
+ * boundaries copied from and to transfer buffers.
  */
 #ifndef HAPT_PROFILE_WINDOW_H
 #define HAPT_PROFILE_WINDOW_H
@@ -18,8 +18,13 @@ struct window {
 };
 
 /* What enters and leaves an item's range: [0] forward in, [1] backward in, [2] backward out. */
-struct crossing { int count; int *tensor; };
-struct crossings { struct crossing list[3]; };
+struct crossing {
+    int count;
+    int *tensor;
+};
+struct crossings {
+    struct crossing list[3];
+};
 
 struct windows {
     const struct candidates *candidates;

@@ -1,6 +1,6 @@
 /*
- * Batch-sharded programs: properties flow from the inputs through the whole graph by the operators' rules; a program is the
- * part of one range.
+ * Batch-sharded programs: properties flow from the inputs through the whole graph by the operators' rules; a program is
+ * the part of one range.
  */
 #include <string.h>
 

@@ -14,8 +14,10 @@ static enum hapt_status check_tensors(const struct hapt_program *program)
     for (int t = 0; t < program->tensor_count; t++) {
         const struct hapt_program_tensor *mine = &program->tensor[t];
         const struct hapt_tensor *tensor = &graph->tensor[mine->tensor];
-        if (program->local[mine->tensor] != t) return broken(program, "index of a tensor does not lead back", tensor->name);
-        if (t > 0 && program->tensor[t - 1].tensor >= mine->tensor) return broken(program, "tensors out of order", tensor->name);
+        if (program->local[mine->tensor] != t)
+            return broken(program, "index of a tensor does not lead back", tensor->name);
+        if (t > 0 && program->tensor[t - 1].tensor >= mine->tensor)
+            return broken(program, "tensors out of order", tensor->name);
         for (int d = 0; d < tensor->dims; d++) {
             int64_t whole = mine->shape[d];
             for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
@@ -40,13 +42,15 @@ static enum hapt_status check_rules(const struct hapt_program *program, enum hap
             struct hapt_property input[HAPT_MAX_INPUTS] = {{0}}, output[HAPT_MAX_OUTPUTS] = {{0}};
             for (int i = 0; i < op->input_count; i++) {
                 if (op->input[i] < 0) continue;
-                if (program->local[op->input[i]] < 0) return broken(program, "operator reads a tensor that is not here", op->name);
+                if (program->local[op->input[i]] < 0)
+                    return broken(program, "operator reads a tensor that is not here", op->name);
                 input[i] = program->tensor[program->local[op->input[i]]].property[axis];
             }
             HAPT_TRY(hapt_rule_derive(graph, op, input, output));
             for (int o = 0; o < op->output_count; o++) {
                 if (op->output[o] < 0) continue;
-                if (program->local[op->output[o]] < 0) return broken(program, "operator writes a tensor that is not here", op->name);
+                if (program->local[op->output[o]] < 0)
+                    return broken(program, "operator writes a tensor that is not here", op->name);
                 const struct hapt_property have = program->tensor[program->local[op->output[o]]].property[axis];
                 if (have.kind != output[o].kind || (have.kind == HAPT_PROPERTY_ALL_GATHER && have.dim != output[o].dim))
                     return broken(program, "property contradicts the rules", op->name);
@@ -63,7 +67,8 @@ static enum hapt_status check_boundary(const struct hapt_program *program, const
         const int tensor = boundary->tensor[b];
         const char *name = program->graph->tensor[tensor].name;
         if (program->local[tensor] < 0) return broken(program, "boundary tensor is not here", name);
-        if (program->graph->tensor[tensor].kind != kind) return broken(program, "boundary tensor of the wrong kind", name);
+        if (program->graph->tensor[tensor].kind != kind)
+            return broken(program, "boundary tensor of the wrong kind", name);
         if (b > 0 && boundary->tensor[b - 1] >= tensor) return broken(program, "boundary out of order", name);
     }
     return HAPT_OK;

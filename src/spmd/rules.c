@@ -42,11 +42,11 @@ enum hapt_status hapt_rule_derive(const struct hapt_graph *graph, const struct h
     char letter = 0;
     HAPT_TRY(sharded_letter(op, signature, input, &letter));
     if (!letter) {
-        for (int o = 0; o < op->output_count; o++)
-            output[o] = (struct hapt_property){.kind = HAPT_PROPERTY_IDENTITY};
+        for (int o = 0; o < op->output_count; o++) output[o] = (struct hapt_property){.kind = HAPT_PROPERTY_IDENTITY};
         return HAPT_OK;
     }
-    bool added_once = false; /* an optional operand without the letter (a bias) is added, so it must not enter partial sums */
+    bool added_once =
+        false; /* an optional operand without the letter (a bias) is added, so it must not enter partial sums */
     for (int i = 0; i < op->input_count; i++) {
         if (op->input[i] < 0) continue;
         const int dim = letter_position(&signature->input[i], letter);
@@ -66,8 +66,11 @@ enum hapt_status hapt_rule_derive(const struct hapt_graph *graph, const struct h
 
 const char *hapt_property_text(struct hapt_property property, char buffer[24])
 {
-    if (property.kind == HAPT_PROPERTY_IDENTITY) snprintf(buffer, 24, "whole");
-    else if (property.kind == HAPT_PROPERTY_ALL_REDUCE) snprintf(buffer, 24, "partial");
-    else snprintf(buffer, 24, "sharded(%d)", property.dim);
+    if (property.kind == HAPT_PROPERTY_IDENTITY)
+        snprintf(buffer, 24, "whole");
+    else if (property.kind == HAPT_PROPERTY_ALL_REDUCE)
+        snprintf(buffer, 24, "partial");
+    else
+        snprintf(buffer, 24, "sharded(%d)", property.dim);
     return buffer;
 }

@@ -28,13 +28,15 @@ static struct hapt_cluster *cluster_of(struct hapt_arena *arena, const char *slo
     if (slow > 0)
         snprintf(tail, sizeof tail,
                  ", {\"name\": \"slow\", \"nodes\": 1, \"devices_per_node\": %d, \"device\": \"cpu\", \"slowdown\": 5, "
-                 "\"memory\": \"%s\"}", slow, slow_memory);
+                 "\"memory\": \"%s\"}",
+                 slow, slow_memory);
     if (test_env.world_rank == 0) {
         FILE *file = fopen(path, "w");
         CHECK(file != NULL);
         if (!file) exit(1);
-        fprintf(file, "{\"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": [{\"name\": \"fast\", \"nodes\": 1, "
-                      "\"devices_per_node\": %d, \"device\": \"cpu\", \"slowdown\": 2, \"memory\": \"400 MB\"}%s]}\n",
+        fprintf(file,
+                "{\"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": [{\"name\": \"fast\", \"nodes\": 1, "
+                "\"devices_per_node\": %d, \"device\": \"cpu\", \"slowdown\": 2, \"memory\": \"400 MB\"}%s]}\n",
                 fast, tail);
         fclose(file);
     }
@@ -97,8 +99,9 @@ static void check_duplicates(const struct run *run)
     for (int a = 0; a < L * L; a++) {
         for (int b = 0; b < a; b++) {
             const int i = a / L, j = a % L, k = b / L, l = b % L;
-            if (i > j || k > l || hapt_layers_structure(run->layers, run->model->graph, i, j + 1) !=
-                                      hapt_layers_structure(run->layers, run->model->graph, k, l + 1))
+            if (i > j || k > l ||
+                hapt_layers_structure(run->layers, run->model->graph, i, j + 1) !=
+                    hapt_layers_structure(run->layers, run->model->graph, k, l + 1))
                 continue;
             twins++;
             for (int c = 0; c < profile->cluster_count; c++) {
@@ -120,7 +123,8 @@ static void check_duplicates(const struct run *run)
 static void check_memory(const struct run *run)
 {
     const struct hapt_profile_cluster *cluster = &run->profile->cluster[0];
-    struct hapt_engine_options options = {.backend = hapt_backend_find("cpu"), .threads = 1, .state_count = 2, .slots = 3};
+    struct hapt_engine_options options = {
+        .backend = hapt_backend_find("cpu"), .threads = 1, .state_count = 2, .slots = 3};
     CHECK_OK(options.backend->open(0, 1, 0, &options.device));
     for (int s = 0; s < cluster->submesh_count; s++) {
         for (int i = 0; i < run->layers->count; i += 2) {
@@ -132,8 +136,8 @@ static void check_memory(const struct run *run)
                 struct hapt_arena arena;
                 hapt_arena_init(&arena);
                 CHECK_OK(hapt_program_data_parallel(run->model->graph, hapt_layers_first_op(run->layers, i),
-                                                    run->layers->end_op[j], cluster->submesh[s].n, cluster->submesh[s].m,
-                                                    &arena, &program));
+                                                    run->layers->end_op[j], cluster->submesh[s].n,
+                                                    cluster->submesh[s].m, &arena, &program));
                 CHECK_OK(hapt_engine_create(program, &options, &engine));
                 CHECK_NEAR((double)options.backend->memory_used(options.device),
                            cluster->parameter_bytes[cell] + 3 * cluster->activation_bytes[cell], 0);
@@ -193,13 +197,15 @@ static void holes(void)
                 const bool there = isfinite(cluster->stage_time[cell]);
                 alone += there;
                 if (there)
-                    CHECK(cluster->parameter_bytes[cell] + cluster->activation_bytes[cell] <= cluster->device_memory_bytes);
+                    CHECK(cluster->parameter_bytes[cell] + cluster->activation_bytes[cell] <=
+                          cluster->device_memory_bytes);
                 for (int s = 1; s < cluster->submesh_count; s++)
                     CHECK(isnan(cluster->stage_time[hapt_profile_index(run.profile, s, i, j)]));
             }
         }
         CHECK(alone > 0);
-        if (c == 1) CHECK(alone < L * (L + 1) / 2 && isnan(cluster->stage_time[hapt_profile_index(run.profile, 0, 0, L - 1)]));
+        if (c == 1)
+            CHECK(alone < L * (L + 1) / 2 && isnan(cluster->stage_time[hapt_profile_index(run.profile, 0, 0, L - 1)]));
     }
     hapt_arena_release(&run.arena);
 }

@@ -11,7 +11,10 @@ struct stage {
     struct hapt_device *device;
 };
 
-static const struct hapt_backend *cpu(void) { return hapt_backend_find("cpu"); }
+static const struct hapt_backend *cpu(void)
+{
+    return hapt_backend_find("cpu");
+}
 
 static enum hapt_status open_stage(const struct hapt_graph *graph, int first, int end, int shards, size_t cap,
                                    struct hapt_arena *arena, struct stage *stage)
@@ -19,8 +22,8 @@ static enum hapt_status open_stage(const struct hapt_graph *graph, int first, in
     *stage = (struct stage){0};
     CHECK_OK(hapt_program_data_parallel(graph, first, end, 1, shards, arena, &stage->program));
     CHECK_OK(cpu()->open(0, 1, cap, &stage->device));
-    const struct hapt_engine_options options = {.backend = cpu(), .device = stage->device, .threads = 1,
-                                                .state_count = 2, .slots = SLOTS};
+    const struct hapt_engine_options options = {
+        .backend = cpu(), .device = stage->device, .threads = 1, .state_count = 2, .slots = SLOTS};
     return hapt_engine_create(stage->program, &options, &stage->engine);
 }
 
@@ -66,7 +69,8 @@ static void set_parameters(const struct hapt_model *model, struct stage *stage, 
         float *value = malloc(count * sizeof *value);
         uint64_t random = hapt_hash(7, tensor->name, strlen(tensor->name));
         for (size_t i = 0; i < count; i++)
-            value[i] = (float)((tensor->init == HAPT_INIT_ONE ? 1.0 : 0.0) + factor * (hapt_random_unit(&random) - 0.5));
+            value[i] =
+                (float)((tensor->init == HAPT_INIT_ONE ? 1.0 : 0.0) + factor * (hapt_random_unit(&random) - 0.5));
         CHECK_OK(hapt_engine_set(stage->engine, t, -1, value));
         free(value);
     }
@@ -136,8 +140,8 @@ static const float *gradient_of(const struct hapt_graph *graph, struct stage *st
     return hapt_engine_tensor(stage->engine, gradient, 0);
 }
 
-/* Largest difference between the parameter gradients of a cut model (or of shards) and of the whole one, relative to the
- * largest gradient of the tensor. */
+/* Largest difference between the parameter gradients of a cut model (or of shards) and of the whole one, relative to
+ * the largest gradient of the tensor. */
 static double worst_difference(const struct hapt_graph *graph, struct stage *whole, struct stage *part, int parts)
 {
     double worst = 0;
@@ -246,9 +250,9 @@ static double loss_at(const struct hapt_model *model, struct stage *stage, int t
     return *(float *)hapt_engine_tensor(stage->engine, model->graph->loss, 0);
 }
 
-/* Directional derivatives of every parameter against central differences of fourth order. The loss (about 100) comes in fp32:
- * its rounding, 4e-6, over a step that changes it by about 0.5 leaves 1e-5; the forward's own rounding makes that up to 7e-5 of
- * the derivative along the gradient here, 3e-4 with other roundings. */
+/* Directional derivatives of every parameter against central differences of fourth order. The loss (about 100) comes in
+ * fp32: its rounding, 4e-6, over a step that changes it by about 0.5 leaves 1e-5; the forward's own rounding makes that
+ * up to 7e-5 of the derivative along the gradient here, 3e-4 with other roundings. */
 static void finite_differences(void)
 {
     struct hapt_arena arena;
@@ -275,8 +279,10 @@ static void finite_differences(void)
         norm = sqrt(norm);
         for (int64_t i = 0; i < count; i++) direction[i] = (float)((double)gradient[i] / norm);
         const double step = fmin(0.05, 0.01 / norm);
-        const double near = loss_at(model, &stage, t, base, direction, step) - loss_at(model, &stage, t, base, direction, -step);
-        const double far = loss_at(model, &stage, t, base, direction, 2 * step) - loss_at(model, &stage, t, base, direction, -2 * step);
+        const double near =
+            loss_at(model, &stage, t, base, direction, step) - loss_at(model, &stage, t, base, direction, -step);
+        const double far = loss_at(model, &stage, t, base, direction, 2 * step) -
+                           loss_at(model, &stage, t, base, direction, -2 * step);
         const double derivative = (8 * near - far) / (12 * step) / 64;
         loss_at(model, &stage, t, base, direction, 0);
         const double apart = fabs(derivative - norm) / norm;
@@ -328,7 +334,9 @@ static void updates(void)
         set_parameters(model, &stage, 0.3);
         run_step(model, &stage, 1, loss);
         double expected_square = 0;
-        struct { float before[1024], gradient[1024], after[1024], moment[1024]; } kept[32];
+        struct {
+            float before[1024], gradient[1024], after[1024], moment[1024];
+        } kept[32];
         int kept_count = 0;
         for (int t = 0; t < graph->tensor_count; t++) {
             if (graph->tensor[t].kind != HAPT_TENSOR_PARAMETER) continue;
@@ -345,8 +353,13 @@ static void updates(void)
         CHECK_OK(hapt_engine_square_sum(stage.engine, weight, &square));
         CHECK_NEAR(square, 0, 0);
         free(weight);
-        const struct hapt_update update = {.optimizer = HAPT_OPTIMIZER_ADAMW, .learning_rate = 0.01, .beta1 = 0.9,
-                                           .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .gradient_scale = 0.5,
+        const struct hapt_update update = {.optimizer = HAPT_OPTIMIZER_ADAMW,
+                                           .learning_rate = 0.01,
+                                           .beta1 = 0.9,
+                                           .beta2 = 0.95,
+                                           .epsilon = 1e-8,
+                                           .weight_decay = 0.1,
+                                           .gradient_scale = 0.5,
                                            .step = 1};
         CHECK_OK(hapt_engine_update(stage.engine, &update));
         for (int t = 0, k = 0; t < graph->tensor_count; t++) {

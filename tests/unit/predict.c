@@ -130,8 +130,10 @@ static void unbalanced_candidates_are_pruned(void)
     for (int i = 0; i < L; i++) {
         for (int j = i; j < L; j++) {
             const double kept = time_at(&some, 0, 0, i, j);
-            if (isnan(kept)) pruned++;
-            else CHECK_NEAR(kept, time_at(&all, 0, 0, i, j), 0);
+            if (isnan(kept))
+                pruned++;
+            else
+                CHECK_NEAR(kept, time_at(&all, 0, 0, i, j), 0);
         }
         CHECK(isfinite(time_at(&some, 0, 0, i, i))); /* one layer cannot be cut */
     }

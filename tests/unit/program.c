@@ -75,7 +75,8 @@ static void check_cuts(const struct hapt_graph *graph, const int *cut, int stage
         for (int b = 0; b < program[s]->forward_in.count; b++) {
             int makers = 0;
             for (int p = 0; p < s; p++) makers += contains(&program[p]->forward_out, program[s]->forward_in.tensor[b]);
-            CHECK_MESSAGE(makers == 1, "%s has %d makers", graph->tensor[program[s]->forward_in.tensor[b]].name, makers);
+            CHECK_MESSAGE(makers == 1, "%s has %d makers", graph->tensor[program[s]->forward_in.tensor[b]].name,
+                          makers);
         }
         for (int b = 0; b < program[s]->backward_in.count; b++) {
             int makers = 0;
@@ -91,7 +92,8 @@ static void check_cuts(const struct hapt_graph *graph, const int *cut, int stage
         }
         for (int b = 0; b < program[s]->backward_out.count; b++) {
             int readers = 0;
-            for (int p = 0; p < s; p++) readers += contains(&program[p]->backward_in, program[s]->backward_out.tensor[b]);
+            for (int p = 0; p < s; p++)
+                readers += contains(&program[p]->backward_in, program[s]->backward_out.tensor[b]);
             CHECK(readers >= 1);
         }
     }
@@ -104,8 +106,7 @@ static void gpt_ranges(void)
     for (int tied = 0; tied < 2; tied++) {
         struct hapt_arena arena;
         hapt_arena_init(&arena);
-        const struct hapt_model *model =
-            fixture_gpt(&arena, (struct fixture_gpt){2, 16, 2, 8, 32, 4, tied, tied});
+        const struct hapt_model *model = fixture_gpt(&arena, (struct fixture_gpt){2, 16, 2, 8, 32, 4, tied, tied});
         const struct hapt_graph *graph = model->graph;
         for (int first = 0; first < graph->forward_count; first++) {
             for (int end = first + 1; end <= graph->forward_count; end++) {
@@ -145,7 +146,8 @@ static void gpt_properties(void)
                                                  : partial ? HAPT_PROPERTY_ALL_REDUCE
                                                            : HAPT_PROPERTY_ALL_GATHER;
         for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
-            CHECK_MESSAGE(mine->property[axis].kind == expected, "%s has property %d", tensor->name, mine->property[axis].kind);
+            CHECK_MESSAGE(mine->property[axis].kind == expected, "%s has property %d", tensor->name,
+                          mine->property[axis].kind);
         if (expected == HAPT_PROPERTY_ALL_GATHER) CHECK(mine->shape[0] == tensor->shape[0] / 4);
         if (tensor->kind == HAPT_TENSOR_PARAMETER) {
             parameters++;

@@ -1,0 +1,26 @@
+/*
+ * Estimates from noisy measurements of layer ranges.
+ *
+ * A search picks the smallest of thousands of numbers, so it prefers those that are small by accident. Ranges overlap,
+ * hence their times support each other: they are nearly sums over layers. A robust least-squares fit gives each layer
+ * its part; a range's estimate lies between the fit and its own median, the nearer to its own the smaller the noise is
+ * against what sums cannot explain (empirical Bayes). Without noise the measurement stands; ranges without one get the
+ * fit.
+ */
+#ifndef HAPT_PROFILE_SMOOTH_H
+#define HAPT_PROFILE_SMOOTH_H
+
+#include "hapt/arena.h"
+
+struct smooth_point {
+    int first, last;   /* layers, both included */
+    double time_s;     /* median of its rounds; negative: not measured */
+    double estimate_s; /* out */
+};
+
+/* `variable` [layers]: layers of equal number have equal parts, numbers are below `variable_count`; every layer must be
+ * measured in some range on its own. `noise`: relative standard error of a measured time. */
+enum hapt_status smooth_times(const int *variable, int variable_count, double noise, int point_count,
+                              struct smooth_point *point, struct hapt_arena *scratch);
+
+#endif
