@@ -55,10 +55,9 @@ static inline void random_cluster(uint64_t *seed, struct hapt_profile *profile, 
     if (!steps) cluster->step_time = NULL;
 }
 
-static inline struct hapt_profile *random_profile(uint64_t *seed, struct hapt_arena *arena)
+static inline struct hapt_profile *random_profile_of(uint64_t *seed, int C, int L, struct hapt_arena *arena)
 {
     static const double grains[] = {0, 0, 0.1, 0.25, 0.5};
-    const int C = 1 + random_below(seed, 3), L = 1 + random_below(seed, C == 3 ? 4 : 5);
     const double grain = grains[random_below(seed, 5)];
     struct hapt_profile *profile;
     CHECK_OK(hapt_profile_create(L, C, arena, &profile));
@@ -74,6 +73,12 @@ static inline struct hapt_profile *random_profile(uint64_t *seed, struct hapt_ar
         }
     }
     return profile;
+}
+
+static inline struct hapt_profile *random_profile(uint64_t *seed, struct hapt_arena *arena)
+{
+    const int C = 1 + random_below(seed, 3), L = 1 + random_below(seed, C == 3 ? 4 : 5);
+    return random_profile_of(seed, C, L, arena);
 }
 
 static inline struct hapt_search_options random_options(uint64_t *seed)

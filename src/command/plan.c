@@ -2,11 +2,15 @@
 #include "phases.h"
 
 const char hapt_command_plan_help[] =
-    "Searches stages, submeshes and order of subclusters for the least time of a step: the sum of t_i + 2 c_i over the\n"
-    "stages and (B - 1) t_max, where the pace t_max is no less than every t_i (compute of a microbatch) and c_i (transfer\n"
-    "behind the stage), and every device holds its parameters and the activations of all microbatches in flight. The plan\n"
+    "Searches stages, submeshes and order of subclusters for the least time of a step: the sum of t_i + 2 c_i over "
+    "the\n"
+    "stages and (B - 1) t_max, where the pace t_max is no less than every t_i (compute of a microbatch) and c_i "
+    "(transfer\n"
+    "behind the stage), and every device holds its parameters and the activations of all microbatches in flight. The "
+    "plan\n"
     "is the exact optimum. Under --schedule other than h1f1b the launch counts of that schedule rule the memory.\n"
-    "--stages prices given stages instead; --strategy even splits the layers evenly over the submeshes of the optimum.\n"
+    "--stages prices given stages instead; --strategy even splits the layers evenly over the submeshes of the "
+    "optimum.\n"
     "\n"
     "A plan file (--output) holds one row a stage in each table:\n"
     "  /stage_layers [S][2]            layers [first, end), counted from 0\n"
@@ -16,10 +20,12 @@ const char hapt_command_plan_help[] =
     "  /stage_warmup [S]               microbatches in flight at most\n"
     "  /stage_compute, _forward, _step, _comm [S]          seconds: t_i, its forward part, once per step, c_i\n"
     "  /stage_parameter_bytes, _activation_bytes, _memory_bytes, _device_memory_bytes [S]     per device\n"
-    "and as attributes: microbatches, schedule, hide_threshold, latency and simulated (s), t_max (s), limit (what sets\n"
+    "and as attributes: microbatches, schedule, hide_threshold, latency and simulated (s), t_max (s), limit (what "
+    "sets\n"
     "the pace: compute, link or memory), balance_eta (HAPT 25), search figures.\n";
 
-/* From --profile, or from --input: measured where the ranks are, predicted on paper. `layers` stays NULL with --profile alone. */
+/* From --profile, or from --input: measured where the ranks are, predicted on paper. `layers` stays NULL with --profile
+ * alone. */
 static enum hapt_status get_profile(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
                                     struct hapt_layers **layers, struct hapt_profile **profile)
 {
@@ -28,8 +34,9 @@ static enum hapt_status get_profile(struct hapt_env *env, struct hapt_config *co
     struct hapt_cluster *cluster;
     *layers = NULL;
     if (!path && !hapt_config_text(config, "input"))
-        return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_USAGE, "give --profile P.h5, or --input m.h5 with --cluster C.json",
-                                                    "nothing to plan"));
+        return hapt_env_agree(
+            env->world,
+            hapt_fail(HAPT_ERR_USAGE, "give --profile P.h5, or --input m.h5 with --cluster C.json", "nothing to plan"));
     if (hapt_config_text(config, "input")) {
         HAPT_TRY(hapt_phase_model(env, config, arena, &model));
         HAPT_TRY(hapt_phase_layers(env, config, model, arena, layers));

@@ -6,9 +6,11 @@
 #include "phases.h"
 
 const char hapt_command_simulate_help[] =
-    "Plays one step of a plan file (--plan) on its instruction lists: computation in order, transfers beside it, at most\n"
+    "Plays one step of a plan file (--plan) on its instruction lists: computation in order, transfers beside it, at "
+    "most\n"
     "three received microbatches waiting at a boundary. --schedule plays another schedule on the same stages at the\n"
-    "plan's pace (launch counts and memory follow), --microbatches another step, --profile takes costs from that profile.\n";
+    "plan's pace (launch counts and memory follow), --microbatches another step, --profile takes costs from that "
+    "profile.\n";
 
 struct outcome {
     const struct hapt_plan *plan; /* with the launch counts that were played */
@@ -32,8 +34,8 @@ static void change_plan(const struct hapt_config *config, struct hapt_plan *plan
         comm_s[i] = stage->comm_s;
         if (stage->compute_s > plan->t_max_s) plan->t_max_s = stage->compute_s;
     }
-    hapt_schedule_warmup(plan->schedule, plan->stage_count, plan->microbatches, comm_s, plan->t_max_s, plan->hide_threshold,
-                         warmup);
+    hapt_schedule_warmup(plan->schedule, plan->stage_count, plan->microbatches, comm_s, plan->t_max_s,
+                         plan->hide_threshold, warmup);
     for (int i = 0; i < plan->stage_count; i++) {
         struct hapt_plan_stage *stage = &plan->stage[i];
         stage->warmup = warmup[i];
@@ -82,11 +84,11 @@ static void print_outcome(const struct hapt_env *env, const struct outcome *outc
     const struct hapt_simulation *simulation = outcome->simulation;
     char time[4][32], bytes[2][32];
     hapt_print(env, "simulated step %s: %s, %d stages, %d microbatches, steady period %s, pace %s, communication %s\n",
-               hapt_units_time(simulation->total_s, time[0]), hapt_schedule_kind_name(plan->schedule), plan->stage_count,
-               plan->microbatches, hapt_units_time(simulation->period_s, time[1]), hapt_units_time(plan->t_max_s, time[2]),
-               outcome->hidden ? "hidden" : "not hidden");
-    hapt_print(env, "  %5s  %-9s  %-12s  %8s  %8s  %10s  %8s  %8s  %s\n", "stage", "layers", "subcluster", "busy", "idle",
-               "transfer", "hidden", "launches", "memory of device");
+               hapt_units_time(simulation->total_s, time[0]), hapt_schedule_kind_name(plan->schedule),
+               plan->stage_count, plan->microbatches, hapt_units_time(simulation->period_s, time[1]),
+               hapt_units_time(plan->t_max_s, time[2]), outcome->hidden ? "hidden" : "not hidden");
+    hapt_print(env, "  %5s  %-9s  %-12s  %8s  %8s  %10s  %8s  %8s  %s\n", "stage", "layers", "subcluster", "busy",
+               "idle", "transfer", "hidden", "launches", "memory of device");
     for (int i = 0; i < plan->stage_count; i++) {
         const struct hapt_plan_stage *stage = &plan->stage[i];
         char layers[32], hidden[32];
@@ -95,8 +97,9 @@ static void print_outcome(const struct hapt_env *env, const struct outcome *outc
         const bool last = i == plan->stage_count - 1;
         hapt_print(env, "  %5d  %-9s  %-12s  %6.1f %%  %6.1f %%  %10s  %8s  %8d  %s of %s\n", i, layers,
                    stage->subcluster_name, 100 * simulation->busy_s[i] / simulation->total_s,
-                   100 * simulation->idle_s[i] / simulation->total_s, last ? "-" : hapt_units_time(stage->comm_s, time[3]),
-                   last ? "-" : hidden, stage->warmup, hapt_units_bytes(stage->memory_bytes, bytes[0]),
+                   100 * simulation->idle_s[i] / simulation->total_s,
+                   last ? "-" : hapt_units_time(stage->comm_s, time[3]), last ? "-" : hidden, stage->warmup,
+                   hapt_units_bytes(stage->memory_bytes, bytes[0]),
                    hapt_units_bytes(stage->device_memory_bytes, bytes[1]));
     }
     if (!outcome->fits) hapt_warn(env, "this schedule does not fit into the devices' memory\n");
@@ -108,14 +111,15 @@ static enum hapt_status print_json(const struct outcome *outcome)
     const struct hapt_simulation *simulation = outcome->simulation;
     json_t *stages = json_array();
     for (int i = 0; stages && i < plan->stage_count; i++)
-        json_array_append_new(stages, json_pack("{s:f, s:f, s:f, s:f, s:i, s:f}", "busy_s", simulation->busy_s[i], "idle_s",
-                                                simulation->idle_s[i], "comm_s", simulation->comm_s[i], "overlap",
-                                                outcome->overlap[i], "warmup", plan->stage[i].warmup, "memory_bytes",
-                                                plan->stage[i].memory_bytes));
-    json_t *object = json_pack("{s:s, s:i, s:i, s:s, s:f, s:f, s:f, s:b, s:b, s:o}", "format", "hapt-simulation", "version", 1,
-                               "microbatches", plan->microbatches, "schedule", hapt_schedule_kind_name(plan->schedule),
-                               "simulated_s", simulation->total_s, "period_s", simulation->period_s, "t_max_s", plan->t_max_s,
-                               "hidden", outcome->hidden, "fits", outcome->fits, "stages", stages);
+        json_array_append_new(stages, json_pack("{s:f, s:f, s:f, s:f, s:i, s:f}", "busy_s", simulation->busy_s[i],
+                                                "idle_s", simulation->idle_s[i], "comm_s", simulation->comm_s[i],
+                                                "overlap", outcome->overlap[i], "warmup", plan->stage[i].warmup,
+                                                "memory_bytes", plan->stage[i].memory_bytes));
+    json_t *object =
+        json_pack("{s:s, s:i, s:i, s:s, s:f, s:f, s:f, s:b, s:b, s:o}", "format", "hapt-simulation", "version", 1,
+                  "microbatches", plan->microbatches, "schedule", hapt_schedule_kind_name(plan->schedule),
+                  "simulated_s", simulation->total_s, "period_s", simulation->period_s, "t_max_s", plan->t_max_s,
+                  "hidden", outcome->hidden, "fits", outcome->fits, "stages", stages);
     if (!object) return hapt_fail(HAPT_ERR_MEMORY, NULL, "the simulation's JSON could not be built");
     const int error = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
     json_decref(object);

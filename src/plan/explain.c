@@ -1,4 +1,5 @@
-/* Why no plan exists: the search again under one relaxation after another, the nearest obstacle named. Failure path only. */
+/* Why no plan exists: the search again under one relaxation after another, the nearest obstacle named. Failure path
+ * only. */
 #include "search.h"
 
 #include <math.h>
@@ -12,7 +13,8 @@ static enum hapt_status relaxed_plan(const struct hapt_profile *profile, const s
     struct search_problem *problem;
     struct search_table table = {0};
     double latency_s;
-    *plan = (struct hapt_plan){.microbatches = options->microbatches, .schedule = options->schedule,
+    *plan = (struct hapt_plan){.microbatches = options->microbatches,
+                               .schedule = options->schedule,
                                .hide_threshold = options->hide_threshold};
     HAPT_TRY(search_problem_create(profile, options, memory_factor, arena, &problem));
     if (problem->t_max_count == 0) return HAPT_OK;
@@ -53,11 +55,12 @@ static enum hapt_status explain_memory(const struct hapt_profile *profile, const
     }
     char need[32], have[32];
     const struct hapt_profile_cluster *cluster = &profile->cluster[at->subcluster];
-    return hapt_fail(HAPT_ERR_INFEASIBLE, HINT,
-                     "no plan fits into memory: the nearest one needs %s of the %s of a %s device for layers %d-%d on %dx%d "
-                     "with %d microbatches in flight",
-                     hapt_units_bytes(at_bytes, need), hapt_units_bytes(cluster->device_memory_bytes, have), cluster->name,
-                     at->first_layer, at->end_layer, at->nodes, at->devices_per_node, worst_launches);
+    return hapt_fail(
+        HAPT_ERR_INFEASIBLE, HINT,
+        "no plan fits into memory: the nearest one needs %s of the %s of a %s device for layers %d-%d on %dx%d "
+        "with %d microbatches in flight",
+        hapt_units_bytes(at_bytes, need), hapt_units_bytes(cluster->device_memory_bytes, have), cluster->name,
+        at->first_layer, at->end_layer, at->nodes, at->devices_per_node, worst_launches);
 }
 
 /* The least factor on every device's memory that admits a plan, and that plan. */
@@ -68,11 +71,14 @@ static enum hapt_status nearest_memory(const struct hapt_profile *profile, const
     double low = 1, high = 2;
     for (int i = 0; i < 64 && found.stage_count == 0; i++, high *= 2) {
         HAPT_TRY(relaxed_plan(profile, options, high, arena, &plan));
-        if (plan.stage_count > 0) found = plan;
-        else low = high;
+        if (plan.stage_count > 0)
+            found = plan;
+        else
+            low = high;
     }
     if (found.stage_count == 0)
-        return hapt_fail(HAPT_ERR_INFEASIBLE, HINT, "no plan fits into memory: some stage needs memory its devices lack");
+        return hapt_fail(HAPT_ERR_INFEASIBLE, HINT,
+                         "no plan fits into memory: some stage needs memory its devices lack");
     high /= 2;
     for (int i = 0; i < 12; i++) {
         const double middle = 0.5 * (low + high);
@@ -100,7 +106,8 @@ static int covered_layers(const struct hapt_profile *profile, bool *reached)
             const struct hapt_profile_cluster *cluster = &profile->cluster[c];
             for (int s = 0; s < cluster->submesh_count; s++)
                 for (int last = first; last < L; last++)
-                    if (isfinite(cluster->stage_time[hapt_profile_index(profile, s, first, last)])) reached[last + 1] = true;
+                    if (isfinite(cluster->stage_time[hapt_profile_index(profile, s, first, last)]))
+                        reached[last + 1] = true;
         }
     }
     return reached[L] ? L : furthest;
@@ -116,9 +123,10 @@ static enum hapt_status explain(const struct hapt_profile *profile, const struct
     HAPT_NEW(reached, arena, profile->layer_count + 1);
     const int covered = covered_layers(profile, reached);
     if (covered < profile->layer_count)
-        return hapt_fail(HAPT_ERR_INFEASIBLE, "profile more candidates (--imbalance, --layers-per-model)",
-                         "the profile has no candidates that cover the layers: nothing starts at layer %d and reaches the end",
-                         covered);
+        return hapt_fail(
+            HAPT_ERR_INFEASIBLE, "profile more candidates (--imbalance, --layers-per-model)",
+            "the profile has no candidates that cover the layers: nothing starts at layer %d and reaches the end",
+            covered);
     if (options->use_all_devices) {
         HAPT_TRY(relaxed_plan(profile, &idle, 1, arena, &plan));
         if (plan.stage_count > 0)

@@ -27,7 +27,8 @@ static bool read_char(const char **text, char expected)
 static int find_subcluster(const struct hapt_profile *profile, const char *name, size_t length)
 {
     for (int c = 0; c < profile->cluster_count; c++)
-        if (strlen(profile->cluster[c].name) == length && strncmp(profile->cluster[c].name, name, length) == 0) return c;
+        if (strlen(profile->cluster[c].name) == length && strncmp(profile->cluster[c].name, name, length) == 0)
+            return c;
     return -1;
 }
 
@@ -60,8 +61,8 @@ static enum hapt_status parse_stages(const struct hapt_profile *profile, const c
             return hapt_fail(HAPT_ERR_INPUT, "write stages as \"0-6@fast:1x2,6-9@slow:1x2\" (half-open layers)",
                              "--stages: cannot read '%.*s'", (int)strcspn(start, ","), start);
         if (stage->subcluster < 0)
-            return hapt_fail(HAPT_ERR_INPUT, "name a subcluster of the profile", "--stages: no subcluster is called as in '%.*s'",
-                             (int)strcspn(start, ","), start);
+            return hapt_fail(HAPT_ERR_INPUT, "name a subcluster of the profile",
+                             "--stages: no subcluster is called as in '%.*s'", (int)strcspn(start, ","), start);
         plan->stage_count++;
         if (*at == ',') at++;
     }
@@ -73,7 +74,8 @@ static enum hapt_status start_plan(const struct hapt_profile *profile, const str
 {
     HAPT_NEW(*plan, arena, 1);
     if (options->microbatches < 1)
-        return hapt_fail(HAPT_ERR_USAGE, "give --microbatches 1 or more", "%d microbatches a step", options->microbatches);
+        return hapt_fail(HAPT_ERR_USAGE, "give --microbatches 1 or more", "%d microbatches a step",
+                         options->microbatches);
     **plan = (struct hapt_plan){.microbatches = options->microbatches,
                                 .schedule = options->schedule,
                                 .hide_threshold = options->hide_threshold,
@@ -104,7 +106,8 @@ enum hapt_status hapt_plan_force(const struct hapt_profile *profile, const struc
 
 /* Stage i of S takes layers [i L / S, (i + 1) L / S) on the optimum's submesh i. */
 static enum hapt_status split_evenly(const struct hapt_profile *profile, const struct hapt_search_options *options,
-                                     const struct hapt_plan *optimum, struct hapt_arena *result, struct hapt_plan **plan)
+                                     const struct hapt_plan *optimum, struct hapt_arena *result,
+                                     struct hapt_plan **plan)
 {
     struct hapt_plan *made;
     HAPT_TRY(start_plan(profile, options, result, &made));

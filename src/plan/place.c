@@ -8,18 +8,21 @@ static enum hapt_status check_place(const struct hapt_plan *plan, const struct h
     for (int i = 0; i < plan->stage_count; i++) {
         const struct hapt_plan_stage *stage = &plan->stage[i];
         if (stage->subcluster < 0 || stage->subcluster >= cluster->count)
-            return hapt_fail(HAPT_ERR_INPUT, "plan for this cluster", "stage %d lies in subcluster %d; the cluster has %d", i,
-                             stage->subcluster, cluster->count);
+            return hapt_fail(HAPT_ERR_INPUT, "plan for this cluster",
+                             "stage %d lies in subcluster %d; the cluster has %d", i, stage->subcluster,
+                             cluster->count);
         const struct hapt_subcluster *subcluster = &cluster->subcluster[stage->subcluster];
         if (strcmp(subcluster->name, stage->subcluster_name) != 0)
-            return hapt_fail(HAPT_ERR_INPUT, "plan for this cluster", "stage %d lies in subcluster %s, which is %s here", i,
-                             stage->subcluster_name, subcluster->name);
+            return hapt_fail(HAPT_ERR_INPUT, "plan for this cluster",
+                             "stage %d lies in subcluster %s, which is %s here", i, stage->subcluster_name,
+                             subcluster->name);
         const bool whole = stage->devices_per_node == subcluster->devices_per_node && stage->nodes <= subcluster->nodes;
         const bool part = stage->nodes == 1 && stage->devices_per_node < subcluster->devices_per_node &&
                           subcluster->devices_per_node % stage->devices_per_node == 0;
         if (stage->nodes < 1 || stage->devices_per_node < 1 || !(whole || part))
-            return hapt_fail(HAPT_ERR_INPUT, "plan for this cluster", "stage %d wants %d x %d devices of subcluster %s (%d x %d)",
-                             i, stage->nodes, stage->devices_per_node, subcluster->name, subcluster->nodes,
+            return hapt_fail(HAPT_ERR_INPUT, "plan for this cluster",
+                             "stage %d wants %d x %d devices of subcluster %s (%d x %d)", i, stage->nodes,
+                             stage->devices_per_node, subcluster->name, subcluster->nodes,
                              subcluster->devices_per_node);
     }
     return HAPT_OK;
@@ -51,8 +54,9 @@ enum hapt_status hapt_plan_place(const struct hapt_plan *plan, const struct hapt
             }
         }
         if (next > devices)
-            return hapt_fail(HAPT_ERR_INPUT, "plan for this cluster", "the stages take %d of the %d devices of subcluster %s",
-                             next, devices, cluster->subcluster[c].name);
+            return hapt_fail(HAPT_ERR_INPUT, "plan for this cluster",
+                             "the stages take %d of the %d devices of subcluster %s", next, devices,
+                             cluster->subcluster[c].name);
     }
     return HAPT_OK;
 }

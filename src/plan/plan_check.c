@@ -12,13 +12,14 @@ static bool is_amount(double value)
 static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
 {
     const struct hapt_plan_stage *stage = &plan->stage[i];
-    const double amounts[] = {stage->compute_s, stage->forward_s, stage->step_s, stage->comm_s, stage->parameter_bytes,
-                              stage->activation_bytes, stage->memory_bytes, stage->device_memory_bytes};
+    const double amounts[] = {stage->compute_s,    stage->forward_s,          stage->step_s,
+                              stage->comm_s,       stage->parameter_bytes,    stage->activation_bytes,
+                              stage->memory_bytes, stage->device_memory_bytes};
     const int before = i == 0 ? 0 : plan->stage[i - 1].end_layer;
     const bool last = i == plan->stage_count - 1;
     if (stage->first_layer != before || stage->end_layer <= before || stage->end_layer > plan->layer_count)
-        return BAD("stage %d holds layers %d-%d where layer %d of %d comes next", i, stage->first_layer, stage->end_layer,
-                   before, plan->layer_count);
+        return BAD("stage %d holds layers %d-%d where layer %d of %d comes next", i, stage->first_layer,
+                   stage->end_layer, before, plan->layer_count);
     const bool bound = stage->first_op >= 0 && stage->end_op > stage->first_op;
     if (!bound && (stage->first_op != -1 || stage->end_op != -1))
         return BAD("stage %d holds operators %d-%d", i, stage->first_op, stage->end_op);

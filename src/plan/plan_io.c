@@ -15,7 +15,10 @@
 #define MAX_STAGES 65536
 #define PATH_MAX_CHARS 512
 
-static const struct { const char *name, *units; size_t offset; } columns[] = {
+static const struct {
+    const char *name, *units;
+    size_t offset;
+} columns[] = {
     {"stage_compute", "s", offsetof(struct hapt_plan_stage, compute_s)},
     {"stage_forward", "s", offsetof(struct hapt_plan_stage, forward_s)},
     {"stage_step", "s", offsetof(struct hapt_plan_stage, step_s)},
@@ -120,7 +123,8 @@ enum hapt_status hapt_plan_save(const char *path, const struct hapt_plan *plan)
 
 static enum hapt_status damaged(struct hapt_h5 *file, const char *what)
 {
-    return hapt_fail(HAPT_ERR_INPUT, "write the plan again with `hapt plan --output`", "%s: %s", hapt_h5_path(file), what);
+    return hapt_fail(HAPT_ERR_INPUT, "write the plan again with `hapt plan --output`", "%s: %s", hapt_h5_path(file),
+                     what);
 }
 
 static enum hapt_status read_int(struct hapt_h5 *file, const char *at, const char *name, int64_t low, int64_t high,
@@ -155,9 +159,12 @@ static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, st
     for (int k = 0; k < 3; k++)
         if (strcmp(limit, limits[k]) == 0) plan->limit = limits[k];
     if (!plan->limit) return damaged(file, "an unknown limit");
-    const struct { const char *name; double *value; } reals[] = {
-        {"hide_threshold", &plan->hide_threshold}, {"latency", &plan->latency_s}, {"simulated", &plan->simulated_s},
-        {"t_max", &plan->t_max_s}, {"balance_eta", &plan->balance_eta}, {"search_seconds", &plan->search.seconds}};
+    const struct {
+        const char *name;
+        double *value;
+    } reals[] = {{"hide_threshold", &plan->hide_threshold}, {"latency", &plan->latency_s},
+                 {"simulated", &plan->simulated_s},         {"t_max", &plan->t_max_s},
+                 {"balance_eta", &plan->balance_eta},       {"search_seconds", &plan->search.seconds}};
     for (int k = 0; k < 6; k++) HAPT_TRY(hapt_h5_read_attribute_real(file, at, reals[k].name, reals[k].value));
     return HAPT_OK;
 }
@@ -193,21 +200,27 @@ static enum hapt_status read_tables(struct hapt_h5 *file, const char *group, str
     HAPT_NEW(plan->stage, arena, S);
     for (int i = 0; i < S; i++) {
         struct hapt_plan_stage *stage = &plan->stage[i];
-        *stage = (struct hapt_plan_stage){.first_layer = layers[2 * i], .end_layer = layers[2 * i + 1],
-                                          .first_op = ops[2 * i], .end_op = ops[2 * i + 1],
-                                          .nodes = submesh[2 * i], .devices_per_node = submesh[2 * i + 1],
-                                          .subcluster = subcluster[i], .warmup = warmup[i]};
+        *stage = (struct hapt_plan_stage){.first_layer = layers[2 * i],
+                                          .end_layer = layers[2 * i + 1],
+                                          .first_op = ops[2 * i],
+                                          .end_op = ops[2 * i + 1],
+                                          .nodes = submesh[2 * i],
+                                          .devices_per_node = submesh[2 * i + 1],
+                                          .subcluster = subcluster[i],
+                                          .warmup = warmup[i]};
         if (strlen(name[i]) >= sizeof stage->subcluster_name) return damaged(file, "a subcluster's name is too long");
         snprintf(stage->subcluster_name, sizeof stage->subcluster_name, "%s", name[i]);
     }
     for (int column = 0; column < COLUMNS; column++) {
-        HAPT_TRY(hapt_h5_read(file, join(path, group, columns[column].name), HAPT_H5_F64, 1, &S, MAX_STAGES, arena, &data));
+        HAPT_TRY(
+            hapt_h5_read(file, join(path, group, columns[column].name), HAPT_H5_F64, 1, &S, MAX_STAGES, arena, &data));
         for (int i = 0; i < S; i++) *column_of(&plan->stage[i], column) = ((double *)data)[i];
     }
     return HAPT_OK;
 }
 
-enum hapt_status hapt_plan_read(struct hapt_h5 *file, const char *group, struct hapt_arena *arena, struct hapt_plan **plan)
+enum hapt_status hapt_plan_read(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
+                                struct hapt_plan **plan)
 {
     struct hapt_plan *read;
     HAPT_NEW(read, arena, 1);

@@ -38,9 +38,9 @@ static enum hapt_status price_stage(const struct hapt_profile *profile, const st
     stage->activation_bytes = cluster->activation_bytes[cell];
     stage->device_memory_bytes = cluster->device_memory_bytes;
     const bool last = index == plan->stage_count - 1;
-    stage->comm_s = last ? 0
-                         : hapt_profile_comm_s(profile, stage->end_layer - 1, stage->subcluster,
-                                               plan->stage[index + 1].subcluster);
+    stage->comm_s =
+        last ? 0
+             : hapt_profile_comm_s(profile, stage->end_layer - 1, stage->subcluster, plan->stage[index + 1].subcluster);
     return HAPT_OK;
 }
 
@@ -147,7 +147,10 @@ static enum hapt_status lay_out(const struct hapt_plan *plan, enum hapt_schedule
     }
     if (kind != plan->schedule)
         hapt_schedule_warmup(kind, S, plan->microbatches, cost[2], plan->t_max_s, plan->hide_threshold, warmup);
-    *costs = (struct hapt_costs){.forward_s = cost[0], .backward_s = cost[1], .comm_s = cost[2], .step_s = cost[3],
+    *costs = (struct hapt_costs){.forward_s = cost[0],
+                                 .backward_s = cost[1],
+                                 .comm_s = cost[2],
+                                 .step_s = cost[3],
                                  .transfer_slots = HAPT_TRANSFER_SLOTS};
     return hapt_schedule_build(kind, S, plan->microbatches, warmup, false, arena, schedule);
 }
@@ -161,7 +164,8 @@ enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, enum hapt_sche
     return hapt_simulate(schedule, &costs, arena, simulation);
 }
 
-enum hapt_status hapt_plan_overlap(const struct hapt_plan *plan, enum hapt_schedule_kind kind, int stage, double *overlap)
+enum hapt_status hapt_plan_overlap(const struct hapt_plan *plan, enum hapt_schedule_kind kind, int stage,
+                                   double *overlap)
 {
     struct hapt_arena scratch;
     struct hapt_schedule *schedule;
@@ -230,13 +234,14 @@ static enum hapt_status choose_pace(struct hapt_plan *plan, struct hapt_arena *s
         if (misfit < 0) return HAPT_OK;
     }
     if (misfit < 0)
-        return hapt_fail(HAPT_ERR_INFEASIBLE, "check link_bandwidth and boundary_bytes", "a boundary never gets across");
+        return hapt_fail(HAPT_ERR_INFEASIBLE, "check link_bandwidth and boundary_bytes",
+                         "a boundary never gets across");
     const struct hapt_plan_stage *stage = &plan->stage[misfit];
     return hapt_fail(HAPT_ERR_INFEASIBLE, "use a larger submesh, fewer layers or fewer microbatches in flight",
-                     "stage %d (layers %d-%d on %s:%dx%d) needs %s of %s a device for %d microbatches in flight", misfit,
-                     stage->first_layer, stage->end_layer, stage->subcluster_name, stage->nodes, stage->devices_per_node,
-                     hapt_units_bytes(stage->memory_bytes, need), hapt_units_bytes(stage->device_memory_bytes, have),
-                     stage->warmup);
+                     "stage %d (layers %d-%d on %s:%dx%d) needs %s of %s a device for %d microbatches in flight",
+                     misfit, stage->first_layer, stage->end_layer, stage->subcluster_name, stage->nodes,
+                     stage->devices_per_node, hapt_units_bytes(stage->memory_bytes, need),
+                     hapt_units_bytes(stage->device_memory_bytes, have), stage->warmup);
 }
 
 enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt_plan *plan, struct hapt_arena *scratch)

@@ -1,9 +1,10 @@
 /*
  * One pass of the DP (HAPT 5.2.1) for a given t_max, from the last layer to the first.
  *
- * Both the latency and the launch count of a suffix matter to what stands before it, so a state keeps every point that no other
- * beats in both. Points are extended as the paper's (14), (18) do; more than two subclusters and every order of them come from
- * the group. Rounding is monotone, so a larger t_max never yields a larger latency: search_mpi.c relies on it.
+ * Both the latency and the launch count of a suffix matter to what stands before it, so a state keeps every point that
+ * no other beats in both. Points are extended as the paper's (14), (18) do; more than two subclusters and every order
+ * of them come from the group. Rounding is monotone, so a larger t_max never yields a larger latency: search_mpi.c
+ * relies on it.
  */
 #include "search.h"
 
@@ -50,8 +51,8 @@ static void put(const struct search_table *table, int devices, int launches, dou
 }
 
 /* Stages before a suffix of the same subcluster. */
-static void extend_same(const struct search_table *table, const struct search_candidate *at, const struct search_row *after,
-                        int total, double cost_s, int delta)
+static void extend_same(const struct search_table *table, const struct search_candidate *at,
+                        const struct search_row *after, int total, double cost_s, int delta)
 {
     if (!after->start) return;
     for (int d = 1; d + at->devices <= total; d++) {
@@ -83,8 +84,8 @@ static void extend(const struct search_table *table, const struct search_candida
     }
     const size_t link = search_link(problem, current, current, at->end - 1);
     if (table->delta[link] != UCHAR_MAX)
-        extend_same(table, at, search_row(table, at->end, search_group(problem, mask, current)), problem->devices[current],
-                    at->time_s + 2 * problem->comm_s[link], table->delta[link]);
+        extend_same(table, at, search_row(table, at->end, search_group(problem, mask, current)),
+                    problem->devices[current], at->time_s + 2 * problem->comm_s[link], table->delta[link]);
     for (int next = 0; next < problem->C; next++) {
         if (!(rest >> next & 1u)) continue;
         const size_t over = search_link(problem, current, next, at->end - 1);
@@ -161,10 +162,10 @@ static void find_deltas(struct search_table *table)
     const size_t count = (size_t)problem->C * (size_t)problem->C * (size_t)problem->L;
     for (size_t i = 0; i < count; i++) {
         const double comm_s = problem->comm_s[i];
-        table->delta[i] = hapt_at_most(comm_s, table->t_max_s)
-                              ? (unsigned char)hapt_schedule_delta(options->schedule, comm_s, table->t_max_s,
-                                                                   options->hide_threshold)
-                              : UCHAR_MAX;
+        table->delta[i] =
+            hapt_at_most(comm_s, table->t_max_s)
+                ? (unsigned char)hapt_schedule_delta(options->schedule, comm_s, table->t_max_s, options->hide_threshold)
+                : UCHAR_MAX;
     }
 }
 

@@ -13,19 +13,19 @@
 #define HAPT_SEARCH_MAX_SUBCLUSTERS 12
 
 struct search_candidate {
-    double time_s;   /* t_i, step_time / B included */
-    int end;         /* layers [k, end), k by the list it stands in */
-    int submesh;     /* index in the profile */
-    int devices;     /* n * m */
-    int launches;    /* most microbatches in flight that fit its memory, at most B */
+    double time_s; /* t_i, step_time / B included */
+    int end;       /* layers [k, end), k by the list it stands in */
+    int submesh;   /* index in the profile */
+    int devices;   /* n * m */
+    int launches;  /* most microbatches in flight that fit its memory, at most B */
 };
 
 struct search_problem {
     const struct hapt_profile *profile;
     const struct hapt_search_options *options;
     int L, C, B;
-    int group_count;                     /* groups by index mask * C + current; those with the bit unset are unused */
-    int most_launches;                   /* bound of every N_i */
+    int group_count;   /* groups by index mask * C + current; those with the bit unset are unused */
+    int most_launches; /* bound of every N_i */
     int devices[HAPT_MAX_SUBCLUSTERS];
     double *comm_s;                      /* [from][to][L] behind layer l */
     struct search_candidate **candidate; /* [C][L] by rising time */
@@ -38,23 +38,29 @@ struct search_problem {
 enum hapt_status search_problem_create(const struct hapt_profile *profile, const struct hapt_search_options *options,
                                        double memory_factor, struct hapt_arena *arena, struct search_problem **problem);
 
-struct search_point { double latency_s; int launches; };
+struct search_point {
+    double latency_s;
+    int launches;
+};
 
 /* Points of one (layer, group): those with d devices are [start[d], start[d + 1]) of the pool; NULL start: none.
  * `any` are the Pareto points over all d that may hand over to another subcluster. */
-struct search_row { int *start; int any_first, any_end; };
+struct search_row {
+    int *start;
+    int any_first, any_end;
+};
 
 struct search_table {
     const struct search_problem *problem;
     double t_max_s;
-    struct search_row *row;     /* [L][group] */
-    unsigned char *delta;       /* [from][to][L] extra launches; UCHAR_MAX: the transfer is slower than t_max */
+    struct search_row *row; /* [L][group] */
+    unsigned char *delta;   /* [from][to][L] extra launches; UCHAR_MAX: the transfer is slower than t_max */
     struct search_point *pool;
     int64_t pool_count, pool_room;
-    int *starts;                /* storage of row->start */
-    double *work;               /* [devices + 1][most_launches + 1] */
-    double *carry;              /* [most_launches + 1] */
-    int *low, *high;            /* [devices + 1] launches present in work */
+    int *starts;     /* storage of row->start */
+    double *work;    /* [devices + 1][most_launches + 1] */
+    double *carry;   /* [most_launches + 1] */
+    int *low, *high; /* [devices + 1] launches present in work */
 };
 
 enum hapt_status search_table_init(const struct search_problem *problem, struct hapt_arena *arena,
@@ -63,8 +69,8 @@ void search_table_release(struct search_table *table);
 /* Fills the table for one t_max. `latency_s`: the least sum of t_i + 2 c_i, infinite when nothing fits. */
 enum hapt_status search_table_fill(struct search_table *table, double t_max_s, double *latency_s);
 
-/* Among the plans whose latency sum is at most `budget_s` (tolerance included) under the filled table: fewest stages, then the
- * lexicographically first (layers, subcluster, n, m). Stages get their layers, subcluster and submesh. */
+/* Among the plans whose latency sum is at most `budget_s` (tolerance included) under the filled table: fewest stages,
+ * then the lexicographically first (layers, subcluster, n, m). Stages get their layers, subcluster and submesh. */
 enum hapt_status search_trace(const struct search_table *table, double budget_s, struct hapt_arena *arena,
                               struct hapt_plan *plan);
 

@@ -1,8 +1,8 @@
 /*
  * The search over t_max, shared by the ranks of a communicator.
  *
- * For a t_max in (a, b] the objective is at least F(b) + (B - 1) a, F falling: intervals of candidates are halved and dropped from
- * both ends (HAPT 5.2.2, taken further). Which t_max are priced does not depend on the number of ranks.
+ * For a t_max in (a, b] the objective is at least F(b) + (B - 1) a, F falling: intervals of candidates are halved and
+ * dropped from both ends (HAPT 5.2.2, taken further). Which t_max are priced does not depend on the number of ranks.
  */
 #include "search.h"
 
@@ -11,11 +11,14 @@
 #include <string.h>
 
 struct interval {
-    int64_t first, last;  /* candidates whose F is not known yet, both inclusive */
-    double least_s;       /* F of the nearest larger candidate: F of these is no smaller */
+    int64_t first, last; /* candidates whose F is not known yet, both inclusive */
+    double least_s;      /* F of the nearest larger candidate: F of these is no smaller */
 };
 
-struct priced { int64_t index; double latency_s; /* F */ };
+struct priced {
+    int64_t index;
+    double latency_s; /* F */
+};
 
 struct search {
     MPI_Comm comm;
@@ -48,8 +51,7 @@ static enum hapt_status price(struct search *search, const int64_t *index, int c
             status = search_table_fill(&search->table, search->problem->t_max[index[i]], &latency_s[i]);
     }
     HAPT_TRY(hapt_env_agree(search->comm, status));
-    if (search->size > 1)
-        HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, latency_s, count, MPI_DOUBLE, MPI_MIN, search->comm));
+    if (search->size > 1) HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, latency_s, count, MPI_DOUBLE, MPI_MIN, search->comm));
     for (int i = 0; i < count; i++) note_price(search, index[i], latency_s[i]);
     return HAPT_OK;
 }
@@ -84,8 +86,10 @@ static bool trim(const struct search *search, struct interval *interval)
     int64_t low = interval->first - 1, high = interval->last + 1;
     while (high - low > 1) {
         const int64_t middle = low + (high - low) / 2;
-        if (hapt_at_most(objective(search, middle, interval->least_s), search->best_s)) low = middle;
-        else high = middle;
+        if (hapt_at_most(objective(search, middle, interval->least_s), search->best_s))
+            low = middle;
+        else
+            high = middle;
     }
     interval->last = low;
     return interval->first <= interval->last;
@@ -108,7 +112,8 @@ static enum hapt_status halve(struct search *search, const struct interval *inte
     return HAPT_OK;
 }
 
-static enum hapt_status refine_intervals(struct search *search, int64_t first, double first_s, struct hapt_arena *scratch)
+static enum hapt_status refine_intervals(struct search *search, int64_t first, double first_s,
+                                         struct hapt_arena *scratch)
 {
     const int64_t all = search->problem->t_max_count;
     struct interval *now, *next;
@@ -154,8 +159,8 @@ static enum hapt_status make_plan(struct search *search, struct hapt_arena *resu
     double latency_s;
     HAPT_TRY(search_table_fill(&search->table, problem->t_max[chosen], &latency_s));
     /* what the best objective leaves for the sum at this pace, rounding included */
-    const double budget_s = latency_s + fmax(0, search->best_s - objective(search, chosen, latency_s)) +
-                            1e-12 * search->best_s;
+    const double budget_s =
+        latency_s + fmax(0, search->best_s - objective(search, chosen, latency_s)) + 1e-12 * search->best_s;
     HAPT_TRY(search_trace(&search->table, budget_s, result, plan));
     return plan_price_at(problem->profile, problem->t_max[chosen], plan);
 }
@@ -174,7 +179,8 @@ static enum hapt_status set_up(struct search *search, const struct hapt_profile 
 {
     struct search_problem *problem;
     if (options->microbatches < 1)
-        return hapt_fail(HAPT_ERR_USAGE, "give --microbatches 1 or more", "%d microbatches a step", options->microbatches);
+        return hapt_fail(HAPT_ERR_USAGE, "give --microbatches 1 or more", "%d microbatches a step",
+                         options->microbatches);
     HAPT_TRY(search_problem_create(profile, options, 1, scratch, &problem));
     search->problem = problem;
     HAPT_NEW(search->priced, scratch, problem->t_max_count + 1);
@@ -189,8 +195,7 @@ static enum hapt_status run_search(struct search *search, const struct hapt_prof
     const double start_s = hapt_time_s();
     HAPT_TRY(hapt_env_agree(search->comm, set_up(search, profile, options, scratch)));
     HAPT_TRY(search_all(search, scratch, &first));
-    if (first == search->problem->t_max_count)
-        return hapt_env_agree(search->comm, search_explain(profile, options));
+    if (first == search->problem->t_max_count) return hapt_env_agree(search->comm, search_explain(profile, options));
     *plan = (struct hapt_plan){.microbatches = options->microbatches,
                                .schedule = options->schedule,
                                .hide_threshold = options->hide_threshold,

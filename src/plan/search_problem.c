@@ -26,8 +26,10 @@ static int fitting_launches(double parameter_bytes, double activation_bytes, dou
     int low = 0, high = B; /* low fits, high does not */
     while (high - low > 1) {
         const int middle = low + (high - low) / 2;
-        if (hapt_at_most(parameter_bytes + middle * activation_bytes, memory_bytes)) low = middle;
-        else high = middle;
+        if (hapt_at_most(parameter_bytes + middle * activation_bytes, memory_bytes))
+            low = middle;
+        else
+            high = middle;
     }
     return low;
 }
@@ -67,7 +69,8 @@ static enum hapt_status build_index(struct search_problem *problem, double memor
 {
     int submeshes = 0;
     for (int c = 0; c < problem->C; c++)
-        if (problem->profile->cluster[c].submesh_count > submeshes) submeshes = problem->profile->cluster[c].submesh_count;
+        if (problem->profile->cluster[c].submesh_count > submeshes)
+            submeshes = problem->profile->cluster[c].submesh_count;
     struct search_candidate *buffer;
     const size_t lists = (size_t)problem->C * (size_t)problem->L;
     HAPT_NEW(buffer, arena, (size_t)submeshes * (size_t)problem->L);
@@ -115,8 +118,8 @@ enum hapt_status search_problem_create(const struct hapt_profile *profile, const
     HAPT_NEW(made, arena, 1);
     const int C = profile->cluster_count, L = profile->layer_count;
     if (C > HAPT_SEARCH_MAX_SUBCLUSTERS)
-        return hapt_fail(HAPT_ERR_INPUT, "merge subclusters with equal devices", "the search takes %d subclusters, not %d",
-                         HAPT_SEARCH_MAX_SUBCLUSTERS, C);
+        return hapt_fail(HAPT_ERR_INPUT, "merge subclusters with equal devices",
+                         "the search takes %d subclusters, not %d", HAPT_SEARCH_MAX_SUBCLUSTERS, C);
     *made = (struct search_problem){.profile = profile, .options = options, .L = L, .C = C, .B = options->microbatches};
     made->group_count = C << C;
     int64_t stages = 0;

@@ -1,9 +1,9 @@
 /*
  * From the filled table to the one plan that the tie rules name.
  *
- * Prefixes are grown stage by stage; the table tells exactly which of them can still be completed within the budget, so only
- * prefixes of tied optima are ever kept. The first level that reaches the last layer has the fewest stages; the way through the
- * levels then takes the lexicographically first step each time.
+ * Prefixes are grown stage by stage; the table tells exactly which of them can still be completed within the budget, so
+ * only prefixes of tied optima are ever kept. The first level that reaches the last layer has the fewest stages; the
+ * way through the levels then takes the lexicographically first step each time.
  */
 #include "search.h"
 
@@ -17,16 +17,19 @@
 /* A prefix: layers [0, layer). The boundary behind it is priced, so it names the subcluster that comes next. */
 struct prefix {
     int layer;
-    int used;     /* subclusters, `current` included, as bits */
-    int current;  /* of the last stage; NOWHERE before the first */
-    int next;     /* of the stage that follows; NOWHERE behind the last layer */
-    int devices;  /* used in `current` */
-    int launches; /* limit for the stage that follows; B: none */
+    int used;      /* subclusters, `current` included, as bits */
+    int current;   /* of the last stage; NOWHERE before the first */
+    int next;      /* of the stage that follows; NOWHERE behind the last layer */
+    int devices;   /* used in `current` */
+    int launches;  /* limit for the stage that follows; B: none */
     bool finishes; /* lies on a way to the last layer in the fewest stages */
     double latency_s;
 };
 
-struct level { struct prefix *prefix; int count, room; };
+struct level {
+    struct prefix *prefix;
+    int count, room;
+};
 
 struct trace {
     const struct search_table *table;
@@ -41,8 +44,8 @@ typedef enum hapt_status visit_step(void *context, const struct search_candidate
 static int compare_prefixes(const void *left, const void *right)
 {
     const struct prefix *a = left, *b = right;
-    const int difference[6] = {a->layer - b->layer,     a->used - b->used,       a->current - b->current,
-                               a->next - b->next,       a->devices - b->devices, a->launches - b->launches};
+    const int difference[6] = {a->layer - b->layer, a->used - b->used,       a->current - b->current,
+                               a->next - b->next,   a->devices - b->devices, a->launches - b->launches};
     for (int i = 0; i < 6; i++)
         if (difference[i]) return difference[i];
     return 0;
@@ -114,7 +117,8 @@ static enum hapt_status visit_stage(const struct trace *trace, const struct pref
     return HAPT_OK;
 }
 
-static enum hapt_status visit_steps(const struct trace *trace, const struct prefix *from, visit_step *visit, void *context)
+static enum hapt_status visit_steps(const struct trace *trace, const struct prefix *from, visit_step *visit,
+                                    void *context)
 {
     const struct search_problem *problem = trace->problem;
     if (from->next == NOWHERE) return HAPT_OK;
@@ -140,7 +144,10 @@ static enum hapt_status append(struct level *level, const struct prefix *prefix,
     return HAPT_OK;
 }
 
-struct growing { struct level *level; struct hapt_arena *arena; };
+struct growing {
+    struct level *level;
+    struct hapt_arena *arena;
+};
 
 static enum hapt_status grow(void *context, const struct search_candidate *stage, const struct prefix *to)
 {
@@ -157,8 +164,10 @@ static void merge(struct level *level)
     int kept = 0;
     for (int i = 1; i < level->count; i++) {
         struct prefix *last = &level->prefix[kept];
-        if (compare_prefixes(last, &level->prefix[i]) != 0) level->prefix[++kept] = level->prefix[i];
-        else if (level->prefix[i].latency_s < last->latency_s) last->latency_s = level->prefix[i].latency_s;
+        if (compare_prefixes(last, &level->prefix[i]) != 0)
+            level->prefix[++kept] = level->prefix[i];
+        else if (level->prefix[i].latency_s < last->latency_s)
+            last->latency_s = level->prefix[i].latency_s;
     }
     level->count = kept + 1;
 }
@@ -175,7 +184,10 @@ static struct prefix *find(const struct level *level, const struct prefix *key)
     return bsearch(key, level->prefix, (size_t)level->count, sizeof *level->prefix, compare_prefixes);
 }
 
-struct marking { const struct level *behind; bool finishes; };
+struct marking {
+    const struct level *behind;
+    bool finishes;
+};
 
 static enum hapt_status mark(void *context, const struct search_candidate *stage, const struct prefix *to)
 {
@@ -289,8 +301,8 @@ enum hapt_status search_trace(const struct search_table *table, double budget_s,
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
     /* sums from the front and from the back round differently: far below what separates plans */
-    const struct trace trace = {.table = table, .problem = table->problem, .budget_s = budget_s * (1 + 1e-14),
-                                .arena = &scratch};
+    const struct trace trace = {
+        .table = table, .problem = table->problem, .budget_s = budget_s * (1 + 1e-14), .arena = &scratch};
     const enum hapt_status status = trace_plan(&trace, arena, plan);
     hapt_arena_release(&scratch);
     return status;

@@ -15,7 +15,8 @@ static const char *join(char path[PATH_MAX_CHARS], const char *group, const char
     return path;
 }
 
-static enum hapt_status write_cluster(struct hapt_h5 *file, const char *group, const struct hapt_profile *profile, int c)
+static enum hapt_status write_cluster(struct hapt_h5 *file, const char *group, const struct hapt_profile *profile,
+                                      int c)
 {
     const struct hapt_profile_cluster *cluster = &profile->cluster[c];
     char folder[PATH_MAX_CHARS], path[PATH_MAX_CHARS + 64];
@@ -24,7 +25,10 @@ static enum hapt_status write_cluster(struct hapt_h5 *file, const char *group, c
     const int64_t shape[3] = {S, L, L}, pairs[2] = {S, 2};
     snprintf(path, sizeof path, "%s/submesh", folder);
     HAPT_TRY(hapt_h5_write(file, path, HAPT_H5_I32, 2, pairs, cluster->submesh, ""));
-    const struct { const char *name, *units; const double *table; } tables[] = {
+    const struct {
+        const char *name, *units;
+        const double *table;
+    } tables[] = {
         {"stage_time", "s", cluster->stage_time},
         {"stage_forward_time", "s", cluster->stage_forward_time},
         {"parameter_bytes", "byte", cluster->parameter_bytes},
@@ -47,10 +51,12 @@ enum hapt_status hapt_profile_write(struct hapt_h5 *file, const char *group, con
 {
     char path[PATH_MAX_CHARS];
     const int64_t L = profile->layer_count, square[2] = {profile->cluster_count, profile->cluster_count};
-    HAPT_TRY(hapt_h5_write(file, join(path, group, "boundary_bytes"), HAPT_H5_F64, 1, &L, profile->boundary_bytes, "byte"));
+    HAPT_TRY(
+        hapt_h5_write(file, join(path, group, "boundary_bytes"), HAPT_H5_F64, 1, &L, profile->boundary_bytes, "byte"));
     HAPT_TRY(hapt_h5_write(file, join(path, group, "link_bandwidth"), HAPT_H5_F64, 2, square, profile->link_bandwidth,
                            "byte/s"));
-    HAPT_TRY(hapt_h5_write(file, join(path, group, "link_latency"), HAPT_H5_F64, 2, square, profile->link_latency, "s"));
+    HAPT_TRY(
+        hapt_h5_write(file, join(path, group, "link_latency"), HAPT_H5_F64, 2, square, profile->link_latency, "s"));
     for (int c = 0; c < profile->cluster_count; c++) HAPT_TRY(write_cluster(file, group, profile, c));
     return HAPT_OK;
 }
@@ -105,8 +111,8 @@ static enum hapt_status read_cluster(struct hapt_h5 *file, const char *group, st
     HAPT_TRY(hapt_h5_read_attribute_real(file, folder, "device_memory_bytes", &cluster->device_memory_bytes));
     HAPT_TRY(hapt_h5_read_attribute_real(file, folder, "peak_flops", &cluster->peak_flops));
     int64_t pairs[2] = {-1, 2};
-    HAPT_TRY(hapt_h5_read(file, join(path, folder, "submesh"), HAPT_H5_I32, 2, pairs, 2 * HAPT_PROFILE_MAX_DEVICES, arena,
-                          &data));
+    HAPT_TRY(hapt_h5_read(file, join(path, folder, "submesh"), HAPT_H5_I32, 2, pairs, 2 * HAPT_PROFILE_MAX_DEVICES,
+                          arena, &data));
     cluster->submesh = data;
     cluster->submesh_count = (int)pairs[0];
     const int64_t S = pairs[0], L = profile->layer_count;

@@ -99,7 +99,8 @@ static enum hapt_status check_submeshes(const struct hapt_profile_cluster *clust
         const bool part = n == 1 && m >= 1 && m < M && M % m == 0 && (m & (m - 1)) == 0;
         const bool whole = m == M && n >= 1 && n <= N;
         if (!part && !whole)
-            return BAD("subcluster %s (%d x %d devices) cannot be cut into submeshes of %d x %d", cluster->name, N, M, n, m);
+            return BAD("subcluster %s (%d x %d devices) cannot be cut into submeshes of %d x %d", cluster->name, N, M,
+                       n, m);
         for (int other = 0; other < s; other++)
             if (cluster->submesh[other].n == n && cluster->submesh[other].m == m)
                 return BAD("subcluster %s lists submesh %d x %d twice", cluster->name, n, m);
@@ -120,7 +121,8 @@ static enum hapt_status check_candidates(const struct hapt_profile *profile, con
                 if (time < 0) return BAD("%s: stage_time[%d][%d][%d] is %g", cluster->name, s, i, j, time);
                 /* single-precision tables may round the forward part up */
                 if (!is_amount(forward) || forward > time * (1 + 1e-6))
-                    return BAD("%s: stage_forward_time[%d][%d][%d] is %g of %g s", cluster->name, s, i, j, forward, time);
+                    return BAD("%s: stage_forward_time[%d][%d][%d] is %g of %g s", cluster->name, s, i, j, forward,
+                               time);
                 if (!is_amount(cluster->parameter_bytes[cell]))
                     return BAD("%s: parameter_bytes[%d][%d][%d] is %g", cluster->name, s, i, j,
                                cluster->parameter_bytes[cell]);

@@ -23,10 +23,14 @@ bool hapt_schedule_kind_parse(const char *name, enum hapt_schedule_kind *kind)
 int hapt_schedule_delta(enum hapt_schedule_kind kind, double comm_s, double t_max_s, double hide_threshold)
 {
     switch (kind) {
-    case HAPT_SCHEDULE_GPIPE: return 0;
-    case HAPT_SCHEDULE_1F1B: return 1;
-    case HAPT_SCHEDULE_EAGER: return 2;
-    case HAPT_SCHEDULE_H1F1B: break;
+    case HAPT_SCHEDULE_GPIPE:
+        return 0;
+    case HAPT_SCHEDULE_1F1B:
+        return 1;
+    case HAPT_SCHEDULE_EAGER:
+        return 2;
+    case HAPT_SCHEDULE_H1F1B:
+        break;
     }
     if (hapt_at_most(comm_s, hide_threshold * t_max_s)) return 1;
     return hapt_at_most(comm_s, 0.5 * t_max_s) ? 2 : 3;
@@ -45,7 +49,10 @@ void hapt_schedule_warmup(enum hapt_schedule_kind kind, int stages, int microbat
 static void append(struct hapt_instruction_list *list, enum hapt_instruction_kind kind, int chunk, int microbatch)
 {
     list->instruction[list->count++] = (struct hapt_instruction){
-        .kind = kind, .step = 0, .chunk = chunk, .microbatch = microbatch,
+        .kind = kind,
+        .step = 0,
+        .chunk = chunk,
+        .microbatch = microbatch,
         .slot = microbatch < 0 ? -1 : microbatch % list->slots,
     };
 }
@@ -97,8 +104,8 @@ enum hapt_status hapt_schedule_build(enum hapt_schedule_kind kind, int stages, i
             return hapt_fail(HAPT_ERR_INPUT, "launch counts lie in [1, microbatches] and never rise along the pipeline",
                              "stage %d cannot launch %d of %d microbatches", stage, warmup[stage], microbatches);
         built->submesh_of[stage] = stage;
-        HAPT_TRY(build_list(stage, stages, microbatches, warmup[stage], tied && stages > 1, arena,
-                            &built->list[stage]));
+        HAPT_TRY(
+            build_list(stage, stages, microbatches, warmup[stage], tied && stages > 1, arena, &built->list[stage]));
     }
     *schedule = built;
     return HAPT_OK;

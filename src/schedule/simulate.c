@@ -1,6 +1,6 @@
 /*
- * The lists are played with clocks. Nothing is ever chosen: lists and links are served in order, so every start time is a
- * maximum over earlier ends and the order in which we find them does not matter.
+ * The lists are played with clocks. Nothing is ever chosen: lists and links are served in order, so every start time is
+ * a maximum over earlier ends and the order in which we find them does not matter.
  */
 #include "hapt/simulate.h"
 
@@ -21,10 +21,10 @@ struct lane {
 struct player {
     const struct hapt_schedule *schedule;
     const struct hapt_costs *costs;
-    struct lane *lane;   /* [chunk][direction] */
-    int *at;             /* [submesh] next instruction */
-    double *clock_s;     /* [submesh] */
-    double *exchange_s;  /* [submesh] reached the exchange of tied parameters; NaN before */
+    struct lane *lane;  /* [chunk][direction] */
+    int *at;            /* [submesh] next instruction */
+    double *clock_s;    /* [submesh] */
+    double *exchange_s; /* [submesh] reached the exchange of tied parameters; NaN before */
     struct hapt_simulation *result;
 };
 
@@ -129,11 +129,19 @@ static bool execute(struct player *player, int submesh, const struct hapt_instru
     case HAPT_INSTRUCTION_SEND_BACKWARD:
         send(player, &player->lane[2 * (chunk - 1) + BACKWARD], at->microbatch, clock_s);
         return true;
-    case HAPT_INSTRUCTION_FORWARD: *clock_s += costs->forward_s[chunk]; return true;
-    case HAPT_INSTRUCTION_BACKWARD: *clock_s += costs->backward_s[chunk]; return true;
-    case HAPT_INSTRUCTION_EXCHANGE: return exchange(player, submesh, clock_s);
-    case HAPT_INSTRUCTION_UPDATE: *clock_s += costs->step_s ? costs->step_s[chunk] : 0; return true;
-    case HAPT_INSTRUCTION_REDUCE: return true;
+    case HAPT_INSTRUCTION_FORWARD:
+        *clock_s += costs->forward_s[chunk];
+        return true;
+    case HAPT_INSTRUCTION_BACKWARD:
+        *clock_s += costs->backward_s[chunk];
+        return true;
+    case HAPT_INSTRUCTION_EXCHANGE:
+        return exchange(player, submesh, clock_s);
+    case HAPT_INSTRUCTION_UPDATE:
+        *clock_s += costs->step_s ? costs->step_s[chunk] : 0;
+        return true;
+    case HAPT_INSTRUCTION_REDUCE:
+        return true;
     }
     return true;
 }
@@ -150,8 +158,8 @@ static bool advance_submesh(struct player *player, int submesh)
         struct hapt_simulated_instruction *time = &player->result->time[submesh][index];
         time->start_s = player->clock_s[submesh];
         time->end_s = clock_s;
-        const bool waits = at->kind == HAPT_INSTRUCTION_RECEIVE_FORWARD || at->kind == HAPT_INSTRUCTION_RECEIVE_BACKWARD ||
-                           at->kind == HAPT_INSTRUCTION_EXCHANGE;
+        const bool waits = at->kind == HAPT_INSTRUCTION_RECEIVE_FORWARD ||
+                           at->kind == HAPT_INSTRUCTION_RECEIVE_BACKWARD || at->kind == HAPT_INSTRUCTION_EXCHANGE;
         const bool sends = at->kind == HAPT_INSTRUCTION_SEND_FORWARD || at->kind == HAPT_INSTRUCTION_SEND_BACKWARD;
         if (!waits && !sends) player->result->busy_s[submesh] += time->end_s - time->start_s;
         player->clock_s[submesh] = clock_s;
@@ -186,8 +194,8 @@ static int count_slots(const struct hapt_instruction_list *list)
     return most;
 }
 
-/* Seconds from one backward pass to the next on the first submesh while it still launches forwards, over whole rounds of its
- * launch count: its period repeats with them (HAPT Lemma 2). The first half is left to settle. */
+/* Seconds from one backward pass to the next on the first submesh while it still launches forwards, over whole rounds
+ * of its launch count: its period repeats with them (HAPT Lemma 2). The first half is left to settle. */
 static double steady_period(const struct player *player, double total_s)
 {
     const struct hapt_schedule *schedule = player->schedule;
@@ -236,8 +244,8 @@ enum hapt_status hapt_simulate(const struct hapt_schedule *schedule, const struc
     return status;
 }
 
-/* The period of the schedule's launch counts over enough microbatches to be steady. GPipe, whose launch count is B, has no
- * steady phase: its period is what a microbatch more costs on average. */
+/* The period of the schedule's launch counts over enough microbatches to be steady. GPipe, whose launch count is B, has
+ * no steady phase: its period is what a microbatch more costs on average. */
 static enum hapt_status long_period(const struct hapt_schedule *schedule, const struct hapt_costs *costs,
                                     struct hapt_arena *scratch, double *period_s)
 {

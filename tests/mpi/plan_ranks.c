@@ -80,7 +80,8 @@ static void larger_profile(void)
     }
     for (int layer = 0; layer < L - 1; layer++) profile->boundary_bytes[layer] = 0.2 + hapt_random_unit(&seed);
     for (int k = 0; k < 4; k++) profile->link_bandwidth[k] = k == 0 || k == 3 ? 20 : 1;
-    const struct hapt_search_options options = {.microbatches = 32, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02};
+    const struct hapt_search_options options = {
+        .microbatches = 32, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02};
     compare(profile, &options, seed, &arena);
     hapt_arena_release(&arena);
 }

@@ -98,9 +98,10 @@ static void bad_profiles_fail(void)
     struct hapt_profile_cluster *cluster = &profile->cluster[1];
     const size_t cell = hapt_profile_index(profile, 0, 2, 3);
     CHECK_OK(hapt_profile_check(profile));
-    double *const values[] = {&cluster->stage_time[cell], &cluster->parameter_bytes[cell], &cluster->activation_bytes[cell],
-                              &cluster->step_time[cell], &cluster->stage_forward_time[cell], &profile->boundary_bytes[1],
-                              &profile->link_bandwidth[0], &profile->link_latency[3], &cluster->device_memory_bytes};
+    double *const values[] = {
+        &cluster->stage_time[cell],  &cluster->parameter_bytes[cell],    &cluster->activation_bytes[cell],
+        &cluster->step_time[cell],   &cluster->stage_forward_time[cell], &profile->boundary_bytes[1],
+        &profile->link_bandwidth[0], &profile->link_latency[3],          &cluster->device_memory_bytes};
     for (int k = 0; k < 9; k++) {
         const double kept = *values[k];
         *values[k] = -1;
@@ -238,8 +239,10 @@ static void placing(void)
             struct hapt_plan_stage *next = &stage[plan.stage_count];
             next->nodes = 1;
             next->devices_per_node = 1 << random_below(&seed, 4);
-            if (random_chance(&seed, 0.3)) next->nodes = 1 + random_below(&seed, subcluster.nodes), next->devices_per_node = M;
-            if (next->devices_per_node > M || M % next->devices_per_node || next->nodes * next->devices_per_node > left) continue;
+            if (random_chance(&seed, 0.3))
+                next->nodes = 1 + random_below(&seed, subcluster.nodes), next->devices_per_node = M;
+            if (next->devices_per_node > M || M % next->devices_per_node || next->nodes * next->devices_per_node > left)
+                continue;
             strcpy(next->subcluster_name, "a");
             left -= next->nodes * next->devices_per_node;
             plan.stage_count++;
@@ -283,7 +286,8 @@ static void obstacles_are_named(void)
     for (int c = 0; c < 2; c++)
         for (int s = 0; s < 2; s++)
             for (int i = 0; i < 6; i++)
-                for (int j = i + 1; j < 6; j++) profile->cluster[c].stage_time[hapt_profile_index(profile, s, i, j)] = NAN;
+                for (int j = i + 1; j < 6; j++)
+                    profile->cluster[c].stage_time[hapt_profile_index(profile, s, i, j)] = NAN;
     CHECK(hapt_plan_search(MPI_COMM_SELF, profile, &options, &arena, &plan) == HAPT_ERR_INFEASIBLE);
     CHECK(strstr(hapt_fail_message(), "devices") != NULL);
     hapt_fail_reset();
@@ -303,7 +307,8 @@ static void damaged_plans_fail(void)
     struct hapt_plan *plan, *loaded;
     hapt_arena_init(&arena);
     const struct hapt_profile *profile = two_subclusters(&arena);
-    const struct hapt_search_options options = {.microbatches = 8, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02};
+    const struct hapt_search_options options = {
+        .microbatches = 8, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02};
     CHECK_OK(hapt_plan_search(MPI_COMM_SELF, profile, &options, &arena, &plan));
     plan->stage[0].warmup = 9;
     CHECK_FAILS(hapt_plan_check(plan), HAPT_ERR_INPUT);

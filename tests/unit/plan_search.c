@@ -6,20 +6,27 @@
 
 enum { MOST_STAGES = 8 };
 
-struct brute_stage { int first, end, subcluster, n, m; double time_s, parameter_bytes, activation_bytes, memory_bytes; };
+struct brute_stage {
+    int first, end, subcluster, n, m;
+    double time_s, parameter_bytes, activation_bytes, memory_bytes;
+};
 
-struct brute_plan { int stages; struct brute_stage stage[MOST_STAGES]; double t_max_s, latency_s; };
+struct brute_plan {
+    int stages;
+    struct brute_stage stage[MOST_STAGES];
+    double t_max_s, latency_s;
+};
 
 struct brute {
     const struct hapt_profile *profile;
     struct hapt_search_options options;
     double *pace;
     int paces;
-    struct brute_plan plan;   /* being built */
-    int used[3];              /* devices of each subcluster */
-    double least_s;           /* first pass */
+    struct brute_plan plan; /* being built */
+    int used[3];            /* devices of each subcluster */
+    double least_s;         /* first pass */
     bool second_pass, found;
-    struct brute_plan best;   /* second pass */
+    struct brute_plan best; /* second pass */
     long plans;
 };
 
@@ -33,7 +40,8 @@ static double boundary_s(const struct brute *brute, int i)
     const struct hapt_profile *profile = brute->profile;
     if (i == brute->plan.stages - 1) return 0;
     const int link = brute->plan.stage[i].subcluster * profile->cluster_count + brute->plan.stage[i + 1].subcluster;
-    return profile->link_latency[link] + profile->boundary_bytes[brute->plan.stage[i].end - 1] / profile->link_bandwidth[link];
+    return profile->link_latency[link] +
+           profile->boundary_bytes[brute->plan.stage[i].end - 1] / profile->link_bandwidth[link];
 }
 
 /* Launch count of stage i from the definitions of the schedules. */
@@ -58,7 +66,8 @@ static bool feasible(const struct brute *brute, double t_max_s)
     for (int i = 0; i < brute->plan.stages; i++) {
         const struct brute_stage *stage = &brute->plan.stage[i];
         if (!at_most(stage->time_s, t_max_s) || !at_most(boundary_s(brute, i), t_max_s)) return false;
-        if (!at_most(stage->parameter_bytes + launches(brute, i, t_max_s) * stage->activation_bytes, stage->memory_bytes))
+        if (!at_most(stage->parameter_bytes + launches(brute, i, t_max_s) * stage->activation_bytes,
+                     stage->memory_bytes))
             return false;
     }
     return true;
@@ -84,7 +93,8 @@ static void judge(struct brute *brute)
     brute->plans++;
     if (brute->options.use_all_devices)
         for (int c = 0; c < brute->profile->cluster_count; c++)
-            if (brute->used[c] != brute->profile->cluster[c].nodes * brute->profile->cluster[c].devices_per_node) return;
+            if (brute->used[c] != brute->profile->cluster[c].nodes * brute->profile->cluster[c].devices_per_node)
+                return;
     for (int i = 0; i < brute->plan.stages; i++) sum_s += brute->plan.stage[i].time_s + 2 * boundary_s(brute, i);
     for (int k = 0; k < brute->paces; k++) {
         const double latency_s = sum_s + (brute->options.microbatches - 1) * brute->pace[k];
@@ -119,10 +129,16 @@ static void extend(struct brute *brute, int layer, int current)
                 const size_t cell = hapt_profile_index(profile, s, layer, end - 1);
                 if (!isfinite(cluster->stage_time[cell])) continue;
                 const double step_s = cluster->step_time ? cluster->step_time[cell] : 0;
-                brute->plan.stage[brute->plan.stages++] = (struct brute_stage){
-                    layer, end, c, cluster->submesh[s].n, cluster->submesh[s].m,
-                    cluster->stage_time[cell] + step_s / brute->options.microbatches, cluster->parameter_bytes[cell],
-                    cluster->activation_bytes[cell], cluster->device_memory_bytes};
+                brute->plan.stage[brute->plan.stages++] =
+                    (struct brute_stage){layer,
+                                         end,
+                                         c,
+                                         cluster->submesh[s].n,
+                                         cluster->submesh[s].m,
+                                         cluster->stage_time[cell] + step_s / brute->options.microbatches,
+                                         cluster->parameter_bytes[cell],
+                                         cluster->activation_bytes[cell],
+                                         cluster->device_memory_bytes};
                 brute->used[c] += devices;
                 extend(brute, end, c);
                 brute->used[c] -= devices;
@@ -186,8 +202,8 @@ static void print_difference(const struct hapt_plan *plan, const struct brute_pl
 {
     fprintf(stderr, "search: latency %.17g, t_max %.17g\n", plan->latency_s, plan->t_max_s);
     for (int i = 0; i < plan->stage_count; i++)
-        fprintf(stderr, "  %d-%d@%d:%dx%d\n", plan->stage[i].first_layer, plan->stage[i].end_layer, plan->stage[i].subcluster,
-                plan->stage[i].nodes, plan->stage[i].devices_per_node);
+        fprintf(stderr, "  %d-%d@%d:%dx%d\n", plan->stage[i].first_layer, plan->stage[i].end_layer,
+                plan->stage[i].subcluster, plan->stage[i].nodes, plan->stage[i].devices_per_node);
     fprintf(stderr, "brute force: latency %.17g, t_max %.17g\n", best->latency_s, best->t_max_s);
     for (int i = 0; i < best->stages; i++)
         fprintf(stderr, "  %d-%d@%d:%dx%d\n", best->stage[i].first, best->stage[i].end, best->stage[i].subcluster,
@@ -212,13 +228,14 @@ static void count_kind(const struct hapt_plan *plan, const struct hapt_profile *
     skip_cases += skipped > 0;
 }
 
-static void compare_once(uint64_t start_seed)
+/* `layers` 0: any small shape. */
+static void compare_once(uint64_t start_seed, int layers)
 {
     uint64_t seed = start_seed;
     struct hapt_arena arena;
     hapt_arena_init(&arena);
     struct brute brute = {.least_s = INFINITY};
-    brute.profile = random_profile(&seed, &arena);
+    brute.profile = layers ? random_profile_of(&seed, 2, layers, &arena) : random_profile(&seed, &arena);
     brute.options = random_options(&seed);
     CHECK_MESSAGE(brute.profile->layer_count <= MOST_STAGES, "too many layers");
     int64_t candidates = 0;
@@ -255,17 +272,26 @@ static void search_equals_brute_force(void)
 {
     const char *wanted = getenv("HAPT_TEST_SEED");
     const int count = wanted ? 1 : test_long() ? 50000 : 3000;
-    for (int i = 0; i < count; i++) compare_once(wanted ? strtoull(wanted, NULL, 10) : (uint64_t)i + 1);
-    printf("%d profiles: %ld feasible, %ld paced by a link, %ld by memory, %ld with idle devices, %ld skip a subcluster\n",
-           count, feasible_cases, link_cases, memory_cases, idle_cases, skip_cases);
+    for (int i = 0; i < count; i++) compare_once(wanted ? strtoull(wanted, NULL, 10) : (uint64_t)i + 1, 0);
+    printf(
+        "%d profiles: %ld feasible, %ld paced by a link, %ld by memory, %ld with idle devices, %ld skip a subcluster\n",
+        count, feasible_cases, link_cases, memory_cases, idle_cases, skip_cases);
     if (wanted) return;
     CHECK(feasible_cases > count / 2);
     CHECK(link_cases > 0 && memory_cases > 0 && idle_cases > 0 && skip_cases > 0);
+}
+
+/* Few, but with longer pipelines and more paces. */
+static void longer_pipelines(void)
+{
+    const int count = test_long() ? 1000 : 60;
+    for (int i = 0; i < count; i++) compare_once((uint64_t)i + 1, 8);
 }
 
 int main(int argc, char **argv)
 {
     test_init_mpi(&argc, &argv);
     RUN(search_equals_brute_force);
+    RUN(longer_pipelines);
     return test_finish();
 }

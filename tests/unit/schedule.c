@@ -40,7 +40,8 @@ static void launch_counts_of_the_paper(void)
     const double bounds[4][2] = {{0.02, 2}, {0.5, 3}, {1, 4}, {0.1 + 0.2, 3}};
     for (int k = 0; k < 4; k++) {
         int warmup[2];
-        hapt_schedule_warmup(HAPT_SCHEDULE_H1F1B, 2, 16, (const double[]){bounds[k][0], 0}, k == 3 ? 0.6 : 1, 0.02, warmup);
+        hapt_schedule_warmup(HAPT_SCHEDULE_H1F1B, 2, 16, (const double[]){bounds[k][0], 0}, k == 3 ? 0.6 : 1, 0.02,
+                             warmup);
         CHECK(warmup[0] == (int)bounds[k][1]);
     }
 }
@@ -53,10 +54,15 @@ struct pipeline {
     struct hapt_schedule *schedule;
 };
 
-static void build(struct pipeline *p, enum hapt_schedule_kind kind, int transfer_slots, bool tied, struct hapt_arena *arena)
+static void build(struct pipeline *p, enum hapt_schedule_kind kind, int transfer_slots, bool tied,
+                  struct hapt_arena *arena)
 {
-    p->costs = (struct hapt_costs){.forward_s = p->forward_s, .backward_s = p->backward_s, .comm_s = p->comm_s,
-                                   .step_s = p->step_s, .exchange_s = tied ? 0.1 : 0, .transfer_slots = transfer_slots};
+    p->costs = (struct hapt_costs){.forward_s = p->forward_s,
+                                   .backward_s = p->backward_s,
+                                   .comm_s = p->comm_s,
+                                   .step_s = p->step_s,
+                                   .exchange_s = tied ? 0.1 : 0,
+                                   .transfer_slots = transfer_slots};
     hapt_schedule_warmup(kind, p->stages, p->microbatches, p->comm_s, p->t_max_s, 0.02, p->warmup);
     CHECK_OK(hapt_schedule_build(kind, p->stages, p->microbatches, p->warmup, tied, arena, &p->schedule));
 }
@@ -71,11 +77,14 @@ static void random_pipeline(struct pipeline *p, uint64_t *seed, bool balanced)
         p->t_max_s = fmax(p->t_max_s, p->forward_s[i] + p->backward_s[i]);
     }
     for (int i = 0; i < p->stages - 1; i++)
-        p->comm_s[i] = below(seed, 4) == 0 ? 0.01 * p->t_max_s * hapt_random_unit(seed) : p->t_max_s * hapt_random_unit(seed);
+        p->comm_s[i] =
+            below(seed, 4) == 0 ? 0.01 * p->t_max_s * hapt_random_unit(seed) : p->t_max_s * hapt_random_unit(seed);
 }
 
 /* The DAG of HAPT 4.2.1 by plain relaxation: ends of F, B and of the transfers, until nothing moves. */
-struct dag { double end[4][MOST_STAGES][MOST_MICROBATCHES]; };
+struct dag {
+    double end[4][MOST_STAGES][MOST_MICROBATCHES];
+};
 enum { NODE_F, NODE_B, NODE_CF, NODE_CB };
 
 static double start_of_forward(const struct pipeline *p, const struct dag *dag, int s, int m)
@@ -146,12 +155,14 @@ static void random_pipelines(void)
         CHECK_OK(hapt_schedule_check(p.schedule));
         CHECK_OK(hapt_simulate(p.schedule, &p.costs, &arena, &free_running));
         const double expected = longest_path(&p);
-        CHECK_MESSAGE(fabs(free_running->total_s - expected) <= 1e-9 * expected, "seed %llu: simulated %.12g, DAG %.12g",
-                      (unsigned long long)start, free_running->total_s, expected);
+        CHECK_MESSAGE(fabs(free_running->total_s - expected) <= 1e-9 * expected,
+                      "seed %llu: simulated %.12g, DAG %.12g", (unsigned long long)start, free_running->total_s,
+                      expected);
         for (int i = 0; i < p.stages; i++) {
             CHECK_MESSAGE(free_running->peak_slots[i] == p.warmup[i], "seed %llu: stage %d holds %d, launches %d",
                           (unsigned long long)start, i, free_running->peak_slots[i], p.warmup[i]);
-            CHECK_NEAR(free_running->busy_s[i], p.microbatches * (p.forward_s[i] + p.backward_s[i]) + p.step_s[i], 1e-9);
+            CHECK_NEAR(free_running->busy_s[i], p.microbatches * (p.forward_s[i] + p.backward_s[i]) + p.step_s[i],
+                       1e-9);
             CHECK_NEAR(free_running->idle_s[i] + free_running->busy_s[i], free_running->total_s, 1e-9);
         }
         p.costs.blocking = true;
@@ -182,8 +193,12 @@ static void two_stages_overlap(void)
     for (int slots = 0; slots <= 3; slots += 3) {
         for (double c = 0.05; c < 1.001; c += 0.05) {
             double hidden = -1, eager = -1, plain = -1;
-            struct pipeline p = {.stages = 2, .microbatches = 256, .forward_s = {0.35, 0.35}, .backward_s = {0.65, 0.65},
-                                 .comm_s = {c}, .t_max_s = 1};
+            struct pipeline p = {.stages = 2,
+                                 .microbatches = 256,
+                                 .forward_s = {0.35, 0.35},
+                                 .backward_s = {0.65, 0.65},
+                                 .comm_s = {c},
+                                 .t_max_s = 1};
             const double period_s = steady_period(&p, HAPT_SCHEDULE_H1F1B, slots, &hidden);
             CHECK_MESSAGE(period_s <= 1.04, "H-1F1B: c = %g: period %g", c, period_s);
             CHECK_MESSAGE(hidden > 0.98, "H-1F1B hides %g of c = %g", hidden, c);
@@ -226,7 +241,8 @@ static void damaged_schedules_fail(void)
         list->instruction[i] = two;
         list->instruction[i + 1] = one;
         const bool sends = one.kind == HAPT_INSTRUCTION_SEND_FORWARD || one.kind == HAPT_INSTRUCTION_SEND_BACKWARD ||
-                           one.kind == HAPT_INSTRUCTION_RECEIVE_FORWARD || one.kind == HAPT_INSTRUCTION_RECEIVE_BACKWARD ||
+                           one.kind == HAPT_INSTRUCTION_RECEIVE_FORWARD ||
+                           one.kind == HAPT_INSTRUCTION_RECEIVE_BACKWARD ||
                            two.kind == HAPT_INSTRUCTION_RECEIVE_BACKWARD;
         const enum hapt_status status = hapt_schedule_check(p.schedule);
         /* exchanging a transfer with its neighbour may be harmless; computing in another order never is */
