@@ -274,7 +274,7 @@ static void show(struct run *run, struct hapt_progress *progress, int64_t step)
     double time_s = 0;
     for (int64_t s = from; s <= step; s++) time_s += history->time_s[s];
     char detail[96];
-    snprintf(detail, sizeof detail, "loss %.4f, %.0f tokens/s,", history->loss[step],
+    snprintf(detail, sizeof detail, "loss %.4f, %.0f tokens/s", history->loss[step],
              (double)run->result->tokens_per_step * (double)(step + 1 - from) / time_s);
     hapt_progress_update(progress, (long)(step + 1 - run->first), detail);
 }

@@ -1,0 +1,151 @@
+/* ranks: 1 2 3
+ * Data: rows depend on seed and step alone; exact batches come in order; what does not fit is refused by all ranks. */
+#include "test.h"
+
+#include <unistd.h>
+
+#include "fixture.h"
+#include "hapt/link.h"
+#include "hapt/train.h"
+
+enum { T = 8, ROWS = 6, STEPS = 5, TOKENS = 5000, VOCAB = 40 };
+
+static char folder[256];
+static struct hapt_arena arena;
+static struct hapt_model *model;
+
+static int32_t token_at(int64_t i)
+{
+    return (int32_t)((i * 7 + i / 13) % VOCAB);
+}
+
+static const char *path_of(const char *name)
+{
+    return hapt_arena_printf(&arena, "%s/%s.h5", folder, name);
+}
+
+/* One rank writes, all wait. */
+static void write_file(const char *name, const char *dataset, int dims, const int64_t *shape, int64_t spoiled, int32_t with)
+{
+    if (test_env.world_rank == 0) {
+        int64_t count = 1;
+        struct hapt_h5 *file = NULL;
+        for (int d = 0; d < dims; d++) count *= shape[d];
+        int32_t *token = malloc((size_t)count * sizeof *token);
+        for (int64_t i = 0; i < count; i++) token[i] = i == spoiled ? with : token_at(i);
+        CHECK_OK(hapt_h5_create(path_of(name), "hapt-data", 1, &file));
+        CHECK_OK(hapt_h5_write(file, dataset, HAPT_H5_I32, dims, shape, token, ""));
+        CHECK_OK(hapt_h5_commit(file));
+        free(token);
+    }
+    MPI_Barrier(test_env.world);
+}
+
+static struct hapt_data *open_data(const char *name, int rows, uint64_t seed)
+{
+    struct hapt_data *data = NULL;
+    CHECK_OK(hapt_data_open(&test_env, path_of(name), model, rows, STEPS, seed, &data));
+    if (!data) exit(1);
+    return data;
+}
+
+static void exact_batches(void)
+{
+    const int64_t shape[3] = {STEPS + 1, ROWS, T + 1};
+    write_file("batches", "/batches", 3, shape, -1, 0);
+    struct hapt_data *data = open_data("batches", ROWS, 1);
+    CHECK(hapt_data_targets(data, 0) == ROWS * T);
+    for (int64_t step = 0; step < STEPS; step++)
+        for (int first = 0; first < ROWS; first += 2) {
+            int32_t inputs[2 * T], targets[2 * T];
+            hapt_data_rows(data, step, first, 2, inputs, targets);
+            for (int r = 0; r < 2; r++)
+                for (int i = 0; i < T; i++) {
+                    const int64_t at = (step * ROWS + first + r) * (T + 1) + i;
+                    CHECK(inputs[r * T + i] == token_at(at) && targets[r * T + i] == token_at(at + 1));
+                }
+        }
+    hapt_data_close(data);
+}
+
+static void streams(void)
+{
+    const int64_t shape[1] = {TOKENS};
+    write_file("tokens", "/tokens", 1, shape, -1, 0);
+    struct hapt_data *data = open_data("tokens", ROWS, 5), *same = open_data("tokens", 2 * ROWS, 5),
+                     *other = open_data("tokens", ROWS, 6);
+    int32_t first[T], inputs[ROWS * T], targets[ROWS * T], one[T];
+    uint64_t fingerprint = 0;
+    int equal = 0, repeated = 0;
+    hapt_data_rows(data, 0, 0, 1, first, NULL);
+    for (int64_t step = 0; step < STEPS; step++) {
+        hapt_data_rows(data, step, 0, ROWS, inputs, targets);
+        fingerprint = hapt_hash(fingerprint, inputs, sizeof inputs);
+        for (int r = 0; r < ROWS; r++) {
+            CHECK(!memcmp(inputs + r * T + 1, targets + r * T, (T - 1) * sizeof *inputs));
+            /* Any row alone, of a run with more rows a step too. */
+            hapt_data_rows(same, step, r, 1, one, NULL);
+            CHECK(!memcmp(one, inputs + r * T, sizeof one));
+            hapt_data_rows(other, step, r, 1, one, NULL);
+            equal += !memcmp(one, inputs + r * T, sizeof one);
+            repeated += !memcmp(first, inputs + r * T, sizeof first);
+        }
+    }
+    CHECK(equal <= 3 && repeated <= 3); /* text repeats, rows hardly do */
+    uint64_t all[8];
+    CHECK_OK(hapt_link_all_gather(test_env.world, "test", 60, &fingerprint, sizeof fingerprint, all));
+    for (int r = 0; r < test_env.world_size; r++) CHECK(all[r] == fingerprint);
+    hapt_data_close(data);
+    hapt_data_close(same);
+    hapt_data_close(other);
+}
+
+static void refuse(const char *what, int rows)
+{
+    struct hapt_data *data = NULL;
+    const enum hapt_status status = hapt_data_open(&test_env, path_of(what), model, rows, STEPS, 1, &data);
+    CHECK_MESSAGE(status == HAPT_ERR_INPUT && !data, "%s is not refused", what);
+    hapt_fail_reset();
+}
+
+static void refusals(void)
+{
+    const int64_t good[3] = {STEPS, ROWS, T + 1}, few[3] = {STEPS - 1, ROWS, T + 1}, narrow[3] = {STEPS, ROWS, T};
+    const int64_t stream[1] = {TOKENS}, tiny[1] = {T};
+    write_file("few", "/batches", 3, few, -1, 0);
+    write_file("narrow", "/batches", 3, narrow, -1, 0);
+    write_file("flat", "/batches", 2, good, -1, 0);
+    write_file("outside", "/batches", 3, good, 33, VOCAB);
+    write_file("negative", "/tokens", 1, stream, TOKENS - 1, -1);
+    write_file("tiny", "/tokens", 1, tiny, -1, 0);
+    write_file("else", "/other", 1, stream, -1, 0);
+    refuse("batches", ROWS + 2);
+    refuse("few", ROWS);
+    refuse("narrow", ROWS);
+    refuse("flat", ROWS);
+    refuse("outside", ROWS);
+    refuse("negative", ROWS);
+    refuse("tiny", ROWS);
+    refuse("else", ROWS);
+    refuse("missing", ROWS);
+}
+
+int main(int argc, char **argv)
+{
+    test_init_mpi(&argc, &argv);
+    hapt_arena_init(&arena);
+    model = fixture_gpt(&arena, (struct fixture_gpt){.layers = 1, .hidden = 8, .heads = 1, .sequence = T, .vocab = VOCAB,
+                                                     .microbatch = 2});
+    if (test_env.world_rank == 0) {
+        snprintf(folder, sizeof folder, "/tmp/hapt-data-XXXXXX");
+        CHECK(mkdtemp(folder) != NULL);
+    }
+    MPI_Bcast(folder, (int)sizeof folder, MPI_CHAR, 0, test_env.world);
+    RUN(exact_batches);
+    RUN(streams);
+    RUN(refusals);
+    MPI_Barrier(test_env.world);
+    if (test_env.world_rank == 0 && system(hapt_arena_printf(&arena, "rm -rf %s", folder))) fprintf(stderr, "rm failed\n");
+    hapt_arena_release(&arena);
+    return test_finish();
+}

@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# hapt train and hapt export from the command line: a plan from a file, schedules, a signal, resuming, refusals.
+set -u
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+mpirun="mpirun --oversubscribe --bind-to none"
+reference=tests/data/gpt-small.h5
+failed=0 checks=0
+
+check() { # WHAT CONDITION...
+    local what=$1
+    shift
+    checks=$((checks + 1))
+    "$@" || { echo "$what does not hold: $*"; failed=$((failed + 1)); }
+}
+losses() { grep -o '"loss": \[[^]]*\]' "$1"; }
+
+cat >"$dir/c.json" <<'JSON'
+{ "format": "hapt-cluster", "version": 1,
+  "subclusters": [
+    { "name": "a", "nodes": 1, "devices_per_node": 2, "device": "cpu", "memory": "300 MB" },
+    { "name": "b", "nodes": 1, "devices_per_node": 1, "device": "cpu", "memory": "300 MB" } ],
+  "links": [ { "between": ["a", "b"], "bandwidth": "1 GB/s", "latency": "10 us" } ] }
+JSON
+$HAPT model gpt --layers 2 --hidden 64 --heads 4 --sequence 64 --vocab 256 --microbatch 2 --dtype fp32 \
+    --tied-embeddings yes --weights $reference --output "$dir/m.h5" >/dev/null || exit 1
+$HAPT profile --input "$dir/m.h5" --cluster "$dir/c.json" --predict --layers-per-model 6 --output "$dir/p.h5" >/dev/null || exit 1
+layers=$(h5dump -H -d /boundary_bytes "$dir/p.h5" | sed -n 's/.*SIMPLE *{ *( *\([0-9]*\).*/\1/p')
+$HAPT plan --profile "$dir/p.h5" --microbatches 4 --stages "0-2@a:1x2,2-$layers@b:1x1" --output "$dir/plan.h5" >/dev/null || exit 1
+
+data=$reference cluster=$dir/c.json
+train() { # NAME OPTIONS...; $data and $cluster may be changed
+    local name=$1
+    shift
+    (exec $mpirun -np 4 "$HAPT" train --input "$dir/m.h5" --cluster "$cluster" --data "$data" --threads 1 \
+        --layers-per-model 6 --optimizer adamw --learning-rate 1e-3 --lr-schedule constant --clip-norm 0 \
+        --output "$dir/$name" --json "$@" >"$dir/$name.json" 2>"$dir/$name.log")
+}
+
+train whole --plan "$dir/plan.h5" --steps 20
+check "training ends well" [ $? -eq 0 ]
+check "the first loss is PyTorch's" grep -q '"loss": \[5.6045' "$dir/whole.json"
+for schedule in gpipe 1f1b eager1f1b; do
+    train $schedule --plan "$dir/plan.h5" --steps 20 --schedule $schedule
+    check "$schedule gives the same bits" [ "$(losses "$dir/$schedule.json")" = "$(losses "$dir/whole.json")" ]
+done
+
+train halves --plan "$dir/plan.h5" --steps 20 --stop-after 7 --checkpoint-every 3
+check "stopping early ends well" [ $? -eq 0 ]
+check "two checkpoints are kept" [ "$(ls "$dir/halves/checkpoints" | tr '\n' ' ')" = "step-00000006 step-00000007 " ]
+train halves --steps 20 --resume
+check "resuming ends well" [ $? -eq 0 ]
+check "resuming gives the same bits" [ "$(losses "$dir/halves.json")" = "$(losses "$dir/whole.json")" ]
+
+# damage: the one before is taken, with a word about it
+echo damage >>"$dir/halves/checkpoints/step-00000020/shard-0001.h5"
+train halves --steps 20 --resume
+check "a damaged checkpoint is passed over" [ $? -eq 0 ]
+check "the damaged one is named" grep -q 'step-00000020 is damaged' "$dir/halves.log"
+check "the bits are the same again" [ "$(losses "$dir/halves.json")" = "$(losses "$dir/whole.json")" ]
+
+# a signal: the step ends, a checkpoint is written, code 9; then it goes on
+$HAPT data tests/system/train.sh --output "$dir/t.h5" >/dev/null || exit 1
+data=$dir/t.h5
+train signal --plan "$dir/plan.h5" --steps 100000 --checkpoint-every 5 &
+for _ in $(seq 200); do
+    [ -d "$dir/signal/checkpoints/step-00000005" ] && break
+    sleep 0.1
+done
+kill -USR1 $(cat /proc/$!/task/$!/children) # mpirun is the child of the background shell
+wait $!
+check "a signal leaves with code 9" [ $? -eq 9 ]
+check "a signal leaves a checkpoint" grep -q '"stopped": true' "$dir/signal.json"
+done_steps=$(sed -n 's/.*"steps": \([0-9]*\),.*/\1/p' "$dir/signal.json")
+train signal --steps 100000 --resume --stop-after $((done_steps + 2))
+check "the stopped run goes on" grep -q "\"first_step\": $done_steps," "$dir/signal.json"
+
+data=$reference
+
+# weights
+$HAPT export --checkpoint "$dir/whole" --output "$dir/w.h5" >/dev/null
+check "export ends well" [ $? -eq 0 ]
+check "exported weights carry the family's names" \
+    grep -q '( 64, 192 )' <(h5dump -H -d /parameters/h.1.attn.c_attn.weight "$dir/w.h5")
+
+# one error line, a hint, the right code
+refused() { # CODE WHAT OPTIONS...
+    local code=$1 what=$2
+    shift 2
+    train refused "$@"
+    local got=$?
+    check "$what: code $code, not $got" [ $got -eq "$code" ]
+    check "$what: one error line" [ "$(grep -c '^hapt: error:' "$dir/refused.log")" -eq 1 ]
+    check "$what: a hint" grep -q '^hint:' "$dir/refused.log"
+}
+refused 2 "no plan" --steps 2
+refused 3 "a missing plan" --steps 2 --plan "$dir/nowhere.h5"
+refused 3 "a wrong number of rows" --steps 2 --plan "$dir/plan.h5" --microbatches 3
+refused 3 "too few batches" --steps 21 --plan "$dir/plan.h5"
+refused 3 "nothing to resume" --steps 2 --resume
+sed 's/300 MB/1 MB/' "$dir/c.json" >"$dir/small.json"
+cluster=$dir/small.json
+refused 5 "a plan over the cap" --steps 2 --plan "$dir/plan.h5"
+
+echo "$checks checks, $failed failed"
+exit $((failed > 0))
