@@ -31,7 +31,7 @@ static enum hapt_status flow_through(struct flow *flow, const struct hapt_op *op
     struct hapt_property input[HAPT_MAX_INPUTS] = {{0}}, output[HAPT_MAX_OUTPUTS] = {{0}};
     for (int i = 0; i < op->input_count; i++)
         if (op->input[i] >= 0) input[i] = flow->property[op->input[i]][axis];
-    HAPT_TRY(hapt_rule_derive(flow->graph, op, input, output));
+    HAPT_TRY(hapt_rule_derive(op, input, output));
     for (int o = 0; o < op->output_count; o++) {
         const int tensor = op->output[o];
         if (tensor < 0) continue;

@@ -46,7 +46,7 @@ static enum hapt_status check_rules(const struct hapt_program *program, enum hap
                     return broken(program, "operator reads a tensor that is not here", op->name);
                 input[i] = program->tensor[program->local[op->input[i]]].property[axis];
             }
-            HAPT_TRY(hapt_rule_derive(graph, op, input, output));
+            HAPT_TRY(hapt_rule_derive(op, input, output));
             for (int o = 0; o < op->output_count; o++) {
                 if (op->output[o] < 0) continue;
                 if (program->local[op->output[o]] < 0)

@@ -34,10 +34,14 @@ static enum hapt_status sharded_letter(const struct hapt_op *op, const struct ha
     return HAPT_OK;
 }
 
-enum hapt_status hapt_rule_derive(const struct hapt_graph *graph, const struct hapt_op *op,
-                                  const struct hapt_property *input, struct hapt_property *output)
+/*
+ * Optional operands stand beside the product that the letters describe: a bias is added to it, a bias' gradient does
+ * not use x. So where an input lacks the letter, optional operands forbid partial sums: they would be added, or
+ * counted, once per shard.
+ */
+enum hapt_status hapt_rule_derive(const struct hapt_op *op, const struct hapt_property *input,
+                                  struct hapt_property *output)
 {
-    (void)graph;
     const struct hapt_signature *signature = hapt_op_signature(op->type);
     char letter = 0;
     HAPT_TRY(sharded_letter(op, signature, input, &letter));
@@ -45,19 +49,20 @@ enum hapt_status hapt_rule_derive(const struct hapt_graph *graph, const struct h
         for (int o = 0; o < op->output_count; o++) output[o] = (struct hapt_property){.kind = HAPT_PROPERTY_IDENTITY};
         return HAPT_OK;
     }
-    bool added_once =
-        false; /* an optional operand without the letter (a bias) is added, so it must not enter partial sums */
+    bool lacking = false, optional_lacking = false; /* inputs without the letter */
     for (int i = 0; i < op->input_count; i++) {
         if (op->input[i] < 0) continue;
         const int dim = letter_position(&signature->input[i], letter);
         if (dim >= 0 && (input[i].kind != HAPT_PROPERTY_ALL_GATHER || input[i].dim != dim))
             return refuse(op, "has one input sharded on an index and another that is not");
-        if (dim < 0 && signature->input[i].optional) added_once = true;
+        lacking = lacking || dim < 0;
+        optional_lacking = optional_lacking || (dim < 0 && signature->input[i].optional);
     }
     for (int o = 0; o < op->output_count; o++) {
         const int dim = letter_position(&signature->output[o], letter);
         if (dim >= 0 && !signature->output[o].shardable[dim]) return refuse(op, "has an output that cannot be sharded");
-        if (dim < 0 && added_once) return refuse(op, "would add its optional input once per shard");
+        if (dim < 0 && (optional_lacking || (lacking && signature->output[o].optional)))
+            return refuse(op, "would count an optional operand once per shard");
         output[o] = dim >= 0 ? (struct hapt_property){HAPT_PROPERTY_ALL_GATHER, dim}
                              : (struct hapt_property){.kind = HAPT_PROPERTY_ALL_REDUCE};
     }
