@@ -2,7 +2,8 @@
  * The simulator: the DAG of HAPT 4.2.1 over a schedule's instruction lists, with costs given as arguments.
  *
  * Full-duplex links: transfers of one direction over one boundary are in order, one at a time. Sends do not occupy the compute.
- * At most HAPT_TRANSFER_SLOTS received microbatches wait per boundary and direction, as in the trainer.
+ * Per boundary and direction HAPT_TRANSFER_SLOTS microbatches find room, as in the trainer: a received one until it is computed with,
+ * a gradient to be sent until it is over.
  */
 #ifndef HAPT_SIMULATE_H
 #define HAPT_SIMULATE_H

@@ -60,9 +60,10 @@ enum hapt_status hapt_profile_add_cluster(struct hapt_profile *profile, int inde
     return HAPT_OK;
 }
 
+/* Finite, not negative, and small enough that sums and quotients stay finite. */
 static bool is_amount(double value)
 {
-    return isfinite(value) && value >= 0;
+    return value >= 0 && value <= 1e30;
 }
 
 #define BAD(...) hapt_fail(HAPT_ERR_INPUT, "`hapt profile --help` describes the tables", "profile: " __VA_ARGS__)
@@ -77,7 +78,7 @@ static enum hapt_status check_links(const struct hapt_profile *profile)
         for (int b = 0; b < C; b++) {
             const double bandwidth = profile->link_bandwidth[a * C + b], back = profile->link_bandwidth[b * C + a];
             const double latency = profile->link_latency[a * C + b], latency_back = profile->link_latency[b * C + a];
-            if (isnan(bandwidth) || bandwidth <= 0) return BAD("link_bandwidth[%d][%d] is %g", a, b, bandwidth);
+            if (!(bandwidth >= 1e-9)) return BAD("link_bandwidth[%d][%d] is %g", a, b, bandwidth);
             if (!is_amount(latency)) return BAD("link_latency[%d][%d] is %g", a, b, latency);
             if (bandwidth != back && !(fabs(bandwidth - back) <= 1e-6 * bandwidth))
                 return BAD("link_bandwidth is not symmetric: [%d][%d] is %g, [%d][%d] %g", a, b, bandwidth, b, a, back);
@@ -118,7 +119,7 @@ static enum hapt_status check_candidates(const struct hapt_profile *profile, con
                 const double time = cluster->stage_time[cell], forward = cluster->stage_forward_time[cell];
                 if (!isfinite(time)) continue;
                 ++*candidates;
-                if (time < 0) return BAD("%s: stage_time[%d][%d][%d] is %g", cluster->name, s, i, j, time);
+                if (!is_amount(time)) return BAD("%s: stage_time[%d][%d][%d] is %g", cluster->name, s, i, j, time);
                 /* single-precision tables may round the forward part up */
                 if (!is_amount(forward) || forward > time * (1 + 1e-6))
                     return BAD("%s: stage_forward_time[%d][%d][%d] is %g of %g s", cluster->name, s, i, j, forward,

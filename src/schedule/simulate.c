@@ -13,7 +13,7 @@ struct lane {
     double cost_s;
     double *ready_s;    /* [microbatch] the sender handed it over */
     double *arrived_s;  /* [microbatch] */
-    double *consumed_s; /* [microbatch] the receiver gave its transfer slot back */
+    double *consumed_s; /* [microbatch] the receiver has computed with it: its transfer slot is free */
     int next;           /* first microbatch whose transfer is not yet timed */
     double free_s;      /* end of the transfer before */
 };
@@ -89,7 +89,6 @@ static bool receive(const struct player *player, struct lane *lane, int microbat
     } else {
         *clock_s = fmax(*clock_s, lane->arrived_s[microbatch]);
     }
-    lane->consumed_s[microbatch] = *clock_s;
     return true;
 }
 
@@ -113,8 +112,29 @@ static bool exchange(struct player *player, int submesh, double *clock_s)
     return true;
 }
 
+static void forward(const struct player *player, const struct hapt_instruction *at, double *clock_s)
+{
+    *clock_s += player->costs->forward_s[at->chunk];
+    if (at->chunk > 0) player->lane[2 * (at->chunk - 1) + FORWARD].consumed_s[at->microbatch] = *clock_s;
+}
+
+/* The gradient it makes needs a transfer slot of its own: the one whose transfer is over. */
+static bool backward(const struct player *player, const struct hapt_instruction *at, double *start_s, double *clock_s)
+{
+    const int before = at->microbatch - player->costs->transfer_slots;
+    if (at->chunk > 0 && player->costs->transfer_slots > 0 && before >= 0 && !player->costs->blocking) {
+        const double sent_s = player->lane[2 * (at->chunk - 1) + BACKWARD].arrived_s[before];
+        if (isnan(sent_s)) return false;
+        *start_s = fmax(*start_s, sent_s);
+    }
+    *clock_s = *start_s + player->costs->backward_s[at->chunk];
+    player->lane[2 * at->chunk + BACKWARD].consumed_s[at->microbatch] = *clock_s;
+    return true;
+}
+
 /* Executes one instruction on the submesh's clock; false when it must wait for another list. */
-static bool execute(struct player *player, int submesh, const struct hapt_instruction *at, double *clock_s)
+static bool execute(struct player *player, int submesh, const struct hapt_instruction *at, double *start_s,
+                    double *clock_s)
 {
     const struct hapt_costs *costs = player->costs;
     const int chunk = at->chunk;
@@ -130,11 +150,10 @@ static bool execute(struct player *player, int submesh, const struct hapt_instru
         send(player, &player->lane[2 * (chunk - 1) + BACKWARD], at->microbatch, clock_s);
         return true;
     case HAPT_INSTRUCTION_FORWARD:
-        *clock_s += costs->forward_s[chunk];
+        forward(player, at, clock_s);
         return true;
     case HAPT_INSTRUCTION_BACKWARD:
-        *clock_s += costs->backward_s[chunk];
-        return true;
+        return backward(player, at, start_s, clock_s);
     case HAPT_INSTRUCTION_EXCHANGE:
         return exchange(player, submesh, clock_s);
     case HAPT_INSTRUCTION_UPDATE:
@@ -153,11 +172,10 @@ static bool advance_submesh(struct player *player, int submesh)
     while (player->at[submesh] < list->count) {
         const int index = player->at[submesh];
         const struct hapt_instruction *at = &list->instruction[index];
-        double clock_s = player->clock_s[submesh];
-        if (!execute(player, submesh, at, &clock_s)) break;
+        double start_s = player->clock_s[submesh], clock_s = start_s;
+        if (!execute(player, submesh, at, &start_s, &clock_s)) break;
         struct hapt_simulated_instruction *time = &player->result->time[submesh][index];
-        time->start_s = player->clock_s[submesh];
-        time->end_s = clock_s;
+        *time = (struct hapt_simulated_instruction){start_s, clock_s};
         const bool waits = at->kind == HAPT_INSTRUCTION_RECEIVE_FORWARD ||
                            at->kind == HAPT_INSTRUCTION_RECEIVE_BACKWARD || at->kind == HAPT_INSTRUCTION_EXCHANGE;
         const bool sends = at->kind == HAPT_INSTRUCTION_SEND_FORWARD || at->kind == HAPT_INSTRUCTION_SEND_BACKWARD;

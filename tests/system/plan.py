@@ -128,6 +128,34 @@ def schedules(document):
     refuses(2, "plan", "--profile", "plain.h5", "--microbatches", "0")
 
 
+def hiding():
+    """Two equal stages whose boundary takes as long as a microbatch: HAPT 4.2.2."""
+    def slow(file):
+        file["boundary_bytes"][5] = 8192 * 0.75
+
+    profile("slow.h5", change=slow)
+    forced = plan("slow.h5", "--stages", "0-6@fast:1x2,6-9@slow:1x2", "--output", "slow-plan.h5")
+    check(forced["t_max_s"] == 0.75 and forced["stages"][0]["comm_s"] == 0.75, "c = t_max")
+    for schedule, low, high in (("h1f1b", 0.98, 1.001), ("eager1f1b", 0.65, 0.68), ("1f1b", -0.02, 0.02)):
+        result = json.loads(run("simulate", "--plan", "slow-plan.h5", "--schedule", schedule, "--json").stdout)
+        overlap = result["stages"][0]["overlap"]
+        check(low <= overlap <= high, f"{schedule} hides {overlap} of the communication")
+    long = json.loads(run("simulate", "--plan", "slow-plan.h5", "--microbatches", "256", "--json").stdout)
+    check(long["hidden"] and long["simulated_s"] < 256 * 0.75 * 1.05, "a long step runs at the pace")
+    # the link rules when it is slower than any stage needs to be, and is said to
+    profile("link.h5", change=lambda file: put("boundary_bytes", 8192 * 0.9)(file) or tight(file))
+    ruled = run("plan", "--profile", "link.h5", "--microbatches", "16")
+    check(ruled.returncode == 0 and "set by link" in ruled.stdout, f"a plan paced by the link: {ruled.stdout}{ruled.stderr}")
+
+
+def tight(file):
+    """Neither subcluster holds the model alone."""
+    for c in range(2):
+        group = file[f"cluster_{c}"]
+        group["stage_time"][:, 0, 8] = np.nan
+        group["stage_time"][0] = np.nan
+
+
 def foreign(document):
     """The same numbers in every dress."""
     def narrow(kind, values):
@@ -203,6 +231,7 @@ def bad_profiles():
     cell = (0, 2, 4)
     changes = {
         "nan-only": all_nan, "huge": huge, "many-layers": many_layers,
+        "absurd-time": put("cluster_0/stage_time", 1e300, cell),
         "negative-time": put("cluster_0/stage_time", -1.0, cell),
         "nan-memory": put("cluster_1/parameter_bytes", np.nan, cell),
         "infinite-memory": put("cluster_1/activation_bytes", np.inf, cell),
@@ -287,6 +316,7 @@ os.chdir(folder)
 try:
     optimum = the_plan()
     schedules(optimum)
+    hiding()
     foreign(optimum)
     bad_profiles()
     damaged()

@@ -98,8 +98,10 @@ static double start_of_forward(const struct pipeline *p, const struct dag *dag, 
 static double start_of_backward(const struct pipeline *p, const struct dag *dag, int s, int m)
 {
     const int ahead = m + p->warmup[s] - 1 < p->microbatches ? m + p->warmup[s] - 1 : p->microbatches - 1;
+    const int slots = p->costs.transfer_slots;
     double start = dag->end[NODE_F][s][ahead];
     if (s < p->stages - 1) start = fmax(start, dag->end[NODE_CB][s][m]);
+    if (s > 0 && slots > 0 && m >= slots) start = fmax(start, dag->end[NODE_CB][s - 1][m - slots]);
     return m > 0 ? fmax(start, dag->end[NODE_B][s][m - 1]) : start;
 }
 
@@ -127,9 +129,8 @@ static double longest_path(const struct pipeline *p)
                 if (m > 0) forward = fmax(forward, dag.end[NODE_CF][s][m - 1]);
                 if (m > 0) backward = fmax(backward, dag.end[NODE_CB][s][m - 1]);
                 if (slots > 0 && m >= slots) {
-                    forward = fmax(forward, start_of_forward(p, &dag, s + 1, m - slots));
-                    /* the receiver asks for the gradient when the forward before it is done */
-                    backward = fmax(backward, start_of_backward(p, &dag, s, m - slots));
+                    forward = fmax(forward, dag.end[NODE_F][s + 1][m - slots]);
+                    backward = fmax(backward, dag.end[NODE_B][s][m - slots]);
                 }
                 moved |= raise(&dag.end[NODE_CF][s][m], forward + p->comm_s[s]);
                 moved |= raise(&dag.end[NODE_CB][s][m], backward + p->comm_s[s]);
