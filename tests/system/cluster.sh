@@ -107,6 +107,17 @@ refused 'nowhere.json' 3 topology --cluster "$dir/nowhere.json"
 many="1 2"
 refused 'slow_down' 3 doctor --cluster "$dir/key.json"
 refused 'unknown option --clutser' 2 topology --clutser x.json
+
+# Training needs a rank for each device of the file.
+ranks 1 model gpt --layers 2 --hidden 32 --heads 2 --sequence 16 --vocab 64 --microbatch 2 --output "$dir/m.h5"
+check "a model: exit code $code" [ $code -eq 0 ]
+ranks 1 plan --input "$dir/m.h5" --cluster inputs/two-subclusters.json --layers-per-model 4 --output "$dir/p.h5"
+check "a plan: exit code $code" [ $code -eq 0 ]
+many="1 3"
+refused 'the cluster has 4 devices' 3 train --input "$dir/m.h5" --plan "$dir/p.h5" \
+    --cluster inputs/two-subclusters.json --output "$dir/run"
+check "the hint names the number of ranks" grep -q '^hint: .*mpirun -np 4' "$dir/err"
+
 ranks 2 topology --cluster inputs/two-subclusters.json --output /proc/nowhere/t.h5
 check "an output that cannot be written: exit code $code" [ $code -eq 6 ]
 check "an output that cannot be written: one error line" one_error
@@ -136,7 +147,27 @@ sed -e ':a' -e '/\\$/{N' -e 's/\\\n//' -e 'ba' -e '}' jobs/gpt39b.slurm | grep -
     done
 done >"$dir/lacking"
 check "options of jobs/gpt39b.slurm: $(tr '\n' ';' <"$dir/lacking")" [ ! -s "$dir/lacking" ]
-check "the Slurm job is a shell script" bash -n jobs/gpt39b.slurm
+# The job itself, where srun only says what it was asked: model, tokens and plan are made, and once made are kept.
+mkdir -p "$dir/lab/bin" "$dir/lab/build"
+ln -s "$PWD/inputs" "$dir/lab/inputs"
+ln -s "$(realpath "$hapt")" "$dir/lab/build/hapt"
+printf '#!/bin/sh\necho srun "$@"\nexit ${SRUN_CODE:-0}\n' >"$dir/lab/bin/srun"
+printf '#!/bin/sh\necho scontrol "$@"\n' >"$dir/lab/bin/scontrol"
+chmod +x "$dir/lab/bin/"*
+job() {
+    (cd "$dir/lab" && PATH=$dir/lab/bin:$PATH SLURM_JOB_ID=7 SLURM_NTASKS=64 timeout 100 bash "$OLDPWD/jobs/gpt39b.slurm" \
+        "$OLDPWD/LICENSE") >"$dir/out" 2>"$dir/err"
+    code=$?
+}
+job
+check "the Slurm job plans GPT-39B: exit code $code" [ $code -eq 0 ]
+check "and starts both components" grep -q "^srun --het-group=0,1 --mpi=pmix .* --plan outputs/gpt39b/plan.h5" "$dir/out"
+check "on a plan that exists" [ -s "$dir/lab/outputs/gpt39b/plan.h5" ]
+SLURM_RESTART_COUNT=1 SRUN_CODE=9 job
+check "a stopped run resumes and queues itself again" grep -q -- "--resume yes" "$dir/out"
+check "by scontrol" grep -q "^scontrol requeue 7" "$dir/out"
+SRUN_CODE=5 job
+check "a failed run fails the job: exit code $code" [ $code -eq 5 ]
 
 echo "$checks checks, $failures failed"
 [ $failures -eq 0 ]
