@@ -28,7 +28,7 @@ static inline void random_cluster(uint64_t *seed, struct hapt_profile *profile, 
 {
     static const int shapes[][2] = {{1, 1}, {1, 2}, {2, 1}, {1, 3}, {1, 4}, {2, 2}, {3, 1}};
     char name[16];
-    const int most = profile->cluster_count == 3 ? 4 : 7, L = profile->layer_count;
+    const int most = profile->cluster_count >= 3 ? 4 : 7, L = profile->layer_count;
     const int *shape = shapes[random_below(seed, most)];
     const bool tight = random_chance(seed, 0.6), steps = random_chance(seed, 0.3), additive = random_chance(seed, 0.5);
     const double holes = random_chance(seed, 0.5) ? 0.3 * hapt_random_unit(seed) : 0;
@@ -77,7 +77,7 @@ static inline struct hapt_profile *random_profile_of(uint64_t *seed, int C, int 
 
 static inline struct hapt_profile *random_profile(uint64_t *seed, struct hapt_arena *arena)
 {
-    const int C = 1 + random_below(seed, 3), L = 1 + random_below(seed, C == 3 ? 4 : 5);
+    const int C = random_chance(seed, 0.03) ? 4 : 1 + random_below(seed, 3), L = 1 + random_below(seed, C >= 3 ? 4 : 5);
     return random_profile_of(seed, C, L, arena);
 }
 

@@ -177,19 +177,48 @@ enum hapt_status hapt_plan_overlap(const struct hapt_plan *plan, enum hapt_sched
     return status;
 }
 
+/* A plan's microbatches beyond which a step is not played whole. */
+enum { LONG_STEP = 1 << 16 };
+
+/* The simulated step. A very long one is periodic: two shorter ones, whole rounds of launches long, give the rest. */
+static enum hapt_status simulated_step(const struct hapt_plan *plan, struct hapt_arena *scratch, double *total_s)
+{
+    struct hapt_simulation *simulation;
+    const int round = plan->schedule == HAPT_SCHEDULE_GPIPE ? 1 : plan->stage[0].warmup;
+    struct hapt_plan part = *plan;
+    double part_s[2];
+    if (plan->microbatches <= LONG_STEP || round > LONG_STEP / 64) {
+        HAPT_TRY(hapt_plan_simulate(plan, plan->schedule, scratch, &simulation));
+        *total_s = simulation->total_s;
+        return HAPT_OK;
+    }
+    const int half = LONG_STEP / 16 / round * round;
+    HAPT_NEW(part.stage, scratch, plan->stage_count);
+    for (int k = 0; k < 2; k++) {
+        part.microbatches = (k + 1) * half;
+        for (int i = 0; i < plan->stage_count; i++) {
+            part.stage[i] = plan->stage[i];
+            part.stage[i].compute_s +=
+                plan->stage[i].step_s / part.microbatches - plan->stage[i].step_s / plan->microbatches;
+            if (plan->schedule == HAPT_SCHEDULE_GPIPE) part.stage[i].warmup = part.microbatches;
+        }
+        HAPT_TRY(hapt_plan_simulate(&part, plan->schedule, scratch, &simulation));
+        part_s[k] = simulation->total_s;
+    }
+    *total_s = part_s[1] + (plan->microbatches - 2.0 * half) * (part_s[1] - part_s[0]) / half;
+    return HAPT_OK;
+}
+
 /* Everything behind the choice of t_max. */
 static enum hapt_status finish(const struct hapt_profile *profile, struct hapt_plan *plan, struct hapt_arena *scratch)
 {
-    struct hapt_simulation *simulation;
     double latency_s = 0;
     for (int i = plan->stage_count - 1; i >= 0; i--)
         latency_s = (plan->stage[i].compute_s + 2 * plan->stage[i].comm_s) + latency_s;
     plan->latency_s = latency_s + (plan->microbatches - 1) * plan->t_max_s;
     plan->balance_eta = balance(profile, plan);
     plan->limit = limit_of(plan);
-    HAPT_TRY(hapt_plan_simulate(plan, plan->schedule, scratch, &simulation));
-    plan->simulated_s = simulation->total_s;
-    return HAPT_OK;
+    return simulated_step(plan, scratch, &plan->simulated_s);
 }
 
 enum hapt_status plan_price_at(const struct hapt_profile *profile, double t_max_s, struct hapt_plan *plan)

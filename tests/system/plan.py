@@ -284,7 +284,7 @@ def damaged():
             file.write(whole[:size])
         refuses(3, "plan", "--profile", "cut.h5")
     generator = random.Random(5)
-    for flip in range(500 if LONG else 30):
+    for flip in range(500 if LONG else 12):
         at, bit = generator.randrange(len(whole)), generator.randrange(8)
         with open("flipped.h5", "wb") as file:
             file.write(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1:])

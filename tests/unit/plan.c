@@ -156,6 +156,53 @@ static void plans_round_trip(void)
     }
 }
 
+/* Side by side in one file, as a run file holds them. */
+static void groups_of_a_run_file(void)
+{
+    struct hapt_arena arena;
+    struct hapt_h5 *file;
+    struct hapt_plan *plan, *plan_read;
+    struct hapt_profile *profile_read;
+    hapt_arena_init(&arena);
+    const struct hapt_profile *profile = two_subclusters(&arena);
+    const struct hapt_search_options options = {
+        .microbatches = 8, .schedule = HAPT_SCHEDULE_EAGER, .hide_threshold = 0.02};
+    CHECK_OK(hapt_plan_search(MPI_COMM_SELF, profile, &options, &arena, &plan));
+    CHECK_OK(hapt_h5_create(path_of("plan.h5"), "hapt-run", 1, &file));
+    CHECK_OK(hapt_profile_write(file, "/profile", profile));
+    CHECK_OK(hapt_plan_write(file, "/plan", plan));
+    CHECK_OK(hapt_h5_commit(file));
+    CHECK_OK(hapt_h5_open(path_of("plan.h5"), "hapt-run", 1, false, &file));
+    CHECK_OK(hapt_profile_read(file, "/profile", &arena, &profile_read));
+    CHECK_OK(hapt_plan_read(file, "/plan", &arena, &plan_read));
+    hapt_h5_close(file);
+    CHECK(profile_read->cluster[1].device_memory_bytes == profile->cluster[1].device_memory_bytes);
+    CHECK(plan_read->latency_s == plan->latency_s && plan_read->schedule == HAPT_SCHEDULE_EAGER);
+    hapt_arena_release(&arena);
+}
+
+/* A step of very many microbatches is extrapolated from shorter ones. */
+static void long_steps(void)
+{
+    struct hapt_arena arena;
+    struct hapt_plan *plan;
+    struct hapt_simulation *simulation;
+    hapt_arena_init(&arena);
+    const struct hapt_profile *profile = two_subclusters(&arena);
+    for (int k = 0; k < 4; k++) {
+        struct hapt_search_options options = {
+            .microbatches = 300000, .schedule = (enum hapt_schedule_kind)k, .hide_threshold = 0.02};
+        if (options.schedule == HAPT_SCHEDULE_GPIPE) profile->cluster[0].device_memory_bytes = 1e9;
+        if (options.schedule == HAPT_SCHEDULE_GPIPE) profile->cluster[1].device_memory_bytes = 1e9;
+        CHECK_OK(hapt_plan_force(profile, &options, "0-2@fast:1x1,2-4@fast:1x1,4-6@slow:1x2", &arena, &plan));
+        CHECK_OK(hapt_plan_simulate(plan, options.schedule, &arena, &simulation));
+        CHECK_NEAR(plan->simulated_s, simulation->total_s, 1e-3 * simulation->total_s);
+        hapt_arena_reset(&arena);
+        profile = two_subclusters(&arena);
+    }
+    hapt_arena_release(&arena);
+}
+
 static void forced_stages(void)
 {
     struct hapt_arena arena;
@@ -329,6 +376,8 @@ int main(int argc, char **argv)
     RUN(profiles_round_trip);
     RUN(bad_profiles_fail);
     RUN(plans_round_trip);
+    RUN(groups_of_a_run_file);
+    RUN(long_steps);
     RUN(forced_stages);
     RUN(even_split);
     RUN(placing);

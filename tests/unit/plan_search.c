@@ -23,7 +23,7 @@ struct brute {
     double *pace;
     int paces;
     struct brute_plan plan; /* being built */
-    int used[3];            /* devices of each subcluster */
+    int used[4];            /* devices of each subcluster */
     double least_s;         /* first pass */
     bool second_pass, found;
     struct brute_plan best; /* second pass */
@@ -214,7 +214,7 @@ static long feasible_cases, link_cases, memory_cases, idle_cases, skip_cases;
 
 static void count_kind(const struct hapt_plan *plan, const struct hapt_profile *profile)
 {
-    int used[3] = {0}, devices = 0, skipped = 0;
+    int used[4] = {0}, devices = 0, skipped = 0;
     feasible_cases++;
     link_cases += strcmp(plan->limit, "link") == 0;
     memory_cases += strcmp(plan->limit, "memory") == 0;
