@@ -111,6 +111,7 @@ static void refuses(void)
     refuse("\"fp32\"", "\"fp64\"", 6, "fp64");
     refuse("\"bf16\": 3e14", "\"bf16\": 0", 7, "outside");
     refuse("40 GiB", "40 Gibit", 7, "40 Gibit");
+    refuse("40 GiB", "40 Gb", 7, "40 Gb");
     refuse("40 GiB", "40 gigabyte", 7, "gigabyte");
     refuse("1.5e12", "true", 8, "memory_bandwidth");
     refuse("2.5", "0.5", 9, "slowdown");
