@@ -4,9 +4,8 @@
 #include "hapt/command.h"
 #include "hapt/version.h"
 
-/* Each command's author adds its line. */
 static const struct hapt_command_entry entry[HAPT_COMMAND_COUNT] = {
-    [HAPT_COMMAND_JOB] = {NULL, NULL},
+    [HAPT_COMMAND_JOB] = {hapt_command_job, NULL},
     [HAPT_COMMAND_TOPOLOGY] = {hapt_command_topology, hapt_command_topology_help},
     [HAPT_COMMAND_PROFILE] = {hapt_command_profile, hapt_command_profile_help},
     [HAPT_COMMAND_PLAN] = {hapt_command_plan, hapt_command_plan_help},
@@ -14,6 +13,7 @@ static const struct hapt_command_entry entry[HAPT_COMMAND_COUNT] = {
     [HAPT_COMMAND_EXPORT] = {hapt_command_export, NULL},
     [HAPT_COMMAND_SIMULATE] = {hapt_command_simulate, hapt_command_simulate_help},
     [HAPT_COMMAND_MODEL] = {hapt_command_model, hapt_command_model_help},
+    [HAPT_COMMAND_REPORT] = {hapt_command_report, hapt_command_report_help},
     [HAPT_COMMAND_DOCTOR] = {hapt_command_doctor, NULL},
     [HAPT_COMMAND_DATA] = {hapt_command_data, hapt_command_data_help},
 };
@@ -34,9 +34,6 @@ static enum hapt_status run(struct hapt_env *env, int argc, char **argv, struct 
         return HAPT_OK;
     }
     env->quiet = command != HAPT_COMMAND_EXPORT && hapt_config_bool(config, "json");
-    if (!entry[command].run)
-        return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_USAGE, "see hapt --help", "hapt %s is not in this build",
-                                                    hapt_config_command_name(command)));
     return entry[command].run(env, config);
 }
 

@@ -35,3 +35,62 @@ enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *confi
     (*plan)->threads = hapt_phase_threads(env, config);
     return hapt_env_agree(env->world, hapt_phase_plan_bind(*plan, layers));
 }
+
+/* Operator ranges of a plan that was made from a profile alone: layers of the model at hand, as many as the plan has. */
+static enum hapt_status give_operators(const struct hapt_model *model, const struct hapt_config *config,
+                                       struct hapt_arena *arena, struct hapt_plan *plan)
+{
+    struct hapt_layers *layers = NULL;
+    const struct hapt_layers_options options = {.granularity = plan->layer_count,
+                                                .heavy_minimum = (int)hapt_config_int(config, "heavy-minimum")};
+    if (plan->stage[0].first_op >= 0) return HAPT_OK;
+    HAPT_TRY(hapt_layers_build(model->graph, &options, arena, &layers));
+    return hapt_phase_plan_bind(plan, layers);
+}
+
+/* Another schedule or number of microbatches for the same stages: launch counts and memory follow. */
+static enum hapt_status override_plan(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_plan *plan)
+{
+    enum hapt_schedule_kind kind = plan->schedule;
+    int microbatches = plan->microbatches;
+    if (hapt_config_given(config, "schedule")) {
+        const bool known = hapt_schedule_kind_parse(hapt_config_text(config, "schedule"), &kind);
+        HAPT_ASSERT(known);
+    }
+    if (hapt_config_given(config, "microbatches")) microbatches = (int)hapt_config_int(config, "microbatches");
+    if (kind == plan->schedule && microbatches == plan->microbatches) return HAPT_OK;
+    double *comm_s;
+    int *warmup;
+    HAPT_NEW(comm_s, arena, plan->stage_count);
+    HAPT_NEW(warmup, arena, plan->stage_count);
+    for (int i = 0; i < plan->stage_count; i++) comm_s[i] = plan->stage[i].comm_s;
+    hapt_schedule_warmup(kind, plan->stage_count, microbatches, comm_s, plan->t_max_s, plan->hide_threshold, warmup);
+    plan->schedule = kind;
+    plan->microbatches = microbatches;
+    for (int i = 0; i < plan->stage_count; i++) {
+        struct hapt_plan_stage *stage = &plan->stage[i];
+        stage->warmup = warmup[i];
+        stage->memory_bytes = stage->parameter_bytes + warmup[i] * stage->activation_bytes;
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status load_given(struct hapt_config *config, const struct hapt_model *model,
+                                   const struct hapt_checkpoint *checkpoint, struct hapt_arena *arena,
+                                   struct hapt_plan **plan)
+{
+    if (checkpoint) {
+        *plan = checkpoint->plan;
+        return give_operators(model, config, arena, *plan);
+    }
+    HAPT_TRY(hapt_plan_load(hapt_config_text(config, "plan"), arena, plan));
+    HAPT_TRY(give_operators(model, config, arena, *plan));
+    return override_plan(config, arena, *plan);
+}
+
+enum hapt_status hapt_phase_plan_given(struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,
+                                       const struct hapt_checkpoint *checkpoint, struct hapt_arena *arena,
+                                       struct hapt_plan **plan)
+{
+    return hapt_env_agree(env->world, load_given(config, model, checkpoint, arena, plan));
+}

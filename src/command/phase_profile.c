@@ -4,6 +4,8 @@ enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *co
                                     const struct hapt_model *model, const struct hapt_layers *layers,
                                     struct hapt_arena *arena, struct hapt_profile **profile)
 {
+    const char *path = hapt_config_command(config) == HAPT_COMMAND_PROFILE ? NULL : hapt_config_text(config, "profile");
+    if (path) return hapt_env_agree(env->world, hapt_profile_load(path, arena, profile));
     const bool bound = cluster->subcluster_of_rank != NULL;
     const bool predict = hapt_config_command(config) != HAPT_COMMAND_PLAN && hapt_config_bool(config, "predict");
     if (bound && !predict)

@@ -7,6 +7,8 @@
 
 #include "hapt/command.h"
 #include "hapt/plan.h"
+#include "hapt/report.h"
+#include "hapt/train.h"
 
 /* Loads --input and takes over its training defaults. */
 enum hapt_status hapt_phase_model(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
@@ -26,6 +28,13 @@ enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *confi
                                  const struct hapt_layers *layers, struct hapt_arena *arena, struct hapt_plan **plan);
 /* Operator ranges of a plan's stages from the layers. HAPT_ERR_INPUT when the layer counts differ. */
 enum hapt_status hapt_phase_plan_bind(struct hapt_plan *plan, const struct hapt_layers *layers);
+/* The plan of --plan, with --schedule and --microbatches put into it when they are given; or the checkpoint's, as it is.
+ * Stages get operator ranges where they have none. */
+enum hapt_status hapt_phase_plan_given(struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,
+                                       const struct hapt_checkpoint *checkpoint, struct hapt_arena *arena,
+                                       struct hapt_plan **plan);
+/* Run file and summary of a training; HAPT_STOPPED after a signal. */
+enum hapt_status hapt_phase_report(struct hapt_env *env, const struct hapt_run *run, struct hapt_arena *arena);
 /* CPU threads of this rank: --threads, else the node's cores over its ranks. */
 int hapt_phase_threads(const struct hapt_env *env, const struct hapt_config *config);
 

@@ -1,0 +1,53 @@
+/*
+ * What a run planned, predicted and did: gathered into one structure, saved as the run file, read back, printed.
+ *
+ * Run file (HDF5, format "hapt-run"): /topology, /layers, /profile, /plan as their rooms write them, /settings, /train.
+ */
+#ifndef HAPT_REPORT_H
+#define HAPT_REPORT_H
+
+#include "hapt/cluster.h"
+#include "hapt/config.h"
+#include "hapt/layers.h"
+#include "hapt/model.h"
+#include "hapt/plan.h"
+#include "hapt/profile.h"
+#include "hapt/train.h"
+
+struct hapt_run {
+    const struct hapt_config *config;
+    const struct hapt_cluster *cluster;
+    const struct hapt_model *model;
+    const struct hapt_layers *layers;   /* NULL when the plan was given */
+    const struct hapt_profile *profile; /* NULL when the plan came from a file */
+    const struct hapt_plan *plan;
+    const struct hapt_train_result *result;
+};
+
+struct hapt_report_stage {
+    double busy_s, idle_s, comm_s, reduce_s; /* medians over the steps of the run */
+    double planned_bytes, measured_bytes;    /* device memory of one rank */
+};
+
+struct hapt_report {
+    const struct hapt_plan *plan;
+    int64_t steps, first_step;           /* done in all; the first of this run */
+    double first_loss, last_loss, mean_loss; /* the mean is over the last loss_window steps */
+    int loss_window;
+    double step_s, predicted_step_s;     /* median measured, simulated */
+    double tokens_per_s, flops_per_token;
+    struct hapt_report_stage *stage;     /* [plan->stage_count] */
+    const double *loss;                  /* [steps] */
+    const char *checkpoint;              /* the newest */
+    bool stopped;                        /* by a signal */
+};
+
+/* Writes the run file. Rank 0. */
+enum hapt_status hapt_run_save(const struct hapt_run *run, const char *path);
+enum hapt_status hapt_report_build(const struct hapt_run *run, struct hapt_arena *arena, struct hapt_report **report);
+/* From a run file. Rank-local. */
+enum hapt_status hapt_report_load(const char *path, struct hapt_arena *arena, struct hapt_report **report);
+void hapt_report_print(const struct hapt_env *env, const struct hapt_report *report);
+enum hapt_status hapt_report_print_json(const struct hapt_report *report);
+
+#endif

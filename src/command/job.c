@@ -1,0 +1,49 @@
+/* The whole job: discover, cut, profile, plan, train, report. */
+#include "phases.h"
+
+struct job {
+    struct hapt_model *model;
+    struct hapt_cluster *cluster;
+    struct hapt_layers *layers;
+    struct hapt_profile *profile;
+    struct hapt_plan *plan;
+    struct hapt_checkpoint *checkpoint;
+    struct hapt_train_result *result;
+};
+
+/* A plan file, the checkpoint's plan, or profile and search. */
+static enum hapt_status make_plan(struct hapt_env *env, struct hapt_config *config, struct job *job,
+                                  struct hapt_arena *arena)
+{
+    const bool keep = job->checkpoint && !hapt_config_bool(config, "replan");
+    if (keep) hapt_note(env, "keeping the checkpoint's plan (--replan searches a new one)\n");
+    if (keep || hapt_config_text(config, "plan"))
+        return hapt_phase_plan_given(env, config, job->model, keep ? job->checkpoint : NULL, arena, &job->plan);
+    HAPT_TRY(hapt_phase_profile(env, config, job->cluster, job->model, job->layers, arena, &job->profile));
+    return hapt_phase_plan(env, config, job->profile, job->layers, arena, &job->plan);
+}
+
+static enum hapt_status run_job(struct hapt_env *env, struct hapt_config *config, struct job *job, struct hapt_arena *arena)
+{
+    HAPT_TRY(hapt_phase_model(env, config, arena, &job->model));
+    HAPT_TRY(hapt_train_resume(env, config, arena, &job->checkpoint));
+    HAPT_TRY(hapt_phase_cluster(env, config, true, arena, &job->cluster));
+    hapt_cluster_print(env, job->cluster);
+    HAPT_TRY(hapt_phase_layers(env, config, job->model, arena, &job->layers));
+    hapt_layers_print(env, job->layers, job->model->graph);
+    HAPT_TRY(make_plan(env, config, job, arena));
+    hapt_plan_print(env, job->plan);
+    HAPT_TRY(hapt_train_run(env, job->cluster, job->model, job->plan, job->checkpoint, config, arena, &job->result));
+    const struct hapt_run run = {config, job->cluster, job->model, job->layers, job->profile, job->plan, job->result};
+    return hapt_phase_report(env, &run, arena);
+}
+
+enum hapt_status hapt_command_job(struct hapt_env *env, struct hapt_config *config)
+{
+    struct hapt_arena arena;
+    struct job job = {0};
+    hapt_arena_init(&arena);
+    const enum hapt_status status = run_job(env, config, &job, &arena);
+    hapt_arena_release(&arena);
+    return status;
+}

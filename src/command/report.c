@@ -1,0 +1,28 @@
+/* `hapt report`: the summary of a run file. */
+#include "hapt/command.h"
+#include "hapt/report.h"
+
+const char hapt_command_report_help[] =
+    "Reads outputs/NAME/run.h5 and prints the plan, what was predicted and what was measured.\n"
+    "The run file holds /topology, /layers, /profile, /plan, /settings and /train (loss, gradient_norm, learning_rate,\n"
+    "step_time per step; per-stage busy, idle and communication time; memory), each with its units.\n";
+
+static enum hapt_status report(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
+{
+    const char *path = hapt_config_text(config, "input");
+    struct hapt_report *summary = NULL;
+    if (!path) return hapt_fail(HAPT_ERR_USAGE, "give --input outputs/NAME/run.h5", "no run file given");
+    HAPT_TRY(hapt_report_load(path, arena, &summary));
+    hapt_plan_print(env, summary->plan);
+    hapt_report_print(env, summary);
+    return env->quiet && env->world_rank == 0 ? hapt_report_print_json(summary) : HAPT_OK;
+}
+
+enum hapt_status hapt_command_report(struct hapt_env *env, struct hapt_config *config)
+{
+    struct hapt_arena arena;
+    hapt_arena_init(&arena);
+    const enum hapt_status status = hapt_env_agree(env->world, report(env, config, &arena));
+    hapt_arena_release(&arena);
+    return status;
+}

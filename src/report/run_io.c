@@ -1,0 +1,181 @@
+/* The run file, written and read back. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "hapt/report.h"
+
+enum { VERSION = 1, LOSS_WINDOW = 20 };
+
+struct settings {
+    struct hapt_arena *arena;
+    const char **name, **value;
+    int64_t count, capacity;
+    bool failed;
+};
+
+static void collect(void *context, const char *name, const char *value)
+{
+    struct settings *settings = context;
+    if (settings->count < settings->capacity) {
+        settings->name[settings->count] = name;
+        settings->value[settings->count] = value;
+    }
+    settings->count++;
+}
+
+/* The training options in force, as two columns of text. */
+static enum hapt_status write_settings(struct hapt_h5 *file, const struct hapt_config *config)
+{
+    const char *name[64], *value[64];
+    struct settings settings = {.name = name, .value = value, .capacity = 64};
+    hapt_config_visit_training(config, collect, &settings);
+    HAPT_ASSERT(settings.count <= settings.capacity);
+    HAPT_TRY(hapt_h5_write_strings(file, "/settings/option", settings.count, name));
+    return hapt_h5_write_strings(file, "/settings/value", settings.count, value);
+}
+
+static double flops_per_token(const struct hapt_model *model)
+{
+    return hapt_model_flops(model) / ((double)model->microbatch * model->sequence);
+}
+
+static enum hapt_status write_run(struct hapt_h5 *file, const struct hapt_run *run)
+{
+    HAPT_TRY(hapt_cluster_write(file, "/topology", run->cluster));
+    if (run->layers) HAPT_TRY(hapt_layers_write(file, "/layers", run->layers));
+    if (run->profile) HAPT_TRY(hapt_profile_write(file, "/profile", run->profile));
+    HAPT_TRY(hapt_plan_write(file, "/plan", run->plan));
+    HAPT_TRY(write_settings(file, run->config));
+    HAPT_TRY(hapt_train_write(file, run->result));
+    HAPT_TRY(hapt_h5_write_attribute_real(file, "/train", "flops_per_token", flops_per_token(run->model), "FLOP"));
+    return hapt_h5_write_attribute_text(file, "/train", "checkpoint", run->result->checkpoint ? run->result->checkpoint : "");
+}
+
+enum hapt_status hapt_run_save(const struct hapt_run *run, const char *path)
+{
+    struct hapt_h5 *file = NULL;
+    HAPT_TRY(hapt_h5_create(path, "hapt-run", VERSION, &file));
+    const enum hapt_status status = write_run(file, run);
+    if (status == HAPT_OK) return hapt_h5_commit(file);
+    hapt_h5_close(file);
+    return status;
+}
+
+/* Median over the steps of one column of a [steps][stages] table. */
+static enum hapt_status column_median(const double *table, int64_t steps, int stages, int stage, struct hapt_arena *scratch,
+                                      double *median)
+{
+    double *column;
+    HAPT_NEW(column, scratch, steps > 0 ? steps : 1);
+    for (int64_t i = 0; i < steps; i++) column[i] = table[i * stages + stage];
+    *median = steps > 0 ? hapt_train_median(column, 0, steps, 0) : 0;
+    return HAPT_OK;
+}
+
+struct tables {
+    int64_t steps; /* of this run */
+    const double *loss;
+    const double *busy_s, *idle_s, *comm_s, *reduce_s; /* [steps][stages] */
+    const double *planned_bytes, *measured_bytes;      /* [stages] */
+};
+
+static enum hapt_status fill(struct hapt_report *report, const struct tables *tables, struct hapt_arena *arena)
+{
+    const int stages = report->plan->stage_count;
+    report->predicted_step_s = report->plan->simulated_s;
+    report->loss = tables->loss;
+    if (report->steps > 0) {
+        report->first_loss = tables->loss[0];
+        report->last_loss = tables->loss[report->steps - 1];
+        report->loss_window = report->steps < LOSS_WINDOW ? (int)report->steps : LOSS_WINDOW;
+        for (int i = 0; i < report->loss_window; i++)
+            report->mean_loss += tables->loss[report->steps - 1 - i] / report->loss_window;
+    }
+    HAPT_NEW(report->stage, arena, stages);
+    for (int i = 0; i < stages; i++) {
+        struct hapt_report_stage *stage = &report->stage[i];
+        HAPT_TRY(column_median(tables->busy_s, tables->steps, stages, i, arena, &stage->busy_s));
+        HAPT_TRY(column_median(tables->idle_s, tables->steps, stages, i, arena, &stage->idle_s));
+        HAPT_TRY(column_median(tables->comm_s, tables->steps, stages, i, arena, &stage->comm_s));
+        HAPT_TRY(column_median(tables->reduce_s, tables->steps, stages, i, arena, &stage->reduce_s));
+        stage->planned_bytes = tables->planned_bytes[i];
+        stage->measured_bytes = tables->measured_bytes[i];
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_report_build(const struct hapt_run *run, struct hapt_arena *arena, struct hapt_report **result)
+{
+    const struct hapt_train_result *train = run->result;
+    struct hapt_report *report;
+    HAPT_NEW(report, arena, 1);
+    *report = (struct hapt_report){.plan = run->plan,
+                                   .steps = train->history.count,
+                                   .first_step = train->first_step,
+                                   .step_s = train->steady_step_s,
+                                   .tokens_per_s = train->tokens_per_s,
+                                   .flops_per_token = flops_per_token(run->model),
+                                   .checkpoint = train->checkpoint,
+                                   .stopped = train->stopped};
+    const struct tables tables = {train->history.count - train->first_step, train->history.loss,  train->busy_s,
+                                  train->idle_s, train->comm_s, train->reduce_s, train->planned_bytes,
+                                  train->measured_bytes};
+    HAPT_TRY(fill(report, &tables, arena));
+    *result = report;
+    return HAPT_OK;
+}
+
+/* A curve of one value per step, or a table per step and stage: absent when no step was taken. */
+static enum hapt_status read_table(struct hapt_h5 *file, const char *name, int dims, int64_t rows, int64_t columns,
+                                   struct hapt_arena *arena, const double **table)
+{
+    int64_t shape[2] = {rows, columns};
+    void *data = NULL;
+    if (rows == 0) return HAPT_OK;
+    HAPT_TRY(hapt_h5_read(file, name, HAPT_H5_F64, dims, shape, (int64_t)1 << 28, arena, &data));
+    *table = data;
+    return HAPT_OK;
+}
+
+static enum hapt_status read_train(struct hapt_h5 *file, struct hapt_report *report, struct hapt_arena *arena)
+{
+    struct tables tables = {0};
+    int64_t tokens_per_step = 0, shape[HAPT_H5_MAX_DIMS] = {0};
+    int dims = 0;
+    const int64_t stages = report->plan->stage_count;
+    if (hapt_h5_exists(file, "/train/loss")) HAPT_TRY(hapt_h5_shape(file, "/train/loss", &dims, shape));
+    report->steps = dims == 1 ? shape[0] : 0;
+    HAPT_TRY(hapt_h5_read_attribute_int(file, "/train", "first_step", &report->first_step));
+    HAPT_TRY(hapt_h5_read_attribute_int(file, "/train", "tokens_per_step", &tokens_per_step));
+    HAPT_TRY(hapt_h5_read_attribute_real(file, "/train", "steady_step_time", &report->step_s));
+    HAPT_TRY(hapt_h5_read_attribute_real(file, "/train", "flops_per_token", &report->flops_per_token));
+    HAPT_TRY(hapt_h5_read_attribute_text(file, "/train", "checkpoint", arena, &report->checkpoint));
+    if (report->first_step < 0 || report->first_step > report->steps)
+        return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "%s: first_step is out of range", hapt_h5_path(file));
+    tables.steps = report->steps - report->first_step;
+    HAPT_TRY(read_table(file, "/train/loss", 1, report->steps, -1, arena, &tables.loss));
+    HAPT_TRY(read_table(file, "/train/stage_busy", 2, tables.steps, stages, arena, &tables.busy_s));
+    HAPT_TRY(read_table(file, "/train/stage_idle", 2, tables.steps, stages, arena, &tables.idle_s));
+    HAPT_TRY(read_table(file, "/train/stage_reduce", 2, tables.steps, stages, arena, &tables.reduce_s));
+    HAPT_TRY(read_table(file, "/train/stage_communication", 2, tables.steps, stages, arena, &tables.comm_s));
+    HAPT_TRY(read_table(file, "/train/memory_planned", 1, stages, -1, arena, &tables.planned_bytes));
+    HAPT_TRY(read_table(file, "/train/memory_measured", 1, stages, -1, arena, &tables.measured_bytes));
+    report->tokens_per_s = report->step_s > 0 ? (double)tokens_per_step / report->step_s : 0;
+    return fill(report, &tables, arena);
+}
+
+enum hapt_status hapt_report_load(const char *path, struct hapt_arena *arena, struct hapt_report **result)
+{
+    struct hapt_h5 *file = NULL;
+    struct hapt_report *report;
+    struct hapt_plan *plan = NULL;
+    HAPT_NEW(report, arena, 1);
+    HAPT_TRY(hapt_h5_open(path, "hapt-run", VERSION, false, &file));
+    enum hapt_status status = hapt_plan_read(file, "/plan", arena, &plan);
+    report->plan = plan;
+    if (status == HAPT_OK) status = read_train(file, report, arena);
+    hapt_h5_close(file);
+    if (status == HAPT_OK) *result = report;
+    return status;
+}

@@ -1,0 +1,76 @@
+/* The summary at the end of a run, for people and as JSON. */
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "hapt/report.h"
+
+static double ratio_percent(double measured, double predicted)
+{
+    return predicted > 0 ? 100 * (measured / predicted - 1) : 0;
+}
+
+static void print_stages(const struct hapt_env *env, const struct hapt_report *report)
+{
+    hapt_print(env, "\n  stage   busy       idle       reduce     link busy   memory planned / measured\n");
+    for (int i = 0; i < report->plan->stage_count; i++) {
+        const struct hapt_report_stage *stage = &report->stage[i];
+        char busy[32], idle[32], reduce[32], comm[32], planned[32], measured[32];
+        hapt_print(env, "  %-7d %-10s %-10s %-10s %-11s %s / %s\n", i, hapt_units_time(stage->busy_s, busy),
+                   hapt_units_time(stage->idle_s, idle), hapt_units_time(stage->reduce_s, reduce),
+                   i + 1 < report->plan->stage_count ? hapt_units_time(stage->comm_s, comm) : "-",
+                   hapt_units_bytes(stage->planned_bytes, planned), hapt_units_bytes(stage->measured_bytes, measured));
+    }
+}
+
+void hapt_report_print(const struct hapt_env *env, const struct hapt_report *report)
+{
+    char measured[32], predicted[32], flops[32];
+    hapt_print(env, "\nRun\n");
+    print_stages(env, report);
+    hapt_print(env, "\nsteps        %lld", (long long)report->steps);
+    if (report->first_step > 0) hapt_print(env, " (resumed at %lld)", (long long)report->first_step);
+    hapt_print(env, "\nloss         %.4f first, %.4f last, %.4f mean of the last %d\n", report->first_loss,
+               report->last_loss, report->mean_loss, report->loss_window);
+    if (report->step_s > 0) {
+        hapt_print(env, "step time    %s measured, %s predicted (%+.1f %%)\n", hapt_units_time(report->step_s, measured),
+                   hapt_units_time(report->predicted_step_s, predicted),
+                   ratio_percent(report->step_s, report->predicted_step_s));
+        hapt_print(env, "speed        %.0f tokens/s, %s\n", report->tokens_per_s,
+                   hapt_units_flops(report->tokens_per_s * report->flops_per_token, flops));
+    }
+    if (report->checkpoint && report->checkpoint[0]) hapt_print(env, "checkpoint   %s\n", report->checkpoint);
+}
+
+static json_t *stage_json(const struct hapt_report_stage *stage)
+{
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "busy_s", stage->busy_s, "idle_s", stage->idle_s, "reduce_s",
+                     stage->reduce_s, "comm_s", stage->comm_s, "planned_bytes", stage->planned_bytes, "measured_bytes",
+                     stage->measured_bytes);
+}
+
+enum hapt_status hapt_report_print_json(const struct hapt_report *report)
+{
+    json_t *stages = json_array();
+    for (int i = 0; i < report->plan->stage_count; i++) json_array_append_new(stages, stage_json(&report->stage[i]));
+    json_t *loss = json_array();
+    for (int64_t i = 0; i < report->steps; i++) json_array_append_new(loss, json_real(report->loss[i]));
+    json_t *train = json_pack(
+        "{s:I, s:I, s:b, s:o, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:s, s:o}", "steps", (json_int_t)report->steps, "first_step",
+        (json_int_t)report->first_step, "stopped", (int)report->stopped, "loss", loss, "layers", report->plan->layer_count, "first_loss", report->first_loss, "last_loss", report->last_loss, "mean_loss",
+        report->mean_loss, "step_time_s", report->step_s, "predicted_step_time_s", report->predicted_step_s,
+        "tokens_per_second", report->tokens_per_s, "model_flops_per_token", report->flops_per_token, "checkpoint",
+        report->checkpoint ? report->checkpoint : "", "stages", stages);
+    json_t *root = json_pack("{s:s, s:i, s:o*}", "format", "hapt-run", "version", 1, "train", train);
+    char *text = train && root ? json_dumps(root, JSON_REAL_PRECISION(17)) : NULL;
+    json_decref(root);
+    if (!text) return hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory exhausted");
+    /* One object with the plan's own JSON inside it. */
+    const size_t length = strlen(text);
+    printf("%.*s, \"plan\": ", (int)length - 1, text);
+    free(text);
+    const enum hapt_status status = hapt_plan_print_json(report->plan);
+    printf("}\n");
+    return status;
+}
