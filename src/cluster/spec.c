@@ -444,16 +444,24 @@ static enum hapt_status read_text(const char *path, struct hapt_arena *arena, ch
 {
     FILE *file = fopen(path, "rb");
     if (!file) return hapt_fail(HAPT_ERR_INPUT, "check the path given to --cluster", "cannot read %s: %m", path);
-    *text = hapt_arena_alloc(arena, MAX_FILE_BYTES + 2, 1);
-    *size = *text ? fread(*text, 1, MAX_FILE_BYTES + 1, file) : 0;
+    char *buffer = malloc(MAX_FILE_BYTES + 1); /* it may be a pipe: its size shows at its end */
+    *size = buffer ? fread(buffer, 1, MAX_FILE_BYTES + 1, file) : 0;
     const bool broken = ferror(file);
     fclose(file);
-    if (!*text) return HAPT_ERR_MEMORY;
+    enum hapt_status status = HAPT_OK;
     if (broken)
-        return hapt_fail(HAPT_ERR_INPUT, "check the path given to --cluster", "cannot read %s: it is not a plain file", path);
-    if (*size > MAX_FILE_BYTES)
-        return hapt_fail(HAPT_ERR_INPUT, "a cluster file is a page of JSON", "%s is larger than 1 MiB", path);
-    return HAPT_OK;
+        status = hapt_fail(HAPT_ERR_INPUT, "check the path given to --cluster", "cannot read %s: it is not a plain file",
+                           path);
+    else if (*size > MAX_FILE_BYTES)
+        status = hapt_fail(HAPT_ERR_INPUT, "a cluster file is a page of JSON", "%s is larger than 1 MiB", path);
+    else if (!buffer)
+        status = hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to read %s", path);
+    else if (!(*text = hapt_arena_alloc(arena, *size + 1, 1)))
+        status = HAPT_ERR_MEMORY;
+    else
+        memcpy(*text, buffer, *size);
+    free(buffer);
+    return status;
 }
 
 enum hapt_status hapt_cluster_load(const char *path, struct hapt_arena *arena, struct hapt_cluster **cluster)
