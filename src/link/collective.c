@@ -87,7 +87,7 @@ enum hapt_status hapt_link_all_gather(MPI_Comm comm, const char *what, double ti
 static enum hapt_status open_window(struct hapt_collective *collective)
 {
     const size_t slab_bytes = SLAB_ELEMENTS * sizeof(float);
-    const MPI_Aint bytes = (MPI_Aint)(sizeof(struct shared_head) + 2 * slab_bytes);
+    const MPI_Aint bytes = (MPI_Aint)(2 * sizeof(struct shared_head) + 2 * slab_bytes);
     char *mine = NULL;
     HAPT_MPI(MPI_Win_allocate_shared(bytes, 1, MPI_INFO_NULL, collective->comm, &mine, &collective->window));
     collective->slab = calloc((size_t)(2 * collective->size), sizeof *collective->slab);
@@ -97,6 +97,8 @@ static enum hapt_status open_window(struct hapt_collective *collective)
         int unit;
         char *base;
         HAPT_MPI(MPI_Win_shared_query(collective->window, r, &size, &unit, &base));
+        /* The library aligns a segment to 8 bytes; pages are shared, so all ranks round alike. */
+        base += -(uintptr_t)base % _Alignof(struct shared_head);
         if (r == 0) collective->head = (struct shared_head *)base;
         collective->slab[r] = (float *)(base + sizeof(struct shared_head));
         collective->slab[collective->size + r] = collective->slab[r] + SLAB_ELEMENTS;
