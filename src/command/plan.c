@@ -33,10 +33,6 @@ static enum hapt_status get_profile(struct hapt_env *env, struct hapt_config *co
     struct hapt_model *model;
     struct hapt_cluster *cluster;
     *layers = NULL;
-    if (!path && !hapt_config_text(config, "input"))
-        return hapt_env_agree(
-            env->world,
-            hapt_fail(HAPT_ERR_USAGE, "give --profile P.h5, or --input m.h5 with --cluster C.json", "nothing to plan"));
     if (hapt_config_text(config, "input")) {
         HAPT_TRY(hapt_phase_model(env, config, arena, &model));
         HAPT_TRY(hapt_phase_layers(env, config, model, arena, layers));
@@ -46,11 +42,26 @@ static enum hapt_status get_profile(struct hapt_env *env, struct hapt_config *co
     return hapt_phase_profile(env, config, cluster, model, *layers, arena, profile);
 }
 
+static enum hapt_status check_options(const struct hapt_config *config)
+{
+    const char *path = hapt_config_text(config, "profile");
+    if (!path && !hapt_config_text(config, "input"))
+        return hapt_fail(HAPT_ERR_USAGE, "give --profile P.h5, or --input m.h5 with --cluster C.json",
+                         "nothing to plan");
+    if (path && hapt_config_text(config, "cluster"))
+        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
+                         "--profile already holds its cluster: --cluster says it twice");
+    if (hapt_config_text(config, "stages") && hapt_config_given(config, "strategy"))
+        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "--stages leaves nothing to choose for --strategy");
+    return HAPT_OK;
+}
+
 static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
     struct hapt_layers *layers;
     struct hapt_profile *profile;
     struct hapt_plan *plan;
+    HAPT_TRY(hapt_env_agree(env->world, check_options(config)));
     HAPT_TRY(get_profile(env, config, arena, &layers, &profile));
     HAPT_TRY(hapt_phase_plan(env, config, profile, layers, arena, &plan));
     hapt_plan_print(env, plan);

@@ -34,6 +34,14 @@ static int fitting_launches(double parameter_bytes, double activation_bytes, dou
     return low;
 }
 
+/* t_i of a stage; NaN or infinite where there is no candidate. */
+static double stage_time(const struct search_problem *problem, int c, int submesh, int first, int last)
+{
+    const struct hapt_profile_cluster *cluster = &problem->profile->cluster[c];
+    const size_t cell = hapt_profile_index(problem->profile, submesh, first, last);
+    return cluster->stage_time[cell] + (cluster->step_time ? cluster->step_time[cell] : 0) / problem->B;
+}
+
 static enum hapt_status index_stages(struct search_problem *problem, int c, int first, double memory_factor,
                                      struct search_candidate *buffer, struct hapt_arena *arena)
 {
@@ -46,11 +54,10 @@ static enum hapt_status index_stages(struct search_problem *problem, int c, int 
         for (int last = first; last < problem->L; last++) {
             const size_t cell = hapt_profile_index(profile, s, first, last);
             if (!isfinite(cluster->stage_time[cell])) continue;
-            const double step_s = cluster->step_time ? cluster->step_time[cell] : 0;
             const int launches = fitting_launches(cluster->parameter_bytes[cell], cluster->activation_bytes[cell],
                                                   memory_bytes, problem->B);
             if (launches < least) continue;
-            buffer[count++] = (struct search_candidate){.time_s = cluster->stage_time[cell] + step_s / problem->B,
+            buffer[count++] = (struct search_candidate){.time_s = stage_time(problem, c, s, first, last),
                                                         .end = last + 1,
                                                         .submesh = s,
                                                         .devices = cluster->submesh[s].n * cluster->submesh[s].m,
@@ -87,10 +94,19 @@ static enum hapt_status collect_t_max(struct search_problem *problem, struct hap
 {
     const int C = problem->C, L = problem->L;
     size_t room = 3 * (size_t)C * (size_t)C * (size_t)L, count = 0;
-    for (int i = 0; i < C * L; i++) room += (size_t)problem->candidate_count[i];
+    for (int c = 0; c < C; c++)
+        room += (size_t)problem->profile->cluster[c].submesh_count * (size_t)L * ((size_t)L + 1) / 2;
     HAPT_NEW(problem->t_max, arena, room);
-    for (int i = 0; i < C * L; i++)
-        for (int k = 0; k < problem->candidate_count[i]; k++) problem->t_max[count++] = problem->candidate[i][k].time_s;
+    for (int c = 0; c < C; c++) {
+        for (int s = 0; s < problem->profile->cluster[c].submesh_count; s++) {
+            for (int first = 0; first < L; first++) {
+                for (int last = first; last < L; last++) {
+                    const double time_s = stage_time(problem, c, s, first, last);
+                    if (isfinite(time_s)) problem->t_max[count++] = time_s;
+                }
+            }
+        }
+    }
     for (int from = 0; from < C; from++) {
         for (int to = 0; to < C; to++) {
             for (int layer = 0; layer < L - 1; layer++) {

@@ -125,6 +125,8 @@ def schedules(document):
     refuses(3, "simulate", "--plan", "absent.h5", ranks=2)
     refuses(2, "simulate")
     refuses(2, "plan")
+    refuses(2, "plan", "--profile", "plain.h5", "--cluster", "c.json")
+    refuses(2, "plan", "--profile", "plain.h5", "--stages", forced, "--strategy", "even")
     refuses(2, "plan", "--profile", "plain.h5", "--microbatches", "0")
 
 
