@@ -9,8 +9,7 @@
 
 static struct hapt_config *config_of(struct hapt_arena *arena, const char *seconds)
 {
-    char budget[32];
-    snprintf(budget, sizeof budget, "%s", seconds);
+    char *budget = hapt_arena_strdup(arena, seconds); /* the configuration borrows it */
     char *words[] = {"hapt", "profile", "--profile-seconds", budget, "--threads", "1"};
     struct hapt_config *config = NULL;
     CHECK_OK(hapt_config_parse(6, words, arena, &config));
