@@ -36,15 +36,20 @@ enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *confi
     return hapt_env_agree(env->world, hapt_phase_plan_bind(*plan, layers));
 }
 
-/* Operator ranges of a plan that was made from a profile alone: layers of the model at hand, as many as the plan has. */
+/* Operator ranges of a plan that was made from a profile alone: the model's layers at the granularity asked for (the
+ * profile's own, unless told otherwise), else at one that gives as many layers as the plan has. */
 static enum hapt_status give_operators(const struct hapt_model *model, const struct hapt_config *config,
                                        struct hapt_arena *arena, struct hapt_plan *plan)
 {
     struct hapt_layers *layers = NULL;
-    const struct hapt_layers_options options = {.granularity = plan->layer_count,
-                                                .heavy_minimum = (int)hapt_config_int(config, "heavy-minimum")};
+    struct hapt_layers_options options = {.granularity = (int)hapt_config_int(config, "layers-per-model"),
+                                          .heavy_minimum = (int)hapt_config_int(config, "heavy-minimum")};
     if (plan->stage[0].first_op >= 0) return HAPT_OK;
     HAPT_TRY(hapt_layers_build(model->graph, &options, arena, &layers));
+    if (layers->count != plan->layer_count) {
+        options.granularity = plan->layer_count;
+        HAPT_TRY(hapt_layers_build(model->graph, &options, arena, &layers));
+    }
     return hapt_phase_plan_bind(plan, layers);
 }
 
