@@ -1,7 +1,7 @@
 /*
  * Links: moving stage boundaries while the stage computes, and the collectives of a submesh.
  *
- * A courier is a communication thread. It never blocks in its message library: it tests, then sleeps about 100 us. The compute
+ * A courier is a communication thread. It never blocks in its message library: it tests, then sleeps 50 to 400 us. The compute
  * thread hands it messages and waits on a condition variable. Messages go in chunks of at most HAPT_LINK_CHUNK_BYTES; a
  * receiver has a few transfer slots and tells the sender when one is free again, so nothing piles up in the library.
  *

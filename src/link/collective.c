@@ -47,7 +47,8 @@ void hapt_link_pause(unsigned *spins)
     if (count < 64) {
         sched_yield();
     } else {
-        hapt_time_sleep_until(hapt_time_s() + (count < 128 ? 20e-6 : 100e-6));
+        /* Longer and longer, up to 0.3 ms. */
+        hapt_time_sleep_until(hapt_time_s() + (count < 104 ? 20e-6 : count < 134 ? 100e-6 : 300e-6));
     }
 }
 

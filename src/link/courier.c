@@ -13,7 +13,11 @@
 #include <string.h>
 #include <time.h>
 
-#define POLL_S 100e-6 /* between tests that found nothing */
+/* Between tests that found nothing: a share of the time since something moved, within bounds. What arrives is seen late by
+ * that share at most, and a courier that waits long hardly costs its core anything. */
+#define POLL_SHARE 0.1
+#define POLL_SHORTEST_S 50e-6
+#define POLL_LONGEST_S 400e-6
 
 static struct timespec at_time(double time_s)
 {
@@ -132,6 +136,7 @@ static void sleep_courier(struct hapt_courier *courier, uint64_t kicks, double u
 static void *run_courier(void *argument)
 {
     struct hapt_courier *courier = argument;
+    double moved_s = hapt_time_s();
     hapt_link_sharpen_timers();
     for (;;) {
         pthread_mutex_lock(&courier->mutex);
@@ -155,9 +160,13 @@ static void *run_courier(void *argument)
             pthread_mutex_unlock(&courier->mutex);
             return NULL;
         }
-        if (pass.progress) continue;
+        if (pass.progress) {
+            moved_s = pass.now_s;
+            continue;
+        }
+        const double poll_s = fmin(fmax(POLL_SHARE * (pass.now_s - moved_s), POLL_SHORTEST_S), POLL_LONGEST_S);
         double until_s = pass.wake_s;
-        if (pass.in_flight) until_s = fmin(until_s, pass.now_s + POLL_S); /* fmin ignores NAN */
+        if (pass.in_flight) until_s = fmin(until_s, pass.now_s + poll_s); /* fmin ignores NAN */
         sleep_courier(courier, kicks, until_s);
     }
 }

@@ -124,8 +124,8 @@ static double paced_exchange(double rate, double latency_s, size_t bytes, int co
     const int me = test_env.world_rank;
     double seconds = 0;
     unsigned char *memory = calloc(6, bytes);
+    int flow[2];
     if (me < 2) {
-        int flow[2];
         for (int sends = 0; sends < 2; sends++) {
             void *base[3];
             for (int s = 0; s < 3; s++) base[s] = memory + (size_t)(3 * sends + s) * bytes;
@@ -150,33 +150,45 @@ static double paced_exchange(double rate, double latency_s, size_t bytes, int co
             }
         }
         seconds = hapt_time_s() - start_s;
-        CHECK_NEAR(hapt_courier_active_s(courier, flow[1]) / seconds, 1, 0.3);
     }
     CHECK_OK(hapt_courier_drain(courier));
+    if (me < 2) {
+        const double active_s = hapt_courier_active_s(courier, flow[1]);
+        CHECK_MESSAGE(active_s > 0.999 * count * (double)bytes / rate && active_s < seconds * 1.5, "active for %g of %g s",
+                      active_s, seconds);
+    }
     hapt_courier_destroy(courier);
     free(memory);
     return seconds;
 }
 
-/* A link is never faster than its rate; how much slower depends on who else runs here, so the upper bound is loose. */
+/* A link is never faster than its rate. How much slower depends on who else runs here; due times are absolute, so a quiet
+ * moment among several is enough. */
 static void pacing(void)
 {
-    const double rate = 25e6;
-    const size_t bytes = 250000;
+    const double rate = 25e6, ideal_s = 0.2;
     double best = INFINITY;
-    for (int attempt = 0; attempt < 4 && best > 0.23; attempt++) {
-        const double seconds = paced_exchange(rate, 0, bytes, 20);
-        if (test_env.world_rank < 2) CHECK_MESSAGE(seconds > 0.2 * 0.999, "20 messages of 10 ms took %g s", seconds);
-        MPI_Allreduce(&seconds, &best, 1, MPI_DOUBLE, MPI_MAX, test_env.world);
+    for (int attempt = 0; attempt < 10 && best > 1.5 * ideal_s; attempt++) {
+        double seconds = paced_exchange(rate, 0, 250000, 20);
+        if (test_env.world_rank < 2) CHECK_MESSAGE(seconds > ideal_s * 0.999, "20 messages of 10 ms took %g s", seconds);
+        MPI_Allreduce(MPI_IN_PLACE, &seconds, 1, MPI_DOUBLE, MPI_MAX, test_env.world);
+        best = fmin(best, seconds);
     }
-    CHECK_MESSAGE(best < 0.26, "20 messages of 10 ms took %g s", best);
+    CHECK_MESSAGE(best < 1.5 * ideal_s, "20 messages of 10 ms took %g s", best);
 }
 
 /* Latency delays every message, but does not occupy the link. */
 static void latency(void)
 {
-    const double seconds = paced_exchange(1e9, 0.02, 1000, 10);
-    if (test_env.world_rank < 2) CHECK_MESSAGE(seconds > 0.02 && seconds < 0.2, "10 messages took %g s", seconds);
+    double best = INFINITY;
+    for (int attempt = 0; attempt < 10 && best > 0.15; attempt++) {
+        double seconds = paced_exchange(1e9, 0.02, 1000, 10);
+        if (test_env.world_rank < 2) CHECK_MESSAGE(seconds > 0.02, "10 messages took %g s", seconds);
+        MPI_Allreduce(MPI_IN_PLACE, &seconds, 1, MPI_DOUBLE, MPI_MAX, test_env.world);
+        best = fmin(best, seconds);
+    }
+    /* Ten times the latency would be 0.2 s. */
+    CHECK_MESSAGE(best < 0.15, "10 messages took %g s", best);
 }
 
 /* With s transfer slots and a receiver that frees nothing, s messages arrive and no more. */
