@@ -256,6 +256,33 @@ static enum hapt_status fill_frame(const struct candidates *candidates, struct h
     return HAPT_OK;
 }
 
+/* Every layer must fit some device by itself: memory grows with the range, so otherwise no plan can hold it. */
+static enum hapt_status check_single_layers(const struct candidates *candidates, struct item_memory *const *memory,
+                                            const struct hapt_profile *profile)
+{
+    for (int l = 0; l < profile->layer_count; l++) {
+        double least = INFINITY, most = 0;
+        bool fits = false;
+        for (int c = 0; c < profile->cluster_count; c++) {
+            const struct hapt_profile_cluster *table = &profile->cluster[c];
+            most = fmax(most, table->device_memory_bytes);
+            for (int s = 0; s < table->submesh_count; s++) {
+                const int degree = candidates_degree(candidates, table->submesh[s].n * table->submesh[s].m);
+                if (degree < 0) continue;
+                const struct item_memory *need = &memory[c][candidates_item(candidates, degree, l, l)];
+                least = fmin(least, need->parameter_bytes + need->activation_bytes);
+                fits = fits || isfinite(table->stage_time[hapt_profile_index(profile, s, l, l)]);
+            }
+        }
+        char needed[32], there[32];
+        if (!fits)
+            return hapt_fail(HAPT_ERR_INFEASIBLE, "use a smaller --microbatch, finer layers or devices with more memory",
+                             "layer %d needs %s of device memory with one microbatch in flight, the largest device has %s", l,
+                             hapt_units_bytes(least, needed), hapt_units_bytes(most, there));
+    }
+    return HAPT_OK;
+}
+
 enum hapt_status candidates_fill(const struct candidates *candidates, struct item_memory *const *memory,
                                  struct item_time *const *time, candidates_all_reduce *all_reduce, const void *context,
                                  struct hapt_arena *result, struct hapt_profile **profile)
@@ -263,7 +290,6 @@ enum hapt_status candidates_fill(const struct candidates *candidates, struct ite
     const int L = candidates->layer_count;
     const struct hapt_cluster *cluster = candidates->cluster;
     struct hapt_profile *made;
-    long found = 0;
     double *tied;
     HAPT_TRY(hapt_profile_create(L, cluster->count, result, &made));
     HAPT_TRY(fill_frame(candidates, result, made));
@@ -280,7 +306,6 @@ enum hapt_status candidates_fill(const struct candidates *candidates, struct ite
                     const int item = candidates_item(candidates, degree, i, j);
                     const size_t cell = hapt_profile_index(made, s, i, j);
                     if (!candidates_wanted(candidates, c, submesh, i, j, &memory[c][item])) continue;
-                    found++;
                     table->stage_forward_time[cell] = time[c][item].forward_s;
                     table->stage_time[cell] = time[c][item].forward_s + time[c][item].backward_s;
                     table->parameter_bytes[cell] = memory[c][item].parameter_bytes;
@@ -294,9 +319,7 @@ enum hapt_status candidates_fill(const struct candidates *candidates, struct ite
             }
         }
     }
-    if (found == 0)
-        return hapt_fail(HAPT_ERR_INFEASIBLE, "use a smaller --microbatch, finer layers or devices with more memory",
-                         "no device can hold even one layer with one microbatch in flight");
+    HAPT_TRY(check_single_layers(candidates, memory, made));
     HAPT_TRY(hapt_profile_check(made));
     *profile = made;
     return HAPT_OK;
