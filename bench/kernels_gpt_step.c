@@ -120,7 +120,8 @@ static struct hapt_call *bind(const char *op, const char *name, int inputs, cons
     memcpy(b->call.output, output, (size_t)outputs * sizeof *output);
     while (b->label < label_count && strcmp(label[b->label].name, name)) b->label++;
     if (b->label == label_count) label[label_count++].name = name;
-    if (!strncmp(op, "linear", 6)) b->flops = 2.0 * BATCH * LENGTH;
+    if (!strncmp(op, "linear", 6)) b->flops = 2.0 * BATCH * LENGTH; /* times the weight's elements */
+    if (!strncmp(op, "attention", 9)) b->flops = (outputs == 2 ? 4.0 : 10.0) * BATCH * LENGTH * (LENGTH + 1) / 2 * WIDTH;
     return &b->call;
 }
 
@@ -299,6 +300,60 @@ static double step(int64_t number)
     return before - start;
 }
 
+#if defined __x86_64__
+#include <immintrin.h>
+
+/* fp32 GFLOP/s of one core: twelve independent chains of fused multiply-adds, the best of many short rounds. */
+__attribute__((target("avx512f"))) static double fma_round_wide(int64_t rounds)
+{
+    __m512 chain[12];
+    const __m512 factor = _mm512_set1_ps(0.9999f), term = _mm512_set1_ps(1e-3f);
+    for (int i = 0; i < 12; i++) chain[i] = _mm512_set1_ps((float)i);
+    const double start = clock_s(CLOCK_MONOTONIC);
+    for (int64_t r = 0; r < rounds; r++)
+#pragma GCC unroll 12
+        for (int i = 0; i < 12; i++) chain[i] = _mm512_fmadd_ps(chain[i], factor, term);
+    const double seconds = clock_s(CLOCK_MONOTONIC) - start;
+    for (int i = 1; i < 12; i++) chain[0] = _mm512_add_ps(chain[0], chain[i]);
+    volatile float kept = _mm512_cvtss_f32(chain[0]);
+    (void)kept;
+    return 12.0 * 32 * (double)rounds / seconds * 1e-9;
+}
+
+__attribute__((target("avx2,fma"))) static double fma_round(int64_t rounds)
+{
+    __m256 chain[12];
+    const __m256 factor = _mm256_set1_ps(0.9999f), term = _mm256_set1_ps(1e-3f);
+    for (int i = 0; i < 12; i++) chain[i] = _mm256_set1_ps((float)i);
+    const double start = clock_s(CLOCK_MONOTONIC);
+    for (int64_t r = 0; r < rounds; r++)
+#pragma GCC unroll 12
+        for (int i = 0; i < 12; i++) chain[i] = _mm256_fmadd_ps(chain[i], factor, term);
+    const double seconds = clock_s(CLOCK_MONOTONIC) - start;
+    for (int i = 1; i < 12; i++) chain[0] = _mm256_add_ps(chain[0], chain[i]);
+    volatile float kept = _mm256_cvtss_f32(chain[0]);
+    (void)kept;
+    return 12.0 * 16 * (double)rounds / seconds * 1e-9;
+}
+
+static double core_peak(void)
+{
+    double best = 0;
+    for (int i = 0; i < 40; i++) {
+        const double rate = __builtin_cpu_supports("avx512f")                                    ? fma_round_wide(100000)
+                            : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? fma_round(100000)
+                                                                                                  : 0;
+        best = rate > best ? rate : best;
+    }
+    return best;
+}
+#else
+static double core_peak(void)
+{
+    return 0;
+}
+#endif
+
 static int ascending(const void *a, const void *b)
 {
     const double x = *(const double *)a, y = *(const double *)b;
@@ -320,7 +375,15 @@ static void run_block(int64_t first, int steps, bool table)
         label[bound[i].label].flops += bound[i].flops;
     }
     for (int i = 0; i < label_count; i++) all += label[i].seconds;
-    if (table) fprintf(stderr, "%-20s %8.3f ms (best of %d of every call)\n", "all", all * 1e3, steps);
+    if (table) {
+        const double peak = core_peak() * threads;
+        double flops = 0;
+        for (int i = 0; i < bound_count; i++) flops += bound[i].flops;
+        fprintf(stderr, "%-20s %8.3f ms (best of %d of every call), %.1f GFLOP/s", "all", all * 1e3, steps,
+                flops / all * 1e-9);
+        if (peak > 0) fprintf(stderr, ", %.0f %% of the fp32 peak of %d cores (%.0f)", flops / all * 1e-7 / peak, threads, peak);
+        fprintf(stderr, "\n");
+    }
     for (int i = 0; table && i < label_count; i++)
         fprintf(stderr, "%-20s %8.3f ms  %5.1f %%  %7.1f GFLOP/s\n", label[i].name, label[i].seconds * 1e3,
                 100 * label[i].seconds / all, label[i].flops / label[i].seconds * 1e-9);
