@@ -68,6 +68,69 @@ static void linear_layers(void)
         for (int v = 0; v < 16; v++) check_linear(&cases[i], types[v & 1], v & 2, v & 4, v & 8 ? 2 : 1);
 }
 
+/* Every element of the three products of larger layers, and 1 against 2 threads. Sizes cross every block of the kernels. */
+static void check_large(int64_t rows, int64_t in, int64_t out, enum hapt_dtype dtype, bool transposed)
+{
+    struct tensor x = TENSOR(dtype, -1, 1, 1, rows, in), dy = TENSOR(dtype, -1, 1, 1, rows, out);
+    struct tensor w = transposed ? TENSOR(dtype, -1, 1, out, in) : TENSOR(dtype, -1, 1, in, out);
+    struct tensor b = TENSOR(dtype, -1, 1, out);
+    double *y = calloc((size_t)(rows * out), sizeof *y), *dx = calloc((size_t)(rows * in), sizeof *dx);
+    double *dw = calloc((size_t)(in * out), sizeof *dw), *db = calloc((size_t)out, sizeof *db);
+    for (int64_t r = 0; r < rows; r++) {
+        for (int64_t o = 0; o < out; o++) y[r * out + o] = b.value[o], db[o] += dy.value[r * out + o];
+        for (int64_t i = 0; i < in; i++)
+            for (int64_t o = 0; o < out; o++) {
+                const int64_t at = transposed ? o * in + i : i * out + o;
+                y[r * out + o] += x.value[r * in + i] * w.value[at];
+                dx[r * in + i] += dy.value[r * out + o] * w.value[at];
+                dw[at] += x.value[r * in + i] * dy.value[r * out + o];
+            }
+    }
+    /* fp32: rounding grows with the root of the number of terms; bf16 results are rounded once more. */
+    const double unit = dtype == HAPT_F32 ? 0 : BF16_UNIT;
+    for (int run = 0; run < 3; run++) {
+        struct tensor got_y = TENSOR(dtype, 0, 0, 1, rows, out), got_dx = TENSOR(dtype, 0, 0, 1, rows, in);
+        struct tensor got_dw = TENSOR(HAPT_F32, 0, 0, w.view.shape[0], w.view.shape[1]), got_db = TENSOR(HAPT_F32, 0, 0, out);
+        struct hapt_call call = {.input_count = 3, .output_count = 1, .input = {x.view, w.view, b.view},
+                                 .output = {got_y.view}, .threads = 1 + run % 2};
+        kernel_run(transposed ? "linear_t" : "linear", dtype, &call);
+        check_close(&got_y.view, y, unit + 1e-7 * sqrt((double)in), "y");
+        struct hapt_call to_x = {.input_count = 2, .output_count = 1, .input = {dy.view, w.view},
+                                 .output = {got_dx.view}, .threads = 1 + run % 2};
+        kernel_run(transposed ? "linear_t_dx" : "linear_dx", dtype, &to_x);
+        check_close(&got_dx.view, dx, unit + 1e-7 * sqrt((double)out), "dx");
+        struct hapt_call to_w = {.input_count = 2, .output_count = 2, .input = {x.view, dy.view},
+                                 .output = {got_dw.view, got_db.view}, .threads = 1 + run % 2};
+        kernel_run(transposed ? "linear_t_dw" : "linear_dw", dtype, &to_w);
+        check_close(&got_dw.view, dw, 1e-7 * sqrt((double)rows), "dw");
+        check_close(&got_db.view, db, 1e-7 * sqrt((double)rows), "db");
+        to_w.accumulate = 3; /* once more on top: twice the gradient */
+        kernel_run(transposed ? "linear_t_dw" : "linear_dw", dtype, &to_w);
+        for (int64_t i = 0; i < in * out; i++) got_dw.value[i] = 2 * dw[i];
+        check_close(&got_dw.view, got_dw.value, 1e-7 * sqrt((double)rows), "dw, twice");
+        tensor_free(&got_y);
+        tensor_free(&got_dx);
+        tensor_free(&got_dw);
+        tensor_free(&got_db);
+    }
+    free(y);
+    free(dx);
+    free(dw);
+    free(db);
+    tensor_free(&x);
+    tensor_free(&dy);
+    tensor_free(&w);
+    tensor_free(&b);
+}
+
+static void large_linear_layers(void)
+{
+    static const int64_t cases[][3] = {{32, 32, 32}, {64, 96, 160}, {1088, 64, 32}, {32, 2048, 160}, {96, 160, 2080}, {70, 100, 130}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int v = 0; v < 4; v++)
+            if (i < 2 || v & 1 || test_long()) check_large(cases[i][0], cases[i][1], cases[i][2], types[v & 1], v & 2);
+}
+
 /* real[0]: epsilon; integer: rows, columns. */
 static void norm_reference(const struct problem *p, double *out)
 {
@@ -311,6 +374,7 @@ int main(int argc, char **argv)
 {
     kernels_init(&argc, &argv);
     RUN(linear_layers);
+    RUN(large_linear_layers);
     RUN(layer_norms);
     RUN(gelus);
     RUN(embeddings);

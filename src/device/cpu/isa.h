@@ -168,6 +168,31 @@ INLINE hvector vector_to_half(vector value)
 #endif
 }
 
+INLINE void transpose_step(vector row[LANES], int step)
+{
+    ivector low, high;
+    for (int l = 0; l < LANES; l++) {
+        low[l] = l & step ? LANES + l - step : l;
+        high[l] = l & step ? LANES + l : l + step;
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) {
+        if (i & step) continue;
+        const vector a = row[i], b = row[i + step];
+        row[i] = __builtin_shuffle(a, b, low);
+        row[i + step] = __builtin_shuffle(a, b, high);
+    }
+}
+
+/* A LANES x LANES matrix, row by row, transposed in place. */
+INLINE void vector_transpose(vector row[LANES])
+{
+    transpose_step(row, 1);
+    transpose_step(row, 2);
+    if (LANES > 4) transpose_step(row, 4);
+    if (LANES > 8) transpose_step(row, 8);
+}
+
 /* Elements [i, i + count) of a float or bfloat16 array; the lanes from count on are 0. */
 INLINE vector load(const void *base, int64_t i, int64_t count, bool half)
 {

@@ -11,6 +11,7 @@
 
 #define QUERIES 32 /* rows of a block of queries */
 #define KEYS 128   /* keys of a block: two QUERIES x KEYS tiles stay in the first cache */
+#define PREFETCH_BYTES (512 << 10)
 #define TILE_ROWS 4
 #define TILE_VECTORS (LANES == 16 ? 4 : 2)
 
@@ -72,30 +73,6 @@ static void product(const struct product *p)
     case 1: product_strip(p, v * LANES, 1); break;
     default: break;
     }
-}
-
-INLINE void transpose_step(vector row[LANES], int step)
-{
-    ivector low, high;
-    for (int l = 0; l < LANES; l++) {
-        low[l] = l & step ? LANES + l - step : l;
-        high[l] = l & step ? LANES + l : l + step;
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++) {
-        if (i & step) continue;
-        const vector a = row[i], b = row[i + step];
-        row[i] = __builtin_shuffle(a, b, low);
-        row[i + step] = __builtin_shuffle(a, b, high);
-    }
-}
-
-INLINE void transpose(vector row[LANES])
-{
-    transpose_step(row, 1);
-    transpose_step(row, 2);
-    if (LANES > 4) transpose_step(row, 4);
-    if (LANES > 8) transpose_step(row, 8);
 }
 
 /* The call's sizes and this thread's scratch. */
@@ -197,7 +174,7 @@ INLINE void pack_transposed(const struct attention *at, const void *from, int64_
             for (int i = 0; i < LANES; i++)
                 row[i] = r + i < at->length ? load(from, (r + i) * row_width + column + c, at->head - c, half)
                                             : (vector){0};
-            transpose(row);
+            vector_transpose(row);
             float *corner = to + (r / KEYS * at->padded_head + c) * KEYS + r % KEYS;
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) vector_store(corner + i * KEYS, row[i]);
@@ -294,6 +271,21 @@ INLINE void forward_head(const struct hapt_call *call, const struct attention *a
     }
 }
 
+/*
+ * A head's rows are short pieces far apart, which hardware prefetchers miss: at a sequence's first head all its rows are asked
+ * for in order, where they fit the second cache. (Measured: the backward gains 10 to 25 %.)
+ */
+static void prefetch_sequence(const struct hapt_view *view, int64_t batch, bool write)
+{
+    const int64_t bytes = hapt_view_elements(view) / view->shape[0] * (int64_t)hapt_dtype_bytes(view->dtype);
+    const char *from = (const char *)view->data + batch * bytes;
+    if (bytes > PREFETCH_BYTES) return;
+    if (write)
+        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 1, 2);
+    else
+        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
+}
+
 INLINE void forward_run(const struct hapt_call *call, bool half)
 {
     const struct attention sizes = attention_sizes(call);
@@ -302,9 +294,14 @@ INLINE void forward_run(const struct hapt_call *call, bool half)
     {
         struct attention at = sizes;
         scratch_divide(&at, false, (float *)call->workspace + omp_get_thread_num() * floats);
+        int64_t fetched = -1;
 #pragma omp for schedule(static)
-        for (int64_t task = 0; task < at.batch * at.heads; task++)
-            forward_head(call, &at, task / at.heads, task % at.heads, half);
+        for (int64_t task = 0; task < at.batch * at.heads; task++) {
+            const int64_t b = task / at.heads;
+            if (b != fetched) prefetch_sequence(&call->input[0], b, false);
+            fetched = b;
+            forward_head(call, &at, b, task % at.heads, half);
+        }
     }
 }
 
@@ -401,9 +398,19 @@ INLINE void backward_run(const struct hapt_call *call, bool half)
     {
         struct attention at = sizes;
         scratch_divide(&at, true, (float *)call->workspace + omp_get_thread_num() * floats);
+        int64_t fetched = -1;
 #pragma omp for schedule(static)
-        for (int64_t task = 0; task < at.batch * at.heads; task++)
-            backward_head(call, &at, task / at.heads, task % at.heads, half);
+        for (int64_t task = 0; task < at.batch * at.heads; task++) {
+            const int64_t b = task / at.heads;
+            if (b != fetched) {
+                prefetch_sequence(&call->input[0], b, false);
+                prefetch_sequence(&call->input[1], b, false);
+                prefetch_sequence(&call->input[3], b, false);
+                prefetch_sequence(&call->output[0], b, true);
+            }
+            fetched = b;
+            backward_head(call, &at, b, task % at.heads, half);
+        }
     }
 }
 

@@ -1,8 +1,9 @@
 /* Linear layers: y = x w + b and its gradients, with w as [in][out] ("linear") or [out][in] ("linear_t"). */
 #include "gemm.h"
 #include "isa.h"
+#include "tiles.h"
 
-/* oneDNN multiplies bf16 from AVX-512 on; below, operands are widened into the workspace. */
+/* bf16 products: by AMX tiles where they fit; by oneDNN from AVX-512 on; below, operands are widened into the workspace. */
 #define NATIVE_HALF (LANES == 16)
 
 static size_t widened_bytes(int64_t elements)
@@ -10,9 +11,11 @@ static size_t widened_bytes(int64_t elements)
     return ((size_t)elements * sizeof(float) + 63) / 64 * 64;
 }
 
-static size_t gemm_workspace(int64_t m, int64_t n, int64_t k)
+static size_t gemm_workspace(const struct gemm *gemm)
 {
-    return NATIVE_HALF ? 0 : widened_bytes(m * k) + widened_bytes(k * n) + widened_bytes(m * n);
+    if (gemm->in != HAPT_BF16) return 0;
+    if (NATIVE_HALF) return ISA_NAME(hapt_tiles_workspace)(gemm);
+    return widened_bytes(gemm->m * gemm->k) + widened_bytes(gemm->k * gemm->n) + widened_bytes(gemm->m * gemm->n);
 }
 
 INLINE void convert(void *to, bool to_half, const void *from, bool from_half, int64_t elements, int threads)
@@ -20,7 +23,7 @@ INLINE void convert(void *to, bool to_half, const void *from, bool from_half, in
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t first = 0; first < elements; first += 4096)
         for (int64_t i = first; i < smaller(elements, first + 4096); i += LANES)
-            store(to, i, smaller(elements, first + 4096) - i, to_half, load(from, i, smaller(elements, first + 4096) - i, from_half));
+            store(to, i, elements - i, to_half, load(from, i, elements - i, from_half)); /* 4096: whole vectors */
 }
 
 INLINE void add_bias(const struct hapt_call *call, float *y, const void *bias, int64_t rows, int64_t columns,
@@ -62,46 +65,51 @@ static enum hapt_status gemm_widened(const struct hapt_call *call, struct gemm g
 
 static enum hapt_status gemm_any(const struct hapt_call *call, const struct gemm *gemm)
 {
-    return gemm->in == HAPT_BF16 && !NATIVE_HALF ? gemm_widened(call, *gemm) : hapt_gemm_run(gemm);
+    if (gemm->in == HAPT_BF16 && !NATIVE_HALF) return gemm_widened(call, *gemm);
+    if (!ISA_NAME(hapt_tiles_workspace)(gemm)) return hapt_gemm_run(gemm);
+    ISA_NAME(hapt_tiles_run)(gemm, call->workspace);
+    return HAPT_OK;
 }
 
 /* input: x, w, bias; output: y */
+static struct gemm forward_gemm(const struct hapt_call *call, enum hapt_dtype dtype, bool transposed)
+{
+    return (struct gemm){.m = view_rows(&call->input[0]),
+                         .n = view_columns(&call->output[0]),
+                         .k = view_columns(&call->input[0]),
+                         .transpose_b = transposed,
+                         .a = call->input[0].data,
+                         .b = call->input[1].data,
+                         .c = call->output[0].data,
+                         .bias = call->input_count > 2 ? call->input[2].data : NULL,
+                         .in = dtype,
+                         .out = dtype,
+                         .threads = call->threads};
+}
+
 static enum hapt_status linear_forward(const struct hapt_call *call, enum hapt_dtype dtype, bool transposed)
 {
-    const void *bias = call->input_count > 2 ? call->input[2].data : NULL;
-    struct gemm gemm = {.m = view_rows(&call->input[0]),
-                        .n = view_columns(&call->output[0]),
-                        .k = view_columns(&call->input[0]),
-                        .transpose_b = transposed,
-                        .a = call->input[0].data,
-                        .b = call->input[1].data,
-                        .c = call->output[0].data,
-                        .in = dtype,
-                        .out = dtype,
-                        .threads = call->threads};
-    if (dtype == HAPT_BF16) {
-        gemm.bias = bias;
-        return gemm_any(call, &gemm);
-    }
+    struct gemm gemm = forward_gemm(call, dtype, transposed);
+    if (dtype == HAPT_BF16) return gemm_any(call, &gemm);
+    const void *bias = gemm.bias; /* sgemm and a pass over y beat oneDNN's fp32 primitive with a bias */
+    gemm.bias = NULL;
     HAPT_TRY(hapt_gemm_run(&gemm));
     if (bias) add_bias(call, gemm.c, bias, gemm.m, gemm.n, false);
     return HAPT_OK;
 }
 
 /* input: dy, w; output: dx */
+static struct gemm input_gradient_gemm(const struct hapt_call *call, enum hapt_dtype dtype, bool transposed)
+{
+    struct gemm gemm = forward_gemm(call, dtype, !transposed);
+    gemm.bias = NULL;
+    gemm.accumulate = call->accumulate & 1u;
+    return gemm;
+}
+
 static enum hapt_status linear_input_gradient(const struct hapt_call *call, enum hapt_dtype dtype, bool transposed)
 {
-    const struct gemm gemm = {.m = view_rows(&call->input[0]),
-                              .n = view_columns(&call->output[0]),
-                              .k = view_columns(&call->input[0]),
-                              .transpose_b = !transposed,
-                              .a = call->input[0].data,
-                              .b = call->input[1].data,
-                              .c = call->output[0].data,
-                              .in = dtype,
-                              .out = dtype,
-                              .accumulate = call->accumulate & 1u,
-                              .threads = call->threads};
+    const struct gemm gemm = input_gradient_gemm(call, dtype, transposed);
     return gemm_any(call, &gemm);
 }
 
@@ -133,47 +141,69 @@ INLINE void bias_gradient(const struct hapt_call *call, const void *dy, int64_t 
 }
 
 /* input: x, dy; output: dw, db */
-static enum hapt_status linear_weight_gradient(const struct hapt_call *call, enum hapt_dtype dtype, bool transposed)
+static struct gemm weight_gradient_gemm(const struct hapt_call *call, enum hapt_dtype dtype, bool transposed)
 {
-    const int64_t rows = view_rows(&call->input[0]);
     const int64_t in = view_columns(&call->input[0]), out = view_columns(&call->input[1]);
     const void *x = call->input[0].data, *dy = call->input[1].data;
-    const struct gemm gemm = {.m = transposed ? out : in,
-                              .n = transposed ? in : out,
-                              .k = rows,
-                              .transpose_a = true,
-                              .a = transposed ? dy : x,
-                              .b = transposed ? x : dy,
-                              .c = call->output[0].data,
-                              .in = dtype,
-                              .out = HAPT_F32,
-                              .accumulate = call->accumulate & 1u,
-                              .threads = call->threads};
+    return (struct gemm){.m = transposed ? out : in,
+                         .n = transposed ? in : out,
+                         .k = view_rows(&call->input[0]),
+                         .transpose_a = true,
+                         .a = transposed ? dy : x,
+                         .b = transposed ? x : dy,
+                         .c = call->output[0].data,
+                         .in = dtype,
+                         .out = HAPT_F32,
+                         .accumulate = call->accumulate & 1u,
+                         .threads = call->threads};
+}
+
+static enum hapt_status linear_weight_gradient(const struct hapt_call *call, enum hapt_dtype dtype, bool transposed)
+{
+    const struct gemm gemm = weight_gradient_gemm(call, dtype, transposed);
+    const int64_t out = view_columns(&call->input[1]);
+    const void *dy = call->input[1].data;
     float *db = call->output_count > 1 ? call->output[1].data : NULL;
     if (db) {
         const bool accumulate = call->accumulate >> 1 & 1u;
-        if (dtype == HAPT_BF16) bias_gradient(call, dy, rows, out, true, call->workspace, db, accumulate);
-        else bias_gradient(call, dy, rows, out, false, call->workspace, db, accumulate);
+        if (dtype == HAPT_BF16) bias_gradient(call, dy, gemm.k, out, true, call->workspace, db, accumulate);
+        else bias_gradient(call, dy, gemm.k, out, false, call->workspace, db, accumulate);
     }
     return gemm_any(call, &gemm); /* last: it may reuse the workspace */
 }
 
-static size_t forward_half_workspace(const struct hapt_call *call)
+static size_t forward_workspace(const struct hapt_call *call)
 {
-    return gemm_workspace(view_rows(&call->input[0]), view_columns(&call->output[0]), view_columns(&call->input[0]));
+    const struct gemm gemm = forward_gemm(call, HAPT_BF16, false);
+    return gemm_workspace(&gemm);
 }
 
-static size_t weight_gradient_workspace(const struct hapt_call *call)
+static size_t input_gradient_workspace(const struct hapt_call *call)
+{
+    const struct gemm gemm = input_gradient_gemm(call, HAPT_BF16, false);
+    return gemm_workspace(&gemm);
+}
+
+static size_t bias_workspace(const struct hapt_call *call)
 {
     return (size_t)(chunk_count(view_rows(&call->input[0])) * view_columns(&call->input[1])) * sizeof(float);
 }
 
-static size_t weight_gradient_half_workspace(const struct hapt_call *call)
+static size_t weight_gradient_workspace(const struct hapt_call *call, bool transposed)
 {
-    const size_t product = gemm_workspace(view_columns(&call->input[0]), view_columns(&call->input[1]),
-                                          view_rows(&call->input[0]));
-    const size_t sums = weight_gradient_workspace(call);
+    const struct gemm gemm = weight_gradient_gemm(call, HAPT_BF16, transposed);
+    const size_t product = gemm_workspace(&gemm), sums = bias_workspace(call);
     return product > sums ? product : sums;
+}
+
+static size_t dw_workspace(const struct hapt_call *call)
+{
+    return weight_gradient_workspace(call, false);
+}
+
+static size_t dw_t_workspace(const struct hapt_call *call)
+{
+    return weight_gradient_workspace(call, true);
 }
 
 #define ENTRY(name, body, dtype, transposed)                                               \
@@ -198,16 +228,16 @@ ENTRY(dw_t_bf16, linear_weight_gradient, HAPT_BF16, true)
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_linear)[] = {
     {HAPT_F32, {"linear", NULL, forward_f32}},
-    {HAPT_BF16, {"linear", forward_half_workspace, forward_bf16}},
+    {HAPT_BF16, {"linear", forward_workspace, forward_bf16}},
     {HAPT_F32, {"linear_t", NULL, forward_t_f32}},
-    {HAPT_BF16, {"linear_t", forward_half_workspace, forward_t_bf16}},
+    {HAPT_BF16, {"linear_t", forward_workspace, forward_t_bf16}},
     {HAPT_F32, {"linear_dx", NULL, dx_f32}},
-    {HAPT_BF16, {"linear_dx", forward_half_workspace, dx_bf16}},
+    {HAPT_BF16, {"linear_dx", input_gradient_workspace, dx_bf16}},
     {HAPT_F32, {"linear_t_dx", NULL, dx_t_f32}},
-    {HAPT_BF16, {"linear_t_dx", forward_half_workspace, dx_t_bf16}},
-    {HAPT_F32, {"linear_dw", weight_gradient_workspace, dw_f32}},
-    {HAPT_BF16, {"linear_dw", weight_gradient_half_workspace, dw_bf16}},
-    {HAPT_F32, {"linear_t_dw", weight_gradient_workspace, dw_t_f32}},
-    {HAPT_BF16, {"linear_t_dw", weight_gradient_half_workspace, dw_t_bf16}},
+    {HAPT_BF16, {"linear_t_dx", input_gradient_workspace, dx_t_bf16}},
+    {HAPT_F32, {"linear_dw", bias_workspace, dw_f32}},
+    {HAPT_BF16, {"linear_dw", dw_workspace, dw_bf16}},
+    {HAPT_F32, {"linear_t_dw", bias_workspace, dw_t_f32}},
+    {HAPT_BF16, {"linear_t_dw", dw_t_workspace, dw_t_bf16}},
     {HAPT_F32, {NULL, NULL, NULL}},
 };
