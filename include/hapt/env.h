@@ -30,6 +30,9 @@ void hapt_env_release(struct hapt_env *env);
  * its error record (one line, then a hint). Returns that status on every rank. Collective over `comm`. */
 enum hapt_status hapt_env_agree(MPI_Comm comm, enum hapt_status status);
 
+/* How long an agreement waits for the last rank before it ends the job (hapt_die); 0, the start value: for ever. */
+void hapt_env_set_patience(double seconds);
+
 /* Translates an MPI return code. */
 enum hapt_status hapt_env_mpi(int mpi_error, const char *what);
 #define HAPT_MPI(call) HAPT_TRY(hapt_env_mpi((call), #call))

@@ -99,14 +99,45 @@ static void print_failure(enum hapt_status status, int rank)
     fflush(stderr);
 }
 
+static double patience_s;
+
+void hapt_env_set_patience(double seconds)
+{
+    patience_s = seconds;
+}
+
+/* A collective wait that sleeps instead of spinning, since whoever is late may need this core. */
+static int wait_patiently(MPI_Request *request)
+{
+    const double start_s = hapt_time_s();
+    int done = 0;
+    for (int round = 0;; round++) {
+        const int error = MPI_Test(request, &done, MPI_STATUS_IGNORE);
+        if (error != MPI_SUCCESS || done) return error;
+        const double now_s = hapt_time_s();
+        if (patience_s > 0 && now_s - start_s > patience_s) {
+            hapt_fail(HAPT_ERR_COMM, "look for a stopped or overloaded host; --timeout allows longer waits",
+                      "a rank did not reach the end of the phase within %.0f s of this one", patience_s);
+            hapt_die(HAPT_ERR_COMM);
+        }
+        if (round < 20)
+            sched_yield();
+        else
+            hapt_time_sleep_until(now_s + (now_s - start_s < 0.1 ? 1e-4 : 1e-3));
+    }
+}
+
 enum hapt_status hapt_env_agree(MPI_Comm comm, enum hapt_status status)
 {
     int rank = 0, size = 1;
     MPI_Comm_rank(comm, &rank);
     MPI_Comm_size(comm, &size);
     /* Ranks that passed vote with a rank behind the last. */
-    int vote[2] = {status == HAPT_OK ? size : rank, (int)status}, result[2] = {size, HAPT_OK};
-    const int error = MPI_Allreduce(vote, result, 1, MPI_2INT, MPI_MINLOC, comm);
+    const int vote[2] = {status == HAPT_OK ? size : rank, (int)status};
+    int result[2] = {size, HAPT_OK};
+    MPI_Request request;
+    int error = MPI_Iallreduce(vote, result, 1, MPI_2INT, MPI_MINLOC, comm, &request);
+    if (error == MPI_SUCCESS) error = wait_patiently(&request);
     if (error != MPI_SUCCESS) {
         const enum hapt_status broken = hapt_env_mpi(error, "agreement of all ranks");
         print_failure(broken, rank);

@@ -423,7 +423,10 @@ enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cl
     run.stage = (struct stage){.env = env, .cluster = cluster, .model = model, .plan = plan, .arena = arena,
                                .comm = MPI_COMM_NULL, .chunk = -1};
     HAPT_NEW(run.result, arena, 1);
+    /* An agreement may stand behind a slow disk: more patience than with a message. */
+    hapt_env_set_patience(10 * hapt_config_real(config, "timeout"));
     const enum hapt_status status = train(&run, checkpoint);
+    hapt_env_set_patience(0);
     stage_release(&run.stage);
     hapt_data_close(run.data);
     if (status != HAPT_OK) return status;
