@@ -71,10 +71,10 @@ static void place_resident(struct planner *planner)
         const struct hapt_tensor *tensor = whole_tensor(program, t);
         if (tensor->kind == HAPT_TENSOR_PARAMETER) {
             plan->offset[t] = plan->master_offset + plan->parameter_element[t] * sizeof(float);
-        } else if (tensor->kind == HAPT_TENSOR_GRADIENT) {
+        } else if (tensor->kind == HAPT_TENSOR_GRADIENT && program->graph->tensor[tensor->primal].trainable) {
             const int primal = program->local[tensor->primal];
             plan->offset[t] = plan->gradient_offset + plan->parameter_element[primal] * sizeof(float);
-        } else {
+        } else { /* the loss scale; a frozen weight's gradient, which a kernel makes together with its bias' */
             plan->offset[t] = place(planner, hapt_lifetime_bytes(program, t));
         }
     }

@@ -153,7 +153,9 @@ static enum hapt_status fill_tensors(struct hapt_program *program, const struct 
 /* -2: nothing to reduce; else the axis of the collective (-1: both). */
 static int reduce_axis(const struct hapt_program *program, const struct hapt_program_tensor *tensor)
 {
-    if (!is_parameter_gradient(program->graph, tensor->tensor)) return -2;
+    const struct hapt_graph *graph = program->graph;
+    if (!is_parameter_gradient(graph, tensor->tensor)) return -2;
+    if (!graph->tensor[graph->tensor[tensor->tensor].primal].trainable) return -2;
     const bool nodes = tensor->property[0].kind == HAPT_PROPERTY_ALL_REDUCE;
     const bool devices = tensor->property[1].kind == HAPT_PROPERTY_ALL_REDUCE;
     if (nodes && devices) return -1;

@@ -384,6 +384,61 @@ static void updates(void)
     }
 }
 
+/* Freezing a weight whose bias is trained (and the like) changes no other gradient, and neither the weight nor any
+ * state is written over: a kernel that makes both gradients still writes the frozen one's somewhere. */
+static void frozen_weights_stay(void)
+{
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        struct hapt_arena arena;
+        struct stage free_stage, stage;
+        double loss[BATCHES], again[BATCHES], square, expected = 0;
+        hapt_arena_init(&arena);
+        const struct fixture_gpt shape = {1, 16, 2, 8, 24, 4, false, bf16};
+        const struct hapt_model *whole = fixture_gpt(&arena, shape), *model = fixture_gpt(&arena, shape);
+        struct hapt_graph *graph = model->graph;
+        graph->op_count = graph->forward_count; /* the backward part again, with frozen weights */
+        graph->tensor_count = hapt_graph_find_tensor(graph, "loss_scale");
+        static const char *const frozen[] = {"wte.weight", "h.0.attn.c_attn.weight", "h.0.mlp.c_fc.weight", "ln_f.weight",
+                                             "h.0.ln_2.bias"};
+        for (int k = 0; k < 5; k++) graph->tensor[hapt_graph_find_tensor(graph, frozen[k])].trainable = false;
+        CHECK_OK(hapt_graph_differentiate(graph));
+        CHECK_OK(hapt_graph_check(graph));
+        CHECK_OK(open_stage(whole->graph, 0, whole->graph->forward_count, 1, 0, &arena, &free_stage));
+        CHECK_OK(open_stage(graph, 0, graph->forward_count, 1, 0, &arena, &stage));
+        CHECK_OK(hapt_memory_check(hapt_engine_memory(stage.engine), stage.program));
+        set_parameters(whole, &free_stage, 0.3);
+        set_parameters(model, &stage, 0.3);
+        run_step(whole, &free_stage, 1, loss);
+        run_step(model, &stage, 1, again);
+        for (int b = 0; b < BATCHES; b++) CHECK_NEAR(loss[b], again[b], 0);
+        for (int t = 0; t < graph->tensor_count; t++) {
+            const struct hapt_tensor *tensor = &graph->tensor[t];
+            if (tensor->kind != HAPT_TENSOR_PARAMETER) continue;
+            const int64_t count = hapt_tensor_elements(tensor);
+            float before[1024], value[1024];
+            if (tensor->trainable) {
+                const float *mine = gradient_of(graph, &stage, t);
+                const float *theirs =
+                    gradient_of(whole->graph, &free_stage, hapt_graph_find_tensor(whole->graph, tensor->name));
+                for (int64_t i = 0; i < count; i++) expected += (double)mine[i] * (double)mine[i];
+                CHECK_MESSAGE(!memcmp(mine, theirs, (size_t)count * sizeof *mine), "gradient of %s", tensor->name);
+                for (int s = 0; s < 2; s++) {
+                    CHECK_OK(hapt_engine_get(stage.engine, t, s, value));
+                    for (int64_t i = 0; i < count; i++) CHECK_NEAR(value[i], 0, 0);
+                }
+            }
+            CHECK_OK(hapt_engine_get(stage.engine, t, -1, value));
+            CHECK_OK(hapt_engine_get(free_stage.engine, hapt_graph_find_tensor(whole->graph, tensor->name), -1, before));
+            CHECK_MESSAGE(!memcmp(before, value, (size_t)count * sizeof *value), "weight %s", tensor->name);
+        }
+        CHECK_OK(hapt_engine_square_sum(stage.engine, NULL, &square));
+        CHECK_NEAR(square, expected, 1e-12 * expected);
+        close_stage(&free_stage);
+        close_stage(&stage);
+        hapt_arena_release(&arena);
+    }
+}
+
 static const struct hapt_kernel *lacking(const struct hapt_device *device, const char *op, enum hapt_dtype dtype)
 {
     return strcmp(op, "gelu") == 0 ? NULL : cpu()->find_kernel(device, op, dtype);
@@ -417,6 +472,7 @@ int main(int argc, char **argv)
     RUN(finite_differences);
     RUN(memory_is_the_plan);
     RUN(updates);
+    RUN(frozen_weights_stay);
     RUN(a_missing_kernel_is_named);
     return test_finish();
 }
