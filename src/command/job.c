@@ -23,8 +23,25 @@ static enum hapt_status make_plan(struct hapt_env *env, struct hapt_config *conf
     return hapt_phase_plan(env, config, job->profile, job->layers, arena, &job->plan);
 }
 
+static enum hapt_status check_options(const struct hapt_config *config)
+{
+    const char *const searching[] = {"profile",         "strategy",  "stages",          "hide-threshold",
+                                     "use-all-devices", "imbalance", "profile-seconds", "predict", NULL};
+    const char *const measuring[] = {"imbalance", "profile-seconds", "predict", NULL};
+    const char *const replanning[] = {"replan", NULL};
+    if (hapt_config_text(config, "plan")) HAPT_TRY(hapt_phase_unused(config, "--plan is not searched", searching));
+    if (hapt_config_text(config, "profile"))
+        HAPT_TRY(hapt_phase_unused(config, "--profile is not measured again", measuring));
+    if (hapt_config_text(config, "stages") && hapt_config_given(config, "strategy"))
+        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "--stages leaves nothing to choose for --strategy");
+    if (!hapt_config_bool(config, "resume"))
+        return hapt_phase_unused(config, "there is no checkpoint to leave without --resume", replanning);
+    return HAPT_OK;
+}
+
 static enum hapt_status run_job(struct hapt_env *env, struct hapt_config *config, struct job *job, struct hapt_arena *arena)
 {
+    HAPT_TRY(hapt_env_agree(env->world, check_options(config)));
     HAPT_TRY(hapt_phase_model(env, config, arena, &job->model));
     HAPT_TRY(hapt_train_resume(env, config, arena, &job->checkpoint));
     HAPT_TRY(hapt_phase_cluster(env, config, true, arena, &job->cluster));

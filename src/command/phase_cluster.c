@@ -1,5 +1,14 @@
 /* The cluster and the threads of a command: apart from the other phases, since topology and doctor need nothing else. */
+#include "hapt/device.h"
 #include "phases.h"
+
+/* Devices of a back end that this build lacks can be planned for, but never run on: the same answer on every rank. */
+static bool runs_here(const struct hapt_cluster *cluster)
+{
+    for (int c = 0; c < cluster->count; c++)
+        if (!hapt_backend_find(cluster->subcluster[c].device.backend)) return false;
+    return true;
+}
 
 enum hapt_status hapt_phase_cluster(struct hapt_env *env, struct hapt_config *config, bool bind, struct hapt_arena *arena,
                                     struct hapt_cluster **cluster)
@@ -10,7 +19,7 @@ enum hapt_status hapt_phase_cluster(struct hapt_env *env, struct hapt_config *co
         return hapt_cluster_probe(env, *cluster);
     }
     HAPT_TRY(hapt_env_agree(env->world, hapt_cluster_load(path, arena, cluster)));
-    if (!bind && env->world_size < (*cluster)->rank_count) {
+    if (!bind && (env->world_size < (*cluster)->rank_count || !runs_here(*cluster))) {
         hapt_cluster_assume(*cluster);
         return HAPT_OK;
     }

@@ -2,6 +2,14 @@
 
 #include <string.h>
 
+enum hapt_status hapt_phase_unused(const struct hapt_config *config, const char *why, const char *const *names)
+{
+    for (; *names; names++)
+        if (hapt_config_given(config, *names))
+            return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "--%s has no effect: %s", *names, why);
+    return HAPT_OK;
+}
+
 static enum hapt_status load_model(struct hapt_config *config, struct hapt_arena *arena, struct hapt_model **model)
 {
     const char *path = hapt_config_text(config, "input");

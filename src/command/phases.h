@@ -10,11 +10,13 @@
 #include "hapt/report.h"
 #include "hapt/train.h"
 
+/* HAPT_ERR_USAGE when one of `names` (ends with NULL) was given: `why` says what leaves it without effect. */
+enum hapt_status hapt_phase_unused(const struct hapt_config *config, const char *why, const char *const *names);
 /* Loads --input and takes over its training defaults. */
 enum hapt_status hapt_phase_model(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
                                   struct hapt_model **model);
 /* --cluster or discovery. `bind`: the ranks must be there, links are probed; else absent values are assumed when
- * ranks are fewer than devices. */
+ * ranks are fewer than devices, or this build has no back end for them. */
 enum hapt_status hapt_phase_cluster(struct hapt_env *env, struct hapt_config *config, bool bind, struct hapt_arena *arena,
                                     struct hapt_cluster **cluster);
 enum hapt_status hapt_phase_layers(struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,

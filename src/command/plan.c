@@ -51,6 +51,11 @@ static enum hapt_status check_options(const struct hapt_config *config)
     if (path && hapt_config_text(config, "cluster"))
         return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
                          "--profile already holds its cluster: --cluster says it twice");
+    const char *const measuring[] = {"imbalance", "profile-seconds", "predict", "optimizer", "momentum", NULL};
+    const char *const cutting[] = {"layers-per-model", "heavy-minimum", "threads", NULL};
+    if (path) HAPT_TRY(hapt_phase_unused(config, "--profile is not measured again", measuring));
+    if (path && !hapt_config_text(config, "input"))
+        HAPT_TRY(hapt_phase_unused(config, "--profile without --input holds layers, not operators", cutting));
     if (hapt_config_text(config, "stages") && hapt_config_given(config, "strategy"))
         return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "--stages leaves nothing to choose for --strategy");
     return HAPT_OK;

@@ -77,8 +77,8 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     HAPT_TRY(hapt_phase_cluster(env, config, false, arena, &cluster));
     hapt_cluster_print(env, cluster);
     if (!cluster->subcluster_of_rank)
-        hapt_note(env, "on paper: %d rank%s for %d devices; link values that the file lacks are assumed\n",
-                  env->world_size, env->world_size > 1 ? "s" : "", cluster->rank_count);
+        hapt_note(env, "on paper: %d device%s that %d rank%s here cannot stand for; link values that the file lacks are assumed\n",
+                  cluster->rank_count, cluster->rank_count > 1 ? "s" : "", env->world_size, env->world_size > 1 ? "s" : "");
     else if (env->world_size > cluster->rank_count)
         hapt_note(env, "%d of %d ranks stay idle\n", env->world_size - cluster->rank_count, env->world_size);
     enum hapt_status status = HAPT_OK;

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Options that could only be ignored are refused; a cluster whose devices are not here is planned on paper.
+. "$(dirname "$0")/lib.sh.inc"
+cd "$(dirname "$0")/../.." || exit 1
+
+m=$scratch/m.h5
+passes 1 model gpt --layers 2 --hidden 32 --heads 2 --sequence 16 --vocab 64 --microbatch 2 --output "$m"
+cat >"$scratch/gpus.json" <<'J'
+{ "format": "hapt-cluster", "version": 1,
+  "subclusters": [ { "name": "a", "nodes": 1, "devices_per_node": 1, "device": "A100-40GB" },
+                   { "name": "v", "nodes": 1, "devices_per_node": 1, "device": "V100-16GB" } ] }
+J
+# As many ranks as devices do not make GPUs of them.
+for ranks in 1 2 3; do
+    passes $ranks plan --input "$m" --cluster "$scratch/gpus.json" --json && /usr/bin/python3 -c '
+import json, sys
+assert json.load(open(sys.argv[1]))["format"] == "hapt-plan"' "$scratch/out" || fail "a plan on $ranks ranks"
+done
+passes 2 profile --input "$m" --cluster "$scratch/gpus.json" --output "$scratch/p.h5"
+passes 2 topology --cluster "$scratch/gpus.json" && grep -q 'on paper' "$scratch/err" || fail "not on paper"
+refuses 3 'cuda' 2 --input "$m" --cluster "$scratch/gpus.json" --steps 1 --output "$scratch/run"
+
+# Optimizer state takes part in memory: SGD plans need less than AdamW's.
+memory() {
+    passes 1 plan --input "$m" --cluster "$scratch/gpus.json" --json "$@" && /usr/bin/python3 -c '
+import json, sys
+print(int(json.load(open(sys.argv[1]))["stages"][0]["memory_bytes"]))' "$scratch/out"
+}
+adamw=$(memory) plain=$(memory --optimizer sgd) momentum=$(memory --optimizer sgd --momentum 0.9)
+[ "$plain" -lt "$momentum" ] && [ "$momentum" -lt "$adamw" ] || fail "memory: $plain, $momentum, $adamw bytes"
+
+for option in "--imbalance 2" "--profile-seconds 3" "--predict" "--optimizer sgd" "--momentum 0.5" "--threads 2" \
+    "--layers-per-model 3" "--heavy-minimum 3"; do
+    refuses 2 "error: ${option%% *} has no effect" 1 plan --profile "$scratch/p.h5" $option
+done
+passes 1 plan --profile "$scratch/p.h5" --input "$m" --threads 2 --output "$scratch/plan.h5"
+for option in "--imbalance 2" "--profile-seconds 3" "--predict"; do
+    refuses 2 "error: ${option%% *} has no effect" 1 --input "$m" --profile "$scratch/p.h5" $option
+done
+for option in "--strategy even" "--stages 0-1@a:1x1" "--hide-threshold 0.1" "--use-all-devices" "--predict"; do
+    refuses 2 "error: ${option%% *} has no effect" 1 --input "$m" --plan "$scratch/plan.h5" $option
+done
+refuses 2 'replan has no effect' 2 --input "$m" --replan
+refuses 2 'strategy' 1 --input "$m" --strategy even --stages 0-1@a:1x1
+refuses 2 'unknown option --microbatches of hapt profile' 1 profile --input "$m" --output "$scratch/q.h5" --microbatches 4
+finish
