@@ -61,6 +61,10 @@ enum hapt_status hapt_plan_force(const struct hapt_profile *profile, const struc
                                  const char *stages, struct hapt_arena *result, struct hapt_plan **plan);
 /* Warm-up, latency, t_max, memory, eta and simulated time of the stages already in `plan`. */
 enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt_plan *plan, struct hapt_arena *scratch);
+/* The same stages under another schedule, number of microbatches or epsilon, at the plan's pace (that of its slowest stage
+ * where compute set it): launch counts, memory, latency and simulated time follow; memory may then exceed the devices'. */
+enum hapt_status hapt_plan_change(struct hapt_plan *plan, enum hapt_schedule_kind schedule, int microbatches,
+                                  double hide_threshold);
 /* The comparison plan: the optimum's submeshes and order under H-1F1B, the layers split evenly over them, priced with
  * options->schedule. Collective. HAPT_ERR_INPUT or HAPT_ERR_INFEASIBLE when the even stages cannot run. */
 enum hapt_status hapt_plan_even(MPI_Comm comm, const struct hapt_profile *profile,

@@ -53,8 +53,8 @@ static enum hapt_status give_operators(const struct hapt_model *model, const str
     return hapt_phase_plan_bind(plan, layers);
 }
 
-/* Another schedule or number of microbatches for the same stages: launch counts and memory follow. */
-static enum hapt_status override_plan(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_plan *plan)
+/* Another schedule or number of microbatches for the same stages: launch counts, memory and predictions follow. */
+static enum hapt_status override_plan(const struct hapt_config *config, struct hapt_plan *plan)
 {
     enum hapt_schedule_kind kind = plan->schedule;
     int microbatches = plan->microbatches;
@@ -64,20 +64,7 @@ static enum hapt_status override_plan(const struct hapt_config *config, struct h
     }
     if (hapt_config_given(config, "microbatches")) microbatches = (int)hapt_config_int(config, "microbatches");
     if (kind == plan->schedule && microbatches == plan->microbatches) return HAPT_OK;
-    double *comm_s;
-    int *warmup;
-    HAPT_NEW(comm_s, arena, plan->stage_count);
-    HAPT_NEW(warmup, arena, plan->stage_count);
-    for (int i = 0; i < plan->stage_count; i++) comm_s[i] = plan->stage[i].comm_s;
-    hapt_schedule_warmup(kind, plan->stage_count, microbatches, comm_s, plan->t_max_s, plan->hide_threshold, warmup);
-    plan->schedule = kind;
-    plan->microbatches = microbatches;
-    for (int i = 0; i < plan->stage_count; i++) {
-        struct hapt_plan_stage *stage = &plan->stage[i];
-        stage->warmup = warmup[i];
-        stage->memory_bytes = stage->parameter_bytes + warmup[i] * stage->activation_bytes;
-    }
-    return HAPT_OK;
+    return hapt_plan_change(plan, kind, microbatches, plan->hide_threshold);
 }
 
 static enum hapt_status load_given(struct hapt_config *config, const struct hapt_model *model,
@@ -90,7 +77,7 @@ static enum hapt_status load_given(struct hapt_config *config, const struct hapt
     }
     HAPT_TRY(hapt_plan_load(hapt_config_text(config, "plan"), arena, plan));
     HAPT_TRY(give_operators(model, config, arena, *plan));
-    return override_plan(config, arena, *plan);
+    return override_plan(config, *plan);
 }
 
 enum hapt_status hapt_phase_plan_given(struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,

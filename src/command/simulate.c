@@ -20,49 +20,29 @@ struct outcome {
     bool fits;       /* every device's memory */
 };
 
-/* The plan for other options: B changes what a microbatch bears of the once-per-step time. */
-static void change_plan(const struct hapt_config *config, struct hapt_plan *plan, double *comm_s, int *warmup)
-{
-    const int before = plan->microbatches;
-    if (hapt_config_given(config, "microbatches")) plan->microbatches = (int)hapt_config_int(config, "microbatches");
-    if (hapt_config_given(config, "hide-threshold")) plan->hide_threshold = hapt_config_real(config, "hide-threshold");
-    if (hapt_config_given(config, "schedule"))
-        HAPT_ASSERT(hapt_schedule_kind_parse(hapt_config_text(config, "schedule"), &plan->schedule));
-    for (int i = 0; i < plan->stage_count; i++) {
-        struct hapt_plan_stage *stage = &plan->stage[i];
-        stage->compute_s += stage->step_s / plan->microbatches - stage->step_s / before;
-        comm_s[i] = stage->comm_s;
-        if (stage->compute_s > plan->t_max_s) plan->t_max_s = stage->compute_s;
-    }
-    hapt_schedule_warmup(plan->schedule, plan->stage_count, plan->microbatches, comm_s, plan->t_max_s,
-                         plan->hide_threshold, warmup);
-    for (int i = 0; i < plan->stage_count; i++) {
-        struct hapt_plan_stage *stage = &plan->stage[i];
-        stage->warmup = warmup[i];
-        stage->memory_bytes = stage->parameter_bytes + warmup[i] * stage->activation_bytes;
-    }
-}
-
 static enum hapt_status prepare(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_plan **plan)
 {
     const char *path = hapt_config_text(config, "plan"), *profile_path = hapt_config_text(config, "profile");
-    double *comm_s;
-    int *warmup;
     if (!path)
         return hapt_fail(HAPT_ERR_USAGE, "make one with `hapt plan --output plan.h5`, then give --plan plan.h5",
                          "no plan file given");
     HAPT_TRY(hapt_plan_load(path, arena, plan));
-    HAPT_NEW(comm_s, arena, (*plan)->stage_count);
-    HAPT_NEW(warmup, arena, (*plan)->stage_count);
     if (profile_path) {
         struct hapt_profile *profile;
         HAPT_TRY(hapt_profile_load(profile_path, arena, &profile));
         HAPT_TRY(hapt_plan_price(profile, *plan, arena));
     }
-    const bool changed = hapt_config_given(config, "microbatches") || hapt_config_given(config, "hide-threshold") ||
-                         hapt_config_given(config, "schedule");
-    if (changed) change_plan(config, *plan, comm_s, warmup);
-    return HAPT_OK;
+    enum hapt_schedule_kind schedule = (*plan)->schedule;
+    int microbatches = (*plan)->microbatches;
+    double hide_threshold = (*plan)->hide_threshold;
+    if (hapt_config_given(config, "schedule"))
+        HAPT_ASSERT(hapt_schedule_kind_parse(hapt_config_text(config, "schedule"), &schedule));
+    if (hapt_config_given(config, "microbatches")) microbatches = (int)hapt_config_int(config, "microbatches");
+    if (hapt_config_given(config, "hide-threshold")) hide_threshold = hapt_config_real(config, "hide-threshold");
+    if (schedule == (*plan)->schedule && microbatches == (*plan)->microbatches &&
+        hide_threshold == (*plan)->hide_threshold)
+        return HAPT_OK;
+    return hapt_plan_change(*plan, schedule, microbatches, hide_threshold);
 }
 
 static enum hapt_status play(const struct hapt_plan *plan, struct hapt_arena *arena, struct outcome *outcome)
@@ -72,7 +52,7 @@ static enum hapt_status play(const struct hapt_plan *plan, struct hapt_arena *ar
     HAPT_NEW(outcome->overlap, arena, plan->stage_count);
     for (int i = 0; i < plan->stage_count - 1; i++)
         HAPT_TRY(hapt_plan_overlap(plan, plan->schedule, i, &outcome->overlap[i]));
-    outcome->hidden = outcome->simulation->period_s <= plan->t_max_s * (1 + 2 * plan->hide_threshold);
+    outcome->hidden = hapt_at_most(outcome->simulation->period_s, plan->t_max_s * (1 + 2 * plan->hide_threshold));
     for (int i = 0; i < plan->stage_count; i++)
         outcome->fits &= hapt_at_most(plan->stage[i].memory_bytes, plan->stage[i].device_memory_bytes);
     return HAPT_OK;

@@ -209,16 +209,44 @@ static enum hapt_status simulated_step(const struct hapt_plan *plan, struct hapt
     return HAPT_OK;
 }
 
-/* Everything behind the choice of t_max. */
-static enum hapt_status finish(const struct hapt_profile *profile, struct hapt_plan *plan, struct hapt_arena *scratch)
+/* What follows from the stages and t_max alone. */
+static enum hapt_status finish_times(struct hapt_plan *plan, struct hapt_arena *scratch)
 {
     double latency_s = 0;
     for (int i = plan->stage_count - 1; i >= 0; i--)
         latency_s = (plan->stage[i].compute_s + 2 * plan->stage[i].comm_s) + latency_s;
     plan->latency_s = latency_s + (plan->microbatches - 1) * plan->t_max_s;
-    plan->balance_eta = balance(profile, plan);
     plan->limit = limit_of(plan);
     return simulated_step(plan, scratch, &plan->simulated_s);
+}
+
+/* Everything behind the choice of t_max. */
+static enum hapt_status finish(const struct hapt_profile *profile, struct hapt_plan *plan, struct hapt_arena *scratch)
+{
+    plan->balance_eta = balance(profile, plan);
+    return finish_times(plan, scratch);
+}
+
+enum hapt_status hapt_plan_change(struct hapt_plan *plan, enum hapt_schedule_kind schedule, int microbatches,
+                                  double hide_threshold)
+{
+    struct hapt_arena scratch;
+    const bool computes = strcmp(limit_of(plan), "compute") == 0;
+    double least_s = 0;
+    for (int i = 0; i < plan->stage_count; i++) {
+        struct hapt_plan_stage *stage = &plan->stage[i];
+        stage->compute_s += stage->step_s / microbatches - stage->step_s / plan->microbatches;
+        least_s = fmax(least_s, fmax(stage->compute_s, stage->comm_s));
+    }
+    if (microbatches != plan->microbatches) plan->t_max_s = computes ? least_s : fmax(plan->t_max_s, least_s);
+    plan->schedule = schedule;
+    plan->microbatches = microbatches;
+    plan->hide_threshold = hide_threshold;
+    launch(plan, plan->t_max_s);
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = finish_times(plan, &scratch);
+    hapt_arena_release(&scratch);
+    return status;
 }
 
 enum hapt_status plan_price_at(const struct hapt_profile *profile, double t_max_s, struct hapt_plan *plan)

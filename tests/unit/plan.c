@@ -248,6 +248,39 @@ static void forced_stages(void)
     hapt_arena_release(&arena);
 }
 
+/* A changed plan is the one that would have been priced so from the start, as long as its pace is. */
+static void changed_plans(void)
+{
+    static const char stages[] = "0-2@fast:1x1,2-4@fast:1x1,4-6@slow:1x2";
+    struct hapt_arena arena;
+    struct hapt_plan *plan, *fresh;
+    hapt_arena_init(&arena);
+    struct hapt_profile *profile = two_subclusters(&arena);
+    profile->cluster[0].device_memory_bytes = profile->cluster[1].device_memory_bytes = 1000;
+    for (int k = 0; k < 16; k++) {
+        struct hapt_search_options options = {
+            .microbatches = 10, .schedule = (enum hapt_schedule_kind)(k % 4), .hide_threshold = 0.02};
+        CHECK_OK(hapt_plan_force(profile, &options, stages, &arena, &plan));
+        options.schedule = (enum hapt_schedule_kind)(k / 4);
+        options.microbatches = k % 3 ? 10 : 4;
+        options.hide_threshold = k % 5 ? 0.02 : 0.5;
+        CHECK_OK(hapt_plan_change(plan, options.schedule, options.microbatches, options.hide_threshold));
+        CHECK_OK(hapt_plan_check(plan));
+        CHECK_OK(hapt_plan_force(profile, &options, stages, &arena, &fresh));
+        CHECK(plan->schedule == fresh->schedule && plan->microbatches == fresh->microbatches);
+        CHECK_NEAR(plan->t_max_s, fresh->t_max_s, 1e-12);
+        CHECK_NEAR(plan->latency_s, fresh->latency_s, 1e-10);
+        CHECK_NEAR(plan->simulated_s, fresh->simulated_s, 1e-10);
+        CHECK(strcmp(plan->limit, fresh->limit) == 0);
+        for (int i = 0; i < plan->stage_count; i++) {
+            CHECK_NEAR(plan->stage[i].compute_s, fresh->stage[i].compute_s, 1e-12);
+            CHECK(plan->stage[i].warmup == fresh->stage[i].warmup);
+            CHECK_NEAR(plan->stage[i].memory_bytes, fresh->stage[i].memory_bytes, 1e-9);
+        }
+    }
+    hapt_arena_release(&arena);
+}
+
 static void even_split(void)
 {
     struct hapt_arena arena;
@@ -379,6 +412,7 @@ int main(int argc, char **argv)
     RUN(groups_of_a_run_file);
     RUN(long_steps);
     RUN(forced_stages);
+    RUN(changed_plans);
     RUN(even_split);
     RUN(placing);
     RUN(obstacles_are_named);
