@@ -6,23 +6,34 @@
 
 #define HINT "more or larger devices, fewer microbatches, a smaller model or microbatch"
 
-/* The plan at the largest t_max, where everything that fits at all fits; stage_count 0 when nothing does. */
-static enum hapt_status relaxed_plan(const struct hapt_profile *profile, const struct hapt_search_options *options,
-                                     double memory_factor, struct hapt_arena *arena, struct hapt_plan *plan)
+static enum hapt_status search_relaxed(const struct hapt_profile *profile, const struct hapt_search_options *options,
+                                       double memory_factor, struct hapt_arena *scratch, struct hapt_arena *arena,
+                                       struct hapt_plan *plan)
 {
     struct search_problem *problem;
     struct search_table table = {0};
     double latency_s;
-    *plan = (struct hapt_plan){.microbatches = options->microbatches,
-                               .schedule = options->schedule,
-                               .hide_threshold = options->hide_threshold};
-    HAPT_TRY(search_problem_create(profile, options, memory_factor, arena, &problem));
+    HAPT_TRY(search_problem_create(profile, options, memory_factor, scratch, &problem));
     if (problem->t_max_count == 0) return HAPT_OK;
     plan->t_max_s = problem->t_max[problem->t_max_count - 1];
-    enum hapt_status status = search_table_init(problem, arena, &table);
+    enum hapt_status status = search_table_init(problem, scratch, &table);
     if (status == HAPT_OK) status = search_table_fill(&table, plan->t_max_s, &latency_s);
     if (status == HAPT_OK && isfinite(latency_s)) status = search_trace(&table, latency_s * (1 + 1e-12), arena, plan);
     search_table_release(&table);
+    return status;
+}
+
+/* The plan at the largest t_max, where everything that fits at all fits; stage_count 0 when nothing does. */
+static enum hapt_status relaxed_plan(const struct hapt_profile *profile, const struct hapt_search_options *options,
+                                     double memory_factor, struct hapt_arena *arena, struct hapt_plan *plan)
+{
+    struct hapt_arena scratch; /* dozens of searches follow each other: only their plans stay */
+    *plan = (struct hapt_plan){.microbatches = options->microbatches,
+                               .schedule = options->schedule,
+                               .hide_threshold = options->hide_threshold};
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = search_relaxed(profile, options, memory_factor, &scratch, arena, plan);
+    hapt_arena_release(&scratch);
     return status;
 }
 
