@@ -2,7 +2,7 @@
  * One training step of the reference GPT (4 layers, d 256, 4 heads, T 128, batch 8, vocabulary 512, tied, AdamW) as bare kernel
  * calls on one device: time by operator, GFLOP/s of matrix products, tokens per second.
  *
- *     kernels_gpt_step [--dtype fp32|bf16] [--threads N] [--steps N] [--serve]
+ *     build/release/bench/kernels_gpt_step [--dtype fp32|bf16] [--threads N] [--steps N] [--serve]
  *
  * --serve: runs a block of steps for every line on standard input and prints one JSON line, so that a caller can interleave two
  * programs on a shared machine.
@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "hapt/device.h"
 
@@ -395,8 +396,20 @@ static void run_block(int64_t first, int steps, bool table)
     free(wall);
 }
 
+/*
+ * libgomp's threads spin for up to 20 ms at a barrier before they sleep: harmless alone, several times the step where other
+ * programs want the cores. It reads the setting when it loads, so the program starts itself again.
+ */
+static void spin_briefly(char **argv)
+{
+    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
+    setenv("GOMP_SPINCOUNT", "1000", 1);
+    execv("/proc/self/exe", argv); /* on failure: go on as we are */
+}
+
 int main(int argc, char **argv)
 {
+    spin_briefly(argv);
     int steps = 20;
     bool serve = false;
     compute = HAPT_F32;
