@@ -1,11 +1,11 @@
 /*
- * One training step of the reference GPT (4 layers, d 256, 4 heads, T 128, batch 8, vocabulary 512, tied, AdamW) as bare kernel
- * calls on one device: time by operator, GFLOP/s of matrix products, tokens per second.
+ * One training step of the reference GPT (4 layers, d 256, 4 heads, T 128, batch 8, vocabulary 512, tied, AdamW) as
+ * bare kernel calls on one device: time by operator, GFLOP/s of matrix products, tokens per second.
  *
  *     build/release/bench/kernels_gpt_step [--dtype fp32|bf16] [--threads N] [--steps N] [--serve]
  *
- * --serve: runs a block of steps for every line on standard input and prints one JSON line, so that a caller can interleave two
- * programs on a shared machine.
+ * --serve: runs a block of steps for every line on standard input and prints one JSON line, so that a caller can
+ * interleave two programs on a shared machine.
  */
 #include <math.h>
 #include <stdio.h>
@@ -103,7 +103,11 @@ static struct {
 static int label_count;
 static size_t workspace_bytes;
 
-#define VIEWS(...) (const struct hapt_view[]){__VA_ARGS__}
+#define VIEWS(...)                                                                                                     \
+    (const struct hapt_view[])                                                                                         \
+    {                                                                                                                  \
+        __VA_ARGS__                                                                                                    \
+    }
 static const struct hapt_view none;
 
 static struct hapt_call *bind(const char *op, const char *name, int inputs, const struct hapt_view *input, int outputs,
@@ -122,7 +126,8 @@ static struct hapt_call *bind(const char *op, const char *name, int inputs, cons
     while (b->label < label_count && strcmp(label[b->label].name, name)) b->label++;
     if (b->label == label_count) label[label_count++].name = name;
     if (!strncmp(op, "linear", 6)) b->flops = 2.0 * BATCH * LENGTH; /* times the weight's elements */
-    if (!strncmp(op, "attention", 9)) b->flops = (outputs == 2 ? 4.0 : 10.0) * BATCH * LENGTH * (LENGTH + 1) / 2 * WIDTH;
+    if (!strncmp(op, "attention", 9))
+        b->flops = (outputs == 2 ? 4.0 : 10.0) * BATCH * LENGTH * (LENGTH + 1) / 2 * WIDTH;
     return &b->call;
 }
 
@@ -155,7 +160,8 @@ static struct norm bind_norm(struct hapt_view x)
     struct norm norm = {parameter_make(1, WIDTH, 0, 1, 0), parameter_make(1, WIDTH, 0, 0, 0), rows_of(WIDTH), per_row(),
                         per_row()};
     bind("layer_norm", "layer_norm", 3, VIEWS(x, norm.gamma->weight, norm.beta->weight), 3,
-         VIEWS(norm.y, norm.mean, norm.rstd))->real[0] = 1e-5;
+         VIEWS(norm.y, norm.mean, norm.rstd))
+        ->real[0] = 1e-5;
     return norm;
 }
 
@@ -163,7 +169,8 @@ static void bind_norm_backward(const struct norm *norm, struct hapt_view x, stru
                                unsigned accumulate)
 {
     bind("layer_norm_backward", "layer_norm_backward", 5, VIEWS(x, norm->gamma->weight, norm->mean, norm->rstd, dy), 3,
-         VIEWS(dx, norm->gamma->gradient, norm->beta->gradient))->accumulate = 6 | accumulate;
+         VIEWS(dx, norm->gamma->gradient, norm->beta->gradient))
+        ->accumulate = 6 | accumulate;
 }
 
 struct block {
@@ -198,14 +205,15 @@ static void block_forward(struct block *k, struct hapt_view x)
 /* `dx` holds the gradient of the block's output, then of its input: residual paths alias. */
 static void block_backward(const struct block *k, struct hapt_view dx)
 {
-    const struct hapt_view dactive = rows_of(WIDE), dup = rows_of(WIDE), dnorm = rows_of(WIDTH), dqkv = rows_of(3 * WIDTH);
+    const struct hapt_view dactive = rows_of(WIDE), dup = rows_of(WIDE), dnorm = rows_of(WIDTH),
+                           dqkv = rows_of(3 * WIDTH);
     bind_linear_backward(false, "linear_dx", "linear_dw", k->active, k->down_w, k->down_b, dx, dactive);
     bind("gelu_dx", "gelu_dx", 2, VIEWS(k->up, dactive), 1, &dup);
     bind_linear_backward(false, "linear_dx", "linear_dw", k->norm2.y, k->up_w, k->up_b, dup, dnorm);
     bind_norm_backward(&k->norm2, k->middle, dnorm, dx, 1);
     bind_linear_backward(false, "linear_dx", "linear_dw", k->attended, k->out_w, k->out_b, dx, dnorm);
-    struct hapt_call *attention = bind("attention_backward", "attention_backward", 4,
-                                       VIEWS(k->qkv, k->attended, k->lse, dnorm), 1, &dqkv);
+    struct hapt_call *attention =
+        bind("attention_backward", "attention_backward", 4, VIEWS(k->qkv, k->attended, k->lse, dnorm), 1, &dqkv);
     attention->integer[0] = HEADS, attention->integer[1] = 1;
     bind_linear_backward(false, "linear_dx", "linear_dw", k->norm1.y, k->qkv_w, k->qkv_b, dqkv, dnorm);
     bind_norm_backward(&k->norm1, k->input, dnorm, dx, 1);
@@ -341,9 +349,9 @@ static double core_peak(void)
 {
     double best = 0;
     for (int i = 0; i < 40; i++) {
-        const double rate = __builtin_cpu_supports("avx512f")                                    ? fma_round_wide(100000)
+        const double rate = __builtin_cpu_supports("avx512f")                                 ? fma_round_wide(100000)
                             : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? fma_round(100000)
-                                                                                                  : 0;
+                                                                                              : 0;
         best = rate > best ? rate : best;
     }
     return best;
@@ -382,23 +390,25 @@ static void run_block(int64_t first, int steps, bool table)
         for (int i = 0; i < bound_count; i++) flops += bound[i].flops;
         fprintf(stderr, "%-20s %8.3f ms (best of %d of every call), %.1f GFLOP/s", "all", all * 1e3, steps,
                 flops / all * 1e-9);
-        if (peak > 0) fprintf(stderr, ", %.0f %% of the fp32 peak of %d cores (%.0f)", flops / all * 1e-7 / peak, threads, peak);
+        if (peak > 0)
+            fprintf(stderr, ", %.0f %% of the fp32 peak of %d cores (%.0f)", flops / all * 1e-7 / peak, threads, peak);
         fprintf(stderr, "\n");
     }
     for (int i = 0; table && i < label_count; i++)
         fprintf(stderr, "%-20s %8.3f ms  %5.1f %%  %7.1f GFLOP/s\n", label[i].name, label[i].seconds * 1e3,
                 100 * label[i].seconds / all, label[i].flops / label[i].seconds * 1e-9);
-    printf("{\"peer\":\"hapt kernels\",\"dtype\":\"%s\",\"threads\":%d,\"wall_s\":%.6f,\"wall_min_s\":%.6f,\"cpu_s\":%.6f,"
-           "\"tokens_per_s\":%.1f,\"loss\":%.6f}\n",
-           hapt_dtype_name(compute), threads, wall[steps / 2], wall[0], cpu_s, BATCH * LENGTH / wall[steps / 2],
-           *(float *)loss.data / (BATCH * LENGTH));
+    printf(
+        "{\"peer\":\"hapt kernels\",\"dtype\":\"%s\",\"threads\":%d,\"wall_s\":%.6f,\"wall_min_s\":%.6f,\"cpu_s\":%.6f,"
+        "\"tokens_per_s\":%.1f,\"loss\":%.6f}\n",
+        hapt_dtype_name(compute), threads, wall[steps / 2], wall[0], cpu_s, BATCH * LENGTH / wall[steps / 2],
+        *(float *)loss.data / (BATCH * LENGTH));
     fflush(stdout);
     free(wall);
 }
 
 /*
- * libgomp's threads spin for up to 20 ms at a barrier before they sleep: harmless alone, several times the step where other
- * programs want the cores. It reads the setting when it loads, so the program starts itself again.
+ * libgomp's threads spin for up to 20 ms at a barrier before they sleep: harmless alone, several times the step where
+ * other programs want the cores. It reads the setting when it loads, so the program starts itself again.
  */
 static void spin_briefly(char **argv)
 {
@@ -415,11 +425,16 @@ int main(int argc, char **argv)
     compute = HAPT_F32;
     threads = 2;
     for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--serve")) serve = true;
-        else if (i + 1 < argc && !strcmp(argv[i], "--threads")) threads = atoi(argv[++i]);
-        else if (i + 1 < argc && !strcmp(argv[i], "--steps")) steps = atoi(argv[++i]);
-        else if (i + 1 < argc && !strcmp(argv[i], "--dtype") && hapt_dtype_parse(argv[i + 1], &compute)) i++;
-        else return fprintf(stderr, "unknown option %s\n", argv[i]), 2;
+        if (!strcmp(argv[i], "--serve"))
+            serve = true;
+        else if (i + 1 < argc && !strcmp(argv[i], "--threads"))
+            threads = atoi(argv[++i]);
+        else if (i + 1 < argc && !strcmp(argv[i], "--steps"))
+            steps = atoi(argv[++i]);
+        else if (i + 1 < argc && !strcmp(argv[i], "--dtype") && hapt_dtype_parse(argv[i + 1], &compute))
+            i++;
+        else
+            return fprintf(stderr, "unknown option %s\n", argv[i]), 2;
     }
     backend = hapt_backend_find("cpu");
     stop_on(backend->open(0, threads, 0, &device));
@@ -429,7 +444,8 @@ int main(int argc, char **argv)
     for (int s = 1; s <= 3; s++) step(s);
     if (!serve) run_block(4, steps, true);
     char line[64];
-    for (int64_t block = 0; serve && fgets(line, sizeof line, stdin); block++) run_block(4 + block * steps, steps, false);
+    for (int64_t block = 0; serve && fgets(line, sizeof line, stdin); block++)
+        run_block(4 + block * steps, steps, false);
     backend->close(device);
     return 0;
 }

@@ -1,7 +1,7 @@
 /*
- * For kernels_*.c: calls of cpu kernels on random tensors, checked against double-precision forward functions written in the
- * tests. Expected gradients are central differences of those forward functions, never a second derivation by hand.
- * Every test runs once per instruction-set level that this CPU has (HAPT_ISA), with 1 and with 2 threads.
+ * For kernels_*.c: calls of cpu kernels on random tensors, checked against double-precision forward functions written
+ * in the tests. Expected gradients are central differences of those forward functions, never a second derivation by
+ * hand. Every test runs once per instruction-set level that this CPU has (HAPT_ISA), with 1 and with 2 threads.
  */
 #ifndef HAPT_TEST_KERNELS_H
 #define HAPT_TEST_KERNELS_H
@@ -46,9 +46,12 @@ static inline double element_get(const struct hapt_view *view, int64_t i)
 
 static inline void element_set(struct hapt_view *view, int64_t i, double value)
 {
-    if (view->dtype == HAPT_BF16) ((uint16_t *)view->data)[i] = hapt_bf16_from_f32((float)value);
-    else if (view->dtype == HAPT_I32) ((int32_t *)view->data)[i] = (int32_t)value;
-    else ((float *)view->data)[i] = (float)value;
+    if (view->dtype == HAPT_BF16)
+        ((uint16_t *)view->data)[i] = hapt_bf16_from_f32((float)value);
+    else if (view->dtype == HAPT_I32)
+        ((int32_t *)view->data)[i] = (int32_t)value;
+    else
+        ((float *)view->data)[i] = (float)value;
 }
 
 /* Uniform in [low, high], rounded to the type; shape ends with 0. */
@@ -144,11 +147,12 @@ static inline double problem_scalar(const struct problem *problem, double *out)
 }
 
 /*
- * Gradient of the scalar with respect to input `which`, at up to `samples` places, by central differences; compared with
- * got - base (base NULL: 0). Tolerance is relative to the largest expected gradient.
+ * Gradient of the scalar with respect to input `which`, at up to `samples` places, by central differences; compared
+ * with got - base (base NULL: 0). Tolerance is relative to the largest expected gradient.
  */
-__attribute__((unused)) static void check_gradient(const struct problem *problem, int which, const struct hapt_view *got,
-                                                   const double *base, int samples, double tolerance, const char *what)
+__attribute__((unused)) static void check_gradient(const struct problem *problem, int which,
+                                                   const struct hapt_view *got, const double *base, int samples,
+                                                   double tolerance, const char *what)
 {
     struct tensor *input = problem->input[which];
     double *out = malloc((size_t)problem->out_count * sizeof *out);
@@ -169,8 +173,8 @@ __attribute__((unused)) static void check_gradient(const struct problem *problem
     }
     for (int s = 0; s < taken; s++) {
         const double value = element_get(got, place[s]);
-        if (!CHECK_MESSAGE(fabs(value - expected[s]) <= tolerance * largest + 1e-8, "%s[%lld] = %.9g, not %.9g (%s)", what,
-                           (long long)place[s], value, expected[s], hapt_dtype_name(got->dtype)))
+        if (!CHECK_MESSAGE(fabs(value - expected[s]) <= tolerance * largest + 1e-8, "%s[%lld] = %.9g, not %.9g (%s)",
+                           what, (long long)place[s], value, expected[s], hapt_dtype_name(got->dtype)))
             break;
     }
     free(place);

@@ -5,7 +5,7 @@ struct shape {
     int64_t batch, length, heads, head;
 };
 
-static const struct shape shapes[] = {{1, 1, 1, 16}, {2, 7, 3, 16}, {1, 37, 2, 24}, {1, 33, 1, 17},
+static const struct shape shapes[] = {{1, 1, 1, 16},  {2, 7, 3, 16},   {1, 37, 2, 24},  {1, 33, 1, 17},
                                       {2, 64, 2, 32}, {1, 129, 1, 64}, {1, 161, 2, 80}, {1, 270, 1, 128}};
 
 /* integer: batch, length, heads, causal. Returns out [b][t][d], then logsumexp [b][h][t]. */
@@ -50,17 +50,28 @@ static void check_shape(const struct shape *s, enum hapt_dtype dtype, bool causa
     double *expected = calloc((size_t)(out.count + lse.count), sizeof *expected);
     double *dy = calloc((size_t)(out.count + lse.count), sizeof *dy); /* the logsumexp behind `out` has weight 0 */
     memcpy(dy, dout.value, (size_t)out.count * sizeof *dy);
-    struct problem problem = {.forward = attention_reference, .input = {&qkv}, .out_count = out.count + lse.count,
-                              .dy = dy, .integer = {s->batch, s->length, s->heads, causal}};
+    struct problem problem = {.forward = attention_reference,
+                              .input = {&qkv},
+                              .out_count = out.count + lse.count,
+                              .dy = dy,
+                              .integer = {s->batch, s->length, s->heads, causal}};
     attention_reference(&problem, expected);
-    struct hapt_call call = {.input_count = 1, .output_count = 2, .input = {qkv.view}, .output = {out.view, lse.view},
-                             .integer = {s->heads, causal}, .threads = threads};
+    struct hapt_call call = {.input_count = 1,
+                             .output_count = 2,
+                             .input = {qkv.view},
+                             .output = {out.view, lse.view},
+                             .integer = {s->heads, causal},
+                             .threads = threads};
     kernel_run("attention", dtype, &call);
     check_close(&out.view, expected, dtype == HAPT_F32 ? 2e-6 : BF16_UNIT, "attention");
     check_close(&lse.view, expected + out.count, 2e-6, "attention's logsumexp");
     /* The backward takes the forward's rounded results, so bf16 allows for a few roundings. */
-    struct hapt_call back = {.input_count = 4, .output_count = 1, .input = {qkv.view, out.view, lse.view, dout.view},
-                             .output = {dqkv.view}, .integer = {s->heads, causal}, .threads = threads};
+    struct hapt_call back = {.input_count = 4,
+                             .output_count = 1,
+                             .input = {qkv.view, out.view, lse.view, dout.view},
+                             .output = {dqkv.view},
+                             .integer = {s->heads, causal},
+                             .threads = threads};
     kernel_run("attention_backward", dtype, &back);
     const int samples = s->length <= 40 ? 60 : 5;
     check_gradient(&problem, 0, &dqkv.view, NULL, samples, dtype == HAPT_F32 ? 5e-6 : 4 * BF16_UNIT, "dqkv");
@@ -91,13 +102,24 @@ static void whole_gradient(void)
     double *dy = calloc((size_t)(out.count + lse.count), sizeof *dy);
     struct tensor dout = TENSOR(HAPT_F32, -1, 1, 1, 35, 32);
     memcpy(dy, dout.value, (size_t)out.count * sizeof *dy);
-    struct problem problem = {.forward = attention_reference, .input = {&qkv}, .out_count = out.count + lse.count,
-                              .dy = dy, .integer = {1, 35, 2, 1}};
-    struct hapt_call call = {.input_count = 1, .output_count = 2, .input = {qkv.view}, .output = {out.view, lse.view},
-                             .integer = {2, 1}, .threads = 1};
+    struct problem problem = {.forward = attention_reference,
+                              .input = {&qkv},
+                              .out_count = out.count + lse.count,
+                              .dy = dy,
+                              .integer = {1, 35, 2, 1}};
+    struct hapt_call call = {.input_count = 1,
+                             .output_count = 2,
+                             .input = {qkv.view},
+                             .output = {out.view, lse.view},
+                             .integer = {2, 1},
+                             .threads = 1};
     kernel_run("attention", HAPT_F32, &call);
-    struct hapt_call back = {.input_count = 4, .output_count = 1, .input = {qkv.view, out.view, lse.view, dout.view},
-                             .output = {dqkv.view}, .integer = {2, 1}, .threads = 1};
+    struct hapt_call back = {.input_count = 4,
+                             .output_count = 1,
+                             .input = {qkv.view, out.view, lse.view, dout.view},
+                             .output = {dqkv.view},
+                             .integer = {2, 1},
+                             .threads = 1};
     kernel_run("attention_backward", HAPT_F32, &back);
     check_gradient(&problem, 0, &dqkv.view, NULL, 1 << 30, 5e-6, "dqkv");
     free(dy);
@@ -119,8 +141,12 @@ static void survives_large_scores(void)
             element_set(&qkv.view, t * 48 + 16 + c, c == 0 ? (t % 2 ? -100.0 : 0.1 * (double)t) : 0);
         }
     struct tensor out = TENSOR(HAPT_F32, 0, 0, 1, length, 16), lse = TENSOR(HAPT_F32, 0, 0, 1, 1, length);
-    struct hapt_call call = {.input_count = 1, .output_count = 2, .input = {qkv.view}, .output = {out.view, lse.view},
-                             .integer = {1, 1}, .threads = 2};
+    struct hapt_call call = {.input_count = 1,
+                             .output_count = 2,
+                             .input = {qkv.view},
+                             .output = {out.view, lse.view},
+                             .integer = {1, 1},
+                             .threads = 2};
     kernel_run("attention", HAPT_F32, &call);
     for (int64_t t = 0; t < length; t++) {
         double total = 0, top = 0.1 * (double)(t - t % 2) * 10;
@@ -141,12 +167,19 @@ static void same_bits(void)
     for (int run = 0; run < 3; run++) {
         struct tensor out = TENSOR(HAPT_BF16, 0, 0, 3, 50, 32), lse = TENSOR(HAPT_F32, 0, 0, 3, 2, 50);
         struct tensor dqkv = TENSOR(HAPT_BF16, 0, 0, 3, 50, 96);
-        struct hapt_call call = {.input_count = 1, .output_count = 2, .input = {qkv.view},
-                                 .output = {out.view, lse.view}, .integer = {2, 1}, .threads = run == 0 ? 1 : 2};
+        struct hapt_call call = {.input_count = 1,
+                                 .output_count = 2,
+                                 .input = {qkv.view},
+                                 .output = {out.view, lse.view},
+                                 .integer = {2, 1},
+                                 .threads = run == 0 ? 1 : 2};
         kernel_run("attention", HAPT_BF16, &call);
-        struct hapt_call back = {.input_count = 4, .output_count = 1,
-                                 .input = {qkv.view, out.view, lse.view, dout.view}, .output = {dqkv.view},
-                                 .integer = {2, 1}, .threads = call.threads};
+        struct hapt_call back = {.input_count = 4,
+                                 .output_count = 1,
+                                 .input = {qkv.view, out.view, lse.view, dout.view},
+                                 .output = {dqkv.view},
+                                 .integer = {2, 1},
+                                 .threads = call.threads};
         kernel_run("attention_backward", HAPT_BF16, &back);
         if (run == 0) memcpy(first, dqkv.view.data, 3 * 50 * 96 * sizeof *first);
         CHECK(!memcmp(first, dqkv.view.data, 3 * 50 * 96 * sizeof *first));

@@ -20,8 +20,11 @@ static void adamw(void)
         const int64_t n = counts[k];
         struct tensor p = TENSOR(HAPT_F32, -1, 1, n), m = TENSOR(HAPT_F32, 0, 0, n), v = TENSOR(HAPT_F32, 0, 0, n);
         struct tensor copy = TENSOR(HAPT_BF16, 0, 0, n);
-        struct hapt_call call = {.input_count = 1, .output_count = 4, .output = {p.view, m.view, v.view, copy.view},
-                                 .real = {3e-3, 0.9, 0.95, 1e-8, 0.1, 0.5}, .threads = 1 + k % 2};
+        struct hapt_call call = {.input_count = 1,
+                                 .output_count = 4,
+                                 .output = {p.view, m.view, v.view, copy.view},
+                                 .real = {3e-3, 0.9, 0.95, 1e-8, 0.1, 0.5},
+                                 .threads = 1 + k % 2};
         for (int step = 1; step <= 5; step++) {
             struct tensor g = TENSOR(HAPT_F32, -1, 1, n);
             call.input[0] = g.view;
@@ -50,9 +53,13 @@ static void sgd(void)
     for (int k = 0; k < 2 * CASES; k++) {
         const int64_t n = counts[k / 2];
         const double momentum = k % 2 ? 0.9 : 0;
-        struct tensor p = TENSOR(HAPT_F32, -1, 1, n), buffer = TENSOR(HAPT_F32, 0, 0, n), copy = TENSOR(HAPT_BF16, 0, 0, n);
-        struct hapt_call call = {.input_count = 1, .output_count = 3, .output = {p.view, buffer.view, copy.view},
-                                 .real = {0.01, momentum, 0, 0, 0.1, 0.5}, .threads = 1 + k % 2};
+        struct tensor p = TENSOR(HAPT_F32, -1, 1, n), buffer = TENSOR(HAPT_F32, 0, 0, n),
+                      copy = TENSOR(HAPT_BF16, 0, 0, n);
+        struct hapt_call call = {.input_count = 1,
+                                 .output_count = 3,
+                                 .output = {p.view, buffer.view, copy.view},
+                                 .real = {0.01, momentum, 0, 0, 0.1, 0.5},
+                                 .threads = 1 + k % 2};
         if (momentum == 0) call.output[1].data = NULL;
         for (int step = 1; step <= 3; step++) {
             struct tensor g = TENSOR(HAPT_F32, -1, 1, n);
@@ -100,9 +107,11 @@ static void conversions(void)
             element_set(&x.view, 1, NAN);
             element_set(&x.view, 2, 3.4e38); /* rounds to infinity */
         }
-        struct hapt_call down = {.input_count = 1, .output_count = 1, .input = {x.view}, .output = {half.view}, .threads = 2};
+        struct hapt_call down = {
+            .input_count = 1, .output_count = 1, .input = {x.view}, .output = {half.view}, .threads = 2};
         kernel_run("convert", HAPT_F32, &down);
-        struct hapt_call up = {.input_count = 1, .output_count = 1, .input = {half.view}, .output = {back.view}, .threads = 2};
+        struct hapt_call up = {
+            .input_count = 1, .output_count = 1, .input = {half.view}, .output = {back.view}, .threads = 2};
         kernel_run("convert", HAPT_BF16, &up);
         for (int64_t i = 0; i < x.count; i++) {
             const float from = ((float *)x.view.data)[i];
@@ -125,12 +134,17 @@ static void sums(void)
         const enum hapt_dtype dtype = k & 1 ? HAPT_BF16 : HAPT_F32;
         const int64_t n = counts[k / 4];
         struct tensor a = TENSOR(dtype, -1, 1, n), b = TENSOR(dtype, -1, 1, n), y = TENSOR(dtype, -1, 1, n);
-        struct hapt_call copy = {.input_count = 1, .output_count = 1, .input = {a.view}, .output = {y.view},
-                                 .accumulate = k >> 1 & 1, .threads = 2};
+        struct hapt_call copy = {.input_count = 1,
+                                 .output_count = 1,
+                                 .input = {a.view},
+                                 .output = {y.view},
+                                 .accumulate = k >> 1 & 1,
+                                 .threads = 2};
         kernel_run("copy", dtype, &copy);
         for (int64_t i = 0; i < n; i++) y.value[i] = a.value[i] + (k & 2 ? y.value[i] : 0);
         check_close(&y.view, y.value, dtype == HAPT_F32 ? 1e-7 : BF16_UNIT, "copy");
-        struct hapt_call add = {.input_count = 2, .output_count = 1, .input = {a.view, b.view}, .output = {y.view}, .threads = 2};
+        struct hapt_call add = {
+            .input_count = 2, .output_count = 1, .input = {a.view, b.view}, .output = {y.view}, .threads = 2};
         kernel_run("add", dtype, &add);
         for (int64_t i = 0; i < n; i++) y.value[i] = a.value[i] + b.value[i];
         check_close(&y.view, y.value, dtype == HAPT_F32 ? 1e-7 : BF16_UNIT, "add");

@@ -28,24 +28,38 @@ static void check_linear(const struct linear_case *c, enum hapt_dtype dtype, boo
     struct tensor w = transposed ? TENSOR(dtype, -1, 1, c->out, c->in) : TENSOR(dtype, -1, 1, c->in, c->out);
     struct tensor y = TENSOR(dtype, 0, 0, c->batch, c->length, c->out);
     struct tensor dy = TENSOR(dtype, -1, 1, c->batch, c->length, c->out);
-    struct problem problem = {.forward = linear_reference, .input = {&x, &w, bias ? &b : NULL}, .out_count = y.count,
-                              .dy = dy.value, .integer = {rows, c->in, c->out, transposed}};
+    struct problem problem = {.forward = linear_reference,
+                              .input = {&x, &w, bias ? &b : NULL},
+                              .out_count = y.count,
+                              .dy = dy.value,
+                              .integer = {rows, c->in, c->out, transposed}};
     double *expected = malloc((size_t)y.count * sizeof *expected);
     linear_reference(&problem, expected);
-    struct hapt_call call = {.input_count = bias ? 3 : 2, .output_count = 1, .input = {x.view, w.view, b.view},
-                             .output = {y.view}, .threads = threads};
+    struct hapt_call call = {.input_count = bias ? 3 : 2,
+                             .output_count = 1,
+                             .input = {x.view, w.view, b.view},
+                             .output = {y.view},
+                             .threads = threads};
     kernel_run(transposed ? "linear_t" : "linear", dtype, &call);
     check_close(&y.view, expected, tolerance, "linear");
     for (unsigned add = 0; add < 2; add++) { /* gradients overwrite, then add */
         struct tensor dx = TENSOR(dtype, -1, 1, c->batch, c->length, c->in);
         struct tensor dw = TENSOR(HAPT_F32, -1, 1, w.view.shape[0], w.view.shape[1]);
         struct tensor db = TENSOR(HAPT_F32, -1, 1, c->out);
-        struct hapt_call to_x = {.input_count = 2, .output_count = 1, .input = {dy.view, w.view}, .output = {dx.view},
-                                 .accumulate = add, .threads = threads};
+        struct hapt_call to_x = {.input_count = 2,
+                                 .output_count = 1,
+                                 .input = {dy.view, w.view},
+                                 .output = {dx.view},
+                                 .accumulate = add,
+                                 .threads = threads};
         kernel_run(transposed ? "linear_t_dx" : "linear_dx", dtype, &to_x);
         check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 10, 2 * tolerance, "linear's dx");
-        struct hapt_call to_w = {.input_count = 2, .output_count = bias ? 2 : 1, .input = {x.view, dy.view},
-                                 .output = {dw.view, db.view}, .accumulate = add ? 3 : 0, .threads = threads};
+        struct hapt_call to_w = {.input_count = 2,
+                                 .output_count = bias ? 2 : 1,
+                                 .input = {x.view, dy.view},
+                                 .output = {dw.view, db.view},
+                                 .accumulate = add ? 3 : 0,
+                                 .threads = threads};
         kernel_run(transposed ? "linear_t_dw" : "linear_dw", dtype, &to_w);
         check_gradient(&problem, 1, &dw.view, add ? dw.value : NULL, 10, 1e-6 * sqrt((double)rows), "linear's dw");
         if (bias) check_gradient(&problem, 2, &db.view, add ? db.value : NULL, 10, 1e-6, "linear's db");
@@ -63,12 +77,14 @@ static void check_linear(const struct linear_case *c, enum hapt_dtype dtype, boo
 
 static void linear_layers(void)
 {
-    static const struct linear_case cases[] = {{1, 1, 1, 1}, {2, 3, 5, 7}, {1, 19, 33, 17}, {2, 16, 64, 48}, {1, 65, 40, 96}};
+    static const struct linear_case cases[] = {
+        {1, 1, 1, 1}, {2, 3, 5, 7}, {1, 19, 33, 17}, {2, 16, 64, 48}, {1, 65, 40, 96}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int v = 0; v < 16; v++) check_linear(&cases[i], types[v & 1], v & 2, v & 4, v & 8 ? 2 : 1);
 }
 
-/* Every element of the three products of larger layers, and 1 against 2 threads. Sizes cross every block of the kernels. */
+/* Every element of the three products of larger layers, and 1 against 2 threads. Sizes cross every block of the
+ * kernels. */
 static void check_large(int64_t rows, int64_t in, int64_t out, enum hapt_dtype dtype, bool transposed)
 {
     struct tensor x = TENSOR(dtype, -1, 1, 1, rows, in), dy = TENSOR(dtype, -1, 1, 1, rows, out);
@@ -90,17 +106,27 @@ static void check_large(int64_t rows, int64_t in, int64_t out, enum hapt_dtype d
     const double unit = dtype == HAPT_F32 ? 0 : BF16_UNIT;
     for (int run = 0; run < 3; run++) {
         struct tensor got_y = TENSOR(dtype, 0, 0, 1, rows, out), got_dx = TENSOR(dtype, 0, 0, 1, rows, in);
-        struct tensor got_dw = TENSOR(HAPT_F32, 0, 0, w.view.shape[0], w.view.shape[1]), got_db = TENSOR(HAPT_F32, 0, 0, out);
-        struct hapt_call call = {.input_count = 3, .output_count = 1, .input = {x.view, w.view, b.view},
-                                 .output = {got_y.view}, .threads = 1 + run % 2};
+        struct tensor got_dw = TENSOR(HAPT_F32, 0, 0, w.view.shape[0], w.view.shape[1]),
+                      got_db = TENSOR(HAPT_F32, 0, 0, out);
+        struct hapt_call call = {.input_count = 3,
+                                 .output_count = 1,
+                                 .input = {x.view, w.view, b.view},
+                                 .output = {got_y.view},
+                                 .threads = 1 + run % 2};
         kernel_run(transposed ? "linear_t" : "linear", dtype, &call);
         check_close(&got_y.view, y, unit + 1e-7 * sqrt((double)in), "y");
-        struct hapt_call to_x = {.input_count = 2, .output_count = 1, .input = {dy.view, w.view},
-                                 .output = {got_dx.view}, .threads = 1 + run % 2};
+        struct hapt_call to_x = {.input_count = 2,
+                                 .output_count = 1,
+                                 .input = {dy.view, w.view},
+                                 .output = {got_dx.view},
+                                 .threads = 1 + run % 2};
         kernel_run(transposed ? "linear_t_dx" : "linear_dx", dtype, &to_x);
         check_close(&got_dx.view, dx, unit + 1e-7 * sqrt((double)out), "dx");
-        struct hapt_call to_w = {.input_count = 2, .output_count = 2, .input = {x.view, dy.view},
-                                 .output = {got_dw.view, got_db.view}, .threads = 1 + run % 2};
+        struct hapt_call to_w = {.input_count = 2,
+                                 .output_count = 2,
+                                 .input = {x.view, dy.view},
+                                 .output = {got_dw.view, got_db.view},
+                                 .threads = 1 + run % 2};
         kernel_run(transposed ? "linear_t_dw" : "linear_dw", dtype, &to_w);
         check_close(&got_dw.view, dw, 1e-7 * sqrt((double)rows), "dw");
         check_close(&got_db.view, db, 1e-7 * sqrt((double)rows), "db");
@@ -125,7 +151,8 @@ static void check_large(int64_t rows, int64_t in, int64_t out, enum hapt_dtype d
 
 static void large_linear_layers(void)
 {
-    static const int64_t cases[][3] = {{32, 32, 32}, {64, 96, 160}, {1088, 64, 32}, {32, 2048, 160}, {96, 160, 2080}, {70, 100, 130}};
+    static const int64_t cases[][3] = {{32, 32, 32},    {64, 96, 160},   {1088, 64, 32},
+                                       {32, 2048, 160}, {96, 160, 2080}, {70, 100, 130}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int v = 0; v < 4; v++)
             if (i < 2 || v & 1 || test_long()) check_large(cases[i][0], cases[i][1], cases[i][2], types[v & 1], v & 2);
@@ -141,32 +168,43 @@ static void norm_reference(const struct problem *p, double *out)
         for (int64_t c = 0; c < columns; c++) mean += x[c] / (double)columns;
         for (int64_t c = 0; c < columns; c++) variance += (x[c] - mean) * (x[c] - mean) / (double)columns;
         for (int64_t c = 0; c < columns; c++)
-            out[r * columns + c] = (x[c] - mean) / sqrt(variance + p->real[0]) * p->input[1]->value[c] +
-                                   p->input[2]->value[c];
+            out[r * columns + c] =
+                (x[c] - mean) / sqrt(variance + p->real[0]) * p->input[1]->value[c] + p->input[2]->value[c];
     }
 }
 
-static void check_norm(int64_t batch, int64_t length, int64_t columns, enum hapt_dtype dtype, int threads, double offset)
+static void check_norm(int64_t batch, int64_t length, int64_t columns, enum hapt_dtype dtype, int threads,
+                       double offset)
 {
     struct tensor x = TENSOR(dtype, offset - 2, offset + 2, batch, length, columns);
     struct tensor gamma = TENSOR(dtype, 0.5, 1.5, columns), beta = TENSOR(dtype, -1, 1, columns);
     struct tensor y = TENSOR(dtype, 0, 0, batch, length, columns), dy = TENSOR(dtype, -1, 1, batch, length, columns);
     struct tensor mean = TENSOR(HAPT_F32, 0, 0, batch, length), rstd = TENSOR(HAPT_F32, 0, 0, batch, length);
-    struct problem problem = {.forward = norm_reference, .input = {&x, &gamma, &beta}, .out_count = y.count,
-                              .dy = dy.value, .integer = {batch * length, columns}, .real = {1e-5}};
+    struct problem problem = {.forward = norm_reference,
+                              .input = {&x, &gamma, &beta},
+                              .out_count = y.count,
+                              .dy = dy.value,
+                              .integer = {batch * length, columns},
+                              .real = {1e-5}};
     double *expected = malloc((size_t)y.count * sizeof *expected);
     norm_reference(&problem, expected);
-    struct hapt_call call = {.input_count = 3, .output_count = 3, .input = {x.view, gamma.view, beta.view},
-                             .output = {y.view, mean.view, rstd.view}, .real = {1e-5}, .threads = threads};
+    struct hapt_call call = {.input_count = 3,
+                             .output_count = 3,
+                             .input = {x.view, gamma.view, beta.view},
+                             .output = {y.view, mean.view, rstd.view},
+                             .real = {1e-5},
+                             .threads = threads};
     kernel_run("layer_norm", dtype, &call);
     const double tolerance = (dtype == HAPT_F32 ? 1e-6 : BF16_UNIT) * (1 + fabs(offset) * (dtype == HAPT_F32));
     check_close(&y.view, expected, tolerance, "layer_norm");
     for (unsigned add = 0; add < 2; add++) {
         struct tensor dx = TENSOR(dtype, -1, 1, batch, length, columns);
         struct tensor dgamma = TENSOR(HAPT_F32, -1, 1, columns), dbeta = TENSOR(HAPT_F32, -1, 1, columns);
-        struct hapt_call back = {.input_count = 5, .output_count = 3,
+        struct hapt_call back = {.input_count = 5,
+                                 .output_count = 3,
                                  .input = {x.view, gamma.view, mean.view, rstd.view, dy.view},
-                                 .output = {dx.view, dgamma.view, dbeta.view}, .accumulate = add ? 7 : 0,
+                                 .output = {dx.view, dgamma.view, dbeta.view},
+                                 .accumulate = add ? 7 : 0,
                                  .threads = threads};
         kernel_run("layer_norm_backward", dtype, &back);
         check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 40, 4 * tolerance, "layer_norm's dx");
@@ -210,12 +248,16 @@ static void gelus(void)
         const enum hapt_dtype dtype = types[v & 1];
         struct tensor x = TENSOR(dtype, -9, 9, 1, 1, counts[v / 8]), y = TENSOR(dtype, 0, 0, 1, 1, counts[v / 8]);
         struct tensor dy = TENSOR(dtype, 0.5, 1, 1, 1, counts[v / 8]), dx = TENSOR(dtype, 0, 0, 1, 1, counts[v / 8]);
-        struct problem problem = {.forward = gelu_reference, .input = {&x}, .out_count = x.count, .dy = dy.value,
-                                  .integer = {v >> 1 & 1}};
+        struct problem problem = {
+            .forward = gelu_reference, .input = {&x}, .out_count = x.count, .dy = dy.value, .integer = {v >> 1 & 1}};
         double *expected = malloc((size_t)x.count * sizeof *expected);
         gelu_reference(&problem, expected);
-        struct hapt_call call = {.input_count = 1, .output_count = 1, .input = {x.view}, .output = {y.view},
-                                 .integer = {v >> 1 & 1}, .threads = v & 4 ? 2 : 1};
+        struct hapt_call call = {.input_count = 1,
+                                 .output_count = 1,
+                                 .input = {x.view},
+                                 .output = {y.view},
+                                 .integer = {v >> 1 & 1},
+                                 .threads = v & 4 ? 2 : 1};
         kernel_run("gelu", dtype, &call);
         for (int64_t i = 0; i < x.count; i++) { /* relative, tails included */
             const double apart = fabs(element_get(&y.view, i) - expected[i]);
@@ -224,8 +266,12 @@ static void gelus(void)
                                element_get(&y.view, i), expected[i]))
                 break;
         }
-        struct hapt_call back = {.input_count = 2, .output_count = 1, .input = {x.view, dy.view}, .output = {dx.view},
-                                 .integer = {v >> 1 & 1}, .threads = call.threads};
+        struct hapt_call back = {.input_count = 2,
+                                 .output_count = 1,
+                                 .input = {x.view, dy.view},
+                                 .output = {dx.view},
+                                 .integer = {v >> 1 & 1},
+                                 .threads = call.threads};
         kernel_run("gelu_dx", dtype, &back);
         check_gradient(&problem, 0, &dx.view, NULL, 20, dtype == HAPT_F32 ? 1e-6 : BF16_UNIT, "gelu's dx");
         free(expected);
@@ -255,21 +301,30 @@ static void embeddings(void)
         const bool position = v & 2;
         struct tensor token = TENSOR(HAPT_I32, 0, (double)words - 1e-9, batch, length);
         struct tensor table = TENSOR(dtype, -1, 1, words, columns), place = TENSOR(dtype, -1, 1, length + 2, columns);
-        struct tensor x = TENSOR(dtype, 0, 0, batch, length, columns), dy = TENSOR(dtype, -1, 1, batch, length, columns);
+        struct tensor x = TENSOR(dtype, 0, 0, batch, length, columns),
+                      dy = TENSOR(dtype, -1, 1, batch, length, columns);
         struct tensor dtable = TENSOR(HAPT_F32, -1, 1, words, columns);
         struct tensor dplace = TENSOR(HAPT_F32, -1, 1, length + 2, columns);
-        struct problem problem = {.forward = embedding_reference, .input = {&token, &table, position ? &place : NULL},
-                                  .out_count = x.count, .dy = dy.value};
+        struct problem problem = {.forward = embedding_reference,
+                                  .input = {&token, &table, position ? &place : NULL},
+                                  .out_count = x.count,
+                                  .dy = dy.value};
         double *expected = malloc((size_t)x.count * sizeof *expected);
         embedding_reference(&problem, expected);
         struct hapt_view none = {0};
-        struct hapt_call call = {.input_count = 3, .output_count = 1,
-                                 .input = {token.view, table.view, position ? place.view : none}, .output = {x.view},
+        struct hapt_call call = {.input_count = 3,
+                                 .output_count = 1,
+                                 .input = {token.view, table.view, position ? place.view : none},
+                                 .output = {x.view},
                                  .threads = v & 4 ? 2 : 1};
         kernel_run("embedding", dtype, &call);
         check_close(&x.view, expected, dtype == HAPT_F32 ? 1e-7 : BF16_UNIT, "embedding");
-        struct hapt_call back = {.input_count = 2, .output_count = position ? 2 : 1, .input = {token.view, dy.view},
-                                 .output = {dtable.view, dplace.view}, .accumulate = 3, .threads = call.threads};
+        struct hapt_call back = {.input_count = 2,
+                                 .output_count = position ? 2 : 1,
+                                 .input = {token.view, dy.view},
+                                 .output = {dtable.view, dplace.view},
+                                 .accumulate = 3,
+                                 .threads = call.threads};
         kernel_run("embedding_dw", dtype, &back);
         check_gradient(&problem, 1, &dtable.view, dtable.value, 40, 1e-6, "dtable");
         if (position) check_gradient(&problem, 2, &dplace.view, dplace.value, 40, 1e-6, "dposition");
@@ -311,16 +366,21 @@ static void losses(void)
         for (int64_t r = 1; r < rows; r += 3) element_set(&target.view, r, target.value[r] = -100);
         struct tensor loss = TENSOR(HAPT_F32, 0, 0, 1), lse = TENSOR(HAPT_F32, 0, 0, c[0], c[1]);
         struct tensor scale = TENSOR(HAPT_F32, 0.3, 0.7, 1);
-        struct problem problem = {.forward = loss_reference, .input = {&logits, &target}, .out_count = 1,
-                                  .dy = scale.value};
+        struct problem problem = {
+            .forward = loss_reference, .input = {&logits, &target}, .out_count = 1, .dy = scale.value};
         double expected = 0;
         loss_reference(&problem, &expected);
-        struct hapt_call call = {.input_count = 2, .output_count = 2, .input = {logits.view, target.view},
-                                 .output = {loss.view, lse.view}, .threads = v & 2 ? 2 : 1};
+        struct hapt_call call = {.input_count = 2,
+                                 .output_count = 2,
+                                 .input = {logits.view, target.view},
+                                 .output = {loss.view, lse.view},
+                                 .threads = v & 2 ? 2 : 1};
         kernel_run("cross_entropy", dtype, &call);
         CHECK_NEAR(element_get(&loss.view, 0), expected, 3e-7 * expected);
-        struct hapt_call back = {.input_count = 4, .output_count = 1,
-                                 .input = {logits.view, target.view, lse.view, scale.view}, .output = {dlogits.view},
+        struct hapt_call back = {.input_count = 4,
+                                 .output_count = 1,
+                                 .input = {logits.view, target.view, lse.view, scale.view},
+                                 .output = {dlogits.view},
                                  .threads = call.threads};
         kernel_run("cross_entropy_dx", dtype, &back);
         check_gradient(&problem, 0, &dlogits.view, NULL, 30, dtype == HAPT_F32 ? 2e-6 : BF16_UNIT, "dlogits");
@@ -341,22 +401,32 @@ static void losses(void)
 /* A NaN must reach the loss: training stops on it. */
 static void nan_is_kept(void)
 {
-    struct tensor x = TENSOR(HAPT_F32, -1, 1, 1, 2, 40), gamma = TENSOR(HAPT_F32, 1, 1, 40), y = TENSOR(HAPT_F32, 0, 0, 1, 2, 40);
-    struct tensor mean = TENSOR(HAPT_F32, 0, 0, 1, 2), rstd = TENSOR(HAPT_F32, 0, 0, 1, 2), loss = TENSOR(HAPT_F32, 0, 0, 1);
+    struct tensor x = TENSOR(HAPT_F32, -1, 1, 1, 2, 40), gamma = TENSOR(HAPT_F32, 1, 1, 40),
+                  y = TENSOR(HAPT_F32, 0, 0, 1, 2, 40);
+    struct tensor mean = TENSOR(HAPT_F32, 0, 0, 1, 2), rstd = TENSOR(HAPT_F32, 0, 0, 1, 2),
+                  loss = TENSOR(HAPT_F32, 0, 0, 1);
     struct tensor target = TENSOR(HAPT_I32, 0, 39, 1, 2);
     for (int64_t at = 0; at < 40; at += 39) {
         element_set(&x.view, at, NAN);
-        struct hapt_call norm = {.input_count = 3, .output_count = 3, .input = {x.view, gamma.view, gamma.view},
-                                 .output = {y.view, mean.view, rstd.view}, .real = {1e-5}, .threads = 1};
+        struct hapt_call norm = {.input_count = 3,
+                                 .output_count = 3,
+                                 .input = {x.view, gamma.view, gamma.view},
+                                 .output = {y.view, mean.view, rstd.view},
+                                 .real = {1e-5},
+                                 .threads = 1};
         kernel_run("layer_norm", HAPT_F32, &norm);
         CHECK(isnan(element_get(&y.view, 3)) && !isnan(element_get(&y.view, 43)));
-        struct hapt_call gelu = {.input_count = 1, .output_count = 1, .input = {x.view}, .output = {y.view}, .threads = 1};
+        struct hapt_call gelu = {
+            .input_count = 1, .output_count = 1, .input = {x.view}, .output = {y.view}, .threads = 1};
         for (gelu.integer[0] = 0; gelu.integer[0] < 2; gelu.integer[0]++) {
             kernel_run("gelu", HAPT_F32, &gelu);
             CHECK(isnan(element_get(&y.view, at)) && !isnan(element_get(&y.view, 20)));
         }
-        struct hapt_call entropy = {.input_count = 2, .output_count = 2, .input = {x.view, target.view},
-                                    .output = {loss.view, mean.view}, .threads = 1};
+        struct hapt_call entropy = {.input_count = 2,
+                                    .output_count = 2,
+                                    .input = {x.view, target.view},
+                                    .output = {loss.view, mean.view},
+                                    .threads = 1};
         kernel_run("cross_entropy", HAPT_F32, &entropy);
         CHECK(isnan(element_get(&loss.view, 0)));
         element_set(&x.view, at, 0);

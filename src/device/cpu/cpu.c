@@ -1,6 +1,6 @@
 /*
- * The cpu back end: this process's threads and memory. Work runs at once in the calling thread's OpenMP team, so queues hold
- * nothing and events are born complete.
+ * The cpu back end: this process's threads and memory. Work runs at once in the calling thread's OpenMP team, so queues
+ * hold nothing and events are born complete.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -141,7 +141,8 @@ static size_t cpu_memory_peak(const struct hapt_device *device)
     return device->peak_bytes;
 }
 
-static const struct hapt_kernel *cpu_find_kernel(const struct hapt_device *device, const char *op, enum hapt_dtype dtype)
+static const struct hapt_kernel *cpu_find_kernel(const struct hapt_device *device, const char *op,
+                                                 enum hapt_dtype dtype)
 {
     (void)device;
     return hapt_cpu_kernel_find(op, dtype);

@@ -4,7 +4,8 @@
 
 #include "hapt/device.h"
 
-/* c [m][n] (+)= a [m][k] b [k][n] (+ bias [n]); a transposed operand stands as [k][m] or [n][k]. All dense, row-major. */
+/* c [m][n] (+)= a [m][k] b [k][n] (+ bias [n]); a transposed operand stands as [k][m] or [n][k]. All dense, row-major.
+ */
 struct gemm {
     int64_t m, n, k;
     bool transpose_a, transpose_b;
@@ -15,8 +16,8 @@ struct gemm {
     int threads;
 };
 
-/* Plans are kept per shape for the life of the process: the first call of a shape is slow, later ones allocate nothing of
- * ours. Thread safe; products of one process run one after the other. */
+/* Plans are kept per shape for the life of the process: the first call of a shape is slow, later ones allocate nothing
+ * of ours. Thread safe; products of one process run one after the other. */
 enum hapt_status hapt_gemm_run(const struct gemm *gemm);
 /* "oneDNN 2.6.3", at run time. */
 const char *hapt_gemm_library(void);

@@ -1,7 +1,8 @@
 /*
  * For isa_*.c: names that carry the level, short vectors of the level's width, and the vector functions kernels share.
  *
- * Accuracy: vector_exp 1 ulp on its whole range (0 below -87.3), bfloat16 rounding to nearest even, NaN kept everywhere.
+ * Accuracy: vector_exp 1 ulp on its whole range (0 below -87.3), bfloat16 rounding to nearest even, NaN kept
+ * everywhere.
  */
 #ifndef HAPT_CPU_ISA_H
 #define HAPT_CPU_ISA_H

@@ -1,9 +1,10 @@
 /*
- * Multi-head attention, forward and backward, in blocks over keys with a running softmax: no [t][t] matrix is ever stored.
+ * Multi-head attention, forward and backward, in blocks over keys with a running softmax: no [t][t] matrix is ever
+ * stored.
  *
- * One thread takes one (batch, head) at a time. It packs that head's keys and values as fp32 (transposed where a product needs
- * it) and walks over blocks of queries; every product of two small matrices goes through product() below. bf16 is widened while
- * packing, so the arithmetic is the same for both types.
+ * One thread takes one (batch, head) at a time. It packs that head's keys and values as fp32 (transposed where a
+ * product needs it) and walks over blocks of queries; every product of two small matrices goes through product() below.
+ * bf16 is widened while packing, so the arithmetic is the same for both types.
  */
 #include <math.h>
 
@@ -68,10 +69,17 @@ static void product(const struct product *p)
     int64_t v = 0;
     for (; v + TILE_VECTORS <= p->vectors; v += TILE_VECTORS) product_strip(p, v * LANES, TILE_VECTORS);
     switch (p->vectors - v) {
-    case 3: product_strip(p, v * LANES, TILE_VECTORS > 3 ? 3 : 1); break;
-    case 2: product_strip(p, v * LANES, 2); break;
-    case 1: product_strip(p, v * LANES, 1); break;
-    default: break;
+    case 3:
+        product_strip(p, v * LANES, TILE_VECTORS > 3 ? 3 : 1);
+        break;
+    case 2:
+        product_strip(p, v * LANES, 2);
+        break;
+    case 1:
+        product_strip(p, v * LANES, 1);
+        break;
+    default:
+        break;
     }
 }
 
@@ -81,10 +89,11 @@ struct attention {
     int64_t padded_head, padded_length;        /* multiples of LANES and KEYS */
     bool causal;
     float scale;
-    float *key, *key_t, *value_t, *dkey, *dvalue; /* key [padded_length][padded_head]; *_t [blocks][padded_head][KEYS] */
-    float *value;                                 /* [padded_length][padded_head] */
-    float *query, *dout, *out, *dquery;           /* [QUERIES][padded_head] */
-    float *score, *dscore;                        /* [QUERIES][KEYS] */
+    float *key, *key_t, *value_t, *dkey,
+        *dvalue;                        /* key [padded_length][padded_head]; *_t [blocks][padded_head][KEYS] */
+    float *value;                       /* [padded_length][padded_head] */
+    float *query, *dout, *out, *dquery; /* [QUERIES][padded_head] */
+    float *score, *dscore;              /* [QUERIES][KEYS] */
 };
 
 static int64_t round_up(int64_t value, int64_t unit)
@@ -95,8 +104,11 @@ static int64_t round_up(int64_t value, int64_t unit)
 static struct attention attention_sizes(const struct hapt_call *call)
 {
     const struct hapt_view *qkv = &call->input[0]; /* [batch][length][3 width] */
-    struct attention at = {.batch = qkv->shape[0], .length = qkv->shape[1], .heads = call->integer[0],
-                           .width = qkv->shape[2] / 3, .causal = call->integer[1] != 0};
+    struct attention at = {.batch = qkv->shape[0],
+                           .length = qkv->shape[1],
+                           .heads = call->integer[0],
+                           .width = qkv->shape[2] / 3,
+                           .causal = call->integer[1] != 0};
     at.head = at.width / at.heads;
     at.padded_head = round_up(at.head, LANES);
     at.padded_length = round_up(at.length, KEYS);
@@ -153,14 +165,15 @@ static size_t attention_backward_workspace(const struct hapt_call *call)
     return attention_workspace_for(call, true);
 }
 
-/* Rows [first, first + rows) of one head as fp32 [rows][padded_head] times `scale`, zero padded. `row_width`: elements from
- * one row of the tensor to the next; `column`: where the head starts. */
+/* Rows [first, first + rows) of one head as fp32 [rows][padded_head] times `scale`, zero padded. `row_width`: elements
+ * from one row of the tensor to the next; `column`: where the head starts. */
 INLINE void pack(const struct attention *at, const void *from, int64_t row_width, int64_t column, int64_t rows,
                  bool half, float scale, float *to)
 {
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < at->head; c += LANES)
-            vector_store(to + r * at->padded_head + c, load(from, r * row_width + column + c, at->head - c, half) * scale);
+            vector_store(to + r * at->padded_head + c,
+                         load(from, r * row_width + column + c, at->head - c, half) * scale);
 }
 
 /* All rows of one head as fp32 [block][padded_head][KEYS], zero padded: columns of keys for vector loads. */
@@ -172,8 +185,8 @@ INLINE void pack_transposed(const struct attention *at, const void *from, int64_
             vector row[LANES];
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++)
-                row[i] = r + i < at->length ? load(from, (r + i) * row_width + column + c, at->head - c, half)
-                                            : (vector){0};
+                row[i] =
+                    r + i < at->length ? load(from, (r + i) * row_width + column + c, at->head - c, half) : (vector){0};
             vector_transpose(row);
             float *corner = to + (r / KEYS * at->padded_head + c) * KEYS + r % KEYS;
 #pragma GCC unroll 16
@@ -225,8 +238,16 @@ static void forward_block(const struct attention *at, int64_t first, int64_t row
     memset(at->out, 0, (size_t)(rows * hp) * sizeof(float));
     for (int64_t key = 0; key < end; key += KEYS) {
         const int64_t keys = smaller(KEYS, end - key), vectors = (keys + LANES - 1) / LANES;
-        product(&(struct product){.rows = rows, .vectors = vectors, .depth = at->head, .a = at->query, .a_row = hp,
-                                  .a_depth = 1, .b = at->key_t + key * hp, .b_row = KEYS, .c = at->score, .c_row = KEYS});
+        product(&(struct product){.rows = rows,
+                                  .vectors = vectors,
+                                  .depth = at->head,
+                                  .a = at->query,
+                                  .a_row = hp,
+                                  .a_depth = 1,
+                                  .b = at->key_t + key * hp,
+                                  .b_row = KEYS,
+                                  .c = at->score,
+                                  .c_row = KEYS});
         for (int64_t r = 0; r < rows; r++) {
             float *score = at->score + r * KEYS;
             const int64_t seen = visible(at, first + r, key, keys);
@@ -240,8 +261,16 @@ static void forward_block(const struct attention *at, int64_t first, int64_t row
             top[r] = higher;
             total[r] += softmax_row(score, seen, vectors, higher);
         }
-        product(&(struct product){.rows = rows, .vectors = hp / LANES, .depth = keys, .a = at->score, .a_row = KEYS,
-                                  .a_depth = 1, .b = at->value + key * hp, .b_row = hp, .c = at->out, .c_row = hp,
+        product(&(struct product){.rows = rows,
+                                  .vectors = hp / LANES,
+                                  .depth = keys,
+                                  .a = at->score,
+                                  .a_row = KEYS,
+                                  .a_depth = 1,
+                                  .b = at->value + key * hp,
+                                  .b_row = hp,
+                                  .c = at->out,
+                                  .c_row = hp,
                                   .add = true});
     }
 }
@@ -259,7 +288,8 @@ INLINE void forward_head(const struct hapt_call *call, const struct attention *a
         const int64_t rows = smaller(QUERIES, at->length - first);
         float top[QUERIES];
         double total[QUERIES];
-        pack(at, qkv + (size_t)(first * 3 * width) * element, 3 * width, h * at->head, rows, half, at->scale, at->query);
+        pack(at, qkv + (size_t)(first * 3 * width) * element, 3 * width, h * at->head, rows, half, at->scale,
+             at->query);
         forward_block(at, first, rows, top, total);
         for (int64_t r = 0; r < rows; r++) {
             const float share = (float)(1.0 / total[r]);
@@ -272,8 +302,8 @@ INLINE void forward_head(const struct hapt_call *call, const struct attention *a
 }
 
 /*
- * A head's rows are short pieces far apart, which hardware prefetchers miss: at a sequence's first head all its rows are asked
- * for in order, where they fit the second cache. (Measured: the backward gains 10 to 25 %.)
+ * A head's rows are short pieces far apart, which hardware prefetchers miss: at a sequence's first head all its rows
+ * are asked for in order, where they fit the second cache. (Measured: the backward gains 10 to 25 %.)
  */
 static void prefetch_sequence(const struct hapt_view *view, int64_t batch, bool write)
 {
@@ -310,10 +340,26 @@ static void backward_scores(const struct attention *at, int64_t first, int64_t r
                             const float *lse, const float *delta)
 {
     const int64_t vectors = (keys + LANES - 1) / LANES, hp = at->padded_head;
-    product(&(struct product){.rows = rows, .vectors = vectors, .depth = at->head, .a = at->query, .a_row = hp,
-                              .a_depth = 1, .b = at->key_t + key * hp, .b_row = KEYS, .c = at->score, .c_row = KEYS});
-    product(&(struct product){.rows = rows, .vectors = vectors, .depth = at->head, .a = at->dout, .a_row = hp,
-                              .a_depth = 1, .b = at->value_t + key * hp, .b_row = KEYS, .c = at->dscore, .c_row = KEYS});
+    product(&(struct product){.rows = rows,
+                              .vectors = vectors,
+                              .depth = at->head,
+                              .a = at->query,
+                              .a_row = hp,
+                              .a_depth = 1,
+                              .b = at->key_t + key * hp,
+                              .b_row = KEYS,
+                              .c = at->score,
+                              .c_row = KEYS});
+    product(&(struct product){.rows = rows,
+                              .vectors = vectors,
+                              .depth = at->head,
+                              .a = at->dout,
+                              .a_row = hp,
+                              .a_depth = 1,
+                              .b = at->value_t + key * hp,
+                              .b_row = KEYS,
+                              .c = at->dscore,
+                              .c_row = KEYS});
     for (int64_t r = 0; r < rows; r++) {
         float *score = at->score + r * KEYS, *dscore = at->dscore + r * KEYS;
         const int64_t seen = visible(at, first + r, key, keys);
@@ -328,34 +374,52 @@ static void backward_scores(const struct attention *at, int64_t first, int64_t r
 }
 
 /* One block of queries: adds to dkey and dvalue of all keys it sees, and leaves dquery (not yet scaled). */
-static void backward_block(const struct attention *at, int64_t first, int64_t rows, const float *lse, const float *delta)
+static void backward_block(const struct attention *at, int64_t first, int64_t rows, const float *lse,
+                           const float *delta)
 {
     const int64_t end = at->causal ? first + rows : at->length, hp = at->padded_head;
     memset(at->dquery, 0, (size_t)(rows * hp) * sizeof(float));
     for (int64_t key = 0; key < end; key += KEYS) {
         const int64_t keys = smaller(KEYS, end - key);
         backward_scores(at, first, rows, key, keys, lse, delta);
-        struct product product_of = {.rows = keys, .vectors = hp / LANES, .depth = rows, .a = at->score, .a_row = 1,
-                                     .a_depth = KEYS, .b = at->dout, .b_row = hp, .c = at->dvalue + key * hp,
-                                     .c_row = hp, .add = true};
+        struct product product_of = {.rows = keys,
+                                     .vectors = hp / LANES,
+                                     .depth = rows,
+                                     .a = at->score,
+                                     .a_row = 1,
+                                     .a_depth = KEYS,
+                                     .b = at->dout,
+                                     .b_row = hp,
+                                     .c = at->dvalue + key * hp,
+                                     .c_row = hp,
+                                     .add = true};
         product(&product_of);
         product_of.a = at->dscore;
         product_of.b = at->query;
         product_of.c = at->dkey + key * hp;
         product(&product_of);
-        product(&(struct product){.rows = rows, .vectors = hp / LANES, .depth = keys, .a = at->dscore, .a_row = KEYS,
-                                  .a_depth = 1, .b = at->key + key * hp, .b_row = hp, .c = at->dquery, .c_row = hp,
+        product(&(struct product){.rows = rows,
+                                  .vectors = hp / LANES,
+                                  .depth = keys,
+                                  .a = at->dscore,
+                                  .a_row = KEYS,
+                                  .a_depth = 1,
+                                  .b = at->key + key * hp,
+                                  .b_row = hp,
+                                  .c = at->dquery,
+                                  .c_row = hp,
                                   .add = true});
     }
 }
 
 /* Writes rows of fp32 [rows][padded_head] times `scale` into one head's columns of the tensor. */
-INLINE void unpack(const struct attention *at, const float *from, int64_t rows, float scale, void *to, int64_t row_width,
-                   int64_t column, bool half)
+INLINE void unpack(const struct attention *at, const float *from, int64_t rows, float scale, void *to,
+                   int64_t row_width, int64_t column, bool half)
 {
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < at->head; c += LANES)
-            store(to, r * row_width + column + c, at->head - c, half, vector_load(from + r * at->padded_head + c) * scale);
+            store(to, r * row_width + column + c, at->head - c, half,
+                  vector_load(from + r * at->padded_head + c) * scale);
 }
 
 INLINE void backward_head(const struct hapt_call *call, const struct attention *at, int64_t b, int64_t h, bool half)
@@ -414,12 +478,12 @@ INLINE void backward_run(const struct hapt_call *call, bool half)
     }
 }
 
-#define ENTRY(name, body, half)                                                            \
-    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
-    {                                                                                      \
-        (void)queue;                                                                       \
-        body(call, half);                                                                  \
-        return HAPT_OK;                                                                    \
+#define ENTRY(name, body, half)                                                                                        \
+    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue)                               \
+    {                                                                                                                  \
+        (void)queue;                                                                                                   \
+        body(call, half);                                                                                              \
+        return HAPT_OK;                                                                                                \
     }
 
 ENTRY(attention_f32, forward_run, false)

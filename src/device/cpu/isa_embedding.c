@@ -1,7 +1,8 @@
 /* Token plus position embedding and its gradient. */
 #include "isa.h"
 
-static enum hapt_status check_tokens(const struct hapt_call *call, int64_t vocabulary, int64_t positions, int64_t length)
+static enum hapt_status check_tokens(const struct hapt_call *call, int64_t vocabulary, int64_t positions,
+                                     int64_t length)
 {
     const int32_t *token = call->input[0].data;
     const int64_t rows = hapt_view_elements(&call->input[0]);
@@ -25,7 +26,7 @@ INLINE enum hapt_status embedding_run(const struct hapt_call *call, bool half)
     const int64_t rows = hapt_view_elements(&call->input[0]), length = view_columns(&call->input[0]);
     const int64_t columns = view_columns(&call->input[1]);
     HAPT_TRY(check_tokens(call, call->input[1].shape[0], position ? call->input[2].shape[0] : 0, length));
-#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows * columns))
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *columns))
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < columns; c += LANES) {
             const int64_t left = columns - c;
@@ -60,7 +61,7 @@ INLINE enum hapt_status embedding_dw_run(const struct hapt_call *call, bool half
     const int64_t positions = dposition ? call->output[1].shape[0] : 0;
     HAPT_TRY(check_tokens(call, call->output[0].shape[0], positions, length));
     const int64_t slices = (columns + 63) / 64;
-#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows * columns))
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *columns))
     for (int64_t s = 0; s < slices; s++) {
         const int64_t first = s * 64, end = smaller(columns, first + 64);
         for (int64_t r = 0; r < rows; r++)

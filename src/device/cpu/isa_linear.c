@@ -3,7 +3,8 @@
 #include "isa.h"
 #include "tiles.h"
 
-/* bf16 products: by AMX tiles where they fit; by oneDNN from AVX-512 on; below, operands are widened into the workspace. */
+/* bf16 products: by AMX tiles where they fit; by oneDNN from AVX-512 on; below, operands are widened into the
+ * workspace. */
 #define NATIVE_HALF (LANES == 16)
 
 static size_t widened_bytes(int64_t elements)
@@ -26,10 +27,9 @@ INLINE void convert(void *to, bool to_half, const void *from, bool from_half, in
             store(to, i, elements - i, to_half, load(from, i, elements - i, from_half)); /* 4096: whole vectors */
 }
 
-INLINE void add_bias(const struct hapt_call *call, float *y, const void *bias, int64_t rows, int64_t columns,
-                     bool half)
+INLINE void add_bias(const struct hapt_call *call, float *y, const void *bias, int64_t rows, int64_t columns, bool half)
 {
-#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows * columns))
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *columns))
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < columns; c += LANES) {
             const int64_t left = columns - c;
@@ -166,8 +166,10 @@ static enum hapt_status linear_weight_gradient(const struct hapt_call *call, enu
     float *db = call->output_count > 1 ? call->output[1].data : NULL;
     if (db) {
         const bool accumulate = call->accumulate >> 1 & 1u;
-        if (dtype == HAPT_BF16) bias_gradient(call, dy, gemm.k, out, true, call->workspace, db, accumulate);
-        else bias_gradient(call, dy, gemm.k, out, false, call->workspace, db, accumulate);
+        if (dtype == HAPT_BF16)
+            bias_gradient(call, dy, gemm.k, out, true, call->workspace, db, accumulate);
+        else
+            bias_gradient(call, dy, gemm.k, out, false, call->workspace, db, accumulate);
     }
     return gemm_any(call, &gemm); /* last: it may reuse the workspace */
 }
@@ -206,11 +208,11 @@ static size_t dw_t_workspace(const struct hapt_call *call)
     return weight_gradient_workspace(call, true);
 }
 
-#define ENTRY(name, body, dtype, transposed)                                               \
-    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
-    {                                                                                      \
-        (void)queue;                                                                       \
-        return body(call, dtype, transposed);                                              \
+#define ENTRY(name, body, dtype, transposed)                                                                           \
+    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue)                               \
+    {                                                                                                                  \
+        (void)queue;                                                                                                   \
+        return body(call, dtype, transposed);                                                                          \
     }
 
 ENTRY(forward_f32, linear_forward, HAPT_F32, false)

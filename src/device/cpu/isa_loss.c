@@ -48,7 +48,7 @@ INLINE enum hapt_status loss_run(const struct hapt_call *call, bool half)
     float *loss = call->output[0].data, *lse = call->output[1].data;
     double *row_loss = call->workspace; /* [rows]: summed in row order, whatever the threads */
     HAPT_TRY(check_targets(target, rows, columns));
-#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows * columns * 2))
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *columns * 2))
     for (int64_t r = 0; r < rows; r++) {
         const double row_lse = row_logsumexp(logits, r * columns, columns, half);
         lse[r] = (float)row_lse;
@@ -83,7 +83,7 @@ INLINE enum hapt_status loss_dx_run(const struct hapt_call *call, bool half)
     void *dlogits = call->output[0].data;
     const bool accumulate = call->accumulate & 1u;
     HAPT_TRY(check_targets(target, rows, columns));
-#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows * columns * 2))
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *columns * 2))
     for (int64_t r = 0; r < rows; r++) {
         const int64_t at = r * columns;
         const float weight = target[r] == IGNORED ? 0.0f : scale;

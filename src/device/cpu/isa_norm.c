@@ -1,4 +1,5 @@
-/* Layer norm over the last dimension, forward and backward. Statistics in double from two-level fp32 sums, in two passes. */
+/* Layer norm over the last dimension, forward and backward. Statistics in double from two-level fp32 sums, in two
+ * passes. */
 #include "isa.h"
 
 INLINE void norm_row(const void *x, int64_t at, int64_t columns, bool half, const void *gamma, const void *beta,
@@ -30,7 +31,7 @@ INLINE void norm_run(const struct hapt_call *call, bool half)
     const void *x = call->input[0].data, *gamma = call->input[1].data, *beta = call->input[2].data;
     void *y = call->output[0].data;
     float *mean = call->output[1].data, *rstd = call->output[2].data; /* [rows] */
-#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows * columns))
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *columns))
     for (int64_t r = 0; r < rows; r++)
         norm_row(x, r * columns, columns, half, gamma, beta, call->real[0], y, &mean[r], &rstd[r]);
 }
@@ -98,8 +99,9 @@ INLINE void norm_backward_run(const struct hapt_call *call, bool half)
 {
     const int64_t rows = view_rows(&call->input[0]), columns = view_columns(&call->input[0]);
     const int64_t chunk = chunk_rows(rows), chunks = chunk_count(rows);
-    const struct norm_backward job = {call->input[0].data, call->input[1].data, call->input[4].data,
-                                      call->output[0].data, columns, half, call->accumulate & 1u};
+    const struct norm_backward job = {
+        call->input[0].data,  call->input[1].data, call->input[4].data, call->output[0].data, columns, half,
+        call->accumulate & 1u};
     const float *mean = call->input[2].data, *rstd = call->input[3].data;
     float *partial = call->workspace; /* [chunks][2][columns] */
 #pragma omp parallel num_threads(threads_for(call, rows *columns))

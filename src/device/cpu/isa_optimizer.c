@@ -8,8 +8,8 @@
 typedef double dvector __attribute__((vector_size(8 * LANES)));
 
 /*
- * AdamW with decoupled decay. Factors near 1 are applied as p - p * small: (1 - small) rounded to fp32 would bias every step
- * the same way.
+ * AdamW with decoupled decay. Factors near 1 are applied as p - p * small: (1 - small) rounded to fp32 would bias every
+ * step the same way.
  */
 static enum hapt_status adamw_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
@@ -43,7 +43,8 @@ static enum hapt_status adamw_run(const struct hapt_call *call, struct hapt_queu
     return HAPT_OK;
 }
 
-/* buffer = momentum * buffer + g (from 0: the first step's buffer is g); p -= lr (buffer + decay p), decay decoupled. */
+/* buffer = momentum * buffer + g (from 0: the first step's buffer is g); p -= lr (buffer + decay p), decay decoupled.
+ */
 static enum hapt_status sgd_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     (void)queue;

@@ -61,13 +61,15 @@ INLINE void gelu_run(const struct hapt_call *call, bool half, bool erf, bool bac
     }
 }
 
-#define GELU(name, half, backward)                                                              \
-    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue)      \
-    {                                                                                           \
-        (void)queue;                                                                            \
-        if (call->integer[0]) gelu_run(call, half, true, backward);                             \
-        else gelu_run(call, half, false, backward);                                             \
-        return HAPT_OK;                                                                         \
+#define GELU(name, half, backward)                                                                                     \
+    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue)                               \
+    {                                                                                                                  \
+        (void)queue;                                                                                                   \
+        if (call->integer[0])                                                                                          \
+            gelu_run(call, half, true, backward);                                                                      \
+        else                                                                                                           \
+            gelu_run(call, half, false, backward);                                                                     \
+        return HAPT_OK;                                                                                                \
     }
 
 GELU(gelu_f32, false, false)
@@ -113,10 +115,14 @@ static enum hapt_status copy_any(const struct hapt_call *call, struct hapt_queue
     (void)queue;
     const void *x = call->input[0].data;
     const enum hapt_dtype from = call->input[0].dtype, to = call->output[0].dtype;
-    if (from == HAPT_F32 && to == HAPT_F32) sum_run(call, x, false, NULL, false, false);
-    else if (from == HAPT_F32 && to == HAPT_BF16) sum_run(call, x, false, NULL, false, true);
-    else if (from == HAPT_BF16 && to == HAPT_F32) sum_run(call, x, true, NULL, false, false);
-    else if (from == HAPT_BF16 && to == HAPT_BF16) sum_run(call, x, true, NULL, false, true);
+    if (from == HAPT_F32 && to == HAPT_F32)
+        sum_run(call, x, false, NULL, false, false);
+    else if (from == HAPT_F32 && to == HAPT_BF16)
+        sum_run(call, x, false, NULL, false, true);
+    else if (from == HAPT_BF16 && to == HAPT_F32)
+        sum_run(call, x, true, NULL, false, false);
+    else if (from == HAPT_BF16 && to == HAPT_BF16)
+        sum_run(call, x, true, NULL, false, true);
     else if (from == to && !call->accumulate)
         memcpy(call->output[0].data, x, (size_t)hapt_view_elements(&call->output[0]) * hapt_dtype_bytes(to));
     else
@@ -139,12 +145,19 @@ static enum hapt_status zero_any(const struct hapt_call *call, struct hapt_queue
 }
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_pointwise)[] = {
-    {HAPT_F32, {"gelu", NULL, gelu_f32}},       {HAPT_BF16, {"gelu", NULL, gelu_bf16}},
-    {HAPT_F32, {"gelu_dx", NULL, gelu_dx_f32}}, {HAPT_BF16, {"gelu_dx", NULL, gelu_dx_bf16}},
-    {HAPT_F32, {"add", NULL, add_f32}},         {HAPT_BF16, {"add", NULL, add_bf16}},
-    {HAPT_F32, {"copy", NULL, copy_any}},       {HAPT_BF16, {"copy", NULL, copy_any}},
-    {HAPT_I32, {"copy", NULL, copy_any}},       {HAPT_F32, {"convert", NULL, copy_any}},
-    {HAPT_BF16, {"convert", NULL, copy_any}},   {HAPT_F32, {"zero", NULL, zero_any}},
-    {HAPT_BF16, {"zero", NULL, zero_any}},      {HAPT_I32, {"zero", NULL, zero_any}},
+    {HAPT_F32, {"gelu", NULL, gelu_f32}},
+    {HAPT_BF16, {"gelu", NULL, gelu_bf16}},
+    {HAPT_F32, {"gelu_dx", NULL, gelu_dx_f32}},
+    {HAPT_BF16, {"gelu_dx", NULL, gelu_dx_bf16}},
+    {HAPT_F32, {"add", NULL, add_f32}},
+    {HAPT_BF16, {"add", NULL, add_bf16}},
+    {HAPT_F32, {"copy", NULL, copy_any}},
+    {HAPT_BF16, {"copy", NULL, copy_any}},
+    {HAPT_I32, {"copy", NULL, copy_any}},
+    {HAPT_F32, {"convert", NULL, copy_any}},
+    {HAPT_BF16, {"convert", NULL, copy_any}},
+    {HAPT_F32, {"zero", NULL, zero_any}},
+    {HAPT_BF16, {"zero", NULL, zero_any}},
+    {HAPT_I32, {"zero", NULL, zero_any}},
     {HAPT_F32, {NULL, NULL, NULL}},
 };

@@ -1,9 +1,10 @@
 /*
- * bf16 products on AMX tiles. A library must pack operands it knows nothing of into fresh layouts; here the three products of a
- * linear layer pack just what the tiles need, per thread and per cache-sized block, and store through the bias.
+ * bf16 products on AMX tiles. A library must pack operands it knows nothing of into fresh layouts; here the three
+ * products of a linear layer pack just what the tiles need, per thread and per cache-sized block, and store through the
+ * bias.
  *
- * A tile is 16 rows of 64 bytes. c [32][32] takes four tiles of fp32, a two of [16 rows][32 k], b two of [16 pairs of k][16
- * columns][2]. Threads split c and share nothing.
+ * A tile is 16 rows of 64 bytes. c [32][32] takes four tiles of fp32, a two of [16 rows][32 k], b two of [16 pairs of
+ * k][16 columns][2]. Threads split c and share nothing.
  */
 #include "tiles.h"
 
@@ -13,9 +14,9 @@
 #include <unistd.h>
 
 #define AMX __attribute__((target("amx-tile,amx-bf16")))
-#define TILE 512            /* elements of a bf16 tile */
-#define PANEL_BYTES 524288  /* of packed b that stay in the second cache */
-#define DEPTH 512           /* rows of x and dy that a block of a weight gradient takes */
+#define TILE 512           /* elements of a bf16 tile */
+#define PANEL_BYTES 524288 /* of packed b that stay in the second cache */
+#define DEPTH 512          /* rows of x and dy that a block of a weight gradient takes */
 
 static bool tiles_ready(void)
 {
@@ -62,8 +63,10 @@ static struct share share_of(const struct gemm *gemm, int part, int parts)
     const bool rows = gemm->transpose_a ? gemm->m > gemm->n : true;
     const int64_t blocks = (rows ? gemm->m : gemm->n) / 32;
     const int64_t first = blocks * part / parts * 32, end = blocks * (part + 1) / parts * 32;
-    if (rows) share.m_first = first, share.m_end = end;
-    else share.n_first = first, share.n_end = end;
+    if (rows)
+        share.m_first = first, share.m_end = end;
+    else
+        share.n_first = first, share.n_end = end;
     return share;
 }
 
@@ -198,7 +201,8 @@ AMX static void corner_bf16(const struct corner *at, uint16_t *c, int64_t width,
     _tile_stored(1, &sum[0][16], 128);
     _tile_stored(2, &sum[16][0], 128);
     _tile_stored(3, &sum[16][16], 128);
-    const vector left = bias ? load(bias, 0, 16, true) : (vector){0}, right = bias ? load(bias, 16, 16, true) : (vector){0};
+    const vector left = bias ? load(bias, 0, 16, true) : (vector){0},
+                 right = bias ? load(bias, 16, 16, true) : (vector){0};
     for (int i = 0; i < 32; i++) {
         store(c + i * width, 0, 16, true, vector_load(&sum[i][0]) + left);
         store(c + i * width, 16, 16, true, vector_load(&sum[i][16]) + right);
@@ -224,9 +228,11 @@ AMX static void run_panel(const struct gemm *gemm, const struct share *share, in
                 at.a_stride = gemm->k, at.a_step = 32;
             }
             const int64_t to = m * gemm->n + n + j;
-            if (gemm->out == HAPT_F32) corner_f32(&at, (float *)gemm->c + to, gemm->n, gemm->accumulate || k > 0);
-            else corner_bf16(&at, (uint16_t *)gemm->c + to, gemm->n,
-                             gemm->bias ? (const uint16_t *)gemm->bias + n + j : NULL);
+            if (gemm->out == HAPT_F32)
+                corner_f32(&at, (float *)gemm->c + to, gemm->n, gemm->accumulate || k > 0);
+            else
+                corner_bf16(&at, (uint16_t *)gemm->c + to, gemm->n,
+                            gemm->bias ? (const uint16_t *)gemm->bias + n + j : NULL);
         }
 }
 
@@ -241,11 +247,14 @@ AMX static void run_share(const struct gemm *gemm, const struct share *share)
     for (int64_t k = 0; k < gemm->k; k += most) {
         const int64_t depth = smaller(most, gemm->k - k);
         if (gemm->transpose_a)
-            pack_a_transposed(a + k * gemm->m + share->m_first, gemm->m, depth, share->m_end - share->m_first, share->a);
+            pack_a_transposed(a + k * gemm->m + share->m_first, gemm->m, depth, share->m_end - share->m_first,
+                              share->a);
         for (int64_t n = share->n_first; n < share->n_end; n += wide) {
             const int64_t columns = smaller(wide, share->n_end - n);
-            if (gemm->transpose_b) pack_b_transposed(b + n * gemm->k + k, gemm->k, depth, columns, share->b);
-            else pack_b(b + k * gemm->n + n, gemm->n, depth, columns, share->b);
+            if (gemm->transpose_b)
+                pack_b_transposed(b + n * gemm->k + k, gemm->k, depth, columns, share->b);
+            else
+                pack_b(b + k * gemm->n + n, gemm->n, depth, columns, share->b);
             run_panel(gemm, share, n, columns, k, depth);
         }
     }

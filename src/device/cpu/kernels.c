@@ -12,10 +12,13 @@ struct level {
     const struct cpu_kernel *family[FAMILIES];
 };
 
-#define LEVEL(isa)                                                                                       \
-    {                                                                                                    \
-        #isa, {hapt_cpu_attention_##isa, hapt_cpu_embedding_##isa, hapt_cpu_linear_##isa, hapt_cpu_loss_##isa, \
-               hapt_cpu_norm_##isa, hapt_cpu_optimizer_##isa, hapt_cpu_pointwise_##isa}                  \
+#define LEVEL(isa)                                                                                                     \
+    {                                                                                                                  \
+#isa,                                                                                                          \
+        {                                                                                                              \
+            hapt_cpu_attention_##isa, hapt_cpu_embedding_##isa, hapt_cpu_linear_##isa, hapt_cpu_loss_##isa,            \
+                hapt_cpu_norm_##isa, hapt_cpu_optimizer_##isa, hapt_cpu_pointwise_##isa                                \
+        }                                                                                                              \
     }
 
 #if defined __x86_64__

@@ -1,11 +1,12 @@
 /*
  * Private to the cpu back end: the kernel tables, one per operator family and instruction-set level.
  *
- * Files named isa_*.c are compiled once per level (x86-64-v2, v3, v4; `base` elsewhere) and export their table under a name
- * that carries the level; kernels.c picks the level of the running CPU.
+ * Files named isa_*.c are compiled once per level (x86-64-v2, v3, v4; `base` elsewhere) and export their table under a
+ * name that carries the level; kernels.c picks the level of the running CPU.
  *
- * Determinism: for the same inputs, thread count and level every kernel gives the same bits. Reductions over rows go in chunks
- * whose bounds depend on the shape alone, so only oneDNN's matrix products may change bits with the thread count.
+ * Determinism: for the same inputs, thread count and level every kernel gives the same bits. Reductions over rows go in
+ * chunks whose bounds depend on the shape alone, so only oneDNN's matrix products may change bits with the thread
+ * count.
  */
 #ifndef HAPT_CPU_KERNELS_H
 #define HAPT_CPU_KERNELS_H
@@ -18,8 +19,8 @@ struct cpu_kernel {
 };
 
 /* Defined by isa_FAMILY.c at each level. */
-#define CPU_KERNEL_DECLARE(family)                                                                            \
-    extern const struct cpu_kernel hapt_cpu_##family##_v2[], hapt_cpu_##family##_v3[], hapt_cpu_##family##_v4[], \
+#define CPU_KERNEL_DECLARE(family)                                                                                     \
+    extern const struct cpu_kernel hapt_cpu_##family##_v2[], hapt_cpu_##family##_v3[], hapt_cpu_##family##_v4[],       \
         hapt_cpu_##family##_base[]
 CPU_KERNEL_DECLARE(attention);
 CPU_KERNEL_DECLARE(embedding);
