@@ -1,4 +1,5 @@
 /* hapt profile: times and memory of every candidate stage, measured or predicted. */
+#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 
@@ -82,33 +83,40 @@ static void print_table(const struct hapt_env *env, const struct hapt_profile *p
     }
 }
 
-static void print_json(const struct hapt_profile *profile, const char *path)
+static json_t *submeshes_json(const struct hapt_profile *profile, const struct hapt_profile_cluster *cluster)
 {
-    printf("{\"format\":\"hapt-profile-summary\",\"version\":1,\"layers\":%d,\"output\":\"%s\",\"subclusters\":[",
-           profile->layer_count, path);
-    for (int c = 0; c < profile->cluster_count; c++) {
-        const struct hapt_profile_cluster *cluster = &profile->cluster[c];
-        printf("%s{\"name\":\"%s\",\"submeshes\":[", c ? "," : "", cluster->name);
-        for (int s = 0; s < cluster->submesh_count; s++) {
-            const struct summary summary = summarize(profile, cluster, s);
-            printf("%s{\"nodes\":%d,\"devices_per_node\":%d,\"candidates\":%d,\"all_layers_s\":", s ? "," : "",
-                   cluster->submesh[s].n, cluster->submesh[s].m, summary.candidates);
-            if (isfinite(summary.whole_s))
-                printf("%.9g}", summary.whole_s);
-            else
-                printf("null}");
-        }
-        printf("]}");
+    json_t *submeshes = json_array();
+    for (int s = 0; submeshes && s < cluster->submesh_count; s++) {
+        const struct summary summary = summarize(profile, cluster, s);
+        json_t *whole = isfinite(summary.whole_s) ? json_real(summary.whole_s) : json_null();
+        json_array_append_new(submeshes, json_pack("{s:i, s:i, s:i, s:o}", "nodes", cluster->submesh[s].n,
+                                                   "devices_per_node", cluster->submesh[s].m, "candidates",
+                                                   summary.candidates, "all_layers_s", whole));
     }
-    printf("]}\n");
+    return submeshes;
+}
+
+static enum hapt_status print_json(const struct hapt_profile *profile, const char *path)
+{
+    json_t *subclusters = json_array();
+    for (int c = 0; subclusters && c < profile->cluster_count; c++)
+        json_array_append_new(subclusters, json_pack("{s:s, s:o}", "name", profile->cluster[c].name, "submeshes",
+                                                     submeshes_json(profile, &profile->cluster[c])));
+    json_t *object = json_pack("{s:s, s:i, s:i, s:s, s:o}", "format", "hapt-profile-summary", "version", 1, "layers",
+                               profile->layer_count, "output", path, "subclusters", subclusters);
+    if (!object) return hapt_fail(HAPT_ERR_MEMORY, NULL, "the profile's JSON could not be built");
+    const int error = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
+    json_decref(object);
+    if (error || putchar('\n') == EOF || fflush(stdout) != 0)
+        return hapt_fail(HAPT_ERR_IO, NULL, "standard output cannot be written");
+    return HAPT_OK;
 }
 
 static enum hapt_status save(const struct hapt_env *env, const struct hapt_profile *profile, const char *path)
 {
     if (env->world_rank != 0) return HAPT_OK;
     HAPT_TRY(hapt_profile_save(path, profile));
-    if (env->quiet) print_json(profile, path);
-    return HAPT_OK;
+    return env->quiet ? print_json(profile, path) : HAPT_OK;
 }
 
 static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)

@@ -43,4 +43,13 @@ done
 refuses 2 'replan has no effect' 2 --input "$m" --replan
 refuses 2 'strategy' 1 --input "$m" --strategy even --stages 0-1@a:1x1
 refuses 2 'unknown option --microbatches of hapt profile' 1 profile --input "$m" --output "$scratch/q.h5" --microbatches 4
+
+# JSON stays JSON whatever things are called.
+sed 's/"name": "v"/"name": "a\\"v\\""/' "$scratch/gpus.json" >"$scratch/quotes.json"
+passes 1 profile --input "$m" --cluster "$scratch/quotes.json" --output "$scratch/\"p\".h5" --json && /usr/bin/python3 -c '
+import json, sys
+summary = json.load(open(sys.argv[1]))
+assert [s["name"] for s in summary["subclusters"]] == ["a", chr(97) + "\"v\""], summary
+assert summary["output"].endswith("\"p\".h5")
+assert summary["subclusters"][0]["submeshes"][0]["candidates"] > 0' "$scratch/out" || fail "the profile's JSON"
 finish
