@@ -196,31 +196,30 @@ bool candidates_wanted(const struct candidates *candidates, int subcluster, stru
     return first == last || candidates->speed <= 0 || share <= candidates->imbalance * speed / candidates->speed;
 }
 
-static bool reads(const struct hapt_op *op, int tensor)
+/* fp32 bytes of the parameters that operators on both sides of a cut read: exchanged every step when the cut is made.
+ * bytes[cut], 0 <= cut < forward_count. */
+static enum hapt_status tied_bytes(const struct hapt_graph *graph, struct hapt_arena *arena, double **bytes)
 {
-    for (int i = 0; i < op->input_count; i++)
-        if (op->input[i] == tensor) return true;
-    return false;
-}
-
-/* fp32 bytes of the parameters that operators on both sides of `cut` read: exchanged every step when the cut is made.
- */
-static double tied_bytes(const struct hapt_graph *graph, int cut)
-{
-    double bytes = 0;
-    for (int t = 0; t < graph->tensor_count; t++) {
-        if (graph->tensor[t].kind != HAPT_TENSOR_PARAMETER || !graph->tensor[t].trainable) continue;
-        bool before = false, behind = false;
-        for (int o = 0; o < graph->forward_count; o++) {
-            if (!reads(&graph->op[o], t)) continue;
-            if (o < cut)
-                before = true;
-            else
-                behind = true;
+    int *first, *last; /* [tensor] forward operators that read it; first counts from 1, 0: none */
+    HAPT_NEW(first, arena, graph->tensor_count);
+    HAPT_NEW(last, arena, graph->tensor_count);
+    HAPT_NEW(*bytes, arena, graph->forward_count + 1);
+    for (int o = 0; o < graph->forward_count; o++) {
+        for (int i = 0; i < graph->op[o].input_count; i++) {
+            const int t = graph->op[o].input[i];
+            if (t < 0) continue;
+            if (!first[t]) first[t] = o + 1;
+            last[t] = o;
         }
-        if (before && behind) bytes += 4.0 * (double)hapt_tensor_elements(&graph->tensor[t]);
     }
-    return bytes;
+    for (int t = 0; t < graph->tensor_count; t++) {
+        const struct hapt_tensor *tensor = &graph->tensor[t];
+        if (tensor->kind != HAPT_TENSOR_PARAMETER || !tensor->trainable || !first[t]) continue;
+        (*bytes)[first[t]] += 4.0 * (double)hapt_tensor_elements(tensor);
+        (*bytes)[last[t] + 1] -= 4.0 * (double)hapt_tensor_elements(tensor); /* whole numbers: exact */
+    }
+    for (int cut = 1; cut <= graph->forward_count; cut++) (*bytes)[cut] += (*bytes)[cut - 1];
+    return HAPT_OK;
 }
 
 /* Both ends send their gradients at once over the slowest link that may lie between them. */
@@ -293,9 +292,7 @@ enum hapt_status candidates_fill(const struct candidates *candidates, struct ite
     double *tied;
     HAPT_TRY(hapt_profile_create(L, cluster->count, result, &made));
     HAPT_TRY(fill_frame(candidates, result, made));
-    HAPT_NEW(tied, result, L);
-    for (int i = 1; i < L; i++)
-        tied[i] = tied_bytes(candidates->model->graph, hapt_layers_first_op(candidates->layers, i));
+    HAPT_TRY(tied_bytes(candidates->model->graph, result, &tied));
     for (int c = 0; c < cluster->count; c++) {
         struct hapt_profile_cluster *table = &made->cluster[c];
         for (int s = 0; s < table->submesh_count; s++) {
@@ -314,7 +311,7 @@ enum hapt_status candidates_fill(const struct candidates *candidates, struct ite
                     if (submesh.n * submesh.m > 1)
                         table->step_time[cell] +=
                             all_reduce(context, c, s, submesh, 4 * memory[c][item].trained_elements);
-                    if (j == L - 1 && i > 0) table->step_time[cell] += exchange_s(cluster, c, tied[i]);
+                    if (j == L - 1 && i > 0) table->step_time[cell] += exchange_s(cluster, c, tied[hapt_layers_first_op(candidates->layers, i)]);
                 }
             }
         }
