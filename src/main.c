@@ -47,6 +47,10 @@ int main(int argc, char **argv)
         status = run(&env, argc, argv, &arena);
     else
         fprintf(stderr, "hapt: error: %s\nhint: %s\n", hapt_fail_message(), hapt_fail_hint());
+    if (status == HAPT_OK && (fflush(stdout) != 0 || ferror(stdout))) {
+        fprintf(stderr, "hapt: error: standard output cannot be written\nhint: check free space and the pipe's end\n");
+        status = HAPT_ERR_IO;
+    }
     hapt_env_release(&env);
     hapt_arena_release(&arena);
     return (int)status;

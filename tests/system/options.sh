@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Options that could only be ignored are refused; a cluster whose devices are not here is planned on paper.
+# Options that could only be ignored are refused; a cluster whose devices are not here is planned on paper;
+# what is printed arrives.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 
@@ -43,6 +44,14 @@ done
 refuses 2 'replan has no effect' 2 --input "$m" --replan
 refuses 2 'strategy' 1 --input "$m" --strategy even --stages 0-1@a:1x1
 refuses 2 'unknown option --microbatches of hapt profile' 1 profile --input "$m" --output "$scratch/q.h5" --microbatches 4
+
+# What cannot be printed is no success.
+for command in --help --version doctor topology "plan --profile $scratch/p.h5" "plan --profile $scratch/p.h5 --json"; do
+    checks=$((checks + 1))
+    "$HAPT" $command >/dev/full 2>"$scratch/err"
+    code=$?
+    [ $code -eq 6 ] && grep -q '^hapt: error: standard output' "$scratch/err" || fail "hapt $command on a full disk: code $code"
+done
 
 # JSON stays JSON whatever things are called.
 sed 's/"name": "v"/"name": "a\\"v\\""/' "$scratch/gpus.json" >"$scratch/quotes.json"
