@@ -427,6 +427,8 @@ enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cl
     hapt_env_set_patience(10 * hapt_config_real(config, "timeout"));
     const enum hapt_status status = train(&run, checkpoint);
     hapt_env_set_patience(0);
+    /* A rank that was not heard of in time cannot agree on leaving, nor can its peers free what they share with it. */
+    if (status == HAPT_ERR_COMM) hapt_die(status);
     stage_release(&run.stage);
     hapt_data_close(run.data);
     if (status != HAPT_OK) return status;
