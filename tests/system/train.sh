@@ -63,7 +63,7 @@ check "the bits are the same again" [ "$(losses "$dir/halves.json")" = "$(losses
 $HAPT data tests/system/train.sh --output "$dir/t.h5" >/dev/null || exit 1
 data=$dir/t.h5
 train signal --plan "$dir/plan.h5" --steps 100000 --checkpoint-every 5 &
-for _ in $(seq 200); do
+for _ in $(seq 900); do
     [ -d "$dir/signal/checkpoints/step-00000005" ] && break
     sleep 0.1
 done
