@@ -19,7 +19,8 @@ enum hapt_status hapt_phase_cluster(struct hapt_env *env, struct hapt_config *co
         return hapt_cluster_probe(env, *cluster);
     }
     HAPT_TRY(hapt_env_agree(env->world, hapt_cluster_load(path, arena, cluster)));
-    if (!bind && (env->world_size < (*cluster)->rank_count || !runs_here(*cluster))) {
+    const bool paper = env->world_size < (*cluster)->rank_count || !runs_here(*cluster) || hapt_config_bool(config, "predict");
+    if (!bind && paper) {
         hapt_cluster_assume(*cluster);
         return HAPT_OK;
     }

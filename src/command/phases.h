@@ -16,7 +16,7 @@ enum hapt_status hapt_phase_unused(const struct hapt_config *config, const char 
 enum hapt_status hapt_phase_model(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
                                   struct hapt_model **model);
 /* --cluster or discovery. `bind`: the ranks must be there, links are probed; else absent values are assumed when
- * ranks are fewer than devices, or this build has no back end for them. */
+ * ranks are fewer than devices, this build has no back end for them, or --predict asks for nothing but the file. */
 enum hapt_status hapt_phase_cluster(struct hapt_env *env, struct hapt_config *config, bool bind, struct hapt_arena *arena,
                                     struct hapt_cluster **cluster);
 enum hapt_status hapt_phase_layers(struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,

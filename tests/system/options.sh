@@ -19,6 +19,10 @@ assert json.load(open(sys.argv[1]))["format"] == "hapt-plan"' "$scratch/out" || 
 done
 passes 2 profile --input "$m" --cluster "$scratch/gpus.json" --output "$scratch/p.h5"
 passes 2 topology --cluster "$scratch/gpus.json" && grep -q 'on paper' "$scratch/err" || fail "not on paper"
+sed 's/"device": "A100-40GB"/"device": "cpu", "hosts": ["elsewhere"]/; s/"device": "V100-16GB"/"device": "cpu"/' "$scratch/gpus.json" \
+    >"$scratch/elsewhere.json"
+refuses 3 'elsewhere' 2 plan --input "$m" --cluster "$scratch/elsewhere.json"
+for ranks in 1 2; do passes $ranks plan --input "$m" --cluster "$scratch/elsewhere.json" --predict; done
 refuses 3 'cuda' 2 --input "$m" --cluster "$scratch/gpus.json" --steps 1 --output "$scratch/run"
 
 # Optimizer state takes part in memory: SGD plans need less than AdamW's.
