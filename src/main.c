@@ -41,6 +41,7 @@ int main(int argc, char **argv)
 {
     struct hapt_env env;
     struct hapt_arena arena;
+    hapt_env_prepare(argv);
     hapt_arena_init(&arena);
     enum hapt_status status = hapt_env_init(&env, &argc, &argv);
     if (status == HAPT_OK)

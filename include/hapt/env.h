@@ -20,6 +20,11 @@ struct hapt_env {
     double start_s;            /* hapt_time_s at the start */
 };
 
+/* Starts the program anew with the settings that the OpenMP library reads before main: a thread that waits for its siblings
+ * spins for some 100 us, then sleeps. The library's default spins for milliseconds, which costs up to ten times the run time
+ * where ranks, their communication threads or other people share cores. What the user set stays. First in main. */
+void hapt_env_prepare(char **argv);
+
 /* Sets the library environment (singleton start-up, yielding when ranks outnumber cores), then MPI_Init_thread
  * with MPI_THREAD_MULTIPLE. Collective. Fails with HAPT_ERR_COMM; a lone process inside a Slurm step of several tasks
  * fails with the hint `--mpi=pmix`. */

@@ -14,6 +14,14 @@ static bool launched(void)
     return getenv("PMIX_RANK") || getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_RANK");
 }
 
+void hapt_env_prepare(char **argv)
+{
+    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
+    setenv("GOMP_SPINCOUNT", "4000", 1);
+    execv("/proc/self/exe", argv);
+    /* Where that is not possible, the program runs on, only slower on a shared core. */
+}
+
 /* What OpenMPI reads at start-up. Nothing the user set is overwritten. */
 static void set_library_environment(void)
 {
