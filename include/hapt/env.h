@@ -31,6 +31,9 @@ void hapt_env_prepare(char **argv);
 enum hapt_status hapt_env_init(struct hapt_env *env, int *argc, char ***argv);
 void hapt_env_release(struct hapt_env *env);
 
+/* CPU threads of a rank: `asked` when it is positive, else the node's cores shared by its ranks. */
+int hapt_env_threads(const struct hapt_env *env, int asked);
+
 /* Ends a phase: all ranks of `comm` learn the status of the lowest rank that failed, and that rank alone prints
  * its error record (one line, then a hint). Returns that status on every rank. Collective over `comm`. */
 enum hapt_status hapt_env_agree(MPI_Comm comm, enum hapt_status status);

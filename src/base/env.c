@@ -36,15 +36,45 @@ static void set_library_environment(void)
     if (ranks && atol(ranks) > sysconf(_SC_NPROCESSORS_ONLN)) setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
 }
 
-/* Cores that the ranks of this node may use together. */
+enum { MAX_CPUS = 4096 };
+
+/* The first hardware thread of the core that `cpu` belongs to; itself where the system does not tell. */
+static int first_sibling(int cpu)
+{
+    char path[96];
+    int first = cpu;
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu);
+    FILE *file = fopen(path, "r");
+    if (!file) return cpu;
+    if (fscanf(file, "%d", &first) != 1 || first < 0 || first >= MAX_CPUS) first = cpu;
+    fclose(file);
+    return first;
+}
+
+/* Physical cores that the ranks of this node may use together. */
 static enum hapt_status count_cores(struct hapt_env *env)
 {
-    cpu_set_t mine, all;
-    CPU_ZERO(&mine);
-    if (sched_getaffinity(0, sizeof mine, &mine)) CPU_SET(0, &mine);
-    HAPT_MPI(MPI_Allreduce(&mine, &all, (int)sizeof mine, MPI_BYTE, MPI_BOR, env->node));
-    env->cores = CPU_COUNT(&all);
+    unsigned char mine[MAX_CPUS / 8] = {0}, all[MAX_CPUS / 8] = {0};
+    cpu_set_t *set = CPU_ALLOC(MAX_CPUS);
+    const size_t bytes = CPU_ALLOC_SIZE(MAX_CPUS);
+    if (!set) return hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory exhausted");
+    CPU_ZERO_S(bytes, set);
+    if (sched_getaffinity(0, bytes, set)) CPU_SET_S(0, bytes, set);
+    for (int cpu = 0; cpu < MAX_CPUS; cpu++) {
+        if (!CPU_ISSET_S(cpu, bytes, set)) continue;
+        const int core = first_sibling(cpu);
+        mine[core / 8] |= (unsigned char)(1u << core % 8);
+    }
+    CPU_FREE(set);
+    HAPT_MPI(MPI_Allreduce(mine, all, (int)sizeof mine, MPI_BYTE, MPI_BOR, env->node));
+    for (int cpu = 0; cpu < MAX_CPUS; cpu++) env->cores += all[cpu / 8] >> cpu % 8 & 1;
     return HAPT_OK;
+}
+
+int hapt_env_threads(const struct hapt_env *env, int asked)
+{
+    const int share = env->cores / env->node_size;
+    return asked > 0 ? asked : share > 1 ? share : 1;
 }
 
 static enum hapt_status index_nodes(struct hapt_env *env)
@@ -140,9 +170,10 @@ enum hapt_status hapt_env_agree(MPI_Comm comm, enum hapt_status status)
     int rank = 0, size = 1;
     MPI_Comm_rank(comm, &rank);
     MPI_Comm_size(comm, &size);
-    /* Ranks that passed vote with a rank behind the last. */
-    const int vote[2] = {status == HAPT_OK ? size : rank, (int)status};
-    int result[2] = {size, HAPT_OK};
+    /* Ranks that passed vote behind the last rank; a stop, which is no failure, stands between. */
+    const int key = status == HAPT_OK ? 2 * size : status == HAPT_STOPPED ? size + rank : rank;
+    const int vote[2] = {key, (int)status};
+    int result[2] = {2 * size, HAPT_OK};
     MPI_Request request;
     int error = MPI_Iallreduce(vote, result, 1, MPI_2INT, MPI_MINLOC, comm, &request);
     if (error == MPI_SUCCESS) error = wait_patiently(&request);
@@ -151,8 +182,7 @@ enum hapt_status hapt_env_agree(MPI_Comm comm, enum hapt_status status)
         print_failure(broken, rank);
         return broken;
     }
-    if (result[0] >= size) return HAPT_OK;
-    if (result[0] == rank && status != HAPT_STOPPED) print_failure(status, rank);
+    if (result[0] == rank) print_failure(status, rank);
     return (enum hapt_status)result[1];
 }
 

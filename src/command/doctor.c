@@ -383,7 +383,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
         if (env->world_size >= cluster->rank_count) HAPT_TRY(hapt_cluster_bind(env, arena, cluster));
     }
     struct doctor doctor = {.env = env, .config = config, .hosts = hosts, .facts = facts, .cluster = cluster,
-                            .threads = hapt_phase_threads(env, config)};
+                            .threads = hapt_env_threads(env, (int)hapt_config_int(config, "threads"))};
     return hapt_env_agree(env->world, env->world_rank == 0 ? report(&doctor) : HAPT_OK);
 }
 

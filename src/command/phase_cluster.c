@@ -27,11 +27,3 @@ enum hapt_status hapt_phase_cluster(struct hapt_env *env, struct hapt_config *co
     HAPT_TRY(hapt_cluster_bind(env, arena, *cluster));
     return hapt_cluster_probe(env, *cluster);
 }
-
-int hapt_phase_threads(const struct hapt_env *env, const struct hapt_config *config)
-{
-    const int64_t asked = hapt_config_int(config, "threads");
-    if (asked > 0) return (int)asked;
-    const int share = env->cores / env->node_size;
-    return share > 1 ? share : 1;
-}

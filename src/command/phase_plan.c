@@ -32,7 +32,7 @@ enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *confi
     else
         status = hapt_plan_search(env->world, profile, &options, arena, plan);
     if (status != HAPT_OK || !layers) return status;
-    (*plan)->threads = hapt_phase_threads(env, config);
+    (*plan)->threads = hapt_env_threads(env, (int)hapt_config_int(config, "threads"));
     return hapt_env_agree(env->world, hapt_phase_plan_bind(*plan, layers));
 }
 

@@ -37,7 +37,5 @@ enum hapt_status hapt_phase_plan_given(struct hapt_env *env, struct hapt_config 
                                        struct hapt_plan **plan);
 /* Run file and summary of a training; HAPT_STOPPED after a signal. */
 enum hapt_status hapt_phase_report(struct hapt_env *env, const struct hapt_run *run, struct hapt_arena *arena);
-/* CPU threads of this rank: --threads, else the node's cores over its ranks. */
-int hapt_phase_threads(const struct hapt_env *env, const struct hapt_config *config);
 
 #endif

@@ -529,13 +529,6 @@ static enum hapt_status measure_all(struct measure *measure, struct hapt_engine_
     return hapt_env_agree(env->world, make_tables(measure, result, profile));
 }
 
-static int threads_of(const struct hapt_env *env, const struct hapt_config *config)
-{
-    const int given = (int)hapt_config_int(config, "threads");
-    const int threads = given > 0 ? given : env->cores / env->node_size;
-    return threads > 0 ? threads : 1;
-}
-
 enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct hapt_cluster *cluster,
                                       const struct hapt_model *model, const struct hapt_layers *layers,
                                       const struct hapt_config *config, struct hapt_arena *result,
@@ -550,7 +543,7 @@ enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct h
                               .candidates = &candidates,
                               .config = config,
                               .scratch = &scratch,
-                              .threads = threads_of(env, config),
+                              .threads = hapt_env_threads(env, (int)hapt_config_int(config, "threads")),
                               .start_s = hapt_time_s()};
     enum hapt_status status =
         hapt_env_agree(env->world, candidates_build(cluster, model, layers, config, &scratch, &candidates));

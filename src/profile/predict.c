@@ -8,6 +8,7 @@
  * hardware.
  */
 #include <math.h>
+#include <string.h>
 
 #include "reduce.h"
 
@@ -106,21 +107,41 @@ static double all_reduce(const void *context, int subcluster, int index, struct 
     return reduce_predicted_s(&cluster->subcluster[subcluster], submesh, bytes);
 }
 
+/* Memory of every item as the engine would plan it, kernel scratch included where the back end is at hand. Subclusters of one
+ * back end share the figures. */
+static enum hapt_status plan_memory(const struct candidates *candidates, int subcluster, struct item_memory **memory,
+                                    struct hapt_arena *scratch)
+{
+    const struct hapt_subcluster *all = candidates->cluster->subcluster;
+    for (int c = 0; c < subcluster; c++) {
+        if (strcmp(all[c].device.backend, all[subcluster].device.backend) != 0) continue;
+        memory[subcluster] = memory[c];
+        return HAPT_OK;
+    }
+    HAPT_NEW(memory[subcluster], scratch, candidates->item_count);
+    const char *reason = NULL;
+    struct hapt_engine_options engine = {.backend = hapt_backend_find(all[subcluster].device.backend), .threads = 1};
+    if (engine.backend && engine.backend->device_count(&reason) > 0)
+        HAPT_TRY(engine.backend->open(0, engine.threads, 0, &engine.device));
+    enum hapt_status status = HAPT_OK;
+    for (int item = 0; status == HAPT_OK && item < candidates->item_count; item++)
+        status = candidates_plan_memory(candidates, item, engine.device ? &engine : NULL, &memory[subcluster][item]);
+    if (engine.device) engine.backend->close(engine.device);
+    return status;
+}
+
 static enum hapt_status predict(const struct candidates *candidates, struct hapt_arena *scratch,
                                 struct hapt_arena *result, struct hapt_profile **profile)
 {
     const struct hapt_cluster *cluster = candidates->cluster;
-    struct item_memory *shared, **memory;
+    struct item_memory **memory;
     struct item_time **time;
-    HAPT_NEW(shared, scratch, candidates->item_count);
     HAPT_NEW(memory, scratch, cluster->count);
     HAPT_NEW(time, scratch, cluster->count);
-    for (int item = 0; item < candidates->item_count; item++)
-        HAPT_TRY(candidates_plan_memory(candidates, item, NULL, &shared[item]));
     for (int c = 0; c < cluster->count; c++) {
-        memory[c] = shared;
+        HAPT_TRY(plan_memory(candidates, c, memory, scratch));
         HAPT_NEW(time[c], scratch, candidates->item_count);
-        HAPT_TRY(time_items(candidates, c, shared, scratch, time[c]));
+        HAPT_TRY(time_items(candidates, c, memory[c], scratch, time[c]));
     }
     return candidates_fill(candidates, memory, time, all_reduce, cluster, result, profile);
 }

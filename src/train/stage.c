@@ -77,8 +77,7 @@ static enum hapt_status build_engine(struct stage *stage, const struct hapt_conf
     if (devices < 1) return hapt_fail(HAPT_ERR_INPUT, "see hapt doctor", "no %s device: %s", stage->backend->name, reason);
     int threads = (int)hapt_config_int(config, "threads");
     if (threads == 0) threads = stage->plan->threads;
-    if (threads == 0) threads = stage->env->cores / stage->env->node_size;
-    if (threads < 1) threads = 1;
+    threads = hapt_env_threads(stage->env, threads);
     const size_t cap = spec->memory_capped ? (size_t)spec->memory_bytes : 0;
     HAPT_TRY(stage->backend->open(stage->env->node_rank % devices, threads, cap, &stage->device));
     const struct hapt_engine_options options = {.backend = stage->backend, .device = stage->device, .threads = threads,
