@@ -111,6 +111,9 @@ size_t hapt_collective_slice(size_t elements, int ranks, int rank);
 /* Every rank of `comm` gets `bytes` of every rank, in order of rank. Polled, yielding; collective. */
 enum hapt_status hapt_link_all_gather(MPI_Comm comm, const char *what, double timeout_s, const void *mine, size_t bytes,
                                       void *all);
+/* hapt_env_agree with a deadline: for agreements amid training, where a peer may have died. On time-out the job ends (hapt_die).
+ * Collective. */
+enum hapt_status hapt_link_agree(MPI_Comm comm, const char *what, double timeout_s, enum hapt_status status);
 /* Sleeps a little while polling: yields first, then short sleeps. `spins` counts from 0 and belongs to the wait. */
 void hapt_link_pause(unsigned *spins);
 /* Wakes the calling thread's timers at once instead of 50 us late. */

@@ -141,6 +141,7 @@ enum hapt_status hapt_checkpoint_export(const struct hapt_checkpoint *checkpoint
 struct hapt_checkpoint_writer {
     const char *folder;    /* checkpoints/ */
     int64_t keep;
+    double patience_s;     /* longest wait for the slowest writer */
     int shard_count;
     int shard;             /* this rank writes it by write_shard; -1: none */
     int64_t parameter_count;

@@ -83,6 +83,20 @@ enum hapt_status hapt_link_all_gather(MPI_Comm comm, const char *what, double ti
     return wait_requests(&request, 1, who, timeout_s, what);
 }
 
+enum hapt_status hapt_link_agree(MPI_Comm comm, const char *what, double timeout_s, enum hapt_status status)
+{
+    int size = 1, all_good = 1;
+    MPI_Comm_size(comm, &size);
+    int *votes = calloc((size_t)size, sizeof *votes);
+    const int mine = (int)status;
+    if (!votes) hapt_die(hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for an agreement"));
+    const enum hapt_status heard = hapt_link_all_gather(comm, what, timeout_s, &mine, sizeof mine, votes);
+    if (heard != HAPT_OK) hapt_die(heard);
+    for (int r = 0; r < size; r++) all_good = all_good && votes[r] == HAPT_OK;
+    free(votes);
+    return all_good ? HAPT_OK : hapt_env_agree(comm, status); /* everyone is there: it will not wait */
+}
+
 /* ---- one node ---- */
 
 static enum hapt_status open_window(struct hapt_collective *collective)

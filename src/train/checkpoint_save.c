@@ -237,19 +237,21 @@ static enum hapt_status save(const struct hapt_env *env, const struct hapt_check
                              const struct hapt_history *history, struct hapt_arena *scratch)
 {
     const char *aside = hapt_arena_printf(scratch, "%s/.partial", writer->folder);
-    struct shard_record mine, *all;
-    HAPT_NEW(all, scratch, env->world_size);
-    enum hapt_status status = aside ? HAPT_OK : HAPT_ERR_MEMORY;
+    struct shard_record mine, *all = hapt_arena_alloc(scratch, (size_t)env->world_size, sizeof *all);
+    char what[64];
+    snprintf(what, sizeof what, "checkpoint of step %lld", (long long)step);
+    enum hapt_status status = aside && all ? HAPT_OK : HAPT_ERR_MEMORY;
     if (status == HAPT_OK && env->world_rank == 0) status = open_aside(writer->folder, aside, scratch);
-    HAPT_TRY(hapt_env_agree(env->world, status));
-    HAPT_TRY(hapt_env_agree(env->world, write_shard(writer, aside, step, scratch, &mine)));
-    HAPT_TRY(hapt_link_all_gather(env->world, "checkpoint", hapt_config_real(writer->config, "timeout"), &mine, sizeof mine,
-                                  all));
+    HAPT_TRY(hapt_link_agree(env->world, what, writer->patience_s, status));
+    status = write_shard(writer, aside, step, scratch, &mine);
+    HAPT_TRY(hapt_link_agree(env->world, what, writer->patience_s, status));
+    status = hapt_link_all_gather(env->world, what, writer->patience_s, &mine, sizeof mine, all);
+    if (status != HAPT_OK) hapt_die(status);
     if (env->world_rank == 0) {
         status = write_manifest(writer, aside, step, history, all, env->world_size, scratch);
         if (status == HAPT_OK) status = put_in_place(writer, aside, step, scratch);
     }
-    return hapt_env_agree(env->world, status);
+    return hapt_link_agree(env->world, what, writer->patience_s, status);
 }
 
 enum hapt_status hapt_checkpoint_save(const struct hapt_env *env, const struct hapt_checkpoint_writer *writer, int64_t step,

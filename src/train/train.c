@@ -58,6 +58,13 @@ static void unwatch_signals(const struct sigaction *before)
 
 /* ---- Weights and checkpoints ---- */
 
+/* Each wait inside a step has its own deadline; an agreement may have to wait for a few of them. */
+static double agreement_timeout_s(const struct run *run)
+{
+    const int waits = run->stage.chunk >= 0 ? 1 : 2 * run->plan->microbatches;
+    return hapt_config_real(run->config, "timeout") * (1 + waits + run->plan->stage_count);
+}
+
 static enum hapt_status fill_weights(struct run *run, const struct hapt_checkpoint *checkpoint)
 {
     const struct stage *stage = &run->stage;
@@ -100,6 +107,8 @@ static enum hapt_status write_shard(void *context, struct hapt_h5 *file)
     return status;
 }
 
+#define SLOWEST_DISK 10e6 /* byte/s: a shard may take that long before its peers give up */
+
 static enum hapt_status prepare_writer(struct run *run, const char *folder)
 {
     const struct stage *stage = &run->stage;
@@ -107,6 +116,8 @@ static enum hapt_status prepare_writer(struct run *run, const char *folder)
     const char **name;
     int32_t *shard;
     int64_t count = 0, largest = 1;
+    double *bytes, most = 0; /* of a stage's shard */
+    HAPT_NEW(bytes, run->arena, run->plan->stage_count);
     HAPT_NEW(name, run->arena, graph->tensor_count);
     HAPT_NEW(shard, run->arena, graph->tensor_count);
     for (int t = 0; t < graph->tensor_count; t++) {
@@ -114,12 +125,16 @@ static enum hapt_status prepare_writer(struct run *run, const char *folder)
         const int64_t elements = hapt_tensor_elements(&graph->tensor[t]);
         if (elements > largest) largest = elements;
         shard[count] = stage_owner(stage, t);
+        HAPT_ASSERT(shard[count] >= 0); /* the graph has no dangling tensors */
+        bytes[shard[count]] += 4.0 * (double)elements * (1 + run->optimizer.state_count);
+        most = fmax(most, bytes[shard[count]]);
         name[count++] = graph->tensor[t].name;
     }
     HAPT_NEW(run->buffer, run->arena, largest);
     run->writer = (struct hapt_checkpoint_writer){
         .folder = hapt_arena_printf(run->arena, "%s/checkpoints", folder),
         .keep = hapt_config_int(run->config, "keep"),
+        .patience_s = agreement_timeout_s(run) + most / SLOWEST_DISK,
         .shard_count = run->plan->stage_count,
         .shard = stage->chunk >= 0 && stage->rank == 0 ? stage->chunk : -1,
         .parameter_count = count,
@@ -200,13 +215,6 @@ static void record_stages(struct run *run, double time_s)
 }
 
 /* ---- The loop ---- */
-
-/* Each wait inside a step has its own deadline; an agreement may have to wait for a few of them. */
-static double agreement_timeout_s(const struct run *run)
-{
-    const int waits = run->stage.chunk >= 0 ? 1 : 2 * run->plan->microbatches;
-    return hapt_config_real(run->config, "timeout") * (1 + waits + run->plan->stage_count);
-}
 
 static enum hapt_status agree_on_step(struct run *run, int64_t step)
 {

@@ -51,7 +51,7 @@ static enum hapt_status save(const char *folder, int64_t step, int64_t keep, con
     const struct hapt_history history = {.count = step, .loss = curve, .gradient_norm = curve, .learning_rate = curve,
                                          .time_s = curve};
     const struct hapt_checkpoint_writer writer = {
-        .folder = folder, .keep = keep, .shard_count = shards, .shard = shard, .parameter_count = PARAMETERS,
+        .folder = folder, .keep = keep, .patience_s = 60, .shard_count = shards, .shard = shard, .parameter_count = PARAMETERS,
         .parameter = (const char **)name, .parameter_shard = place, .state_count = 2, .plan = plan, .config = config,
         .write_shard = write_shard, .context = &content};
     return hapt_checkpoint_save(&test_env, &writer, step, &history, &arena, path);

@@ -75,6 +75,20 @@ done_steps=$(sed -n 's/.*"steps": \([0-9]*\),.*/\1/p' "$dir/signal.json")
 train signal --steps 100000 --resume --stop-after $((done_steps + 2))
 check "the stopped run goes on" grep -q "\"first_step\": $done_steps," "$dir/signal.json"
 
+
+# a rank that hangs: its peers do not wait for ever, and say for what they waited
+train hang --plan "$dir/plan.h5" --steps 100000 --checkpoint-every 5 --timeout 2 &
+for _ in $(seq 200); do
+    [ -d "$dir/hang/checkpoints/step-00000005" ] && break
+    sleep 0.1
+done
+launcher=$(cat /proc/$!/task/$!/children)
+victim=$(cat /proc/${launcher% }/task/*/children | tr ' ' '\n' | sed -n 2p)
+kill -STOP "$victim"
+wait $!
+check "a hanging rank ends the job with code 7" [ $? -eq 7 ]
+kill -CONT "$victim" 2>/dev/null
+check "the time-out names who waited for what" grep -Eq 'error: (stage|rank) [0-9]+ waited 2?[0-9.]+ s .*step' "$dir/hang.log"
 data=$reference
 
 # weights
