@@ -1,9 +1,9 @@
 /*
  * Training: a plan is placed on ranks, each rank runs its stage's instruction list, step after step.
  *
- * The list that is run is the one that was simulated (schedule.h). Stage boundaries move by the courier (link.h); the gradients
- * of a submesh are summed by a deterministic collective. The sums of a plan come in one order, so a run can be repeated
- * bit by bit, be it in one piece or continued from a checkpoint.
+ * The list that is run is the one that was simulated (schedule.h). Stage boundaries move by the courier (link.h); the
+ * gradients of a submesh are summed by a deterministic collective. The sums of a plan come in one order, so a run can
+ * be repeated bit by bit, be it in one piece or continued from a checkpoint.
  */
 #ifndef HAPT_TRAIN_H
 #define HAPT_TRAIN_H
@@ -17,42 +17,53 @@
 /* ---- Data ---- */
 
 /*
- * The rows of every step, known to every rank: a stream of tokens sampled by seed and step, or exact batches. What a row holds
- * depends on neither plan nor ranks. One copy a node, in shared memory.
+ * The rows of every step, known to every rank: a stream of tokens sampled by seed and step, or exact batches. What a
+ * row holds depends on neither plan nor ranks. One copy a node, in shared memory.
  */
 struct hapt_data;
 
-/* Opens `path` (a data file, or a model file with data in it): /batches [step][row][T + 1], else /tokens [n]. `rows` of one step;
- * `steps` the run will take. HAPT_ERR_INPUT for another number of rows or tokens a row, too few steps, tokens
+/* Opens `path` (a data file, or a model file with data in it): /batches [step][row][T + 1], else /tokens [n]. `rows` of
+ * one step; `steps` the run will take. HAPT_ERR_INPUT for another number of rows or tokens a row, too few steps, tokens
  * outside the vocabulary. Collective over env->world; ends in agreement. */
 enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, const struct hapt_model *model, int rows,
                                 int64_t steps, uint64_t seed, struct hapt_data **data);
 void hapt_data_close(struct hapt_data *data);
 /* Rows [first, first + count) of a step: inputs and targets, [count][T] each; either may be NULL. */
-void hapt_data_rows(const struct hapt_data *data, int64_t step, int first, int count, int32_t *inputs, int32_t *targets);
+void hapt_data_rows(const struct hapt_data *data, int64_t step, int first, int count, int32_t *inputs,
+                    int32_t *targets);
 /* Targets in a step: what the sum of the loss is divided by. */
 int64_t hapt_data_targets(const struct hapt_data *data, int64_t step);
 
 /* ---- Routes: which tensor goes from which chunk to which ---- */
 
 struct hapt_route {
-    int from, to;       /* chunks */
-    bool backward;      /* gradients; else activations */
+    int from, to;  /* chunks */
+    bool backward; /* gradients; else activations */
     int count;
-    int *tensor;        /* graph indices, ascending */
+    int *tensor; /* graph indices, ascending */
 };
 
-struct hapt_routes { int count; struct hapt_route *route; /* by (backward, from, to) */ };
+struct hapt_routes {
+    int count;
+    struct hapt_route *route; /* by (backward, from, to) */
+};
 
-/* Direct routes of a chain of programs, chunk k = program[k]: an activation from its producer to each chunk that reads it; a
- * gradient from each chunk that writes it to the chunks that read it next, up to and with the next that adds to it.
- * Rank-local, deterministic. */
+/* Direct routes of a chain of programs, chunk k = program[k]: an activation from its producer to each chunk that reads
+ * it; a gradient from each chunk that writes it to the chunks that read it next, up to and with the next that adds to
+ * it. Rank-local, deterministic. */
 enum hapt_status hapt_routes_build(struct hapt_program *const *program, int chunks, struct hapt_arena *arena,
                                    struct hapt_routes **routes);
 
 /* A trainable parameter that several chunks hold: copies with one gradient. */
-struct hapt_tie { int tensor; int chunk_count; int *chunk; /* ascending */ };
-struct hapt_ties { int count; struct hapt_tie *tie; };
+struct hapt_tie {
+    int tensor;
+    int chunk_count;
+    int *chunk; /* ascending */
+};
+struct hapt_ties {
+    int count;
+    struct hapt_tie *tie;
+};
 enum hapt_status hapt_ties_find(struct hapt_program *const *program, int chunks, struct hapt_arena *arena,
                                 struct hapt_ties **ties);
 
@@ -81,20 +92,20 @@ struct hapt_history {
 };
 
 struct hapt_train_result {
-    int64_t first_step;   /* of this run; steps before it come from the checkpoint */
+    int64_t first_step; /* of this run; steps before it come from the checkpoint */
     struct hapt_history history;
     int64_t tokens_per_step;
     double steady_step_s; /* median time of a step, the first few left out; 0 when there were none */
     double tokens_per_s;  /* at that time */
     int stage_count;
     /* [history.count - first_step][stage], seconds from update to update, mean of the stage's ranks; valid on rank 0 */
-    double *busy_s;       /* forward, backward, update; stretched by the slowdown */
-    double *reduce_s;     /* gradients across the submesh and of tied parameters */
-    double *idle_s;       /* the rest */
-    double *comm_s;       /* during which the boundary behind the stage carried activations (hidden or not) */
+    double *busy_s;   /* forward, backward, update; stretched by the slowdown */
+    double *reduce_s; /* gradients across the submesh and of tied parameters */
+    double *idle_s;   /* the rest */
+    double *comm_s;   /* during which the boundary behind the stage carried activations (hidden or not) */
     double *planned_bytes, *measured_bytes; /* [stage] device memory of its ranks at most; valid on rank 0 */
-    const char *checkpoint; /* the newest one */
-    bool stopped;           /* by a signal: the process leaves with HAPT_STOPPED */
+    const char *checkpoint;                 /* the newest one */
+    bool stopped;                           /* by a signal: the process leaves with HAPT_STOPPED */
 };
 
 /* Median of the steps [from, to) of `time_s`, the first `skip` left out where enough remain. */
@@ -105,28 +116,28 @@ enum hapt_status hapt_train_write(struct hapt_h5 *file, const struct hapt_train_
 /* ---- Checkpoints ---- */
 
 /*
- * A folder checkpoints/step-N: shard-K.h5, one a stage, with whole tensors under their published names (/parameters, /state0,
- * /state1, fp32), and manifest.h5: step, plan, options, history, size and checksum of each shard. It is written aside and renamed
- * when complete; older ones go only afterwards.
+ * A folder checkpoints/step-N: shard-K.h5, one a stage, with whole tensors under their published names (/parameters,
+ * /state0, /state1, fp32), and manifest.h5: step, plan, options, history, size and checksum of each shard. It is
+ * written aside and renamed when complete; older ones go only afterwards.
  */
 struct hapt_checkpoint {
     const char *path;
-    int64_t step;            /* steps done */
+    int64_t step; /* steps done */
     struct hapt_plan *plan;
     struct hapt_history history;
     int state_count;
     int shard_count;
     int64_t *size, *checksum; /* [shard_count] */
     int64_t parameter_count;
-    const char **parameter;  /* published names */
+    const char **parameter; /* published names */
     int32_t *parameter_shard;
     int64_t option_count;
     const char **option, **value;
 };
 
-/* The checkpoint at `path`: itself, or the newest good one of a folder of checkpoints or of a run. Damaged ones are named in a warning and
- * passed over; HAPT_ERR_INPUT when none is left. Every file is read and its checksum compared, the work shared by the ranks.
- * Collective over env->world; ends in agreement. */
+/* The checkpoint at `path`: itself, or the newest good one of a folder of checkpoints or of a run. Damaged ones are
+ * named in a warning and passed over; HAPT_ERR_INPUT when none is left. Every file is read and its checksum compared,
+ * the work shared by the ranks. Collective over env->world; ends in agreement. */
 enum hapt_status hapt_checkpoint_find(const struct hapt_env *env, const char *path, struct hapt_arena *arena,
                                       struct hapt_checkpoint **checkpoint);
 /* Takes the options of the checkpoint's run as defaults. */
@@ -139,11 +150,11 @@ enum hapt_status hapt_checkpoint_export(const struct hapt_checkpoint *checkpoint
 
 /* What hapt_checkpoint_save writes. */
 struct hapt_checkpoint_writer {
-    const char *folder;    /* checkpoints/ */
+    const char *folder; /* checkpoints/ */
     int64_t keep;
-    double patience_s;     /* longest wait for the slowest writer */
+    double patience_s; /* longest wait for the slowest writer */
     int shard_count;
-    int shard;             /* this rank writes it by write_shard; -1: none */
+    int shard; /* this rank writes it by write_shard; -1: none */
     int64_t parameter_count;
     const char **parameter;
     const int32_t *parameter_shard;
@@ -153,22 +164,24 @@ struct hapt_checkpoint_writer {
     enum hapt_status (*write_shard)(void *context, struct hapt_h5 *file);
     void *context;
 };
-/* Collective over env->world; ends in agreement. *path (in `arena`) is the folder written. HAPT_ERR_IO leaves older ones as they
- * are. */
-enum hapt_status hapt_checkpoint_save(const struct hapt_env *env, const struct hapt_checkpoint_writer *writer, int64_t step,
-                                      const struct hapt_history *history, struct hapt_arena *arena, const char **path);
+/* Collective over env->world; ends in agreement. *path (in `arena`) is the folder written. HAPT_ERR_IO leaves older
+ * ones as they are. */
+enum hapt_status hapt_checkpoint_save(const struct hapt_env *env, const struct hapt_checkpoint_writer *writer,
+                                      int64_t step, const struct hapt_history *history, struct hapt_arena *arena,
+                                      const char **path);
 
 /* ---- The run ---- */
 
 /* Folder of the run: --output, or outputs/<input's name>. */
 enum hapt_status hapt_train_folder(const struct hapt_config *config, struct hapt_arena *arena, const char **folder);
-/* With --resume: the checkpoint to go on from, its options taken as defaults (give --microbatches and the like again to change
- * them); else NULL. Call before planning; keep checkpoint->plan unless --replan. Collective; ends in agreement. */
+/* With --resume: the checkpoint to go on from, its options taken as defaults (give --microbatches and the like again to
+ * change them); else NULL. Call before planning; keep checkpoint->plan unless --replan. Collective; ends in agreement.
+ */
 enum hapt_status hapt_train_resume(const struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
                                    struct hapt_checkpoint **checkpoint);
-/* Trains `plan` (stages with operator ranges) on a bound cluster until --steps, from `checkpoint` (may be NULL); ends with a
- * checkpoint. HAPT_OK with result->stopped after a signal. Collective over env->world; ends in agreement; a rank that
- * fails inside a step ends the job (hapt_die). */
+/* Trains `plan` (stages with operator ranges) on a bound cluster until --steps, from `checkpoint` (may be NULL); ends
+ * with a checkpoint. HAPT_OK with result->stopped after a signal. Collective over env->world; ends in agreement; a rank
+ * that fails inside a step ends the job (hapt_die). */
 enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cluster *cluster,
                                 const struct hapt_model *model, const struct hapt_plan *plan,
                                 const struct hapt_checkpoint *checkpoint, const struct hapt_config *config,

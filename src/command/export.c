@@ -2,13 +2,12 @@
 #include "hapt/command.h"
 #include "hapt/train.h"
 
-static enum hapt_status export(const struct hapt_env *env, const struct hapt_config *config, struct hapt_arena *arena)
-{
+static enum hapt_status export(const struct hapt_env *env, const struct hapt_config *config, struct hapt_arena *arena) {
     const char *path = hapt_config_text(config, "checkpoint"), *output = hapt_config_text(config, "output");
     struct hapt_checkpoint *checkpoint = NULL;
-    if (!path || !output)
-        return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_USAGE, "give --checkpoint DIR --output w.h5",
-                                                    "hapt export needs --%s", path ? "output" : "checkpoint"));
+    if (!path || !output) return hapt_env_agree(env->world,
+                                                hapt_fail(HAPT_ERR_USAGE, "give --checkpoint DIR --output w.h5",
+                                                          "hapt export needs --%s", path ? "output" : "checkpoint"));
     HAPT_TRY(hapt_checkpoint_find(env, path, arena, &checkpoint));
     const enum hapt_status status = env->world_rank == 0 ? hapt_checkpoint_export(checkpoint, output) : HAPT_OK;
     HAPT_TRY(hapt_env_agree(env->world, status));

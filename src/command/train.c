@@ -2,18 +2,25 @@
 #include "phases.h"
 
 const char hapt_command_train_help[] =
-    "Trains --input by --plan (or, with --resume, by the checkpoint's plan). One rank drives one device of the cluster;\n"
-    "ranks the plan leaves idle only agree. A plan made from a profile alone gets its operators from --input, clustered into\n"
+    "Trains --input by --plan (or, with --resume, by the checkpoint's plan). One rank drives one device of the "
+    "cluster;\n"
+    "ranks the plan leaves idle only agree. A plan made from a profile alone gets its operators from --input, "
+    "clustered into\n"
     "as many layers as the plan has. --schedule and --microbatches, when given, replace the plan's.\n"
     "\n"
     "Data: --data, else what the model file carries: /tokens [n], a stream sampled by --data-seed and step, or\n"
     "/batches [step][row][T + 1], exact batches. A step takes microbatches x the model's microbatch rows.\n"
     "\n"
-    "The output folder holds run.h5 (/topology, /plan, /settings, and under /train: loss, gradient_norm, learning_rate, step_time,\n"
-    "tokens_per_second [step]; stage_busy, stage_reduce, stage_idle, stage_communication [step][stage]; memory_planned,\n"
-    "memory_measured [stage]) and checkpoints/step-N: shard-K.h5 per stage (/parameters, /state0, /state1: whole tensors by\n"
-    "published name) and manifest.h5 (step, plan, options, history, sizes and checksums). --resume continues from the newest\n"
-    "whole one, bit by bit. SIGTERM and SIGUSR1 end the step under way, write a checkpoint and leave with exit code 9.\n";
+    "The output folder holds run.h5 (/topology, /plan, /settings, and under /train: loss, gradient_norm, "
+    "learning_rate, step_time,\n"
+    "tokens_per_second [step]; stage_busy, stage_reduce, stage_idle, stage_communication [step][stage]; "
+    "memory_planned,\n"
+    "memory_measured [stage]) and checkpoints/step-N: shard-K.h5 per stage (/parameters, /state0, /state1: whole "
+    "tensors by\n"
+    "published name) and manifest.h5 (step, plan, options, history, sizes and checksums). --resume continues from the "
+    "newest\n"
+    "whole one, bit by bit. SIGTERM and SIGUSR1 end the step under way, write a checkpoint and leave with exit code "
+    "9.\n";
 
 static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
@@ -25,8 +32,10 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     HAPT_TRY(hapt_phase_model(env, config, arena, &model));
     HAPT_TRY(hapt_train_resume(env, config, arena, &checkpoint));
     if (!checkpoint && !hapt_config_text(config, "plan"))
-        return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_USAGE, "make one with `hapt plan --input m.h5 --output plan.h5`, "
-                                                                    "then give --plan plan.h5", "no plan given"));
+        return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_USAGE,
+                                                    "make one with `hapt plan --input m.h5 --output plan.h5`, "
+                                                    "then give --plan plan.h5",
+                                                    "no plan given"));
     HAPT_TRY(hapt_phase_plan_given(env, config, model, checkpoint, arena, &plan));
     HAPT_TRY(hapt_phase_cluster(env, config, true, arena, &cluster));
     HAPT_TRY(hapt_train_run(env, cluster, model, plan, checkpoint, config, arena, &result));

@@ -1,10 +1,10 @@
 /*
  * Deterministic collectives of the compute thread.
  *
- * Each element is summed by one rank, in order of rank, so every rank gets the same bits and the sum does not depend on which
- * of the two ways carried it. On one node: slabs in a shared memory window, two of each so that a block needs two barriers.
- * Over several nodes: slices are sent to their owner, summed there and sent back. Waiting never spins for long: other ranks
- * may share the core.
+ * Each element is summed by one rank, in order of rank, so every rank gets the same bits and the sum does not depend on
+ * which of the two ways carried it. On one node: slabs in a shared memory window, two of each so that a block needs two
+ * barriers. Over several nodes: slices are sent to their owner, summed there and sent back. Waiting never spins for
+ * long: other ranks may share the core.
  */
 #include <sched.h>
 #include <stdatomic.h>
@@ -18,7 +18,9 @@
 #define SLAB_ELEMENTS ((size_t)1 << 18)  /* shared memory: floats of one block; 1 MiB, so that it stays in the cache */
 #define SLICE_ELEMENTS ((size_t)1 << 16) /* messages: floats one rank owns of a block */
 
-struct shared_head { _Alignas(64) atomic_ullong arrived; };
+struct shared_head {
+    _Alignas(64) atomic_ullong arrived;
+};
 
 struct hapt_collective {
     MPI_Comm comm;
@@ -27,13 +29,13 @@ struct hapt_collective {
     double timeout_s;
     /* one node */
     MPI_Win window;
-    struct shared_head *head;   /* on rank 0 */
-    float **slab;               /* [2 * size]: slab[b * size + r] */
+    struct shared_head *head; /* on rank 0 */
+    float **slab;             /* [2 * size]: slab[b * size + r] */
     unsigned long long barriers;
-    int turn;                   /* which of the two slabs is next */
+    int turn; /* which of the two slabs is next */
     /* several nodes */
-    float *received;            /* [size][SLICE_ELEMENTS] */
-    MPI_Request *request;       /* [2 * size] */
+    float *received;      /* [size][SLICE_ELEMENTS] */
+    MPI_Request *request; /* [2 * size] */
 };
 
 void hapt_link_sharpen_timers(void)
@@ -58,7 +60,8 @@ static enum hapt_status late(const char *who, double timeout_s, const char *what
                      "%s waited %.3g s for its peers in: %s", who, timeout_s, what);
 }
 
-static enum hapt_status wait_requests(MPI_Request *request, int count, const char *who, double timeout_s, const char *what)
+static enum hapt_status wait_requests(MPI_Request *request, int count, const char *who, double timeout_s,
+                                      const char *what)
 {
     const double deadline_s = hapt_time_s() + timeout_s;
     unsigned spins = 0;
@@ -149,7 +152,8 @@ static void sum_slice(float *const *slab, int ranks, size_t first, size_t end)
     }
 }
 
-static enum hapt_status reduce_shared(struct hapt_collective *collective, const char *what, float *data, size_t elements)
+static enum hapt_status reduce_shared(struct hapt_collective *collective, const char *what, float *data,
+                                      size_t elements)
 {
     for (size_t first = 0; first < elements; first += SLAB_ELEMENTS) {
         const size_t count = elements - first < SLAB_ELEMENTS ? elements - first : SLAB_ELEMENTS;
@@ -165,7 +169,8 @@ static enum hapt_status reduce_shared(struct hapt_collective *collective, const 
     return HAPT_OK;
 }
 
-static enum hapt_status gather_shared(struct hapt_collective *collective, const char *what, float *data, size_t elements)
+static enum hapt_status gather_shared(struct hapt_collective *collective, const char *what, float *data,
+                                      size_t elements)
 {
     const size_t mine = hapt_collective_slice(elements, collective->size, collective->rank);
     const size_t end = hapt_collective_slice(elements, collective->size, collective->rank + 1);
@@ -209,15 +214,16 @@ static enum hapt_status reduce_block(struct hapt_collective *collective, const c
         if (r == collective->rank) continue;
         const size_t first = hapt_collective_slice(elements, collective->size, r);
         const size_t stop = hapt_collective_slice(elements, collective->size, r + 1);
-        HAPT_MPI(MPI_Irecv(collective->received + (size_t)r * SLICE_ELEMENTS, (int)own, MPI_FLOAT, r, 0, collective->comm,
-                           &collective->request[count++]));
+        HAPT_MPI(MPI_Irecv(collective->received + (size_t)r * SLICE_ELEMENTS, (int)own, MPI_FLOAT, r, 0,
+                           collective->comm, &collective->request[count++]));
         HAPT_MPI(MPI_Isend(data + first, (int)(stop - first), MPI_FLOAT, r, 0, collective->comm,
                            &collective->request[count++]));
     }
     HAPT_TRY(wait_requests(collective->request, count, collective->who, collective->timeout_s, what));
     memcpy(collective->received + (size_t)collective->rank * SLICE_ELEMENTS, data + mine, own * sizeof *data);
     for (int r = 1; r < collective->size; r++)
-        for (size_t i = 0; i < own; i++) collective->received[i] += collective->received[(size_t)r * SLICE_ELEMENTS + i];
+        for (size_t i = 0; i < own; i++)
+            collective->received[i] += collective->received[(size_t)r * SLICE_ELEMENTS + i];
     memcpy(data + mine, collective->received, own * sizeof *data);
     return share_slices(collective, what, data, elements);
 }
@@ -247,7 +253,8 @@ static enum hapt_status open_collective(struct hapt_collective *collective, MPI_
     if (smallest == collective->size && shared_memory) return open_window(collective);
     collective->received = calloc((size_t)collective->size, SLICE_ELEMENTS * sizeof(float));
     collective->request = calloc((size_t)(2 * collective->size), sizeof(MPI_Request));
-    if (!collective->received || !collective->request) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a collective");
+    if (!collective->received || !collective->request)
+        return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a collective");
     return HAPT_OK;
 }
 

@@ -13,8 +13,8 @@
 #include <string.h>
 #include <time.h>
 
-/* Between tests that found nothing: a share of the time since something moved, within bounds. What arrives is seen late by
- * that share at most, and a courier that waits long hardly costs its core anything. */
+/* Between tests that found nothing: a share of the time since something moved, within bounds. What arrives is seen late
+ * by that share at most, and a courier that waits long hardly costs its core anything. */
 #define POLL_SHARE 0.1
 #define POLL_SHORTEST_S 50e-6
 #define POLL_LONGEST_S 400e-6

@@ -19,7 +19,10 @@ struct window {
 };
 
 /* Where in the pieces the next chunk starts. */
-struct cursor { int piece; size_t offset; };
+struct cursor {
+    int piece;
+    size_t offset;
+};
 
 /* The part of a flow that one peer has to do with. */
 struct channel {
@@ -48,14 +51,14 @@ struct flow {
     atomic_llong queued, sent; /* messages handed over; messages gone */
     int *queue_slot;           /* [slot_count] ring by sequence */
     double *queue_ready_s;     /* [slot_count] */
-    int64_t *last_of_slot;     /* [slot_count] 1 + sequence of the newest message handed over there; compute thread only */
-    int64_t started;           /* messages whose first chunk may go */
+    int64_t *last_of_slot; /* [slot_count] 1 + sequence of the newest message handed over there; compute thread only */
+    int64_t started;       /* messages whose first chunk may go */
     bool under_way, blocked;
     struct cursor cursor;
-    size_t done_bytes;         /* of the message under way */
-    double start_s;            /* of the message under way */
-    double port_free_s;        /* paced: when the link has taken the message before */
-    double finished_s;         /* when the last message was gone */
+    size_t done_bytes;  /* of the message under way */
+    double start_s;     /* of the message under way */
+    double port_free_s; /* paced: when the link has taken the message before */
+    double finished_s;  /* when the last message was gone */
     struct window window;
     atomic_llong active_ns;
     /* receiving */

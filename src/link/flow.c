@@ -27,7 +27,8 @@ static int window_push(struct window *window)
 }
 
 /* Takes the oldest chunk out when it is done. */
-static bool window_pop(struct hapt_courier *courier, struct window *window, struct pass *pass, bool *last, double *start_s)
+static bool window_pop(struct hapt_courier *courier, struct window *window, struct pass *pass, bool *last,
+                       double *start_s)
 {
     if (window->count == 0 || pass->status != HAPT_OK) return false;
     bool done = false;
@@ -101,8 +102,8 @@ static bool start_message(struct flow *flow, const struct pass *pass)
 static bool chunk_is_due(const struct flow *flow, size_t bytes, struct pass *pass)
 {
     if (flow->options.bandwidth <= 0) return true;
-    const double due_s = flow->start_s + flow->options.latency_s +
-                         (double)(flow->done_bytes + bytes) / flow->options.bandwidth;
+    const double due_s =
+        flow->start_s + flow->options.latency_s + (double)(flow->done_bytes + bytes) / flow->options.bandwidth;
     if (due_s <= pass->now_s) return true;
     pass->wake_s = fmin(pass->wake_s, due_s);
     return false;
@@ -150,7 +151,8 @@ void hapt_flow_advance_sender(struct hapt_courier *courier, struct flow *flow, s
     }
 }
 
-static void post_receives(struct hapt_courier *courier, const struct flow *flow, struct channel *channel, struct pass *pass)
+static void post_receives(struct hapt_courier *courier, const struct flow *flow, struct channel *channel,
+                          struct pass *pass)
 {
     const int64_t expected = atomic_load(&flow->expected);
     const int64_t allowed = atomic_load(&flow->freed) + flow->options.peer_slots;
@@ -160,9 +162,9 @@ static void post_receives(struct hapt_courier *courier, const struct flow *flow,
         const size_t bytes = chunk_bytes(piece, channel->cursor.offset);
         const int slot = (int)(channel->posted % flow->options.peer_slots);
         const int entry = window_push(&channel->window);
-        pass->status = courier->transfer->receive(courier->context,
-                                                  (void *)address(flow, slot, piece, channel->cursor.offset), bytes,
-                                                  channel->peer, 2 * flow->options.tag, &channel->window.request[entry]);
+        pass->status =
+            courier->transfer->receive(courier->context, (void *)address(flow, slot, piece, channel->cursor.offset),
+                                       bytes, channel->peer, 2 * flow->options.tag, &channel->window.request[entry]);
         channel->window.last[entry] = advance(&channel->cursor, channel->piece, channel->piece_count, bytes);
         if (channel->window.last[entry]) channel->posted++;
         pass->progress = true;
@@ -170,7 +172,8 @@ static void post_receives(struct hapt_courier *courier, const struct flow *flow,
 }
 
 /* Tells the sender of released slots, one empty message each. */
-static void tell_credits(struct hapt_courier *courier, const struct flow *flow, struct channel *channel, struct pass *pass)
+static void tell_credits(struct hapt_courier *courier, const struct flow *flow, struct channel *channel,
+                         struct pass *pass)
 {
     while (pass->status == HAPT_OK) {
         if (channel->credit_in_flight) {

@@ -4,7 +4,9 @@
 
 #include "hapt/link.h"
 
-struct mpi_context { MPI_Comm comm; };
+struct mpi_context {
+    MPI_Comm comm;
+};
 
 _Static_assert(sizeof(MPI_Request) <= sizeof(struct hapt_transfer_request), "a request holds an MPI_Request");
 

@@ -9,10 +9,13 @@ static enum hapt_status read_history(struct hapt_h5 *file, int64_t step, struct 
                                      struct hapt_history *history)
 {
     if (step == 0) return HAPT_OK;
-    const struct { const char *name; double **to; } part[] = {{"/history/loss", &history->loss},
-                                                              {"/history/gradient_norm", &history->gradient_norm},
-                                                              {"/history/learning_rate", &history->learning_rate},
-                                                              {"/history/step_time", &history->time_s}};
+    const struct {
+        const char *name;
+        double **to;
+    } part[] = {{"/history/loss", &history->loss},
+                {"/history/gradient_norm", &history->gradient_norm},
+                {"/history/learning_rate", &history->learning_rate},
+                {"/history/step_time", &history->time_s}};
     for (int i = 0; i < 4; i++) {
         int64_t shape[1] = {step};
         HAPT_TRY(hapt_h5_read(file, part[i].name, HAPT_H5_F64, 1, shape, step, arena, (void **)part[i].to));
@@ -24,7 +27,8 @@ static enum hapt_status read_history(struct hapt_h5 *file, int64_t step, struct 
 static enum hapt_status read_tables(struct hapt_h5 *file, struct hapt_arena *arena, struct hapt_checkpoint *checkpoint)
 {
     int64_t shards[1] = {-1}, states = 0, values = 0;
-    HAPT_TRY(hapt_h5_read(file, "/shard_size", HAPT_H5_I64, 1, shards, CHECKPOINT_LIMIT, arena, (void **)&checkpoint->size));
+    HAPT_TRY(
+        hapt_h5_read(file, "/shard_size", HAPT_H5_I64, 1, shards, CHECKPOINT_LIMIT, arena, (void **)&checkpoint->size));
     HAPT_TRY(hapt_h5_read(file, "/shard_checksum", HAPT_H5_I64, 1, shards, CHECKPOINT_LIMIT, arena,
                           (void **)&checkpoint->checksum));
     checkpoint->shard_count = (int)shards[0];
@@ -74,7 +78,8 @@ static enum hapt_status verify_shard(const struct hapt_checkpoint *checkpoint, i
     if (size != checkpoint->size[shard])
         return hapt_fail(HAPT_ERR_INPUT, NULL, "%s has %lld bytes instead of %lld", path, (long long)size,
                          (long long)checkpoint->size[shard]);
-    if (checksum != checkpoint->checksum[shard]) return hapt_fail(HAPT_ERR_INPUT, NULL, "%s has a wrong checksum", path);
+    if (checksum != checkpoint->checksum[shard])
+        return hapt_fail(HAPT_ERR_INPUT, NULL, "%s has a wrong checksum", path);
     return HAPT_OK;
 }
 
@@ -99,8 +104,8 @@ static bool exists(const char *path)
 }
 
 /* Folders to try, newest first; rank 0 looks, all learn. */
-static enum hapt_status list_candidates(const struct hapt_env *env, const char *path, struct hapt_arena *arena, int *count,
-                                        const char ***candidate)
+static enum hapt_status list_candidates(const struct hapt_env *env, const char *path, struct hapt_arena *arena,
+                                        int *count, const char ***candidate)
 {
     int found[2] = {0, 0}; /* how many; 1: inside path/checkpoints */
     int64_t *step = NULL;
@@ -142,8 +147,8 @@ enum hapt_status hapt_checkpoint_find(const struct hapt_env *env, const char *pa
         *checkpoint = read;
         return HAPT_OK;
     }
-    return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_INPUT, "start again without --resume",
-                                                "no checkpoint in %s is whole", path));
+    return hapt_env_agree(
+        env->world, hapt_fail(HAPT_ERR_INPUT, "start again without --resume", "no checkpoint in %s is whole", path));
 }
 
 enum hapt_status hapt_checkpoint_defaults(const struct hapt_checkpoint *checkpoint, struct hapt_config *config)
@@ -168,8 +173,8 @@ static enum hapt_status read_tensor(struct hapt_h5 *file, const char *dataset, i
     for (int d = 0; d < dims; d++) count *= shape[d];
     if (dims < 1 || count != elements)
         return hapt_fail(HAPT_ERR_INPUT, "resume with the model the checkpoint was made with",
-                         "%s: %s has %lld elements, the model's has %lld", hapt_h5_path(file), dataset, (long long)count,
-                         (long long)elements);
+                         "%s: %s has %lld elements, the model's has %lld", hapt_h5_path(file), dataset,
+                         (long long)count, (long long)elements);
     return hapt_h5_read_rows(file, dataset, HAPT_H5_F32, 0, shape[0], value);
 }
 
@@ -196,8 +201,8 @@ enum hapt_status hapt_checkpoint_read(const struct hapt_checkpoint *checkpoint, 
     return status;
 }
 
-static enum hapt_status copy_parameter(const struct hapt_checkpoint *checkpoint, const char *parameter, struct hapt_h5 *to,
-                                       struct hapt_arena *arena)
+static enum hapt_status copy_parameter(const struct hapt_checkpoint *checkpoint, const char *parameter,
+                                       struct hapt_h5 *to, struct hapt_arena *arena)
 {
     struct hapt_h5 *from = NULL;
     const char *path = checkpoint_shard_path(arena, checkpoint->path, shard_of(checkpoint, parameter));

@@ -1,6 +1,6 @@
 /*
- * Writing a checkpoint: every stage its shard, aside; all agree; rank 0 writes the manifest and renames the folder. The one
- * before is removed only when the new one stands.
+ * Writing a checkpoint: every stage its shard, aside; all agree; rank 0 writes the manifest and renames the folder. The
+ * one before is removed only when the new one stands.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -103,7 +103,8 @@ static enum hapt_status make_folder(const char *path, struct hapt_arena *arena)
     for (char *slash = strchr(partial + 1, '/');; slash = strchr(slash + 1, '/')) {
         if (slash) *slash = '\0';
         if (mkdir(partial, 0777) && errno != EEXIST)
-            return hapt_fail(HAPT_ERR_IO, "choose another --output", "folder %s cannot be made: %s", partial, strerror(errno));
+            return hapt_fail(HAPT_ERR_IO, "choose another --output", "folder %s cannot be made: %s", partial,
+                             strerror(errno));
         if (!slash) return HAPT_OK;
         *slash = '/';
     }
@@ -117,7 +118,9 @@ static enum hapt_status open_aside(const char *folder, const char *aside, struct
     return make_folder(aside, arena);
 }
 
-struct shard_record { int64_t shard, size, checksum; };
+struct shard_record {
+    int64_t shard, size, checksum;
+};
 
 static enum hapt_status write_shard(const struct hapt_checkpoint_writer *writer, const char *aside, int64_t step,
                                     struct hapt_arena *arena, struct shard_record *record)
@@ -139,7 +142,11 @@ static enum hapt_status write_shard(const struct hapt_checkpoint_writer *writer,
 }
 
 #define OPTION_LIMIT 1000
-struct option_list { struct hapt_arena *arena; int64_t count; const char *name[OPTION_LIMIT], *value[OPTION_LIMIT]; };
+struct option_list {
+    struct hapt_arena *arena;
+    int64_t count;
+    const char *name[OPTION_LIMIT], *value[OPTION_LIMIT];
+};
 
 static void add_option(void *context, const char *name, const char *value)
 {
@@ -254,8 +261,9 @@ static enum hapt_status save(const struct hapt_env *env, const struct hapt_check
     return hapt_link_agree(env->world, what, writer->patience_s, status);
 }
 
-enum hapt_status hapt_checkpoint_save(const struct hapt_env *env, const struct hapt_checkpoint_writer *writer, int64_t step,
-                                      const struct hapt_history *history, struct hapt_arena *arena, const char **path)
+enum hapt_status hapt_checkpoint_save(const struct hapt_env *env, const struct hapt_checkpoint_writer *writer,
+                                      int64_t step, const struct hapt_history *history, struct hapt_arena *arena,
+                                      const char **path)
 {
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);

@@ -11,19 +11,21 @@
 #define READ_ELEMENTS ((int64_t)1 << 20) /* of one read */
 
 struct hapt_data {
-    bool exact;            /* batches; else a stream */
+    bool exact; /* batches; else a stream */
     int rows, sequence;
     uint64_t seed;
-    int64_t rows_read;     /* stream: tokens; batches: steps */
-    int64_t row_elements;  /* stream: 1; batches: rows * (T + 1) */
-    bool wide;             /* int32, else uint16 */
+    int64_t rows_read;    /* stream: tokens; batches: steps */
+    int64_t row_elements; /* stream: 1; batches: rows * (T + 1) */
+    bool wide;            /* int32, else uint16 */
     const uint16_t *narrow_token;
     const int32_t *wide_token;
     MPI_Win window;
 };
 
 /* What node rank 0 finds before memory is reserved. */
-struct finding { int64_t rows_read, row_elements, exact; };
+struct finding {
+    int64_t rows_read, row_elements, exact;
+};
 
 static enum hapt_status look_at_batches(struct hapt_h5 *file, const struct hapt_model *model, int rows, int64_t steps,
                                         struct finding *finding)
@@ -33,18 +35,19 @@ static enum hapt_status look_at_batches(struct hapt_h5 *file, const struct hapt_
     const char *path = hapt_h5_path(file);
     HAPT_TRY(hapt_h5_shape(file, "/batches", &dims, shape));
     if (dims != 3)
-        return hapt_fail(HAPT_ERR_INPUT, "store it as [step][row][T + 1]", "%s: /batches has %d dimensions", path, dims);
+        return hapt_fail(HAPT_ERR_INPUT, "store it as [step][row][T + 1]", "%s: /batches has %d dimensions", path,
+                         dims);
     if (shape[1] != rows)
         return hapt_fail(HAPT_ERR_INPUT, "rows of a step are --microbatches times the model's --microbatch",
-                         "%s: a batch has %lld rows, a step takes %d (%d microbatches of %d)", path, (long long)shape[1],
-                         rows, rows / model->microbatch, model->microbatch);
+                         "%s: a batch has %lld rows, a step takes %d (%d microbatches of %d)", path,
+                         (long long)shape[1], rows, rows / model->microbatch, model->microbatch);
     if (shape[2] != model->sequence + 1)
         return hapt_fail(HAPT_ERR_INPUT, "make the model with the sequence length of the data",
                          "%s: a row has %lld tokens, the model's sequence of %d needs %d", path, (long long)shape[2],
                          model->sequence, model->sequence + 1);
     if (shape[0] < steps)
-        return hapt_fail(HAPT_ERR_INPUT, "give fewer --steps or more data", "%s holds %lld batches for %lld steps", path,
-                         (long long)shape[0], (long long)steps);
+        return hapt_fail(HAPT_ERR_INPUT, "give fewer --steps or more data", "%s holds %lld batches for %lld steps",
+                         path, (long long)shape[0], (long long)steps);
     *finding = (struct finding){.rows_read = steps, .row_elements = shape[1] * shape[2], .exact = 1};
     return HAPT_OK;
 }
@@ -58,8 +61,7 @@ static enum hapt_status look_at_tokens(struct hapt_h5 *file, const struct hapt_m
         return hapt_fail(HAPT_ERR_INPUT, "make one with `hapt data text.txt --output tokens.h5`",
                          "%s holds neither /tokens nor /batches", path);
     HAPT_TRY(hapt_h5_shape(file, "/tokens", &dims, shape));
-    if (dims != 1)
-        return hapt_fail(HAPT_ERR_INPUT, "store it as [n]", "%s: /tokens has %d dimensions", path, dims);
+    if (dims != 1) return hapt_fail(HAPT_ERR_INPUT, "store it as [n]", "%s: /tokens has %d dimensions", path, dims);
     if (shape[0] <= model->sequence)
         return hapt_fail(HAPT_ERR_INPUT, "give more text or a shorter --sequence",
                          "%s holds %lld tokens, a row takes %d", path, (long long)shape[0], model->sequence + 1);
@@ -106,7 +108,8 @@ static enum hapt_status fill(struct hapt_h5 *file, struct hapt_data *data, int v
         const int64_t count = data->rows_read - first < block ? data->rows_read - first : block;
         status = hapt_h5_read_rows(file, name, HAPT_H5_I32, first, count, buffer);
         if (status == HAPT_OK)
-            status = store(data, buffer, first * data->row_elements, count * data->row_elements, vocab, hapt_h5_path(file));
+            status =
+                store(data, buffer, first * data->row_elements, count * data->row_elements, vocab, hapt_h5_path(file));
     }
     free(buffer);
     return status;
@@ -142,17 +145,24 @@ enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, co
     status = hapt_env_agree(env->world, status);
     if (status == HAPT_OK) {
         MPI_Bcast(&finding, (int)sizeof finding, MPI_BYTE, 0, env->node);
-        *made = (struct hapt_data){.exact = finding.exact != 0, .rows = rows, .sequence = model->sequence, .seed = seed,
-                                   .rows_read = finding.rows_read, .row_elements = finding.row_elements,
-                                   .wide = model->vocab > 65536, .window = MPI_WIN_NULL};
+        *made = (struct hapt_data){.exact = finding.exact != 0,
+                                   .rows = rows,
+                                   .sequence = model->sequence,
+                                   .seed = seed,
+                                   .rows_read = finding.rows_read,
+                                   .row_elements = finding.row_elements,
+                                   .wide = model->vocab > 65536,
+                                   .window = MPI_WIN_NULL};
         status = hapt_env_agree(env->world, reserve(env, made));
     }
     if (status == HAPT_OK)
         status = hapt_env_agree(env->world, env->node_rank == 0 ? fill(file, made, model->vocab) : HAPT_OK);
     hapt_h5_close(file);
     if (status != HAPT_OK) {
-        if (made && made->window) hapt_data_close(made);
-        else free(made);
+        if (made && made->window)
+            hapt_data_close(made);
+        else
+            free(made);
         return status;
     }
     *data = made;

@@ -41,7 +41,8 @@ static enum hapt_status build_programs(struct stage *stage)
     for (int c = 0; c < plan->stage_count; c++) {
         const struct hapt_plan_stage *part = &plan->stage[c];
         if (part->first_op != end || part->end_op <= end || part->end_op > stage->graph->forward_count)
-            return hapt_fail(HAPT_ERR_INPUT, "make the plan from this model", "the plan's stages do not cover the model");
+            return hapt_fail(HAPT_ERR_INPUT, "make the plan from this model",
+                             "the plan's stages do not cover the model");
         end = part->end_op;
         HAPT_TRY(hapt_program_data_parallel(stage->graph, part->first_op, part->end_op, part->nodes,
                                             part->devices_per_node, stage->arena, &stage->program[c]));
@@ -67,21 +68,26 @@ static enum hapt_status build_schedule(struct stage *stage)
 
 static enum hapt_status build_engine(struct stage *stage, const struct hapt_config *config, int state_count)
 {
-    const struct hapt_device_spec *spec = &stage->cluster->subcluster[stage->plan->stage[stage->chunk].subcluster].device;
+    const struct hapt_device_spec *spec =
+        &stage->cluster->subcluster[stage->plan->stage[stage->chunk].subcluster].device;
     stage->backend = hapt_backend_find(spec->backend);
     if (!stage->backend)
-        return hapt_fail(HAPT_ERR_INPUT, "see hapt doctor", "device %s needs the back end %s, which is not in this build",
-                         spec->name, spec->backend);
+        return hapt_fail(HAPT_ERR_INPUT, "see hapt doctor",
+                         "device %s needs the back end %s, which is not in this build", spec->name, spec->backend);
     const char *reason = "";
     const int devices = stage->backend->device_count(&reason);
-    if (devices < 1) return hapt_fail(HAPT_ERR_INPUT, "see hapt doctor", "no %s device: %s", stage->backend->name, reason);
+    if (devices < 1)
+        return hapt_fail(HAPT_ERR_INPUT, "see hapt doctor", "no %s device: %s", stage->backend->name, reason);
     int threads = (int)hapt_config_int(config, "threads");
     if (threads == 0) threads = stage->plan->threads;
     threads = hapt_env_threads(stage->env, threads);
     const size_t cap = spec->memory_capped ? (size_t)spec->memory_bytes : 0;
     HAPT_TRY(stage->backend->open(stage->env->node_rank % devices, threads, cap, &stage->device));
-    const struct hapt_engine_options options = {.backend = stage->backend, .device = stage->device, .threads = threads,
-                                                .state_count = state_count, .slots = stage->list->slots};
+    const struct hapt_engine_options options = {.backend = stage->backend,
+                                                .device = stage->device,
+                                                .threads = threads,
+                                                .state_count = state_count,
+                                                .slots = stage->list->slots};
     stage->slowdown = spec->slowdown;
     return hapt_engine_create(stage->program[stage->chunk], &options, &stage->engine);
 }
@@ -152,7 +158,9 @@ void stage_release(struct stage *stage)
 /* ---- One step ---- */
 
 /* A device slowed down: an instruction ends no earlier than its start plus slowdown x the CPU time it took. */
-struct stretch { double start_s, cpu_s; };
+struct stretch {
+    double start_s, cpu_s;
+};
 
 static struct stretch stretch_begin(void)
 {
@@ -282,17 +290,26 @@ static enum hapt_status reduce(struct stage *stage)
 static enum hapt_status execute(struct stage *stage, const struct hapt_instruction *instruction)
 {
     switch (instruction->kind) {
-    case HAPT_INSTRUCTION_RECEIVE_FORWARD: return wait_received(stage, &stage->forward_in, instruction->microbatch);
-    case HAPT_INSTRUCTION_FORWARD: return forward(stage, instruction);
-    case HAPT_INSTRUCTION_SEND_FORWARD: send(stage, &stage->forward_out, instruction->slot); return HAPT_OK;
-    case HAPT_INSTRUCTION_RECEIVE_BACKWARD: return wait_received(stage, &stage->backward_in, instruction->microbatch);
-    case HAPT_INSTRUCTION_BACKWARD: return backward(stage, instruction);
+    case HAPT_INSTRUCTION_RECEIVE_FORWARD:
+        return wait_received(stage, &stage->forward_in, instruction->microbatch);
+    case HAPT_INSTRUCTION_FORWARD:
+        return forward(stage, instruction);
+    case HAPT_INSTRUCTION_SEND_FORWARD:
+        send(stage, &stage->forward_out, instruction->slot);
+        return HAPT_OK;
+    case HAPT_INSTRUCTION_RECEIVE_BACKWARD:
+        return wait_received(stage, &stage->backward_in, instruction->microbatch);
+    case HAPT_INSTRUCTION_BACKWARD:
+        return backward(stage, instruction);
     case HAPT_INSTRUCTION_SEND_BACKWARD:
         send(stage, &stage->backward_out, transfer_slot(stage, instruction->microbatch));
         return HAPT_OK;
-    case HAPT_INSTRUCTION_REDUCE: return reduce(stage);
-    case HAPT_INSTRUCTION_EXCHANGE: return stage_exchange(stage);
-    case HAPT_INSTRUCTION_UPDATE: break; /* after the agreement of all stages: stage_update */
+    case HAPT_INSTRUCTION_REDUCE:
+        return reduce(stage);
+    case HAPT_INSTRUCTION_EXCHANGE:
+        return stage_exchange(stage);
+    case HAPT_INSTRUCTION_UPDATE:
+        break; /* after the agreement of all stages: stage_update */
     }
     return HAPT_OK;
 }

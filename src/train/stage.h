@@ -8,7 +8,10 @@
 #define MAX_STAGE_FLOWS 64
 
 /* The flows of one direction at one side of the stage. */
-struct stage_flows { int count; int flow[MAX_STAGE_FLOWS]; };
+struct stage_flows {
+    int count;
+    int flow[MAX_STAGE_FLOWS];
+};
 
 /* One tied parameter that this stage holds with others: gradients meet slice by slice. */
 struct stage_tie {
@@ -28,35 +31,35 @@ struct stage {
     const struct hapt_graph *graph;
     struct hapt_arena *arena;
     double timeout_s;
-    int *first_device;              /* [stage_count] */
-    struct hapt_program **program;  /* [stage_count] */
+    int *first_device;             /* [stage_count] */
+    struct hapt_program **program; /* [stage_count] */
     struct hapt_routes *routes;
     struct hapt_ties *ties;
-    int chunk;                      /* -1: this rank idles */
-    int rank, size;                 /* among the ranks of the stage */
-    int rows, first_row;            /* of a microbatch: how many here, and which is the first */
-    char name[32];                  /* "stage 1" */
+    int chunk;           /* -1: this rank idles */
+    int rank, size;      /* among the ranks of the stage */
+    int rows, first_row; /* of a microbatch: how many here, and which is the first */
+    char name[32];       /* "stage 1" */
     double slowdown;
     const struct hapt_backend *backend;
     struct hapt_device *device;
     struct hapt_engine *engine;
     struct hapt_schedule *schedule;
     const struct hapt_instruction_list *list;
-    MPI_Comm comm;                  /* ranks of the stage */
+    MPI_Comm comm; /* ranks of the stage */
     struct hapt_collective *collective;
     struct hapt_courier *courier;
     struct stage_flows forward_in, forward_out, backward_in, backward_out;
     int tie_count;
     struct stage_tie *tie;
-    double *counts;                 /* [program tensors] 1: this stage counts the parameter in the global norm */
+    double *counts; /* [program tensors] 1: this stage counts the parameter in the global norm */
     int input_count;
-    int *input;                     /* graph tensors of the inputs read here */
-    int32_t *row_buffer;            /* [rows][T] */
+    int *input;          /* graph tensors of the inputs read here */
+    int32_t *row_buffer; /* [rows][T] */
     /* of the step under way */
     const struct hapt_data *data;
-    int64_t step, sequence;         /* sequence: messages of earlier steps of this run */
-    double loss;                    /* sum over the microbatches, this rank's rows */
-    double busy_s, reduce_s;        /* since train.c last took them */
+    int64_t step, sequence;  /* sequence: messages of earlier steps of this run */
+    double loss;             /* sum over the microbatches, this rank's rows */
+    double busy_s, reduce_s; /* since train.c last took them */
 };
 
 /* World rank of rank `index` of chunk `chunk`. */

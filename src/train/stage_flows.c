@@ -1,4 +1,5 @@
-/* What a stage sends and receives: boundaries cut into pieces by rows, and the gradients of tied parameters by slices. */
+/* What a stage sends and receives: boundaries cut into pieces by rows, and the gradients of tied parameters by slices.
+ */
 #include <string.h>
 
 #include "stage.h"
@@ -40,9 +41,10 @@ static void rows_of(int rows, int ranks, int rank, int *first, int *end)
     *end = *first + rows / ranks;
 }
 
-/* The pieces of a tensor exchanged between this rank and those of the other chunk: each row crosses once. A tensor that every
- * rank holds whole comes from one rank of the other chunk. */
-static int cut_tensor(const struct stage *stage, int other, bool sends, int tensor, int buffer, struct hapt_piece *piece)
+/* The pieces of a tensor exchanged between this rank and those of the other chunk: each row crosses once. A tensor that
+ * every rank holds whole comes from one rank of the other chunk. */
+static int cut_tensor(const struct stage *stage, int other, bool sends, int tensor, int buffer,
+                      struct hapt_piece *piece)
 {
     const int ranks = stage_size(stage, other), rows = stage->model->microbatch;
     const struct hapt_tensor *whole = &stage->graph->tensor[tensor];
@@ -64,7 +66,9 @@ static int cut_tensor(const struct stage *stage, int other, bool sends, int tens
         if (to > end) to = end;
         if (from >= to) continue;
         const size_t row_bytes = bytes / (size_t)rows;
-        piece[count++] = (struct hapt_piece){.peer = peer, .buffer = buffer, .offset = (size_t)(from - first) * row_bytes,
+        piece[count++] = (struct hapt_piece){.peer = peer,
+                                             .buffer = buffer,
+                                             .offset = (size_t)(from - first) * row_bytes,
                                              .bytes = (size_t)(to - from) * row_bytes};
     }
     return count;
@@ -100,14 +104,22 @@ static enum hapt_status add_route(struct stage *stage, const struct hapt_route *
             base[s * route->count + i] = tensor_address(stage, route, sends, route->tensor[i], s);
     }
     if (pieces == 0) return HAPT_OK;
-    struct hapt_flow_options options = {
-        .what = route->backward ? "gradients" : "activations", .stage = stage->chunk, .peer_stage = other, .sends = sends,
-        .tag = tag, .per_step = stage->plan->microbatches, .peer_slots = HAPT_TRANSFER_SLOTS, .slot_count = slots,
-        .buffer_count = route->count, .base = base, .piece_count = pieces, .piece = piece};
+    struct hapt_flow_options options = {.what = route->backward ? "gradients" : "activations",
+                                        .stage = stage->chunk,
+                                        .peer_stage = other,
+                                        .sends = sends,
+                                        .tag = tag,
+                                        .per_step = stage->plan->microbatches,
+                                        .peer_slots = HAPT_TRANSFER_SLOTS,
+                                        .slot_count = slots,
+                                        .buffer_count = route->count,
+                                        .base = base,
+                                        .piece_count = pieces,
+                                        .piece = piece};
     if (sends) set_pace(stage, stage->chunk, other, stage->size, &options);
     if (flows->count == MAX_STAGE_FLOWS)
-        return hapt_fail(HAPT_ERR_INFEASIBLE, "use fewer stages", "stage %d trades with more than %d stages", stage->chunk,
-                         MAX_STAGE_FLOWS);
+        return hapt_fail(HAPT_ERR_INFEASIBLE, "use fewer stages", "stage %d trades with more than %d stages",
+                         stage->chunk, MAX_STAGE_FLOWS);
     return hapt_courier_add(stage->courier, &options, &flows->flow[flows->count++]);
 }
 
@@ -128,10 +140,19 @@ static enum hapt_status add_tie_flow(struct stage *stage, int tie, int other, bo
                                      int pieces, void *address, int *flow)
 {
     void *base[1] = {address};
-    struct hapt_flow_options options = {
-        .what = "gradients of tied parameters", .stage = stage->chunk, .peer_stage = other, .sends = sends,
-        .tag = sends ? tie_tag(stage, tie, stage->chunk, other) : tie_tag(stage, tie, other, stage->chunk), .per_step = 1,
-        .peer_slots = 1, .slot_count = 1, .buffer_count = 1, .base = base, .piece_count = pieces, .piece = piece};
+    struct hapt_flow_options options = {.what = "gradients of tied parameters",
+                                        .stage = stage->chunk,
+                                        .peer_stage = other,
+                                        .sends = sends,
+                                        .tag = sends ? tie_tag(stage, tie, stage->chunk, other)
+                                                     : tie_tag(stage, tie, other, stage->chunk),
+                                        .per_step = 1,
+                                        .peer_slots = 1,
+                                        .slot_count = 1,
+                                        .buffer_count = 1,
+                                        .base = base,
+                                        .piece_count = pieces,
+                                        .piece = piece};
     if (sends) set_pace(stage, stage->chunk, other, tie_senders(stage, other, stage->chunk), &options);
     return hapt_courier_add(stage->courier, &options, flow);
 }
@@ -143,10 +164,11 @@ static int cut_gradient(const struct stage *stage, int other, size_t elements, s
     int count = 0;
     for (int r = 0; r < ranks; r++) {
         if (r % stage->size != stage->rank) continue;
-        const size_t first = hapt_collective_slice(elements, ranks, r), end = hapt_collective_slice(elements, ranks, r + 1);
+        const size_t first = hapt_collective_slice(elements, ranks, r),
+                     end = hapt_collective_slice(elements, ranks, r + 1);
         if (first < end)
-            piece[count++] = (struct hapt_piece){.peer = stage_world_rank(stage, other, r), .offset = 4 * first,
-                                                 .bytes = 4 * (end - first)};
+            piece[count++] = (struct hapt_piece){
+                .peer = stage_world_rank(stage, other, r), .offset = 4 * first, .bytes = 4 * (end - first)};
     }
     return count;
 }
@@ -226,7 +248,8 @@ enum hapt_status stage_exchange(struct stage *stage)
     }
     for (int t = 0; t < stage->tie_count; t++) {
         struct stage_tie *tie = &stage->tie[t];
-        for (int f = 0; f < tie->send.count; f++) HAPT_TRY(hapt_courier_wait_sent(stage->courier, tie->send.flow[f], 0));
+        for (int f = 0; f < tie->send.count; f++)
+            HAPT_TRY(hapt_courier_wait_sent(stage->courier, tie->send.flow[f], 0));
         /* One exchange a step: as many as there were whole steps before. */
         for (int c = 0; c < tie->tie->chunk_count; c++)
             if (tie->receive_flow[c] >= 0)
@@ -235,7 +258,8 @@ enum hapt_status stage_exchange(struct stage *stage)
         sum_slice(stage, tie);
         for (int c = 0; c < tie->tie->chunk_count; c++)
             if (tie->receive_flow[c] >= 0) hapt_courier_free(stage->courier, tie->receive_flow[c]);
-        HAPT_TRY(hapt_collective_all_gather(stage->collective, "gather of tied gradients", tie->gradient, tie->elements));
+        HAPT_TRY(
+            hapt_collective_all_gather(stage->collective, "gather of tied gradients", tie->gradient, tie->elements));
     }
     stage->reduce_s += hapt_time_s() - start_s;
     return HAPT_OK;

@@ -27,11 +27,11 @@ struct run {
     struct hapt_optimizer_options optimizer;
     struct hapt_checkpoint_writer writer;
     struct hapt_train_result *result;
-    struct vote *vote; /* [world_size] */
+    struct vote *vote;         /* [world_size] */
     int64_t first, end, saved; /* steps; `saved`: step of the newest checkpoint, -1: none */
     int64_t stage_capacity;
     double mark_s, comm_s;
-    float *buffer;     /* as large as the largest parameter */
+    float *buffer; /* as large as the largest parameter */
 };
 
 static volatile sig_atomic_t signalled;
@@ -337,9 +337,8 @@ static enum hapt_status open_data(struct run *run)
 {
     const char *path = data_path(run);
     if (!path)
-        return hapt_env_agree(run->env->world,
-                              hapt_fail(HAPT_ERR_INPUT, "give --data D.h5 (see hapt data --help)",
-                                        "the model file carries no tokens and no data file is given"));
+        return hapt_env_agree(run->env->world, hapt_fail(HAPT_ERR_INPUT, "give --data D.h5 (see hapt data --help)",
+                                                         "the model file carries no tokens and no data file is given"));
     const int rows = run->plan->microbatches * run->stage.model->microbatch;
     HAPT_TRY(hapt_data_open(run->env, path, run->stage.model, rows, run->end,
                             (uint64_t)hapt_config_int(run->config, "data-seed"), &run->data));
@@ -354,8 +353,10 @@ static enum hapt_status warn_of_older(const struct run *run, const struct hapt_c
     if (checkpoint || run->env->world_rank != 0) return HAPT_OK;
     HAPT_TRY(checkpoint_list(run->writer.folder, run->arena, &count, &step));
     if (count > 0)
-        hapt_warn(run->env, "%s holds checkpoints of an earlier run; the first of this run replaces them (--resume would "
-                            "continue it)\n", run->writer.folder);
+        hapt_warn(run->env,
+                  "%s holds checkpoints of an earlier run; the first of this run replaces them (--resume would "
+                  "continue it)\n",
+                  run->writer.folder);
     return HAPT_OK;
 }
 
@@ -391,7 +392,9 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
 static enum hapt_status gather_memory(struct run *run)
 {
     struct stage *stage = &run->stage;
-    struct { double planned, measured; } mine = {0, 0}, *all;
+    struct {
+        double planned, measured;
+    } mine = {0, 0}, *all;
     HAPT_NEW(all, run->arena, run->env->world_size);
     if (stage->chunk >= 0) {
         mine.planned = (double)hapt_engine_memory(stage->engine)->total_bytes;
@@ -428,8 +431,13 @@ enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cl
                                 struct hapt_arena *arena, struct hapt_train_result **result)
 {
     struct run run = {.env = env, .plan = plan, .config = config, .arena = arena};
-    run.stage = (struct stage){.env = env, .cluster = cluster, .model = model, .plan = plan, .arena = arena,
-                               .comm = MPI_COMM_NULL, .chunk = -1};
+    run.stage = (struct stage){.env = env,
+                               .cluster = cluster,
+                               .model = model,
+                               .plan = plan,
+                               .arena = arena,
+                               .comm = MPI_COMM_NULL,
+                               .chunk = -1};
     HAPT_NEW(run.result, arena, 1);
     /* An agreement may stand behind a slow disk: more patience than with a message. */
     hapt_env_set_patience(10 * hapt_config_real(config, "timeout"));

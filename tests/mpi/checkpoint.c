@@ -1,6 +1,6 @@
 /* ranks: 1 2 3
- * Checkpoints: what is written is found again; damage of every kind is noticed and the one before taken; a write that fails
- * leaves the older ones as they are. */
+ * Checkpoints: what is written is found again; damage of every kind is noticed and the one before taken; a write that
+ * fails leaves the older ones as they are. */
 #include "test.h"
 
 #include <signal.h>
@@ -23,7 +23,10 @@ static float value(int parameter, int state, int64_t step, int i)
     return (float)(parameter * 1000 + (state + 1) * 100 + i) * 0.5f + (float)step;
 }
 
-struct content { int64_t step; int shard, shards; };
+struct content {
+    int64_t step;
+    int shard, shards;
+};
 
 static enum hapt_status write_shard(void *context, struct hapt_h5 *file)
 {
@@ -48,12 +51,21 @@ static enum hapt_status save(const char *folder, int64_t step, int64_t keep, con
     double curve[100];
     for (int i = 0; i < 100; i++) curve[i] = 1.0 / (i + 1);
     for (int p = 0; p < PARAMETERS; p++) place[p] = p % shards;
-    const struct hapt_history history = {.count = step, .loss = curve, .gradient_norm = curve, .learning_rate = curve,
-                                         .time_s = curve};
-    const struct hapt_checkpoint_writer writer = {
-        .folder = folder, .keep = keep, .patience_s = 60, .shard_count = shards, .shard = shard, .parameter_count = PARAMETERS,
-        .parameter = (const char **)name, .parameter_shard = place, .state_count = 2, .plan = plan, .config = config,
-        .write_shard = write_shard, .context = &content};
+    const struct hapt_history history = {
+        .count = step, .loss = curve, .gradient_norm = curve, .learning_rate = curve, .time_s = curve};
+    const struct hapt_checkpoint_writer writer = {.folder = folder,
+                                                  .keep = keep,
+                                                  .patience_s = 60,
+                                                  .shard_count = shards,
+                                                  .shard = shard,
+                                                  .parameter_count = PARAMETERS,
+                                                  .parameter = (const char **)name,
+                                                  .parameter_shard = place,
+                                                  .state_count = 2,
+                                                  .plan = plan,
+                                                  .config = config,
+                                                  .write_shard = write_shard,
+                                                  .context = &content};
     return hapt_checkpoint_save(&test_env, &writer, step, &history, &arena, path);
 }
 
@@ -122,8 +134,8 @@ static void export_weights(void)
     for (int p = 0; p < PARAMETERS; p++) {
         int64_t shape[2] = {-1, -1};
         float *data = NULL;
-        CHECK_OK(hapt_h5_read(file, hapt_arena_printf(&arena, "/parameters/%s", name[p]), HAPT_H5_F32, 2, shape, ELEMENTS,
-                              &arena, (void **)&data));
+        CHECK_OK(hapt_h5_read(file, hapt_arena_printf(&arena, "/parameters/%s", name[p]), HAPT_H5_F32, 2, shape,
+                              ELEMENTS, &arena, (void **)&data));
         CHECK(shape[0] == 3 && data && data[ELEMENTS - 1] == value(p, -1, checkpoint->step, ELEMENTS - 1));
     }
     hapt_h5_close(file);
@@ -142,7 +154,15 @@ static void flip(const char *path, long where)
     fclose(file);
 }
 
-enum damage { FLIP_SHARD, TRUNCATE_SHARD, NO_SHARD, NO_MANIFEST, TRUNCATE_MANIFEST, FLIP_MANIFEST, DAMAGES = FLIP_MANIFEST + 12 };
+enum damage {
+    FLIP_SHARD,
+    TRUNCATE_SHARD,
+    NO_SHARD,
+    NO_MANIFEST,
+    TRUNCATE_MANIFEST,
+    FLIP_MANIFEST,
+    DAMAGES = FLIP_MANIFEST + 12
+};
 
 static void spoil(int damage, const char *path)
 {
@@ -150,12 +170,24 @@ static void spoil(int damage, const char *path)
     const char *manifest = hapt_arena_printf(&arena, "%s/manifest.h5", path);
     uint64_t random = (uint64_t)damage;
     switch (damage) {
-    case FLIP_SHARD: flip(shard, 2500); break;
-    case TRUNCATE_SHARD: CHECK(truncate(shard, 1000) == 0); break;
-    case NO_SHARD: CHECK(unlink(shard) == 0); break;
-    case NO_MANIFEST: CHECK(unlink(manifest) == 0); break;
-    case TRUNCATE_MANIFEST: CHECK(truncate(manifest, 700) == 0); break;
-    default: flip(manifest, (long)(hapt_random_next(&random) >> 20)); break;
+    case FLIP_SHARD:
+        flip(shard, 2500);
+        break;
+    case TRUNCATE_SHARD:
+        CHECK(truncate(shard, 1000) == 0);
+        break;
+    case NO_SHARD:
+        CHECK(unlink(shard) == 0);
+        break;
+    case NO_MANIFEST:
+        CHECK(unlink(manifest) == 0);
+        break;
+    case TRUNCATE_MANIFEST:
+        CHECK(truncate(manifest, 700) == 0);
+        break;
+    default:
+        flip(manifest, (long)(hapt_random_next(&random) >> 20));
+        break;
     }
 }
 
@@ -219,15 +251,34 @@ static void full_disk(void)
 static void make_plan(void)
 {
     plan = hapt_arena_alloc(&arena, 1, sizeof *plan);
-    *plan = (struct hapt_plan){.microbatches = 4, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02, .replicas = 1,
-                               .layer_count = 2, .threads = 1, .stage_count = 2, .t_max_s = 1, .limit = "compute",
-                               .latency_s = 1, .simulated_s = 1, .balance_eta = 1};
+    *plan = (struct hapt_plan){.microbatches = 4,
+                               .schedule = HAPT_SCHEDULE_H1F1B,
+                               .hide_threshold = 0.02,
+                               .replicas = 1,
+                               .layer_count = 2,
+                               .threads = 1,
+                               .stage_count = 2,
+                               .t_max_s = 1,
+                               .limit = "compute",
+                               .latency_s = 1,
+                               .simulated_s = 1,
+                               .balance_eta = 1};
     plan->stage = hapt_arena_alloc(&arena, 2, sizeof *plan->stage);
     for (int s = 0; s < 2; s++)
-        plan->stage[s] = (struct hapt_plan_stage){
-            .first_layer = s, .end_layer = s + 1, .first_op = 3 * s, .end_op = 3 * s + 3, .subcluster_name = "a", .nodes = 1,
-            .devices_per_node = 1, .warmup = 2 - s, .compute_s = 1, .forward_s = 0.3, .parameter_bytes = 1,
-            .activation_bytes = 1, .memory_bytes = 3 - s, .device_memory_bytes = 1e9};
+        plan->stage[s] = (struct hapt_plan_stage){.first_layer = s,
+                                                  .end_layer = s + 1,
+                                                  .first_op = 3 * s,
+                                                  .end_op = 3 * s + 3,
+                                                  .subcluster_name = "a",
+                                                  .nodes = 1,
+                                                  .devices_per_node = 1,
+                                                  .warmup = 2 - s,
+                                                  .compute_s = 1,
+                                                  .forward_s = 0.3,
+                                                  .parameter_bytes = 1,
+                                                  .activation_bytes = 1,
+                                                  .memory_bytes = 3 - s,
+                                                  .device_memory_bytes = 1e9};
 }
 
 int main(int argc, char **argv)
@@ -248,7 +299,8 @@ int main(int argc, char **argv)
     RUN(nothing_there);
     RUN(full_disk);
     MPI_Barrier(test_env.world);
-    if (test_env.world_rank == 0 && system(hapt_arena_printf(&arena, "rm -rf %s", root))) fprintf(stderr, "rm failed\n");
+    if (test_env.world_rank == 0 && system(hapt_arena_printf(&arena, "rm -rf %s", root)))
+        fprintf(stderr, "rm failed\n");
     hapt_arena_release(&arena);
     return test_finish();
 }

@@ -85,16 +85,25 @@ static void random_plan(uint64_t seed)
         *my = (struct side){.sends = p->from == test_env.world_rank, .plan = p};
         struct hapt_piece piece[4];
         for (int i = 0; i < p->pieces; i++) {
-            piece[i] = (struct hapt_piece){.peer = my->sends ? p->to : p->from, .offset = my->total, .bytes = p->bytes[i]};
+            piece[i] =
+                (struct hapt_piece){.peer = my->sends ? p->to : p->from, .offset = my->total, .bytes = p->bytes[i]};
             my->total += p->bytes[i];
         }
         my->memory = malloc(my->total * (size_t)p->slots);
         void *base[3];
         for (int s = 0; s < p->slots; s++) base[s] = my->memory + (size_t)s * my->total;
-        const struct hapt_flow_options options = {
-            .what = "noise", .stage = p->from, .peer_stage = p->to, .sends = my->sends, .tag = count, .per_step = 4,
-            .peer_slots = p->slots, .slot_count = p->slots, .buffer_count = 1, .base = base, .piece_count = p->pieces,
-            .piece = piece};
+        const struct hapt_flow_options options = {.what = "noise",
+                                                  .stage = p->from,
+                                                  .peer_stage = p->to,
+                                                  .sends = my->sends,
+                                                  .tag = count,
+                                                  .per_step = 4,
+                                                  .peer_slots = p->slots,
+                                                  .slot_count = p->slots,
+                                                  .buffer_count = 1,
+                                                  .base = base,
+                                                  .piece_count = p->pieces,
+                                                  .piece = piece};
         CHECK_OK(hapt_courier_add(courier, &options, &my->flow));
     }
     CHECK_OK(hapt_courier_start(courier));
@@ -130,10 +139,20 @@ static double paced_exchange(double rate, double latency_s, size_t bytes, int co
             void *base[3];
             for (int s = 0; s < 3; s++) base[s] = memory + (size_t)(3 * sends + s) * bytes;
             const struct hapt_piece piece = {.peer = 1 - me, .bytes = bytes};
-            const struct hapt_flow_options options = {
-                .what = "noise", .stage = me, .peer_stage = 1 - me, .sends = sends, .tag = sends ? me : 1 - me,
-                .per_step = 1, .peer_slots = 3, .slot_count = 3, .buffer_count = 1, .base = base, .piece_count = 1,
-                .piece = &piece, .bandwidth = rate, .latency_s = latency_s};
+            const struct hapt_flow_options options = {.what = "noise",
+                                                      .stage = me,
+                                                      .peer_stage = 1 - me,
+                                                      .sends = sends,
+                                                      .tag = sends ? me : 1 - me,
+                                                      .per_step = 1,
+                                                      .peer_slots = 3,
+                                                      .slot_count = 3,
+                                                      .buffer_count = 1,
+                                                      .base = base,
+                                                      .piece_count = 1,
+                                                      .piece = &piece,
+                                                      .bandwidth = rate,
+                                                      .latency_s = latency_s};
             CHECK_OK(hapt_courier_add(courier, &options, &flow[sends]));
         }
         CHECK_OK(hapt_courier_start(courier));
@@ -154,23 +173,24 @@ static double paced_exchange(double rate, double latency_s, size_t bytes, int co
     CHECK_OK(hapt_courier_drain(courier));
     if (me < 2) {
         const double active_s = hapt_courier_active_s(courier, flow[1]);
-        CHECK_MESSAGE(active_s > 0.999 * count * (double)bytes / rate && active_s < seconds * 1.5, "active for %g of %g s",
-                      active_s, seconds);
+        CHECK_MESSAGE(active_s > 0.999 * count * (double)bytes / rate && active_s < seconds * 1.5,
+                      "active for %g of %g s", active_s, seconds);
     }
     hapt_courier_destroy(courier);
     free(memory);
     return seconds;
 }
 
-/* A link is never faster than its rate. How much slower depends on who else runs here; due times are absolute, so a quiet
- * moment among several is enough. */
+/* A link is never faster than its rate. How much slower depends on who else runs here; due times are absolute, so a
+ * quiet moment among several is enough. */
 static void pacing(void)
 {
     const double rate = 25e6, ideal_s = 0.2;
     double best = INFINITY;
     for (int attempt = 0; attempt < 10 && best > 1.5 * ideal_s; attempt++) {
         double seconds = paced_exchange(rate, 0, 250000, 20);
-        if (test_env.world_rank < 2) CHECK_MESSAGE(seconds > ideal_s * 0.999, "20 messages of 10 ms took %g s", seconds);
+        if (test_env.world_rank < 2)
+            CHECK_MESSAGE(seconds > ideal_s * 0.999, "20 messages of 10 ms took %g s", seconds);
         MPI_Allreduce(MPI_IN_PLACE, &seconds, 1, MPI_DOUBLE, MPI_MAX, test_env.world);
         best = fmin(best, seconds);
     }
@@ -202,9 +222,17 @@ static void flow_control(void)
     void *base[8];
     for (int s = 0; s < 8; s++) base[s] = memory[s];
     const struct hapt_piece piece = {.peer = 1 - me, .bytes = 16};
-    struct hapt_flow_options options = {
-        .what = "noise", .stage = me, .peer_stage = 1 - me, .sends = me == 0, .per_step = 1, .peer_slots = 2,
-        .slot_count = me == 0 ? 8 : 2, .buffer_count = 1, .base = base, .piece_count = 1, .piece = &piece};
+    struct hapt_flow_options options = {.what = "noise",
+                                        .stage = me,
+                                        .peer_stage = 1 - me,
+                                        .sends = me == 0,
+                                        .per_step = 1,
+                                        .peer_slots = 2,
+                                        .slot_count = me == 0 ? 8 : 2,
+                                        .buffer_count = 1,
+                                        .base = base,
+                                        .piece_count = 1,
+                                        .piece = &piece};
     if (me < 2) CHECK_OK(hapt_courier_add(courier, &options, &flow));
     CHECK_OK(hapt_courier_start(courier));
     if (me == 0) {
@@ -243,9 +271,17 @@ static void deadline(void)
     char memory[16];
     void *base[1] = {memory};
     const struct hapt_piece piece = {.peer = 1 - me, .bytes = 16};
-    const struct hapt_flow_options options = {
-        .what = "gradients", .stage = 4 + me, .peer_stage = 5 - me, .sends = me == 0, .per_step = 3, .peer_slots = 1,
-        .slot_count = 1, .buffer_count = 1, .base = base, .piece_count = 1, .piece = &piece};
+    const struct hapt_flow_options options = {.what = "gradients",
+                                              .stage = 4 + me,
+                                              .peer_stage = 5 - me,
+                                              .sends = me == 0,
+                                              .per_step = 3,
+                                              .peer_slots = 1,
+                                              .slot_count = 1,
+                                              .buffer_count = 1,
+                                              .base = base,
+                                              .piece_count = 1,
+                                              .piece = &piece};
     if (me < 2) CHECK_OK(hapt_courier_add(courier, &options, &flow));
     CHECK_OK(hapt_courier_start(courier));
     if (me == 1) {

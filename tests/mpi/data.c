@@ -25,7 +25,8 @@ static const char *path_of(const char *name)
 }
 
 /* One rank writes, all wait. */
-static void write_file(const char *name, const char *dataset, int dims, const int64_t *shape, int64_t spoiled, int32_t with)
+static void write_file(const char *name, const char *dataset, int dims, const int64_t *shape, int64_t spoiled,
+                       int32_t with)
 {
     if (test_env.world_rank == 0) {
         int64_t count = 1;
@@ -134,8 +135,9 @@ int main(int argc, char **argv)
 {
     test_init_mpi(&argc, &argv);
     hapt_arena_init(&arena);
-    model = fixture_gpt(&arena, (struct fixture_gpt){.layers = 1, .hidden = 8, .heads = 1, .sequence = T, .vocab = VOCAB,
-                                                     .microbatch = 2});
+    model = fixture_gpt(
+        &arena,
+        (struct fixture_gpt){.layers = 1, .hidden = 8, .heads = 1, .sequence = T, .vocab = VOCAB, .microbatch = 2});
     if (test_env.world_rank == 0) {
         snprintf(folder, sizeof folder, "/tmp/hapt-data-XXXXXX");
         CHECK(mkdtemp(folder) != NULL);
@@ -145,7 +147,8 @@ int main(int argc, char **argv)
     RUN(streams);
     RUN(refusals);
     MPI_Barrier(test_env.world);
-    if (test_env.world_rank == 0 && system(hapt_arena_printf(&arena, "rm -rf %s", folder))) fprintf(stderr, "rm failed\n");
+    if (test_env.world_rank == 0 && system(hapt_arena_printf(&arena, "rm -rf %s", folder)))
+        fprintf(stderr, "rm failed\n");
     hapt_arena_release(&arena);
     return test_finish();
 }

@@ -1,5 +1,6 @@
 /* ranks: 1 2 3 4
- * Training by hand-made plans against a run of PyTorch (tests/data/gpt-small.h5), against one rank, and against itself. */
+ * Training by hand-made plans against a run of PyTorch (tests/data/gpt-small.h5), against one rank, and against itself.
+ */
 #include "test.h"
 
 #include <unistd.h>
@@ -39,7 +40,9 @@ static struct hapt_cluster *make_cluster(const struct shape *shape)
         snprintf(subcluster->name, sizeof subcluster->name, "s%d", s);
         subcluster->nodes = 1;
         subcluster->devices_per_node = shape->size[s];
-        subcluster->device = (struct hapt_device_spec){.name = "cpu", .backend = "cpu", .memory_bytes = 1e9,
+        subcluster->device = (struct hapt_device_spec){.name = "cpu",
+                                                       .backend = "cpu",
+                                                       .memory_bytes = 1e9,
                                                        .slowdown = shape->slowdown > 1 ? shape->slowdown : 1};
         for (int r = 0; r < shape->size[s]; r++) {
             of_rank[rank] = s;
@@ -48,8 +51,8 @@ static struct hapt_cluster *make_cluster(const struct shape *shape)
         subcluster->ranks = ranks;
     }
     for (int l = 0; l < shape->stages * shape->stages; l++)
-        cluster->link[l] = (struct hapt_link){.bandwidth = shape->bandwidth > 0 ? shape->bandwidth : 1e9, .latency = 1e-4,
-                                              .paced = shape->bandwidth > 0};
+        cluster->link[l] = (struct hapt_link){
+            .bandwidth = shape->bandwidth > 0 ? shape->bandwidth : 1e9, .latency = 1e-4, .paced = shape->bandwidth > 0};
     cluster->subcluster_of_rank = of_rank;
     cluster->rank_count = rank;
     return cluster;
@@ -61,16 +64,34 @@ static struct hapt_plan *make_plan(const struct shape *shape)
     const double comm_s[MAX_STAGES] = {0.7, 0.3, 0.001};
     int warmup[MAX_STAGES];
     hapt_schedule_warmup(shape->schedule, shape->stages, shape->microbatches, comm_s, 1, 0.02, warmup);
-    *plan = (struct hapt_plan){.microbatches = shape->microbatches, .schedule = shape->schedule, .hide_threshold = 0.02,
-                               .replicas = 1, .layer_count = shape->stages, .threads = 1, .stage_count = shape->stages,
-                               .t_max_s = 1, .limit = "compute", .latency_s = 1, .simulated_s = 1, .balance_eta = 1};
+    *plan = (struct hapt_plan){.microbatches = shape->microbatches,
+                               .schedule = shape->schedule,
+                               .hide_threshold = 0.02,
+                               .replicas = 1,
+                               .layer_count = shape->stages,
+                               .threads = 1,
+                               .stage_count = shape->stages,
+                               .t_max_s = 1,
+                               .limit = "compute",
+                               .latency_s = 1,
+                               .simulated_s = 1,
+                               .balance_eta = 1};
     plan->stage = hapt_arena_alloc(&arena, (size_t)shape->stages, sizeof *plan->stage);
     for (int s = 0; s < shape->stages; s++) {
-        plan->stage[s] = (struct hapt_plan_stage){
-            .first_layer = s, .end_layer = s + 1, .first_op = s ? shape->end[s - 1] : 0, .end_op = shape->end[s],
-            .subcluster = s, .nodes = 1, .devices_per_node = shape->size[s], .warmup = warmup[s], .compute_s = 1,
-            .forward_s = 0.3, .parameter_bytes = 1, .activation_bytes = 1, .memory_bytes = 1 + warmup[s],
-            .device_memory_bytes = 1e9};
+        plan->stage[s] = (struct hapt_plan_stage){.first_layer = s,
+                                                  .end_layer = s + 1,
+                                                  .first_op = s ? shape->end[s - 1] : 0,
+                                                  .end_op = shape->end[s],
+                                                  .subcluster = s,
+                                                  .nodes = 1,
+                                                  .devices_per_node = shape->size[s],
+                                                  .warmup = warmup[s],
+                                                  .compute_s = 1,
+                                                  .forward_s = 0.3,
+                                                  .parameter_bytes = 1,
+                                                  .activation_bytes = 1,
+                                                  .memory_bytes = 1 + warmup[s],
+                                                  .device_memory_bytes = 1e9};
         snprintf(plan->stage[s].subcluster_name, sizeof plan->stage[s].subcluster_name, "s%d", s);
     }
     return plan;
@@ -88,14 +109,16 @@ static struct hapt_config *make_config(const char *name, const char *const *extr
 }
 
 static const char *const reference_options[] = {
-    "--data", REFERENCE, "--steps", "20", "--optimizer", "adamw", "--learning-rate", "1e-3", "--lr-schedule", "constant",
-    "--beta1", "0.9", "--beta2", "0.95", "--epsilon", "1e-8", "--weight-decay", "0.1", "--clip-norm", "0", NULL};
+    "--data",    REFERENCE,       "--steps",        "20",      "--optimizer", "adamw",   "--learning-rate",
+    "1e-3",      "--lr-schedule", "constant",       "--beta1", "0.9",         "--beta2", "0.95",
+    "--epsilon", "1e-8",          "--weight-decay", "0.1",     "--clip-norm", "0",       NULL};
 
 static struct hapt_train_result *train(const struct shape *shape, struct hapt_config *config,
                                        const struct hapt_checkpoint *checkpoint)
 {
     struct hapt_train_result *result = NULL;
-    CHECK_OK(hapt_train_run(&test_env, make_cluster(shape), model, make_plan(shape), checkpoint, config, &arena, &result));
+    CHECK_OK(
+        hapt_train_run(&test_env, make_cluster(shape), model, make_plan(shape), checkpoint, config, &arena, &result));
     return result;
 }
 
@@ -111,8 +134,9 @@ static struct hapt_model *make_model(const char *dtype, const char *tied, const 
 {
     struct hapt_config *config = NULL;
     struct hapt_model *made = NULL;
-    const char *argv[] = {"hapt", "model", "gpt", "--layers", "2", "--hidden", "64", "--heads", "4", "--sequence", "64",
-                          "--vocab", "256", "--microbatch", "2", "--dtype", dtype, "--tied-embeddings", tied};
+    const char *argv[] = {
+        "hapt", "model",   "gpt", "--layers",     "2", "--hidden", "64",  "--heads",           "4", "--sequence",
+        "64",   "--vocab", "256", "--microbatch", "2", "--dtype",  dtype, "--tied-embeddings", tied};
     const char *path = hapt_arena_printf(&arena, "%s/%s-%s.h5", folder, dtype, tied);
     if (test_env.world_rank == 0) {
         CHECK_OK(hapt_config_parse((int)(sizeof argv / sizeof *argv), (char **)argv, &arena, &config));
@@ -140,12 +164,15 @@ static void set_up(void)
 
 static struct shape one_rank(void)
 {
-    return (struct shape){.stages = 1, .end = {model->graph->forward_count}, .size = {1},
-                          .schedule = HAPT_SCHEDULE_H1F1B, .microbatches = 4};
+    return (struct shape){.stages = 1,
+                          .end = {model->graph->forward_count},
+                          .size = {1},
+                          .schedule = HAPT_SCHEDULE_H1F1B,
+                          .microbatches = 4};
 }
 
-/* Weights after the run against PyTorch's in fp64. Its own fp32 run is up to 3e-4 away (2.5e-3 for key biases, whose true
- * gradient is 0: Adam amplifies rounding). */
+/* Weights after the run against PyTorch's in fp64. Its own fp32 run is up to 3e-4 away (2.5e-3 for key biases, whose
+ * true gradient is 0: Adam amplifies rounding). */
 static void check_weights(const char *path)
 {
     struct hapt_checkpoint *checkpoint = NULL;
@@ -177,7 +204,8 @@ static void one_rank_against_pytorch(void)
     CHECK(result->history.count == STEPS);
     CHECK_MESSAGE(worst(result->history.loss, fp64, STEPS) < 2e-6, "losses are %g away",
                   worst(result->history.loss, fp64, STEPS));
-    if (test_env.world_rank == 0) CHECK(result->planned_bytes[0] > 0 && result->planned_bytes[0] == result->measured_bytes[0]);
+    if (test_env.world_rank == 0)
+        CHECK(result->planned_bytes[0] > 0 && result->planned_bytes[0] == result->measured_bytes[0]);
     check_weights(hapt_arena_printf(&arena, "%s/one", folder));
 }
 
@@ -196,7 +224,8 @@ static struct shape random_shape(uint64_t *random)
     int end = 0;
     for (int s = 0; s < stages; s++) {
         const int after = stages - s - 1, most = model->graph->forward_count - after;
-        end = after == 0 ? most : end + 1 + (int)(hapt_random_next(random) % (uint64_t)((most - end) < 12 ? most - end : 12));
+        end = after == 0 ? most
+                         : end + 1 + (int)(hapt_random_next(random) % (uint64_t)((most - end) < 12 ? most - end : 12));
         shape.end[s] = end;
     }
     return shape;
@@ -323,8 +352,8 @@ static void rehearsal_changes_no_bit(void)
     if (shape.stages > 1) CHECK(slow->comm_s[shape.stages] > 4 * 2 * 64 * 64 * 4 / 20e6);
 }
 
-/* Without tied parameters and without sharding a pipeline adds nothing up in another order: the bits are those of one rank, in
- * either type. In bf16 the losses stay near those of fp32: 8 bits of mantissa, sums in fp32. */
+/* Without tied parameters and without sharding a pipeline adds nothing up in another order: the bits are those of one
+ * rank, in either type. In bf16 the losses stay near those of fp32: 8 bits of mantissa, sums in fp32. */
 static void pipelines_are_bitwise_one_rank(void)
 {
     struct hapt_model *const usual = model;
@@ -353,22 +382,22 @@ static void refusals(void)
     const char *const options[] = {"--data", REFERENCE, "--steps", "3", NULL};
     const char *const many[] = {"--data", REFERENCE, "--steps", "21", NULL};
     const char *const none[] = {"--steps", "3", NULL};
-    const char *const hot[] = {"--data", REFERENCE, "--steps", "20", "--learning-rate", "1e6", "--lr-schedule", "constant",
-                               "--clip-norm", "0", NULL};
+    const char *const hot[] = {"--data",   REFERENCE,     "--steps", "20", "--learning-rate", "1e6", "--lr-schedule",
+                               "constant", "--clip-norm", "0",       NULL};
     shape.microbatches = 3; /* 6 rows a step; the batches have 8 */
-    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("r", options), &arena,
-                         &result) == HAPT_ERR_INPUT);
+    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("r", options),
+                         &arena, &result) == HAPT_ERR_INPUT);
     hapt_fail_reset();
     shape.microbatches = 4;
-    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("r", many), &arena,
-                         &result) == HAPT_ERR_INPUT);
+    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("r", many),
+                         &arena, &result) == HAPT_ERR_INPUT);
     hapt_fail_reset();
-    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("r", none), &arena,
-                         &result) == HAPT_ERR_INPUT);
+    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("r", none),
+                         &arena, &result) == HAPT_ERR_INPUT);
     hapt_fail_reset();
     /* A loss that is not finite stops before the update, with a checkpoint. */
-    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("hot", hot), &arena,
-                         &result) == HAPT_ERR_INPUT);
+    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("hot", hot),
+                         &arena, &result) == HAPT_ERR_INPUT);
     hapt_fail_reset();
     struct hapt_checkpoint *checkpoint = NULL;
     CHECK_OK(hapt_checkpoint_find(&test_env, hapt_arena_printf(&arena, "%s/hot", folder), &arena, &checkpoint));
@@ -391,7 +420,8 @@ int main(int argc, char **argv)
         RUN(refusals);
     }
     MPI_Barrier(test_env.world);
-    if (test_env.world_rank == 0 && system(hapt_arena_printf(&arena, "rm -rf %s", folder))) fprintf(stderr, "rm failed\n");
+    if (test_env.world_rank == 0 && system(hapt_arena_printf(&arena, "rm -rf %s", folder)))
+        fprintf(stderr, "rm failed\n");
     hapt_arena_release(&arena);
     return test_finish();
 }

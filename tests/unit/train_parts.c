@@ -27,7 +27,7 @@ static int entries(const struct hapt_routes *routes)
 static int check_routes(const struct hapt_graph *graph, const int *end, int chunks, const struct hapt_routes *routes)
 {
     int *newest = malloc((size_t)graph->tensor_count * sizeof *newest); /* chunk of the current value */
-    bool (*has)[MAX_CHUNKS] = calloc((size_t)graph->tensor_count, sizeof *has);
+    bool(*has)[MAX_CHUNKS] = calloc((size_t)graph->tensor_count, sizeof *has);
     int needed = 0;
     for (int t = 0; t < graph->tensor_count; t++) newest[t] = -1;
     for (int o = 0; o < graph->op_count; o++) {
@@ -40,12 +40,12 @@ static int check_routes(const struct hapt_graph *graph, const int *end, int chun
             const bool reads = k < op->input_count || (op->accumulate >> (k - op->input_count) & 1);
             if (t < 0 || !reads || newest[t] < 0 || has[t][chunk]) continue;
             const struct hapt_tensor *tensor = &graph->tensor[t];
-            const bool summed_here = tensor->kind == HAPT_TENSOR_GRADIENT &&
-                                     graph->tensor[tensor->primal].kind == HAPT_TENSOR_PARAMETER;
+            const bool summed_here =
+                tensor->kind == HAPT_TENSOR_GRADIENT && graph->tensor[tensor->primal].kind == HAPT_TENSOR_PARAMETER;
             if (summed_here) continue; /* gradients of parameters stay where they are */
             const bool backward = tensor->kind == HAPT_TENSOR_GRADIENT;
-            CHECK_MESSAGE(routed(routes, backward, newest[t], chunk, t), "%s from chunk %d to %d", tensor->name, newest[t],
-                          chunk);
+            CHECK_MESSAGE(routed(routes, backward, newest[t], chunk, t), "%s from chunk %d to %d", tensor->name,
+                          newest[t], chunk);
             has[t][chunk] = true;
             needed++;
         }
@@ -93,8 +93,9 @@ static void ties_of_gpt(void)
         struct hapt_arena arena;
         hapt_arena_init(&arena);
         const struct hapt_model *model = fixture_gpt(
-            &arena, (struct fixture_gpt){.layers = 2, .hidden = 16, .heads = 2, .sequence = 8, .vocab = 11, .microbatch = 2,
-                                         .tied = tied});
+            &arena,
+            (struct fixture_gpt){
+                .layers = 2, .hidden = 16, .heads = 2, .sequence = 8, .vocab = 11, .microbatch = 2, .tied = tied});
         const int ops = model->graph->forward_count, cut[4] = {0, 3, ops - 4, ops};
         struct hapt_program *program[3];
         struct hapt_ties *ties = NULL;
@@ -112,8 +113,8 @@ static void ties_of_gpt(void)
 
 static void learning_rate(void)
 {
-    struct hapt_optimizer_options options = {.cosine = true, .learning_rate = 2, .min_ratio = 0.1, .warmup_steps = 10,
-                                             .steps = 110};
+    struct hapt_optimizer_options options = {
+        .cosine = true, .learning_rate = 2, .min_ratio = 0.1, .warmup_steps = 10, .steps = 110};
     CHECK_NEAR(hapt_optimizer_rate(&options, 0), 0.2, 1e-12);
     CHECK_NEAR(hapt_optimizer_rate(&options, 9), 2, 1e-12);
     CHECK_NEAR(hapt_optimizer_rate(&options, 10), 2, 1e-12);
