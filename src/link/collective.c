@@ -74,16 +74,48 @@ static enum hapt_status wait_requests(MPI_Request *request, int count, const cha
     }
 }
 
+#define GATHER_TAG 28673 /* on the caller's communicator */
+
+/* Posts the blocks of ranks [first, first + count), wrapping round, as one or two messages. */
+static enum hapt_status post_blocks(MPI_Comm comm, bool sends, int peer, int first, int count, size_t bytes, char *all,
+                                    MPI_Request *request, int *posted)
+{
+    int size;
+    HAPT_MPI(MPI_Comm_size(comm, &size));
+    const int here = first + count > size ? size - first : count;
+    for (int part = 0; part < 2; part++) {
+        const int blocks = part == 0 ? here : count - here;
+        char *data = all + (part == 0 ? (size_t)first * bytes : 0);
+        const int length = (int)((size_t)blocks * bytes);
+        if (blocks == 0) continue;
+        if (sends)
+            HAPT_MPI(MPI_Isend(data, length, MPI_BYTE, peer, GATHER_TAG, comm, &request[(*posted)++]));
+        else
+            HAPT_MPI(MPI_Irecv(data, length, MPI_BYTE, peer, GATHER_TAG, comm, &request[(*posted)++]));
+    }
+    return HAPT_OK;
+}
+
+/* Bruck's algorithm: after round k a rank has the blocks of 2^k ranks from itself on. */
 enum hapt_status hapt_link_all_gather(MPI_Comm comm, const char *what, double timeout_s, const void *mine, size_t bytes,
                                       void *all)
 {
-    int rank;
+    int rank, size;
     char who[32];
     HAPT_MPI(MPI_Comm_rank(comm, &rank));
+    HAPT_MPI(MPI_Comm_size(comm, &size));
     snprintf(who, sizeof who, "rank %d", rank);
-    MPI_Request request;
-    HAPT_MPI(MPI_Iallgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, comm, &request));
-    return wait_requests(&request, 1, who, timeout_s, what);
+    memcpy((char *)all + (size_t)rank * bytes, mine, bytes);
+    for (int distance = 1; distance < size; distance *= 2) {
+        const int count = distance < size - distance ? distance : size - distance;
+        const int to = (rank - distance + size) % size, from = (rank + distance) % size;
+        MPI_Request request[4];
+        int posted = 0;
+        HAPT_TRY(post_blocks(comm, false, from, from, count, bytes, all, request, &posted));
+        HAPT_TRY(post_blocks(comm, true, to, rank, count, bytes, all, request, &posted));
+        HAPT_TRY(wait_requests(request, posted, who, timeout_s, what));
+    }
+    return HAPT_OK;
 }
 
 enum hapt_status hapt_link_agree(MPI_Comm comm, const char *what, double timeout_s, enum hapt_status status)

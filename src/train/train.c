@@ -44,16 +44,27 @@ static void note_signal(int number)
 
 static const int watched[] = {SIGTERM, SIGUSR1};
 
-static void watch_signals(struct sigaction *before)
+struct watch {
+    struct sigaction before[2];
+    stack_t stack_before;
+};
+
+/* The handler runs on a stack of its own: oneDNN's matrix product points the stack register into the heap while it
+ * works, and a signal's frame would be written over whatever lies below. */
+static void watch_signals(struct watch *watch)
 {
-    const struct sigaction action = {.sa_handler = note_signal, .sa_flags = SA_RESTART};
+    static _Alignas(64) char stack[65536];
+    const stack_t alternate = {.ss_sp = stack, .ss_size = sizeof stack};
+    const struct sigaction action = {.sa_handler = note_signal, .sa_flags = SA_RESTART | SA_ONSTACK};
     signalled = 0;
-    for (int i = 0; i < 2; i++) sigaction(watched[i], &action, &before[i]);
+    sigaltstack(&alternate, &watch->stack_before);
+    for (int i = 0; i < 2; i++) sigaction(watched[i], &action, &watch->before[i]);
 }
 
-static void unwatch_signals(const struct sigaction *before)
+static void unwatch_signals(const struct watch *watch)
 {
-    for (int i = 0; i < 2; i++) sigaction(watched[i], &before[i], NULL);
+    for (int i = 0; i < 2; i++) sigaction(watched[i], &watch->before[i], NULL);
+    sigaltstack(&watch->stack_before, NULL);
 }
 
 /* ---- Weights and checkpoints ---- */
@@ -292,8 +303,8 @@ static enum hapt_status loop(struct run *run)
     const int64_t every = hapt_config_int(run->config, "checkpoint-every");
     enum hapt_status status = HAPT_OK;
     struct hapt_progress progress;
-    struct sigaction before[2];
-    watch_signals(before);
+    struct watch watch;
+    watch_signals(&watch);
     hapt_progress_init(&progress, run->env, "train", (long)(run->end - run->first));
     run->mark_s = hapt_time_s();
     for (int64_t step = run->first; step < run->end && status == HAPT_OK && !run->result->stopped; step++) {
@@ -308,7 +319,7 @@ static enum hapt_status loop(struct run *run)
         const enum hapt_status saved = save(run);
         if (status == HAPT_OK) status = saved;
     }
-    unwatch_signals(before);
+    unwatch_signals(&watch);
     return status;
 }
 
