@@ -67,12 +67,25 @@ static enum hapt_status override_plan(const struct hapt_config *config, struct h
     return hapt_plan_change(plan, kind, microbatches, plan->hide_threshold);
 }
 
+/* A checkpoint's plan is kept as it is: another schedule asked for would be silently left out. */
+static enum hapt_status check_kept(const struct hapt_config *config, const struct hapt_plan *plan)
+{
+    enum hapt_schedule_kind kind = plan->schedule;
+    if (!hapt_config_given(config, "schedule")) return HAPT_OK;
+    const bool known = hapt_schedule_kind_parse(hapt_config_text(config, "schedule"), &kind);
+    HAPT_ASSERT(known);
+    if (kind == plan->schedule) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_USAGE, "leave out --schedule, or plan again with hapt --replan",
+                     "--resume keeps the checkpoint's schedule %s", hapt_schedule_kind_name(plan->schedule));
+}
+
 static enum hapt_status load_given(struct hapt_config *config, const struct hapt_model *model,
                                    const struct hapt_checkpoint *checkpoint, struct hapt_arena *arena,
                                    struct hapt_plan **plan)
 {
     if (checkpoint) {
         *plan = checkpoint->plan;
+        HAPT_TRY(check_kept(config, *plan));
         return give_operators(model, config, arena, *plan);
     }
     HAPT_TRY(hapt_plan_load(hapt_config_text(config, "plan"), arena, plan));

@@ -48,7 +48,10 @@ done
 train halves --plan "$dir/plan.h5" --steps 20 --stop-after 7 --checkpoint-every 3
 check "stopping early ends well" [ $? -eq 0 ]
 check "two checkpoints are kept" [ "$(ls "$dir/halves/checkpoints" | tr '\n' ' ')" = "step-00000006 step-00000007 " ]
-train halves --steps 20 --resume
+train halves --steps 20 --resume --schedule gpipe
+check "another schedule is refused on resuming" [ $? -eq 2 ]
+check "the kept schedule is named" grep -q 'error: --resume keeps the checkpoint.s schedule h1f1b' "$dir/halves.log"
+train halves --steps 20 --resume --schedule h1f1b
 check "resuming ends well" [ $? -eq 0 ]
 check "resuming gives the same bits" [ "$(losses "$dir/halves.json")" = "$(losses "$dir/whole.json")" ]
 
