@@ -132,12 +132,44 @@ enum hapt_status hapt_h5_shape(struct hapt_h5 *file, const char *name, int *dims
     return status;
 }
 
+/* Types of numbers that are as IEEE and two's complement have them. A damaged header can describe any bit field, and HDF5's
+ * conversions trust it: some crash. */
+static bool is_integer(hid_t type)
+{
+    const size_t size = H5Tget_size(type);
+    const H5T_order_t order = H5Tget_order(type);
+    return (size == 1 || size == 2 || size == 4 || size == 8) && H5Tget_offset(type) == 0 &&
+           H5Tget_precision(type) == 8 * size && (order == H5T_ORDER_LE || order == H5T_ORDER_BE);
+}
+
+static bool is_half(hid_t type)
+{
+    size_t sign, exponent, exponent_bits, mantissa, mantissa_bits;
+    const H5T_order_t order = H5Tget_order(type);
+    return H5Tget_size(type) == 2 && H5Tget_offset(type) == 0 && H5Tget_precision(type) == 16 &&
+           (order == H5T_ORDER_LE || order == H5T_ORDER_BE) &&
+           H5Tget_fields(type, &sign, &exponent, &exponent_bits, &mantissa, &mantissa_bits) >= 0 && sign == 15 &&
+           exponent == 10 && exponent_bits == 5 && mantissa == 0 && mantissa_bits == 10 && H5Tget_ebias(type) == 15 &&
+           H5Tget_norm(type) == H5T_NORM_IMPLIED;
+}
+
+static bool is_number_type(hid_t type)
+{
+    const H5T_class_t class = type < 0 ? H5T_NO_CLASS : H5Tget_class(type);
+    if (class == H5T_INTEGER) return is_integer(type);
+    if (class != H5T_FLOAT) return false;
+    const hid_t known[] = {H5T_IEEE_F32LE, H5T_IEEE_F64LE, H5T_IEEE_F32BE, H5T_IEEE_F64BE, H5T_NATIVE_LDOUBLE};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (H5Tequal(type, known[i]) > 0) return true;
+    return is_half(type);
+}
+
 static bool is_number(hid_t id)
 {
     const hid_t type = H5Dget_type(id);
-    const H5T_class_t class = type < 0 ? H5T_NO_CLASS : H5Tget_class(type);
+    const bool number = is_number_type(type);
     if (type >= 0) H5Tclose(type);
-    return class == H5T_INTEGER || class == H5T_FLOAT;
+    return number;
 }
 
 /* Compares the found extent with the wanted one and counts the elements. */
@@ -362,9 +394,8 @@ static enum hapt_status read_attribute_number(struct hapt_h5 *file, const char *
         return hapt_fail(HAPT_ERR_INPUT, H5_HINT, "attribute %s of %s is missing in %s", name, object, file->path);
     const hid_t id = H5Aopen_by_name(file->id, object, name, H5P_DEFAULT, H5P_DEFAULT);
     const hid_t space = id < 0 ? -1 : H5Aget_space(id), stored = id < 0 ? -1 : H5Aget_type(id);
-    const H5T_class_t class = stored < 0 ? H5T_NO_CLASS : H5Tget_class(stored);
-    const bool failed = space < 0 || H5Sget_simple_extent_npoints(space) != 1 ||
-                        (class != H5T_INTEGER && class != H5T_FLOAT) || H5Aread(id, type, value) < 0;
+    const bool failed = space < 0 || H5Sget_simple_extent_npoints(space) != 1 || !is_number_type(stored) ||
+                        H5Aread(id, type, value) < 0;
     if (stored >= 0) H5Tclose(stored);
     if (space >= 0) H5Sclose(space);
     if (id >= 0) H5Aclose(id);
