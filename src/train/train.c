@@ -377,6 +377,11 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
     const char *folder = NULL;
     hapt_optimizer_options(run->config, &run->optimizer);
     HAPT_TRY(check_options(run));
+    /* Otherwise one optimizer's first moment would pass for another's momentum. */
+    if (checkpoint && checkpoint->state_count != run->optimizer.state_count)
+        return hapt_fail(HAPT_ERR_USAGE, "resume with the optimizer the checkpoint was made with",
+                         "checkpoint %s holds %d optimizer states, the optimizer asked for has %d", checkpoint->path,
+                         checkpoint->state_count, run->optimizer.state_count);
     HAPT_TRY(stage_build(&run->stage, run->config, run->optimizer.state_count));
     HAPT_TRY(hapt_train_folder(run->config, run->arena, &folder));
     HAPT_TRY(prepare_writer(run, folder));

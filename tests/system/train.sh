@@ -33,7 +33,7 @@ train() { # NAME OPTIONS...; $data and $cluster may be changed
     local name=$1
     shift
     (exec $mpirun -np 4 "$HAPT" train --input "$dir/m.h5" --cluster "$cluster" --data "$data" --threads 1 \
-        --layers-per-model 6 --optimizer adamw --learning-rate 1e-3 --lr-schedule constant --clip-norm 0 \
+        --layers-per-model 6 --learning-rate 1e-3 --lr-schedule constant --clip-norm 0 \
         --output "$dir/$name" --json "$@" >"$dir/$name.json" 2>"$dir/$name.log")
 }
 
@@ -51,6 +51,9 @@ check "two checkpoints are kept" [ "$(ls "$dir/halves/checkpoints" | tr '\n' ' '
 train halves --steps 20 --resume --schedule gpipe
 check "another schedule is refused on resuming" [ $? -eq 2 ]
 check "the kept schedule is named" grep -q 'error: --resume keeps the checkpoint.s schedule h1f1b' "$dir/halves.log"
+train halves --steps 20 --resume --optimizer sgd --momentum 0.9
+check "another optimizer is refused on resuming" [ $? -eq 2 ]
+check "the states it lacks are named" grep -q 'error: checkpoint .* holds 2 optimizer states' "$dir/halves.log"
 train halves --steps 20 --resume --schedule h1f1b
 check "resuming ends well" [ $? -eq 0 ]
 check "resuming gives the same bits" [ "$(losses "$dir/halves.json")" = "$(losses "$dir/whole.json")" ]
