@@ -97,5 +97,7 @@ enum hapt_status hapt_phase_plan_given(struct hapt_env *env, struct hapt_config 
                                        const struct hapt_checkpoint *checkpoint, struct hapt_arena *arena,
                                        struct hapt_plan **plan)
 {
+    if (checkpoint && hapt_config_given(config, "plan"))
+        hapt_warn(env, "--resume keeps the plan of %s; --plan is not read\n", checkpoint->path);
     return hapt_env_agree(env->world, load_given(config, model, checkpoint, arena, plan));
 }

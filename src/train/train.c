@@ -314,6 +314,8 @@ static enum hapt_status loop(struct run *run)
         if (every > 0 && (step + 1) % every == 0) status = save(run);
     }
     hapt_progress_release(&progress);
+    /* A signal in the last step stopped nothing. */
+    if (run->result->history.count >= run->end) run->result->stopped = false;
     if (status == HAPT_OK || status == HAPT_ERR_INPUT) {
         /* Also after a loss that is not finite: the weights are those before it. */
         const enum hapt_status saved = save(run);

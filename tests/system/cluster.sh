@@ -163,6 +163,9 @@ job
 check "the Slurm job plans GPT-39B: exit code $code" [ $code -eq 0 ]
 check "and starts both components" grep -q "^srun --het-group=0,1 --mpi=pmix .* --plan outputs/gpt39b/plan.h5" "$dir/out"
 check "on a plan that exists" [ -s "$dir/lab/outputs/gpt39b/plan.h5" ]
+SLURM_RESTART_COUNT=1 job
+check "a job that lost a node before its first checkpoint starts afresh" grep -q -- "--resume no" "$dir/out"
+mkdir -p "$dir/lab/outputs/gpt39b/checkpoints/step-00000500"
 SLURM_RESTART_COUNT=1 SRUN_CODE=9 job
 check "a stopped run resumes and queues itself again" grep -q -- "--resume yes" "$dir/out"
 check "by scontrol" grep -q "^scontrol requeue 7" "$dir/out"
