@@ -93,11 +93,11 @@ inputs: build/hapt
 
 check: deps
 	$(Q)$(MAKE) --no-print-directory all
-	$(Q)tests/run $(BUILD) $(TESTS)
+	$(Q)tests/run $(BUILD) '$(TESTS)'
 
 check-long: deps
 	$(Q)$(MAKE) --no-print-directory all
-	$(Q)HAPT_LONG=1 HAPT_TEST_SECONDS=3600 tests/run $(BUILD) $(TESTS)
+	$(Q)HAPT_LONG=1 HAPT_TEST_SECONDS=3600 tests/run $(BUILD) '$(TESTS)'
 
 bench: deps
 	$(Q)$(MAKE) --no-print-directory all inputs
@@ -123,7 +123,7 @@ clean:
 
 help:
 	@echo "targets:   all run check check-long bench asan tidy format check-layers inputs deps clean help"
-	@echo "variables: V=1 shows commands; WERROR=1 makes warnings errors; TESTS=REGEX picks tests (unit/plan, system/);"
+	@echo "variables: V=1 shows commands; WERROR=1 makes warnings errors; TESTS=REGEX picks tests (unit/plan, ^system);"
 	@echo "           VARIANT=release|asan; CC, CFLAGS as usual"
 
 .PHONY: all run check check-long bench asan asan-tests tidy format check-layers inputs deps clean help
