@@ -17,6 +17,7 @@ struct hapt_plan_stage {
     int subcluster;
     char subcluster_name[64];
     int nodes, devices_per_node; /* submesh (n, m) */
+    int tensor_parallel;         /* tp of its program; the other factor of n m is data-parallel */
     double compute_s;            /* t_i, step_time / B included */
     double forward_s, step_s;
     double comm_s;               /* c_i */
@@ -32,6 +33,7 @@ struct hapt_plan {
     double hide_threshold; /* epsilon */
     int replicas;          /* of the pipeline; 1 */
     int layer_count;
+    bool blocking;         /* transfers occupy sender and receiver: how systems without overlap are priced */
     int threads;           /* CPU threads per rank it was measured with; 0 unknown */
     int stage_count;
     struct hapt_plan_stage *stage;
@@ -40,7 +42,13 @@ struct hapt_plan {
     double t_max_s;
     const char *limit;  /* what paces it: "compute", "link", "memory" */
     double balance_eta; /* HAPT (25) */
-    struct { double seconds; int64_t candidates, evaluated; } search;
+    double flops;       /* of the model for one microbatch; 0: unknown */
+    double peak_flops;  /* of all devices of the cluster, idle ones included; 0: unknown */
+    struct {
+        double seconds;
+        int64_t candidates, evaluated; /* paces: in all, priced */
+        double gap;                    /* latency_s is at most (1 + gap) times the optimum; 0: it is the optimum */
+    } search;
 };
 
 struct hapt_search_options {
@@ -48,6 +56,7 @@ struct hapt_search_options {
     enum hapt_schedule_kind schedule; /* H-1F1B: the objective's warm-up rule; others: their own launch counts */
     double hide_threshold;
     bool use_all_devices;
+    double gap; /* stop when this close to the optimum, proven; 0: exact */
 };
 
 /* The exact optimum, t_max candidates spread over the ranks of `comm`; the same plan on every rank and for every number of
@@ -55,7 +64,10 @@ struct hapt_search_options {
 enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *profile,
                                   const struct hapt_search_options *options, struct hapt_arena *result,
                                   struct hapt_plan **plan);
-/* Prices forced stages "0-6@fast:1x2,6-9@slow:1x2" (half-open layer ranges). HAPT_ERR_INPUT for stages that are no candidates,
+/* Model FLOPs utilisation of the simulated step, in (0, 1]; 0: unknown. */
+double hapt_plan_mfu(const struct hapt_plan *plan);
+/* Prices forced stages "0-6@fast:1x2,6-9@slow:1x2t2" (half-open layer ranges; t2: tensor-parallel over 2, without it the fastest
+ * program that fits). HAPT_ERR_INPUT for stages that are no candidates,
  * HAPT_ERR_INFEASIBLE when they exceed memory. */
 enum hapt_status hapt_plan_force(const struct hapt_profile *profile, const struct hapt_search_options *options,
                                  const char *stages, struct hapt_arena *result, struct hapt_plan **plan);

@@ -11,14 +11,17 @@
 #include "hapt/layers.h"
 #include "hapt/model.h"
 
-struct hapt_submesh { int n, m; };
+/* A submesh and the program it runs: n x m devices as n m / tp data-parallel groups of tp tensor-parallel devices, the tp neighbours
+ * on one node. tp 0 in a question: whichever serves best. */
+struct hapt_submesh { int n, m, tp; };
 
 struct hapt_profile_cluster {
     char name[64];
     int nodes, devices_per_node;
     double device_memory_bytes, peak_flops;
     int submesh_count;             /* S */
-    struct hapt_submesh *submesh;  /* (1, m) for m = M and powers of two that divide M, ascending; then (2, M) ... (N, M) */
+    struct hapt_submesh *submesh;  /* (1, m) for m = M and powers of two that divide M, ascending; then (2, M) ... (N, M);
+                                    * (n, m) stands once for each tensor-parallel degree tp that has candidates */
     /* [S][L][L] each: */
     double *stage_time;         /* s per microbatch, forward + backward; NaN: no candidate */
     double *stage_forward_time; /* s per microbatch, forward */
@@ -34,6 +37,7 @@ struct hapt_profile {
     double *boundary_bytes;        /* [L] */
     double *link_bandwidth;        /* [C][C] byte/s */
     double *link_latency;          /* [C][C] s */
+    double flops;                  /* of the model for one microbatch, forward and backward; 0: unknown */
 };
 
 static inline size_t hapt_profile_index(const struct hapt_profile *profile, int submesh, int first, int last)
@@ -47,6 +51,10 @@ enum hapt_status hapt_profile_create(int layer_count, int cluster_count, struct 
 enum hapt_status hapt_profile_add_cluster(struct hapt_profile *profile, int index, const char *name, int nodes,
                                           int devices_per_node, double memory_bytes, double peak_flops,
                                           struct hapt_arena *arena);
+/* The same with a list of submeshes of the caller's choice (checked by hapt_profile_check). */
+enum hapt_status hapt_profile_add_cluster_of(struct hapt_profile *profile, int index, const char *name, int nodes,
+                                             int devices_per_node, double memory_bytes, double peak_flops,
+                                             const struct hapt_submesh *submesh, int count, struct hapt_arena *arena);
 enum hapt_status hapt_profile_check(const struct hapt_profile *profile);
 enum hapt_status hapt_profile_write(struct hapt_h5 *file, const char *group, const struct hapt_profile *profile);
 enum hapt_status hapt_profile_save(const char *path, const struct hapt_profile *profile);
@@ -66,6 +74,14 @@ enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct h
 enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const struct hapt_model *model,
                                       const struct hapt_layers *layers, const struct hapt_config *config,
                                       struct hapt_arena *result, struct hapt_profile **profile);
+
+/* Profiles for questions: a copy whose tables the caller may change, and ways to take candidates out of it. */
+enum hapt_status hapt_profile_copy(const struct hapt_profile *profile, struct hapt_arena *arena,
+                                   struct hapt_profile **copy);
+/* Only subclusters whose bit is set keep their candidates. */
+void hapt_profile_keep_subclusters(struct hapt_profile *profile, unsigned subclusters);
+/* Only stages between cuts stay: cut[l] says whether the boundary behind layer l may be one (the last always is). */
+void hapt_profile_keep_cuts(struct hapt_profile *profile, const bool *cut);
 
 /* Seconds across the boundary after layer `last` from a stage in subcluster `from` to one in `to` (0 after the last layer). */
 double hapt_profile_comm_s(const struct hapt_profile *profile, int last, int from, int to);

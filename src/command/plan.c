@@ -17,12 +17,14 @@ const char hapt_command_plan_help[] =
     "  /stage_ops [S][2]               forward operators [first, end); -1 when planned from a profile alone\n"
     "  /stage_subcluster, _name [S]    where it runs\n"
     "  /stage_submesh [S][2]           nodes, devices per node\n"
+    "  /stage_tensor_parallel [S]      of the devices of a node; the other factor of the submesh is data-parallel\n"
     "  /stage_warmup [S]               microbatches in flight at most\n"
     "  /stage_compute, _forward, _step, _comm [S]          seconds: t_i, its forward part, once per step, c_i\n"
     "  /stage_parameter_bytes, _activation_bytes, _memory_bytes, _device_memory_bytes [S]     per device\n"
     "and as attributes: microbatches, schedule, hide_threshold, latency and simulated (s), t_max (s), limit (what "
     "sets\n"
-    "the pace: compute, link or memory), balance_eta (HAPT 25), search figures.\n";
+    "the pace: compute, link or memory), balance_eta (HAPT 25), blocking (1: priced without overlap),\n"
+    "flops_per_microbatch, peak_flops, search figures.\n";
 
 /* From --profile, or from --input: measured where the ranks are, predicted on paper. `layers` stays NULL with --profile
  * alone. */

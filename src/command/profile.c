@@ -23,6 +23,8 @@ const char hapt_command_profile_help[] =
     "  /cluster_c/                               attributes name, nodes, devices_per_node, device_memory_bytes, "
     "peak_flops\n"
     "  /cluster_c/submesh [S][2]                 nodes and devices of each\n"
+    "  /cluster_c/tensor_parallel [S]            optional, 1: devices that share each operator; with it a submesh may stand\n"
+    "                                            in several rows, one a program\n"
     "  /cluster_c/stage_time [S][L][L]           s per microbatch, forward and backward; NaN: no candidate\n"
     "  /cluster_c/stage_forward_time             s per microbatch, forward\n"
     "  /cluster_c/parameter_bytes                byte per device, resident\n"

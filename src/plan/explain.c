@@ -47,7 +47,9 @@ static enum hapt_status explain_memory(const struct hapt_profile *profile, const
         const struct hapt_plan_stage *stage = &plan->stage[i];
         const struct hapt_profile_cluster *cluster = &profile->cluster[stage->subcluster];
         int s = 0;
-        while (cluster->submesh[s].n != stage->nodes || cluster->submesh[s].m != stage->devices_per_node) s++;
+        while (cluster->submesh[s].n != stage->nodes || cluster->submesh[s].m != stage->devices_per_node ||
+               cluster->submesh[s].tp != stage->tensor_parallel)
+            s++;
         const size_t cell = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
         if (i == plan->stage_count - 1) {
             warmup = plan->schedule == HAPT_SCHEDULE_GPIPE ? plan->microbatches : 1;

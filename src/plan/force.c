@@ -32,7 +32,7 @@ static int find_subcluster(const struct hapt_profile *profile, const char *name,
     return -1;
 }
 
-/* FIRST-END@NAME:NxM */
+/* FIRST-END@NAME:NxM or FIRST-END@NAME:NxMtT */
 static bool read_stage(const struct hapt_profile *profile, const char **text, struct hapt_plan_stage *stage)
 {
     if (!read_number(text, &stage->first_layer) || !read_char(text, '-') || !read_number(text, &stage->end_layer) ||
@@ -43,7 +43,9 @@ static bool read_stage(const struct hapt_profile *profile, const char **text, st
     if (!colon) return false;
     stage->subcluster = find_subcluster(profile, *text, (size_t)(colon - *text));
     *text = colon + 1;
-    return read_number(text, &stage->nodes) && read_char(text, 'x') && read_number(text, &stage->devices_per_node);
+    if (!read_number(text, &stage->nodes) || !read_char(text, 'x') || !read_number(text, &stage->devices_per_node))
+        return false;
+    return **text != 't' || (read_char(text, 't') && read_number(text, &stage->tensor_parallel) && stage->tensor_parallel > 0);
 }
 
 static enum hapt_status parse_stages(const struct hapt_profile *profile, const char *text, struct hapt_arena *arena,
@@ -122,7 +124,8 @@ static enum hapt_status split_evenly(const struct hapt_profile *profile, const s
                                                   .end_op = -1,
                                                   .subcluster = optimum->stage[i].subcluster,
                                                   .nodes = optimum->stage[i].nodes,
-                                                  .devices_per_node = optimum->stage[i].devices_per_node};
+                                                  .devices_per_node = optimum->stage[i].devices_per_node,
+                                                  .tensor_parallel = optimum->stage[i].tensor_parallel};
     }
     HAPT_TRY(price_plan(profile, made));
     made->search = optimum->search;

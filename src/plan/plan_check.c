@@ -29,6 +29,9 @@ static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
         return BAD("stage %d lies in subcluster %d", i, stage->subcluster);
     if (stage->nodes < 1 || stage->devices_per_node < 1 || stage->nodes > 65536 / stage->devices_per_node)
         return BAD("stage %d runs on %d x %d devices", i, stage->nodes, stage->devices_per_node);
+    if (stage->tensor_parallel < 1 || stage->devices_per_node % stage->tensor_parallel != 0)
+        return BAD("stage %d is tensor-parallel over %d of %d devices a node", i, stage->tensor_parallel,
+                   stage->devices_per_node);
     if (stage->warmup < 1 || stage->warmup > plan->microbatches || (!last && stage->warmup < stage[1].warmup))
         return BAD("stage %d launches %d of %d microbatches", i, stage->warmup, plan->microbatches);
     for (int k = 0; k < (int)(sizeof amounts / sizeof amounts[0]); k++)
@@ -46,7 +49,8 @@ enum hapt_status hapt_plan_check(const struct hapt_plan *plan)
     if (plan->stage_count < 1 || plan->layer_count < plan->stage_count)
         return BAD("%d stages of %d layers", plan->stage_count, plan->layer_count);
     if (!is_amount(plan->latency_s) || !is_amount(plan->simulated_s) || !is_amount(plan->t_max_s) ||
-        !is_amount(plan->hide_threshold) || !is_amount(plan->balance_eta))
+        !is_amount(plan->hide_threshold) || !is_amount(plan->balance_eta) || !is_amount(plan->flops) ||
+        !is_amount(plan->peak_flops) || !is_amount(plan->search.gap))
         return BAD("it predicts %g s a step, simulated %g s, at a pace of %g s", plan->latency_s, plan->simulated_s,
                    plan->t_max_s);
     for (int i = 0; i < plan->stage_count; i++) HAPT_TRY(check_stage(plan, i));

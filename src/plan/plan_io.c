@@ -1,7 +1,8 @@
 /*
  * Plan files (format hapt-plan): scalars are attributes of the group, one row a stage in each table.
  *   stage_layers [S][2] half-open, stage_ops [S][2] (-1: planned from a profile), stage_submesh [S][2] (n, m),
- *   stage_subcluster [S], stage_subcluster_name [S], stage_warmup [S], and seconds and bytes per stage.
+ *   stage_subcluster [S], stage_subcluster_name [S], stage_warmup [S], stage_tensor_parallel [S] (absent: 1), and seconds and
+ *   bytes per stage.
  */
 #include <math.h>
 #include <stddef.h>
@@ -59,6 +60,10 @@ static enum hapt_status write_attributes(struct hapt_h5 *file, const char *at, c
     HAPT_TRY(hapt_h5_write_attribute_real(file, at, "t_max", plan->t_max_s, "s"));
     HAPT_TRY(hapt_h5_write_attribute_text(file, at, "limit", plan->limit));
     HAPT_TRY(hapt_h5_write_attribute_real(file, at, "balance_eta", plan->balance_eta, ""));
+    HAPT_TRY(hapt_h5_write_attribute_int(file, at, "blocking", plan->blocking));
+    HAPT_TRY(hapt_h5_write_attribute_real(file, at, "flops_per_microbatch", plan->flops, "FLOP"));
+    HAPT_TRY(hapt_h5_write_attribute_real(file, at, "peak_flops", plan->peak_flops, "FLOP/s"));
+    HAPT_TRY(hapt_h5_write_attribute_real(file, at, "search_gap", plan->search.gap, ""));
     HAPT_TRY(hapt_h5_write_attribute_real(file, at, "search_seconds", plan->search.seconds, "s"));
     HAPT_TRY(hapt_h5_write_attribute_int(file, at, "search_candidates", plan->search.candidates));
     return hapt_h5_write_attribute_int(file, at, "search_evaluated", plan->search.evaluated);
@@ -69,7 +74,7 @@ static enum hapt_status write_tables(struct hapt_h5 *file, const char *group, co
 {
     const int64_t S = plan->stage_count, pair[2] = {S, 2};
     char path[PATH_MAX_CHARS];
-    int *layers, *ops, *submesh, *subcluster, *warmup;
+    int *layers, *ops, *submesh, *subcluster, *warmup, *tp;
     const char **name;
     double *values;
     HAPT_NEW(layers, scratch, 2 * S);
@@ -77,6 +82,7 @@ static enum hapt_status write_tables(struct hapt_h5 *file, const char *group, co
     HAPT_NEW(submesh, scratch, 2 * S);
     HAPT_NEW(subcluster, scratch, S);
     HAPT_NEW(warmup, scratch, S);
+    HAPT_NEW(tp, scratch, S);
     HAPT_NEW(name, scratch, S);
     HAPT_NEW(values, scratch, S);
     for (int i = 0; i < S; i++) {
@@ -86,6 +92,7 @@ static enum hapt_status write_tables(struct hapt_h5 *file, const char *group, co
         submesh[2 * i] = stage->nodes, submesh[2 * i + 1] = stage->devices_per_node;
         subcluster[i] = stage->subcluster;
         warmup[i] = stage->warmup;
+        tp[i] = stage->tensor_parallel;
         name[i] = stage->subcluster_name;
     }
     HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_layers"), HAPT_H5_I32, 2, pair, layers, ""));
@@ -93,6 +100,7 @@ static enum hapt_status write_tables(struct hapt_h5 *file, const char *group, co
     HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_submesh"), HAPT_H5_I32, 2, pair, submesh, ""));
     HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_subcluster"), HAPT_H5_I32, 1, &S, subcluster, ""));
     HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_warmup"), HAPT_H5_I32, 1, &S, warmup, ""));
+    HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_tensor_parallel"), HAPT_H5_I32, 1, &S, tp, ""));
     HAPT_TRY(hapt_h5_write_strings(file, join(path, group, "stage_subcluster_name"), S, name));
     for (int column = 0; column < COLUMNS; column++) {
         for (int i = 0; i < S; i++) values[i] = *column_of(&plan->stage[i], column);
@@ -137,6 +145,24 @@ static enum hapt_status read_int(struct hapt_h5 *file, const char *at, const cha
     return HAPT_OK;
 }
 
+/* What files of the first release lack. */
+static enum hapt_status read_newer_attributes(struct hapt_h5 *file, const char *at, struct hapt_plan *plan)
+{
+    const struct {
+        const char *name;
+        double *value;
+    } reals[] = {{"flops_per_microbatch", &plan->flops},
+                 {"peak_flops", &plan->peak_flops},
+                 {"search_gap", &plan->search.gap}};
+    for (int k = 0; k < 3; k++)
+        if (hapt_h5_has_attribute(file, at, reals[k].name))
+            HAPT_TRY(hapt_h5_read_attribute_real(file, at, reals[k].name, reals[k].value));
+    int64_t blocking = 0;
+    if (hapt_h5_has_attribute(file, at, "blocking")) HAPT_TRY(read_int(file, at, "blocking", 0, 1, &blocking));
+    plan->blocking = blocking != 0;
+    return HAPT_OK;
+}
+
 static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, struct hapt_arena *arena,
                                         struct hapt_plan *plan)
 {
@@ -166,6 +192,7 @@ static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, st
                  {"simulated", &plan->simulated_s},         {"t_max", &plan->t_max_s},
                  {"balance_eta", &plan->balance_eta},       {"search_seconds", &plan->search.seconds}};
     for (int k = 0; k < 6; k++) HAPT_TRY(hapt_h5_read_attribute_real(file, at, reals[k].name, reals[k].value));
+    HAPT_TRY(read_newer_attributes(file, at, plan));
     return HAPT_OK;
 }
 
@@ -185,7 +212,7 @@ static enum hapt_status read_tables(struct hapt_h5 *file, const char *group, str
                                     struct hapt_plan *plan)
 {
     int64_t S = -1, names;
-    int *layers, *ops, *submesh, *subcluster, *warmup;
+    int *layers, *ops, *submesh, *subcluster, *warmup, *tp = NULL;
     char path[PATH_MAX_CHARS];
     const char **name;
     void *data;
@@ -194,6 +221,8 @@ static enum hapt_status read_tables(struct hapt_h5 *file, const char *group, str
     HAPT_TRY(read_ints(file, group, "stage_submesh", 2, &S, arena, &submesh));
     HAPT_TRY(read_ints(file, group, "stage_subcluster", 1, &S, arena, &subcluster));
     HAPT_TRY(read_ints(file, group, "stage_warmup", 1, &S, arena, &warmup));
+    if (hapt_h5_exists(file, join(path, group, "stage_tensor_parallel")))
+        HAPT_TRY(read_ints(file, group, "stage_tensor_parallel", 1, &S, arena, &tp));
     HAPT_TRY(hapt_h5_read_strings(file, join(path, group, "stage_subcluster_name"), MAX_STAGES, arena, &names, &name));
     if (names != S) return damaged(file, "stage_subcluster_name has another length than stage_layers");
     plan->stage_count = (int)S;
@@ -206,6 +235,7 @@ static enum hapt_status read_tables(struct hapt_h5 *file, const char *group, str
                                           .end_op = ops[2 * i + 1],
                                           .nodes = submesh[2 * i],
                                           .devices_per_node = submesh[2 * i + 1],
+                                          .tensor_parallel = tp ? tp[i] : 1,
                                           .subcluster = subcluster[i],
                                           .warmup = warmup[i]};
         if (strlen(name[i]) >= sizeof stage->subcluster_name) return damaged(file, "a subcluster's name is too long");

@@ -7,6 +7,7 @@
 void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
 {
     char time[6][32], bytes[2][32];
+    const double mfu = hapt_plan_mfu(plan);
     hapt_print(env, "plan: %d stages, %d microbatches, schedule %s\n", plan->stage_count, plan->microbatches,
                hapt_schedule_kind_name(plan->schedule));
     hapt_print(env, "  %5s  %-9s  %-12s  %9s  %10s  %10s  %8s  %-21s\n", "stage", "layers", "subcluster", "submesh",
@@ -15,7 +16,11 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
         const struct hapt_plan_stage *stage = &plan->stage[i];
         char layers[32], submesh[32], memory[80];
         snprintf(layers, sizeof layers, "%d-%d", stage->first_layer, stage->end_layer);
-        snprintf(submesh, sizeof submesh, "%d x %d", stage->nodes, stage->devices_per_node);
+        if (stage->tensor_parallel > 1)
+            snprintf(submesh, sizeof submesh, "%d x %d tp%d", stage->nodes, stage->devices_per_node,
+                     stage->tensor_parallel);
+        else
+            snprintf(submesh, sizeof submesh, "%d x %d", stage->nodes, stage->devices_per_node);
         snprintf(memory, sizeof memory, "%s of %s", hapt_units_bytes(stage->memory_bytes, bytes[0]),
                  hapt_units_bytes(stage->device_memory_bytes, bytes[1]));
         hapt_print(env, "  %5d  %-9s  %-12s  %9s  %10s  %10s  %8d  %-21s\n", i, layers, stage->subcluster_name, submesh,
@@ -25,6 +30,7 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
     hapt_print(env, "  predicted step %s (simulated %s), pace %s a microbatch set by %s, balance %.1f %%\n",
                hapt_units_time(plan->latency_s, time[2]), hapt_units_time(plan->simulated_s, time[3]),
                hapt_units_time(plan->t_max_s, time[4]), plan->limit, 100 * plan->balance_eta);
+    if (mfu > 0) hapt_print(env, "  model FLOPs utilisation %.1f %%\n", 100 * mfu);
     if (plan->search.candidates > 0)
         hapt_print(env, "  searched in %s: %lld of %lld paces priced\n", hapt_units_time(plan->search.seconds, time[5]),
                    (long long)plan->search.evaluated, (long long)plan->search.candidates);
@@ -32,9 +38,9 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
 
 static json_t *stage_object(const struct hapt_plan_stage *stage)
 {
-    return json_pack("{s:[ii], s:s, s:i, s:i, s:f, s:f, s:i, s:f}", "layers", stage->first_layer, stage->end_layer,
+    return json_pack("{s:[ii], s:s, s:i, s:i, s:i, s:f, s:f, s:i, s:f}", "layers", stage->first_layer, stage->end_layer,
                      "subcluster", stage->subcluster_name, "nodes", stage->nodes, "devices_per_node",
-                     stage->devices_per_node, "compute_s", stage->compute_s, "comm_s", stage->comm_s, "warmup",
+                     stage->devices_per_node, "tensor_parallel", stage->tensor_parallel, "compute_s", stage->compute_s, "comm_s", stage->comm_s, "warmup",
                      stage->warmup, "memory_bytes", stage->memory_bytes);
 }
 
@@ -42,12 +48,14 @@ enum hapt_status hapt_plan_print_json(const struct hapt_plan *plan)
 {
     json_t *stages = json_array();
     for (int i = 0; stages && i < plan->stage_count; i++) json_array_append_new(stages, stage_object(&plan->stage[i]));
-    json_t *object = json_pack("{s:s, s:i, s:i, s:s, s:f, s:f, s:f, s:f, s:{s:f, s:I, s:I}, s:o}", "format",
+    json_t *object = json_pack("{s:s, s:i, s:i, s:s, s:f, s:f, s:f, s:f, s:s, s:f, s:{s:f, s:I, s:I, s:f}, s:o}", "format",
                                "hapt-plan", "version", 1, "microbatches", plan->microbatches, "schedule",
                                hapt_schedule_kind_name(plan->schedule), "latency_s", plan->latency_s, "simulated_s",
-                               plan->simulated_s, "t_max_s", plan->t_max_s, "balance_eta", plan->balance_eta, "search",
+                               plan->simulated_s, "t_max_s", plan->t_max_s, "balance_eta", plan->balance_eta, "limit", plan->limit, "mfu",
+                               hapt_plan_mfu(plan), "search",
                                "seconds", plan->search.seconds, "candidates", (json_int_t)plan->search.candidates,
-                               "evaluated", (json_int_t)plan->search.evaluated, "stages", stages);
+                               "evaluated", (json_int_t)plan->search.evaluated, "gap", plan->search.gap, "stages",
+                               stages);
     if (!object) return hapt_fail(HAPT_ERR_MEMORY, NULL, "the plan's JSON could not be built");
     const int error = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
     json_decref(object);

@@ -7,11 +7,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int find_submesh(const struct hapt_profile_cluster *cluster, int n, int m)
+/* The submesh of a stage in the profile's list; among several programs the fastest that holds a microbatch, else the fastest.
+ * -1: there is no such submesh. */
+static int find_submesh(const struct hapt_profile *profile, const struct hapt_plan_stage *stage)
 {
-    for (int s = 0; s < cluster->submesh_count; s++)
-        if (cluster->submesh[s].n == n && cluster->submesh[s].m == m) return s;
-    return -1;
+    const struct hapt_profile_cluster *cluster = &profile->cluster[stage->subcluster];
+    int best = -1;
+    bool best_fits = false;
+    double best_s = INFINITY;
+    for (int s = 0; s < cluster->submesh_count; s++) {
+        const struct hapt_submesh *submesh = &cluster->submesh[s];
+        if (submesh->n != stage->nodes || submesh->m != stage->devices_per_node) continue;
+        if (stage->tensor_parallel > 0 && submesh->tp != stage->tensor_parallel) continue;
+        const size_t cell = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
+        const double time_s = isfinite(cluster->stage_time[cell]) ? cluster->stage_time[cell] : INFINITY;
+        const bool fits = isfinite(time_s) && hapt_at_most(cluster->parameter_bytes[cell] + cluster->activation_bytes[cell],
+                                                           cluster->device_memory_bytes);
+        if (best >= 0 && (best_fits > fits || (best_fits == fits && best_s <= time_s))) continue;
+        best = s;
+        best_fits = fits;
+        best_s = time_s;
+    }
+    return best;
 }
 
 static enum hapt_status no_candidate(const struct hapt_plan_stage *stage, const char *why)
@@ -27,8 +44,9 @@ static enum hapt_status price_stage(const struct hapt_profile *profile, const st
     struct hapt_plan_stage *stage = &plan->stage[index];
     const struct hapt_profile_cluster *cluster = &profile->cluster[stage->subcluster];
     memcpy(stage->subcluster_name, cluster->name, sizeof stage->subcluster_name);
-    const int s = find_submesh(cluster, stage->nodes, stage->devices_per_node);
+    const int s = find_submesh(profile, stage);
     if (s < 0) return no_candidate(stage, "there is no such submesh");
+    stage->tensor_parallel = cluster->submesh[s].tp;
     const size_t cell = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
     if (!isfinite(cluster->stage_time[cell])) return no_candidate(stage, "the profile has no time for it");
     stage->step_s = cluster->step_time ? cluster->step_time[cell] : 0;
@@ -151,6 +169,7 @@ static enum hapt_status lay_out(const struct hapt_plan *plan, enum hapt_schedule
                                  .backward_s = cost[1],
                                  .comm_s = cost[2],
                                  .step_s = cost[3],
+                                 .blocking = plan->blocking,
                                  .transfer_slots = HAPT_TRANSFER_SLOTS};
     return hapt_schedule_build(kind, S, plan->microbatches, warmup, false, arena, schedule);
 }
@@ -220,10 +239,22 @@ static enum hapt_status finish_times(struct hapt_plan *plan, struct hapt_arena *
     return simulated_step(plan, scratch, &plan->simulated_s);
 }
 
+double hapt_plan_mfu(const struct hapt_plan *plan)
+{
+    if (plan->flops <= 0 || plan->peak_flops <= 0 || plan->simulated_s <= 0) return 0;
+    return plan->microbatches * plan->flops / (plan->simulated_s * plan->peak_flops);
+}
+
 /* Everything behind the choice of t_max. */
 static enum hapt_status finish(const struct hapt_profile *profile, struct hapt_plan *plan, struct hapt_arena *scratch)
 {
     plan->balance_eta = balance(profile, plan);
+    plan->flops = profile->flops;
+    plan->peak_flops = 0;
+    for (int c = 0; c < profile->cluster_count; c++) {
+        const struct hapt_profile_cluster *cluster = &profile->cluster[c];
+        plan->peak_flops += cluster->peak_flops * cluster->nodes * cluster->devices_per_node;
+    }
     return finish_times(plan, scratch);
 }
 

@@ -214,7 +214,8 @@ static int compare_stages(const struct search_problem *problem, const struct sea
     if (x != y) return x - y;
     const struct hapt_submesh one = problem->profile->cluster[x].submesh[a->submesh];
     const struct hapt_submesh two = problem->profile->cluster[y].submesh[b->submesh];
-    return one.n != two.n ? one.n - two.n : one.m - two.m;
+    if (one.n != two.n) return one.n - two.n;
+    return one.m != two.m ? one.m - two.m : one.tp - two.tp;
 }
 
 static enum hapt_status choose(void *context, const struct search_candidate *stage, const struct prefix *to)
@@ -278,7 +279,8 @@ static enum hapt_status walk(const struct trace *trace, const struct level *leve
                                                   .end_op = -1,
                                                   .subcluster = choosing.best_subcluster,
                                                   .nodes = submesh.n,
-                                                  .devices_per_node = submesh.m};
+                                                  .devices_per_node = submesh.m,
+                                                  .tensor_parallel = submesh.tp};
         here = choosing.reached;
     }
     return HAPT_OK;

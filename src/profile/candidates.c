@@ -292,6 +292,7 @@ enum hapt_status candidates_fill(const struct candidates *candidates, struct ite
     double *tied;
     HAPT_TRY(hapt_profile_create(L, cluster->count, result, &made));
     HAPT_TRY(fill_frame(candidates, result, made));
+    made->flops = hapt_model_flops(candidates->model);
     HAPT_TRY(tied_bytes(candidates->model->graph, result, &tied));
     for (int c = 0; c < cluster->count; c++) {
         struct hapt_profile_cluster *table = &made->cluster[c];

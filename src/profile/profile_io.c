@@ -1,6 +1,7 @@
 /* Profile files. The tables and their meaning: DESIGN "Profile", `hapt profile --help`. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "profile_private.h"
@@ -15,16 +16,56 @@ static const char *join(char path[PATH_MAX_CHARS], const char *group, const char
     return path;
 }
 
+/* submesh [S][2] of (n, m); tensor_parallel [S] where some are. */
+static enum hapt_status write_submeshes(struct hapt_h5 *file, const char *folder,
+                                        const struct hapt_profile_cluster *cluster)
+{
+    const int64_t S = cluster->submesh_count, shape[2] = {S, 2};
+    char path[PATH_MAX_CHARS];
+    bool parallel = false;
+    enum hapt_status status = HAPT_ERR_MEMORY;
+    int *pairs = calloc((size_t)S, 2 * sizeof *pairs), *tp = calloc((size_t)S, sizeof *tp);
+    if (pairs && tp) {
+        for (int s = 0; s < S; s++) {
+            pairs[2 * s] = cluster->submesh[s].n, pairs[2 * s + 1] = cluster->submesh[s].m;
+            tp[s] = cluster->submesh[s].tp;
+            parallel = parallel || tp[s] > 1;
+        }
+        status = hapt_h5_write(file, join(path, folder, "submesh"), HAPT_H5_I32, 2, shape, pairs, "");
+        if (status == HAPT_OK && parallel)
+            status = hapt_h5_write(file, join(path, folder, "tensor_parallel"), HAPT_H5_I32, 1, &S, tp, "");
+    }
+    free(pairs), free(tp);
+    return status;
+}
+
+static enum hapt_status read_submeshes(struct hapt_h5 *file, const char *folder, struct hapt_arena *arena,
+                                       struct hapt_profile_cluster *cluster)
+{
+    char path[PATH_MAX_CHARS];
+    int64_t shape[2] = {-1, 2};
+    void *pairs, *tp = NULL;
+    HAPT_TRY(hapt_h5_read(file, join(path, folder, "submesh"), HAPT_H5_I32, 2, shape, 2 * HAPT_PROFILE_MAX_DEVICES,
+                          arena, &pairs));
+    if (hapt_h5_exists(file, join(path, folder, "tensor_parallel")))
+        HAPT_TRY(hapt_h5_read(file, path, HAPT_H5_I32, 1, shape, HAPT_PROFILE_MAX_DEVICES, arena, &tp));
+    cluster->submesh_count = (int)shape[0];
+    HAPT_NEW(cluster->submesh, arena, shape[0]);
+    for (int s = 0; s < cluster->submesh_count; s++)
+        cluster->submesh[s] =
+            (struct hapt_submesh){((int *)pairs)[2 * s], ((int *)pairs)[2 * s + 1], tp ? ((int *)tp)[s] : 1};
+    return HAPT_OK;
+}
+
 static enum hapt_status write_cluster(struct hapt_h5 *file, const char *group, const struct hapt_profile *profile,
                                       int c)
 {
     const struct hapt_profile_cluster *cluster = &profile->cluster[c];
-    char folder[PATH_MAX_CHARS], path[PATH_MAX_CHARS + 64];
+    char folder[PATH_MAX_CHARS - 64], path[PATH_MAX_CHARS];
     snprintf(folder, sizeof folder, "%s/cluster_%d", group, c);
     const int64_t L = profile->layer_count, S = cluster->submesh_count;
-    const int64_t shape[3] = {S, L, L}, pairs[2] = {S, 2};
-    snprintf(path, sizeof path, "%s/submesh", folder);
-    HAPT_TRY(hapt_h5_write(file, path, HAPT_H5_I32, 2, pairs, cluster->submesh, ""));
+    const int64_t shape[3] = {S, L, L};
+    HAPT_TRY(write_submeshes(file, folder, cluster));
     const struct {
         const char *name, *units;
         const double *table;
@@ -58,7 +99,8 @@ enum hapt_status hapt_profile_write(struct hapt_h5 *file, const char *group, con
     HAPT_TRY(
         hapt_h5_write(file, join(path, group, "link_latency"), HAPT_H5_F64, 2, square, profile->link_latency, "s"));
     for (int c = 0; c < profile->cluster_count; c++) HAPT_TRY(write_cluster(file, group, profile, c));
-    return HAPT_OK;
+    if (profile->flops <= 0) return HAPT_OK;
+    return hapt_h5_write_attribute_real(file, *group ? group : "/", "flops_per_microbatch", profile->flops, "FLOP");
 }
 
 enum hapt_status hapt_profile_save(const char *path, const struct hapt_profile *profile)
@@ -99,7 +141,6 @@ static enum hapt_status read_cluster(struct hapt_h5 *file, const char *group, st
     struct hapt_profile_cluster *cluster = &profile->cluster[c];
     char folder[PATH_MAX_CHARS - 64], path[PATH_MAX_CHARS];
     const char *name;
-    void *data;
     snprintf(folder, sizeof folder, "%s/cluster_%d", group, c);
     HAPT_TRY(hapt_h5_read_attribute_text(file, folder, "name", arena, &name));
     if (strlen(name) == 0 || strlen(name) >= sizeof cluster->name)
@@ -110,12 +151,8 @@ static enum hapt_status read_cluster(struct hapt_h5 *file, const char *group, st
     HAPT_TRY(read_count(file, folder, "devices_per_node", &cluster->devices_per_node));
     HAPT_TRY(hapt_h5_read_attribute_real(file, folder, "device_memory_bytes", &cluster->device_memory_bytes));
     HAPT_TRY(hapt_h5_read_attribute_real(file, folder, "peak_flops", &cluster->peak_flops));
-    int64_t pairs[2] = {-1, 2};
-    HAPT_TRY(hapt_h5_read(file, join(path, folder, "submesh"), HAPT_H5_I32, 2, pairs, 2 * HAPT_PROFILE_MAX_DEVICES,
-                          arena, &data));
-    cluster->submesh = data;
-    cluster->submesh_count = (int)pairs[0];
-    const int64_t S = pairs[0], L = profile->layer_count;
+    HAPT_TRY(read_submeshes(file, folder, arena, cluster));
+    const int64_t S = cluster->submesh_count, L = profile->layer_count;
     HAPT_TRY(read_table(file, folder, "stage_time", S, L, arena, &cluster->stage_time));
     HAPT_TRY(read_table(file, folder, "stage_forward_time", S, L, arena, &cluster->stage_forward_time));
     HAPT_TRY(read_table(file, folder, "parameter_bytes", S, L, arena, &cluster->parameter_bytes));
@@ -149,6 +186,8 @@ enum hapt_status hapt_profile_read(struct hapt_h5 *file, const char *group, stru
     read->layer_count = (int)L;
     read->cluster_count = (int)square[0];
     HAPT_NEW(read->cluster, arena, read->cluster_count);
+    if (hapt_h5_has_attribute(file, *group ? group : "/", "flops_per_microbatch"))
+        HAPT_TRY(hapt_h5_read_attribute_real(file, *group ? group : "/", "flops_per_microbatch", &read->flops));
     for (int c = 0; c < read->cluster_count; c++) HAPT_TRY(read_cluster(file, group, arena, read, c));
     HAPT_TRY(hapt_profile_check(read));
     *profile = read;

@@ -26,31 +26,31 @@ int hapt_profile_submeshes(int nodes, int devices_per_node, struct hapt_submesh 
     int count = 0;
     for (int m = 1; m < devices_per_node; m *= 2) {
         if (devices_per_node % m != 0) break;
-        if (submesh) submesh[count] = (struct hapt_submesh){1, m};
+        if (submesh) submesh[count] = (struct hapt_submesh){1, m, 1};
         count++;
     }
     for (int n = 1; n <= nodes; n++) {
-        if (submesh) submesh[count] = (struct hapt_submesh){n, devices_per_node};
+        if (submesh) submesh[count] = (struct hapt_submesh){n, devices_per_node, 1};
         count++;
     }
     return count;
 }
 
-enum hapt_status hapt_profile_add_cluster(struct hapt_profile *profile, int index, const char *name, int nodes,
-                                          int devices_per_node, double memory_bytes, double peak_flops,
-                                          struct hapt_arena *arena)
+enum hapt_status hapt_profile_add_cluster_of(struct hapt_profile *profile, int index, const char *name, int nodes,
+                                             int devices_per_node, double memory_bytes, double peak_flops,
+                                             const struct hapt_submesh *submesh, int count, struct hapt_arena *arena)
 {
-    HAPT_ASSERT(index >= 0 && index < profile->cluster_count && nodes > 0 && devices_per_node > 0);
+    HAPT_ASSERT(index >= 0 && index < profile->cluster_count && nodes > 0 && devices_per_node > 0 && count > 0);
     struct hapt_profile_cluster *cluster = &profile->cluster[index];
     snprintf(cluster->name, sizeof cluster->name, "%s", name);
     cluster->nodes = nodes;
     cluster->devices_per_node = devices_per_node;
     cluster->device_memory_bytes = memory_bytes;
     cluster->peak_flops = peak_flops;
-    cluster->submesh_count = hapt_profile_submeshes(nodes, devices_per_node, NULL);
-    HAPT_NEW(cluster->submesh, arena, cluster->submesh_count);
-    hapt_profile_submeshes(nodes, devices_per_node, cluster->submesh);
-    const size_t cells = hapt_profile_index(profile, cluster->submesh_count, 0, 0);
+    cluster->submesh_count = count;
+    HAPT_NEW(cluster->submesh, arena, count);
+    memcpy(cluster->submesh, submesh, (size_t)count * sizeof *submesh);
+    const size_t cells = hapt_profile_index(profile, count, 0, 0);
     HAPT_NEW(cluster->stage_time, arena, cells);
     HAPT_NEW(cluster->stage_forward_time, arena, cells);
     HAPT_NEW(cluster->parameter_bytes, arena, cells);
@@ -58,6 +58,18 @@ enum hapt_status hapt_profile_add_cluster(struct hapt_profile *profile, int inde
     HAPT_NEW(cluster->step_time, arena, cells);
     for (size_t cell = 0; cell < cells; cell++) cluster->stage_time[cell] = cluster->stage_forward_time[cell] = NAN;
     return HAPT_OK;
+}
+
+enum hapt_status hapt_profile_add_cluster(struct hapt_profile *profile, int index, const char *name, int nodes,
+                                          int devices_per_node, double memory_bytes, double peak_flops,
+                                          struct hapt_arena *arena)
+{
+    struct hapt_submesh *submesh;
+    const int count = hapt_profile_submeshes(nodes, devices_per_node, NULL);
+    HAPT_NEW(submesh, arena, count);
+    hapt_profile_submeshes(nodes, devices_per_node, submesh);
+    return hapt_profile_add_cluster_of(profile, index, name, nodes, devices_per_node, memory_bytes, peak_flops, submesh,
+                                       count, arena);
 }
 
 /* Finite, not negative, and small enough that sums and quotients stay finite. */
@@ -71,6 +83,7 @@ static bool is_amount(double value)
 static enum hapt_status check_links(const struct hapt_profile *profile)
 {
     const int C = profile->cluster_count;
+    if (!is_amount(profile->flops)) return BAD("flops_per_microbatch is %g", profile->flops);
     for (int layer = 0; layer < profile->layer_count; layer++)
         if (!is_amount(profile->boundary_bytes[layer]))
             return BAD("boundary_bytes[%d] is %g", layer, profile->boundary_bytes[layer]);
@@ -102,8 +115,12 @@ static enum hapt_status check_submeshes(const struct hapt_profile_cluster *clust
         if (!part && !whole)
             return BAD("subcluster %s (%d x %d devices) cannot be cut into submeshes of %d x %d", cluster->name, N, M,
                        n, m);
+        if (submesh.tp < 1 || m % submesh.tp != 0)
+            return BAD("subcluster %s: %d x %d devices cannot form tensor-parallel groups of %d", cluster->name, n, m,
+                       submesh.tp);
         for (int other = 0; other < s; other++)
-            if (cluster->submesh[other].n == n && cluster->submesh[other].m == m)
+            if (cluster->submesh[other].n == n && cluster->submesh[other].m == m &&
+                cluster->submesh[other].tp == submesh.tp)
                 return BAD("subcluster %s lists submesh %d x %d twice", cluster->name, n, m);
     }
     return HAPT_OK;

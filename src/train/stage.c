@@ -43,6 +43,9 @@ static enum hapt_status build_programs(struct stage *stage)
         if (part->first_op != end || part->end_op <= end || part->end_op > stage->graph->forward_count)
             return hapt_fail(HAPT_ERR_INPUT, "make the plan from this model",
                              "the plan's stages do not cover the model");
+        if (part->tensor_parallel > 1)
+            return hapt_fail(HAPT_ERR_INPUT, "plan with --tensor-parallel 1: this version trains data-parallel stages",
+                             "stage %d of the plan is tensor-parallel over %d devices", c, part->tensor_parallel);
         end = part->end_op;
         HAPT_TRY(hapt_program_data_parallel(stage->graph, part->first_op, part->end_op, part->nodes,
                                             part->devices_per_node, stage->arena, &stage->program[c]));

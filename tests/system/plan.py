@@ -83,11 +83,12 @@ def plan(path, *arguments, ranks=0):
 def the_plan():
     profile("plain.h5")
     document = plan("plain.h5", "--output", "plan.h5")
-    keys = ["format", "version", "microbatches", "schedule", "latency_s", "simulated_s", "t_max_s", "balance_eta", "search", "stages"]
+    keys = ["format", "version", "microbatches", "schedule", "latency_s", "simulated_s", "t_max_s", "balance_eta", "search", "stages",
+            "limit", "mfu"]
     check(sorted(document) == sorted(keys), f"the keys of the plan: {sorted(document)}")
     stages = document["stages"]
-    check(all(sorted(stage) == sorted(["layers", "subcluster", "nodes", "devices_per_node", "compute_s", "comm_s", "warmup",
-                                       "memory_bytes"]) for stage in stages), "the keys of a stage")
+    check(all(sorted(stage) == sorted(["layers", "subcluster", "nodes", "devices_per_node", "tensor_parallel", "compute_s", "comm_s",
+                                       "warmup", "memory_bytes"]) for stage in stages), "the keys of a stage")
     check([stage["layers"][0] for stage in stages] == [0] + [stage["layers"][1] for stage in stages][:-1], "half-open layers")
     check(stages[-1]["layers"][1] == 9 and stages[-1]["comm_s"] == 0 and stages[-1]["warmup"] == 1, "the last stage")
     latency = sum(s["compute_s"] + 2 * s["comm_s"] for s in stages) + 15 * document["t_max_s"]

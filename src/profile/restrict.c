@@ -1,0 +1,62 @@
+/* Copies of profiles with fewer candidates. */
+#include <math.h>
+#include <string.h>
+
+#include "hapt/profile.h"
+
+static enum hapt_status copy_cluster(const struct hapt_profile *profile, int c, struct hapt_arena *arena,
+                                     struct hapt_profile *copy)
+{
+    const struct hapt_profile_cluster *from = &profile->cluster[c];
+    struct hapt_profile_cluster *to = &copy->cluster[c];
+    HAPT_TRY(hapt_profile_add_cluster_of(copy, c, from->name, from->nodes, from->devices_per_node,
+                                         from->device_memory_bytes, from->peak_flops, from->submesh, from->submesh_count,
+                                         arena));
+    const size_t bytes = hapt_profile_index(profile, from->submesh_count, 0, 0) * sizeof(double);
+    memcpy(to->stage_time, from->stage_time, bytes);
+    memcpy(to->stage_forward_time, from->stage_forward_time, bytes);
+    memcpy(to->parameter_bytes, from->parameter_bytes, bytes);
+    memcpy(to->activation_bytes, from->activation_bytes, bytes);
+    if (from->step_time)
+        memcpy(to->step_time, from->step_time, bytes);
+    else
+        to->step_time = NULL;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_profile_copy(const struct hapt_profile *profile, struct hapt_arena *arena,
+                                   struct hapt_profile **copy)
+{
+    struct hapt_profile *made;
+    const size_t C = (size_t)profile->cluster_count;
+    HAPT_TRY(hapt_profile_create(profile->layer_count, profile->cluster_count, arena, &made));
+    memcpy(made->boundary_bytes, profile->boundary_bytes, (size_t)profile->layer_count * sizeof(double));
+    memcpy(made->link_bandwidth, profile->link_bandwidth, C * C * sizeof(double));
+    memcpy(made->link_latency, profile->link_latency, C * C * sizeof(double));
+    made->flops = profile->flops;
+    for (int c = 0; c < profile->cluster_count; c++) HAPT_TRY(copy_cluster(profile, c, arena, made));
+    *copy = made;
+    return HAPT_OK;
+}
+
+void hapt_profile_keep_subclusters(struct hapt_profile *profile, unsigned subclusters)
+{
+    for (int c = 0; c < profile->cluster_count; c++) {
+        if (subclusters >> c & 1u) continue;
+        const size_t cells = hapt_profile_index(profile, profile->cluster[c].submesh_count, 0, 0);
+        for (size_t cell = 0; cell < cells; cell++) profile->cluster[c].stage_time[cell] = NAN;
+    }
+}
+
+void hapt_profile_keep_cuts(struct hapt_profile *profile, const bool *cut)
+{
+    const int L = profile->layer_count;
+    for (int c = 0; c < profile->cluster_count; c++) {
+        struct hapt_profile_cluster *cluster = &profile->cluster[c];
+        for (int s = 0; s < cluster->submesh_count; s++)
+            for (int i = 0; i < L; i++)
+                for (int j = i; j < L; j++)
+                    if ((i > 0 && !cut[i - 1]) || (j < L - 1 && !cut[j]))
+                        cluster->stage_time[hapt_profile_index(profile, s, i, j)] = NAN;
+    }
+}
