@@ -212,6 +212,20 @@ static enum hapt_status write_manifest(const struct hapt_checkpoint_writer *writ
     return sync_folder(aside);
 }
 
+/* The finished folder takes its name; what stood there changes places with it in one step, so that at every moment one of
+ * them is whole. File systems that cannot exchange see the old one moved aside first. */
+static enum hapt_status take_place(const char *aside, const char *path, const char *old)
+{
+    if (rename(aside, path) == 0) return HAPT_OK;
+    if (renameat2(AT_FDCWD, aside, AT_FDCWD, path, RENAME_EXCHANGE) == 0) return HAPT_OK;
+    const bool replaces = rename(path, old) == 0;
+    if (rename(aside, path) == 0) return HAPT_OK;
+    const int error = errno;
+    if (replaces) rename(old, path);
+    return hapt_fail(HAPT_ERR_IO, "check the rights in the output folder", "%s cannot be put in place: %s", path,
+                     strerror(error));
+}
+
 /* The new one in place first; then those of an abandoned future and the oldest go. */
 static enum hapt_status put_in_place(const struct hapt_checkpoint_writer *writer, const char *aside, int64_t step,
                                      struct hapt_arena *arena)
@@ -220,15 +234,10 @@ static enum hapt_status put_in_place(const struct hapt_checkpoint_writer *writer
     const char *old = hapt_arena_printf(arena, "%s/.replaced", writer->folder);
     if (!path || !old) return HAPT_ERR_MEMORY;
     remove_folder(old, arena);
-    const bool replaces = rename(path, old) == 0;
-    if (rename(aside, path)) {
-        const int error = errno;
-        if (replaces) rename(old, path);
-        return hapt_fail(HAPT_ERR_IO, "check the rights in the output folder", "%s cannot be put in place: %s", path,
-                         strerror(error));
-    }
+    HAPT_TRY(take_place(aside, path, old));
     HAPT_TRY(sync_folder(writer->folder));
-    if (replaces) remove_folder(old, arena);
+    remove_folder(aside, arena);
+    remove_folder(old, arena);
     int count, kept = 0;
     int64_t *steps;
     HAPT_TRY(checkpoint_list(writer->folder, arena, &count, &steps));

@@ -265,7 +265,8 @@ static void make_plan(void)
                                .balance_eta = 1};
     plan->stage = hapt_arena_alloc(&arena, 2, sizeof *plan->stage);
     for (int s = 0; s < 2; s++)
-        plan->stage[s] = (struct hapt_plan_stage){.first_layer = s,
+        plan->stage[s] = (struct hapt_plan_stage){.tensor_parallel = 1,
+                                                 .first_layer = s,
                                                   .end_layer = s + 1,
                                                   .first_op = 3 * s,
                                                   .end_op = 3 * s + 3,

@@ -78,7 +78,8 @@ static struct hapt_plan *make_plan(const struct shape *shape)
                                .balance_eta = 1};
     plan->stage = hapt_arena_alloc(&arena, (size_t)shape->stages, sizeof *plan->stage);
     for (int s = 0; s < shape->stages; s++) {
-        plan->stage[s] = (struct hapt_plan_stage){.first_layer = s,
+        plan->stage[s] = (struct hapt_plan_stage){.tensor_parallel = 1,
+                                                 .first_layer = s,
                                                   .end_layer = s + 1,
                                                   .first_op = s ? shape->end[s - 1] : 0,
                                                   .end_op = shape->end[s],
