@@ -70,6 +70,11 @@ bool hapt_config_given(const struct hapt_config *config, const char *name);
  * Fails with HAPT_ERR_INPUT for unknown names and bad values. */
 enum hapt_status hapt_config_default(struct hapt_config *config, const char *name, const char *value);
 
+/* The same for any option, by a name that the program knows (a named model's): the value counts as chosen. */
+enum hapt_status hapt_config_preset(struct hapt_config *config, const char *name, const char *value);
+/* True for a value that was given or came with a preset. */
+bool hapt_config_chosen(const struct hapt_config *config, const char *name);
+
 /* Visits every option that belongs to training (saved in model files, run files and checkpoints). */
 typedef void hapt_config_visitor(void *context, const char *name, const char *value);
 void hapt_config_visit_training(const struct hapt_config *config, hapt_config_visitor *visit, void *context);

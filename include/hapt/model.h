@@ -15,7 +15,7 @@ struct hapt_model {
     const char *family; /* "gpt" */
     int setting_count;  /* hyper-parameters by name: layers, hidden, heads, sequence, vocab, microbatch, dtype, tied-embeddings */
     struct hapt_model_setting *setting;
-    int training_count; /* defaults for training options */
+    int training_count; /* defaults for training options: those that were given or came with a named model */
     struct hapt_model_setting *training;
     struct hapt_graph *graph; /* forward and backward */
     int microbatch;           /* rows */
@@ -28,6 +28,9 @@ struct hapt_model {
     bool has_tokens;          /* the file holds /tokens or /batches */
 };
 
+/* A named model ("gpt-39b") sets the options of its family that were not given; *family is then "gpt". Any other name is taken
+ * for a family. */
+enum hapt_status hapt_model_preset(const char *name, struct hapt_config *config, const char **family);
 /* Builds a zoo model from the options of `hapt model FAMILY`. HAPT_ERR_USAGE for unknown families or impossible shapes. */
 enum hapt_status hapt_model_build(const char *family, const struct hapt_config *config, struct hapt_arena *arena,
                                   struct hapt_model **model);

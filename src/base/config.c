@@ -34,7 +34,7 @@ static const struct {
     [HAPT_COMMAND_PLAN] = {'p', "plan", "(--input model.h5 | --profile P.h5) --microbatches B", "search the best plan"},
     [HAPT_COMMAND_SIMULATE] = {'s', "simulate", "--plan plan.h5", "price a plan by simulating its schedule"},
     [HAPT_COMMAND_TRAIN] = {'r', "train", "--input model.h5 --plan plan.h5", "train with a given plan"},
-    [HAPT_COMMAND_MODEL] = {'m', "model", "FAMILY --output model.h5", "write a model file"},
+    [HAPT_COMMAND_MODEL] = {'m', "model", "(FAMILY | NAMED) --output model.h5", "write a model file"},
     [HAPT_COMMAND_DATA] = {'d', "data", "FILE --output tokens.h5", "turn text or token files into a data file"},
     [HAPT_COMMAND_EXPORT] = {'e', "export", "--checkpoint DIR --output w.h5", "write a checkpoint's weights"},
     [HAPT_COMMAND_REPORT] = {'o', "report", "--input outputs/NAME/run.h5", "summarise a run"},
@@ -45,7 +45,7 @@ struct hapt_config {
     struct hapt_arena *arena;
     enum hapt_command command;
     const char *value[OPTION_COUNT];
-    bool given[OPTION_COUNT];
+    bool given[OPTION_COUNT], preset[OPTION_COUNT];
     int word_count;
     const char *word[MAX_WORDS];
 };
@@ -348,6 +348,23 @@ enum hapt_status hapt_config_default(struct hapt_config *config, const char *nam
     if (config->given[index]) return HAPT_OK;
     config->value[index] = hapt_arena_strdup(config->arena, value);
     return config->value[index] ? HAPT_OK : HAPT_ERR_MEMORY;
+}
+
+enum hapt_status hapt_config_preset(struct hapt_config *config, const char *name, const char *value)
+{
+    const int index = index_of(name);
+    char buffer[200];
+    HAPT_ASSERT(!complaint(&table[index], value, buffer));
+    if (config->given[index]) return HAPT_OK;
+    config->value[index] = hapt_arena_strdup(config->arena, value);
+    config->preset[index] = true;
+    return config->value[index] ? HAPT_OK : HAPT_ERR_MEMORY;
+}
+
+bool hapt_config_chosen(const struct hapt_config *config, const char *name)
+{
+    const int index = index_of(name);
+    return config->given[index] || config->preset[index];
 }
 
 void hapt_config_visit_training(const struct hapt_config *config, hapt_config_visitor *visit, void *context)

@@ -10,6 +10,13 @@ const char hapt_command_model_help[] =
     "Families: gpt (GPT-2: learned positions, pre-LN blocks, causal attention, tanh GELU, tied or untied output layer;\n"
     "parameters carry GPT-2's names, linear layers are [in][out]).\n"
     "\n"
+    "Named models set the options of their family that are not given (one that is given rules):\n"
+    "  gpt2-124m       124439808 parameters   12 layers, hidden  768, 12 heads\n"
+    "  gpt-15b       15365258240 parameters   48 layers, hidden 5120, 40 heads\n"
+    "  gpt-30b       29967078400 parameters   48 layers, hidden 7168, 56 heads\n"
+    "  gpt-39b       39079927808 parameters   48 layers, hidden 8192, 64 heads\n"
+    "The last three are HAPT's (section 6) in bf16, a step of 128 microbatches of 8 rows.\n"
+    "\n"
     "Training options given here become the file's defaults for every run of it. --weights W.h5 copies its\n"
     "/parameters/NAME as initial values (else seed and name decide), --data D.h5 its /tokens or /batches.\n"
     "\n"
@@ -49,16 +56,18 @@ static enum hapt_status print_json(const struct hapt_model *model, const char *p
     return failed ? hapt_fail(HAPT_ERR_IO, NULL, "cannot write to standard output") : HAPT_OK;
 }
 
-static enum hapt_status write_model(const struct hapt_env *env, const struct hapt_config *config,
+static enum hapt_status write_model(const struct hapt_env *env, struct hapt_config *config,
                                     struct hapt_arena *arena)
 {
     struct hapt_model *model;
     const char *path = hapt_config_text(config, "output");
     if (hapt_config_word_count(config) != 1) {
-        return hapt_fail(HAPT_ERR_USAGE, "hapt model gpt --output model.h5", "hapt model wants one family");
+        return hapt_fail(HAPT_ERR_USAGE, "hapt model gpt --output model.h5", "hapt model wants one family or named model");
     }
     if (!path) return hapt_fail(HAPT_ERR_USAGE, "add --output model.h5", "hapt model has no file to write");
-    HAPT_TRY(hapt_model_build(hapt_config_word(config, 0), config, arena, &model));
+    const char *family;
+    HAPT_TRY(hapt_model_preset(hapt_config_word(config, 0), config, &family));
+    HAPT_TRY(hapt_model_build(family, config, arena, &model));
     HAPT_TRY(hapt_model_save(model, hapt_config_text(config, "weights"), hapt_config_text(config, "data"), path));
     if (env->quiet) return print_json(model, path);
     hapt_print(env, "%s: %s, %" PRId64 " parameters, %d operators forward and %d backward, %.3g GFLOP a microbatch\n", path,

@@ -26,7 +26,7 @@ enum hapt_status hapt_model_set(struct hapt_model *model, struct hapt_arena *are
     return HAPT_OK;
 }
 
-/* Training options given on the command line become the model's defaults. */
+/* Training options given on the command line, or by a named model, become the model's defaults. */
 struct training_visit {
     const struct hapt_config *config;
     struct hapt_arena *arena;
@@ -37,7 +37,7 @@ struct training_visit {
 static void visit_training(void *context, const char *name, const char *value)
 {
     struct training_visit *visit = context;
-    if (visit->status != HAPT_OK || !value || !hapt_config_given(visit->config, name)) return;
+    if (visit->status != HAPT_OK || !value || !hapt_config_chosen(visit->config, name)) return;
     HAPT_ASSERT(visit->model->training_count < MAX_SETTINGS);
     struct hapt_model_setting *setting = &visit->model->training[visit->model->training_count];
     setting->name = hapt_arena_strdup(visit->arena, name);
@@ -67,7 +67,7 @@ enum hapt_status hapt_model_build(const char *family, const struct hapt_config *
         *model = built;
         return HAPT_OK;
     }
-    return hapt_fail(HAPT_ERR_USAGE, "known families: gpt", "unknown model family \"%s\"", family);
+    return hapt_fail(HAPT_ERR_USAGE, "known families: gpt; named models: see hapt model --help", "unknown model family \"%s\"", family);
 }
 
 /* Tables and logits hold the whole vocabulary: a token below it can index them. */

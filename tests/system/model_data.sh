@@ -95,5 +95,34 @@ refuses 3 data short.bin --output t.h5
 : >empty
 refuses 3 data empty --output t.h5
 
+# Named models: what the help promises is what is built; a given option rules; the paper's sizes (HAPT section 6).
+"$hapt" model --help >help
+names=$(sed -n 's/^  \(gpt[-0-9a-z]*\)  *\([0-9]*\) parameters.*/\1:\2/p' help)
+check 'named models are listed' [ "$(wc -w <<<"$names")" -eq 4 ]
+for pair in $names; do
+    name=${pair%:*}
+    "$hapt" model "$name" --output named.h5 --json >out 2>err
+    check "$name exits with 0" [ $? -eq 0 ]
+    check "parameters of $name" [ "$(field parameters)" = "${pair#*:}" ]
+    check "family of $name" grep -q '"family": "gpt"' out
+    layers=$(sed -n 's/.*"layers": "\([0-9]*\)".*/\1/p' out) hidden=$(sed -n 's/.*"hidden": "\([0-9]*\)".*/\1/p' out)
+    check "$name by formula" [ "$(field parameters)" -eq $((layers * (12 * hidden * hidden + 13 * hidden) + (50257 + 1024 + 2) * hidden)) ]
+    billions=${name#gpt-}
+    case $name in gpt-*b) check "$name is of its size" near "$(field parameters)" "${billions%b}e9" 0.5e9 ;; esac
+    case $name in
+    gpt-*b)
+        check "$name trains in bf16" grep -q '"dtype": "bf16"' out
+        check "rows of $name" grep -q '"microbatch": "8"' out
+        check "$name notes 128 microbatches" grep -q '128' <(h5dump -d /training/value named.h5)
+        ;;
+    esac
+done
+"$hapt" model gpt-39b --layers 1 --hidden 16 --heads 2 --dtype fp32 --microbatches 4 --output given.h5 --json >out 2>err
+check 'given options rule' grep -q '"layers": "1".*"hidden": "16".*"heads": "2".*"microbatch": "8".*"dtype": "fp32"' out
+check 'a given training option rules' [ "$(h5dump -y -w 80 -d /training/value given.h5 | grep -c '"4"')" -eq 1 ]
+check 'and stands once' [ "$(h5dump -y -d /training/option given.h5 | grep -c microbatches)" -eq 1 ]
+refuses 2 model gpt-40b --output m.h5
+refuses 2 model gpt-39b --heads 60 --output m.h5
+
 echo "$checks checks, $failures failed"
 [ $failures -eq 0 ]

@@ -1,0 +1,39 @@
+/*
+ * Named models: a family and what its options become unless they are given. `hapt model --help` lists them.
+ *
+ * HAPT section 6, "Models": GPT of 48 layers at three widths, sequence 1024, a global batch of 1024 rows; heads of 128 columns and
+ * GPT-2's vocabulary. bf16 and 128 microbatches of 8 rows are this project's choice: they fit 32 + 32 GPUs of 40 and 32 GB.
+ */
+#include <string.h>
+
+#include "hapt/model.h"
+
+struct preset {
+    const char *name, *family;
+    struct hapt_model_setting option[8]; /* the rest are the option table's defaults, which are GPT-2's */
+};
+
+#define GPT_OF_THE_PAPER(hidden, heads)                                                                               \
+    {{"layers", "48"}, {"hidden", hidden}, {"heads", heads}, {"sequence", "1024"}, {"vocab", "50257"},                \
+     {"dtype", "bf16"}, {"microbatch", "8"}, {"microbatches", "128"}}
+
+static const struct preset presets[] = {
+    {"gpt2-124m", "gpt", {{"layers", "12"}, {"hidden", "768"}, {"heads", "12"}, {"sequence", "1024"}, {"vocab", "50257"}}},
+    {"gpt-15b", "gpt", GPT_OF_THE_PAPER("5120", "40")},
+    {"gpt-30b", "gpt", GPT_OF_THE_PAPER("7168", "56")},
+    {"gpt-39b", "gpt", GPT_OF_THE_PAPER("8192", "64")},
+};
+
+enum hapt_status hapt_model_preset(const char *name, struct hapt_config *config, const char **family)
+{
+    *family = name;
+    for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++) {
+        if (strcmp(name, presets[i].name) != 0) continue;
+        *family = presets[i].family;
+        for (size_t k = 0; k < sizeof presets[i].option / sizeof presets[i].option[0]; k++) {
+            const struct hapt_model_setting *option = &presets[i].option[k];
+            if (option->name) HAPT_TRY(hapt_config_preset(config, option->name, option->value));
+        }
+    }
+    return HAPT_OK;
+}
