@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "efficiency.h"
 #include "profile_private.h"
 
 int candidates_submeshes(const struct hapt_subcluster *subcluster, struct hapt_submesh *submesh)
@@ -101,11 +102,7 @@ static int optimizer_states(const struct hapt_config *config)
 double candidates_device_speed(const struct candidates *candidates, int subcluster)
 {
     const struct hapt_device_spec *device = &candidates->cluster->subcluster[subcluster].device;
-    const enum hapt_dtype dtype = candidates->model->dtype;
-    double flops = device->peak_flops[dtype];
-    /* A device without bf16 has fp16, or else runs the model in fp32. */
-    if (flops <= 0 && dtype == HAPT_BF16) flops = device->peak_flops[HAPT_F16];
-    if (flops <= 0) flops = device->peak_flops[HAPT_F32];
+    const double flops = roofline_peak_flops(device, candidates->model->dtype);
     return flops / (device->slowdown >= 1 ? device->slowdown : 1);
 }
 

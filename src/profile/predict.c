@@ -1,57 +1,22 @@
 /*
- * Predicted profiles: times from a device's description alone, by a roofline per operator; memory by the same planner
- * that the engine uses, without kernel scratch.
- *
- * An operator takes the longer of FLOPs / (peak * efficiency) and bytes / (bandwidth * efficiency), and a launch.
- * Matrix products reach most of the peak when they are long enough to fill the device, attention less; all others are
- * bound by memory on any device there is. Calibrating against measured runs is the user's: `hapt profile` on the
- * hardware.
+ * Predicted profiles: times from a device's description alone, by a roofline per operator (efficiency.h); memory by the
+ * same planner that the engine uses, without kernel scratch.
  */
-#include <math.h>
 #include <string.h>
 
+#include "efficiency.h"
 #include "reduce.h"
-
-/* Shares of the data sheet's rates that well-tuned libraries reach on large operators. */
-#define PRODUCT_EFFICIENCY 0.75
-#define ATTENTION_EFFICIENCY 0.45
-#define VECTOR_EFFICIENCY 0.3 /* of the fp32 rate: element-wise arithmetic */
-#define BANDWIDTH_EFFICIENCY 0.8
-
-struct roofline {
-    double peak_flops, vector_flops; /* FLOP/s: matrix products in the model's type, element-wise arithmetic */
-    double bandwidth;                /* byte/s */
-    double launch_s;                 /* of one kernel */
-    double fill_s;                   /* an operator of this length at full rate reaches half of it */
-};
 
 static struct roofline describe(const struct candidates *candidates, int subcluster)
 {
-    const struct hapt_device_spec *device = &candidates->cluster->subcluster[subcluster].device;
-    const bool cpu = device->backend[0] == 'c' && device->backend[1] == 'p';
-    const double peak = candidates_device_speed(candidates, subcluster) * fmax(device->slowdown, 1);
-    return (struct roofline){.peak_flops = peak,
-                             .vector_flops = device->peak_flops[HAPT_F32] > 0 ? device->peak_flops[HAPT_F32] : peak,
-                             .bandwidth = device->memory_bandwidth,
-                             .launch_s = cpu ? 0.5e-6 : 4e-6,
-                             .fill_s = cpu ? 0.5e-6 : 6e-6};
+    return roofline_describe(&candidates->cluster->subcluster[subcluster].device, candidates->model->dtype, NULL);
 }
 
 static double operator_s(const struct roofline *roofline, const struct hapt_graph *graph, const struct hapt_op *op,
                          double fraction)
 {
-    const struct hapt_op_type *type = hapt_op_type_at(op->type);
-    const double flops = hapt_op_flops(graph, op, fraction), bytes = hapt_op_bytes(graph, op, fraction);
-    double compute_s = 0, memory_s = 0;
-    if (!type->heavy && roofline->vector_flops > 0) {
-        compute_s = flops / (roofline->vector_flops * VECTOR_EFFICIENCY);
-    } else if (roofline->peak_flops > 0) {
-        /* ideal / (efficiency * filling), filling = ideal / (ideal + fill) */
-        compute_s = (flops / roofline->peak_flops + roofline->fill_s) /
-                    (type->contracts ? PRODUCT_EFFICIENCY : ATTENTION_EFFICIENCY);
-    }
-    if (roofline->bandwidth > 0) memory_s = bytes / (roofline->bandwidth * BANDWIDTH_EFFICIENCY);
-    return roofline->launch_s + fmax(compute_s, memory_s);
+    return roofline_operator_s(roofline, efficiency_class_of(hapt_op_type_at(op->type)),
+                               hapt_op_flops(graph, op, fraction), hapt_op_bytes(graph, op, fraction));
 }
 
 /* Seconds of every layer on one device of a subcluster: forward [L], backward [L]. */
@@ -60,7 +25,6 @@ static enum hapt_status time_layers(const struct candidates *candidates, int sub
 {
     const struct hapt_graph *graph = candidates->model->graph;
     const struct roofline roofline = describe(candidates, subcluster);
-    const double slowdown = fmax(candidates->cluster->subcluster[subcluster].device.slowdown, 1);
     int *layer_of;
     HAPT_NEW(layer_of, scratch, graph->forward_count);
     for (int l = 0, op = 0; l < candidates->layer_count; l++) {
@@ -68,7 +32,7 @@ static enum hapt_status time_layers(const struct candidates *candidates, int sub
         for (; op < candidates->layers->end_op[l]; op++) layer_of[op] = l;
     }
     for (int o = 0; o < graph->op_count; o++) {
-        const double seconds = slowdown * operator_s(&roofline, graph, &graph->op[o], 1.0 / devices);
+        const double seconds = operator_s(&roofline, graph, &graph->op[o], 1.0 / devices);
         (o < graph->forward_count ? forward_s : backward_s)[layer_of[graph->op[o].forward_op]] += seconds;
     }
     return HAPT_OK;
@@ -77,7 +41,7 @@ static enum hapt_status time_layers(const struct candidates *candidates, int sub
 static enum hapt_status time_items(const struct candidates *candidates, int subcluster,
                                    const struct item_memory *memory, struct hapt_arena *scratch, struct item_time *time)
 {
-    const struct hapt_device_spec *device = &candidates->cluster->subcluster[subcluster].device;
+    const struct roofline roofline = describe(candidates, subcluster);
     const int L = candidates->layer_count;
     double *forward_s, *backward_s;
     HAPT_NEW(forward_s, scratch, L);
@@ -91,9 +55,7 @@ static enum hapt_status time_items(const struct candidates *candidates, int subc
                 mine.forward_s += forward_s[l];
                 mine.backward_s += backward_s[l];
             }
-            if (device->memory_bandwidth > 0)
-                mine.update_s = fmax(device->slowdown, 1) * memory[item].update_bytes /
-                                (device->memory_bandwidth * BANDWIDTH_EFFICIENCY);
+            mine.update_s = roofline_stream_s(&roofline, memory[item].update_bytes);
             time[item] = mine;
         }
     }
