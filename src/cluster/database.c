@@ -37,6 +37,11 @@ static const struct {
     {GPU("H100", "cuda", 67, 989.5, 989.5, 80, 3350), 450 * GB},
     /* NVIDIA H200 Tensor Core GPU data sheet (2024), SXM, halves of the sparse figures. */
     {GPU("H200", "cuda", 67, 989.5, 989.5, 141, 4800), 450 * GB},
+    /* NVIDIA A30 Tensor Core GPU data sheet (2022); A40 data sheet (2022); L40S data sheet (2023, the dense column of its table).
+     * PCI Express 4.0 x16: bridges join them in pairs only. */
+    {GPU("A30", "cuda", 10.3, 165, 165, 24, 933), 25 * GB},
+    {GPU("A40", "cuda", 37.4, 149.7, 149.7, 48, 696), 25 * GB},
+    {GPU("L40S", "cuda", 91.6, 362.05, 362.05, 48, 864), 25 * GB},
     /* NVIDIA Ampere GA102 GPU architecture white paper, table 9 (fp32 accumulation); PCI Express 4.0 x16. */
     {GPU("RTX-3090", "cuda", 35.6, 71, 71, 24, 936), 25 * GB},
     /* NVIDIA Ada GPU architecture white paper, appendix A (fp32 accumulation); PCI Express 4.0 x16. */
@@ -59,6 +64,7 @@ static const struct {
     {0x10de, 0x1db5, "V100-32GB"}, {0x10de, 0x1db6, "V100-32GB"}, {0x10de, 0x15f8, "P100"},
     {0x10de, 0x15f9, "P100"},      {0x10de, 0x1eb8, "T4"},        {0x10de, 0x2330, "H100"},
     {0x10de, 0x2335, "H200"},      {0x10de, 0x2204, "RTX-3090"},  {0x10de, 0x2684, "RTX-4090"},
+    {0x10de, 0x20b7, "A30"},       {0x10de, 0x2235, "A40"},       {0x10de, 0x26b9, "L40S"},
     {0x1002, 0x7408, "MI250X"},
 };
 

@@ -67,6 +67,37 @@ done
 ranks 1 topology --cluster inputs/clusters/a100x4-v100x4.json
 check "a GPU cluster on a laptop" grep -q "64 devices" "$dir/out"
 
+# The cluster files that come along: HAPT Table 2 (PFLOP/s in fp16: 8 x 312 and 8 x 125 TFLOP/s a node), its case study, and a site.
+clusters=0
+while read -r name subclusters devices petaflops memory links slowest; do
+    clusters=$((clusters + 1))
+    ranks 1 topology --cluster "inputs/clusters/$name.json" --json
+    check "$name: exit code $code" [ $code -eq 0 ]
+    check "$name: totals" json "$dir/out" "len(d['subclusters']) == $subclusters and
+        sum(s['nodes'] * s['devices_per_node'] for s in d['subclusters']) == $devices and
+        abs(sum(s['nodes'] * s['devices_per_node'] * s['device']['peak_flops']['fp16'] for s in d['subclusters']) - $petaflops * 1e15) < 1e9 and
+        sum(s['nodes'] * s['devices_per_node'] * s['device']['memory'] for s in d['subclusters']) == $memory * 1e9"
+    check "$name: links" json "$dir/out" "(lambda cross: len(cross) == $links and min(l['bandwidth'] for l in cross) == $slowest * 1e9 / 8 and
+        all(abs(l['latency'] - 50e-6) < 1e-12 and not l['paced'] for l in cross))([l for l in d['links'] if l['between'][0] != l['between'][1]])"
+    check "$name: inside its nodes, and between them" json "$dir/out" "all(
+        (s['intra_node_bandwidth'], s['inter_node_bandwidth']) == {'A100-40GB': (300e9, 25e9), 'A100-80GB': (300e9, 25e9),
+        'V100-32GB': (150e9, 12.5e9 if $devices > 64 else 25e9), 'H100': (450e9, 50e9)}[s['device']['name']] for s in d['subclusters'])"
+done <<'LIST'
+a100x1-v100x1of4 2   12   2.996  448 1  5
+a100x1-v100x1    2   16   3.496  576 1  5
+a100x1-v100x2    2   24   4.496  832 1  5
+a100x2-v100x1    2   24   5.992  896 1  5
+a100x2-v100x2    2   32   6.992 1152 1  5
+a100x2-v100x4    2   48   8.992 1664 1  5
+a100x4-v100x2    2   48  11.984 1792 1  5
+a100x3-v100x3    2   48  10.488 1728 1  5
+a100x4-v100x4    2   64  13.984 2304 1  5
+case-study       2    6   1.498  224 1  5
+site-1024        4 1024 445.056 59392 6 10
+LIST
+files=(inputs/clusters/*.json)
+check "every cluster file is checked" [ ${#files[@]} -eq $clusters ]
+
 # Faked machines: a node with GPUs that this build does not drive, a fake that hwloc cannot read, two different hosts.
 export HWLOC_XMLFILE=$PWD/tests/data/gpu-node.xml
 ranks 1 topology
