@@ -37,6 +37,9 @@ int hapt_env_threads(const struct hapt_env *env, int asked);
 /* Ends a phase: all ranks of `comm` learn the status of the lowest rank that failed, and that rank alone prints
  * its error record (one line, then a hint). Returns that status on every rank. Collective over `comm`. */
 enum hapt_status hapt_env_agree(MPI_Comm comm, enum hapt_status status);
+/* The same where "there is none" is an answer: HAPT_ERR_INFEASIBLE and HAPT_ERR_INPUT are agreed upon and stay in the error
+ * record of the ranks that found them, but nobody prints them. */
+enum hapt_status hapt_env_agree_quietly(MPI_Comm comm, enum hapt_status status);
 
 /* How long an agreement waits for the last rank before it ends the job (hapt_die); 0, the start value: for ever. */
 void hapt_env_set_patience(double seconds);

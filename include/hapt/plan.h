@@ -57,6 +57,7 @@ struct hapt_search_options {
     double hide_threshold;
     bool use_all_devices;
     double gap; /* stop when this close to the optimum, proven; 0: exact */
+    bool may_fail; /* having no plan is an answer: agreed upon quietly (hapt_env_agree_quietly) */
 };
 
 /* The exact optimum, t_max candidates spread over the ranks of `comm`; the same plan on every rank and for every number of

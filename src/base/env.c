@@ -165,7 +165,7 @@ static int wait_patiently(MPI_Request *request)
     }
 }
 
-enum hapt_status hapt_env_agree(MPI_Comm comm, enum hapt_status status)
+static enum hapt_status agree(MPI_Comm comm, enum hapt_status status, bool quietly)
 {
     int rank = 0, size = 1;
     MPI_Comm_rank(comm, &rank);
@@ -182,8 +182,19 @@ enum hapt_status hapt_env_agree(MPI_Comm comm, enum hapt_status status)
         print_failure(broken, rank);
         return broken;
     }
-    if (result[0] == rank) print_failure(status, rank);
+    const bool answer = quietly && (status == HAPT_ERR_INFEASIBLE || status == HAPT_ERR_INPUT);
+    if (result[0] == rank && !answer) print_failure(status, rank);
     return (enum hapt_status)result[1];
+}
+
+enum hapt_status hapt_env_agree(MPI_Comm comm, enum hapt_status status)
+{
+    return agree(comm, status, false);
+}
+
+enum hapt_status hapt_env_agree_quietly(MPI_Comm comm, enum hapt_status status)
+{
+    return agree(comm, status, true);
 }
 
 enum hapt_status hapt_env_mpi(int mpi_error, const char *what)

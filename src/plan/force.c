@@ -141,5 +141,5 @@ enum hapt_status hapt_plan_even(MPI_Comm comm, const struct hapt_profile *profil
     struct hapt_plan *optimum;
     best.schedule = HAPT_SCHEDULE_H1F1B;
     HAPT_TRY(hapt_plan_search(comm, profile, &best, result, &optimum));
-    return hapt_env_agree(comm, split_evenly(profile, options, optimum, result, plan));
+    return search_agree(comm, options, split_evenly(profile, options, optimum, result, plan));
 }

@@ -74,6 +74,13 @@ enum hapt_status search_table_fill(struct search_table *table, double t_max_s, d
 enum hapt_status search_trace(const struct search_table *table, double budget_s, struct hapt_arena *arena,
                               struct hapt_plan *plan);
 
+/* The end of a phase of planning: where options->may_fail, a missing plan is not printed. */
+static inline enum hapt_status search_agree(MPI_Comm comm, const struct hapt_search_options *options,
+                                            enum hapt_status status)
+{
+    return options->may_fail ? hapt_env_agree_quietly(comm, status) : hapt_env_agree(comm, status);
+}
+
 /* Says why nothing is feasible; returns HAPT_ERR_INFEASIBLE. */
 enum hapt_status search_explain(const struct hapt_profile *profile, const struct hapt_search_options *options);
 

@@ -193,9 +193,10 @@ static enum hapt_status run_search(struct search *search, const struct hapt_prof
 {
     int64_t first = 0;
     const double start_s = hapt_time_s();
-    HAPT_TRY(hapt_env_agree(search->comm, set_up(search, profile, options, scratch)));
+    HAPT_TRY(search_agree(search->comm, options, set_up(search, profile, options, scratch)));
     HAPT_TRY(search_all(search, scratch, &first));
-    if (first == search->problem->t_max_count) return hapt_env_agree(search->comm, search_explain(profile, options));
+    if (first == search->problem->t_max_count)
+        return search_agree(search->comm, options, search_explain(profile, options));
     *plan = (struct hapt_plan){.microbatches = options->microbatches,
                                .schedule = options->schedule,
                                .hide_threshold = options->hide_threshold,
