@@ -5,6 +5,7 @@
 #define HAPT_ENV_H
 
 #include <mpi.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "hapt/status.h"
@@ -47,6 +48,20 @@ void hapt_env_set_patience(double seconds);
 /* Translates an MPI return code. */
 enum hapt_status hapt_env_mpi(int mpi_error, const char *what);
 #define HAPT_MPI(call) HAPT_TRY(hapt_env_mpi((call), #call))
+
+/* Memory that the ranks of a node hold together, at whatever address it has in each of them. Where the system offers no shared
+ * memory every rank has its own copy, which publishing fills. */
+struct hapt_shared;
+/* `bytes` as the node's first rank asks for them, aligned to 64. Collective over env->node; the status is the same on all its
+ * ranks. Lives until hapt_shared_release or, at the latest, hapt_env_release. */
+enum hapt_status hapt_shared_create(const struct hapt_env *env, size_t bytes, struct hapt_shared **shared);
+void *hapt_shared_memory(const struct hapt_shared *shared);
+/* What the node's first rank has written is there for all. Collective over the node. */
+enum hapt_status hapt_shared_publish(struct hapt_shared *shared);
+/* Collective over the node, in the same order on its ranks. NULL is fine. */
+void hapt_shared_release(struct hapt_shared *shared);
+/* Releases everything that is left; hapt_env_release calls it. Collective over the node. */
+void hapt_shared_release_all(void);
 
 /* The readable result of a phase: rank 0 to standard output, or to standard error under --json. */
 void hapt_print(const struct hapt_env *env, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -8,6 +8,7 @@
 
 #include "hapt/cluster.h"
 #include "hapt/config.h"
+#include "hapt/env.h"
 #include "hapt/layers.h"
 #include "hapt/model.h"
 
@@ -63,6 +64,18 @@ enum hapt_status hapt_profile_save(const char *path, const struct hapt_profile *
 enum hapt_status hapt_profile_read(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
                                    struct hapt_profile **profile);
 enum hapt_status hapt_profile_load(const char *path, struct hapt_arena *arena, struct hapt_profile **profile);
+
+/* Holds a profile once per node instead of once per rank. Collective over env->world.
+ *
+ * The first rank of every node (env->node_rank 0) brings `made`, or the status of its failure to make it; what the others bring
+ * is not looked at. Every rank gets a profile whose tables are common to the node and must not be written; they live as long as
+ * env. Only the first rank of a node needs `made`, and only until this returns where a node has several ranks; where it has one,
+ * `*profile` is `made` itself. Agrees on failures: the lowest failing rank prints. */
+enum hapt_status hapt_profile_share(const struct hapt_env *env, enum hapt_status status, struct hapt_profile *made,
+                                    struct hapt_arena *result, struct hapt_profile **profile);
+/* hapt_profile_load by one rank of every node, then hapt_profile_share. Collective over env->world. */
+enum hapt_status hapt_profile_load_shared(const struct hapt_env *env, const char *path, struct hapt_arena *result,
+                                          struct hapt_profile **profile);
 
 /* Measures the model on the ranks of a bound cluster (collective over env->world; every rank gets the whole profile):
  * enumerate candidates, prune (out of memory; badly unbalanced), alias structural duplicates, run the rest by the engine in

@@ -39,7 +39,7 @@ static enum hapt_status get_profile(struct hapt_env *env, struct hapt_config *co
         HAPT_TRY(hapt_phase_model(env, config, arena, &model));
         HAPT_TRY(hapt_phase_layers(env, config, model, arena, layers));
     }
-    if (path) return hapt_env_agree(env->world, hapt_profile_load(path, arena, profile));
+    if (path) return hapt_profile_load_shared(env, path, arena, profile);
     HAPT_TRY(hapt_phase_cluster(env, config, false, arena, &cluster));
     return hapt_phase_profile(env, config, cluster, model, *layers, arena, profile);
 }

@@ -1,0 +1,112 @@
+/* A profile held once per node: one block of shared memory, laid out the same way by who writes and by who reads it. */
+#include <string.h>
+
+#include "hapt/profile.h"
+
+struct layout {
+    char *base; /* NULL: only the size is asked for */
+    size_t used;
+};
+
+/* The next piece of the block; `from` is copied there when it is given. */
+static void *place(struct layout *layout, const void *from, size_t bytes)
+{
+    void *piece = layout->base ? layout->base + layout->used : NULL;
+    layout->used += (bytes + 63) / 64 * 64;
+    if (piece && from) memcpy(piece, from, bytes);
+    return piece;
+}
+
+/* Places what `to`, which has its counts, points to; from `from` where this rank holds the original. */
+static void place_cluster(struct layout *layout, int L, const struct hapt_profile_cluster *from,
+                          struct hapt_profile_cluster *to)
+{
+    const size_t S = (size_t)to->submesh_count, bytes = S * (size_t)L * (size_t)L * sizeof(double);
+    const bool steps = to->step_time != NULL; /* a writer's pointer in a reader's copy: only whether there is one */
+    to->submesh = place(layout, from ? from->submesh : NULL, S * sizeof *to->submesh);
+    to->stage_time = place(layout, from ? from->stage_time : NULL, bytes);
+    to->stage_forward_time = place(layout, from ? from->stage_forward_time : NULL, bytes);
+    to->parameter_bytes = place(layout, from ? from->parameter_bytes : NULL, bytes);
+    to->activation_bytes = place(layout, from ? from->activation_bytes : NULL, bytes);
+    to->step_time = steps ? place(layout, from ? from->step_time : NULL, bytes) : NULL;
+}
+
+static enum hapt_status place_profile(struct layout *layout, const struct hapt_profile *from, struct hapt_arena *arena,
+                                      struct hapt_profile *to)
+{
+    const struct hapt_profile *frame = place(layout, from, sizeof *from);
+    *to = from ? *from : *frame;
+    const size_t C = (size_t)to->cluster_count;
+    const struct hapt_profile_cluster *cluster = place(layout, from ? from->cluster : NULL, C * sizeof *cluster);
+    if (from) cluster = from->cluster;
+    HAPT_NEW(to->cluster, arena, C);
+    memcpy(to->cluster, cluster, C * sizeof *cluster);
+    to->boundary_bytes =
+        place(layout, from ? from->boundary_bytes : NULL, (size_t)to->layer_count * sizeof *to->boundary_bytes);
+    to->link_bandwidth = place(layout, from ? from->link_bandwidth : NULL, C * C * sizeof *to->link_bandwidth);
+    to->link_latency = place(layout, from ? from->link_latency : NULL, C * C * sizeof *to->link_latency);
+    for (size_t c = 0; c < C; c++) place_cluster(layout, to->layer_count, from ? &from->cluster[c] : NULL, &to->cluster[c]);
+    return HAPT_OK;
+}
+
+static enum hapt_status block_bytes(const struct hapt_profile *made, size_t *bytes)
+{
+    struct hapt_arena scratch;
+    struct layout layout = {0};
+    struct hapt_profile sized;
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = place_profile(&layout, made, &scratch, &sized);
+    hapt_arena_release(&scratch);
+    *bytes = layout.used;
+    return status;
+}
+
+/* The first rank of a node writes, then all others read. */
+static enum hapt_status write_block(const struct hapt_env *env, struct hapt_shared *block, const struct hapt_profile *made,
+                                    struct hapt_arena *result, struct hapt_profile *common)
+{
+    struct layout layout = {.base = hapt_shared_memory(block)};
+    enum hapt_status status = common ? HAPT_OK : HAPT_ERR_MEMORY;
+    if (status == HAPT_OK && env->node_rank == 0) status = place_profile(&layout, made, result, common);
+    const enum hapt_status published = hapt_shared_publish(block);
+    return status == HAPT_OK ? published : status;
+}
+
+enum hapt_status hapt_profile_share(const struct hapt_env *env, enum hapt_status status, struct hapt_profile *made,
+                                    struct hapt_arena *result, struct hapt_profile **profile)
+{
+    size_t bytes = 0;
+    struct hapt_shared *block = NULL;
+    struct hapt_profile *common = made;
+    const bool first = env->node_rank == 0, several = env->node_size > 1;
+    if (!first) status = HAPT_OK;
+    if (status == HAPT_OK && first && several) status = block_bytes(made, &bytes);
+    HAPT_TRY(hapt_env_agree(env->world, status));
+    if (several) status = hapt_shared_create(env, bytes, &block);
+    HAPT_TRY(hapt_env_agree(env->world, status));
+    if (several) {
+        common = hapt_arena_alloc(result, 1, sizeof *common);
+        status = write_block(env, block, made, result, common);
+    }
+    HAPT_TRY(hapt_env_agree(env->world, status));
+    if (several && !first) {
+        struct layout layout = {.base = hapt_shared_memory(block)};
+        status = place_profile(&layout, NULL, result, common);
+    }
+    HAPT_TRY(hapt_env_agree(env->world, status));
+    *profile = common;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_profile_load_shared(const struct hapt_env *env, const char *path, struct hapt_arena *result,
+                                          struct hapt_profile **profile)
+{
+    struct hapt_arena scratch; /* of the first rank's own copy */
+    struct hapt_profile *made = NULL;
+    enum hapt_status status = HAPT_OK;
+    hapt_arena_init(&scratch);
+    if (env->node_rank == 0) status = hapt_profile_load(path, env->node_size > 1 ? &scratch : result, &made);
+    status = hapt_profile_share(env, status, made, result, profile);
+    hapt_arena_release(&scratch);
+    return status;
+}
