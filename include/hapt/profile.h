@@ -31,6 +31,15 @@ struct hapt_profile_cluster {
     double *step_time;          /* s per step outside the pipeline; NULL: 0 */
 };
 
+/* What making a profile took; zeros in one that was read. */
+struct hapt_profile_effort {
+    int64_t unique;   /* layer ranges that differ in structure or device count, of those with candidates, in each kind of device */
+    int64_t timed;    /* of them run; the times of the others are composed */
+    int64_t programs; /* engines built to run them */
+    int64_t runs;     /* of a range, forward and backward */
+    double seconds;
+};
+
 struct hapt_profile {
     int layer_count;               /* L */
     int cluster_count;             /* C */
@@ -38,6 +47,7 @@ struct hapt_profile {
     double *boundary_bytes;        /* [L] */
     double *link_bandwidth;        /* [C][C] byte/s */
     double *link_latency;          /* [C][C] s */
+    struct hapt_profile_effort effort;
     double flops;                  /* of the model for one microbatch, forward and backward; 0: unknown */
 };
 

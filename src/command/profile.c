@@ -13,9 +13,11 @@ const char hapt_command_profile_help[] =
     "they do when the cluster file has more devices than there are ranks.\n"
     "\n"
     "Thread CPU time is measured and multiplied by the device's slowdown, so a rehearsal on few cores is priced as if\n"
-    "every rank had its own. When --profile-seconds do not allow three rounds of all candidates, a sample is timed. "
-    "The\n"
-    "times of overlapping ranges support each other, so that noise does not mislead the search.\n"
+    "every rank had its own. Nothing is measured twice: ranges of equal structure share one time, and of the unique ones\n"
+    "only the short and a ladder of long ones are run, which the others are composed of; where a few witnesses show that\n"
+    "composing is not as exact as measuring, all are run. So the cost grows with what is unique in a model, not with its\n"
+    "depth. When --profile-seconds do not allow three rounds, a sample is timed. The times of overlapping ranges support\n"
+    "each other, so that noise does not mislead the search.\n"
     "\n"
     "A profile (HDF5; c: subcluster, L layers, S submeshes; entry [s][i][j] covers layers i to j, both included):\n"
     "  /boundary_bytes [L]                       byte, across the cut after each layer; the last is 0\n"
@@ -63,6 +65,27 @@ static struct summary summarize(const struct hapt_profile *profile, const struct
     return summary;
 }
 
+static long candidates_of(const struct hapt_profile *profile)
+{
+    long count = 0;
+    for (int c = 0; c < profile->cluster_count; c++)
+        for (int s = 0; s < profile->cluster[c].submesh_count; s++)
+            count += summarize(profile, &profile->cluster[c], s).candidates;
+    return count;
+}
+
+static void print_effort(const struct hapt_env *env, const struct hapt_profile *profile)
+{
+    const struct hapt_profile_effort *effort = &profile->effort;
+    char seconds[32];
+    hapt_print(env, "%ld candidates, %lld unique, %lld timed", candidates_of(profile), (long long)effort->unique,
+               (long long)effort->timed);
+    if (effort->timed > 0)
+        hapt_print(env, " by %lld runs of %lld program%s", (long long)effort->runs, (long long)effort->programs,
+                   effort->programs == 1 ? "" : "s");
+    hapt_print(env, ", %s\n", hapt_units_time(effort->seconds, seconds));
+}
+
 static void print_table(const struct hapt_env *env, const struct hapt_profile *profile)
 {
     char low[32], high[32], whole[32];
@@ -104,8 +127,12 @@ static enum hapt_status print_json(const struct hapt_profile *profile, const cha
     for (int c = 0; subclusters && c < profile->cluster_count; c++)
         json_array_append_new(subclusters, json_pack("{s:s, s:o}", "name", profile->cluster[c].name, "submeshes",
                                                      submeshes_json(profile, &profile->cluster[c])));
-    json_t *object = json_pack("{s:s, s:i, s:i, s:s, s:o}", "format", "hapt-profile-summary", "version", 1, "layers",
-                               profile->layer_count, "output", path, "subclusters", subclusters);
+    const struct hapt_profile_effort *effort = &profile->effort;
+    json_t *object = json_pack("{s:s, s:i, s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:o}", "format",
+                               "hapt-profile-summary", "version", 1, "layers", profile->layer_count, "output", path,
+                               "candidates", (json_int_t)candidates_of(profile), "unique", (json_int_t)effort->unique,
+                               "timed", (json_int_t)effort->timed, "programs", (json_int_t)effort->programs, "runs",
+                               (json_int_t)effort->runs, "seconds", effort->seconds, "subclusters", subclusters);
     if (!object) return hapt_fail(HAPT_ERR_MEMORY, NULL, "the profile's JSON could not be built");
     const int error = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
     json_decref(object);
@@ -136,6 +163,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     HAPT_TRY(hapt_phase_layers(env, config, model, arena, &layers));
     HAPT_TRY(hapt_phase_profile(env, config, cluster, model, layers, arena, &profile));
     print_table(env, profile);
+    print_effort(env, profile);
     return hapt_env_agree(env->world, save(env, profile, path));
 }
 

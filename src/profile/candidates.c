@@ -287,12 +287,15 @@ enum hapt_status candidates_fill(const struct candidates *candidates, struct ite
     const struct hapt_cluster *cluster = candidates->cluster;
     struct hapt_profile *made;
     double *tied;
+    bool *seen; /* [item] of a subcluster */
+    HAPT_NEW(seen, result, candidates->item_count);
     HAPT_TRY(hapt_profile_create(L, cluster->count, result, &made));
     HAPT_TRY(fill_frame(candidates, result, made));
     made->flops = hapt_model_flops(candidates->model);
     HAPT_TRY(tied_bytes(candidates->model->graph, result, &tied));
     for (int c = 0; c < cluster->count; c++) {
         struct hapt_profile_cluster *table = &made->cluster[c];
+        memset(seen, 0, (size_t)candidates->item_count * sizeof *seen);
         for (int s = 0; s < table->submesh_count; s++) {
             const struct hapt_submesh submesh = table->submesh[s];
             const int degree = candidates_degree(candidates, submesh.n * submesh.m);
@@ -301,6 +304,8 @@ enum hapt_status candidates_fill(const struct candidates *candidates, struct ite
                     const int item = candidates_item(candidates, degree, i, j);
                     const size_t cell = hapt_profile_index(made, s, i, j);
                     if (!candidates_wanted(candidates, c, submesh, i, j, &memory[c][item])) continue;
+                    made->effort.unique += !seen[item];
+                    seen[item] = true;
                     table->stage_forward_time[cell] = time[c][item].forward_s;
                     table->stage_time[cell] = time[c][item].forward_s + time[c][item].backward_s;
                     table->parameter_bytes[cell] = memory[c][item].parameter_bytes;

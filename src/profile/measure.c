@@ -1,26 +1,30 @@
 /*
  * Measured profiles (HAPT 5.1, the zero-redundant profiler).
  *
- * Subclusters of one back end on one host form a class and share measurements (CPU time; their slowdowns are factors).
+ * Subclusters of one back end on one host form a class and share measurements (classes.h).
  * A class measures every item once per round; rounds are interleaved over all items and rotate over the ranks, so that
  * neither a slow moment nor a slow core meets one item alone; the median of the rounds counts.
  *
- * Every number comes from engine runs. Single layers are timed first; they tell how many rounds the budget allows. When
- * it allows fewer than MIN_ROUNDS of all items, a sample of them is timed. What noise the rounds show is taken out by
- * smooth.h, which also gives the items that were not timed the sum of their layers.
+ * Every number comes from engine runs. Single layers are timed first; they tell how many rounds the budget allows. Then
+ * those items are timed of which all others can be composed (select.h); where the witnesses among them do not bear out what
+ * smooth.h composes, the others are timed too. When the budget allows fewer than MIN_ROUNDS of the items, a sample of them
+ * is timed. What noise the rounds show is taken out by smooth.h.
  */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "hapt/progress.h"
+#include "classes.h"
 #include "reduce.h"
+#include "select.h"
 #include "smooth.h"
 #include "window.h"
 
 enum { MIN_ROUNDS = 3, MAX_ROUNDS = 7, LAYER_ROUNDS = 3 };
 #define WARM_SECONDS 0.005 /* shorter items run once untimed before: in a stage they find their weights in the cache   \
                             */
+#define COMPOSED_TOLERANCE 0.01 /* witnesses apart from what is composed by this, or by twice their noise, prove it wrong */
 #define BUDGET_SHARE 0.7   /* of --profile-seconds, for the rounds: reserving, layers and links take the rest */
 
 struct measure {
@@ -31,21 +35,19 @@ struct measure {
     struct hapt_arena *scratch;
     double start_s;
     int threads;
-    int class_count;
-    int class_of[HAPT_MAX_SUBCLUSTERS];
-    int my_class;               /* -1: idle rank */
-    int active, actives;        /* my place among the ranks of my class that measure (-1: none), and their number */
-    bool leads;                 /* lowest rank of its class */
+    struct classes classes;
     struct item_memory *memory; /* [class][item] */
     struct item_time *time;     /* [class][item] CPU time without slowdown */
     bool *needed;               /* [item] in my class */
     double *layer_s;            /* [degree][L] seconds of a single layer, in my class */
     struct windows windows;
-    int *order, count; /* items to time, dearest first */
-    int rounds;
-    double sampled_share; /* of my class's items that are timed directly */
-    double noise;         /* relative standard error of their medians */
-    double *sample;       /* [item][MAX_ROUNDS][2] */
+    unsigned char *role; /* [item] select_role in my class */
+    bool *timed;         /* [item] */
+    int *order, count;   /* items of the pass to time, dearest first */
+    int rounds;          /* of the pass */
+    double noise[2];     /* relative standard error of a median: forward, backward */
+    double *sample;      /* [item][MAX_ROUNDS][2] */
+    struct hapt_profile_effort effort; /* of this rank; in the end of the whole */
     struct reduce_table reduce;
 };
 
@@ -70,62 +72,14 @@ static enum hapt_status sum_over_ranks(const struct measure *measure, double *da
     return HAPT_OK;
 }
 
-/* ---- classes: who shares measurements, who measures ---- */
-
-struct seat {
-    int node_index, node_rank, threads, cores;
-};
-
-static enum hapt_status find_classes(struct measure *measure)
-{
-    const struct hapt_env *env = measure->env;
-    const struct hapt_cluster *cluster = measure->cluster;
-    const struct seat mine = {env->node_index, env->node_rank, measure->threads, env->cores};
-    struct seat *seat;
-    HAPT_NEW(seat, measure->scratch, env->world_size);
-    HAPT_MPI(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, seat, sizeof mine, MPI_BYTE, env->world));
-    for (int c = 0; c < cluster->count; c++) {
-        measure->class_of[c] = -1;
-        for (int other = 0; other < c && measure->class_of[c] < 0; other++) {
-            const struct hapt_subcluster *a = &cluster->subcluster[c], *b = &cluster->subcluster[other];
-            if (strcmp(a->device.backend, b->device.backend) == 0 &&
-                seat[a->ranks[0]].node_index == seat[b->ranks[0]].node_index)
-                measure->class_of[c] = measure->class_of[other];
-        }
-        if (measure->class_of[c] < 0) measure->class_of[c] = measure->class_count++;
-    }
-    const int subcluster = cluster->subcluster_of_rank[env->world_rank];
-    measure->my_class = subcluster < 0 ? -1 : measure->class_of[subcluster];
-    measure->active = -1;
-    int members = 0, active = 0;
-    bool fits_core = false, found_lead = false;
-    for (int pass = 0; pass < 2 && measure->my_class >= 0 && active == 0; pass++) {
-        for (int r = 0; r < env->world_size; r++) {
-            const int its = cluster->subcluster_of_rank[r];
-            if (its < 0 || measure->class_of[its] != measure->my_class) continue;
-            if (!found_lead) measure->leads = r == env->world_rank;
-            found_lead = true;
-            members++;
-            /* No more ranks of a host measure at once than its cores carry: others would only disturb their caches. */
-            fits_core = pass == 1 || (seat[r].node_rank + 1) * seat[r].threads <= seat[r].cores;
-            if (!fits_core) continue;
-            if (r == env->world_rank) measure->active = active;
-            active++;
-        }
-    }
-    measure->actives = active;
-    HAPT_ASSERT(measure->my_class < 0 || (members > 0 && active > 0));
-    return HAPT_OK;
-}
-
 /* ---- memory and the items of interest ---- */
 
 static enum hapt_status plan_items(struct measure *measure, const struct hapt_engine_options *options)
 {
-    if (!measure->leads) return HAPT_OK;
+    if (!measure->classes.leads) return HAPT_OK;
     for (int item = 0; item < measure->candidates->item_count; item++)
         HAPT_TRY(
-            candidates_plan_memory(measure->candidates, item, options, memory_of(measure, measure->my_class, item)));
+            candidates_plan_memory(measure->candidates, item, options, memory_of(measure, measure->classes.mine, item)));
     return HAPT_OK;
 }
 
@@ -135,7 +89,7 @@ static void mark_needed(struct measure *measure, struct hapt_submesh *submesh)
     const struct candidates *candidates = measure->candidates;
     const int L = candidates->layer_count;
     for (int c = 0; c < measure->cluster->count; c++) {
-        if (measure->class_of[c] != measure->my_class) continue;
+        if (measure->classes.of_subcluster[c] != measure->classes.mine) continue;
         const struct hapt_subcluster *subcluster = &measure->cluster->subcluster[c];
         const int count = candidates_submeshes(subcluster, submesh);
         for (int s = 0; s < count; s++) {
@@ -144,7 +98,7 @@ static void mark_needed(struct measure *measure, struct hapt_submesh *submesh)
                 for (int j = i; j < L; j++) {
                     const int item = candidates_item(candidates, degree, i, j);
                     if (i == j ||
-                        candidates_wanted(candidates, c, submesh[s], i, j, memory_of(measure, measure->my_class, item)))
+                        candidates_wanted(candidates, c, submesh[s], i, j, memory_of(measure, measure->classes.mine, item)))
                         measure->needed[item] = true;
                 }
             }
@@ -156,7 +110,7 @@ static double class_memory(const struct measure *measure)
 {
     double most = 0;
     for (int c = 0; c < measure->cluster->count; c++)
-        if (measure->class_of[c] == measure->my_class)
+        if (measure->classes.of_subcluster[c] == measure->classes.mine)
             most = fmax(most, measure->cluster->subcluster[c].device.memory_bytes);
     return most;
 }
@@ -194,13 +148,14 @@ static enum hapt_status run_round(struct measure *measure, const int *order, int
                                   struct hapt_progress *progress)
 {
     enum hapt_status status = HAPT_OK;
-    for (int k = 0; k < count && status == HAPT_OK && measure->active >= 0; k++) {
+    for (int k = 0; k < count && status == HAPT_OK && measure->classes.active >= 0; k++) {
         hapt_progress_update(progress, (long)round * count + k, "");
-        if ((k + round) % measure->actives != measure->active) continue;
+        if ((k + round) % measure->classes.actives != measure->classes.active) continue;
         double *sample = sample_of(measure, order[k], round), unused[2];
         if (sum_of_layers(measure, order[k]) < WARM_SECONDS)
             status = windows_time(&measure->windows, order[k], &unused[0], &unused[1]);
         if (status == HAPT_OK) status = windows_time(&measure->windows, order[k], &sample[0], &sample[1]);
+        measure->effort.runs++;
     }
     return status;
 }
@@ -232,7 +187,7 @@ static enum hapt_status run_rounds(struct measure *measure, MPI_Comm class_comm,
     hapt_progress_release(&progress);
     HAPT_TRY(status);
     if (*rounds > done) *rounds = done;
-    if (measure->my_class < 0) return HAPT_OK;
+    if (measure->classes.mine < 0) return HAPT_OK;
     const int samples = measure->candidates->item_count * MAX_ROUNDS * 2;
     HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, measure->sample, samples, MPI_DOUBLE, MPI_SUM, class_comm));
     return HAPT_OK;
@@ -257,13 +212,14 @@ static enum hapt_status time_layers(struct measure *measure, MPI_Comm class_comm
     for (int item = 0; item < candidates->item_count; item++)
         if (measure->needed[item] && candidates->first[item / D] == candidates->last[item / D]) order[count++] = item;
     HAPT_TRY(run_rounds(measure, class_comm, order, count, HUGE_VAL, "timing layers", &rounds));
-    for (int d = 0; d < D && measure->my_class >= 0; d++)
+    for (int d = 0; d < D && measure->classes.mine >= 0; d++)
         for (int l = 0; l < L; l++) {
             const int item = candidates_item(candidates, d, l, l);
             if (!measure->needed[item]) continue;
             const struct item_time time = median_of_rounds(measure, item, LAYER_ROUNDS);
             measure->layer_s[d * L + l] = time.forward_s + time.backward_s;
-            *time_of(measure, measure->my_class, item) = time;
+            *time_of(measure, measure->classes.mine, item) = time;
+            measure->timed[item] = true;
         }
     return HAPT_OK;
 }
@@ -287,32 +243,30 @@ static int by_cost(const void *a, const void *b)
     return x->item - y->item;
 }
 
-/* Which items to time, and how many rounds: all of them when MIN_ROUNDS of all fit the budget, else a drawn sample. */
-static enum hapt_status choose_sample(struct measure *measure)
+/* A pass over the items of the roles [low, high]: all of them when MIN_ROUNDS of all fit the budget, else a drawn sample. */
+static enum hapt_status choose_pass(struct measure *measure, enum select_role low, enum select_role high, double budget_s)
 {
     const struct candidates *candidates = measure->candidates;
     struct priced *priced;
-    double total = 0, kept = 0;
+    double kept = 0;
     int all = 0;
-    HAPT_NEW(measure->order, measure->scratch, candidates->item_count);
     HAPT_NEW(priced, measure->scratch, candidates->item_count);
     for (int item = 0; item < candidates->item_count; item++) {
-        if (!measure->needed[item]) continue;
+        if (measure->role[item] < low || measure->role[item] > high) continue;
         const double once = sum_of_layers(measure, item);
         priced[all++] = (struct priced){once < WARM_SECONDS ? 2 * once : once, hapt_hash(3, &item, sizeof item), item};
-        total += priced[all - 1].cost;
     }
     /* In each round every active rank does its part at the same time; thread CPU time is wall time when cores suffice.
      */
-    const double budget = BUDGET_SHARE * hapt_config_real(measure->config, "profile-seconds") * measure->actives;
+    const double budget = BUDGET_SHARE * budget_s * measure->classes.actives;
     qsort(priced, (size_t)all, sizeof *priced, by_lot);
+    measure->count = 0;
     while (measure->count < all && (measure->count < 8 || (kept + priced[measure->count].cost) * MIN_ROUNDS <= budget))
         kept += priced[measure->count++].cost;
     qsort(priced, (size_t)measure->count, sizeof *priced, by_cost);
     for (int k = 0; k < measure->count; k++) measure->order[k] = priced[k].item;
     const double rounds = kept > 0 ? floor(budget / kept) : MAX_ROUNDS;
-    measure->rounds = (int)fmin(fmax(rounds, MIN_ROUNDS), MAX_ROUNDS);
-    measure->sampled_share = all > 0 ? (double)measure->count / all : 1;
+    measure->rounds = measure->count > 0 ? (int)fmin(fmax(rounds, MIN_ROUNDS), MAX_ROUNDS) : 0;
     return HAPT_OK;
 }
 
@@ -347,95 +301,172 @@ static enum hapt_status number_layers(const struct measure *measure, int *variab
     return HAPT_OK;
 }
 
-/* Times of all items of one device count; part 0 is forward, 1 backward. */
-static enum hapt_status estimate(struct measure *measure, const bool *timed, int degree, int part, double noise,
-                                 const int *variable, int variable_count, struct smooth_point *point, int *item_of)
+struct estimate {
+    int *variable, variable_count;
+    struct smooth_point *point; /* [item] of one device count */
+    int *item_of;               /* [item] */
+    double *buffer;             /* [item][MAX_ROUNDS] */
+};
+
+/* Times of all items of one device count from those that were timed, witnesses left out on request; part 0 is forward, 1
+ * backward. Returns the number of points. */
+static enum hapt_status estimate(struct measure *measure, struct estimate *with, int degree, int part, bool witnesses,
+                                 int *count)
 {
     const struct candidates *candidates = measure->candidates;
     const int D = candidates->degree_count;
-    int count = 0;
+    *count = 0;
     for (int item = degree; item < candidates->item_count; item += D) {
         if (!measure->needed[item]) continue;
-        const bool layer = candidates->first[item / D] == candidates->last[item / D];
-        const struct item_time *time = time_of(measure, measure->my_class, item);
-        item_of[count] = item;
-        point[count++] =
-            (struct smooth_point){candidates->first[item / D], candidates->last[item / D],
-                                  timed[item] || layer ? (part ? time->backward_s : time->forward_s) : -1, 0};
+        const bool known = measure->timed[item] && (witnesses || measure->role[item] != SELECT_WITNESS);
+        const struct item_time *time = time_of(measure, measure->classes.mine, item);
+        with->item_of[*count] = item;
+        with->point[(*count)++] = (struct smooth_point){candidates->first[item / D], candidates->last[item / D],
+                                                        known ? (part ? time->backward_s : time->forward_s) : -1, 0};
     }
-    HAPT_TRY(smooth_times(variable, variable_count, noise, count, point, measure->scratch));
-    for (int p = 0; p < count; p++) {
-        struct item_time *time = time_of(measure, measure->my_class, item_of[p]);
-        *(part ? &time->backward_s : &time->forward_s) = point[p].estimate_s;
+    return smooth_times(with->variable, with->variable_count, measure->noise[part], *count, with->point,
+                        measure->scratch);
+}
+
+static enum hapt_status prepare_estimate(const struct measure *measure, struct estimate *with)
+{
+    const struct candidates *candidates = measure->candidates;
+    HAPT_NEW(with->buffer, measure->scratch, (size_t)candidates->item_count * MAX_ROUNDS);
+    HAPT_NEW(with->variable, measure->scratch, candidates->layer_count);
+    HAPT_NEW(with->item_of, measure->scratch, candidates->item_count);
+    HAPT_NEW(with->point, measure->scratch, candidates->item_count);
+    return number_layers(measure, with->variable, &with->variable_count);
+}
+
+/* A device count that only other classes have was not timed here. */
+static bool degree_is_timed(const struct measure *measure, int degree)
+{
+    return measure->layer_s[degree * measure->candidates->layer_count] > 0;
+}
+
+static void keep_medians(struct measure *measure)
+{
+    for (int k = 0; k < measure->count; k++) {
+        const int item = measure->order[k];
+        measure->timed[item] = true;
+        *time_of(measure, measure->classes.mine, item) = median_of_rounds(measure, item, measure->rounds);
     }
+}
+
+/* After the first pass: do the witnesses take the times that are composed for them? */
+static enum hapt_status judge_composition(struct measure *measure, struct estimate *with, bool *holds)
+{
+    double *apart;
+    int count, judged = 0;
+    HAPT_NEW(apart, measure->scratch, 2 * (size_t)measure->candidates->item_count);
+    keep_medians(measure);
+    for (int part = 0; part < 2; part++) {
+        measure->noise[part] = noise_of(measure, part, with->buffer);
+        for (int degree = 0; degree < measure->candidates->degree_count; degree++) {
+            if (!degree_is_timed(measure, degree)) continue;
+            HAPT_TRY(estimate(measure, with, degree, part, false, &count));
+            for (int p = 0; p < count; p++) {
+                const int item = with->item_of[p];
+                const struct item_time *time = time_of(measure, measure->classes.mine, item);
+                const double taken = part ? time->backward_s : time->forward_s;
+                if (measure->role[item] == SELECT_WITNESS && measure->timed[item])
+                    apart[judged++] = fabs(with->point[p].estimate_s / taken - 1);
+            }
+        }
+    }
+    const double noise = fmax(measure->noise[0], measure->noise[1]);
+    *holds = judged == 0 || median(apart, judged) <= fmax(COMPOSED_TOLERANCE, 2 * noise);
     return HAPT_OK;
 }
 
-static enum hapt_status settle_times(struct measure *measure)
+static enum hapt_status settle_times(struct measure *measure, struct estimate *with)
 {
-    const struct candidates *candidates = measure->candidates;
-    bool *timed;
-    double *buffer;
-    int *variable, *item_of, variable_count;
-    struct smooth_point *point;
-    HAPT_NEW(timed, measure->scratch, candidates->item_count);
-    HAPT_NEW(buffer, measure->scratch, (size_t)candidates->item_count * MAX_ROUNDS);
-    HAPT_NEW(variable, measure->scratch, candidates->layer_count);
-    HAPT_NEW(item_of, measure->scratch, candidates->item_count);
-    HAPT_NEW(point, measure->scratch, candidates->item_count);
-    for (int k = 0; k < measure->count; k++) {
-        timed[measure->order[k]] = true;
-        *time_of(measure, measure->my_class, measure->order[k]) =
-            median_of_rounds(measure, measure->order[k], measure->rounds);
-    }
-    HAPT_TRY(number_layers(measure, variable, &variable_count));
+    int count;
     for (int part = 0; part < 2; part++) {
-        const double noise = noise_of(measure, part, buffer);
-        measure->noise = fmax(measure->noise, noise);
-        for (int degree = 0; degree < candidates->degree_count; degree++) {
-            /* A device count that only other classes have was not timed here. */
-            if (measure->layer_s[degree * candidates->layer_count] <= 0) continue;
-            HAPT_TRY(estimate(measure, timed, degree, part, noise, variable, variable_count, point, item_of));
+        for (int degree = 0; degree < measure->candidates->degree_count; degree++) {
+            if (!degree_is_timed(measure, degree)) continue;
+            HAPT_TRY(estimate(measure, with, degree, part, true, &count));
+            for (int p = 0; p < count; p++) {
+                struct item_time *time = time_of(measure, measure->classes.mine, with->item_of[p]);
+                *(part ? &time->backward_s : &time->forward_s) = with->point[p].estimate_s;
+            }
         }
     }
     return HAPT_OK;
 }
 
-static enum hapt_status time_updates(struct measure *measure, double *s_per_element)
+static enum hapt_status time_updates(struct measure *measure, int item, double *s_per_element)
 {
     *s_per_element = 0;
-    if (measure->active != 0) return HAPT_OK;
-    return windows_time_update(&measure->windows, measure->order[0], s_per_element);
+    if (measure->classes.active != 0) return HAPT_OK;
+    return windows_time_update(&measure->windows, item, s_per_element);
 }
 
 /* What the ranks of a class know, to everybody. */
 static enum hapt_status publish(struct measure *measure, double s_per_element)
 {
     const struct candidates *candidates = measure->candidates;
-    for (int item = 0; item < candidates->item_count && measure->my_class >= 0; item++) {
-        struct item_time *time = time_of(measure, measure->my_class, item);
-        time->update_s = s_per_element * memory_of(measure, measure->my_class, item)->trained_elements;
-        if (!measure->leads) *time = (struct item_time){0};
+    for (int item = 0; item < candidates->item_count && measure->classes.mine >= 0; item++) {
+        struct item_time *time = time_of(measure, measure->classes.mine, item);
+        time->update_s = s_per_element * memory_of(measure, measure->classes.mine, item)->trained_elements;
+        if (!measure->classes.leads) *time = (struct item_time){0};
     }
     return sum_over_ranks(measure, (double *)measure->time,
-                          (size_t)measure->class_count * (size_t)candidates->item_count * sizeof *measure->time /
+                          (size_t)measure->classes.count * (size_t)candidates->item_count * sizeof *measure->time /
                               sizeof(double));
+}
+
+static enum hapt_status first_pass(struct measure *measure, struct estimate *with)
+{
+    if (measure->classes.mine < 0) return HAPT_OK;
+    HAPT_TRY(prepare_estimate(measure, with));
+    HAPT_TRY(select_items(measure->candidates, measure->needed, measure->scratch, measure->role));
+    return choose_pass(measure, SELECT_BASE, SELECT_WITNESS, hapt_config_real(measure->config, "profile-seconds"));
+}
+
+/* What the first pass left out, where its witnesses do not hold; nothing where they do. */
+static enum hapt_status second_pass(struct measure *measure, struct estimate *with, double budget_s)
+{
+    bool holds;
+    HAPT_TRY(judge_composition(measure, with, &holds));
+    measure->count = 0;
+    if (holds || budget_s <= 0) return HAPT_OK;
+    return choose_pass(measure, SELECT_REST, SELECT_REST, budget_s);
+}
+
+/* What is left of --profile-seconds, the same on all ranks. */
+static enum hapt_status budget_left(const struct measure *measure, double *budget_s)
+{
+    *budget_s = hapt_config_real(measure->config, "profile-seconds") - (hapt_time_s() - measure->start_s);
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, budget_s, 1, MPI_DOUBLE, MPI_MIN, measure->env->world));
+    return HAPT_OK;
 }
 
 static enum hapt_status run_class(struct measure *measure, MPI_Comm class_comm)
 {
-    double s_per_element = 0;
+    double s_per_element = 0, budget_s;
+    struct estimate with = {0};
+    const bool mine = measure->classes.mine >= 0;
+    const MPI_Comm world = measure->env->world;
     HAPT_TRY(time_layers(measure, class_comm));
-    enum hapt_status status = measure->my_class >= 0 ? choose_sample(measure) : HAPT_OK;
-    HAPT_TRY(hapt_env_agree(measure->env->world, status));
-    const double budget_s = hapt_config_real(measure->config, "profile-seconds") - (hapt_time_s() - measure->start_s);
+    HAPT_TRY(hapt_env_agree(world, first_pass(measure, &with)));
+    HAPT_TRY(budget_left(measure, &budget_s));
     HAPT_TRY(run_rounds(measure, class_comm, measure->order, measure->count, budget_s, "timing candidates",
                         &measure->rounds));
-    if (measure->my_class >= 0) status = settle_times(measure);
-    if (status == HAPT_OK) status = time_updates(measure, &s_per_element);
-    HAPT_TRY(hapt_env_agree(measure->env->world, status));
-    if (measure->my_class >= 0)
-        HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &s_per_element, 1, MPI_DOUBLE, MPI_MAX, class_comm));
+    const int update_item = measure->count > 0 ? measure->order[0] : -1;
+    HAPT_TRY(budget_left(measure, &budget_s));
+    HAPT_TRY(hapt_env_agree(world, mine ? second_pass(measure, &with, budget_s) : HAPT_OK));
+    int more = measure->count;
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &more, 1, MPI_INT, MPI_MAX, world));
+    if (more > 0) {
+        HAPT_TRY(run_rounds(measure, class_comm, measure->order, measure->count, budget_s, "timing all the rest",
+                            &measure->rounds));
+        if (mine) keep_medians(measure);
+    }
+    enum hapt_status status = mine ? settle_times(measure, &with) : HAPT_OK;
+    if (status == HAPT_OK) status = time_updates(measure, update_item, &s_per_element);
+    HAPT_TRY(hapt_env_agree(world, status));
+    if (mine) HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &s_per_element, 1, MPI_DOUBLE, MPI_MAX, class_comm));
     return publish(measure, s_per_element);
 }
 
@@ -457,10 +488,10 @@ static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *
     HAPT_NEW(time, measure->scratch, measure->cluster->count);
     for (int c = 0; c < measure->cluster->count; c++) {
         const double slowdown = fmax(measure->cluster->subcluster[c].device.slowdown, 1);
-        memory[c] = memory_of(measure, measure->class_of[c], 0);
+        memory[c] = memory_of(measure, measure->classes.of_subcluster[c], 0);
         HAPT_NEW(time[c], measure->scratch, candidates->item_count);
         for (int item = 0; item < candidates->item_count; item++) {
-            const struct item_time *cpu = time_of(measure, measure->class_of[c], item);
+            const struct item_time *cpu = time_of(measure, measure->classes.of_subcluster[c], item);
             time[c][item] =
                 (struct item_time){slowdown * cpu->forward_s, slowdown * cpu->backward_s, slowdown * cpu->update_s};
         }
@@ -471,15 +502,18 @@ static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *
 static enum hapt_status set_up(struct measure *measure, struct hapt_engine_options *options)
 {
     const struct candidates *candidates = measure->candidates;
-    const size_t cells = (size_t)measure->class_count * (size_t)candidates->item_count;
+    const size_t cells = (size_t)measure->classes.count * (size_t)candidates->item_count;
     HAPT_NEW(measure->memory, measure->scratch, cells);
     HAPT_NEW(measure->time, measure->scratch, cells);
     HAPT_NEW(measure->needed, measure->scratch, candidates->item_count);
     HAPT_NEW(measure->layer_s, measure->scratch, (size_t)candidates->degree_count * (size_t)candidates->layer_count);
     HAPT_NEW(measure->sample, measure->scratch, (size_t)candidates->item_count * MAX_ROUNDS * 2);
+    HAPT_NEW(measure->role, measure->scratch, candidates->item_count);
+    HAPT_NEW(measure->timed, measure->scratch, candidates->item_count);
+    HAPT_NEW(measure->order, measure->scratch, candidates->item_count);
     *options =
         (struct hapt_engine_options){.threads = measure->threads, .state_count = candidates->state_count, .slots = 1};
-    if (measure->my_class < 0) return HAPT_OK;
+    if (measure->classes.mine < 0) return HAPT_OK;
     const int mine = measure->cluster->subcluster_of_rank[measure->env->world_rank];
     const char *name = measure->cluster->subcluster[mine].device.backend;
     const char *reason = "";
@@ -495,7 +529,7 @@ static enum hapt_status set_up(struct measure *measure, struct hapt_engine_optio
 
 static enum hapt_status choose_windows(struct measure *measure, const struct hapt_engine_options *options)
 {
-    if (measure->my_class < 0) return HAPT_OK;
+    if (measure->classes.mine < 0) return HAPT_OK;
     struct hapt_submesh *submesh;
     int most = 0;
     for (int c = 0; c < measure->cluster->count; c++) {
@@ -504,29 +538,47 @@ static enum hapt_status choose_windows(struct measure *measure, const struct hap
     }
     HAPT_NEW(submesh, measure->scratch, most);
     mark_needed(measure, submesh);
-    return windows_choose(measure->candidates, options, class_memory(measure), memory_of(measure, measure->my_class, 0),
+    return windows_choose(measure->candidates, options, class_memory(measure), memory_of(measure, measure->classes.mine, 0),
                           measure->needed, measure->scratch, &measure->windows);
+}
+
+/* Sums over ranks, and over classes by their leads. Collective. */
+static enum hapt_status gather_effort(struct measure *measure, struct hapt_profile_effort *effort)
+{
+    int64_t sum[] = {0, 0, measure->windows.opened, measure->effort.runs};
+    for (int item = 0; item < measure->candidates->item_count && measure->classes.leads; item++) {
+        sum[0] += measure->needed[item];
+        sum[1] += measure->timed[item];
+    }
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, sum, 4, MPI_INT64_T, MPI_SUM, measure->env->world));
+    *effort = (struct hapt_profile_effort){.unique = sum[0],
+                                           .timed = sum[1],
+                                           .programs = sum[2],
+                                           .runs = sum[3],
+                                           .seconds = hapt_time_s() - measure->start_s};
+    return HAPT_OK;
 }
 
 static enum hapt_status measure_all(struct measure *measure, struct hapt_engine_options *options,
                                     struct hapt_arena *result, struct hapt_profile **profile)
 {
     const struct hapt_env *env = measure->env;
-    HAPT_TRY(find_classes(measure));
+    HAPT_TRY(classes_find(env, measure->cluster, measure->threads, &measure->classes));
     HAPT_TRY(hapt_env_agree(env->world, set_up(measure, options)));
     HAPT_TRY(sum_over_ranks(measure, (double *)measure->memory,
-                            (size_t)measure->class_count * (size_t)measure->candidates->item_count *
+                            (size_t)measure->classes.count * (size_t)measure->candidates->item_count *
                                 sizeof *measure->memory / sizeof(double)));
     HAPT_TRY(hapt_env_agree(env->world, choose_windows(measure, options)));
     HAPT_TRY(reduce_measure(env, measure->cluster, hapt_config_real(measure->config, "timeout"), measure->scratch,
                             &measure->reduce));
     MPI_Comm class_comm;
-    HAPT_MPI(MPI_Comm_split(env->world, measure->my_class < 0 ? MPI_UNDEFINED : measure->my_class, env->world_rank,
+    HAPT_MPI(MPI_Comm_split(env->world, measure->classes.mine < 0 ? MPI_UNDEFINED : measure->classes.mine, env->world_rank,
                             &class_comm));
     const enum hapt_status status = run_class(measure, class_comm);
     if (class_comm != MPI_COMM_NULL) MPI_Comm_free(&class_comm);
     HAPT_TRY(status);
-    return hapt_env_agree(env->world, make_tables(measure, result, profile));
+    HAPT_TRY(hapt_env_agree(env->world, make_tables(measure, result, profile)));
+    return gather_effort(measure, &(*profile)->effort);
 }
 
 enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct hapt_cluster *cluster,
@@ -551,10 +603,9 @@ enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct h
     windows_close(&measure.windows);
     if (options.device) options.backend->close(options.device);
     if (status == HAPT_OK)
-        hapt_note(
-            env, "profiled %d structures of %d layer ranges, %.0f %% of them timed, %d rounds, noise %.1f %%, %.1f s\n",
-            candidates.structure_count, layers->count * (layers->count + 1) / 2, 100 * measure.sampled_share,
-            measure.rounds, 100 * measure.noise, hapt_time_s() - measure.start_s);
+        hapt_note(env, "profiled: %lld of %lld unique ranges timed, the others composed; %d rounds, noise %.1f %%, %.1f s\n",
+                  (long long)(*profile)->effort.timed, (long long)(*profile)->effort.unique, measure.rounds,
+                  100 * fmax(measure.noise[0], measure.noise[1]), (*profile)->effort.seconds);
     hapt_arena_release(&scratch);
     return status;
 }

@@ -5,8 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ITERATIONS = 6 };
+enum { ITERATIONS = 6, BENDS = 24, BEND_POINTS = 3 };
 #define HUBER 0.05 /* relative residuals beyond this count linearly at most */
+
+/* Measured over summed as a function of the sum: straight between the bends on a logarithmic scale, level outside. */
+struct bend {
+    double octave, factor;
+};
 
 struct fit {
     const int *variable;
@@ -15,6 +20,8 @@ struct fit {
     double *matrix; /* [count][count] normal equations */
     double *right;  /* [count] */
     double *uses;   /* [count] of one range */
+    int bend_count;
+    struct bend bend[BENDS];
 };
 
 static int compare_doubles(const void *a, const void *b)
@@ -22,11 +29,31 @@ static int compare_doubles(const void *a, const void *b)
     return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
 }
 
-static double predict(const struct fit *fit, const struct smooth_point *point)
+static double sum_of_parts(const struct fit *fit, const struct smooth_point *point)
 {
     double sum = 0;
     for (int l = point->first; l <= point->last; l++) sum += fit->part_s[fit->variable[l]];
     return sum;
+}
+
+static double factor_at(const struct fit *fit, double sum)
+{
+    const struct bend *bend = fit->bend;
+    const int last = fit->bend_count - 1;
+    if (last < 0 || sum <= 0) return 1;
+    const double octave = log2(sum);
+    if (octave <= bend[0].octave) return bend[0].factor;
+    if (octave >= bend[last].octave) return bend[last].factor;
+    int k = 1;
+    while (octave > bend[k].octave) k++;
+    const double share = (octave - bend[k - 1].octave) / (bend[k].octave - bend[k - 1].octave);
+    return bend[k - 1].factor + share * (bend[k].factor - bend[k - 1].factor);
+}
+
+static double predict(const struct fit *fit, const struct smooth_point *point)
+{
+    const double sum = sum_of_parts(fit, point);
+    return sum * factor_at(fit, sum);
 }
 
 /* Adds weight * (uses . part = time) in relative terms. */
@@ -78,7 +105,7 @@ static bool fit_parts(struct fit *fit, const struct smooth_point *point, int cou
         memset(fit->right, 0, (size_t)fit->count * sizeof *fit->right);
         for (int p = 0; p < count; p++) {
             if (point[p].time_s <= 0) continue;
-            const double residual = iteration == 0 ? 0 : fabs(predict(fit, &point[p]) / point[p].time_s - 1);
+            const double residual = iteration == 0 ? 0 : fabs(sum_of_parts(fit, &point[p]) / point[p].time_s - 1);
             add_equation(fit, &point[p], residual <= HUBER ? 1 : HUBER / residual);
         }
         if (!solve(fit)) return false;
@@ -87,7 +114,36 @@ static bool fit_parts(struct fit *fit, const struct smooth_point *point, int cou
     return true;
 }
 
-/* What sums cannot explain: the spread of the residuals, robustly, less what is noise. Relative variance. */
+struct ratio {
+    double octave, factor;
+};
+
+static int by_octave(const void *a, const void *b)
+{
+    return compare_doubles(&((const struct ratio *)a)->octave, &((const struct ratio *)b)->octave);
+}
+
+/* Medians over octaves of time, each of at least BEND_POINTS ranges. */
+static void bend_sums(struct fit *fit, const struct smooth_point *point, int count, struct ratio *ratio, double *buffer)
+{
+    int used = 0;
+    for (int p = 0; p < count; p++) {
+        const double sum = sum_of_parts(fit, &point[p]);
+        if (point[p].time_s > 0 && sum > 0) ratio[used++] = (struct ratio){log2(sum), point[p].time_s / sum};
+    }
+    qsort(ratio, (size_t)used, sizeof *ratio, by_octave);
+    for (int first = 0, end; first < used && fit->bend_count < BENDS; first = end) {
+        end = first;
+        while (end < used && (ratio[end].octave < ratio[first].octave + 1 || end - first < BEND_POINTS)) end++;
+        if (used - end < BEND_POINTS) end = used; /* too few behind for a median of their own */
+        for (int k = first; k < end; k++) buffer[k - first] = ratio[k].factor;
+        qsort(buffer, (size_t)(end - first), sizeof *buffer, compare_doubles);
+        fit->bend[fit->bend_count++] =
+            (struct bend){ratio[first + (end - first) / 2].octave, buffer[(end - first) / 2]};
+    }
+}
+
+/* What the fit cannot explain: the spread of the residuals, robustly, less what is noise. Relative variance. */
 static double misfit(const struct fit *fit, const struct smooth_point *point, int count, double noise, double *buffer)
 {
     int used = 0;
@@ -104,6 +160,8 @@ enum hapt_status smooth_times(const int *variable, int variable_count, double no
 {
     struct fit fit = {.variable = variable, .count = variable_count};
     double *buffer;
+    struct ratio *ratio;
+    HAPT_NEW(ratio, scratch, point_count);
     HAPT_NEW(fit.part_s, scratch, variable_count);
     HAPT_NEW(fit.matrix, scratch, (size_t)variable_count * (size_t)variable_count);
     HAPT_NEW(fit.right, scratch, variable_count);
@@ -111,11 +169,12 @@ enum hapt_status smooth_times(const int *variable, int variable_count, double no
     HAPT_NEW(buffer, scratch, point_count);
     if (!fit_parts(&fit, point, point_count))
         return hapt_fail(HAPT_ERR_INTERNAL, NULL, "the times of layer ranges do not determine those of the layers");
+    bend_sums(&fit, point, point_count, ratio, buffer);
     const double true_spread = misfit(&fit, point, point_count, noise, buffer);
     for (int p = 0; p < point_count; p++) {
-        const double sum = predict(&fit, &point[p]);
+        const double fitted = predict(&fit, &point[p]);
         const double keep = true_spread + noise * noise > 0 ? true_spread / (true_spread + noise * noise) : 1;
-        point[p].estimate_s = point[p].time_s < 0 ? sum : sum + keep * (point[p].time_s - sum);
+        point[p].estimate_s = point[p].time_s < 0 ? fitted : fitted + keep * (point[p].time_s - fitted);
     }
     return HAPT_OK;
 }

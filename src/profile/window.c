@@ -241,6 +241,7 @@ static enum hapt_status open_window(struct windows *windows, struct window *wind
     for (int w = 0; w < windows->count; w++) open_bytes += windows->window[w].engine ? windows->window[w].bytes : 0;
     if (open_bytes > windows->limit_bytes) windows_close(windows);
     hapt_arena_init(&window->arena);
+    windows->opened++;
     const enum hapt_status status = set_up_window(windows, window);
     if (status == HAPT_OK) return status;
     close_window(windows, window);

@@ -31,6 +31,7 @@ struct windows {
     struct hapt_engine_options options;
     double limit_bytes; /* that open windows may hold together */
     int count;
+    int opened; /* engines made so far */
     struct window *window;
     int *window_of;              /* [item_count] or -1 */
     struct crossings *crossings; /* [item_count] of items that have a window */

@@ -148,6 +148,40 @@ static void check_memory(const struct run *run)
     options.backend->close(options.device);
 }
 
+struct kind {
+    uint64_t structure;
+    int devices;
+};
+
+/* One host measures once for all: as many ranges as differ in structure or device count, in any subcluster. */
+static void check_effort(struct run *run)
+{
+    const struct hapt_profile *profile = run->profile;
+    const struct hapt_profile_effort *effort = &profile->effort;
+    const int L = profile->layer_count;
+    struct kind *kind = hapt_arena_alloc(&run->arena, (size_t)(L * L) * 32, sizeof *kind);
+    int unique = 0, candidates = 0;
+    for (int c = 0; c < profile->cluster_count; c++) {
+        for (int s = 0; s < profile->cluster[c].submesh_count; s++) {
+            for (int cell = 0; cell < L * L; cell++) {
+                const int i = cell / L, j = cell % L;
+                if (i > j || isnan(profile->cluster[c].stage_time[hapt_profile_index(profile, s, i, j)])) continue;
+                const struct hapt_submesh *submesh = &profile->cluster[c].submesh[s];
+                const struct kind mine = {hapt_layers_structure(run->layers, run->model->graph, i, j + 1),
+                                          submesh->n * submesh->m};
+                int k = 0;
+                while (k < unique && (kind[k].structure != mine.structure || kind[k].devices != mine.devices)) k++;
+                if (k == unique) kind[unique++] = mine;
+                candidates++;
+            }
+        }
+    }
+    CHECK_MESSAGE(effort->unique == unique, "%lld unique ranges, brute force finds %d", (long long)effort->unique, unique);
+    CHECK(unique < candidates && effort->timed > 0 && effort->timed <= unique);
+    CHECK(effort->runs >= effort->timed && effort->programs >= 1 && effort->programs <= effort->timed);
+    CHECK(effort->seconds > 0);
+}
+
 static void tables(void)
 {
     struct run run;
@@ -156,6 +190,7 @@ static void tables(void)
     CHECK_OK(hapt_profile_check(run.profile));
     check_equal_on_ranks(run.profile);
     check_duplicates(&run);
+    check_effort(&run);
     check_memory(&run);
     const int L = run.profile->layer_count;
     for (int c = 0; c < run.profile->cluster_count; c++) {

@@ -1,0 +1,67 @@
+/* Classes of subclusters, and the ranks that measure for them. */
+#include "classes.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct seat {
+    int node_index, node_rank, threads, cores;
+};
+
+static void group_subclusters(const struct hapt_cluster *cluster, const struct seat *seat, struct classes *classes)
+{
+    for (int c = 0; c < cluster->count; c++) {
+        classes->of_subcluster[c] = -1;
+        for (int other = 0; other < c && classes->of_subcluster[c] < 0; other++) {
+            const struct hapt_subcluster *a = &cluster->subcluster[c], *b = &cluster->subcluster[other];
+            if (strcmp(a->device.backend, b->device.backend) == 0 &&
+                seat[a->ranks[0]].node_index == seat[b->ranks[0]].node_index)
+                classes->of_subcluster[c] = classes->of_subcluster[other];
+        }
+        if (classes->of_subcluster[c] < 0) classes->of_subcluster[c] = classes->count++;
+    }
+}
+
+/* No more ranks of a host measure at once than its cores carry: others would only disturb their caches. Where that leaves none, all
+ * do. */
+static void choose_active(const struct hapt_env *env, const struct hapt_cluster *cluster, const struct seat *seat,
+                          struct classes *classes)
+{
+    int members = 0;
+    bool found_lead = false;
+    for (int pass = 0; pass < 2 && classes->mine >= 0 && classes->actives == 0; pass++) {
+        for (int r = 0; r < env->world_size; r++) {
+            const int its = cluster->subcluster_of_rank[r];
+            if (its < 0 || classes->of_subcluster[its] != classes->mine) continue;
+            if (!found_lead) classes->leads = r == env->world_rank;
+            found_lead = true;
+            members++;
+            if (pass == 0 && (seat[r].node_rank + 1) * seat[r].threads > seat[r].cores) continue;
+            if (r == env->world_rank) classes->active = classes->actives;
+            classes->actives++;
+        }
+    }
+    HAPT_ASSERT(classes->mine < 0 || (members > 0 && classes->actives > 0));
+}
+
+enum hapt_status classes_find(const struct hapt_env *env, const struct hapt_cluster *cluster, int threads,
+                              struct classes *classes)
+{
+    const struct seat mine = {env->node_index, env->node_rank, threads, env->cores};
+    struct seat *seat = calloc((size_t)env->world_size, sizeof *seat);
+    enum hapt_status status = HAPT_OK;
+    if (!seat) status = hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the places of %d ranks", env->world_size);
+    status = hapt_env_agree(env->world, status); /* or peers would wait in the exchange */
+    if (status == HAPT_OK)
+        status = hapt_env_mpi(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, seat, sizeof mine, MPI_BYTE, env->world),
+                              "MPI_Allgather");
+    if (status == HAPT_OK) {
+        const int subcluster = cluster->subcluster_of_rank[env->world_rank];
+        *classes = (struct classes){.active = -1};
+        group_subclusters(cluster, seat, classes);
+        classes->mine = subcluster < 0 ? -1 : classes->of_subcluster[subcluster];
+        choose_active(env, cluster, seat, classes);
+    }
+    free(seat);
+    return status;
+}
