@@ -19,7 +19,7 @@ struct hapt_arena {
 
 void hapt_arena_init(struct hapt_arena *arena);
 void hapt_arena_release(struct hapt_arena *arena);
-/* Empties the arena; pointers into it are void from here on. */
+/* Empties the arena but keeps its largest block for what comes; pointers into it are void from here on. */
 void hapt_arena_reset(struct hapt_arena *arena);
 
 /* NULL with a recorded HAPT_ERR_MEMORY when memory is exhausted or count * size overflows. A zero size is served. */

@@ -32,7 +32,15 @@ void hapt_arena_release(struct hapt_arena *arena)
 
 void hapt_arena_reset(struct hapt_arena *arena)
 {
-    hapt_arena_release(arena);
+    struct hapt_arena_block *kept = arena->head;
+    for (struct hapt_arena_block *block = kept; block; block = block->next)
+        if (block->size > kept->size) kept = block;
+    for (struct hapt_arena_block *block = arena->head, *next; block; block = next) {
+        next = block->next;
+        if (block != kept) free(block);
+    }
+    if (kept) *kept = (struct hapt_arena_block){.size = kept->size};
+    *arena = (struct hapt_arena){.head = kept};
 }
 
 static void *fail(size_t bytes)

@@ -5,6 +5,7 @@
 #include "hapt/simulate.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 enum direction { FORWARD, BACKWARD };
 
@@ -21,35 +22,25 @@ struct lane {
 struct player {
     const struct hapt_schedule *schedule;
     const struct hapt_costs *costs;
+    int slots;          /* of a lane; 0: unlimited, as without overlap, where the receiver takes what is sent */
     struct lane *lane;  /* [chunk][direction] */
     int *at;            /* [submesh] next instruction */
     double *clock_s;    /* [submesh] */
     double *exchange_s; /* [submesh] reached the exchange of tied parameters; NaN before */
+    double *lane_times; /* storage of the lanes' arrays */
     struct hapt_simulation *result;
 };
 
-static enum hapt_status times(struct hapt_arena *arena, int count, double **array)
+/* fmax without its care for NaN, which costs a library call. */
+static inline double later(double a_s, double b_s)
 {
-    HAPT_NEW(*array, arena, count);
-    for (int i = 0; i < count; i++) (*array)[i] = NAN;
-    return HAPT_OK;
+    return a_s > b_s ? a_s : b_s;
 }
 
-static enum hapt_status player_init(struct player *player, struct hapt_arena *arena, struct hapt_arena *scratch)
+static enum hapt_status create_result(struct player *player, struct hapt_arena *arena)
 {
     const struct hapt_schedule *schedule = player->schedule;
-    const int chunks = schedule->chunk_count, submeshes = schedule->submesh_count, B = schedule->microbatches;
-    HAPT_NEW(player->lane, scratch, 2 * (size_t)chunks);
-    HAPT_NEW(player->at, scratch, submeshes);
-    HAPT_NEW(player->clock_s, scratch, submeshes);
-    HAPT_TRY(times(scratch, submeshes, &player->exchange_s));
-    for (int k = 0; k < 2 * chunks; k++) {
-        struct lane *lane = &player->lane[k];
-        lane->cost_s = k / 2 < chunks - 1 ? player->costs->comm_s[k / 2] : 0;
-        HAPT_TRY(times(scratch, B, &lane->ready_s));
-        HAPT_TRY(times(scratch, B, &lane->arrived_s));
-        HAPT_TRY(times(scratch, B, &lane->consumed_s));
-    }
+    const int submeshes = schedule->submesh_count;
     struct hapt_simulation *result;
     HAPT_NEW(result, arena, 1);
     HAPT_NEW(result->busy_s, arena, submeshes);
@@ -62,40 +53,78 @@ static enum hapt_status player_init(struct player *player, struct hapt_arena *ar
     return HAPT_OK;
 }
 
-/* Times every transfer whose sender and whose transfer slot are known. */
-static bool advance_lane(const struct player *player, struct lane *lane)
+/* Sweeps call the simulator thousands of times on small pipelines: its own memory is four plain allocations, not an arena's
+ * blocks. */
+static enum hapt_status player_init(struct player *player)
 {
-    const int slots = player->costs->transfer_slots, B = player->schedule->microbatches;
-    bool moved = false;
+    const struct hapt_schedule *schedule = player->schedule;
+    const size_t lanes = 2 * (size_t)schedule->chunk_count, B = (size_t)schedule->microbatches;
+    const size_t submeshes = (size_t)schedule->submesh_count;
+    player->lane = calloc(lanes, sizeof *player->lane);
+    player->at = calloc(submeshes, sizeof *player->at);
+    player->clock_s = calloc(2 * submeshes, sizeof *player->clock_s);
+    player->lane_times = malloc(lanes * 3 * B * sizeof *player->lane_times);
+    if (!player->lane || !player->at || !player->clock_s || !player->lane_times)
+        return hapt_fail(HAPT_ERR_MEMORY, "plan fewer microbatches", "host memory exhausted by a simulation of %d stages, %d microbatches",
+                         schedule->chunk_count, schedule->microbatches);
+    player->exchange_s = player->clock_s + submeshes;
+    for (size_t s = 0; s < submeshes; s++) player->exchange_s[s] = NAN;
+    for (size_t i = 0; i < lanes * 3 * B; i++) player->lane_times[i] = NAN;
+    for (size_t k = 0; k < lanes; k++) {
+        struct lane *lane = &player->lane[k];
+        lane->cost_s = k / 2 + 1 < lanes / 2 ? player->costs->comm_s[k / 2] : 0;
+        lane->ready_s = player->lane_times + 3 * k * B;
+        lane->arrived_s = lane->ready_s + B;
+        lane->consumed_s = lane->arrived_s + B;
+    }
+    return HAPT_OK;
+}
+
+static void player_release(struct player *player)
+{
+    free(player->lane);
+    free(player->at);
+    free(player->clock_s);
+    free(player->lane_times);
+}
+
+/* Times every transfer whose sender and whose transfer slot are known. */
+static void advance_lane(const struct player *player, struct lane *lane)
+{
+    const int slots = player->slots, B = player->schedule->microbatches;
     for (; lane->next < B && !isnan(lane->ready_s[lane->next]); lane->next++) {
-        double start_s = fmax(lane->ready_s[lane->next], lane->free_s);
-        if (slots > 0 && lane->next >= slots && !player->costs->blocking) {
+        double start_s = later(lane->ready_s[lane->next], lane->free_s);
+        if (slots > 0 && lane->next >= slots) {
             if (isnan(lane->consumed_s[lane->next - slots])) break;
-            start_s = fmax(start_s, lane->consumed_s[lane->next - slots]);
+            start_s = later(start_s, lane->consumed_s[lane->next - slots]);
         }
         lane->free_s = lane->arrived_s[lane->next] = start_s + lane->cost_s;
-        moved = true;
     }
-    return moved;
+}
+
+/* The receiver has computed with a microbatch: a transfer may have waited for its slot. */
+static inline void consume(const struct player *player, struct lane *lane, int microbatch, double clock_s)
+{
+    lane->consumed_s[microbatch] = clock_s;
+    if (lane->next == microbatch + player->slots) advance_lane(player, lane);
 }
 
 /* Without overlap the sender stands still while it sends, and the receiver for as long from when it asks. */
-static bool receive(const struct player *player, struct lane *lane, int microbatch, double *clock_s)
+static inline bool receive(const struct player *player, const struct lane *lane, int microbatch, double *clock_s)
 {
-    if (isnan(lane->arrived_s[microbatch])) return false;
-    if (player->costs->blocking) {
-        const double sent_s = lane->arrived_s[microbatch] - lane->cost_s;
-        *clock_s = fmax(*clock_s, sent_s) + lane->cost_s;
-    } else {
-        *clock_s = fmax(*clock_s, lane->arrived_s[microbatch]);
-    }
+    const double arrived_s = lane->arrived_s[microbatch];
+    if (isnan(arrived_s)) return false;
+    if (player->costs->blocking)
+        *clock_s = later(*clock_s, arrived_s - lane->cost_s) + lane->cost_s;
+    else
+        *clock_s = later(*clock_s, arrived_s);
     return true;
 }
 
-static void send(const struct player *player, struct lane *lane, int microbatch, double *clock_s)
+static inline void send(const struct player *player, struct lane *lane, int microbatch, double *clock_s)
 {
     lane->ready_s[microbatch] = *clock_s;
-    if (player->costs->blocking) *clock_s = fmax(*clock_s, lane->free_s) + lane->cost_s;
+    if (player->costs->blocking) *clock_s = later(*clock_s, lane->free_s) + lane->cost_s;
     advance_lane(player, lane);
 }
 
@@ -108,35 +137,34 @@ static bool exchange(struct player *player, int submesh, double *clock_s)
     player->exchange_s[submesh] = *clock_s;
     const double other_s = player->exchange_s[submesh == first ? last : first];
     if (isnan(other_s)) return false;
-    *clock_s = fmax(*clock_s, other_s) + player->costs->exchange_s;
+    *clock_s = later(*clock_s, other_s) + player->costs->exchange_s;
     return true;
 }
 
-static void forward(const struct player *player, const struct hapt_instruction *at, double *clock_s)
+static inline void forward(const struct player *player, const struct hapt_instruction *at, double *clock_s)
 {
     *clock_s += player->costs->forward_s[at->chunk];
-    if (at->chunk > 0) player->lane[2 * (at->chunk - 1) + FORWARD].consumed_s[at->microbatch] = *clock_s;
+    if (at->chunk > 0) consume(player, &player->lane[2 * (at->chunk - 1) + FORWARD], at->microbatch, *clock_s);
 }
 
 /* The gradient it makes needs a transfer slot of its own: the one whose transfer is over. */
-static bool backward(const struct player *player, const struct hapt_instruction *at, double *start_s, double *clock_s)
+static inline bool backward(const struct player *player, const struct hapt_instruction *at, double *start_s, double *clock_s)
 {
-    const int before = at->microbatch - player->costs->transfer_slots;
-    if (at->chunk > 0 && player->costs->transfer_slots > 0 && before >= 0 && !player->costs->blocking) {
+    const int before = at->microbatch - player->slots;
+    if (at->chunk > 0 && player->slots > 0 && before >= 0) {
         const double sent_s = player->lane[2 * (at->chunk - 1) + BACKWARD].arrived_s[before];
         if (isnan(sent_s)) return false;
-        *start_s = fmax(*start_s, sent_s);
+        *start_s = later(*start_s, sent_s);
     }
     *clock_s = *start_s + player->costs->backward_s[at->chunk];
-    player->lane[2 * at->chunk + BACKWARD].consumed_s[at->microbatch] = *clock_s;
+    consume(player, &player->lane[2 * at->chunk + BACKWARD], at->microbatch, *clock_s);
     return true;
 }
 
-/* Executes one instruction on the submesh's clock; false when it must wait for another list. */
-static bool execute(struct player *player, int submesh, const struct hapt_instruction *at, double *start_s,
-                    double *clock_s)
+/* Executes one instruction on the submesh's clock; false when it must wait for another list. `busy_s` grows by what it computes. */
+static inline bool execute(struct player *player, int submesh, const struct hapt_instruction *at, double *start_s,
+                           double *clock_s, double *busy_s)
 {
-    const struct hapt_costs *costs = player->costs;
     const int chunk = at->chunk;
     switch (at->kind) {
     case HAPT_INSTRUCTION_RECEIVE_FORWARD:
@@ -151,50 +179,49 @@ static bool execute(struct player *player, int submesh, const struct hapt_instru
         return true;
     case HAPT_INSTRUCTION_FORWARD:
         forward(player, at, clock_s);
-        return true;
+        break;
     case HAPT_INSTRUCTION_BACKWARD:
-        return backward(player, at, start_s, clock_s);
+        if (!backward(player, at, start_s, clock_s)) return false;
+        break;
     case HAPT_INSTRUCTION_EXCHANGE:
         return exchange(player, submesh, clock_s);
     case HAPT_INSTRUCTION_UPDATE:
-        *clock_s += costs->step_s ? costs->step_s[chunk] : 0;
-        return true;
-    case HAPT_INSTRUCTION_REDUCE:
-        return true;
+        *clock_s += player->costs->step_s ? player->costs->step_s[chunk] : 0;
+        break;
+    case HAPT_INSTRUCTION_REDUCE: /* its time is part of step_s */
+        break;
     }
+    *busy_s += *clock_s - *start_s;
     return true;
 }
 
 static bool advance_submesh(struct player *player, int submesh)
 {
     const struct hapt_instruction_list *list = &player->schedule->list[submesh];
-    bool moved = false;
-    while (player->at[submesh] < list->count) {
-        const int index = player->at[submesh];
-        const struct hapt_instruction *at = &list->instruction[index];
-        double start_s = player->clock_s[submesh], clock_s = start_s;
-        if (!execute(player, submesh, at, &start_s, &clock_s)) break;
-        struct hapt_simulated_instruction *time = &player->result->time[submesh][index];
-        *time = (struct hapt_simulated_instruction){start_s, clock_s};
-        const bool waits = at->kind == HAPT_INSTRUCTION_RECEIVE_FORWARD ||
-                           at->kind == HAPT_INSTRUCTION_RECEIVE_BACKWARD || at->kind == HAPT_INSTRUCTION_EXCHANGE;
-        const bool sends = at->kind == HAPT_INSTRUCTION_SEND_FORWARD || at->kind == HAPT_INSTRUCTION_SEND_BACKWARD;
-        if (!waits && !sends) player->result->busy_s[submesh] += time->end_s - time->start_s;
-        player->clock_s[submesh] = clock_s;
-        player->at[submesh]++;
-        moved = true;
+    struct hapt_simulated_instruction *time = player->result->time[submesh];
+    const int from = player->at[submesh];
+    double clock_s = player->clock_s[submesh], busy_s = player->result->busy_s[submesh];
+    int index = from;
+    for (; index < list->count; index++) {
+        double start_s = clock_s, end_s = clock_s;
+        if (!execute(player, submesh, &list->instruction[index], &start_s, &end_s, &busy_s)) break;
+        time[index] = (struct hapt_simulated_instruction){start_s, end_s};
+        clock_s = end_s;
     }
-    return moved;
+    player->at[submesh] = index;
+    player->clock_s[submesh] = clock_s;
+    player->result->busy_s[submesh] = busy_s;
+    return index > from;
 }
 
+/* Down and up the pipeline, as activations and gradients go. */
 static enum hapt_status play(struct player *player)
 {
     const struct hapt_schedule *schedule = player->schedule;
     for (bool moved = true; moved;) {
         moved = false;
         for (int s = 0; s < schedule->submesh_count; s++) moved |= advance_submesh(player, s);
-        for (int s = schedule->submesh_count - 1; s >= 0; s--) moved |= advance_submesh(player, s);
-        for (int k = 0; k < 2 * schedule->chunk_count; k++) moved |= advance_lane(player, &player->lane[k]);
+        for (int s = schedule->submesh_count - 2; s >= 0; s--) moved |= advance_submesh(player, s);
     }
     for (int s = 0; s < schedule->submesh_count; s++)
         if (player->at[s] < schedule->list[s].count)
@@ -237,7 +264,7 @@ static void summarize(const struct player *player)
     const struct hapt_schedule *schedule = player->schedule;
     struct hapt_simulation *result = player->result;
     for (int s = 0; s < schedule->submesh_count; s++) {
-        result->total_s = fmax(result->total_s, player->clock_s[s]);
+        result->total_s = later(result->total_s, player->clock_s[s]);
         result->peak_slots[s] = count_slots(&schedule->list[s]);
     }
     for (int chunk = 0; chunk < schedule->chunk_count - 1; chunk++)
@@ -249,16 +276,15 @@ static void summarize(const struct player *player)
 enum hapt_status hapt_simulate(const struct hapt_schedule *schedule, const struct hapt_costs *costs,
                                struct hapt_arena *arena, struct hapt_simulation **simulation)
 {
-    struct hapt_arena scratch;
-    hapt_arena_init(&scratch);
-    struct player player = {.schedule = schedule, .costs = costs};
-    enum hapt_status status = player_init(&player, arena, &scratch);
+    struct player player = {.schedule = schedule, .costs = costs, .slots = costs->blocking ? 0 : costs->transfer_slots};
+    enum hapt_status status = create_result(&player, arena);
+    if (status == HAPT_OK) status = player_init(&player);
     if (status == HAPT_OK) status = play(&player);
     if (status == HAPT_OK) {
         summarize(&player);
         *simulation = player.result;
     }
-    hapt_arena_release(&scratch);
+    player_release(&player);
     return status;
 }
 

@@ -23,6 +23,18 @@ static void arenas_align_and_zero(void)
     }
     CHECK(hapt_arena_alloc(&local, SIZE_MAX / 4, 8) == NULL);
     hapt_fail_reset();
+    /* A reset arena serves zeroes again, from memory that it kept. */
+    for (int round = 0; round < 3; round++) {
+        hapt_arena_reset(&local);
+        CHECK(local.used_bytes == 0);
+        unsigned char *first = hapt_arena_alloc(&local, 1000, 1), *large = hapt_arena_alloc(&local, 1 << 20, 1);
+        for (int i = 0; i < 1000; i++) CHECK(first[i] == 0 && large[i] == 0 && large[(1 << 20) - 1 - i] == 0);
+        memset(first, 0xff, 1000);
+        memset(large, 0xff, 1 << 20);
+    }
+    hapt_arena_release(&local);
+    hapt_arena_reset(&local);
+    CHECK(hapt_arena_alloc(&local, 1, 1) != NULL);
     hapt_arena_release(&local);
 }
 
