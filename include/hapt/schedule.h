@@ -56,7 +56,9 @@ static inline bool hapt_at_most(double a, double b)
 /* delta_i, the launches of a stage beyond its successor's, for c_i = comm_s: HAPT (2); 1F1B 1, eager 2, GPipe 0. */
 int hapt_schedule_delta(enum hapt_schedule_kind kind, double comm_s, double t_max_s, double hide_threshold);
 /* Launch counts N_i of each stage. comm_s[i] is c_i behind stage i (last: 0). GPipe: B. 1F1B: S - i. Eager: 2 (S - i) - 1 with
- * i from 0, HAPT 2.3.1. H-1F1B: HAPT (1), (2) with epsilon = hide_threshold. All at most B. */
+ * i from 0, HAPT 2.3.1. H-1F1B: HAPT (1), (2) with epsilon = hide_threshold. All at most B.
+ * With c_i <= t_max a step under H-1F1B takes at most (B - 1 + N_0) t_max (1 + 2 epsilon), stages balanced or not, where a boundary
+ * has at least two transfer slots; tests/unit/schedule_random.c gives the argument. */
 void hapt_schedule_warmup(enum hapt_schedule_kind kind, int stages, int microbatches, const double *comm_s,
                           double t_max_s, double hide_threshold, int *warmup);
 /* One step of a plain pipeline, chunk i on submesh i. `tied`: an EXCHANGE before the update. */
