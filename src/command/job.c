@@ -32,8 +32,7 @@ static enum hapt_status check_options(const struct hapt_config *config)
     if (hapt_config_text(config, "plan")) HAPT_TRY(hapt_phase_unused(config, "--plan is not searched", searching));
     if (hapt_config_text(config, "profile"))
         HAPT_TRY(hapt_phase_unused(config, "--profile is not measured again", measuring));
-    if (hapt_config_text(config, "stages") && hapt_config_given(config, "strategy"))
-        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "--stages leaves nothing to choose for --strategy");
+    HAPT_TRY(hapt_phase_plan_options(config));
     if (!hapt_config_bool(config, "resume"))
         return hapt_phase_unused(config, "there is no checkpoint to leave without --resume", replanning);
     return HAPT_OK;

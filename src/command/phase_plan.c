@@ -1,7 +1,5 @@
 #include "phases.h"
 
-#include <string.h>
-
 enum hapt_status hapt_phase_plan_bind(struct hapt_plan *plan, const struct hapt_layers *layers)
 {
     if (plan->layer_count != layers->count)
@@ -15,22 +13,70 @@ enum hapt_status hapt_phase_plan_bind(struct hapt_plan *plan, const struct hapt_
     return HAPT_OK;
 }
 
+static enum hapt_strategy strategy_of(const struct hapt_config *config)
+{
+    enum hapt_strategy strategy;
+    const bool known = hapt_strategy_parse(hapt_config_text(config, "strategy"), &strategy);
+    HAPT_ASSERT(known);
+    return strategy;
+}
+
+static enum hapt_schedule_kind schedule_of(const struct hapt_config *config)
+{
+    enum hapt_schedule_kind kind;
+    const bool known = hapt_schedule_kind_parse(hapt_config_text(config, "schedule"), &kind);
+    HAPT_ASSERT(known);
+    return kind;
+}
+
+enum hapt_status hapt_phase_plan_options(const struct hapt_config *config)
+{
+    const enum hapt_strategy strategy = strategy_of(config);
+    const enum hapt_schedule_kind asked = schedule_of(config), runs = hapt_strategy_schedule(strategy, asked);
+    const char *name = hapt_strategy_name(strategy);
+    const char *const searching[] = {"strategy", "granularity", "ignore-communication", NULL};
+    const char *const ablations[] = {"granularity", "ignore-communication", NULL};
+    if (hapt_config_text(config, "stages"))
+        HAPT_TRY(hapt_phase_unused(config, "--stages leaves nothing to choose", searching));
+    if (strategy != HAPT_STRATEGY_HAPT)
+        HAPT_TRY(hapt_phase_unused(config, "it is for --strategy hapt; the others have their own layers", ablations));
+    if (hapt_config_given(config, "schedule") && runs != asked)
+        return hapt_fail(HAPT_ERR_USAGE, "leave out --schedule", "--strategy %s runs %s, not %s", name,
+                         hapt_schedule_kind_name(runs), hapt_schedule_kind_name(asked));
+    if (strategy == HAPT_STRATEGY_HEXISCALE && hapt_config_command(config) == HAPT_COMMAND_JOB)
+        return hapt_fail(HAPT_ERR_USAGE, "compare with `hapt plan --strategy hexiscale`, or train with another strategy",
+                         "--strategy hexiscale is planned for a system without overlap, and this one always overlaps");
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_phase_strategy(const struct hapt_config *config, const struct hapt_profile *profile,
+                                     const struct hapt_layers *layers, struct hapt_arena *arena,
+                                     struct hapt_strategy_options *options)
+{
+    *options = (struct hapt_strategy_options){
+        .search = {.microbatches = (int)hapt_config_int(config, "microbatches"),
+                   .schedule = schedule_of(config),
+                   .hide_threshold = hapt_config_real(config, "hide-threshold"),
+                   .use_all_devices = hapt_config_bool(config, "use-all-devices")},
+        .granularity = (int)hapt_config_int(config, "granularity"),
+        .ignore_communication = hapt_config_bool(config, "ignore-communication")};
+    if (!layers || layers->count != profile->layer_count) return HAPT_OK;
+    return hapt_plan_blocks(layers, arena, &options->block_end);
+}
+
 enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
                                  const struct hapt_layers *layers, struct hapt_arena *arena, struct hapt_plan **plan)
 {
-    struct hapt_search_options options = {.microbatches = (int)hapt_config_int(config, "microbatches"),
-                                          .hide_threshold = hapt_config_real(config, "hide-threshold"),
-                                          .use_all_devices = hapt_config_bool(config, "use-all-devices")};
-    const bool known = hapt_schedule_kind_parse(hapt_config_text(config, "schedule"), &options.schedule);
-    HAPT_ASSERT(known);
-    const char *stages = hapt_config_text(config, "stages");
+    struct hapt_strategy_options options;
+    const char *stages = hapt_config_text(config, "stages"), *note = NULL;
+    const enum hapt_strategy strategy = strategy_of(config);
+    HAPT_TRY(hapt_env_agree(env->world, hapt_phase_strategy(config, profile, layers, arena, &options)));
     enum hapt_status status;
     if (stages)
-        status = hapt_env_agree(env->world, hapt_plan_force(profile, &options, stages, arena, plan));
-    else if (strcmp(hapt_config_text(config, "strategy"), "even") == 0)
-        status = hapt_plan_even(env->world, profile, &options, arena, plan);
+        status = hapt_env_agree(env->world, hapt_plan_force(profile, &options.search, stages, arena, plan));
     else
-        status = hapt_plan_search(env->world, profile, &options, arena, plan);
+        status = hapt_plan_by_strategy(env->world, profile, strategy, &options, arena, plan, &note);
+    if (note) hapt_note(env, "%s: %s\n", hapt_strategy_name(strategy), note);
     if (status != HAPT_OK || !layers) return status;
     (*plan)->threads = hapt_env_threads(env, (int)hapt_config_int(config, "threads"));
     return hapt_env_agree(env->world, hapt_phase_plan_bind(*plan, layers));

@@ -5,6 +5,7 @@
 #ifndef HAPT_COMMAND_PHASES_H
 #define HAPT_COMMAND_PHASES_H
 
+#include "hapt/baselines.h"
 #include "hapt/command.h"
 #include "hapt/plan.h"
 #include "hapt/report.h"
@@ -25,6 +26,13 @@ enum hapt_status hapt_phase_layers(struct hapt_env *env, struct hapt_config *con
 enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *config, const struct hapt_cluster *cluster,
                                     const struct hapt_model *model, const struct hapt_layers *layers,
                                     struct hapt_arena *arena, struct hapt_profile **profile);
+/* What --strategy, --stages, --schedule and the ablations ask for fits together and can be done by this command; else
+ * HAPT_ERR_USAGE. Rank-local. */
+enum hapt_status hapt_phase_plan_options(const struct hapt_config *config);
+/* The options of planning, with the model's blocks where `layers` (may be NULL) tell. Rank-local. */
+enum hapt_status hapt_phase_strategy(const struct hapt_config *config, const struct hapt_profile *profile,
+                                     const struct hapt_layers *layers, struct hapt_arena *arena,
+                                     struct hapt_strategy_options *options);
 /* --stages, --strategy or the search; `layers` (may be NULL) gives the stages their operators. */
 enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
                                  const struct hapt_layers *layers, struct hapt_arena *arena, struct hapt_plan **plan);
@@ -35,6 +43,9 @@ enum hapt_status hapt_phase_plan_bind(struct hapt_plan *plan, const struct hapt_
 enum hapt_status hapt_phase_plan_given(struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,
                                        const struct hapt_checkpoint *checkpoint, struct hapt_arena *arena,
                                        struct hapt_plan **plan);
+/* hapt plan --compare: the table of strategies and ablations. */
+enum hapt_status hapt_plan_compare_print(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
+                                         const struct hapt_layers *layers, struct hapt_arena *arena);
 /* Run file and summary of a training; HAPT_STOPPED after a signal. */
 enum hapt_status hapt_phase_report(struct hapt_env *env, const struct hapt_run *run, struct hapt_arena *arena);
 

@@ -11,6 +11,14 @@ const char hapt_command_plan_help[] =
     "is the exact optimum. Under --schedule other than h1f1b the launch counts of that schedule rule the memory.\n"
     "--stages prices given stages instead; --strategy even splits the layers evenly over the submeshes of the "
     "optimum.\n"
+    "Other systems in the same simulator (HAPT 6.1), each at its best settings:\n"
+    "  megatron    even blocks, one submesh and tensor-parallel degree everywhere, every device used; 1f1b\n"
+    "  alpa        8 or 16 layers, takes devices for identical and links for free; eager1f1b\n"
+    "  hexiscale   48 layers, knows the devices' speeds, stands still while it sends and receives; 1f1b\n"
+    "--granularity N and --ignore-communication are ablations of hapt (HAPT 6.4, 6.5). --compare prints one table of all "
+    "of\n"
+    "them: simulated step, its ratio to hapt's, pace, the slowest link between subclusters and how much of it is hidden,\n"
+    "balance, model FLOPs utilisation; a system that has no plan gives its reason.\n"
     "\n"
     "A plan file (--output) holds one row a stage in each table:\n"
     "  /stage_layers [S][2]            layers [first, end), counted from 0\n"
@@ -54,13 +62,14 @@ static enum hapt_status check_options(const struct hapt_config *config)
         return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
                          "--profile already holds its cluster: --cluster says it twice");
     const char *const measuring[] = {"imbalance", "profile-seconds", "predict", "optimizer", "momentum", NULL};
+    const char *const choosing[] = {"strategy", "schedule", "stages", "granularity", "ignore-communication", "output", NULL};
     const char *const cutting[] = {"layers-per-model", "heavy-minimum", "threads", NULL};
     if (path) HAPT_TRY(hapt_phase_unused(config, "--profile is not measured again", measuring));
     if (path && !hapt_config_text(config, "input"))
         HAPT_TRY(hapt_phase_unused(config, "--profile without --input holds layers, not operators", cutting));
-    if (hapt_config_text(config, "stages") && hapt_config_given(config, "strategy"))
-        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "--stages leaves nothing to choose for --strategy");
-    return HAPT_OK;
+    if (hapt_config_bool(config, "compare"))
+        return hapt_phase_unused(config, "--compare goes through all strategies and schedules, and writes no plan", choosing);
+    return hapt_phase_plan_options(config);
 }
 
 static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
@@ -70,6 +79,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     struct hapt_plan *plan;
     HAPT_TRY(hapt_env_agree(env->world, check_options(config)));
     HAPT_TRY(get_profile(env, config, arena, &layers, &profile));
+    if (hapt_config_bool(config, "compare")) return hapt_plan_compare_print(env, config, profile, layers, arena);
     HAPT_TRY(hapt_phase_plan(env, config, profile, layers, arena, &plan));
     hapt_plan_print(env, plan);
     enum hapt_status status = HAPT_OK;

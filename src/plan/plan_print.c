@@ -8,8 +8,8 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
 {
     char time[6][32], bytes[2][32];
     const double mfu = hapt_plan_mfu(plan);
-    hapt_print(env, "plan: %d stages, %d microbatches, schedule %s\n", plan->stage_count, plan->microbatches,
-               hapt_schedule_kind_name(plan->schedule));
+    hapt_print(env, "plan: %d stages, %d microbatches, schedule %s%s\n", plan->stage_count, plan->microbatches,
+               hapt_schedule_kind_name(plan->schedule), plan->blocking ? " without overlap" : "");
     hapt_print(env, "  %5s  %-9s  %-12s  %9s  %10s  %10s  %8s  %-21s\n", "stage", "layers", "subcluster", "submesh",
                "compute", "transfer", "launches", "memory of device");
     for (int i = 0; i < plan->stage_count; i++) {
@@ -48,9 +48,9 @@ enum hapt_status hapt_plan_print_json(const struct hapt_plan *plan)
 {
     json_t *stages = json_array();
     for (int i = 0; stages && i < plan->stage_count; i++) json_array_append_new(stages, stage_object(&plan->stage[i]));
-    json_t *object = json_pack("{s:s, s:i, s:i, s:s, s:f, s:f, s:f, s:f, s:s, s:f, s:{s:f, s:I, s:I, s:f}, s:o}", "format",
+    json_t *object = json_pack("{s:s, s:i, s:i, s:s, s:b, s:f, s:f, s:f, s:f, s:s, s:f, s:{s:f, s:I, s:I, s:f}, s:o}", "format",
                                "hapt-plan", "version", 1, "microbatches", plan->microbatches, "schedule",
-                               hapt_schedule_kind_name(plan->schedule), "latency_s", plan->latency_s, "simulated_s",
+                               hapt_schedule_kind_name(plan->schedule), "blocking", plan->blocking, "latency_s", plan->latency_s, "simulated_s",
                                plan->simulated_s, "t_max_s", plan->t_max_s, "balance_eta", plan->balance_eta, "limit", plan->limit, "mfu",
                                hapt_plan_mfu(plan), "search",
                                "seconds", plan->search.seconds, "candidates", (json_int_t)plan->search.candidates,

@@ -1,0 +1,117 @@
+/* hapt plan --compare: other systems and ablations in the same simulator. */
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "phases.h"
+
+static const char *percent(double share, char text[16])
+{
+    if (isnan(share) || share == 0)
+        snprintf(text, 16, "-");
+    else
+        snprintf(text, 16, "%.1f %%", 100 * share);
+    return text;
+}
+
+static void print_row(const struct hapt_env *env, const struct hapt_compare_row *row)
+{
+    const struct hapt_plan *plan = row->plan;
+    char time[3][32], share[3][16], ratio[16] = "-", schedule[32];
+    snprintf(schedule, sizeof schedule, "%s%s", hapt_schedule_kind_name(row->schedule),
+             plan && plan->blocking ? ", blocking" : "");
+    if (!plan) {
+        hapt_print(env, "  %-20s  %-18s  none: %s\n", row->name, schedule, row->reason);
+        return;
+    }
+    if (!isnan(row->ratio)) snprintf(ratio, sizeof ratio, "%.3f", row->ratio);
+    hapt_print(env, "  %-20s  %-18s  %9s  %6s  %9s  %9s  %8s  %7s  %7s  %6d\n", row->name, schedule,
+               hapt_units_time(plan->simulated_s, time[0]), ratio, hapt_units_time(plan->t_max_s, time[1]),
+               row->boundary < 0 ? "-" : hapt_units_time(row->comm_s, time[2]), percent(row->overlap, share[0]),
+               percent(plan->balance_eta, share[1]), percent(hapt_plan_mfu(plan), share[2]), plan->stage_count);
+    if (row->note) hapt_print(env, "  %-20s  (%s)\n", "", row->note);
+}
+
+static void print_rows(const struct hapt_env *env, const struct hapt_compare_row *row, int count, int microbatches)
+{
+    hapt_print(env, "one step of %d microbatches, simulated; transfer: the slowest one between subclusters\n", microbatches);
+    hapt_print(env, "  %-20s  %-18s  %9s  %6s  %9s  %9s  %8s  %7s  %7s  %6s\n", "", "schedule", "step", "ratio", "pace",
+               "transfer", "hidden", "balance", "MFU", "stages");
+    for (int r = 0; r < count; r++) print_row(env, &row[r]);
+}
+
+/* NaN has no place in JSON: null. */
+static json_t *number(double value)
+{
+    return isnan(value) ? json_null() : json_real(value);
+}
+
+static json_t *stages_array(const struct hapt_plan *plan)
+{
+    json_t *stages = json_array();
+    for (int i = 0; stages && i < plan->stage_count; i++) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        json_array_append_new(
+            stages, json_pack("{s:[ii], s:s, s:i, s:i, s:i, s:f, s:f, s:i, s:f}", "layers", stage->first_layer,
+                              stage->end_layer, "subcluster", stage->subcluster_name, "nodes", stage->nodes,
+                              "devices_per_node", stage->devices_per_node, "tensor_parallel", stage->tensor_parallel,
+                              "compute_s", stage->compute_s, "comm_s", stage->comm_s, "warmup", stage->warmup,
+                              "memory_bytes", stage->memory_bytes));
+    }
+    return stages;
+}
+
+static json_t *row_object(const struct hapt_compare_row *row)
+{
+    const struct hapt_plan *plan = row->plan;
+    json_t *object = json_pack("{s:s, s:s, s:s, s:i, s:b}", "name", row->name, "strategy",
+                               hapt_strategy_name(row->strategy), "schedule", hapt_schedule_kind_name(row->schedule),
+                               "granularity", row->granularity, "ignore_communication", row->ignore_communication);
+    if (!object) return NULL;
+    json_object_set_new(object, "note", row->note ? json_string(row->note) : json_null());
+    json_object_set_new(object, "reason", row->reason ? json_string(row->reason) : json_null());
+    if (!plan) return object;
+    const double mfu = hapt_plan_mfu(plan);
+    json_object_set_new(object, "blocking", json_boolean(plan->blocking));
+    json_object_set_new(object, "simulated_s", json_real(plan->simulated_s));
+    json_object_set_new(object, "ratio", number(row->ratio));
+    json_object_set_new(object, "latency_s", json_real(plan->latency_s));
+    json_object_set_new(object, "t_max_s", json_real(plan->t_max_s));
+    json_object_set_new(object, "limit", json_string(plan->limit));
+    json_object_set_new(object, "boundary", row->boundary < 0 ? json_null() : json_integer(row->boundary));
+    json_object_set_new(object, "comm_s", number(row->comm_s));
+    json_object_set_new(object, "overlap", number(row->overlap));
+    json_object_set_new(object, "balance_eta", json_real(plan->balance_eta));
+    if (mfu > 0) json_object_set_new(object, "mfu", json_real(mfu));
+    json_object_set_new(object, "search_seconds", json_real(plan->search.seconds));
+    json_object_set_new(object, "stages", stages_array(plan));
+    return object;
+}
+
+static enum hapt_status print_json(const struct hapt_compare_row *row, int count, int microbatches)
+{
+    json_t *rows = json_array();
+    for (int r = 0; rows && r < count; r++) json_array_append_new(rows, row_object(&row[r]));
+    json_t *object = json_pack("{s:s, s:i, s:i, s:o}", "format", "hapt-comparison", "version", 1, "microbatches",
+                               microbatches, "rows", rows);
+    if (!object) return hapt_fail(HAPT_ERR_MEMORY, NULL, "the comparison's JSON could not be built");
+    const int error = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
+    json_decref(object);
+    if (error || putchar('\n') == EOF || fflush(stdout) != 0)
+        return hapt_fail(HAPT_ERR_IO, NULL, "standard output cannot be written");
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_plan_compare_print(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
+                                         const struct hapt_layers *layers, struct hapt_arena *arena)
+{
+    struct hapt_strategy_options options;
+    struct hapt_compare_row *rows;
+    int count;
+    HAPT_TRY(hapt_env_agree(env->world, hapt_phase_strategy(config, profile, layers, arena, &options)));
+    HAPT_TRY(hapt_plan_compare(env->world, profile, &options, arena, &rows, &count));
+    enum hapt_status status = HAPT_OK;
+    print_rows(env, rows, count, options.search.microbatches);
+    if (env->world_rank == 0 && env->quiet) status = print_json(rows, count, options.search.microbatches);
+    return hapt_env_agree(env->world, status);
+}

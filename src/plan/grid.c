@@ -1,0 +1,135 @@
+/* Coarse layers over a profile's own: how far systems that plan on fewer layers can see. */
+#include <math.h>
+
+#include "hapt/baselines.h"
+
+enum { FINEST_WINDOW = 48 }; /* cuts move by at most half a layer of so many */
+
+/* What a layer adds to a stage, on average over the stages of one table that differ by it alone; NaN: no two such stages. */
+static double added_s(const struct hapt_profile *profile, const struct hapt_profile_cluster *cluster, int submesh, int layer)
+{
+    double sum_s = 0;
+    int count = 0;
+    for (int i = 0; i < layer; i++) {
+        const double more_s = cluster->stage_time[hapt_profile_index(profile, submesh, i, layer)] -
+                              cluster->stage_time[hapt_profile_index(profile, submesh, i, layer - 1)];
+        if (!isfinite(more_s)) continue;
+        sum_s += more_s;
+        count++;
+    }
+    for (int j = layer + 1; j < profile->layer_count; j++) {
+        const double more_s = cluster->stage_time[hapt_profile_index(profile, submesh, layer, j)] -
+                              cluster->stage_time[hapt_profile_index(profile, submesh, layer + 1, j)];
+        if (!isfinite(more_s)) continue;
+        sum_s += more_s;
+        count++;
+    }
+    if (count > 0) return fmax(0, sum_s / count);
+    const double alone_s = cluster->stage_time[hapt_profile_index(profile, submesh, layer, layer)];
+    return isfinite(alone_s) ? alone_s : NAN;
+}
+
+/* The table with the most candidates tells the most about single layers. */
+static void fullest_table(const struct hapt_profile *profile, int *cluster, int *submesh)
+{
+    size_t most = 0;
+    *cluster = *submesh = 0;
+    for (int c = 0; c < profile->cluster_count; c++) {
+        for (int s = 0; s < profile->cluster[c].submesh_count; s++) {
+            size_t count = 0;
+            for (int i = 0; i < profile->layer_count; i++)
+                for (int j = i; j < profile->layer_count; j++)
+                    count += isfinite(profile->cluster[c].stage_time[hapt_profile_index(profile, s, i, j)]) != 0;
+            if (count <= most) continue;
+            most = count;
+            *cluster = c;
+            *submesh = s;
+        }
+    }
+}
+
+/* work[l] of layers [0, l + 1); layers that no stage tells about count as the mean of the others. */
+static void sum_work(const struct hapt_profile *profile, double *work)
+{
+    int c, s, known = 0;
+    double known_s = 0;
+    fullest_table(profile, &c, &s);
+    for (int l = 0; l < profile->layer_count; l++) {
+        work[l] = added_s(profile, &profile->cluster[c], s, l);
+        if (isnan(work[l])) continue;
+        known_s += work[l];
+        known++;
+    }
+    for (int l = 0; l < profile->layer_count; l++) {
+        if (isnan(work[l])) work[l] = known > 0 ? known_s / known : 1;
+        if (l > 0) work[l] += work[l - 1];
+    }
+}
+
+static int greatest_divisor(int a, int b)
+{
+    while (b) {
+        const int rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* The narrowest boundary within `window` of the target, the nearest of equals; without one there, the nearest of all. */
+static int place_cut(const struct hapt_profile *profile, const double *work, double target, double window)
+{
+    int best = -1, nearest = 0;
+    for (int l = 0; l < profile->layer_count - 1; l++) {
+        const double distance = fabs(work[l] - target);
+        if (distance < fabs(work[nearest] - target)) nearest = l;
+        if (distance > window) continue;
+        if (best >= 0 && profile->boundary_bytes[l] > profile->boundary_bytes[best]) continue;
+        if (best >= 0 && profile->boundary_bytes[l] == profile->boundary_bytes[best] && distance >= fabs(work[best] - target))
+            continue;
+        best = l;
+    }
+    return best >= 0 ? best : nearest;
+}
+
+enum hapt_status hapt_plan_grid(const struct hapt_profile *profile, int coarse, const bool *block_end,
+                                struct hapt_arena *arena, bool **cut)
+{
+    const int L = profile->layer_count;
+    bool *made;
+    double *work;
+    int blocks = 1;
+    HAPT_NEW(made, arena, L);
+    HAPT_NEW(work, arena, L);
+    for (int l = 0; block_end && l < L - 1; l++) blocks += block_end[l];
+    if (block_end && blocks == coarse) {
+        for (int l = 0; l < L - 1; l++) made[l] = block_end[l];
+    } else if (coarse >= L) {
+        for (int l = 0; l < L - 1; l++) made[l] = true;
+    } else {
+        sum_work(profile, work);
+        const double window = 0.5 * work[L - 1] / (coarse > FINEST_WINDOW ? coarse : FINEST_WINDOW);
+        for (int k = 1; k < coarse; k++) {
+            /* the fraction in lowest terms: the same target, to the last bit, for every grid that has it */
+            const int divisor = greatest_divisor(k, coarse);
+            const double target = work[L - 1] * (k / divisor) / (coarse / divisor);
+            made[place_cut(profile, work, target, window)] = true;
+        }
+    }
+    *cut = made;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_plan_blocks(const struct hapt_layers *layers, struct hapt_arena *arena, const bool **block_end)
+{
+    bool *made;
+    int boundaries = 0;
+    HAPT_NEW(made, arena, layers->count);
+    for (int l = 0; l < layers->count - 1; l++) {
+        const int before = layers->module_of[l], behind = layers->module_of[l + 1];
+        made[l] = before != behind && layers->module[before].kind >= 0 && layers->module[behind].kind >= 0;
+        boundaries += made[l];
+    }
+    *block_end = boundaries > 0 ? made : NULL;
+    return HAPT_OK;
+}
