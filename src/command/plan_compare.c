@@ -34,7 +34,8 @@ static void print_row(const struct hapt_env *env, const struct hapt_compare_row 
 
 static void print_rows(const struct hapt_env *env, const struct hapt_compare_row *row, int count, int microbatches)
 {
-    hapt_print(env, "one step of %d microbatches, simulated; transfer: the slowest one between subclusters\n", microbatches);
+    hapt_print(env, "one step of %d microbatches, simulated; transfer: the slowest one between subclusters\n",
+               microbatches);
     hapt_print(env, "  %-20s  %-18s  %9s  %6s  %9s  %9s  %8s  %7s  %7s  %6s\n", "", "schedule", "step", "ratio", "pace",
                "transfer", "hidden", "balance", "MFU", "stages");
     for (int r = 0; r < count; r++) print_row(env, &row[r]);
@@ -51,12 +52,12 @@ static json_t *stages_array(const struct hapt_plan *plan)
     json_t *stages = json_array();
     for (int i = 0; stages && i < plan->stage_count; i++) {
         const struct hapt_plan_stage *stage = &plan->stage[i];
-        json_array_append_new(
-            stages, json_pack("{s:[ii], s:s, s:i, s:i, s:i, s:f, s:f, s:i, s:f}", "layers", stage->first_layer,
-                              stage->end_layer, "subcluster", stage->subcluster_name, "nodes", stage->nodes,
-                              "devices_per_node", stage->devices_per_node, "tensor_parallel", stage->tensor_parallel,
-                              "compute_s", stage->compute_s, "comm_s", stage->comm_s, "warmup", stage->warmup,
-                              "memory_bytes", stage->memory_bytes));
+        json_array_append_new(stages, json_pack("{s:[ii], s:s, s:i, s:i, s:i, s:f, s:f, s:i, s:f}", "layers",
+                                                stage->first_layer, stage->end_layer, "subcluster",
+                                                stage->subcluster_name, "nodes", stage->nodes, "devices_per_node",
+                                                stage->devices_per_node, "tensor_parallel", stage->tensor_parallel,
+                                                "compute_s", stage->compute_s, "comm_s", stage->comm_s, "warmup",
+                                                stage->warmup, "memory_bytes", stage->memory_bytes));
     }
     return stages;
 }
@@ -102,8 +103,9 @@ static enum hapt_status print_json(const struct hapt_compare_row *row, int count
     return HAPT_OK;
 }
 
-enum hapt_status hapt_plan_compare_print(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
-                                         const struct hapt_layers *layers, struct hapt_arena *arena)
+enum hapt_status hapt_plan_compare_print(struct hapt_env *env, struct hapt_config *config,
+                                         const struct hapt_profile *profile, const struct hapt_layers *layers,
+                                         struct hapt_arena *arena)
 {
     struct hapt_strategy_options options;
     struct hapt_compare_row *rows;

@@ -1,9 +1,10 @@
 /*
- * Alpa: the exact search on 8 or 16 coarse layers, in a world where all devices are alike and links cost nothing (its cost model has no
- * transfers between stages), under eager 1F1B. What it then pays is the true profile's.
+ * Alpa: the exact search on 8 or 16 coarse layers, in a world where all devices are alike and links cost nothing (its
+ * cost model has no transfers between stages), under eager 1F1B. What it then pays is the true profile's.
  *
- * Settings that its user would try are tried: both granularities and every order of the subclusters, the fastest simulated one taken.
- * A plan made for the mean device's memory that the true devices cannot hold gives way to the best one that they can.
+ * Settings that its user would try are tried: both granularities and every order of the subclusters, the fastest
+ * simulated one taken. A plan made for the mean device's memory that the true devices cannot hold gives way to the best
+ * one that they can.
  */
 #include "baselines.h"
 #include "search.h"
@@ -34,7 +35,8 @@ static void find_equals(const struct hapt_profile *profile, struct hapt_submesh 
 }
 
 /* The mean times of a stage over the subclusters that know it. */
-static void mean_times(const struct hapt_profile *profile, const int *equal, int first, int last, double *stage_s, double *step_s)
+static void mean_times(const struct hapt_profile *profile, const int *equal, int first, int last, double *stage_s,
+                       double *step_s)
 {
     int count = 0;
     *stage_s = *step_s = 0;
@@ -51,7 +53,8 @@ static void mean_times(const struct hapt_profile *profile, const int *equal, int
     *step_s /= count;
 }
 
-/* The world between its cuts. Which stages are candidates stays as it is: what the profile does not know cannot be priced. */
+/* The world between its cuts. Which stages are candidates stays as it is: what the profile does not know cannot be
+ * priced. */
 static enum hapt_status believe(const struct hapt_profile *profile, const bool *cut, struct hapt_arena *arena,
                                 struct hapt_profile **world)
 {
@@ -138,8 +141,9 @@ static enum hapt_status enter_all(struct belief *belief, const struct hapt_strat
     return HAPT_OK;
 }
 
-enum hapt_status plan_alpa(MPI_Comm comm, const struct hapt_profile *profile, const struct hapt_strategy_options *options,
-                           struct hapt_arena *result, struct hapt_plan **plan, const char **note)
+enum hapt_status plan_alpa(MPI_Comm comm, const struct hapt_profile *profile,
+                           const struct hapt_strategy_options *options, struct hapt_arena *result,
+                           struct hapt_plan **plan, const char **note)
 {
     struct belief belief = {.comm = comm, .contest = contest_open(profile, result), .options = options->search};
     struct hapt_arena scratch;

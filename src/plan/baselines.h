@@ -9,17 +9,19 @@ struct contest {
     const struct hapt_profile *profile; /* the truth */
     struct hapt_arena *result;
     struct hapt_plan *best;
-    int64_t entered;          /* candidates so far; which one won: */
+    int64_t entered; /* candidates so far; which one won: */
     int64_t winner;
-    double excess;            /* of the nearest miss: memory it needs per memory there is; infinite: not known */
+    double excess;             /* of the nearest miss: memory it needs per memory there is; infinite: not known */
     const char *reason, *hint; /* of the nearest miss */
     double seconds;            /* of all searches */
     int64_t candidates, evaluated;
 };
 struct contest contest_open(const struct hapt_profile *profile, struct hapt_arena *result);
-/* Prices a candidate's stages under the true profile; one that does not run is no error. `fits` (may be NULL) says whether. */
+/* Prices a candidate's stages under the true profile; one that does not run is no error. `fits` (may be NULL) says
+ * whether. */
 enum hapt_status contest_enter(struct contest *contest, struct hapt_plan *candidate, bool *fits);
-/* A search that found nothing takes part with the recorded failure: HAPT_OK, or the status when it is another failure. */
+/* A search that found nothing takes part with the recorded failure: HAPT_OK, or the status when it is another failure.
+ */
 enum hapt_status contest_miss(struct contest *contest, enum hapt_status status);
 enum hapt_status contest_close(const struct contest *contest, enum hapt_strategy strategy, struct hapt_plan **plan);
 
@@ -36,8 +38,9 @@ enum hapt_status need_equal_nodes(const struct hapt_profile *profile, enum hapt_
 /* The systems; each collective where it searches. */
 enum hapt_status plan_megatron(const struct hapt_profile *profile, const struct hapt_strategy_options *options,
                                struct hapt_arena *result, struct hapt_plan **plan);
-enum hapt_status plan_alpa(MPI_Comm comm, const struct hapt_profile *profile, const struct hapt_strategy_options *options,
-                           struct hapt_arena *result, struct hapt_plan **plan, const char **note);
+enum hapt_status plan_alpa(MPI_Comm comm, const struct hapt_profile *profile,
+                           const struct hapt_strategy_options *options, struct hapt_arena *result,
+                           struct hapt_plan **plan, const char **note);
 enum hapt_status plan_hexiscale(MPI_Comm comm, const struct hapt_profile *profile,
                                 const struct hapt_strategy_options *options, struct hapt_arena *result,
                                 struct hapt_plan **plan);

@@ -5,8 +5,10 @@
 
 enum { FINEST_WINDOW = 48 }; /* cuts move by at most half a layer of so many */
 
-/* What a layer adds to a stage, on average over the stages of one table that differ by it alone; NaN: no two such stages. */
-static double added_s(const struct hapt_profile *profile, const struct hapt_profile_cluster *cluster, int submesh, int layer)
+/* What a layer adds to a stage, on average over the stages of one table that differ by it alone; NaN: no two such
+ * stages. */
+static double added_s(const struct hapt_profile *profile, const struct hapt_profile_cluster *cluster, int submesh,
+                      int layer)
 {
     double sum_s = 0;
     int count = 0;
@@ -76,7 +78,8 @@ static int greatest_divisor(int a, int b)
     return a;
 }
 
-/* The narrowest boundary within `window` of the target, the nearest of equals; without one there, the nearest of all. */
+/* The narrowest boundary within `window` of the target, the nearest of equals; without one there, the nearest of all.
+ */
 static int place_cut(const struct hapt_profile *profile, const double *work, double target, double window)
 {
     int best = -1, nearest = 0;
@@ -85,7 +88,8 @@ static int place_cut(const struct hapt_profile *profile, const double *work, dou
         if (distance < fabs(work[nearest] - target)) nearest = l;
         if (distance > window) continue;
         if (best >= 0 && profile->boundary_bytes[l] > profile->boundary_bytes[best]) continue;
-        if (best >= 0 && profile->boundary_bytes[l] == profile->boundary_bytes[best] && distance >= fabs(work[best] - target))
+        if (best >= 0 && profile->boundary_bytes[l] == profile->boundary_bytes[best] &&
+            distance >= fabs(work[best] - target))
             continue;
         best = l;
     }

@@ -1,11 +1,13 @@
 /*
- * HexiScale: 48 coarse layers, uneven stages by the devices' true speeds, 1F1B without overlap: sender and receiver stand still while
- * a tensor crosses. (Its shards over mixed devices are not modelled: stages stay inside subclusters, as ours.)
+ * HexiScale: 48 coarse layers, uneven stages by the devices' true speeds, 1F1B without overlap: sender and receiver
+ * stand still while a tensor crosses. (Its shards over mixed devices are not modelled: stages stay inside subclusters,
+ * as ours.)
  *
- * It plans by its own cost. Every stage pays for its transfers in and out, each twice a microbatch, so they are added to stage times;
- * what crosses between subclusters is known once the order of subclusters and the layers where they meet are given. For given ones the
- * exact search then minimises HexiScale's own cost; the meeting points are moved one at a time, over all of the grid, as long as that
- * helps. With two subclusters that is every order and every meeting point.
+ * It plans by its own cost. Every stage pays for its transfers in and out, each twice a microbatch, so they are added
+ * to stage times; what crosses between subclusters is known once the order of subclusters and the layers where they
+ * meet are given. For given ones the exact search then minimises HexiScale's own cost; the meeting points are moved one
+ * at a time, over all of the grid, as long as that helps. With two subclusters that is every order and every meeting
+ * point.
  */
 #include "baselines.h"
 #include "search.h"
@@ -64,8 +66,12 @@ static void fence(struct hexi *hexi, const struct tour *tour, int at)
 {
     const struct hapt_profile *profile = hexi->contest.profile;
     const int c = tour->subcluster[at], first = at > 0 ? tour->end[at - 1] : 0, end = tour->end[at];
-    const double in_s = at > 0 ? both_ways_s(profile, first - 1, tour->subcluster[at - 1], c) - both_ways_s(profile, first - 1, c, c) : 0;
-    const double out_s = at < tour->count - 1 ? both_ways_s(profile, end - 1, c, tour->subcluster[at + 1]) - both_ways_s(profile, end - 1, c, c) : 0;
+    const double in_s =
+        at > 0 ? both_ways_s(profile, first - 1, tour->subcluster[at - 1], c) - both_ways_s(profile, first - 1, c, c)
+               : 0;
+    const double out_s = at < tour->count - 1 ? both_ways_s(profile, end - 1, c, tour->subcluster[at + 1]) -
+                                                    both_ways_s(profile, end - 1, c, c)
+                                              : 0;
     const struct hapt_profile_cluster *from = &hexi->coarse->cluster[c];
     struct hapt_profile_cluster *to = &hexi->work->cluster[c];
     for (int s = 0; s < from->submesh_count; s++) {
@@ -86,7 +92,8 @@ static enum hapt_status try_tour(struct hexi *hexi, const struct tour *tour, boo
     hapt_profile_keep_subclusters(hexi->work, 0);
     free_links(hexi->work);
     for (int k = 0; k < tour->count; k++) fence(hexi, tour, k);
-    const enum hapt_status status = hapt_plan_search(hexi->comm, hexi->work, &hexi->options, hexi->contest.result, &plan);
+    const enum hapt_status status =
+        hapt_plan_search(hexi->comm, hexi->work, &hexi->options, hexi->contest.result, &plan);
     *better = false;
     if (status != HAPT_OK) return contest_miss(&hexi->contest, status);
     plan->blocking = true;
@@ -136,7 +143,8 @@ static enum hapt_status descend(struct hexi *hexi, const int *order)
     memcpy(hexi->work->link_bandwidth, hexi->coarse->link_bandwidth, links * sizeof(double));
     memcpy(hexi->work->link_latency, hexi->coarse->link_latency, links * sizeof(double));
     if (order) order_links(hexi->work, order);
-    const enum hapt_status status = hapt_plan_search(hexi->comm, hexi->work, &hexi->options, hexi->contest.result, &start);
+    const enum hapt_status status =
+        hapt_plan_search(hexi->comm, hexi->work, &hexi->options, hexi->contest.result, &start);
     if (status != HAPT_OK) return contest_miss(&hexi->contest, status);
     struct tour tour = tour_of(start);
     HAPT_TRY(try_tour(hexi, &tour, &moved));

@@ -1,9 +1,10 @@
 /*
- * Megatron: the same number of blocks for every stage, one submesh shape and one (dp, tp) everywhere, every device used.
+ * Megatron: the same number of blocks for every stage, one submesh shape and one (dp, tp) everywhere, every device
+ * used.
  *
- * Its best setting is the fastest simulated one of all shapes and orders of subclusters. Where the blocks do not divide evenly, stages
- * differ by one: Megatron itself would refuse, which only makes this baseline stronger. Transfers run beside computation, as HAPT
- * 6.1.2 credits it with through data parallelism.
+ * Its best setting is the fastest simulated one of all shapes and orders of subclusters. Where the blocks do not divide
+ * evenly, stages differ by one: Megatron itself would refuse, which only makes this baseline stronger. Transfers run
+ * beside computation, as HAPT 6.1.2 credits it with through data parallelism.
  */
 #include "baselines.h"
 

@@ -154,7 +154,8 @@ enum hapt_status need_equal_nodes(const struct hapt_profile *profile, enum hapt_
     for (int c = 1; c < profile->cluster_count; c++) {
         const struct hapt_profile_cluster *cluster = &profile->cluster[c], *first = &profile->cluster[0];
         if (cluster->devices_per_node != first->devices_per_node)
-            return hapt_fail(HAPT_ERR_INFEASIBLE, "give it subclusters with equally many devices a node, or leave some out",
+            return hapt_fail(HAPT_ERR_INFEASIBLE,
+                             "give it subclusters with equally many devices a node, or leave some out",
                              "%s wants equal nodes: %s has %d devices a node, %s has %d (HAPT 6.1.1)", names[strategy],
                              first->name, first->devices_per_node, cluster->name, cluster->devices_per_node);
     }

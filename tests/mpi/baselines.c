@@ -1,0 +1,49 @@
+/* The comparison is the same for every number of ranks, failing rows included.
+ * ranks: 1 2 3 4 */
+#include "hapt/baselines.h"
+#include "random_profile.h"
+
+static bool same_row(const struct hapt_compare_row *a, const struct hapt_compare_row *b)
+{
+    if (!a->plan != !b->plan) return false;
+    if (!a->plan) return strcmp(a->reason, b->reason) == 0;
+    bool same = a->plan->simulated_s == b->plan->simulated_s && a->plan->stage_count == b->plan->stage_count &&
+                a->plan->t_max_s == b->plan->t_max_s && a->boundary == b->boundary;
+    for (int i = 0; same && i < a->plan->stage_count; i++)
+        same = a->plan->stage[i].end_layer == b->plan->stage[i].end_layer &&
+               a->plan->stage[i].subcluster == b->plan->stage[i].subcluster &&
+               a->plan->stage[i].nodes == b->plan->stage[i].nodes &&
+               a->plan->stage[i].devices_per_node == b->plan->stage[i].devices_per_node;
+    return same;
+}
+
+static void any_number_of_ranks(void)
+{
+    long reasons = 0;
+    for (uint64_t start = 1; start <= 20; start++) {
+        uint64_t seed = start;
+        struct hapt_arena arena;
+        struct hapt_compare_row *alone, *together;
+        int count[2];
+        hapt_arena_init(&arena);
+        struct hapt_profile *profile = random_profile_of(&seed, 1 + random_below(&seed, 3), 6, &arena);
+        struct hapt_strategy_options options = {.search = random_options(&seed)};
+        CHECK_OK(hapt_plan_compare(MPI_COMM_SELF, profile, &options, &arena, &alone, &count[0]));
+        CHECK_OK(hapt_plan_compare(test_env.world, profile, &options, &arena, &together, &count[1]));
+        CHECK(count[0] == count[1]);
+        for (int r = 0; r < count[0]; r++) {
+            reasons += !alone[r].plan;
+            CHECK_MESSAGE(same_row(&alone[r], &together[r]), "seed %llu: row %s depends on the ranks",
+                          (unsigned long long)start, alone[r].name);
+        }
+        hapt_arena_release(&arena);
+    }
+    CHECK(reasons > 0);
+}
+
+int main(int argc, char **argv)
+{
+    test_init_mpi(&argc, &argv);
+    RUN(any_number_of_ranks);
+    return test_finish();
+}

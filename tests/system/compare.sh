@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# `hapt plan --compare` and --strategy on predicted profiles: text, JSON, one to three ranks, refusals.
+source "$(dirname "$0")/lib.sh.inc"
+clusters=$(dirname "$0")/../../inputs/clusters
+model=$scratch/m.h5 P=$scratch/P.h5
+# read FILE EXPRESSION: a value of the JSON object d in the file
+read_json() { /usr/bin/python3 -c 'import json, sys; d = json.load(open(sys.argv[1])); print(eval(sys.argv[2]))' "$1" "$2"; }
+# holds FILE EXPRESSION
+holds() {
+    checks=$((checks + 1))
+    [ "$(read_json "$1" "bool($2)")" = True ] || fail "$2 does not hold in $(head -c 300 "$1")"
+}
+
+passes 1 model gpt --layers 8 --hidden 1024 --heads 16 --sequence 512 --vocab 8000 --microbatch 8 --dtype bf16 --output "$model"
+passes 1 profile --input "$model" --cluster "$clusters/a100x1-v100x1.json" --predict --output "$P"
+
+# text: a line for every system and ablation, each with its schedule
+passes 1 plan --profile "$P" --microbatches 16 --compare
+for row in 'hapt +h1f1b' 'hexiscale +1f1b' 'alpa +eager1f1b' 'megatron +1f1b' 'even +h1f1b' 'granularity 8 +h1f1b' \
+    'granularity 48 +h1f1b' 'ignore-communication +h1f1b' 'schedule gpipe +gpipe'; do
+    checks=$((checks + 1))
+    grep -qE "^  $row" "$scratch/out" || fail "no line '$row' in: $(cat "$scratch/out")"
+done
+
+# JSON: the same on any number of ranks but for the seconds of searching
+for ranks in 1 2 3; do
+    passes $ranks plan --input "$model" --cluster "$clusters/a100x1-v100x1.json" --microbatches 16 --compare --json
+    sed '/"search_seconds"/d' "$scratch/out" >"$scratch/table$ranks.json"
+    cp "$scratch/out" "$scratch/table.json"
+    checks=$((checks + 1))
+    cmp -s "$scratch/table1.json" "$scratch/table$ranks.json" || fail "another table on $ranks ranks"
+done
+holds "$scratch/table.json" 'd["format"] == "hapt-comparison" and d["microbatches"] == 16 and len(d["rows"]) == 12'
+holds "$scratch/table.json" 'all(r["reason"] or r["simulated_s"] > 0 for r in d["rows"])'
+holds "$scratch/table.json" 'd["rows"][0]["ratio"] == 1 and d["rows"][0]["mfu"] > 0'
+holds "$scratch/table.json" 'd["rows"][1]["blocking"] and not d["rows"][3]["blocking"]'
+
+# every row is what the single command says
+single() { # ROW OPTIONS...
+    local row=$1
+    shift
+    passes 1 plan --input "$model" --cluster "$clusters/a100x1-v100x1.json" --microbatches 16 --json "$@" || return
+    local alone
+    alone=$(read_json "$scratch/out" 'd["simulated_s"]')
+    checks=$((checks + 1))
+    [ "$alone" = "$(read_json "$scratch/table.json" "[r['simulated_s'] for r in d['rows'] if r['name'] == '$row'][0]")" ] ||
+        fail "row $row differs from the single run $alone"
+}
+single hapt
+single hexiscale --strategy hexiscale
+single alpa --strategy alpa
+single megatron --strategy megatron
+single even --strategy even
+single 'granularity 8' --granularity 8
+single ignore-communication --ignore-communication
+single 'schedule 1f1b' --schedule 1f1b
+
+# megatron's stages are whole blocks: equal compute inside a subcluster, but for the ends
+passes 1 plan --input "$model" --cluster "$clusters/a100x1-v100x1.json" --strategy megatron --json
+holds "$scratch/out" 'len({(s["nodes"], s["devices_per_node"], s["tensor_parallel"]) for s in d["stages"]}) == 1'
+holds "$scratch/out" 'sum(s["nodes"] * s["devices_per_node"] for s in d["stages"]) == 16 and d["schedule"] == "1f1b"'
+
+# nodes of different sizes: a reason in the table, an error alone
+passes 1 plan --input "$model" --cluster "$clusters/a100x1-v100x1of4.json" --microbatches 16 --compare --json
+holds "$scratch/out" '[r["name"] for r in d["rows"] if r["reason"] and "devices a node" in r["reason"]] == ["alpa", "megatron"]'
+holds "$scratch/out" '"simulated_s" in d["rows"][0] and "simulated_s" in d["rows"][1]'
+checks=$((checks + 1))
+grep -q 'hapt: error' "$scratch/err" && fail "a failing row printed an error: $(cat "$scratch/err")"
+for strategy in alpa megatron; do
+    refuses 4 'devices a node' 2 plan --input "$model" --cluster "$clusters/a100x1-v100x1of4.json" --strategy $strategy
+done
+
+refuses 2 'runs 1f1b, not gpipe' 1 plan --profile "$P" --strategy megatron --schedule gpipe
+refuses 2 'strategy hapt' 1 plan --profile "$P" --strategy alpa --granularity 8
+refuses 2 'strategy hapt' 1 plan --profile "$P" --strategy even --ignore-communication
+refuses 2 'nothing to choose' 1 plan --profile "$P" --stages 0-1@a100:1x1 --granularity 8
+refuses 2 'compare' 1 plan --profile "$P" --compare --strategy alpa
+refuses 2 'writes no plan' 1 plan --profile "$P" --compare --output "$scratch/x.h5"
+refuses 2 'always overlaps' 1 --input "$model" --strategy hexiscale
+refuses 2 'granularity' 1 --input "$model" --granularity 8
+refuses 2 'granularity' 1 plan --profile "$P" --granularity -1
+finish

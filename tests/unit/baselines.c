@@ -1,0 +1,577 @@
+/*
+ * Baselines against enumeration on small profiles: every plan that a system could choose is written out as --stages
+ * text and priced on its own. Ablations against what they promise.
+ */
+#include "hapt/baselines.h"
+#include "random_profile.h"
+
+enum { MOST_STAGES = 8, TEXT = 512 };
+
+/* Two subclusters of 2 x 2 devices, times without ties. `speed` of each; `memory_bytes` of a device. */
+static struct hapt_profile *two_subclusters(uint64_t *seed, int L, const double speed[2], double memory_bytes,
+                                            struct hapt_arena *arena)
+{
+    struct hapt_profile *profile;
+    double base[3][16][16];
+    CHECK_OK(hapt_profile_create(L, 2, arena, &profile));
+    for (int s = 0; s < 3; s++)
+        for (int i = 0; i < L; i++)
+            for (int j = i; j < L; j++) base[s][i][j] = (j - i + 1 + 0.5 * hapt_random_unit(seed)) / (1 << s);
+    for (int c = 0; c < 2; c++) {
+        CHECK_OK(hapt_profile_add_cluster(profile, c, c ? "slow" : "fast", 2, 2, memory_bytes, 1 / speed[c], arena));
+        struct hapt_profile_cluster *cluster = &profile->cluster[c];
+        cluster->step_time = NULL;
+        for (int s = 0; s < cluster->submesh_count; s++) {
+            for (int i = 0; i < L; i++) {
+                for (int j = i; j < L; j++) {
+                    const size_t cell = hapt_profile_index(profile, s, i, j);
+                    cluster->stage_time[cell] = base[s][i][j] * speed[c];
+                    cluster->stage_forward_time[cell] = cluster->stage_time[cell] / 3;
+                    cluster->parameter_bytes[cell] = (j - i + 1.0) / (1 << s);
+                    cluster->activation_bytes[cell] = 0.25 * (j - i + 1) / (1 << s);
+                }
+            }
+        }
+    }
+    for (int l = 0; l < L - 1; l++) profile->boundary_bytes[l] = 0.1 + hapt_random_unit(seed);
+    for (int link = 0; link < 4; link++) {
+        profile->link_bandwidth[link] = link == 0 || link == 3 ? 100 : 2;
+        profile->link_latency[link] = 0.001;
+    }
+    return profile;
+}
+
+/* Prices stages written as text, as a system with or without overlap would run them; infinite when they do not run. */
+static double priced_s(const struct hapt_profile *profile, const struct hapt_search_options *options,
+                       const char *stages, bool blocking, struct hapt_arena *arena)
+{
+    struct hapt_plan *plan;
+    if (hapt_plan_force(profile, options, stages, arena, &plan) != HAPT_OK) {
+        hapt_fail_reset();
+        return INFINITY;
+    }
+    if (!blocking) return plan->simulated_s;
+    struct hapt_simulation *simulation;
+    plan->blocking = true;
+    CHECK_OK(hapt_plan_simulate(plan, plan->schedule, arena, &simulation));
+    return simulation->total_s;
+}
+
+static void describe(const struct hapt_plan *plan, char text[TEXT])
+{
+    int at = 0;
+    for (int i = 0; i < plan->stage_count && at < TEXT; i++) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        at += snprintf(text + at, (size_t)(TEXT - at), "%s%d-%d@%s:%dx%dt%d", i ? "," : "", stage->first_layer,
+                       stage->end_layer, stage->subcluster_name, stage->nodes, stage->devices_per_node,
+                       stage->tensor_parallel);
+    }
+}
+
+/* ---- Megatron ---- */
+
+struct even_search {
+    const struct hapt_profile *profile;
+    struct hapt_search_options options;
+    const bool *block_end;
+    struct hapt_submesh shape;
+    int order[4], placed;
+    double least_s;
+    struct hapt_arena *arena;
+};
+
+/* The stages of one shape and order, even in blocks. */
+static void price_even(struct even_search *even)
+{
+    const struct hapt_profile *profile = even->profile;
+    int ends[16], blocks = 0, S = 0, stage = 0, at = 0, before = 0;
+    char text[TEXT];
+    for (int l = 0; l < profile->layer_count; l++)
+        if (l == profile->layer_count - 1 || even->block_end[l]) ends[blocks++] = l + 1;
+    for (int c = 0; c < profile->cluster_count; c++)
+        S += profile->cluster[c].nodes * profile->cluster[c].devices_per_node / (even->shape.n * even->shape.m);
+    if (S > blocks) return;
+    for (int k = 0; k < profile->cluster_count; k++) {
+        const struct hapt_profile_cluster *cluster = &profile->cluster[even->order[k]];
+        const int own = cluster->nodes * cluster->devices_per_node / (even->shape.n * even->shape.m);
+        for (int i = 0; i < own; i++, stage++) {
+            const int end = ends[(stage + 1) * blocks / S - 1];
+            at += snprintf(text + at, (size_t)(TEXT - at), "%s%d-%d@%s:%dx%dt%d", stage ? "," : "", before, end,
+                           cluster->name, even->shape.n, even->shape.m, even->shape.tp);
+            before = end;
+        }
+    }
+    even->least_s = fmin(even->least_s, priced_s(profile, &even->options, text, false, even->arena));
+}
+
+static void all_orders(struct even_search *even, unsigned used)
+{
+    if (even->placed == even->profile->cluster_count) {
+        price_even(even);
+        return;
+    }
+    for (int c = 0; c < even->profile->cluster_count; c++) {
+        if (used >> c & 1u) continue;
+        even->order[even->placed++] = c;
+        all_orders(even, used | 1u << c);
+        even->placed--;
+    }
+}
+
+static bool shape_fills(const struct hapt_profile *profile, struct hapt_submesh shape)
+{
+    for (int c = 0; c < profile->cluster_count; c++) {
+        const struct hapt_profile_cluster *cluster = &profile->cluster[c];
+        if (shape.n > cluster->nodes || cluster->nodes % shape.n || cluster->devices_per_node % shape.m) return false;
+    }
+    return true;
+}
+
+static bool equal_nodes(const struct hapt_profile *profile)
+{
+    for (int c = 1; c < profile->cluster_count; c++)
+        if (profile->cluster[c].devices_per_node != profile->cluster[0].devices_per_node) return false;
+    return true;
+}
+
+static long megatron_plans, megatron_refusals;
+
+static void megatron_once(uint64_t start_seed)
+{
+    uint64_t seed = start_seed;
+    struct hapt_arena arena;
+    bool block_end[16] = {false};
+    hapt_arena_init(&arena);
+    struct hapt_profile *profile =
+        random_profile_of(&seed, 1 + random_below(&seed, 3), 3 + random_below(&seed, 6), &arena);
+    struct even_search even = {.profile = profile,
+                               .options = random_options(&seed),
+                               .block_end = block_end,
+                               .least_s = INFINITY,
+                               .arena = &arena};
+    for (int l = 0; l < profile->layer_count - 1; l++) block_end[l] = random_chance(&seed, 0.8);
+    even.options.schedule = HAPT_SCHEDULE_1F1B;
+    for (int s = 0; s < profile->cluster[0].submesh_count && equal_nodes(profile); s++) {
+        even.shape = profile->cluster[0].submesh[s];
+        if (shape_fills(profile, even.shape)) all_orders(&even, 0);
+    }
+    struct hapt_strategy_options options = {.search = even.options, .block_end = block_end};
+    struct hapt_plan *plan;
+    options.search.may_fail = true;
+    const enum hapt_status status =
+        hapt_plan_by_strategy(MPI_COMM_SELF, profile, HAPT_STRATEGY_MEGATRON, &options, &arena, &plan, NULL);
+    if (isinf(even.least_s)) {
+        CHECK_MESSAGE(status == HAPT_ERR_INFEASIBLE && hapt_fail_message()[0],
+                      "seed %llu: megatron should have no plan: %s", (unsigned long long)start_seed,
+                      hapt_status_name(status));
+        hapt_fail_reset();
+        megatron_refusals++;
+    } else if (CHECK_MESSAGE(status == HAPT_OK, "seed %llu: megatron fails: %s", (unsigned long long)start_seed,
+                             hapt_fail_message())) {
+        CHECK_MESSAGE(plan->simulated_s == even.least_s, "seed %llu: megatron %.17g, enumeration %.17g",
+                      (unsigned long long)start_seed, plan->simulated_s, even.least_s);
+        CHECK(plan->schedule == HAPT_SCHEDULE_1F1B && !plan->blocking);
+        megatron_plans++;
+    }
+    hapt_arena_release(&arena);
+}
+
+static void megatron_equals_enumeration(void)
+{
+    const char *wanted = getenv("HAPT_TEST_SEED");
+    const int count = wanted ? 1 : test_long() ? 20000 : 2000;
+    for (int i = 0; i < count; i++) megatron_once(wanted ? strtoull(wanted, NULL, 10) : (uint64_t)i + 1);
+    printf("%ld megatron plans, %ld refusals\n", megatron_plans, megatron_refusals);
+    if (!wanted) CHECK(megatron_plans > count / 20 && megatron_refusals > count / 20);
+}
+
+/* Without blocks: at least as good as layers by number, and still one shape that fills every device. */
+static void megatron_without_blocks(void)
+{
+    struct hapt_arena arena;
+    uint64_t seed = 5;
+    hapt_arena_init(&arena);
+    struct hapt_profile *profile = two_subclusters(&seed, 12, (double[2]){1, 2}, 100, &arena);
+    struct hapt_strategy_options options = {.search = {.microbatches = 16, .hide_threshold = 0.02}};
+    struct hapt_plan *plan;
+    CHECK_OK(hapt_plan_by_strategy(MPI_COMM_SELF, profile, HAPT_STRATEGY_MEGATRON, &options, &arena, &plan, NULL));
+    options.search.schedule = HAPT_SCHEDULE_1F1B;
+    CHECK(plan->simulated_s <= priced_s(profile, &options.search, "0-6@fast:2x2,6-12@slow:2x2", false, &arena));
+    CHECK(plan->simulated_s <=
+          priced_s(profile, &options.search, "0-3@slow:1x2,3-6@slow:1x2,6-9@fast:1x2,9-12@fast:1x2", false, &arena));
+    int devices = 0;
+    for (int i = 0; i < plan->stage_count; i++) {
+        devices += plan->stage[i].nodes * plan->stage[i].devices_per_node;
+        CHECK(plan->stage[i].nodes == plan->stage[0].nodes &&
+              plan->stage[i].devices_per_node == plan->stage[0].devices_per_node);
+    }
+    CHECK(devices == 8);
+    hapt_arena_release(&arena);
+}
+
+/* ---- Alpa ---- */
+
+/* Its objective where every device is the mean one and links are free. */
+static double believed_s(const struct hapt_profile *profile, const struct hapt_plan *plan)
+{
+    double sum_s = 0, longest_s = 0;
+    for (int i = 0; i < plan->stage_count; i++) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        double mean_s = 0;
+        for (int c = 0; c < 2; c++) {
+            int s = 0;
+            while (profile->cluster[c].submesh[s].n != stage->nodes ||
+                   profile->cluster[c].submesh[s].m != stage->devices_per_node)
+                s++;
+            mean_s += profile->cluster[c]
+                          .stage_time[hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1)] /
+                      2;
+        }
+        sum_s += mean_s;
+        longest_s = fmax(longest_s, mean_s);
+    }
+    return sum_s + (plan->microbatches - 1) * longest_s;
+}
+
+/* The same stages for any difference between the devices that leaves their mean, the best in the world it believes in,
+ * and paid for in the true one. */
+static void alpa_takes_devices_for_identical(void)
+{
+    const int count = test_long() ? 2000 : 60;
+    for (int i = 0; i < count; i++) {
+        char first[TEXT] = "";
+        double optimum_s = 0;
+        for (int spread = 0; spread < 3; spread++) {
+            struct hapt_arena arena;
+            uint64_t seed = (uint64_t)i + 1;
+            hapt_arena_init(&arena);
+            const double speed[2] = {1 - 0.3 * spread, 1 + 0.3 * spread};
+            struct hapt_profile *profile = two_subclusters(&seed, 3 + i % 5, speed, 100, &arena);
+            struct hapt_strategy_options options = {.search = {.microbatches = 1 << i % 7, .hide_threshold = 0.02}};
+            struct hapt_plan *plan, *ideal;
+            const char *note;
+            CHECK_OK(hapt_plan_by_strategy(MPI_COMM_SELF, profile, HAPT_STRATEGY_ALPA, &options, &arena, &plan, &note));
+            CHECK(!note && plan->schedule == HAPT_SCHEDULE_EAGER && !plan->blocking);
+            if (spread == 0) { /* the believed world itself, but for its links */
+                for (int link = 0; link < 4; link++)
+                    profile->link_bandwidth[link] = INFINITY, profile->link_latency[link] = 0;
+                options.search.schedule = HAPT_SCHEDULE_EAGER;
+                CHECK_OK(hapt_plan_search(MPI_COMM_SELF, profile, &options.search, &arena, &ideal));
+                optimum_s = ideal->latency_s;
+            }
+            CHECK_NEAR(believed_s(profile, plan), optimum_s, 1e-12 * optimum_s);
+            char text[TEXT], shape[TEXT];
+            describe(plan, text);
+            options.search.schedule = HAPT_SCHEDULE_EAGER;
+            if (spread) CHECK(priced_s(profile, &options.search, text, false, &arena) == plan->simulated_s);
+            for (int k = 0; k < plan->stage_count; k++) memcpy(plan->stage[k].subcluster_name, "any", 4);
+            describe(plan, shape);
+            if (spread == 0) memcpy(first, shape, sizeof first);
+            CHECK_MESSAGE(strcmp(first, shape) == 0, "seed %d: alpa plans %s, and %s", i + 1, first, shape);
+            hapt_arena_release(&arena);
+        }
+    }
+}
+
+/* Where the true devices cannot hold its choice it takes another one that they can, and says so. */
+static void alpa_meets_memory(void)
+{
+    struct hapt_arena arena;
+    uint64_t seed = 9;
+    const char *note;
+    hapt_arena_init(&arena);
+    struct hapt_profile *profile = two_subclusters(&seed, 8, (double[2]){1, 1}, 0, &arena);
+    struct hapt_strategy_options options = {.search = {.microbatches = 8, .hide_threshold = 0.02, .may_fail = true}};
+    struct hapt_plan *plan;
+    profile->cluster[0].device_memory_bytes = 8;
+    profile->cluster[1].device_memory_bytes = 1;
+    CHECK_OK(hapt_plan_by_strategy(MPI_COMM_SELF, profile, HAPT_STRATEGY_ALPA, &options, &arena, &plan, &note));
+    CHECK(note && strstr(note, "memory"));
+    for (int i = 0; i < plan->stage_count; i++)
+        CHECK(plan->stage[i].memory_bytes <= plan->stage[i].device_memory_bytes);
+    profile->cluster[0].device_memory_bytes = 0.5;
+    CHECK(hapt_plan_by_strategy(MPI_COMM_SELF, profile, HAPT_STRATEGY_ALPA, &options, &arena, &plan, &note) ==
+          HAPT_ERR_INFEASIBLE);
+    CHECK(strstr(hapt_fail_message(), "alpa") && strstr(hapt_fail_message(), "needs"));
+    hapt_fail_reset();
+    hapt_arena_release(&arena);
+}
+
+/* ---- HexiScale ---- */
+
+struct blocking_search {
+    const struct hapt_profile *profile;
+    struct hapt_search_options options;
+    struct {
+        int first, end, c, s;
+    } stage[MOST_STAGES];
+    int stages, used[2];
+    double least_s; /* of its own cost */
+    char best[TEXT];
+};
+
+/* Sum and pace of compute plus every transfer that the stage stands still for. */
+static void price_blocking(struct blocking_search *at)
+{
+    const struct hapt_profile *profile = at->profile;
+    double sum_s = 0, longest_s = 0;
+    for (int i = 0; i < at->stages; i++) {
+        const struct hapt_profile_cluster *cluster = &profile->cluster[at->stage[i].c];
+        const size_t cell = hapt_profile_index(profile, at->stage[i].s, at->stage[i].first, at->stage[i].end - 1);
+        double stage_s = cluster->stage_time[cell];
+        if (i > 0)
+            stage_s += 2 * hapt_profile_comm_s(profile, at->stage[i].first - 1, at->stage[i - 1].c, at->stage[i].c);
+        if (i < at->stages - 1)
+            stage_s += 2 * hapt_profile_comm_s(profile, at->stage[i].end - 1, at->stage[i].c, at->stage[i + 1].c);
+        const int launches = at->stages - i < at->options.microbatches ? at->stages - i : at->options.microbatches;
+        if (cluster->parameter_bytes[cell] + launches * cluster->activation_bytes[cell] > cluster->device_memory_bytes)
+            return;
+        sum_s += stage_s;
+        longest_s = fmax(longest_s, stage_s);
+    }
+    sum_s += (at->options.microbatches - 1) * longest_s;
+    if (sum_s >= at->least_s) return;
+    at->least_s = sum_s;
+    int length = 0;
+    for (int i = 0; i < at->stages; i++) {
+        const struct hapt_profile_cluster *cluster = &profile->cluster[at->stage[i].c];
+        length += snprintf(at->best + length, (size_t)(TEXT - length), "%s%d-%d@%s:%dx%d", i ? "," : "",
+                           at->stage[i].first, at->stage[i].end, cluster->name, cluster->submesh[at->stage[i].s].n,
+                           cluster->submesh[at->stage[i].s].m);
+    }
+}
+
+static void extend_blocking(struct blocking_search *at, int layer, int current)
+{
+    if (layer == at->profile->layer_count) {
+        price_blocking(at);
+        return;
+    }
+    for (int c = 0; c < 2; c++) {
+        const struct hapt_profile_cluster *cluster = &at->profile->cluster[c];
+        if (c != current && at->used[c] > 0) continue;
+        for (int s = 0; s < cluster->submesh_count; s++) {
+            const int devices = cluster->submesh[s].n * cluster->submesh[s].m;
+            if (at->used[c] + devices > 4) continue;
+            for (int end = layer + 1; end <= at->profile->layer_count; end++) {
+                at->stage[at->stages].first = layer, at->stage[at->stages].end = end;
+                at->stage[at->stages].c = c, at->stage[at->stages].s = s;
+                at->stages++;
+                at->used[c] += devices;
+                extend_blocking(at, end, c);
+                at->used[c] -= devices;
+                at->stages--;
+            }
+        }
+    }
+}
+
+/* No plan that is best by its own cost plays faster than its choice. */
+static void hexiscale_minimises_its_own_cost(void)
+{
+    const int count = test_long() ? 5000 : 300;
+    long crossings = 0;
+    for (int i = 0; i < count; i++) {
+        struct hapt_arena arena;
+        uint64_t seed = (uint64_t)i + 1;
+        hapt_arena_init(&arena);
+        struct hapt_profile *profile =
+            two_subclusters(&seed, 2 + i % 5, (double[2]){1, 1 + 0.25 * (i % 9)}, i % 3 ? 100 : 3, &arena);
+        for (int l = 0; l < profile->layer_count - 1; l++) profile->boundary_bytes[l] *= i % 2 ? 0.3 : 1;
+        struct blocking_search best = {
+            .profile = profile,
+            .options = {.microbatches = 1 << i % 7, .schedule = HAPT_SCHEDULE_1F1B, .hide_threshold = 0.02},
+            .least_s = INFINITY};
+        struct hapt_strategy_options options = {.search = best.options};
+        struct hapt_plan *plan;
+        extend_blocking(&best, 0, -1);
+        CHECK_OK(hapt_plan_by_strategy(MPI_COMM_SELF, profile, HAPT_STRATEGY_HEXISCALE, &options, &arena, &plan, NULL));
+        CHECK(plan->schedule == HAPT_SCHEDULE_1F1B && plan->blocking);
+        char text[TEXT];
+        describe(plan, text);
+        const double enumerated_s = priced_s(profile, &best.options, best.best, true, &arena);
+        CHECK_MESSAGE(plan->simulated_s <= enumerated_s * (1 + 1e-12),
+                      "seed %d: hexiscale takes %s: %.17g, not %s: %.17g", i + 1, text, plan->simulated_s, best.best,
+                      enumerated_s);
+        CHECK(plan->simulated_s == priced_s(profile, &best.options, text, true, &arena));
+        CHECK(plan->simulated_s >= priced_s(profile, &best.options, text, false, &arena) * (1 - 1e-12));
+        crossings += plan->stage[0].subcluster != plan->stage[plan->stage_count - 1].subcluster;
+        hapt_arena_release(&arena);
+    }
+    printf("%ld of %d hexiscale plans use both subclusters\n", crossings, count);
+    CHECK(crossings > 0 && crossings < count);
+}
+
+/* ---- ablations ---- */
+
+/* Coarser cuts lie among finer ones, so finer planning is never worse in the objective. */
+static void finer_is_never_worse(void)
+{
+    static const int granularity[] = {1, 2, 4, 8, 16, 48, 0};
+    const int count = test_long() ? 60 : 6;
+    for (int i = 0; i < count; i++) {
+        struct hapt_arena arena;
+        uint64_t seed = (uint64_t)i + 1;
+        double before_s = INFINITY;
+        bool *coarser = NULL, *cut;
+        hapt_arena_init(&arena);
+        struct hapt_profile *profile = random_profile_of(&seed, 2, 60 + random_below(&seed, 20), &arena);
+        for (int c = 0; c < 2; c++) profile->cluster[c].device_memory_bytes = 1e6;
+        struct hapt_strategy_options options = {
+            .search = {.microbatches = 16, .hide_threshold = 0.02, .may_fail = true}};
+        options.search.schedule = HAPT_SCHEDULE_H1F1B;
+        for (int k = 0; k < 7; k++) {
+            struct hapt_plan *plan;
+            options.granularity = granularity[k];
+            if (granularity[k]) {
+                int cuts = 0;
+                CHECK_OK(hapt_plan_grid(profile, granularity[k], NULL, &arena, &cut));
+                for (int l = 0; l < profile->layer_count; l++) {
+                    cuts += cut[l];
+                    CHECK_MESSAGE(!coarser || !coarser[l] || cut[l], "seed %d: grid %d lacks a cut of a coarser one",
+                                  i + 1, granularity[k]);
+                }
+                CHECK(cuts < granularity[k] && !cut[profile->layer_count - 1]);
+                coarser = cut;
+            }
+            const enum hapt_status status =
+                hapt_plan_by_strategy(MPI_COMM_SELF, profile, HAPT_STRATEGY_HAPT, &options, &arena, &plan, NULL);
+            if (status != HAPT_OK) {
+                CHECK_MESSAGE(isinf(before_s), "seed %d: no plan at granularity %d", i + 1, granularity[k]);
+                hapt_fail_reset();
+                continue;
+            }
+            CHECK_MESSAGE(plan->latency_s <= before_s * (1 + 1e-12), "seed %d: granularity %d is worse: %.17g, %.17g",
+                          i + 1, granularity[k], plan->latency_s, before_s);
+            before_s = plan->latency_s;
+        }
+        CHECK_MESSAGE(isfinite(before_s), "seed %d: no plan at all", i + 1);
+        hapt_arena_release(&arena);
+    }
+}
+
+/* Equal layers are cut equally, each cut moves to the narrowest boundary near by, and blocks are taken as they are. */
+static void grid_is_even_and_narrow(void)
+{
+    struct hapt_arena arena;
+    bool *cut, block_end[96] = {false};
+    hapt_arena_init(&arena);
+    struct hapt_profile *profile;
+    CHECK_OK(hapt_profile_create(96, 1, &arena, &profile));
+    CHECK_OK(hapt_profile_add_cluster(profile, 0, "one", 1, 1, 1, 1, &arena));
+    for (int i = 0; i < 96; i++)
+        for (int j = i; j < 96; j++)
+            profile->cluster[0].stage_time[hapt_profile_index(profile, 0, i, j)] = 7 + (j - i + 1);
+    for (int l = 0; l < 95; l++) profile->boundary_bytes[l] = 1;
+    CHECK_OK(hapt_plan_grid(profile, 8, NULL, &arena, &cut));
+    for (int l = 0; l < 96; l++) CHECK(cut[l] == ((l + 1) % 12 == 0 && l < 95));
+    profile->boundary_bytes[11] = 3,
+    profile->boundary_bytes[10] = 2; /* half a layer of 48 to either side: layers 10 to 12 */
+    CHECK_OK(hapt_plan_grid(profile, 8, NULL, &arena, &cut));
+    CHECK(!cut[10] && !cut[11] && cut[12] && cut[23]);
+    block_end[4] = block_end[50] = true;
+    CHECK_OK(hapt_plan_grid(profile, 3, block_end, &arena, &cut));
+    for (int l = 0; l < 96; l++) CHECK(cut[l] == block_end[l]);
+    CHECK_OK(hapt_plan_grid(profile, 500, NULL, &arena, &cut));
+    for (int l = 0; l < 96; l++) CHECK(cut[l] == (l < 95));
+    hapt_arena_release(&arena);
+}
+
+/* Planned with free links, paid for with the true ones. */
+static void ignoring_communication_costs(void)
+{
+    const int count = test_long() ? 1000 : 50;
+    long worse = 0;
+    for (int i = 0; i < count; i++) {
+        struct hapt_arena arena;
+        uint64_t seed = (uint64_t)i + 1;
+        hapt_arena_init(&arena);
+        struct hapt_profile *profile = two_subclusters(&seed, 6, (double[2]){1, 2}, 100, &arena), *ideal;
+        struct hapt_strategy_options options = {
+            .search = {.microbatches = 32, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02}};
+        struct hapt_plan *ours, *ignorant, *believed;
+        for (int l = 0; l < 5; l++) profile->boundary_bytes[l] *= 6;
+        CHECK_OK(hapt_plan_by_strategy(MPI_COMM_SELF, profile, HAPT_STRATEGY_HAPT, &options, &arena, &ours, NULL));
+        options.ignore_communication = true;
+        CHECK_OK(hapt_plan_by_strategy(MPI_COMM_SELF, profile, HAPT_STRATEGY_HAPT, &options, &arena, &ignorant, NULL));
+        CHECK_OK(hapt_profile_copy(profile, &arena, &ideal));
+        for (int l = 0; l < 5; l++) ideal->boundary_bytes[l] = 0;
+        for (int link = 0; link < 4; link++) ideal->link_latency[link] = 0;
+        CHECK_OK(hapt_plan_search(MPI_COMM_SELF, ideal, &options.search, &arena, &believed));
+        char text[2][TEXT];
+        describe(ignorant, text[0]);
+        describe(believed, text[1]);
+        CHECK_MESSAGE(strcmp(text[0], text[1]) == 0, "seed %d: %s, not %s", i + 1, text[0], text[1]);
+        CHECK(priced_s(profile, &options.search, text[0], false, &arena) == ignorant->simulated_s);
+        CHECK(ours->latency_s <= ignorant->latency_s * (1 + 1e-12));
+        worse += ignorant->latency_s > ours->latency_s * 1.05;
+        hapt_arena_release(&arena);
+    }
+    CHECK(worse > count / 4);
+}
+
+/* ---- the table ---- */
+
+static void rows_equal_single_runs(void)
+{
+    const int count = test_long() ? 500 : 25;
+    long plans = 0, reasons = 0;
+    for (int i = 0; i < count; i++) {
+        struct hapt_arena arena;
+        uint64_t seed = (uint64_t)i + 1;
+        struct hapt_compare_row *rows;
+        int row_count;
+        hapt_arena_init(&arena);
+        struct hapt_profile *profile =
+            i % 2 ? random_profile(&seed, &arena) : two_subclusters(&seed, 8, (double[2]){1, 2}, 4 + i, &arena);
+        struct hapt_strategy_options options = {.search = random_options(&seed)};
+        options.search.use_all_devices = false;
+        CHECK_OK(hapt_plan_compare(MPI_COMM_SELF, profile, &options, &arena, &rows, &row_count));
+        CHECK(row_count == 12 && strcmp(rows[0].name, "hapt") == 0);
+        for (int r = 0; r < row_count; r++) {
+            struct hapt_strategy_options single = options;
+            struct hapt_plan *plan = NULL;
+            single.search.schedule = rows[r].schedule;
+            single.search.may_fail = true;
+            single.granularity = rows[r].granularity;
+            single.ignore_communication = rows[r].ignore_communication;
+            const enum hapt_status status =
+                hapt_plan_by_strategy(MPI_COMM_SELF, profile, rows[r].strategy, &single, &arena, &plan, NULL);
+            CHECK(hapt_strategy_schedule(rows[r].strategy, rows[r].schedule) == rows[r].schedule);
+            CHECK_MESSAGE((status == HAPT_OK) == (rows[r].plan != NULL), "seed %d: row %s", i + 1, rows[r].name);
+            CHECK((rows[r].plan == NULL) == (rows[r].reason != NULL));
+            if (status != HAPT_OK) {
+                CHECK(rows[r].reason && strcmp(rows[r].reason, hapt_fail_message()) == 0);
+                hapt_fail_reset();
+                reasons++;
+                continue;
+            }
+            plans++;
+            CHECK_MESSAGE(plan->simulated_s == rows[r].plan->simulated_s, "seed %d: row %s: %.17g, alone %.17g", i + 1,
+                          rows[r].name, rows[r].plan->simulated_s, plan->simulated_s);
+            CHECK_OK(hapt_plan_check(plan));
+            if (rows[0].plan) CHECK(rows[r].ratio == plan->simulated_s / rows[0].plan->simulated_s);
+            /* every plan that ours could have made too is no better in its objective */
+            if (rows[0].plan && rows[r].strategy != HAPT_STRATEGY_EVEN && rows[r].schedule == HAPT_SCHEDULE_H1F1B)
+                CHECK(rows[0].plan->latency_s <= plan->latency_s * (1 + 1e-12));
+        }
+        hapt_arena_release(&arena);
+    }
+    printf("%ld rows with a plan, %ld with a reason\n", plans, reasons);
+    CHECK(plans > 0 && reasons > 0);
+}
+
+int main(int argc, char **argv)
+{
+    test_init_mpi(&argc, &argv);
+    RUN(megatron_equals_enumeration);
+    RUN(megatron_without_blocks);
+    RUN(alpa_takes_devices_for_identical);
+    RUN(alpa_meets_memory);
+    RUN(hexiscale_minimises_its_own_cost);
+    RUN(finer_is_never_worse);
+    RUN(grid_is_even_and_narrow);
+    RUN(ignoring_communication_costs);
+    RUN(rows_equal_single_runs);
+    return test_finish();
+}
