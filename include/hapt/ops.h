@@ -2,9 +2,13 @@
  * THE operator table: everything the system knows of an operator stands in its row (src/model/ops.c).
  *
  * Index signature, one letter per dimension: "bti,io,o?->bto". A letter in the inputs but not in an output is contracted
- * (summed); '!' behind a letter marks a dimension that cannot be sharded in that operand; '?' ends an optional input; a scalar
- * is an operand without letters ('?' in the outputs: absent when the forward operator lacks that input). From it derive shapes, FLOPs, bytes and all sharding rules (HAP Fig. 9): an operator whose
- * operands are all sharded on letter x yields outputs sharded on x where they have it, and partial sums (all-reduce) where not.
+ * (summed); '?' ends an optional input, a term that is added ('?' in the outputs: its gradient, absent when the forward operator
+ * lacks that input; it is made of the last input alone); a scalar is an operand without letters. Marks behind a letter:
+ *   !     cannot be sharded in that operand
+ *   ~     indexed by the values of an integer operand: a shard serves the values in its range; the last shards may be padded
+ *   /3h   three equal blocks, each of which is sharded when letter h is (/h: one block): heads inside a width
+ * From it derive shapes, FLOPs, bytes and all sharding rules (HAP Fig. 9): an operator whose operands are all sharded on letter x
+ * yields outputs sharded on x where they have it, and partial sums (all-reduce) where not.
  */
 #ifndef HAPT_OPS_H
 #define HAPT_OPS_H
@@ -27,6 +31,10 @@ struct hapt_op_type {
     enum hapt_status (*infer)(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output);
     /* Appends this forward operator's backward operators, or NULL when it has no gradient. */
     enum hapt_status (*gradient)(struct hapt_graph *graph, int op);
+    const char *sized; /* letter k, if any: integer[k] is that letter's size, a shard's is its own; NULL: none */
+    /* Over an indexed letter that an output lacks the operator does not sum: it exchanges this many all-reduces of its last output
+     * in fp32 among the shards while it runs, and every shard gets whole outputs. 0: plain partial sums. */
+    int exchanges;
     const char *attributes; /* documentation of integer[] and real[] */
 };
 
@@ -34,8 +42,15 @@ int hapt_op_type_count(void);
 const struct hapt_op_type *hapt_op_type_at(int type);
 int hapt_op_type_find(const char *name); /* -1: unknown */
 
-/* The letter (lower case) of dimension `dim` of input/output operand `index`, and whether it may be sharded. */
-struct hapt_signature_operand { int dims; char letter[HAPT_MAX_DIMS]; bool shardable[HAPT_MAX_DIMS]; bool optional; };
+/* The letter (lower case) of dimension `dim` of input/output operand `index`, whether it may be sharded, and with which letter it
+ * then is (its own, but for "/3h") and in how many blocks. */
+struct hapt_signature_operand {
+    int dims;
+    char letter[HAPT_MAX_DIMS], along[HAPT_MAX_DIMS];
+    int blocks[HAPT_MAX_DIMS];
+    bool shardable[HAPT_MAX_DIMS], indexed[HAPT_MAX_DIMS];
+    bool optional;
+};
 struct hapt_signature {
     int input_count, output_count;
     struct hapt_signature_operand input[HAPT_MAX_INPUTS], output[HAPT_MAX_OUTPUTS];

@@ -1,30 +1,19 @@
 /*
  * SPMD programs: what one rank of a submesh executes (HAP 4.1-4.3).
  *
- * A submesh (n, m) has two axes. Every tensor has a property per axis; every step is a computation on local shards or a
- * collective over one axis. Data parallelism is the program whose inputs are sharded on their batch dimension: the rest follows
- * from the operators' index signatures.
+ * A program is the part of a sharded graph (sharding.h) that belongs to one range of its operators. Every tensor has a property
+ * per mesh axis; every step is a computation on local shards or a collective over one axis.
  */
 #ifndef HAPT_PROGRAM_H
 #define HAPT_PROGRAM_H
 
 #include <stdio.h>
 
-#include "hapt/graph.h"
-#include "hapt/ops.h"
-
-#define HAPT_MESH_AXES 2
-
-enum hapt_property_kind {
-    HAPT_PROPERTY_IDENTITY,   /* every rank holds the whole tensor */
-    HAPT_PROPERTY_ALL_GATHER, /* sharded on dimension `dim`; concatenated shards are the tensor */
-    HAPT_PROPERTY_ALL_REDUCE  /* partial sums; their sum is the tensor */
-};
-struct hapt_property { enum hapt_property_kind kind; int dim; };
+#include "hapt/sharding.h"
 
 struct hapt_program_tensor {
     int tensor; /* index in the graph */
-    struct hapt_property property[HAPT_MESH_AXES];
+    struct hapt_property property[HAPT_MESH_AXES]; /* as its readers find it, behind the collectives on it */
     int64_t shape[HAPT_MAX_DIMS]; /* local */
 };
 
@@ -33,7 +22,10 @@ struct hapt_program_step {
     enum hapt_step_kind kind;
     int op;     /* COMPUTE: operator of the graph */
     int tensor; /* collective: program tensor */
-    int axis;   /* collective: 0 (nodes), 1 (devices of a node), -1 both */
+    /* Collective: the mesh axis, 0 or 1, or -1: both. Computation: the axis over which the operator itself exchanges while it runs
+     * (hapt_op_type.exchanges), or -1: none. */
+    int axis;
+    unsigned once[HAPT_MESH_AXES]; /* computation: inputs (bits) that only the axis' first rank has, absent on the others */
 };
 
 enum hapt_section {
@@ -48,8 +40,9 @@ struct hapt_boundary { int count; int *tensor; };
 
 struct hapt_program {
     const struct hapt_graph *graph;
+    const struct hapt_graph *shard; /* the same with local shapes and attributes; lives as long as the sharding */
     int first_op, end_op; /* forward operators */
-    int nodes, devices;   /* mesh (n, m) */
+    int nodes, devices;   /* sizes of mesh axis 0 and 1: n, m when both are data-parallel, else the degrees dp, tp */
     int tensor_count;
     struct hapt_program_tensor *tensor;
     int *local; /* [graph->tensor_count] program tensor of a graph tensor, or -1 */
@@ -62,16 +55,21 @@ struct hapt_program {
     int inputs;                        /* bit r: reads the input of role r */
 };
 
-/* Batch-sharded program of a range over n x m ranks. HAPT_ERR_INFEASIBLE when the rows do not divide or an operator's signature
- * forbids it. Rank-local, deterministic; all ranks of a submesh have equal shapes. */
+/* The part of operators [first_op, end_op). The sharding must outlive the program. HAPT_ERR_INFEASIBLE when a cut parts the writers
+ * of one partial sum. Rank-local, deterministic; all ranks of a mesh have equal shapes. */
+enum hapt_status hapt_program_build(const struct hapt_sharding *sharding, int first_op, int end_op, struct hapt_arena *arena,
+                                    struct hapt_program **program);
+/* Both at once, the sharding in `arena`: rows over n x m ranks; rows over dp and operators over tp ranks. */
 enum hapt_status hapt_program_data_parallel(const struct hapt_graph *graph, int first_op, int end_op, int nodes,
                                             int devices, struct hapt_arena *arena, struct hapt_program **program);
+enum hapt_status hapt_program_tensor_parallel(const struct hapt_graph *graph, int first_op, int end_op, int dp, int tp,
+                                              struct hapt_arena *arena, struct hapt_program **program);
 enum hapt_status hapt_program_check(const struct hapt_program *program);
 /* Readable listing, one step a line. */
 void hapt_program_print(const struct hapt_program *program, FILE *stream);
-/* FLOPs of one rank in a section. */
+/* FLOPs of one rank in a section, by its local shapes. */
 double hapt_program_flops(const struct hapt_program *program, enum hapt_section section);
-/* Bytes of all gradients that REDUCE sums, one rank. */
-double hapt_program_reduce_bytes(const struct hapt_program *program);
+/* Bytes that one rank gives to the collectives of a section, those inside operators included. */
+double hapt_program_collective_bytes(const struct hapt_program *program, enum hapt_section section);
 
 #endif

@@ -70,7 +70,7 @@ static struct hapt_view describe(const struct hapt_program *program, int tensor)
 void hapt_engine_describe_call(const struct hapt_program *program, const struct hapt_engine_options *options, int op,
                                struct hapt_call *call)
 {
-    const struct hapt_op *what = &program->graph->op[op];
+    const struct hapt_op *what = &program->shard->op[op];
     *call = (struct hapt_call){.input_count = what->input_count,
                                .output_count = what->output_count,
                                .accumulate = what->accumulate,

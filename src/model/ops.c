@@ -139,9 +139,9 @@ static enum hapt_status gradient_cross_entropy(struct hapt_graph *graph, int op)
 
 /* clang-format off */
 static const struct hapt_op_type table[] = {
-    {.name = "embedding", .signature = "bt,v!d,t!d?->btd", .dtypes = "icc->c", .flops = flops_embedding,
+    {.name = "embedding", .signature = "bt,v~d,t!d?->btd", .dtypes = "icc->c", .flops = flops_embedding,
      .gradient = gradient_embedding, .attributes = "tokens, table, position -> x"},
-    {.name = "embedding_dw", .signature = "bt,btd->v!d,t!d?", .dtypes = "ic->ff", .flops = flops_embedding_dw,
+    {.name = "embedding_dw", .signature = "bt,btd->v~d,t!d?", .dtypes = "ic->ff", .flops = flops_embedding_dw,
      .attributes = "tokens, dy -> dtable, dposition"},
     {.name = "layer_norm", .signature = "btd!,d!,d!->btd!,bt,bt", .dtypes = "ccc->cff", .flops_per_element = 7,
      .infer = infer_layer_norm, .gradient = gradient_layer_norm,
@@ -160,12 +160,12 @@ static const struct hapt_op_type table[] = {
      .attributes = "dy, w -> dx"},
     {.name = "linear_t_dw", .signature = "bti,bto->oi,o?", .dtypes = "cc->ff", .heavy = true, .contracts = true,
      .attributes = "x, dy -> dw, dbias"},
-    {.name = "attention", .signature = "bt!e!->bt!d!,bh!t!", .dtypes = "c->cf", .heavy = true, .flops = flops_attention,
-     .infer = infer_attention, .gradient = gradient_attention,
+    {.name = "attention", .signature = "bt!e/3h->bt!d/h,bht!", .dtypes = "c->cf", .heavy = true, .sized = "h",
+     .flops = flops_attention, .infer = infer_attention, .gradient = gradient_attention,
      .attributes = "qkv (q, k, v in order, heads inside each) -> out, logsumexp of the scaled scores; "
                    "integer[0] heads, integer[1] causal"},
-    {.name = "attention_backward", .signature = "bt!e!,bt!d!,bh!t!,bt!d!->bt!e!", .dtypes = "ccfc->c", .heavy = true,
-     .flops = flops_attention_backward, .attributes = "qkv, out, logsumexp, dout -> dqkv"},
+    {.name = "attention_backward", .signature = "bt!e/3h,bt!d/h,bht!,bt!d/h->bt!e/3h", .dtypes = "ccfc->c",
+     .heavy = true, .sized = "h", .flops = flops_attention_backward, .attributes = "qkv, out, logsumexp, dout -> dqkv"},
     {.name = "gelu", .signature = "btf->btf", .dtypes = "c->c", .flops_per_element = 10, .infer = infer_gelu,
      .gradient = gradient_gelu, .attributes = "x -> y; integer[0] 0 tanh, 1 erf"},
     {.name = "gelu_dx", .signature = "btf,btf->btf", .dtypes = "cc->c", .flops_per_element = 18,
@@ -174,10 +174,10 @@ static const struct hapt_op_type table[] = {
      .attributes = "a, b -> y"},
     {.name = "copy", .signature = "btd->btd", .dtypes = "c->c", .flops_per_element = 0, .gradient = gradient_copy,
      .attributes = "x -> y"},
-    {.name = "cross_entropy", .signature = "btv!,bt->,bt", .dtypes = "ci->ff", .flops_per_element = 4,
-     .gradient = gradient_cross_entropy,
+    {.name = "cross_entropy", .signature = "btv~,bt->,bt", .dtypes = "ci->ff", .flops_per_element = 4,
+     .exchanges = 3 /* maximum, sum of exponentials, the target's logit */, .gradient = gradient_cross_entropy,
      .attributes = "logits, targets (-100: no loss taken) -> loss (SUM over targets), logsumexp"},
-    {.name = "cross_entropy_dx", .signature = "btv!,bt,bt,->btv!", .dtypes = "ciff->c", .flops_per_element = 4,
+    {.name = "cross_entropy_dx", .signature = "btv~,bt,bt,->btv~", .dtypes = "ciff->c", .flops_per_element = 4,
      .attributes = "logits, targets, logsumexp, scale -> dlogits"},
 };
 /* clang-format on */

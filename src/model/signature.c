@@ -8,12 +8,20 @@ static bool operand_parse(const char **cursor, struct hapt_signature_operand *op
 {
     memset(operand, 0, sizeof *operand);
     const char *at = *cursor;
-    for (; *at >= 'a' && *at <= 'z'; at++) {
+    while (*at >= 'a' && *at <= 'z') {
         if (operand->dims == HAPT_MAX_DIMS) return false;
-        operand->letter[operand->dims] = *at;
-        operand->shardable[operand->dims] = at[1] != '!';
-        operand->dims++;
-        if (at[1] == '!') at++;
+        const int d = operand->dims++;
+        operand->letter[d] = operand->along[d] = *at++;
+        operand->blocks[d] = 1;
+        operand->shardable[d] = *at != '!';
+        operand->indexed[d] = *at == '~';
+        if (*at == '!' || *at == '~') {
+            at++;
+        } else if (*at == '/') {
+            if (*++at >= '1' && *at <= '9') operand->blocks[d] = *at++ - '0';
+            if (*at < 'a' || *at > 'z') return false;
+            operand->along[d] = *at++;
+        }
     }
     if (*at == '?') {
         operand->optional = true;

@@ -1,67 +1,9 @@
-/*
- * Batch-sharded programs: properties flow from the inputs through the whole graph by the operators' rules; a program is
- * the part of one range.
- */
+/* Programs: the part of a sharded graph that belongs to one range. */
 #include <string.h>
 
 #include "rules.h"
 
-struct flow {
-    const struct hapt_graph *graph;
-    int size[HAPT_MESH_AXES];
-    struct hapt_property (*property)[HAPT_MESH_AXES]; /* [graph->tensor_count] */
-    bool *written;                                    /* [graph->tensor_count] */
-};
-
-static bool same_property(struct hapt_property a, struct hapt_property b)
-{
-    return a.kind == b.kind && (a.kind != HAPT_PROPERTY_ALL_GATHER || a.dim == b.dim);
-}
-
-/* The loss scale is one number for all; every other input has a row per sample. */
-static struct hapt_property input_property(const struct hapt_tensor *tensor, int size)
-{
-    if (tensor->kind != HAPT_TENSOR_INPUT || tensor->role == HAPT_ROLE_LOSS_SCALE || size == 1)
-        return (struct hapt_property){.kind = HAPT_PROPERTY_IDENTITY};
-    return (struct hapt_property){HAPT_PROPERTY_ALL_GATHER, 0};
-}
-
-static enum hapt_status flow_through(struct flow *flow, const struct hapt_op *op, int axis)
-{
-    struct hapt_property input[HAPT_MAX_INPUTS] = {{0}}, output[HAPT_MAX_OUTPUTS] = {{0}};
-    for (int i = 0; i < op->input_count; i++)
-        if (op->input[i] >= 0) input[i] = flow->property[op->input[i]][axis];
-    HAPT_TRY(hapt_rule_derive(op, input, output));
-    for (int o = 0; o < op->output_count; o++) {
-        const int tensor = op->output[o];
-        if (tensor < 0) continue;
-        struct hapt_property *known = &flow->property[tensor][axis];
-        if (flow->written[tensor] && !same_property(*known, output[o]))
-            return hapt_fail(HAPT_ERR_INFEASIBLE, "use a submesh of one device for this stage",
-                             "operator %s adds to %s, which is laid out otherwise", op->name,
-                             flow->graph->tensor[tensor].name);
-        *known = output[o];
-    }
-    return HAPT_OK;
-}
-
-/* Properties of every tensor of the graph. */
-static enum hapt_status flow_properties(struct flow *flow)
-{
-    const struct hapt_graph *graph = flow->graph;
-    for (int t = 0; t < graph->tensor_count; t++)
-        for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
-            flow->property[t][axis] = input_property(&graph->tensor[t], flow->size[axis]);
-    if (flow->size[0] * flow->size[1] == 1) return HAPT_OK;
-    for (int o = 0; o < graph->op_count; o++) {
-        const struct hapt_op *op = &graph->op[o];
-        for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
-            if (flow->size[axis] > 1) HAPT_TRY(flow_through(flow, op, axis));
-        for (int k = 0; k < op->output_count; k++)
-            if (op->output[k] >= 0) flow->written[op->output[k]] = true;
-    }
-    return HAPT_OK;
-}
+#include "hapt/program.h"
 
 static bool in_range(const struct hapt_op *op, int first_op, int end_op)
 {
@@ -121,8 +63,8 @@ static enum hapt_status fill_boundary(struct hapt_program *program, const unsign
 }
 
 /* The program's own tensors: whatever its operators touch, ascending, with local shapes. */
-static enum hapt_status fill_tensors(struct hapt_program *program, const struct flow *flow, const unsigned *use,
-                                     struct hapt_arena *arena)
+static enum hapt_status fill_tensors(struct hapt_program *program, const struct hapt_sharding *sharding,
+                                     const unsigned *use, struct hapt_arena *arena)
 {
     const struct hapt_graph *graph = program->graph;
     HAPT_NEW(program->local, arena, graph->tensor_count);
@@ -132,20 +74,10 @@ static enum hapt_status fill_tensors(struct hapt_program *program, const struct 
     for (int t = 0; t < graph->tensor_count; t++) {
         if (program->local[t] < 0) continue;
         struct hapt_program_tensor *mine = &program->tensor[program->local[t]];
-        const struct hapt_tensor *tensor = &graph->tensor[t];
         mine->tensor = t;
-        memcpy(mine->shape, tensor->shape, sizeof mine->shape);
-        for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
-            mine->property[axis] = flow->property[t][axis];
-            if (mine->property[axis].kind != HAPT_PROPERTY_ALL_GATHER) continue;
-            int64_t *extent = &mine->shape[mine->property[axis].dim];
-            if (*extent % flow->size[axis] != 0)
-                return hapt_fail(HAPT_ERR_INFEASIBLE, "choose a microbatch that the number of devices divides",
-                                 "%d x %d devices cannot share the %lld rows of %s evenly", program->nodes,
-                                 program->devices, (long long)tensor->shape[mine->property[axis].dim], tensor->name);
-            *extent /= flow->size[axis];
-        }
-        if (tensor->kind == HAPT_TENSOR_INPUT) program->inputs |= 1 << tensor->role;
+        memcpy(mine->shape, sharding->shard->tensor[t].shape, sizeof mine->shape);
+        memcpy(mine->property, sharding->property[t], sizeof mine->property);
+        if (graph->tensor[t].kind == HAPT_TENSOR_INPUT) program->inputs |= 1 << graph->tensor[t].role;
     }
     return HAPT_OK;
 }
@@ -162,86 +94,142 @@ static int reduce_axis(const struct hapt_program *program, const struct hapt_pro
     return nodes ? 0 : devices ? 1 : -2;
 }
 
-static enum hapt_status fill_steps(struct hapt_program *program, struct hapt_arena *arena)
+/* The reductions behind the range's operators, by operator. */
+struct reductions {
+    int count;
+    const struct hapt_sharding_reduction **reduction;
+};
+
+static enum hapt_status find_reductions(const struct hapt_program *program, const struct hapt_sharding *sharding,
+                                        struct hapt_arena *scratch, struct reductions *found)
 {
     const struct hapt_graph *graph = program->graph;
-    int backward = 0, reduce = 0;
-    for (int o = graph->forward_count; o < graph->op_count; o++)
-        backward += in_range(&graph->op[o], program->first_op, program->end_op);
-    for (int t = 0; t < program->tensor_count; t++) reduce += reduce_axis(program, &program->tensor[t]) != -2;
-    HAPT_NEW(program->step[HAPT_SECTION_FORWARD], arena, program->end_op - program->first_op);
-    HAPT_NEW(program->step[HAPT_SECTION_BACKWARD], arena, backward);
-    HAPT_NEW(program->step[HAPT_SECTION_REDUCE], arena, reduce);
-    for (int o = 0; o < graph->op_count; o++) {
-        if (!in_range(&graph->op[o], program->first_op, program->end_op)) continue;
-        const enum hapt_section section = o < graph->forward_count ? HAPT_SECTION_FORWARD : HAPT_SECTION_BACKWARD;
-        program->step[section][program->step_count[section]++] =
-            (struct hapt_program_step){.kind = HAPT_STEP_COMPUTE, .op = o, .tensor = -1, .axis = -1};
-    }
-    for (int t = 0; t < program->tensor_count; t++) {
-        const int axis = reduce_axis(program, &program->tensor[t]);
-        if (axis == -2) continue;
-        program->step[HAPT_SECTION_REDUCE][program->step_count[HAPT_SECTION_REDUCE]++] =
-            (struct hapt_program_step){.kind = HAPT_STEP_ALL_REDUCE, .op = -1, .tensor = t, .axis = axis};
+    HAPT_NEW(found->reduction, scratch, sharding->reduction_count);
+    for (int r = 0; r < sharding->reduction_count; r++) {
+        const struct hapt_sharding_reduction *reduction = &sharding->reduction[r];
+        const bool first = in_range(&graph->op[reduction->first], program->first_op, program->end_op);
+        const bool last = in_range(&graph->op[reduction->op], program->first_op, program->end_op);
+        if (first != last)
+            return hapt_fail(HAPT_ERR_INFEASIBLE, "cut the model elsewhere, or choose data parallelism for this stage",
+                             "a cut of operators [%d, %d) parts the sum that makes %s", program->first_op,
+                             program->end_op, graph->tensor[reduction->tensor].name);
+        if (last) found->reduction[found->count++] = reduction;
     }
     return HAPT_OK;
 }
 
-static enum hapt_status build(struct hapt_program *program, struct hapt_arena *arena, struct hapt_arena *scratch)
+static void add_step(struct hapt_program *program, enum hapt_section section, struct hapt_program_step step)
+{
+    program->step[section][program->step_count[section]++] = step;
+}
+
+static enum hapt_status fill_steps(struct hapt_program *program, const struct hapt_sharding *sharding,
+                                   struct hapt_arena *arena, struct hapt_arena *scratch)
 {
     const struct hapt_graph *graph = program->graph;
-    struct flow flow = {.graph = graph, .size = {program->nodes, program->devices}};
+    struct reductions found = {0};
+    int backward = 0, reduce = 0, next = 0;
+    HAPT_TRY(find_reductions(program, sharding, scratch, &found));
+    for (int o = graph->forward_count; o < graph->op_count; o++)
+        backward += in_range(&graph->op[o], program->first_op, program->end_op);
+    for (int t = 0; t < program->tensor_count; t++) reduce += reduce_axis(program, &program->tensor[t]) != -2;
+    HAPT_NEW(program->step[HAPT_SECTION_FORWARD], arena, program->end_op - program->first_op + found.count);
+    HAPT_NEW(program->step[HAPT_SECTION_BACKWARD], arena, backward + found.count);
+    HAPT_NEW(program->step[HAPT_SECTION_REDUCE], arena, reduce);
+    for (int o = 0; o < graph->op_count; o++) {
+        if (!in_range(&graph->op[o], program->first_op, program->end_op)) continue;
+        const enum hapt_section section = o < graph->forward_count ? HAPT_SECTION_FORWARD : HAPT_SECTION_BACKWARD;
+        struct hapt_program_step step = {
+            .kind = HAPT_STEP_COMPUTE, .op = o, .tensor = -1, .axis = sharding->exchange[o]};
+        memcpy(step.once, sharding->once[o], sizeof step.once);
+        add_step(program, section, step);
+        for (; next < found.count && found.reduction[next]->op == o; next++)
+            add_step(program, section,
+                     (struct hapt_program_step){.kind = HAPT_STEP_ALL_REDUCE,
+                                                .op = -1,
+                                                .tensor = program->local[found.reduction[next]->tensor],
+                                                .axis = found.reduction[next]->axis});
+    }
+    for (int t = 0; t < program->tensor_count; t++) {
+        const int axis = reduce_axis(program, &program->tensor[t]);
+        if (axis == -2) continue;
+        add_step(program, HAPT_SECTION_REDUCE,
+                 (struct hapt_program_step){.kind = HAPT_STEP_ALL_REDUCE, .op = -1, .tensor = t, .axis = axis});
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status fill(struct hapt_program *program, const struct hapt_sharding *sharding, struct hapt_arena *arena,
+                             struct hapt_arena *scratch)
+{
     unsigned *use;
-    HAPT_NEW(flow.property, scratch, graph->tensor_count);
-    HAPT_NEW(flow.written, scratch, graph->tensor_count);
-    HAPT_NEW(use, scratch, graph->tensor_count);
-    HAPT_TRY(flow_properties(&flow));
+    HAPT_NEW(use, scratch, program->graph->tensor_count);
     mark_uses(program, use);
-    HAPT_TRY(fill_tensors(program, &flow, use, arena));
+    HAPT_TRY(fill_tensors(program, sharding, use, arena));
     HAPT_TRY(fill_boundary(program, use, &program->forward_in, arena));
     HAPT_TRY(fill_boundary(program, use, &program->forward_out, arena));
     HAPT_TRY(fill_boundary(program, use, &program->backward_in, arena));
     HAPT_TRY(fill_boundary(program, use, &program->backward_out, arena));
-    return fill_steps(program, arena);
+    return fill_steps(program, sharding, arena, scratch);
 }
 
-enum hapt_status hapt_program_data_parallel(const struct hapt_graph *graph, int first_op, int end_op, int nodes,
-                                            int devices, struct hapt_arena *arena, struct hapt_program **program)
+enum hapt_status hapt_program_build(const struct hapt_sharding *sharding, int first_op, int end_op, struct hapt_arena *arena,
+                                    struct hapt_program **program)
 {
-    HAPT_ASSERT(first_op >= 0 && first_op < end_op && end_op <= graph->forward_count);
-    HAPT_ASSERT(nodes >= 1 && devices >= 1);
+    HAPT_ASSERT(first_op >= 0 && first_op < end_op && end_op <= sharding->graph->forward_count);
     struct hapt_program *made;
     HAPT_NEW(made, arena, 1);
-    *made = (struct hapt_program){
-        .graph = graph, .first_op = first_op, .end_op = end_op, .nodes = nodes, .devices = devices};
+    *made = (struct hapt_program){.graph = sharding->graph,
+                                  .shard = sharding->shard,
+                                  .first_op = first_op,
+                                  .end_op = end_op,
+                                  .nodes = sharding->size[0],
+                                  .devices = sharding->size[1]};
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
-    const enum hapt_status status = build(made, arena, &scratch);
+    const enum hapt_status status = fill(made, sharding, arena, &scratch);
     hapt_arena_release(&scratch);
     if (status == HAPT_OK) *program = made;
     return status;
 }
 
+enum hapt_status hapt_program_data_parallel(const struct hapt_graph *graph, int first_op, int end_op, int nodes,
+                                            int devices, struct hapt_arena *arena, struct hapt_program **program)
+{
+    struct hapt_sharding *sharding;
+    HAPT_TRY(hapt_sharding_data_parallel(graph, nodes, devices, arena, &sharding));
+    return hapt_program_build(sharding, first_op, end_op, arena, program);
+}
+
+enum hapt_status hapt_program_tensor_parallel(const struct hapt_graph *graph, int first_op, int end_op, int dp, int tp,
+                                              struct hapt_arena *arena, struct hapt_program **program)
+{
+    struct hapt_sharding *sharding;
+    HAPT_TRY(hapt_sharding_tensor_parallel(graph, dp, tp, arena, &sharding));
+    return hapt_program_build(sharding, first_op, end_op, arena, program);
+}
+
 double hapt_program_flops(const struct hapt_program *program, enum hapt_section section)
 {
     double flops = 0;
-    const double fraction = 1.0 / (program->nodes * program->devices);
     for (int s = 0; s < program->step_count[section]; s++) {
         const struct hapt_program_step *step = &program->step[section][s];
         if (step->kind == HAPT_STEP_COMPUTE)
-            flops += hapt_op_flops(program->graph, &program->graph->op[step->op], fraction);
+            flops += hapt_op_flops(program->shard, &program->shard->op[step->op], 1);
     }
     return flops;
 }
 
-double hapt_program_reduce_bytes(const struct hapt_program *program)
+double hapt_program_collective_bytes(const struct hapt_program *program, enum hapt_section section)
 {
+    const struct hapt_graph *shard = program->shard;
     double bytes = 0;
-    for (int s = 0; s < program->step_count[HAPT_SECTION_REDUCE]; s++) {
-        const struct hapt_program_tensor *tensor = &program->tensor[program->step[HAPT_SECTION_REDUCE][s].tensor];
-        double elements = 1;
-        for (int d = 0; d < program->graph->tensor[tensor->tensor].dims; d++) elements *= (double)tensor->shape[d];
-        bytes += elements * sizeof(float);
+    for (int s = 0; s < program->step_count[section]; s++) {
+        const struct hapt_program_step *step = &program->step[section][s];
+        if (step->kind != HAPT_STEP_COMPUTE)
+            bytes += (double)hapt_tensor_bytes(&shard->tensor[program->tensor[step->tensor].tensor]);
+        else if (step->axis >= 0)
+            bytes += hapt_sharding_exchange_bytes(shard, step->op);
     }
     return bytes;
 }

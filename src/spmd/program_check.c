@@ -1,5 +1,10 @@
 /* Programs check and print themselves. */
+#include <stdlib.h>
+#include <string.h>
+
 #include "rules.h"
+
+#include "hapt/program.h"
 
 static enum hapt_status broken(const struct hapt_program *program, const char *what, const char *name)
 {
@@ -19,45 +24,94 @@ static enum hapt_status check_tensors(const struct hapt_program *program)
         if (t > 0 && program->tensor[t - 1].tensor >= mine->tensor)
             return broken(program, "tensors out of order", tensor->name);
         for (int d = 0; d < tensor->dims; d++) {
-            int64_t whole = mine->shape[d];
+            int64_t expected = tensor->shape[d];
             for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
                 if (mine->property[axis].kind == HAPT_PROPERTY_ALL_GATHER && mine->property[axis].dim == d)
-                    whole *= size[axis];
-            if (whole != tensor->shape[d]) return broken(program, "shards do not make the tensor", tensor->name);
+                    expected = (expected + size[axis] - 1) / size[axis];
+            if (mine->shape[d] != expected || program->shard->tensor[mine->tensor].shape[d] != expected)
+                return broken(program, "shards do not make the tensor", tensor->name);
         }
     }
     return HAPT_OK;
 }
 
-/* Every step's outputs have the properties that the rules give for its inputs. */
-static enum hapt_status check_rules(const struct hapt_program *program, enum hapt_section section)
+/* One computation on one axis: its inputs are as a rule wants them, its outputs become what the rule makes. `now` is every
+ * tensor's property at this step. */
+static enum hapt_status check_compute(const struct hapt_program *program, const struct hapt_program_step *step, int axis,
+                                      bool *written, struct hapt_property *now)
 {
-    const struct hapt_graph *graph = program->graph;
-    for (int s = 0; s < program->step_count[section]; s++) {
-        const struct hapt_program_step *step = &program->step[section][s];
-        if (step->kind != HAPT_STEP_COMPUTE) continue;
-        if (s > 0 && program->step[section][s - 1].op >= step->op) return broken(program, "steps out of order", "");
-        const struct hapt_op *op = &graph->op[step->op];
-        for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
-            struct hapt_property input[HAPT_MAX_INPUTS] = {{0}}, output[HAPT_MAX_OUTPUTS] = {{0}};
-            for (int i = 0; i < op->input_count; i++) {
-                if (op->input[i] < 0) continue;
-                if (program->local[op->input[i]] < 0)
-                    return broken(program, "operator reads a tensor that is not here", op->name);
-                input[i] = program->tensor[program->local[op->input[i]]].property[axis];
-            }
-            HAPT_TRY(hapt_rule_derive(op, input, output));
-            for (int o = 0; o < op->output_count; o++) {
-                if (op->output[o] < 0) continue;
-                if (program->local[op->output[o]] < 0)
-                    return broken(program, "operator writes a tensor that is not here", op->name);
-                const struct hapt_property have = program->tensor[program->local[op->output[o]]].property[axis];
-                if (have.kind != output[o].kind || (have.kind == HAPT_PROPERTY_ALL_GATHER && have.dim != output[o].dim))
-                    return broken(program, "property contradicts the rules", op->name);
-            }
-        }
+    const struct hapt_op *op = &program->graph->op[step->op];
+    struct hapt_property input[HAPT_MAX_INPUTS] = {{0}}, wanted[HAPT_MAX_OUTPUTS] = {{0}};
+    struct hapt_rule rule;
+    for (int i = 0; i < op->input_count; i++) {
+        if (op->input[i] < 0) continue;
+        if (program->local[op->input[i]] < 0)
+            return broken(program, "operator reads a tensor that is not here", op->name);
+        input[i] = now[program->local[op->input[i]]];
+    }
+    for (int o = 0; o < op->output_count; o++) {
+        if (op->output[o] < 0) continue;
+        if (program->local[op->output[o]] < 0)
+            return broken(program, "operator writes a tensor that is not here", op->name);
+        wanted[o] = program->tensor[program->local[op->output[o]]].property[axis];
+    }
+    HAPT_TRY(hapt_rule_derive(op, input, wanted, &rule));
+    if (rule.once != step->once[axis] || rule.exchange != (step->axis == axis))
+        return broken(program, "terms or exchanges contradict the rules", op->name);
+    for (int o = 0; o < op->output_count; o++) {
+        if (op->output[o] < 0) continue;
+        const int tensor = program->local[op->output[o]];
+        if (written[tensor] && !hapt_property_same(now[tensor], rule.output[o]))
+            return broken(program, "operator adds to what is laid out otherwise", op->name);
+        now[tensor] = rule.output[o];
+        written[tensor] = true;
     }
     return HAPT_OK;
+}
+
+/* Every step's outputs have the properties that the rules give for its inputs, and collectives make of them what the program
+ * says of its tensors. */
+static enum hapt_status check_rules(const struct hapt_program *program, enum hapt_section section, int axis,
+                                    bool *written, struct hapt_property *now)
+{
+    for (int t = 0; t < program->tensor_count; t++) {
+        now[t] = program->tensor[t].property[axis];
+        written[t] = false;
+    }
+    /* What comes in from behind is added to as it is. */
+    for (int b = 0; section == HAPT_SECTION_BACKWARD && b < program->backward_in.count; b++)
+        written[program->local[program->backward_in.tensor[b]]] = true;
+    for (int s = 0, last = -1; s < program->step_count[section]; s++) {
+        const struct hapt_program_step *step = &program->step[section][s];
+        if (step->kind == HAPT_STEP_COMPUTE) {
+            if (step->op <= last) return broken(program, "steps out of order", "");
+            last = step->op;
+            HAPT_TRY(check_compute(program, step, axis, written, now));
+        } else if (step->axis == axis || step->axis == -1) {
+            if (step->kind != HAPT_STEP_ALL_REDUCE || now[step->tensor].kind != HAPT_PROPERTY_ALL_REDUCE)
+                return broken(program, "collective on what is not partial",
+                              program->graph->tensor[program->tensor[step->tensor].tensor].name);
+            now[step->tensor] = (struct hapt_property){.kind = HAPT_PROPERTY_IDENTITY};
+        }
+    }
+    for (int t = 0; t < program->tensor_count; t++)
+        if (written[t] && !hapt_property_same(now[t], program->tensor[t].property[axis]))
+            return broken(program, "property contradicts the rules", program->graph->tensor[program->tensor[t].tensor].name);
+    return HAPT_OK;
+}
+
+static enum hapt_status check_sections(const struct hapt_program *program)
+{
+    struct hapt_property *now = calloc((size_t)program->tensor_count, sizeof *now);
+    bool *written = calloc((size_t)program->tensor_count, sizeof *written);
+    enum hapt_status status =
+        now && written ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to check a program");
+    for (int section = 0; section < HAPT_SECTION_REDUCE; section++)
+        for (int axis = 0; axis < HAPT_MESH_AXES && status == HAPT_OK; axis++)
+            status = check_rules(program, section, axis, written, now);
+    free(now);
+    free(written);
+    return status;
 }
 
 static enum hapt_status check_boundary(const struct hapt_program *program, const struct hapt_boundary *boundary,
@@ -77,8 +131,7 @@ static enum hapt_status check_boundary(const struct hapt_program *program, const
 enum hapt_status hapt_program_check(const struct hapt_program *program)
 {
     HAPT_TRY(check_tensors(program));
-    HAPT_TRY(check_rules(program, HAPT_SECTION_FORWARD));
-    HAPT_TRY(check_rules(program, HAPT_SECTION_BACKWARD));
+    HAPT_TRY(check_sections(program));
     for (int s = 0; s < program->step_count[HAPT_SECTION_REDUCE]; s++) {
         const struct hapt_program_tensor *tensor = &program->tensor[program->step[HAPT_SECTION_REDUCE][s].tensor];
         if (program->graph->tensor[tensor->tensor].kind != HAPT_TENSOR_GRADIENT)
@@ -94,7 +147,7 @@ static void print_tensor(const struct hapt_program *program, int tensor, FILE *s
 {
     const struct hapt_tensor *whole = &program->graph->tensor[tensor];
     const struct hapt_program_tensor *mine = &program->tensor[program->local[tensor]];
-    char nodes[24], devices[24];
+    char nodes[32], devices[32];
     fprintf(stream, " %s[", whole->name);
     for (int d = 0; d < whole->dims; d++) fprintf(stream, d ? " %lld" : "%lld", (long long)mine->shape[d]);
     fprintf(stream, "] %s", hapt_property_text(mine->property[0], nodes));
@@ -132,11 +185,15 @@ void hapt_program_print(const struct hapt_program *program, FILE *stream)
             }
             const struct hapt_op *op = &program->graph->op[step->op];
             fprintf(stream, "  %s (%s):", hapt_op_type_at(op->type)->name, op->name);
-            for (int i = 0; i < op->input_count; i++)
-                if (op->input[i] >= 0) print_tensor(program, op->input[i], stream);
+            for (int i = 0; i < op->input_count; i++) {
+                if (op->input[i] < 0) continue;
+                print_tensor(program, op->input[i], stream);
+                if ((step->once[0] | step->once[1]) >> i & 1u) fputs(" once", stream);
+            }
             fprintf(stream, " ->");
             for (int o = 0; o < op->output_count; o++)
                 if (op->output[o] >= 0) print_tensor(program, op->output[o], stream);
+            if (step->axis >= 0) fprintf(stream, " exchanging over axis %d", step->axis);
             fputc('\n', stream);
         }
     }

@@ -156,7 +156,8 @@ static void gpt_properties(void)
     }
     CHECK(program->step_count[HAPT_SECTION_REDUCE] == parameters);
     CHECK(program->step[HAPT_SECTION_REDUCE][0].axis == -1);
-    CHECK_NEAR(hapt_program_reduce_bytes(program), gradient_bytes, 0);
+    CHECK_NEAR(hapt_program_collective_bytes(program, HAPT_SECTION_REDUCE), gradient_bytes, 0);
+    CHECK_NEAR(hapt_program_collective_bytes(program, HAPT_SECTION_BACKWARD), 0, 0);
     CHECK(single->step_count[HAPT_SECTION_REDUCE] == 0);
     CHECK(program->inputs == (1 << HAPT_ROLE_TOKENS | 1 << HAPT_ROLE_TARGETS | 1 << HAPT_ROLE_LOSS_SCALE));
     for (int section = 0; section < HAPT_SECTION_REDUCE; section++) {

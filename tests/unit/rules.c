@@ -2,7 +2,7 @@
  * Every sharding that the rules derive, for every operator and every letter of its signature: shards are run by the cpu
  * kernels and put together by their properties; the result must be the whole operator's.
  */
-#include "test.h"
+#include "shards.h"
 
 #include "../../src/spmd/rules.h"
 
@@ -103,42 +103,31 @@ static struct hapt_view view_of(const struct operand *operand, bool with_values)
     return view;
 }
 
-static void run(const struct job *job, const struct operand *input, struct operand *output)
+static void run(const struct job *job, const struct hapt_op *op, const struct operand *input, struct operand *output,
+                bool indexed, int64_t first, int64_t valid)
 {
-    const struct hapt_backend *cpu = hapt_backend_find("cpu");
-    const struct hapt_kernel *kernel = cpu->find_kernel(NULL, hapt_op_type_at(job->type)->name, HAPT_F32);
-    CHECK_MESSAGE(kernel != NULL, "no kernel for %s", hapt_op_type_at(job->type)->name);
-    if (!kernel) return;
-    struct hapt_call call = {.input_count = job->op.input_count,
-                             .output_count = job->op.output_count,
+    struct hapt_call call = {.input_count = op->input_count,
+                             .output_count = op->output_count,
                              .accumulate = job->accumulate,
                              .threads = 1};
-    memcpy(call.integer, job->op.integer, sizeof call.integer);
-    memcpy(call.real, job->op.real, sizeof call.real);
+    memcpy(call.integer, op->integer, sizeof call.integer);
+    memcpy(call.real, op->real, sizeof call.real);
     for (int i = 0; i < call.input_count; i++)
         if (input[i].present) call.input[i] = view_of(&input[i], true);
     for (int o = 0; o < call.output_count; o++) call.output[o] = view_of(&output[o], false);
-    call.workspace_bytes = kernel->workspace_bytes ? kernel->workspace_bytes(&call) : 0;
-    call.workspace = aligned_alloc(64, (call.workspace_bytes + 64) / 64 * 64);
-    CHECK_OK(kernel->run(&call, NULL));
+    shards_run(op, &call, indexed, first, valid);
     for (int o = 0; o < call.output_count; o++)
         for (int64_t k = 0; k < elements_of(&output[o]); k++) output[o].value[k] = ((float *)call.output[o].data)[k];
     for (int i = 0; i < call.input_count; i++) free(call.input[i].data);
     for (int o = 0; o < call.output_count; o++) free(call.output[o].data);
-    free(call.workspace);
 }
 
-/* Index in the whole of element k of a shard on `dim`. */
-static int64_t whole_index(const struct operand *shard, int dim, int rank, int64_t k)
+/* Index in the whole of element k of a rank's shard. */
+static int64_t whole_index(const struct operand *shard, struct hapt_property property, int rank, int64_t k)
 {
-    int64_t index = 0, stride = 1;
-    for (int d = shard->dims - 1; d >= 0; d--) {
-        const int64_t at = k % shard->shape[d], extent = shard->shape[d] * (d == dim ? SHARDS : 1);
-        index += (at + (d == dim ? rank * shard->shape[d] : 0)) * stride;
-        stride *= extent;
-        k /= shard->shape[d];
-    }
-    return index;
+    const int dim = property.kind == HAPT_PROPERTY_ALL_GATHER ? property.dim : -1;
+    const int64_t extent = dim >= 0 ? shard->shape[dim] * SHARDS : 0;
+    return shards_whole_index(shard->shape, shard->dims, dim, property.blocks > 1 ? property.blocks : 1, rank, extent, k);
 }
 
 static void cut(struct operand *shard, const struct operand *whole, struct hapt_property property, int rank)
@@ -146,15 +135,14 @@ static void cut(struct operand *shard, const struct operand *whole, struct hapt_
     *shard = *whole;
     if (property.kind != HAPT_PROPERTY_ALL_GATHER) return;
     shard->shape[property.dim] /= SHARDS;
-    for (int64_t k = 0; k < elements_of(shard); k++)
-        shard->value[k] = whole->value[whole_index(shard, property.dim, rank, k)];
+    for (int64_t k = 0; k < elements_of(shard); k++) shard->value[k] = whole->value[whole_index(shard, property, rank, k)];
 }
 
 static void put_together(struct operand *combined, const struct operand *shard, struct hapt_property property, int rank)
 {
     for (int64_t k = 0; k < elements_of(shard); k++) {
         if (property.kind == HAPT_PROPERTY_ALL_GATHER)
-            combined->value[whole_index(shard, property.dim, rank, k)] = shard->value[k];
+            combined->value[whole_index(shard, property, rank, k)] = shard->value[k];
         else if (property.kind == HAPT_PROPERTY_ALL_REDUCE)
             combined->value[k] += shard->value[k];
         else
@@ -162,56 +150,80 @@ static void put_together(struct operand *combined, const struct operand *shard, 
     }
 }
 
+/* Attributes that are the size of a sharded index. */
+static struct hapt_op local_op(const struct job *job, char letter)
+{
+    struct hapt_op op = job->op;
+    const char *sized = hapt_op_type_at(job->type)->sized;
+    for (int k = 0; sized && sized[k]; k++)
+        if (sized[k] == letter) op.integer[k] /= SHARDS;
+    return op;
+}
+
 /* Runs the shards of a job and compares; fp32 sums in another order differ by rounding alone. */
-static void check_sharding(const struct job *job, const struct hapt_property *in, const struct hapt_property *out,
-                           char letter)
+static void check_sharding(const struct job *job, const struct hapt_rule *rule)
 {
     static struct operand input[HAPT_MAX_INPUTS], output[HAPT_MAX_OUTPUTS], combined[HAPT_MAX_OUTPUTS];
-    for (int o = 0; o < job->op.output_count; o++) {
+    const struct hapt_op op = local_op(job, rule->letter);
+    bool indexed = false;
+    for (int i = 0; i < op.input_count; i++)
+        for (int d = 0; d < job->signature->input[i].dims; d++)
+            indexed = indexed || (job->signature->input[i].indexed[d] && job->signature->input[i].letter[d] == rule->letter);
+    for (int o = 0; o < op.output_count; o++)
+        for (int d = 0; d < job->signature->output[o].dims; d++)
+            indexed = indexed || (job->signature->output[o].indexed[d] && job->signature->output[o].letter[d] == rule->letter);
+    for (int o = 0; o < op.output_count; o++) {
         combined[o] = job->output[o];
         memset(combined[o].value, 0, sizeof combined[o].value);
     }
+    const int64_t range = size_of_letter(rule->letter) / SHARDS;
     for (int rank = 0; rank < SHARDS; rank++) {
-        for (int i = 0; i < job->op.input_count; i++) cut(&input[i], &job->input[i], in[i], rank);
-        for (int o = 0; o < job->op.output_count; o++) cut(&output[o], &job->output[o], out[o], rank);
-        run(job, input, output);
-        for (int o = 0; o < job->op.output_count; o++) put_together(&combined[o], &output[o], out[o], rank);
+        for (int i = 0; i < op.input_count; i++) cut(&input[i], &job->input[i], rule->input[i], rank);
+        for (int i = 0; i < op.input_count && rank > 0; i++)
+            if (rule->once >> i & 1u) input[i].present = false;
+        for (int o = 0; o < op.output_count; o++) cut(&output[o], &job->output[o], rule->output[o], rank);
+        run(job, &op, input, output, indexed, rank * range, range);
+        for (int o = 0; o < op.output_count; o++) put_together(&combined[o], &output[o], rule->output[o], rank);
     }
-    for (int o = 0; o < job->op.output_count; o++) {
+    for (int o = 0; o < op.output_count; o++) {
         double apart = 0, scale = 1e-3;
         for (int64_t k = 0; k < elements_of(&combined[o]); k++) {
             apart = fmax(apart, fabs(combined[o].value[k] - job->output[o].value[k]));
             scale = fmax(scale, fabs(job->output[o].value[k]));
         }
-        CHECK_MESSAGE(apart <= 1e-5 * scale, "%s sharded on %c: output %d differs by %g of %g", job->op.name, letter, o,
-                      apart, scale);
+        CHECK_MESSAGE(apart <= 1e-5 * scale, "%s sharded on %c: output %d differs by %g of %g", job->op.name,
+                      rule->letter, o, apart, scale);
     }
 }
 
-static int derived, refused;
+static int applied, exchanging, refused;
 
 static void try_letter(const struct job *job, char letter)
 {
-    struct hapt_property in[HAPT_MAX_INPUTS] = {{0}}, out[HAPT_MAX_OUTPUTS] = {{0}};
-    bool used = false;
-    for (int i = 0; i < job->op.input_count; i++) {
-        for (int d = 0; d < job->signature->input[i].dims; d++) {
-            if (job->signature->input[i].letter[d] != letter || !job->input[i].present) continue;
-            in[i] = (struct hapt_property){HAPT_PROPERTY_ALL_GATHER, d};
-            used = true;
-        }
-    }
-    if (!used) return;
-    const enum hapt_status status = hapt_rule_derive(&job->op, in, out);
+    struct hapt_rule rule, derived;
+    bool used = false, of_input = false;
+    for (int i = 0; i < job->op.input_count; i++)
+        for (int d = 0; d < job->signature->input[i].dims; d++)
+            if (job->input[i].present && job->signature->input[i].along[d] == letter) used = of_input = true;
+    for (int o = 0; o < job->op.output_count; o++)
+        for (int d = 0; d < job->signature->output[o].dims; d++)
+            used = used || job->signature->output[o].along[d] == letter;
+    const enum hapt_status status = hapt_rule_of_letter(&job->op, letter, 1, &rule);
     CHECK(status == HAPT_OK || status == HAPT_ERR_INFEASIBLE);
-    CHECK_MESSAGE(status == HAPT_OK || letter != 'b', "%s cannot be sharded on its batch", job->op.name);
+    CHECK_MESSAGE(used || status != HAPT_OK, "%s has no letter %c", job->op.name, letter);
+    CHECK_MESSAGE(!used || status == HAPT_OK || letter != 'b', "%s cannot be sharded on its batch", job->op.name);
     hapt_fail_reset();
     if (status != HAPT_OK) {
-        refused++;
+        refused += used;
         return;
     }
-    derived++;
-    check_sharding(job, in, out, letter);
+    /* The rule is found again by the inputs, or by the outputs where no input has the letter. */
+    CHECK_OK(hapt_rule_derive(&job->op, rule.input, of_input ? NULL : rule.output, &derived));
+    CHECK(derived.letter == letter && derived.once == rule.once);
+    for (int o = 0; o < job->op.output_count; o++) CHECK(hapt_property_same(derived.output[o], rule.output[o]));
+    applied++;
+    exchanging += rule.exchange;
+    if (!rule.exchange) check_sharding(job, &rule);
 }
 
 static void every_operator(void)
@@ -220,35 +232,57 @@ static void every_operator(void)
     for (int type = 0; type < hapt_op_type_count(); type++) {
         for (int optional = 0; optional < 2; optional++) {
             prepare(&job, type, optional);
-            run(&job, job.input, job.output);
+            run(&job, &job.op, job.input, job.output, false, 0, 0);
             for (char letter = 'a'; letter <= 'z'; letter++) try_letter(&job, letter);
         }
     }
-    CHECK_MESSAGE(derived > 60 && refused > 20, "%d derived, %d refused", derived, refused);
+    CHECK_MESSAGE(applied > 70 && refused > 5, "%d applied, %d refused", applied, refused);
+    CHECK(exchanging == 2); /* cross-entropy over the vocabulary */
 }
+
+#define WHOLE {HAPT_PROPERTY_IDENTITY, 0, 0}
+#define PARTIAL {HAPT_PROPERTY_ALL_REDUCE, 0, 0}
+#define SHARD(dim, blocks) {HAPT_PROPERTY_ALL_GATHER, dim, blocks}
 
 /* Partial sums must be reduced before anything reads them; inputs sharded on different letters do not go together. */
 static void impossible_steps(void)
 {
     struct hapt_op op = {
         .type = hapt_op_type_find("add"), .name = "sum", .input_count = 2, .output_count = 1, .input = {0, 1}};
-    struct hapt_property in[2] = {{HAPT_PROPERTY_ALL_REDUCE, 0}, {HAPT_PROPERTY_IDENTITY, 0}}, out[1];
-    CHECK_FAILS(hapt_rule_derive(&op, in, out), HAPT_ERR_INFEASIBLE);
-    in[0] = (struct hapt_property){HAPT_PROPERTY_ALL_GATHER, 0};
-    CHECK_FAILS(hapt_rule_derive(&op, in, out), HAPT_ERR_INFEASIBLE);
-    in[1] = (struct hapt_property){HAPT_PROPERTY_ALL_GATHER, 1};
-    CHECK_FAILS(hapt_rule_derive(&op, in, out), HAPT_ERR_INFEASIBLE);
-    in[1] = in[0];
-    CHECK_OK(hapt_rule_derive(&op, in, out));
-    CHECK(out[0].kind == HAPT_PROPERTY_ALL_GATHER && out[0].dim == 0);
-    /* A bias would be added once per shard of the contracted index. */
-    op.type = hapt_op_type_find("linear"), op.input_count = 3, op.input[2] = 2;
-    const struct hapt_property contracted[3] = {
-        {HAPT_PROPERTY_ALL_GATHER, 2}, {HAPT_PROPERTY_ALL_GATHER, 0}, {HAPT_PROPERTY_IDENTITY, 0}};
-    CHECK_FAILS(hapt_rule_derive(&op, contracted, out), HAPT_ERR_INFEASIBLE);
+    struct hapt_rule rule;
+    CHECK_FAILS(hapt_rule_derive(&op, (struct hapt_property[]){PARTIAL, WHOLE}, NULL, &rule), HAPT_ERR_INFEASIBLE);
+    CHECK_FAILS(hapt_rule_derive(&op, (struct hapt_property[]){SHARD(0, 1), WHOLE}, NULL, &rule), HAPT_ERR_INFEASIBLE);
+    CHECK_FAILS(hapt_rule_derive(&op, (struct hapt_property[]){SHARD(0, 1), SHARD(1, 1)}, NULL, &rule), HAPT_ERR_INFEASIBLE);
+    CHECK_FAILS(hapt_rule_derive(&op, (struct hapt_property[]){SHARD(2, 1), SHARD(2, 3)}, NULL, &rule), HAPT_ERR_INFEASIBLE);
+    CHECK_OK(hapt_rule_derive(&op, (struct hapt_property[]){SHARD(2, 3), SHARD(2, 3)}, NULL, &rule));
+    CHECK(rule.output[0].kind == HAPT_PROPERTY_ALL_GATHER && rule.output[0].dim == 2 && rule.output[0].blocks == 3);
+    op = (struct hapt_op){.type = hapt_op_type_find("layer_norm"), .name = "norm", .input_count = 3, .output_count = 3,
+                          .input = {0, 1, 2}};
+    CHECK_FAILS(hapt_rule_of_letter(&op, 'd', 1, &rule), HAPT_ERR_INFEASIBLE);
+    /* Heads: a width of three blocks in, one out. */
+    op = (struct hapt_op){.type = hapt_op_type_find("attention"), .name = "heads", .input_count = 1, .output_count = 2};
+    CHECK_FAILS(hapt_rule_derive(&op, (struct hapt_property[]){SHARD(2, 1)}, NULL, &rule), HAPT_ERR_INFEASIBLE);
+    CHECK_OK(hapt_rule_derive(&op, (struct hapt_property[]){SHARD(2, 3)}, NULL, &rule));
+    CHECK(rule.output[0].dim == 2 && rule.output[0].blocks == 1 && rule.output[1].dim == 1);
+    hapt_fail_reset();
+}
+
+/* A bias is added to partial sums by one shard alone; its gradient is whole where that of the output is. */
+static void terms(void)
+{
+    struct hapt_op op = {.type = hapt_op_type_find("linear"), .name = "rows", .input_count = 3, .output_count = 1,
+                         .input = {0, 1, 2}};
+    struct hapt_rule rule;
+    CHECK_OK(hapt_rule_derive(&op, (struct hapt_property[]){SHARD(2, 1), SHARD(0, 1), WHOLE}, NULL, &rule));
+    CHECK(rule.output[0].kind == HAPT_PROPERTY_ALL_REDUCE && rule.once == 4);
     op.input[2] = -1;
-    CHECK_OK(hapt_rule_derive(&op, contracted, out));
-    CHECK(out[0].kind == HAPT_PROPERTY_ALL_REDUCE);
+    CHECK_OK(hapt_rule_derive(&op, (struct hapt_property[]){SHARD(2, 1), SHARD(0, 1), WHOLE}, NULL, &rule));
+    CHECK(rule.output[0].kind == HAPT_PROPERTY_ALL_REDUCE && rule.once == 0);
+    op = (struct hapt_op){.type = hapt_op_type_find("linear_dw"), .name = "dw", .input_count = 2, .output_count = 2,
+                          .input = {0, 1}, .output = {2, 3}};
+    CHECK_OK(hapt_rule_derive(&op, (struct hapt_property[]){SHARD(2, 1), WHOLE}, NULL, &rule));
+    CHECK(rule.output[0].kind == HAPT_PROPERTY_ALL_GATHER && rule.output[0].dim == 0);
+    CHECK(rule.output[1].kind == HAPT_PROPERTY_IDENTITY);
 }
 
 int main(int argc, char **argv)
@@ -256,5 +290,6 @@ int main(int argc, char **argv)
     test_init(&argc, &argv);
     RUN(every_operator);
     RUN(impossible_steps);
+    RUN(terms);
     return test_finish();
 }

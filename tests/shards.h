@@ -1,0 +1,114 @@
+/*
+ * Operators on shards, by the cpu kernels. They know nothing of ranges of an index (tables cut by the values that index them), so
+ * a shard with such an index gets one more place, to which every value outside its range points.
+ */
+#ifndef HAPT_TEST_SHARDS_H
+#define HAPT_TEST_SHARDS_H
+
+#include "hapt/device.h"
+#include "hapt/ops.h"
+#include "test.h"
+
+static int64_t shards_outer(const struct hapt_view *view, int dim)
+{
+    int64_t count = 1;
+    for (int d = 0; d < dim; d++) count *= view->shape[d];
+    return count;
+}
+
+/* Copies a 4-byte tensor between extents `from` and `to` of a dimension. */
+static void shards_copy(const struct hapt_view *from, const struct hapt_view *to, int dim)
+{
+    const int64_t outer = shards_outer(from, dim), inner = hapt_view_elements(from) / outer / from->shape[dim];
+    const int64_t rows = from->shape[dim] < to->shape[dim] ? from->shape[dim] : to->shape[dim];
+    for (int64_t o = 0; o < outer; o++)
+        memcpy((float *)to->data + o * to->shape[dim] * inner, (float *)from->data + o * from->shape[dim] * inner,
+               (size_t)(rows * inner) * 4);
+}
+
+/* The same tensor with one more place at the end of `dim`; `empty` there and in the padding behind `valid` places. */
+static struct hapt_view shards_extend(const struct hapt_view *view, int dim, int64_t valid, float empty)
+{
+    struct hapt_view wide = *view;
+    wide.shape[dim]++;
+    const int64_t outer = shards_outer(&wide, dim), inner = hapt_view_elements(&wide) / outer / wide.shape[dim];
+    wide.data = aligned_alloc(64, ((size_t)hapt_view_elements(&wide) * 4 + 127) / 64 * 64);
+    shards_copy(view, &wide, dim);
+    for (int64_t o = 0; o < outer; o++)
+        for (int64_t k = valid; k < wide.shape[dim]; k++)
+            for (int64_t i = 0; i < inner; i++) ((float *)wide.data)[(o * wide.shape[dim] + k) * inner + i] = empty;
+    return wide;
+}
+
+/* Runs the kernel of a local operator. `indexed`: it stands on the shard of an index that begins at `first` and has `valid` places
+ * that are not padding; the local extent is that of its operands. */
+__attribute__((unused)) static void shards_run(const struct hapt_op *op, const struct hapt_call *given, bool indexed,
+                                               int64_t first, int64_t valid)
+{
+    const struct hapt_op_type *type = hapt_op_type_at(op->type);
+    const struct hapt_signature *signature = hapt_op_signature(op->type);
+    const struct hapt_kernel *kernel = hapt_backend_find("cpu")->find_kernel(NULL, type->name, HAPT_F32);
+    CHECK_MESSAGE(kernel != NULL, "no kernel for %s", type->name);
+    if (!kernel) return;
+    struct hapt_call call = *given;
+    const bool logits = strstr(type->name, "cross_entropy") != NULL;
+    void *made[HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS];
+    int made_count = 0, dim_of[HAPT_MAX_OUTPUTS];
+    int64_t extent = 0;
+    for (int k = 0; indexed && k < call.input_count + call.output_count; k++) {
+        const bool input = k < call.input_count;
+        const int o = k - call.input_count;
+        const struct hapt_signature_operand *operand = input ? &signature->input[k] : &signature->output[o];
+        struct hapt_view *view = input ? &call.input[k] : &call.output[o];
+        if (!input) dim_of[o] = -1;
+        for (int d = 0; d < operand->dims; d++) {
+            if (!operand->indexed[d]) continue;
+            extent = view->shape[d];
+            *view = shards_extend(view, d, valid, logits ? -1e30f : 0);
+            made[made_count++] = view->data;
+            if (!input) dim_of[o] = d;
+        }
+    }
+    for (int i = 0; indexed && i < call.input_count; i++) {
+        if (call.input[i].dtype != HAPT_I32) continue;
+        const int64_t count = hapt_view_elements(&call.input[i]);
+        int32_t *shifted = malloc((size_t)count * 4);
+        for (int64_t k = 0; k < count; k++) {
+            const int32_t value = ((int32_t *)given->input[i].data)[k];
+            shifted[k] = (int32_t)(value - first);
+            if (value - first < 0 || value - first >= valid)
+                shifted[k] = value == -100 || strcmp(type->name, "cross_entropy") == 0 ? -100 : (int32_t)extent;
+        }
+        call.input[i].data = made[made_count++] = shifted;
+    }
+    call.workspace_bytes = kernel->workspace_bytes ? kernel->workspace_bytes(&call) : 0;
+    call.workspace = aligned_alloc(64, (call.workspace_bytes + 127) / 64 * 64);
+    CHECK_OK(kernel->run(&call, NULL));
+    for (int o = 0; indexed && o < call.output_count; o++)
+        if (dim_of[o] >= 0) shards_copy(&call.output[o], &given->output[o], dim_of[o]);
+    free(call.workspace);
+    for (int k = 0; k < made_count; k++) free(made[k]);
+}
+
+/* Index in the whole of element k of the shard that `rank` of `ranks` holds: `blocks` blocks of `extent` in dimension `dim` of the
+ * whole; -1: padding. Without sharding (dim < 0) both are the same. */
+__attribute__((unused)) static int64_t shards_whole_index(const int64_t *local, int dims, int dim, int blocks, int rank,
+                                                          int64_t extent, int64_t k)
+{
+    int64_t index = 0, stride = 1;
+    for (int d = dims - 1; d >= 0; d--) {
+        int64_t at = k % local[d], whole = local[d];
+        if (d == dim) {
+            const int64_t shard = local[d] / blocks, block = extent / blocks;
+            at = at / shard * block + rank * shard + at % shard;
+            whole = extent;
+            if (at >= extent) return -1;
+        }
+        index += at * stride;
+        stride *= whole;
+        k /= local[d];
+    }
+    return index;
+}
+
+#endif
