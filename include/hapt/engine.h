@@ -53,6 +53,12 @@ enum hapt_status hapt_engine_backward(struct hapt_engine *engine, int slot, int 
 enum hapt_status hapt_engine_run_part(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op,
                                       int end_op);
 
+/* Runs a whole section step by step, each finished before the next, and times every step by the caller's clock: step_s
+ * [program->step_count[section]]. What is calibrated is what trains. */
+typedef double hapt_engine_clock(void);
+enum hapt_status hapt_engine_time_section(struct hapt_engine *engine, enum hapt_section section, int slot,
+                                          hapt_engine_clock *clock, double *step_s);
+
 /* Sum of squares of local gradients of parameters for which weight[program tensor] is 1 (0: a tied copy counted elsewhere;
  * NULL: all count), in double, in a fixed order. */
 enum hapt_status hapt_engine_square_sum(struct hapt_engine *engine, const double *weight, double *sum);

@@ -98,6 +98,37 @@ enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const 
                                       const struct hapt_layers *layers, const struct hapt_config *config,
                                       struct hapt_arena *result, struct hapt_profile **profile);
 
+/* Efficiency tables by kind of device and element type: measured by hapt_profile_calibrate, kept in a file, taken by prediction
+ * instead of the built-in ones (src/profile/efficiency.h). */
+struct hapt_efficiency;
+/* Times every operator of the model, forward and backward, at every number of devices that the rows of a microbatch divide over,
+ * on the ranks of a bound cluster, and fits the tables. Collective over env->world; every rank gets them all. */
+enum hapt_status hapt_profile_calibrate(const struct hapt_env *env, const struct hapt_cluster *cluster,
+                                        const struct hapt_model *model, const struct hapt_layers *layers,
+                                        const struct hapt_config *config, struct hapt_arena *result,
+                                        struct hapt_efficiency **efficiency);
+enum hapt_status hapt_efficiency_save(const char *path, const struct hapt_efficiency *efficiency);
+enum hapt_status hapt_efficiency_load(const char *path, struct hapt_arena *arena, struct hapt_efficiency **efficiency);
+/* What was fitted, a knot of a curve a row. */
+struct hapt_efficiency_row {
+    const char *device;
+    enum hapt_dtype dtype;
+    const char *class, *unit;  /* of the size */
+    double size;               /* FLOP, or byte of class memory */
+    int samples;
+    double efficiency;         /* share of the device's rate */
+    double worst_residual;     /* |predicted / measured - 1| */
+};
+int hapt_efficiency_row_count(const struct hapt_efficiency *efficiency);
+struct hapt_efficiency_row hapt_efficiency_row_at(const struct hapt_efficiency *efficiency, int index);
+/* Whether it holds a table for such a device and type; prediction takes the built-in one where not. */
+bool hapt_efficiency_covers(const struct hapt_efficiency *efficiency, const char *device, enum hapt_dtype dtype);
+/* hapt_profile_predict with these tables (NULL: the built-in ones). */
+enum hapt_status hapt_profile_predict_with(const struct hapt_cluster *cluster, const struct hapt_model *model,
+                                           const struct hapt_layers *layers, const struct hapt_config *config,
+                                           const struct hapt_efficiency *efficiency, struct hapt_arena *result,
+                                           struct hapt_profile **profile);
+
 /* Profiles for questions: a copy whose tables the caller may change, and ways to take candidates out of it. */
 enum hapt_status hapt_profile_copy(const struct hapt_profile *profile, struct hapt_arena *arena,
                                    struct hapt_profile **copy);

@@ -1,13 +1,43 @@
 #include "phases.h"
 
+#include <strings.h>
+
+/* --efficiency, or NULL; says which devices it does not hold. */
+static enum hapt_status load_efficiency(struct hapt_env *env, struct hapt_config *config, const struct hapt_cluster *cluster,
+                                        const struct hapt_model *model, struct hapt_arena *arena,
+                                        struct hapt_efficiency **efficiency)
+{
+    const char *path = hapt_config_text(config, "efficiency");
+    *efficiency = NULL;
+    if (!path) return HAPT_OK;
+    HAPT_TRY(hapt_env_agree(env->world, hapt_efficiency_load(path, arena, efficiency)));
+    for (int c = 0; c < cluster->count; c++) {
+        const char *name = cluster->subcluster[c].device.name;
+        bool said = false;
+        for (int before = 0; before < c; before++)
+            said = said || strcasecmp(cluster->subcluster[before].device.name, name) == 0;
+        if (!said && !hapt_efficiency_covers(*efficiency, name, model->dtype))
+            hapt_note(env, "%s holds no table of %s in %s: predicted with the built-in one\n", path, name,
+                      hapt_dtype_name(model->dtype));
+    }
+    return HAPT_OK;
+}
+
 enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *config, const struct hapt_cluster *cluster,
                                     const struct hapt_model *model, const struct hapt_layers *layers,
                                     struct hapt_arena *arena, struct hapt_profile **profile)
 {
     const char *path = hapt_config_command(config) == HAPT_COMMAND_PROFILE ? NULL : hapt_config_text(config, "profile");
+    const char *const predicting[] = {"efficiency", NULL};
+    struct hapt_efficiency *efficiency;
     if (path) return hapt_profile_load_shared(env, path, arena, profile);
     const bool bound = cluster->subcluster_of_rank != NULL;
-    if (bound && !hapt_config_bool(config, "predict"))
+    if (bound && !hapt_config_bool(config, "predict")) {
+        const char *why = "the profile is measured here, only --predict yes and clusters on paper are predicted";
+        HAPT_TRY(hapt_env_agree(env->world, hapt_phase_unused(config, why, predicting)));
         return hapt_profile_measure(env, cluster, model, layers, config, arena, profile);
-    return hapt_env_agree(env->world, hapt_profile_predict(cluster, model, layers, config, arena, profile));
+    }
+    HAPT_TRY(load_efficiency(env, config, cluster, model, arena, &efficiency));
+    return hapt_env_agree(env->world,
+                          hapt_profile_predict_with(cluster, model, layers, config, efficiency, arena, profile));
 }

@@ -61,7 +61,7 @@ static enum hapt_status check_options(const struct hapt_config *config)
     if (path && hapt_config_text(config, "cluster"))
         return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
                          "--profile already holds its cluster: --cluster says it twice");
-    const char *const measuring[] = {"imbalance", "profile-seconds", "predict", "optimizer", "momentum", NULL};
+    const char *const measuring[] = {"imbalance", "profile-seconds", "predict", "efficiency", "optimizer", "momentum", NULL};
     const char *const choosing[] = {"strategy", "schedule", "stages", "granularity", "ignore-communication", "output", NULL};
     const char *const cutting[] = {"layers-per-model", "heavy-minimum", "threads", NULL};
     if (path) HAPT_TRY(hapt_phase_unused(config, "--profile is not measured again", measuring));

@@ -19,6 +19,22 @@ const char hapt_command_profile_help[] =
     "depth. When --profile-seconds do not allow three rounds, a sample is timed. The times of overlapping ranges support\n"
     "each other, so that noise does not mislead the search.\n"
     "\n"
+    "--calibrate E.h5 times every operator of the model by the engine that trains, forward and backward, at every number of\n"
+    "devices that the rows divide over, and fits what share of the device's rates each class of operators reaches by its\n"
+    "size: robust means of the medians of at most 15 runs. --efficiency E.h5 then makes predictions, of this model and of\n"
+    "others, take the table of each device's name and type. With --output a profile is made as well.\n"
+    "\n"
+    "An efficiency file (HDF5; one group a kind of device and type; an operator takes launch + max(FLOPs / (rate x\n"
+    "efficiency), bytes / (memory_bandwidth x efficiency)); efficiency between sizes by interpolation of logarithms):\n"
+    "  /device_k/                                attributes name, backend, dtype; peak_flops, vector_flops FLOP/s,\n"
+    "                                            memory_bandwidth byte/s, launch s, median_residual\n"
+    "  /device_k/class [K]                       product, attention (of peak_flops), vector (of vector_flops), memory\n"
+    "  /device_k/size, efficiency [K]            FLOP (memory: byte), share of the rate\n"
+    "  /device_k/samples, worst_residual [K]     operators near that size, worst |predicted / measured - 1| among them\n"
+    "  /device_k/operator, _flops, _bytes, _time, _predicted [R]    the operators themselves; optional\n"
+    "  /device_k/all_reduce [Q][4]               devices, byte, s measured, s predicted from the links; optional: predicted\n"
+    "                                            sums are scaled by measured / predicted of the nearest size\n"
+    "\n"
     "A profile (HDF5; c: subcluster, L layers, S submeshes; entry [s][i][j] covers layers i to j, both included):\n"
     "  /boundary_bytes [L]                       byte, across the cut after each layer; the last is 0\n"
     "  /link_bandwidth [C][C], /link_latency     byte/s, s; the diagonal is between stages inside one subcluster\n"
@@ -121,18 +137,36 @@ static json_t *submeshes_json(const struct hapt_profile *profile, const struct h
     return submeshes;
 }
 
-static enum hapt_status print_json(const struct hapt_profile *profile, const char *path)
+static json_t *profile_json(const struct hapt_profile *profile, const char *path)
 {
     json_t *subclusters = json_array();
     for (int c = 0; subclusters && c < profile->cluster_count; c++)
         json_array_append_new(subclusters, json_pack("{s:s, s:o}", "name", profile->cluster[c].name, "submeshes",
                                                      submeshes_json(profile, &profile->cluster[c])));
     const struct hapt_profile_effort *effort = &profile->effort;
-    json_t *object = json_pack("{s:s, s:i, s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:o}", "format",
-                               "hapt-profile-summary", "version", 1, "layers", profile->layer_count, "output", path,
-                               "candidates", (json_int_t)candidates_of(profile), "unique", (json_int_t)effort->unique,
-                               "timed", (json_int_t)effort->timed, "programs", (json_int_t)effort->programs, "runs",
-                               (json_int_t)effort->runs, "seconds", effort->seconds, "subclusters", subclusters);
+    return json_pack("{s:s, s:i, s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:o}", "format", "hapt-profile-summary",
+                     "version", 1, "layers", profile->layer_count, "output", path, "candidates",
+                     (json_int_t)candidates_of(profile), "unique", (json_int_t)effort->unique, "timed",
+                     (json_int_t)effort->timed, "programs", (json_int_t)effort->programs, "runs",
+                     (json_int_t)effort->runs, "seconds", effort->seconds, "subclusters", subclusters);
+}
+
+static json_t *efficiency_json(const struct hapt_efficiency *efficiency, const char *path)
+{
+    json_t *rows = json_array();
+    for (int r = 0; rows && r < hapt_efficiency_row_count(efficiency); r++) {
+        const struct hapt_efficiency_row row = hapt_efficiency_row_at(efficiency, r);
+        json_array_append_new(rows, json_pack("{s:s, s:s, s:s, s:f, s:s, s:i, s:f, s:f}", "device", row.device, "dtype",
+                                              hapt_dtype_name(row.dtype), "class", row.class, "size", row.size, "unit",
+                                              row.unit, "samples", row.samples, "efficiency", row.efficiency,
+                                              "worst_residual", row.worst_residual));
+    }
+    return json_pack("{s:s, s:i, s:s, s:o}", "format", "hapt-efficiency-summary", "version", 1, "output", path,
+                     "tables", rows);
+}
+
+static enum hapt_status print_json(json_t *object)
+{
     if (!object) return hapt_fail(HAPT_ERR_MEMORY, NULL, "the profile's JSON could not be built");
     const int error = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
     json_decref(object);
@@ -141,11 +175,71 @@ static enum hapt_status print_json(const struct hapt_profile *profile, const cha
     return HAPT_OK;
 }
 
-static enum hapt_status save(const struct hapt_env *env, const struct hapt_profile *profile, const char *path)
+static void print_efficiency(const struct hapt_env *env, const struct hapt_efficiency *efficiency)
+{
+    const char *device = "";
+    hapt_print(env, "  %-16s %-6s %-10s %14s %8s %11s %15s\n", "device", "type", "class", "size", "samples", "efficiency",
+               "worst residual");
+    for (int r = 0; r < hapt_efficiency_row_count(efficiency); r++) {
+        const struct hapt_efficiency_row row = hapt_efficiency_row_at(efficiency, r);
+        hapt_print(env, "  %-16s %-6s %-10s %9.3g %s %8d %9.1f %% %13.0f %%\n", row.device == device ? "" : row.device,
+                   row.device == device ? "" : hapt_dtype_name(row.dtype), row.class, row.size, row.unit, row.samples,
+                   100 * row.efficiency, 100 * row.worst_residual);
+        device = row.device;
+    }
+}
+
+/* What the command makes: a profile, efficiency tables, or both. */
+struct products {
+    const char *profile_path, *efficiency_path;
+    struct hapt_profile *profile;
+    struct hapt_efficiency *efficiency;
+};
+
+static enum hapt_status save(const struct hapt_env *env, const struct products *products)
 {
     if (env->world_rank != 0) return HAPT_OK;
-    HAPT_TRY(hapt_profile_save(path, profile));
-    return env->quiet ? print_json(profile, path) : HAPT_OK;
+    if (products->efficiency) HAPT_TRY(hapt_efficiency_save(products->efficiency_path, products->efficiency));
+    if (products->profile) HAPT_TRY(hapt_profile_save(products->profile_path, products->profile));
+    if (!env->quiet) return HAPT_OK;
+    json_t *efficiency = products->efficiency ? efficiency_json(products->efficiency, products->efficiency_path) : NULL;
+    if (!products->profile) return print_json(efficiency);
+    json_t *profile = profile_json(products->profile, products->profile_path);
+    if (profile && efficiency && json_object_set_new(profile, "calibration", efficiency) != 0) {
+        json_decref(profile);
+        profile = NULL;
+    }
+    return print_json(profile);
+}
+
+static enum hapt_status check_options(const struct hapt_config *config)
+{
+    const char *const profiling[] = {"imbalance", "efficiency", NULL};
+    if (hapt_config_text(config, "calibrate")) {
+        if (hapt_config_bool(config, "predict"))
+            return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
+                             "--calibrate measures the devices, --predict yes does without them");
+        if (!hapt_config_text(config, "output"))
+            return hapt_phase_unused(config, "without --output no profile is made", profiling);
+        return HAPT_OK;
+    }
+    if (hapt_config_text(config, "output")) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_USAGE, "add --output P.h5, or --calibrate E.h5", "hapt profile needs a file to write");
+}
+
+static enum hapt_status calibrate(struct hapt_env *env, struct hapt_config *config, const struct hapt_cluster *cluster,
+                                  const struct hapt_model *model, const struct hapt_layers *layers,
+                                  struct hapt_arena *arena, struct hapt_efficiency **efficiency)
+{
+    enum hapt_status status = HAPT_OK;
+    if (!cluster->subcluster_of_rank)
+        status = hapt_fail(HAPT_ERR_INPUT, "start one rank for each device, where the devices are",
+                           "--calibrate has no devices to measure: the cluster is on paper");
+    HAPT_TRY(hapt_env_agree(env->world, status));
+    HAPT_TRY(hapt_profile_calibrate(env, cluster, model, layers, config, arena, efficiency));
+    hapt_print(env, "Efficiency of the operators: shares of the devices' rates, predicted against measured\n");
+    print_efficiency(env, *efficiency);
+    return HAPT_OK;
 }
 
 static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
@@ -153,18 +247,20 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     struct hapt_model *model;
     struct hapt_cluster *cluster;
     struct hapt_layers *layers;
-    struct hapt_profile *profile;
-    const char *path = hapt_config_text(config, "output");
-    enum hapt_status status = HAPT_OK;
-    if (!path) status = hapt_fail(HAPT_ERR_USAGE, "add --output P.h5", "hapt profile needs a file to write");
-    HAPT_TRY(hapt_env_agree(env->world, status));
+    struct products products = {.profile_path = hapt_config_text(config, "output"),
+                                .efficiency_path = hapt_config_text(config, "calibrate")};
+    HAPT_TRY(hapt_env_agree(env->world, check_options(config)));
     HAPT_TRY(hapt_phase_model(env, config, arena, &model));
     HAPT_TRY(hapt_phase_cluster(env, config, false, arena, &cluster));
     HAPT_TRY(hapt_phase_layers(env, config, model, arena, &layers));
-    HAPT_TRY(hapt_phase_profile(env, config, cluster, model, layers, arena, &profile));
-    print_table(env, profile);
-    print_effort(env, profile);
-    return hapt_env_agree(env->world, save(env, profile, path));
+    if (products.efficiency_path)
+        HAPT_TRY(calibrate(env, config, cluster, model, layers, arena, &products.efficiency));
+    if (products.profile_path) {
+        HAPT_TRY(hapt_phase_profile(env, config, cluster, model, layers, arena, &products.profile));
+        print_table(env, products.profile);
+        print_effort(env, products.profile);
+    }
+    return hapt_env_agree(env->world, save(env, &products));
 }
 
 enum hapt_status hapt_command_profile(struct hapt_env *env, struct hapt_config *config)

@@ -165,6 +165,20 @@ enum hapt_status hapt_engine_run_part(struct hapt_engine *engine, enum hapt_sect
     return finish(engine);
 }
 
+enum hapt_status hapt_engine_time_section(struct hapt_engine *engine, enum hapt_section section, int slot,
+                                          hapt_engine_clock *clock, double *step_s)
+{
+    const struct section_binding *binding = &engine->section[section];
+    HAPT_ASSERT(slot >= 0 && slot < engine->options.slots);
+    for (int s = 0; s < binding->step_count; s++) {
+        const double start = clock();
+        HAPT_TRY(run(engine, &binding->step[slot * binding->step_count + s]));
+        HAPT_TRY(finish(engine));
+        step_s[s] = clock() - start;
+    }
+    return HAPT_OK;
+}
+
 enum hapt_status hapt_engine_begin_step(struct hapt_engine *engine)
 {
     if (engine->plan->trained_elements > 0) HAPT_TRY(run(engine, &engine->zero));

@@ -14,6 +14,7 @@ struct candidates {
     const struct hapt_cluster *cluster;
     const struct hapt_model *model;
     const struct hapt_layers *layers;
+    const struct hapt_efficiency *efficiency; /* calibrated tables to predict with; NULL: the built-in ones */
     int layer_count;  /* L */
     double imbalance; /* candidates over this share of their submesh's speed are pruned */
     int state_count;  /* of the optimizer */

@@ -4,12 +4,13 @@
  */
 #include <string.h>
 
-#include "efficiency.h"
+#include "calibrate.h"
 #include "reduce.h"
 
 static struct roofline describe(const struct candidates *candidates, int subcluster)
 {
-    return roofline_describe(&candidates->cluster->subcluster[subcluster].device, candidates->model->dtype, NULL);
+    return calibrate_roofline(candidates->efficiency, &candidates->cluster->subcluster[subcluster].device,
+                              candidates->model->dtype);
 }
 
 static double operator_s(const struct roofline *roofline, const struct hapt_graph *graph, const struct hapt_op *op,
@@ -65,8 +66,10 @@ static enum hapt_status time_items(const struct candidates *candidates, int subc
 static double all_reduce(const void *context, int subcluster, int index, struct hapt_submesh submesh, double bytes)
 {
     (void)index;
-    const struct hapt_cluster *cluster = context;
-    return reduce_predicted_s(&cluster->subcluster[subcluster], submesh, bytes);
+    const struct candidates *candidates = context;
+    const struct hapt_subcluster *where = &candidates->cluster->subcluster[subcluster];
+    return reduce_predicted_s(where, submesh, bytes) *
+           calibrate_sum_factor(candidates->efficiency, &where->device, candidates->model->dtype, bytes);
 }
 
 /* Memory of every item as the engine would plan it, kernel scratch included where the back end is at hand. Subclusters of one
@@ -105,18 +108,29 @@ static enum hapt_status predict(const struct candidates *candidates, struct hapt
         HAPT_NEW(time[c], scratch, candidates->item_count);
         HAPT_TRY(time_items(candidates, c, memory[c], scratch, time[c]));
     }
-    return candidates_fill(candidates, memory, time, all_reduce, cluster, result, profile);
+    return candidates_fill(candidates, memory, time, all_reduce, candidates, result, profile);
+}
+
+enum hapt_status hapt_profile_predict_with(const struct hapt_cluster *cluster, const struct hapt_model *model,
+                                           const struct hapt_layers *layers, const struct hapt_config *config,
+                                           const struct hapt_efficiency *efficiency, struct hapt_arena *result,
+                                           struct hapt_profile **profile)
+{
+    struct candidates candidates;
+    struct hapt_arena scratch;
+    const double start_s = hapt_time_s();
+    hapt_arena_init(&scratch);
+    enum hapt_status status = candidates_build(cluster, model, layers, config, &scratch, &candidates);
+    candidates.efficiency = efficiency;
+    if (status == HAPT_OK) status = predict(&candidates, &scratch, result, profile);
+    if (status == HAPT_OK) (*profile)->effort.seconds = hapt_time_s() - start_s;
+    hapt_arena_release(&scratch);
+    return status;
 }
 
 enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const struct hapt_model *model,
                                       const struct hapt_layers *layers, const struct hapt_config *config,
                                       struct hapt_arena *result, struct hapt_profile **profile)
 {
-    struct candidates candidates;
-    struct hapt_arena scratch;
-    hapt_arena_init(&scratch);
-    enum hapt_status status = candidates_build(cluster, model, layers, config, &scratch, &candidates);
-    if (status == HAPT_OK) status = predict(&candidates, &scratch, result, profile);
-    hapt_arena_release(&scratch);
-    return status;
+    return hapt_profile_predict_with(cluster, model, layers, config, NULL, result, profile);
 }

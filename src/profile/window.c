@@ -5,9 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+static hapt_engine_clock *clock_of(const struct windows *windows)
+{
+    return strcmp(windows->options.backend->name, "cpu") == 0 ? hapt_time_thread_cpu_s : hapt_time_s;
+}
+
 static double clock_s(const struct windows *windows)
 {
-    return strcmp(windows->options.backend->name, "cpu") == 0 ? hapt_time_thread_cpu_s() : hapt_time_s();
+    return clock_of(windows)();
 }
 
 static enum hapt_status keep_crossing(const struct hapt_boundary *boundary, struct hapt_arena *arena,
@@ -222,10 +227,9 @@ static enum hapt_status fill_window(struct windows *windows, struct window *wind
 
 static enum hapt_status set_up_window(struct windows *windows, struct window *window)
 {
-    struct hapt_program *program;
-    HAPT_TRY(
-        candidates_program(windows->candidates, window->first, window->last, window->degree, &window->arena, &program));
-    HAPT_TRY(hapt_engine_create(program, &windows->options, &window->engine));
+    HAPT_TRY(candidates_program(windows->candidates, window->first, window->last, window->degree, &window->arena,
+                                &window->program));
+    HAPT_TRY(hapt_engine_create(window->program, &windows->options, &window->engine));
     HAPT_TRY(reserve_feed(windows, window));
     HAPT_TRY(fill_window(windows, window));
     HAPT_TRY(hapt_engine_begin_step(window->engine));
@@ -284,6 +288,20 @@ enum hapt_status windows_time(struct windows *windows, int item, double *forward
     *forward_s = middle - start;
     *backward_s = end - middle;
     return HAPT_OK;
+}
+
+enum hapt_status windows_open(struct windows *windows, int w)
+{
+    return open_window(windows, &windows->window[w]);
+}
+
+enum hapt_status windows_time_steps(struct windows *windows, int w, double *forward_s, double *backward_s)
+{
+    struct window *window = &windows->window[w];
+    hapt_engine_clock *clock = clock_of(windows);
+    HAPT_TRY(open_window(windows, window));
+    HAPT_TRY(hapt_engine_time_section(window->engine, HAPT_SECTION_FORWARD, 0, clock, forward_s));
+    return hapt_engine_time_section(window->engine, HAPT_SECTION_BACKWARD, 0, clock, backward_s);
 }
 
 enum hapt_status windows_time_update(struct windows *windows, int item, double *s_per_element)

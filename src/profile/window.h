@@ -12,6 +12,7 @@ struct window {
     int first, last, degree; /* layers [first, last], index of the device count */
     double bytes;
     struct hapt_arena arena;
+    struct hapt_program *program;
     struct hapt_engine *engine; /* NULL while closed */
     void *feed;                 /* device buffer, random values that enter a range; then what leaves it */
     size_t feed_bytes;
@@ -44,6 +45,10 @@ enum hapt_status windows_choose(const struct candidates *candidates, const struc
 void windows_close(struct windows *windows);
 /* Runs an item's forward and backward once and times both: thread CPU time on the cpu back end, else wall time. */
 enum hapt_status windows_time(struct windows *windows, int item, double *forward_s, double *backward_s);
+/* Runs forward and backward of a whole window and times every step, by the same clock: forward_s and backward_s are as long as
+ * the sections of windows->window[w].program, which is there from the first call on. */
+enum hapt_status windows_open(struct windows *windows, int w);
+enum hapt_status windows_time_steps(struct windows *windows, int w, double *forward_s, double *backward_s);
 /* Seconds of what a step does to one trained element: clearing, norm, update. */
 enum hapt_status windows_time_update(struct windows *windows, int item, double *s_per_element);
 
