@@ -13,11 +13,11 @@ static enum hapt_status search_relaxed(const struct hapt_profile *profile, const
     struct search_problem *problem;
     struct search_table table = {0};
     double latency_s;
-    HAPT_TRY(search_problem_create(profile, options, memory_factor, scratch, &problem));
-    if (problem->t_max_count == 0) return HAPT_OK;
-    plan->t_max_s = problem->t_max[problem->t_max_count - 1];
+    HAPT_TRY(search_problem_create(profile, options, memory_factor, -1, scratch, &problem));
+    if (problem->all_candidates == 0) return HAPT_OK;
+    plan->t_max_s = problem->longest_s;
     enum hapt_status status = search_table_init(problem, scratch, &table);
-    if (status == HAPT_OK) status = search_table_fill(&table, plan->t_max_s, &latency_s);
+    if (status == HAPT_OK) status = search_table_fill(&table, plan->t_max_s, INFINITY, false, &latency_s);
     if (status == HAPT_OK && isfinite(latency_s)) status = search_trace(&table, latency_s * (1 + 1e-12), arena, plan);
     search_table_release(&table);
     return status;

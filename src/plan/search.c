@@ -5,6 +5,9 @@
  * no other beats in both. Points are extended as the paper's (14), (18) do; more than two subclusters and every order
  * of them come from the group. Rounding is monotone, so a larger t_max never yields a larger latency: search_mpi.c
  * relies on it.
+ *
+ * A point is made only where it and the least prefix in front of it stay within a budget. The pass starts with the budget
+ * that suffices when memory does not bind and widens it until a plan is found, so its work grows with what memory costs.
  */
 #include "search.h"
 
@@ -12,24 +15,35 @@
 #include <math.h>
 #include <stdlib.h>
 
+/* Sums from the front and from the back round differently: far below what separates plans. */
+#define ROUNDING (1 + 1e-12)
+
 enum hapt_status search_table_init(const struct search_problem *problem, struct hapt_arena *arena,
                                    struct search_table *table)
 {
     *table = (struct search_table){.problem = problem};
-    int devices = 0;
-    for (int c = 0; c < problem->C; c++)
-        if (problem->devices[c] > devices) devices = problem->devices[c];
-    const size_t rows = (size_t)problem->L * (size_t)problem->group_count;
-    const size_t launches = (size_t)problem->most_launches + 1;
-    HAPT_NEW(table->row, arena, rows);
-    HAPT_NEW(table->delta, arena, (size_t)problem->C * (size_t)problem->C * (size_t)problem->L);
-    HAPT_NEW(table->starts, arena, rows * ((size_t)devices + 2));
-    HAPT_NEW(table->work, arena, ((size_t)devices + 1) * launches);
+    const size_t C = (size_t)problem->C, L = (size_t)problem->L, groups = (size_t)problem->group_count;
+    const size_t devices = (size_t)problem->most_devices + 1, launches = (size_t)problem->most_launches + 1;
+    HAPT_NEW(table->delta, arena, C * C * L);
+    HAPT_NEW(table->active, arena, problem->all_candidates);
+    HAPT_NEW(table->active_first, arena, C * L);
+    HAPT_NEW(table->active_end, arena, C * L);
+    HAPT_NEW(table->least_launches, arena, C * L);
+    HAPT_NEW(table->behind, arena, C * (L + 1));
+    HAPT_NEW(table->furthest, arena, (size_t)problem->class_count * (L + 1));
+    HAPT_NEW(table->nearest, arena, (size_t)problem->class_count * (L + 1));
+    HAPT_NEW(table->prefix_reach, arena, groups * devices);
+    HAPT_NEW(table->suffix_reach, arena, groups * devices);
+    HAPT_NEW(table->group_low, arena, groups);
+    HAPT_NEW(table->group_high, arena, groups);
+    HAPT_NEW(table->group_row, arena, groups);
+    HAPT_NEW(table->work, arena, devices * launches);
     HAPT_NEW(table->carry, arena, launches);
-    HAPT_NEW(table->low, arena, devices + 1);
-    HAPT_NEW(table->high, arena, devices + 1);
-    for (size_t i = 0; i < ((size_t)devices + 1) * launches; i++) table->work[i] = INFINITY;
-    for (int d = 0; d <= devices; d++) {
+    HAPT_NEW(table->low, arena, devices);
+    HAPT_NEW(table->high, arena, devices);
+    for (size_t i = 0; i < devices * launches; i++) table->work[i] = INFINITY;
+    for (size_t n = 0; n < launches; n++) table->carry[n] = INFINITY;
+    for (size_t d = 0; d < devices; d++) {
         table->low[d] = problem->most_launches + 1;
         table->high[d] = -1;
     }
@@ -39,11 +53,21 @@ enum hapt_status search_table_init(const struct search_problem *problem, struct 
 void search_table_release(struct search_table *table)
 {
     free(table->pool);
+    free(table->row);
+    free(table->handover_s);
+    free(table->prefix_s);
+    free(table->starts);
     table->pool = NULL;
+    table->row = NULL;
+    table->handover_s = table->prefix_s = NULL;
+    table->starts = NULL;
 }
 
-static void put(const struct search_table *table, int devices, int launches, double latency_s)
+/* A point of the row that is being made, if a plan within the budget can hold it. */
+static inline void put(const struct search_table *table, const struct search_row *row, int devices, int launches,
+                       double latency_s)
 {
+    if (latency_s + table->prefix_s[row->cell + (devices - row->low)] > table->budget_s) return;
     double *cell = &table->work[(size_t)devices * (size_t)(table->problem->most_launches + 1) + (size_t)launches];
     if (latency_s < *cell) *cell = latency_s;
     if (launches < table->low[devices]) table->low[devices] = launches;
@@ -51,47 +75,51 @@ static void put(const struct search_table *table, int devices, int launches, dou
 }
 
 /* Stages before a suffix of the same subcluster. */
-static void extend_same(const struct search_table *table, const struct search_candidate *at,
-                        const struct search_row *after, int total, double cost_s, int delta)
+static void extend_same(const struct search_table *table, const struct search_candidate *at, const struct search_row *row,
+                        const struct search_row *after, double cost_s, int delta)
 {
-    if (!after->start) return;
-    for (int d = 1; d + at->devices <= total; d++) {
-        for (int i = after->start[d]; i < after->start[d + 1]; i++) {
+    const int *start = &table->starts[after->start];
+    const int low = row->low - at->devices > after->low ? row->low - at->devices : after->low;
+    const int high = row->high - at->devices < after->high ? row->high - at->devices : after->high;
+    for (int d = low; d <= high; d++) {
+        for (int i = start[d - after->low]; i < start[d + 1 - after->low]; i++) {
             const int launches = search_launches(table->problem, table->pool[i].launches, delta);
-            if (launches <= at->launches) put(table, d + at->devices, launches, cost_s + table->pool[i].latency_s);
+            if (launches <= at->launches)
+                put(table, row, d + at->devices, launches, cost_s + table->pool[i].latency_s);
         }
     }
 }
 
 /* The last stage of its subcluster, before a suffix that starts in another. */
-static void extend_other(const struct search_table *table, const struct search_candidate *at,
+static void extend_other(const struct search_table *table, const struct search_candidate *at, const struct search_row *row,
                          const struct search_row *after, double cost_s, int delta)
 {
     for (int i = after->any_first; i < after->any_end; i++) {
         const int launches = search_launches(table->problem, table->pool[i].launches, delta);
-        if (launches <= at->launches) put(table, at->devices, launches, cost_s + table->pool[i].latency_s);
+        if (launches <= at->launches) put(table, row, at->devices, launches, cost_s + table->pool[i].latency_s);
     }
 }
 
-static void extend(const struct search_table *table, const struct search_candidate *at, unsigned mask, int current)
+static void extend(const struct search_table *table, const struct search_candidate *at, const struct search_row *row,
+                   unsigned mask, int current)
 {
     const struct search_problem *problem = table->problem;
     const unsigned rest = mask & ~(1u << current);
+    const bool within = at->devices >= row->low && at->devices <= row->high;
     if (at->end == problem->L) {
-        const int launches = problem->options->schedule == HAPT_SCHEDULE_GPIPE ? problem->B : 1;
-        if (rest == 0 && launches <= at->launches) put(table, at->devices, launches, at->time_s);
+        if (rest == 0 && within) put(table, row, at->devices, 1, at->time_s);
         return;
     }
     const size_t link = search_link(problem, current, current, at->end - 1);
-    if (table->delta[link] != UCHAR_MAX)
-        extend_same(table, at, search_row(table, at->end, search_group(problem, mask, current)),
-                    problem->devices[current], at->time_s + 2 * problem->comm_s[link], table->delta[link]);
-    for (int next = 0; next < problem->C; next++) {
+    const struct search_row *same = search_row(table, at->end, search_group(problem, mask, current));
+    if (table->delta[link] != UCHAR_MAX && same && same->start >= 0)
+        extend_same(table, at, row, same, at->time_s + 2 * problem->comm_s[link], table->delta[link]);
+    for (int next = 0; within && next < problem->C; next++) {
         if (!(rest >> next & 1u)) continue;
         const size_t over = search_link(problem, current, next, at->end - 1);
-        if (table->delta[over] != UCHAR_MAX)
-            extend_other(table, at, search_row(table, at->end, search_group(problem, rest, next)),
-                         at->time_s + 2 * problem->comm_s[over], table->delta[over]);
+        const struct search_row *after = search_row(table, at->end, search_group(problem, rest, next));
+        if (table->delta[over] != UCHAR_MAX && after && after->start >= 0)
+            extend_other(table, at, row, after, at->time_s + 2 * problem->comm_s[over], table->delta[over]);
     }
 }
 
@@ -101,72 +129,72 @@ static enum hapt_status reserve(struct search_table *table, int64_t more)
     const int64_t room = 2 * table->pool_room + more + 4096;
     struct search_point *pool = room > INT32_MAX ? NULL : realloc(table->pool, (size_t)room * sizeof *pool);
     if (!pool)
-        return hapt_fail(HAPT_ERR_MEMORY, "plan with fewer layers (--layers-per-model)", "the search needs %lld states",
-                         (long long)room);
+        return hapt_fail(HAPT_ERR_MEMORY, "plan with fewer layers (--layers-per-model), or with --gap",
+                         "the search needs %lld states", (long long)room);
     table->pool = pool;
     table->pool_room = room;
     return HAPT_OK;
 }
 
-/* Keeps the points that no point with as few devices and launches beats, and empties the work table. */
-static enum hapt_status store(struct search_table *table, struct search_row *row, int *start, int total)
+/* The points of d devices that no point with as few devices and launches beats; empties its part of the work table. */
+static void store_devices(struct search_table *table, int d, bool exact)
 {
-    const int launches = table->problem->most_launches + 1;
-    const bool exact = table->problem->options->use_all_devices;
-    for (int n = 0; n < launches; n++) table->carry[n] = INFINITY;
-    const int64_t first = table->pool_count;
-    for (int d = 0; d <= total; d++) {
-        start[d] = (int)table->pool_count;
-        if (table->high[d] < 0) continue;
-        double *work = &table->work[(size_t)d * (size_t)launches];
-        HAPT_TRY(reserve(table, table->high[d] - table->low[d] + 1));
-        double best = INFINITY;
-        for (int n = table->low[d]; n <= table->high[d]; n++) {
-            if (!exact && table->carry[n] < best) best = table->carry[n];
-            if (work[n] < best) {
-                best = work[n];
-                table->pool[table->pool_count++] = (struct search_point){best, n};
-            }
-            work[n] = INFINITY;
-        }
-        for (int64_t i = start[d]; i < table->pool_count; i++)
-            for (int n = table->pool[i].launches; n < launches && table->pool[i].latency_s < table->carry[n]; n++)
-                table->carry[n] = table->pool[i].latency_s;
-        table->low[d] = launches;
-        table->high[d] = -1;
-    }
-    start[total + 1] = (int)table->pool_count;
-    row->start = table->pool_count > first ? start : NULL;
-    row->any_first = row->any_end = (int)table->pool_count;
-    if (!row->start) return HAPT_OK;
-    if (exact) { /* what hands over must have used everything */
-        row->any_first = start[total];
-        row->any_end = start[total + 1];
-        return HAPT_OK;
-    }
-    HAPT_TRY(reserve(table, launches));
+    double *work = &table->work[(size_t)d * (size_t)(table->problem->most_launches + 1)];
     double best = INFINITY;
-    for (int n = 0; n < launches; n++) {
-        if (!(table->carry[n] < best)) continue;
-        best = table->carry[n];
-        table->pool[table->pool_count++] = (struct search_point){best, n};
+    for (int n = table->low[d]; n <= table->high[d]; n++) {
+        if (!exact && table->carry[n] < best) best = table->carry[n];
+        if (work[n] < best) {
+            best = work[n];
+            table->pool[table->pool_count++] = (struct search_point){best, n};
+        }
+        work[n] = INFINITY;
     }
-    row->any_end = (int)table->pool_count;
-    return HAPT_OK;
+    table->low[d] = table->problem->most_launches + 1;
+    table->high[d] = -1;
 }
 
-static void find_deltas(struct search_table *table)
+/* Keeps the points that no point with as few devices and launches beats, and empties the work table. */
+static enum hapt_status store(struct search_table *table, struct search_row *row)
 {
-    const struct search_problem *problem = table->problem;
-    const struct hapt_search_options *options = problem->options;
-    const size_t count = (size_t)problem->C * (size_t)problem->C * (size_t)problem->L;
-    for (size_t i = 0; i < count; i++) {
-        const double comm_s = problem->comm_s[i];
-        table->delta[i] =
-            hapt_at_most(comm_s, table->t_max_s)
-                ? (unsigned char)hapt_schedule_delta(options->schedule, comm_s, table->t_max_s, options->hide_threshold)
-                : UCHAR_MAX;
+    const bool exact = table->problem->options->use_all_devices;
+    int *start = &table->starts[row->cell];
+    int least = INT_MAX, most = -1; /* launches of the row */
+    const int64_t first = table->pool_count;
+    row->start = -1;
+    row->any_first = row->any_end = (int)table->pool_count;
+    for (int d = row->low; d <= row->high; d++) {
+        if (table->low[d] < least) least = table->low[d];
+        if (table->high[d] > most) most = table->high[d];
     }
+    if (most < 0) return HAPT_OK;
+    HAPT_TRY(reserve(table, (int64_t)(row->high - row->low + 2) * (most - least + 1)));
+    for (int d = row->low; d <= row->high; d++) {
+        const int64_t here = table->pool_count;
+        start[d - row->low] = (int)here;
+        if (table->high[d] < 0) continue;
+        store_devices(table, d, exact);
+        for (int64_t i = here; i < table->pool_count; i++)
+            for (int n = table->pool[i].launches; n <= most && table->pool[i].latency_s < table->carry[n]; n++)
+                table->carry[n] = table->pool[i].latency_s;
+    }
+    start[row->high + 1 - row->low] = (int)table->pool_count;
+    if (table->pool_count > first) row->start = row->cell;
+    const int D = table->problem->devices[row->current];
+    row->any_first = row->any_end = (int)table->pool_count;
+    if (exact && row->start >= 0) { /* what hands over must have used everything */
+        row->any_first = start[(D <= row->high ? D : row->high + 1) - row->low];
+        row->any_end = start[row->high + 1 - row->low];
+    }
+    double best = INFINITY;
+    for (int n = least; n <= most; n++) {
+        if (!exact && table->carry[n] < best) {
+            best = table->carry[n];
+            table->pool[table->pool_count++] = (struct search_point){best, n};
+        }
+        table->carry[n] = INFINITY;
+    }
+    if (!exact) row->any_end = (int)table->pool_count;
+    return HAPT_OK;
 }
 
 static double best_latency(const struct search_table *table)
@@ -178,34 +206,75 @@ static double best_latency(const struct search_table *table)
         for (int current = 0; current < problem->C; current++) {
             if (!(mask >> current & 1u)) continue;
             const struct search_row *row = search_row(table, 0, search_group(problem, mask, current));
-            for (int i = row->any_first; i < row->any_end; i++)
+            for (int i = row ? row->any_first : 0; row && i < row->any_end; i++)
                 if (table->pool[i].latency_s < best) best = table->pool[i].latency_s;
         }
     }
     return best;
 }
 
-enum hapt_status search_table_fill(struct search_table *table, double t_max_s, double *latency_s)
+/* Makes every point that a plan within the budget can hold. */
+static enum hapt_status fill(struct search_table *table, double budget_s, double *latency_s)
 {
     const struct search_problem *problem = table->problem;
-    int *start = table->starts;
-    table->t_max_s = t_max_s;
+    table->budget_s = budget_s * ROUNDING;
     table->pool_count = 0;
-    find_deltas(table);
-    for (int layer = problem->L - 1; layer >= 0; layer--) {
+    for (int k = problem->L - 1; k >= 0; k--) {
+        if (table->poll) table->poll(table->poll_context);
         for (unsigned mask = 1; mask < 1u << problem->C; mask++) {
             for (int current = 0; current < problem->C; current++) {
                 if (!(mask >> current & 1u)) continue;
-                const int list = current * problem->L + layer;
-                const struct search_candidate *candidate = problem->candidate[list];
-                for (int i = 0; i < problem->candidate_count[list] && hapt_at_most(candidate[i].time_s, t_max_s); i++)
-                    extend(table, &candidate[i], mask, current);
-                struct search_row *row = search_row(table, layer, search_group(problem, mask, current));
-                HAPT_TRY(store(table, row, start, problem->devices[current]));
-                if (row->start) start += problem->devices[current] + 2;
+                struct search_row *row = search_row(table, k, search_group(problem, mask, current));
+                if (!row) continue;
+                row->current = current;
+                const int list = k * problem->C + current;
+                if (isfinite(row->least_prefix_s))
+                    for (int64_t i = table->active_first[list]; i < table->active_end[list]; i++)
+                        extend(table, &table->active[i], row, mask, current);
+                HAPT_TRY(store(table, row));
             }
         }
     }
+    table->effort.points += table->pool_count;
+    table->effort.passes++;
     *latency_s = best_latency(table);
     return HAPT_OK;
+}
+
+enum hapt_status search_table_reaches(struct search_table *table, double t_max_s, bool *reaches)
+{
+    const double start_s = hapt_time_s();
+    const enum hapt_status status = search_bound_reach(table, t_max_s, reaches);
+    table->effort.narrow_s += hapt_time_s() - start_s;
+    return status;
+}
+
+/* The first pass is as narrow as rounding allows, the last as wide as the caller's budget. */
+static enum hapt_status widen(struct search_table *table, double least_s, double budget_s, bool whole, double *latency_s)
+{
+    static const double slack[] = {0, 0.01, 0.04, 0.15, 0.5, INFINITY};
+    for (int i = whole ? 5 : 0; i < 6; i++) {
+        const double wider_s = isinf(slack[i]) ? budget_s : fmin(budget_s, least_s * (1 + slack[i]) + 1e-300);
+        HAPT_TRY(fill(table, wider_s, latency_s));
+        if (isfinite(*latency_s) || wider_s >= budget_s) break;
+    }
+    if (*latency_s > budget_s * ROUNDING) *latency_s = INFINITY;
+    return HAPT_OK;
+}
+
+enum hapt_status search_table_fill(struct search_table *table, double t_max_s, double budget_s, bool whole, double *latency_s)
+{
+    bool reaches;
+    double least_s;
+    *latency_s = INFINITY;
+    HAPT_TRY(search_table_reaches(table, t_max_s, &reaches));
+    if (!reaches) return HAPT_OK;
+    const double start_s = hapt_time_s();
+    HAPT_TRY(search_bound_prefixes(table, &least_s));
+    const double relaxed_s = hapt_time_s();
+    table->effort.relax_s += relaxed_s - start_s;
+    if (!isfinite(least_s) || least_s > budget_s * ROUNDING) return HAPT_OK;
+    const enum hapt_status status = widen(table, least_s, budget_s, whole, latency_s);
+    table->effort.exact_s += hapt_time_s() - relaxed_s;
+    return status;
 }

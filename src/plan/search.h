@@ -2,7 +2,9 @@
  * Inside src/plan: the search problem in the form that one pass of the DP wants, and the pass itself.
  *
  * A suffix of the pipeline covers layers [k, L). Its group is (subclusters it uses, subcluster of its first stage), its
- * points are Pareto-optimal (latency, launch count of its first stage) by devices used in that first subcluster.
+ * points are Pareto-optimal (latency, launch count of its first stage) by devices d used in that first subcluster.
+ * A prefix covers [0, k) and leaves the rest to a suffix: it may use the subclusters outside the suffix's group, and all
+ * but d devices of the group's first subcluster.
  */
 #ifndef HAPT_PLAN_SEARCH_H
 #define HAPT_PLAN_SEARCH_H
@@ -17,7 +19,7 @@ struct search_candidate {
     int end;       /* layers [k, end), k by the list it stands in */
     int submesh;   /* index in the profile */
     int devices;   /* n * m */
-    int launches;  /* most microbatches in flight that fit its memory, at most B */
+    int launches;  /* most microbatches in flight that fit its memory, at most the problem's cap */
 };
 
 struct search_problem {
@@ -25,49 +27,100 @@ struct search_problem {
     const struct hapt_search_options *options;
     int L, C, B;
     int group_count;   /* groups by index mask * C + current; those with the bit unset are unused */
+    int cap;           /* of every launch count: B; 1 under GPipe, whose stages all launch B and stand here for one */
     int most_launches; /* bound of every N_i */
+    int most_devices;  /* of a subcluster */
     int devices[HAPT_MAX_SUBCLUSTERS];
-    double *comm_s;                      /* [from][to][L] behind layer l */
-    struct search_candidate **candidate; /* [C][L] by rising time */
-    int *candidate_count;                /* [C][L] */
-    double *t_max;                       /* rising, distinct */
-    int64_t t_max_count;
+    /* submeshes with the same number of devices are one class: those of c are [first_class[c], first_class[c + 1]) by rising
+     * class_devices; class_of[c][submesh] */
+    int class_count, first_class[HAPT_SEARCH_MAX_SUBCLUSTERS + 1], *class_devices, *class_of[HAPT_SEARCH_MAX_SUBCLUSTERS];
+    double *comm_s; /* [from][to][L] behind layer l */
+    double longest_s; /* the largest pace that can matter */
+    struct search_candidate **candidate; /* [C * L], by subcluster and first layer */
+    int *candidate_count;
+    int64_t all_candidates;
+    bool thinned; /* slower programs for the same layers were left out */
 };
 
-/* `memory_factor` scales every device's memory (1; other values only to explain infeasibility). */
+/*
+ * `memory_factor` scales every device's memory (1; other values only to explain infeasibility). A candidate is left out when
+ * another one for the same layers with at most as many devices is at least as fast and fits as many launches: no pass finds a
+ * smaller latency with it. It stays when it is slower by no more than `tie_s` and precedes the other in the order of ties;
+ * negative: never.
+ */
 enum hapt_status search_problem_create(const struct hapt_profile *profile, const struct hapt_search_options *options,
-                                       double memory_factor, struct hapt_arena *arena, struct search_problem **problem);
+                                       double memory_factor, double tie_s, struct hapt_arena *arena,
+                                       struct search_problem **problem);
+/* The paces in [least_s, most_s] that can be optimal, rising and distinct: some t, c, 2c or c / epsilon. Frees with the arena. */
+enum hapt_status search_paces(const struct search_problem *problem, double least_s, double most_s, struct hapt_arena *arena,
+                              double **pace, int64_t *count);
+/* A lower bound of the sum of t_i + 2 c_i at any pace: stages over unlimited devices. */
+enum hapt_status search_least_sum(const struct search_problem *problem, struct hapt_arena *scratch, double *least_s);
 
 struct search_point {
     double latency_s;
     int launches;
 };
 
-/* Points of one (layer, group): those with d devices are [start[d], start[d + 1]) of the pool; NULL start: none.
- * `any` are the Pareto points over all d that may hand over to another subcluster. */
+/* Suffixes of one (layer, group) that any pipeline can hold at this pace: d in [low, high]. */
 struct search_row {
-    int *start;
-    int any_first, any_end;
+    int low, high;          /* empty: low > high */
+    int current;            /* the group's first subcluster */
+    int64_t cell;           /* of d = low in `prefix_s`; its points are [start[d - low], start[d - low + 1]) of the pool */
+    int64_t start;          /* in `starts`; -1: no points */
+    int any_first, any_end; /* Pareto points over all d that may hand over to another subcluster */
+    double least_prefix_s;  /* over d */
 };
 
+/* Where the time goes, and how much was made. */
+struct search_effort {
+    double narrow_s, relax_s, exact_s; /* candidates and reach; relaxed prefixes; points of suffixes */
+    int64_t passes, cells, points;
+};
+
+/* One pass for one pace. */
 struct search_table {
     const struct search_problem *problem;
     double t_max_s;
-    struct search_row *row; /* [L][group] */
-    unsigned char *delta;   /* [from][to][L] extra launches; UCHAR_MAX: the transfer is slower than t_max */
+    unsigned char *delta; /* [from][to][L] extra launches; UCHAR_MAX: the transfer is slower than t_max */
+    struct search_candidate *active; /* those of the pace */
+    int64_t *active_first, *active_end; /* [L][C] those of layer and subcluster */
+    int *least_launches;                /* [L][C] of a stage that starts there; INT_MAX: none can */
+    int *behind;                        /* [L + 1][C] of a stage of the subcluster that ends there */
+    int *furthest, *nearest;            /* [class][L + 1] furthest end of a stage that starts up to there; nearest start */
+    int *prefix_reach, *suffix_reach; /* [group][devices + 1]: the last layer a prefix, the first a suffix can come to */
+    int *group_low, *group_high;      /* [group] layers with rows; low > high: none */
+    int64_t *group_row;               /* [group] row of layer group_low */
+    struct search_row *row;
+    int64_t row_room, row_count;
+    double *prefix_s; /* least sum of a prefix, launch counts aside */
+    double *handover_s; /* [row] least sum of a prefix that ends in another subcluster */
+    int *starts;
+    int64_t cell_room, cell_count;
     struct search_point *pool;
     int64_t pool_count, pool_room;
-    int *starts;     /* storage of row->start */
     double *work;    /* [devices + 1][most_launches + 1] */
     double *carry;   /* [most_launches + 1] */
     int *low, *high; /* [devices + 1] launches present in work */
+    double budget_s;
+    void (*poll)(void *context); /* called now and then; NULL: not */
+    void *poll_context;
+    struct search_effort effort;
 };
 
 enum hapt_status search_table_init(const struct search_problem *problem, struct hapt_arena *arena,
                                    struct search_table *table);
 void search_table_release(struct search_table *table);
-/* Fills the table for one t_max. `latency_s`: the least sum of t_i + 2 c_i, infinite when nothing fits. */
-enum hapt_status search_table_fill(struct search_table *table, double t_max_s, double *latency_s);
+/* Whether stages reach over all layers at this pace, memory beyond one launch and most links aside. */
+enum hapt_status search_table_reaches(struct search_table *table, double t_max_s, bool *reaches);
+/* Fills the table for one t_max. `latency_s`: the least sum of t_i + 2 c_i, infinite when nothing is within `budget_s`. The
+ * sum does not depend on the budget. Afterwards the table holds every suffix of a plan within *latency_s; of worse plans
+ * within the budget only where `whole` is set. */
+enum hapt_status search_table_fill(struct search_table *table, double t_max_s, double budget_s, bool whole, double *latency_s);
+
+/* Bounds of search_bound.c: active candidates, reach and rows of a pace; then the relaxed prefixes. */
+enum hapt_status search_bound_reach(struct search_table *table, double t_max_s, bool *reaches);
+enum hapt_status search_bound_prefixes(struct search_table *table, double *least_s);
 
 /* Among the plans whose latency sum is at most `budget_s` (tolerance included) under the filled table: fewest stages,
  * then the lexicographically first (layers, subcluster, n, m). Stages get their layers, subcluster and submesh. */
@@ -92,9 +145,12 @@ static inline size_t search_group(const struct search_problem *problem, unsigned
     return (size_t)mask * (size_t)problem->C + (size_t)current;
 }
 
+/* NULL: no suffix of this group starts there. */
 static inline struct search_row *search_row(const struct search_table *table, int layer, size_t group)
 {
-    return &table->row[(size_t)layer * (size_t)table->problem->group_count + group];
+    if (layer < table->group_low[group] || layer > table->group_high[group]) return NULL;
+    struct search_row *row = &table->row[table->group_row[group] + (layer - table->group_low[group])];
+    return row->low <= row->high ? row : NULL;
 }
 
 static inline size_t search_link(const struct search_problem *problem, int from, int to, int layer)
@@ -104,7 +160,7 @@ static inline size_t search_link(const struct search_problem *problem, int from,
 
 static inline int search_launches(const struct search_problem *problem, int after, int delta)
 {
-    return after + delta < problem->B ? after + delta : problem->B;
+    return after + delta < problem->cap ? after + delta : problem->cap;
 }
 
 #endif

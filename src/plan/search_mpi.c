@@ -1,8 +1,15 @@
 /*
  * The search over t_max, shared by the ranks of a communicator.
  *
- * For a t_max in (a, b] the objective is at least F(b) + (B - 1) a, F falling: intervals of candidates are halved and
- * dropped from both ends (HAPT 5.2.2, taken further). Which t_max are priced does not depend on the number of ranks.
+ * For a t_max in (a, b] the objective is at least F(b) + (B - 1) a, F falling: intervals of candidates are split and
+ * dropped from both ends (HAPT 5.2.2, taken further). The window of paces comes first: below it no stages reach over the
+ * layers with the devices there are, above it the pace alone costs more than a plan that is known.
+ *
+ * Intervals are priced in rounds. Within a round the ranks take the next pace from a counter, so none waits for another
+ * but at the end, and pass on better objectives by one-sided MPI. A better objective only lets a pass end early that
+ * the end of the round would have made void, so which paces are priced, and all else, is the same for every number of
+ * ranks. With a gap to the optimum allowed, what may be dropped depends on the objective itself: then passes take the
+ * objective of the round's start.
  */
 #include "search.h"
 
@@ -10,9 +17,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Objectives this close tie (DESIGN "Objective"); bounds leave a few times as much. */
+#define TIE 1e-12
+#define SAFE 4e-12
+
 struct interval {
     int64_t first, last; /* candidates whose F is not known yet, both inclusive */
-    double least_s;      /* F of the nearest larger candidate: F of these is no smaller */
+    double least_s;      /* F of the nearest larger candidate or another bound: F of these is no smaller */
 };
 
 struct priced {
@@ -20,19 +31,47 @@ struct priced {
     double latency_s; /* F */
 };
 
+/* A pace to be priced: the upper end of what lies between its neighbours. */
+struct probe {
+    int64_t index, below; /* `below`: first candidate of the part that ends with it */
+};
+
+struct board { /* on rank 0 */
+    int64_t next; /* probes handed out */
+    double best_s;
+};
+
 struct search {
     MPI_Comm comm;
     int rank, size;
+    MPI_Win window; /* of the board; MPI_WIN_NULL: this rank is alone */
+    struct board alone, *board;
+    int64_t handed; /* counter at the start of the round */
     const struct search_problem *problem;
     struct search_table table;
+    double *pace;
+    int64_t pace_count;
     struct priced *priced;
     int64_t priced_count;
-    double best_s; /* objective */
+    double known_s; /* objective of a plan at a pace that need not be a candidate */
+    double best_s;  /* objective */
+    double lower_s; /* no dropped candidate has a smaller objective; kept where a gap is allowed */
 };
 
 static double objective(const struct search *search, int64_t index, double latency_s)
 {
-    return latency_s + (search->problem->B - 1) * search->problem->t_max[index];
+    return latency_s + (search->problem->B - 1) * search->pace[index];
+}
+
+static double gap(const struct search *search)
+{
+    return search->problem->options->gap;
+}
+
+/* What a sum at this pace may be for the objective to matter. */
+static double budget(const struct search *search, double best_s, double pace_s)
+{
+    return best_s / (1 + gap(search)) + SAFE * best_s - (search->problem->B - 1) * pace_s;
 }
 
 static void note_price(struct search *search, int64_t index, double latency_s)
@@ -41,137 +80,297 @@ static void note_price(struct search *search, int64_t index, double latency_s)
     if (objective(search, index, latency_s) < search->best_s) search->best_s = objective(search, index, latency_s);
 }
 
-/* Prices candidates, the ranks in turn; every rank learns every price. */
-static enum hapt_status price(struct search *search, const int64_t *index, int count, double *latency_s)
+/* The board's ranks: the next number of a probe, and the least objective that any rank knows. */
+static enum hapt_status take_next(struct search *search, int64_t *next)
 {
-    enum hapt_status status = HAPT_OK;
-    for (int i = 0; i < count; i++) {
-        latency_s[i] = INFINITY;
-        if (i % search->size == search->rank && status == HAPT_OK)
-            status = search_table_fill(&search->table, search->problem->t_max[index[i]], &latency_s[i]);
+    const int64_t one = 1;
+    if (search->window == MPI_WIN_NULL) {
+        *next = search->board->next++;
+        return HAPT_OK;
     }
-    HAPT_TRY(hapt_env_agree(search->comm, status));
-    if (search->size > 1) HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, latency_s, count, MPI_DOUBLE, MPI_MIN, search->comm));
-    for (int i = 0; i < count; i++) note_price(search, index[i], latency_s[i]);
+    HAPT_MPI(MPI_Fetch_and_op(&one, next, MPI_INT64_T, 0, (MPI_Aint)offsetof(struct board, next), MPI_SUM, search->window));
+    HAPT_MPI(MPI_Win_flush(0, search->window));
     return HAPT_OK;
 }
 
-/* Finds the smallest feasible t_max; every rank does the same work. Infeasible everywhere: *first is the count. */
-static enum hapt_status find_first(struct search *search, int64_t *first, double *latency_s)
+static enum hapt_status share_best(struct search *search, double *best_s)
 {
-    const struct search_problem *problem = search->problem;
-    int64_t low = -1, high = problem->t_max_count; /* low is infeasible, high feasible or beyond the end */
-    while (high - low > 1) {
-        /* the largest first: where it is infeasible everything is */
-        const int64_t middle = high == problem->t_max_count ? high - 1 : low + (high - low) / 2;
-        double found_s;
-        HAPT_TRY(search_table_fill(&search->table, problem->t_max[middle], &found_s));
-        note_price(search, middle, found_s);
-        if (isfinite(found_s)) {
-            high = middle;
-            *latency_s = found_s;
-        } else if (high == problem->t_max_count) {
-            break;
-        } else {
-            low = middle;
-        }
-    }
-    *first = high;
+    const double mine_s = *best_s;
+    double known_s = mine_s;
+    if (search->window == MPI_WIN_NULL) return HAPT_OK;
+    HAPT_MPI(MPI_Fetch_and_op(&mine_s, &known_s, MPI_DOUBLE, 0, (MPI_Aint)offsetof(struct board, best_s), MPI_MIN,
+                              search->window));
+    HAPT_MPI(MPI_Win_flush(0, search->window));
+    if (known_s < *best_s) *best_s = known_s;
     return HAPT_OK;
+}
+
+/* Requests of other ranks may need this rank inside MPI to be served. */
+static void serve(void *context)
+{
+    const struct search *search = context;
+    int flag;
+    MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, search->comm, &flag, MPI_STATUS_IGNORE);
+}
+
+static enum hapt_status open_board(struct search *search)
+{
+    search->board = &search->alone;
+    if (search->size > 1) {
+        const MPI_Aint bytes = search->rank == 0 ? (MPI_Aint)sizeof *search->board : 0;
+        HAPT_MPI(MPI_Win_allocate(bytes, 1, MPI_INFO_NULL, search->comm, &search->board, &search->window));
+        if (search->rank == 0) {
+            HAPT_MPI(MPI_Win_lock(MPI_LOCK_EXCLUSIVE, 0, 0, search->window));
+            *search->board = (struct board){.best_s = INFINITY};
+            HAPT_MPI(MPI_Win_unlock(0, search->window));
+            search->table.poll = serve;
+            search->table.poll_context = search;
+        }
+        HAPT_MPI(MPI_Barrier(search->comm));
+        return hapt_env_mpi(MPI_Win_lock_all(0, search->window), "MPI_Win_lock_all");
+    }
+    *search->board = (struct board){.best_s = INFINITY};
+    return HAPT_OK;
+}
+
+static void close_board(struct search *search)
+{
+    if (search->window == MPI_WIN_NULL) return;
+    MPI_Win_unlock_all(search->window);
+    MPI_Win_free(&search->window);
+}
+
+/* Takes probes until none is left. */
+static enum hapt_status price_some(struct search *search, const struct probe *probe, int count, double *latency_s)
+{
+    double best_s = fmin(search->best_s, search->known_s);
+    for (;;) {
+        int64_t next;
+        HAPT_TRY(take_next(search, &next));
+        next -= search->handed;
+        if (next >= count) return HAPT_OK;
+        if (gap(search) <= 0) HAPT_TRY(share_best(search, &best_s));
+        const struct probe *at = &probe[next];
+        HAPT_TRY(search_table_fill(&search->table, search->pace[at->index],
+                                   budget(search, best_s, search->pace[at->below]), false, &latency_s[next]));
+        if (gap(search) > 0) continue;
+        best_s = fmin(best_s, objective(search, at->index, latency_s[next]));
+        HAPT_TRY(share_best(search, &best_s));
+    }
+}
+
+/* Prices candidates; every rank learns every price. A price beyond what can matter counts as infinite. */
+static enum hapt_status price(struct search *search, const struct probe *probe, int count, double *latency_s)
+{
+    for (int i = 0; i < count; i++) latency_s[i] = INFINITY;
+    const enum hapt_status status = price_some(search, probe, count, latency_s);
+    HAPT_TRY(hapt_env_agree(search->comm, status));
+    if (search->size > 1) HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, latency_s, count, MPI_DOUBLE, MPI_MIN, search->comm));
+    search->handed += count + search->size;
+    for (int i = 0; i < count; i++) note_price(search, probe[i].index, latency_s[i]);
+    return HAPT_OK;
+}
+
+/* The objective below which an interval must come to be looked at. */
+static bool matters(const struct search *search, double bound_s)
+{
+    const double best_s = fmin(search->best_s, search->known_s * (1 + SAFE));
+    return gap(search) > 0 ? bound_s * (1 + gap(search)) < best_s : hapt_at_most(bound_s, best_s);
+}
+
+static void drop(struct search *search, double bound_s)
+{
+    if (bound_s < search->lower_s) search->lower_s = bound_s;
 }
 
 /* Drops the upper end that cannot be as good as the best so far; false when nothing is left. */
-static bool trim(const struct search *search, struct interval *interval)
+static bool trim(struct search *search, struct interval *interval)
 {
     int64_t low = interval->first - 1, high = interval->last + 1;
     while (high - low > 1) {
         const int64_t middle = low + (high - low) / 2;
-        if (hapt_at_most(objective(search, middle, interval->least_s), search->best_s))
+        if (matters(search, objective(search, middle, interval->least_s)))
             low = middle;
         else
             high = middle;
     }
+    if (high <= interval->last) drop(search, objective(search, high, interval->least_s));
     interval->last = low;
     return interval->first <= interval->last;
 }
 
-/* Halves every interval by the price of its middle. `next` has room for twice the intervals. */
-static enum hapt_status halve(struct search *search, const struct interval *interval, int count, struct interval *next,
-                              int64_t *middle, double *latency_s, int *next_count)
+/* Where few intervals are left they are cut into more parts, so that several ranks have work. */
+static int64_t cuts(const struct interval *interval, int count)
 {
-    for (int i = 0; i < count; i++) middle[i] = interval[i].first + (interval[i].last - interval[i].first) / 2;
-    HAPT_TRY(price(search, middle, count, latency_s));
-    *next_count = 0;
+    enum { ENOUGH = 4 };
+    const int64_t cut = count >= ENOUGH ? 1 : (ENOUGH + count - 1) / count, room = interval->last - interval->first + 1;
+    return cut < room ? cut : room;
+}
+
+static int place_probes(const struct interval *interval, int count, struct probe *probe)
+{
+    int placed = 0;
     for (int i = 0; i < count; i++) {
-        const struct interval below = {interval[i].first, middle[i] - 1, latency_s[i]};
-        const struct interval above = {middle[i] + 1, interval[i].last, interval[i].least_s};
-        if (isfinite(below.least_s)) next[(*next_count)++] = below;
+        const int64_t parts = cuts(&interval[i], count) + 1, room = interval[i].last - interval[i].first + 1;
+        int64_t below = interval[i].first;
+        for (int64_t k = 1; k < parts; k++) {
+            const int64_t at = interval[i].first + (room * k - 1) / parts;
+            if (at < below) continue;
+            probe[placed++] = (struct probe){at, below};
+            below = at + 1;
+        }
+    }
+    return placed;
+}
+
+/* What is left of an interval behind its probes; returns how many of them were its own. */
+static int split(struct search *search, const struct interval *interval, const struct probe *probe, const double *latency_s,
+                 int count, struct interval *next, int *next_count)
+{
+    int own = 0;
+    while (own < count && probe[own].index <= interval->last) own++;
+    for (int k = 0; k <= own; k++) {
+        const struct interval part = {k > 0 ? probe[k - 1].index + 1 : interval->first,
+                                      k < own ? probe[k].index - 1 : interval->last,
+                                      k < own ? latency_s[k] : interval->least_s};
+        /* an infinite price: beyond the budget of the part, its lower end included */
+        if (isinf(part.least_s)) drop(search, fmin(search->best_s, search->known_s) / (1 + gap(search)));
+        if (part.first > part.last || isinf(part.least_s)) continue;
         /* where F has already fallen to its least, a slower pace gains nothing */
-        if (latency_s[i] > above.least_s) next[(*next_count)++] = above;
+        if (k > 0 && latency_s[k - 1] <= part.least_s) continue;
+        next[(*next_count)++] = part;
+    }
+    return own;
+}
+
+static enum hapt_status refine_intervals(struct search *search, double least_s, struct hapt_arena *scratch)
+{
+    struct interval *now, *next;
+    struct probe *probe;
+    double *latency_s;
+    int count = 1;
+    HAPT_NEW(now, scratch, 1);
+    now[0] = (struct interval){0, search->pace_count - 1, least_s};
+    for (;;) {
+        int kept = 0, next_count = 0;
+        for (int i = 0; i < count; i++)
+            if (trim(search, &now[i])) now[kept++] = now[i];
+        if (kept == 0) return HAPT_OK;
+        HAPT_NEW(probe, scratch, kept + 8);
+        HAPT_NEW(latency_s, scratch, kept + 8);
+        HAPT_NEW(next, scratch, 2 * kept + 8);
+        const int probes = place_probes(now, kept, probe);
+        HAPT_TRY(price(search, probe, probes, latency_s));
+        for (int i = 0, at = 0; i < kept; i++)
+            at += split(search, &now[i], &probe[at], &latency_s[at], probes - at, next, &next_count);
+        now = next;
+        count = next_count;
+    }
+}
+
+/* No stages reach over the layers at *low_s and below; they do at *high_s, or nowhere. */
+static enum hapt_status bracket_pace(struct search *search, double *low_s, double *high_s, bool *reaches)
+{
+    *low_s = 0;
+    *high_s = search->problem->longest_s;
+    HAPT_TRY(search_table_reaches(&search->table, *high_s, reaches));
+    if (!*reaches) return HAPT_OK;
+    for (int i = 0; i < 200 && *high_s - *low_s > 1e-3 * *high_s; i++) {
+        const double middle_s = *low_s + 0.5 * (*high_s - *low_s);
+        bool here;
+        HAPT_TRY(search_table_reaches(&search->table, middle_s, &here));
+        *(here ? high_s : low_s) = middle_s;
     }
     return HAPT_OK;
 }
 
-static enum hapt_status refine_intervals(struct search *search, int64_t first, double first_s,
-                                         struct hapt_arena *scratch)
+/* A first plan, at the smallest of a few paces that has one; every rank does the same work. */
+static enum hapt_status find_known(struct search *search, double *low_s, double high_s, bool *found)
 {
-    const int64_t all = search->problem->t_max_count;
-    struct interval *now, *next;
-    int64_t *middle;
-    double *latency_s;
-    int count = 0;
-    /* the largest was priced first; its F is the least of all */
-    const double least_s = search->priced[0].latency_s;
-    size_t room = 64;
-    HAPT_NEW(now, scratch, 1);
-    if (first < all - 1 && first_s > least_s) now[count++] = (struct interval){first + 1, all - 2, least_s};
-    for (;;) {
-        int kept = 0;
-        for (int i = 0; i < count; i++)
-            if (trim(search, &now[i])) now[kept++] = now[i];
-        if (kept == 0) return HAPT_OK;
-        while (room < 2 * (size_t)kept) room *= 2;
-        HAPT_NEW(next, scratch, room);
-        HAPT_NEW(middle, scratch, kept);
-        HAPT_NEW(latency_s, scratch, kept);
-        HAPT_TRY(halve(search, now, kept, next, middle, latency_s, &count));
-        now = next;
+    const double longest_s = search->problem->longest_s;
+    double step = 0.002;
+    *found = false;
+    for (double pace_s = high_s;; step *= 2) {
+        double latency_s;
+        HAPT_TRY(search_table_fill(&search->table, pace_s, INFINITY, false, &latency_s));
+        if (isfinite(latency_s)) {
+            *found = true;
+            search->known_s = latency_s + (search->problem->B - 1) * pace_s;
+            return HAPT_OK;
+        }
+        *low_s = pace_s;
+        if (pace_s >= longest_s) return HAPT_OK;
+        pace_s = fmin(longest_s, pace_s * (1 + step));
     }
 }
 
-/* The smallest t_max among those whose objective ties with the best. */
-static int64_t choose(const struct search *search)
+static enum hapt_status search_all(struct search *search, struct hapt_arena *scratch, bool *found)
 {
-    int64_t chosen = -1;
+    double low_s, high_s, least_s;
+    *found = false;
+    if (search->problem->all_candidates == 0) return HAPT_OK;
+    HAPT_TRY(bracket_pace(search, &low_s, &high_s, found));
+    if (!*found) return HAPT_OK;
+    HAPT_TRY(find_known(search, &low_s, high_s, found));
+    if (!*found) return HAPT_OK;
+    HAPT_TRY(search_least_sum(search->problem, scratch, &least_s));
+    const int B = search->problem->B;
+    const double most_s = B > 1 ? (search->known_s * (1 + SAFE) - least_s) / (B - 1) * (1 + SAFE) : search->problem->longest_s;
+    HAPT_TRY(search_paces(search->problem, low_s, most_s, scratch, &search->pace, &search->pace_count));
+    HAPT_NEW(search->priced, scratch, search->pace_count);
+    HAPT_TRY(open_board(search));
+    HAPT_TRY(refine_intervals(search, least_s, scratch));
+    HAPT_ASSERT(isfinite(search->best_s));
+    return HAPT_OK;
+}
+
+/* The smallest t_max among those whose objective ties with the best. */
+static struct priced choose(const struct search *search)
+{
+    struct priced chosen = {-1, INFINITY};
     for (int64_t i = 0; i < search->priced_count; i++) {
         const struct priced *at = &search->priced[i];
         if (!isfinite(at->latency_s)) continue;
         const bool ties = hapt_at_most(objective(search, at->index, at->latency_s), search->best_s);
-        if (ties && (chosen < 0 || at->index < chosen)) chosen = at->index;
+        if (ties && (chosen.index < 0 || at->index < chosen.index)) chosen = *at;
     }
     return chosen;
 }
 
-static enum hapt_status make_plan(struct search *search, struct hapt_arena *result, struct hapt_plan *plan)
+/* The plan at the chosen pace, from a table that holds every program that ties. */
+static enum hapt_status trace_plan(const struct search *search, const struct search_problem *problem, double pace_s,
+                                   double budget_s, struct hapt_arena *scratch, struct hapt_arena *result,
+                                   struct hapt_plan *plan)
 {
-    const struct search_problem *problem = search->problem;
-    const int64_t chosen = choose(search);
+    struct search_table table;
     double latency_s;
-    HAPT_TRY(search_table_fill(&search->table, problem->t_max[chosen], &latency_s));
-    /* what the best objective leaves for the sum at this pace, rounding included */
-    const double budget_s =
-        latency_s + fmax(0, search->best_s - objective(search, chosen, latency_s)) + 1e-12 * search->best_s;
-    HAPT_TRY(search_trace(&search->table, budget_s, result, plan));
-    return plan_price_at(problem->profile, problem->t_max[chosen], plan);
+    (void)search;
+    HAPT_TRY(search_table_init(problem, scratch, &table));
+    enum hapt_status status = search_table_fill(&table, pace_s, budget_s, true, &latency_s);
+    if (status == HAPT_OK) status = search_trace(&table, budget_s, result, plan);
+    search_table_release(&table);
+    return status;
 }
 
-static enum hapt_status search_all(struct search *search, struct hapt_arena *scratch, int64_t *first)
+static enum hapt_status make_plan(struct search *search, struct hapt_arena *scratch, struct hapt_arena *result,
+                                  struct hapt_plan *plan)
 {
-    double first_s = INFINITY;
-    const enum hapt_status status = find_first(search, first, &first_s);
-    HAPT_TRY(hapt_env_agree(search->comm, status));
-    if (*first == search->problem->t_max_count) return HAPT_OK;
-    return refine_intervals(search, *first, first_s, scratch);
+    const struct search_problem *problem = search->problem;
+    struct search_problem *whole;
+    const struct priced chosen = choose(search);
+    const double pace_s = search->pace[chosen.index];
+    /* what the best objective leaves for the sum at this pace, rounding included */
+    const double left_s = fmax(0, search->best_s - objective(search, chosen.index, chosen.latency_s)) + TIE * search->best_s;
+    if (problem->thinned) {
+        HAPT_TRY(search_problem_create(problem->profile, problem->options, 1, SAFE * search->best_s, scratch, &whole));
+        problem = whole;
+    }
+    HAPT_TRY(trace_plan(search, problem, pace_s, chosen.latency_s + left_s, scratch, result, plan));
+    HAPT_TRY(plan_price_at(problem->profile, pace_s, plan));
+    plan->search.candidates = search->pace_count;
+    plan->search.evaluated = search->priced_count;
+    plan->search.gap = gap(search) > 0 && search->lower_s < search->best_s ? search->best_s / search->lower_s - 1 : 0;
+    return HAPT_OK;
 }
 
 static enum hapt_status set_up(struct search *search, const struct hapt_profile *profile,
@@ -181,9 +380,8 @@ static enum hapt_status set_up(struct search *search, const struct hapt_profile 
     if (options->microbatches < 1)
         return hapt_fail(HAPT_ERR_USAGE, "give --microbatches 1 or more", "%d microbatches a step",
                          options->microbatches);
-    HAPT_TRY(search_problem_create(profile, options, 1, scratch, &problem));
+    HAPT_TRY(search_problem_create(profile, options, 1, -1, scratch, &problem));
     search->problem = problem;
-    HAPT_NEW(search->priced, scratch, problem->t_max_count + 1);
     return search_table_init(problem, scratch, &search->table);
 }
 
@@ -191,22 +389,19 @@ static enum hapt_status run_search(struct search *search, const struct hapt_prof
                                    const struct hapt_search_options *options, struct hapt_arena *result,
                                    struct hapt_arena *scratch, struct hapt_plan *plan)
 {
-    int64_t first = 0;
+    bool found;
     const double start_s = hapt_time_s();
     HAPT_TRY(search_agree(search->comm, options, set_up(search, profile, options, scratch)));
-    HAPT_TRY(search_all(search, scratch, &first));
-    if (first == search->problem->t_max_count)
-        return search_agree(search->comm, options, search_explain(profile, options));
+    HAPT_TRY(search_all(search, scratch, &found));
+    if (!found) return search_agree(search->comm, options, search_explain(profile, options));
     *plan = (struct hapt_plan){.microbatches = options->microbatches,
                                .schedule = options->schedule,
                                .hide_threshold = options->hide_threshold,
                                .replicas = 1,
                                .layer_count = profile->layer_count};
-    HAPT_TRY(hapt_env_agree(search->comm, make_plan(search, result, plan)));
+    HAPT_TRY(hapt_env_agree(search->comm, make_plan(search, scratch, result, plan)));
     plan->search.seconds = hapt_time_s() - start_s;
     HAPT_MPI(MPI_Bcast(&plan->search.seconds, 1, MPI_DOUBLE, 0, search->comm));
-    plan->search.candidates = search->problem->t_max_count;
-    plan->search.evaluated = search->priced_count;
     return HAPT_OK;
 }
 
@@ -214,13 +409,15 @@ enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *prof
                                   const struct hapt_search_options *options, struct hapt_arena *result,
                                   struct hapt_plan **plan)
 {
-    struct search search = {.comm = comm, .best_s = INFINITY};
+    struct search search = {
+        .comm = comm, .window = MPI_WIN_NULL, .known_s = INFINITY, .best_s = INFINITY, .lower_s = INFINITY};
     struct hapt_arena scratch;
     struct hapt_plan found;
     HAPT_MPI(MPI_Comm_rank(comm, &search.rank));
     HAPT_MPI(MPI_Comm_size(comm, &search.size));
     hapt_arena_init(&scratch);
     enum hapt_status status = run_search(&search, profile, options, result, &scratch, &found);
+    close_board(&search);
     search_table_release(&search.table);
     hapt_arena_release(&scratch);
     if (status != HAPT_OK) return status;

@@ -21,7 +21,7 @@ struct prefix {
     int current;   /* of the last stage; NOWHERE before the first */
     int next;      /* of the stage that follows; NOWHERE behind the last layer */
     int devices;   /* used in `current` */
-    int launches;  /* limit for the stage that follows; B: none */
+    int launches;  /* limit for the stage that follows; the cap: none */
     bool finishes; /* lies on a way to the last layer in the fewest stages */
     double latency_s;
 };
@@ -64,9 +64,12 @@ static bool completes(const struct trace *trace, const struct prefix *to)
         if (!(mask >> to->next & 1) || (mask & taken)) continue;
         if (exact && (mask | to->used) != every) continue;
         const struct search_row *row = search_row(table, to->layer, search_group(problem, (unsigned)mask, to->next));
-        if (!row->start) continue;
+        if (!row || row->start < 0 || room < row->low) continue;
         if (!exact && to->latency_s + table->pool[row->any_end - 1].latency_s > trace->budget_s) continue;
-        for (int i = row->start[exact ? room : 0]; i < row->start[room + 1]; i++) {
+        if (exact && room > row->high) continue;
+        const int *start = &table->starts[row->start];
+        const int end = start[(room < row->high ? room : row->high) + 1 - row->low];
+        for (int i = start[exact ? room - row->low : 0]; i < end; i++) {
             const struct search_point *point = &table->pool[i];
             if (point->launches <= to->launches && to->latency_s + point->latency_s <= trace->budget_s) return true;
         }
@@ -78,9 +81,8 @@ static bool completes(const struct trace *trace, const struct prefix *to)
 static bool ends_well(const struct trace *trace, const struct prefix *to, int launches)
 {
     const struct search_problem *problem = trace->problem;
-    const int needed = problem->options->schedule == HAPT_SCHEDULE_GPIPE ? problem->B : 1;
     const bool all = to->used == (1 << problem->C) - 1 && to->devices == problem->devices[to->current];
-    return needed <= launches && to->latency_s <= trace->budget_s && (all || !problem->options->use_all_devices);
+    return launches >= 1 && to->latency_s <= trace->budget_s && (all || !problem->options->use_all_devices);
 }
 
 static bool may_go_on(const struct trace *trace, const struct prefix *to)
@@ -111,7 +113,7 @@ static enum hapt_status visit_stage(const struct trace *trace, const struct pref
         const int delta = trace->table->delta[link];
         if (delta == UCHAR_MAX || !may_go_on(trace, &to)) continue;
         to.latency_s = from->latency_s + (stage->time_s + 2 * problem->comm_s[link]);
-        to.launches = launches >= problem->B ? problem->B : launches - delta;
+        to.launches = launches >= problem->cap ? problem->cap : launches - delta;
         if (completes(trace, &to)) HAPT_TRY(visit(context, stage, &to));
     }
     return HAPT_OK;
@@ -122,11 +124,9 @@ static enum hapt_status visit_steps(const struct trace *trace, const struct pref
 {
     const struct search_problem *problem = trace->problem;
     if (from->next == NOWHERE) return HAPT_OK;
-    const int list = from->next * problem->L + from->layer;
-    const struct search_candidate *stage = problem->candidate[list];
-    const int count = problem->candidate_count[list];
-    for (int i = 0; i < count && hapt_at_most(stage[i].time_s, trace->table->t_max_s); i++)
-        HAPT_TRY(visit_stage(trace, from, &stage[i], visit, context));
+    const int list = from->layer * problem->C + from->next;
+    for (int64_t i = trace->table->active_first[list]; i < trace->table->active_end[list]; i++)
+        HAPT_TRY(visit_stage(trace, from, &trace->table->active[i], visit, context));
     return HAPT_OK;
 }
 
@@ -239,7 +239,7 @@ static enum hapt_status choose(void *context, const struct search_candidate *sta
 static enum hapt_status build_levels(const struct trace *trace, struct level *level, int *stages)
 {
     for (int c = 0; c < trace->problem->C; c++) {
-        const struct prefix start = {.current = NOWHERE, .next = c, .launches = trace->problem->B};
+        const struct prefix start = {.current = NOWHERE, .next = c, .launches = trace->problem->cap};
         HAPT_TRY(append(&level[0], &start, trace->arena));
     }
     for (*stages = 1;; ++*stages) {

@@ -1,0 +1,235 @@
+/*
+ * Searches plans of large transformers on mixed clusters whose profiles come from closed formulas.
+ *
+ * mpirun -np RANKS search_instances gpt39b|gpt39b-unique|site1024|site1024-all [GAP [REPEATS]]
+ *
+ * Prints a JSON object: seconds by phase, paces, states, gap and the largest resident set of a rank. A block is three layers:
+ * attention, the widening product and the narrowing one; 4 and 5 times the hidden size cross the cuts inside a block. Device and
+ * link figures are spec sheets at 40 % of the peak.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "hapt/plan.h"
+
+struct device {
+    const char *name;
+    int nodes;                                /* of 8 devices */
+    double flops, memory_bytes;               /* sustained on matrix products; of one device */
+    double node_bytes_per_s, fabric_bytes_per_s; /* all-reduce inside a node, and per device between nodes */
+};
+
+struct instance {
+    const char *name;
+    int blocks, layers, hidden, microbatches;
+    int cluster_count;
+    struct device device[4];
+    double link_bytes_per_s[4][4];
+    bool every_node_count; /* (n, 8) for all n; else powers of two up to the rows of a microbatch */
+    double noise;          /* every cost is scaled by a factor of its own in [1, 1 + noise] */
+};
+
+enum { NODE = 8, ROWS = 8, SEQUENCE = 1024, VOCABULARY = 50304 };
+
+#define GIB (1024.0 * 1024 * 1024)
+#define GBIT (1e9 / 8)
+#define A100_40 {"a100-40", 4, 0.4 * 312e12, 40 * GIB, 300e9, 200 * GBIT / 8}
+#define V100_32 {"v100-32", 4, 0.4 * 125e12, 32 * GIB, 150e9, 200 * GBIT / 8}
+#define SITE {{"h100-80", 32, 0.4 * 989e12, 80 * GIB, 450e9, 400 * GBIT / 8}, \
+              {"a100-40", 32, 0.4 * 312e12, 40 * GIB, 300e9, 200 * GBIT / 8}, \
+              {"a100-80", 32, 0.4 * 312e12, 80 * GIB, 300e9, 200 * GBIT / 8}, \
+              {"v100-32", 32, 0.4 * 125e12, 32 * GIB, 150e9, 100 * GBIT / 8}}
+#define SITE_LINKS {{400 * GBIT, 25 * GBIT, 10 * GBIT, 5 * GBIT}, {25 * GBIT, 200 * GBIT, 25 * GBIT, 10 * GBIT}, \
+                    {10 * GBIT, 25 * GBIT, 200 * GBIT, 10 * GBIT}, {5 * GBIT, 10 * GBIT, 10 * GBIT, 100 * GBIT}}
+#define PAIR_LINKS {{200 * GBIT, 5 * GBIT}, {5 * GBIT, 200 * GBIT}}
+
+static const struct instance instances[] = {
+    {"gpt39b", 48, 146, 8192, 128, 2, {A100_40, V100_32}, PAIR_LINKS, true, 0},
+    {"gpt39b-unique", 48, 146, 8192, 128, 2, {A100_40, V100_32}, PAIR_LINKS, true, 0.03},
+    {"site1024", 333, 1000, 8192, 1024, 4, SITE, SITE_LINKS, false, 0.01},
+    {"site1024-all", 333, 1000, 8192, 1024, 4, SITE, SITE_LINKS, true, 0.01},
+};
+
+/* What a range of layers costs one device-independent microbatch; prefix sums over layers. */
+struct work {
+    double *flops, *parameters, *activations, *reduces; /* [L + 1] FLOP, weights, bytes, all-reduces of tensor parallelism */
+};
+
+static enum hapt_status sum_layers(const struct instance *instance, struct hapt_arena *arena, struct work *work,
+                                   double *boundary_bytes)
+{
+    const double d = instance->hidden, tokens = (double)ROWS * SEQUENCE;
+    double **const table[] = {&work->flops, &work->parameters, &work->activations, &work->reduces};
+    for (int k = 0; k < 4; k++) HAPT_NEW(*table[k], arena, instance->layers + 1);
+    for (int l = 0; l < instance->layers; l++) {
+        const int part = l - 1; /* behind the embedding */
+        const bool embedding = l == 0, head = part >= 3 * instance->blocks;
+        double weights = VOCABULARY * d, bytes = tokens * d * 4, extra = 0, wide = 1;
+        if (!embedding && !head) {
+            static const double share[3] = {4, 4, 4}, width[3] = {4, 5, 1}, kept[3] = {16, 10, 8};
+            weights = share[part % 3] * d * d;
+            bytes = kept[part % 3] * tokens * d;
+            extra = part % 3 == 0 ? 12 * tokens * SEQUENCE * d : 0;
+            wide = width[part % 3];
+        }
+        work->flops[l + 1] = work->flops[l] + (embedding ? 0 : 6 * tokens * weights + extra);
+        work->parameters[l + 1] = work->parameters[l] + weights;
+        work->activations[l + 1] = work->activations[l] + bytes;
+        work->reduces[l + 1] = work->reduces[l] + (embedding || part % 3 == 1 ? 0 : 2);
+        boundary_bytes[l] = l == instance->layers - 1 ? 0 : wide * tokens * d * 2;
+    }
+    return HAPT_OK;
+}
+
+/* Sharing by rows bounds the data-parallel degree, a node the tensor-parallel one. */
+static int list_submeshes(const struct instance *instance, int nodes, struct hapt_submesh *submesh)
+{
+    int count = 0;
+    for (int devices = 1; devices <= nodes * NODE; devices += devices < NODE ? devices : NODE) {
+        const int n = devices < NODE ? 1 : devices / NODE, m = devices < NODE ? devices : NODE;
+        if (!instance->every_node_count && (n & (n - 1)) != 0) continue;
+        for (int tp = 1; tp <= m; tp *= 2) {
+            const int dp = devices / tp;
+            if (dp > ROWS || (!instance->every_node_count && ROWS % dp != 0)) continue;
+            submesh[count++] = (struct hapt_submesh){n, m, tp};
+        }
+    }
+    return count;
+}
+
+static void fill_cell(const struct instance *instance, const struct work *work, const struct device *device,
+                      struct hapt_submesh submesh, double factor, int first, int last, struct hapt_profile_cluster *table,
+                      size_t cell)
+{
+    const int devices = submesh.n * submesh.m, tp = submesh.tp, dp = devices / tp;
+    const double rows = ceil((double)ROWS / dp); /* of the fullest group */
+    const double weights = (work->parameters[last + 1] - work->parameters[first]) / tp;
+    const double kept = (work->activations[last + 1] - work->activations[first]) * rows / ROWS / tp;
+    const double reduced = (work->reduces[last + 1] - work->reduces[first]) * rows * SEQUENCE * instance->hidden * 2;
+    const double compute_s = (work->flops[last + 1] - work->flops[first]) * rows / ROWS / tp / device->flops;
+    const double reduce_s = tp > 1 ? 2 * reduced * (tp - 1) / tp / device->node_bytes_per_s : 0;
+    const double fabric = submesh.n > 1 ? device->fabric_bytes_per_s : device->node_bytes_per_s;
+    table->parameter_bytes[cell] = 16 * weights + 1 * GIB;
+    table->activation_bytes[cell] = kept;
+    table->stage_time[cell] = (compute_s + reduce_s + 50e-6 * (last + 1 - first)) * factor;
+    table->stage_forward_time[cell] = table->stage_time[cell] / 3;
+    table->step_time[cell] = (dp > 1 ? 2.0 * (dp - 1) / dp * 4 * weights / fabric : 0) + 20 * weights / 1e12;
+}
+
+static void fill_cluster(const struct instance *instance, const struct work *work, int c, uint64_t *seed,
+                         struct hapt_profile *profile)
+{
+    struct hapt_profile_cluster *table = &profile->cluster[c];
+    const struct device *device = &instance->device[c];
+    double speed = 0;
+    for (int k = 0; k < instance->cluster_count; k++) speed += instance->device[k].flops * instance->device[k].nodes * NODE;
+    for (int s = 0; s < table->submesh_count; s++) {
+        const double share = device->flops * table->submesh[s].n * table->submesh[s].m / speed;
+        for (int i = 0; i < profile->layer_count; i++) {
+            for (int j = i; j < profile->layer_count; j++) {
+                const size_t cell = hapt_profile_index(profile, s, i, j);
+                const double factor = instance->noise > 0 ? 1 + instance->noise * hapt_random_unit(seed) : 1;
+                /* pruned as the profiler prunes: out of memory, or out of balance by more than 4 */
+                if (j > i && work->flops[j + 1] - work->flops[i] > 4 * share * work->flops[profile->layer_count]) break;
+                fill_cell(instance, work, device, table->submesh[s], factor, i, j, table, cell);
+                if (table->parameter_bytes[cell] + table->activation_bytes[cell] > device->memory_bytes)
+                    table->stage_time[cell] = table->stage_forward_time[cell] = NAN;
+            }
+        }
+    }
+}
+
+static enum hapt_status build(const struct instance *instance, struct hapt_arena *arena, struct hapt_profile **profile)
+{
+    struct hapt_submesh submesh[256];
+    struct work work;
+    uint64_t seed = 1;
+    const int C = instance->cluster_count;
+    HAPT_TRY(hapt_profile_create(instance->layers, C, arena, profile));
+    HAPT_TRY(sum_layers(instance, arena, &work, (*profile)->boundary_bytes));
+    for (int c = 0; c < C; c++) {
+        const struct device *device = &instance->device[c];
+        const int count = list_submeshes(instance, device->nodes, submesh);
+        HAPT_TRY(hapt_profile_add_cluster_of(*profile, c, device->name, device->nodes, NODE, device->memory_bytes,
+                                             device->flops, submesh, count, arena));
+        fill_cluster(instance, &work, c, &seed, *profile);
+        for (int other = 0; other < C; other++) {
+            (*profile)->link_bandwidth[c * C + other] = instance->link_bytes_per_s[c][other];
+            (*profile)->link_latency[c * C + other] = 20e-6;
+        }
+    }
+    (*profile)->flops = work.flops[instance->layers];
+    return hapt_profile_check(*profile);
+}
+
+/* Memory of this process alone: shared tables count once per node, not here. */
+static double private_bytes(void)
+{
+    double peak = 0, value;
+    char line[256];
+    FILE *file = fopen("/proc/self/status", "r");
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "RssAnon: %lf", &value) == 1) peak = value * 1024;
+    if (file) fclose(file);
+    return peak;
+}
+
+static enum hapt_status run(const struct hapt_env *env, const struct instance *instance, double gap, int repeats,
+                            struct hapt_arena *arena)
+{
+    struct hapt_arena mine;
+    struct hapt_profile *made = NULL, *profile;
+    hapt_arena_init(&mine);
+    enum hapt_status status = HAPT_OK;
+    if (env->node_rank == 0) status = build(instance, env->node_size > 1 ? &mine : arena, &made);
+    status = hapt_profile_share(env, status, made, arena, &profile);
+    hapt_arena_release(&mine);
+    HAPT_TRY(status);
+    const double before = private_bytes();
+    struct hapt_plan *plan = NULL;
+    double best_s = INFINITY;
+    for (int i = 0; i < repeats; i++) {
+        const struct hapt_search_options options = {.microbatches = instance->microbatches,
+                                                    .schedule = HAPT_SCHEDULE_H1F1B,
+                                                    .hide_threshold = 0.02,
+                                                    .gap = gap};
+        HAPT_TRY(hapt_plan_search(env->world, profile, &options, arena, &plan));
+        best_s = fmin(best_s, plan->search.seconds);
+    }
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    double peak = (double)usage.ru_maxrss * 1024;
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &peak, 1, MPI_DOUBLE, MPI_MAX, env->world));
+    if (env->world_rank != 0) return HAPT_OK;
+    printf("{\"instance\":\"%s\",\"ranks\":%d,\"layers\":%d,\"microbatches\":%d,\"seconds\":%.4f,\"gap\":%.3g,"
+           "\"latency_s\":%.17g,\"t_max_s\":%.17g,\"stages\":%d,\"paces\":%lld,\"priced\":%lld,\"peak_rss_bytes\":%.0f,"
+           "\"before_bytes\":%.0f}\n",
+           instance->name, env->world_size, instance->layers, instance->microbatches, best_s, plan->search.gap,
+           plan->latency_s, plan->t_max_s, plan->stage_count, (long long)plan->search.candidates,
+           (long long)plan->search.evaluated, peak, before);
+    return HAPT_OK;
+}
+
+int main(int argc, char **argv)
+{
+    struct hapt_env env;
+    struct hapt_arena arena;
+    const struct instance *chosen = NULL;
+    if (hapt_env_init(&env, &argc, &argv) != HAPT_OK) return 1;
+    for (size_t k = 0; k < sizeof instances / sizeof *instances; k++)
+        if (argc > 1 && strcmp(argv[1], instances[k].name) == 0) chosen = &instances[k];
+    const double gap = argc > 2 ? atof(argv[2]) : 0;
+    const int repeats = argc > 3 ? atoi(argv[3]) : 1;
+    hapt_arena_init(&arena);
+    enum hapt_status status = HAPT_ERR_USAGE;
+    if (chosen && repeats > 0)
+        status = run(&env, chosen, gap, repeats, &arena);
+    else if (env.world_rank == 0)
+        fprintf(stderr, "usage: search_instances gpt39b|gpt39b-unique|site1024|site1024-all [GAP [REPEATS]]\n");
+    hapt_arena_release(&arena);
+    hapt_env_release(&env);
+    return (int)status;
+}
