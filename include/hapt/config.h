@@ -87,6 +87,7 @@ bool hapt_units_parse_flops(const char *text, double *flop_per_s);
 /* "1.50 GB", "25.0 MB/s", "1.20 ms", "312 TFLOP/s" into `buffer`; returns it. */
 const char *hapt_units_bytes(double bytes, char buffer[32]);
 const char *hapt_units_bandwidth(double bytes_per_s, char buffer[32]);
+const char *hapt_units_bits(double bytes_per_s, char buffer[32]); /* "5.00 Gbit/s" */
 const char *hapt_units_time(double seconds, char buffer[32]);
 const char *hapt_units_flops(double flop_per_s, char buffer[32]);
 

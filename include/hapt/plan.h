@@ -95,7 +95,10 @@ enum hapt_status hapt_plan_save(const char *path, const struct hapt_plan *plan);
 enum hapt_status hapt_plan_read(struct hapt_h5 *file, const char *group, struct hapt_arena *arena, struct hapt_plan **plan);
 enum hapt_status hapt_plan_load(const char *path, struct hapt_arena *arena, struct hapt_plan **plan);
 void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan);
-enum hapt_status hapt_plan_print_json(const struct hapt_plan *plan);
+/* A new reference; NULL without memory. */
+struct json_t *hapt_plan_json(const struct hapt_plan *plan);
+/* On standard output; `extra` (an object, may be NULL, stays the caller's) adds its members. */
+enum hapt_status hapt_plan_print_json(const struct hapt_plan *plan, struct json_t *extra);
 /* First world rank index (into subcluster->ranks) of each stage: stages of a subcluster pack whole nodes first, then parts of
  * nodes by falling size. first_device[stage_count]. HAPT_ERR_INPUT when they do not fit the cluster. */
 enum hapt_status hapt_plan_place(const struct hapt_plan *plan, const struct hapt_cluster *cluster, int *first_device);

@@ -87,6 +87,11 @@ const char *hapt_units_bandwidth(double bytes_per_s, char buffer[32])
     return format(bytes_per_s, "B/s", buffer);
 }
 
+const char *hapt_units_bits(double bytes_per_s, char buffer[32])
+{
+    return format(8 * bytes_per_s, "bit/s", buffer);
+}
+
 const char *hapt_units_flops(double flop_per_s, char buffer[32])
 {
     return format(flop_per_s, "FLOP/s", buffer);

@@ -1,5 +1,5 @@
 /* hapt plan: the best plan of a profile, or of a model on a cluster. */
-#include "phases.h"
+#include "plan_why.h"
 
 const char hapt_command_plan_help[] =
     "Searches stages, submeshes and order of subclusters for the least time of a step: the sum of t_i + 2 c_i over "
@@ -19,6 +19,15 @@ const char hapt_command_plan_help[] =
     "of\n"
     "them: simulated step, its ratio to hapt's, pace, the slowest link between subclusters and how much of it is hidden,\n"
     "balance, model FLOPs utilisation; a system that has no plan gives its reason.\n"
+    "\n"
+    "--explain says what limits the plan (compute of a stage, the link between two subclusters and the bandwidth at which\n"
+    "it takes as long as the slowest stage, memory), then its rivals: the best plans with the subclusters in another order,\n"
+    "on fewer or more of them, with the cut between two of them a layer earlier or later or where other bytes cross, with\n"
+    "idle devices used or left, and those that are faster but do not fit. Each is the exact optimum of its kind; its reason\n"
+    "names what makes it slower (the pace of its slowest stage, link or launches; filling and draining its stages; its\n"
+    "transfers) or how many bytes which stage lacks. Candidates that the profile left out for want of memory are not seen.\n"
+    "Last comes whether it is worth it: against each subcluster alone with as many microbatches, and against separate jobs\n"
+    "side by side. With --stages the best plan is among the rivals. JSON: \"explain\" with limit, rivals, worth.\n"
     "\n"
     "A plan file (--output) holds one row a stage in each table:\n"
     "  /stage_layers [S][2]            layers [first, end), counted from 0\n"
@@ -62,14 +71,31 @@ static enum hapt_status check_options(const struct hapt_config *config)
         return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
                          "--profile already holds its cluster: --cluster says it twice");
     const char *const measuring[] = {"imbalance", "profile-seconds", "predict", "efficiency", "optimizer", "momentum", NULL};
-    const char *const choosing[] = {"strategy", "schedule", "stages", "granularity", "ignore-communication", "output", NULL};
+    const char *const choosing[] = {"strategy", "schedule", "stages", "granularity", "ignore-communication", "output",
+                                    "explain", NULL};
     const char *const cutting[] = {"layers-per-model", "heavy-minimum", "threads", NULL};
     if (path) HAPT_TRY(hapt_phase_unused(config, "--profile is not measured again", measuring));
     if (path && !hapt_config_text(config, "input"))
         HAPT_TRY(hapt_phase_unused(config, "--profile without --input holds layers, not operators", cutting));
     if (hapt_config_bool(config, "compare"))
         return hapt_phase_unused(config, "--compare goes through all strategies and schedules, and writes no plan", choosing);
-    return hapt_phase_plan_options(config);
+    HAPT_TRY(hapt_phase_plan_options(config));
+    return hapt_config_bool(config, "explain") ? hapt_plan_why_options(config) : HAPT_OK;
+}
+
+/* The questions about the plan, and everything as JSON. */
+static enum hapt_status answer(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
+                               const struct hapt_plan *plan, struct hapt_arena *arena)
+{
+    json_t *extra = json_object();
+    enum hapt_status status = HAPT_OK;
+    if (hapt_config_bool(config, "explain")) status = hapt_plan_why(env, config, profile, plan, arena, extra);
+    if (status == HAPT_OK) {
+        if (env->world_rank == 0 && env->quiet) status = hapt_plan_print_json(plan, extra);
+        status = hapt_env_agree(env->world, status);
+    }
+    json_decref(extra);
+    return status;
 }
 
 static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
@@ -82,11 +108,12 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     if (hapt_config_bool(config, "compare")) return hapt_plan_compare_print(env, config, profile, layers, arena);
     HAPT_TRY(hapt_phase_plan(env, config, profile, layers, arena, &plan));
     hapt_plan_print(env, plan);
+    hapt_plan_print_link(env, profile, plan);
     enum hapt_status status = HAPT_OK;
     if (env->world_rank == 0 && hapt_config_text(config, "output"))
         status = hapt_plan_save(hapt_config_text(config, "output"), plan);
-    if (env->world_rank == 0 && status == HAPT_OK && env->quiet) status = hapt_plan_print_json(plan);
-    return hapt_env_agree(env->world, status);
+    HAPT_TRY(hapt_env_agree(env->world, status));
+    return answer(env, config, profile, plan, arena);
 }
 
 enum hapt_status hapt_command_plan(struct hapt_env *env, struct hapt_config *config)

@@ -58,6 +58,16 @@ static enum hapt_status play(const struct hapt_plan *plan, struct hapt_arena *ar
     return HAPT_OK;
 }
 
+/* Where the link paces the plan: what the slowest stage computes; 0 elsewhere. */
+static double slowest_beside_link(const struct hapt_plan *plan)
+{
+    double slowest_s = 0;
+    if (strcmp(plan->limit, "link") != 0) return 0;
+    for (int i = 0; i < plan->stage_count; i++)
+        if (plan->stage[i].compute_s > slowest_s) slowest_s = plan->stage[i].compute_s;
+    return slowest_s;
+}
+
 static void print_outcome(const struct hapt_env *env, const struct outcome *outcome)
 {
     const struct hapt_plan *plan = outcome->plan;
@@ -67,6 +77,10 @@ static void print_outcome(const struct hapt_env *env, const struct outcome *outc
                hapt_units_time(simulation->total_s, time[0]), hapt_schedule_kind_name(plan->schedule),
                plan->stage_count, plan->microbatches, hapt_units_time(simulation->period_s, time[1]),
                hapt_units_time(plan->t_max_s, time[2]), outcome->hidden ? "hidden" : "not hidden");
+    const double beside_s = slowest_beside_link(plan);
+    if (beside_s > 0)
+        hapt_print(env, "  the link is the limit: its slowest transfer takes %.3g times as long as the slowest stage, %s\n",
+                   plan->t_max_s / beside_s, hapt_units_time(beside_s, time[0]));
     hapt_print(env, "  %5s  %-9s  %-12s  %8s  %8s  %10s  %8s  %8s  %s\n", "stage", "layers", "subcluster", "busy",
                "idle", "transfer", "hidden", "launches", "memory of device");
     for (int i = 0; i < plan->stage_count; i++) {
@@ -96,10 +110,10 @@ static enum hapt_status print_json(const struct outcome *outcome)
                                                 "overlap", outcome->overlap[i], "warmup", plan->stage[i].warmup,
                                                 "memory_bytes", plan->stage[i].memory_bytes));
     json_t *object =
-        json_pack("{s:s, s:i, s:i, s:s, s:f, s:f, s:f, s:b, s:b, s:o}", "format", "hapt-simulation", "version", 1,
+        json_pack("{s:s, s:i, s:i, s:s, s:f, s:f, s:f, s:s, s:b, s:b, s:o}", "format", "hapt-simulation", "version", 1,
                   "microbatches", plan->microbatches, "schedule", hapt_schedule_kind_name(plan->schedule),
                   "simulated_s", simulation->total_s, "period_s", simulation->period_s, "t_max_s", plan->t_max_s,
-                  "hidden", outcome->hidden, "fits", outcome->fits, "stages", stages);
+                  "limit", plan->limit, "hidden", outcome->hidden, "fits", outcome->fits, "stages", stages);
     if (!object) return hapt_fail(HAPT_ERR_MEMORY, NULL, "the simulation's JSON could not be built");
     const int error = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
     json_decref(object);

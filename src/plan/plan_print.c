@@ -44,11 +44,11 @@ static json_t *stage_object(const struct hapt_plan_stage *stage)
                      stage->warmup, "memory_bytes", stage->memory_bytes);
 }
 
-enum hapt_status hapt_plan_print_json(const struct hapt_plan *plan)
+struct json_t *hapt_plan_json(const struct hapt_plan *plan)
 {
     json_t *stages = json_array();
     for (int i = 0; stages && i < plan->stage_count; i++) json_array_append_new(stages, stage_object(&plan->stage[i]));
-    json_t *object = json_pack("{s:s, s:i, s:i, s:s, s:b, s:f, s:f, s:f, s:f, s:s, s:f, s:{s:f, s:I, s:I, s:f}, s:o}", "format",
+    return json_pack("{s:s, s:i, s:i, s:s, s:b, s:f, s:f, s:f, s:f, s:s, s:f, s:{s:f, s:I, s:I, s:f}, s:o}", "format",
                                "hapt-plan", "version", 1, "microbatches", plan->microbatches, "schedule",
                                hapt_schedule_kind_name(plan->schedule), "blocking", plan->blocking, "latency_s", plan->latency_s, "simulated_s",
                                plan->simulated_s, "t_max_s", plan->t_max_s, "balance_eta", plan->balance_eta, "limit", plan->limit, "mfu",
@@ -56,6 +56,15 @@ enum hapt_status hapt_plan_print_json(const struct hapt_plan *plan)
                                "seconds", plan->search.seconds, "candidates", (json_int_t)plan->search.candidates,
                                "evaluated", (json_int_t)plan->search.evaluated, "gap", plan->search.gap, "stages",
                                stages);
+}
+
+enum hapt_status hapt_plan_print_json(const struct hapt_plan *plan, struct json_t *extra)
+{
+    json_t *object = hapt_plan_json(plan);
+    if (extra && json_object_update(object, extra) != 0) {
+        json_decref(object);
+        object = NULL;
+    }
     if (!object) return hapt_fail(HAPT_ERR_MEMORY, NULL, "the plan's JSON could not be built");
     const int error = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
     json_decref(object);

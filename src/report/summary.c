@@ -70,7 +70,7 @@ enum hapt_status hapt_report_print_json(const struct hapt_report *report)
     const size_t length = strlen(text);
     printf("%.*s, \"plan\": ", (int)length - 1, text);
     free(text);
-    const enum hapt_status status = hapt_plan_print_json(report->plan);
+    const enum hapt_status status = hapt_plan_print_json(report->plan, NULL);
     printf("}\n");
     return status;
 }

@@ -1,0 +1,110 @@
+/* Restricted searches: the planner's own search on a profile that has fewer candidates or links. */
+#include "view.h"
+
+#include <math.h>
+#include <string.h>
+
+enum hapt_status view_create(const struct hapt_profile *profile, struct hapt_arena *arena, struct hapt_profile **view)
+{
+    const size_t C = (size_t)profile->cluster_count;
+    struct hapt_profile *made;
+    HAPT_NEW(made, arena, 1);
+    *made = *profile;
+    HAPT_NEW(made->cluster, arena, C);
+    HAPT_NEW(made->link_bandwidth, arena, C * C);
+    HAPT_NEW(made->link_latency, arena, C * C);
+    memcpy(made->cluster, profile->cluster, C * sizeof *made->cluster);
+    memcpy(made->link_bandwidth, profile->link_bandwidth, C * C * sizeof(double));
+    memcpy(made->link_latency, profile->link_latency, C * C * sizeof(double));
+    *view = made;
+    return HAPT_OK;
+}
+
+void view_keep_subclusters(struct hapt_profile *view, unsigned subclusters)
+{
+    for (int c = 0; c < view->cluster_count; c++)
+        if (!(subclusters >> c & 1u)) view->cluster[c].submesh_count = 0;
+}
+
+/* Stages of the subcluster lie within layers [first, end), the outermost of a pipeline only where they are its ends. */
+static enum hapt_status keep_range(struct hapt_profile *view, int c, int first, int end, struct hapt_arena *arena)
+{
+    struct hapt_profile_cluster *cluster = &view->cluster[c];
+    const size_t cells = hapt_profile_index(view, cluster->submesh_count, 0, 0);
+    double *time_s;
+    HAPT_NEW(time_s, arena, cells);
+    for (size_t cell = 0; cell < cells; cell++) time_s[cell] = NAN;
+    for (int s = 0; s < cluster->submesh_count; s++) {
+        for (int i = first; i < end; i++) {
+            const size_t cell = hapt_profile_index(view, s, i, i);
+            memcpy(&time_s[cell], &cluster->stage_time[cell], (size_t)(end - i) * sizeof *time_s);
+        }
+    }
+    cluster->stage_time = time_s;
+    return HAPT_OK;
+}
+
+/*
+ * Links go one way, from each subcluster to the next, so that a pipeline can only follow the order; only the first
+ * holds layer 0 and only the last holds the last layer, so that it visits all of them.
+ */
+enum hapt_status view_keep_order(struct hapt_profile *view, const struct view_order *order, struct hapt_arena *arena)
+{
+    const int C = view->cluster_count, last = order->count - 1;
+    unsigned kept = 0;
+    for (int k = 0; k <= last; k++) {
+        const int first = k == 0 ? 0 : order->cut_low[k - 1];
+        const int end = k == last ? view->layer_count : order->cut_high[k];
+        kept |= 1u << order->subcluster[k];
+        if (last > 0) HAPT_TRY(keep_range(view, order->subcluster[k], first, end, arena));
+    }
+    view_keep_subclusters(view, kept);
+    for (int from = 0; from < C; from++) {
+        for (int to = 0; to < C; to++) {
+            bool follows = from == to;
+            for (int k = 0; k < last; k++)
+                follows |= order->subcluster[k] == from && order->subcluster[k + 1] == to;
+            if (!follows) view->link_latency[from * C + to] = INFINITY;
+        }
+    }
+    return HAPT_OK;
+}
+
+bool view_order_of(const struct hapt_plan *plan, struct view_order *order)
+{
+    unsigned seen = 0;
+    bool once = true;
+    order->count = 0;
+    for (int i = 0; i < plan->stage_count; i++) {
+        const int c = plan->stage[i].subcluster;
+        if (i > 0 && c == plan->stage[i - 1].subcluster) continue;
+        if (seen >> c & 1u)
+            once = false;
+        else
+            order->subcluster[order->count++] = c;
+        seen |= 1u << c;
+    }
+    view_order_free(order, plan->layer_count);
+    return once;
+}
+
+void view_order_free(struct view_order *order, int layer_count)
+{
+    for (int k = 0; k < order->count; k++) {
+        order->cut_low[k] = 1;
+        order->cut_high[k] = layer_count - 1;
+    }
+}
+
+enum hapt_status view_search(MPI_Comm comm, const struct hapt_profile *view, const struct hapt_search_options *options,
+                             struct hapt_arena *arena, struct hapt_plan **plan)
+{
+    struct hapt_search_options question = *options;
+    question.may_fail = true;
+    hapt_fail_reset();
+    *plan = NULL;
+    const enum hapt_status status = hapt_plan_search(comm, view, &question, arena, plan);
+    if (status != HAPT_ERR_INFEASIBLE) return status;
+    *plan = NULL;
+    return HAPT_OK;
+}

@@ -1,0 +1,64 @@
+/* Is joining the subclusters worth it? */
+#include "view.h"
+
+#include "hapt/rivals.h"
+
+static enum hapt_status search_alone(const struct hapt_env *env, const struct hapt_profile *profile,
+                                     const struct hapt_search_options *options, int c, struct hapt_arena *arena,
+                                     struct hapt_plan **plan)
+{
+    struct hapt_search_options alone = *options;
+    struct hapt_profile *view;
+    struct hapt_arena scratch;
+    alone.use_all_devices &= profile->cluster_count == 1;
+    hapt_arena_init(&scratch);
+    enum hapt_status status = hapt_env_agree(env->world, view_create(profile, &scratch, &view));
+    if (status == HAPT_OK) {
+        view_keep_subclusters(view, 1u << c);
+        status = view_search(env->world, view, &alone, arena, plan);
+    }
+    hapt_arena_release(&scratch);
+    return status;
+}
+
+static double rate(const struct hapt_plan *plan)
+{
+    return plan->simulated_s > 0 ? plan->microbatches / plan->simulated_s : 0;
+}
+
+static enum hapt_status judge(const struct hapt_env *env, const struct hapt_profile *profile,
+                              const struct hapt_search_options *options, struct hapt_arena *arena, struct hapt_worth *worth)
+{
+    for (int c = 0; c < worth->subclusters; c++) {
+        HAPT_TRY(search_alone(env, profile, options, c, arena, &worth->alone[c]));
+        worth->obstacle[c] = hapt_arena_strdup(arena, worth->alone[c] ? "" : hapt_fail_message());
+        HAPT_TRY(hapt_env_agree(env->world, worth->obstacle[c] ? HAPT_OK : HAPT_ERR_MEMORY));
+        hapt_fail_reset();
+        if (!worth->alone[c]) continue;
+        const double alone_per_s = rate(worth->alone[c]);
+        worth->apart_per_s += alone_per_s;
+        worth->copies++;
+        if (worth->best >= 0 && alone_per_s <= worth->alone_per_s) continue;
+        worth->best = c;
+        worth->alone_per_s = alone_per_s;
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_plan_worth(const struct hapt_env *env, const struct hapt_profile *profile,
+                                 const struct hapt_search_options *options, const struct hapt_plan *plan,
+                                 struct hapt_arena *arena, struct hapt_worth **worth)
+{
+    const int C = profile->cluster_count;
+    struct hapt_worth *made = hapt_arena_alloc(arena, 1, sizeof *made);
+    if (made) {
+        *made = (struct hapt_worth){.subclusters = C, .best = -1, .together_per_s = rate(plan)};
+        made->alone = hapt_arena_alloc(arena, (size_t)C, sizeof *made->alone);
+        made->obstacle = hapt_arena_alloc(arena, (size_t)C, sizeof *made->obstacle);
+    }
+    const bool room = made && made->alone && made->obstacle;
+    HAPT_TRY(hapt_env_agree(env->world, room ? HAPT_OK : HAPT_ERR_MEMORY));
+    HAPT_TRY(judge(env, profile, options, arena, made));
+    *worth = made;
+    return HAPT_OK;
+}

@@ -1,0 +1,4 @@
+#!/usr/bin/env bash
+# What `hapt plan` answers besides the plan: --explain, --what-if, --diff.
+/usr/bin/python3 -c 'import h5py' 2>/dev/null || { echo "needs python3-h5py"; exit 77; }
+exec /usr/bin/python3 "$(dirname "$0")/why.py"
