@@ -17,7 +17,7 @@ struct belief {
     MPI_Comm comm;
     struct contest contest;
     struct hapt_search_options options;
-    struct hapt_profile *world; /* as it believes it to be */
+    struct coarse world;        /* as it believes it to be */
     int64_t second_choices[64]; /* candidates that true memory forced */
     int second_count;
 };
@@ -53,31 +53,28 @@ static void mean_times(const struct hapt_profile *profile, const int *equal, int
     *step_s /= count;
 }
 
-/* The world between its cuts. Which stages are candidates stays as it is: what the profile does not know cannot be
- * priced. */
+/* Which stages are candidates stays as it is: what the profile does not know cannot be priced. */
 static enum hapt_status believe(const struct hapt_profile *profile, const bool *cut, struct hapt_arena *arena,
-                                struct hapt_profile **world)
+                                struct coarse *world)
 {
-    struct hapt_profile *copy;
+    struct coarse truth;
     int equal[HAPT_MAX_SUBCLUSTERS];
-    HAPT_TRY(hapt_profile_copy(profile, arena, &copy));
-    hapt_profile_keep_cuts(copy, cut);
+    HAPT_TRY(coarse_make(profile, cut, arena, &truth));
+    HAPT_TRY(coarse_make(profile, cut, arena, world));
+    const int layers = truth.profile->layer_count;
     for (int c = 0; c < profile->cluster_count; c++) {
-        struct hapt_profile_cluster *cluster = &copy->cluster[c];
-        if (!cluster->step_time)
-            HAPT_NEW(cluster->step_time, arena, hapt_profile_index(profile, cluster->submesh_count, 0, 0));
+        struct hapt_profile_cluster *cluster = &world->profile->cluster[c];
         for (int s = 0; s < cluster->submesh_count; s++) {
             find_equals(profile, cluster->submesh[s], equal);
-            for (int i = 0; i < profile->layer_count; i++) {
-                for (int j = i; j < profile->layer_count; j++) {
-                    const size_t cell = hapt_profile_index(profile, s, i, j);
+            for (int i = 0; i < layers; i++) {
+                for (int j = i; j < layers; j++) {
+                    const size_t cell = hapt_profile_index(truth.profile, s, i, j);
                     if (isfinite(cluster->stage_time[cell]))
-                        mean_times(profile, equal, i, j, &cluster->stage_time[cell], &cluster->step_time[cell]);
+                        mean_times(truth.profile, equal, i, j, &cluster->stage_time[cell], &cluster->step_time[cell]);
                 }
             }
         }
     }
-    *world = copy;
     return HAPT_OK;
 }
 
@@ -100,13 +97,14 @@ static enum hapt_status enter_choice(struct belief *belief)
     bool fits = false;
     for (int own = 0; own < 2 && !fits; own++) {
         struct hapt_plan *plan;
-        believe_memory(belief->world, belief->contest.profile, own);
+        believe_memory(belief->world.profile, belief->contest.profile, own);
         const enum hapt_status status =
-            hapt_plan_search(belief->comm, belief->world, &belief->options, belief->contest.result, &plan);
+            hapt_plan_search(belief->comm, belief->world.profile, &belief->options, belief->contest.result, &plan);
         if (status != HAPT_OK) {
             HAPT_TRY(contest_miss(&belief->contest, status));
             continue;
         }
+        coarse_restore(&belief->world, belief->contest.profile, plan);
         if (own) belief->second_choices[belief->second_count++] = belief->contest.entered;
         HAPT_TRY(hapt_env_agree(belief->comm, contest_enter(&belief->contest, plan, &fits)));
     }
@@ -119,8 +117,8 @@ static enum hapt_status enter_orders(struct belief *belief)
     int order[HAPT_MAX_SUBCLUSTERS];
     order_first(order, C);
     do {
-        free_links(belief->world);
-        order_links(belief->world, order);
+        free_links(belief->world.profile);
+        order_links(belief->world.profile, order);
         HAPT_TRY(enter_choice(belief));
     } while (order_next(order, C, MOST_ORDERED));
     return HAPT_OK;

@@ -4,6 +4,19 @@
 
 #include "hapt/baselines.h"
 
+/* A profile seen through coarse layers: its own tables, small enough to change and to search many times. */
+struct coarse {
+    struct hapt_profile *profile;
+    int *end_layer; /* [coarse layers] in layers of the fine one */
+};
+/* The coarse layers end where `cut` says (hapt_plan_grid) and at the end. */
+enum hapt_status coarse_make(const struct hapt_profile *fine, const bool *cut, struct hapt_arena *arena,
+                             struct coarse *coarse);
+/* A plan of coarse layers becomes one of fine ones; its prices are those of the coarse profile still. */
+void coarse_restore(const struct coarse *coarse, const struct hapt_profile *fine, struct hapt_plan *plan);
+/* The same tables under links of its own: what is left is shared and not to be written. */
+enum hapt_status own_links(const struct hapt_profile *profile, struct hapt_arena *arena, struct hapt_profile *same);
+
 /* Candidates of one system: the fastest simulated one wins; where none runs, the one that misses by least says why. */
 struct contest {
     const struct hapt_profile *profile; /* the truth */

@@ -1,7 +1,8 @@
 /* Coarse layers over a profile's own: how far systems that plan on fewer layers can see. */
-#include <math.h>
+#include "baselines.h"
 
-#include "hapt/baselines.h"
+#include <math.h>
+#include <string.h>
 
 enum { FINEST_WINDOW = 48 }; /* cuts move by at most half a layer of so many */
 
@@ -135,5 +136,68 @@ enum hapt_status hapt_plan_blocks(const struct hapt_layers *layers, struct hapt_
         boundaries += made[l];
     }
     *block_end = boundaries > 0 ? made : NULL;
+    return HAPT_OK;
+}
+
+static enum hapt_status coarsen_cluster(const struct hapt_profile *fine, int c, const struct coarse *coarse,
+                                        struct hapt_arena *arena)
+{
+    const struct hapt_profile_cluster *from = &fine->cluster[c];
+    struct hapt_profile *profile = coarse->profile;
+    struct hapt_profile_cluster *to = &profile->cluster[c];
+    HAPT_TRY(hapt_profile_add_cluster_of(profile, c, from->name, from->nodes, from->devices_per_node,
+                                         from->device_memory_bytes, from->peak_flops, from->submesh,
+                                         from->submesh_count, arena));
+    for (int s = 0; s < from->submesh_count; s++) {
+        for (int i = 0; i < profile->layer_count; i++) {
+            for (int j = i; j < profile->layer_count; j++) {
+                const size_t cell = hapt_profile_index(profile, s, i, j);
+                const int first = i > 0 ? coarse->end_layer[i - 1] : 0;
+                const size_t source = hapt_profile_index(fine, s, first, coarse->end_layer[j] - 1);
+                to->stage_time[cell] = from->stage_time[source];
+                to->stage_forward_time[cell] = from->stage_forward_time[source];
+                to->parameter_bytes[cell] = from->parameter_bytes[source];
+                to->activation_bytes[cell] = from->activation_bytes[source];
+                to->step_time[cell] = from->step_time ? from->step_time[source] : 0;
+            }
+        }
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status coarse_make(const struct hapt_profile *fine, const bool *cut, struct hapt_arena *arena,
+                             struct coarse *coarse)
+{
+    const size_t links = (size_t)fine->cluster_count * (size_t)fine->cluster_count;
+    int count = 0;
+    HAPT_NEW(coarse->end_layer, arena, fine->layer_count);
+    for (int l = 0; l < fine->layer_count; l++)
+        if (cut[l] || l == fine->layer_count - 1) coarse->end_layer[count++] = l + 1;
+    HAPT_TRY(hapt_profile_create(count, fine->cluster_count, arena, &coarse->profile));
+    for (int k = 0; k < count; k++) coarse->profile->boundary_bytes[k] = fine->boundary_bytes[coarse->end_layer[k] - 1];
+    memcpy(coarse->profile->link_bandwidth, fine->link_bandwidth, links * sizeof(double));
+    memcpy(coarse->profile->link_latency, fine->link_latency, links * sizeof(double));
+    coarse->profile->flops = fine->flops;
+    for (int c = 0; c < fine->cluster_count; c++) HAPT_TRY(coarsen_cluster(fine, c, coarse, arena));
+    return HAPT_OK;
+}
+
+void coarse_restore(const struct coarse *coarse, const struct hapt_profile *fine, struct hapt_plan *plan)
+{
+    plan->layer_count = fine->layer_count;
+    for (int i = 0; i < plan->stage_count; i++) {
+        plan->stage[i].first_layer = i > 0 ? plan->stage[i - 1].end_layer : 0;
+        plan->stage[i].end_layer = coarse->end_layer[plan->stage[i].end_layer - 1];
+    }
+}
+
+enum hapt_status own_links(const struct hapt_profile *profile, struct hapt_arena *arena, struct hapt_profile *same)
+{
+    const size_t links = (size_t)profile->cluster_count * (size_t)profile->cluster_count;
+    *same = *profile;
+    HAPT_NEW(same->link_bandwidth, arena, links);
+    HAPT_NEW(same->link_latency, arena, links);
+    memcpy(same->link_bandwidth, profile->link_bandwidth, links * sizeof(double));
+    memcpy(same->link_latency, profile->link_latency, links * sizeof(double));
     return HAPT_OK;
 }

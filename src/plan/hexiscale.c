@@ -28,8 +28,8 @@ struct hexi {
     MPI_Comm comm;
     struct contest contest;
     struct hapt_search_options options;
-    const bool *cut;
-    struct hapt_profile *coarse; /* transfers inside a subcluster in the stage times, those links free */
+    struct coarse truth;         /* true links; layers are its own from here on */
+    struct hapt_profile *folded; /* transfers inside a subcluster in the stage times, those links free */
     struct hapt_profile *work;   /* the same for one tour */
 };
 
@@ -42,29 +42,28 @@ static double both_ways_s(const struct hapt_profile *profile, int last, int from
 static enum hapt_status make_coarse(struct hexi *hexi, const struct hapt_strategy_options *options,
                                     struct hapt_arena *scratch)
 {
-    const struct hapt_profile *profile = hexi->contest.profile;
     bool *cut;
-    HAPT_TRY(hapt_plan_grid(profile, COARSE, options->block_end, scratch, &cut));
-    HAPT_TRY(hapt_profile_copy(profile, scratch, &hexi->coarse));
-    hapt_profile_keep_cuts(hexi->coarse, cut);
-    for (int c = 0; c < profile->cluster_count; c++) {
-        struct hapt_profile_cluster *cluster = &hexi->coarse->cluster[c];
+    HAPT_TRY(hapt_plan_grid(hexi->contest.profile, COARSE, options->block_end, scratch, &cut));
+    HAPT_TRY(coarse_make(hexi->contest.profile, cut, scratch, &hexi->truth));
+    const struct hapt_profile *truth = hexi->truth.profile;
+    HAPT_TRY(hapt_profile_copy(truth, scratch, &hexi->folded));
+    for (int c = 0; c < truth->cluster_count; c++) {
+        struct hapt_profile_cluster *cluster = &hexi->folded->cluster[c];
         for (int s = 0; s < cluster->submesh_count; s++)
-            for (int i = 0; i < profile->layer_count; i++)
-                for (int j = i; j < profile->layer_count; j++)
-                    cluster->stage_time[hapt_profile_index(profile, s, i, j)] +=
-                        both_ways_s(profile, i - 1, c, c) + both_ways_s(profile, j, c, c);
-        hexi->coarse->link_bandwidth[c * profile->cluster_count + c] = INFINITY;
-        hexi->coarse->link_latency[c * profile->cluster_count + c] = 0;
+            for (int i = 0; i < truth->layer_count; i++)
+                for (int j = i; j < truth->layer_count; j++)
+                    cluster->stage_time[hapt_profile_index(truth, s, i, j)] +=
+                        both_ways_s(truth, i - 1, c, c) + both_ways_s(truth, j, c, c);
+        hexi->folded->link_bandwidth[c * truth->cluster_count + c] = INFINITY;
+        hexi->folded->link_latency[c * truth->cluster_count + c] = 0;
     }
-    hexi->cut = cut;
-    return hapt_profile_copy(hexi->coarse, scratch, &hexi->work);
+    return hapt_profile_copy(hexi->folded, scratch, &hexi->work);
 }
 
 /* The stages of subcluster c lie in [first, end) and pay for the links at its ends. */
 static void fence(struct hexi *hexi, const struct tour *tour, int at)
 {
-    const struct hapt_profile *profile = hexi->contest.profile;
+    const struct hapt_profile *profile = hexi->truth.profile;
     const int c = tour->subcluster[at], first = at > 0 ? tour->end[at - 1] : 0, end = tour->end[at];
     const double in_s =
         at > 0 ? both_ways_s(profile, first - 1, tour->subcluster[at - 1], c) - both_ways_s(profile, first - 1, c, c)
@@ -72,7 +71,7 @@ static void fence(struct hexi *hexi, const struct tour *tour, int at)
     const double out_s = at < tour->count - 1 ? both_ways_s(profile, end - 1, c, tour->subcluster[at + 1]) -
                                                     both_ways_s(profile, end - 1, c, c)
                                               : 0;
-    const struct hapt_profile_cluster *from = &hexi->coarse->cluster[c];
+    const struct hapt_profile_cluster *from = &hexi->folded->cluster[c];
     struct hapt_profile_cluster *to = &hexi->work->cluster[c];
     for (int s = 0; s < from->submesh_count; s++) {
         for (int i = first; i < end; i++) {
@@ -84,35 +83,37 @@ static void fence(struct hexi *hexi, const struct tour *tour, int at)
     }
 }
 
-/* The best plan of a tour by HexiScale's cost; `better`: it is the fastest so far. */
-static enum hapt_status try_tour(struct hexi *hexi, const struct tour *tour, bool *better)
+/* The best plan of a tour by HexiScale's cost, and its simulated step; infinite when there is none. */
+static enum hapt_status try_tour(struct hexi *hexi, const struct tour *tour, double *step_s)
 {
     struct hapt_plan *plan;
-    const struct hapt_plan *before = hexi->contest.best;
+    bool fits;
+    *step_s = INFINITY;
     hapt_profile_keep_subclusters(hexi->work, 0);
     free_links(hexi->work);
     for (int k = 0; k < tour->count; k++) fence(hexi, tour, k);
     const enum hapt_status status =
         hapt_plan_search(hexi->comm, hexi->work, &hexi->options, hexi->contest.result, &plan);
-    *better = false;
     if (status != HAPT_OK) return contest_miss(&hexi->contest, status);
     plan->blocking = true;
-    HAPT_TRY(hapt_env_agree(hexi->comm, contest_enter(&hexi->contest, plan, NULL)));
-    *better = hexi->contest.best != before;
+    coarse_restore(&hexi->truth, hexi->contest.profile, plan);
+    HAPT_TRY(hapt_env_agree(hexi->comm, contest_enter(&hexi->contest, plan, &fits)));
+    if (fits) *step_s = plan->simulated_s;
     return HAPT_OK;
 }
 
 /* Moves meeting point k over all the places that its neighbours leave. */
-static enum hapt_status move_end(struct hexi *hexi, struct tour *tour, int k, bool *moved)
+static enum hapt_status move_end(struct hexi *hexi, struct tour *tour, int k, double *best_s, bool *moved)
 {
     struct tour next = *tour;
-    const int low = k > 0 ? tour->end[k - 1] : 0;
+    const int before = tour->end[k], low = k > 0 ? tour->end[k - 1] : 0;
     for (int end = low + 1; end < tour->end[k + 1]; end++) {
-        bool better;
-        if (!hexi->cut[end - 1] || end == tour->end[k]) continue;
+        double step_s;
+        if (end == before) continue;
         next.end[k] = end;
-        HAPT_TRY(try_tour(hexi, &next, &better));
-        if (!better) continue;
+        HAPT_TRY(try_tour(hexi, &next, &step_s));
+        if (step_s >= *best_s) continue;
+        *best_s = step_s;
         tour->end[k] = end;
         *moved = true;
     }
@@ -133,25 +134,25 @@ static struct tour tour_of(const struct hapt_plan *plan)
 /* From the plan that overlap would suggest for this order of subclusters (NULL: any). */
 static enum hapt_status descend(struct hexi *hexi, const int *order)
 {
-    const struct hapt_profile *profile = hexi->contest.profile;
+    const struct hapt_profile *profile = hexi->truth.profile;
     const size_t links = (size_t)profile->cluster_count * (size_t)profile->cluster_count;
     struct hapt_plan *start;
-    bool moved = false;
+    double best_s;
+    bool moved = true;
     for (int c = 0; c < profile->cluster_count; c++)
-        memcpy(hexi->work->cluster[c].stage_time, hexi->coarse->cluster[c].stage_time,
+        memcpy(hexi->work->cluster[c].stage_time, hexi->folded->cluster[c].stage_time,
                hapt_profile_index(profile, profile->cluster[c].submesh_count, 0, 0) * sizeof(double));
-    memcpy(hexi->work->link_bandwidth, hexi->coarse->link_bandwidth, links * sizeof(double));
-    memcpy(hexi->work->link_latency, hexi->coarse->link_latency, links * sizeof(double));
+    memcpy(hexi->work->link_bandwidth, hexi->folded->link_bandwidth, links * sizeof(double));
+    memcpy(hexi->work->link_latency, hexi->folded->link_latency, links * sizeof(double));
     if (order) order_links(hexi->work, order);
     const enum hapt_status status =
         hapt_plan_search(hexi->comm, hexi->work, &hexi->options, hexi->contest.result, &start);
     if (status != HAPT_OK) return contest_miss(&hexi->contest, status);
     struct tour tour = tour_of(start);
-    HAPT_TRY(try_tour(hexi, &tour, &moved));
-    moved = tour.count > 1;
+    HAPT_TRY(try_tour(hexi, &tour, &best_s));
     for (int round = 0; moved && round < MOST_ROUNDS; round++) {
         moved = false;
-        for (int k = 0; k < tour.count - 1; k++) HAPT_TRY(move_end(hexi, &tour, k, &moved));
+        for (int k = 0; k < tour.count - 1; k++) HAPT_TRY(move_end(hexi, &tour, k, &best_s, &moved));
         if (tour.count == 2) break;
     }
     return HAPT_OK;
@@ -160,14 +161,13 @@ static enum hapt_status descend(struct hexi *hexi, const int *order)
 static enum hapt_status enter_all(struct hexi *hexi, const struct hapt_strategy_options *options,
                                   struct hapt_arena *scratch)
 {
-    const struct hapt_profile *profile = hexi->contest.profile;
-    const int C = profile->cluster_count;
+    const int C = hexi->contest.profile->cluster_count;
     int order[HAPT_MAX_SUBCLUSTERS];
-    bool better;
+    double step_s;
     HAPT_TRY(hapt_env_agree(hexi->comm, make_coarse(hexi, options, scratch)));
     for (int c = 0; c < C && !options->search.use_all_devices; c++) {
-        const struct tour alone = {.count = 1, .subcluster = {c}, .end = {profile->layer_count}};
-        HAPT_TRY(try_tour(hexi, &alone, &better));
+        const struct tour alone = {.count = 1, .subcluster = {c}, .end = {hexi->truth.profile->layer_count}};
+        HAPT_TRY(try_tour(hexi, &alone, &step_s));
     }
     if (C == 1 && !options->search.use_all_devices) return HAPT_OK;
     if (C > MOST_ORDERED) return descend(hexi, NULL);

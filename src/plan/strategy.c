@@ -162,20 +162,32 @@ enum hapt_status need_equal_nodes(const struct hapt_profile *profile, enum hapt_
     return HAPT_OK;
 }
 
-/* The exact search on coarse layers, or on links that cost nothing until it is done. */
+/* What the search sees: coarse layers, links that cost nothing, or both. */
+static enum hapt_status alter(const struct hapt_profile *profile, const struct hapt_strategy_options *options,
+                              struct hapt_arena *scratch, struct coarse *coarse, struct hapt_profile *seen)
+{
+    bool *cut;
+    const struct hapt_profile *from = profile;
+    if (options->granularity > 0) {
+        HAPT_TRY(hapt_plan_grid(profile, options->granularity, options->block_end, scratch, &cut));
+        HAPT_TRY(coarse_make(profile, cut, scratch, coarse));
+        from = coarse->profile;
+    }
+    HAPT_TRY(own_links(from, scratch, seen));
+    if (options->ignore_communication) free_links(seen);
+    return HAPT_OK;
+}
+
+/* The exact search on what is seen, paid for in the true world. */
 static enum hapt_status search_altered(MPI_Comm comm, const struct hapt_profile *profile,
                                        const struct hapt_strategy_options *options, struct hapt_arena *scratch,
                                        struct hapt_arena *result, struct hapt_plan **plan)
 {
-    struct hapt_profile *copy;
-    bool *cut = NULL;
-    enum hapt_status status = hapt_profile_copy(profile, scratch, &copy);
-    if (status == HAPT_OK && options->granularity > 0)
-        status = hapt_plan_grid(profile, options->granularity, options->block_end, scratch, &cut);
-    HAPT_TRY(hapt_env_agree(comm, status));
-    if (cut) hapt_profile_keep_cuts(copy, cut);
-    if (options->ignore_communication) free_links(copy);
-    HAPT_TRY(hapt_plan_search(comm, copy, &options->search, result, plan));
+    struct coarse coarse;
+    struct hapt_profile seen;
+    HAPT_TRY(hapt_env_agree(comm, alter(profile, options, scratch, &coarse, &seen)));
+    HAPT_TRY(hapt_plan_search(comm, &seen, &options->search, result, plan));
+    if (options->granularity > 0) coarse_restore(&coarse, profile, *plan);
     return search_agree(comm, &options->search, hapt_plan_price(profile, *plan, scratch));
 }
 
