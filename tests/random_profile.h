@@ -23,6 +23,17 @@ static inline double random_time(uint64_t *seed, double grain, double high)
     return grain > 0 ? grain * (1 + random_below(seed, (int)(high / grain))) : 0.01 + high * hapt_random_unit(seed);
 }
 
+/* Parts of a node by powers of two, whole nodes, each for every tensor-parallel degree if asked. */
+static inline int random_submeshes(int nodes, int per_node, bool variants, struct hapt_submesh *submesh)
+{
+    int count = 0;
+    for (int n = 1; n <= nodes; n++)
+        for (int m = n == 1 ? 1 : per_node; m <= per_node; m = m < per_node && (2 * m > per_node || per_node % (2 * m)) ? per_node : 2 * m)
+            for (int tp = 1; tp <= (variants ? m : 1); tp *= 2)
+                if (m % tp == 0) submesh[count++] = (struct hapt_submesh){n, m, tp};
+    return count;
+}
+
 static inline void random_cluster(uint64_t *seed, struct hapt_profile *profile, int c, double grain,
                                   struct hapt_arena *arena)
 {
@@ -31,9 +42,13 @@ static inline void random_cluster(uint64_t *seed, struct hapt_profile *profile, 
     const int most = profile->cluster_count >= 3 ? 4 : 7, L = profile->layer_count;
     const int *shape = shapes[random_below(seed, most)];
     const bool tight = random_chance(seed, 0.6), steps = random_chance(seed, 0.3), additive = random_chance(seed, 0.5);
+    const bool variants = random_chance(seed, 0.3); /* programs of several tensor-parallel degrees for a submesh */
     const double holes = random_chance(seed, 0.5) ? 0.3 * hapt_random_unit(seed) : 0;
     snprintf(name, sizeof name, "sub%d", c);
-    CHECK_OK(hapt_profile_add_cluster(profile, c, name, shape[0], shape[1], tight ? 8 : 1000, 1 + c, arena));
+    struct hapt_submesh submesh[8];
+    const int submeshes = random_submeshes(shape[0], shape[1], variants, submesh);
+    CHECK_OK(hapt_profile_add_cluster_of(profile, c, name, shape[0], shape[1], tight ? 8 : 1000, 1 + c, submesh, submeshes,
+                                         arena));
     struct hapt_profile_cluster *cluster = &profile->cluster[c];
     const double layer_s = random_time(seed, grain, 2);
     for (int s = 0; s < cluster->submesh_count; s++) {

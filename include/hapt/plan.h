@@ -46,8 +46,8 @@ struct hapt_plan {
     double peak_flops;  /* of all devices of the cluster, idle ones included; 0: unknown */
     struct {
         double seconds;
-        int64_t candidates, evaluated; /* paces: in all, priced */
-        double gap;                    /* latency_s is at most (1 + gap) times the optimum; 0: it is the optimum */
+        int64_t candidates, evaluated; /* paces: between the bounds from both sides, priced */
+        double gap;                    /* proven: latency_s is at most (1 + gap) times the optimum; 0: it is the optimum */
     } search;
 };
 

@@ -34,12 +34,14 @@ enum hapt_status hapt_phase_plan_options(const struct hapt_config *config)
     const enum hapt_strategy strategy = strategy_of(config);
     const enum hapt_schedule_kind asked = schedule_of(config), runs = hapt_strategy_schedule(strategy, asked);
     const char *name = hapt_strategy_name(strategy);
-    const char *const searching[] = {"strategy", "granularity", "ignore-communication", NULL};
+    const char *const searching[] = {"strategy", "granularity", "ignore-communication", "gap", NULL};
     const char *const ablations[] = {"granularity", "ignore-communication", NULL};
     if (hapt_config_text(config, "stages"))
         HAPT_TRY(hapt_phase_unused(config, "--stages leaves nothing to choose", searching));
     if (strategy != HAPT_STRATEGY_HAPT)
         HAPT_TRY(hapt_phase_unused(config, "it is for --strategy hapt; the others have their own layers", ablations));
+    if (strategy != HAPT_STRATEGY_HAPT && strategy != HAPT_STRATEGY_EVEN && hapt_config_given(config, "gap"))
+        return hapt_fail(HAPT_ERR_USAGE, "leave out --gap", "--gap bounds the search of --strategy hapt; %s searches in its own way", name);
     if (hapt_config_given(config, "schedule") && runs != asked)
         return hapt_fail(HAPT_ERR_USAGE, "leave out --schedule", "--strategy %s runs %s, not %s", name,
                          hapt_schedule_kind_name(runs), hapt_schedule_kind_name(asked));
@@ -57,7 +59,8 @@ enum hapt_status hapt_phase_strategy(const struct hapt_config *config, const str
         .search = {.microbatches = (int)hapt_config_int(config, "microbatches"),
                    .schedule = schedule_of(config),
                    .hide_threshold = hapt_config_real(config, "hide-threshold"),
-                   .use_all_devices = hapt_config_bool(config, "use-all-devices")},
+                   .use_all_devices = hapt_config_bool(config, "use-all-devices"),
+                   .gap = hapt_config_real(config, "gap")},
         .granularity = (int)hapt_config_int(config, "granularity"),
         .ignore_communication = hapt_config_bool(config, "ignore-communication")};
     if (!layers || layers->count != profile->layer_count) return HAPT_OK;

@@ -8,7 +8,7 @@ const char hapt_command_plan_help[] =
     "(transfer\n"
     "behind the stage), and every device holds its parameters and the activations of all microbatches in flight. The "
     "plan\n"
-    "is the exact optimum. Under --schedule other than h1f1b the launch counts of that schedule rule the memory.\n"
+    "is the exact optimum, or within --gap of it: then the plan says how close it is proven to be. Under --schedule other than h1f1b the launch counts of that schedule rule the memory.\n"
     "--stages prices given stages instead; --strategy even splits the layers evenly over the submeshes of the "
     "optimum.\n"
     "Other systems in the same simulator (HAPT 6.1), each at its best settings:\n"

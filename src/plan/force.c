@@ -129,6 +129,7 @@ static enum hapt_status split_evenly(const struct hapt_profile *profile, const s
     }
     HAPT_TRY(price_plan(profile, made));
     made->search = optimum->search;
+    made->search.gap = 0; /* of the optimum, not of this plan */
     *plan = made;
     return HAPT_OK;
 }

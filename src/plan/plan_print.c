@@ -32,8 +32,12 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
                hapt_units_time(plan->t_max_s, time[4]), plan->limit, 100 * plan->balance_eta);
     if (mfu > 0) hapt_print(env, "  model FLOPs utilisation %.1f %%\n", 100 * mfu);
     if (plan->search.candidates > 0)
-        hapt_print(env, "  searched in %s: %lld of %lld paces priced\n", hapt_units_time(plan->search.seconds, time[5]),
+        hapt_print(env, "  searched in %s: %lld of %lld paces priced", hapt_units_time(plan->search.seconds, time[5]),
                    (long long)plan->search.evaluated, (long long)plan->search.candidates);
+    if (plan->search.candidates > 0 && plan->search.gap > 0)
+        hapt_print(env, "; no plan takes less than %s: proven within %.3g %% of the optimum",
+                   hapt_units_time(plan->latency_s / (1 + plan->search.gap), time[0]), 100 * plan->search.gap);
+    if (plan->search.candidates > 0) hapt_print(env, "\n");
 }
 
 static json_t *stage_object(const struct hapt_plan_stage *stage)

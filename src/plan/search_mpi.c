@@ -53,7 +53,6 @@ struct search {
     int64_t pace_count;
     struct priced *priced;
     int64_t priced_count;
-    double known_s; /* objective of a plan at a pace that need not be a candidate */
     double best_s;  /* objective */
     double lower_s; /* no dropped candidate has a smaller objective; kept where a gap is allowed */
 };
@@ -143,7 +142,7 @@ static void close_board(struct search *search)
 /* Takes probes until none is left. */
 static enum hapt_status price_some(struct search *search, const struct probe *probe, int count, double *latency_s)
 {
-    double best_s = fmin(search->best_s, search->known_s);
+    double best_s = search->best_s;
     for (;;) {
         int64_t next;
         HAPT_TRY(take_next(search, &next));
@@ -174,8 +173,7 @@ static enum hapt_status price(struct search *search, const struct probe *probe, 
 /* The objective below which an interval must come to be looked at. */
 static bool matters(const struct search *search, double bound_s)
 {
-    const double best_s = fmin(search->best_s, search->known_s * (1 + SAFE));
-    return gap(search) > 0 ? bound_s * (1 + gap(search)) < best_s : hapt_at_most(bound_s, best_s);
+    return gap(search) > 0 ? bound_s * (1 + gap(search)) < search->best_s : hapt_at_most(bound_s, search->best_s);
 }
 
 static void drop(struct search *search, double bound_s)
@@ -234,7 +232,7 @@ static int split(struct search *search, const struct interval *interval, const s
                                       k < own ? probe[k].index - 1 : interval->last,
                                       k < own ? latency_s[k] : interval->least_s};
         /* an infinite price: beyond the budget of the part, its lower end included */
-        if (isinf(part.least_s)) drop(search, fmin(search->best_s, search->known_s) / (1 + gap(search)));
+        if (isinf(part.least_s)) drop(search, search->best_s / (1 + gap(search)));
         if (part.first > part.last || isinf(part.least_s)) continue;
         /* where F has already fallen to its least, a slower pace gains nothing */
         if (k > 0 && latency_s[k - 1] <= part.least_s) continue;
@@ -245,12 +243,14 @@ static int split(struct search *search, const struct interval *interval, const s
 
 static enum hapt_status refine_intervals(struct search *search, double least_s, struct hapt_arena *scratch)
 {
+    const struct priced *known = &search->priced[0];
     struct interval *now, *next;
     struct probe *probe;
     double *latency_s;
-    int count = 1;
-    HAPT_NEW(now, scratch, 1);
-    now[0] = (struct interval){0, search->pace_count - 1, least_s};
+    int count = 0;
+    HAPT_NEW(now, scratch, 2);
+    now[count++] = (struct interval){0, known->index - 1, known->latency_s};
+    now[count++] = (struct interval){known->index + 1, search->pace_count - 1, least_s};
     for (;;) {
         int kept = 0, next_count = 0;
         for (int i = 0; i < count; i++)
@@ -284,44 +284,62 @@ static enum hapt_status bracket_pace(struct search *search, double *low_s, doubl
     return HAPT_OK;
 }
 
-/* A first plan, at the smallest of a few paces that has one; every rank does the same work. */
-static enum hapt_status find_known(struct search *search, double *low_s, double high_s, bool *found)
+/* The smallest of a few paces with a plan, and its F; every rank does the same work. Infinite F: there is none. */
+static enum hapt_status find_known(struct search *search, double *low_s, double high_s, double *pace_s, double *latency_s)
 {
     const double longest_s = search->problem->longest_s;
     double step = 0.002;
-    *found = false;
-    for (double pace_s = high_s;; step *= 2) {
-        double latency_s;
-        HAPT_TRY(search_table_fill(&search->table, pace_s, INFINITY, false, &latency_s));
-        if (isfinite(latency_s)) {
-            *found = true;
-            search->known_s = latency_s + (search->problem->B - 1) * pace_s;
-            return HAPT_OK;
-        }
-        *low_s = pace_s;
-        if (pace_s >= longest_s) return HAPT_OK;
-        pace_s = fmin(longest_s, pace_s * (1 + step));
+    for (*pace_s = high_s;; step *= 2) {
+        HAPT_TRY(search_table_fill(&search->table, *pace_s, INFINITY, false, latency_s));
+        if (isfinite(*latency_s)) return HAPT_OK;
+        *low_s = *pace_s;
+        if (*pace_s >= longest_s) return HAPT_OK;
+        *pace_s = fmin(longest_s, *pace_s * (1 + step));
     }
 }
 
-static enum hapt_status search_all(struct search *search, struct hapt_arena *scratch, bool *found)
+/* The candidates that are left, and the price of the one that the known plan belongs to. */
+static enum hapt_status list_paces(struct search *search, double low_s, double pace_s, double latency_s, double least_s,
+                                   struct hapt_arena *scratch)
 {
-    double low_s, high_s, least_s;
+    const int B = search->problem->B;
+    const double known_s = latency_s + (B - 1) * pace_s;
+    const double most_s = B > 1 ? (known_s * (1 + SAFE) - least_s) / (B - 1) * (1 + SAFE) : search->problem->longest_s;
+    int64_t low = -1, high;
+    HAPT_TRY(search_paces(search->problem, low_s, most_s, scratch, &search->pace, &search->pace_count));
+    HAPT_NEW(search->priced, scratch, search->pace_count);
+    for (high = search->pace_count; high - low > 1;) { /* the last that is no larger */
+        const int64_t middle = low + (high - low) / 2;
+        *(search->pace[middle] <= pace_s * (1 + SAFE) ? &low : &high) = middle;
+    }
+    HAPT_ASSERT(low >= 0);
+    HAPT_TRY(search_table_fill(&search->table, search->pace[low], INFINITY, false, &latency_s));
+    HAPT_ASSERT(isfinite(latency_s));
+    note_price(search, low, latency_s);
+    return HAPT_OK;
+}
+
+static enum hapt_status start(struct search *search, struct hapt_arena *scratch, double *least_s, bool *found)
+{
+    double low_s, high_s, pace_s, latency_s;
     *found = false;
     if (search->problem->all_candidates == 0) return HAPT_OK;
     HAPT_TRY(bracket_pace(search, &low_s, &high_s, found));
     if (!*found) return HAPT_OK;
-    HAPT_TRY(find_known(search, &low_s, high_s, found));
+    HAPT_TRY(find_known(search, &low_s, high_s, &pace_s, &latency_s));
+    *found = isfinite(latency_s);
     if (!*found) return HAPT_OK;
-    HAPT_TRY(search_least_sum(search->problem, scratch, &least_s));
-    const int B = search->problem->B;
-    const double most_s = B > 1 ? (search->known_s * (1 + SAFE) - least_s) / (B - 1) * (1 + SAFE) : search->problem->longest_s;
-    HAPT_TRY(search_paces(search->problem, low_s, most_s, scratch, &search->pace, &search->pace_count));
-    HAPT_NEW(search->priced, scratch, search->pace_count);
-    HAPT_TRY(open_board(search));
-    HAPT_TRY(refine_intervals(search, least_s, scratch));
-    HAPT_ASSERT(isfinite(search->best_s));
-    return HAPT_OK;
+    HAPT_TRY(search_least_sum(search->problem, scratch, least_s));
+    return list_paces(search, low_s, pace_s, latency_s, *least_s, scratch);
+}
+
+static enum hapt_status search_all(struct search *search, struct hapt_arena *scratch, bool *found)
+{
+    double least_s;
+    HAPT_TRY(hapt_env_agree(search->comm, start(search, scratch, &least_s, found)));
+    if (!*found) return HAPT_OK;
+    HAPT_TRY(hapt_env_agree(search->comm, open_board(search)));
+    return refine_intervals(search, least_s, scratch);
 }
 
 /* The smallest t_max among those whose objective ties with the best. */
@@ -338,13 +356,11 @@ static struct priced choose(const struct search *search)
 }
 
 /* The plan at the chosen pace, from a table that holds every program that ties. */
-static enum hapt_status trace_plan(const struct search *search, const struct search_problem *problem, double pace_s,
-                                   double budget_s, struct hapt_arena *scratch, struct hapt_arena *result,
+static enum hapt_status trace_plan(const struct search_problem *problem, double pace_s, double budget_s, struct hapt_arena *scratch, struct hapt_arena *result,
                                    struct hapt_plan *plan)
 {
     struct search_table table;
     double latency_s;
-    (void)search;
     HAPT_TRY(search_table_init(problem, scratch, &table));
     enum hapt_status status = search_table_fill(&table, pace_s, budget_s, true, &latency_s);
     if (status == HAPT_OK) status = search_trace(&table, budget_s, result, plan);
@@ -365,7 +381,7 @@ static enum hapt_status make_plan(struct search *search, struct hapt_arena *scra
         HAPT_TRY(search_problem_create(problem->profile, problem->options, 1, SAFE * search->best_s, scratch, &whole));
         problem = whole;
     }
-    HAPT_TRY(trace_plan(search, problem, pace_s, chosen.latency_s + left_s, scratch, result, plan));
+    HAPT_TRY(trace_plan(problem, pace_s, chosen.latency_s + left_s, scratch, result, plan));
     HAPT_TRY(plan_price_at(problem->profile, pace_s, plan));
     plan->search.candidates = search->pace_count;
     plan->search.evaluated = search->priced_count;
@@ -410,7 +426,7 @@ enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *prof
                                   struct hapt_plan **plan)
 {
     struct search search = {
-        .comm = comm, .window = MPI_WIN_NULL, .known_s = INFINITY, .best_s = INFINITY, .lower_s = INFINITY};
+        .comm = comm, .window = MPI_WIN_NULL, .best_s = INFINITY, .lower_s = INFINITY};
     struct hapt_arena scratch;
     struct hapt_plan found;
     HAPT_MPI(MPI_Comm_rank(comm, &search.rank));

@@ -188,6 +188,7 @@ static enum hapt_status search_altered(MPI_Comm comm, const struct hapt_profile 
     HAPT_TRY(hapt_env_agree(comm, alter(profile, options, scratch, &coarse, &seen)));
     HAPT_TRY(hapt_plan_search(comm, &seen, &options->search, result, plan));
     if (options->granularity > 0) coarse_restore(&coarse, profile, *plan);
+    if (options->ignore_communication) (*plan)->search.gap = 0; /* of another objective */
     return search_agree(comm, &options->search, hapt_plan_price(profile, *plan, scratch));
 }
 
@@ -213,6 +214,7 @@ enum hapt_status hapt_plan_by_strategy(MPI_Comm comm, const struct hapt_profile 
     if (!note) note = &unread;
     *note = NULL;
     own.search.schedule = hapt_strategy_schedule(strategy, options->search.schedule);
+    if (strategy != HAPT_STRATEGY_HAPT && strategy != HAPT_STRATEGY_EVEN) own.search.gap = 0;
     switch (strategy) {
     case HAPT_STRATEGY_EVEN:
         return hapt_plan_even(comm, profile, &own.search, result, plan);

@@ -10,7 +10,7 @@ static bool same_real(double a, double b)
 static bool same_stage(const struct hapt_plan_stage *a, const struct hapt_plan_stage *b)
 {
     return a->first_layer == b->first_layer && a->end_layer == b->end_layer && a->subcluster == b->subcluster &&
-           a->nodes == b->nodes && a->devices_per_node == b->devices_per_node && a->warmup == b->warmup &&
+           a->nodes == b->nodes && a->devices_per_node == b->devices_per_node && a->warmup == b->warmup && a->tensor_parallel == b->tensor_parallel &&
            same_real(a->compute_s, b->compute_s) && same_real(a->comm_s, b->comm_s) &&
            same_real(a->memory_bytes, b->memory_bytes);
 }
@@ -20,7 +20,8 @@ static bool same_plan(const struct hapt_plan *a, const struct hapt_plan *b)
     bool same = a->stage_count == b->stage_count && same_real(a->latency_s, b->latency_s) &&
                 same_real(a->t_max_s, b->t_max_s) && same_real(a->simulated_s, b->simulated_s) &&
                 same_real(a->balance_eta, b->balance_eta) && strcmp(a->limit, b->limit) == 0 &&
-                a->search.candidates == b->search.candidates && a->search.evaluated == b->search.evaluated;
+                a->search.candidates == b->search.candidates && a->search.evaluated == b->search.evaluated &&
+                same_real(a->search.gap, b->search.gap);
     for (int i = 0; same && i < a->stage_count; i++) same = same_stage(&a->stage[i], &b->stage[i]);
     return same;
 }
@@ -47,7 +48,9 @@ static void small_profiles(void)
         struct hapt_arena arena;
         hapt_arena_init(&arena);
         const struct hapt_profile *profile = random_profile(&seed, &arena);
-        const struct hapt_search_options options = random_options(&seed);
+        struct hapt_search_options options = random_options(&seed);
+        compare(profile, &options, start, &arena);
+        options.gap = start % 2 ? 0.02 : 0.2;
         compare(profile, &options, start, &arena);
         hapt_arena_release(&arena);
     }
@@ -80,8 +83,9 @@ static void larger_profile(void)
     }
     for (int layer = 0; layer < L - 1; layer++) profile->boundary_bytes[layer] = 0.2 + hapt_random_unit(&seed);
     for (int k = 0; k < 4; k++) profile->link_bandwidth[k] = k == 0 || k == 3 ? 20 : 1;
-    const struct hapt_search_options options = {
-        .microbatches = 32, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02};
+    struct hapt_search_options options = {.microbatches = 32, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02};
+    compare(profile, &options, seed, &arena);
+    options.gap = 0.01;
     compare(profile, &options, seed, &arena);
     hapt_arena_release(&arena);
 }
