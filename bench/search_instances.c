@@ -191,13 +191,17 @@ static enum hapt_status run(const struct hapt_env *env, const struct instance *i
     const double before = private_bytes();
     struct hapt_plan *plan = NULL;
     double best_s = INFINITY;
+    struct hapt_search_effort effort = {0}, best = {0};
     for (int i = 0; i < repeats; i++) {
         const struct hapt_search_options options = {.microbatches = instance->microbatches,
                                                     .schedule = HAPT_SCHEDULE_H1F1B,
                                                     .hide_threshold = 0.02,
-                                                    .gap = gap};
+                                                    .gap = gap,
+                                                    .effort = &effort};
         HAPT_TRY(hapt_plan_search(env->world, profile, &options, arena, &plan));
-        best_s = fmin(best_s, plan->search.seconds);
+        if (plan->search.seconds >= best_s) continue;
+        best_s = plan->search.seconds;
+        best = effort;
     }
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
@@ -206,10 +210,13 @@ static enum hapt_status run(const struct hapt_env *env, const struct instance *i
     if (env->world_rank != 0) return HAPT_OK;
     printf("{\"instance\":\"%s\",\"ranks\":%d,\"layers\":%d,\"microbatches\":%d,\"seconds\":%.4f,\"gap\":%.3g,"
            "\"latency_s\":%.17g,\"t_max_s\":%.17g,\"stages\":%d,\"paces\":%lld,\"priced\":%lld,\"peak_rss_bytes\":%.0f,"
-           "\"before_bytes\":%.0f}\n",
+           "\"private_bytes\":%.0f,\"index_s\":%.4f,\"start_s\":%.4f,\"narrow_s\":%.4f,\"relax_s\":%.4f,\"exact_s\":%.4f,"
+           "\"wait_s\":%.4f,\"trace_s\":%.4f,\"candidates\":%lld,\"cells\":%lld,\"points\":%lld}\n",
            instance->name, env->world_size, instance->layers, instance->microbatches, best_s, plan->search.gap,
            plan->latency_s, plan->t_max_s, plan->stage_count, (long long)plan->search.candidates,
-           (long long)plan->search.evaluated, peak, before);
+           (long long)plan->search.evaluated, peak, private_bytes() - before, best.index_s, best.start_s, best.narrow_s,
+           best.relax_s, best.exact_s, best.wait_s, best.trace_s, (long long)best.candidates, (long long)best.cells,
+           (long long)best.points);
     return HAPT_OK;
 }
 

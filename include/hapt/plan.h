@@ -51,12 +51,25 @@ struct hapt_plan {
     } search;
 };
 
+/* Where a search spends its time on this rank, and how much it makes. */
+struct hapt_search_effort {
+    double index_s;  /* candidates out of the profile */
+    double start_s;  /* bounds of t_max and a first plan */
+    double narrow_s; /* per pace: candidates that are fast enough, states that can be reached */
+    double relax_s;  /* per pace: least sums of prefixes */
+    double exact_s;  /* per pace: points of suffixes */
+    double wait_s;   /* for other ranks */
+    double trace_s;  /* from the best pace to the plan */
+    int64_t candidates, cells, points; /* stages; prefixes and suffix points made, over all paces */
+};
+
 struct hapt_search_options {
     int microbatches;
     enum hapt_schedule_kind schedule; /* H-1F1B: the objective's warm-up rule; others: their own launch counts */
     double hide_threshold;
     bool use_all_devices;
     double gap; /* stop when this close to the optimum, proven; 0: exact */
+    struct hapt_search_effort *effort; /* written where given */
     bool may_fail; /* having no plan is an answer: agreed upon quietly (hapt_env_agree_quietly) */
 };
 

@@ -236,7 +236,6 @@ static enum hapt_status fill(struct search_table *table, double budget_s, double
         }
     }
     table->effort.points += table->pool_count;
-    table->effort.passes++;
     *latency_s = best_latency(table);
     return HAPT_OK;
 }

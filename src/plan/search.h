@@ -72,12 +72,6 @@ struct search_row {
     double least_prefix_s;  /* over d */
 };
 
-/* Where the time goes, and how much was made. */
-struct search_effort {
-    double narrow_s, relax_s, exact_s; /* candidates and reach; relaxed prefixes; points of suffixes */
-    int64_t passes, cells, points;
-};
-
 /* One pass for one pace. */
 struct search_table {
     const struct search_problem *problem;
@@ -105,7 +99,7 @@ struct search_table {
     double budget_s;
     void (*poll)(void *context); /* called now and then; NULL: not */
     void *poll_context;
-    struct search_effort effort;
+    struct hapt_search_effort effort;
 };
 
 enum hapt_status search_table_init(const struct search_problem *problem, struct hapt_arena *arena,

@@ -163,8 +163,10 @@ static enum hapt_status price(struct search *search, const struct probe *probe, 
 {
     for (int i = 0; i < count; i++) latency_s[i] = INFINITY;
     const enum hapt_status status = price_some(search, probe, count, latency_s);
+    const double done_s = hapt_time_s();
     HAPT_TRY(hapt_env_agree(search->comm, status));
     if (search->size > 1) HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, latency_s, count, MPI_DOUBLE, MPI_MIN, search->comm));
+    search->table.effort.wait_s += hapt_time_s() - done_s;
     search->handed += count + search->size;
     for (int i = 0; i < count; i++) note_price(search, probe[i].index, latency_s[i]);
     return HAPT_OK;
@@ -336,7 +338,9 @@ static enum hapt_status start(struct search *search, struct hapt_arena *scratch,
 static enum hapt_status search_all(struct search *search, struct hapt_arena *scratch, bool *found)
 {
     double least_s;
+    const double start_s = hapt_time_s();
     HAPT_TRY(hapt_env_agree(search->comm, start(search, scratch, &least_s, found)));
+    search->table.effort.start_s = hapt_time_s() - start_s;
     if (!*found) return HAPT_OK;
     HAPT_TRY(hapt_env_agree(search->comm, open_board(search)));
     return refine_intervals(search, least_s, scratch);
@@ -408,6 +412,7 @@ static enum hapt_status run_search(struct search *search, const struct hapt_prof
     bool found;
     const double start_s = hapt_time_s();
     HAPT_TRY(search_agree(search->comm, options, set_up(search, profile, options, scratch)));
+    search->table.effort.index_s = hapt_time_s() - start_s;
     HAPT_TRY(search_all(search, scratch, &found));
     if (!found) return search_agree(search->comm, options, search_explain(profile, options));
     *plan = (struct hapt_plan){.microbatches = options->microbatches,
@@ -415,7 +420,11 @@ static enum hapt_status run_search(struct search *search, const struct hapt_prof
                                .hide_threshold = options->hide_threshold,
                                .replicas = 1,
                                .layer_count = profile->layer_count};
+    const double searched_s = hapt_time_s();
     HAPT_TRY(hapt_env_agree(search->comm, make_plan(search, scratch, result, plan)));
+    search->table.effort.trace_s = hapt_time_s() - searched_s;
+    search->table.effort.candidates = search->problem->all_candidates;
+    if (options->effort) *options->effort = search->table.effort;
     plan->search.seconds = hapt_time_s() - start_s;
     HAPT_MPI(MPI_Bcast(&plan->search.seconds, 1, MPI_DOUBLE, 0, search->comm));
     return HAPT_OK;
