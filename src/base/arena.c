@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ALIGNMENT = 64, BLOCK_BYTES = 1 << 18 };
+enum { ALIGNMENT = 64, BLOCK_BYTES = 1 << 18, LARGE_BYTES = 1 << 28 /* worth a look at what is left */ };
 
 struct hapt_arena_block {
     struct hapt_arena_block *next;
@@ -57,6 +57,7 @@ void *hapt_arena_alloc(struct hapt_arena *arena, size_t count, size_t size)
     struct hapt_arena_block *block = arena->head;
     if (!block || block->size - block->used < bytes) {
         const size_t size_bytes = bytes > BLOCK_BYTES ? bytes : BLOCK_BYTES;
+        if (bytes > LARGE_BYTES && (double)bytes > hapt_memory_available()) return fail(bytes);
         block = aligned_alloc(ALIGNMENT, sizeof *block + size_bytes);
         if (!block) return fail(bytes);
         *block = (struct hapt_arena_block){.size = size_bytes};

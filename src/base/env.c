@@ -29,6 +29,9 @@ static void set_library_environment(void)
         /* A lone process needs no network transport and no daemon: 0.3 s less. */
         setenv("OMPI_MCA_pml", "ob1", 0);
         setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
+        /* All lone processes of a user would share one session folder, and each removes it when it ends: 1 start in 100 failed
+         * beside three others. */
+        setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);
     }
     const char *local = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
     const char *ranks = local ? local : getenv("SLURM_NTASKS_PER_NODE");

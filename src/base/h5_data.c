@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_TEXT = 1 << 20, CHUNK_ELEMENTS = 1 << 18 };
+enum { MAX_TEXT = 1 << 20, CHUNK_ELEMENTS = 1 << 18, MOST_SPARE_BYTES = 1 << 26 };
 
 static hid_t native(enum hapt_h5_type type)
 {
@@ -192,6 +192,28 @@ static enum hapt_status match_shape(struct hapt_h5 *file, const char *name, int 
     return HAPT_OK;
 }
 
+/* Chunks are read whole, so a file may ask for gigabytes to yield a small table; and storage that was never written reads as the
+ * zeros that nobody meant, unless the writer chose the value that stands for absence. */
+static enum hapt_status check_storage(struct hapt_h5 *file, hid_t id, const char *name, double bytes)
+{
+    const double most_chunk_bytes = bytes > MOST_SPARE_BYTES / 4 ? 4 * bytes : MOST_SPARE_BYTES;
+    const hid_t layout = H5Dget_create_plist(id), type = H5Dget_type(id);
+    hsize_t extent[H5S_MAX_RANK];
+    H5D_fill_value_t fill = H5D_FILL_VALUE_UNDEFINED;
+    double chunk_bytes = type < 0 ? 0 : (double)H5Tget_size(type);
+    const int dims = layout < 0 || H5Pget_layout(layout) != H5D_CHUNKED ? 0 : H5Pget_chunk(layout, H5S_MAX_RANK, extent);
+    for (int i = 0; i < dims; i++) chunk_bytes *= (double)extent[i];
+    const bool filled = layout >= 0 && H5Pfill_value_defined(layout, &fill) >= 0 && fill == H5D_FILL_VALUE_USER_DEFINED;
+    if (layout >= 0) H5Pclose(layout);
+    if (type >= 0) H5Tclose(type);
+    if (dims > 0 && chunk_bytes > most_chunk_bytes)
+        return hapt_fail(HAPT_ERR_INPUT, "write it in chunks of at most 64 MB", "%s of %s has absurdly large chunks of %.3g bytes", name,
+                         file->path, chunk_bytes);
+    if (bytes > 0 && !filled && H5Dget_storage_size(id) == 0)
+        return hapt_fail(HAPT_ERR_INPUT, "write the dataset, or give it a fill value", "%s of %s was never written", name, file->path);
+    return HAPT_OK;
+}
+
 static enum hapt_status read_open(struct hapt_h5 *file, hid_t id, const char *name, enum hapt_h5_type type, int dims,
                                   int64_t *shape, int64_t limit, struct hapt_arena *arena, void **data)
 {
@@ -200,6 +222,7 @@ static enum hapt_status read_open(struct hapt_h5 *file, hid_t id, const char *na
     if (!is_number(id)) return hapt_fail(HAPT_ERR_INPUT, H5_HINT, "%s of %s does not hold numbers", name, file->path);
     HAPT_TRY(extent_of(file, id, name, &found_dims, found));
     HAPT_TRY(match_shape(file, name, dims, shape, found_dims, found, limit, &elements));
+    HAPT_TRY(check_storage(file, id, name, (double)elements * (double)type_bytes(type)));
     void *memory = hapt_arena_alloc(arena, (size_t)elements, type_bytes(type));
     if (!memory) return HAPT_ERR_MEMORY;
     if (elements > 0 && H5Dread(id, native(type), H5S_ALL, H5S_ALL, H5P_DEFAULT, memory) < 0)

@@ -67,17 +67,6 @@ static double free_space(const char *path)
     return (double)file_system.f_bavail * (double)file_system.f_frsize;
 }
 
-static double memory_available(void)
-{
-    FILE *file = fopen("/proc/meminfo", "r");
-    char line[128];
-    double kib = 0;
-    while (file && fgets(line, sizeof line, file))
-        if (sscanf(line, "MemAvailable: %lf kB", &kib) == 1) break;
-    if (file) fclose(file);
-    return kib * 1024;
-}
-
 static struct rank_facts look(void)
 {
     struct rank_facts facts = {.cpus = 1};
@@ -86,7 +75,7 @@ static struct rank_facts look(void)
     if (sched_getaffinity(0, sizeof mask, &mask) == 0) facts.cpus = CPU_COUNT(&mask);
     if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0)
         facts.locked_limit = limit.rlim_cur == RLIM_INFINITY ? (double)INFINITY : (double)limit.rlim_cur;
-    facts.memory_available = memory_available();
+    facts.memory_available = hapt_memory_available();
     facts.shared_memory_free = free_space("/dev/shm");
     return facts;
 }

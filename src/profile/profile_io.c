@@ -135,6 +135,27 @@ static enum hapt_status read_table(struct hapt_h5 *file, const char *folder, con
     return HAPT_OK;
 }
 
+/* All tables together, before the first is read: each may be within its limit and all of them beyond the host. A node's ranks
+ * share one copy, which stands beside the one that was read while it is made. */
+static enum hapt_status check_memory(struct hapt_h5 *file, const char *group, int L, int C)
+{
+    char path[PATH_MAX_CHARS];
+    double cells = 0;
+    for (int c = 0; c < C; c++) {
+        int dims;
+        int64_t shape[HAPT_H5_MAX_DIMS] = {0};
+        snprintf(path, sizeof path, "%s/cluster_%d/submesh", group, c);
+        HAPT_TRY(hapt_h5_shape(file, path, &dims, shape));
+        cells += 5.0 * (double)shape[0] * L * L;
+    }
+    const double bytes = 2 * cells * sizeof(double), available = hapt_memory_available();
+    char needed[32], left[32];
+    if (bytes <= HAPT_PROFILE_SMALL_BYTES || bytes <= available) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_MEMORY, "plan on a host with more memory, or over fewer layers (hapt profile --layers-per-model)",
+                     "%s: its tables need %s, this host has %s left", hapt_h5_path(file), hapt_units_bytes(bytes, needed),
+                     hapt_units_bytes(available, left));
+}
+
 static enum hapt_status read_cluster(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
                                      const struct hapt_profile *profile, int c)
 {
@@ -185,6 +206,7 @@ enum hapt_status hapt_profile_read(struct hapt_h5 *file, const char *group, stru
     read->link_latency = data;
     read->layer_count = (int)L;
     read->cluster_count = (int)square[0];
+    HAPT_TRY(check_memory(file, group, read->layer_count, read->cluster_count));
     HAPT_NEW(read->cluster, arena, read->cluster_count);
     if (hapt_h5_has_attribute(file, *group ? group : "/", "flops_per_microbatch"))
         HAPT_TRY(hapt_h5_read_attribute_real(file, *group ? group : "/", "flops_per_microbatch", &read->flops));

@@ -1,75 +1,10 @@
 """`hapt plan` and `hapt simulate` as a user meets them, on profiles that h5py wrote."""
 import json
 import math
-import os
-import random
-import shutil
-import subprocess
-import tempfile
 
-import h5py
 import numpy as np
 
-HAPT = os.path.realpath(os.environ.get("HAPT", "build/hapt"))
-LONG = os.environ.get("HAPT_LONG", "0") not in ("", "0")
-MPIRUN = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np"]
-checks, failures = 0, 0
-
-
-def check(passed, what):
-    global checks, failures
-    checks += 1
-    if not passed:
-        failures += 1
-        print("failed:", what)
-    return passed
-
-
-def run(*arguments, ranks=0):
-    command = (MPIRUN + [str(ranks)] if ranks else []) + [HAPT, *arguments]
-    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
-
-
-def refuses(code, *arguments, ranks=0, says=""):
-    """One error line, a hint, the exit code, nothing on standard output."""
-    result = run(*arguments, ranks=ranks)
-    name = "hapt " + " ".join(arguments) + (f" on {ranks} ranks" if ranks else "")
-    check(result.returncode == code, f"{name}: exit code {result.returncode}, not {code}: {result.stderr.strip()}")
-    check(result.stderr.count("error:") == 1, f"{name}: one error line: {result.stderr}")
-    check("hint: " in result.stderr, f"{name}: a hint: {result.stderr}")
-    check(says in result.stderr, f"{name}: says '{says}': {result.stderr}")
-    check(result.stdout == "", f"{name}: silent on standard output: {result.stdout}")
-
-
-def profile(path, change=None, cast=None, strings="fixed", **storage):
-    """fast 1 x 2 and slow 1 x 2, nine layers of 1/4 s on one fast device; all values are exact in single precision."""
-    L, C = 9, 2
-    cast = cast or (lambda kind, values: values)
-    with h5py.File(path, "w") as file:
-        file["boundary_bytes"] = cast("int", np.array([1024.0] * (L - 1) + [0.0]))
-        file["link_bandwidth"] = cast("float", np.array([[65536.0, 8192.0], [8192.0, 65536.0]]))
-        file["link_latency"] = cast("float", np.zeros((C, C)))
-        for c, (name, speed, memory) in enumerate((("fast", 4.0, 4096.0), ("slow", 2.0, 2048.0))):
-            group = file.create_group(f"cluster_{c}")
-            group.attrs["name"] = np.bytes_(name) if strings == "fixed" else name
-            group.attrs["nodes"] = np.int8(1)
-            group.attrs["devices_per_node"] = np.uint64(2)
-            group.attrs["device_memory_bytes"] = np.float32(memory)
-            group.attrs["peak_flops"] = np.int64(speed)
-            group["submesh"] = cast("int", np.array([[1, 1], [1, 2]]))
-            time = np.full((2, L, L), np.nan)
-            bytes_ = np.zeros((2, L, L))
-            for s in range(2):
-                for i in range(L):
-                    for j in range(i, L):
-                        time[s, i, j] = (j - i + 1) / speed / (s + 1)
-                        bytes_[s, i, j] = 64 * (j - i + 1)
-            tables = {"stage_time": time, "stage_forward_time": time / 4, "parameter_bytes": 2 * bytes_, "activation_bytes": bytes_}
-            for name, values in tables.items():
-                group.create_dataset(name, data=cast("float", values), **storage)
-        if change:
-            change(file)
-
+from profiles import campaign, check, profile, put, refuses, run
 
 def plan(path, *arguments, ranks=0):
     result = run("plan", "--profile", path, "--json", "--microbatches", "16", *arguments, ranks=ranks)
@@ -191,141 +126,11 @@ def foreign(document):
         check(plan(f"{name}.h5") == document, f"{name}: the same plan")
 
 
-def put(path, value, where=Ellipsis):
-    def change(file):
-        file[path][where] = value
-    return change
-
-
-def replace(path, values):
-    def change(file):
-        del file[path]
-        if values is not None:
-            file[path] = values
-    return change
-
-
-def attribute(path, name, value):
-    def change(file):
-        if value is None:
-            del file[path].attrs[name]
-        else:
-            file[path].attrs[name] = value
-    return change
-
-
-def huge(file):
-    """Claims a gigantic table without storing it."""
-    del file["cluster_0/stage_time"]
-    file["cluster_0"].create_dataset("stage_time", shape=(2, 1 << 20, 1 << 20), chunks=(1, 64, 64), dtype="f8")
-
-
-def many_layers(file):
-    del file["boundary_bytes"]
-    file.create_dataset("boundary_bytes", shape=(1 << 40,), chunks=(1024,), dtype="f8")
-
-
-def all_nan(file):
-    for c in range(2):
-        file[f"cluster_{c}/stage_time"][...] = np.nan
-
-
-def bad_profiles():
-    cell = (0, 2, 4)
-    changes = {
-        "nan-only": all_nan, "huge": huge, "many-layers": many_layers,
-        "absurd-time": put("cluster_0/stage_time", 1e300, cell),
-        "negative-time": put("cluster_0/stage_time", -1.0, cell),
-        "nan-memory": put("cluster_1/parameter_bytes", np.nan, cell),
-        "infinite-memory": put("cluster_1/activation_bytes", np.inf, cell),
-        "negative-memory": put("cluster_1/activation_bytes", -5.0, cell),
-        "long-forward": put("cluster_0/stage_forward_time", 99.0, cell),
-        "nan-boundary": put("boundary_bytes", np.nan, 3),
-        "no-bandwidth": put("link_bandwidth", 0.0, (0, 0)),
-        "crooked-link": put("link_bandwidth", 1.0, (0, 1)),
-        "negative-latency": put("link_latency", -1.0),
-        "strange-submesh": put("cluster_0/submesh", 3, (0, 1)),
-        "submesh-twice": put("cluster_0/submesh", 2, (0, 1)),
-        "no-table": replace("cluster_0/stage_time", None),
-        "no-memory": replace("cluster_1/activation_bytes", None),
-        "no-links": replace("link_bandwidth", None),
-        "text-table": replace("cluster_0/stage_time", "soon"),
-        "flat-table": replace("cluster_0/stage_time", np.ones(9)),
-        "short-table": replace("cluster_0/stage_time", np.ones((2, 9, 8))),
-        "no-layers": replace("boundary_bytes", np.ones(0)),
-        "many-links": replace("link_bandwidth", np.ones((40, 40))),
-        "no-submesh": replace("cluster_0/submesh", np.ones((0, 2), dtype=int)),
-        "no-cluster": lambda file: file.__delitem__("cluster_1"),
-        "group-for-table": lambda file: (file.__delitem__("boundary_bytes"), file.create_group("boundary_bytes")),
-        "no-nodes": attribute("cluster_0", "nodes", 0), "lost-nodes": attribute("cluster_0", "nodes", None),
-        "many-nodes": attribute("cluster_0", "nodes", 2 ** 40), "text-nodes": attribute("cluster_0", "nodes", "two"),
-        "nan-device": attribute("cluster_0", "device_memory_bytes", np.nan),
-        "long-name": attribute("cluster_0", "name", "x" * 1000), "same-name": attribute("cluster_0", "name", "slow"),
-        "array-name": attribute("cluster_0", "name", np.ones(5)),
-        "other-format": attribute("/", "format", "hapt-plan"),
-        "future": lambda file: file.attrs.update(format="hapt-profile", version=99),
-    }
-    for name, change in changes.items():
-        profile("bad.h5", change=change)
-        os.replace("bad.h5", f"{name}.h5")
-        refuses(3, "plan", "--profile", f"{name}.h5")
-    refuses(3, "plan", "--profile", "nan-only.h5", "--json", ranks=3)
-    refuses(3, "plan", "--profile", "absent.h5", ranks=2)
-    os.mkdir("folder.h5")
-    refuses(3, "plan", "--profile", "folder.h5")
-    with open("text.h5", "w") as file:
-        file.write("no table at all\n" * 100)
-    refuses(3, "plan", "--profile", "text.h5")
-
-
-def damaged():
-    """Cut anywhere: refused. Bits flipped anywhere: refused, infeasible or planned, but never a crash or a hang."""
-    with open("plain.h5", "rb") as file:
-        whole = file.read()
-    for size in (0, 1, 7, 96, 500, 2000, len(whole) // 2, len(whole) - 600):
-        with open("cut.h5", "wb") as file:
-            file.write(whole[:size])
-        refuses(3, "plan", "--profile", "cut.h5")
-    generator = random.Random(5)
-    for flip in range(500 if LONG else 12):
-        at, bit = generator.randrange(len(whole)), generator.randrange(8)
-        with open("flipped.h5", "wb") as file:
-            file.write(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1:])
-        result = run("plan", "--profile", "flipped.h5")
-        check(result.returncode in (0, 3, 4), f"bit {bit} of byte {at} flipped: exit code {result.returncode}: {result.stderr}")
-
-
-def infeasible():
-    def tiny(file):
-        for c in range(2):
-            file[f"cluster_{c}"].attrs["device_memory_bytes"] = 400.0
-
-    def gap(file):
-        for c in range(2):
-            file[f"cluster_{c}/stage_time"][:, 0:5, 4:] = np.nan
-
-    profile("tiny.h5", change=tiny)
-    refuses(4, "plan", "--profile", "tiny.h5", says="memory")
-    refuses(4, "plan", "--profile", "tiny.h5", "--json", ranks=2, says="memory")
-    refuses(4, "plan", "--profile", "tiny.h5", "--stages", "0-5@fast:1x2,5-9@slow:1x2", says="in flight")
-    profile("gap.h5", change=gap)
-    refuses(4, "plan", "--profile", "gap.h5", says="layer 4")
-
-
-os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
-os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-folder = tempfile.mkdtemp()
-os.chdir(folder)
-try:
+def planning():
     optimum = the_plan()
     schedules(optimum)
     hiding()
     foreign(optimum)
-    bad_profiles()
-    damaged()
-    infeasible()
-finally:
-    os.chdir("/")
-    shutil.rmtree(folder)
-print(f"{checks} checks, {failures} failed")
-raise SystemExit(failures != 0)
+
+
+campaign(planning)

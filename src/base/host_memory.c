@@ -1,0 +1,48 @@
+/* How much memory this process may still take: of the machine, of its control group, of its address space. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "hapt/arena.h"
+
+/* The number behind `key` at the start of a line; NaN where the file or the line is not there. */
+static double value_of(const char *path, const char *key)
+{
+    FILE *file = fopen(path, "r");
+    char line[256];
+    double value = NAN;
+    const size_t length = strlen(key);
+    while (file && isnan(value) && fgets(line, sizeof line, file))
+        if (!strncmp(line, key, length) && sscanf(line + length, "%lf", &value) != 1) value = NAN;
+    if (file) fclose(file);
+    return value;
+}
+
+/* Page cache counts as used but is given back. NaN without a limit. */
+static double control_group(void)
+{
+    const double limit = value_of("/sys/fs/cgroup/memory.max", ""), used = value_of("/sys/fs/cgroup/memory.current", "");
+    const double active = value_of("/sys/fs/cgroup/memory.stat", "active_file ");
+    const double inactive = value_of("/sys/fs/cgroup/memory.stat", "inactive_file ");
+    return limit - used + (isnan(active) ? 0 : active) + (isnan(inactive) ? 0 : inactive);
+}
+
+static double address_space(void)
+{
+    struct rlimit limit;
+    const double pages = value_of("/proc/self/statm", "");
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return NAN;
+    return (double)limit.rlim_cur - pages * (double)sysconf(_SC_PAGESIZE);
+}
+
+double hapt_memory_available(void)
+{
+    const double bounds[] = {1024 * (value_of("/proc/meminfo", "MemAvailable:") + value_of("/proc/meminfo", "SwapFree:")),
+                             control_group(), address_space()};
+    double least = INFINITY;
+    for (int i = 0; i < 3; i++)
+        if (bounds[i] < least) least = bounds[i]; /* NaN is no bound */
+    return least > 0 ? least : 0;
+}

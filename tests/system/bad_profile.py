@@ -1,0 +1,211 @@
+"""Profiles that no plan can be made from: damaged, absurd, hostile, infeasible. One clear error, the right exit code, in little memory."""
+import concurrent.futures
+import os
+import random
+import resource
+import subprocess
+
+import numpy as np
+
+from profiles import HAPT, LONG, MPIRUN, attribute, campaign, check, profile, put, refuses, replace, run
+
+PLAN = b"a plan that stays"
+
+
+def table(name, **storage):
+    """A dataset in place of another, of which nothing is ever written."""
+    def change(file):
+        del file[name]
+        file.create_dataset(name, dtype="f8", **storage)
+    return change
+
+
+def unwritten(layers, clusters, **storage):
+    """A profile within all limits whose big tables stand in the file's header alone."""
+    def change(file):
+        for name in list(file):
+            del file[name]
+        file["boundary_bytes"] = np.zeros(layers)
+        file["link_bandwidth"], file["link_latency"] = np.ones((clusters, clusters)), np.zeros((clusters, clusters))
+        for c in range(clusters):
+            group = file.create_group(f"cluster_{c}")
+            group.attrs.update(name=f"c{c}", nodes=1, devices_per_node=2, device_memory_bytes=1e9, peak_flops=1.0)
+            group["submesh"] = np.array([[1, 1], [1, 2]])
+            for name in ("stage_time", "stage_forward_time", "parameter_bytes", "activation_bytes"):
+                group.create_dataset(name, shape=(2, layers, layers), chunks=(1, 64, layers), dtype="f8", **storage)
+    return change
+
+
+def wide_chunks(file):
+    """A small table in one chunk of 134 MB that holds zeros and packs well."""
+    values = file["cluster_0/stage_time"][...]
+    del file["cluster_0/stage_time"]
+    new = file["cluster_0"].create_dataset("stage_time", shape=values.shape, maxshape=(None, None, None),
+                                           chunks=(1, 4096, 4096), compression="gzip", compression_opts=1, dtype="f8")
+    new[...] = values
+
+
+def all_nan(file):
+    for c in range(2):
+        file[f"cluster_{c}/stage_time"][...] = np.nan
+
+
+def degrees(*values):
+    def change(file):
+        file["cluster_0/tensor_parallel"] = np.array(values) if values else "two"
+    return change
+
+
+CELL = (0, 2, 4)
+BAD = {
+    "nan-only": all_nan, "hollow": unwritten(1500, 1),
+    "huge": table("cluster_0/stage_time", shape=(2, 1 << 20, 1 << 20), chunks=(1, 64, 64)),
+    "many-layers": table("boundary_bytes", shape=(1 << 40,), chunks=(1024,)),
+    "too-many-layers": replace("boundary_bytes", np.zeros(9000)),
+    "many-submeshes": replace("cluster_0/submesh", np.ones((100000, 2), dtype=int)),
+    "some-submeshes": replace("cluster_0/submesh", np.ones((60000, 2), dtype=int)),
+    "overflowing": table("cluster_0/stage_time", shape=(1 << 62, 1 << 62, 1 << 62), chunks=(1, 1, 1)),
+    "never-written": table("cluster_0/stage_time", shape=(2, 9, 9)),
+    "wide-chunks": wide_chunks,
+    "absurd-time": put("cluster_0/stage_time", 1e300, CELL),
+    "negative-time": put("cluster_0/stage_time", -1.0, CELL),
+    "nan-memory": put("cluster_1/parameter_bytes", np.nan, CELL),
+    "infinite-memory": put("cluster_1/activation_bytes", np.inf, CELL),
+    "negative-memory": put("cluster_1/activation_bytes", -5.0, CELL),
+    "long-forward": put("cluster_0/stage_forward_time", 99.0, CELL),
+    "nan-step": lambda file: file.__setitem__("cluster_0/step_time", np.full((2, 9, 9), np.nan)),
+    "nan-boundary": put("boundary_bytes", np.nan, 3),
+    "no-bandwidth": put("link_bandwidth", 0.0, (0, 0)),
+    "crooked-link": put("link_bandwidth", 1.0, (0, 1)),
+    "negative-latency": put("link_latency", -1.0),
+    "strange-submesh": put("cluster_0/submesh", 3, (0, 1)),
+    "submesh-twice": put("cluster_0/submesh", 2, (0, 1)),
+    "one-degree": degrees(1), "many-degrees": degrees(1, 1, 1), "no-degree": degrees(0, 1), "odd-degree": degrees(1, 3),
+    "negative-degree": degrees(1, -2), "large-degree": degrees(1, 2 ** 31 - 1), "wider-than-an-int": degrees(1, 2 ** 40),
+    "text-degrees": degrees(),
+    "no-table": replace("cluster_0/stage_time", None),
+    "no-memory": replace("cluster_1/activation_bytes", None),
+    "no-links": replace("link_bandwidth", None),
+    "text-table": replace("cluster_0/stage_time", "soon"),
+    "flat-table": replace("cluster_0/stage_time", np.ones(9)),
+    "short-table": replace("cluster_0/stage_time", np.ones((2, 9, 8))),
+    "no-layers": replace("boundary_bytes", np.ones(0)),
+    "many-links": replace("link_bandwidth", np.ones((40, 40))),
+    "no-submesh": replace("cluster_0/submesh", np.ones((0, 2), dtype=int)),
+    "no-cluster": lambda file: file.__delitem__("cluster_1"),
+    "group-for-table": lambda file: (file.__delitem__("boundary_bytes"), file.create_group("boundary_bytes")),
+    "no-nodes": attribute("cluster_0", "nodes", 0), "lost-nodes": attribute("cluster_0", "nodes", None),
+    "many-nodes": attribute("cluster_0", "nodes", 2 ** 40), "text-nodes": attribute("cluster_0", "nodes", "two"),
+    "nan-device": attribute("cluster_0", "device_memory_bytes", np.nan),
+    "long-name": attribute("cluster_0", "name", "x" * 1000), "same-name": attribute("cluster_0", "name", "slow"),
+    "array-name": attribute("cluster_0", "name", np.ones(5)),
+    "nan-flops": attribute("/", "flops_per_microbatch", np.nan), "negative-flops": attribute("/", "flops_per_microbatch", -1.0),
+    "infinite-flops": attribute("/", "flops_per_microbatch", np.inf), "text-flops": attribute("/", "flops_per_microbatch", "many"),
+    "other-format": attribute("/", "format", "hapt-plan"),
+    "future": lambda file: file.attrs.update(format="hapt-profile", version=99),
+}
+# what every number of ranks must refuse alike; launchers take seconds to end a failing job, so these overlap
+ON_RANKS = ["nan-only", "hollow", "huge", "wide-chunks", "nan-memory", "odd-degree", "no-table", "nan-flops", "cut", "text", "absent"]
+
+
+def stays():
+    with open("kept.h5", "rb") as file:
+        check(file.read() == PLAN, "a refused profile overwrites no plan")
+    check(not [name for name in os.listdir() if name.endswith(".tmp")], "and leaves nothing beside it")
+
+
+def bad_profiles():
+    profile("good.h5")
+    done = run("plan", "--profile", "good.h5", "--output", "good-plan.h5")
+    check(done.returncode == 0, f"the good profile: {done.stderr}")
+    with open("kept.h5", "wb") as file:
+        file.write(PLAN)
+    for name, change in BAD.items():
+        profile(f"{name}.h5", change=change)
+        refuses(3, "plan", "--profile", f"{name}.h5", "--output", "kept.h5")
+    with open("good.h5", "rb") as file:
+        whole = file.read()
+    for size in (0, 1, 7, 96, 500, 2000, len(whole) // 2, len(whole) - 600):
+        with open("cut.h5", "wb") as file:
+            file.write(whole[:size])
+        refuses(3, "plan", "--profile", "cut.h5", "--output", "kept.h5")
+    os.mkdir("folder.h5")
+    refuses(3, "plan", "--profile", "folder.h5")
+    with open("text.h5", "w") as file:
+        file.write("no table at all\n" * 100)
+    for name in ("text", "nan-only", "hollow", "cut", "absent"):
+        refuses(3, "simulate", "--plan", "good-plan.h5", "--profile", f"{name}.h5")
+    refuses(3, "simulate", "--plan", "nan-only.h5")
+    stays()
+
+
+def on_ranks():
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        jobs = [pool.submit(refuses, 3, "plan", "--profile", f"{name}.h5", "--json", "--output", "kept.h5", ranks=ranks)
+                for name in ON_RANKS for ranks in (2, 4)]
+        jobs += [pool.submit(refuses, 3, "simulate", "--plan", "good-plan.h5", "--profile", f"{name}.h5", ranks=2)
+                 for name in ("nan-only", "hollow", "text")]
+        jobs += [pool.submit(refuses, 4, "plan", "--profile", "tiny.h5", "--output", "kept.h5", ranks=ranks, says="memory")
+                 for ranks in (2, 4)]
+        for job in jobs:
+            job.result()
+    stays()
+    most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    check(most < 300, f"refusing took {most:.0f} MB")
+
+
+def little_memory():
+    """Well-formed tables of 41 GB in a few kB, beyond the memory at hand: exit code 5, not a kill."""
+    profile("filled.h5", change=unwritten(8000, 8, fillvalue=np.nan))
+    for ranks in (0, 2):
+        command = (MPIRUN + [str(ranks)] if ranks else []) + [HAPT, "plan", "--profile", "filled.h5", "--output", "kept.h5"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120,
+                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30)))
+        check(done.returncode == 5, f"too large for {ranks or 1} ranks: exit code {done.returncode}: {done.stderr}")
+        check(done.stderr.count("error:") == 1 and "hint: " in done.stderr, f"one error and a hint: {done.stderr}")
+    stays()
+
+
+def damaged():
+    """Bits and bytes changed anywhere: refused, infeasible or planned, but never a crash or a hang."""
+    with open("good.h5", "rb") as file:
+        whole = file.read()
+    seed = random.randrange(1 << 30) if LONG else 5
+    generator = random.Random(seed)
+
+    def one(flip):
+        at, name = places[flip], f"flipped-{flip}.h5"
+        with open(name, "wb") as file:
+            file.write(whole[:at[0]] + bytes([at[1]]) + whole[at[0] + 1:])
+        result = run("plan", "--profile", name)
+        os.remove(name)
+        check(result.returncode in (0, 3, 4, 5),
+              f"seed {seed}: byte {at[0]} set to {at[1]}: exit code {result.returncode}: {result.stderr}")
+        check(result.returncode == 0 or result.stderr.count("error:") == 1, f"seed {seed}, byte {at[0]}: {result.stderr}")
+
+    places = []
+    for flip in range(800 if LONG else 16):
+        at = generator.randrange(2048 if flip % 2 else len(whole))  # every other one in the headers
+        places.append((at, whole[at] ^ 1 << generator.randrange(8) if flip % 4 < 2 else generator.randrange(256)))
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for job in [pool.submit(one, flip) for flip in range(len(places))]:
+            job.result()
+
+
+def infeasible():
+    def tiny(file):
+        for c in range(2):
+            file[f"cluster_{c}"].attrs["device_memory_bytes"] = 400.0
+
+    def gap(file):
+        for c in range(2):
+            file[f"cluster_{c}/stage_time"][:, 0:5, 4:] = np.nan
+
+    profile("tiny.h5", change=tiny)
+    profile("gap.h5", change=gap)
+    refuses(4, "plan", "--profile", "tiny.h5", "--json", says="memory")
+    refuses(4, "plan", "--profile", "tiny.h5", "--stages", "0-5@fast:1x2,5-9@slow:1x2", says="in flight")
+    refuses(4, "plan", "--profile", "gap.h5", says="layer 4")
+
+
+campaign(bad_profiles, infeasible, on_ranks, little_memory, damaged)
