@@ -29,6 +29,16 @@ const char hapt_command_plan_help[] =
     "Last comes whether it is worth it: against each subcluster alone with as many microbatches, and against separate jobs\n"
     "side by side. With --stages the best plan is among the rivals. JSON: \"explain\" with limit, rivals, worth.\n"
     "\n"
+    "--what-if sweeps and searches the best plan at every point (with --stages: prices the given ones); commas separate sweeps:\n"
+    "  link=1..25Gbit/s             every link between subclusters; link=a100-v100:1..25Gbit/s one of them\n"
+    "  nodes.v100=1..8              nodes of a subcluster; with --profile alone at most the profile's own\n"
+    "  memory.v100=16..80GB         of a device; a profile that was read knows no candidates beyond its own memory\n"
+    "  microbatches=32..512         B\n"
+    "RANGE:N takes N points. On a cluster on paper nodes and memory are predicted anew at each. The knee is the least\n"
+    "bandwidth or memory from which the step stays within 1 % of that at the largest, the nodes from which no further one\n"
+    "gains 2 %, the microbatches from which one costs at most 2 % more than at the most. A link's sweep also names the\n"
+    "bandwidth at which its transfer takes as long as the slowest stage. JSON: \"what_if\", one entry a sweep.\n"
+    "\n"
     "A plan file (--output) holds one row a stage in each table:\n"
     "  /stage_layers [S][2]            layers [first, end), counted from 0\n"
     "  /stage_ops [S][2]               forward operators [first, end); -1 when planned from a profile alone\n"
@@ -46,22 +56,26 @@ const char hapt_command_plan_help[] =
 /* From --profile, or from --input: measured where the ranks are, predicted on paper. `layers` stays NULL with --profile
  * alone. */
 static enum hapt_status get_profile(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
-                                    struct hapt_layers **layers, struct hapt_profile **profile)
+                                    struct hapt_layers **layers, struct hapt_plan_paper *paper,
+                                    struct hapt_profile **profile)
 {
     const char *path = hapt_config_text(config, "profile");
     struct hapt_model *model;
     struct hapt_cluster *cluster;
     *layers = NULL;
+    *paper = (struct hapt_plan_paper){0};
     if (hapt_config_text(config, "input")) {
         HAPT_TRY(hapt_phase_model(env, config, arena, &model));
         HAPT_TRY(hapt_phase_layers(env, config, model, arena, layers));
     }
     if (path) return hapt_profile_load_shared(env, path, arena, profile);
     HAPT_TRY(hapt_phase_cluster(env, config, false, arena, &cluster));
+    if (!cluster->subcluster_of_rank || hapt_config_bool(config, "predict"))
+        *paper = (struct hapt_plan_paper){cluster, model, *layers};
     return hapt_phase_profile(env, config, cluster, model, *layers, arena, profile);
 }
 
-static enum hapt_status check_options(const struct hapt_config *config)
+static enum hapt_status check_options(const struct hapt_config *config, struct hapt_arena *arena)
 {
     const char *path = hapt_config_text(config, "profile");
     if (!path && !hapt_config_text(config, "input"))
@@ -72,7 +86,7 @@ static enum hapt_status check_options(const struct hapt_config *config)
                          "--profile already holds its cluster: --cluster says it twice");
     const char *const measuring[] = {"imbalance", "profile-seconds", "predict", "efficiency", "optimizer", "momentum", NULL};
     const char *const choosing[] = {"strategy", "schedule", "stages", "granularity", "ignore-communication", "output",
-                                    "explain", NULL};
+                                    "explain", "what-if", NULL};
     const char *const cutting[] = {"layers-per-model", "heavy-minimum", "threads", NULL};
     if (path) HAPT_TRY(hapt_phase_unused(config, "--profile is not measured again", measuring));
     if (path && !hapt_config_text(config, "input"))
@@ -80,16 +94,19 @@ static enum hapt_status check_options(const struct hapt_config *config)
     if (hapt_config_bool(config, "compare"))
         return hapt_phase_unused(config, "--compare goes through all strategies and schedules, and writes no plan", choosing);
     HAPT_TRY(hapt_phase_plan_options(config));
-    return hapt_config_bool(config, "explain") ? hapt_plan_why_options(config) : HAPT_OK;
+    return hapt_plan_why_options(config, arena);
 }
 
 /* The questions about the plan, and everything as JSON. */
 static enum hapt_status answer(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
-                               const struct hapt_plan *plan, struct hapt_arena *arena)
+                               const struct hapt_plan_paper *paper, const struct hapt_plan *plan,
+                               struct hapt_arena *arena)
 {
     json_t *extra = json_object();
     enum hapt_status status = HAPT_OK;
     if (hapt_config_bool(config, "explain")) status = hapt_plan_why(env, config, profile, plan, arena, extra);
+    if (status == HAPT_OK && hapt_config_text(config, "what-if"))
+        status = hapt_plan_what_if(env, config, profile, paper, arena, extra);
     if (status == HAPT_OK) {
         if (env->world_rank == 0 && env->quiet) status = hapt_plan_print_json(plan, extra);
         status = hapt_env_agree(env->world, status);
@@ -103,8 +120,10 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     struct hapt_layers *layers;
     struct hapt_profile *profile;
     struct hapt_plan *plan;
-    HAPT_TRY(hapt_env_agree(env->world, check_options(config)));
-    HAPT_TRY(get_profile(env, config, arena, &layers, &profile));
+    struct hapt_plan_paper paper;
+    HAPT_TRY(hapt_env_agree(env->world, check_options(config, arena)));
+    HAPT_TRY(get_profile(env, config, arena, &layers, &paper, &profile));
+    HAPT_TRY(hapt_plan_what_if_check(env, config, profile, &paper, arena));
     if (hapt_config_bool(config, "compare")) return hapt_plan_compare_print(env, config, profile, layers, arena);
     HAPT_TRY(hapt_phase_plan(env, config, profile, layers, arena, &plan));
     hapt_plan_print(env, plan);
@@ -113,7 +132,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     if (env->world_rank == 0 && hapt_config_text(config, "output"))
         status = hapt_plan_save(hapt_config_text(config, "output"), plan);
     HAPT_TRY(hapt_env_agree(env->world, status));
-    return answer(env, config, profile, plan, arena);
+    return answer(env, config, profile, &paper, plan, arena);
 }
 
 enum hapt_status hapt_command_plan(struct hapt_env *env, struct hapt_config *config)

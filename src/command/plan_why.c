@@ -6,14 +6,21 @@
 #include <string.h>
 
 #include "hapt/rivals.h"
+#include "hapt/sweep.h"
 
-enum hapt_status hapt_plan_why_options(const struct hapt_config *config)
+enum hapt_status hapt_plan_why_options(const struct hapt_config *config, struct hapt_arena *arena)
 {
     const char *const ablations[] = {"granularity", "ignore-communication", NULL};
-    if (strcmp(hapt_config_text(config, "strategy"), "hapt") != 0)
-        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "--explain searches as --strategy hapt does, not as %s",
-                         hapt_config_text(config, "strategy"));
-    return hapt_phase_unused(config, "--explain searches on the profile as it is", ablations);
+    const char *sweeps = hapt_config_text(config, "what-if"), *strategy = hapt_config_text(config, "strategy");
+    struct hapt_sweep_range *range;
+    int count;
+    if (!sweeps && !hapt_config_bool(config, "explain")) return HAPT_OK;
+    const char *name = sweeps ? "what-if" : "explain";
+    if (strcmp(strategy, "hapt") != 0)
+        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "--%s searches as --strategy hapt does, not as %s", name,
+                         strategy);
+    HAPT_TRY(hapt_phase_unused(config, "--explain and --what-if search on the profile as it is", ablations));
+    return sweeps ? hapt_sweep_parse(sweeps, arena, &range, &count) : HAPT_OK;
 }
 
 static bool paced_by(const struct hapt_plan *plan, const char *what)

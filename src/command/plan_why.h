@@ -7,13 +7,29 @@
 
 #include "phases.h"
 
-/* HAPT_ERR_USAGE where a strategy is asked for that --explain cannot question. Rank-local. */
-enum hapt_status hapt_plan_why_options(const struct hapt_config *config);
+/* HAPT_ERR_USAGE where a strategy is asked for that --explain and --what-if cannot question, or where a sweep cannot be read.
+ * Rank-local. */
+enum hapt_status hapt_plan_why_options(const struct hapt_config *config, struct hapt_arena *arena);
 
 /* Prints what limits the plan, its rivals and whether it is worth it; "explain" in `extra`. Collective over env->world. */
 enum hapt_status hapt_plan_why(const struct hapt_env *env, const struct hapt_config *config,
                                const struct hapt_profile *profile, const struct hapt_plan *plan, struct hapt_arena *arena,
                                json_t *extra);
+/* What a prediction can be made anew from; all NULL where the profile is measured or read. */
+struct hapt_plan_paper {
+    const struct hapt_cluster *cluster;
+    const struct hapt_model *model;
+    const struct hapt_layers *layers;
+};
+
+/* HAPT_ERR_USAGE where --what-if names what the profile does not hold. Collective over env->world. */
+enum hapt_status hapt_plan_what_if_check(const struct hapt_env *env, const struct hapt_config *config,
+                                         const struct hapt_profile *profile, const struct hapt_plan_paper *paper,
+                                         struct hapt_arena *arena);
+/* The sweeps of --what-if as tables; "what_if" in `extra`. Collective over env->world. */
+enum hapt_status hapt_plan_what_if(const struct hapt_env *env, const struct hapt_config *config,
+                                   const struct hapt_profile *profile, const struct hapt_plan_paper *paper,
+                                   struct hapt_arena *arena, json_t *extra);
 /* One line where the link sets the pace: by how much, and what would end it. */
 void hapt_plan_print_link(const struct hapt_env *env, const struct hapt_profile *profile, const struct hapt_plan *plan);
 

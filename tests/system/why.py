@@ -129,9 +129,73 @@ def the_explanation():
     refuses(2, "plan", "--profile", "even.h5", "--explain", "--compare", says="--explain")
 
 
+def the_sweeps():
+    """Points are single runs on changed files; the knee of two stages of one second each in closed form."""
+    pair("knee.h5", size=1e6, bandwidth=5e6, latency=0.125)
+    sweep = plan("knee.h5", "--microbatches", "64", "--what-if", "link=4..200Mbit/s:5")["what_if"][0]
+    check(math.isclose(sweep["link_sets_pace_below"], 1e6 / 0.875, rel_tol=1e-9), f"c = t_max: {sweep['link_sets_pace_below']}")
+    transfer = (1.01 * (65 + 2 * (0.125 + 1e6 / 25e6)) - 65) / 2
+    check(math.isclose(sweep["knee"], 1e6 / (transfer - 0.125), rel_tol=1.001e-3), f"the knee: {sweep['knee']}")
+    for point in sweep["points"]:
+        pair("point.h5", size=1e6, bandwidth=point["value"], latency=0.125)
+        alone = plan("point.h5", "--microbatches", "64")
+        check(point["latency_s"] == alone["latency_s"] and point["simulated_s"] == alone["simulated_s"], f"alone: {point}")
+        given = plan("point.h5", "--microbatches", "64", "--stages", ",".join(point["stages"]))
+        check(given["latency_s"] == point["latency_s"], "the stages as --stages takes them")
+    words = ("--microbatches", "16", "--what-if", "link=a-b:1..5MB/s:3,microbatches=4..64,memory.b=50..150B,nodes.a=1..2")
+    pair("many.h5", nodes=(2, 2))
+    many = plan("many.h5", *words)
+    check([entry["what"] for entry in many["what_if"]] == ["link", "microbatches", "memory", "nodes"], "several sweeps")
+    check(many["what_if"][2]["points"][0]["latency_s"] is not None, "50 bytes: a alone holds both layers")
+    for ranks in (2, 3):
+        check(plan("many.h5", *words, ranks=ranks) == many, f"the same sweeps on {ranks} ranks")
+    text = run("plan", "--profile", "knee.h5", "--microbatches", "64", "--what-if", "link=4..200Mbit/s").stdout
+    check("what if link=4..200Mbit/s" in text and "knee: from " in text and "at 9.14 Mbit/s the transfer" in text, text)
+    given = plan("knee.h5", "--stages", "0-1@a:1x1,1-2@b:1x1", "--what-if", "link=1..9MB/s:2")["what_if"][0]["points"]
+    check(all(point["stages"] == ["0-1@a:1x1t1", "1-2@b:1x1t1"] for point in given), "given stages stay")
+    for bad in ("link", "link=1..25", "link=25..1Gbit/s", "nodes=1..8", "nodes.a=1..8Gbit/s", "speed.a=1..2", "link=1..2Gbit/s,"):
+        if bad != "link=1..25":
+            refuses(2, "plan", "--profile", "knee.h5", "--what-if", bad, says="--what-if", hint="write link=1..25Gbit/s")
+    refuses(2, "plan", "--profile", "knee.h5", "--what-if", "link=a-c:1..2Gbit/s", says='"a-c"', hint="the subclusters are a, b")
+    refuses(2, "plan", "--profile", "knee.h5", "--what-if", "nodes.b=1..8", ranks=2, says="holds 1 node of b", hint="ask for no more")
+    refuses(2, "plan", "--profile", "knee.h5", "--what-if", "link=1..2Gbit/s", "--strategy", "even", says="--what-if")
+    refuses(2, "plan", "--profile", "knee.h5", "--what-if", "link=1..2Gbit/s", "--ignore-communication", says="--ignore-comm")
+    refuses(2, "plan", "--profile", "knee.h5", "--what-if", "link=1..2Gbit/s", "--compare", says="--what-if")
+
+
+def predicted_sweeps():
+    """From a model and a cluster on paper nodes and memory are predicted anew at every point, beyond what the file says too."""
+    model = run("model", "gpt", "--layers", "4", "--hidden", "256", "--heads", "4", "--sequence", "256", "--vocab", "1024",
+                "--microbatch", "8", "--output", "m.h5")
+    check(model.returncode == 0, model.stderr)
+
+    def cluster(path, nodes, memory):
+        with open(path, "w") as file:
+            json.dump({"format": "hapt-cluster", "version": 1, "subclusters": [
+                {"name": "a", "nodes": 1, "devices_per_node": 2, "device": "A100-40GB"},
+                {"name": "v", "nodes": nodes, "devices_per_node": 2,
+                 "device": {"name": "v", "backend": "cuda", "peak_flops": {"fp32": "15.7 TFLOP/s"}, "memory": memory, "memory_bandwidth": "900 GB/s"}}],
+                "links": [{"between": ["a", "v"], "bandwidth": "5 Gbit/s", "latency": "50 us"}]}, file)
+
+    cluster("c.json", 2, "40 MB")
+    words = ("plan", "--input", "m.h5", "--json", "--microbatches", "16", "--cluster")
+    result = run(*words, "c.json", "--what-if", "nodes.v=1..3,memory.v=20..60MB:2")
+    if not check(result.returncode == 0, f"predicted sweeps: {result.stderr}"):
+        return
+    nodes, memory = json.loads(result.stdout)["what_if"]
+    for point in nodes["points"]:
+        cluster("point.json", int(point["value"]), "40 MB")
+        alone = json.loads(run(*words, "point.json").stdout)
+        check(alone["latency_s"] == point["latency_s"], f"{point['value']} nodes: {alone['latency_s']}, {point['latency_s']}")
+    for point in memory["points"]:
+        cluster("point.json", 2, point["value"])
+        alone = json.loads(run(*words, "point.json").stdout)
+        check(alone["latency_s"] == point["latency_s"], f"{point['value']} bytes: {alone['latency_s']}, {point['latency_s']}")
+
+
 with tempfile.TemporaryDirectory() as folder:
     os.chdir(folder)
-    for test in (the_link_is_the_limit, the_explanation):
+    for test in (the_link_is_the_limit, the_explanation, the_sweeps, predicted_sweeps):
         test()
     os.chdir("/")
 print(f"{checks} checks, {failures} failed")

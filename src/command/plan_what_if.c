@@ -1,0 +1,206 @@
+/* hapt plan --what-if: sweeps as tables. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "hapt/sweep.h"
+#include "plan_why.h"
+
+/* What a new prediction needs. */
+struct prediction {
+    const struct hapt_env *env;
+    const struct hapt_config *config;
+    const struct hapt_plan_paper *paper;
+    struct hapt_efficiency *efficiency; /* NULL: the built-in one */
+};
+
+static enum hapt_status change_cluster(const struct hapt_cluster *cluster, enum hapt_sweep_kind kind, int subcluster,
+                                       double value, struct hapt_arena *arena, struct hapt_cluster **changed)
+{
+    HAPT_NEW(*changed, arena, 1);
+    **changed = *cluster;
+    HAPT_NEW((*changed)->subcluster, arena, cluster->count);
+    memcpy((*changed)->subcluster, cluster->subcluster, (size_t)cluster->count * sizeof *cluster->subcluster);
+    struct hapt_subcluster *at = &(*changed)->subcluster[subcluster];
+    if (kind == HAPT_SWEEP_MEMORY) {
+        at->device.memory_bytes = value;
+        return HAPT_OK;
+    }
+    (*changed)->rank_count += ((int)value - at->nodes) * at->devices_per_node;
+    at->nodes = (int)value;
+    at->host_count = 0;
+    return HAPT_OK;
+}
+
+static enum hapt_status predict(void *context, enum hapt_sweep_kind kind, int subcluster, double value,
+                                struct hapt_arena *arena, struct hapt_profile **profile)
+{
+    const struct prediction *prediction = context;
+    const struct hapt_plan_paper *paper = prediction->paper;
+    struct hapt_cluster *cluster;
+    enum hapt_status status = change_cluster(paper->cluster, kind, subcluster, value, arena, &cluster);
+    if (status == HAPT_OK)
+        status = hapt_profile_predict_with(cluster, paper->model, paper->layers, prediction->config,
+                                           prediction->efficiency, arena, profile);
+    return hapt_env_agree_quietly(prediction->env->world, status);
+}
+
+static const char *print_value(enum hapt_sweep_kind kind, double value, char text[32])
+{
+    if (kind == HAPT_SWEEP_LINK) return hapt_units_bits(value, text);
+    if (kind == HAPT_SWEEP_MEMORY) return hapt_units_bytes(value, text);
+    snprintf(text, 32, "%.0f", value);
+    return text;
+}
+
+/* The subclusters in the order in which the plan visits them. */
+static const char *print_order(const struct hapt_plan *plan, char text[200])
+{
+    size_t length = 0;
+    text[0] = '\0';
+    for (int i = 0; i < plan->stage_count && length < 199; i++)
+        if (i == 0 || plan->stage[i].subcluster != plan->stage[i - 1].subcluster)
+            length += (size_t)snprintf(text + length, 200 - length, "%s%s", i ? " > " : "", plan->stage[i].subcluster_name);
+    return text;
+}
+
+static void print_points(const struct hapt_env *env, const struct hapt_sweep *sweep)
+{
+    const enum hapt_sweep_kind kind = sweep->range->kind;
+    static const char *const heads[] = {"bandwidth", "nodes", "memory", "microbatches"};
+    hapt_print(env, "what if %s\n", sweep->range->text);
+    hapt_print(env, "  %12s  %10s  %10s  %12s  %10s  %-8s  %8s  %6s  %s\n", heads[kind], "step", "simulated", "microbatch/s",
+               "pace", "set by", "link", "stages", "order");
+    for (int i = 0; i < sweep->count; i++) {
+        const struct hapt_sweep_point *point = &sweep->point[i];
+        const struct hapt_plan *plan = point->plan;
+        char value[32], time[3][32], share[32] = "-", order[200];
+        print_value(kind, point->value, value);
+        if (!plan) {
+            hapt_print(env, "  %12s  none: %s\n", value, point->obstacle);
+            continue;
+        }
+        if (point->link_s > 0) snprintf(share, sizeof share, "%.1f %%", 100 * point->link_s / plan->t_max_s);
+        hapt_print(env, "  %12s  %10s  %10s  %12.4g  %10s  %-8s  %8s  %6d  %s\n", value,
+                   hapt_units_time(plan->latency_s, time[0]), hapt_units_time(plan->simulated_s, time[1]),
+                   plan->microbatches / plan->simulated_s, hapt_units_time(plan->t_max_s, time[2]), plan->limit, share,
+                   plan->stage_count, print_order(plan, order));
+    }
+}
+
+static void print_knee(const struct hapt_env *env, const struct hapt_sweep *sweep)
+{
+    const enum hapt_sweep_kind kind = sweep->range->kind;
+    const struct hapt_sweep_point *last = &sweep->point[sweep->count - 1];
+    static const char *const flat[] = {
+        "the step stays within 1 % of that at the largest bandwidth", "no further node gains 2 %",
+        "the step stays within 1 % of that with the most memory", "a microbatch costs at most 2 % more than with the most"};
+    static const char *const none[] = {"the link still sets the pace at the largest bandwidth",
+                                       "nodes still gain more than 2 % each at the largest number", "", ""};
+    char value[32];
+    if (sweep->count > 1 && !last->plan)
+        hapt_print(env, "  knee: none, there is no plan at the largest value\n");
+    else if (sweep->count > 1 && isnan(sweep->knee))
+        hapt_print(env, "  knee: none, %s\n", none[kind]);
+    else if (sweep->count > 1)
+        hapt_print(env, "  knee: from %s on %s%s\n", print_value(kind, sweep->knee, value), flat[kind],
+                   sweep->knee > sweep->range->low ? "" : " (the whole range)");
+    if (!isnan(sweep->meeting))
+        hapt_print(env, "  at %s the transfer takes as long as the slowest stage: just below, the link sets the pace\n",
+                   print_value(kind, sweep->meeting, value));
+}
+
+/* As --stages takes them. */
+static json_t *stages_text(const struct hapt_plan *plan)
+{
+    json_t *pieces = json_array();
+    for (int i = 0; pieces && i < plan->stage_count; i++) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        json_array_append_new(pieces, json_sprintf("%d-%d@%s:%dx%dt%d", stage->first_layer, stage->end_layer,
+                                                   stage->subcluster_name, stage->nodes, stage->devices_per_node,
+                                                   stage->tensor_parallel));
+    }
+    return pieces;
+}
+
+static json_t *point_object(const struct hapt_sweep_point *point)
+{
+    const struct hapt_plan *plan = point->plan;
+    if (!plan) return json_pack("{s:f, s:n, s:s}", "value", point->value, "latency_s", "reason", point->obstacle);
+    return json_pack("{s:f, s:f, s:f, s:f, s:s, s:f, s:f, s:o}", "value", point->value, "latency_s", plan->latency_s,
+                     "simulated_s", plan->simulated_s, "t_max_s", plan->t_max_s, "limit", plan->limit, "link_share",
+                     plan->t_max_s > 0 ? point->link_s / plan->t_max_s : 0, "microbatches_per_s",
+                     plan->microbatches / plan->simulated_s, "stages", stages_text(plan));
+}
+
+static json_t *sweep_object(const struct hapt_sweep *sweep)
+{
+    static const char *const kinds[] = {"link", "nodes", "memory", "microbatches"}, *const units[] = {"byte/s", "", "byte", ""};
+    const enum hapt_sweep_kind kind = sweep->range->kind;
+    json_t *points = json_array();
+    for (int i = 0; points && i < sweep->count; i++) json_array_append_new(points, point_object(&sweep->point[i]));
+    json_t *object = json_pack("{s:s, s:s, s:s, s:s, s:o, s:o}", "what", kinds[kind], "subject", sweep->range->subject,
+                               "text", sweep->range->text, "units", units[kind], "points", points, "knee",
+                               isnan(sweep->knee) ? json_null() : json_real(sweep->knee));
+    if (object && kind == HAPT_SWEEP_LINK)
+        json_object_set_new(object, "link_sets_pace_below",
+                            isnan(sweep->meeting) ? json_null() : json_real(sweep->meeting));
+    return object;
+}
+
+static enum hapt_status add_object(const struct hapt_env *env, const struct hapt_sweep *sweep, json_t *extra)
+{
+    if (env->world_rank != 0 || !env->quiet) return HAPT_OK;
+    json_t *list = json_object_get(extra, "what_if");
+    if (!list && json_object_set_new(extra, "what_if", json_array()) == 0) list = json_object_get(extra, "what_if");
+    return list && json_array_append_new(list, sweep_object(sweep)) == 0
+               ? HAPT_OK
+               : hapt_fail(HAPT_ERR_MEMORY, NULL, "the sweep's JSON could not be built");
+}
+
+static enum hapt_status check(const struct hapt_config *config, const struct hapt_profile *profile,
+                              const struct hapt_plan_paper *paper, struct hapt_arena *arena)
+{
+    const struct hapt_sweep_question question = {.profile = profile, .source = paper->cluster ? predict : NULL};
+    struct hapt_sweep_range *range;
+    int count;
+    if (!hapt_config_text(config, "what-if")) return HAPT_OK;
+    HAPT_TRY(hapt_sweep_parse(hapt_config_text(config, "what-if"), arena, &range, &count));
+    for (int i = 0; i < count; i++) HAPT_TRY(hapt_sweep_check(&question, &range[i]));
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_plan_what_if_check(const struct hapt_env *env, const struct hapt_config *config,
+                                         const struct hapt_profile *profile, const struct hapt_plan_paper *paper,
+                                         struct hapt_arena *arena)
+{
+    return hapt_env_agree(env->world, check(config, profile, paper, arena));
+}
+
+enum hapt_status hapt_plan_what_if(const struct hapt_env *env, const struct hapt_config *config,
+                                   const struct hapt_profile *profile, const struct hapt_plan_paper *paper,
+                                   struct hapt_arena *arena, json_t *extra)
+{
+    struct hapt_strategy_options options;
+    struct hapt_sweep_range *range;
+    struct prediction prediction = {.env = env, .config = config, .paper = paper};
+    int count = 0;
+    const char *path = hapt_config_text(config, "efficiency");
+    enum hapt_status status = hapt_sweep_parse(hapt_config_text(config, "what-if"), arena, &range, &count);
+    if (status == HAPT_OK) status = hapt_phase_strategy(config, profile, NULL, arena, &options);
+    if (status == HAPT_OK && paper->cluster && path) status = hapt_efficiency_load(path, arena, &prediction.efficiency);
+    HAPT_TRY(hapt_env_agree(env->world, status));
+    const struct hapt_sweep_question question = {.profile = profile,
+                                                 .options = &options.search,
+                                                 .stages = hapt_config_text(config, "stages"),
+                                                 .source = paper->cluster ? predict : NULL,
+                                                 .context = &prediction};
+    for (int i = 0; i < count; i++) {
+        struct hapt_sweep *sweep;
+        HAPT_TRY(hapt_sweep_run(env, &question, &range[i], arena, &sweep));
+        print_points(env, sweep);
+        print_knee(env, sweep);
+        HAPT_TRY(hapt_env_agree(env->world, add_object(env, sweep, extra)));
+    }
+    return HAPT_OK;
+}
