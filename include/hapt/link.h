@@ -126,6 +126,9 @@ enum hapt_status hapt_link_all_gather(MPI_Comm comm, const char *what, double ti
 /* hapt_env_agree with a deadline: for agreements amid training, where a peer may have died. On time-out the job ends
  * (hapt_die). Collective. */
 enum hapt_status hapt_link_agree(MPI_Comm comm, const char *what, double timeout_s, enum hapt_status status);
+/* Before a collective that a rank would not reach: every rank fails when one does. Nothing is printed, that is for the agreement
+ * behind. `what` names the operation. Collective. */
+enum hapt_status hapt_link_all_or_none(MPI_Comm comm, const char *what, enum hapt_status status);
 /* Sleeps a little while polling: yields first, then short sleeps. `spins` counts from 0 and belongs to the wait. */
 void hapt_link_pause(unsigned *spins);
 /* Wakes the calling thread's timers at once instead of 50 us late. */

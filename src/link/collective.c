@@ -132,16 +132,23 @@ enum hapt_status hapt_link_agree(MPI_Comm comm, const char *what, double timeout
     return all_good ? HAPT_OK : hapt_env_agree(comm, status); /* everyone is there: it will not wait */
 }
 
+enum hapt_status hapt_link_all_or_none(MPI_Comm comm, const char *what, enum hapt_status status)
+{
+    int worst = (int)status;
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &worst, 1, MPI_INT, MPI_MAX, comm));
+    if (status != HAPT_OK || worst == HAPT_OK) return status;
+    return hapt_fail((enum hapt_status)worst, NULL, "a peer failed before it could join in: %s", what);
+}
+
 /* ---- one node ---- */
 
+/* The slabs' places are reserved by the caller: nothing fails on one rank alone between these collectives. */
 static enum hapt_status open_window(struct hapt_collective *collective)
 {
     const size_t slab_bytes = SLAB_ELEMENTS * sizeof(float);
     const MPI_Aint bytes = (MPI_Aint)(2 * sizeof(struct shared_head) + 2 * slab_bytes);
     char *mine = NULL;
     HAPT_MPI(MPI_Win_allocate_shared(bytes, 1, MPI_INFO_NULL, collective->comm, &mine, &collective->window));
-    collective->slab = calloc((size_t)(2 * collective->size), sizeof *collective->slab);
-    if (!collective->slab) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a collective");
     for (int r = 0; r < collective->size; r++) {
         MPI_Aint size;
         int unit;
@@ -273,7 +280,6 @@ static enum hapt_status open_collective(struct hapt_collective *collective, MPI_
     HAPT_MPI(MPI_Comm_dup(comm, &collective->comm));
     HAPT_MPI(MPI_Comm_set_errhandler(collective->comm, MPI_ERRORS_RETURN));
     HAPT_MPI(MPI_Comm_rank(collective->comm, &collective->rank));
-    HAPT_MPI(MPI_Comm_size(collective->comm, &collective->size));
     if (collective->size == 1) return HAPT_OK;
     MPI_Comm node;
     int together = 0;
@@ -284,22 +290,39 @@ static enum hapt_status open_collective(struct hapt_collective *collective, MPI_
     HAPT_MPI(MPI_Allreduce(&together, &smallest, 1, MPI_INT, MPI_MIN, collective->comm));
     if (smallest == collective->size && shared_memory) return open_window(collective);
     collective->received = calloc((size_t)collective->size, SLICE_ELEMENTS * sizeof(float));
-    collective->request = calloc((size_t)(2 * collective->size), sizeof(MPI_Request));
-    if (!collective->received || !collective->request)
-        return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a collective");
-    return HAPT_OK;
+    enum hapt_status status = HAPT_OK;
+    if (!collective->received) status = hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a collective");
+    return hapt_link_all_or_none(collective->comm, "the buffers of a collective", status);
+}
+
+static struct hapt_collective *reserve(int size)
+{
+    struct hapt_collective *made = calloc(1, sizeof *made);
+    if (!made) return NULL;
+    made->comm = MPI_COMM_NULL;
+    made->window = MPI_WIN_NULL;
+    made->size = size;
+    made->slab = calloc((size_t)(2 * size), sizeof *made->slab);
+    made->request = calloc((size_t)(2 * size), sizeof *made->request);
+    if (made->slab && made->request) return made;
+    hapt_collective_destroy(made);
+    return NULL;
 }
 
 enum hapt_status hapt_collective_create(MPI_Comm comm, const char *who, double timeout_s, bool shared_memory,
                                         struct hapt_collective **collective)
 {
-    struct hapt_collective *made = calloc(1, sizeof *made);
-    if (!made) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a collective");
-    made->comm = MPI_COMM_NULL;
-    made->window = MPI_WIN_NULL;
-    made->who = who;
-    made->timeout_s = timeout_s;
-    const enum hapt_status status = open_collective(made, comm, shared_memory);
+    int size;
+    HAPT_MPI(MPI_Comm_size(comm, &size));
+    struct hapt_collective *made = reserve(size);
+    enum hapt_status status = HAPT_OK;
+    if (!made) status = hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a collective");
+    status = hapt_link_all_or_none(comm, "a collective's making", status);
+    if (status == HAPT_OK) {
+        made->who = who;
+        made->timeout_s = timeout_s;
+        status = open_collective(made, comm, shared_memory);
+    }
     if (status != HAPT_OK) {
         hapt_collective_destroy(made);
         return status;

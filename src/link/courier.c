@@ -30,7 +30,13 @@ enum hapt_status hapt_courier_create(const struct hapt_transfer *transfer, MPI_C
                                      struct hapt_courier **courier)
 {
     struct hapt_courier *made = calloc(1, sizeof *made);
-    if (!made) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a courier");
+    enum hapt_status status = HAPT_OK;
+    if (!made) status = hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a courier");
+    status = hapt_link_all_or_none(world, "a courier's making", status);
+    if (status != HAPT_OK) {
+        free(made);
+        return status;
+    }
     hapt_arena_init(&made->arena);
     made->transfer = transfer;
     made->timeout_s = timeout_s;
@@ -41,7 +47,7 @@ enum hapt_status hapt_courier_create(const struct hapt_transfer *transfer, MPI_C
     pthread_cond_init(&made->work, &attributes);
     pthread_cond_init(&made->news, &attributes);
     pthread_condattr_destroy(&attributes);
-    const enum hapt_status status = transfer->open(world, &made->context);
+    status = transfer->open(world, &made->context);
     if (status != HAPT_OK) {
         hapt_arena_release(&made->arena);
         free(made);

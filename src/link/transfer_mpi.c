@@ -13,8 +13,10 @@ _Static_assert(sizeof(MPI_Request) <= sizeof(struct hapt_transfer_request), "a r
 static enum hapt_status open_space(MPI_Comm world, void **context)
 {
     struct mpi_context *space = calloc(1, sizeof *space);
-    if (!space) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a communicator");
-    const enum hapt_status status = hapt_env_mpi(MPI_Comm_dup(world, &space->comm), "MPI_Comm_dup");
+    enum hapt_status status = HAPT_OK;
+    if (!space) status = hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a communicator");
+    status = hapt_link_all_or_none(world, "a communicator's making", status);
+    if (status == HAPT_OK) status = hapt_env_mpi(MPI_Comm_dup(world, &space->comm), "MPI_Comm_dup");
     if (status != HAPT_OK) {
         free(space);
         return status;

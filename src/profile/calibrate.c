@@ -393,6 +393,7 @@ static enum hapt_status calibrate(struct calibration *calibration, const struct 
     const struct hapt_env *env = calibration->env;
     const int threads = hapt_env_threads(env, (int)hapt_config_int(calibration->config, "threads"));
     HAPT_TRY(hapt_env_agree(env->world, prepare(calibration, layers)));
+    HAPT_TRY(classes_same_structures(env, &calibration->candidates));
     HAPT_TRY(classes_find(env, calibration->cluster, threads, &calibration->classes));
     const enum hapt_status status = measure_here(calibration, threads);
     HAPT_TRY(reduce_meet(env->world));

@@ -65,3 +65,16 @@ enum hapt_status classes_find(const struct hapt_env *env, const struct hapt_clus
     free(seat);
     return status;
 }
+
+enum hapt_status classes_same_structures(const struct hapt_env *env, const struct candidates *candidates)
+{
+    const size_t cells = (size_t)candidates->layer_count * (size_t)candidates->layer_count;
+    const uint64_t mine = hapt_hash(7, candidates->structure, cells * sizeof *candidates->structure);
+    uint64_t ends[2] = {mine, ~mine}; /* the least, and the complement of the most */
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, ends, 2, MPI_UINT64_T, MPI_MIN, env->world));
+    enum hapt_status status = HAPT_OK;
+    if (ends[0] != ~ends[1])
+        status = hapt_fail(HAPT_ERR_MEMORY, "give every rank more host memory",
+                           "a rank had no memory to compare the layers' structures");
+    return hapt_env_agree(env->world, status);
+}

@@ -5,7 +5,7 @@
 #ifndef HAPT_PROFILE_CLASSES_H
 #define HAPT_PROFILE_CLASSES_H
 
-#include "hapt/cluster.h"
+#include "candidates.h"
 
 struct classes {
     int count;
@@ -18,5 +18,8 @@ struct classes {
 /* `threads` of this rank. Collective over env->world. */
 enum hapt_status classes_find(const struct hapt_env *env, const struct hapt_cluster *cluster, int threads,
                               struct classes *classes);
+/* Ranks index their tables by structure, so all must have found the same ones (one that was short of memory takes none as equal).
+ * HAPT_ERR_MEMORY on every rank where not. Collective over env->world. */
+enum hapt_status classes_same_structures(const struct hapt_env *env, const struct candidates *candidates);
 
 #endif

@@ -208,7 +208,8 @@ static enum hapt_status time_layers(struct measure *measure, MPI_Comm class_comm
     const struct candidates *candidates = measure->candidates;
     const int L = candidates->layer_count, D = candidates->degree_count;
     int *order, count = 0, rounds = LAYER_ROUNDS;
-    HAPT_NEW(order, measure->scratch, candidates->item_count);
+    order = hapt_arena_alloc(measure->scratch, (size_t)candidates->item_count, sizeof *order);
+    HAPT_TRY(hapt_env_agree(measure->env->world, order ? HAPT_OK : HAPT_ERR_MEMORY));
     for (int item = 0; item < candidates->item_count; item++)
         if (measure->needed[item] && candidates->first[item / D] == candidates->last[item / D]) order[count++] = item;
     HAPT_TRY(run_rounds(measure, class_comm, order, count, HUGE_VAL, "timing layers", &rounds));
@@ -599,12 +600,14 @@ enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct h
                               .start_s = hapt_time_s()};
     enum hapt_status status =
         hapt_env_agree(env->world, candidates_build(cluster, model, layers, config, &scratch, &candidates));
+    if (status == HAPT_OK) status = classes_same_structures(env, &candidates);
     if (status == HAPT_OK) status = measure_all(&measure, &options, result, profile);
     windows_close(&measure.windows);
     if (options.device) options.backend->close(options.device);
     if (status == HAPT_OK)
-        hapt_note(env, "profiled: %lld of %lld unique ranges timed, the others composed; %d rounds, noise %.1f %%, %.1f s\n",
-                  (long long)(*profile)->effort.timed, (long long)(*profile)->effort.unique, measure.rounds,
+        hapt_note(env, "profiled: %lld of %lld unique ranges timed%s; %d rounds, noise %.1f %%, %.1f s\n",
+                  (long long)(*profile)->effort.timed, (long long)(*profile)->effort.unique,
+                  (*profile)->effort.timed < (*profile)->effort.unique ? ", the others composed" : "", measure.rounds,
                   100 * fmax(measure.noise[0], measure.noise[1]), (*profile)->effort.seconds);
     hapt_arena_release(&scratch);
     return status;

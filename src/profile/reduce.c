@@ -32,8 +32,10 @@ static enum hapt_status time_submesh(MPI_Comm comm, const double *bytes, double 
 {
     struct hapt_collective *collective;
     float *data = calloc((size_t)bytes[REDUCE_SIZES - 1], 1);
-    if (!data) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to measure an all-reduce");
-    enum hapt_status status = hapt_collective_create(comm, "profile", timeout_s, true, &collective);
+    enum hapt_status status = HAPT_OK;
+    if (!data) status = hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to measure an all-reduce");
+    status = hapt_link_all_or_none(comm, "an all-reduce's measuring", status);
+    if (status == HAPT_OK) status = hapt_collective_create(comm, "profile", timeout_s, true, &collective);
     if (status != HAPT_OK) {
         free(data);
         return status;
@@ -62,6 +64,14 @@ static bool takes_part(const struct hapt_subcluster *subcluster, struct hapt_sub
     return false;
 }
 
+static enum hapt_status reserve_table(const struct hapt_cluster *cluster, struct hapt_arena *arena,
+                                      struct reduce_table *table, struct hapt_submesh **submesh)
+{
+    HAPT_NEW(table->time_s, arena, (size_t)cluster->count * (size_t)table->submesh_count * REDUCE_SIZES);
+    HAPT_NEW(*submesh, arena, table->submesh_count);
+    return HAPT_OK;
+}
+
 enum hapt_status reduce_measure(const struct hapt_env *env, const struct hapt_cluster *cluster, double timeout_s,
                                 struct hapt_arena *arena, struct reduce_table *table)
 {
@@ -73,9 +83,8 @@ enum hapt_status reduce_measure(const struct hapt_env *env, const struct hapt_cl
         if (count > table->submesh_count) table->submesh_count = count;
     }
     const size_t cells = (size_t)cluster->count * (size_t)table->submesh_count * REDUCE_SIZES;
-    struct hapt_submesh *submesh;
-    HAPT_NEW(table->time_s, arena, cells);
-    HAPT_NEW(submesh, arena, table->submesh_count);
+    struct hapt_submesh *submesh = NULL;
+    HAPT_TRY(hapt_env_agree(env->world, reserve_table(cluster, arena, table, &submesh)));
     for (int c = 0; c < cluster->count; c++) {
         const struct hapt_subcluster *subcluster = &cluster->subcluster[c];
         const int count = candidates_submeshes(subcluster, submesh);

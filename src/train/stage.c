@@ -136,8 +136,10 @@ enum hapt_status stage_connect(struct stage *stage)
 {
     const int color = stage->chunk < 0 ? MPI_UNDEFINED : stage->chunk;
     HAPT_MPI(MPI_Comm_split(stage->env->world, color, stage->rank, &stage->comm));
+    enum hapt_status status = HAPT_OK;
     if (stage->chunk >= 0)
-        HAPT_TRY(hapt_collective_create(stage->comm, stage->name, stage->timeout_s, true, &stage->collective));
+        status = hapt_collective_create(stage->comm, stage->name, stage->timeout_s, true, &stage->collective);
+    HAPT_TRY(hapt_link_all_or_none(stage->env->world, "the stages' collectives", status));
     HAPT_TRY(hapt_courier_create(&hapt_transfer_mpi, stage->env->world, stage->timeout_s, &stage->courier));
     if (stage->chunk < 0) return HAPT_OK;
     HAPT_TRY(stage_add_flows(stage));

@@ -375,8 +375,9 @@ static enum hapt_status warn_of_older(const struct run *run, const struct hapt_c
 
 static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *checkpoint)
 {
-    struct hapt_train_result *result = run->result;
     const char *folder = NULL;
+    HAPT_NEW(run->result, run->arena, 1);
+    struct hapt_train_result *result = run->result;
     hapt_optimizer_options(run->config, &run->optimizer);
     HAPT_TRY(check_options(run));
     /* Otherwise one optimizer's first moment would pass for another's momentum. */
@@ -456,7 +457,6 @@ enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cl
                                .arena = arena,
                                .comm = MPI_COMM_NULL,
                                .chunk = -1};
-    HAPT_NEW(run.result, arena, 1);
     /* An agreement may stand behind a slow disk: more patience than with a message. */
     hapt_env_set_patience(10 * hapt_config_real(config, "timeout"));
     const enum hapt_status status = train(&run, checkpoint);

@@ -1,0 +1,167 @@
+/* ranks: 2 3
+ * One rank without memory, at every reservation in turn: all ranks fail, none waits for ever, and what comes next works. */
+#include <errno.h>
+#include <stdint.h>
+#include <unistd.h>
+
+#include "fixture.h"
+
+#include "hapt/link.h"
+#include "hapt/profile.h"
+
+/* The C library's own allocator behind ours, which fails the `left`-th reservation made by this program itself; those of
+ * the libraries below it pass. */
+extern void *__libc_malloc(size_t bytes);
+extern void *__libc_calloc(size_t count, size_t bytes);
+extern void *__libc_memalign(size_t alignment, size_t bytes);
+extern char __executable_start[], etext[];
+
+static volatile long left; /* 0: not armed */
+static volatile bool hit;
+
+static bool fails(const void *caller)
+{
+    if (left == 0 || (uintptr_t)caller < (uintptr_t)__executable_start || (uintptr_t)caller >= (uintptr_t)etext) return false;
+    if (--left > 0) return false;
+    hit = true;
+    errno = ENOMEM;
+    return true;
+}
+
+void *malloc(size_t bytes)
+{
+    return fails(__builtin_return_address(0)) ? NULL : __libc_malloc(bytes);
+}
+
+void *calloc(size_t count, size_t bytes)
+{
+    return fails(__builtin_return_address(0)) ? NULL : __libc_calloc(count, bytes);
+}
+
+void *aligned_alloc(size_t alignment, size_t bytes)
+{
+    return fails(__builtin_return_address(0)) ? NULL : __libc_memalign(alignment, bytes);
+}
+
+/* Runs `job` with the first reservation failing on one rank, then the next (ever longer steps when stride > 1), until none is left to fail; on every rank
+ * the job must fail each time, and succeed in the end. */
+typedef enum hapt_status job(void *context);
+
+static void exhaust(const char *what, job *run, void *context, double stride)
+{
+    for (int victim = 0; victim < test_env.world_size; victim += test_env.world_size - 1) {
+        int failures = 0;
+        for (int k = 1;; k = (int)(k * stride) + 1) {
+            hit = false;
+            left = test_env.world_rank == victim ? k : 0;
+            const enum hapt_status status = run(context);
+            left = 0;
+            int failed = status != HAPT_OK, seen[3] = {hit, failed, -failed}; /* whether hit, any failure, less all */
+            hapt_fail_reset();
+            MPI_Allreduce(MPI_IN_PLACE, seen, 3, MPI_INT, MPI_MAX, test_env.world);
+            if (seen[0]) {
+                /* Some can be done without; then all go on. */
+                CHECK_MESSAGE(seen[1] == -seen[2], "%s: reservation %d of rank %d fails, and a rank knows nothing of it",
+                              what, k, victim);
+                failures += failed;
+                continue;
+            }
+            CHECK_MESSAGE(!failed, "%s: fails with memory enough", what);
+            CHECK_MESSAGE(failures > 0, "%s: no reservation mattered, this test would not notice", what);
+            break;
+        }
+    }
+}
+
+static enum hapt_status make_collective(void *context)
+{
+    struct hapt_collective *collective = NULL;
+    const enum hapt_status status =
+        hapt_collective_create(test_env.world, "test", 10, *(const bool *)context, &collective);
+    if (status != HAPT_OK) return status;
+    float one = 1;
+    left = 0;
+    CHECK_OK(hapt_collective_all_reduce(collective, "test", &one, 1));
+    CHECK_NEAR(one, test_env.world_size, 0);
+    hapt_collective_destroy(collective);
+    return status;
+}
+
+static void collectives(void)
+{
+    bool shared = true;
+    exhaust("a collective in shared memory", make_collective, &shared, 1);
+    shared = false;
+    exhaust("a collective by messages", make_collective, &shared, 1);
+}
+
+static enum hapt_status make_courier(void *context)
+{
+    (void)context;
+    struct hapt_courier *courier = NULL;
+    const enum hapt_status status = hapt_courier_create(&hapt_transfer_mpi, test_env.world, 10, &courier);
+    if (status == HAPT_OK) hapt_courier_destroy(courier);
+    return status;
+}
+
+static void couriers(void)
+{
+    exhaust("a courier", make_courier, NULL, 1);
+}
+
+struct profiling {
+    struct hapt_arena arena;
+    struct hapt_model *model;
+    struct hapt_cluster *cluster;
+    struct hapt_layers *layers;
+    struct hapt_config *config;
+};
+
+static enum hapt_status measure(void *context)
+{
+    const struct profiling *with = context;
+    struct hapt_arena arena;
+    struct hapt_profile *profile = NULL;
+    hapt_arena_init(&arena);
+    const enum hapt_status status =
+        hapt_profile_measure(&test_env, with->cluster, with->model, with->layers, with->config, &arena, &profile);
+    hapt_arena_release(&arena);
+    return status;
+}
+
+static enum hapt_status calibrate(void *context)
+{
+    const struct profiling *with = context;
+    struct hapt_arena arena;
+    struct hapt_efficiency *efficiency = NULL;
+    hapt_arena_init(&arena);
+    const enum hapt_status status =
+        hapt_profile_calibrate(&test_env, with->cluster, with->model, with->layers, with->config, &arena, &efficiency);
+    hapt_arena_release(&arena);
+    return status;
+}
+
+static void profiles(void)
+{
+    struct profiling with = {0};
+    char *words[] = {"hapt", "profile", "--profile-seconds", "0.1", "--threads", "1"};
+    const struct hapt_layers_options options = {.granularity = 4, .heavy_minimum = 2};
+    hapt_arena_init(&with.arena);
+    with.model = fixture_gpt(&with.arena, (struct fixture_gpt){2, 16, 2, 8, 32, 6, true, false});
+    CHECK_OK(hapt_config_parse(6, words, &with.arena, &with.config));
+    CHECK_OK(hapt_layers_build(with.model->graph, &options, &with.arena, &with.layers));
+    CHECK_OK(hapt_cluster_discover(&test_env, &with.arena, &with.cluster));
+    CHECK_OK(hapt_cluster_probe(&test_env, with.cluster));
+    exhaust("a profile", measure, &with, test_long() ? 1 : 1.3);
+    exhaust("a calibration", calibrate, &with, test_long() ? 1 : 1.3);
+    hapt_arena_release(&with.arena);
+}
+
+int main(int argc, char **argv)
+{
+    test_init_mpi(&argc, &argv);
+    RUN(collectives);
+    RUN(couriers);
+    RUN(profiles);
+    return test_finish();
+}
