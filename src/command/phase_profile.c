@@ -23,6 +23,16 @@ static enum hapt_status load_efficiency(struct hapt_env *env, struct hapt_config
     return HAPT_OK;
 }
 
+/* Only predicted candidates may share operators among devices: what measures and trains runs data-parallel programs. */
+static enum hapt_status check_tensor_parallel(const struct hapt_config *config, bool measured)
+{
+    const bool job = hapt_config_command(config) == HAPT_COMMAND_JOB;
+    if (hapt_config_int(config, "tensor-parallel") <= 1 || (!measured && !job)) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_USAGE, job ? "leave it out, or ask `hapt plan`" : "leave it out, or add --predict yes",
+                     "--tensor-parallel %d: %s", (int)hapt_config_int(config, "tensor-parallel"),
+                     job ? "training runs no tensor-parallel programs yet" : "measured profiles are data-parallel");
+}
+
 enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *config, const struct hapt_cluster *cluster,
                                     const struct hapt_model *model, const struct hapt_layers *layers,
                                     struct hapt_arena *arena, struct hapt_profile **profile)
@@ -32,7 +42,9 @@ enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *co
     struct hapt_efficiency *efficiency;
     if (path) return hapt_profile_load_shared(env, path, arena, profile);
     const bool bound = cluster->subcluster_of_rank != NULL;
-    if (bound && !hapt_config_bool(config, "predict")) {
+    const bool measured = bound && !hapt_config_bool(config, "predict");
+    HAPT_TRY(hapt_env_agree(env->world, check_tensor_parallel(config, measured)));
+    if (measured) {
         const char *why = "the profile is measured here, only --predict yes and clusters on paper are predicted";
         HAPT_TRY(hapt_env_agree(env->world, hapt_phase_unused(config, why, predicting)));
         return hapt_profile_measure(env, cluster, model, layers, config, arena, profile);

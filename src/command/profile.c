@@ -51,6 +51,9 @@ const char hapt_command_profile_help[] =
     "of\n"
     "                                            tied weights; optional\n"
     "\n"
+    "Predicted submeshes stand once for each tensor-parallel degree up to --tensor-parallel that has candidates and is not\n"
+    "worse than another on every range; data-parallel groups of that many neighbours share the rows.\n"
+    "\n"
     "No candidates (NaN): the rows of a microbatch do not divide over the devices; one microbatch in flight exceeds "
     "the\n"
     "device's memory; the range's share of the work exceeds the submesh's share of the cluster's speed --imbalance "
@@ -106,18 +109,20 @@ static void print_table(const struct hapt_env *env, const struct hapt_profile *p
 {
     char low[32], high[32], whole[32];
     hapt_print(env, "Profile of %d layers; seconds are per microbatch, forward and backward\n", profile->layer_count);
-    hapt_print(env, "  %-16s %7s %10s %8s  %-23s %s\n", "subcluster", "submesh", "candidates", "longest", "one layer",
+    hapt_print(env, "  %-16s %11s %10s %8s  %-23s %s\n", "subcluster", "submesh", "candidates", "longest", "one layer",
                "all layers");
     for (int c = 0; c < profile->cluster_count; c++) {
         const struct hapt_profile_cluster *cluster = &profile->cluster[c];
         for (int s = 0; s < cluster->submesh_count; s++) {
             const struct summary summary = summarize(profile, cluster, s);
             char shape[32], layer[80] = "-";
-            snprintf(shape, sizeof shape, "%dx%d", cluster->submesh[s].n, cluster->submesh[s].m);
+            const int length = snprintf(shape, sizeof shape, "%dx%d", cluster->submesh[s].n, cluster->submesh[s].m);
+            if (cluster->submesh[s].tp > 1)
+                snprintf(shape + length, sizeof shape - (size_t)length, " tp %d", cluster->submesh[s].tp);
             if (isfinite(summary.layer_low_s))
                 snprintf(layer, sizeof layer, "%s to %s", hapt_units_time(summary.layer_low_s, low),
                          hapt_units_time(summary.layer_high_s, high));
-            hapt_print(env, "  %-16s %7s %10d %8d  %-23s %s\n", s == 0 ? cluster->name : "", shape, summary.candidates,
+            hapt_print(env, "  %-16s %11s %10d %8d  %-23s %s\n", s == 0 ? cluster->name : "", shape, summary.candidates,
                        summary.longest, layer,
                        isfinite(summary.whole_s) ? hapt_units_time(summary.whole_s, whole) : "-");
         }
@@ -130,8 +135,9 @@ static json_t *submeshes_json(const struct hapt_profile *profile, const struct h
     for (int s = 0; submeshes && s < cluster->submesh_count; s++) {
         const struct summary summary = summarize(profile, cluster, s);
         json_t *whole = isfinite(summary.whole_s) ? json_real(summary.whole_s) : json_null();
-        json_array_append_new(submeshes, json_pack("{s:i, s:i, s:i, s:o}", "nodes", cluster->submesh[s].n,
-                                                   "devices_per_node", cluster->submesh[s].m, "candidates",
+        json_array_append_new(submeshes, json_pack("{s:i, s:i, s:i, s:i, s:o}", "nodes", cluster->submesh[s].n,
+                                                   "devices_per_node", cluster->submesh[s].m, "tensor_parallel",
+                                                   cluster->submesh[s].tp, "candidates",
                                                    summary.candidates, "all_layers_s", whole));
     }
     return submeshes;

@@ -64,9 +64,15 @@ static enum hapt_status share_rows(struct calibration *calibration)
 {
     struct candidates *candidates = &calibration->candidates;
     HAPT_NEW(candidates->degree, calibration->scratch, MAX_SHARES);
+    HAPT_NEW(candidates->sharding, calibration->scratch, MAX_SHARES);
     candidates->degree_count = 0;
-    for (int devices = 1; devices <= calibration->model->microbatch && candidates->degree_count < MAX_SHARES; devices *= 2)
-        if (calibration->model->microbatch % devices == 0) candidates->degree[candidates->degree_count++] = devices;
+    for (int devices = 1; devices <= calibration->model->microbatch && candidates->degree_count < MAX_SHARES; devices *= 2) {
+        if (calibration->model->microbatch % devices != 0) continue;
+        const int d = candidates->degree_count++;
+        candidates->degree[d] = (struct mesh){.dp = devices, .tp = 1};
+        HAPT_TRY(hapt_sharding_tensor_parallel(calibration->model->graph, devices, 1, calibration->scratch,
+                                               &candidates->sharding[d]));
+    }
     candidates->item_count = candidates->structure_count * candidates->degree_count;
     return HAPT_OK;
 }
@@ -94,8 +100,7 @@ static enum hapt_status list_share(struct calibration *calibration, int share, s
 {
     const struct hapt_graph *graph = calibration->model->graph;
     struct hapt_program *program;
-    HAPT_TRY(hapt_program_data_parallel(graph, 0, graph->forward_count, 1, calibration->candidates.degree[share], scratch,
-                                        &program));
+    HAPT_TRY(hapt_program_build(calibration->candidates.sharding[share], 0, graph->forward_count, scratch, &program));
     for (int op = 0; op < graph->op_count; op++) {
         const uint64_t key = key_of(program, op);
         int u = 0;
@@ -310,7 +315,7 @@ static enum hapt_status list_samples(const struct calibration *calibration, stru
     for (int u = 0; u < calibration->unique_count; u++) {
         const struct unique *unique = &calibration->unique[u];
         const double time_s = over_ranks(calibration, device->name, u, buffer);
-        const double share = 1.0 / calibration->candidates.degree[unique->share];
+        const double share = 1.0 / calibration->candidates.degree[unique->share].dp;
         const struct hapt_op_type *type = hapt_op_type_at(graph->op[unique->op].type);
         if (time_s <= 0) continue;
         struct calibrate_sample *sample = &device->sample[device->sample_count++];
@@ -381,7 +386,7 @@ static enum hapt_status make_tables(const struct calibration *calibration, struc
 
 static enum hapt_status prepare(struct calibration *calibration, const struct hapt_layers *layers)
 {
-    HAPT_TRY(candidates_build(calibration->cluster, calibration->model, layers, calibration->config, calibration->scratch,
+    HAPT_TRY(candidates_build(calibration->cluster, calibration->model, layers, calibration->config, 1, calibration->scratch,
                               &calibration->candidates));
     HAPT_TRY(share_rows(calibration));
     return list_operators(calibration);

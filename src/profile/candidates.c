@@ -1,4 +1,4 @@
-/* Candidates: enumerate, alias, prune; and the tables made of them. */
+/* Candidates: enumerate, alias, prune. */
 #include "candidates.h"
 
 #include <math.h>
@@ -13,38 +13,77 @@ int candidates_submeshes(const struct hapt_subcluster *subcluster, struct hapt_s
     return hapt_profile_submeshes(subcluster->nodes, subcluster->devices_per_node, submesh);
 }
 
-static int compare_ints(const void *a, const void *b)
+static int most_tensor_parallel(const struct candidates *candidates, struct hapt_submesh submesh)
 {
-    return (*(const int *)a > *(const int *)b) - (*(const int *)a < *(const int *)b);
+    const int most = candidates->tensor_parallel;
+    return most == 0 || most > submesh.m ? submesh.m : most;
 }
 
-/* Device counts of all submeshes over which the whole model can be sharded. */
-static enum hapt_status find_degrees(struct candidates *candidates, struct hapt_arena *arena)
+enum hapt_status candidates_variants(const struct candidates *candidates, int subcluster, struct hapt_arena *arena,
+                                     struct hapt_submesh **variant, int *count)
+{
+    const struct hapt_subcluster *own = &candidates->cluster->subcluster[subcluster];
+    const int submeshes = candidates_submeshes(own, NULL);
+    struct hapt_submesh *submesh, *made;
+    int most = 1, all = 0;
+    for (int tp = 1; tp < own->devices_per_node; tp *= 2) most++;
+    HAPT_NEW(submesh, arena, submeshes);
+    HAPT_NEW(made, arena, submeshes * most);
+    candidates_submeshes(own, submesh);
+    for (int s = 0; s < submeshes; s++)
+        for (int tp = 1; tp <= most_tensor_parallel(candidates, submesh[s]) && submesh[s].m % tp == 0; tp *= 2)
+            made[all++] = (struct hapt_submesh){submesh[s].n, submesh[s].m, tp};
+    *variant = made;
+    *count = all;
+    return HAPT_OK;
+}
+
+int candidates_submesh_index(const struct hapt_subcluster *subcluster, struct hapt_submesh submesh)
+{
+    int index = 0;
+    if (submesh.m == subcluster->devices_per_node)
+        return candidates_submeshes(subcluster, NULL) - subcluster->nodes + submesh.n - 1;
+    for (int m = 1; m < submesh.m; m *= 2) index++;
+    return index;
+}
+
+static int compare_meshes(const void *a, const void *b)
+{
+    const struct mesh *x = a, *y = b;
+    return x->dp != y->dp ? (x->dp > y->dp) - (x->dp < y->dp) : (x->tp > y->tp) - (x->tp < y->tp);
+}
+
+/* Meshes of all variants of all submeshes, each once, over which the whole model can be sharded; and the shardings. */
+static enum hapt_status find_meshes(struct candidates *candidates, struct hapt_arena *arena, struct hapt_arena *scratch)
 {
     const struct hapt_cluster *cluster = candidates->cluster;
-    const struct hapt_graph *graph = candidates->model->graph;
-    int count = 0, *devices;
-    for (int c = 0; c < cluster->count; c++) count += candidates_submeshes(&cluster->subcluster[c], NULL);
-    struct hapt_submesh *submesh;
-    HAPT_NEW(devices, arena, count);
-    HAPT_NEW(submesh, arena, count);
+    const int rows = candidates->model->microbatch;
+    int count = 0, variants[HAPT_MAX_SUBCLUSTERS];
+    struct hapt_submesh *variant[HAPT_MAX_SUBCLUSTERS];
+    struct mesh *mesh;
+    for (int c = 0; c < cluster->count; c++) {
+        HAPT_TRY(candidates_variants(candidates, c, scratch, &variant[c], &variants[c]));
+        count += variants[c];
+    }
+    HAPT_NEW(mesh, arena, count);
+    HAPT_NEW(candidates->sharding, arena, count);
+    candidates->degree = mesh;
     count = 0;
     for (int c = 0; c < cluster->count; c++) {
-        const int mine = candidates_submeshes(&cluster->subcluster[c], submesh);
-        for (int s = 0; s < mine; s++) devices[count++] = submesh[s].n * submesh[s].m;
+        for (int v = 0; v < variants[c]; v++) {
+            const struct hapt_submesh its = variant[c][v];
+            const struct mesh wanted = {its.n * its.m / its.tp, its.tp};
+            if (rows % wanted.dp == 0) mesh[count++] = wanted;
+        }
     }
-    qsort(devices, (size_t)count, sizeof *devices, compare_ints);
-    candidates->degree = devices;
+    qsort(mesh, (size_t)count, sizeof *mesh, compare_meshes);
     for (int k = 0; k < count; k++) {
-        if (candidates->degree_count > 0 && devices[candidates->degree_count - 1] == devices[k]) continue;
-        struct hapt_arena scratch;
-        struct hapt_program *program;
-        hapt_arena_init(&scratch);
-        const enum hapt_status status =
-            hapt_program_data_parallel(graph, 0, graph->forward_count, 1, devices[k], &scratch, &program);
-        hapt_arena_release(&scratch);
+        const int d = candidates->degree_count;
+        if (d > 0 && compare_meshes(&mesh[d - 1], &mesh[k]) == 0) continue;
+        const enum hapt_status status = hapt_sharding_tensor_parallel(candidates->model->graph, mesh[k].dp, mesh[k].tp,
+                                                                      arena, &candidates->sharding[d]);
         if (status == HAPT_OK)
-            devices[candidates->degree_count++] = devices[k];
+            mesh[candidates->degree_count++] = mesh[k];
         else if (status == HAPT_ERR_INFEASIBLE)
             hapt_fail_reset();
         else
@@ -107,18 +146,19 @@ double candidates_device_speed(const struct candidates *candidates, int subclust
 }
 
 enum hapt_status candidates_build(const struct hapt_cluster *cluster, const struct hapt_model *model,
-                                  const struct hapt_layers *layers, const struct hapt_config *config,
+                                  const struct hapt_layers *layers, const struct hapt_config *config, int tensor_parallel,
                                   struct hapt_arena *arena, struct candidates *candidates)
 {
     *candidates = (struct candidates){.cluster = cluster,
                                       .model = model,
                                       .layers = layers,
                                       .layer_count = layers->count,
+                                      .tensor_parallel = tensor_parallel,
                                       .imbalance = hapt_config_real(config, "imbalance"),
                                       .state_count = optimizer_states(config)};
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
-    enum hapt_status status = find_degrees(candidates, arena);
+    enum hapt_status status = find_meshes(candidates, arena, &scratch);
     if (status == HAPT_OK) status = find_structures(candidates, arena, &scratch);
     hapt_arena_release(&scratch);
     HAPT_TRY(status);
@@ -131,10 +171,10 @@ enum hapt_status candidates_build(const struct hapt_cluster *cluster, const stru
     return HAPT_OK;
 }
 
-int candidates_degree(const struct candidates *candidates, int devices)
+int candidates_degree(const struct candidates *candidates, int dp, int tp)
 {
     for (int d = 0; d < candidates->degree_count; d++)
-        if (candidates->degree[d] == devices) return d;
+        if (candidates->degree[d].dp == dp && candidates->degree[d].tp == tp) return d;
     return -1;
 }
 
@@ -142,8 +182,8 @@ enum hapt_status candidates_program(const struct candidates *candidates, int fir
                                     struct hapt_arena *arena, struct hapt_program **program)
 {
     const struct hapt_layers *layers = candidates->layers;
-    return hapt_program_data_parallel(candidates->model->graph, hapt_layers_first_op(layers, first),
-                                      layers->end_op[last], 1, candidates->degree[degree_index], arena, program);
+    return hapt_program_build(candidates->sharding[degree_index], hapt_layers_first_op(layers, first), layers->end_op[last],
+                              arena, program);
 }
 
 static enum hapt_status plan_program(const struct candidates *candidates, const struct hapt_program *program,
@@ -191,136 +231,4 @@ bool candidates_wanted(const struct candidates *candidates, int subcluster, stru
     const double speed = candidates_device_speed(candidates, subcluster) * submesh.n * submesh.m;
     /* A single layer cannot be cut further. */
     return first == last || candidates->speed <= 0 || share <= candidates->imbalance * speed / candidates->speed;
-}
-
-/* fp32 bytes of the parameters that operators on both sides of a cut read: exchanged every step when the cut is made.
- * bytes[cut], 0 <= cut < forward_count. */
-static enum hapt_status tied_bytes(const struct hapt_graph *graph, struct hapt_arena *arena, double **bytes)
-{
-    int *first, *last; /* [tensor] forward operators that read it; first counts from 1, 0: none */
-    HAPT_NEW(first, arena, graph->tensor_count);
-    HAPT_NEW(last, arena, graph->tensor_count);
-    HAPT_NEW(*bytes, arena, graph->forward_count + 1);
-    for (int o = 0; o < graph->forward_count; o++) {
-        for (int i = 0; i < graph->op[o].input_count; i++) {
-            const int t = graph->op[o].input[i];
-            if (t < 0) continue;
-            if (!first[t]) first[t] = o + 1;
-            last[t] = o;
-        }
-    }
-    for (int t = 0; t < graph->tensor_count; t++) {
-        const struct hapt_tensor *tensor = &graph->tensor[t];
-        if (tensor->kind != HAPT_TENSOR_PARAMETER || !tensor->trainable || !first[t]) continue;
-        (*bytes)[first[t]] += 4.0 * (double)hapt_tensor_elements(tensor);
-        (*bytes)[last[t] + 1] -= 4.0 * (double)hapt_tensor_elements(tensor); /* whole numbers: exact */
-    }
-    for (int cut = 1; cut <= graph->forward_count; cut++) (*bytes)[cut] += (*bytes)[cut - 1];
-    return HAPT_OK;
-}
-
-/* Both ends send their gradients at once over the slowest link that may lie between them. */
-static double exchange_s(const struct hapt_cluster *cluster, int subcluster, double bytes)
-{
-    double slowest = 0;
-    if (bytes <= 0) return 0;
-    for (int other = 0; other < cluster->count; other++) {
-        if (other == subcluster && cluster->count > 1) continue;
-        const struct hapt_link *link = hapt_cluster_link(cluster, subcluster, other);
-        slowest = fmax(slowest, fmax(link->latency, 0) + (link->bandwidth > 0 ? bytes / link->bandwidth : 0));
-    }
-    return slowest;
-}
-
-static enum hapt_status fill_frame(const struct candidates *candidates, struct hapt_arena *result,
-                                   struct hapt_profile *profile)
-{
-    const struct hapt_cluster *cluster = candidates->cluster;
-    for (int l = 0; l < candidates->layer_count; l++)
-        profile->boundary_bytes[l] = candidates->layers->boundary_bytes[l];
-    for (int a = 0; a < cluster->count; a++) {
-        const struct hapt_subcluster *subcluster = &cluster->subcluster[a];
-        HAPT_TRY(hapt_profile_add_cluster(profile, a, subcluster->name, subcluster->nodes, subcluster->devices_per_node,
-                                          subcluster->device.memory_bytes, candidates_device_speed(candidates, a),
-                                          result));
-        for (int b = 0; b < cluster->count; b++) {
-            const struct hapt_link *link = hapt_cluster_link(cluster, a, b);
-            profile->link_bandwidth[a * cluster->count + b] = link->bandwidth;
-            profile->link_latency[a * cluster->count + b] = fmax(link->latency, 0);
-        }
-    }
-    return HAPT_OK;
-}
-
-/* Every layer must fit some device by itself: memory grows with the range, so otherwise no plan can hold it. */
-static enum hapt_status check_single_layers(const struct candidates *candidates, struct item_memory *const *memory,
-                                            const struct hapt_profile *profile)
-{
-    for (int l = 0; l < profile->layer_count; l++) {
-        double least = INFINITY, most = 0;
-        bool fits = false;
-        for (int c = 0; c < profile->cluster_count; c++) {
-            const struct hapt_profile_cluster *table = &profile->cluster[c];
-            most = fmax(most, table->device_memory_bytes);
-            for (int s = 0; s < table->submesh_count; s++) {
-                const int degree = candidates_degree(candidates, table->submesh[s].n * table->submesh[s].m);
-                if (degree < 0) continue;
-                const struct item_memory *need = &memory[c][candidates_item(candidates, degree, l, l)];
-                least = fmin(least, need->parameter_bytes + need->activation_bytes);
-                fits = fits || isfinite(table->stage_time[hapt_profile_index(profile, s, l, l)]);
-            }
-        }
-        char needed[32], there[32];
-        if (!fits)
-            return hapt_fail(HAPT_ERR_INFEASIBLE, "use a smaller --microbatch, finer layers or devices with more memory",
-                             "layer %d needs %s of device memory with one microbatch in flight, the largest device has %s", l,
-                             hapt_units_bytes(least, needed), hapt_units_bytes(most, there));
-    }
-    return HAPT_OK;
-}
-
-enum hapt_status candidates_fill(const struct candidates *candidates, struct item_memory *const *memory,
-                                 struct item_time *const *time, candidates_all_reduce *all_reduce, const void *context,
-                                 struct hapt_arena *result, struct hapt_profile **profile)
-{
-    const int L = candidates->layer_count;
-    const struct hapt_cluster *cluster = candidates->cluster;
-    struct hapt_profile *made;
-    double *tied;
-    bool *seen; /* [item] of a subcluster */
-    HAPT_NEW(seen, result, candidates->item_count);
-    HAPT_TRY(hapt_profile_create(L, cluster->count, result, &made));
-    HAPT_TRY(fill_frame(candidates, result, made));
-    made->flops = hapt_model_flops(candidates->model);
-    HAPT_TRY(tied_bytes(candidates->model->graph, result, &tied));
-    for (int c = 0; c < cluster->count; c++) {
-        struct hapt_profile_cluster *table = &made->cluster[c];
-        memset(seen, 0, (size_t)candidates->item_count * sizeof *seen);
-        for (int s = 0; s < table->submesh_count; s++) {
-            const struct hapt_submesh submesh = table->submesh[s];
-            const int degree = candidates_degree(candidates, submesh.n * submesh.m);
-            for (int i = 0; degree >= 0 && i < L; i++) {
-                for (int j = i; j < L; j++) {
-                    const int item = candidates_item(candidates, degree, i, j);
-                    const size_t cell = hapt_profile_index(made, s, i, j);
-                    if (!candidates_wanted(candidates, c, submesh, i, j, &memory[c][item])) continue;
-                    made->effort.unique += !seen[item];
-                    seen[item] = true;
-                    table->stage_forward_time[cell] = time[c][item].forward_s;
-                    table->stage_time[cell] = time[c][item].forward_s + time[c][item].backward_s;
-                    table->parameter_bytes[cell] = memory[c][item].parameter_bytes;
-                    table->activation_bytes[cell] = memory[c][item].activation_bytes;
-                    table->step_time[cell] = time[c][item].update_s;
-                    if (submesh.n * submesh.m > 1)
-                        table->step_time[cell] +=
-                            all_reduce(context, c, s, submesh, 4 * memory[c][item].trained_elements);
-                    if (j == L - 1 && i > 0) table->step_time[cell] += exchange_s(cluster, c, tied[hapt_layers_first_op(candidates->layers, i)]);
-                }
-            }
-        }
-    }
-    HAPT_TRY(check_single_layers(candidates, memory, made));
-    HAPT_TRY(hapt_profile_check(made));
-    *profile = made;
-    return HAPT_OK;
 }

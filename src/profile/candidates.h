@@ -2,13 +2,19 @@
  * Candidates: which layer ranges may stand on which submeshes, and what they are alike in. Measuring and predicting
  * share it.
  *
- * Two ranges of equal structure on as many devices are one item: planned, timed and priced once.
+ * A submesh (n, m) has a variant for each program that may run on it: n m / tp data-parallel groups of tp devices. Two ranges of
+ * equal structure on equal meshes (dp, tp) are one item: planned, timed and priced once.
  */
 #ifndef HAPT_PROFILE_CANDIDATES_H
 #define HAPT_PROFILE_CANDIDATES_H
 
 #include "hapt/engine.h"
 #include "hapt/profile.h"
+
+/* Degrees of data and tensor parallelism. */
+struct mesh {
+    int dp, tp;
+};
 
 struct candidates {
     const struct hapt_cluster *cluster;
@@ -18,8 +24,10 @@ struct candidates {
     int layer_count;  /* L */
     double imbalance; /* candidates over this share of their submesh's speed are pruned */
     int state_count;  /* of the optimizer */
+    int tensor_parallel; /* largest tensor-parallel degree; 0: the devices of a node */
     int degree_count;
-    int *degree; /* device counts n * m that share the microbatch's rows evenly, ascending */
+    struct mesh *degree; /* meshes that can share the model and the microbatch's rows, ascending */
+    struct hapt_sharding **sharding; /* [degree_count] of the whole graph */
     int structure_count;
     int *structure;    /* [L][L] which structure the layers [i, j + 1) have; -1 below the diagonal */
     int *first, *last; /* [structure_count] the first range that has it */
@@ -37,16 +45,25 @@ struct item_time {
 };
 
 enum hapt_status candidates_build(const struct hapt_cluster *cluster, const struct hapt_model *model,
-                                  const struct hapt_layers *layers, const struct hapt_config *config,
+                                  const struct hapt_layers *layers, const struct hapt_config *config, int tensor_parallel,
                                   struct hapt_arena *arena, struct candidates *candidates);
 static inline int candidates_item(const struct candidates *candidates, int degree_index, int first, int last)
 {
     return candidates->structure[first * candidates->layer_count + last] * candidates->degree_count + degree_index;
 }
-/* The submeshes of a subcluster in the profile's order; written where `submesh` is given. */
+/* The submeshes of a subcluster in the profile's order, data-parallel; written where `submesh` is given. */
 int candidates_submeshes(const struct hapt_subcluster *subcluster, struct hapt_submesh *submesh);
-/* Index of a device count, or -1 when the rows do not divide. */
-int candidates_degree(const struct candidates *candidates, int devices);
+/* Place of a submesh in that order. */
+int candidates_submesh_index(const struct hapt_subcluster *subcluster, struct hapt_submesh submesh);
+/* The same with every tensor-parallel degree: powers of two that divide m. */
+enum hapt_status candidates_variants(const struct candidates *candidates, int subcluster, struct hapt_arena *arena,
+                                     struct hapt_submesh **variant, int *count);
+/* Index of a mesh, or -1 when it cannot share the model or the rows. */
+int candidates_degree(const struct candidates *candidates, int dp, int tp);
+static inline int candidates_degree_of(const struct candidates *candidates, struct hapt_submesh submesh)
+{
+    return candidates_degree(candidates, submesh.n * submesh.m / submesh.tp, submesh.tp);
+}
 /* The program of an item's first range. */
 enum hapt_status candidates_program(const struct candidates *candidates, int first, int last, int degree_index,
                                     struct hapt_arena *arena, struct hapt_program **program);
@@ -59,11 +76,11 @@ bool candidates_wanted(const struct candidates *candidates, int subcluster, stru
 /* FLOP/s of one device of a subcluster in the model's type, slowdown included. */
 double candidates_device_speed(const struct candidates *candidates, int subcluster);
 
-/* Seconds to sum `bytes` over a submesh, which stands at `index` in its subcluster's list. */
-typedef double candidates_all_reduce(const void *context, int subcluster, int index, struct hapt_submesh submesh,
-                                     double bytes);
-/* Makes the profile: memory[c] and time[c] are tables by item for subcluster c (time in real seconds of its devices).
- */
+/* Seconds to sum gradients of `bytes` a device over the data-parallel groups of a submesh. */
+typedef double candidates_all_reduce(const void *context, int subcluster, struct hapt_submesh submesh, double bytes);
+/* Makes the profile: memory[c] and time[c] are tables by item for subcluster c (time in real seconds of its devices). Variants
+ * without any candidate are left out, and those that another variant of the same submesh beats in time and memory on every range;
+ * a submesh keeps its data-parallel row when `tensor_parallel` is 1. */
 enum hapt_status candidates_fill(const struct candidates *candidates, struct item_memory *const *memory,
                                  struct item_time *const *time, candidates_all_reduce *all_reduce, const void *context,
                                  struct hapt_arena *result, struct hapt_profile **profile);

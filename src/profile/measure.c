@@ -93,7 +93,7 @@ static void mark_needed(struct measure *measure, struct hapt_submesh *submesh)
         const struct hapt_subcluster *subcluster = &measure->cluster->subcluster[c];
         const int count = candidates_submeshes(subcluster, submesh);
         for (int s = 0; s < count; s++) {
-            const int degree = candidates_degree(candidates, submesh[s].n * submesh[s].m);
+            const int degree = candidates_degree_of(candidates, submesh[s]);
             for (int i = 0; degree >= 0 && i < L; i++) {
                 for (int j = i; j < L; j++) {
                     const int item = candidates_item(candidates, degree, i, j);
@@ -473,10 +473,10 @@ static enum hapt_status run_class(struct measure *measure, MPI_Comm class_comm)
 
 /* ---- the whole ---- */
 
-static double all_reduce(const void *context, int subcluster, int index, struct hapt_submesh submesh, double bytes)
+static double all_reduce(const void *context, int subcluster, struct hapt_submesh submesh, double bytes)
 {
     const struct measure *measure = context;
-    (void)submesh;
+    const int index = candidates_submesh_index(&measure->cluster->subcluster[subcluster], submesh);
     return reduce_measured_s(&measure->reduce, subcluster, index, bytes);
 }
 
@@ -599,7 +599,7 @@ enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct h
                               .threads = hapt_env_threads(env, (int)hapt_config_int(config, "threads")),
                               .start_s = hapt_time_s()};
     enum hapt_status status =
-        hapt_env_agree(env->world, candidates_build(cluster, model, layers, config, &scratch, &candidates));
+        hapt_env_agree(env->world, candidates_build(cluster, model, layers, config, 1, &scratch, &candidates));
     if (status == HAPT_OK) status = classes_same_structures(env, &candidates);
     if (status == HAPT_OK) status = measure_all(&measure, &options, result, profile);
     windows_close(&measure.windows);

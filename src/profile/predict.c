@@ -13,29 +13,66 @@ static struct roofline describe(const struct candidates *candidates, int subclus
                               candidates->model->dtype);
 }
 
-static double operator_s(const struct roofline *roofline, const struct hapt_graph *graph, const struct hapt_op *op,
-                         double fraction)
+/* What one rank of a mesh does for one operator of the graph, collectives behind it included. */
+struct work {
+    enum efficiency_class class;
+    double flops, bytes;       /* by local shapes */
+    double reduced_bytes;      /* of all-reduces over the tensor-parallel axis, */
+    int reductions;            /* ... that many */
+};
+
+/* work[op_count] of a sharding. Costs are those of the local shapes: nothing here knows how it is sharded. */
+static enum hapt_status list_work(const struct hapt_sharding *sharding, struct hapt_arena *scratch, struct work **work)
 {
-    return roofline_operator_s(roofline, efficiency_class_of(hapt_op_type_at(op->type)),
-                               hapt_op_flops(graph, op, fraction), hapt_op_bytes(graph, op, fraction));
+    const struct hapt_graph *shard = sharding->shard;
+    struct work *made;
+    HAPT_NEW(made, scratch, shard->op_count);
+    for (int o = 0; o < shard->op_count; o++) {
+        const struct hapt_op *op = &shard->op[o];
+        made[o] = (struct work){.class = efficiency_class_of(hapt_op_type_at(op->type)),
+                                .flops = hapt_op_flops(shard, op, 1),
+                                .bytes = hapt_op_bytes(shard, op, 1)};
+        if (sharding->exchange[o] < 0) continue;
+        made[o].reduced_bytes = hapt_sharding_exchange_bytes(shard, o);
+        made[o].reductions = hapt_op_type_at(op->type)->exchanges;
+    }
+    for (int r = 0; r < sharding->reduction_count; r++) {
+        const struct hapt_sharding_reduction *reduction = &sharding->reduction[r];
+        made[reduction->op].reduced_bytes += (double)hapt_tensor_bytes(&shard->tensor[reduction->tensor]);
+        made[reduction->op].reductions++;
+    }
+    *work = made;
+    return HAPT_OK;
+}
+
+static double work_s(const struct candidates *candidates, const struct roofline *roofline, int subcluster, int tp,
+                     const struct work *work)
+{
+    const struct hapt_subcluster *where = &candidates->cluster->subcluster[subcluster];
+    const double seconds = roofline_operator_s(roofline, work->class, work->flops, work->bytes);
+    if (work->reductions == 0) return seconds;
+    const double bytes = work->reduced_bytes / work->reductions; /* of each */
+    return seconds + work->reductions * reduce_tensor_s(where, tp, bytes) *
+                         calibrate_sum_factor(candidates->efficiency, &where->device, candidates->model->dtype, bytes);
 }
 
 /* Seconds of every layer on one device of a subcluster: forward [L], backward [L]. */
-static enum hapt_status time_layers(const struct candidates *candidates, int subcluster, int devices,
+static enum hapt_status time_layers(const struct candidates *candidates, int subcluster, int degree,
                                     struct hapt_arena *scratch, double *forward_s, double *backward_s)
 {
     const struct hapt_graph *graph = candidates->model->graph;
     const struct roofline roofline = describe(candidates, subcluster);
+    struct work *work;
     int *layer_of;
+    HAPT_TRY(list_work(candidates->sharding[degree], scratch, &work));
     HAPT_NEW(layer_of, scratch, graph->forward_count);
     for (int l = 0, op = 0; l < candidates->layer_count; l++) {
         forward_s[l] = backward_s[l] = 0;
         for (; op < candidates->layers->end_op[l]; op++) layer_of[op] = l;
     }
-    for (int o = 0; o < graph->op_count; o++) {
-        const double seconds = operator_s(&roofline, graph, &graph->op[o], 1.0 / devices);
-        (o < graph->forward_count ? forward_s : backward_s)[layer_of[graph->op[o].forward_op]] += seconds;
-    }
+    for (int o = 0; o < graph->op_count; o++)
+        (o < graph->forward_count ? forward_s : backward_s)[layer_of[graph->op[o].forward_op]] +=
+            work_s(candidates, &roofline, subcluster, candidates->degree[degree].tp, &work[o]);
     return HAPT_OK;
 }
 
@@ -48,7 +85,7 @@ static enum hapt_status time_items(const struct candidates *candidates, int subc
     HAPT_NEW(forward_s, scratch, L);
     HAPT_NEW(backward_s, scratch, L);
     for (int d = 0; d < candidates->degree_count; d++) {
-        HAPT_TRY(time_layers(candidates, subcluster, candidates->degree[d], scratch, forward_s, backward_s));
+        HAPT_TRY(time_layers(candidates, subcluster, d, scratch, forward_s, backward_s));
         for (int k = 0; k < candidates->structure_count; k++) {
             const int item = k * candidates->degree_count + d;
             struct item_time mine = {0};
@@ -63,9 +100,8 @@ static enum hapt_status time_items(const struct candidates *candidates, int subc
     return HAPT_OK;
 }
 
-static double all_reduce(const void *context, int subcluster, int index, struct hapt_submesh submesh, double bytes)
+static double all_reduce(const void *context, int subcluster, struct hapt_submesh submesh, double bytes)
 {
-    (void)index;
     const struct candidates *candidates = context;
     const struct hapt_subcluster *where = &candidates->cluster->subcluster[subcluster];
     return reduce_predicted_s(where, submesh, bytes) *
@@ -120,7 +156,10 @@ enum hapt_status hapt_profile_predict_with(const struct hapt_cluster *cluster, c
     struct hapt_arena scratch;
     const double start_s = hapt_time_s();
     hapt_arena_init(&scratch);
-    enum hapt_status status = candidates_build(cluster, model, layers, config, &scratch, &candidates);
+    /* Training runs data-parallel programs only. */
+    const bool job = hapt_config_command(config) == HAPT_COMMAND_JOB;
+    const int most = job ? 1 : (int)hapt_config_int(config, "tensor-parallel");
+    enum hapt_status status = candidates_build(cluster, model, layers, config, most, &scratch, &candidates);
     candidates.efficiency = efficiency;
     if (status == HAPT_OK) status = predict(&candidates, &scratch, result, profile);
     if (status == HAPT_OK) (*profile)->effort.seconds = hapt_time_s() - start_s;

@@ -118,16 +118,29 @@ double reduce_measured_s(const struct reduce_table *table, int subcluster, int s
     return fmax(time_s[k - 1] + fmax(slope, 0) * (bytes - table->bytes[k - 1]), time_s[0]);
 }
 
-static double ring_s(int ranks, double bytes, double bandwidth, double latency)
+/* Of a link's bandwidth: what all-reduces of well-tuned libraries keep of it. */
+#define LINK_SHARE 0.8
+
+double reduce_all_reduce_s(int ranks, double bytes, double bandwidth, double latency)
 {
-    if (ranks < 2) return 0;
-    const double steps = 2.0 * (ranks - 1);
-    return steps * (fmax(latency, 0) + (bandwidth > 0 ? bytes / ranks / bandwidth : 0));
+    if (ranks < 2 || bytes <= 0) return 0;
+    const double rate = LINK_SHARE * bandwidth, hop_s = fmax(latency, 0);
+    const double stream_s = rate > 0 ? bytes / rate : 0, share = (double)(ranks - 1) / ranks;
+    const double ring_s = 2 * (ranks - 1) * hop_s + 2 * share * stream_s;
+    const double trees_s = 2 * ceil(log2(ranks)) * hop_s + 2 * stream_s;
+    return fmin(ring_s, trees_s);
+}
+
+double reduce_tensor_s(const struct hapt_subcluster *subcluster, int tp, double bytes)
+{
+    return reduce_all_reduce_s(tp, bytes, subcluster->intra_node_bandwidth, subcluster->intra_node_latency);
 }
 
 double reduce_predicted_s(const struct hapt_subcluster *subcluster, struct hapt_submesh submesh, double bytes)
 {
-    /* The rings between nodes, one for each device of a node, share the node's link. */
-    return ring_s(submesh.m, bytes, subcluster->intra_node_bandwidth, subcluster->intra_node_latency) +
-           ring_s(submesh.n, bytes, subcluster->inter_node_bandwidth, subcluster->inter_node_latency);
+    /* Every tensor-parallel rank of a node has gradients of its own to send. */
+    return reduce_all_reduce_s(submesh.m / submesh.tp, bytes, subcluster->intra_node_bandwidth,
+                               subcluster->intra_node_latency) +
+           reduce_all_reduce_s(submesh.n, bytes * submesh.tp, subcluster->inter_node_bandwidth,
+                               subcluster->inter_node_latency);
 }

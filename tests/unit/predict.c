@@ -38,22 +38,38 @@ struct run {
     struct hapt_profile *profile;
 };
 
-static void predict(struct run *run, const char *cluster, struct fixture_gpt shape, const char *imbalance)
+static void predict_up_to(struct run *run, const char *cluster, struct fixture_gpt shape, const char *imbalance,
+                          const char *tensor_parallel)
 {
-    char factor[16];
+    char factor[16], most[16];
     snprintf(factor, sizeof factor, "%s", imbalance);
-    char *words[] = {"hapt", "profile", "--imbalance", factor};
+    snprintf(most, sizeof most, "%s", tensor_parallel);
+    char *words[] = {"hapt", "profile", "--imbalance", factor, "--tensor-parallel", most};
     struct hapt_config *config = NULL;
     hapt_arena_init(&run->arena);
     run->model = fixture_gpt(&run->arena, shape);
     run->profile = NULL;
     const struct hapt_layers_options options = {.granularity = 0, .heavy_minimum = 2};
-    CHECK_OK(hapt_config_parse(4, words, &run->arena, &config));
+    CHECK_OK(hapt_config_parse(6, words, &run->arena, &config));
     CHECK_OK(hapt_layers_build(run->model->graph, &options, &run->arena, &run->layers));
     CHECK_OK(hapt_profile_predict(cluster_of(&run->arena, cluster), run->model, run->layers, config, &run->arena,
                                   &run->profile));
     if (!run->profile) exit(1);
     CHECK_OK(hapt_profile_check(run->profile));
+}
+
+static void predict(struct run *run, const char *cluster, struct fixture_gpt shape, const char *imbalance)
+{
+    predict_up_to(run, cluster, shape, imbalance, "0");
+}
+
+/* Row of a variant, or -1. */
+static int row_of(const struct run *run, int cluster, int n, int m, int tp)
+{
+    const struct hapt_profile_cluster *table = &run->profile->cluster[cluster];
+    for (int s = 0; s < table->submesh_count; s++)
+        if (table->submesh[s].n == n && table->submesh[s].m == m && table->submesh[s].tp == tp) return s;
+    return -1;
 }
 
 static double time_at(const struct run *run, int cluster, int submesh, int first, int last)
@@ -64,7 +80,7 @@ static double time_at(const struct run *run, int cluster, int submesh, int first
 static void times_are_plausible(void)
 {
     struct run run;
-    predict(&run, gpus, (struct fixture_gpt){4, 1024, 16, 512, 4096, 16, true, true}, "1000000");
+    predict_up_to(&run, gpus, (struct fixture_gpt){4, 1024, 16, 512, 4096, 16, true, true}, "1000000", "1");
     const struct hapt_profile *profile = run.profile;
     const int L = profile->layer_count;
     const struct hapt_profile_cluster *a100 = &profile->cluster[0];
@@ -96,27 +112,155 @@ static void times_are_plausible(void)
     hapt_arena_release(&run.arena);
 }
 
+/* With three subclusters no sum over both ends exceeds the price of their link, and none is worthless. */
+static void exchanges_are_bounded(void)
+{
+    static const char three[] =
+        "{\"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": ["
+        "{\"name\": \"a\", \"nodes\": 1, \"devices_per_node\": 1, \"device\": \"A100-40GB\"},"
+        "{\"name\": \"b\", \"nodes\": 1, \"devices_per_node\": 1, \"device\": \"A100-40GB\"},"
+        "{\"name\": \"c\", \"nodes\": 1, \"devices_per_node\": 1, \"device\": \"A100-40GB\"}], \"links\": ["
+        "{\"between\": [\"a\", \"b\"], \"bandwidth\": \"10 Gbit/s\", \"latency\": \"50 us\"},"
+        "{\"between\": [\"a\", \"c\"], \"bandwidth\": \"1 Gbit/s\", \"latency\": \"50 us\"},"
+        "{\"between\": [\"b\", \"c\"], \"bandwidth\": \"2 Gbit/s\", \"latency\": \"50 us\"}]}\n";
+    struct run tied, untied;
+    struct fixture_gpt shape = {2, 64, 4, 32, 4096, 4, true, true};
+    predict(&tied, three, shape, "1000000");
+    shape.tied = false;
+    predict(&untied, three, shape, "1000000");
+    const int L = tied.profile->layer_count;
+    const double bytes = 4096.0 * 64 * 4;
+    double first[3], last[3];
+    CHECK(untied.profile->layer_count == L);
+    for (int c = 0; c < 3; c++) {
+        const size_t head = hapt_profile_index(tied.profile, 0, 0, 1), tail = hapt_profile_index(tied.profile, 0, L - 1, L - 1);
+        first[c] = tied.profile->cluster[c].step_time[head] - untied.profile->cluster[c].step_time[head];
+        last[c] = tied.profile->cluster[c].step_time[tail] - untied.profile->cluster[c].step_time[tail];
+    }
+    for (int a = 0; a < 3; a++) {
+        CHECK(last[a] > 0.99 * bytes / (10e9 / 8));
+        for (int b = 0; b < 3; b++) {
+            const struct hapt_profile *profile = tied.profile;
+            const double price = profile->link_latency[a * 3 + b] + bytes / profile->link_bandwidth[a * 3 + b];
+            if (a != b) CHECK_MESSAGE(first[a] + last[b] <= price * (1 + 1e-9), "%d to %d costs more than its link", a, b);
+        }
+    }
+    CHECK_NEAR(first[0] + last[1], 50e-6 + bytes / (10e9 / 8), 1e-12);
+    CHECK_NEAR(first[1] + last[2], 50e-6 + bytes / (2e9 / 8), 1e-12);
+    hapt_arena_release(&tied.arena);
+    hapt_arena_release(&untied.arena);
+}
+
 static void memory_is_the_planners(void)
 {
     struct run run;
-    predict(&run, gpus, (struct fixture_gpt){2, 64, 4, 32, 128, 4, true, true}, "1000000");
-    const struct hapt_profile_cluster *cluster = &run.profile->cluster[1];
+    predict(&run, gpus, (struct fixture_gpt){2, 64, 4, 32, 131, 4, true, true}, "1000000");
     const struct hapt_memory_options options = {.slots = 5, .state_count = 2};
-    for (int s = 0; s < 3; s++) {
-        for (int i = 0; i < run.profile->layer_count; i++) {
-            for (int j = i; j < run.profile->layer_count; j++) {
-                struct hapt_program *program = NULL;
-                struct hapt_memory_plan *plan = NULL;
-                const size_t cell = hapt_profile_index(run.profile, s, i, j);
-                CHECK_OK(hapt_program_data_parallel(run.model->graph, hapt_layers_first_op(run.layers, i),
-                                                    run.layers->end_op[j], 1, 1 << s, &run.arena, &program));
-                CHECK_OK(hapt_memory_plan(program, &options, &run.arena, &plan));
-                CHECK_NEAR((double)plan->total_bytes,
-                           cluster->parameter_bytes[cell] + 5 * cluster->activation_bytes[cell], 0);
+    int tensor_parallel = 0;
+    for (int c = 0; c < 2; c++) {
+        const struct hapt_profile_cluster *cluster = &run.profile->cluster[c];
+        for (int s = 0; s < cluster->submesh_count; s++) {
+            const struct hapt_submesh submesh = cluster->submesh[s];
+            tensor_parallel += submesh.tp > 1;
+            for (int i = 0; i < run.profile->layer_count; i++) {
+                for (int j = i; j < run.profile->layer_count; j++) {
+                    struct hapt_arena arena;
+                    struct hapt_program *program = NULL;
+                    struct hapt_memory_plan *plan = NULL;
+                    const size_t cell = hapt_profile_index(run.profile, s, i, j);
+                    hapt_arena_init(&arena);
+                    CHECK_OK(hapt_program_tensor_parallel(run.model->graph, hapt_layers_first_op(run.layers, i),
+                                                          run.layers->end_op[j], submesh.n * submesh.m / submesh.tp,
+                                                          submesh.tp, &arena, &program));
+                    CHECK_OK(hapt_memory_plan(program, &options, &arena, &plan));
+                    CHECK_NEAR((double)plan->total_bytes,
+                               cluster->parameter_bytes[cell] + 5 * cluster->activation_bytes[cell], 0);
+                    hapt_arena_release(&arena);
+                }
             }
         }
     }
+    CHECK(tensor_parallel > 4);
     hapt_arena_release(&run.arena);
+}
+
+/* Degrees are powers of two that divide the devices of a node, groups share the rows, the order is by n, m, tp; every row has a
+ * candidate, and none is beaten by another of its submesh on every range. */
+static void variants(void)
+{
+    struct run run, two;
+    const struct fixture_gpt shape = {3, 1024, 16, 512, 4096, 8, true, true};
+    predict(&run, gpus, shape, "1000000");
+    predict_up_to(&two, gpus, shape, "1000000", "2");
+    const int L = run.profile->layer_count;
+    for (int c = 0; c < 2; c++) {
+        const struct hapt_profile_cluster *table = &run.profile->cluster[c];
+        for (int s = 0; s < table->submesh_count; s++) {
+            const struct hapt_submesh its = table->submesh[s];
+            const int dp = its.n * its.m / its.tp;
+            CHECK((its.tp & (its.tp - 1)) == 0 && its.m % its.tp == 0 && 8 % dp == 0);
+            if (s > 0) {
+                const struct hapt_submesh before = table->submesh[s - 1];
+                CHECK(its.n > before.n || (its.n == before.n && (its.m > before.m || (its.m == before.m && its.tp > before.tp))));
+            }
+            int candidates = 0;
+            for (int i = 0; i < L; i++)
+                for (int j = i; j < L; j++) candidates += isfinite(time_at(&run, c, s, i, j));
+            CHECK(candidates > 0);
+            for (int o = 0; o < table->submesh_count; o++) {
+                bool better = false;
+                if (o == s || table->submesh[o].n != its.n || table->submesh[o].m != its.m) continue;
+                for (int i = 0; i < L; i++) {
+                    for (int j = i; j < L; j++) {
+                        const size_t mine = hapt_profile_index(run.profile, s, i, j), other = hapt_profile_index(run.profile, o, i, j);
+                        better = better || isnan(table->stage_time[other]) || table->stage_time[mine] < table->stage_time[other] ||
+                                 table->parameter_bytes[mine] < table->parameter_bytes[other] ||
+                                 table->activation_bytes[mine] < table->activation_bytes[other] ||
+                                 table->step_time[mine] < table->step_time[other];
+                    }
+                }
+                CHECK_MESSAGE(better, "%dx%d tp %d is dominated by tp %d", its.n, its.m, its.tp, table->submesh[o].tp);
+            }
+        }
+        for (int s = 0; s < two.profile->cluster[c].submesh_count; s++) {
+            const struct hapt_submesh its = two.profile->cluster[c].submesh[s];
+            const int same = row_of(&run, c, its.n, its.m, its.tp);
+            CHECK(its.tp <= 2);
+            if (same >= 0) CHECK_NEAR(time_at(&two, c, s, 0, L - 1), time_at(&run, c, same, 0, L - 1), 0);
+        }
+    }
+    CHECK(row_of(&run, 0, 4, 8, 4) >= 0 && row_of(&run, 0, 4, 8, 1) < 0); /* 32 devices share 8 rows only as 4 x 8 */
+    CHECK(row_of(&two, 0, 1, 2, 2) >= 0);
+    hapt_arena_release(&run.arena);
+    hapt_arena_release(&two.arena);
+}
+
+/* What a link half as fast costs is what Megatron's collectives carry: four all-reduces of b s h elements a block. */
+static void collectives_are_priced(void)
+{
+    static const char node[] =
+        "{\"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": ["
+        "{\"name\": \"a100\", \"nodes\": 1, \"devices_per_node\": 4, \"device\": \"A100-40GB\", "
+        "\"intra_node_bandwidth\": \"%d GB/s\", \"intra_node_latency\": \"2 us\"}]}\n";
+    char text[2][512];
+    struct run run[2];
+    for (int k = 0; k < 2; k++) {
+        snprintf(text[k], sizeof text[k], node, 300 >> k);
+        predict(&run[k], text[k], (struct fixture_gpt){3, 1024, 16, 512, 4096, 8, false, true}, "1000000");
+    }
+    for (int tp = 2; tp <= 4; tp *= 2) {
+        const int dp = 4 / tp, fast = row_of(&run[0], 0, 1, 4, tp), slow = row_of(&run[1], 0, 1, 4, tp);
+        CHECK(fast >= 0 && slow >= 0);
+        if (fast < 0 || slow < 0) continue;
+        const int L = run[0].profile->layer_count;
+        const double apart = time_at(&run[1], 0, slow, 0, L - 1) - time_at(&run[0], 0, fast, 0, L - 1);
+        const double bsh = 2.0 * 8 / dp * 512 * 1024, bs = 4.0 * 8 / dp * 512; /* all long enough for rings */
+        const double bytes = (4 * 3 + 2) * bsh + 3 * bs;
+        const double expected = 2.0 * (tp - 1) / tp * bytes / (0.8 * 300e9);
+        CHECK_MESSAGE(fabs(apart - expected) < 0.02 * expected, "tp %d: %g s, expected %g s", tp, apart, expected);
+    }
+    hapt_arena_release(&run[0].arena);
+    hapt_arena_release(&run[1].arena);
 }
 
 static void unbalanced_candidates_are_pruned(void)
@@ -146,7 +290,10 @@ int main(int argc, char **argv)
 {
     test_init(&argc, &argv);
     RUN(times_are_plausible);
+    RUN(exchanges_are_bounded);
     RUN(memory_is_the_planners);
+    RUN(variants);
+    RUN(collectives_are_priced);
     RUN(unbalanced_candidates_are_pruned);
     return test_finish();
 }

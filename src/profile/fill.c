@@ -1,0 +1,275 @@
+/* The profile made of items: which variants of a submesh are worth a row, and its cells. */
+#include <math.h>
+#include <string.h>
+
+#include "candidates.h"
+
+struct filling {
+    const struct candidates *candidates;
+    struct item_memory *const *memory; /* [subcluster][item] */
+    struct item_time *const *time;     /* [subcluster][item] */
+    candidates_all_reduce *all_reduce;
+    const void *context;
+    double *tied; /* [forward operator] bytes of tied weights across the cut before it */
+};
+
+/* fp32 bytes of the parameters that operators on both sides of a cut read: exchanged every step when the cut is made.
+ * bytes[cut], 0 <= cut < forward_count. */
+static enum hapt_status tied_bytes(const struct hapt_graph *graph, struct hapt_arena *arena, double **bytes)
+{
+    int *first, *last; /* [tensor] forward operators that read it; first counts from 1, 0: none */
+    HAPT_NEW(first, arena, graph->tensor_count);
+    HAPT_NEW(last, arena, graph->tensor_count);
+    HAPT_NEW(*bytes, arena, graph->forward_count + 1);
+    for (int o = 0; o < graph->forward_count; o++) {
+        for (int i = 0; i < graph->op[o].input_count; i++) {
+            const int t = graph->op[o].input[i];
+            if (t < 0) continue;
+            if (!first[t]) first[t] = o + 1;
+            last[t] = o;
+        }
+    }
+    for (int t = 0; t < graph->tensor_count; t++) {
+        const struct hapt_tensor *tensor = &graph->tensor[t];
+        if (tensor->kind != HAPT_TENSOR_PARAMETER || !tensor->trainable || !first[t]) continue;
+        (*bytes)[first[t]] += 4.0 * (double)hapt_tensor_elements(tensor);
+        (*bytes)[last[t] + 1] -= 4.0 * (double)hapt_tensor_elements(tensor); /* whole numbers: exact */
+    }
+    for (int cut = 1; cut <= graph->forward_count; cut++) (*bytes)[cut] += (*bytes)[cut - 1];
+    return HAPT_OK;
+}
+
+/* Seconds in which both ends of a link send their gradients to each other. */
+static double link_s(const struct hapt_cluster *cluster, int a, int b, double bytes)
+{
+    const struct hapt_link *link = hapt_cluster_link(cluster, a, b);
+    return fmax(link->latency, 0) + (link->bandwidth > 0 ? bytes / link->bandwidth : 0);
+}
+
+/*
+ * Tied weights stand on the first and the last stage, which exchange gradients once a step: all shards together cross the
+ * link once, whatever the variants. Its price depends on both stages' subclusters, a candidate knows its own only; so it is
+ * split into what the last stage's subcluster owes at least, over its best link to any other, and what the first stage's
+ * owes on top at least. The sum never exceeds the price and is exact where the prices are such sums: always with two
+ * subclusters, and when all links between subclusters are equal. (A pipeline inside one of several subclusters is charged
+ * as if it left it.)
+ */
+static double last_owes(const struct hapt_cluster *cluster, int last, double bytes)
+{
+    double least = INFINITY;
+    if (cluster->count == 1) return link_s(cluster, 0, 0, bytes);
+    for (int first = 0; first < cluster->count; first++)
+        if (first != last) least = fmin(least, link_s(cluster, first, last, bytes));
+    return least;
+}
+
+static double first_owes(const struct hapt_cluster *cluster, int first, double bytes)
+{
+    double least = INFINITY;
+    if (cluster->count == 1) return 0;
+    for (int last = 0; last < cluster->count; last++)
+        if (last != first) least = fmin(least, link_s(cluster, first, last, bytes) - last_owes(cluster, last, bytes));
+    return least;
+}
+
+/* bytes of a candidate's share of the exchange: what ties the first stage to what stands behind it, or the last to what stands
+ * before. */
+static double exchange_s(const struct filling *filling, int subcluster, int first, int last)
+{
+    const struct candidates *candidates = filling->candidates;
+    const int L = candidates->layer_count;
+    double seconds = 0;
+    if (first > 0 && last == L - 1) {
+        const double bytes = filling->tied[hapt_layers_first_op(candidates->layers, first)];
+        if (bytes > 0) seconds += last_owes(candidates->cluster, subcluster, bytes);
+    }
+    if (first == 0 && last < L - 1) {
+        const double bytes = filling->tied[hapt_layers_first_op(candidates->layers, L - 1)];
+        if (bytes > 0) seconds += first_owes(candidates->cluster, subcluster, bytes);
+    }
+    return seconds;
+}
+
+/* What a candidate costs outside the pipeline. */
+static double step_s(const struct filling *filling, int subcluster, struct hapt_submesh submesh, int item)
+{
+    double seconds = filling->time[subcluster][item].update_s;
+    if (submesh.n * submesh.m > submesh.tp)
+        seconds += filling->all_reduce(filling->context, subcluster, submesh,
+                                       4 * filling->memory[subcluster][item].trained_elements);
+    return seconds;
+}
+
+static double stage_s(const struct item_time *time)
+{
+    return time->forward_s + time->backward_s;
+}
+
+static bool has_candidates(const struct filling *filling, int subcluster, struct hapt_submesh variant)
+{
+    const struct candidates *candidates = filling->candidates;
+    const int degree = candidates_degree_of(candidates, variant);
+    for (int k = 0; degree >= 0 && k < candidates->structure_count; k++) {
+        const struct item_memory *memory = &filling->memory[subcluster][k * candidates->degree_count + degree];
+        if (candidates_wanted(candidates, subcluster, variant, candidates->first[k], candidates->last[k], memory)) return true;
+    }
+    return false;
+}
+
+/* Is `variant` never better than `other` of the same submesh, in time, step time or memory, on any range? */
+static bool is_dominated(const struct filling *filling, int subcluster, struct hapt_submesh variant,
+                         struct hapt_submesh other)
+{
+    const struct candidates *candidates = filling->candidates;
+    const int mine = candidates_degree_of(candidates, variant), its = candidates_degree_of(candidates, other);
+    for (int k = 0; k < candidates->structure_count; k++) {
+        const int a = k * candidates->degree_count + mine, b = k * candidates->degree_count + its;
+        const struct item_memory *x = &filling->memory[subcluster][a], *y = &filling->memory[subcluster][b];
+        if (!candidates_wanted(candidates, subcluster, variant, candidates->first[k], candidates->last[k], x)) continue;
+        if (y->parameter_bytes > x->parameter_bytes || y->activation_bytes > x->activation_bytes) return false;
+        if (stage_s(&filling->time[subcluster][b]) > stage_s(&filling->time[subcluster][a])) return false;
+        if (step_s(filling, subcluster, other, b) > step_s(filling, subcluster, variant, a)) return false;
+    }
+    return true;
+}
+
+/* The rows of a subcluster's tables. Of two variants that dominate each other the one with the smaller degree stays. */
+static enum hapt_status choose_rows(const struct filling *filling, int subcluster, struct hapt_arena *scratch,
+                                    struct hapt_submesh **row, int *rows)
+{
+    struct hapt_submesh *its;
+    bool *drop;
+    int all, count = 0, kept = 0;
+    HAPT_TRY(candidates_variants(filling->candidates, subcluster, scratch, &its, &all));
+    HAPT_NEW(drop, scratch, all);
+    *row = its;
+    *rows = all;
+    if (filling->candidates->tensor_parallel == 1) return HAPT_OK;
+    for (int v = 0; v < all; v++)
+        if (has_candidates(filling, subcluster, its[v])) its[count++] = its[v];
+    for (int v = 0; v < count; v++) {
+        for (int w = 0; w < count && !drop[v]; w++) {
+            if (w == v || drop[w] || its[w].n != its[v].n || its[w].m != its[v].m) continue;
+            drop[v] = is_dominated(filling, subcluster, its[v], its[w]) &&
+                      (w < v || !is_dominated(filling, subcluster, its[w], its[v]));
+        }
+    }
+    for (int v = 0; v < count; v++)
+        if (!drop[v]) its[kept++] = its[v];
+    if (kept == 0) its[kept++] = its[0]; /* a table has a row, if only of NaN */
+    *rows = kept;
+    return HAPT_OK;
+}
+
+static enum hapt_status fill_frame(const struct filling *filling, struct hapt_arena *result, struct hapt_arena *scratch,
+                                   struct hapt_profile *profile)
+{
+    const struct candidates *candidates = filling->candidates;
+    const struct hapt_cluster *cluster = candidates->cluster;
+    for (int l = 0; l < candidates->layer_count; l++)
+        profile->boundary_bytes[l] = candidates->layers->boundary_bytes[l];
+    for (int a = 0; a < cluster->count; a++) {
+        const struct hapt_subcluster *subcluster = &cluster->subcluster[a];
+        struct hapt_submesh *row;
+        int rows;
+        HAPT_TRY(choose_rows(filling, a, scratch, &row, &rows));
+        HAPT_TRY(hapt_profile_add_cluster_of(profile, a, subcluster->name, subcluster->nodes, subcluster->devices_per_node,
+                                             subcluster->device.memory_bytes, candidates_device_speed(candidates, a), row,
+                                             rows, result));
+        for (int b = 0; b < cluster->count; b++) {
+            const struct hapt_link *link = hapt_cluster_link(cluster, a, b);
+            profile->link_bandwidth[a * cluster->count + b] = link->bandwidth;
+            profile->link_latency[a * cluster->count + b] = fmax(link->latency, 0);
+        }
+    }
+    return HAPT_OK;
+}
+
+/* One row of a subcluster's tables. */
+static void fill_row(const struct filling *filling, int subcluster, int s, bool *seen, struct hapt_profile *profile)
+{
+    const struct candidates *candidates = filling->candidates;
+    struct hapt_profile_cluster *table = &profile->cluster[subcluster];
+    const struct hapt_submesh submesh = table->submesh[s];
+    const int degree = candidates_degree_of(candidates, submesh), L = candidates->layer_count;
+    for (int i = 0; degree >= 0 && i < L; i++) {
+        for (int j = i; j < L; j++) {
+            const int item = candidates_item(candidates, degree, i, j);
+            const size_t cell = hapt_profile_index(profile, s, i, j);
+            const struct item_memory *memory = &filling->memory[subcluster][item];
+            const struct item_time *time = &filling->time[subcluster][item];
+            if (!candidates_wanted(candidates, subcluster, submesh, i, j, memory)) continue;
+            profile->effort.unique += !seen[item];
+            seen[item] = true;
+            table->stage_forward_time[cell] = time->forward_s;
+            table->stage_time[cell] = stage_s(time);
+            table->parameter_bytes[cell] = memory->parameter_bytes;
+            table->activation_bytes[cell] = memory->activation_bytes;
+            table->step_time[cell] =
+                step_s(filling, subcluster, submesh, item) + exchange_s(filling, subcluster, i, j);
+        }
+    }
+}
+
+/* Every layer must fit some device by itself: memory grows with the range, so otherwise no plan can hold it. */
+static enum hapt_status check_single_layers(const struct candidates *candidates, struct item_memory *const *memory,
+                                            const struct hapt_profile *profile)
+{
+    for (int l = 0; l < profile->layer_count; l++) {
+        double least = INFINITY, most = 0;
+        bool fits = false;
+        for (int c = 0; c < profile->cluster_count; c++) {
+            const struct hapt_profile_cluster *table = &profile->cluster[c];
+            most = fmax(most, table->device_memory_bytes);
+            for (int d = 0; d < candidates->degree_count; d++) {
+                const struct item_memory *need = &memory[c][candidates_item(candidates, d, l, l)];
+                least = fmin(least, need->parameter_bytes + need->activation_bytes);
+            }
+            for (int s = 0; s < table->submesh_count; s++) {
+                const int degree = candidates_degree_of(candidates, table->submesh[s]);
+                if (degree < 0) continue;
+                fits = fits || isfinite(table->stage_time[hapt_profile_index(profile, s, l, l)]);
+            }
+        }
+        char needed[32], there[32];
+        if (!fits)
+            return hapt_fail(HAPT_ERR_INFEASIBLE, "use a smaller --microbatch, finer layers or devices with more memory",
+                             "layer %d needs %s of device memory with one microbatch in flight, the largest device has %s", l,
+                             hapt_units_bytes(least, needed), hapt_units_bytes(most, there));
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status fill(struct filling *filling, struct hapt_arena *result, struct hapt_arena *scratch,
+                             struct hapt_profile **profile)
+{
+    const struct candidates *candidates = filling->candidates;
+    struct hapt_profile *made;
+    bool *seen; /* [item] of a subcluster */
+    HAPT_NEW(seen, scratch, candidates->item_count);
+    HAPT_TRY(tied_bytes(candidates->model->graph, scratch, &filling->tied));
+    HAPT_TRY(hapt_profile_create(candidates->layer_count, candidates->cluster->count, result, &made));
+    HAPT_TRY(fill_frame(filling, result, scratch, made));
+    made->flops = hapt_model_flops(candidates->model);
+    for (int c = 0; c < made->cluster_count; c++) {
+        memset(seen, 0, (size_t)candidates->item_count * sizeof *seen);
+        for (int s = 0; s < made->cluster[c].submesh_count; s++) fill_row(filling, c, s, seen, made);
+    }
+    HAPT_TRY(check_single_layers(candidates, filling->memory, made));
+    HAPT_TRY(hapt_profile_check(made));
+    *profile = made;
+    return HAPT_OK;
+}
+
+enum hapt_status candidates_fill(const struct candidates *candidates, struct item_memory *const *memory,
+                                 struct item_time *const *time, candidates_all_reduce *all_reduce, const void *context,
+                                 struct hapt_arena *result, struct hapt_profile **profile)
+{
+    struct filling filling = {
+        .candidates = candidates, .memory = memory, .time = time, .all_reduce = all_reduce, .context = context};
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = fill(&filling, result, &scratch, profile);
+    hapt_arena_release(&scratch);
+    return status;
+}
