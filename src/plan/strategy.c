@@ -214,6 +214,7 @@ enum hapt_status hapt_plan_by_strategy(MPI_Comm comm, const struct hapt_profile 
     if (!note) note = &unread;
     *note = NULL;
     own.search.schedule = hapt_strategy_schedule(strategy, options->search.schedule);
+    if (strategy != HAPT_STRATEGY_HAPT && strategy != HAPT_STRATEGY_EVEN) own.search.gap = 0; /* theirs are small */
     if (strategy != HAPT_STRATEGY_HAPT && strategy != HAPT_STRATEGY_EVEN) own.search.gap = 0;
     switch (strategy) {
     case HAPT_STRATEGY_EVEN:
