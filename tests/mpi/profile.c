@@ -267,11 +267,66 @@ static void small_budget(void)
     hapt_arena_release(&full.arena);
 }
 
+static uint64_t mix_rows(const struct hapt_efficiency *efficiency)
+{
+    uint64_t hash = 1;
+    for (int r = 0; r < hapt_efficiency_row_count(efficiency); r++) {
+        const struct hapt_efficiency_row row = hapt_efficiency_row_at(efficiency, r);
+        const double facts[] = {row.size, row.samples, row.efficiency, row.worst_residual};
+        hash = hapt_hash(hash, facts, sizeof facts);
+    }
+    return hash;
+}
+
+/* Tables are equal on all ranks, one for the one kind of device, and every class of operators told of itself. */
+static void calibration(void)
+{
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        struct hapt_arena arena;
+        struct hapt_layers *layers = NULL;
+        struct hapt_efficiency *efficiency = NULL;
+        struct hapt_profile *plain = NULL, *calibrated = NULL;
+        hapt_arena_init(&arena);
+        struct hapt_model *model = fixture_gpt(&arena, (struct fixture_gpt){2, 32, 2, 16, 64, 4, true, bf16});
+        const struct hapt_layers_options options = {.granularity = 0, .heavy_minimum = 2};
+        struct hapt_cluster *cluster = cluster_of(&arena, "400 MB");
+        struct hapt_config *config = config_of(&arena, "1");
+        CHECK_OK(hapt_layers_build(model->graph, &options, &arena, &layers));
+        CHECK_OK(hapt_profile_calibrate(&test_env, cluster, model, layers, config, &arena, &efficiency));
+        if (!efficiency) exit(1);
+        uint64_t hash = mix_rows(efficiency), low, high;
+        MPI_Allreduce(&hash, &low, 1, MPI_UINT64_T, MPI_MIN, test_env.world);
+        MPI_Allreduce(&hash, &high, 1, MPI_UINT64_T, MPI_MAX, test_env.world);
+        CHECK(low == high);
+        int samples = 0, classes = 0;
+        for (int r = 0; r < hapt_efficiency_row_count(efficiency); r++) {
+            const struct hapt_efficiency_row row = hapt_efficiency_row_at(efficiency, r);
+            CHECK(strcmp(row.device, "cpu") == 0 && row.dtype == (bf16 ? HAPT_BF16 : HAPT_F32));
+            CHECK(row.efficiency > 0 && row.size > 1 && row.worst_residual >= 0);
+            classes += r == 0 || strcmp(row.class, hapt_efficiency_row_at(efficiency, r - 1).class) != 0;
+            samples += row.samples;
+        }
+        /* The operators of a GPT are of 15 types, and shared by 1, 2 and 4 devices they are of three shapes. */
+        CHECK_MESSAGE(classes == 4 && samples >= 3 * 15, "%d classes, %d samples", classes, samples);
+        CHECK(hapt_efficiency_covers(efficiency, "cpu", bf16 ? HAPT_BF16 : HAPT_F32));
+        CHECK(!hapt_efficiency_covers(efficiency, "cpu", bf16 ? HAPT_F32 : HAPT_BF16));
+        CHECK_OK(hapt_profile_predict(cluster, model, layers, config, &arena, &plain));
+        CHECK_OK(hapt_profile_predict_with(cluster, model, layers, config, efficiency, &arena, &calibrated));
+        if (plain && calibrated) {
+            CHECK_OK(hapt_profile_check(calibrated));
+            CHECK(plain->cluster[0].stage_time[0] != calibrated->cluster[0].stage_time[0]);
+            check_equal_on_ranks(calibrated);
+        }
+        hapt_arena_release(&arena);
+    }
+}
+
 int main(int argc, char **argv)
 {
     test_init_mpi(&argc, &argv);
     RUN(tables);
     RUN(holes);
     RUN(small_budget);
+    RUN(calibration);
     return test_finish();
 }
