@@ -65,6 +65,8 @@ double hapt_config_real(const struct hapt_config *config, const char *name); /* 
 bool hapt_config_bool(const struct hapt_config *config, const char *name);
 /* True when the user gave it on the command line (not a default). */
 bool hapt_config_given(const struct hapt_config *config, const char *name);
+/* The first option given that is not in `allowed` (ends with NULL); NULL: none. */
+const char *hapt_config_given_beside(const struct hapt_config *config, const char *const *allowed);
 
 /* Replaces a default (a model file's /training, a checkpoint's settings); a value given on the command line stays.
  * Fails with HAPT_ERR_INPUT for unknown names and bad values. */

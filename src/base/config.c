@@ -221,7 +221,9 @@ enum hapt_status hapt_config_parse(int argc, char **argv, struct hapt_arena *are
         } else if (!strncmp(argv[at], "--", 2)) {
             HAPT_TRY(parse_option(config, argc, argv, &at));
         } else {
-            if (config->command != HAPT_COMMAND_MODEL && config->command != HAPT_COMMAND_DATA)
+            const bool takes_words = config->command == HAPT_COMMAND_MODEL || config->command == HAPT_COMMAND_DATA ||
+                                     config->command == HAPT_COMMAND_PLAN;
+            if (!takes_words)
                 return hapt_fail(HAPT_ERR_USAGE, "options are --key value", "unexpected word \"%s\"", argv[at]);
             if (config->word_count == MAX_WORDS) return hapt_fail(HAPT_ERR_USAGE, NULL, "too many words");
             config->word[config->word_count++] = argv[at];
@@ -335,6 +337,16 @@ bool hapt_config_bool(const struct hapt_config *config, const char *name)
 bool hapt_config_given(const struct hapt_config *config, const char *name)
 {
     return config->given[index_of(name)];
+}
+
+const char *hapt_config_given_beside(const struct hapt_config *config, const char *const *allowed)
+{
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        bool listed = !config->given[i];
+        for (const char *const *name = allowed; *name; name++) listed |= strcmp(table[i].name, *name) == 0;
+        if (!listed) return table[i].name;
+    }
+    return NULL;
 }
 
 enum hapt_status hapt_config_default(struct hapt_config *config, const char *name, const char *value)

@@ -40,6 +40,10 @@ const char hapt_command_plan_help[] =
     "gains 2 %, the microbatches from which one costs at most 2 % more than at the most. A link's sweep also names the\n"
     "bandwidth at which its transfer takes as long as the slowest stage. JSON: \"what_if\", one entry a sweep.\n"
     "\n"
+    "hapt plan --diff a.h5 b.h5 shows two plan files side by side: how their steps compare (x: second to first), which stages\n"
+    "are counterparts (each overlaps the other's layers most) and what changed in them (= nothing, ~ something, - gone,\n"
+    "+ new), and which layers run in another subcluster. JSON: format hapt-plan-diff with stages, moved, a and b.\n"
+    "\n"
     "A plan file (--output) holds one row a stage in each table:\n"
     "  /stage_layers [S][2]            layers [first, end), counted from 0\n"
     "  /stage_ops [S][2]               forward operators [first, end); -1 when planned from a profile alone\n"
@@ -79,6 +83,8 @@ static enum hapt_status get_profile(struct hapt_env *env, struct hapt_config *co
 static enum hapt_status check_options(const struct hapt_config *config, struct hapt_arena *arena)
 {
     const char *path = hapt_config_text(config, "profile");
+    HAPT_TRY(hapt_plan_diff_options(config));
+    if (hapt_config_bool(config, "diff")) return HAPT_OK;
     if (!path && !hapt_config_text(config, "input"))
         return hapt_fail(HAPT_ERR_USAGE, "give --profile P.h5, or --input m.h5 with --cluster C.json",
                          "nothing to plan");
@@ -123,6 +129,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     struct hapt_plan *plan;
     struct hapt_plan_paper paper;
     HAPT_TRY(hapt_env_agree(env->world, check_options(config, arena)));
+    if (hapt_config_bool(config, "diff")) return hapt_plan_diff_print(env, config, arena);
     HAPT_TRY(get_profile(env, config, arena, &layers, &paper, &profile));
     HAPT_TRY(hapt_plan_what_if_check(env, config, profile, &paper, arena));
     if (hapt_config_bool(config, "compare")) return hapt_plan_compare_print(env, config, profile, layers, arena);

@@ -33,4 +33,9 @@ enum hapt_status hapt_plan_what_if(const struct hapt_env *env, const struct hapt
 /* One line where the link sets the pace: by how much, and what would end it. */
 void hapt_plan_print_link(const struct hapt_env *env, const struct hapt_profile *profile, const struct hapt_plan *plan);
 
+/* HAPT_ERR_USAGE for words and options that do not fit --diff. Rank-local. */
+enum hapt_status hapt_plan_diff_options(const struct hapt_config *config);
+/* hapt plan --diff a.h5 b.h5. Collective over env->world. */
+enum hapt_status hapt_plan_diff_print(const struct hapt_env *env, const struct hapt_config *config, struct hapt_arena *arena);
+
 #endif

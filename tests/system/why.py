@@ -193,9 +193,40 @@ def predicted_sweeps():
         check(alone["latency_s"] == point["latency_s"], f"{point['value']} bytes: {alone['latency_s']}, {point['latency_s']}")
 
 
+def differences():
+    pair("d.h5", nodes=(2, 2))
+    one, two = plan("d.h5", "--output", "one.h5"), plan("d.h5", "--stages", "0-1@b:1x1,1-2@b:1x1", "--output", "two.h5")
+    equal = run("plan", "--diff", "one.h5", "one.h5")
+    check(equal.returncode == 0 and "the plans are equal" in equal.stdout, equal.stdout + equal.stderr)
+    for ranks in (0, 2):
+        result = run("plan", "--diff", "one.h5", "two.h5", "--json", ranks=ranks)
+        if not check(result.returncode == 0, result.stderr):
+            continue
+        diff = json.loads(result.stdout)
+        check(diff["format"] == "hapt-plan-diff" and not diff["equal"], "another plan")
+        check(math.isclose(diff["latency_ratio"], two["latency_s"] / one["latency_s"]), "the ratio of the steps")
+        moved = sum(entry["layers"][1] - entry["layers"][0] for entry in diff["moved"])
+        there = [stage["subcluster"] for stage in one["stages"] for _ in range(*stage["layers"])]
+        check(moved == sum(name != "b" for name in there), f"{moved} layers move to b")
+        check([row["a"] for row in diff["stages"] if row["a"] is not None] == list(range(len(one["stages"]))), "all stages of one")
+    check(json.loads(run("plan", "--diff", "two.h5", "two.h5", "--json").stdout)["equal"], "equal to itself")
+    with open("noise.h5", "wb") as file:
+        file.write(b"noise" * 100)
+    for ranks in (0, 2):
+        refuses(3, "plan", "--diff", "one.h5", "none.h5", ranks=ranks, says="none.h5")
+        refuses(3, "plan", "--diff", "noise.h5", "one.h5", ranks=ranks, says="noise.h5")
+        refuses(3, "plan", "--diff", "one.h5", "d.h5", ranks=ranks, says="d.h5")
+        refuses(2, "plan", "--diff", "one.h5", ranks=ranks, hint="write hapt plan --diff a.h5 b.h5")
+    refuses(2, "plan", "--diff", hint="write hapt plan --diff a.h5 b.h5")
+    refuses(2, "plan", "--diff", "one.h5", "two.h5", "one.h5", says="not 3")
+    refuses(2, "plan", "--diff", "one.h5", "two.h5", "--profile", "d.h5", says="--profile has no effect")
+    refuses(2, "plan", "--diff", "one.h5", "two.h5", "--explain", says="--explain has no effect")
+    refuses(2, "plan", "--profile", "d.h5", "one.h5", says='unexpected word "one.h5"')
+
+
 with tempfile.TemporaryDirectory() as folder:
     os.chdir(folder)
-    for test in (the_link_is_the_limit, the_explanation, the_sweeps, predicted_sweeps):
+    for test in (the_link_is_the_limit, the_explanation, the_sweeps, predicted_sweeps, differences):
         test()
     os.chdir("/")
 print(f"{checks} checks, {failures} failed")

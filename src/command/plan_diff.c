@@ -1,0 +1,138 @@
+/* hapt plan --diff a.h5 b.h5: two plan files side by side. */
+#include <stdio.h>
+
+#include "hapt/diff.h"
+#include "plan_why.h"
+
+struct pair {
+    const char *path[2];
+    struct hapt_plan *plan[2];
+    struct hapt_diff *diff;
+};
+
+enum hapt_status hapt_plan_diff_options(const struct hapt_config *config)
+{
+    static const char *const allowed[] = {"diff", "json", NULL};
+    const bool asked = hapt_config_bool(config, "diff");
+    if (!asked && hapt_config_word_count(config) > 0)
+        return hapt_fail(HAPT_ERR_USAGE, "options are --key value; two plans are compared by --diff a.h5 b.h5",
+                         "unexpected word \"%s\"", hapt_config_word(config, 0));
+    if (!asked) return HAPT_OK;
+    const char *other = hapt_config_given_beside(config, allowed);
+    if (other)
+        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "--%s has no effect: --diff compares two plan files", other);
+    if (hapt_config_word_count(config) != 2)
+        return hapt_fail(HAPT_ERR_USAGE, "write hapt plan --diff a.h5 b.h5", "--diff compares two plan files, not %d",
+                         hapt_config_word_count(config));
+    return HAPT_OK;
+}
+
+/* "x" where both are the same, else "x -> y". */
+static const char *change(bool changed, const char *x, const char *y, char text[80])
+{
+    snprintf(text, 80, changed ? "%s -> %s" : "%s", x, y);
+    return text;
+}
+
+static void describe(const struct hapt_plan_stage *stage, char text[8][32])
+{
+    snprintf(text[0], 32, "%d-%d", stage->first_layer, stage->end_layer);
+    snprintf(text[1], 32, "%.31s", stage->subcluster_name);
+    snprintf(text[2], 32, "%d x %d", stage->nodes, stage->devices_per_node);
+    snprintf(text[3], 32, "%d", stage->tensor_parallel);
+    hapt_units_time(stage->compute_s, text[4]);
+    hapt_units_time(stage->comm_s, text[5]);
+    snprintf(text[6], 32, "%d", stage->warmup);
+    hapt_units_bytes(stage->memory_bytes, text[7]);
+}
+
+static void print_row(const struct hapt_env *env, const struct pair *pair, const struct hapt_diff_row *row)
+{
+    static const char *const head[] = {"layers", "on", "submesh", "tp", "compute", "transfer", "launches", "memory"};
+    const struct hapt_plan_stage *x = row->a < 0 ? NULL : &pair->plan[0]->stage[row->a];
+    const struct hapt_plan_stage *y = row->b < 0 ? NULL : &pair->plan[1]->stage[row->b];
+    char one[8][32], two[8][32], text[80], line[512] = "";
+    size_t length = 0;
+    describe(x ? x : y, one);
+    describe(y ? y : x, two);
+    for (int k = 0; k < 8 && length < sizeof line; k++)
+        length += (size_t)snprintf(line + length, sizeof line - length, "%s%s %s", k ? ", " : "", head[k],
+                                   change(row->changed >> k & 1u, one[k], two[k], text));
+    if (x && y)
+        hapt_print(env, "  %c stage %d -> %d: %s\n", row->changed ? '~' : '=', row->a, row->b, line);
+    else
+        hapt_print(env, "  %c stage %d: %s\n", x ? '-' : '+', x ? row->a : row->b, line);
+}
+
+static void print_pair(const struct hapt_env *env, const struct pair *pair)
+{
+    const struct hapt_plan *a = pair->plan[0], *b = pair->plan[1];
+    const struct hapt_diff *diff = pair->diff;
+    const struct { const char *name; double x, y; } times[] = {{"predicted step", a->latency_s, b->latency_s},
+                                                               {"simulated step", a->simulated_s, b->simulated_s},
+                                                               {"pace", a->t_max_s, b->t_max_s}};
+    char time[2][32];
+    hapt_print(env, "%s -> %s\n", pair->path[0], pair->path[1]);
+    hapt_print(env, "  %d stages, %d microbatches, %s%s, set by %s -> %d stages, %d microbatches, %s%s, set by %s\n",
+               a->stage_count, a->microbatches, hapt_schedule_kind_name(a->schedule), a->blocking ? " without overlap" : "",
+               a->limit, b->stage_count, b->microbatches, hapt_schedule_kind_name(b->schedule),
+               b->blocking ? " without overlap" : "", b->limit);
+    for (int k = 0; k < 3; k++)
+        hapt_print(env, "  %-14s  %10s -> %10s  x %.4f\n", times[k].name, hapt_units_time(times[k].x, time[0]),
+                   hapt_units_time(times[k].y, time[1]), times[k].y / times[k].x);
+    if (!diff->same_layers)
+        hapt_print(env, "  %d and %d layers: stages are matched by their share of them\n", a->layer_count, b->layer_count);
+    for (int r = 0; r < diff->row_count; r++) print_row(env, pair, &diff->row[r]);
+    for (int m = 0; m < diff->move_count; m++)
+        hapt_print(env, "  layers %d-%d move from %s to %s\n", diff->move[m].first_layer, diff->move[m].end_layer,
+                   diff->move[m].from, diff->move[m].to);
+    if (diff->equal) hapt_print(env, "  the plans are equal\n");
+}
+
+static json_t *row_object(const struct hapt_diff_row *row)
+{
+    static const char *const name[] = {"layers", "subcluster", "submesh", "tensor_parallel", "compute", "transfer", "launches",
+                                       "memory"};
+    json_t *changed = json_array();
+    for (int k = 0; changed && k < 8; k++)
+        if (row->changed >> k & 1u) json_array_append_new(changed, json_string(name[k]));
+    return json_pack("{s:o, s:o, s:o}", "a", row->a < 0 ? json_null() : json_integer(row->a), "b",
+                     row->b < 0 ? json_null() : json_integer(row->b), "changed", changed);
+}
+
+static enum hapt_status print_json(const struct pair *pair)
+{
+    const struct hapt_diff *diff = pair->diff;
+    json_t *rows = json_array(), *moves = json_array();
+    for (int r = 0; rows && r < diff->row_count; r++) json_array_append_new(rows, row_object(&diff->row[r]));
+    for (int m = 0; moves && m < diff->move_count; m++)
+        json_array_append_new(moves, json_pack("{s:[ii], s:s, s:s}", "layers", diff->move[m].first_layer,
+                                               diff->move[m].end_layer, "from", diff->move[m].from, "to", diff->move[m].to));
+    json_t *object = json_pack("{s:s, s:i, s:b, s:f, s:f, s:f, s:o, s:o, s:o, s:o}", "format", "hapt-plan-diff", "version", 1,
+                               "equal", diff->equal, "latency_ratio", pair->plan[1]->latency_s / pair->plan[0]->latency_s,
+                               "simulated_ratio", pair->plan[1]->simulated_s / pair->plan[0]->simulated_s, "t_max_ratio",
+                               pair->plan[1]->t_max_s / pair->plan[0]->t_max_s, "stages", rows, "moved", moves, "a",
+                               hapt_plan_json(pair->plan[0]), "b", hapt_plan_json(pair->plan[1]));
+    if (!object) return hapt_fail(HAPT_ERR_MEMORY, NULL, "the difference's JSON could not be built");
+    const int error = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
+    json_decref(object);
+    if (error || putchar('\n') == EOF || fflush(stdout) != 0)
+        return hapt_fail(HAPT_ERR_IO, NULL, "standard output cannot be written");
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_plan_diff_print(const struct hapt_env *env, const struct hapt_config *config, struct hapt_arena *arena)
+{
+    struct pair pair = {.diff = NULL};
+    enum hapt_status status = HAPT_OK;
+    if (env->world_rank == 0) { /* small files: one rank reads them */
+        for (int k = 0; k < 2 && status == HAPT_OK; k++) {
+            pair.path[k] = hapt_config_word(config, k);
+            status = hapt_plan_load(pair.path[k], arena, &pair.plan[k]);
+        }
+        if (status == HAPT_OK) status = hapt_plan_diff(pair.plan[0], pair.plan[1], arena, &pair.diff);
+        if (status == HAPT_OK) print_pair(env, &pair);
+        if (status == HAPT_OK && env->quiet) status = print_json(&pair);
+    }
+    return hapt_env_agree(env->world, status);
+}

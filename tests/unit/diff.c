@@ -1,0 +1,132 @@
+/* Differences of random plans against a look at every layer. */
+#include "hapt/diff.h"
+#include "random_profile.h"
+
+static struct hapt_plan *plan_of(uint64_t *seed, int layers, struct hapt_arena *arena)
+{
+    struct hapt_plan *plan = hapt_arena_alloc(arena, 1, sizeof *plan);
+    *plan = (struct hapt_plan){.microbatches = 8,
+                               .schedule = HAPT_SCHEDULE_H1F1B,
+                               .layer_count = layers,
+                               .replicas = 1,
+                               .latency_s = 1,
+                               .simulated_s = 1,
+                               .t_max_s = 1,
+                               .limit = "compute"};
+    plan->stage = hapt_arena_alloc(arena, (size_t)layers, sizeof *plan->stage);
+    for (int layer = 0; layer < layers;) {
+        struct hapt_plan_stage *stage = &plan->stage[plan->stage_count++];
+        stage->first_layer = layer;
+        stage->end_layer = layer += 1 + random_below(seed, layers - layer);
+        stage->nodes = 1 + random_below(seed, 2);
+        stage->devices_per_node = 2;
+        stage->tensor_parallel = 1 + random_below(seed, 2);
+        stage->warmup = 1 + random_below(seed, 2);
+        stage->compute_s = random_below(seed, 2);
+        stage->memory_bytes = random_below(seed, 2);
+        snprintf(stage->subcluster_name, sizeof stage->subcluster_name, "%c", 'a' + random_below(seed, 3));
+    }
+    return plan;
+}
+
+static int stage_at(const struct hapt_plan *plan, int layer)
+{
+    int i = 0;
+    while (plan->stage[i].end_layer <= layer) i++;
+    return i;
+}
+
+static int shared(const struct hapt_plan *a, int i, const struct hapt_plan *b, int j)
+{
+    int count = 0;
+    for (int layer = 0; layer < a->layer_count; layer++) count += stage_at(a, layer) == i && stage_at(b, layer) == j;
+    return count;
+}
+
+/* No other stage shares more with either. */
+static void check_pair(const struct hapt_plan *a, int i, const struct hapt_plan *b, int j, unsigned long long seed)
+{
+    const int here = shared(a, i, b, j);
+    CHECK_MESSAGE(here > 0, "seed %llu: stages %d and %d share nothing", seed, i, j);
+    for (int k = 0; k < b->stage_count; k++) CHECK_MESSAGE(shared(a, i, b, k) <= here, "seed %llu: %d shares more", seed, i);
+    for (int k = 0; k < a->stage_count; k++) CHECK_MESSAGE(shared(a, k, b, j) <= here, "seed %llu: %d shares more", seed, j);
+}
+
+static void random_pairs(void)
+{
+    for (uint64_t start = 1; start <= 3000; start++) {
+        uint64_t seed = start;
+        struct hapt_arena arena;
+        struct hapt_diff *diff;
+        hapt_arena_init(&arena);
+        const int layers = 1 + random_below(&seed, 12);
+        const struct hapt_plan *a = plan_of(&seed, layers, &arena), *b = plan_of(&seed, layers, &arena);
+        CHECK_OK(hapt_plan_diff(a, b, &arena, &diff));
+        int next_a = 0, next_b = 0;
+        for (int r = 0; r < diff->row_count; r++) {
+            const struct hapt_diff_row *row = &diff->row[r];
+            CHECK_MESSAGE((row->a < 0 || row->a == next_a) && (row->b < 0 || row->b == next_b), "seed %llu: order",
+                          (unsigned long long)start);
+            next_a += row->a >= 0;
+            next_b += row->b >= 0;
+            if (row->a < 0 || row->b < 0) continue;
+            const struct hapt_plan_stage *x = &a->stage[row->a], *y = &b->stage[row->b];
+            check_pair(a, row->a, b, row->b, start);
+            CHECK(!(row->changed & HAPT_DIFF_LAYERS) == (x->first_layer == y->first_layer && x->end_layer == y->end_layer));
+            CHECK(!(row->changed & HAPT_DIFF_SUBCLUSTER) == (x->subcluster_name[0] == y->subcluster_name[0]));
+            CHECK(!(row->changed & HAPT_DIFF_SUBMESH) == (x->nodes == y->nodes));
+            CHECK(!(row->changed & HAPT_DIFF_TENSOR_PARALLEL) == (x->tensor_parallel == y->tensor_parallel));
+            CHECK(!(row->changed & HAPT_DIFF_LAUNCHES) == (x->warmup == y->warmup));
+            CHECK(!(row->changed & HAPT_DIFF_COMPUTE) == (x->compute_s == y->compute_s));
+            CHECK(!(row->changed & HAPT_DIFF_MEMORY) == (x->memory_bytes == y->memory_bytes));
+        }
+        CHECK_MESSAGE(next_a == a->stage_count && next_b == b->stage_count, "seed %llu: stages are left out",
+                      (unsigned long long)start);
+        for (int layer = 0; layer < layers; layer++) {
+            const char *from = a->stage[stage_at(a, layer)].subcluster_name, *to = b->stage[stage_at(b, layer)].subcluster_name;
+            int moves = 0;
+            for (int m = 0; m < diff->move_count; m++)
+                moves += diff->move[m].first_layer <= layer && layer < diff->move[m].end_layer &&
+                         strcmp(diff->move[m].from, from) == 0 && strcmp(diff->move[m].to, to) == 0;
+            CHECK_MESSAGE(moves == (strcmp(from, to) != 0), "seed %llu: layer %d moves %d times", (unsigned long long)start, layer,
+                          moves);
+        }
+        CHECK_OK(hapt_plan_diff(a, a, &arena, &diff));
+        CHECK(diff->equal && diff->row_count == a->stage_count && diff->move_count == 0);
+        hapt_arena_release(&arena);
+    }
+}
+
+/* A stage cut into two halves: the first is its counterpart. Twice as many layers: the same shares. */
+static void by_hand(void)
+{
+    struct hapt_plan_stage one[1] = {{.end_layer = 4, .subcluster_name = "a"}};
+    struct hapt_plan_stage two[2] = {{.end_layer = 2, .subcluster_name = "a"},
+                                     {.first_layer = 2, .end_layer = 4, .subcluster_name = "b"}};
+    struct hapt_plan_stage fine[2] = {{.end_layer = 4, .subcluster_name = "a"},
+                                      {.first_layer = 4, .end_layer = 8, .subcluster_name = "b"}};
+    const struct hapt_plan a = {.layer_count = 4, .stage_count = 1, .stage = one, .limit = "link"};
+    const struct hapt_plan b = {.layer_count = 4, .stage_count = 2, .stage = two, .limit = "link"};
+    const struct hapt_plan c = {.layer_count = 8, .stage_count = 2, .stage = fine, .limit = "link"};
+    struct hapt_arena arena;
+    struct hapt_diff *diff;
+    hapt_arena_init(&arena);
+    CHECK_OK(hapt_plan_diff(&a, &b, &arena, &diff));
+    CHECK(!diff->equal && diff->row_count == 2 && diff->row[0].a == 0 && diff->row[0].b == 0 && diff->row[1].a == -1);
+    CHECK(diff->move_count == 1 && diff->move[0].first_layer == 2 && diff->move[0].end_layer == 4);
+    CHECK_OK(hapt_plan_diff(&b, &c, &arena, &diff));
+    CHECK(!diff->same_layers && !diff->equal && diff->row_count == 2 && diff->row[1].a == 1 && diff->row[1].b == 1);
+    struct hapt_plan other = b;
+    other.microbatches = 2;
+    CHECK_OK(hapt_plan_diff(&b, &other, &arena, &diff));
+    CHECK(!diff->equal && diff->row[0].changed == 0);
+    hapt_arena_release(&arena);
+}
+
+int main(int argc, char **argv)
+{
+    test_init(&argc, &argv);
+    RUN(random_pairs);
+    RUN(by_hand);
+    return test_finish();
+}
