@@ -99,6 +99,8 @@ enum hapt_status hapt_plan_even(MPI_Comm comm, const struct hapt_profile *profil
 /* One step of the plan by the simulator under `kind`; launch counts are the plan's for its own schedule. */
 enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, enum hapt_schedule_kind kind, struct hapt_arena *arena,
                                     struct hapt_simulation **simulation);
+/* Steady-state seconds per microbatch (hapt_simulate_period), however few microbatches the step has. */
+enum hapt_status hapt_plan_period(const struct hapt_plan *plan, enum hapt_schedule_kind kind, double *period_s);
 /* Share of the communication behind `stage` that is hidden (hapt_simulate_overlap). */
 enum hapt_status hapt_plan_overlap(const struct hapt_plan *plan, enum hapt_schedule_kind kind, int stage, double *overlap);
 enum hapt_status hapt_plan_check(const struct hapt_plan *plan);

@@ -24,7 +24,7 @@ struct hapt_simulated_instruction { double start_s, end_s; };
 
 struct hapt_simulation {
     double total_s;          /* one whole step */
-    double period_s;         /* steady-state seconds per microbatch */
+    double period_s;         /* seconds per microbatch over whole rounds of launches in the second half; total_s / B in a shorter step */
     double *busy_s, *comm_s, *idle_s; /* [submesh] compute; active transfers over its outgoing boundary; rest */
     int *peak_slots;         /* [submesh] microbatches in flight at most */
     struct hapt_simulated_instruction **time; /* [submesh][instruction] */
@@ -33,6 +33,10 @@ struct hapt_simulation {
 /* HAPT_ERR_INTERNAL when the lists deadlock. */
 enum hapt_status hapt_simulate(const struct hapt_schedule *schedule, const struct hapt_costs *costs,
                                struct hapt_arena *arena, struct hapt_simulation **simulation);
+/* Steady-state seconds per microbatch under the schedule's launch counts, from a run of as many microbatches as that takes. GPipe, whose
+ * launch count is B, is never steady: what a microbatch more costs on average. Plain pipelines, chunk i on submesh i. */
+enum hapt_status hapt_simulate_period(const struct hapt_schedule *schedule, const struct hapt_costs *costs,
+                                      struct hapt_arena *arena, double *period_s);
 /* Share of communication hidden at boundary `chunk`: 1 - (T(c) - T(0)) / (B c) over the steady phase (DESIGN "Objective"). */
 enum hapt_status hapt_simulate_overlap(const struct hapt_schedule *schedule, const struct hapt_costs *costs, int chunk,
                                        struct hapt_arena *arena, double *overlap);

@@ -45,6 +45,10 @@ enum hapt_status hapt_phase_plan_options(const struct hapt_config *config)
     if (hapt_config_given(config, "schedule") && runs != asked)
         return hapt_fail(HAPT_ERR_USAGE, "leave out --schedule", "--strategy %s runs %s, not %s", name,
                          hapt_schedule_kind_name(runs), hapt_schedule_kind_name(asked));
+    /* even takes its submeshes from a plan under H-1F1B, whatever prices it */
+    if (hapt_config_given(config, "hide-threshold") && runs != HAPT_SCHEDULE_H1F1B && strategy != HAPT_STRATEGY_EVEN)
+        return hapt_fail(HAPT_ERR_USAGE, "leave out --hide-threshold", "--hide-threshold has no effect: %s launches by a rule without it",
+                         hapt_schedule_kind_name(runs));
     if (strategy == HAPT_STRATEGY_HEXISCALE && hapt_config_command(config) == HAPT_COMMAND_JOB)
         return hapt_fail(HAPT_ERR_USAGE, "compare with `hapt plan --strategy hexiscale`, or train with another strategy",
                          "--strategy hexiscale is planned for a system without overlap, and this one always overlaps");
@@ -73,6 +77,7 @@ enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *confi
     struct hapt_strategy_options options;
     const char *stages = hapt_config_text(config, "stages"), *note = NULL;
     const enum hapt_strategy strategy = strategy_of(config);
+    HAPT_TRY(hapt_env_agree(env->world, hapt_phase_plan_options(config))); /* a model file may have brought another schedule */
     HAPT_TRY(hapt_env_agree(env->world, hapt_phase_strategy(config, profile, layers, arena, &options)));
     enum hapt_status status;
     if (stages)

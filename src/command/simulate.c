@@ -15,6 +15,7 @@ const char hapt_command_simulate_help[] =
 struct outcome {
     const struct hapt_plan *plan; /* with the launch counts that were played */
     struct hapt_simulation *simulation;
+    double period_s; /* steady, per microbatch */
     double *overlap; /* [stage] of the boundary behind it */
     bool hidden;     /* the steady period is at most t_max (1 + 2 epsilon) */
     bool fits;       /* every device's memory */
@@ -52,7 +53,8 @@ static enum hapt_status play(const struct hapt_plan *plan, struct hapt_arena *ar
     HAPT_NEW(outcome->overlap, arena, plan->stage_count);
     for (int i = 0; i < plan->stage_count - 1; i++)
         HAPT_TRY(hapt_plan_overlap(plan, plan->schedule, i, &outcome->overlap[i]));
-    outcome->hidden = hapt_at_most(outcome->simulation->period_s, plan->t_max_s * (1 + 2 * plan->hide_threshold));
+    HAPT_TRY(hapt_plan_period(plan, plan->schedule, &outcome->period_s));
+    outcome->hidden = hapt_at_most(outcome->period_s, plan->t_max_s * (1 + 2 * plan->hide_threshold));
     for (int i = 0; i < plan->stage_count; i++)
         outcome->fits &= hapt_at_most(plan->stage[i].memory_bytes, plan->stage[i].device_memory_bytes);
     return HAPT_OK;
@@ -75,7 +77,7 @@ static void print_outcome(const struct hapt_env *env, const struct outcome *outc
     char time[4][32], bytes[2][32];
     hapt_print(env, "simulated step %s: %s, %d stages, %d microbatches, steady period %s, pace %s, communication %s\n",
                hapt_units_time(simulation->total_s, time[0]), hapt_schedule_kind_name(plan->schedule),
-               plan->stage_count, plan->microbatches, hapt_units_time(simulation->period_s, time[1]),
+               plan->stage_count, plan->microbatches, hapt_units_time(outcome->period_s, time[1]),
                hapt_units_time(plan->t_max_s, time[2]), outcome->hidden ? "hidden" : "not hidden");
     const double beside_s = slowest_beside_link(plan);
     if (beside_s > 0)
@@ -112,7 +114,7 @@ static enum hapt_status print_json(const struct outcome *outcome)
     json_t *object =
         json_pack("{s:s, s:i, s:i, s:s, s:f, s:f, s:f, s:s, s:b, s:b, s:o}", "format", "hapt-simulation", "version", 1,
                   "microbatches", plan->microbatches, "schedule", hapt_schedule_kind_name(plan->schedule),
-                  "simulated_s", simulation->total_s, "period_s", simulation->period_s, "t_max_s", plan->t_max_s,
+                  "simulated_s", simulation->total_s, "period_s", outcome->period_s, "t_max_s", plan->t_max_s,
                   "limit", plan->limit, "hidden", outcome->hidden, "fits", outcome->fits, "stages", stages);
     if (!object) return hapt_fail(HAPT_ERR_MEMORY, NULL, "the simulation's JSON could not be built");
     const int error = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17));

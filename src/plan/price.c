@@ -196,6 +196,18 @@ enum hapt_status hapt_plan_overlap(const struct hapt_plan *plan, enum hapt_sched
     return status;
 }
 
+enum hapt_status hapt_plan_period(const struct hapt_plan *plan, enum hapt_schedule_kind kind, double *period_s)
+{
+    struct hapt_arena scratch;
+    struct hapt_schedule *schedule;
+    struct hapt_costs costs;
+    hapt_arena_init(&scratch);
+    enum hapt_status status = lay_out(plan, kind, &scratch, &schedule, &costs);
+    if (status == HAPT_OK) status = hapt_simulate_period(schedule, &costs, &scratch, period_s);
+    hapt_arena_release(&scratch);
+    return status;
+}
+
 /* A plan's microbatches beyond which a step is not played whole. */
 enum { LONG_STEP = 1 << 16 };
 

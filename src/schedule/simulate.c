@@ -288,12 +288,13 @@ enum hapt_status hapt_simulate(const struct hapt_schedule *schedule, const struc
     return status;
 }
 
-/* The period of the schedule's launch counts over enough microbatches to be steady. GPipe, whose launch count is B, has
- * no steady phase: its period is what a microbatch more costs on average. */
-static enum hapt_status long_period(const struct hapt_schedule *schedule, const struct hapt_costs *costs,
-                                    struct hapt_arena *scratch, double *period_s)
+enum hapt_status hapt_simulate_period(const struct hapt_schedule *schedule, const struct hapt_costs *costs,
+                                      struct hapt_arena *scratch, double *period_s)
 {
     const int stages = schedule->chunk_count;
+    struct hapt_costs passes = *costs;
+    passes.step_s = NULL;
+    for (int k = 0; k < stages; k++) HAPT_ASSERT(schedule->submesh_of[k] == k);
     int *warmup, microbatches = schedule->microbatches;
     HAPT_NEW(warmup, scratch, stages);
     for (int stage = 0; stage < stages; stage++) warmup[stage] = schedule->list[schedule->submesh_of[stage]].slots;
@@ -301,7 +302,7 @@ static enum hapt_status long_period(const struct hapt_schedule *schedule, const 
     struct hapt_schedule *copy;
     struct hapt_simulation *simulation;
     HAPT_TRY(hapt_schedule_build(schedule->kind, stages, microbatches, warmup, false, scratch, &copy));
-    HAPT_TRY(hapt_simulate(copy, costs, scratch, &simulation));
+    HAPT_TRY(hapt_simulate(copy, &passes, scratch, &simulation));
     *period_s = simulation->period_s;
     if (schedule->kind == HAPT_SCHEDULE_GPIPE && microbatches > 1) {
         double alone_s = 0;
@@ -317,13 +318,11 @@ enum hapt_status hapt_simulate_overlap(const struct hapt_schedule *schedule, con
 {
     double *comm_s, with_s, without_s;
     struct hapt_costs changed = *costs;
-    for (int k = 0; k < schedule->chunk_count; k++) HAPT_ASSERT(schedule->submesh_of[k] == k);
-    changed.step_s = NULL;
-    HAPT_TRY(long_period(schedule, &changed, arena, &with_s));
+    HAPT_TRY(hapt_simulate_period(schedule, &changed, arena, &with_s));
     HAPT_NEW(comm_s, arena, schedule->chunk_count);
     for (int k = 0; k < schedule->chunk_count; k++) comm_s[k] = k == chunk ? 0 : costs->comm_s[k];
     changed.comm_s = comm_s;
-    HAPT_TRY(long_period(schedule, &changed, arena, &without_s));
+    HAPT_TRY(hapt_simulate_period(schedule, &changed, arena, &without_s));
     *overlap = costs->comm_s[chunk] > 0 ? 1 - (with_s - without_s) / costs->comm_s[chunk] : 1;
     return HAPT_OK;
 }

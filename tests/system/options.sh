@@ -65,4 +65,6 @@ summary = json.load(open(sys.argv[1]))
 assert [s["name"] for s in summary["subclusters"]] == ["a", chr(97) + "\"v\""], summary
 assert summary["output"].endswith("\"p\".h5")
 assert summary["subclusters"][0]["submeshes"][0]["candidates"] > 0' "$scratch/out" || fail "the profile's JSON"
+"$HAPT" model gpt --layers 2 --hidden 32 --heads 2 --sequence 16 --vocab 64 --schedule 1f1b --output "$scratch/plain.h5" >/dev/null 2>&1
+refuses 2 'hide-threshold has no effect' 1 plan --input "$scratch/plain.h5" --cluster inputs/clusters/a100x1-v100x1.json --hide-threshold 0.1
 finish

@@ -63,6 +63,7 @@ def schedules(document):
     refuses(2, "plan")
     refuses(2, "plan", "--profile", "plain.h5", "--cluster", "c.json")
     refuses(2, "plan", "--profile", "plain.h5", "--stages", forced, "--strategy", "even")
+    refuses(2, "plan", "--profile", "plain.h5", "--schedule", "1f1b", "--hide-threshold", "0.1", says="no effect")
     refuses(2, "plan", "--profile", "plain.h5", "--microbatches", "0")
 
 
@@ -83,6 +84,11 @@ def hiding():
     # the link rules when it is slower than any stage needs to be, and is said to
     profile("link.h5", change=lambda file: put("boundary_bytes", 8192 * 0.9)(file) or tight(file))
     ruled = run("plan", "--profile", "link.h5", "--microbatches", "16")
+    document = plan("link.h5", "--output", "link-plan.h5")
+    for microbatches in ("4", "16", "64"):  # however short the step, the steady state is the link's
+        result = json.loads(run("simulate", "--plan", "link-plan.h5", "--microbatches", microbatches, "--json").stdout)
+        check(math.isclose(result["period_s"], 0.9) and result["t_max_s"] == document["t_max_s"] == 0.9 and result["hidden"],
+              f"{microbatches} microbatches over the slow link: {result}")
     check(ruled.returncode == 0 and "set by link" in ruled.stdout, f"a plan paced by the link: {ruled.stdout}{ruled.stderr}")
 
 

@@ -249,6 +249,7 @@ static void random_pipelines(void)
     hapt_arena_release(&arena);
 }
 
+/* The step; and the steady period, which has to be that of any step of these launch counts. */
 static double simulated(struct pipeline *p, int slots, bool blocking, double *period_s)
 {
     struct hapt_arena arena;
@@ -259,7 +260,14 @@ static double simulated(struct pipeline *p, int slots, bool blocking, double *pe
     p->costs.blocking = blocking;
     if (hapt_simulate(p->schedule, &p->costs, &arena, &simulation) == HAPT_OK) {
         total_s = simulation->total_s;
-        if (period_s) *period_s = simulation->period_s;
+        if (period_s) {
+            double steady_s = NAN;
+            struct hapt_schedule *shorter;
+            *period_s = simulation->period_s;
+            CHECK_OK(hapt_schedule_build(p->kind, p->stages, p->warmup[0], p->warmup, false, &arena, &shorter));
+            CHECK_OK(hapt_simulate_period(shorter, &p->costs, &arena, &steady_s));
+            CHECK_NEAR(steady_s, *period_s, 2 * EPSILON * *period_s);
+        }
     }
     hapt_arena_release(&arena);
     return total_s;
