@@ -28,7 +28,7 @@ struct instance {
     int cluster_count;
     struct device device[4];
     double link_bytes_per_s[4][4];
-    bool every_node_count; /* (n, 8) for all n; else powers of two up to the rows of a microbatch */
+    bool every_node_count; /* (n, 8) for all n; else as the rows of a microbatch divide */
     double noise;          /* every cost is scaled by a factor of its own in [1, 1 + noise] */
 };
 
@@ -47,8 +47,8 @@ enum { NODE = 8, ROWS = 8, SEQUENCE = 1024, VOCABULARY = 50304 };
 #define PAIR_LINKS {{200 * GBIT, 5 * GBIT}, {5 * GBIT, 200 * GBIT}}
 
 static const struct instance instances[] = {
-    {"gpt39b", 48, 146, 8192, 128, 2, {A100_40, V100_32}, PAIR_LINKS, true, 0},
-    {"gpt39b-unique", 48, 146, 8192, 128, 2, {A100_40, V100_32}, PAIR_LINKS, true, 0.03},
+    {"gpt39b", 48, 146, 8192, 128, 2, {A100_40, V100_32}, PAIR_LINKS, false, 0},
+    {"gpt39b-unique", 48, 146, 8192, 128, 2, {A100_40, V100_32}, PAIR_LINKS, false, 0.03},
     {"site1024", 333, 1000, 8192, 1024, 4, SITE, SITE_LINKS, false, 0.01},
     {"site1024-all", 333, 1000, 8192, 1024, 4, SITE, SITE_LINKS, true, 0.01},
 };
@@ -93,7 +93,8 @@ static int list_submeshes(const struct instance *instance, int nodes, struct hap
         if (!instance->every_node_count && (n & (n - 1)) != 0) continue;
         for (int tp = 1; tp <= m; tp *= 2) {
             const int dp = devices / tp;
-            if (dp > ROWS || (!instance->every_node_count && ROWS % dp != 0)) continue;
+            /* where every number of nodes is offered, sequences are cut as well, and several nodes run tp 8 alone */
+            if (instance->every_node_count ? n > 1 && tp < NODE : ROWS % dp != 0) continue;
             submesh[count++] = (struct hapt_submesh){n, m, tp};
         }
     }
@@ -105,7 +106,7 @@ static void fill_cell(const struct instance *instance, const struct work *work, 
                       size_t cell)
 {
     const int devices = submesh.n * submesh.m, tp = submesh.tp, dp = devices / tp;
-    const double rows = ceil((double)ROWS / dp); /* of the fullest group */
+    const double rows = (double)ROWS / dp; /* of a group */
     const double weights = (work->parameters[last + 1] - work->parameters[first]) / tp;
     const double kept = (work->activations[last + 1] - work->activations[first]) * rows / ROWS / tp;
     const double reduced = (work->reduces[last + 1] - work->reduces[first]) * rows * SEQUENCE * instance->hidden * 2;

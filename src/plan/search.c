@@ -17,17 +17,30 @@
 
 /* Sums from the front and from the back round differently: far below what separates plans. */
 #define ROUNDING (1 + 1e-12)
+/* More than rounding, as a share of the budget, for tests that only save time. */
+#define SLACK 1e-9
+
+static int longest_list(const struct search_problem *problem)
+{
+    int longest = 0;
+    for (int list = 0; list < problem->C * problem->L; list++)
+        if (problem->candidate_count[list] > longest) longest = problem->candidate_count[list];
+    return longest;
+}
 
 enum hapt_status search_table_init(const struct search_problem *problem, struct hapt_arena *arena,
                                    struct search_table *table)
 {
-    *table = (struct search_table){.problem = problem};
+    *table = (struct search_table){.problem = problem, .ceiling_s = INFINITY};
     const size_t C = (size_t)problem->C, L = (size_t)problem->L, groups = (size_t)problem->group_count;
     const size_t devices = (size_t)problem->most_devices + 1, launches = (size_t)problem->most_launches + 1;
     HAPT_NEW(table->delta, arena, C * C * L);
-    HAPT_NEW(table->active, arena, problem->all_candidates);
     HAPT_NEW(table->active_first, arena, C * L);
     HAPT_NEW(table->active_end, arena, C * L);
+    HAPT_NEW(table->ceiling_first, arena, C * L);
+    HAPT_NEW(table->ceiling_end, arena, C * L);
+    HAPT_NEW(table->least_behind_s, arena, L + 1);
+    HAPT_NEW(table->close, arena, longest_list(problem));
     HAPT_NEW(table->least_launches, arena, C * L);
     HAPT_NEW(table->behind, arena, C * (L + 1));
     HAPT_NEW(table->furthest, arena, (size_t)problem->class_count * (L + 1));
@@ -47,20 +60,25 @@ enum hapt_status search_table_init(const struct search_problem *problem, struct 
         table->low[d] = problem->most_launches + 1;
         table->high[d] = -1;
     }
+    /* not from the arena, which would touch all of it: few candidates are active at once */
+    const size_t bytes = ((size_t)problem->all_candidates + 1) * sizeof *table->active;
+    table->active = malloc(bytes);
+    table->ceiling = malloc(bytes);
+    if (!table->active || !table->ceiling)
+        return hapt_fail(HAPT_ERR_MEMORY, "plan with fewer layers (--layers-per-model)", "host memory exhausted by the search");
     return HAPT_OK;
 }
 
 void search_table_release(struct search_table *table)
 {
+    free(table->active);
+    free(table->ceiling);
     free(table->pool);
     free(table->row);
     free(table->handover_s);
     free(table->prefix_s);
     free(table->starts);
-    table->pool = NULL;
-    table->row = NULL;
-    table->handover_s = table->prefix_s = NULL;
-    table->starts = NULL;
+    *table = (struct search_table){.problem = table->problem};
 }
 
 /* A point of the row that is being made, if a plan within the budget can hold it. */
@@ -79,8 +97,8 @@ static void extend_same(const struct search_table *table, const struct search_ca
                         const struct search_row *after, double cost_s, int delta)
 {
     const int *start = &table->starts[after->start];
-    const int low = row->low - at->devices > after->low ? row->low - at->devices : after->low;
-    const int high = row->high - at->devices < after->high ? row->high - at->devices : after->high;
+    const int low = row->low - at->devices > after->first_d ? row->low - at->devices : after->first_d;
+    const int high = row->high - at->devices < after->last_d ? row->high - at->devices : after->last_d;
     for (int d = low; d <= high; d++) {
         for (int i = start[d - after->low]; i < start[d + 1 - after->low]; i++) {
             const int launches = search_launches(table->problem, table->pool[i].launches, delta);
@@ -112,13 +130,15 @@ static void extend(const struct search_table *table, const struct search_candida
     }
     const size_t link = search_link(problem, current, current, at->end - 1);
     const struct search_row *same = search_row(table, at->end, search_group(problem, mask, current));
-    if (table->delta[link] != UCHAR_MAX && same && same->start >= 0)
+    const double left_s = table->budget_s - at->time_s - row->least_prefix_s; /* for what is behind */
+    if (table->delta[link] != UCHAR_MAX && same && same->start >= 0 && same->least_s <= left_s + SLACK * table->budget_s)
         extend_same(table, at, row, same, at->time_s + 2 * problem->comm_s[link], table->delta[link]);
     for (int next = 0; within && next < problem->C; next++) {
         if (!(rest >> next & 1u)) continue;
         const size_t over = search_link(problem, current, next, at->end - 1);
         const struct search_row *after = search_row(table, at->end, search_group(problem, rest, next));
-        if (table->delta[over] != UCHAR_MAX && after && after->start >= 0)
+        if (table->delta[over] != UCHAR_MAX && after && after->start >= 0 &&
+            after->least_s <= left_s + SLACK * table->budget_s)
             extend_other(table, at, row, after, at->time_s + 2 * problem->comm_s[over], table->delta[over]);
     }
 }
@@ -173,12 +193,19 @@ static enum hapt_status store(struct search_table *table, struct search_row *row
         start[d - row->low] = (int)here;
         if (table->high[d] < 0) continue;
         store_devices(table, d, exact);
+        if (table->pool_count > here) {
+            if (here == first) row->first_d = d;
+            row->last_d = d;
+        }
         for (int64_t i = here; i < table->pool_count; i++)
             for (int n = table->pool[i].launches; n <= most && table->pool[i].latency_s < table->carry[n]; n++)
                 table->carry[n] = table->pool[i].latency_s;
     }
     start[row->high + 1 - row->low] = (int)table->pool_count;
     if (table->pool_count > first) row->start = row->cell;
+    row->least_s = INFINITY;
+    for (int64_t i = first; i < table->pool_count; i++)
+        if (table->pool[i].latency_s < row->least_s) row->least_s = table->pool[i].latency_s;
     const int D = table->problem->devices[row->current];
     row->any_first = row->any_end = (int)table->pool_count;
     if (exact && row->start >= 0) { /* what hands over must have used everything */
@@ -213,27 +240,52 @@ static double best_latency(const struct search_table *table)
     return best;
 }
 
+/* The candidates of a layer and subcluster that the least prefix and the least suffix at their ends leave within the budget. */
+static int find_close(const struct search_table *table, int k, int current, double least_prefix_s)
+{
+    const int list = k * table->problem->C + current;
+    const double left_s = table->budget_s * (1 + SLACK) - least_prefix_s;
+    int count = 0;
+    for (int64_t i = table->active_first[list]; i < table->active_end[list]; i++) {
+        const struct search_candidate *at = &table->active[i];
+        if (at->time_s + table->least_behind_s[at->end] <= left_s) table->close[count++] = at;
+    }
+    return count;
+}
+
+static enum hapt_status fill_layer(struct search_table *table, int k, int current)
+{
+    const struct search_problem *problem = table->problem;
+    double least_prefix_s = INFINITY;
+    for (unsigned mask = 1; mask < 1u << problem->C; mask++) {
+        const struct search_row *row =
+            mask >> current & 1u ? search_row(table, k, search_group(problem, mask, current)) : NULL;
+        if (row && row->least_prefix_s < least_prefix_s) least_prefix_s = row->least_prefix_s;
+    }
+    const int count = isfinite(least_prefix_s) ? find_close(table, k, current, least_prefix_s) : 0;
+    for (unsigned mask = 1; mask < 1u << problem->C; mask++) {
+        struct search_row *row = mask >> current & 1u ? search_row(table, k, search_group(problem, mask, current)) : NULL;
+        if (!row) continue;
+        row->current = current;
+        if (isfinite(row->least_prefix_s))
+            for (int i = 0; i < count; i++) extend(table, table->close[i], row, mask, current);
+        HAPT_TRY(store(table, row));
+        if (row->start >= 0 && row->least_s < table->least_behind_s[k]) table->least_behind_s[k] = row->least_s;
+    }
+    return HAPT_OK;
+}
+
 /* Makes every point that a plan within the budget can hold. */
 static enum hapt_status fill(struct search_table *table, double budget_s, double *latency_s)
 {
     const struct search_problem *problem = table->problem;
     table->budget_s = budget_s * ROUNDING;
     table->pool_count = 0;
+    for (int k = 0; k < problem->L; k++) table->least_behind_s[k] = INFINITY;
+    table->least_behind_s[problem->L] = 0;
     for (int k = problem->L - 1; k >= 0; k--) {
         if (table->poll) table->poll(table->poll_context);
-        for (unsigned mask = 1; mask < 1u << problem->C; mask++) {
-            for (int current = 0; current < problem->C; current++) {
-                if (!(mask >> current & 1u)) continue;
-                struct search_row *row = search_row(table, k, search_group(problem, mask, current));
-                if (!row) continue;
-                row->current = current;
-                const int list = k * problem->C + current;
-                if (isfinite(row->least_prefix_s))
-                    for (int64_t i = table->active_first[list]; i < table->active_end[list]; i++)
-                        extend(table, &table->active[i], row, mask, current);
-                HAPT_TRY(store(table, row));
-            }
-        }
+        for (int current = 0; current < problem->C; current++) HAPT_TRY(fill_layer(table, k, current));
     }
     table->effort.points += table->pool_count;
     *latency_s = best_latency(table);

@@ -70,6 +70,8 @@ struct search_row {
     int64_t start;          /* in `starts`; -1: no points */
     int any_first, any_end; /* Pareto points over all d that may hand over to another subcluster */
     double least_prefix_s;  /* over d */
+    double least_s;         /* of its points */
+    int first_d, last_d;    /* the devices that have some */
 };
 
 /* One pass for one pace. */
@@ -79,6 +81,10 @@ struct search_table {
     unsigned char *delta; /* [from][to][L] extra launches; UCHAR_MAX: the transfer is slower than t_max */
     struct search_candidate *active; /* those of the pace */
     int64_t *active_first, *active_end; /* [L][C] those of layer and subcluster */
+    /* those of a pace that no later one exceeds, where that is known; ceiling_s infinite: the problem's own lists */
+    struct search_candidate *ceiling;
+    int64_t *ceiling_first, *ceiling_end;
+    double ceiling_s;
     int *least_launches;                /* [L][C] of a stage that starts there; INT_MAX: none can */
     int *behind;                        /* [L + 1][C] of a stage of the subcluster that ends there */
     int *furthest, *nearest;            /* [class][L + 1] furthest end of a stage that starts up to there; nearest start */
@@ -97,6 +103,8 @@ struct search_table {
     double *carry;   /* [most_launches + 1] */
     int *low, *high; /* [devices + 1] launches present in work */
     double budget_s;
+    double *least_behind_s;                /* [L + 1] least latency of the points made at a layer */
+    const struct search_candidate **close; /* of a layer and subcluster: those that may stay within the budget */
     void (*poll)(void *context); /* called now and then; NULL: not */
     void *poll_context;
     struct hapt_search_effort effort;
@@ -107,6 +115,9 @@ enum hapt_status search_table_init(const struct search_problem *problem, struct 
 void search_table_release(struct search_table *table);
 /* Whether stages reach over all layers at this pace, memory beyond one launch and most links aside. */
 enum hapt_status search_table_reaches(struct search_table *table, double t_max_s, bool *reaches);
+/* No pace above that of the last call will be asked for: later calls start from its candidates. search_table_forget: any may. */
+void search_table_keep(struct search_table *table);
+void search_table_forget(struct search_table *table);
 /* Fills the table for one t_max. `latency_s`: the least sum of t_i + 2 c_i, infinite when nothing is within `budget_s`. The
  * sum does not depend on the budget. Afterwards the table holds every suffix of a plan within *latency_s; of worse plans
  * within the budget only where `whole` is set. */

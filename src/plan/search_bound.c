@@ -49,30 +49,68 @@ static int least_behind(const struct search_table *table, int c, int end)
     return least;
 }
 
+/* Candidates of layer k and subcluster c to start from. */
+static const struct search_candidate *source(const struct search_table *table, int k, int c, int64_t *count)
+{
+    const struct search_problem *problem = table->problem;
+    const int list = k * problem->C + c;
+    if (table->t_max_s <= table->ceiling_s && !isinf(table->ceiling_s)) {
+        *count = table->ceiling_end[list] - table->ceiling_first[list];
+        return table->ceiling + table->ceiling_first[list];
+    }
+    *count = problem->candidate_count[c * problem->L + k];
+    return problem->candidate[c * problem->L + k];
+}
+
 /* The candidates that are fast enough and fit the launches that the layers behind them ask for. */
 static void narrow(struct search_table *table)
 {
     const struct search_problem *problem = table->problem;
     const int C = problem->C, L = problem->L;
-    int64_t count = problem->all_candidates; /* filled from the back: the last layers first */
+    const double fast_s = table->t_max_s * (1 - 1e-9); /* certainly at most t_max */
+    int64_t last = problem->all_candidates;            /* filled from the back: the last layers first */
     for (int k = L - 1; k >= 0; k--) {
         /* what a stage that ends at k + 1 needs, by its subcluster; all stages behind are known */
         for (int c = 0; c < C; c++) table->behind[(k + 1) * C + c] = least_behind(table, c, k + 1);
         for (int c = C - 1; c >= 0; c--) {
             const int list = k * C + c;
-            const struct search_candidate *all = problem->candidate[c * L + k];
+            int64_t count;
+            const struct search_candidate *all = source(table, k, c, &count);
             int least = INT_MAX;
-            table->active_end[list] = count;
-            for (int i = problem->candidate_count[c * L + k] - 1; i >= 0; i--) {
+            table->active_end[list] = last;
+            for (int64_t i = count - 1; i >= 0; i--) {
+                if (all[i].time_s > fast_s && !hapt_at_most(all[i].time_s, table->t_max_s)) continue;
                 const int behind = table->behind[all[i].end * C + c];
-                if (behind > all[i].launches || !hapt_at_most(all[i].time_s, table->t_max_s)) continue;
-                table->active[--count] = all[i];
+                if (behind > all[i].launches) continue;
+                table->active[--last] = all[i];
                 if (behind < least) least = behind;
             }
-            table->active_first[list] = count;
+            table->active_first[list] = last;
             table->least_launches[list] = least;
         }
     }
+}
+
+static void swap_lists(int64_t **a, int64_t **b)
+{
+    int64_t *kept = *a;
+    *a = *b;
+    *b = kept;
+}
+
+void search_table_keep(struct search_table *table)
+{
+    struct search_candidate *kept = table->active;
+    table->active = table->ceiling;
+    table->ceiling = kept;
+    swap_lists(&table->active_first, &table->ceiling_first);
+    swap_lists(&table->active_end, &table->ceiling_end);
+    table->ceiling_s = table->t_max_s;
+}
+
+void search_table_forget(struct search_table *table)
+{
+    table->ceiling_s = INFINITY;
 }
 
 /* Furthest ends by start and nearest starts by end, for each subcluster and class of device counts. */

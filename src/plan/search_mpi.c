@@ -282,7 +282,9 @@ static enum hapt_status bracket_pace(struct search *search, double *low_s, doubl
         bool here;
         HAPT_TRY(search_table_reaches(&search->table, middle_s, &here));
         *(here ? high_s : low_s) = middle_s;
+        if (here) search_table_keep(&search->table);
     }
+    search_table_forget(&search->table);
     return HAPT_OK;
 }
 
@@ -315,6 +317,9 @@ static enum hapt_status list_paces(struct search *search, double low_s, double p
         *(search->pace[middle] <= pace_s * (1 + SAFE) ? &low : &high) = middle;
     }
     HAPT_ASSERT(low >= 0);
+    bool reaches; /* at the largest pace that is left: the others are narrowed down from it */
+    HAPT_TRY(search_table_reaches(&search->table, search->pace[search->pace_count - 1], &reaches));
+    search_table_keep(&search->table);
     HAPT_TRY(search_table_fill(&search->table, search->pace[low], INFINITY, false, &latency_s));
     HAPT_ASSERT(isfinite(latency_s));
     note_price(search, low, latency_s);
