@@ -220,7 +220,7 @@ static enum hapt_status save(const struct hapt_env *env, const struct products *
 
 static enum hapt_status check_options(const struct hapt_config *config)
 {
-    const char *const profiling[] = {"imbalance", "efficiency", NULL};
+    const char *const profiling[] = {"imbalance", "efficiency", "tensor-parallel", NULL};
     if (hapt_config_text(config, "calibrate")) {
         if (hapt_config_bool(config, "predict"))
             return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",

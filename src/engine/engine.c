@@ -16,10 +16,21 @@ enum hapt_status hapt_engine_plan_memory(const struct hapt_program *program, con
     return hapt_memory_plan(program, &memory, arena, plan);
 }
 
+/* Memory can be planned for any program; those with collectives inside a microbatch are only predicted. */
+static enum hapt_status check_steps(const struct hapt_program *program)
+{
+    for (int section = 0; section < HAPT_SECTION_REDUCE; section++)
+        for (int s = 0; s < program->step_count[section]; s++)
+            if (program->step[section][s].kind != HAPT_STEP_COMPUTE)
+                return hapt_fail(HAPT_ERR_INTERNAL, NULL, "the engine runs no collectives inside a microbatch yet");
+    return HAPT_OK;
+}
+
 static enum hapt_status set_up(struct hapt_engine *engine)
 {
     const struct hapt_backend *backend = engine->options.backend;
     void *memory;
+    HAPT_TRY(check_steps(engine->program));
     HAPT_TRY(hapt_engine_plan_memory(engine->program, &engine->options, &engine->arena, &engine->plan));
     HAPT_TRY(backend->allocate(engine->options.device, engine->plan->total_bytes, &memory));
     engine->memory = memory;
