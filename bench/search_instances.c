@@ -1,7 +1,7 @@
 /*
  * Searches plans of large transformers on mixed clusters whose profiles come from closed formulas.
  *
- * mpirun -np RANKS search_instances gpt39b|gpt39b-unique|site1024|site1024-all [GAP [REPEATS]]
+ * mpirun -np RANKS search_instances gpt39b|gpt39b-unique|lab12|site1024|site1024-all [GAP [REPEATS]]
  *
  * Prints a JSON object: seconds by phase, paces, states, gap and the largest resident set of a rank. A block is three layers:
  * attention, the widening product and the narrowing one; 4 and 5 times the hidden size cross the cuts inside a block. Device and
@@ -26,13 +26,13 @@ struct instance {
     const char *name;
     int blocks, layers, hidden, microbatches;
     int cluster_count;
-    struct device device[4];
-    double link_bytes_per_s[4][4];
+    struct device device[4]; /* subcluster c is of kind c % 4 */
+    double link_bytes_per_s[4][4]; /* between kinds */
     bool every_node_count; /* (n, 8) for all n; else as the rows of a microbatch divide */
     double noise;          /* every cost is scaled by a factor of its own in [1, 1 + noise] */
 };
 
-enum { NODE = 8, ROWS = 8, SEQUENCE = 1024, VOCABULARY = 50304 };
+enum { KINDS = 4, NODE = 8, ROWS = 8, SEQUENCE = 1024, VOCABULARY = 50304 };
 
 #define GIB (1024.0 * 1024 * 1024)
 #define GBIT (1e9 / 8)
@@ -42,6 +42,10 @@ enum { NODE = 8, ROWS = 8, SEQUENCE = 1024, VOCABULARY = 50304 };
               {"a100-40", 32, 0.4 * 312e12, 40 * GIB, 300e9, 200 * GBIT / 8}, \
               {"a100-80", 32, 0.4 * 312e12, 80 * GIB, 300e9, 200 * GBIT / 8}, \
               {"v100-32", 32, 0.4 * 125e12, 32 * GIB, 150e9, 100 * GBIT / 8}}
+#define LAB {{"h100-80", 1, 0.4 * 989e12, 80 * GIB, 450e9, 400 * GBIT / 8}, \
+             {"a100-40", 2, 0.4 * 312e12, 40 * GIB, 300e9, 200 * GBIT / 8}, \
+             {"a100-80", 1, 0.4 * 312e12, 80 * GIB, 300e9, 200 * GBIT / 8}, \
+             {"v100-32", 2, 0.4 * 125e12, 32 * GIB, 150e9, 100 * GBIT / 8}}
 #define SITE_LINKS {{400 * GBIT, 25 * GBIT, 10 * GBIT, 5 * GBIT}, {25 * GBIT, 200 * GBIT, 25 * GBIT, 10 * GBIT}, \
                     {10 * GBIT, 25 * GBIT, 200 * GBIT, 10 * GBIT}, {5 * GBIT, 10 * GBIT, 10 * GBIT, 100 * GBIT}}
 #define PAIR_LINKS {{200 * GBIT, 5 * GBIT}, {5 * GBIT, 200 * GBIT}}
@@ -49,6 +53,7 @@ enum { NODE = 8, ROWS = 8, SEQUENCE = 1024, VOCABULARY = 50304 };
 static const struct instance instances[] = {
     {"gpt39b", 48, 146, 8192, 128, 2, {A100_40, V100_32}, PAIR_LINKS, false, 0},
     {"gpt39b-unique", 48, 146, 8192, 128, 2, {A100_40, V100_32}, PAIR_LINKS, false, 0.03},
+    {"lab12", 48, 146, 4096, 128, 12, LAB, SITE_LINKS, false, 0},
     {"site1024", 333, 1000, 8192, 1024, 4, SITE, SITE_LINKS, false, 0.01},
     {"site1024-all", 333, 1000, 8192, 1024, 4, SITE, SITE_LINKS, true, 0.01},
 };
@@ -124,9 +129,9 @@ static void fill_cluster(const struct instance *instance, const struct work *wor
                          struct hapt_profile *profile)
 {
     struct hapt_profile_cluster *table = &profile->cluster[c];
-    const struct device *device = &instance->device[c];
+    const struct device *device = &instance->device[c % KINDS];
     double speed = 0;
-    for (int k = 0; k < instance->cluster_count; k++) speed += instance->device[k].flops * instance->device[k].nodes * NODE;
+    for (int k = 0; k < instance->cluster_count; k++) speed += instance->device[k % KINDS].flops * instance->device[k % KINDS].nodes * NODE;
     for (int s = 0; s < table->submesh_count; s++) {
         const double share = device->flops * table->submesh[s].n * table->submesh[s].m / speed;
         for (int i = 0; i < profile->layer_count; i++) {
@@ -146,19 +151,21 @@ static void fill_cluster(const struct instance *instance, const struct work *wor
 static enum hapt_status build(const struct instance *instance, struct hapt_arena *arena, struct hapt_profile **profile)
 {
     struct hapt_submesh submesh[256];
+    char name[64];
     struct work work;
     uint64_t seed = 1;
     const int C = instance->cluster_count;
     HAPT_TRY(hapt_profile_create(instance->layers, C, arena, profile));
     HAPT_TRY(sum_layers(instance, arena, &work, (*profile)->boundary_bytes));
     for (int c = 0; c < C; c++) {
-        const struct device *device = &instance->device[c];
+        const struct device *device = &instance->device[c % KINDS];
         const int count = list_submeshes(instance, device->nodes, submesh);
-        HAPT_TRY(hapt_profile_add_cluster_of(*profile, c, device->name, device->nodes, NODE, device->memory_bytes,
+        snprintf(name, sizeof name, c < KINDS ? "%s" : "%s-%d", device->name, c / KINDS);
+        HAPT_TRY(hapt_profile_add_cluster_of(*profile, c, name, device->nodes, NODE, device->memory_bytes,
                                              device->flops, submesh, count, arena));
         fill_cluster(instance, &work, c, &seed, *profile);
         for (int other = 0; other < C; other++) {
-            (*profile)->link_bandwidth[c * C + other] = instance->link_bytes_per_s[c][other];
+            (*profile)->link_bandwidth[c * C + other] = instance->link_bytes_per_s[c % KINDS][other % KINDS];
             (*profile)->link_latency[c * C + other] = 20e-6;
         }
     }
@@ -236,7 +243,7 @@ int main(int argc, char **argv)
     if (chosen && repeats > 0)
         status = run(&env, chosen, gap, repeats, &arena);
     else if (env.world_rank == 0)
-        fprintf(stderr, "usage: search_instances gpt39b|gpt39b-unique|site1024|site1024-all [GAP [REPEATS]]\n");
+        fprintf(stderr, "usage: search_instances gpt39b|gpt39b-unique|lab12|site1024|site1024-all [GAP [REPEATS]]\n");
     hapt_arena_release(&arena);
     hapt_env_release(&env);
     return (int)status;

@@ -44,7 +44,7 @@ struct board { /* on rank 0 */
 struct search {
     MPI_Comm comm;
     int rank, size;
-    MPI_Win window; /* of the board; MPI_WIN_NULL: this rank is alone */
+    MPI_Win window; /* of the board; MPI_WIN_NULL: alone, or without one-sided MPI: probes are dealt in turn */
     struct board alone, *board;
     int64_t handed; /* counter at the start of the round */
     const struct search_problem *problem;
@@ -84,7 +84,8 @@ static enum hapt_status take_next(struct search *search, int64_t *next)
 {
     const int64_t one = 1;
     if (search->window == MPI_WIN_NULL) {
-        *next = search->board->next++;
+        *next = search->board->next;
+        search->board->next += search->size;
         return HAPT_OK;
     }
     HAPT_MPI(MPI_Fetch_and_op(&one, next, MPI_INT64_T, 0, (MPI_Aint)offsetof(struct board, next), MPI_SUM, search->window));
@@ -115,21 +116,26 @@ static void serve(void *context)
 static enum hapt_status open_board(struct search *search)
 {
     search->board = &search->alone;
-    if (search->size > 1) {
-        const MPI_Aint bytes = search->rank == 0 ? (MPI_Aint)sizeof *search->board : 0;
-        HAPT_MPI(MPI_Win_allocate(bytes, 1, MPI_INFO_NULL, search->comm, &search->board, &search->window));
-        if (search->rank == 0) {
-            HAPT_MPI(MPI_Win_lock(MPI_LOCK_EXCLUSIVE, 0, 0, search->window));
-            *search->board = (struct board){.best_s = INFINITY};
-            HAPT_MPI(MPI_Win_unlock(0, search->window));
-            search->table.poll = serve;
-            search->table.poll_context = search;
-        }
-        HAPT_MPI(MPI_Barrier(search->comm));
-        return hapt_env_mpi(MPI_Win_lock_all(0, search->window), "MPI_Win_lock_all");
+    search->alone = (struct board){.next = search->rank, .best_s = INFINITY};
+    if (search->size == 1) return HAPT_OK;
+    struct board *board;
+    const MPI_Aint bytes = search->rank == 0 ? (MPI_Aint)sizeof *board : 0;
+    int failed = MPI_Win_allocate(bytes, 1, MPI_INFO_NULL, search->comm, &board, &search->window) != MPI_SUCCESS;
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, search->comm));
+    if (failed) { /* a window that only some ranks have cannot be freed together either */
+        search->window = MPI_WIN_NULL;
+        return HAPT_OK;
     }
-    *search->board = (struct board){.best_s = INFINITY};
-    return HAPT_OK;
+    search->board = board;
+    if (search->rank == 0) {
+        HAPT_MPI(MPI_Win_lock(MPI_LOCK_EXCLUSIVE, 0, 0, search->window));
+        *board = (struct board){.best_s = INFINITY};
+        HAPT_MPI(MPI_Win_unlock(0, search->window));
+        search->table.poll = serve;
+        search->table.poll_context = search;
+    }
+    HAPT_MPI(MPI_Barrier(search->comm));
+    return hapt_env_mpi(MPI_Win_lock_all(0, search->window), "MPI_Win_lock_all");
 }
 
 static void close_board(struct search *search)
@@ -168,6 +174,7 @@ static enum hapt_status price(struct search *search, const struct probe *probe, 
     if (search->size > 1) HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, latency_s, count, MPI_DOUBLE, MPI_MIN, search->comm));
     search->table.effort.wait_s += hapt_time_s() - done_s;
     search->handed += count + search->size;
+    if (search->window == MPI_WIN_NULL) search->board->next = search->handed + search->rank;
     for (int i = 0; i < count; i++) note_price(search, probe[i].index, latency_s[i]);
     return HAPT_OK;
 }
