@@ -43,8 +43,8 @@ void *aligned_alloc(size_t alignment, size_t bytes)
     return fails(__builtin_return_address(0)) ? NULL : __libc_memalign(alignment, bytes);
 }
 
-/* Runs `job` with the first reservation failing on one rank, then the next (ever longer steps when stride > 1), until none is left to fail; on every rank
- * the job must fail each time, and succeed in the end. */
+/* Runs `job` with the first reservation failing on one rank, then the next (in ever longer steps when stride > 1), until none is
+ * left to fail. Each time all ranks must end alike, and in the end succeed. */
 typedef enum hapt_status job(void *context);
 
 static void exhaust(const char *what, job *run, void *context, double stride)
