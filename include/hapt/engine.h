@@ -27,6 +27,9 @@ const struct hapt_memory_plan *hapt_engine_memory(const struct hapt_engine *engi
 enum hapt_status hapt_engine_plan_memory(const struct hapt_program *program, const struct hapt_engine_options *options,
                                          struct hapt_arena *arena, struct hapt_memory_plan **plan);
 
+/* Kernel scratch as the engine asks its back end (hapt_kernel_scratch); context: struct hapt_engine_options. */
+size_t hapt_engine_scratch(void *context, const struct hapt_program *program, int op);
+
 /* Device address of a graph tensor in a slot (slot ignored for resident and workspace tensors); NULL when it is not here.
  * Gradients of parameters give their fp32 gradient; parameters their fp32 master weight. */
 void *hapt_engine_tensor(struct hapt_engine *engine, int tensor, int slot);

@@ -59,6 +59,28 @@ struct hapt_memory_options {
 /* HAPT_ERR_MEMORY only for host memory; the device's limit is the caller's to check. Deterministic. */
 enum hapt_status hapt_memory_plan(const struct hapt_program *program, const struct hapt_memory_options *options,
                                   struct hapt_arena *arena, struct hapt_memory_plan **plan);
+/*
+ * The same figures for many ranges of one sharding, without their programs: what does not depend on the range is gathered once.
+ * Exactly those of hapt_memory_plan for every number of slots.
+ */
+struct hapt_memory_figures {
+    size_t parameter_bytes, activation_bytes;
+    size_t trained_elements;
+    bool copies; /* weights have compute copies */
+};
+struct hapt_memory_ranges;
+/* `slots` of the options is not looked at. Lives in `arena`, reads the sharding. */
+enum hapt_status hapt_memory_ranges_create(const struct hapt_sharding *sharding, const struct hapt_memory_options *options,
+                                           struct hapt_arena *arena, struct hapt_memory_ranges **ranges);
+/* What one thread needs meanwhile. */
+struct hapt_memory_work;
+enum hapt_status hapt_memory_work_create(const struct hapt_memory_ranges *ranges, struct hapt_arena *arena,
+                                         struct hapt_memory_work **work);
+/* Figures of operators [first_op, end_op). A range that no program can stand on (a cut that parts the writers of a partial sum) has
+ * figures all the same. */
+enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
+                                       struct hapt_memory_work *work, struct hapt_memory_figures *figures);
+
 /* No two live tensors overlap; everything inside its region. */
 enum hapt_status hapt_memory_check(const struct hapt_memory_plan *plan, const struct hapt_program *program);
 

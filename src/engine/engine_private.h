@@ -41,7 +41,6 @@ void hapt_engine_describe_call(const struct hapt_program *program, const struct 
                                struct hapt_call *call);
 /* A flat array of `elements`. */
 struct hapt_view hapt_engine_flat_view(void *data, enum hapt_dtype dtype, size_t elements);
-size_t hapt_engine_scratch(void *context, const struct hapt_program *program, int op);
 /* Where the compute type of a parameter stands: its copy, or the master weight itself. */
 void *hapt_engine_operand(struct hapt_engine *engine, int tensor, int slot);
 enum hapt_status hapt_engine_bind(struct hapt_engine *engine);

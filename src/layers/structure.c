@@ -139,3 +139,146 @@ uint64_t hapt_layers_structure(const struct hapt_layers *layers, const struct ha
     free(number);
     return hash;
 }
+
+/*
+ * The same for all ranges, by their common beginnings. A range's operators are mixed place by place: a forward operator and, at
+ * once, its backward operators, which adds nothing and leaves nothing out since backward operators run in reverse order of
+ * places. So from one first layer on, the hash grows with the last one; only what crosses the range's end is mixed apart.
+ */
+struct all_ranges {
+    const struct hapt_graph *graph;
+    int *backward_start, *backward; /* [forward_count + 1] backward operators of each place, in their order */
+    int *lowest;        /* [tensor] first place that touches it */
+    int *highest_read;  /* [tensor] last place that reads it, */
+    int *highest_write; /* ... that writes it */
+    int *number, *stamp; /* [tensor] its number in the ranges from layer stamp - 1 on */
+    int numbers, first_op, mark;
+};
+
+static enum hapt_status all_ranges_init(const struct hapt_graph *graph, struct hapt_arena *scratch, struct all_ranges *all)
+{
+    *all = (struct all_ranges){.graph = graph};
+    HAPT_NEW(all->backward_start, scratch, graph->forward_count + 2);
+    HAPT_NEW(all->backward, scratch, graph->op_count);
+    HAPT_NEW(all->lowest, scratch, graph->tensor_count);
+    HAPT_NEW(all->highest_read, scratch, graph->tensor_count);
+    HAPT_NEW(all->highest_write, scratch, graph->tensor_count);
+    HAPT_NEW(all->number, scratch, graph->tensor_count);
+    HAPT_NEW(all->stamp, scratch, graph->tensor_count);
+    for (int t = 0; t < graph->tensor_count; t++) {
+        all->lowest[t] = graph->forward_count;
+        all->highest_read[t] = all->highest_write[t] = -1;
+    }
+    for (int o = 0; o < graph->op_count; o++) {
+        const struct hapt_op *op = &graph->op[o];
+        const int place = op->forward_op;
+        if (o >= graph->forward_count) all->backward_start[place + 2]++;
+        for (int k = 0; k < op->input_count + op->output_count; k++) {
+            const bool reads = k < op->input_count;
+            const int tensor = reads ? op->input[k] : op->output[k - op->input_count];
+            int *highest = reads ? all->highest_read : all->highest_write;
+            if (tensor < 0) continue;
+            if (place < all->lowest[tensor]) all->lowest[tensor] = place;
+            if (place > highest[tensor]) highest[tensor] = place;
+        }
+    }
+    for (int p = 0; p <= graph->forward_count; p++) all->backward_start[p + 1] += all->backward_start[p];
+    for (int o = graph->forward_count; o < graph->op_count; o++)
+        all->backward[all->backward_start[graph->op[o].forward_op + 1]++] = o;
+    return HAPT_OK;
+}
+
+static const struct hapt_tensor *primal_of(const struct hapt_graph *graph, int tensor)
+{
+    const struct hapt_tensor *of = &graph->tensor[tensor];
+    return of->primal >= 0 ? &graph->tensor[of->primal] : of;
+}
+
+static uint64_t mix_numbered(uint64_t hash, struct all_ranges *all, int tensor)
+{
+    if (tensor < 0) return mix(hash, -1);
+    if (all->stamp[tensor] != all->mark) {
+        const struct hapt_tensor *of = &all->graph->tensor[tensor];
+        all->stamp[tensor] = all->mark;
+        all->number[tensor] = ++all->numbers;
+        hash = mix(mix_tensor(hash, of), primal_of(all->graph, tensor)->kind);
+        /* From before: an activation made there comes in, a gradient that is touched there goes out. */
+        if (primal_of(all->graph, tensor)->kind == HAPT_TENSOR_ACTIVATION) hash = mix(hash, all->lowest[tensor] < all->first_op);
+    }
+    return mix(hash, all->number[tensor]);
+}
+
+static uint64_t mix_place(uint64_t hash, struct all_ranges *all, int place)
+{
+    for (int k = all->backward_start[place] - 1; k < all->backward_start[place + 1]; k++) {
+        const struct hapt_op *op = &all->graph->op[k < all->backward_start[place] ? place : all->backward[k]];
+        hash = mix(mix_kind(hash, op), place - all->first_op);
+        for (int i = 0; i < op->input_count; i++) hash = mix_numbered(hash, all, op->input[i]);
+        for (int o = 0; o < op->output_count; o++) hash = mix_numbered(hash, all, op->output[o]);
+    }
+    return hash;
+}
+
+/* Is a tensor needed from behind a cut: an activation read there, a gradient written there? */
+static bool crosses(const struct all_ranges *all, int tensor, int cut)
+{
+    if (primal_of(all->graph, tensor)->kind != HAPT_TENSOR_ACTIVATION || all->lowest[tensor] >= cut) return false;
+    const bool gradient = all->graph->tensor[tensor].kind == HAPT_TENSOR_GRADIENT;
+    return (gradient ? all->highest_write : all->highest_read)[tensor] >= cut;
+}
+
+static enum hapt_status list_crossings(const struct hapt_layers *layers, const struct all_ranges *all,
+                                       struct hapt_arena *scratch, int **start, int **list)
+{
+    int *from, *crossing = NULL, count = 0;
+    HAPT_NEW(from, scratch, layers->count + 1);
+    for (int pass = 0; pass < 2; pass++, count = 0) {
+        for (int l = 0; l < layers->count; l++) {
+            from[l] = count;
+            for (int t = 0; t < all->graph->tensor_count; t++) {
+                if (!crosses(all, t, layers->end_op[l])) continue;
+                if (pass == 1) crossing[count] = t;
+                count++;
+            }
+        }
+        from[layers->count] = count;
+        if (pass == 0) HAPT_NEW(crossing, scratch, count);
+    }
+    *start = from;
+    *list = crossing;
+    return HAPT_OK;
+}
+
+static enum hapt_status hash_ranges(const struct hapt_layers *layers, const struct hapt_graph *graph,
+                                    struct hapt_arena *scratch, uint64_t *structure)
+{
+    struct all_ranges all;
+    int *start, *crossing;
+    const int L = layers->count;
+    HAPT_TRY(all_ranges_init(graph, scratch, &all));
+    HAPT_TRY(list_crossings(layers, &all, scratch, &start, &crossing));
+    for (int i = 0; i < L; i++) {
+        uint64_t hash = 2;
+        all.first_op = hapt_layers_first_op(layers, i);
+        all.mark = i + 1;
+        all.numbers = 0;
+        for (int j = i; j < L; j++) {
+            uint64_t ends = 0; /* a sum: the order of the list is not that of the numbers */
+            for (int place = hapt_layers_first_op(layers, j); place < layers->end_op[j]; place++)
+                hash = mix_place(hash, &all, place);
+            for (int c = start[j]; c < start[j + 1]; c++)
+                if (all.stamp[crossing[c]] == all.mark) ends += mix(3, all.number[crossing[c]]);
+            structure[(size_t)i * (size_t)L + (size_t)j] = hapt_hash(hash, &ends, sizeof ends);
+        }
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_layers_structures(const struct hapt_layers *layers, const struct hapt_graph *graph, uint64_t *structure)
+{
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = hash_ranges(layers, graph, &scratch, structure);
+    hapt_arena_release(&scratch);
+    return status;
+}

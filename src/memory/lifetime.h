@@ -18,6 +18,19 @@ size_t hapt_lifetime_bytes(const struct hapt_program *program, int tensor);
 /* True for fp32 gradients of parameters, which are resident. */
 bool hapt_lifetime_parameter_gradient(const struct hapt_graph *graph, int tensor);
 
+/* Parameters of one class stand together, in this order: 0 decayed, 1 trained without decay, 2 frozen. */
+static inline int hapt_lifetime_parameter_class(const struct hapt_tensor *parameter)
+{
+    if (!parameter->trainable) return 2;
+    return parameter->dims >= 2 ? 0 : 1;
+}
+
+/* Elements with padding, so that a parameter's place in the fp32 and in the bf16 block both start on a 64-byte boundary. */
+static inline size_t hapt_lifetime_pad(size_t elements)
+{
+    return (elements + 31) / 32 * 32;
+}
+
 static inline size_t hapt_lifetime_align(size_t bytes)
 {
     return (bytes + 63) / 64 * 64;

@@ -1,10 +1,8 @@
 /* The static memory plan: resident blocks, one slot, workspace by liveness, transfer slots. */
 #include <stdlib.h>
 
+#include "gaps.h"
 #include "lifetime.h"
-
-/* Elements to which a parameter is padded, so that its fp32 and its bf16 block both keep it on a 64-byte boundary. */
-#define PARAMETER_PADDING 32
 
 struct planner {
     const struct hapt_program *program;
@@ -26,13 +24,6 @@ static size_t place(struct planner *planner, size_t bytes)
     return offset;
 }
 
-/* Parameters of one class, in order: 0 decayed, 1 trained without decay, 2 frozen. */
-static int parameter_class(const struct hapt_tensor *parameter)
-{
-    if (!parameter->trainable) return 2;
-    return parameter->dims >= 2 ? 0 : 1;
-}
-
 static void place_parameters(struct planner *planner)
 {
     const struct hapt_program *program = planner->program;
@@ -42,11 +33,9 @@ static void place_parameters(struct planner *planner)
     for (int class = 0; class < 3; class ++) {
         for (int t = 0; t < program->tensor_count; t++) {
             const struct hapt_tensor *tensor = whole_tensor(program, t);
-            if (tensor->kind != HAPT_TENSOR_PARAMETER || parameter_class(tensor) != class) continue;
-            int64_t count = 1;
-            for (int d = 0; d < tensor->dims; d++) count *= program->tensor[t].shape[d];
+            if (tensor->kind != HAPT_TENSOR_PARAMETER || hapt_lifetime_parameter_class(tensor) != class) continue;
             plan->parameter_element[t] = elements;
-            elements += ((size_t)count + PARAMETER_PADDING - 1) / PARAMETER_PADDING * PARAMETER_PADDING;
+            elements += hapt_lifetime_pad(hapt_lifetime_bytes(program, t) / hapt_dtype_bytes(tensor->dtype));
             copies = copies || tensor->dtype != HAPT_F32;
         }
         end_of_class[class] = elements;
@@ -93,62 +82,6 @@ static void place_slots(struct planner *planner)
     planner->end += (size_t)plan->slots * plan->activation_bytes;
 }
 
-/* Free gaps of the workspace, by offset; everything behind `end` is free. */
-struct gap {
-    size_t offset, bytes;
-};
-struct gaps {
-    int count;
-    struct gap *gap;
-    size_t end;
-};
-
-/* Best fit: the smallest gap that holds the tensor, else the end (extending a gap that touches it). */
-static size_t gaps_take(struct gaps *gaps, size_t bytes)
-{
-    int best = -1;
-    for (int g = 0; g < gaps->count; g++)
-        if (gaps->gap[g].bytes >= bytes && (best < 0 || gaps->gap[g].bytes < gaps->gap[best].bytes)) best = g;
-    if (best < 0) {
-        struct gap *last = gaps->count > 0 ? &gaps->gap[gaps->count - 1] : NULL;
-        const bool touches = last && last->offset + last->bytes == gaps->end;
-        const size_t offset = touches ? last->offset : gaps->end;
-        if (touches) gaps->count--;
-        gaps->end = offset + bytes;
-        return offset;
-    }
-    const size_t offset = gaps->gap[best].offset;
-    gaps->gap[best].offset += bytes;
-    gaps->gap[best].bytes -= bytes;
-    if (gaps->gap[best].bytes == 0) {
-        for (int g = best; g + 1 < gaps->count; g++) gaps->gap[g] = gaps->gap[g + 1];
-        gaps->count--;
-    }
-    return offset;
-}
-
-static void gaps_give(struct gaps *gaps, size_t offset, size_t bytes)
-{
-    int at = 0;
-    while (at < gaps->count && gaps->gap[at].offset < offset) at++;
-    const bool joins_left = at > 0 && gaps->gap[at - 1].offset + gaps->gap[at - 1].bytes == offset;
-    const bool joins_right = at < gaps->count && offset + bytes == gaps->gap[at].offset;
-    if (joins_left && joins_right) {
-        gaps->gap[at - 1].bytes += bytes + gaps->gap[at].bytes;
-        for (int g = at; g + 1 < gaps->count; g++) gaps->gap[g] = gaps->gap[g + 1];
-        gaps->count--;
-    } else if (joins_left) {
-        gaps->gap[at - 1].bytes += bytes;
-    } else if (joins_right) {
-        gaps->gap[at].offset = offset;
-        gaps->gap[at].bytes += bytes;
-    } else {
-        for (int g = gaps->count; g > at; g--) gaps->gap[g] = gaps->gap[g - 1];
-        gaps->gap[at] = (struct gap){offset, bytes};
-        gaps->count++;
-    }
-}
-
 struct event {
     int step;
     int tensor;
@@ -168,7 +101,7 @@ static enum hapt_status place_instruction(struct planner *planner, enum hapt_sec
     const struct hapt_program *program = planner->program;
     const struct hapt_lifetime *lifetime = planner->lifetime[section];
     struct event *birth, *death;
-    struct gaps gaps = {0};
+    struct hapt_gaps gaps = {0};
     int count = 0, dead = 0;
     HAPT_NEW(birth, scratch, program->tensor_count);
     HAPT_NEW(death, scratch, program->tensor_count);
@@ -182,10 +115,10 @@ static enum hapt_status place_instruction(struct planner *planner, enum hapt_sec
     qsort(death, (size_t)count, sizeof *death, compare_events);
     for (int b = 0; b < count; b++) {
         for (; dead < count && death[dead].step < birth[b].step; dead++)
-            gaps_give(&gaps, planner->plan->offset[death[dead].tensor],
+            hapt_gaps_give(&gaps, planner->plan->offset[death[dead].tensor],
                       hapt_lifetime_align(hapt_lifetime_bytes(program, death[dead].tensor)));
         const int tensor = birth[b].tensor;
-        planner->plan->offset[tensor] = gaps_take(&gaps, hapt_lifetime_align(hapt_lifetime_bytes(program, tensor)));
+        planner->plan->offset[tensor] = hapt_gaps_take(&gaps, hapt_lifetime_align(hapt_lifetime_bytes(program, tensor)));
     }
     *bytes = gaps.end;
     return HAPT_OK;

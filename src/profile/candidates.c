@@ -111,7 +111,10 @@ static enum hapt_status find_structures(struct candidates *candidates, struct ha
 {
     const int L = candidates->layer_count;
     struct range *range;
+    uint64_t *structure;
     int count = 0;
+    HAPT_NEW(structure, scratch, (size_t)L * (size_t)L);
+    HAPT_TRY(hapt_layers_structures(candidates->layers, candidates->model->graph, structure));
     HAPT_NEW(range, scratch, (size_t)L * (size_t)(L + 1) / 2);
     HAPT_NEW(candidates->structure, arena, (size_t)L * (size_t)L);
     HAPT_NEW(candidates->first, arena, (size_t)L * (size_t)(L + 1) / 2);
@@ -119,8 +122,7 @@ static enum hapt_status find_structures(struct candidates *candidates, struct ha
     for (int cell = 0; cell < L * L; cell++) candidates->structure[cell] = -1;
     for (int i = 0; i < L; i++)
         for (int j = i; j < L; j++)
-            range[count++] =
-                (struct range){hapt_layers_structure(candidates->layers, candidates->model->graph, i, j + 1), i, j};
+            range[count++] = (struct range){structure[i * L + j], i, j};
     qsort(range, (size_t)count, sizeof *range, compare_ranges);
     for (int r = 0; r < count; r++) {
         if (r == 0 || range[r].structure != range[r - 1].structure) {
@@ -198,6 +200,15 @@ static enum hapt_status plan_program(const struct candidates *candidates, const 
     return hapt_engine_plan_memory(program, &one, arena, plan);
 }
 
+struct item_memory candidates_memory(const struct candidates *candidates, const struct hapt_memory_figures *figures)
+{
+    const double trained = (double)figures->trained_elements;
+    /* An update reads the gradient twice (norm, update), writes it once (zero), and reads and writes all the rest. */
+    const double touched = 3 * 4.0 + 2 * 4.0 * (1 + candidates->state_count) + (figures->copies ? 2 : 0);
+    return (struct item_memory){(double)figures->parameter_bytes, (double)figures->activation_bytes, trained,
+                                trained * touched};
+}
+
 enum hapt_status candidates_plan_memory(const struct candidates *candidates, int item,
                                         const struct hapt_engine_options *engine, struct item_memory *memory)
 {
@@ -210,12 +221,11 @@ enum hapt_status candidates_plan_memory(const struct candidates *candidates, int
                                                  item % candidates->degree_count, &scratch, &program);
     if (status == HAPT_OK) status = plan_program(candidates, program, engine, &scratch, &plan);
     if (status == HAPT_OK) {
-        const double trained = (double)plan->trained_elements;
-        /* An update reads the gradient twice (norm, update), writes it once (zero), and reads and writes all the rest.
-         */
-        const double touched = 3 * 4.0 + 2 * 4.0 * (1 + plan->state_count) + (plan->copy_offset == (size_t)-1 ? 0 : 2);
-        *memory = (struct item_memory){(double)plan->parameter_bytes, (double)plan->activation_bytes, trained,
-                                       trained * touched};
+        const struct hapt_memory_figures figures = {.parameter_bytes = plan->parameter_bytes,
+                                                    .activation_bytes = plan->activation_bytes,
+                                                    .trained_elements = plan->trained_elements,
+                                                    .copies = plan->copy_offset != (size_t)-1};
+        *memory = candidates_memory(candidates, &figures);
     }
     hapt_arena_release(&scratch);
     return status;

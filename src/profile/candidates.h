@@ -67,7 +67,8 @@ static inline int candidates_degree_of(const struct candidates *candidates, stru
 /* The program of an item's first range. */
 enum hapt_status candidates_program(const struct candidates *candidates, int first, int last, int degree_index,
                                     struct hapt_arena *arena, struct hapt_program **program);
-/* Memory of an item; `engine` NULL: without kernel scratch. */
+struct item_memory candidates_memory(const struct candidates *candidates, const struct hapt_memory_figures *figures);
+/* Memory of an item by its program; `engine` NULL: without kernel scratch. */
 enum hapt_status candidates_plan_memory(const struct candidates *candidates, int item,
                                         const struct hapt_engine_options *engine, struct item_memory *memory);
 /* Fits with one microbatch in flight, and is not badly unbalanced. */

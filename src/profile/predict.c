@@ -108,6 +108,28 @@ static double all_reduce(const void *context, int subcluster, struct hapt_submes
            calibrate_sum_factor(candidates->efficiency, &where->device, candidates->model->dtype, bytes);
 }
 
+/* Memory of every item of one mesh. */
+static enum hapt_status plan_mesh(const struct candidates *candidates, int degree, struct hapt_engine_options *engine,
+                                  struct hapt_arena *scratch, struct item_memory *memory)
+{
+    const struct hapt_layers *layers = candidates->layers;
+    const struct hapt_memory_options options = {.slots = 1,
+                                                .state_count = candidates->state_count,
+                                                .scratch = engine ? hapt_engine_scratch : NULL,
+                                                .scratch_context = engine};
+    struct hapt_memory_ranges *ranges;
+    struct hapt_memory_work *work;
+    HAPT_TRY(hapt_memory_ranges_create(candidates->sharding[degree], &options, scratch, &ranges));
+    HAPT_TRY(hapt_memory_work_create(ranges, scratch, &work));
+    for (int k = 0; k < candidates->structure_count; k++) {
+        struct hapt_memory_figures figures;
+        HAPT_TRY(hapt_memory_ranges_of(ranges, hapt_layers_first_op(layers, candidates->first[k]),
+                                       layers->end_op[candidates->last[k]], work, &figures));
+        memory[k * candidates->degree_count + degree] = candidates_memory(candidates, &figures);
+    }
+    return HAPT_OK;
+}
+
 /* Memory of every item as the engine would plan it, kernel scratch included where the back end is at hand. Subclusters of one
  * back end share the figures. */
 static enum hapt_status plan_memory(const struct candidates *candidates, int subcluster, struct item_memory **memory,
@@ -121,12 +143,15 @@ static enum hapt_status plan_memory(const struct candidates *candidates, int sub
     }
     HAPT_NEW(memory[subcluster], scratch, candidates->item_count);
     const char *reason = NULL;
-    struct hapt_engine_options engine = {.backend = hapt_backend_find(all[subcluster].device.backend), .threads = 1};
+    struct hapt_engine_options engine = {.backend = hapt_backend_find(all[subcluster].device.backend),
+                                         .threads = 1,
+                                         .slots = 1,
+                                         .state_count = candidates->state_count};
     if (engine.backend && engine.backend->device_count(&reason) > 0)
         HAPT_TRY(engine.backend->open(0, engine.threads, 0, &engine.device));
     enum hapt_status status = HAPT_OK;
-    for (int item = 0; status == HAPT_OK && item < candidates->item_count; item++)
-        status = candidates_plan_memory(candidates, item, engine.device ? &engine : NULL, &memory[subcluster][item]);
+    for (int d = 0; status == HAPT_OK && d < candidates->degree_count; d++)
+        status = plan_mesh(candidates, d, engine.device ? &engine : NULL, scratch, memory[subcluster]);
     if (engine.device) engine.backend->close(engine.device);
     return status;
 }
