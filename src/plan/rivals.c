@@ -10,6 +10,8 @@
 
 enum { MOST_PERMUTED = 3 }; /* subclusters of which every order is tried; of more: neighbours swapped, and the reverse */
 
+enum { MOST_UNWANTED = 16 }; /* cuts of few bytes around which plans that send more are searched */
+
 struct finder {
     const struct hapt_env *env;
     const struct hapt_profile *profile;
@@ -29,6 +31,13 @@ struct finder {
 static const char *name_of(const struct finder *finder, int c)
 {
     return finder->profile->cluster[c].name;
+}
+
+/* How many searches there will be is an estimate. */
+static void count_search(struct finder *finder)
+{
+    if (++finder->searches > finder->progress.total) finder->progress.total = finder->searches;
+    hapt_progress_update(&finder->progress, finder->searches, "rivals");
 }
 
 static bool same_stages(const struct hapt_plan *a, const struct hapt_plan *b)
@@ -95,7 +104,7 @@ static enum hapt_status search_order(struct finder *finder, const struct view_or
     enum hapt_status status = hapt_env_agree(finder->env->world, prepare_order(finder, order, &scratch, &view));
     if (status == HAPT_OK) status = view_search(finder->env->world, view, &options, finder->arena, found);
     hapt_arena_release(&scratch);
-    hapt_progress_update(&finder->progress, ++finder->searches, "rivals");
+    count_search(finder);
     return status;
 }
 
@@ -164,7 +173,7 @@ static enum hapt_status search_without(struct finder *finder, int c, struct hapt
         status = view_search(finder->env->world, view, &options, finder->arena, found);
     }
     hapt_arena_release(&scratch);
-    hapt_progress_update(&finder->progress, ++finder->searches, "rivals");
+    count_search(finder);
     return status;
 }
 
@@ -283,7 +292,8 @@ static enum hapt_status search_wanted(struct finder *finder, int k, const bool *
     return HAPT_OK;
 }
 
-/* Where fewer bytes cross, and where more do. */
+/* Where fewer bytes cross, and where more do. The latter is rarely of use, and takes a search for every cut of as few bytes
+ * where those lie among the others: it is left out then. */
 static enum hapt_status other_bytes(struct finder *finder, struct hapt_arena *scratch)
 {
     const int L = finder->profile->layer_count;
@@ -293,13 +303,13 @@ static enum hapt_status other_bytes(struct finder *finder, struct hapt_arena *sc
         const double bytes = finder->profile->boundary_bytes[finder->cut[k] - 1];
         for (int fewer = 1; fewer >= 0; fewer--) {
             struct hapt_plan *found;
-            bool some = false;
+            int count = 0;
             for (int cut = 1; cut < L; cut++) {
                 const double other = finder->profile->boundary_bytes[cut - 1];
                 wanted[cut] = fewer ? !hapt_at_most(bytes, other) : !hapt_at_most(other, bytes);
-                some |= wanted[cut];
+                count += wanted[cut];
             }
-            if (!some) continue;
+            if (count == 0 || (!fewer && L - 1 - count > MOST_UNWANTED)) continue;
             HAPT_TRY(search_wanted(finder, k, wanted, scratch, &found));
             if (found)
                 HAPT_TRY(add_rival(finder,
@@ -320,7 +330,7 @@ static enum hapt_status lifted_memory(struct finder *finder, struct hapt_arena *
     HAPT_TRY(hapt_env_agree(finder->env->world, view_create(finder->profile, scratch, &view)));
     for (int c = 0; c < view->cluster_count; c++) view->cluster[c].device_memory_bytes = INFINITY;
     HAPT_TRY(view_search(finder->env->world, view, finder->options, finder->arena, &found));
-    hapt_progress_update(&finder->progress, ++finder->searches, "rivals");
+    count_search(finder);
     if (!found || hapt_at_most(finder->plan->latency_s, found->latency_s)) return HAPT_OK;
     bool fits = true;
     for (int i = 0; i < found->stage_count; i++) {
@@ -340,8 +350,22 @@ static enum hapt_status idle_devices(struct finder *finder)
     if (!options.use_all_devices && limit.idle_devices == 0) return HAPT_OK;
     options.use_all_devices = !options.use_all_devices;
     HAPT_TRY(view_search(finder->env->world, finder->profile, &options, finder->arena, &found));
-    hapt_progress_update(&finder->progress, ++finder->searches, "rivals");
+    count_search(finder);
     return add_rival(finder, options.use_all_devices ? "every device used" : "devices may stay idle", found, true);
+}
+
+static enum hapt_status other_stages(struct finder *finder)
+{
+    for (int more = -1; more <= 1; more += 2) {
+        struct hapt_plan *found;
+        const enum hapt_status status =
+            rivals_stages(finder->profile, finder->options, finder->plan, more, finder->arena, &found);
+        HAPT_TRY(hapt_env_agree(finder->env->world, status));
+        count_search(finder);
+        if (!found) continue;
+        HAPT_TRY(add_rival(finder, more < 0 ? "two stages joined" : "a stage split in two", found, true));
+    }
+    return HAPT_OK;
 }
 
 static int compare_rivals(const void *left, const void *right)
@@ -365,6 +389,7 @@ static enum hapt_status find_rivals(struct finder *finder, bool given, struct ha
         HAPT_TRY(moved_cuts(finder));
         HAPT_TRY(other_bytes(finder, scratch));
     }
+    HAPT_TRY(other_stages(finder));
     HAPT_TRY(lifted_memory(finder, scratch));
     HAPT_TRY(idle_devices(finder));
     qsort(finder->rivals->rival, (size_t)finder->rivals->count, sizeof *finder->rivals->rival, compare_rivals);
@@ -383,7 +408,7 @@ enum hapt_status hapt_plan_rivals(const struct hapt_env *env, const struct hapt_
     finder.in_order = view_order_of(plan, &finder.order);
     for (int k = 0; k + 1 < finder.order.count; k++) finder.cut[k] = cut_of(plan, k);
     hapt_arena_init(&scratch);
-    hapt_progress_init(&finder.progress, env, "searching", 4 + 6 * (long)(finder.order.count - 1) + profile->cluster_count);
+    hapt_progress_init(&finder.progress, env, "searching", 6 + 6 * (long)(finder.order.count - 1) + profile->cluster_count);
     const enum hapt_status status = find_rivals(&finder, given, &scratch);
     if (status == HAPT_OK) hapt_fail_reset();
     hapt_progress_release(&finder.progress);

@@ -10,13 +10,15 @@ struct least {
     double of_cut[ORDERS][MOST_CUTS][MOST_LAYERS]; /* the k-th cut between subclusters at this layer */
     double lifted_s;                               /* memory aside */
     double busy_s, all_s;                          /* every device used; any */
+    double split_s, joined_s;                      /* a stage of the plan split in two; two joined */
 };
 
 struct walk {
     const struct hapt_profile *profile;
     struct hapt_search_options options;
     int stages;
-    struct { int first, end, subcluster; double time_s, parameter_bytes, activation_bytes; } stage[MOST_STAGES];
+    const struct hapt_plan *plan; /* the optimum */
+    struct { int first, end, subcluster, n, m; double time_s, parameter_bytes, activation_bytes; } stage[MOST_STAGES];
     int used[4]; /* devices of each subcluster */
     struct least *least;
 };
@@ -77,6 +79,29 @@ static double least_latency(const struct walk *walk, bool lifted)
     return best_s;
 }
 
+static bool same_submesh(const struct walk *walk, int i, const struct hapt_plan_stage *stage)
+{
+    return walk->stage[i].subcluster == stage->subcluster && walk->stage[i].n == stage->nodes &&
+           walk->stage[i].m == stage->devices_per_node;
+}
+
+/* These submeshes are the plan's but for `here` of them that stand for `there` of the plan's, all in one subcluster. */
+static bool neighbours(const struct walk *walk, int here, int there)
+{
+    const struct hapt_plan *plan = walk->plan;
+    if (walk->stages - here != plan->stage_count - there) return false;
+    for (int i = 0; i + here <= walk->stages; i++) {
+        bool fits = true;
+        const int c = plan->stage[i].subcluster;
+        for (int k = 0; k < i; k++) fits &= same_submesh(walk, k, &plan->stage[k]);
+        for (int k = i; k < i + there; k++) fits &= plan->stage[k].subcluster == c;
+        for (int k = i; k < i + here; k++) fits &= walk->stage[k].subcluster == c;
+        for (int k = i + here; k < walk->stages; k++) fits &= same_submesh(walk, k, &plan->stage[k + there - here]);
+        if (fits) return true;
+    }
+    return false;
+}
+
 static void judge(const struct walk *walk)
 {
     struct least *least = walk->least;
@@ -92,6 +117,10 @@ static void judge(const struct walk *walk)
         busy &= walk->used[c] == walk->profile->cluster[c].nodes * walk->profile->cluster[c].devices_per_node;
     /* with --use-all-devices a plan that uses every subcluster uses every device; one on fewer may leave some idle */
     int count = cuts + 1;
+    if (busy || !walk->options.use_all_devices) {
+        if (neighbours(walk, 2, 1)) least->split_s = fmin(least->split_s, latency_s);
+        if (neighbours(walk, 1, 2)) least->joined_s = fmin(least->joined_s, latency_s);
+    }
     least->lifted_s = fmin(least->lifted_s, walk->options.use_all_devices && !busy ? INFINITY : least_latency(walk, true));
     least->all_s = fmin(least->all_s, latency_s);
     if (busy) least->busy_s = fmin(least->busy_s, latency_s);
@@ -119,6 +148,7 @@ static void extend(struct walk *walk, int layer, int current)
                 if (!isfinite(cluster->stage_time[cell])) continue;
                 const int i = walk->stages++;
                 walk->stage[i].first = layer, walk->stage[i].end = end, walk->stage[i].subcluster = c;
+                walk->stage[i].n = cluster->submesh[s].n, walk->stage[i].m = cluster->submesh[s].m;
                 walk->stage[i].time_s = cluster->stage_time[cell] + (cluster->step_time ? cluster->step_time[cell] : 0) /
                                                                         walk->options.microbatches;
                 walk->stage[i].parameter_bytes = cluster->parameter_bytes[cell];
@@ -133,16 +163,16 @@ static void extend(struct walk *walk, int layer, int current)
 }
 
 static struct least *enumerate(const struct hapt_profile *profile, const struct hapt_search_options *options,
-                               struct hapt_arena *arena)
+                               const struct hapt_plan *plan, struct hapt_arena *arena)
 {
     struct least *least = hapt_arena_alloc(arena, 1, sizeof *least);
-    struct walk walk = {.profile = profile, .options = *options, .least = least};
+    struct walk walk = {.profile = profile, .options = *options, .plan = plan, .least = least};
     for (int order = 0; order < ORDERS; order++) {
         least->of_order[order] = INFINITY;
         for (int k = 0; k < MOST_CUTS; k++)
             for (int layer = 0; layer < MOST_LAYERS; layer++) least->of_cut[order][k][layer] = INFINITY;
     }
-    least->lifted_s = least->busy_s = least->all_s = INFINITY;
+    least->lifted_s = least->busy_s = least->all_s = least->split_s = least->joined_s = INFINITY;
     extend(&walk, 0, -1);
     return least;
 }
@@ -185,6 +215,8 @@ static double expected(const struct least *least, const struct hapt_profile *pro
     int a = 0, b = 0, c = 0, d = 0, length = 0;
     double best_s = INFINITY;
     if (strcmp(what, "more memory") == 0) return least->lifted_s;
+    if (strcmp(what, "a stage split in two") == 0) return least->split_s;
+    if (strcmp(what, "two stages joined") == 0) return least->joined_s;
     if (strcmp(what, "every device used") == 0) return least->busy_s;
     if (strcmp(what, "devices may stay idle") == 0) return least->all_s;
     if (sscanf(what, "sub%d alone%n", &a, &length) == 1 && what[length] == '\0' && length) return least->of_order[a + 1];
@@ -242,7 +274,7 @@ static bool listed(const struct hapt_rivals *rivals, const char *what)
     return false;
 }
 
-static long kinds[8];
+static long kinds[9];
 
 static void check_rival(const struct least *least, const struct hapt_profile *profile,
                         const struct hapt_search_options *options, const struct hapt_plan *plan,
@@ -257,7 +289,7 @@ static void check_rival(const struct least *least, const struct hapt_profile *pr
         CHECK_MESSAGE(found_s == best_s || fabs(found_s - best_s) <= 1e-11 * best_s, "seed %llu: %s takes %.17g, not %.17g",
                       seed, piece, found_s, best_s);
         kinds[strstr(piece, "alone") ? 0 : strstr(piece, "cut") ? 1 : strstr(piece, "bytes") ? 2 : strstr(piece, "memory") ? 3 :
-              strstr(piece, "idle") || strstr(piece, "every") ? 4 : strstr(piece, "too") ? 5 : strstr(piece, "without") ? 6 : 7]++;
+              strstr(piece, "idle") || strstr(piece, "every") ? 4 : strstr(piece, "too") ? 5 : strstr(piece, "without") ? 6 : strstr(piece, "split") || strstr(piece, "joined") ? 8 : 7]++;
     }
     CHECK_MESSAGE(rival->reason && rival->reason[0], "seed %llu: %s gives no reason", seed, rival->what);
     if (!rival->plan) return;
@@ -284,7 +316,7 @@ static void compare_once(uint64_t start)
     struct hapt_search_options options = random_options(&seed);
     options.may_fail = true;
     if (hapt_plan_search(MPI_COMM_SELF, profile, &options, &arena, &plan) == HAPT_OK) {
-        const struct least *least = enumerate(profile, &options, &arena);
+        const struct least *least = enumerate(profile, &options, plan, &arena);
         const struct visit visit = visit_of(plan);
         CHECK_OK(hapt_plan_worth(&test_env, profile, &options, plan, &arena, &worth));
         CHECK_OK(hapt_plan_rivals(&test_env, profile, &options, plan, worth, false, &arena, &rivals));
@@ -306,6 +338,8 @@ static void compare_once(uint64_t start)
         char reverse[32];
         snprintf(reverse, sizeof reverse, "sub%d before sub%d", visit.subcluster[1], visit.subcluster[0]);
         CHECK_MESSAGE(visit.count != 2 || listed(rivals, reverse), "seed %llu: no %s", (unsigned long long)start, reverse);
+        CHECK_MESSAGE(listed(rivals, "split") == isfinite(least->split_s) && listed(rivals, "joined") == isfinite(least->joined_s),
+                      "seed %llu: a stage more or less", (unsigned long long)start);
         CHECK_MESSAGE(!(least->lifted_s < plan->latency_s * (1 - 1e-9)) || listed(rivals, "more memory"),
                       "seed %llu: memory is not mentioned", (unsigned long long)start);
     }
@@ -319,9 +353,9 @@ static void rivals_equal_enumeration(void)
     const int count = wanted ? 1 : test_long() ? 50000 : 3000;
     for (int i = 0; i < count; i++) compare_once(wanted ? strtoull(wanted, NULL, 10) : (uint64_t)i + 1);
     printf("rivals: %ld alone, %ld with a moved cut, %ld with other bytes, %ld with more memory, %ld by idle devices, "
-           "%ld with and %ld without a subcluster, %ld by order\n",
-           kinds[0], kinds[1], kinds[2], kinds[3], kinds[4], kinds[5], kinds[6], kinds[7]);
-    for (int k = 0; k < 8; k++) CHECK(wanted || kinds[k] > 0);
+           "%ld with and %ld without a subcluster, %ld by order, %ld with a stage more or less\n",
+           kinds[0], kinds[1], kinds[2], kinds[3], kinds[4], kinds[5], kinds[6], kinds[7], kinds[8]);
+    for (int k = 0; k < 9; k++) CHECK(wanted || kinds[k] > 0);
 }
 
 int main(int argc, char **argv)
