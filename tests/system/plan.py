@@ -132,11 +132,28 @@ def foreign(document):
         check(plan(f"{name}.h5") == document, f"{name}: the same plan")
 
 
+def with_gap():
+    """A search that may stop early says how close it is proven to be, and is right about it."""
+    profile("p.h5")
+    best = json.loads(run("plan", "--profile", "p.h5", "--microbatches", "16", "--json").stdout)
+    check(best["search"]["gap"] == 0, "the optimum has no gap")
+    for gap in (1e-6, 0.05, 0.5):
+        near = json.loads(run("plan", "--profile", "p.h5", "--microbatches", "16", "--gap", str(gap), "--json", ranks=2).stdout)
+        proven = near["search"]["gap"]
+        check(0 <= proven <= gap * (1 + 1e-9), f"proven gap {proven} of {gap}")
+        check(near["latency_s"] >= best["latency_s"] * (1 - 1e-12), "no better than the optimum")
+        check(near["latency_s"] / (1 + proven) <= best["latency_s"] * (1 + 1e-12), "the lower bound is one")
+    refuses(2, "plan", "--profile", "p.h5", "--gap", "-1", says="gap")
+    refuses(2, "plan", "--profile", "p.h5", "--gap", "0.1", "--strategy", "megatron", says="gap")
+    refuses(2, "plan", "--profile", "p.h5", "--gap", "0.1", "--stages", "0-5@fast:1x2,5-9@slow:1x2", says="gap")
+
+
 def planning():
     optimum = the_plan()
     schedules(optimum)
     hiding()
     foreign(optimum)
+    with_gap()
 
 
 campaign(planning)
