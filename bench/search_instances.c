@@ -3,9 +3,9 @@
  *
  * mpirun -np RANKS search_instances gpt39b|gpt39b-unique|lab12|site1024|site1024-all [GAP [REPEATS]]
  *
- * Prints a JSON object: seconds by phase, paces, states, gap and the largest resident set of a rank. A block is three layers:
- * attention, the widening product and the narrowing one; 4 and 5 times the hidden size cross the cuts inside a block. Device and
- * link figures are spec sheets at 40 % of the peak.
+ * Prints a JSON object: seconds by phase, paces, states, gap and the largest resident set of a rank. A block is three
+ * layers: attention, the widening product and the narrowing one; 4 and 5 times the hidden size cross the cuts inside a
+ * block. Device and link figures are spec sheets at 40 % of the peak.
  */
 #include <math.h>
 #include <stdio.h>
@@ -17,8 +17,8 @@
 
 struct device {
     const char *name;
-    int nodes;                                /* of 8 devices */
-    double flops, memory_bytes;               /* sustained on matrix products; of one device */
+    int nodes;                                   /* of 8 devices */
+    double flops, memory_bytes;                  /* sustained on matrix products; of one device */
     double node_bytes_per_s, fabric_bytes_per_s; /* all-reduce inside a node, and per device between nodes */
 };
 
@@ -26,29 +26,57 @@ struct instance {
     const char *name;
     int blocks, layers, hidden, microbatches;
     int cluster_count;
-    struct device device[4]; /* subcluster c is of kind c % 4 */
+    struct device device[4];       /* subcluster c is of kind c % 4 */
     double link_bytes_per_s[4][4]; /* between kinds */
-    bool every_node_count; /* (n, 8) for all n; else as the rows of a microbatch divide */
-    double noise;          /* every cost is scaled by a factor of its own in [1, 1 + noise] */
+    bool every_node_count;         /* (n, 8) for all n; else as the rows of a microbatch divide */
+    double noise;                  /* every cost is scaled by a factor of its own in [1, 1 + noise] */
 };
 
 enum { KINDS = 4, NODE = 8, ROWS = 8, SEQUENCE = 1024, VOCABULARY = 50304 };
 
 #define GIB (1024.0 * 1024 * 1024)
 #define GBIT (1e9 / 8)
-#define A100_40 {"a100-40", 4, 0.4 * 312e12, 40 * GIB, 300e9, 200 * GBIT / 8}
-#define V100_32 {"v100-32", 4, 0.4 * 125e12, 32 * GIB, 150e9, 200 * GBIT / 8}
-#define SITE {{"h100-80", 32, 0.4 * 989e12, 80 * GIB, 450e9, 400 * GBIT / 8}, \
-              {"a100-40", 32, 0.4 * 312e12, 40 * GIB, 300e9, 200 * GBIT / 8}, \
-              {"a100-80", 32, 0.4 * 312e12, 80 * GIB, 300e9, 200 * GBIT / 8}, \
-              {"v100-32", 32, 0.4 * 125e12, 32 * GIB, 150e9, 100 * GBIT / 8}}
-#define LAB {{"h100-80", 1, 0.4 * 989e12, 80 * GIB, 450e9, 400 * GBIT / 8}, \
-             {"a100-40", 2, 0.4 * 312e12, 40 * GIB, 300e9, 200 * GBIT / 8}, \
-             {"a100-80", 1, 0.4 * 312e12, 80 * GIB, 300e9, 200 * GBIT / 8}, \
-             {"v100-32", 2, 0.4 * 125e12, 32 * GIB, 150e9, 100 * GBIT / 8}}
-#define SITE_LINKS {{400 * GBIT, 25 * GBIT, 10 * GBIT, 5 * GBIT}, {25 * GBIT, 200 * GBIT, 25 * GBIT, 10 * GBIT}, \
-                    {10 * GBIT, 25 * GBIT, 200 * GBIT, 10 * GBIT}, {5 * GBIT, 10 * GBIT, 10 * GBIT, 100 * GBIT}}
-#define PAIR_LINKS {{200 * GBIT, 5 * GBIT}, {5 * GBIT, 200 * GBIT}}
+#define A100_40                                                                                                        \
+    {                                                                                                                  \
+        "a100-40", 4, 0.4 * 312e12, 40 * GIB, 300e9, 200 * GBIT / 8                                                    \
+    }
+#define V100_32                                                                                                        \
+    {                                                                                                                  \
+        "v100-32", 4, 0.4 * 125e12, 32 * GIB, 150e9, 200 * GBIT / 8                                                    \
+    }
+#define SITE                                                                                                           \
+    {                                                                                                                  \
+        {"h100-80", 32, 0.4 * 989e12, 80 * GIB, 450e9, 400 * GBIT / 8},                                                \
+            {"a100-40", 32, 0.4 * 312e12, 40 * GIB, 300e9, 200 * GBIT / 8},                                            \
+            {"a100-80", 32, 0.4 * 312e12, 80 * GIB, 300e9, 200 * GBIT / 8},                                            \
+        {                                                                                                              \
+            "v100-32", 32, 0.4 * 125e12, 32 * GIB, 150e9, 100 * GBIT / 8                                               \
+        }                                                                                                              \
+    }
+#define LAB                                                                                                            \
+    {                                                                                                                  \
+        {"h100-80", 1, 0.4 * 989e12, 80 * GIB, 450e9, 400 * GBIT / 8},                                                 \
+            {"a100-40", 2, 0.4 * 312e12, 40 * GIB, 300e9, 200 * GBIT / 8},                                             \
+            {"a100-80", 1, 0.4 * 312e12, 80 * GIB, 300e9, 200 * GBIT / 8},                                             \
+        {                                                                                                              \
+            "v100-32", 2, 0.4 * 125e12, 32 * GIB, 150e9, 100 * GBIT / 8                                                \
+        }                                                                                                              \
+    }
+#define SITE_LINKS                                                                                                     \
+    {                                                                                                                  \
+        {400 * GBIT, 25 * GBIT, 10 * GBIT, 5 * GBIT}, {25 * GBIT, 200 * GBIT, 25 * GBIT, 10 * GBIT},                   \
+            {10 * GBIT, 25 * GBIT, 200 * GBIT, 10 * GBIT},                                                             \
+        {                                                                                                              \
+            5 * GBIT, 10 * GBIT, 10 * GBIT, 100 * GBIT                                                                 \
+        }                                                                                                              \
+    }
+#define PAIR_LINKS                                                                                                     \
+    {                                                                                                                  \
+        {200 * GBIT, 5 * GBIT},                                                                                        \
+        {                                                                                                              \
+            5 * GBIT, 200 * GBIT                                                                                       \
+        }                                                                                                              \
+    }
 
 static const struct instance instances[] = {
     {"gpt39b", 48, 146, 8192, 128, 2, {A100_40, V100_32}, PAIR_LINKS, false, 0},
@@ -60,7 +88,8 @@ static const struct instance instances[] = {
 
 /* What a range of layers costs one device-independent microbatch; prefix sums over layers. */
 struct work {
-    double *flops, *parameters, *activations, *reduces; /* [L + 1] FLOP, weights, bytes, all-reduces of tensor parallelism */
+    double *flops, *parameters, *activations,
+        *reduces; /* [L + 1] FLOP, weights, bytes, all-reduces of tensor parallelism */
 };
 
 static enum hapt_status sum_layers(const struct instance *instance, struct hapt_arena *arena, struct work *work,
@@ -107,8 +136,8 @@ static int list_submeshes(const struct instance *instance, int nodes, struct hap
 }
 
 static void fill_cell(const struct instance *instance, const struct work *work, const struct device *device,
-                      struct hapt_submesh submesh, double factor, int first, int last, struct hapt_profile_cluster *table,
-                      size_t cell)
+                      struct hapt_submesh submesh, double factor, int first, int last,
+                      struct hapt_profile_cluster *table, size_t cell)
 {
     const int devices = submesh.n * submesh.m, tp = submesh.tp, dp = devices / tp;
     const double rows = (double)ROWS / dp; /* of a group */
@@ -131,7 +160,8 @@ static void fill_cluster(const struct instance *instance, const struct work *wor
     struct hapt_profile_cluster *table = &profile->cluster[c];
     const struct device *device = &instance->device[c % KINDS];
     double speed = 0;
-    for (int k = 0; k < instance->cluster_count; k++) speed += instance->device[k % KINDS].flops * instance->device[k % KINDS].nodes * NODE;
+    for (int k = 0; k < instance->cluster_count; k++)
+        speed += instance->device[k % KINDS].flops * instance->device[k % KINDS].nodes * NODE;
     for (int s = 0; s < table->submesh_count; s++) {
         const double share = device->flops * table->submesh[s].n * table->submesh[s].m / speed;
         for (int i = 0; i < profile->layer_count; i++) {
@@ -216,15 +246,16 @@ static enum hapt_status run(const struct hapt_env *env, const struct instance *i
     double peak = (double)usage.ru_maxrss * 1024;
     HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &peak, 1, MPI_DOUBLE, MPI_MAX, env->world));
     if (env->world_rank != 0) return HAPT_OK;
-    printf("{\"instance\":\"%s\",\"ranks\":%d,\"layers\":%d,\"microbatches\":%d,\"seconds\":%.4f,\"gap\":%.3g,"
-           "\"latency_s\":%.17g,\"t_max_s\":%.17g,\"stages\":%d,\"paces\":%lld,\"priced\":%lld,\"peak_rss_bytes\":%.0f,"
-           "\"private_bytes\":%.0f,\"index_s\":%.4f,\"start_s\":%.4f,\"narrow_s\":%.4f,\"relax_s\":%.4f,\"exact_s\":%.4f,"
-           "\"wait_s\":%.4f,\"trace_s\":%.4f,\"candidates\":%lld,\"cells\":%lld,\"points\":%lld}\n",
-           instance->name, env->world_size, instance->layers, instance->microbatches, best_s, plan->search.gap,
-           plan->latency_s, plan->t_max_s, plan->stage_count, (long long)plan->search.candidates,
-           (long long)plan->search.evaluated, peak, private_bytes() - before, best.index_s, best.start_s, best.narrow_s,
-           best.relax_s, best.exact_s, best.wait_s, best.trace_s, (long long)best.candidates, (long long)best.cells,
-           (long long)best.points);
+    printf(
+        "{\"instance\":\"%s\",\"ranks\":%d,\"layers\":%d,\"microbatches\":%d,\"seconds\":%.4f,\"gap\":%.3g,"
+        "\"latency_s\":%.17g,\"t_max_s\":%.17g,\"stages\":%d,\"paces\":%lld,\"priced\":%lld,\"peak_rss_bytes\":%.0f,"
+        "\"private_bytes\":%.0f,\"index_s\":%.4f,\"start_s\":%.4f,\"narrow_s\":%.4f,\"relax_s\":%.4f,\"exact_s\":%.4f,"
+        "\"wait_s\":%.4f,\"trace_s\":%.4f,\"candidates\":%lld,\"cells\":%lld,\"points\":%lld}\n",
+        instance->name, env->world_size, instance->layers, instance->microbatches, best_s, plan->search.gap,
+        plan->latency_s, plan->t_max_s, plan->stage_count, (long long)plan->search.candidates,
+        (long long)plan->search.evaluated, peak, private_bytes() - before, best.index_s, best.start_s, best.narrow_s,
+        best.relax_s, best.exact_s, best.wait_s, best.trace_s, (long long)best.candidates, (long long)best.cells,
+        (long long)best.points);
     return HAPT_OK;
 }
 

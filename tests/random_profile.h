@@ -70,6 +70,31 @@ static inline void random_cluster(uint64_t *seed, struct hapt_profile *profile, 
     if (!steps) cluster->step_time = NULL;
 }
 
+/* Makes subcluster b interchangeable with a: equal tables, equal links. */
+static inline void make_twin(struct hapt_profile *profile, int a, int b, struct hapt_arena *arena)
+{
+    const struct hapt_profile_cluster *from = &profile->cluster[a];
+    struct hapt_profile_cluster *to = &profile->cluster[b];
+    const int C = profile->cluster_count;
+    char name[16];
+    snprintf(name, sizeof name, "sub%d", b);
+    CHECK_OK(hapt_profile_add_cluster_of(profile, b, name, from->nodes, from->devices_per_node, from->device_memory_bytes,
+                                         from->peak_flops, from->submesh, from->submesh_count, arena));
+    const size_t bytes = hapt_profile_index(profile, from->submesh_count, 0, 0) * sizeof(double);
+    memcpy(to->stage_time, from->stage_time, bytes);
+    memcpy(to->stage_forward_time, from->stage_forward_time, bytes);
+    memcpy(to->parameter_bytes, from->parameter_bytes, bytes);
+    memcpy(to->activation_bytes, from->activation_bytes, bytes);
+    if (from->step_time) memcpy(to->step_time, from->step_time, bytes);
+    if (!from->step_time) to->step_time = NULL;
+    double *const table[] = {profile->link_bandwidth, profile->link_latency};
+    for (int k = 0; k < 2; k++) {
+        table[k][b * C + b] = table[k][a * C + a];
+        for (int c = 0; c < C; c++)
+            if (c != a && c != b) table[k][b * C + c] = table[k][c * C + b] = table[k][a * C + c];
+    }
+}
+
 static inline struct hapt_profile *random_profile_of(uint64_t *seed, int C, int L, struct hapt_arena *arena)
 {
     static const double grains[] = {0, 0, 0.1, 0.25, 0.5};
@@ -85,6 +110,21 @@ static inline struct hapt_profile *random_profile_of(uint64_t *seed, int C, int 
             const double bandwidth = speeds[random_below(seed, 5)], latency = random_chance(seed, 0.7) ? 0 : 0.05;
             profile->link_bandwidth[a * C + b] = profile->link_bandwidth[b * C + a] = bandwidth;
             profile->link_latency[a * C + b] = profile->link_latency[b * C + a] = latency;
+        }
+    }
+    if (C > 1 && random_chance(seed, 0.25)) {
+        const int first = random_below(seed, C), second = (first + 1 + random_below(seed, C - 1)) % C;
+        make_twin(profile, first, second, arena);
+        /* a third must be as near to the second as to the first */
+        if (C > 2 && random_chance(seed, 0.5)) {
+            const int third = 3 - first - second;
+            if (third >= 0 && third < C && third != first && third != second) {
+                profile->link_bandwidth[first * C + second] = profile->link_bandwidth[second * C + first] =
+                    profile->link_bandwidth[first * C + third];
+                profile->link_latency[first * C + second] = profile->link_latency[second * C + first] =
+                    profile->link_latency[first * C + third];
+                make_twin(profile, first, third, arena);
+            }
         }
     }
     return profile;

@@ -4,7 +4,7 @@
 #include "hapt/env.h"
 
 struct hapt_shared {
-    MPI_Comm node; /* of the environment */
+    MPI_Comm node;  /* of the environment */
     MPI_Win window; /* MPI_WIN_NULL: a private copy */
     void *memory;
     size_t bytes;
@@ -22,8 +22,8 @@ static int open_window(struct hapt_shared *shared)
 {
     void *mine;
     MPI_Aint bytes;
-    int unit, error = MPI_Win_allocate_shared(shared->first ? (MPI_Aint)(shared->bytes + ALIGNMENT) : 0, 1, MPI_INFO_NULL,
-                                              shared->node, &mine, &shared->window);
+    int unit, error = MPI_Win_allocate_shared(shared->first ? (MPI_Aint)(shared->bytes + ALIGNMENT) : 0, 1,
+                                              MPI_INFO_NULL, shared->node, &mine, &shared->window);
     if (error != MPI_SUCCESS) {
         shared->window = MPI_WIN_NULL;
         return error;
@@ -50,14 +50,15 @@ static enum hapt_status find_memory(struct hapt_shared *shared)
     int failed = open_window(shared) != MPI_SUCCESS;
     HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, shared->node));
     if (!failed) return HAPT_OK;
-    /* some ranks may hold a window that others lack: it cannot be freed together, and is left to the end of the process */
+    /* some ranks may hold a window that others lack: it cannot be freed together, and is left to the end of the process
+     */
     shared->window = MPI_WIN_NULL;
     shared->memory = aligned_alloc(ALIGNMENT, (shared->bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT);
     failed = shared->memory == NULL;
     HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, shared->node));
     if (!failed) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory", "host memory exhausted: %zu bytes on each rank of a node",
-                     shared->bytes);
+    return hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory",
+                     "host memory exhausted: %zu bytes on each rank of a node", shared->bytes);
 }
 
 enum hapt_status hapt_shared_create(const struct hapt_env *env, size_t bytes, struct hapt_shared **shared)
@@ -71,11 +72,8 @@ enum hapt_status hapt_shared_create(const struct hapt_env *env, size_t bytes, st
         free(made);
         return hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory", "host memory exhausted");
     }
-    *made = (struct hapt_shared){.node = env->node,
-                                 .window = MPI_WIN_NULL,
-                                 .bytes = (size_t)asked,
-                                 .first = env->node_rank == 0,
-                                 .next = all};
+    *made = (struct hapt_shared){
+        .node = env->node, .window = MPI_WIN_NULL, .bytes = (size_t)asked, .first = env->node_rank == 0, .next = all};
     const enum hapt_status status = find_memory(made);
     if (status != HAPT_OK) {
         free(made->memory);

@@ -6,8 +6,9 @@
  * of them come from the group. Rounding is monotone, so a larger t_max never yields a larger latency: search_mpi.c
  * relies on it.
  *
- * A point is made only where it and the least prefix in front of it stay within a budget. The pass starts with the budget
- * that suffices when memory does not bind and widens it until a plan is found, so its work grows with what memory costs.
+ * A point is made only where it and the least prefix in front of it stay within a budget. The pass starts with the
+ * budget that suffices when memory does not bind and widens it until a plan is found, so its work grows with what
+ * memory costs.
  */
 #include "search.h"
 
@@ -65,7 +66,8 @@ enum hapt_status search_table_init(const struct search_problem *problem, struct 
     table->active = malloc(bytes);
     table->ceiling = malloc(bytes);
     if (!table->active || !table->ceiling)
-        return hapt_fail(HAPT_ERR_MEMORY, "plan with fewer layers (--layers-per-model)", "host memory exhausted by the search");
+        return hapt_fail(HAPT_ERR_MEMORY, "plan with fewer layers (--layers-per-model)",
+                         "host memory exhausted by the search");
     return HAPT_OK;
 }
 
@@ -93,8 +95,8 @@ static inline void put(const struct search_table *table, const struct search_row
 }
 
 /* Stages before a suffix of the same subcluster. */
-static void extend_same(const struct search_table *table, const struct search_candidate *at, const struct search_row *row,
-                        const struct search_row *after, double cost_s, int delta)
+static void extend_same(const struct search_table *table, const struct search_candidate *at,
+                        const struct search_row *row, const struct search_row *after, double cost_s, int delta)
 {
     const int *start = &table->starts[after->start];
     const int low = row->low - at->devices > after->first_d ? row->low - at->devices : after->first_d;
@@ -102,15 +104,14 @@ static void extend_same(const struct search_table *table, const struct search_ca
     for (int d = low; d <= high; d++) {
         for (int i = start[d - after->low]; i < start[d + 1 - after->low]; i++) {
             const int launches = search_launches(table->problem, table->pool[i].launches, delta);
-            if (launches <= at->launches)
-                put(table, row, d + at->devices, launches, cost_s + table->pool[i].latency_s);
+            if (launches <= at->launches) put(table, row, d + at->devices, launches, cost_s + table->pool[i].latency_s);
         }
     }
 }
 
 /* The last stage of its subcluster, before a suffix that starts in another. */
-static void extend_other(const struct search_table *table, const struct search_candidate *at, const struct search_row *row,
-                         const struct search_row *after, double cost_s, int delta)
+static void extend_other(const struct search_table *table, const struct search_candidate *at,
+                         const struct search_row *row, const struct search_row *after, double cost_s, int delta)
 {
     for (int i = after->any_first; i < after->any_end; i++) {
         const int launches = search_launches(table->problem, table->pool[i].launches, delta);
@@ -131,7 +132,8 @@ static void extend(const struct search_table *table, const struct search_candida
     const size_t link = search_link(problem, current, current, at->end - 1);
     const struct search_row *same = search_row(table, at->end, search_group(problem, mask, current));
     const double left_s = table->budget_s - at->time_s - row->least_prefix_s; /* for what is behind */
-    if (table->delta[link] != UCHAR_MAX && same && same->start >= 0 && same->least_s <= left_s + SLACK * table->budget_s)
+    if (table->delta[link] != UCHAR_MAX && same && same->start >= 0 &&
+        same->least_s <= left_s + SLACK * table->budget_s)
         extend_same(table, at, row, same, at->time_s + 2 * problem->comm_s[link], table->delta[link]);
     for (int next = 0; within && next < problem->C; next++) {
         if (!(rest >> next & 1u)) continue;
@@ -229,18 +231,18 @@ static double best_latency(const struct search_table *table)
     const struct search_problem *problem = table->problem;
     const unsigned every = (1u << problem->C) - 1;
     double best = INFINITY;
-    for (unsigned mask = problem->options->use_all_devices ? every : 1; mask <= every; mask++) {
-        for (int current = 0; current < problem->C; current++) {
-            if (!(mask >> current & 1u)) continue;
-            const struct search_row *row = search_row(table, 0, search_group(problem, mask, current));
-            for (int i = row ? row->any_first : 0; row && i < row->any_end; i++)
-                if (table->pool[i].latency_s < best) best = table->pool[i].latency_s;
-        }
+    for (int g = 0; g < problem->valid_count; g++) {
+        const struct search_group *group = &problem->group[g];
+        if (problem->options->use_all_devices && group->mask != every) continue;
+        const struct search_row *row = search_row(table, 0, search_group(problem, group->mask, group->current));
+        for (int i = row ? row->any_first : 0; row && i < row->any_end; i++)
+            if (table->pool[i].latency_s < best) best = table->pool[i].latency_s;
     }
     return best;
 }
 
-/* The candidates of a layer and subcluster that the least prefix and the least suffix at their ends leave within the budget. */
+/* The candidates of a layer and subcluster that the least prefix and the least suffix at their ends leave within the
+ * budget. */
 static int find_close(const struct search_table *table, int k, int current, double least_prefix_s)
 {
     const int list = k * table->problem->C + current;
@@ -257,14 +259,16 @@ static enum hapt_status fill_layer(struct search_table *table, int k, int curren
 {
     const struct search_problem *problem = table->problem;
     double least_prefix_s = INFINITY;
-    for (unsigned mask = 1; mask < 1u << problem->C; mask++) {
-        const struct search_row *row =
-            mask >> current & 1u ? search_row(table, k, search_group(problem, mask, current)) : NULL;
+    for (int g = 0; g < problem->valid_count; g++) {
+        if (problem->group[g].current != current) continue;
+        const struct search_row *row = search_row(table, k, search_group(problem, problem->group[g].mask, current));
         if (row && row->least_prefix_s < least_prefix_s) least_prefix_s = row->least_prefix_s;
     }
     const int count = isfinite(least_prefix_s) ? find_close(table, k, current, least_prefix_s) : 0;
-    for (unsigned mask = 1; mask < 1u << problem->C; mask++) {
-        struct search_row *row = mask >> current & 1u ? search_row(table, k, search_group(problem, mask, current)) : NULL;
+    for (int g = 0; g < problem->valid_count; g++) {
+        const unsigned mask = problem->group[g].mask;
+        if (problem->group[g].current != current) continue;
+        struct search_row *row = search_row(table, k, search_group(problem, mask, current));
         if (!row) continue;
         row->current = current;
         if (isfinite(row->least_prefix_s))
@@ -301,7 +305,8 @@ enum hapt_status search_table_reaches(struct search_table *table, double t_max_s
 }
 
 /* The first pass is as narrow as rounding allows, the last as wide as the caller's budget. */
-static enum hapt_status widen(struct search_table *table, double least_s, double budget_s, bool whole, double *latency_s)
+static enum hapt_status widen(struct search_table *table, double least_s, double budget_s, bool whole,
+                              double *latency_s)
 {
     static const double slack[] = {0, 0.01, 0.04, 0.15, 0.5, INFINITY};
     for (int i = whole ? 5 : 0; i < 6; i++) {
@@ -313,7 +318,8 @@ static enum hapt_status widen(struct search_table *table, double least_s, double
     return HAPT_OK;
 }
 
-enum hapt_status search_table_fill(struct search_table *table, double t_max_s, double budget_s, bool whole, double *latency_s)
+enum hapt_status search_table_fill(struct search_table *table, double t_max_s, double budget_s, bool whole,
+                                   double *latency_s)
 {
     bool reaches;
     double least_s;

@@ -3,8 +3,8 @@
  *
  * A suffix of the pipeline covers layers [k, L). Its group is (subclusters it uses, subcluster of its first stage), its
  * points are Pareto-optimal (latency, launch count of its first stage) by devices d used in that first subcluster.
- * A prefix covers [0, k) and leaves the rest to a suffix: it may use the subclusters outside the suffix's group, and all
- * but d devices of the group's first subcluster.
+ * A prefix covers [0, k) and leaves the rest to a suffix: it may use the subclusters outside the suffix's group, and
+ * all but d devices of the group's first subcluster.
  */
 #ifndef HAPT_PLAN_SEARCH_H
 #define HAPT_PLAN_SEARCH_H
@@ -26,16 +26,27 @@ struct search_problem {
     const struct hapt_profile *profile;
     const struct hapt_search_options *options;
     int L, C, B;
-    int group_count;   /* groups by index mask * C + current; those with the bit unset are unused */
+    int group_count; /* groups by index mask * C + current */
+    /* Subclusters with equal tables and links are interchangeable: suffixes take them from the highest index down, so
+     * only such groups count. `group` lists them by rising mask; `valid` [group_count]. */
+    struct search_group {
+        unsigned mask;
+        int current;
+    } * group;
+    int valid_count;
+    bool *valid;
+    unsigned
+        kind[HAPT_SEARCH_MAX_SUBCLUSTERS]; /* [c] the subclusters interchangeable with c, itself included, as bits */
     int cap;           /* of every launch count: B; 1 under GPipe, whose stages all launch B and stand here for one */
     int most_launches; /* bound of every N_i */
     int most_devices;  /* of a subcluster */
     int devices[HAPT_MAX_SUBCLUSTERS];
-    /* submeshes with the same number of devices are one class: those of c are [first_class[c], first_class[c + 1]) by rising
-     * class_devices; class_of[c][submesh] */
-    int class_count, first_class[HAPT_SEARCH_MAX_SUBCLUSTERS + 1], *class_devices, *class_of[HAPT_SEARCH_MAX_SUBCLUSTERS];
-    double *comm_s; /* [from][to][L] behind layer l */
-    double longest_s; /* the largest pace that can matter */
+    /* submeshes with the same number of devices are one class: those of c are [first_class[c], first_class[c + 1]) by
+     * rising class_devices; class_of[c][submesh] */
+    int class_count, first_class[HAPT_SEARCH_MAX_SUBCLUSTERS + 1], *class_devices,
+        *class_of[HAPT_SEARCH_MAX_SUBCLUSTERS];
+    double *comm_s;                      /* [from][to][L] behind layer l */
+    double longest_s;                    /* the largest pace that can matter */
     struct search_candidate **candidate; /* [C * L], by subcluster and first layer */
     int *candidate_count;
     int64_t all_candidates;
@@ -43,17 +54,23 @@ struct search_problem {
 };
 
 /*
- * `memory_factor` scales every device's memory (1; other values only to explain infeasibility). A candidate is left out when
- * another one for the same layers with at most as many devices is at least as fast and fits as many launches: no pass finds a
- * smaller latency with it. It stays when it is slower by no more than `tie_s` and precedes the other in the order of ties;
- * negative: never.
+ * `memory_factor` scales every device's memory (1; other values only to explain infeasibility). A candidate is left out
+ * when another one for the same layers with at most as many devices is at least as fast and fits as many launches: no
+ * pass finds a smaller latency with it. It stays when it is slower by no more than `tie_s` and precedes the other in
+ * the order of ties; negative: never.
  */
 enum hapt_status search_problem_create(const struct hapt_profile *profile, const struct hapt_search_options *options,
                                        double memory_factor, double tie_s, struct hapt_arena *arena,
                                        struct search_problem **problem);
-/* The paces in [least_s, most_s] that can be optimal, rising and distinct: some t, c, 2c or c / epsilon. Frees with the arena. */
-enum hapt_status search_paces(const struct search_problem *problem, double least_s, double most_s, struct hapt_arena *arena,
-                              double **pace, int64_t *count);
+/* The paces in [least_s, most_s] that can be optimal, rising and distinct: some t, c, 2c or c / epsilon. Frees with the
+ * arena. */
+enum hapt_status search_paces(const struct search_problem *problem, double least_s, double most_s,
+                              struct hapt_arena *arena, double **pace, int64_t *count);
+/* Finds interchangeable subclusters and lists the groups; part of search_problem_create. */
+enum hapt_status search_problem_group(struct search_problem *problem, struct hapt_arena *arena);
+/* The subcluster that a plan names for `current`, the latest of those in `used`: interchangeable ones stand in a plan
+ * by rising index, whatever a pass took them for. */
+int search_name(const struct search_problem *problem, unsigned used, int current);
 /* A lower bound of the sum of t_i + 2 c_i at any pace: stages over unlimited devices. */
 enum hapt_status search_least_sum(const struct search_problem *problem, struct hapt_arena *scratch, double *least_s);
 
@@ -64,10 +81,10 @@ struct search_point {
 
 /* Suffixes of one (layer, group) that any pipeline can hold at this pace: d in [low, high]. */
 struct search_row {
-    int low, high;          /* empty: low > high */
-    int current;            /* the group's first subcluster */
-    int64_t cell;           /* of d = low in `prefix_s`; its points are [start[d - low], start[d - low + 1]) of the pool */
-    int64_t start;          /* in `starts`; -1: no points */
+    int low, high; /* empty: low > high */
+    int current;   /* the group's first subcluster */
+    int64_t cell;  /* of d = low in `prefix_s`; its points are [start[d - low], start[d - low + 1]) of the pool */
+    int64_t start; /* in `starts`; -1: no points */
     int any_first, any_end; /* Pareto points over all d that may hand over to another subcluster */
     double least_prefix_s;  /* over d */
     double least_s;         /* of its points */
@@ -78,22 +95,23 @@ struct search_row {
 struct search_table {
     const struct search_problem *problem;
     double t_max_s;
-    unsigned char *delta; /* [from][to][L] extra launches; UCHAR_MAX: the transfer is slower than t_max */
-    struct search_candidate *active; /* those of the pace */
+    unsigned char *delta;               /* [from][to][L] extra launches; UCHAR_MAX: the transfer is slower than t_max */
+    struct search_candidate *active;    /* those of the pace */
     int64_t *active_first, *active_end; /* [L][C] those of layer and subcluster */
     /* those of a pace that no later one exceeds, where that is known; ceiling_s infinite: the problem's own lists */
     struct search_candidate *ceiling;
     int64_t *ceiling_first, *ceiling_end;
     double ceiling_s;
-    int *least_launches;                /* [L][C] of a stage that starts there; INT_MAX: none can */
-    int *behind;                        /* [L + 1][C] of a stage of the subcluster that ends there */
-    int *furthest, *nearest;            /* [class][L + 1] furthest end of a stage that starts up to there; nearest start */
-    int *prefix_reach, *suffix_reach; /* [group][devices + 1]: the last layer a prefix, the first a suffix can come to */
-    int *group_low, *group_high;      /* [group] layers with rows; low > high: none */
-    int64_t *group_row;               /* [group] row of layer group_low */
+    int *least_launches;     /* [L][C] of a stage that starts there; INT_MAX: none can */
+    int *behind;             /* [L + 1][C] of a stage of the subcluster that ends there */
+    int *furthest, *nearest; /* [class][L + 1] furthest end of a stage that starts up to there; nearest start */
+    int *prefix_reach,
+        *suffix_reach;           /* [group][devices + 1]: the last layer a prefix, the first a suffix can come to */
+    int *group_low, *group_high; /* [group] layers with rows; low > high: none */
+    int64_t *group_row;          /* [group] row of layer group_low */
     struct search_row *row;
     int64_t row_room, row_count;
-    double *prefix_s; /* least sum of a prefix, launch counts aside */
+    double *prefix_s;   /* least sum of a prefix, launch counts aside */
     double *handover_s; /* [row] least sum of a prefix that ends in another subcluster */
     int *starts;
     int64_t cell_room, cell_count;
@@ -105,7 +123,7 @@ struct search_table {
     double budget_s;
     double *least_behind_s;                /* [L + 1] least latency of the points made at a layer */
     const struct search_candidate **close; /* of a layer and subcluster: those that may stay within the budget */
-    void (*poll)(void *context); /* called now and then; NULL: not */
+    void (*poll)(void *context);           /* called now and then; NULL: not */
     void *poll_context;
     struct hapt_search_effort effort;
 };
@@ -115,13 +133,15 @@ enum hapt_status search_table_init(const struct search_problem *problem, struct 
 void search_table_release(struct search_table *table);
 /* Whether stages reach over all layers at this pace, memory beyond one launch and most links aside. */
 enum hapt_status search_table_reaches(struct search_table *table, double t_max_s, bool *reaches);
-/* No pace above that of the last call will be asked for: later calls start from its candidates. search_table_forget: any may. */
+/* No pace above that of the last call will be asked for: later calls start from its candidates. search_table_forget:
+ * any may. */
 void search_table_keep(struct search_table *table);
 void search_table_forget(struct search_table *table);
-/* Fills the table for one t_max. `latency_s`: the least sum of t_i + 2 c_i, infinite when nothing is within `budget_s`. The
- * sum does not depend on the budget. Afterwards the table holds every suffix of a plan within *latency_s; of worse plans
- * within the budget only where `whole` is set. */
-enum hapt_status search_table_fill(struct search_table *table, double t_max_s, double budget_s, bool whole, double *latency_s);
+/* Fills the table for one t_max. `latency_s`: the least sum of t_i + 2 c_i, infinite when nothing is within `budget_s`.
+ * The sum does not depend on the budget. Afterwards the table holds every suffix of a plan within *latency_s; of worse
+ * plans within the budget only where `whole` is set. */
+enum hapt_status search_table_fill(struct search_table *table, double t_max_s, double budget_s, bool whole,
+                                   double *latency_s);
 
 /* Bounds of search_bound.c: active candidates, reach and rows of a pace; then the relaxed prefixes. */
 enum hapt_status search_bound_reach(struct search_table *table, double t_max_s, bool *reaches);

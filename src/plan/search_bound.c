@@ -1,11 +1,11 @@
 /*
- * What bounds a pass before it makes any point: which candidates and which states can lie on a plan of this pace at all, and
- * how little the prefix in front of a state costs.
+ * What bounds a pass before it makes any point: which candidates and which states can lie on a plan of this pace at
+ * all, and how little the prefix in front of a state costs.
  *
  * All bounds are relaxations: dropping what they exclude changes no result.
- *   launches: no stage launches less than the cheapest way to the last layer asks for, devices aside (HAPT 5.2.1's eta);
- *   reach: a prefix and a suffix must meet, so devices not yet used must suffice for the layers in front;
- *   prefixes: the least sum over plans of the prefix without launch counts.
+ *   launches: no stage launches less than the cheapest way to the last layer asks for, devices aside (HAPT 5.2.1's
+ * eta); reach: a prefix and a suffix must meet, so devices not yet used must suffice for the layers in front; prefixes:
+ * the least sum over plans of the prefix without launch counts.
  */
 #include "search.h"
 
@@ -134,7 +134,7 @@ static void find_spans(struct search_table *table)
         }
     }
     /* no state is worse off for standing nearer to its goal: prefixes end at or behind, suffixes start at or before */
-    for (int class = 0; class < K; class++) {
+    for (int class = 0; class < K; class ++) {
         int *far = &furthest[class * (L + 1)], *near = &nearest[class * (L + 1)];
         for (int k = 1; k <= L; k++)
             if (far[k - 1] > far[k]) far[k] = far[k - 1];
@@ -143,36 +143,36 @@ static void find_spans(struct search_table *table)
     }
 }
 
-/* [group][d]: the first layer that a suffix of the group can start at with at most d devices of its first subcluster. */
+/* [group][d]: the first layer that a suffix of the group can start at with at most d devices of its first subcluster.
+ */
 static void reach_backwards(struct search_table *table, bool *reaches)
 {
     const struct search_problem *problem = table->problem;
     const int C = problem->C, L = problem->L, width = problem->most_devices + 1;
     *reaches = false;
-    for (unsigned mask = 1; mask < 1u << C; mask++) {
-        for (int current = 0; current < C; current++) {
-            if (!(mask >> current & 1u)) continue;
-            const unsigned rest = mask & ~(1u << current);
-            int *reach = &table->suffix_reach[search_group(problem, mask, current) * (size_t)width];
-            int behind = rest ? L + 1 : L; /* where the stages of `current` may end */
-            for (int next = 0; next < C; next++)
-                if (rest >> next & 1u) {
-                    const int at = table->suffix_reach[search_group(problem, rest, next) * (size_t)width +
-                                                       (size_t)problem->devices[next]];
-                    if (at < behind) behind = at;
-                }
-            for (int d = 0; d <= problem->devices[current]; d++) {
-                reach[d] = d > 0 ? reach[d - 1] : L + 1;
-                for (int class = problem->first_class[current]; class < problem->first_class[current + 1]; class++) {
-                    const int left = d - problem->class_devices[class];
-                    if (left < 0) break;
-                    const int *near = &table->nearest[class * (L + 1)];
-                    if (behind <= L && near[behind] < reach[d]) reach[d] = near[behind];
-                    if (left > 0 && reach[left] <= L && near[reach[left]] < reach[d]) reach[d] = near[reach[left]];
-                }
+    for (int g = 0; g < problem->valid_count; g++) {
+        const unsigned mask = problem->group[g].mask;
+        const int current = problem->group[g].current;
+        const unsigned rest = mask & ~(1u << current);
+        int *reach = &table->suffix_reach[search_group(problem, mask, current) * (size_t)width];
+        int behind = rest ? L + 1 : L; /* where the stages of `current` may end */
+        for (int next = 0; next < C; next++)
+            if (problem->valid[search_group(problem, rest, next)]) {
+                const int at = table->suffix_reach[search_group(problem, rest, next) * (size_t)width +
+                                                   (size_t)problem->devices[next]];
+                if (at < behind) behind = at;
             }
-            *reaches |= reach[problem->devices[current]] == 0;
+        for (int d = 0; d <= problem->devices[current]; d++) {
+            reach[d] = d > 0 ? reach[d - 1] : L + 1;
+            for (int class = problem->first_class[current]; class < problem->first_class[current + 1]; class ++) {
+                const int left = d - problem->class_devices[class];
+                if (left < 0) break;
+                const int *near = &table->nearest[class * (L + 1)];
+                if (behind <= L && near[behind] < reach[d]) reach[d] = near[behind];
+                if (left > 0 && reach[left] <= L && near[reach[left]] < reach[d]) reach[d] = near[reach[left]];
+            }
         }
+        *reaches |= reach[problem->devices[current]] == 0;
     }
 }
 
@@ -182,29 +182,28 @@ static void reach_forwards(struct search_table *table)
 {
     const struct search_problem *problem = table->problem;
     const int C = problem->C, L = problem->L, width = problem->most_devices + 1;
-    for (unsigned mask = (1u << C) - 1; mask >= 1; mask--) {
-        for (int current = 0; current < C; current++) {
-            if (!(mask >> current & 1u)) continue;
-            int *reach = &table->prefix_reach[search_group(problem, mask, current) * (size_t)width];
-            int before = 0; /* where the stages of `current` may start */
-            for (int last = 0; last < C; last++) {
-                if (mask >> last & 1u) continue;
-                const int *there = &table->prefix_reach[search_group(problem, mask | 1u << last, last) * (size_t)width];
-                for (int class = problem->first_class[last]; class < problem->first_class[last + 1]; class++) {
-                    const int left = problem->devices[last] - problem->class_devices[class];
-                    if (left < 0) break;
-                    const int far = table->furthest[class * (L + 1) + there[left]];
-                    if (far > before) before = far;
-                }
+    for (int g = problem->valid_count - 1; g >= 0; g--) {
+        const unsigned mask = problem->group[g].mask;
+        const int current = problem->group[g].current;
+        int *reach = &table->prefix_reach[search_group(problem, mask, current) * (size_t)width];
+        int before = 0; /* where the stages of `current` may start */
+        for (int last = 0; last < C; last++) {
+            if (mask >> last & 1u || !problem->valid[search_group(problem, mask | 1u << last, last)]) continue;
+            const int *there = &table->prefix_reach[search_group(problem, mask | 1u << last, last) * (size_t)width];
+            for (int class = problem->first_class[last]; class < problem->first_class[last + 1]; class ++) {
+                const int left = problem->devices[last] - problem->class_devices[class];
+                if (left < 0) break;
+                const int far = table->furthest[class * (L + 1) + there[left]];
+                if (far > before) before = far;
             }
-            for (int r = 0; r <= problem->devices[current]; r++) {
-                reach[r] = r > 0 ? reach[r - 1] : before;
-                for (int class = problem->first_class[current]; class < problem->first_class[current + 1]; class++) {
-                    const int left = r - problem->class_devices[class];
-                    if (left < 0) break;
-                    const int far = table->furthest[class * (L + 1) + reach[left]];
-                    if (far > reach[r]) reach[r] = far;
-                }
+        }
+        for (int r = 0; r <= problem->devices[current]; r++) {
+            reach[r] = r > 0 ? reach[r - 1] : before;
+            for (int class = problem->first_class[current]; class < problem->first_class[current + 1]; class ++) {
+                const int left = r - problem->class_devices[class];
+                if (left < 0) break;
+                const int far = table->furthest[class * (L + 1) + reach[left]];
+                if (far > reach[r]) reach[r] = far;
             }
         }
     }
@@ -224,7 +223,8 @@ enum hapt_status search_bound_reach(struct search_table *table, double t_max_s, 
 static void meeting_layers(const struct search_table *table, size_t group, int devices, int *low, int *high)
 {
     const int width = table->problem->most_devices + 1;
-    const int *suffix = &table->suffix_reach[group * (size_t)width], *prefix = &table->prefix_reach[group * (size_t)width];
+    const int *suffix = &table->suffix_reach[group * (size_t)width],
+              *prefix = &table->prefix_reach[group * (size_t)width];
     *low = INT_MAX;
     *high = -1;
     for (int d = 1; d <= devices; d++) {
@@ -239,8 +239,8 @@ static void meeting_layers(const struct search_table *table, size_t group, int d
 
 static enum hapt_status no_memory(int64_t count)
 {
-    return hapt_fail(HAPT_ERR_MEMORY, "plan with fewer layers (--layers-per-model), or with --gap", "the search needs %lld states",
-                     (long long)count);
+    return hapt_fail(HAPT_ERR_MEMORY, "plan with fewer layers (--layers-per-model), or with --gap",
+                     "the search needs %lld states", (long long)count);
 }
 
 static enum hapt_status reserve_rows(struct search_table *table, int64_t count)
@@ -274,7 +274,8 @@ static enum hapt_status reserve_cells(struct search_table *table, int64_t count)
 static void fill_row(const struct search_table *table, size_t group, int devices, int k, struct search_row *row)
 {
     const int width = table->problem->most_devices + 1;
-    const int *suffix = &table->suffix_reach[group * (size_t)width], *prefix = &table->prefix_reach[group * (size_t)width];
+    const int *suffix = &table->suffix_reach[group * (size_t)width],
+              *prefix = &table->prefix_reach[group * (size_t)width];
     int low = 1, high = devices;
     while (low <= devices && suffix[low] > k) low++;
     while (high >= low && prefix[devices - high] < k) high--;
@@ -289,7 +290,7 @@ static enum hapt_status lay_rows(struct search_table *table)
         const int current = group % problem->C;
         table->group_low[group] = 0;
         table->group_high[group] = -1;
-        if (!(group / problem->C >> current & 1)) continue;
+        if (!problem->valid[group]) continue;
         meeting_layers(table, (size_t)group, problem->devices[current], &table->group_low[group],
                        &table->group_high[group]);
         table->group_row[group] = rows;
@@ -321,16 +322,16 @@ WIDE static void lower(double *restrict to, const double *restrict from, double 
 }
 
 /* A stage of layers [k, end) behind the prefixes of a row, the next stage in the same subcluster. */
-static void extend_same(const struct search_table *table, const struct search_candidate *at, const struct search_row *row,
-                        size_t group, double cost_s)
+static void extend_same(const struct search_table *table, const struct search_candidate *at,
+                        const struct search_row *row, size_t group, double cost_s)
 {
     const struct search_row *to = search_row(table, at->end, group);
     if (!to) return;
     const int low = row->low > to->low + at->devices ? row->low : to->low + at->devices;
     const int high = row->high < to->high + at->devices ? row->high : to->high + at->devices;
     if (low > high) return;
-    lower(&table->prefix_s[to->cell + (low - at->devices - to->low)], &table->prefix_s[row->cell + (low - row->low)], cost_s,
-          high - low + 1);
+    lower(&table->prefix_s[to->cell + (low - at->devices - to->low)], &table->prefix_s[row->cell + (low - row->low)],
+          cost_s, high - low + 1);
 }
 
 static void extend_prefixes(const struct search_table *table, int k, unsigned mask, int current, double *least_s)
@@ -388,16 +389,16 @@ enum hapt_status search_bound_prefixes(struct search_table *table, double *least
     for (int64_t i = 0; i < table->row_count; i++) table->handover_s[i] = INFINITY;
     for (int k = 0; k < problem->L; k++) {
         if (table->poll) table->poll(table->poll_context);
-        for (unsigned mask = every; mask >= 1; mask--) {
-            for (int current = 0; current < problem->C; current++) {
-                if (!(mask >> current & 1u)) continue;
-                struct search_row *row = search_row(table, k, search_group(problem, mask, current));
-                if (!row) continue;
-                /* the empty prefix; where every device must be used, what it leaves is everything */
-                if (k == 0 && (!problem->options->use_all_devices || mask == every)) table->handover_s[row - table->row] = 0;
-                take_handover(table, row, problem->devices[current]);
-                if (isfinite(row->least_prefix_s)) extend_prefixes(table, k, mask, current, least_s);
-            }
+        for (int g = problem->valid_count - 1; g >= 0; g--) {
+            const unsigned mask = problem->group[g].mask;
+            const int current = problem->group[g].current;
+            struct search_row *row = search_row(table, k, search_group(problem, mask, current));
+            if (!row) continue;
+            /* the empty prefix; where every device must be used, what it leaves is everything */
+            if (k == 0 && (!problem->options->use_all_devices || mask == every))
+                table->handover_s[row - table->row] = 0;
+            take_handover(table, row, problem->devices[current]);
+            if (isfinite(row->least_prefix_s)) extend_prefixes(table, k, mask, current, least_s);
         }
     }
     table->effort.cells += table->cell_count;

@@ -2,8 +2,8 @@
  * The search over t_max, shared by the ranks of a communicator.
  *
  * For a t_max in (a, b] the objective is at least F(b) + (B - 1) a, F falling: intervals of candidates are split and
- * dropped from both ends (HAPT 5.2.2, taken further). The window of paces comes first: below it no stages reach over the
- * layers with the devices there are, above it the pace alone costs more than a plan that is known.
+ * dropped from both ends (HAPT 5.2.2, taken further). The window of paces comes first: below it no stages reach over
+ * the layers with the devices there are, above it the pace alone costs more than a plan that is known.
  *
  * Intervals are priced in rounds. Within a round the ranks take the next pace from a counter, so none waits for another
  * but at the end, and pass on better objectives by one-sided MPI. A better objective only lets a pass end early that
@@ -36,7 +36,7 @@ struct probe {
     int64_t index, below; /* `below`: first candidate of the part that ends with it */
 };
 
-struct board { /* on rank 0 */
+struct board {    /* on rank 0 */
     int64_t next; /* probes handed out */
     double best_s;
 };
@@ -88,7 +88,8 @@ static enum hapt_status take_next(struct search *search, int64_t *next)
         search->board->next += search->size;
         return HAPT_OK;
     }
-    HAPT_MPI(MPI_Fetch_and_op(&one, next, MPI_INT64_T, 0, (MPI_Aint)offsetof(struct board, next), MPI_SUM, search->window));
+    HAPT_MPI(
+        MPI_Fetch_and_op(&one, next, MPI_INT64_T, 0, (MPI_Aint)offsetof(struct board, next), MPI_SUM, search->window));
     HAPT_MPI(MPI_Win_flush(0, search->window));
     return HAPT_OK;
 }
@@ -231,8 +232,8 @@ static int place_probes(const struct interval *interval, int count, struct probe
 }
 
 /* What is left of an interval behind its probes; returns how many of them were its own. */
-static int split(struct search *search, const struct interval *interval, const struct probe *probe, const double *latency_s,
-                 int count, struct interval *next, int *next_count)
+static int split(struct search *search, const struct interval *interval, const struct probe *probe,
+                 const double *latency_s, int count, struct interval *next, int *next_count)
 {
     int own = 0;
     while (own < count && probe[own].index <= interval->last) own++;
@@ -296,7 +297,8 @@ static enum hapt_status bracket_pace(struct search *search, double *low_s, doubl
 }
 
 /* The smallest of a few paces with a plan, and its F; every rank does the same work. Infinite F: there is none. */
-static enum hapt_status find_known(struct search *search, double *low_s, double high_s, double *pace_s, double *latency_s)
+static enum hapt_status find_known(struct search *search, double *low_s, double high_s, double *pace_s,
+                                   double *latency_s)
 {
     const double longest_s = search->problem->longest_s;
     double step = 0.002;
@@ -372,8 +374,8 @@ static struct priced choose(const struct search *search)
 }
 
 /* The plan at the chosen pace, from a table that holds every program that ties. */
-static enum hapt_status trace_plan(const struct search_problem *problem, double pace_s, double budget_s, struct hapt_arena *scratch, struct hapt_arena *result,
-                                   struct hapt_plan *plan)
+static enum hapt_status trace_plan(const struct search_problem *problem, double pace_s, double budget_s,
+                                   struct hapt_arena *scratch, struct hapt_arena *result, struct hapt_plan *plan)
 {
     struct search_table table;
     double latency_s;
@@ -392,7 +394,8 @@ static enum hapt_status make_plan(struct search *search, struct hapt_arena *scra
     const struct priced chosen = choose(search);
     const double pace_s = search->pace[chosen.index];
     /* what the best objective leaves for the sum at this pace, rounding included */
-    const double left_s = fmax(0, search->best_s - objective(search, chosen.index, chosen.latency_s)) + TIE * search->best_s;
+    const double left_s =
+        fmax(0, search->best_s - objective(search, chosen.index, chosen.latency_s)) + TIE * search->best_s;
     if (problem->thinned) {
         HAPT_TRY(search_problem_create(problem->profile, problem->options, 1, SAFE * search->best_s, scratch, &whole));
         problem = whole;
@@ -446,8 +449,7 @@ enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *prof
                                   const struct hapt_search_options *options, struct hapt_arena *result,
                                   struct hapt_plan **plan)
 {
-    struct search search = {
-        .comm = comm, .window = MPI_WIN_NULL, .best_s = INFINITY, .lower_s = INFINITY};
+    struct search search = {.comm = comm, .window = MPI_WIN_NULL, .best_s = INFINITY, .lower_s = INFINITY};
     struct hapt_arena scratch;
     struct hapt_plan found;
     HAPT_MPI(MPI_Comm_rank(comm, &search.rank));

@@ -60,8 +60,8 @@ static bool beats(const struct thinning *thinning, const struct search_candidate
 }
 
 /* Adds `one` to the candidates for the same layers, unless one of them beats it; drops those that it beats. */
-static int add(const struct thinning *thinning, struct search_candidate *list, int count, const struct search_candidate *one,
-               bool *thinned)
+static int add(const struct thinning *thinning, struct search_candidate *list, int count,
+               const struct search_candidate *one, bool *thinned)
 {
     int kept = 0;
     for (int i = 0; i < count; i++) {
@@ -99,8 +99,8 @@ static int index_range(struct search_problem *problem, const struct thinning *th
     return count;
 }
 
-static enum hapt_status index_stages(struct search_problem *problem, int c, int first, double memory_factor, double tie_s,
-                                     struct search_candidate *buffer, struct hapt_arena *arena)
+static enum hapt_status index_stages(struct search_problem *problem, int c, int first, double memory_factor,
+                                     double tie_s, struct search_candidate *buffer, struct hapt_arena *arena)
 {
     const struct hapt_profile_cluster *cluster = &problem->profile->cluster[c];
     const double memory_bytes = isinf(memory_factor) ? INFINITY : cluster->device_memory_bytes * memory_factor;
@@ -129,7 +129,8 @@ static enum hapt_status build_index(struct search_problem *problem, double memor
             submeshes = problem->profile->cluster[c].submesh_count;
     const size_t lists = (size_t)problem->C * (size_t)problem->L;
     struct search_candidate *buffer = malloc((size_t)submeshes * (size_t)problem->L * sizeof *buffer);
-    if (!buffer) return hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory", "host memory exhausted by the search");
+    if (!buffer)
+        return hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory", "host memory exhausted by the search");
     enum hapt_status status = HAPT_OK;
     problem->candidate = hapt_arena_alloc(arena, lists, sizeof *problem->candidate);
     problem->candidate_count = hapt_arena_alloc(arena, lists, sizeof *problem->candidate_count);
@@ -159,7 +160,8 @@ static enum hapt_status find_classes(struct search_problem *problem, struct hapt
             if (next == INT_MAX) break;
             devices = next;
             for (int s = 0; s < cluster->submesh_count; s++)
-                if (cluster->submesh[s].n * cluster->submesh[s].m == devices) problem->class_of[c][s] = problem->class_count;
+                if (cluster->submesh[s].n * cluster->submesh[s].m == devices)
+                    problem->class_of[c][s] = problem->class_count;
             problem->class_devices[problem->class_count++] = devices;
         }
     }
@@ -196,7 +198,7 @@ enum hapt_status search_problem_create(const struct hapt_profile *profile, const
         return hapt_fail(HAPT_ERR_INPUT, "merge subclusters with equal devices",
                          "the search takes %d subclusters, not %d", HAPT_SEARCH_MAX_SUBCLUSTERS, C);
     *made = (struct search_problem){.profile = profile, .options = options, .L = L, .C = C, .B = options->microbatches};
-    made->group_count = C << C;
+    HAPT_TRY(search_problem_group(made, arena));
     made->cap = options->schedule == HAPT_SCHEDULE_GPIPE ? 1 : made->B;
     int64_t stages = 0;
     for (int c = 0; c < C; c++) {
@@ -250,13 +252,14 @@ static void add_stage_paces(const struct search_problem *problem, struct paces *
         for (int s = 0; s < cluster->submesh_count; s++)
             for (int first = 0; first < L; first++)
                 for (int last = first; last < L; last++)
-                    add_pace(paces, stage_time(cluster, hapt_profile_index(problem->profile, s, first, last), problem->B));
+                    add_pace(paces,
+                             stage_time(cluster, hapt_profile_index(problem->profile, s, first, last), problem->B));
     }
 }
 
 /* The optimum's t_max is some t, c, 2c or c / epsilon: between two of them nothing changes but the pace. */
-enum hapt_status search_paces(const struct search_problem *problem, double least_s, double most_s, struct hapt_arena *arena,
-                              double **pace, int64_t *count)
+enum hapt_status search_paces(const struct search_problem *problem, double least_s, double most_s,
+                              struct hapt_arena *arena, double **pace, int64_t *count)
 {
     struct paces paces = {.least_s = least_s, .most_s = most_s};
     size_t distinct = 0;
@@ -278,7 +281,8 @@ enum hapt_status search_paces(const struct search_problem *problem, double least
     if (*pace && distinct > 0) memcpy(*pace, paces.pace, distinct * sizeof **pace);
     free(paces.pace);
     *count = (int64_t)distinct;
-    return *pace ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory", "host memory exhausted by the search");
+    return *pace ? HAPT_OK
+                 : hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory", "host memory exhausted by the search");
 }
 
 enum hapt_status search_least_sum(const struct search_problem *problem, struct hapt_arena *scratch, double *least_s)

@@ -60,8 +60,9 @@ static bool completes(const struct trace *trace, const struct prefix *to)
     const int room = problem->devices[to->next] - (same ? to->devices : 0);
     const int every = (1 << problem->C) - 1;
     const int taken = same ? to->used & ~(1 << to->current) : to->used;
-    for (int mask = 1; mask <= every; mask++) {
-        if (!(mask >> to->next & 1) || (mask & taken)) continue;
+    for (int g = 0; g < problem->valid_count; g++) {
+        const int mask = (int)problem->group[g].mask;
+        if (problem->group[g].current != to->next || (mask & taken)) continue;
         if (exact && (mask | to->used) != every) continue;
         const struct search_row *row = search_row(table, to->layer, search_group(problem, (unsigned)mask, to->next));
         if (!row || row->start < 0 || room < row->low) continue;
@@ -223,13 +224,14 @@ static enum hapt_status choose(void *context, const struct search_candidate *sta
     struct choosing *choosing = context;
     const struct prefix *known = find(choosing->behind, to);
     if (!known || !known->finishes) return HAPT_OK;
-    const int order = choosing->best ? compare_stages(choosing->trace->problem, stage, to->current, choosing->best,
+    const int name = search_name(choosing->trace->problem, (unsigned)to->used, to->current);
+    const int order = choosing->best ? compare_stages(choosing->trace->problem, stage, name, choosing->best,
                                                       choosing->best_subcluster)
                                      : -1;
     if (order > 0) return HAPT_OK;
     if (order < 0) {
         choosing->best = stage;
-        choosing->best_subcluster = to->current;
+        choosing->best_subcluster = name;
         choosing->reached.count = 0;
     }
     return append(&choosing->reached, to, choosing->trace->arena);

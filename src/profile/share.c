@@ -45,7 +45,8 @@ static enum hapt_status place_profile(struct layout *layout, const struct hapt_p
         place(layout, from ? from->boundary_bytes : NULL, (size_t)to->layer_count * sizeof *to->boundary_bytes);
     to->link_bandwidth = place(layout, from ? from->link_bandwidth : NULL, C * C * sizeof *to->link_bandwidth);
     to->link_latency = place(layout, from ? from->link_latency : NULL, C * C * sizeof *to->link_latency);
-    for (size_t c = 0; c < C; c++) place_cluster(layout, to->layer_count, from ? &from->cluster[c] : NULL, &to->cluster[c]);
+    for (size_t c = 0; c < C; c++)
+        place_cluster(layout, to->layer_count, from ? &from->cluster[c] : NULL, &to->cluster[c]);
     return HAPT_OK;
 }
 
@@ -62,8 +63,9 @@ static enum hapt_status block_bytes(const struct hapt_profile *made, size_t *byt
 }
 
 /* The first rank of a node writes, then all others read. */
-static enum hapt_status write_block(const struct hapt_env *env, struct hapt_shared *block, const struct hapt_profile *made,
-                                    struct hapt_arena *result, struct hapt_profile *common)
+static enum hapt_status write_block(const struct hapt_env *env, struct hapt_shared *block,
+                                    const struct hapt_profile *made, struct hapt_arena *result,
+                                    struct hapt_profile *common)
 {
     struct layout layout = {.base = hapt_shared_memory(block)};
     enum hapt_status status = common ? HAPT_OK : HAPT_ERR_MEMORY;

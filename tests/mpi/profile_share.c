@@ -14,14 +14,14 @@ static void compare_clusters(const struct hapt_profile *profile, const struct ha
     const struct hapt_profile_cluster *a = &profile->cluster[c], *b = &own->cluster[c];
     if (!CHECK(a->submesh_count == b->submesh_count)) return;
     const size_t table = hapt_profile_index(own, b->submesh_count, 0, 0) * sizeof(double);
-    const bool same = strcmp(a->name, b->name) == 0 && a->nodes == b->nodes && a->devices_per_node == b->devices_per_node &&
-                      a->device_memory_bytes == b->device_memory_bytes && a->peak_flops == b->peak_flops &&
-                      same_bytes(a->submesh, b->submesh, (size_t)b->submesh_count * sizeof *b->submesh) &&
-                      same_bytes(a->stage_time, b->stage_time, table) &&
-                      same_bytes(a->stage_forward_time, b->stage_forward_time, table) &&
-                      same_bytes(a->parameter_bytes, b->parameter_bytes, table) &&
-                      same_bytes(a->activation_bytes, b->activation_bytes, table) &&
-                      same_bytes(a->step_time, b->step_time, table);
+    const bool same =
+        strcmp(a->name, b->name) == 0 && a->nodes == b->nodes && a->devices_per_node == b->devices_per_node &&
+        a->device_memory_bytes == b->device_memory_bytes && a->peak_flops == b->peak_flops &&
+        same_bytes(a->submesh, b->submesh, (size_t)b->submesh_count * sizeof *b->submesh) &&
+        same_bytes(a->stage_time, b->stage_time, table) &&
+        same_bytes(a->stage_forward_time, b->stage_forward_time, table) &&
+        same_bytes(a->parameter_bytes, b->parameter_bytes, table) &&
+        same_bytes(a->activation_bytes, b->activation_bytes, table) && same_bytes(a->step_time, b->step_time, table);
     CHECK_MESSAGE(same, "seed %llu: subcluster %d differs", (unsigned long long)seed, c);
 }
 

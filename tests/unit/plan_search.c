@@ -235,12 +235,29 @@ static void compare_gap(const struct brute *brute, uint64_t start_seed, struct h
     loose_cases += plan->latency_s > best_s * (1 + 1e-9);
 }
 
-static long feasible_cases, link_cases, memory_cases, idle_cases, skip_cases;
+/* Plans over two or more subclusters that are interchangeable as far as tables go. */
+static bool uses_twins(const struct hapt_plan *plan, const struct hapt_profile *profile)
+{
+    const size_t L = (size_t)profile->layer_count;
+    for (int i = 0; i < plan->stage_count; i++) {
+        for (int k = 0; k < i; k++) {
+            const struct hapt_profile_cluster *a = &profile->cluster[plan->stage[i].subcluster];
+            const struct hapt_profile_cluster *b = &profile->cluster[plan->stage[k].subcluster];
+            if (a != b && a->submesh_count == b->submesh_count && a->device_memory_bytes == b->device_memory_bytes &&
+                memcmp(a->stage_time, b->stage_time, (size_t)a->submesh_count * L * L * sizeof(double)) == 0)
+                return true;
+        }
+    }
+    return false;
+}
+
+static long feasible_cases, twin_cases, link_cases, memory_cases, idle_cases, skip_cases;
 
 static void count_kind(const struct hapt_plan *plan, const struct hapt_profile *profile)
 {
     int used[4] = {0}, devices = 0, skipped = 0;
     feasible_cases++;
+    twin_cases += uses_twins(plan, profile);
     link_cases += strcmp(plan->limit, "link") == 0;
     memory_cases += strcmp(plan->limit, "memory") == 0;
     for (int i = 0; i < plan->stage_count; i++)
@@ -301,12 +318,12 @@ static void search_equals_brute_force(void)
     const int count = wanted ? 1 : test_long() ? 100000 : 10000;
     for (int i = 0; i < count; i++) compare_once(wanted ? strtoull(wanted, NULL, 10) : (uint64_t)i + 1, 0);
     printf(
-        "%d profiles: %ld feasible, %ld paced by a link, %ld by memory, %ld with idle devices, %ld skip a subcluster; %ld "
+        "%d profiles: %ld feasible, %ld paced by a link, %ld by memory, %ld with idle devices, %ld skip a subcluster, %ld use equal ones; %ld "
         "with a gap end before the optimum\n",
-        count, feasible_cases, link_cases, memory_cases, idle_cases, skip_cases, loose_cases);
+        count, feasible_cases, link_cases, memory_cases, idle_cases, skip_cases, twin_cases, loose_cases);
     if (wanted) return;
     CHECK(feasible_cases > count / 2);
-    CHECK(loose_cases > 0);
+    CHECK(loose_cases > 0 && twin_cases > 0);
     CHECK(link_cases > 0 && memory_cases > 0 && idle_cases > 0 && skip_cases > 0);
 }
 

@@ -1,0 +1,80 @@
+/* Which subclusters are interchangeable, and the groups of suffixes that are left when their order does not count. */
+#include "search.h"
+
+#include <string.h>
+
+static bool same_table(const double *a, const double *b, size_t cells)
+{
+    if (!a || !b) return a == b;
+    return a == b || memcmp(a, b, cells * sizeof *a) == 0;
+}
+
+static bool same_links(const struct hapt_profile *profile, int a, int b)
+{
+    const int C = profile->cluster_count;
+    const double *const table[] = {profile->link_bandwidth, profile->link_latency};
+    for (int k = 0; k < 2; k++) {
+        if (table[k][a * C + a] != table[k][b * C + b] || table[k][a * C + b] != table[k][b * C + a]) return false;
+        for (int c = 0; c < C; c++) {
+            if (c == a || c == b) continue;
+            if (table[k][a * C + c] != table[k][b * C + c] || table[k][c * C + a] != table[k][c * C + b]) return false;
+        }
+    }
+    return true;
+}
+
+static bool interchangeable(const struct hapt_profile *profile, int a, int b)
+{
+    const struct hapt_profile_cluster *x = &profile->cluster[a], *y = &profile->cluster[b];
+    const size_t S = (size_t)x->submesh_count, cells = hapt_profile_index(profile, x->submesh_count, 0, 0);
+    if (x->nodes != y->nodes || x->devices_per_node != y->devices_per_node || x->submesh_count != y->submesh_count ||
+        x->device_memory_bytes != y->device_memory_bytes || memcmp(x->submesh, y->submesh, S * sizeof *x->submesh) != 0)
+        return false;
+    return same_links(profile, a, b) && same_table(x->stage_time, y->stage_time, cells) &&
+           same_table(x->step_time, y->step_time, cells) && same_table(x->parameter_bytes, y->parameter_bytes, cells) &&
+           same_table(x->activation_bytes, y->activation_bytes, cells);
+}
+
+/* The highest of each kind are taken first, and `current`, the latest, is the lowest of its own. */
+static bool is_valid(const struct search_problem *problem, unsigned mask, int current)
+{
+    if (!(mask >> current & 1u)) return false;
+    for (int c = 0; c < problem->C; c++) {
+        const unsigned above = problem->kind[c] & ~((2u << c) - 1);
+        if ((mask >> c & 1u) && (mask & above) != above) return false;
+    }
+    return (mask & problem->kind[current] & ((1u << current) - 1)) == 0;
+}
+
+enum hapt_status search_problem_group(struct search_problem *problem, struct hapt_arena *arena)
+{
+    const int C = problem->C;
+    for (int c = 0; c < C; c++) {
+        problem->kind[c] = 1u << c;
+        for (int other = 0; other < c; other++) {
+            if (!interchangeable(problem->profile, other, c)) continue;
+            problem->kind[other] |= 1u << c;
+            problem->kind[c] = problem->kind[other];
+        }
+    }
+    problem->group_count = C << C;
+    HAPT_NEW(problem->valid, arena, problem->group_count);
+    HAPT_NEW(problem->group, arena, problem->group_count);
+    for (unsigned mask = 1; mask < 1u << C; mask++) {
+        for (int current = 0; current < C; current++) {
+            const bool valid = is_valid(problem, mask, current);
+            problem->valid[search_group(problem, mask, current)] = valid;
+            if (valid) problem->group[problem->valid_count++] = (struct search_group){mask, current};
+        }
+    }
+    return HAPT_OK;
+}
+
+int search_name(const struct search_problem *problem, unsigned used, int current)
+{
+    int earlier = -1; /* of its kind */
+    for (int c = 0; c < problem->C; c++) earlier += (used & problem->kind[current]) >> c & 1u;
+    for (int c = 0; c < problem->C; c++)
+        if ((problem->kind[current] >> c & 1u) && earlier-- == 0) return c;
+    return current;
+}
