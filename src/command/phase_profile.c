@@ -33,6 +33,23 @@ static enum hapt_status check_tensor_parallel(const struct hapt_config *config, 
                      job ? "training runs no tensor-parallel programs yet" : "measured profiles are data-parallel");
 }
 
+/* By the first rank of every node, for all ranks there. */
+static enum hapt_status predict_shared(struct hapt_env *env, const struct hapt_config *config, const struct hapt_cluster *cluster,
+                                       const struct hapt_model *model, const struct hapt_layers *layers,
+                                       const struct hapt_efficiency *efficiency, struct hapt_arena *arena,
+                                       struct hapt_profile **profile)
+{
+    struct hapt_arena own; /* of the first rank's copy, where others need one */
+    struct hapt_profile *made = NULL;
+    enum hapt_status status = HAPT_OK;
+    hapt_arena_init(&own);
+    if (env->node_rank == 0)
+        status = hapt_profile_predict_with(cluster, model, layers, config, efficiency, env->node_size > 1 ? &own : arena, &made);
+    status = hapt_profile_share(env, status, made, arena, profile);
+    hapt_arena_release(&own);
+    return status;
+}
+
 enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *config, const struct hapt_cluster *cluster,
                                     const struct hapt_model *model, const struct hapt_layers *layers,
                                     struct hapt_arena *arena, struct hapt_profile **profile)
@@ -50,6 +67,5 @@ enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *co
         return hapt_profile_measure(env, cluster, model, layers, config, arena, profile);
     }
     HAPT_TRY(load_efficiency(env, config, cluster, model, arena, &efficiency));
-    return hapt_env_agree(env->world,
-                          hapt_profile_predict_with(cluster, model, layers, config, efficiency, arena, profile));
+    return predict_shared(env, config, cluster, model, layers, efficiency, arena, profile);
 }

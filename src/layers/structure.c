@@ -151,9 +151,16 @@ struct all_ranges {
     int *lowest;        /* [tensor] first place that touches it */
     int *highest_read;  /* [tensor] last place that reads it, */
     int *highest_write; /* ... that writes it */
+    uint64_t *kind, *facts; /* [op], [tensor] what does not depend on the range */
     int *number, *stamp; /* [tensor] its number in the ranges from layer stamp - 1 on */
     int numbers, first_op, mark;
 };
+
+static const struct hapt_tensor *primal_of(const struct hapt_graph *graph, int tensor)
+{
+    const struct hapt_tensor *of = &graph->tensor[tensor];
+    return of->primal >= 0 ? &graph->tensor[of->primal] : of;
+}
 
 static enum hapt_status all_ranges_init(const struct hapt_graph *graph, struct hapt_arena *scratch, struct all_ranges *all)
 {
@@ -163,15 +170,19 @@ static enum hapt_status all_ranges_init(const struct hapt_graph *graph, struct h
     HAPT_NEW(all->lowest, scratch, graph->tensor_count);
     HAPT_NEW(all->highest_read, scratch, graph->tensor_count);
     HAPT_NEW(all->highest_write, scratch, graph->tensor_count);
+    HAPT_NEW(all->kind, scratch, graph->op_count);
+    HAPT_NEW(all->facts, scratch, graph->tensor_count);
     HAPT_NEW(all->number, scratch, graph->tensor_count);
     HAPT_NEW(all->stamp, scratch, graph->tensor_count);
     for (int t = 0; t < graph->tensor_count; t++) {
         all->lowest[t] = graph->forward_count;
         all->highest_read[t] = all->highest_write[t] = -1;
+        all->facts[t] = mix_tensor((uint64_t)primal_of(graph, t)->kind, &graph->tensor[t]);
     }
     for (int o = 0; o < graph->op_count; o++) {
         const struct hapt_op *op = &graph->op[o];
         const int place = op->forward_op;
+        all->kind[o] = mix_kind(1, op);
         if (o >= graph->forward_count) all->backward_start[place + 2]++;
         for (int k = 0; k < op->input_count + op->output_count; k++) {
             const bool reads = k < op->input_count;
@@ -188,20 +199,13 @@ static enum hapt_status all_ranges_init(const struct hapt_graph *graph, struct h
     return HAPT_OK;
 }
 
-static const struct hapt_tensor *primal_of(const struct hapt_graph *graph, int tensor)
-{
-    const struct hapt_tensor *of = &graph->tensor[tensor];
-    return of->primal >= 0 ? &graph->tensor[of->primal] : of;
-}
-
 static uint64_t mix_numbered(uint64_t hash, struct all_ranges *all, int tensor)
 {
     if (tensor < 0) return mix(hash, -1);
     if (all->stamp[tensor] != all->mark) {
-        const struct hapt_tensor *of = &all->graph->tensor[tensor];
         all->stamp[tensor] = all->mark;
         all->number[tensor] = ++all->numbers;
-        hash = mix(mix_tensor(hash, of), primal_of(all->graph, tensor)->kind);
+        hash = mix(hash, (int64_t)all->facts[tensor]);
         /* From before: an activation made there comes in, a gradient that is touched there goes out. */
         if (primal_of(all->graph, tensor)->kind == HAPT_TENSOR_ACTIVATION) hash = mix(hash, all->lowest[tensor] < all->first_op);
     }
@@ -211,8 +215,9 @@ static uint64_t mix_numbered(uint64_t hash, struct all_ranges *all, int tensor)
 static uint64_t mix_place(uint64_t hash, struct all_ranges *all, int place)
 {
     for (int k = all->backward_start[place] - 1; k < all->backward_start[place + 1]; k++) {
-        const struct hapt_op *op = &all->graph->op[k < all->backward_start[place] ? place : all->backward[k]];
-        hash = mix(mix_kind(hash, op), place - all->first_op);
+        const int index = k < all->backward_start[place] ? place : all->backward[k];
+        const struct hapt_op *op = &all->graph->op[index];
+        hash = mix(mix(hash, (int64_t)all->kind[index]), place - all->first_op);
         for (int i = 0; i < op->input_count; i++) hash = mix_numbered(hash, all, op->input[i]);
         for (int o = 0; o < op->output_count; o++) hash = mix_numbered(hash, all, op->output[o]);
     }

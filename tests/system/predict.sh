@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Predicted profiles with tensor-parallel variants: GPT-39B on 32 A100 and 32 V100, refusals.
+source "$(dirname "$0")/lib.sh.inc"
+clusters=$(dirname "$0")/../../inputs/clusters
+model=$scratch/m.h5 P=$scratch/P.h5
+# holds EXPRESSION: of the JSON object d that the last command printed
+holds() {
+    checks=$((checks + 1))
+    [ "$(/usr/bin/python3 -c 'import json, sys; d = json.load(open(sys.argv[1])); print(bool(eval(sys.argv[2])))' "$scratch/out" "$1")" = True ] ||
+        fail "$1 does not hold in $(head -c 1500 "$scratch/out")"
+}
+
+# By hand: 39e9 parameters of 18 bytes over 64 devices leave room for activations; tensor parallelism over 8 neighbours everywhere
+# that matters, the devices with more memory for what is in flight longest in front, and a near-balanced pipeline.
+passes 1 model gpt-39b --microbatch 8 --tied-embeddings no --output "$model"
+for ranks in 1 2 3; do
+    passes $ranks plan --input "$model" --cluster "$clusters/a100x4-v100x4.json" --microbatches 128 --json
+    sed '/"seconds"/d' "$scratch/out" >"$scratch/plan$ranks.json"
+done
+checks=$((checks + 2))
+cmp -s "$scratch/plan1.json" "$scratch/plan2.json" || fail "2 ranks plan otherwise than 1"
+cmp -s "$scratch/plan1.json" "$scratch/plan3.json" || fail "3 ranks plan otherwise than 1"
+holds '0.35 < d["mfu"] < 0.6'
+holds 'd["balance_eta"] > 0.85'
+holds '[s["subcluster"] for s in d["stages"]] == sorted((s["subcluster"] for s in d["stages"]), reverse=True)'
+holds '{s["subcluster"] for s in d["stages"]} == {"a100", "v100"}'
+holds 'sum(s["tensor_parallel"] == 8 for s in d["stages"]) > len(d["stages"]) / 2'
+holds 'all(s["memory_bytes"] <= {"a100": 40e9, "v100": 32e9}[s["subcluster"]] for s in d["stages"])'
+# Without it nothing fits.
+refuses 4 'memory' 1 plan --input "$model" --cluster "$clusters/a100x4-v100x4.json" --microbatches 128 --tensor-parallel 1
+
+# every variant is named, in order, and limited by the option
+passes 1 profile --input "$model" --cluster "$clusters/a100x4-v100x4.json" --predict --output "$P" --json
+holds 'all([(s["nodes"], s["devices_per_node"], s["tensor_parallel"]) for s in c["submeshes"]] == sorted((s["nodes"], s["devices_per_node"], s["tensor_parallel"]) for s in c["submeshes"]) for c in d["subclusters"])'
+holds 'all(max(s["tensor_parallel"] for s in c["submeshes"]) == 8 for c in d["subclusters"])'
+holds 'all(8 % (s["nodes"] * s["devices_per_node"] // s["tensor_parallel"]) == 0 and s["candidates"] > 0 for c in d["subclusters"] for s in c["submeshes"])'
+passes 1 profile --input "$model" --cluster "$clusters/a100x4-v100x4.json" --predict --output "$P" --tensor-parallel 4
+checks=$((checks + 1))
+grep -q '1x8 tp 4' "$scratch/out" && ! grep -q 'tp 8' "$scratch/out" || fail "--tensor-parallel 4: $(cat "$scratch/out")"
+passes 1 plan --profile "$P" --microbatches 128
+
+# measuring and training are data-parallel
+passes 1 model gpt --layers 2 --hidden 32 --heads 2 --sequence 16 --vocab 64 --microbatch 2 --output "$scratch/tiny.h5"
+refuses 2 'measured profiles are data-parallel' 1 profile --input "$scratch/tiny.h5" --tensor-parallel 2 --output "$P"
+refuses 2 'no tensor-parallel programs yet' 1 --input "$scratch/tiny.h5" --tensor-parallel 2 --steps 1 --output "$scratch/run"
+refuses 2 'not measured again' 1 plan --profile "$P" --tensor-parallel 2
+finish
