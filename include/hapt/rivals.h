@@ -62,9 +62,9 @@ enum hapt_status hapt_plan_worth(const struct hapt_env *env, const struct hapt_p
 
 /* The plan's rivals under the options that it was searched with: other orders of its subclusters, without each of them,
  * each alone (from `worth`), with each that it leaves out, the cuts between subclusters one layer earlier and later, and
- * where other bytes cross, with a stage split in two or two joined, with memory lifted, with idle devices used or left. Plans that several of these lead to stand
- * once. `given`: the plan was not searched but given; the best plan is then a rival too.
- * Collective over env->world, the same for every number of ranks. */
+ * where other bytes cross, with a stage split in two or two joined, with memory lifted, with idle devices used or left.
+ * Plans that several of these lead to stand once. `given`: the plan was not searched but given; the best plan is then a
+ * rival too. Collective over env->world, the same for every number of ranks. */
 enum hapt_status hapt_plan_rivals(const struct hapt_env *env, const struct hapt_profile *profile,
                                   const struct hapt_search_options *options, const struct hapt_plan *plan,
                                   const struct hapt_worth *worth, bool given, struct hapt_arena *arena,

@@ -392,7 +392,8 @@ static enum hapt_status find_rivals(struct finder *finder, bool given, struct ha
     HAPT_TRY(other_stages(finder));
     HAPT_TRY(lifted_memory(finder, scratch));
     HAPT_TRY(idle_devices(finder));
-    qsort(finder->rivals->rival, (size_t)finder->rivals->count, sizeof *finder->rivals->rival, compare_rivals);
+    if (finder->rivals->count > 0)
+        qsort(finder->rivals->rival, (size_t)finder->rivals->count, sizeof *finder->rivals->rival, compare_rivals);
     return HAPT_OK;
 }
 
