@@ -73,8 +73,9 @@ struct hapt_search_options {
     bool may_fail; /* having no plan is an answer: agreed upon quietly (hapt_env_agree_quietly) */
 };
 
-/* The exact optimum, t_max candidates spread over the ranks of `comm`; the same plan on every rank and for every number of
- * ranks. Collective. HAPT_ERR_INFEASIBLE names the nearest obstacle. */
+/* The optimum, or a plan within options->gap of it with plan->search.gap proven; t_max candidates are spread over the ranks of
+ * `comm`. The same plan, bit for bit, on every rank and for every number of ranks. Collective. HAPT_ERR_INFEASIBLE names the
+ * nearest obstacle; HAPT_ERR_INPUT for more than 12 subclusters; HAPT_ERR_MEMORY on all ranks when one is short of it. */
 enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *profile,
                                   const struct hapt_search_options *options, struct hapt_arena *result,
                                   struct hapt_plan **plan);

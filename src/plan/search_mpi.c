@@ -165,11 +165,13 @@ static enum hapt_status price_some(struct search *search, const struct probe *pr
     }
 }
 
-/* Prices candidates; every rank learns every price. A price beyond what can matter counts as infinite. */
-static enum hapt_status price(struct search *search, const struct probe *probe, int count, double *latency_s)
+/* Prices candidates; every rank learns every price. A price beyond what can matter counts as infinite. `status`: of
+ * this rank so far; all leave when one has failed. */
+static enum hapt_status price(struct search *search, enum hapt_status status, const struct probe *probe, int count,
+                              double *latency_s)
 {
-    for (int i = 0; i < count; i++) latency_s[i] = INFINITY;
-    const enum hapt_status status = price_some(search, probe, count, latency_s);
+    for (int i = 0; status == HAPT_OK && i < count; i++) latency_s[i] = INFINITY;
+    if (status == HAPT_OK) status = price_some(search, probe, count, latency_s);
     const double done_s = hapt_time_s();
     HAPT_TRY(hapt_env_agree(search->comm, status));
     if (search->size > 1) HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, latency_s, count, MPI_DOUBLE, MPI_MIN, search->comm));
@@ -251,29 +253,38 @@ static int split(struct search *search, const struct interval *interval, const s
     return own;
 }
 
-static enum hapt_status refine_intervals(struct search *search, double least_s, struct hapt_arena *scratch)
-{
-    const struct priced *known = &search->priced[0];
+struct round {
     struct interval *now, *next;
     struct probe *probe;
     double *latency_s;
-    int count = 0;
-    HAPT_NEW(now, scratch, 2);
-    now[count++] = (struct interval){0, known->index - 1, known->latency_s};
-    now[count++] = (struct interval){known->index + 1, search->pace_count - 1, least_s};
-    for (;;) {
-        int kept = 0, next_count = 0;
+};
+
+static enum hapt_status make_room(struct round *round, int kept, struct hapt_arena *scratch)
+{
+    HAPT_NEW(round->probe, scratch, kept + 8);
+    HAPT_NEW(round->latency_s, scratch, kept + 8);
+    HAPT_NEW(round->next, scratch, 2 * kept + 8);
+    return HAPT_OK;
+}
+
+static enum hapt_status refine_intervals(struct search *search, double least_s, struct hapt_arena *scratch)
+{
+    const struct priced *known = &search->priced[0];
+    struct interval start[2] = {{0, known->index - 1, known->latency_s},
+                                {known->index + 1, search->pace_count - 1, least_s}};
+    struct round round = {.now = start};
+    for (int count = 2;;) {
+        int kept = 0, probes = 0, next_count = 0;
         for (int i = 0; i < count; i++)
-            if (trim(search, &now[i])) now[kept++] = now[i];
+            if (trim(search, &round.now[i])) round.now[kept++] = round.now[i];
         if (kept == 0) return HAPT_OK;
-        HAPT_NEW(probe, scratch, kept + 8);
-        HAPT_NEW(latency_s, scratch, kept + 8);
-        HAPT_NEW(next, scratch, 2 * kept + 8);
-        const int probes = place_probes(now, kept, probe);
-        HAPT_TRY(price(search, probe, probes, latency_s));
+        const enum hapt_status status = make_room(&round, kept, scratch);
+        if (status == HAPT_OK) probes = place_probes(round.now, kept, round.probe);
+        HAPT_TRY(price(search, status, round.probe, probes, round.latency_s));
         for (int i = 0, at = 0; i < kept; i++)
-            at += split(search, &now[i], &probe[at], &latency_s[at], probes - at, next, &next_count);
-        now = next;
+            at += split(search, &round.now[i], &round.probe[at], &round.latency_s[at], probes - at, round.next,
+                        &next_count);
+        round.now = round.next;
         count = next_count;
     }
 }

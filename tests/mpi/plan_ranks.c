@@ -2,6 +2,9 @@
  * The plan does not depend on the number of ranks, nor on which rank looks at it. */
 #include "random_profile.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 static bool same_real(double a, double b)
 {
     return memcmp(&a, &b, sizeof a) == 0;
@@ -10,9 +13,9 @@ static bool same_real(double a, double b)
 static bool same_stage(const struct hapt_plan_stage *a, const struct hapt_plan_stage *b)
 {
     return a->first_layer == b->first_layer && a->end_layer == b->end_layer && a->subcluster == b->subcluster &&
-           a->nodes == b->nodes && a->devices_per_node == b->devices_per_node && a->warmup == b->warmup && a->tensor_parallel == b->tensor_parallel &&
-           same_real(a->compute_s, b->compute_s) && same_real(a->comm_s, b->comm_s) &&
-           same_real(a->memory_bytes, b->memory_bytes);
+           a->nodes == b->nodes && a->devices_per_node == b->devices_per_node && a->warmup == b->warmup &&
+           a->tensor_parallel == b->tensor_parallel && same_real(a->compute_s, b->compute_s) &&
+           same_real(a->comm_s, b->comm_s) && same_real(a->memory_bytes, b->memory_bytes);
 }
 
 static bool same_plan(const struct hapt_plan *a, const struct hapt_plan *b)
@@ -57,16 +60,12 @@ static void small_profiles(void)
 }
 
 /* Every cost unique, so that there are many t_max to share. */
-static void larger_profile(void)
+static struct hapt_profile *unique_profile(uint64_t seed, int L, struct hapt_arena *arena)
 {
-    uint64_t seed = 7;
-    struct hapt_arena arena;
     struct hapt_profile *profile;
-    const int L = 24;
-    hapt_arena_init(&arena);
-    CHECK_OK(hapt_profile_create(L, 2, &arena, &profile));
+    CHECK_OK(hapt_profile_create(L, 2, arena, &profile));
     for (int c = 0; c < 2; c++) {
-        CHECK_OK(hapt_profile_add_cluster(profile, c, c ? "slow" : "fast", 2, 4, 60, 2 - c, &arena));
+        CHECK_OK(hapt_profile_add_cluster(profile, c, c ? "slow" : "fast", 2, 4, 2.5 * L, 2 - c, arena));
         struct hapt_profile_cluster *cluster = &profile->cluster[c];
         for (int s = 0; s < cluster->submesh_count; s++) {
             for (int i = 0; i < L; i++) {
@@ -83,6 +82,15 @@ static void larger_profile(void)
     }
     for (int layer = 0; layer < L - 1; layer++) profile->boundary_bytes[layer] = 0.2 + hapt_random_unit(&seed);
     for (int k = 0; k < 4; k++) profile->link_bandwidth[k] = k == 0 || k == 3 ? 20 : 1;
+    return profile;
+}
+
+static void larger_profile(void)
+{
+    struct hapt_arena arena;
+    hapt_arena_init(&arena);
+    const uint64_t seed = 7;
+    const struct hapt_profile *profile = unique_profile(seed, 24, &arena);
     struct hapt_search_options options = {.microbatches = 32, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02};
     compare(profile, &options, seed, &arena);
     options.gap = 0.01;
@@ -90,9 +98,50 @@ static void larger_profile(void)
     hapt_arena_release(&arena);
 }
 
+static size_t address_space_bytes(void)
+{
+    long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (!file || fscanf(file, "%ld", &pages) != 1) pages = 0;
+    if (file) fclose(file);
+    return (size_t)pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* One rank runs out of memory: all fail, and none waits for it. */
+static void short_of_memory(void)
+{
+    const struct hapt_search_options options = {
+        .microbatches = 32, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02};
+    for (int extra = 0; extra < 6; extra++) { /* it fails at different places */
+        struct hapt_arena arena;
+        struct hapt_plan *plan = NULL;
+        struct rlimit before, limit;
+        hapt_arena_init(&arena);
+        const struct hapt_profile *profile = unique_profile(11, 100, &arena);
+        const bool poor = test_env.world_rank == test_env.world_size - 1;
+        MPI_Barrier(test_env.world);
+        CHECK(getrlimit(RLIMIT_AS, &before) == 0);
+        limit = before;
+        limit.rlim_cur = address_space_bytes() + ((size_t)256 << (2 * extra)) * 1024;
+        if (poor) CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
+        const enum hapt_status status = hapt_plan_search(test_env.world, profile, &options, &arena, &plan);
+        if (poor) CHECK(setrlimit(RLIMIT_AS, &before) == 0);
+        hapt_fail_reset();
+        CHECK_MESSAGE(extra == 0 ? status == HAPT_ERR_MEMORY : status == HAPT_OK || status == HAPT_ERR_MEMORY,
+                      "%zu KiB: %s", (size_t)256 << (2 * extra), hapt_status_name(status));
+        int least = (int)status, most = (int)status;
+        MPI_Allreduce(MPI_IN_PLACE, &least, 1, MPI_INT, MPI_MIN, test_env.world);
+        MPI_Allreduce(MPI_IN_PLACE, &most, 1, MPI_INT, MPI_MAX, test_env.world);
+        CHECK(least == most);
+        if (extra == 5) CHECK(status == HAPT_OK);
+        hapt_arena_release(&arena);
+    }
+}
+
 int main(int argc, char **argv)
 {
     test_init_mpi(&argc, &argv);
+    RUN(short_of_memory);
     RUN(small_profiles);
     RUN(larger_profile);
     return test_finish();
