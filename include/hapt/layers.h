@@ -30,9 +30,10 @@ enum hapt_status hapt_layers_check(const struct hapt_layers *layers, const struc
 /* A number that is equal for two layer ranges exactly when their forward and backward programs, shapes and boundaries are
  * equal, so that one measurement serves both. Ranges are [first, end). */
 uint64_t hapt_layers_structure(const struct hapt_layers *layers, const struct hapt_graph *graph, int first, int end);
-/* Such numbers (others than above) of all ranges at once: structure [L][L], entry [i][j] of layers [i, j + 1), j >= i. Costs L times the
- * graph, not L squared times. */
-enum hapt_status hapt_layers_structures(const struct hapt_layers *layers, const struct hapt_graph *graph, uint64_t *structure);
+/* Such numbers (others than above) of all ranges at once: structure [L][L], entry [i][j] of layers [i, j + 1), j >= i. mark [op_count]
+ * tells operators apart beyond what the graph says of them; NULL: none. Costs L times the graph, not L squared times. */
+enum hapt_status hapt_layers_structures(const struct hapt_layers *layers, const struct hapt_graph *graph, const uint64_t *mark,
+                                        uint64_t *structure);
 static inline int hapt_layers_first_op(const struct hapt_layers *layers, int layer)
 {
     return layer == 0 ? 0 : layers->end_op[layer - 1];

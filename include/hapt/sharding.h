@@ -56,6 +56,11 @@ enum hapt_status hapt_sharding_data_parallel(const struct hapt_graph *graph, int
 /* Rows over `dp` on axis 0, operators over `tp` on axis 1. */
 enum hapt_status hapt_sharding_tensor_parallel(const struct hapt_graph *graph, int dp, int tp, struct hapt_arena *arena,
                                                struct hapt_sharding **sharding);
+/* False when the ends of operators [first_op, end_op) part the writers of one partial sum: no program can stand there. */
+bool hapt_sharding_allows(const struct hapt_sharding *sharding, int first_op, int end_op);
+/* Mixes how every operator is laid out, and the sums it takes part in, into mark [op_count]: ranges of equal structure whose operators
+ * have equal marks have equal programs. */
+void hapt_sharding_mark(const struct hapt_sharding *sharding, uint64_t *mark);
 /* Bytes of all all-reduces inside operator `op` of a shard graph together (hapt_op_type.exchanges). */
 double hapt_sharding_exchange_bytes(const struct hapt_graph *shard, int op);
 

@@ -162,7 +162,8 @@ static const struct hapt_tensor *primal_of(const struct hapt_graph *graph, int t
     return of->primal >= 0 ? &graph->tensor[of->primal] : of;
 }
 
-static enum hapt_status all_ranges_init(const struct hapt_graph *graph, struct hapt_arena *scratch, struct all_ranges *all)
+static enum hapt_status all_ranges_init(const struct hapt_graph *graph, const uint64_t *mark, struct hapt_arena *scratch,
+                                        struct all_ranges *all)
 {
     *all = (struct all_ranges){.graph = graph};
     HAPT_NEW(all->backward_start, scratch, graph->forward_count + 2);
@@ -182,7 +183,7 @@ static enum hapt_status all_ranges_init(const struct hapt_graph *graph, struct h
     for (int o = 0; o < graph->op_count; o++) {
         const struct hapt_op *op = &graph->op[o];
         const int place = op->forward_op;
-        all->kind[o] = mix_kind(1, op);
+        all->kind[o] = mix_kind(mark ? mark[o] : 1, op);
         if (o >= graph->forward_count) all->backward_start[place + 2]++;
         for (int k = 0; k < op->input_count + op->output_count; k++) {
             const bool reads = k < op->input_count;
@@ -255,12 +256,12 @@ static enum hapt_status list_crossings(const struct hapt_layers *layers, const s
 }
 
 static enum hapt_status hash_ranges(const struct hapt_layers *layers, const struct hapt_graph *graph,
-                                    struct hapt_arena *scratch, uint64_t *structure)
+                                    const uint64_t *mark, struct hapt_arena *scratch, uint64_t *structure)
 {
     struct all_ranges all;
     int *start, *crossing;
     const int L = layers->count;
-    HAPT_TRY(all_ranges_init(graph, scratch, &all));
+    HAPT_TRY(all_ranges_init(graph, mark, scratch, &all));
     HAPT_TRY(list_crossings(layers, &all, scratch, &start, &crossing));
     for (int i = 0; i < L; i++) {
         uint64_t hash = 2;
@@ -279,11 +280,12 @@ static enum hapt_status hash_ranges(const struct hapt_layers *layers, const stru
     return HAPT_OK;
 }
 
-enum hapt_status hapt_layers_structures(const struct hapt_layers *layers, const struct hapt_graph *graph, uint64_t *structure)
+enum hapt_status hapt_layers_structures(const struct hapt_layers *layers, const struct hapt_graph *graph, const uint64_t *mark,
+                                        uint64_t *structure)
 {
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
-    const enum hapt_status status = hash_ranges(layers, graph, &scratch, structure);
+    const enum hapt_status status = hash_ranges(layers, graph, mark, &scratch, structure);
     hapt_arena_release(&scratch);
     return status;
 }

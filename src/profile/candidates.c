@@ -111,10 +111,13 @@ static enum hapt_status find_structures(struct candidates *candidates, struct ha
 {
     const int L = candidates->layer_count;
     struct range *range;
-    uint64_t *structure;
+    uint64_t *structure, *mark;
     int count = 0;
     HAPT_NEW(structure, scratch, (size_t)L * (size_t)L);
-    HAPT_TRY(hapt_layers_structures(candidates->layers, candidates->model->graph, structure));
+    HAPT_NEW(mark, scratch, candidates->model->graph->op_count);
+    /* Equal operators may be cut otherwise where other operators read them. */
+    for (int d = 0; d < candidates->degree_count; d++) hapt_sharding_mark(candidates->sharding[d], mark);
+    HAPT_TRY(hapt_layers_structures(candidates->layers, candidates->model->graph, mark, structure));
     HAPT_NEW(range, scratch, (size_t)L * (size_t)(L + 1) / 2);
     HAPT_NEW(candidates->structure, arena, (size_t)L * (size_t)L);
     HAPT_NEW(candidates->first, arena, (size_t)L * (size_t)(L + 1) / 2);

@@ -2,6 +2,7 @@
  * Predicted profiles: times from a device's description alone, by a roofline per operator (efficiency.h); memory by the
  * same planner that the engine uses, without kernel scratch.
  */
+#include <math.h>
 #include <string.h>
 
 #include "calibrate.h"
@@ -122,10 +123,13 @@ static enum hapt_status plan_mesh(const struct candidates *candidates, int degre
     HAPT_TRY(hapt_memory_ranges_create(candidates->sharding[degree], &options, scratch, &ranges));
     HAPT_TRY(hapt_memory_work_create(ranges, scratch, &work));
     for (int k = 0; k < candidates->structure_count; k++) {
+        struct item_memory *mine = &memory[k * candidates->degree_count + degree];
         struct hapt_memory_figures figures;
-        HAPT_TRY(hapt_memory_ranges_of(ranges, hapt_layers_first_op(layers, candidates->first[k]),
-                                       layers->end_op[candidates->last[k]], work, &figures));
-        memory[k * candidates->degree_count + degree] = candidates_memory(candidates, &figures);
+        const int first_op = hapt_layers_first_op(layers, candidates->first[k]), end_op = layers->end_op[candidates->last[k]];
+        *mine = (struct item_memory){.parameter_bytes = INFINITY}; /* fits nowhere */
+        if (!hapt_sharding_allows(candidates->sharding[degree], first_op, end_op)) continue;
+        HAPT_TRY(hapt_memory_ranges_of(ranges, first_op, end_op, work, &figures));
+        *mine = candidates_memory(candidates, &figures);
     }
     return HAPT_OK;
 }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hapt/env.h"
 #include "rules.h"
 
 #define NONE (-1)
@@ -424,4 +425,50 @@ double hapt_sharding_exchange_bytes(const struct hapt_graph *shard, int op)
     const struct hapt_op *of = &shard->op[op];
     const int last = of->output[of->output_count - 1];
     return hapt_op_type_at(of->type)->exchanges * (double)sizeof(float) * (double)hapt_tensor_elements(&shard->tensor[last]);
+}
+
+static bool inside(const struct hapt_graph *graph, int op, int first_op, int end_op)
+{
+    return graph->op[op].forward_op >= first_op && graph->op[op].forward_op < end_op;
+}
+
+bool hapt_sharding_allows(const struct hapt_sharding *sharding, int first_op, int end_op)
+{
+    for (int r = 0; r < sharding->reduction_count; r++) {
+        const struct hapt_sharding_reduction *reduction = &sharding->reduction[r];
+        if (inside(sharding->graph, reduction->first, first_op, end_op) !=
+            inside(sharding->graph, reduction->op, first_op, end_op))
+            return false;
+    }
+    return true;
+}
+
+static void mix_into(uint64_t *mark, int64_t value)
+{
+    *mark = hapt_hash(*mark, &value, sizeof value);
+}
+
+void hapt_sharding_mark(const struct hapt_sharding *sharding, uint64_t *mark)
+{
+    const struct hapt_graph *graph = sharding->graph;
+    for (int o = 0; o < graph->op_count; o++) {
+        const struct hapt_op *op = &graph->op[o];
+        mix_into(&mark[o], sharding->exchange[o]);
+        for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
+            mix_into(&mark[o], sharding->once[o][axis]);
+            for (int k = 0; k < op->input_count + op->output_count; k++) {
+                const int tensor = k < op->input_count ? op->input[k] : op->output[k - op->input_count];
+                if (tensor < 0) continue;
+                const struct hapt_property property = sharding->property[tensor][axis];
+                mix_into(&mark[o], property.kind);
+                if (property.kind == HAPT_PROPERTY_ALL_GATHER) mix_into(&mark[o], property.dim * 64 + property.blocks);
+            }
+        }
+    }
+    for (int r = 0; r < sharding->reduction_count; r++) {
+        const struct hapt_sharding_reduction *reduction = &sharding->reduction[r];
+        const int apart = graph->op[reduction->first].forward_op - graph->op[reduction->op].forward_op;
+        mix_into(&mark[reduction->op], apart * 2 + reduction->axis);
+        mix_into(&mark[reduction->first], -apart * 2 - reduction->axis - 2);
+    }
 }

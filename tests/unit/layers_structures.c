@@ -12,7 +12,7 @@ static void check_all_structures(const struct hapt_graph *graph, int granularity
     if (!layers) return;
     const int L = layers->count;
     uint64_t *all = calloc((size_t)L * (size_t)L, sizeof *all), *one = calloc((size_t)L * (size_t)L, sizeof *one);
-    CHECK_OK(hapt_layers_structures(layers, graph, all));
+    CHECK_OK(hapt_layers_structures(layers, graph, NULL, all));
     for (int i = 0; i < L; i++)
         for (int j = i; j < L; j++) one[i * L + j] = hapt_layers_structure(layers, graph, i, j + 1);
     for (int a = 0; a < L * L; a++)

@@ -309,6 +309,86 @@ static void random_graphs_equal_one_device(void)
     CHECK_MESSAGE(sharded > cases / 4, "only %d products were cut", sharded);
 }
 
+static int parameter(struct hapt_graph *graph, const char *name, int64_t rows, int64_t columns)
+{
+    const struct hapt_tensor tensor = {.name = name, .kind = HAPT_TENSOR_PARAMETER, .dtype = HAPT_F32, .dims = 2,
+                                       .shape = {rows, columns}, .trainable = true, .init = HAPT_INIT_NORMAL, .init_std = 0.02};
+    int index = -1;
+    CHECK_OK(hapt_graph_add_tensor(graph, &tensor, &index));
+    return index;
+}
+
+/* y = x w, or gelu of it. */
+static int product(struct hapt_graph *graph, const char *name, int x, int w, bool gelu)
+{
+    char after[32];
+    int y = -1;
+    CHECK_OK(hapt_graph_add_op(graph, "linear", name, (int[]){x, w, -1}, 3, NULL, NULL, &y));
+    snprintf(after, sizeof after, "%s.gelu", name);
+    if (gelu) CHECK_OK(hapt_graph_add_op(graph, "gelu", after, &y, 1, NULL, NULL, &y));
+    return y;
+}
+
+/* Two feed-forward networks side by side on one input: their gradients meet as partial sums and are summed once; no cut may part
+ * them. Operators: embedding, [a, a.gelu, b], [c, c.gelu, d], sum, head, loss. */
+static void parallel_branches(void)
+{
+    struct hapt_arena arena;
+    struct hapt_graph *graph = NULL;
+    struct hapt_sharding *sharding = NULL;
+    const int64_t d = 8, vocab = 11;
+    int tokens = -1, targets = -1, x = -1, y[2], sum = -1, logits = -1, loss[2];
+    hapt_arena_init(&arena);
+    CHECK_OK(hapt_graph_create(&arena, &graph));
+    struct hapt_tensor input = {.name = "tokens", .kind = HAPT_TENSOR_INPUT, .role = HAPT_ROLE_TOKENS, .dtype = HAPT_I32,
+                                .dims = 2, .shape = {4, 6}};
+    CHECK_OK(hapt_graph_add_tensor(graph, &input, &tokens));
+    input.name = "targets", input.role = HAPT_ROLE_TARGETS;
+    CHECK_OK(hapt_graph_add_tensor(graph, &input, &targets));
+    const int table = parameter(graph, "table", vocab, d);
+    CHECK_OK(hapt_graph_add_op(graph, "embedding", "x", (int[]){tokens, table, -1}, 3, NULL, NULL, &x));
+    y[0] = product(graph, "b", product(graph, "a", x, parameter(graph, "wa", d, 4 * d), true), parameter(graph, "wb", 4 * d, d), false);
+    y[1] = product(graph, "d", product(graph, "c", x, parameter(graph, "wc", d, 2 * d), true), parameter(graph, "wd", 2 * d, d), false);
+    CHECK_OK(hapt_graph_add_op(graph, "add", "sum", y, 2, NULL, NULL, &sum));
+    CHECK_OK(hapt_graph_add_op(graph, "linear_t", "head", (int[]){sum, table, -1}, 3, NULL, NULL, &logits));
+    CHECK_OK(hapt_graph_add_op(graph, "cross_entropy", "loss", (int[]){logits, targets}, 2, NULL, NULL, loss));
+    graph->loss = loss[0];
+    CHECK_OK(hapt_graph_differentiate(graph));
+    CHECK_OK(hapt_graph_check(graph));
+    compare(graph, vocab, 1, 2, "parallel branches");
+    compare(graph, vocab, 2, 4, "parallel branches");
+    CHECK_OK(hapt_sharding_tensor_parallel(graph, 1, 2, &arena, &sharding));
+    int of_x = 0;
+    for (int r = 0; sharding && r < sharding->reduction_count; r++)
+        of_x += sharding->reduction[r].tensor == graph->tensor[x].gradient;
+    CHECK_MESSAGE(of_x == 1, "the gradient of x is summed %d times", of_x);
+    for (int cut = 1; sharding && cut < graph->forward_count; cut++) {
+        struct hapt_program *program = NULL;
+        const bool parts = cut >= 2 && cut <= 4; /* behind a, before c's end */
+        CHECK_MESSAGE(hapt_sharding_allows(sharding, 0, cut) == !parts, "a cut before operator %d", cut);
+        CHECK((hapt_program_build(sharding, cut, graph->forward_count, &arena, &program) == HAPT_OK) == !parts);
+        hapt_fail_reset();
+    }
+    hapt_arena_release(&arena);
+}
+
+/* Equal operators that are cut otherwise are told apart; equal blocks are not. */
+static void marks(void)
+{
+    struct hapt_arena arena;
+    struct hapt_sharding *sharding = NULL;
+    uint64_t mark[256] = {0};
+    hapt_arena_init(&arena);
+    const struct hapt_model *model = fixture_gpt(&arena, (struct fixture_gpt){3, 16, 4, 8, 37, 4, false, true});
+    const struct hapt_graph *graph = model->graph;
+    CHECK(graph->op_count <= 256);
+    CHECK_OK(hapt_sharding_tensor_parallel(graph, 1, 2, &arena, &sharding));
+    if (sharding) hapt_sharding_mark(sharding, mark);
+    for (int o = 1; sharding && o + 20 < graph->forward_count - 3; o++) CHECK(mark[o] == mark[o + 10]); /* block by block */
+    CHECK(mark[2] != mark[4]); /* a product by columns, one by rows */
+    hapt_arena_release(&arena);
+}
+
 /* ---- what is known of Megatron-LM's sharding ---- */
 
 static const struct hapt_property *property_named(const struct hapt_sharding *sharding, const char *name)
@@ -512,6 +592,8 @@ int main(int argc, char **argv)
     test_init(&argc, &argv);
     RUN(gpt_equals_one_device);
     RUN(random_graphs_equal_one_device);
+    RUN(parallel_branches);
+    RUN(marks);
     RUN(layout_is_megatrons);
     RUN(collectives_are_megatrons);
     RUN(flops_add_up);
