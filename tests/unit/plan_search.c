@@ -334,10 +334,30 @@ static void longer_pipelines(void)
     for (int i = 0; i < count; i++) compare_once((uint64_t)i + 1, 8);
 }
 
+/* Orders of twelve different subclusters are searched, of more they are refused. */
+static void many_subclusters(void)
+{
+    for (int C = 12; C <= 13; C++) {
+        uint64_t seed = 3;
+        struct hapt_arena arena;
+        struct hapt_plan *plan = NULL;
+        hapt_arena_init(&arena);
+        const struct hapt_profile *profile = random_profile_of(&seed, C, 4, &arena);
+        const struct hapt_search_options options = {.microbatches = 8, .schedule = HAPT_SCHEDULE_1F1B};
+        if (C == 12)
+            CHECK_OK(hapt_plan_search(MPI_COMM_SELF, profile, &options, &arena, &plan));
+        else
+            CHECK_FAILS(hapt_plan_search(MPI_COMM_SELF, profile, &options, &arena, &plan), HAPT_ERR_INPUT);
+        hapt_fail_reset();
+        hapt_arena_release(&arena);
+    }
+}
+
 int main(int argc, char **argv)
 {
     test_init_mpi(&argc, &argv);
     RUN(search_equals_brute_force);
     RUN(longer_pipelines);
+    RUN(many_subclusters);
     return test_finish();
 }
