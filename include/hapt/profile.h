@@ -89,7 +89,9 @@ enum hapt_status hapt_profile_load_shared(const struct hapt_env *env, const char
 
 /* Measures the model on the ranks of a bound cluster (collective over env->world; every rank gets the whole profile):
  * enumerate candidates, prune (out of memory; badly unbalanced), alias structural duplicates, run the rest by the engine in
- * parallel. hapt_profile_predict does the same from the device description alone. */
+ * parallel. hapt_profile_predict does the same from the device description alone, rank-local and deterministic, and knows
+ * tensor-parallel variants of a submesh (--tensor-parallel): costs come from the operators' local shapes, collectives from the
+ * latency and bandwidth of the submesh's links, memory from the planner. */
 enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct hapt_cluster *cluster,
                                       const struct hapt_model *model, const struct hapt_layers *layers,
                                       const struct hapt_config *config, struct hapt_arena *result,

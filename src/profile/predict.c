@@ -1,6 +1,7 @@
 /*
- * Predicted profiles: times from a device's description alone, by a roofline per operator (efficiency.h); memory by the
- * same planner that the engine uses, without kernel scratch.
+ * Predicted profiles. Every mesh (dp, tp) has one sharding of the whole graph; an operator's time is a roofline over its local FLOPs
+ * and bytes (efficiency.h), a tensor-parallel sum's a latency-bandwidth model of the node's links (reduce.h), a range's the sum
+ * over its layers. Memory is the planner's to the byte, with kernel scratch where the back end is at hand.
  */
 #include <math.h>
 #include <string.h>
