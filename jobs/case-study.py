@@ -12,8 +12,11 @@ import subprocess
 import sys
 import tempfile
 
-import h5py
-import numpy as np
+try:
+    import h5py
+    import numpy as np
+except ImportError as missing:
+    sys.exit("case-study: %s; install python3-h5py and run it with the system's python3" % missing)
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HAPT = os.path.realpath(os.environ.get("HAPT", os.path.join(ROOT, "build", "hapt")))
