@@ -79,8 +79,8 @@ enum hapt_status hapt_profile_load(const char *path, struct hapt_arena *arena, s
  *
  * The first rank of every node (env->node_rank 0) brings `made`, or the status of its failure to make it; what the others bring
  * is not looked at. Every rank gets a profile whose tables are common to the node and must not be written; they live as long as
- * env. Only the first rank of a node needs `made`, and only until this returns where a node has several ranks; where it has one,
- * `*profile` is `made` itself. Agrees on failures: the lowest failing rank prints. */
+ * env. Only the first rank of a node needs `made`. Where a node has several ranks its tables are void from here on: they moved;
+ * where it has one, `*profile` is `made` itself. Agrees on failures: the lowest failing rank prints. */
 enum hapt_status hapt_profile_share(const struct hapt_env *env, enum hapt_status status, struct hapt_profile *made,
                                     struct hapt_arena *result, struct hapt_profile **profile);
 /* hapt_profile_load by one rank of every node, then hapt_profile_share. Collective over env->world. */

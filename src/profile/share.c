@@ -1,5 +1,8 @@
 /* A profile held once per node: one block of shared memory, laid out the same way by who writes and by who reads it. */
+#include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "hapt/profile.h"
 
@@ -17,6 +20,17 @@ static void *place(struct layout *layout, const void *from, size_t bytes)
     return piece;
 }
 
+/* A table that moves: what was copied gives its pages back at once, so that big tables never exist twice. */
+static void *move(struct layout *layout, double *from, size_t bytes)
+{
+    void *piece = place(layout, from, bytes);
+    if (!piece || !from) return piece;
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = ((uintptr_t)from + page - 1) / page * page,
+                    end = ((uintptr_t)from + bytes) / page * page;
+    if (first < end) madvise((void *)first, end - first, MADV_DONTNEED); /* where it fails they stay a little longer */
+    return piece;
+}
+
 /* Places what `to`, which has its counts, points to; from `from` where this rank holds the original. */
 static void place_cluster(struct layout *layout, int L, const struct hapt_profile_cluster *from,
                           struct hapt_profile_cluster *to)
@@ -24,11 +38,11 @@ static void place_cluster(struct layout *layout, int L, const struct hapt_profil
     const size_t S = (size_t)to->submesh_count, bytes = S * (size_t)L * (size_t)L * sizeof(double);
     const bool steps = to->step_time != NULL; /* a writer's pointer in a reader's copy: only whether there is one */
     to->submesh = place(layout, from ? from->submesh : NULL, S * sizeof *to->submesh);
-    to->stage_time = place(layout, from ? from->stage_time : NULL, bytes);
-    to->stage_forward_time = place(layout, from ? from->stage_forward_time : NULL, bytes);
-    to->parameter_bytes = place(layout, from ? from->parameter_bytes : NULL, bytes);
-    to->activation_bytes = place(layout, from ? from->activation_bytes : NULL, bytes);
-    to->step_time = steps ? place(layout, from ? from->step_time : NULL, bytes) : NULL;
+    to->stage_time = move(layout, from ? from->stage_time : NULL, bytes);
+    to->stage_forward_time = move(layout, from ? from->stage_forward_time : NULL, bytes);
+    to->parameter_bytes = move(layout, from ? from->parameter_bytes : NULL, bytes);
+    to->activation_bytes = move(layout, from ? from->activation_bytes : NULL, bytes);
+    to->step_time = steps ? move(layout, from ? from->step_time : NULL, bytes) : NULL;
 }
 
 static enum hapt_status place_profile(struct layout *layout, const struct hapt_profile *from, struct hapt_arena *arena,
