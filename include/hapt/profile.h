@@ -136,8 +136,6 @@ enum hapt_status hapt_profile_copy(const struct hapt_profile *profile, struct ha
                                    struct hapt_profile **copy);
 /* Only subclusters whose bit is set keep their candidates. */
 void hapt_profile_keep_subclusters(struct hapt_profile *profile, unsigned subclusters);
-/* Only stages between cuts stay: cut[l] says whether the boundary behind layer l may be one (the last always is). */
-void hapt_profile_keep_cuts(struct hapt_profile *profile, const bool *cut);
 
 /* Seconds across the boundary after layer `last` from a stage in subcluster `from` to one in `to` (0 after the last layer). */
 double hapt_profile_comm_s(const struct hapt_profile *profile, int last, int from, int to);

@@ -47,16 +47,3 @@ void hapt_profile_keep_subclusters(struct hapt_profile *profile, unsigned subclu
         for (size_t cell = 0; cell < cells; cell++) profile->cluster[c].stage_time[cell] = NAN;
     }
 }
-
-void hapt_profile_keep_cuts(struct hapt_profile *profile, const bool *cut)
-{
-    const int L = profile->layer_count;
-    for (int c = 0; c < profile->cluster_count; c++) {
-        struct hapt_profile_cluster *cluster = &profile->cluster[c];
-        for (int s = 0; s < cluster->submesh_count; s++)
-            for (int i = 0; i < L; i++)
-                for (int j = i; j < L; j++)
-                    if ((i > 0 && !cut[i - 1]) || (j < L - 1 && !cut[j]))
-                        cluster->stage_time[hapt_profile_index(profile, s, i, j)] = NAN;
-    }
-}
