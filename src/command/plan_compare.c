@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "phases.h"
+#include "plan_why.h"
 
 static const char *percent(double share, char text[16])
 {
@@ -41,12 +41,6 @@ static void print_rows(const struct hapt_env *env, const struct hapt_compare_row
     for (int r = 0; r < count; r++) print_row(env, &row[r]);
 }
 
-/* NaN has no place in JSON: null. */
-static json_t *number(double value)
-{
-    return isnan(value) ? json_null() : json_real(value);
-}
-
 static json_t *stages_array(const struct hapt_plan *plan)
 {
     json_t *stages = json_array();
@@ -75,13 +69,13 @@ static json_t *row_object(const struct hapt_compare_row *row)
     const double mfu = hapt_plan_mfu(plan);
     json_object_set_new(object, "blocking", json_boolean(plan->blocking));
     json_object_set_new(object, "simulated_s", json_real(plan->simulated_s));
-    json_object_set_new(object, "ratio", number(row->ratio));
+    json_object_set_new(object, "ratio", hapt_plan_number(row->ratio));
     json_object_set_new(object, "latency_s", json_real(plan->latency_s));
     json_object_set_new(object, "t_max_s", json_real(plan->t_max_s));
     json_object_set_new(object, "limit", json_string(plan->limit));
     json_object_set_new(object, "boundary", row->boundary < 0 ? json_null() : json_integer(row->boundary));
-    json_object_set_new(object, "comm_s", number(row->comm_s));
-    json_object_set_new(object, "overlap", number(row->overlap));
+    json_object_set_new(object, "comm_s", hapt_plan_number(row->comm_s));
+    json_object_set_new(object, "overlap", hapt_plan_number(row->overlap));
     json_object_set_new(object, "balance_eta", json_real(plan->balance_eta));
     if (mfu > 0) json_object_set_new(object, "mfu", json_real(mfu));
     json_object_set_new(object, "search_seconds", json_real(plan->search.seconds));

@@ -4,6 +4,8 @@
 #include "hapt/diff.h"
 #include "plan_why.h"
 
+enum { FIELD_CHARS = 64 /* names of subclusters are no longer */, CHANGE_CHARS = 2 * FIELD_CHARS + 8 };
+
 struct pair {
     const char *path[2];
     struct hapt_plan *plan[2];
@@ -28,21 +30,21 @@ enum hapt_status hapt_plan_diff_options(const struct hapt_config *config)
 }
 
 /* "x" where both are the same, else "x -> y". */
-static const char *change(bool changed, const char *x, const char *y, char text[80])
+static const char *change(bool changed, const char *x, const char *y, char text[CHANGE_CHARS])
 {
-    snprintf(text, 80, changed ? "%s -> %s" : "%s", x, y);
+    snprintf(text, CHANGE_CHARS, changed ? "%s -> %s" : "%s", x, y);
     return text;
 }
 
-static void describe(const struct hapt_plan_stage *stage, char text[8][32])
+static void describe(const struct hapt_plan_stage *stage, char text[8][FIELD_CHARS])
 {
-    snprintf(text[0], 32, "%d-%d", stage->first_layer, stage->end_layer);
-    snprintf(text[1], 32, "%.31s", stage->subcluster_name);
-    snprintf(text[2], 32, "%d x %d", stage->nodes, stage->devices_per_node);
-    snprintf(text[3], 32, "%d", stage->tensor_parallel);
+    snprintf(text[0], FIELD_CHARS, "%d-%d", stage->first_layer, stage->end_layer);
+    snprintf(text[1], FIELD_CHARS, "%s", stage->subcluster_name);
+    snprintf(text[2], FIELD_CHARS, "%d x %d", stage->nodes, stage->devices_per_node);
+    snprintf(text[3], FIELD_CHARS, "%d", stage->tensor_parallel);
     hapt_units_time(stage->compute_s, text[4]);
     hapt_units_time(stage->comm_s, text[5]);
-    snprintf(text[6], 32, "%d", stage->warmup);
+    snprintf(text[6], FIELD_CHARS, "%d", stage->warmup);
     hapt_units_bytes(stage->memory_bytes, text[7]);
 }
 
@@ -51,7 +53,7 @@ static void print_row(const struct hapt_env *env, const struct pair *pair, const
     static const char *const head[] = {"layers", "on", "submesh", "tp", "compute", "transfer", "launches", "memory"};
     const struct hapt_plan_stage *x = row->a < 0 ? NULL : &pair->plan[0]->stage[row->a];
     const struct hapt_plan_stage *y = row->b < 0 ? NULL : &pair->plan[1]->stage[row->b];
-    char one[8][32], two[8][32], text[80], line[512] = "";
+    char one[8][FIELD_CHARS], two[8][FIELD_CHARS], text[CHANGE_CHARS], line[1024] = "";
     size_t length = 0;
     describe(x ? x : y, one);
     describe(y ? y : x, two);
@@ -79,7 +81,7 @@ static void print_pair(const struct hapt_env *env, const struct pair *pair)
                b->blocking ? " without overlap" : "", b->limit);
     for (int k = 0; k < 3; k++)
         hapt_print(env, "  %-14s  %10s -> %10s  x %.4f\n", times[k].name, hapt_units_time(times[k].x, time[0]),
-                   hapt_units_time(times[k].y, time[1]), times[k].y / times[k].x);
+                   hapt_units_time(times[k].y, time[1]), hapt_plan_ratio(times[k].y, times[k].x));
     if (!diff->same_layers)
         hapt_print(env, "  %d and %d layers: stages are matched by their share of them\n", a->layer_count, b->layer_count);
     for (int r = 0; r < diff->row_count; r++) print_row(env, pair, &diff->row[r]);
@@ -100,19 +102,25 @@ static json_t *row_object(const struct hapt_diff_row *row)
                      row->b < 0 ? json_null() : json_integer(row->b), "changed", changed);
 }
 
+/* Of b to a. */
+static json_t *ratio_of(double a, double b)
+{
+    return hapt_plan_number(hapt_plan_ratio(b, a));
+}
+
 static enum hapt_status print_json(const struct pair *pair)
 {
+    const struct hapt_plan *a = pair->plan[0], *b = pair->plan[1];
     const struct hapt_diff *diff = pair->diff;
     json_t *rows = json_array(), *moves = json_array();
     for (int r = 0; rows && r < diff->row_count; r++) json_array_append_new(rows, row_object(&diff->row[r]));
     for (int m = 0; moves && m < diff->move_count; m++)
         json_array_append_new(moves, json_pack("{s:[ii], s:s, s:s}", "layers", diff->move[m].first_layer,
                                                diff->move[m].end_layer, "from", diff->move[m].from, "to", diff->move[m].to));
-    json_t *object = json_pack("{s:s, s:i, s:b, s:f, s:f, s:f, s:o, s:o, s:o, s:o}", "format", "hapt-plan-diff", "version", 1,
-                               "equal", diff->equal, "latency_ratio", pair->plan[1]->latency_s / pair->plan[0]->latency_s,
-                               "simulated_ratio", pair->plan[1]->simulated_s / pair->plan[0]->simulated_s, "t_max_ratio",
-                               pair->plan[1]->t_max_s / pair->plan[0]->t_max_s, "stages", rows, "moved", moves, "a",
-                               hapt_plan_json(pair->plan[0]), "b", hapt_plan_json(pair->plan[1]));
+    json_t *object = json_pack("{s:s, s:i, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "format", "hapt-plan-diff", "version", 1,
+                               "equal", diff->equal, "latency_ratio", ratio_of(a->latency_s, b->latency_s), "simulated_ratio",
+                               ratio_of(a->simulated_s, b->simulated_s), "t_max_ratio", ratio_of(a->t_max_s, b->t_max_s), "stages", rows, "moved", moves, "a",
+                               hapt_plan_json(a), "b", hapt_plan_json(b));
     if (!object) return hapt_fail(HAPT_ERR_MEMORY, NULL, "the difference's JSON could not be built");
     const int error = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
     json_decref(object);

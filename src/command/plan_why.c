@@ -23,6 +23,23 @@ enum hapt_status hapt_plan_why_options(const struct hapt_config *config, struct 
     return sweeps ? hapt_sweep_parse(sweeps, arena, &range, &count) : HAPT_OK;
 }
 
+double hapt_plan_ratio(double x, double y)
+{
+    if (x == y) return 1; /* both 0, or both without bound */
+    return x / y;
+}
+
+json_t *hapt_plan_number(double value)
+{
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+/* Microbatches per second. */
+static double rate(const struct hapt_plan *plan)
+{
+    return hapt_plan_ratio(plan->microbatches, plan->simulated_s);
+}
+
 static bool paced_by(const struct hapt_plan *plan, const char *what)
 {
     return strcmp(plan->limit, what) == 0;
@@ -58,13 +75,13 @@ static void print_limit(const struct hapt_env *env, const struct hapt_plan *plan
     hapt_print(env, "why: the pace of %s a microbatch is set by %s\n", hapt_units_time(plan->t_max_s, time[0]), plan->limit);
     hapt_print(env, "  compute  stage %d (layers %d-%d on %s %d x %d) takes longest: %s, %.1f %% of the pace\n",
                limit->compute_stage, slow->first_layer, slow->end_layer, slow->subcluster_name, slow->nodes,
-               slow->devices_per_node, hapt_units_time(limit->compute_s, time[1]), 100 * limit->compute_s / plan->t_max_s);
+               slow->devices_per_node, hapt_units_time(limit->compute_s, time[1]), 100 * hapt_plan_ratio(limit->compute_s, plan->t_max_s));
     if (limit->link_stage >= 0)
         hapt_print(env, "  link     %s to %s behind stage %d takes longest: %s for %s at %s, %.1f %% of the pace; as long as the "
                         "slowest stage at %s\n",
                    plan->stage[limit->link_stage].subcluster_name, receiver(plan, limit->link_stage), limit->link_stage,
                    hapt_units_time(limit->link_s, time[2]), hapt_units_bytes(limit->link_bytes, size[0]),
-                   hapt_units_bits(limit->link_bandwidth, rate[0]), 100 * limit->link_s / plan->t_max_s,
+                   hapt_units_bits(limit->link_bandwidth, rate[0]), 100 * hapt_plan_ratio(limit->link_s, plan->t_max_s),
                    isfinite(limit->knee_bandwidth) ? hapt_units_bits(limit->knee_bandwidth, rate[1]) : "no bandwidth");
     hapt_print(env, "  memory   stage %d is tightest: %s of %s left with %d microbatches in flight\n", limit->memory_stage,
                hapt_units_bytes(limit->memory_left_bytes, size[0]), hapt_units_bytes(tight->device_memory_bytes, size[1]),
@@ -103,14 +120,14 @@ static void print_worth(const struct hapt_env *env, const struct hapt_profile *p
     for (int c = 0; c < worth->subclusters; c++) {
         const struct hapt_plan *alone = worth->alone[c];
         if (alone)
-            hapt_print(env, "  %12.4g  %s alone: this plan is %.3g times as fast\n", alone->microbatches / alone->simulated_s,
-                       profile->cluster[c].name, worth->together_per_s * alone->simulated_s / alone->microbatches);
+            hapt_print(env, "  %12.4g  %s alone: this plan is %.3g times as fast\n", rate(alone),
+                       profile->cluster[c].name, hapt_plan_ratio(worth->together_per_s, rate(alone)));
         else
             hapt_print(env, "  %12s  %s alone: %s\n", "-", profile->cluster[c].name, worth->obstacle[c]);
     }
     if (worth->copies > 1)
         hapt_print(env, "  %12.4g  %d separate jobs side by side, each its own copy of the model: this plan is %.3g times that\n",
-                   worth->apart_per_s, worth->copies, worth->together_per_s / worth->apart_per_s);
+                   worth->apart_per_s, worth->copies, hapt_plan_ratio(worth->together_per_s, worth->apart_per_s));
     else if (worth->subclusters > 1)
         hapt_print(env, "  %12s  separate jobs: %s subcluster holds the model alone\n", "-",
                    worth->copies == 1 ? "only one" : "no");
@@ -123,10 +140,10 @@ static json_t *limit_object(const struct hapt_plan *plan, const struct hapt_limi
                                "memory_left_bytes", limit->memory_left_bytes, "devices", limit->devices, "idle_devices",
                                limit->idle_devices);
     if (object && limit->link_stage >= 0) {
-        json_object_update_new(object, json_pack("{s:i, s:f, s:f, s:f, s:f}", "link_stage", limit->link_stage, "link_s",
+        json_object_update_new(object, json_pack("{s:i, s:f, s:f, s:f, s:o}", "link_stage", limit->link_stage, "link_s",
                                                  limit->link_s, "link_bytes", limit->link_bytes,
                                                  "link_bandwidth_bytes_per_s", limit->link_bandwidth, "link_share",
-                                                 limit->link_s / plan->t_max_s));
+                                                 hapt_plan_number(hapt_plan_ratio(limit->link_s, plan->t_max_s))));
         if (isfinite(limit->knee_bandwidth))
             json_object_set_new(object, "knee_bandwidth_bytes_per_s", json_real(limit->knee_bandwidth));
     }
@@ -155,17 +172,19 @@ static json_t *worth_object(const struct hapt_profile *profile, const struct hap
     for (int c = 0; alone && c < worth->subclusters; c++) {
         const struct hapt_plan *plan = worth->alone[c];
         const char *name = profile->cluster[c].name;
-        json_array_append_new(alone, plan ? json_pack("{s:s, s:f, s:f, s:f}", "subcluster", name, "latency_s",
+        json_array_append_new(alone, plan ? json_pack("{s:s, s:f, s:f, s:o}", "subcluster", name, "latency_s",
                                                       plan->latency_s, "simulated_s", plan->simulated_s,
-                                                      "microbatches_per_s", plan->microbatches / plan->simulated_s)
+                                                      "microbatches_per_s", hapt_plan_number(rate(plan)))
                                           : json_pack("{s:s, s:s}", "subcluster", name, "reason", worth->obstacle[c]));
     }
-    json_t *object = json_pack("{s:f, s:o, s:f, s:i}", "together_microbatches_per_s", worth->together_per_s, "alone", alone,
-                               "apart_microbatches_per_s", worth->apart_per_s, "copies", worth->copies);
+    json_t *object = json_pack("{s:o, s:o, s:o, s:i}", "together_microbatches_per_s", hapt_plan_number(worth->together_per_s),
+                               "alone", alone, "apart_microbatches_per_s", hapt_plan_number(worth->apart_per_s), "copies", worth->copies);
     if (object && worth->best >= 0)
-        json_object_update_new(object, json_pack("{s:s, s:f, s:f}", "best_alone", profile->cluster[worth->best].name,
-                                                 "gain_over_best_alone", worth->together_per_s / worth->alone_per_s,
-                                                 "gain_over_apart", worth->together_per_s / worth->apart_per_s));
+        json_object_update_new(object, json_pack("{s:s, s:o, s:o}", "best_alone", profile->cluster[worth->best].name,
+                                                 "gain_over_best_alone",
+                                                 hapt_plan_number(hapt_plan_ratio(worth->together_per_s, worth->alone_per_s)),
+                                                 "gain_over_apart",
+                                                 hapt_plan_number(hapt_plan_ratio(worth->together_per_s, worth->apart_per_s))));
     return object;
 }
 

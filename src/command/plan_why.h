@@ -30,6 +30,11 @@ enum hapt_status hapt_plan_what_if_check(const struct hapt_env *env, const struc
 enum hapt_status hapt_plan_what_if(const struct hapt_env *env, const struct hapt_config *config,
                                    const struct hapt_profile *profile, const struct hapt_plan_paper *paper,
                                    struct hapt_arena *arena, json_t *extra);
+/* x / y of figures that may both be 0 (a profile may say that nothing takes time) or infinite: then 1. */
+double hapt_plan_ratio(double x, double y);
+/* As JSON, which knows no infinity and no NaN: null. */
+json_t *hapt_plan_number(double value);
+
 /* One line where the link sets the pace: by how much, and what would end it. */
 void hapt_plan_print_link(const struct hapt_env *env, const struct hapt_profile *profile, const struct hapt_plan *plan);
 

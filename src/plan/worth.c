@@ -1,6 +1,8 @@
 /* Is joining the subclusters worth it? */
 #include "view.h"
 
+#include <math.h>
+
 #include "hapt/rivals.h"
 
 static enum hapt_status search_alone(const struct hapt_env *env, const struct hapt_profile *profile,
@@ -23,7 +25,7 @@ static enum hapt_status search_alone(const struct hapt_env *env, const struct ha
 
 static double rate(const struct hapt_plan *plan)
 {
-    return plan->simulated_s > 0 ? plan->microbatches / plan->simulated_s : 0;
+    return plan->simulated_s > 0 ? plan->microbatches / plan->simulated_s : INFINITY; /* a profile may say that nothing takes time */
 }
 
 static enum hapt_status judge(const struct hapt_env *env, const struct hapt_profile *profile,

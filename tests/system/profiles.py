@@ -1,4 +1,4 @@
-"""Profiles that h5py writes, and running hapt on them: shared by plan.py and bad_profile.py."""
+"""Profiles that h5py writes, and running hapt on them: shared by plan.py, bad_profile.py and why.py."""
 import os
 import shutil
 import subprocess
@@ -27,13 +27,13 @@ def run(*arguments, ranks=0):
     return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
 
 
-def refuses(code, *arguments, ranks=0, says=""):
+def refuses(code, *arguments, ranks=0, says="", hint=""):
     """One error line, a hint, the exit code, nothing on standard output."""
     result = run(*arguments, ranks=ranks)
     name = "hapt " + " ".join(arguments) + (f" on {ranks} ranks" if ranks else "")
     check(result.returncode == code, f"{name}: exit code {result.returncode}, not {code}: {result.stderr.strip()}")
     check(result.stderr.count("error:") == 1, f"{name}: one error line: {result.stderr}")
-    check("hint: " in result.stderr, f"{name}: a hint: {result.stderr}")
+    check("hint: " + hint in result.stderr, f"{name}: a hint '{hint}': {result.stderr}")
     check(says in result.stderr, f"{name}: says '{says}': {result.stderr}")
     check(result.stdout == "", f"{name}: silent on standard output: {result.stdout}")
 

@@ -1,41 +1,11 @@
 """`hapt plan --explain`, `--what-if` and `--diff` as a user meets them."""
 import json
 import math
-import os
-import subprocess
-import tempfile
 
 import h5py
 import numpy as np
 
-HAPT = os.path.realpath(os.environ.get("HAPT", "build/hapt"))
-MPIRUN = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np"]
-checks, failures = 0, 0
-
-
-def check(passed, what):
-    global checks, failures
-    checks += 1
-    if not passed:
-        failures += 1
-        print("failed:", what)
-    return passed
-
-
-def run(*arguments, ranks=0):
-    command = (MPIRUN + [str(ranks)] if ranks else []) + [HAPT, *arguments]
-    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
-
-
-def refuses(code, *arguments, ranks=0, says="", hint=""):
-    """One error line, a hint, the exit code, nothing on standard output."""
-    result = run(*arguments, ranks=ranks)
-    name = "hapt " + " ".join(arguments) + (f" on {ranks} ranks" if ranks else "")
-    check(result.returncode == code, f"{name}: exit code {result.returncode}, not {code}: {result.stderr.strip()}")
-    check(result.stderr.count("error:") == 1, f"{name}: one error line: {result.stderr}")
-    check("hint: " + hint in result.stderr, f"{name}: a hint '{hint}': {result.stderr}")
-    check(says in result.stderr, f"{name}: says '{says}': {result.stderr}")
-    check(result.stdout == "", f"{name}: silent on standard output: {result.stdout}")
+from profiles import campaign, check, refuses, run
 
 
 def pair(path, seconds=(1.0, 1.0), size=1e6, bandwidth=4e6, latency=0.0, memory=(1e9, 1e9), nodes=(1, 1)):
@@ -224,10 +194,33 @@ def differences():
     refuses(2, "plan", "--profile", "d.h5", "one.h5", says='unexpected word "one.h5"')
 
 
-with tempfile.TemporaryDirectory() as folder:
-    os.chdir(folder)
-    for test in (the_link_is_the_limit, the_explanation, the_sweeps, predicted_sweeps, differences):
-        test()
-    os.chdir("/")
-print(f"{checks} checks, {failures} failed")
-raise SystemExit(failures > 0)
+def nothing_takes_time():
+    """Ratios of zeros: every answer stays readable, and its JSON whole."""
+    pair("zero.h5", seconds=(0.0, 0.0), size=0.0)
+    words = ("plan", "--profile", "zero.h5", "--microbatches", "4", "--explain", "--what-if", "microbatches=1..4:2,link=1..2Gbit/s:2")
+    result = run(*words, "--output", "zero-plan.h5")
+    check(result.returncode == 0 and "nan" not in result.stdout, result.stdout + result.stderr)
+    whole = json.loads(run(*words, "--json").stdout)
+    check(len(whole["explain"]["worth"]["alone"]) == 2, "every subcluster alone has its entry")
+    check(all(len(sweep["points"]) == 2 for sweep in whole["what_if"]), "every point has its entry")
+    check(whole["explain"]["worth"]["together_microbatches_per_s"] is None, "a rate without bound is null")
+    text = run("plan", "--diff", "zero-plan.h5", "zero-plan.h5").stdout
+    check("x 1.0000" in text and "nan" not in text, text)
+    result = run("plan", "--diff", "zero-plan.h5", "one.h5", "--json")
+    check(result.returncode == 0 and json.loads(result.stdout)["latency_ratio"] is None, "no ratio to a step of 0 s: " + result.stderr)
+
+
+def long_names():
+    """Names that differ in their last letter only are told apart."""
+    names = ["n" * 62 + letter for letter in "ab"]
+    pair("long.h5", nodes=(2, 2))
+    with h5py.File("long.h5", "r+") as file:
+        for c, name in enumerate(names):
+            file[f"cluster_{c}"].attrs["name"] = np.bytes_(name)
+    for name in names:
+        plan("long.h5", "--stages", f"0-1@{name}:1x1,1-2@{name}:1x1", "--output", name[-1] + ".h5")
+    text = run("plan", "--diff", "a.h5", "b.h5").stdout
+    check(f"on {names[0]} -> {names[1]}," in text, text)
+
+
+campaign(the_link_is_the_limit, the_explanation, the_sweeps, predicted_sweeps, differences, nothing_takes_time, long_names)
