@@ -7,7 +7,7 @@
 
 static const char *percent(double share, char text[16])
 {
-    if (isnan(share) || share == 0)
+    if (isnan(share))
         snprintf(text, 16, "-");
     else
         snprintf(text, 16, "%.1f %%", 100 * share);
@@ -24,11 +24,12 @@ static void print_row(const struct hapt_env *env, const struct hapt_compare_row 
         hapt_print(env, "  %-20s  %-18s  none: %s\n", row->name, schedule, row->reason);
         return;
     }
+    const double mfu = hapt_plan_mfu(plan); /* 0: the model is unknown */
     if (!isnan(row->ratio)) snprintf(ratio, sizeof ratio, "%.3f", row->ratio);
     hapt_print(env, "  %-20s  %-18s  %9s  %6s  %9s  %9s  %8s  %7s  %7s  %6d\n", row->name, schedule,
                hapt_units_time(plan->simulated_s, time[0]), ratio, hapt_units_time(plan->t_max_s, time[1]),
                row->boundary < 0 ? "-" : hapt_units_time(row->comm_s, time[2]), percent(row->overlap, share[0]),
-               percent(plan->balance_eta, share[1]), percent(hapt_plan_mfu(plan), share[2]), plan->stage_count);
+               percent(plan->balance_eta, share[1]), percent(mfu > 0 ? mfu : NAN, share[2]), plan->stage_count);
     if (row->note) hapt_print(env, "  %-20s  (%s)\n", "", row->note);
 }
 

@@ -25,7 +25,7 @@ struct contest {
     int64_t entered; /* candidates so far; which one won: */
     int64_t winner;
     double excess;             /* of the nearest miss: memory it needs per memory there is; infinite: not known */
-    const char *reason, *hint; /* of the nearest miss */
+    char reason[1024], hint[512]; /* of the nearest miss; "": none yet */
     double seconds;            /* of all searches */
     int64_t candidates, evaluated;
 };

@@ -51,7 +51,8 @@ static enum hapt_status fill_row(MPI_Comm comm, const struct hapt_profile *profi
         row->reason = hapt_arena_strdup(result, hapt_fail_message());
         status = row->reason ? HAPT_OK : HAPT_ERR_MEMORY;
         if (row->reason) hapt_fail_reset();
-    } else if (status == HAPT_OK) {
+    } else {
+        HAPT_TRY(status); /* agreed upon, and printed */
         row->plan = plan;
         status = look_at_link(row);
     }

@@ -3,6 +3,7 @@
 #include "search.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 static const char *const names[HAPT_STRATEGY_COUNT] = {"hapt", "even", "megatron", "alpa", "hexiscale"};
@@ -41,17 +42,16 @@ struct contest contest_open(const struct hapt_profile *profile, struct hapt_aren
     return (struct contest){.profile = profile, .result = result, .winner = -1, .excess = INFINITY};
 }
 
-/* Takes the recorded failure along when it is nearer to a plan than those before. */
-static enum hapt_status note_miss(struct contest *contest, double excess)
+/* Takes the recorded failure along when it is nearer to a plan than those before. It reserves nothing: a rank that failed here
+ * alone would miss the next search. */
+static void note_miss(struct contest *contest, double excess)
 {
-    if (!contest->reason || excess < contest->excess) {
+    if (!contest->reason[0] || excess < contest->excess) {
         contest->excess = excess;
-        contest->reason = hapt_arena_strdup(contest->result, hapt_fail_message());
-        contest->hint = hapt_arena_strdup(contest->result, hapt_fail_hint());
-        if (!contest->reason || !contest->hint) return HAPT_ERR_MEMORY;
+        snprintf(contest->reason, sizeof contest->reason, "%s", hapt_fail_message());
+        snprintf(contest->hint, sizeof contest->hint, "%s", hapt_fail_hint());
     }
     hapt_fail_reset();
-    return HAPT_OK;
 }
 
 static bool is_answer(enum hapt_status status)
@@ -61,7 +61,9 @@ static bool is_answer(enum hapt_status status)
 
 enum hapt_status contest_miss(struct contest *contest, enum hapt_status status)
 {
-    return is_answer(status) ? note_miss(contest, INFINITY) : status;
+    if (!is_answer(status)) return status;
+    note_miss(contest, INFINITY);
+    return HAPT_OK;
 }
 
 enum hapt_status contest_enter(struct contest *contest, struct hapt_plan *candidate, bool *fits)
@@ -79,7 +81,8 @@ enum hapt_status contest_enter(struct contest *contest, struct hapt_plan *candid
         double excess = status == HAPT_ERR_INFEASIBLE ? 0 : INFINITY;
         for (int i = 0; i < candidate->stage_count && status == HAPT_ERR_INFEASIBLE; i++)
             excess = fmax(excess, candidate->stage[i].memory_bytes / candidate->stage[i].device_memory_bytes);
-        return note_miss(contest, excess);
+        note_miss(contest, excess);
+        return HAPT_OK;
     }
     HAPT_TRY(status);
     if (contest->best && contest->best->simulated_s <= candidate->simulated_s) return HAPT_OK;
@@ -92,7 +95,7 @@ enum hapt_status contest_close(const struct contest *contest, enum hapt_strategy
 {
     if (!contest->best)
         return hapt_fail(HAPT_ERR_INFEASIBLE, contest->hint, "%s has no plan here: %s", names[strategy],
-                         contest->reason ? contest->reason : "it finds no way to use these devices");
+                         contest->reason[0] ? contest->reason : "it finds no way to use these devices");
     contest->best->search.seconds = contest->seconds;
     contest->best->search.candidates = contest->candidates;
     contest->best->search.evaluated = contest->evaluated;
@@ -215,7 +218,6 @@ enum hapt_status hapt_plan_by_strategy(MPI_Comm comm, const struct hapt_profile 
     *note = NULL;
     own.search.schedule = hapt_strategy_schedule(strategy, options->search.schedule);
     if (strategy != HAPT_STRATEGY_HAPT && strategy != HAPT_STRATEGY_EVEN) own.search.gap = 0; /* theirs are small */
-    if (strategy != HAPT_STRATEGY_HAPT && strategy != HAPT_STRATEGY_EVEN) own.search.gap = 0;
     switch (strategy) {
     case HAPT_STRATEGY_EVEN:
         return hapt_plan_even(comm, profile, &own.search, result, plan);

@@ -1,6 +1,7 @@
 /* Candidates: enumerate, alias, prune. */
 #include "candidates.h"
 
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -113,6 +114,8 @@ static enum hapt_status find_structures(struct candidates *candidates, struct ha
     struct range *range;
     uint64_t *structure, *mark;
     int count = 0;
+    if ((int64_t)L * L > INT_MAX)
+        return hapt_fail(HAPT_ERR_MEMORY, "plan over fewer layers (--layers-per-model)", "%d layers have too many ranges", L);
     HAPT_NEW(structure, scratch, (size_t)L * (size_t)L);
     HAPT_NEW(mark, scratch, candidates->model->graph->op_count);
     /* Equal operators may be cut otherwise where other operators read them. */
@@ -167,6 +170,10 @@ enum hapt_status candidates_build(const struct hapt_cluster *cluster, const stru
     if (status == HAPT_OK) status = find_structures(candidates, arena, &scratch);
     hapt_arena_release(&scratch);
     HAPT_TRY(status);
+    if ((int64_t)candidates->structure_count * candidates->degree_count > INT_MAX)
+        return hapt_fail(HAPT_ERR_MEMORY, "plan over fewer layers (--layers-per-model), or with a smaller --tensor-parallel",
+                         "%d unlike ranges of layers on %d meshes are too many candidates", candidates->structure_count,
+                         candidates->degree_count);
     candidates->item_count = candidates->structure_count * candidates->degree_count;
     HAPT_NEW(candidates->work, arena, layers->count + 1);
     for (int l = 0; l < layers->count; l++) candidates->work[l + 1] = candidates->work[l] + layers->flops[l];

@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include "fixture.h"
+#include "random_profile.h"
 
+#include "hapt/baselines.h"
 #include "hapt/link.h"
 #include "hapt/profile.h"
 
@@ -157,11 +159,36 @@ static void profiles(void)
     hapt_arena_release(&with.arena);
 }
 
+static enum hapt_status compare(void *context)
+{
+    const struct hapt_strategy_options options = {
+        .search = {.microbatches = 8, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02}};
+    struct hapt_arena arena;
+    struct hapt_compare_row *rows;
+    int count;
+    hapt_arena_init(&arena);
+    const enum hapt_status status = hapt_plan_compare(test_env.world, context, &options, &arena, &rows, &count);
+    hapt_arena_release(&arena);
+    return status;
+}
+
+static void comparisons(void)
+{
+    for (uint64_t start = 1; start <= 3; start++) {
+        struct hapt_arena arena;
+        uint64_t seed = start;
+        hapt_arena_init(&arena);
+        exhaust("a comparison", compare, random_profile(&seed, &arena), test_long() ? 1 : 1.15);
+        hapt_arena_release(&arena);
+    }
+}
+
 int main(int argc, char **argv)
 {
     test_init_mpi(&argc, &argv);
     RUN(collectives);
     RUN(couriers);
     RUN(profiles);
+    RUN(comparisons);
     return test_finish();
 }
