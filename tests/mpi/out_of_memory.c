@@ -10,6 +10,8 @@
 #include "hapt/baselines.h"
 #include "hapt/link.h"
 #include "hapt/profile.h"
+#include "hapt/rivals.h"
+#include "hapt/sweep.h"
 
 /* The C library's own allocator behind ours, which fails the `left`-th reservation made by this program itself; those of
  * the libraries below it pass. */
@@ -172,13 +174,44 @@ static enum hapt_status compare(void *context)
     return status;
 }
 
+/* A plan, its rivals and a sweep. */
+static enum hapt_status question(const struct hapt_profile *profile, struct hapt_arena *arena)
+{
+    const struct hapt_search_options options = {
+        .microbatches = 8, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02, .may_fail = true};
+    const struct hapt_sweep_question asked = {.profile = profile, .options = &options};
+    const struct hapt_sweep_range range = {
+        .kind = HAPT_SWEEP_MICROBATCHES, .text = "microbatches=2..16:3", .subject = "", .low = 2, .high = 16, .points = 3};
+    struct hapt_plan *plan;
+    struct hapt_worth *worth;
+    struct hapt_rivals *rivals;
+    struct hapt_sweep *sweep;
+    HAPT_TRY(hapt_sweep_run(&test_env, &asked, &range, arena, &sweep));
+    const enum hapt_status status = hapt_plan_search(test_env.world, profile, &options, arena, &plan);
+    if (status == HAPT_ERR_INFEASIBLE) return HAPT_OK;
+    HAPT_TRY(status);
+    HAPT_TRY(hapt_plan_worth(&test_env, profile, &options, plan, arena, &worth));
+    return hapt_plan_rivals(&test_env, profile, &options, plan, worth, true, arena, &rivals);
+}
+
+static enum hapt_status explain(void *context)
+{
+    struct hapt_arena arena;
+    hapt_arena_init(&arena);
+    const enum hapt_status status = question(context, &arena);
+    hapt_arena_release(&arena);
+    return status;
+}
+
 static void comparisons(void)
 {
     for (uint64_t start = 1; start <= 3; start++) {
         struct hapt_arena arena;
         uint64_t seed = start;
         hapt_arena_init(&arena);
-        exhaust("a comparison", compare, random_profile(&seed, &arena), test_long() ? 1 : 1.15);
+        struct hapt_profile *made = random_profile(&seed, &arena);
+        exhaust("a comparison", compare, made, test_long() ? 1 : 1.15);
+        exhaust("an explanation", explain, made, test_long() ? 1 : 1.15);
         hapt_arena_release(&arena);
     }
 }
