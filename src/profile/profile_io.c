@@ -23,9 +23,11 @@ static enum hapt_status write_submeshes(struct hapt_h5 *file, const char *folder
     const int64_t S = cluster->submesh_count, shape[2] = {S, 2};
     char path[PATH_MAX_CHARS];
     bool parallel = false;
-    enum hapt_status status = HAPT_ERR_MEMORY;
+    enum hapt_status status;
     int *pairs = calloc((size_t)S, 2 * sizeof *pairs), *tp = calloc((size_t)S, sizeof *tp);
-    if (pairs && tp) {
+    if (!pairs || !tp) {
+        status = hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory", "no memory to write %d submeshes", (int)S);
+    } else {
         for (int s = 0; s < S; s++) {
             pairs[2 * s] = cluster->submesh[s].n, pairs[2 * s + 1] = cluster->submesh[s].m;
             tp[s] = cluster->submesh[s].tp;
@@ -135,20 +137,22 @@ static enum hapt_status read_table(struct hapt_h5 *file, const char *folder, con
     return HAPT_OK;
 }
 
-/* All tables together, before the first is read: each may be within its limit and all of them beyond the host. A node's ranks
- * share one copy, which stands beside the one that was read while it is made. */
+/* All tables together, before the first is read: each may be within its limit and all of them beyond the host. They move into
+ * the memory that a node's ranks share one by one, so the largest stands twice for a while. */
 static enum hapt_status check_memory(struct hapt_h5 *file, const char *group, int L, int C)
 {
     char path[PATH_MAX_CHARS];
-    double cells = 0;
+    double cells = 0, largest = 0;
     for (int c = 0; c < C; c++) {
         int dims;
         int64_t shape[HAPT_H5_MAX_DIMS] = {0};
         snprintf(path, sizeof path, "%s/cluster_%d/submesh", group, c);
         HAPT_TRY(hapt_h5_shape(file, path, &dims, shape));
-        cells += 5.0 * (double)shape[0] * L * L;
+        const double table = (double)shape[0] * L * L;
+        cells += 5 * table;
+        largest = fmax(largest, table);
     }
-    const double bytes = 2 * cells * sizeof(double), available = hapt_memory_available();
+    const double bytes = (cells + largest) * sizeof(double), available = hapt_memory_available();
     char needed[32], left[32];
     if (bytes <= HAPT_PROFILE_SMALL_BYTES || bytes <= available) return HAPT_OK;
     return hapt_fail(HAPT_ERR_MEMORY, "plan on a host with more memory, or over fewer layers (hapt profile --layers-per-model)",
