@@ -60,7 +60,7 @@ static enum hapt_status explain_memory(const struct hapt_profile *profile, const
             if (warmup > plan->microbatches) warmup = plan->microbatches;
         }
         const double bytes = cluster->parameter_bytes[cell] + warmup * cluster->activation_bytes[cell];
-        if (at && bytes <= worst * cluster->device_memory_bytes) continue;
+        if (at && (isinf(worst) || bytes <= worst * cluster->device_memory_bytes)) continue;
         worst = cluster->device_memory_bytes > 0 ? bytes / cluster->device_memory_bytes : INFINITY;
         at = stage;
         at_bytes = bytes;
@@ -70,7 +70,7 @@ static enum hapt_status explain_memory(const struct hapt_profile *profile, const
     const struct hapt_profile_cluster *cluster = &profile->cluster[at->subcluster];
     return hapt_fail(
         HAPT_ERR_INFEASIBLE, HINT,
-        "no plan fits into memory: the nearest one needs %s of the %s of a %s device for layers %d-%d on %dx%d "
+        "no plan fits into memory: the nearest one needs %s of the %s of a device of %s for layers %d-%d on %dx%d "
         "with %d microbatches in flight",
         hapt_units_bytes(at_bytes, need), hapt_units_bytes(cluster->device_memory_bytes, have), cluster->name,
         at->first_layer, at->end_layer, at->nodes, at->devices_per_node, worst_launches);
@@ -147,7 +147,9 @@ static enum hapt_status explain(const struct hapt_profile *profile, const struct
     }
     HAPT_TRY(relaxed_plan(profile, options, INFINITY, arena, &plan));
     if (plan.stage_count > 0) return nearest_memory(profile, options, arena);
-    return hapt_fail(HAPT_ERR_INFEASIBLE, "more devices, or a profile with candidates for longer ranges of layers",
+    return hapt_fail(HAPT_ERR_INFEASIBLE,
+                     "more or larger devices (profiles leave out what exceeds their memory), or candidates for longer "
+                     "ranges of layers",
                      "the candidates that cover the layers take more devices than there are");
 }
 
