@@ -30,7 +30,6 @@ static double single(const struct hapt_profile *profile, struct hapt_search_opti
     if (kind == HAPT_SWEEP_NODES) {
         copy->cluster[0].nodes = (int)value;
         while (copy->cluster[0].submesh[copy->cluster[0].submesh_count - 1].n > (int)value) copy->cluster[0].submesh_count--;
-        CHECK_OK(hapt_profile_check(copy));
     }
     options.may_fail = true;
     const enum hapt_status status = hapt_plan_search(MPI_COMM_SELF, copy, &options, arena, &plan);
