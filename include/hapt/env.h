@@ -60,8 +60,10 @@ void *hapt_shared_memory(const struct hapt_shared *shared);
 enum hapt_status hapt_shared_publish(struct hapt_shared *shared);
 /* Collective over the node, in the same order on its ranks. NULL is fine. */
 void hapt_shared_release(struct hapt_shared *shared);
-/* Releases everything that is left; hapt_env_release calls it. Collective over the node. */
-void hapt_shared_release_all(void);
+/* What was created last; NULL: nothing is left. */
+struct hapt_shared *hapt_shared_newest(void);
+/* Releases what was created after `mark`, everything where it is NULL, as hapt_env_release does. Collective over the node. */
+void hapt_shared_release_newer(struct hapt_shared *mark);
 
 /* The readable result of a phase: rank 0 to standard output, or to standard error under --json. */
 void hapt_print(const struct hapt_env *env, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -125,7 +125,7 @@ void hapt_env_release(struct hapt_env *env)
     MPI_Initialized(&initialized);
     MPI_Finalized(&finalized);
     if (!initialized || finalized) return;
-    hapt_shared_release_all();
+    hapt_shared_release_newer(NULL);
     if (env->node != MPI_COMM_NULL) MPI_Comm_free(&env->node);
     if (env->world != MPI_COMM_NULL) MPI_Comm_free(&env->world);
     MPI_Finalize();

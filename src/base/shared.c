@@ -117,7 +117,12 @@ void hapt_shared_release(struct hapt_shared *shared)
     free(shared);
 }
 
-void hapt_shared_release_all(void)
+struct hapt_shared *hapt_shared_newest(void)
 {
-    while (all) hapt_shared_release(all);
+    return all;
+}
+
+void hapt_shared_release_newer(struct hapt_shared *mark)
+{
+    while (all && all != mark) hapt_shared_release(all);
 }

@@ -12,6 +12,7 @@ struct prediction {
     const struct hapt_config *config;
     const struct hapt_plan_paper *paper;
     struct hapt_efficiency *efficiency; /* NULL: the built-in one */
+    struct hapt_shared *mark;           /* the newest block before the sweeps: later ones belong to a point */
 };
 
 static enum hapt_status change_cluster(const struct hapt_cluster *cluster, enum hapt_sweep_kind kind, int subcluster,
@@ -32,17 +33,26 @@ static enum hapt_status change_cluster(const struct hapt_cluster *cluster, enum 
     return HAPT_OK;
 }
 
+/* A point's profile, once per node; it lives until the next point. */
 static enum hapt_status predict(void *context, enum hapt_sweep_kind kind, int subcluster, double value,
                                 struct hapt_arena *arena, struct hapt_profile **profile)
 {
     const struct prediction *prediction = context;
+    const struct hapt_env *env = prediction->env;
     const struct hapt_plan_paper *paper = prediction->paper;
     struct hapt_cluster *cluster;
+    struct hapt_profile *made = NULL;
+    struct hapt_arena own; /* of the first rank's copy, where others need one */
+    hapt_shared_release_newer(prediction->mark);
+    hapt_arena_init(&own);
     enum hapt_status status = change_cluster(paper->cluster, kind, subcluster, value, arena, &cluster);
-    if (status == HAPT_OK)
+    if (status == HAPT_OK && env->node_rank == 0)
         status = hapt_profile_predict_with(cluster, paper->model, paper->layers, prediction->config,
-                                           prediction->efficiency, arena, profile);
-    return hapt_env_agree_quietly(prediction->env->world, status);
+                                           prediction->efficiency, env->node_size > 1 ? &own : arena, &made);
+    status = hapt_env_agree_quietly(env->world, status);
+    if (status == HAPT_OK) status = hapt_profile_share(env, HAPT_OK, made, arena, profile);
+    hapt_arena_release(&own);
+    return status;
 }
 
 static const char *print_value(enum hapt_sweep_kind kind, double value, char text[32])
@@ -183,7 +193,7 @@ enum hapt_status hapt_plan_what_if(const struct hapt_env *env, const struct hapt
 {
     struct hapt_strategy_options options;
     struct hapt_sweep_range *range;
-    struct prediction prediction = {.env = env, .config = config, .paper = paper};
+    struct prediction prediction = {.env = env, .config = config, .paper = paper, .mark = hapt_shared_newest()};
     int count = 0;
     const char *path = hapt_config_text(config, "efficiency");
     enum hapt_status status = hapt_sweep_parse(hapt_config_text(config, "what-if"), arena, &range, &count);
@@ -202,5 +212,6 @@ enum hapt_status hapt_plan_what_if(const struct hapt_env *env, const struct hapt
         print_knee(env, sweep);
         HAPT_TRY(hapt_env_agree(env->world, add_object(env, sweep, extra)));
     }
+    hapt_shared_release_newer(prediction.mark);
     return HAPT_OK;
 }

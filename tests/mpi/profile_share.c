@@ -54,7 +54,7 @@ static void shared_tables(void)
         struct hapt_profile *own = random_profile(&again, &arena);
         own->flops = (double)start;
         if (profile) compare(profile, own, start);
-        if (start % 10 == 0) hapt_shared_release_all();
+        if (start % 10 == 0) hapt_shared_release_newer(NULL);
         hapt_arena_release(&arena);
     }
 }
