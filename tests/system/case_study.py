@@ -3,20 +3,13 @@ import importlib.util
 import os
 import tempfile
 
+import profiles
+from profiles import check
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 spec = importlib.util.spec_from_file_location("case_study", os.path.join(ROOT, "jobs", "case-study.py"))
 case = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(case)
-checks, failures = 0, 0
-
-
-def check(passed, what):
-    global checks, failures
-    checks += 1
-    if not passed:
-        failures += 1
-        print("failed:", what)
-
 
 def pipelines(submeshes, room, layers, rest):
     """Every way to place `layers` on a subcluster's submeshes in a row, at most `room` devices, then rest(layers left)."""
@@ -84,5 +77,5 @@ with tempfile.TemporaryDirectory() as folder:
         check(shares == {"a100": 41.7, "v100": 16.7}, f"shares {shares}")
         case.show(clusters, rows)
         figures(clusters, rows, crossing_s)
-print(f"{checks} checks, {failures} failed")
-raise SystemExit(failures != 0)
+print(f"{profiles.checks} checks, {profiles.failures} failed")
+raise SystemExit(profiles.failures != 0)

@@ -1,4 +1,4 @@
-"""Profiles that h5py writes, and running hapt on them: shared by plan.py, bad_profile.py and why.py."""
+"""Profiles that h5py writes, and running hapt on them: shared by the tests in Python."""
 import os
 import shutil
 import subprocess
