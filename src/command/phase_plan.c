@@ -38,6 +38,11 @@ enum hapt_status hapt_phase_plan_options(const struct hapt_config *config)
     const char *const ablations[] = {"granularity", "ignore-communication", NULL};
     if (hapt_config_text(config, "stages"))
         HAPT_TRY(hapt_phase_unused(config, "--stages leaves nothing to choose", searching));
+    const char *const idling[] = {"use-all-devices", NULL};
+    /* the rivals of an explanation are searched */
+    const bool searched = hapt_config_command(config) == HAPT_COMMAND_PLAN && hapt_config_bool(config, "explain");
+    if (hapt_config_text(config, "stages") && !searched)
+        HAPT_TRY(hapt_phase_unused(config, "--stages says which devices work", idling));
     if (strategy != HAPT_STRATEGY_HAPT)
         HAPT_TRY(hapt_phase_unused(config, "it is for --strategy hapt; the others have their own layers", ablations));
     if (strategy != HAPT_STRATEGY_HAPT && strategy != HAPT_STRATEGY_EVEN && hapt_config_given(config, "gap"))

@@ -49,7 +49,9 @@ static enum hapt_status predict(void *context, enum hapt_sweep_kind kind, int su
     if (status == HAPT_OK && env->node_rank == 0)
         status = hapt_profile_predict_with(cluster, paper->model, paper->layers, prediction->config,
                                            prediction->efficiency, env->node_size > 1 ? &own : arena, &made);
-    status = hapt_env_agree_quietly(env->world, status);
+    /* A size at which nothing fits is an answer of the sweep; any other failure ends it, with its message. */
+    const enum hapt_status agreed = hapt_env_agree_quietly(env->world, status);
+    status = agreed == HAPT_OK || agreed == HAPT_ERR_INFEASIBLE ? agreed : hapt_env_agree(env->world, status);
     if (status == HAPT_OK) status = hapt_profile_share(env, HAPT_OK, made, arena, profile);
     hapt_arena_release(&own);
     return status;

@@ -61,7 +61,7 @@ void hapt_plan_print_link(const struct hapt_env *env, const struct hapt_profile 
         snprintf(cure, sizeof cure, "%s instead of %s would end that", hapt_units_bits(limit.knee_bandwidth, rate[0]),
                  hapt_units_bits(limit.link_bandwidth, rate[1]));
     hapt_print(env,
-               "  the link is the limit: %s to %s takes %s for %s a microbatch, %.3g times the slowest stage's %s; %s\n",
+               "  the link is the limit: %s to %s takes %s for %s a microbatch, %.4g times the slowest stage's %s; %s\n",
                plan->stage[limit.link_stage].subcluster_name, receiver(plan, limit.link_stage),
                hapt_units_time(limit.link_s, time[0]), hapt_units_bytes(limit.link_bytes, size),
                limit.compute_s > 0 ? limit.link_s / limit.compute_s : INFINITY, hapt_units_time(limit.compute_s, time[1]),

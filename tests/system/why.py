@@ -121,6 +121,7 @@ def the_sweeps():
         check(plan("many.h5", *words, ranks=ranks) == many, f"the same sweeps on {ranks} ranks")
     text = run("plan", "--profile", "knee.h5", "--microbatches", "64", "--what-if", "link=4..200Mbit/s").stdout
     check("what if link=4..200Mbit/s" in text and "knee: from " in text and "at 9.14 Mbit/s the transfer" in text, text)
+    refuses(2, "plan", "--profile", "knee.h5", "--stages", "0-1@a:1x1,1-2@b:1x1", "--use-all-devices", says="--use-all-devices has no effect")
     given = plan("knee.h5", "--stages", "0-1@a:1x1,1-2@b:1x1", "--what-if", "link=1..9MB/s:2")["what_if"][0]["points"]
     check(all(point["stages"] == ["0-1@a:1x1t1", "1-2@b:1x1t1"] for point in given), "given stages stay")
     for bad in ("link", "link=1..25", "link=25..1Gbit/s", "nodes=1..8", "nodes.a=1..8Gbit/s", "speed.a=1..2", "link=1..2Gbit/s,"):
@@ -161,6 +162,8 @@ def predicted_sweeps():
         cluster("point.json", 2, point["value"])
         alone = json.loads(run(*words, "point.json").stdout)
         check(alone["latency_s"] == point["latency_s"], f"{point['value']} bytes: {alone['latency_s']}, {point['latency_s']}")
+    for ranks in (0, 2):
+        refuses(3, *words, "c.json", "--what-if", "nodes.v=1..100000:2", ranks=ranks, says="100000")
 
 
 def differences():
