@@ -217,8 +217,15 @@ static enum hapt_status search(struct recut *recut, double bound_s, struct hapt_
 {
     /* no pace above this can stay below the bound */
     double low_s, high_s = recut->B > 1 ? bound_s / (recut->B - 1) : INFINITY;
-    const double least_s = fill(recut, fmin(high_s, SLOWEST_S));
+    double least_s = fill(recut, fmin(high_s, SLOWEST_S));
     if (!isfinite(least_s) || least_s >= bound_s) return HAPT_OK;
+    /* nor one whose sum is no less than the least at a slower pace: most rows of submeshes end here */
+    for (double slower_s = INFINITY; recut->B > 1 && high_s < 0.999 * slower_s;) {
+        slower_s = high_s;
+        high_s = fmin(high_s, (bound_s - least_s) / (recut->B - 1) * (1 + 1e-9));
+        least_s = fill(recut, fmin(high_s, SLOWEST_S));
+        if (!isfinite(least_s) || least_s >= bound_s) return HAPT_OK;
+    }
     bracket(recut, least_s, &low_s, &high_s);
     const int64_t count = collect(recut, low_s, high_s, NULL);
     HAPT_NEW(recut->pace, scratch, count);
