@@ -50,13 +50,14 @@ static json_t *stage_object(const struct hapt_plan_stage *stage)
 
 struct json_t *hapt_plan_json(const struct hapt_plan *plan)
 {
+    const double mfu = hapt_plan_mfu(plan);
     json_t *stages = json_array();
     for (int i = 0; stages && i < plan->stage_count; i++) json_array_append_new(stages, stage_object(&plan->stage[i]));
-    return json_pack("{s:s, s:i, s:i, s:s, s:b, s:f, s:f, s:f, s:f, s:s, s:f, s:{s:f, s:I, s:I, s:f}, s:o}", "format",
+    return json_pack("{s:s, s:i, s:i, s:s, s:b, s:f, s:f, s:f, s:f, s:s, s:o, s:{s:f, s:I, s:I, s:f}, s:o}", "format",
                                "hapt-plan", "version", 1, "microbatches", plan->microbatches, "schedule",
                                hapt_schedule_kind_name(plan->schedule), "blocking", plan->blocking, "latency_s", plan->latency_s, "simulated_s",
                                plan->simulated_s, "t_max_s", plan->t_max_s, "balance_eta", plan->balance_eta, "limit", plan->limit, "mfu",
-                               hapt_plan_mfu(plan), "search",
+                               mfu > 0 ? json_real(mfu) : json_null(), "search",
                                "seconds", plan->search.seconds, "candidates", (json_int_t)plan->search.candidates,
                                "evaluated", (json_int_t)plan->search.evaluated, "gap", plan->search.gap, "stages",
                                stages);

@@ -18,8 +18,17 @@ static bool parse_whole(const char *text, double *value)
     return end != text && !*end && *value == floor(*value) && *value >= 1 && *value <= 1e6;
 }
 
+/* A bare number may mean anything: rates and sizes want their unit. */
+static bool has_unit(const char *text)
+{
+    char *end;
+    strtod(text, &end);
+    return *end != '\0';
+}
+
 static bool parse_value(enum hapt_sweep_kind kind, const char *text, double *value)
 {
+    if ((kind == HAPT_SWEEP_LINK || kind == HAPT_SWEEP_MEMORY) && !has_unit(text)) return false;
     const bool read = kind == HAPT_SWEEP_LINK     ? hapt_units_parse_bandwidth(text, value)
                       : kind == HAPT_SWEEP_MEMORY ? hapt_units_parse_bytes(text, value)
                                                   : parse_whole(text, value);

@@ -159,7 +159,7 @@ static void knees_in_closed_form(void)
 
 static void words(void)
 {
-    static const char *const bad[] = {"",
+    static const char *const bad[] = {"", "link=1..25", "link=25", "link=1Gbit/s..25", "memory.a=1..2",
                                       "link",
                                       "link=",
                                       "link=fast",
@@ -202,7 +202,7 @@ static void words(void)
     const struct hapt_profile *profile = pair_of(2, 1, 1, 0, &arena);
     const struct hapt_search_options options = {.microbatches = 4, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02};
     const struct hapt_sweep_question question = {.profile = profile, .options = &options};
-    static const char *const unknown[] = {"link=a-c:1..2GB/s", "link=a-a:1..2GB/s", "nodes.c=1..2", "memory.ab=1..2", "nodes.a=1..3"};
+    static const char *const unknown[] = {"link=a-c:1..2GB/s", "link=a-a:1..2GB/s", "nodes.c=1..2", "memory.ab=1..2GB", "nodes.a=1..3"};
     for (size_t k = 0; k < sizeof unknown / sizeof unknown[0]; k++) {
         CHECK_OK(hapt_sweep_parse(unknown[k], &arena, &range, &count));
         CHECK_FAILS(hapt_sweep_run(&test_env, &question, range, &arena, &sweep), HAPT_ERR_USAGE);
