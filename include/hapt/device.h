@@ -34,6 +34,9 @@ static inline int64_t hapt_view_elements(const struct hapt_view *view)
     return count;
 }
 
+/* Sums, or takes the largest, of data[i] over the shards of an operator that exchanges while it runs; fp32, on the host. */
+typedef enum hapt_status hapt_exchange(void *context, float *data, size_t elements, bool largest);
+
 /* One bound kernel call. An absent optional input has data NULL. */
 struct hapt_call {
     int input_count, output_count;
@@ -45,6 +48,11 @@ struct hapt_call {
     void *workspace;        /* as many bytes as the kernel asked for, 64-byte aligned; garbage on entry */
     size_t workspace_bytes;
     int threads;
+    /* On a shard of an index that integer operands name (tables, logits): the first value that this shard serves; the local extent
+     * is how many. Others are another shard's: they add nothing. */
+    int64_t first_value;
+    hapt_exchange *exchange; /* operators that exchange among shards while they run; NULL: there is one shard */
+    void *exchange_context;
 };
 
 struct hapt_device;

@@ -6,6 +6,8 @@
  * lacks that input; it is made of the last input alone); a scalar is an operand without letters. Marks behind a letter:
  *   !     cannot be sharded in that operand
  *   ~     indexed by the values of an integer operand: a shard serves the values in its range; the last shards may be padded
+ *   ...   (before the letters of an operand) any number of leading dimensions, the same in every operand that has it: they get
+ *         the letters b, t, y, z, which such a signature then uses for nothing else
  *   /3h   three equal blocks, each of which is sharded when letter h is (/h: one block): heads inside a width
  * From it derive shapes, FLOPs, bytes and all sharding rules (HAP Fig. 9): an operator whose operands are all sharded on letter x
  * yields outputs sharded on x where they have it, and partial sums (all-reduce) where not.
@@ -14,6 +16,18 @@
 #define HAPT_OPS_H
 
 #include "hapt/graph.h"
+
+/* Rows of the table that only sharded graphs have (sharding.h): on one device they are the identity. */
+enum hapt_collective_kind {
+    HAPT_COLLECTIVE_NONE,
+    HAPT_COLLECTIVE_ALL_REDUCE,        /* partial sums -> whole */
+    HAPT_COLLECTIVE_REDUCE_SCATTER,    /* partial sums -> sharded */
+    HAPT_COLLECTIVE_ALL_GATHER,        /* sharded -> whole; uneven shards are padded to the largest (HAP 2.5.1) */
+    HAPT_COLLECTIVE_GROUPED_BROADCAST, /* sharded -> whole, one broadcast a shard (HAP 4.4) */
+    HAPT_COLLECTIVE_ALL_TO_ALL,        /* sharded on one dimension (or ratio) -> on another */
+    HAPT_COLLECTIVE_SLICE,             /* whole -> sharded: each rank keeps its own, nothing moves */
+    HAPT_COLLECTIVE_COUNT
+};
 
 struct hapt_op_type {
     const char *name;
@@ -26,6 +40,8 @@ struct hapt_op_type {
     double flops_per_element;
     /* Extra FLOPs or NULL: attention and the like. */
     double (*flops)(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction);
+    /* Most bytes that any one operand moves, or NULL: of tables only the rows that are named are touched. */
+    double (*operand_bytes_limit)(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction);
     /* Checks attributes and completes output shapes that letters alone do not give, or NULL. output[o] comes with dims, dtype and
      * the known sizes filled in, 0 where the letter is unknown. */
     enum hapt_status (*infer)(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output);
@@ -35,6 +51,8 @@ struct hapt_op_type {
     /* Over an indexed letter that an output lacks the operator does not sum: it exchanges this many all-reduces of its last output
      * in fp32 among the shards while it runs, and every shard gets whole outputs. 0: plain partial sums. */
     int exchanges;
+    /* What it moves over a mesh axis; HAPT_COLLECTIVE_NONE: it computes. */
+    enum hapt_collective_kind collective;
     const char *attributes; /* documentation of integer[] and real[] */
 };
 
@@ -50,11 +68,15 @@ struct hapt_signature_operand {
     int blocks[HAPT_MAX_DIMS];
     bool shardable[HAPT_MAX_DIMS], indexed[HAPT_MAX_DIMS];
     bool optional;
+    bool ellipsis; /* was written with "..." */
 };
 struct hapt_signature {
     int input_count, output_count;
     struct hapt_signature_operand input[HAPT_MAX_INPUTS], output[HAPT_MAX_OUTPUTS];
 };
+/* The signature of an operator of a graph: "..." stands for as many dimensions as its first operand that has it shows. */
+const struct hapt_signature *hapt_op_signature_of(const struct hapt_graph *graph, const struct hapt_op *op);
+/* The signature by type alone: counts of operands; "..." stands for two dimensions. */
 const struct hapt_signature *hapt_op_signature(int type);
 
 /* Shapes and types of a forward operator's outputs, from its inputs: fills output[o].dims/shape/dtype of all outputs.

@@ -21,12 +21,58 @@ enum hapt_property_kind {
     HAPT_PROPERTY_ALL_GATHER, /* sharded on dimension `dim`; concatenated shards are the tensor */
     HAPT_PROPERTY_ALL_REDUCE  /* partial sums; their sum is the tensor */
 };
-/* With more than one block a sharded dimension is that many equal blocks, one behind the other, and a rank holds its shard of each
+/*
+ * Which part of a dimension a rank holds. The dimension is `blocks` equal blocks, one behind the other, each made of units of
+ * `unit` elements that stay together (the width of a head); a rank holds its run of units of every block. Zeros count as ones.
+ * `ratio`: which of the axis' ratio vectors says how many units (hapt_axis).
+ *
+ * With more than one block a sharded dimension is that many equal blocks, one behind the other, and a rank holds its shard of each
  * (q, k and v of some heads); 0 counts as 1. Where the ranks do not divide an indexed dimension, shards are rounded up: elements
  * behind the tensor's end are padding. */
 struct hapt_property {
     enum hapt_property_kind kind;
     int dim, blocks;
+    int64_t unit;
+    int ratio;
+};
+
+/* A mesh axis and how its ranks share what is sharded over it: ratio[k][rank], one vector a model segment (HAP 5.2), each summing
+ * to 1; NULL: evenly. Units are shared out by hapt_split (ratios.h). */
+struct hapt_axis {
+    int size;
+    int ratio_count;
+    const double *ratio; /* [ratio_count][size] */
+};
+
+/* An index of an operator and how it is cut; letter 0: every operand is whole. Operands that carry the letter alone are sharded with
+ * these blocks and units; where it is an index inside a width ("/3h") they follow from the shapes. */
+struct hapt_cut {
+    char letter;
+    int blocks;
+    int64_t unit;
+    int ratio;
+};
+
+/*
+ * One instruction of the program of one axis (HAP 4.1), in the order of the graph's operators: either operator `op` run on shards
+ * of a cut, or (op -1) a communication that makes another version of `tensor`.
+ *
+ * A tensor may have several versions, one a property. An operator reads for every input the version that its cut asks for; inputs
+ * of the model and parameters are there in every version that is asked for (a parameter in one alone). Its outputs have one
+ * version until something moves them. A writer that adds to a gradient adds to the version that has the property of what it adds;
+ * the other versions are void from then on. Gradients of parameters: what the backward pass leaves is brought to the layout of the
+ * parameter once a step (HAPT_SECTION_REDUCE), by communications that stand at the end.
+ */
+struct hapt_axis_instruction {
+    int op;
+    struct hapt_cut cut;
+    int tensor;
+    enum hapt_collective_kind kind;
+    struct hapt_property from, to;
+};
+struct hapt_axis_program {
+    int count;
+    struct hapt_axis_instruction *instruction;
 };
 
 /* A sum over one axis that stands behind an operator. */

@@ -1,204 +1,52 @@
 /*
- * THE operator table, with what its rows point to: attribute checks, extra FLOPs, gradient rules.
- * To add an operator: a row here, kernels of its name in the back ends.
+ * THE operator table: its groups of rows (ops_*.c), joined, and what holds for all of them.
+ * To add an operator: a row in the group it belongs to, kernels of its name in the back ends.
  */
-#include "hapt/ops.h"
+#include <pthread.h>
 
-#include <math.h>
-#include <string.h>
+#include "ops_groups.h"
 
-#include "autodiff.h"
-#include "signature.h"
+/* Every group of rows; types count through them in this order. */
+static const struct hapt_op_type *const groups[] = {hapt_ops_transformer, hapt_ops_collective};
+enum { MAX_TYPES = 256 };
+static const struct hapt_op_type *table[MAX_TYPES];
+static int table_count;
+static pthread_once_t table_once = PTHREAD_ONCE_INIT;
 
-static enum hapt_status bad_attribute(const struct hapt_op *op, const char *what)
+static void join_groups(void)
 {
-    return hapt_fail(HAPT_ERR_INPUT, "see the attributes in the operator table", "operator %s (%s): %s", op->name,
-                     hapt_op_type_at(op->type)->name, what);
-}
-
-static enum hapt_status infer_layer_norm(const struct hapt_graph *graph, const struct hapt_op *op,
-                                         struct hapt_tensor *output)
-{
-    (void)graph, (void)output;
-    return op->real[0] >= 0 && op->real[0] < 1 ? HAPT_OK : bad_attribute(op, "epsilon is not in [0, 1)");
-}
-
-static enum hapt_status infer_gelu(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
-{
-    (void)graph, (void)output;
-    return op->integer[0] == 0 || op->integer[0] == 1 ? HAPT_OK : bad_attribute(op, "its kind is neither tanh nor erf");
-}
-
-static enum hapt_status infer_attention(const struct hapt_graph *graph, const struct hapt_op *op,
-                                        struct hapt_tensor *output)
-{
-    const int64_t heads = op->integer[0], width = graph->tensor[op->input[0]].shape[2];
-    if (heads < 1 || width % 3 != 0 || width / 3 % heads != 0) {
-        return bad_attribute(op, "the width of its input is not 3 x heads x a head size");
+    for (size_t g = 0; g < sizeof groups / sizeof groups[0]; g++) {
+        for (const struct hapt_op_type *row = groups[g]; row->name; row++) {
+            HAPT_ASSERT(table_count < MAX_TYPES);
+            table[table_count++] = row;
+        }
     }
-    if (op->integer[1] != 0 && op->integer[1] != 1) return bad_attribute(op, "causal is neither 0 nor 1");
-    output[0].shape[2] = width / 3;
-    output[1].shape[1] = heads;
-    return HAPT_OK;
 }
-
-/* Two products of [T][head size] x [head size][T] kind per head and about 5 operations of softmax per score; half of it when
- * causal. */
-static double flops_attention(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
-{
-    const int64_t *shape = graph->tensor[op->input[0]].shape; /* [b][t][3d] */
-    const double scores = rows_fraction * (double)shape[0] * (double)shape[1] * (double)shape[1];
-    return (4.0 * (double)shape[2] / 3.0 + 5.0 * (double)op->integer[0]) * scores * (op->integer[1] ? 0.5 : 1.0);
-}
-
-/* Five products: the scores again, and the gradients of q, k, v and of the scores. */
-static double flops_attention_backward(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
-{
-    return 2.5 * flops_attention(graph, op, rows_fraction);
-}
-
-/* One addition an element of the rows, not of the table. */
-static double flops_embedding(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
-{
-    return rows_fraction * (double)hapt_tensor_elements(&graph->tensor[op->output[0]]);
-}
-
-static double flops_embedding_dw(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
-{
-    return rows_fraction * op->output_count * (double)hapt_tensor_elements(&graph->tensor[op->input[1]]);
-}
-
-static enum hapt_status gradient_embedding(struct hapt_graph *graph, int op)
-{
-    const int *in = graph->op[op].input;
-    const int input[] = {in[0], hapt_gradient_incoming(graph, op)};
-    return hapt_gradient_append(graph, op, "embedding_dw", input, 2, &in[1], in[2] < 0 ? 1 : 2);
-}
-
-static enum hapt_status gradient_layer_norm(struct hapt_graph *graph, int op)
-{
-    const int *in = graph->op[op].input, *out = graph->op[op].output;
-    const int input[] = {in[0], in[1], out[1], out[2], hapt_gradient_incoming(graph, op)};
-    return hapt_gradient_append(graph, op, "layer_norm_backward", input, 5, in, 3);
-}
-
-static enum hapt_status gradient_product(struct hapt_graph *graph, int op, const char *dx, const char *dw)
-{
-    const int *in = graph->op[op].input;
-    const int incoming = hapt_gradient_incoming(graph, op);
-    const int for_x[] = {incoming, in[1]}, for_w[] = {in[0], incoming};
-    const int weights[] = {in[1], in[2]};
-    if (hapt_gradient_wanted(graph, in[0])) HAPT_TRY(hapt_gradient_append(graph, op, dx, for_x, 2, &for_w[0], 1));
-    if (!hapt_gradient_wanted(graph, weights[0]) && !hapt_gradient_wanted(graph, weights[1])) return HAPT_OK;
-    return hapt_gradient_append(graph, op, dw, for_w, 2, weights, weights[1] < 0 ? 1 : 2);
-}
-
-static enum hapt_status gradient_linear(struct hapt_graph *graph, int op)
-{
-    return gradient_product(graph, op, "linear_dx", "linear_dw");
-}
-
-static enum hapt_status gradient_linear_t(struct hapt_graph *graph, int op)
-{
-    return gradient_product(graph, op, "linear_t_dx", "linear_t_dw");
-}
-
-static enum hapt_status gradient_attention(struct hapt_graph *graph, int op)
-{
-    const int qkv = graph->op[op].input[0], *out = graph->op[op].output;
-    const int input[] = {qkv, out[0], out[1], hapt_gradient_incoming(graph, op)};
-    return hapt_gradient_append(graph, op, "attention_backward", input, 4, &qkv, 1);
-}
-
-static enum hapt_status gradient_gelu(struct hapt_graph *graph, int op)
-{
-    const int input[] = {graph->op[op].input[0], hapt_gradient_incoming(graph, op)};
-    return hapt_gradient_append(graph, op, "gelu_dx", input, 2, input, 1);
-}
-
-static enum hapt_status gradient_add(struct hapt_graph *graph, int op)
-{
-    const int first = graph->op[op].input[0], second = graph->op[op].input[1];
-    HAPT_TRY(hapt_gradient_share(graph, op, first));
-    return hapt_gradient_share(graph, op, second);
-}
-
-static enum hapt_status gradient_copy(struct hapt_graph *graph, int op)
-{
-    const int primal = graph->op[op].input[0], incoming = hapt_gradient_incoming(graph, op);
-    return hapt_gradient_append(graph, op, "copy", &incoming, 1, &primal, 1);
-}
-
-static enum hapt_status gradient_cross_entropy(struct hapt_graph *graph, int op)
-{
-    const int *in = graph->op[op].input, *out = graph->op[op].output;
-    const int logits = in[0];
-    const int input[] = {in[0], in[1], out[1], hapt_gradient_incoming(graph, op)};
-    return hapt_gradient_append(graph, op, "cross_entropy_dx", input, 4, &logits, 1);
-}
-
-/* clang-format off */
-static const struct hapt_op_type table[] = {
-    {.name = "embedding", .signature = "bt,v~d,t!d?->btd", .dtypes = "icc->c", .flops = flops_embedding,
-     .gradient = gradient_embedding, .attributes = "tokens, table, position -> x"},
-    {.name = "embedding_dw", .signature = "bt,btd->v~d,t!d?", .dtypes = "ic->ff", .flops = flops_embedding_dw,
-     .attributes = "tokens, dy -> dtable, dposition"},
-    {.name = "layer_norm", .signature = "btd!,d!,d!->btd!,bt,bt", .dtypes = "ccc->cff", .flops_per_element = 7,
-     .infer = infer_layer_norm, .gradient = gradient_layer_norm,
-     .attributes = "x, gamma, beta -> y, mean, rstd; real[0] epsilon"},
-    {.name = "layer_norm_backward", .signature = "btd!,d!,bt,bt,btd!->btd!,d!,d!", .dtypes = "ccffc->cff",
-     .flops_per_element = 14, .attributes = "x, gamma, mean, rstd, dy -> dx, dgamma, dbeta"},
-    {.name = "linear", .signature = "bti,io,o?->bto", .dtypes = "ccc->c", .heavy = true, .contracts = true,
-     .gradient = gradient_linear, .attributes = "x, w, bias -> y"},
-    {.name = "linear_dx", .signature = "bto,io->bti", .dtypes = "cc->c", .heavy = true, .contracts = true,
-     .attributes = "dy, w -> dx"},
-    {.name = "linear_dw", .signature = "bti,bto->io,o?", .dtypes = "cc->ff", .heavy = true, .contracts = true,
-     .attributes = "x, dy -> dw, dbias"},
-    {.name = "linear_t", .signature = "bti,oi,o?->bto", .dtypes = "ccc->c", .heavy = true, .contracts = true,
-     .gradient = gradient_linear_t, .attributes = "x, w, bias -> y"},
-    {.name = "linear_t_dx", .signature = "bto,oi->bti", .dtypes = "cc->c", .heavy = true, .contracts = true,
-     .attributes = "dy, w -> dx"},
-    {.name = "linear_t_dw", .signature = "bti,bto->oi,o?", .dtypes = "cc->ff", .heavy = true, .contracts = true,
-     .attributes = "x, dy -> dw, dbias"},
-    {.name = "attention", .signature = "bt!e/3h->bt!d/h,bht!", .dtypes = "c->cf", .heavy = true, .sized = "h",
-     .flops = flops_attention, .infer = infer_attention, .gradient = gradient_attention,
-     .attributes = "qkv (q, k, v in order, heads inside each) -> out, logsumexp of the scaled scores; "
-                   "integer[0] heads, integer[1] causal"},
-    {.name = "attention_backward", .signature = "bt!e/3h,bt!d/h,bht!,bt!d/h->bt!e/3h", .dtypes = "ccfc->c",
-     .heavy = true, .sized = "h", .flops = flops_attention_backward, .attributes = "qkv, out, logsumexp, dout -> dqkv"},
-    {.name = "gelu", .signature = "btf->btf", .dtypes = "c->c", .flops_per_element = 10, .infer = infer_gelu,
-     .gradient = gradient_gelu, .attributes = "x -> y; integer[0] 0 tanh, 1 erf"},
-    {.name = "gelu_dx", .signature = "btf,btf->btf", .dtypes = "cc->c", .flops_per_element = 18,
-     .attributes = "x, dy -> dx; integer[0] 0 tanh, 1 erf"},
-    {.name = "add", .signature = "btd,btd->btd", .dtypes = "cc->c", .flops_per_element = 1, .gradient = gradient_add,
-     .attributes = "a, b -> y"},
-    {.name = "copy", .signature = "btd->btd", .dtypes = "c->c", .flops_per_element = 0, .gradient = gradient_copy,
-     .attributes = "x -> y"},
-    {.name = "cross_entropy", .signature = "btv~,bt->,bt", .dtypes = "ci->ff", .flops_per_element = 4,
-     .exchanges = 3 /* maximum, sum of exponentials, the target's logit */, .gradient = gradient_cross_entropy,
-     .attributes = "logits, targets (-100: no loss taken) -> loss (SUM over targets), logsumexp"},
-    {.name = "cross_entropy_dx", .signature = "btv~,bt,bt,->btv~", .dtypes = "ciff->c", .flops_per_element = 4,
-     .attributes = "logits, targets, logsumexp, scale -> dlogits"},
-};
-/* clang-format on */
 
 int hapt_op_type_count(void)
 {
-    return (int)(sizeof table / sizeof table[0]);
+    pthread_once(&table_once, join_groups);
+    return table_count;
 }
 
 const struct hapt_op_type *hapt_op_type_at(int type)
 {
     HAPT_ASSERT(type >= 0 && type < hapt_op_type_count());
-    return &table[type];
+    return table[type];
 }
 
 int hapt_op_type_find(const char *name)
 {
     for (int type = 0; type < hapt_op_type_count(); type++) {
-        if (strcmp(table[type].name, name) == 0) return type;
+        if (strcmp(table[type]->name, name) == 0) return type;
     }
     return -1;
+}
+
+enum hapt_status hapt_op_bad_attribute(const struct hapt_op *op, const char *what)
+{
+    return hapt_fail(HAPT_ERR_INPUT, "see the attributes in the operator table", "operator %s (%s): %s", op->name,
+                     hapt_op_type_at(op->type)->name, what);
 }
 
 double hapt_op_flops(const struct hapt_graph *graph, const struct hapt_op *op, double fraction)
@@ -237,11 +85,7 @@ double hapt_op_bytes(const struct hapt_graph *graph, const struct hapt_op *op, d
 {
     double bytes = 0, limit = INFINITY;
     const struct hapt_op_type *type = hapt_op_type_at(op->type);
-    /* Of tables only the rows that the tokens name are touched. */
-    if (type->flops == flops_embedding) limit = operand_bytes(graph, op->output[0], fraction);
-    if (type->flops == flops_embedding_dw) {
-        limit = fraction * 4 * (double)hapt_tensor_elements(&graph->tensor[op->input[1]]); /* gradients are fp32 */
-    }
+    if (type->operand_bytes_limit) limit = type->operand_bytes_limit(graph, op, fraction);
     for (int i = 0; i < op->input_count; i++) {
         if (op->input[i] >= 0) bytes += fmin(limit, operand_bytes(graph, op->input[i], fraction));
     }

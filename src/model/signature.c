@@ -8,6 +8,10 @@ static bool operand_parse(const char **cursor, struct hapt_signature_operand *op
 {
     memset(operand, 0, sizeof *operand);
     const char *at = *cursor;
+    if (strncmp(at, "...", 3) == 0) {
+        operand->ellipsis = true;
+        at += 3;
+    }
     while (*at >= 'a' && *at <= 'z') {
         if (operand->dims == HAPT_MAX_DIMS) return false;
         const int d = operand->dims++;
@@ -50,15 +54,43 @@ bool hapt_signature_parse(const char *text, struct hapt_signature *signature)
     return side_parse(&text, HAPT_MAX_OUTPUTS, signature->output, &signature->output_count) && *text == '\0';
 }
 
+/* "..." becomes the first `leading` of these letters. */
+static const char leading_letter[] = "btyz";
+enum { MAX_LEADING = 4, USUAL_LEADING = 2 };
+
+static void operand_expand(struct hapt_signature_operand *operand, int leading)
+{
+    if (!operand->ellipsis || operand->dims + leading > HAPT_MAX_DIMS) return; /* no tensor has so many */
+    for (int d = operand->dims - 1; d >= 0; d--) {
+        operand->letter[d + leading] = operand->letter[d];
+        operand->along[d + leading] = operand->along[d];
+        operand->blocks[d + leading] = operand->blocks[d];
+        operand->shardable[d + leading] = operand->shardable[d];
+        operand->indexed[d + leading] = operand->indexed[d];
+    }
+    for (int d = 0; d < leading; d++) {
+        operand->letter[d] = operand->along[d] = leading_letter[d];
+        operand->blocks[d] = 1;
+        operand->shardable[d] = true;
+        operand->indexed[d] = false;
+    }
+    operand->dims += leading;
+}
+
 static pthread_once_t parse_once = PTHREAD_ONCE_INIT;
-static struct hapt_signature *parsed;
+static struct hapt_signature (*parsed)[MAX_LEADING + 1]; /* [type][dimensions that "..." stands for] */
 
 static void parse_table(void)
 {
     parsed = calloc((size_t)hapt_op_type_count(), sizeof *parsed);
     HAPT_ASSERT(parsed != NULL);
     for (int type = 0; type < hapt_op_type_count(); type++) {
-        HAPT_ASSERT(hapt_signature_parse(hapt_op_type_at(type)->signature, &parsed[type]));
+        for (int leading = 0; leading <= MAX_LEADING; leading++) {
+            struct hapt_signature *signature = &parsed[type][leading];
+            HAPT_ASSERT(hapt_signature_parse(hapt_op_type_at(type)->signature, signature));
+            for (int i = 0; i < signature->input_count; i++) operand_expand(&signature->input[i], leading);
+            for (int o = 0; o < signature->output_count; o++) operand_expand(&signature->output[o], leading);
+        }
     }
 }
 
@@ -66,7 +98,18 @@ const struct hapt_signature *hapt_op_signature(int type)
 {
     HAPT_ASSERT(type >= 0 && type < hapt_op_type_count());
     pthread_once(&parse_once, parse_table);
-    return &parsed[type];
+    return &parsed[type][USUAL_LEADING];
+}
+
+const struct hapt_signature *hapt_op_signature_of(const struct hapt_graph *graph, const struct hapt_op *op)
+{
+    const struct hapt_signature *usual = hapt_op_signature(op->type), *none = &parsed[op->type][0];
+    for (int i = 0; i < op->input_count && i < usual->input_count; i++) {
+        if (!none->input[i].ellipsis || op->input[i] < 0) continue;
+        const int leading = graph->tensor[op->input[i]].dims - none->input[i].dims;
+        return leading >= 0 && leading <= MAX_LEADING ? &parsed[op->type][leading] : usual;
+    }
+    return usual;
 }
 
 static enum hapt_status bind_dtype(const struct hapt_op *op, const struct hapt_tensor *tensor, char code,
@@ -112,7 +155,7 @@ static enum hapt_status bind_operand(const struct hapt_op *op, const struct hapt
 enum hapt_status hapt_signature_bind(const struct hapt_graph *graph, const struct hapt_op *op, bool with_outputs,
                                      struct hapt_letter_sizes *sizes, enum hapt_dtype *compute)
 {
-    const struct hapt_signature *signature = hapt_op_signature(op->type);
+    const struct hapt_signature *signature = hapt_op_signature_of(graph, op);
     const char *code = hapt_op_type_at(op->type)->dtypes;
     memset(sizes, 0, sizeof *sizes);
     *compute = HAPT_DTYPE_COUNT;
@@ -138,7 +181,7 @@ enum hapt_status hapt_signature_bind(const struct hapt_graph *graph, const struc
 enum hapt_status hapt_op_infer(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
 {
     const struct hapt_op_type *type = hapt_op_type_at(op->type);
-    const struct hapt_signature *signature = hapt_op_signature(op->type);
+    const struct hapt_signature *signature = hapt_op_signature_of(graph, op);
     struct hapt_letter_sizes sizes;
     enum hapt_dtype compute;
     HAPT_TRY(hapt_signature_bind(graph, op, false, &sizes, &compute));

@@ -1,4 +1,4 @@
-/* Builders of the zoo's families. Private to the model room. */
+/* Builders of the zoo's families, and what they share. Private to the model room. */
 #ifndef HAPT_MODEL_ZOO_H
 #define HAPT_MODEL_ZOO_H
 
@@ -9,5 +9,28 @@ enum hapt_status hapt_model_set(struct hapt_model *model, struct hapt_arena *are
 
 /* Each fills settings, shape fields and the forward graph. */
 enum hapt_status hapt_zoo_gpt(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
+
+/* A model under construction. */
+struct zoo {
+    struct hapt_graph *graph;
+    enum hapt_dtype dtype;
+};
+
+/* Takes --dtype and --microbatch and notes them with the options named in `numbers` (ended by NULL) as the model's settings. */
+enum hapt_status zoo_begin(struct zoo *zoo, const struct hapt_config *config, const char *const *numbers,
+                           struct hapt_arena *arena, struct hapt_model *model);
+enum hapt_status zoo_input(struct zoo *zoo, const char *name, enum hapt_tensor_role role, enum hapt_dtype dtype, int dims,
+                           const int64_t *shape, int *index);
+/* A trainable parameter under its published name; `std` counts for HAPT_INIT_NORMAL. */
+enum hapt_status zoo_parameter(struct zoo *zoo, const char *name, int dims, const int64_t *shape, enum hapt_init init,
+                               double std, int *index);
+enum hapt_status zoo_normal(struct zoo *zoo, const char *name, int dims, const int64_t *shape, double std, int *index);
+/* y = layer norm of x over its last dimension; parameters PREFIX.weight, PREFIX.bias [width]. */
+enum hapt_status zoo_layer_norm(struct zoo *zoo, const char *prefix, int64_t width, double epsilon, int x, int *y);
+/* y = x w + bias, PREFIX.weight [in][out] (GPT-2's layout), PREFIX.bias [out]. */
+enum hapt_status zoo_linear_in_out(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, double std, int x, int *y);
+/* y = x w' + bias, PREFIX.weight [out][in] (the usual layout); without `bias` only the product. */
+enum hapt_status zoo_linear(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, double std, bool bias, int x, int *y);
+enum hapt_status zoo_add(struct zoo *zoo, const char *name, int a, int b, int *y);
 
 #endif

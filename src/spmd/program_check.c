@@ -55,7 +55,7 @@ static enum hapt_status check_compute(const struct hapt_program *program, const 
             return broken(program, "operator writes a tensor that is not here", op->name);
         wanted[o] = program->tensor[program->local[op->output[o]]].property[axis];
     }
-    HAPT_TRY(hapt_rule_derive(op, input, wanted, &rule));
+    HAPT_TRY(hapt_rule_derive(program->graph, op, input, wanted, &rule));
     if (rule.once != step->once[axis] || rule.exchange != (step->axis == axis))
         return broken(program, "terms or exchanges contradict the rules", op->name);
     for (int o = 0; o < op->output_count; o++) {

@@ -26,7 +26,7 @@ bool hapt_property_same(struct hapt_property a, struct hapt_property b)
 
 static struct hapt_property sharded(const struct hapt_signature_operand *operand, int dim, int blocks)
 {
-    return (struct hapt_property){HAPT_PROPERTY_ALL_GATHER, dim, operand->blocks[dim] * blocks};
+    return (struct hapt_property){.kind = HAPT_PROPERTY_ALL_GATHER, .dim = dim, .blocks = operand->blocks[dim] * blocks};
 }
 
 /*
@@ -57,9 +57,9 @@ static enum hapt_status apply_outputs(const struct hapt_op *op, const struct hap
     return HAPT_OK;
 }
 
-enum hapt_status hapt_rule_of_letter(const struct hapt_op *op, char letter, int blocks, struct hapt_rule *rule)
+enum hapt_status hapt_rule_of_letter(const struct hapt_graph *graph, const struct hapt_op *op, char letter, int blocks, struct hapt_rule *rule)
 {
-    const struct hapt_signature *signature = hapt_op_signature(op->type);
+    const struct hapt_signature *signature = hapt_op_signature_of(graph, op);
     struct hapt_rule made = {.letter = letter};
     bool found = letter == 0, indexed = false;
     for (int i = 0; letter && i < op->input_count; i++) {
@@ -119,16 +119,16 @@ static void wanted_letter(const struct hapt_op *op, const struct hapt_signature 
     }
 }
 
-enum hapt_status hapt_rule_derive(const struct hapt_op *op, const struct hapt_property *input,
+enum hapt_status hapt_rule_derive(const struct hapt_graph *graph, const struct hapt_op *op, const struct hapt_property *input,
                                   const struct hapt_property *wanted, struct hapt_rule *rule)
 {
-    const struct hapt_signature *signature = hapt_op_signature(op->type);
+    const struct hapt_signature *signature = hapt_op_signature_of(graph, op);
     char letter;
     int blocks = 1;
     HAPT_TRY(sharded_letter(op, signature, input, &letter, &blocks));
     if (!letter && wanted) wanted_letter(op, signature, wanted, &letter, &blocks);
     struct hapt_rule made;
-    HAPT_TRY(hapt_rule_of_letter(op, letter, blocks, &made));
+    HAPT_TRY(hapt_rule_of_letter(graph, op, letter, blocks, &made));
     for (int i = 0; i < op->input_count; i++)
         if (op->input[i] >= 0 && !hapt_property_same(input[i], made.input[i]))
             return refuse(op, "has one input sharded on an index and another that is not");

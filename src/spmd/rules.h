@@ -15,11 +15,11 @@ struct hapt_rule {
 /* The operator with every operand that carries `letter` sharded on it, the letter's index standing in `blocks` blocks (1 unless an
  * operand says otherwise): outputs that carry it are sharded too, the others are partial sums, or whole where the operator
  * exchanges. HAPT_ERR_INFEASIBLE where the signature allows no such step. */
-enum hapt_status hapt_rule_of_letter(const struct hapt_op *op, char letter, int blocks, struct hapt_rule *rule);
+enum hapt_status hapt_rule_of_letter(const struct hapt_graph *graph, const struct hapt_op *op, char letter, int blocks, struct hapt_rule *rule);
 
 /* The rule that fits given properties of the inputs. Where all are whole, an output that is `wanted` sharded (NULL: none) on an index
  * that no input has is made shard by shard: the gradient of a table. HAPT_ERR_INFEASIBLE when there is none. */
-enum hapt_status hapt_rule_derive(const struct hapt_op *op, const struct hapt_property *input,
+enum hapt_status hapt_rule_derive(const struct hapt_graph *graph, const struct hapt_op *op, const struct hapt_property *input,
                                   const struct hapt_property *wanted, struct hapt_rule *rule);
 
 bool hapt_property_same(struct hapt_property a, struct hapt_property b);

@@ -45,7 +45,7 @@ static struct hapt_property input_property(const struct flow *flow, const struct
 {
     if (tensor->kind != HAPT_TENSOR_INPUT || tensor->role == HAPT_ROLE_LOSS_SCALE || flow->tensor_parallel)
         return (struct hapt_property){.kind = HAPT_PROPERTY_IDENTITY};
-    return (struct hapt_property){HAPT_PROPERTY_ALL_GATHER, 0, 1};
+    return (struct hapt_property){.kind = HAPT_PROPERTY_ALL_GATHER, .blocks = 1};
 }
 
 /* ---- where a cut may begin: can the readers of a tensor work on shards of it? ---- */
@@ -58,9 +58,9 @@ static bool reader_can(const struct flow *flow, const struct hapt_op *op, int in
                        bool *padded)
 {
     const struct hapt_graph *graph = flow->graph;
-    const struct hapt_signature_operand *operand = &hapt_op_signature(op->type)->input[input];
+    const struct hapt_signature_operand *operand = &hapt_op_signature_of(graph, op)->input[input];
     struct hapt_rule rule;
-    if (hapt_rule_of_letter(op, operand->along[dim], 1, &rule) != HAPT_OK) {
+    if (hapt_rule_of_letter(flow->graph, op, operand->along[dim], 1, &rule) != HAPT_OK) {
         hapt_fail_reset();
         return false;
     }
@@ -97,12 +97,12 @@ static bool may_cut(const struct flow *flow, const struct hapt_op *op, char lett
 {
     int blocks = 0;
     *padded = true;
-    enum hapt_status status = hapt_rule_of_letter(op, letter, 1, rule);
+    enum hapt_status status = hapt_rule_of_letter(flow->graph, op, letter, 1, rule);
     for (int o = 0; status == HAPT_OK && o < op->output_count; o++) {
         if (rule->output[o].kind != HAPT_PROPERTY_ALL_GATHER) continue;
         if (!can_read_shards(flow, op->output[o], rule->output[o].dim, 0, &blocks, padded)) return false;
     }
-    if (status == HAPT_OK && blocks > 1) status = hapt_rule_of_letter(op, letter, blocks, rule);
+    if (status == HAPT_OK && blocks > 1) status = hapt_rule_of_letter(flow->graph, op, letter, blocks, rule);
     hapt_fail_reset();
     for (int i = 0; status == HAPT_OK && i < op->input_count; i++) {
         const int tensor = op->input[i];
@@ -128,7 +128,7 @@ static void lay_out_by(struct flow *flow, const struct hapt_op *op, const struct
  * indexed by. */
 static void cut_parameters(struct flow *flow, const struct hapt_op *op)
 {
-    const struct hapt_signature *signature = hapt_op_signature(op->type);
+    const struct hapt_signature *signature = hapt_op_signature_of(flow->graph, op);
     for (int i = 0; i < op->input_count; i++) {
         const int tensor = op->input[i];
         if (tensor < 0 || flow->graph->tensor[tensor].kind != HAPT_TENSOR_PARAMETER) continue;
@@ -150,7 +150,7 @@ static void cut_parameters(struct flow *flow, const struct hapt_op *op)
 /* Parameters follow the activations that meet them. */
 static void lay_out_parameters(struct flow *flow, const struct hapt_op *op)
 {
-    const struct hapt_signature *signature = hapt_op_signature(op->type);
+    const struct hapt_signature *signature = hapt_op_signature_of(flow->graph, op);
     struct hapt_rule rule;
     int cause = NONE;
     char letter = 0;
@@ -163,7 +163,7 @@ static void lay_out_parameters(struct flow *flow, const struct hapt_op *op)
     }
     if (!letter)
         cut_parameters(flow, op);
-    else if (hapt_rule_of_letter(op, letter, 1, &rule) == HAPT_OK)
+    else if (hapt_rule_of_letter(flow->graph, op, letter, 1, &rule) == HAPT_OK)
         lay_out_by(flow, op, &rule, cause);
     hapt_fail_reset();
     for (int i = 0; i < op->input_count; i++)
@@ -242,7 +242,7 @@ static enum hapt_status flow_through(struct flow *flow, int index)
         if (wanted[o].kind == HAPT_PROPERTY_ALL_GATHER) cause = flow->cause[graph->tensor[op->output[o]].primal];
     }
     flow->blame = cause;
-    HAPT_TRY(hapt_rule_derive(op, input, wanted, &rule));
+    HAPT_TRY(hapt_rule_derive(graph, op, input, wanted, &rule));
     for (int i = 0; i < op->input_count; i++)
         if (op->input[i] >= 0) HAPT_TRY(check_even(flow, op->input[i], rule.input[i]));
     for (int o = 0; o < op->output_count; o++)
@@ -357,7 +357,7 @@ static enum hapt_status shard_tensor(const struct hapt_sharding *made, int index
 /* Attributes that are sizes of a letter. */
 static void shard_op(const struct hapt_graph *shard, struct hapt_op *op)
 {
-    const struct hapt_signature *signature = hapt_op_signature(op->type);
+    const struct hapt_signature *signature = hapt_op_signature_of(shard, op);
     const char *sized = hapt_op_type_at(op->type)->sized;
     for (int k = 0; sized && sized[k]; k++) {
         for (int i = 0; i < op->input_count; i++)

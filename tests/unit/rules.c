@@ -43,6 +43,10 @@ static int64_t size_of_letter(char letter)
     }
 }
 
+/* The rules ask a graph for shapes: tensor k is operand k, inputs first. */
+static struct hapt_tensor tensors[HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS];
+static const struct hapt_graph graph = {.tensor = tensors, .tensor_count = HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS};
+
 static int64_t elements_of(const struct operand *operand)
 {
     int64_t count = 1;
@@ -55,6 +59,12 @@ static void shape_of(const struct hapt_signature_operand *signature, struct oper
     operand->dims = signature->dims;
     for (int d = 0; d < signature->dims; d++) operand->shape[d] = size_of_letter(signature->letter[d]);
     if (signature->dims == 0) operand->dims = 1, operand->shape[0] = 1;
+}
+
+static void set_tensor(int index, const struct operand *operand)
+{
+    tensors[index].dims = operand->dims;
+    memcpy(tensors[index].shape, operand->shape, sizeof operand->shape);
 }
 
 static void prepare(struct job *job, int type, bool optional)
@@ -73,6 +83,7 @@ static void prepare(struct job *job, int type, bool optional)
     for (int i = 0; i < job->op.input_count; i++) {
         struct operand *operand = &job->input[i];
         shape_of(&job->signature->input[i], operand);
+        set_tensor(i, operand);
         operand->present = optional || !job->signature->input[i].optional;
         operand->integer = row->dtypes[i] == 'i';
         job->op.input[i] = operand->present ? i : -1;
@@ -83,6 +94,8 @@ static void prepare(struct job *job, int type, bool optional)
     }
     for (int o = 0; o < job->op.output_count; o++) {
         shape_of(&job->signature->output[o], &job->output[o]);
+        job->op.output[o] = HAPT_MAX_INPUTS + o;
+        set_tensor(HAPT_MAX_INPUTS + o, &job->output[o]);
         if (!optional && job->signature->output[o].optional) job->op.output_count = o;
     }
 }
@@ -208,7 +221,7 @@ static void try_letter(const struct job *job, char letter)
     for (int o = 0; o < job->op.output_count; o++)
         for (int d = 0; d < job->signature->output[o].dims; d++)
             used = used || job->signature->output[o].along[d] == letter;
-    const enum hapt_status status = hapt_rule_of_letter(&job->op, letter, 1, &rule);
+    const enum hapt_status status = hapt_rule_of_letter(&graph, &job->op, letter, 1, &rule);
     CHECK(status == HAPT_OK || status == HAPT_ERR_INFEASIBLE);
     CHECK_MESSAGE(used || status != HAPT_OK, "%s has no letter %c", job->op.name, letter);
     CHECK_MESSAGE(!used || status == HAPT_OK || letter != 'b', "%s cannot be sharded on its batch", job->op.name);
@@ -218,7 +231,7 @@ static void try_letter(const struct job *job, char letter)
         return;
     }
     /* The rule is found again by the inputs, or by the outputs where no input has the letter. */
-    CHECK_OK(hapt_rule_derive(&job->op, rule.input, of_input ? NULL : rule.output, &derived));
+    CHECK_OK(hapt_rule_derive(&graph, &job->op, rule.input, of_input ? NULL : rule.output, &derived));
     CHECK(derived.letter == letter && derived.once == rule.once);
     for (int o = 0; o < job->op.output_count; o++) CHECK(hapt_property_same(derived.output[o], rule.output[o]));
     applied++;
@@ -230,6 +243,7 @@ static void every_operator(void)
 {
     static struct job job;
     for (int type = 0; type < hapt_op_type_count(); type++) {
+        if (hapt_op_type_at(type)->collective) continue; /* links run these */
         for (int optional = 0; optional < 2; optional++) {
             prepare(&job, type, optional);
             run(&job, &job.op, job.input, job.output, false, 0, 0);
@@ -240,29 +254,30 @@ static void every_operator(void)
     CHECK(exchanging == 2); /* cross-entropy over the vocabulary */
 }
 
-#define WHOLE {HAPT_PROPERTY_IDENTITY, 0, 0}
-#define PARTIAL {HAPT_PROPERTY_ALL_REDUCE, 0, 0}
-#define SHARD(dim, blocks) {HAPT_PROPERTY_ALL_GATHER, dim, blocks}
+#define WHOLE {.kind = HAPT_PROPERTY_IDENTITY}
+#define PARTIAL {.kind = HAPT_PROPERTY_ALL_REDUCE}
+#define SHARD(dim, blocks) {HAPT_PROPERTY_ALL_GATHER, dim, blocks, 0, 0}
 
 /* Partial sums must be reduced before anything reads them; inputs sharded on different letters do not go together. */
 static void impossible_steps(void)
 {
+    for (int k = 0; k < graph.tensor_count; k++) tensors[k] = (struct hapt_tensor){.dims = 3, .shape = {4, 6, 12}};
     struct hapt_op op = {
         .type = hapt_op_type_find("add"), .name = "sum", .input_count = 2, .output_count = 1, .input = {0, 1}};
     struct hapt_rule rule;
-    CHECK_FAILS(hapt_rule_derive(&op, (struct hapt_property[]){PARTIAL, WHOLE}, NULL, &rule), HAPT_ERR_INFEASIBLE);
-    CHECK_FAILS(hapt_rule_derive(&op, (struct hapt_property[]){SHARD(0, 1), WHOLE}, NULL, &rule), HAPT_ERR_INFEASIBLE);
-    CHECK_FAILS(hapt_rule_derive(&op, (struct hapt_property[]){SHARD(0, 1), SHARD(1, 1)}, NULL, &rule), HAPT_ERR_INFEASIBLE);
-    CHECK_FAILS(hapt_rule_derive(&op, (struct hapt_property[]){SHARD(2, 1), SHARD(2, 3)}, NULL, &rule), HAPT_ERR_INFEASIBLE);
-    CHECK_OK(hapt_rule_derive(&op, (struct hapt_property[]){SHARD(2, 3), SHARD(2, 3)}, NULL, &rule));
+    CHECK_FAILS(hapt_rule_derive(&graph, &op, (struct hapt_property[]){PARTIAL, WHOLE}, NULL, &rule), HAPT_ERR_INFEASIBLE);
+    CHECK_FAILS(hapt_rule_derive(&graph, &op, (struct hapt_property[]){SHARD(0, 1), WHOLE}, NULL, &rule), HAPT_ERR_INFEASIBLE);
+    CHECK_FAILS(hapt_rule_derive(&graph, &op, (struct hapt_property[]){SHARD(0, 1), SHARD(1, 1)}, NULL, &rule), HAPT_ERR_INFEASIBLE);
+    CHECK_FAILS(hapt_rule_derive(&graph, &op, (struct hapt_property[]){SHARD(2, 1), SHARD(2, 3)}, NULL, &rule), HAPT_ERR_INFEASIBLE);
+    CHECK_OK(hapt_rule_derive(&graph, &op, (struct hapt_property[]){SHARD(2, 3), SHARD(2, 3)}, NULL, &rule));
     CHECK(rule.output[0].kind == HAPT_PROPERTY_ALL_GATHER && rule.output[0].dim == 2 && rule.output[0].blocks == 3);
     op = (struct hapt_op){.type = hapt_op_type_find("layer_norm"), .name = "norm", .input_count = 3, .output_count = 3,
                           .input = {0, 1, 2}};
-    CHECK_FAILS(hapt_rule_of_letter(&op, 'd', 1, &rule), HAPT_ERR_INFEASIBLE);
+    CHECK_FAILS(hapt_rule_of_letter(&graph, &op, 'd', 1, &rule), HAPT_ERR_INFEASIBLE);
     /* Heads: a width of three blocks in, one out. */
     op = (struct hapt_op){.type = hapt_op_type_find("attention"), .name = "heads", .input_count = 1, .output_count = 2};
-    CHECK_FAILS(hapt_rule_derive(&op, (struct hapt_property[]){SHARD(2, 1)}, NULL, &rule), HAPT_ERR_INFEASIBLE);
-    CHECK_OK(hapt_rule_derive(&op, (struct hapt_property[]){SHARD(2, 3)}, NULL, &rule));
+    CHECK_FAILS(hapt_rule_derive(&graph, &op, (struct hapt_property[]){SHARD(2, 1)}, NULL, &rule), HAPT_ERR_INFEASIBLE);
+    CHECK_OK(hapt_rule_derive(&graph, &op, (struct hapt_property[]){SHARD(2, 3)}, NULL, &rule));
     CHECK(rule.output[0].dim == 2 && rule.output[0].blocks == 1 && rule.output[1].dim == 1);
     hapt_fail_reset();
 }
@@ -270,17 +285,18 @@ static void impossible_steps(void)
 /* A bias is added to partial sums by one shard alone; its gradient is whole where that of the output is. */
 static void terms(void)
 {
+    tensors[1] = (struct hapt_tensor){.dims = 2, .shape = {12, 12}};
     struct hapt_op op = {.type = hapt_op_type_find("linear"), .name = "rows", .input_count = 3, .output_count = 1,
                          .input = {0, 1, 2}};
     struct hapt_rule rule;
-    CHECK_OK(hapt_rule_derive(&op, (struct hapt_property[]){SHARD(2, 1), SHARD(0, 1), WHOLE}, NULL, &rule));
+    CHECK_OK(hapt_rule_derive(&graph, &op, (struct hapt_property[]){SHARD(2, 1), SHARD(0, 1), WHOLE}, NULL, &rule));
     CHECK(rule.output[0].kind == HAPT_PROPERTY_ALL_REDUCE && rule.once == 4);
     op.input[2] = -1;
-    CHECK_OK(hapt_rule_derive(&op, (struct hapt_property[]){SHARD(2, 1), SHARD(0, 1), WHOLE}, NULL, &rule));
+    CHECK_OK(hapt_rule_derive(&graph, &op, (struct hapt_property[]){SHARD(2, 1), SHARD(0, 1), WHOLE}, NULL, &rule));
     CHECK(rule.output[0].kind == HAPT_PROPERTY_ALL_REDUCE && rule.once == 0);
     op = (struct hapt_op){.type = hapt_op_type_find("linear_dw"), .name = "dw", .input_count = 2, .output_count = 2,
                           .input = {0, 1}, .output = {2, 3}};
-    CHECK_OK(hapt_rule_derive(&op, (struct hapt_property[]){SHARD(2, 1), WHOLE}, NULL, &rule));
+    CHECK_OK(hapt_rule_derive(&graph, &op, (struct hapt_property[]){SHARD(2, 1), WHOLE}, NULL, &rule));
     CHECK(rule.output[0].kind == HAPT_PROPERTY_ALL_GATHER && rule.output[0].dim == 0);
     CHECK(rule.output[1].kind == HAPT_PROPERTY_IDENTITY);
 }

@@ -405,22 +405,22 @@ static void layout_is_megatrons(void)
         const char *name;
         struct hapt_property property;
     } expected[] = {
-        {"wte.weight", {HAPT_PROPERTY_ALL_GATHER, 0, 1}},
-        {"wpe.weight", {HAPT_PROPERTY_IDENTITY, 0, 0}},
-        {"h.0.ln_1.weight", {HAPT_PROPERTY_IDENTITY, 0, 0}},
-        {"h.0.attn.c_attn.weight", {HAPT_PROPERTY_ALL_GATHER, 1, 3}},
-        {"h.0.attn.c_attn.bias", {HAPT_PROPERTY_ALL_GATHER, 0, 3}},
-        {"h.0.attn.c_attn.bias.grad", {HAPT_PROPERTY_ALL_GATHER, 0, 3}},
-        {"h.0.attn.1", {HAPT_PROPERTY_ALL_GATHER, 1, 1}},
-        {"h.0.attn.c_proj.weight", {HAPT_PROPERTY_ALL_GATHER, 0, 1}},
-        {"h.0.attn.c_proj.bias", {HAPT_PROPERTY_IDENTITY, 0, 0}},
-        {"h.0.attn.c_proj.bias.grad", {HAPT_PROPERTY_IDENTITY, 0, 0}},
-        {"h.0.residual_1", {HAPT_PROPERTY_IDENTITY, 0, 0}},
-        {"h.0.mlp.c_fc.weight", {HAPT_PROPERTY_ALL_GATHER, 1, 1}},
-        {"h.0.mlp.gelu", {HAPT_PROPERTY_ALL_GATHER, 2, 1}},
-        {"h.0.mlp.c_proj.weight", {HAPT_PROPERTY_ALL_GATHER, 0, 1}},
-        {"lm_head", {HAPT_PROPERTY_ALL_GATHER, 2, 1}},
-        {"loss", {HAPT_PROPERTY_IDENTITY, 0, 0}},
+        {"wte.weight", {HAPT_PROPERTY_ALL_GATHER, 0, 1, 0, 0}},
+        {"wpe.weight", {.kind = HAPT_PROPERTY_IDENTITY}},
+        {"h.0.ln_1.weight", {.kind = HAPT_PROPERTY_IDENTITY}},
+        {"h.0.attn.c_attn.weight", {HAPT_PROPERTY_ALL_GATHER, 1, 3, 0, 0}},
+        {"h.0.attn.c_attn.bias", {HAPT_PROPERTY_ALL_GATHER, 0, 3, 0, 0}},
+        {"h.0.attn.c_attn.bias.grad", {HAPT_PROPERTY_ALL_GATHER, 0, 3, 0, 0}},
+        {"h.0.attn.1", {HAPT_PROPERTY_ALL_GATHER, 1, 1, 0, 0}},
+        {"h.0.attn.c_proj.weight", {HAPT_PROPERTY_ALL_GATHER, 0, 1, 0, 0}},
+        {"h.0.attn.c_proj.bias", {.kind = HAPT_PROPERTY_IDENTITY}},
+        {"h.0.attn.c_proj.bias.grad", {.kind = HAPT_PROPERTY_IDENTITY}},
+        {"h.0.residual_1", {.kind = HAPT_PROPERTY_IDENTITY}},
+        {"h.0.mlp.c_fc.weight", {HAPT_PROPERTY_ALL_GATHER, 1, 1, 0, 0}},
+        {"h.0.mlp.gelu", {HAPT_PROPERTY_ALL_GATHER, 2, 1, 0, 0}},
+        {"h.0.mlp.c_proj.weight", {HAPT_PROPERTY_ALL_GATHER, 0, 1, 0, 0}},
+        {"lm_head", {HAPT_PROPERTY_ALL_GATHER, 2, 1, 0, 0}},
+        {"loss", {.kind = HAPT_PROPERTY_IDENTITY}},
     };
     struct hapt_arena arena;
     struct hapt_sharding *sharding = NULL;

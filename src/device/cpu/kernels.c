@@ -5,19 +5,22 @@
 
 #include "kernels.h"
 
-#define FAMILIES 7
-
 struct level {
     const char *name;
-    const struct cpu_kernel *family[FAMILIES];
+    const struct cpu_kernel *family[16]; /* NULL behind the last */
 };
 
+/* Every operator family: isa_FAMILY.c. */
 #define LEVEL(isa)                                                                                                     \
     {                                                                                                                  \
-#isa,                                                                                                          \
-        {                                                                                                              \
-            hapt_cpu_attention_##isa, hapt_cpu_embedding_##isa, hapt_cpu_linear_##isa, hapt_cpu_loss_##isa,            \
-                hapt_cpu_norm_##isa, hapt_cpu_optimizer_##isa, hapt_cpu_pointwise_##isa                                \
+        .name = #isa, .family = {                                                                                      \
+            hapt_cpu_attention_##isa,                                                                                  \
+            hapt_cpu_embedding_##isa,                                                                                  \
+            hapt_cpu_linear_##isa,                                                                                     \
+            hapt_cpu_loss_##isa,                                                                                       \
+            hapt_cpu_norm_##isa,                                                                                       \
+            hapt_cpu_optimizer_##isa,                                                                                  \
+            hapt_cpu_pointwise_##isa,                                                                                  \
         }                                                                                                              \
     }
 
@@ -63,7 +66,7 @@ static const struct level *level_get(void)
 const struct hapt_kernel *hapt_cpu_kernel_find(const char *op, enum hapt_dtype dtype)
 {
     const struct level *level = level_get();
-    for (int f = 0; f < FAMILIES; f++)
+    for (int f = 0; level->family[f]; f++)
         for (const struct cpu_kernel *k = level->family[f]; k->kernel.op; k++)
             if (k->dtype == dtype && !strcmp(k->kernel.op, op)) return &k->kernel;
     return NULL;

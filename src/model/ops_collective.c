@@ -1,0 +1,15 @@
+/* Rows of the operator table: movements over a mesh axis. Only sharded graphs have them (sharding.h); their kernels are the link's. */
+#include "ops_groups.h"
+
+#define MOVES "x -> x; integer[0] mesh axis, [1] dimension that was sharded, [2] dimension that is sharded (-1: none)"
+#define ROW(text, what) {.name = text, .signature = "...->...", .dtypes = "c->c", .collective = what, .attributes = MOVES}
+
+const struct hapt_op_type hapt_ops_collective[] = {
+    ROW("all_reduce", HAPT_COLLECTIVE_ALL_REDUCE),
+    ROW("reduce_scatter", HAPT_COLLECTIVE_REDUCE_SCATTER),
+    ROW("all_gather", HAPT_COLLECTIVE_ALL_GATHER),
+    ROW("grouped_broadcast", HAPT_COLLECTIVE_GROUPED_BROADCAST),
+    ROW("all_to_all", HAPT_COLLECTIVE_ALL_TO_ALL),
+    ROW("slice", HAPT_COLLECTIVE_SLICE),
+    {.name = NULL},
+};

@@ -1,0 +1,19 @@
+/* The groups of rows of the operator table, and what they share. Private to the model room. */
+#ifndef HAPT_MODEL_OPS_GROUPS_H
+#define HAPT_MODEL_OPS_GROUPS_H
+
+#include "hapt/ops.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "autodiff.h"
+#include "signature.h"
+
+/* Each ends with a row without a name. */
+extern const struct hapt_op_type hapt_ops_transformer[], hapt_ops_collective[];
+
+/* HAPT_ERR_INPUT: "operator NAME (TYPE): what". */
+enum hapt_status hapt_op_bad_attribute(const struct hapt_op *op, const char *what);
+
+#endif

@@ -1,0 +1,180 @@
+/* Rows of the operator table: transformers. Attribute checks, extra FLOPs and gradient rules of theirs. */
+#include "ops_groups.h"
+
+static enum hapt_status infer_layer_norm(const struct hapt_graph *graph, const struct hapt_op *op,
+                                         struct hapt_tensor *output)
+{
+    (void)graph, (void)output;
+    return op->real[0] >= 0 && op->real[0] < 1 ? HAPT_OK : hapt_op_bad_attribute(op, "epsilon is not in [0, 1)");
+}
+
+static enum hapt_status infer_gelu(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
+{
+    (void)graph, (void)output;
+    return op->integer[0] == 0 || op->integer[0] == 1 ? HAPT_OK : hapt_op_bad_attribute(op, "its kind is neither tanh nor erf");
+}
+
+static enum hapt_status infer_attention(const struct hapt_graph *graph, const struct hapt_op *op,
+                                        struct hapt_tensor *output)
+{
+    const int64_t heads = op->integer[0], width = graph->tensor[op->input[0]].shape[2];
+    if (heads < 1 || width % 3 != 0 || width / 3 % heads != 0) {
+        return hapt_op_bad_attribute(op, "the width of its input is not 3 x heads x a head size");
+    }
+    if (op->integer[1] != 0 && op->integer[1] != 1) return hapt_op_bad_attribute(op, "causal is neither 0 nor 1");
+    output[0].shape[2] = width / 3;
+    output[1].shape[1] = heads;
+    return HAPT_OK;
+}
+
+/* Two products of [T][head size] x [head size][T] kind per head and about 5 operations of softmax per score; half of it when
+ * causal. */
+static double flops_attention(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
+{
+    const int64_t *shape = graph->tensor[op->input[0]].shape; /* [b][t][3d] */
+    const double scores = rows_fraction * (double)shape[0] * (double)shape[1] * (double)shape[1];
+    return (4.0 * (double)shape[2] / 3.0 + 5.0 * (double)op->integer[0]) * scores * (op->integer[1] ? 0.5 : 1.0);
+}
+
+/* Five products: the scores again, and the gradients of q, k, v and of the scores. */
+static double flops_attention_backward(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
+{
+    return 2.5 * flops_attention(graph, op, rows_fraction);
+}
+
+/* One addition an element of the rows, not of the table. */
+static double flops_embedding(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
+{
+    return rows_fraction * (double)hapt_tensor_elements(&graph->tensor[op->output[0]]);
+}
+
+static double flops_embedding_dw(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
+{
+    return rows_fraction * op->output_count * (double)hapt_tensor_elements(&graph->tensor[op->input[1]]);
+}
+
+static double bytes_embedding(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
+{
+    return rows_fraction * (double)hapt_tensor_bytes(&graph->tensor[op->output[0]]);
+}
+
+/* Gradients are fp32. */
+static double bytes_embedding_dw(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
+{
+    return rows_fraction * 4 * (double)hapt_tensor_elements(&graph->tensor[op->input[1]]);
+}
+
+static enum hapt_status gradient_embedding(struct hapt_graph *graph, int op)
+{
+    const int *in = graph->op[op].input;
+    const int input[] = {in[0], hapt_gradient_incoming(graph, op)};
+    return hapt_gradient_append(graph, op, "embedding_dw", input, 2, &in[1], in[2] < 0 ? 1 : 2);
+}
+
+static enum hapt_status gradient_layer_norm(struct hapt_graph *graph, int op)
+{
+    const int *in = graph->op[op].input, *out = graph->op[op].output;
+    const int input[] = {in[0], in[1], out[1], out[2], hapt_gradient_incoming(graph, op)};
+    return hapt_gradient_append(graph, op, "layer_norm_backward", input, 5, in, 3);
+}
+
+static enum hapt_status gradient_product(struct hapt_graph *graph, int op, const char *dx, const char *dw)
+{
+    const int *in = graph->op[op].input;
+    const int incoming = hapt_gradient_incoming(graph, op);
+    const int for_x[] = {incoming, in[1]}, for_w[] = {in[0], incoming};
+    const int weights[] = {in[1], in[2]};
+    if (hapt_gradient_wanted(graph, in[0])) HAPT_TRY(hapt_gradient_append(graph, op, dx, for_x, 2, &for_w[0], 1));
+    if (!hapt_gradient_wanted(graph, weights[0]) && !hapt_gradient_wanted(graph, weights[1])) return HAPT_OK;
+    return hapt_gradient_append(graph, op, dw, for_w, 2, weights, weights[1] < 0 ? 1 : 2);
+}
+
+static enum hapt_status gradient_linear(struct hapt_graph *graph, int op)
+{
+    return gradient_product(graph, op, "linear_dx", "linear_dw");
+}
+
+static enum hapt_status gradient_linear_t(struct hapt_graph *graph, int op)
+{
+    return gradient_product(graph, op, "linear_t_dx", "linear_t_dw");
+}
+
+static enum hapt_status gradient_attention(struct hapt_graph *graph, int op)
+{
+    const int qkv = graph->op[op].input[0], *out = graph->op[op].output;
+    const int input[] = {qkv, out[0], out[1], hapt_gradient_incoming(graph, op)};
+    return hapt_gradient_append(graph, op, "attention_backward", input, 4, &qkv, 1);
+}
+
+static enum hapt_status gradient_gelu(struct hapt_graph *graph, int op)
+{
+    const int input[] = {graph->op[op].input[0], hapt_gradient_incoming(graph, op)};
+    return hapt_gradient_append(graph, op, "gelu_dx", input, 2, input, 1);
+}
+
+static enum hapt_status gradient_add(struct hapt_graph *graph, int op)
+{
+    const int first = graph->op[op].input[0], second = graph->op[op].input[1];
+    HAPT_TRY(hapt_gradient_share(graph, op, first));
+    return hapt_gradient_share(graph, op, second);
+}
+
+static enum hapt_status gradient_copy(struct hapt_graph *graph, int op)
+{
+    const int primal = graph->op[op].input[0], incoming = hapt_gradient_incoming(graph, op);
+    return hapt_gradient_append(graph, op, "copy", &incoming, 1, &primal, 1);
+}
+
+static enum hapt_status gradient_cross_entropy(struct hapt_graph *graph, int op)
+{
+    const int *in = graph->op[op].input, *out = graph->op[op].output;
+    const int logits = in[0];
+    const int input[] = {in[0], in[1], out[1], hapt_gradient_incoming(graph, op)};
+    return hapt_gradient_append(graph, op, "cross_entropy_dx", input, 4, &logits, 1);
+}
+
+/* clang-format off */
+const struct hapt_op_type hapt_ops_transformer[] = {
+    {.name = "embedding", .signature = "bt,v~d,t!d?->btd", .dtypes = "icc->c", .flops = flops_embedding,
+     .operand_bytes_limit = bytes_embedding, .gradient = gradient_embedding, .attributes = "tokens, table, position -> x"},
+    {.name = "embedding_dw", .signature = "bt,btd->v~d,t!d?", .dtypes = "ic->ff", .flops = flops_embedding_dw,
+     .operand_bytes_limit = bytes_embedding_dw, .attributes = "tokens, dy -> dtable, dposition"},
+    {.name = "layer_norm", .signature = "...d!,d!,d!->...d!,...,...", .dtypes = "ccc->cff", .flops_per_element = 7,
+     .infer = infer_layer_norm, .gradient = gradient_layer_norm,
+     .attributes = "x, gamma, beta -> y, mean, rstd; real[0] epsilon"},
+    {.name = "layer_norm_backward", .signature = "...d!,d!,...,...,...d!->...d!,d!,d!", .dtypes = "ccffc->cff",
+     .flops_per_element = 14, .attributes = "x, gamma, mean, rstd, dy -> dx, dgamma, dbeta"},
+    {.name = "linear", .signature = "...i,io,o?->...o", .dtypes = "ccc->c", .heavy = true, .contracts = true,
+     .gradient = gradient_linear, .attributes = "x, w, bias -> y"},
+    {.name = "linear_dx", .signature = "...o,io->...i", .dtypes = "cc->c", .heavy = true, .contracts = true,
+     .attributes = "dy, w -> dx"},
+    {.name = "linear_dw", .signature = "...i,...o->io,o?", .dtypes = "cc->ff", .heavy = true, .contracts = true,
+     .attributes = "x, dy -> dw, dbias"},
+    {.name = "linear_t", .signature = "...i,oi,o?->...o", .dtypes = "ccc->c", .heavy = true, .contracts = true,
+     .gradient = gradient_linear_t, .attributes = "x, w, bias -> y"},
+    {.name = "linear_t_dx", .signature = "...o,oi->...i", .dtypes = "cc->c", .heavy = true, .contracts = true,
+     .attributes = "dy, w -> dx"},
+    {.name = "linear_t_dw", .signature = "...i,...o->oi,o?", .dtypes = "cc->ff", .heavy = true, .contracts = true,
+     .attributes = "x, dy -> dw, dbias"},
+    {.name = "attention", .signature = "bt!e/3h->bt!d/h,bht!", .dtypes = "c->cf", .heavy = true, .sized = "h",
+     .flops = flops_attention, .infer = infer_attention, .gradient = gradient_attention,
+     .attributes = "qkv (q, k, v in order, heads inside each) -> out, logsumexp of the scaled scores; "
+                   "integer[0] heads, integer[1] causal"},
+    {.name = "attention_backward", .signature = "bt!e/3h,bt!d/h,bht!,bt!d/h->bt!e/3h", .dtypes = "ccfc->c",
+     .heavy = true, .sized = "h", .flops = flops_attention_backward, .attributes = "qkv, out, logsumexp, dout -> dqkv"},
+    {.name = "gelu", .signature = "...->...", .dtypes = "c->c", .flops_per_element = 10, .infer = infer_gelu,
+     .gradient = gradient_gelu, .attributes = "x -> y; integer[0] 0 tanh, 1 erf"},
+    {.name = "gelu_dx", .signature = "...,...->...", .dtypes = "cc->c", .flops_per_element = 18,
+     .attributes = "x, dy -> dx; integer[0] 0 tanh, 1 erf"},
+    {.name = "add", .signature = "...,...->...", .dtypes = "cc->c", .flops_per_element = 1, .gradient = gradient_add,
+     .attributes = "a, b -> y"},
+    {.name = "copy", .signature = "...->...", .dtypes = "c->c", .flops_per_element = 0, .gradient = gradient_copy,
+     .attributes = "x -> y"},
+    {.name = "cross_entropy", .signature = "btv~,bt->,bt", .dtypes = "ci->ff", .flops_per_element = 4,
+     .exchanges = 3 /* maximum, sum of exponentials, the target's logit */, .gradient = gradient_cross_entropy,
+     .attributes = "logits, targets (-100: no loss taken) -> loss (SUM over targets), logsumexp"},
+    {.name = "cross_entropy_dx", .signature = "btv~,bt,bt,->btv~", .dtypes = "ciff->c", .flops_per_element = 4,
+     .attributes = "logits, targets, logsumexp, scale -> dlogits"},
+    {.name = NULL},
+};
+/* clang-format on */

@@ -1,0 +1,87 @@
+/* What the zoo's families share: inputs, parameters and the usual layers. */
+#include "zoo.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_NAME = 160 };
+
+enum hapt_status zoo_begin(struct zoo *zoo, const struct hapt_config *config, const char *const *numbers,
+                           struct hapt_arena *arena, struct hapt_model *model)
+{
+    char text[32];
+    zoo->graph = model->graph;
+    HAPT_ASSERT(hapt_dtype_parse(hapt_config_text(config, "dtype"), &zoo->dtype));
+    for (; *numbers; numbers++) {
+        snprintf(text, sizeof text, "%" PRId64, hapt_config_int(config, *numbers));
+        HAPT_TRY(hapt_model_set(model, arena, *numbers, text));
+    }
+    HAPT_TRY(hapt_model_set(model, arena, "dtype", hapt_dtype_name(zoo->dtype)));
+    model->microbatch = (int)hapt_config_int(config, "microbatch");
+    model->dtype = zoo->dtype;
+    return HAPT_OK;
+}
+
+enum hapt_status zoo_input(struct zoo *zoo, const char *name, enum hapt_tensor_role role, enum hapt_dtype dtype, int dims,
+                           const int64_t *shape, int *index)
+{
+    struct hapt_tensor tensor = {.name = name, .kind = HAPT_TENSOR_INPUT, .role = role, .dtype = dtype, .dims = dims};
+    memcpy(tensor.shape, shape, (size_t)dims * sizeof *shape);
+    return hapt_graph_add_tensor(zoo->graph, &tensor, index);
+}
+
+enum hapt_status zoo_parameter(struct zoo *zoo, const char *name, int dims, const int64_t *shape, enum hapt_init init,
+                               double std, int *index)
+{
+    struct hapt_tensor tensor = {.name = name, .kind = HAPT_TENSOR_PARAMETER, .dtype = zoo->dtype, .dims = dims,
+                                 .trainable = true, .init = init, .init_std = std};
+    memcpy(tensor.shape, shape, (size_t)dims * sizeof *shape);
+    return hapt_graph_add_tensor(zoo->graph, &tensor, index);
+}
+
+enum hapt_status zoo_normal(struct zoo *zoo, const char *name, int dims, const int64_t *shape, double std, int *index)
+{
+    return zoo_parameter(zoo, name, dims, shape, HAPT_INIT_NORMAL, std, index);
+}
+
+enum hapt_status zoo_layer_norm(struct zoo *zoo, const char *prefix, int64_t width, double epsilon, int x, int *y)
+{
+    char name[MAX_NAME];
+    const double real[HAPT_MAX_ATTRIBUTES] = {epsilon};
+    int input[3] = {x}, output[HAPT_MAX_OUTPUTS];
+    snprintf(name, sizeof name, "%s.weight", prefix);
+    HAPT_TRY(zoo_parameter(zoo, name, 1, &width, HAPT_INIT_ONE, 0, &input[1]));
+    snprintf(name, sizeof name, "%s.bias", prefix);
+    HAPT_TRY(zoo_parameter(zoo, name, 1, &width, HAPT_INIT_ZERO, 0, &input[2]));
+    HAPT_TRY(hapt_graph_add_op(zoo->graph, "layer_norm", prefix, input, 3, NULL, real, output));
+    *y = output[0];
+    return HAPT_OK;
+}
+
+static enum hapt_status product(struct zoo *zoo, const char *type, const char *prefix, const int64_t *shape, int64_t out,
+                                double std, bool bias, int x, int *y)
+{
+    char name[MAX_NAME];
+    int input[3] = {x, 0, -1};
+    snprintf(name, sizeof name, "%s.weight", prefix);
+    HAPT_TRY(zoo_normal(zoo, name, 2, shape, std, &input[1]));
+    snprintf(name, sizeof name, "%s.bias", prefix);
+    if (bias) HAPT_TRY(zoo_parameter(zoo, name, 1, &out, HAPT_INIT_ZERO, 0, &input[2]));
+    return hapt_graph_add_op(zoo->graph, type, prefix, input, 3, NULL, NULL, y);
+}
+
+enum hapt_status zoo_linear_in_out(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, double std, int x, int *y)
+{
+    return product(zoo, "linear", prefix, (int64_t[]){in, out}, out, std, true, x, y);
+}
+
+enum hapt_status zoo_linear(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, double std, bool bias, int x, int *y)
+{
+    return product(zoo, "linear_t", prefix, (int64_t[]){out, in}, out, std, bias, x, y);
+}
+
+enum hapt_status zoo_add(struct zoo *zoo, const char *name, int a, int b, int *y)
+{
+    return hapt_graph_add_op(zoo->graph, "add", name, (int[]){a, b}, 2, NULL, NULL, y);
+}
