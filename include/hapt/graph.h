@@ -30,7 +30,9 @@ enum hapt_tensor_role { /* what an INPUT is */
     HAPT_ROLE_NONE,
     HAPT_ROLE_TOKENS,    /* [rows][T] int32 */
     HAPT_ROLE_TARGETS,   /* [rows][T] int32, -100: no loss taken */
-    HAPT_ROLE_LOSS_SCALE /* [1] fp32: 1 / number of targets in the step; the seed of the backward pass */
+    HAPT_ROLE_LOSS_SCALE, /* [1] fp32: 1 / number of targets in the step; the seed of the backward pass */
+    HAPT_ROLE_IMAGES,     /* [rows][C][H][W] fp32 */
+    HAPT_ROLE_LABELS      /* [rows] int32, the class of each image */
 };
 
 enum hapt_init { HAPT_INIT_ZERO, HAPT_INIT_ONE, HAPT_INIT_NORMAL };

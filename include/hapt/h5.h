@@ -40,6 +40,8 @@ enum hapt_status hapt_h5_write_strings(struct hapt_h5 *file, const char *name, i
 bool hapt_h5_exists(struct hapt_h5 *file, const char *name);
 /* The extent of a dataset; dims must fit in HAPT_H5_MAX_DIMS. */
 enum hapt_status hapt_h5_shape(struct hapt_h5 *file, const char *name, int *dims, int64_t *shape);
+/* Is it stored as unsigned bytes? */
+bool hapt_h5_is_byte(struct hapt_h5 *file, const char *name);
 /* Reads a whole dataset of exactly `dims` dimensions, converted to `type`. `shape` is in-out: entries >= 0 must match,
  * entries < 0 are filled in. At most `limit` elements are accepted. */
 enum hapt_status hapt_h5_read(struct hapt_h5 *file, const char *name, enum hapt_h5_type type, int dims, int64_t *shape,

@@ -19,13 +19,14 @@ struct hapt_model {
     struct hapt_model_setting *training;
     struct hapt_graph *graph; /* forward and backward */
     int microbatch;           /* rows */
-    int sequence;             /* T */
-    int vocab;
+    int sequence;             /* T; 0: a model of images */
+    int vocab;                /* 0: a model of images */
+    int classes;              /* of a model of images, else 0 */
     enum hapt_dtype dtype;
     uint64_t seed;            /* of initial weights */
     const char *path;         /* the file it came from; NULL when built */
     bool has_parameters;      /* the file holds /parameters */
-    bool has_tokens;          /* the file holds /tokens or /batches */
+    bool has_data;            /* the file holds /tokens, /batches or /images */
 };
 
 /* A named model ("gpt-39b") sets the options of its family that were not given; *family is then "gpt". Any other name is taken
@@ -35,11 +36,13 @@ enum hapt_status hapt_model_preset(const char *name, struct hapt_config *config,
 enum hapt_status hapt_model_build(const char *family, const struct hapt_config *config, struct hapt_arena *arena,
                                   struct hapt_model **model);
 enum hapt_status hapt_model_load(const char *path, struct hapt_arena *arena, struct hapt_model **model);
-/* Copies initial weights from `weights` (a Weights file, may be NULL) and tokens from `tokens` (a Data file, may be NULL).
+/* Copies initial weights from `weights` (a Weights file, may be NULL) and data from `data` (a Data file, may be NULL).
  * One rank. */
-enum hapt_status hapt_model_save(const struct hapt_model *model, const char *weights, const char *tokens,
+enum hapt_status hapt_model_save(const struct hapt_model *model, const char *weights, const char *data,
                                  const char *path);
 enum hapt_status hapt_model_check(const struct hapt_model *model);
+/* The input tensor of that role, or -1. */
+int hapt_model_input(const struct hapt_model *model, enum hapt_tensor_role role);
 const char *hapt_model_setting(const struct hapt_model *model, const char *name); /* NULL: not there */
 
 /* Initial value of a parameter, all elements as fp32 [elements]: from the model file's /parameters, else by its rule from

@@ -17,21 +17,25 @@
 /* ---- Data ---- */
 
 /*
- * The rows of every step, known to every rank: a stream of tokens sampled by seed and step, or exact batches. What a
- * row holds depends on neither plan nor ranks. One copy a node, in shared memory.
+ * The rows of every step, known to every rank: a stream of tokens or images sampled by seed and step, or exact batches.
+ * What a row holds depends on neither plan nor ranks. One copy a node, in shared memory.
  */
 struct hapt_data;
 
-/* Opens `path` (a data file, or a model file with data in it): /batches [step][row][T + 1], else /tokens [n]. `rows` of
- * one step; `steps` the run will take. HAPT_ERR_INPUT for another number of rows or tokens a row, too few steps, tokens
- * outside the vocabulary. Collective over env->world; ends in agreement. */
+/* Opens `path` (a data file, or a model file with data in it). Models of tokens: /batches [step][row][T + 1], or
+ * [step][row][T] beside /targets of the same shape (-100: no loss taken), else /tokens [n]. Models of images: /images
+ * [step][row][C][H][W] and /labels [step][row], or a stream /images [n][C][H][W] and /labels [n]; bytes or floats, with
+ * /mean [C] and /std [C] a pixel is (stored - mean) / std, without them a byte is divided by 255. `rows` of one step;
+ * `steps` the run will take. HAPT_ERR_INPUT for another number of rows or size of a row, too few steps, tokens outside
+ * the vocabulary, labels outside the classes. Collective over env->world; ends in agreement. */
 enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, const struct hapt_model *model, int rows,
                                 int64_t steps, uint64_t seed, struct hapt_data **data);
 void hapt_data_close(struct hapt_data *data);
-/* Rows [first, first + count) of a step: inputs and targets, [count][T] each; either may be NULL. */
-void hapt_data_rows(const struct hapt_data *data, int64_t step, int first, int count, int32_t *inputs,
-                    int32_t *targets);
-/* Targets in a step: what the sum of the loss is divided by. */
+/* Rows [first, first + count) of a step of the input of that role: tokens and targets [count][T] int32, images
+ * [count][C][H][W] fp32, labels [count] int32. */
+void hapt_data_read(const struct hapt_data *data, enum hapt_tensor_role role, int64_t step, int first, int count,
+                    void *values);
+/* Targets in a step that a loss is taken of: what the sum of the loss is divided by. */
 int64_t hapt_data_targets(const struct hapt_data *data, int64_t step);
 
 /* ---- Routes: which tensor goes from which chunk to which ---- */

@@ -164,6 +164,16 @@ static bool is_number_type(hid_t type)
     return is_half(type);
 }
 
+bool hapt_h5_is_byte(struct hapt_h5 *file, const char *name)
+{
+    const hid_t id = hapt_h5_exists(file, name) ? H5Dopen2(file->id, name, H5P_DEFAULT) : -1;
+    const hid_t type = id < 0 ? -1 : H5Dget_type(id);
+    const bool byte = type >= 0 && H5Tequal(type, H5T_NATIVE_UINT8) > 0;
+    if (type >= 0) H5Tclose(type);
+    if (id >= 0) H5Dclose(id);
+    return byte;
+}
+
 static bool is_number(hid_t id)
 {
     const hid_t type = H5Dget_type(id);

@@ -18,8 +18,11 @@ const char hapt_command_data_help[] =
     "\n"
     "The data file (HDF5, format \"hapt-data\", version 1) holds /tokens [n], stored as narrow as they fit, and the root\n"
     "attributes vocab, unigram_entropy and bigram_entropy (nats per token: what a model that knows only the frequencies\n"
-    "of tokens, or of pairs of neighbours, loses at best). Training also reads /batches [step][row][T+1]: exact batches, in\n"
-    "order.\n";
+    "of tokens, or of pairs of neighbours, loses at best). Training also reads exact batches, in order: /batches\n"
+    "[step][row][T+1], or /batches [step][row][T] and /targets of that shape (-100: no loss is taken there). Models of\n"
+    "images read /images [n][C][H][W] and /labels [n], sampled by seed, or exact batches /images [step][row][C][H][W] and\n"
+    "/labels [step][row]; pixels are bytes or floats: with /mean [C] and /std [C] their value is (stored - mean) / std,\n"
+    "without them a byte is divided by 255.\n";
 
 enum { LLMC_HEADER = 256, LLMC_MAGIC = 20240520, LLMC_VERSION = 1 };
 

@@ -18,17 +18,17 @@ const char hapt_command_model_help[] =
     "The last three are HAPT's (section 6) in bf16, a step of 128 microbatches of 8 rows.\n"
     "\n"
     "Training options given here become the file's defaults for every run of it. --weights W.h5 copies its\n"
-    "/parameters/NAME as initial values (else seed and name decide), --data D.h5 its /tokens or /batches.\n"
+    "/parameters/NAME as initial values (else seed and name decide), --data D.h5 its data (hapt data --help).\n"
     "\n"
     "The model file (HDF5, format \"hapt-model\", version 1) holds the forward graph as flat tables; readers check it and\n"
     "derive the backward part.\n"
-    "  /                           attributes family, loss (name of the loss tensor), microbatch, sequence, vocab, dtype,\n"
-    "                              seed\n"
+    "  /                           attributes family, loss (name of the loss tensor), microbatch, dtype, seed; sequence and\n"
+    "                              vocab, or classes (models of images)\n"
     "  /settings/name, value       [n] text: hyper-parameters\n"
     "  /training/option, value     [n] text: defaults of training options\n"
     "  /tensors/name, kind, role, dtype, init\n"
     "                              [t] text; kinds: input, parameter, activation; roles of inputs: tokens, targets,\n"
-    "                              loss_scale; dtypes: fp32, bf16, int32; inits: zero, one, normal\n"
+    "                              images, labels, loss_scale; dtypes: fp32, bf16, int32; inits: zero, one, normal\n"
     "  /tensors/shape [t][5]       sizes, 0 behind the last dimension; a microbatch is whole\n"
     "  /tensors/init_std [t]       standard deviation of normal initial values\n"
     "  /tensors/trainable [t]      1: the optimizer updates this parameter\n"
@@ -38,8 +38,8 @@ const char hapt_command_model_help[] =
     "  /operators/integer, real [n][6]\n"
     "                              attributes, e.g. heads and causal of attention, epsilon of layer_norm\n"
     "  /parameters/NAME            optional: initial values, fp32\n"
-    "  /tokens [n] or /batches [step][row][T+1]\n"
-    "                              optional: data\n";
+    "  /tokens, /batches, /targets, /images, /labels, /mean, /std\n"
+    "                              optional: data (hapt data --help)\n";
 
 static enum hapt_status print_json(const struct hapt_model *model, const char *path)
 {

@@ -70,19 +70,41 @@ enum hapt_status hapt_model_build(const char *family, const struct hapt_config *
     return hapt_fail(HAPT_ERR_USAGE, "known families: gpt; named models: see hapt model --help", "unknown model family \"%s\"", family);
 }
 
-/* Tables and logits hold the whole vocabulary: a token below it can index them. */
+/* Tables and logits hold the whole vocabulary, or every class: a token or label below it can index them. */
 static enum hapt_status check_vocabulary(const struct hapt_model *model)
 {
     const struct hapt_graph *graph = model->graph;
+    const int known = model->classes > 0 ? model->classes : model->vocab;
     const int embedding = hapt_op_type_find("embedding"), loss = hapt_op_type_find("cross_entropy");
     for (int index = 0; index < graph->forward_count; index++) {
         const struct hapt_op *op = &graph->op[index];
-        int64_t size = model->vocab;
+        int64_t size = known;
         if (op->type == embedding) size = graph->tensor[op->input[1]].shape[0];
-        if (op->type == loss) size = graph->tensor[op->input[0]].shape[2];
-        if (size >= model->vocab) continue;
+        if (op->type == loss) size = graph->tensor[op->input[0]].shape[graph->tensor[op->input[0]].dims - 1];
+        if (size >= known) continue;
         return hapt_fail(HAPT_ERR_INPUT, "give the model the vocabulary of its tables",
-                         "operator %s knows %lld tokens, the vocabulary has %d", op->name, (long long)size, model->vocab);
+                         "operator %s knows %lld values, the model has %d", op->name, (long long)size, known);
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status check_inputs(const struct hapt_model *model)
+{
+    const bool images = model->classes > 0;
+    if (model->microbatch < 1 || (images ? model->sequence != 0 || model->vocab != 0 : model->sequence < 1 || model->vocab < 1)) {
+        return hapt_fail(HAPT_ERR_INPUT, "a model has rows, and a sequence and a vocabulary or classes of images",
+                         "microbatch %d, sequence %d, vocabulary %d or %d classes are impossible", model->microbatch,
+                         model->sequence, model->vocab, model->classes);
+    }
+    for (int t = 0; t < model->graph->tensor_count; t++) {
+        const struct hapt_tensor *tensor = &model->graph->tensor[t];
+        if (tensor->kind != HAPT_TENSOR_INPUT || tensor->role == HAPT_ROLE_LOSS_SCALE) continue;
+        const bool of_images = tensor->role == HAPT_ROLE_IMAGES || tensor->role == HAPT_ROLE_LABELS;
+        const bool first = hapt_model_input(model, tensor->role) == t;
+        const bool long_enough = images || tensor->shape[1] == model->sequence;
+        if (of_images == images && first && tensor->shape[0] == model->microbatch && long_enough) continue;
+        return hapt_fail(HAPT_ERR_INPUT, "one input of a role: tokens and targets are [microbatch][sequence], images and labels "
+                         "have microbatch rows", "input %s does not fit the model", tensor->name);
     }
     return HAPT_OK;
 }
@@ -90,22 +112,20 @@ static enum hapt_status check_vocabulary(const struct hapt_model *model)
 enum hapt_status hapt_model_check(const struct hapt_model *model)
 {
     const struct hapt_graph *graph = model->graph;
-    if (model->microbatch < 1 || model->sequence < 1 || model->vocab < 1) {
-        return hapt_fail(HAPT_ERR_INPUT, "all are at least 1", "microbatch %d, sequence %d or vocabulary %d is impossible",
-                         model->microbatch, model->sequence, model->vocab);
-    }
-    for (int t = 0; t < graph->tensor_count; t++) {
-        const struct hapt_tensor *tensor = &graph->tensor[t];
-        if (tensor->role != HAPT_ROLE_TOKENS && tensor->role != HAPT_ROLE_TARGETS) continue;
-        if (tensor->dims == 2 && tensor->shape[0] == model->microbatch && tensor->shape[1] == model->sequence) continue;
-        return hapt_fail(HAPT_ERR_INPUT, "they are [microbatch][sequence]", "the shape of input %s does not fit the model",
-                         tensor->name);
-    }
+    HAPT_TRY(check_inputs(model));
     if (graph->op_count == graph->forward_count) {
         return hapt_fail(HAPT_ERR_INPUT, NULL, "the model's graph has no backward part");
     }
     HAPT_TRY(hapt_graph_check(graph));
     return check_vocabulary(model);
+}
+
+int hapt_model_input(const struct hapt_model *model, enum hapt_tensor_role role)
+{
+    for (int t = 0; t < model->graph->tensor_count; t++) {
+        if (model->graph->tensor[t].kind == HAPT_TENSOR_INPUT && model->graph->tensor[t].role == role) return t;
+    }
+    return -1;
 }
 
 const char *hapt_model_setting(const struct hapt_model *model, const char *name)

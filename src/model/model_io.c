@@ -1,7 +1,8 @@
 /*
  * The model file (format "hapt-model", version 1). Only the forward graph is stored; readers check it and differentiate it.
  *
- *   /                    attributes family, loss (name of the loss tensor), microbatch, sequence, vocab, dtype, seed
+ *   /                    attributes family, loss (name of the loss tensor), microbatch, dtype, seed; sequence and vocab, or
+ *                        classes (models of images)
  *   /settings/name, value         [n] text: hyper-parameters
  *   /training/option, value       [n] text: defaults of training options
  *   /tensors/name, kind, role, dtype, init   [t] text; kinds input, parameter, activation; inits zero, one, normal
@@ -13,7 +14,7 @@
  *   /operators/output    [n][4]   rows of /tensors, -1 behind the last
  *   /operators/integer, real [n][6]  attributes, as the operator table says
  *   /parameters/NAME     initial values, fp32 (optional; without them seed and name give them)
- *   /tokens [n] or /batches [step][row][T+1]   data (optional)
+ *   /tokens, /batches, /targets, /images, /labels, /mean, /std   data (optional), as `hapt data --help` says
  */
 #include <math.h>
 #include <string.h>
@@ -25,10 +26,9 @@
 
 #define FORMAT "hapt-model"
 enum { VERSION = 1, MAX_OPTIONS = 64, MAX_NAME = 200 };
-#define MAX_TOKENS ((int64_t)1 << 40)
 
 static const char *const kind_names[] = {"input", "parameter", "activation"};
-static const char *const role_names[] = {"", "tokens", "targets", "loss_scale"};
+static const char *const role_names[] = {"", "tokens", "targets", "loss_scale", "images", "labels"};
 static const char *const init_names[] = {"zero", "one", "normal"};
 #define COUNT(array) ((int)(sizeof(array) / sizeof(array)[0]))
 
@@ -186,57 +186,19 @@ static enum hapt_status write_parameters(struct hapt_h5 *file, const struct hapt
     return status;
 }
 
-/* Copies `dataset` of a data file, stored as narrow as the vocabulary allows; tokens outside the vocabulary are refused. */
-static enum hapt_status copy_tokens(struct hapt_h5 *file, struct hapt_h5 *source, const char *dataset, int vocab,
-                                    struct hapt_arena *arena)
-{
-    int dims;
-    int64_t shape[HAPT_H5_MAX_DIMS], count = 1;
-    void *data;
-    HAPT_TRY(hapt_h5_shape(source, dataset, &dims, shape));
-    HAPT_TRY(hapt_h5_read(source, dataset, HAPT_H5_I32, dims, shape, MAX_TOKENS, arena, &data));
-    for (int d = 0; d < dims; d++) count *= shape[d];
-    int32_t *wide = data;
-    for (int64_t i = 0; i < count; i++) {
-        if (wide[i] >= 0 && wide[i] < vocab) continue;
-        return hapt_fail(HAPT_ERR_INPUT, "give --vocab the size of the data's vocabulary",
-                         "token %d at %lld of %s is outside the vocabulary of %d", wide[i], (long long)i,
-                         hapt_h5_path(source), vocab);
-    }
-    if (vocab > 65536) return hapt_h5_write(file, dataset, HAPT_H5_I32, dims, shape, wide, "token");
-    if (vocab > 256) {
-        uint16_t *narrow = data; /* in place: element i of the narrow array ends before element i of the wide one */
-        for (int64_t i = 0; i < count; i++) {
-            const uint16_t token = (uint16_t)wide[i];
-            memcpy(&narrow[i], &token, sizeof token);
-        }
-        return hapt_h5_write(file, dataset, HAPT_H5_U16, dims, shape, data, "token");
-    }
-    uint8_t *narrow = data;
-    for (int64_t i = 0; i < count; i++) narrow[i] = (uint8_t)wide[i];
-    return hapt_h5_write(file, dataset, HAPT_H5_U8, dims, shape, data, "token");
-}
-
-static enum hapt_status write_tokens(struct hapt_h5 *file, const struct hapt_model *model, const char *tokens,
-                                     struct hapt_arena *arena)
-{
-    struct hapt_h5 *source;
-    HAPT_TRY(hapt_h5_open(tokens, NULL, 1, true, &source));
-    const char *dataset = hapt_h5_exists(source, "/tokens") ? "/tokens" : "/batches";
-    const enum hapt_status status = copy_tokens(file, source, dataset, model->vocab, arena);
-    hapt_h5_close(source);
-    return status;
-}
-
 static enum hapt_status write_model(struct hapt_h5 *file, const struct hapt_model *model, const char *weights,
-                                    const char *tokens, struct hapt_arena *arena)
+                                    const char *data, struct hapt_arena *arena)
 {
     const struct hapt_graph *graph = model->graph;
     HAPT_TRY(hapt_h5_write_attribute_text(file, "/", "family", model->family));
     HAPT_TRY(hapt_h5_write_attribute_text(file, "/", "loss", graph->tensor[graph->loss].name));
     HAPT_TRY(hapt_h5_write_attribute_int(file, "/", "microbatch", model->microbatch));
-    HAPT_TRY(hapt_h5_write_attribute_int(file, "/", "sequence", model->sequence));
-    HAPT_TRY(hapt_h5_write_attribute_int(file, "/", "vocab", model->vocab));
+    if (model->classes > 0) {
+        HAPT_TRY(hapt_h5_write_attribute_int(file, "/", "classes", model->classes));
+    } else {
+        HAPT_TRY(hapt_h5_write_attribute_int(file, "/", "sequence", model->sequence));
+        HAPT_TRY(hapt_h5_write_attribute_int(file, "/", "vocab", model->vocab));
+    }
     HAPT_TRY(hapt_h5_write_attribute_text(file, "/", "dtype", hapt_dtype_name(model->dtype)));
     HAPT_TRY(hapt_h5_write_attribute_int(file, "/", "seed", (int64_t)model->seed));
     HAPT_TRY(write_pairs(file, "/settings/name", "/settings/value", model->setting_count, model->setting));
@@ -244,17 +206,17 @@ static enum hapt_status write_model(struct hapt_h5 *file, const struct hapt_mode
     HAPT_TRY(write_tensors(file, graph, arena));
     HAPT_TRY(write_operators(file, graph, arena));
     if (weights) HAPT_TRY(write_parameters(file, graph, weights));
-    return tokens ? write_tokens(file, model, tokens, arena) : HAPT_OK;
+    return data ? hapt_model_copy_data(file, model, data, arena) : HAPT_OK;
 }
 
-enum hapt_status hapt_model_save(const struct hapt_model *model, const char *weights, const char *tokens,
+enum hapt_status hapt_model_save(const struct hapt_model *model, const char *weights, const char *data,
                                  const char *path)
 {
     struct hapt_h5 *file;
     struct hapt_arena arena;
     HAPT_TRY(hapt_h5_create(path, FORMAT, VERSION, &file));
     hapt_arena_init(&arena);
-    const enum hapt_status status = write_model(file, model, weights, tokens, &arena);
+    const enum hapt_status status = write_model(file, model, weights, data, &arena);
     hapt_arena_release(&arena);
     if (status == HAPT_OK) return hapt_h5_commit(file);
     hapt_h5_close(file);
@@ -376,12 +338,13 @@ static enum hapt_status read_operators(struct hapt_h5 *file, struct hapt_arena *
 
 static enum hapt_status read_header(struct hapt_h5 *file, struct hapt_arena *arena, struct hapt_model *model)
 {
-    static const char *const names[] = {"microbatch", "sequence", "vocab"};
-    int *const fields[] = {&model->microbatch, &model->sequence, &model->vocab};
+    const bool images = hapt_h5_has_attribute(file, "/", "classes");
+    const char *const names[] = {"microbatch", images ? "classes" : "sequence", "vocab"};
+    int *const fields[] = {&model->microbatch, images ? &model->classes : &model->sequence, &model->vocab};
     const char *dtype;
     int64_t value;
     HAPT_TRY(hapt_h5_read_attribute_text(file, "/", "family", arena, &model->family));
-    for (int i = 0; i < COUNT(names); i++) {
+    for (int i = 0; i < (images ? 2 : 3); i++) {
         HAPT_TRY(hapt_h5_read_attribute_int(file, "/", names[i], &value));
         if (value < 1 || value > INT32_MAX) {
             return hapt_fail(HAPT_ERR_INPUT, NULL, "%s of %s is impossible: %lld", names[i], hapt_h5_path(file),
@@ -412,7 +375,7 @@ static enum hapt_status read_model(struct hapt_h5 *file, struct hapt_arena *aren
     HAPT_TRY(hapt_graph_check(model->graph));
     HAPT_TRY(hapt_graph_differentiate(model->graph));
     model->has_parameters = hapt_h5_exists(file, "/parameters");
-    model->has_tokens = hapt_h5_exists(file, "/tokens") || hapt_h5_exists(file, "/batches");
+    model->has_data = hapt_h5_exists(file, "/tokens") || hapt_h5_exists(file, "/batches") || hapt_h5_exists(file, "/images");
     return hapt_model_check(model);
 }
 

@@ -170,10 +170,10 @@ const struct hapt_op_type hapt_ops_transformer[] = {
      .attributes = "a, b -> y"},
     {.name = "copy", .signature = "...->...", .dtypes = "c->c", .flops_per_element = 0, .gradient = gradient_copy,
      .attributes = "x -> y"},
-    {.name = "cross_entropy", .signature = "btv~,bt->,bt", .dtypes = "ci->ff", .flops_per_element = 4,
+    {.name = "cross_entropy", .signature = "...v~,...->,...", .dtypes = "ci->ff", .flops_per_element = 4,
      .exchanges = 3 /* maximum, sum of exponentials, the target's logit */, .gradient = gradient_cross_entropy,
      .attributes = "logits, targets (-100: no loss taken) -> loss (SUM over targets), logsumexp"},
-    {.name = "cross_entropy_dx", .signature = "btv~,bt,bt,->btv~", .dtypes = "ciff->c", .flops_per_element = 4,
+    {.name = "cross_entropy_dx", .signature = "...v~,...,...,->...v~", .dtypes = "ciff->c", .flops_per_element = 4,
      .attributes = "logits, targets, logsumexp, scale -> dlogits"},
     {.name = NULL},
 };

@@ -2,11 +2,15 @@
 #ifndef HAPT_MODEL_WEIGHTS_H
 #define HAPT_MODEL_WEIGHTS_H
 
-#include "hapt/graph.h"
+#include "hapt/model.h"
 #include "hapt/h5.h"
 
 /* Reads /parameters/NAME of a model or weights file into value [elements]; HAPT_ERR_INPUT when it is missing, of another
  * shape, or not finite. */
 enum hapt_status hapt_weights_read(struct hapt_h5 *file, const struct hapt_tensor *parameter, float *value);
+
+/* Copies the data of `path` that the model learns from into its file, checked. */
+enum hapt_status hapt_model_copy_data(struct hapt_h5 *file, const struct hapt_model *model, const char *path,
+                                      struct hapt_arena *arena);
 
 #endif

@@ -151,15 +151,20 @@ static enum hapt_status fill_input(struct windows *windows, struct window *windo
     const struct hapt_backend *backend = windows->options.backend;
     struct hapt_queue *queue = backend->queue(windows->options.device, 0);
     void *place = hapt_engine_tensor(window->engine, tensor, 0);
-    if (input->dtype != HAPT_I32) {
-        const float scale = 1.0f / (float)(model->microbatch * model->sequence);
-        return bytes == sizeof scale ? backend->copy(queue, place, &scale, sizeof scale) : HAPT_OK;
+    if (input->role == HAPT_ROLE_LOSS_SCALE) {
+        const float scale = 1.0f / (float)(model->microbatch * (model->sequence > 0 ? model->sequence : 1));
+        return backend->copy(queue, place, &scale, sizeof scale);
     }
-    int32_t *value = malloc(bytes);
-    if (!value) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %zu bytes of tokens", bytes);
+    union { int32_t index; float pixel; } *value = malloc(bytes); /* tokens, targets and labels; images */
+    if (!value) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %zu bytes of samples", bytes);
+    const uint64_t values = (uint64_t)(model->classes > 0 ? model->classes : model->vocab);
     uint64_t random = 1;
-    for (size_t i = 0; i < bytes / sizeof *value; i++)
-        value[i] = (int32_t)(hapt_random_next(&random) % (uint64_t)(model->vocab > 0 ? model->vocab : 1));
+    for (size_t i = 0; i < bytes / sizeof *value; i++) {
+        if (input->dtype == HAPT_I32)
+            value[i].index = (int32_t)(hapt_random_next(&random) % values);
+        else
+            value[i].pixel = (float)(2 * hapt_random_unit(&random) - 1);
+    }
     const enum hapt_status status = backend->copy(queue, place, value, bytes);
     free(value);
     return status;

@@ -37,7 +37,7 @@ static enum hapt_status write_settings(struct hapt_h5 *file, const struct hapt_c
 
 static double flops_per_token(const struct hapt_model *model)
 {
-    return hapt_model_flops(model) / ((double)model->microbatch * model->sequence);
+    return hapt_model_flops(model) / ((double)model->microbatch * (model->sequence > 0 ? model->sequence : 1));
 }
 
 static enum hapt_status write_run(struct hapt_h5 *file, const struct hapt_run *run)

@@ -2,132 +2,52 @@
  * Rows of every step. A stream is sampled by hashing (seed, step, row), so any rank can give any row of any step and a
  * continued run needs no position but the step.
  */
+#include "data.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "hapt/train.h"
-
-#define MAX_ELEMENTS ((int64_t)1 << 36)
-#define READ_ELEMENTS ((int64_t)1 << 20) /* of one read */
-
 struct hapt_data {
-    bool exact; /* batches; else a stream */
-    int rows, sequence;
+    struct data_layout layout;
+    struct data_memory memory;
+    int rows; /* of a step */
     uint64_t seed;
-    int64_t rows_read;    /* stream: tokens; batches: steps */
-    int64_t row_elements; /* stream: 1; batches: rows * (T + 1) */
-    bool wide;            /* int32, else uint16 */
-    const uint16_t *narrow_token;
-    const int32_t *wide_token;
     MPI_Win window;
 };
 
-/* What node rank 0 finds before memory is reserved. */
-struct finding {
-    int64_t rows_read, row_elements, exact;
-};
-
-static enum hapt_status look_at_batches(struct hapt_h5 *file, const struct hapt_model *model, int rows, int64_t steps,
-                                        struct finding *finding)
+static size_t rounded(int64_t elements, size_t size)
 {
-    int dims = 0;
-    int64_t shape[HAPT_H5_MAX_DIMS];
-    const char *path = hapt_h5_path(file);
-    HAPT_TRY(hapt_h5_shape(file, "/batches", &dims, shape));
-    if (dims != 3)
-        return hapt_fail(HAPT_ERR_INPUT, "store it as [step][row][T + 1]", "%s: /batches has %d dimensions", path,
-                         dims);
-    if (shape[1] != rows)
-        return hapt_fail(HAPT_ERR_INPUT, "rows of a step are --microbatches times the model's --microbatch",
-                         "%s: a batch has %lld rows, a step takes %d (%d microbatches of %d)", path,
-                         (long long)shape[1], rows, rows / model->microbatch, model->microbatch);
-    if (shape[2] != model->sequence + 1)
-        return hapt_fail(HAPT_ERR_INPUT, "make the model with the sequence length of the data",
-                         "%s: a row has %lld tokens, the model's sequence of %d needs %d", path, (long long)shape[2],
-                         model->sequence, model->sequence + 1);
-    if (shape[0] < steps)
-        return hapt_fail(HAPT_ERR_INPUT, "give fewer --steps or more data", "%s holds %lld batches for %lld steps",
-                         path, (long long)shape[0], (long long)steps);
-    *finding = (struct finding){.rows_read = steps, .row_elements = shape[1] * shape[2], .exact = 1};
-    return HAPT_OK;
+    return ((size_t)elements * size + 63) / 64 * 64;
 }
 
-static enum hapt_status look_at_tokens(struct hapt_h5 *file, const struct hapt_model *model, struct finding *finding)
+static size_t input_bytes(const struct data_layout *layout)
 {
-    int dims = 0;
-    int64_t shape[HAPT_H5_MAX_DIMS];
-    const char *path = hapt_h5_path(file);
-    if (!hapt_h5_exists(file, "/tokens"))
-        return hapt_fail(HAPT_ERR_INPUT, "make one with `hapt data text.txt --output tokens.h5`",
-                         "%s holds neither /tokens nor /batches", path);
-    HAPT_TRY(hapt_h5_shape(file, "/tokens", &dims, shape));
-    if (dims != 1) return hapt_fail(HAPT_ERR_INPUT, "store it as [n]", "%s: /tokens has %d dimensions", path, dims);
-    if (shape[0] <= model->sequence)
-        return hapt_fail(HAPT_ERR_INPUT, "give more text or a shorter --sequence",
-                         "%s holds %lld tokens, a row takes %d", path, (long long)shape[0], model->sequence + 1);
-    *finding = (struct finding){.rows_read = shape[0], .row_elements = 1};
-    return HAPT_OK;
+    static const size_t bytes[] = {[HAPT_H5_U8] = 1, [HAPT_H5_U16] = 2, [HAPT_H5_I32] = 4, [HAPT_H5_F32] = 4};
+    return bytes[layout->type];
 }
 
-static enum hapt_status look(struct hapt_h5 *file, const struct hapt_model *model, int rows, int64_t steps,
-                             struct finding *finding)
-{
-    HAPT_TRY(hapt_h5_exists(file, "/batches") ? look_at_batches(file, model, rows, steps, finding)
-                                              : look_at_tokens(file, model, finding));
-    if (finding->rows_read > MAX_ELEMENTS / finding->row_elements)
-        return hapt_fail(HAPT_ERR_INPUT, "split it", "%s holds more than %lld tokens", hapt_h5_path(file),
-                         (long long)MAX_ELEMENTS);
-    return HAPT_OK;
-}
-
-static enum hapt_status store(struct hapt_data *data, const int32_t *token, int64_t first, int64_t count, int vocab,
-                              const char *path)
-{
-    for (int64_t i = 0; i < count; i++) {
-        if (token[i] < 0 || token[i] >= vocab)
-            return hapt_fail(HAPT_ERR_INPUT, "train a model with the vocabulary of the data",
-                             "%s: token %d at %lld is outside the model's vocabulary of %d", path, token[i],
-                             (long long)(first + i), vocab);
-    }
-    if (data->wide)
-        memcpy((int32_t *)data->wide_token + first, token, (size_t)count * sizeof *token);
-    else
-        for (int64_t i = 0; i < count; i++) ((uint16_t *)data->narrow_token)[first + i] = (uint16_t)token[i];
-    return HAPT_OK;
-}
-
-static enum hapt_status fill(struct hapt_h5 *file, struct hapt_data *data, int vocab)
-{
-    const char *name = data->exact ? "/batches" : "/tokens";
-    int64_t block = READ_ELEMENTS / data->row_elements;
-    if (block < 1) block = 1;
-    int32_t *buffer = malloc((size_t)(block * data->row_elements) * sizeof *buffer);
-    if (!buffer) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to read tokens");
-    enum hapt_status status = HAPT_OK;
-    for (int64_t first = 0; first < data->rows_read && status == HAPT_OK; first += block) {
-        const int64_t count = data->rows_read - first < block ? data->rows_read - first : block;
-        status = hapt_h5_read_rows(file, name, HAPT_H5_I32, first, count, buffer);
-        if (status == HAPT_OK)
-            status =
-                store(data, buffer, first * data->row_elements, count * data->row_elements, vocab, hapt_h5_path(file));
-    }
-    free(buffer);
-    return status;
-}
-
+/* One window a node, cut into the parts of `memory`. */
 static enum hapt_status reserve(const struct hapt_env *env, struct hapt_data *data)
 {
-    const size_t bytes = (size_t)(data->rows_read * data->row_elements) * (data->wide ? 4 : 2);
+    const struct data_layout *layout = &data->layout;
+    const bool counted = !layout->shifted && !layout->images;
+    const size_t inputs = rounded(layout->units * layout->unit_inputs, input_bytes(layout)),
+                 targets = rounded(layout->units * layout->unit_targets, sizeof(int32_t)),
+                 counts = counted ? rounded(layout->units, sizeof(int64_t)) : 0,
+                 scales = rounded(layout->channels, sizeof(float));
     void *memory;
     MPI_Aint size;
     int unit;
-    HAPT_MPI(MPI_Win_allocate_shared(env->node_rank == 0 ? (MPI_Aint)bytes : 0, 1, MPI_INFO_NULL, env->node, &memory,
+    const MPI_Aint bytes = (MPI_Aint)(inputs + targets + counts + 2 * scales);
+    HAPT_MPI(MPI_Win_allocate_shared(env->node_rank == 0 ? bytes : 0, 1, MPI_INFO_NULL, env->node, &memory,
                                      &data->window));
     HAPT_MPI(MPI_Win_shared_query(data->window, 0, &size, &unit, &memory));
-    if (data->wide)
-        data->wide_token = memory;
-    else
-        data->narrow_token = memory;
+    char *at = memory;
+    data->memory = (struct data_memory){.inputs = at,
+                                        .targets = layout->shifted ? NULL : (int32_t *)(at + inputs),
+                                        .target_count = counted ? (int64_t *)(at + inputs + targets) : NULL,
+                                        .mean = (float *)(at + inputs + targets + counts),
+                                        .std = (float *)(at + inputs + targets + counts + scales)};
     return HAPT_OK;
 }
 
@@ -135,28 +55,21 @@ enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, co
                                 int64_t steps, uint64_t seed, struct hapt_data **data)
 {
     struct hapt_h5 *file = NULL;
-    struct finding finding = {0};
+    struct data_layout layout = {0};
     struct hapt_data *made = calloc(1, sizeof *made);
     enum hapt_status status = made ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for data");
     if (status == HAPT_OK && env->node_rank == 0) {
         status = hapt_h5_open(path, NULL, 1, true, &file);
-        if (status == HAPT_OK) status = look(file, model, rows, steps, &finding);
+        if (status == HAPT_OK) status = data_layout_find(file, model, rows, steps, &layout);
     }
     status = hapt_env_agree(env->world, status);
     if (status == HAPT_OK) {
-        MPI_Bcast(&finding, (int)sizeof finding, MPI_BYTE, 0, env->node);
-        *made = (struct hapt_data){.exact = finding.exact != 0,
-                                   .rows = rows,
-                                   .sequence = model->sequence,
-                                   .seed = seed,
-                                   .rows_read = finding.rows_read,
-                                   .row_elements = finding.row_elements,
-                                   .wide = model->vocab > 65536,
-                                   .window = MPI_WIN_NULL};
+        MPI_Bcast(&layout, (int)sizeof layout, MPI_BYTE, 0, env->node);
+        *made = (struct hapt_data){.layout = layout, .rows = rows, .seed = seed, .window = MPI_WIN_NULL};
         status = hapt_env_agree(env->world, reserve(env, made));
     }
     if (status == HAPT_OK)
-        status = hapt_env_agree(env->world, env->node_rank == 0 ? fill(file, made, model->vocab) : HAPT_OK);
+        status = hapt_env_agree(env->world, env->node_rank == 0 ? data_fill(file, &layout, &made->memory) : HAPT_OK);
     hapt_h5_close(file);
     if (status != HAPT_OK) {
         if (made && made->window)
@@ -176,33 +89,71 @@ void hapt_data_close(struct hapt_data *data)
     free(data);
 }
 
+/* Where a row starts among the inputs. A row of targets that are not the inputs one on lies at start / stride rows. */
 static int64_t row_start(const struct hapt_data *data, int64_t step, int row)
 {
-    if (data->exact) return (step * data->rows + row) * (data->sequence + 1);
+    const struct data_layout *layout = &data->layout;
+    if (layout->exact) return (step * data->rows + row) * layout->stride;
     const int64_t key[2] = {step, row};
-    return (int64_t)(hapt_hash(data->seed, key, sizeof key) % (uint64_t)(data->rows_read - data->sequence));
+    const int64_t starts = layout->images ? layout->units : layout->units - layout->width;
+    return (int64_t)(hapt_hash(data->seed, key, sizeof key) % (uint64_t)starts) * layout->stride;
 }
 
-static void copy(const struct hapt_data *data, int64_t first, int32_t *to)
+static void copy_tokens(const struct hapt_data *data, int64_t first, int32_t *to)
 {
-    if (data->wide)
-        memcpy(to, data->wide_token + first, (size_t)data->sequence * sizeof *to);
-    else
-        for (int i = 0; i < data->sequence; i++) to[i] = data->narrow_token[first + i];
+    const int64_t width = data->layout.width;
+    if (data->layout.type == HAPT_H5_I32) {
+        memcpy(to, (const int32_t *)data->memory.inputs + first, (size_t)width * sizeof *to);
+        return;
+    }
+    const uint16_t *from = (const uint16_t *)data->memory.inputs + first;
+    for (int64_t i = 0; i < width; i++) to[i] = from[i];
 }
 
-void hapt_data_rows(const struct hapt_data *data, int64_t step, int first, int count, int32_t *inputs, int32_t *targets)
+static void copy_image(const struct hapt_data *data, int64_t first, float *to)
 {
-    HAPT_ASSERT(first >= 0 && first + count <= data->rows && (!data->exact || step < data->rows_read));
+    const struct data_layout *layout = &data->layout;
+    const int64_t pixels = layout->width / layout->channels;
+    const uint8_t *narrow = (const uint8_t *)data->memory.inputs + first;
+    const float *wide = (const float *)data->memory.inputs + first;
+    for (int64_t c = 0; c < layout->channels; c++) {
+        const float mean = data->memory.mean[c], std = data->memory.std[c];
+        for (int64_t i = c * pixels; i < (c + 1) * pixels; i++)
+            to[i] = ((layout->type == HAPT_H5_U8 ? (float)narrow[i] : wide[i]) - mean) / std;
+    }
+}
+
+static void copy_targets(const struct hapt_data *data, int64_t start, int32_t *to)
+{
+    const struct data_layout *layout = &data->layout;
+    if (layout->shifted) {
+        copy_tokens(data, start + 1, to);
+        return;
+    }
+    const int64_t width = layout->target_width;
+    memcpy(to, data->memory.targets + start / layout->stride * width, (size_t)width * sizeof *to);
+}
+
+void hapt_data_read(const struct hapt_data *data, enum hapt_tensor_role role, int64_t step, int first, int count,
+                    void *values)
+{
+    const struct data_layout *layout = &data->layout;
+    HAPT_ASSERT(first >= 0 && first + count <= data->rows && (!layout->exact || step < layout->units));
     for (int r = 0; r < count; r++) {
         const int64_t start = row_start(data, step, first + r);
-        if (inputs) copy(data, start, inputs + (size_t)r * (size_t)data->sequence);
-        if (targets) copy(data, start + 1, targets + (size_t)r * (size_t)data->sequence);
+        switch (role) {
+        case HAPT_ROLE_TOKENS: copy_tokens(data, start, (int32_t *)values + r * layout->width); break;
+        case HAPT_ROLE_IMAGES: copy_image(data, start, (float *)values + r * layout->width); break;
+        case HAPT_ROLE_TARGETS:
+        case HAPT_ROLE_LABELS: copy_targets(data, start, (int32_t *)values + r * layout->target_width); break;
+        case HAPT_ROLE_NONE:
+        case HAPT_ROLE_LOSS_SCALE: HAPT_ASSERT(!"a role that data fill");
+        }
     }
 }
 
 int64_t hapt_data_targets(const struct hapt_data *data, int64_t step)
 {
-    (void)step; /* every position of every row is a target */
-    return (int64_t)data->rows * data->sequence;
+    if (data->memory.target_count) return data->memory.target_count[step];
+    return data->rows * data->layout.target_width;
 }

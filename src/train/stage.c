@@ -98,19 +98,24 @@ static enum hapt_status build_engine(struct stage *stage, const struct hapt_conf
 static enum hapt_status find_inputs(struct stage *stage)
 {
     const struct hapt_program *program = stage->program[stage->chunk];
+    size_t largest_bytes = 0;
     HAPT_NEW(stage->input, stage->arena, program->tensor_count);
-    HAPT_NEW(stage->row_buffer, stage->arena, stage->rows * stage->model->sequence);
     HAPT_NEW(stage->counts, stage->arena, program->tensor_count);
     for (int t = 0; t < program->tensor_count; t++) {
         const int tensor = program->tensor[t].tensor;
         const enum hapt_tensor_kind kind = stage->graph->tensor[tensor].kind;
-        if (kind == HAPT_TENSOR_INPUT) stage->input[stage->input_count++] = tensor;
+        if (kind == HAPT_TENSOR_INPUT) {
+            const size_t bytes = hapt_tensor_bytes(&stage->graph->tensor[tensor]); /* of all rows */
+            if (bytes > largest_bytes) largest_bytes = bytes;
+            stage->input[stage->input_count++] = tensor;
+        }
         const int gradient = kind == HAPT_TENSOR_PARAMETER ? stage->graph->tensor[tensor].gradient : -1;
         const double counted = kind == HAPT_TENSOR_PARAMETER && stage_owner(stage, tensor) == stage->chunk;
         if (kind == HAPT_TENSOR_PARAMETER) stage->counts[t] = counted;
         if (gradient >= 0 && program->local[gradient] >= 0) stage->counts[program->local[gradient]] = counted;
     }
-    return HAPT_OK;
+    stage->row_buffer = hapt_arena_alloc(stage->arena, largest_bytes, 1);
+    return stage->row_buffer ? HAPT_OK : HAPT_ERR_MEMORY;
 }
 
 enum hapt_status stage_build(struct stage *stage, const struct hapt_config *config, int state_count)
@@ -191,12 +196,8 @@ static enum hapt_status put_inputs(struct stage *stage, int microbatch, int slot
     const int first = microbatch * stage->model->microbatch + stage->first_row;
     for (int i = 0; i < stage->input_count; i++) {
         const enum hapt_tensor_role role = stage->graph->tensor[stage->input[i]].role;
-        if (role == HAPT_ROLE_TOKENS)
-            hapt_data_rows(stage->data, stage->step, first, stage->rows, stage->row_buffer, NULL);
-        else if (role == HAPT_ROLE_TARGETS)
-            hapt_data_rows(stage->data, stage->step, first, stage->rows, NULL, stage->row_buffer);
-        else
-            continue;
+        if (role == HAPT_ROLE_LOSS_SCALE) continue;
+        hapt_data_read(stage->data, role, stage->step, first, stage->rows, stage->row_buffer);
         HAPT_TRY(put(stage, stage->input[i], slot, stage->row_buffer));
         /* The buffer is filled again at once. */
         struct hapt_queue *queue = stage->backend->queue(stage->device, 0);

@@ -54,7 +54,7 @@ struct stage {
     double *counts; /* [program tensors] 1: this stage counts the parameter in the global norm */
     int input_count;
     int *input;          /* graph tensors of the inputs read here */
-    int32_t *row_buffer; /* [rows][T] */
+    void *row_buffer;    /* the rows of one of them */
     /* of the step under way */
     const struct hapt_data *data;
     int64_t step, sequence;  /* sequence: messages of earlier steps of this run */

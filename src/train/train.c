@@ -343,7 +343,7 @@ static enum hapt_status check_options(const struct run *run)
 static const char *data_path(const struct run *run)
 {
     const char *path = hapt_config_text(run->config, "data");
-    return path ? path : run->stage.model->has_tokens ? run->stage.model->path : NULL;
+    return path ? path : run->stage.model->has_data ? run->stage.model->path : NULL;
 }
 
 static enum hapt_status open_data(struct run *run)
@@ -351,11 +351,11 @@ static enum hapt_status open_data(struct run *run)
     const char *path = data_path(run);
     if (!path)
         return hapt_env_agree(run->env->world, hapt_fail(HAPT_ERR_INPUT, "give --data D.h5 (see hapt data --help)",
-                                                         "the model file carries no tokens and no data file is given"));
+                                                         "the model file carries no data and no data file is given"));
     const int rows = run->plan->microbatches * run->stage.model->microbatch;
     HAPT_TRY(hapt_data_open(run->env, path, run->stage.model, rows, run->end,
                             (uint64_t)hapt_config_int(run->config, "data-seed"), &run->data));
-    run->result->tokens_per_step = hapt_data_targets(run->data, 0);
+    run->result->tokens_per_step = (int64_t)rows * (run->stage.model->sequence > 0 ? run->stage.model->sequence : 1);
     return HAPT_OK;
 }
 

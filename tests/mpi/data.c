@@ -59,13 +59,63 @@ static void exact_batches(void)
     for (int64_t step = 0; step < STEPS; step++)
         for (int first = 0; first < ROWS; first += 2) {
             int32_t inputs[2 * T], targets[2 * T];
-            hapt_data_rows(data, step, first, 2, inputs, targets);
+            hapt_data_read(data, HAPT_ROLE_TOKENS, step, first, 2, inputs);
+            hapt_data_read(data, HAPT_ROLE_TARGETS, step, first, 2, targets);
             for (int r = 0; r < 2; r++)
                 for (int i = 0; i < T; i++) {
                     const int64_t at = (step * ROWS + first + r) * (T + 1) + i;
                     CHECK(inputs[r * T + i] == token_at(at) && targets[r * T + i] == token_at(at + 1));
                 }
         }
+    hapt_data_close(data);
+}
+
+/* Targets of their own: where none is taken stands -100, and only the others count. */
+enum { WITH_TARGETS = STEPS * ROWS * T };
+
+static int32_t target_at(int64_t i)
+{
+    return i % 7 == 0 || i / (ROWS * T) == 2 ? -100 : (int32_t)((i * 11) % VOCAB);
+}
+
+/* In step 2 all but one target is -100, with `empty` all. */
+static void write_targets(const char *name, int64_t rows, int64_t width, bool empty, int32_t spoiled)
+{
+    if (test_env.world_rank == 0) {
+        struct hapt_h5 *file = NULL;
+        const int64_t shape[3] = {STEPS, ROWS, T}, targets[3] = {STEPS, rows, width};
+        int32_t *token = malloc(WITH_TARGETS * sizeof *token);
+        CHECK_OK(hapt_h5_create(path_of(name), "hapt-data", 1, &file));
+        for (int64_t i = 0; i < WITH_TARGETS; i++) token[i] = token_at(i);
+        CHECK_OK(hapt_h5_write(file, "/batches", HAPT_H5_I32, 3, shape, token, ""));
+        for (int64_t i = 0; i < WITH_TARGETS; i++) token[i] = target_at(i);
+        if (!empty) token[2 * ROWS * T + 5] = 3;
+        if (spoiled) token[WITH_TARGETS - 1] = spoiled;
+        CHECK_OK(hapt_h5_write(file, "/targets", HAPT_H5_I32, 3, targets, token, ""));
+        CHECK_OK(hapt_h5_commit(file));
+        free(token);
+    }
+    MPI_Barrier(test_env.world);
+}
+
+static void own_targets(void)
+{
+    write_targets("masked", ROWS, T, false, 0);
+    struct hapt_data *data = open_data("masked", ROWS, 1);
+    for (int64_t step = 0; step < STEPS; step++) {
+        int32_t inputs[ROWS * T], targets[ROWS * T], one[T];
+        int64_t count = 0;
+        hapt_data_read(data, HAPT_ROLE_TOKENS, step, 0, ROWS, inputs);
+        hapt_data_read(data, HAPT_ROLE_TARGETS, step, 0, ROWS, targets);
+        for (int i = 0; i < ROWS * T; i++) {
+            const int64_t at = step * ROWS * T + i;
+            CHECK(inputs[i] == token_at(at) && targets[i] == (step == 2 && i == 5 ? 3 : target_at(at)));
+            count += targets[i] != -100;
+        }
+        CHECK(hapt_data_targets(data, step) == count && (step != 2 || count == 1));
+        hapt_data_read(data, HAPT_ROLE_TARGETS, step, ROWS - 1, 1, one);
+        CHECK(!memcmp(one, targets + (ROWS - 1) * T, sizeof one));
+    }
     hapt_data_close(data);
 }
 
@@ -78,16 +128,17 @@ static void streams(void)
     int32_t first[T], inputs[ROWS * T], targets[ROWS * T], one[T];
     uint64_t fingerprint = 0;
     int equal = 0, repeated = 0;
-    hapt_data_rows(data, 0, 0, 1, first, NULL);
+    hapt_data_read(data, HAPT_ROLE_TOKENS, 0, 0, 1, first);
     for (int64_t step = 0; step < STEPS; step++) {
-        hapt_data_rows(data, step, 0, ROWS, inputs, targets);
+        hapt_data_read(data, HAPT_ROLE_TOKENS, step, 0, ROWS, inputs);
+        hapt_data_read(data, HAPT_ROLE_TARGETS, step, 0, ROWS, targets);
         fingerprint = hapt_hash(fingerprint, inputs, sizeof inputs);
         for (int r = 0; r < ROWS; r++) {
             CHECK(!memcmp(inputs + r * T + 1, targets + r * T, (T - 1) * sizeof *inputs));
             /* Any row alone, of a run with more rows a step too. */
-            hapt_data_rows(same, step, r, 1, one, NULL);
+            hapt_data_read(same, HAPT_ROLE_TOKENS, step, r, 1, one);
             CHECK(!memcmp(one, inputs + r * T, sizeof one));
-            hapt_data_rows(other, step, r, 1, one, NULL);
+            hapt_data_read(other, HAPT_ROLE_TOKENS, step, r, 1, one);
             equal += !memcmp(one, inputs + r * T, sizeof one);
             repeated += !memcmp(first, inputs + r * T, sizeof first);
         }
@@ -120,6 +171,16 @@ static void refusals(void)
     write_file("negative", "/tokens", 1, stream, TOKENS - 1, -1);
     write_file("tiny", "/tokens", 1, tiny, -1, 0);
     write_file("else", "/other", 1, stream, -1, 0);
+    write_targets("empty", ROWS, T, true, 0);
+    write_targets("shifted", ROWS, T - 1, false, 0);
+    write_targets("fewer", ROWS - 1, T, false, 0);
+    write_targets("target-outside", ROWS, T, false, VOCAB);
+    write_targets("target-negative", ROWS, T, false, -1);
+    refuse("empty", ROWS);
+    refuse("shifted", ROWS);
+    refuse("fewer", ROWS);
+    refuse("target-outside", ROWS);
+    refuse("target-negative", ROWS);
     refuse("batches", ROWS + 2);
     refuse("few", ROWS);
     refuse("narrow", ROWS);
@@ -144,6 +205,7 @@ int main(int argc, char **argv)
     }
     MPI_Bcast(folder, (int)sizeof folder, MPI_CHAR, 0, test_env.world);
     RUN(exact_batches);
+    RUN(own_targets);
     RUN(streams);
     RUN(refusals);
     MPI_Barrier(test_env.world);

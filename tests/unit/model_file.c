@@ -76,7 +76,7 @@ static void round_trip(void)
         CHECK_OK(hapt_model_load(path, &arena, &loaded));
         if (!loaded) continue;
         CHECK(equal_models(models[i], loaded));
-        CHECK(!loaded->has_parameters && !loaded->has_tokens && !strcmp(loaded->path, path));
+        CHECK(!loaded->has_parameters && !loaded->has_data && !strcmp(loaded->path, path));
         CHECK_OK(hapt_model_check(loaded));
     }
     CHECK(!strcmp(hapt_model_setting(models[0], "hidden"), "24"));
@@ -187,7 +187,7 @@ static void weights_and_tokens(void)
     struct hapt_model *loaded = NULL;
     CHECK_OK(hapt_model_load(path, &arena, &loaded)); /* failed writes left the good file alone */
     if (!loaded) return;
-    CHECK(loaded->has_parameters && loaded->has_tokens);
+    CHECK(loaded->has_parameters && loaded->has_data);
     for (int t = 0; t < loaded->graph->tensor_count; t++) {
         const struct hapt_tensor *tensor = &loaded->graph->tensor[t];
         if (tensor->kind != HAPT_TENSOR_PARAMETER) continue;

@@ -1,0 +1,268 @@
+/* What data files hold, and whether it fits the model: tokens or images, exact batches or a stream. */
+#include "data.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_ELEMENTS ((int64_t)1 << 36)
+#define READ_ELEMENTS ((int64_t)1 << 20) /* of one read */
+#define IGNORED (-100)                   /* a target that no loss is taken of */
+
+static enum hapt_status check_steps(const char *path, const char *dataset, const int64_t *shape,
+                                    const struct hapt_model *model, int rows, int64_t steps)
+{
+    if (shape[1] != rows)
+        return hapt_fail(HAPT_ERR_INPUT, "rows of a step are --microbatches times the model's --microbatch",
+                         "%s: a batch of %s has %lld rows, a step takes %d (%d microbatches of %d)", path, dataset,
+                         (long long)shape[1], rows, rows / model->microbatch, model->microbatch);
+    if (shape[0] < steps)
+        return hapt_fail(HAPT_ERR_INPUT, "give fewer --steps or more data", "%s holds %lld batches for %lld steps",
+                         path, (long long)shape[0], (long long)steps);
+    return HAPT_OK;
+}
+
+/* `second` has the extents of `first`, as far as it has dimensions. */
+static enum hapt_status check_alike(struct hapt_h5 *file, const char *first, const int64_t *extent, const char *second,
+                                    int dims)
+{
+    int found_dims = 0;
+    int64_t found[HAPT_H5_MAX_DIMS] = {0};
+    HAPT_TRY(hapt_h5_shape(file, second, &found_dims, found));
+    bool alike = found_dims == dims;
+    for (int d = 0; d < dims; d++) alike = alike && found[d] == extent[d];
+    if (alike) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INPUT, "see `hapt data --help`", "%s: %s does not have the shape that %s asks for",
+                     hapt_h5_path(file), second, first);
+}
+
+static enum hapt_status find_batches(struct hapt_h5 *file, const struct hapt_model *model, int rows, int64_t steps,
+                                     struct data_layout *layout)
+{
+    int dims = 0;
+    int64_t shape[HAPT_H5_MAX_DIMS];
+    const char *path = hapt_h5_path(file);
+    const bool shifted = !hapt_h5_exists(file, "/targets");
+    HAPT_TRY(hapt_h5_shape(file, "/batches", &dims, shape));
+    if (dims != 3)
+        return hapt_fail(HAPT_ERR_INPUT, "store it as [step][row][T + 1], or as [step][row][T] beside /targets",
+                         "%s: /batches has %d dimensions", path, dims);
+    if (!shifted) HAPT_TRY(check_alike(file, "/batches", shape, "/targets", 3));
+    const int64_t tokens = model->sequence + shifted;
+    if (shape[2] != tokens)
+        return hapt_fail(HAPT_ERR_INPUT, "make the model with the sequence length of the data",
+                         "%s: a row has %lld tokens, the model's sequence of %d needs %lld%s", path,
+                         (long long)shape[2], model->sequence, (long long)tokens, shifted ? "" : " beside /targets");
+    HAPT_TRY(check_steps(path, "/batches", shape, model, rows, steps));
+    *layout = (struct data_layout){.exact = true,
+                                   .shifted = shifted,
+                                   .units = steps,
+                                   .unit_inputs = shape[1] * shape[2],
+                                   .unit_targets = shifted ? 0 : shape[1] * shape[2],
+                                   .stride = shape[2]};
+    return HAPT_OK;
+}
+
+static enum hapt_status find_tokens(struct hapt_h5 *file, const struct hapt_model *model, struct data_layout *layout)
+{
+    int dims = 0;
+    int64_t shape[HAPT_H5_MAX_DIMS];
+    const char *path = hapt_h5_path(file);
+    if (!hapt_h5_exists(file, "/tokens"))
+        return hapt_fail(HAPT_ERR_INPUT, "make one with `hapt data text.txt --output tokens.h5`",
+                         "%s holds neither /tokens nor /batches", path);
+    HAPT_TRY(hapt_h5_shape(file, "/tokens", &dims, shape));
+    if (dims != 1) return hapt_fail(HAPT_ERR_INPUT, "store it as [n]", "%s: /tokens has %d dimensions", path, dims);
+    if (shape[0] <= model->sequence)
+        return hapt_fail(HAPT_ERR_INPUT, "give more text or a shorter --sequence",
+                         "%s holds %lld tokens, a row takes %d", path, (long long)shape[0], model->sequence + 1);
+    *layout = (struct data_layout){.shifted = true, .units = shape[0], .unit_inputs = 1, .stride = 1};
+    return HAPT_OK;
+}
+
+static enum hapt_status find_images(struct hapt_h5 *file, const struct hapt_model *model,
+                                    const struct hapt_tensor *input, int rows, int64_t steps,
+                                    struct data_layout *layout)
+{
+    int dims = 0;
+    int64_t shape[HAPT_H5_MAX_DIMS];
+    const char *path = hapt_h5_path(file);
+    if (!hapt_h5_exists(file, "/images"))
+        return hapt_fail(HAPT_ERR_INPUT, "make one with `hapt data data_batch_1.bin --type cifar10 --output images.h5`",
+                         "%s holds no /images, which this model learns from", path);
+    HAPT_TRY(hapt_h5_shape(file, "/images", &dims, shape));
+    if (dims != 4 && dims != 5)
+        return hapt_fail(HAPT_ERR_INPUT, "store it as [n][C][H][W], or as [step][row][C][H][W]",
+                         "%s: /images has %d dimensions", path, dims);
+    const int64_t *image = shape + dims - 3, *wanted = input->shape + 1;
+    if (image[0] != wanted[0] || image[1] != wanted[1] || image[2] != wanted[2])
+        return hapt_fail(HAPT_ERR_INPUT, "make the model with the --image size and --channels of the data",
+                         "%s: images are [%lld][%lld][%lld], the model takes [%lld][%lld][%lld]", path,
+                         (long long)image[0], (long long)image[1], (long long)image[2], (long long)wanted[0],
+                         (long long)wanted[1], (long long)wanted[2]);
+    HAPT_TRY(check_alike(file, "/images", shape, "/labels", dims - 3));
+    if (dims == 5) HAPT_TRY(check_steps(path, "/images", shape, model, rows, steps));
+    if (shape[0] < 1) return hapt_fail(HAPT_ERR_INPUT, "give more images", "%s holds no image", path);
+    const int64_t each = dims == 5 ? rows : 1, pixels = image[0] * image[1] * image[2];
+    *layout = (struct data_layout){.exact = dims == 5,
+                                   .images = true,
+                                   .type = hapt_h5_is_byte(file, "/images") ? HAPT_H5_U8 : HAPT_H5_F32,
+                                   .units = dims == 5 ? steps : shape[0],
+                                   .unit_inputs = each * pixels,
+                                   .unit_targets = each,
+                                   .width = pixels,
+                                   .target_width = 1,
+                                   .stride = pixels,
+                                   .channels = image[0],
+                                   .limit = model->classes};
+    return HAPT_OK;
+}
+
+enum hapt_status data_layout_find(struct hapt_h5 *file, const struct hapt_model *model, int rows, int64_t steps,
+                                  struct data_layout *layout)
+{
+    const int images = hapt_model_input(model, HAPT_ROLE_IMAGES);
+    if (images >= 0) {
+        HAPT_TRY(find_images(file, model, &model->graph->tensor[images], rows, steps, layout));
+    } else {
+        HAPT_TRY(hapt_h5_exists(file, "/batches") ? find_batches(file, model, rows, steps, layout)
+                                                  : find_tokens(file, model, layout));
+        layout->type = model->vocab > 65536 ? HAPT_H5_I32 : HAPT_H5_U16;
+        layout->width = layout->target_width = model->sequence;
+        layout->limit = model->vocab;
+    }
+    if (layout->units > 0 && layout->unit_inputs > MAX_ELEMENTS / layout->units)
+        return hapt_fail(HAPT_ERR_INPUT, "split it", "%s holds more than %lld elements", hapt_h5_path(file),
+                         (long long)MAX_ELEMENTS);
+    return HAPT_OK;
+}
+
+/* ---- Reading ---- */
+
+typedef enum hapt_status store(const struct data_layout *layout, const struct data_memory *memory, const void *read,
+                               int64_t first, int64_t count, const char *path);
+
+/* Reads a dataset of `units` rows of `width` elements block by block. */
+static enum hapt_status read_blocks(struct hapt_h5 *file, const char *dataset, enum hapt_h5_type type,
+                                    const struct data_layout *layout, const struct data_memory *memory, int64_t width,
+                                    store *take)
+{
+    int64_t block = READ_ELEMENTS / width;
+    if (block < 1) block = 1;
+    void *buffer = malloc((size_t)(block * width) * sizeof(float));
+    if (!buffer) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to read data");
+    enum hapt_status status = HAPT_OK;
+    for (int64_t first = 0; first < layout->units && status == HAPT_OK; first += block) {
+        const int64_t count = layout->units - first < block ? layout->units - first : block;
+        status = hapt_h5_read_rows(file, dataset, type, first, count, buffer);
+        if (status == HAPT_OK)
+            status = take(layout, memory, buffer, first * width, count * width, hapt_h5_path(file));
+    }
+    free(buffer);
+    return status;
+}
+
+static enum hapt_status store_tokens(const struct data_layout *layout, const struct data_memory *memory,
+                                     const void *read, int64_t first, int64_t count, const char *path)
+{
+    const int32_t *token = read;
+    for (int64_t i = 0; i < count; i++) {
+        if (token[i] < 0 || token[i] >= layout->limit)
+            return hapt_fail(HAPT_ERR_INPUT, "train a model with the vocabulary of the data",
+                             "%s: token %d at %lld is outside the model's vocabulary of %lld", path, token[i],
+                             (long long)(first + i), (long long)layout->limit);
+    }
+    if (layout->type == HAPT_H5_I32)
+        memcpy((int32_t *)memory->inputs + first, token, (size_t)count * sizeof *token);
+    else
+        for (int64_t i = 0; i < count; i++) ((uint16_t *)memory->inputs)[first + i] = (uint16_t)token[i];
+    return HAPT_OK;
+}
+
+static enum hapt_status store_targets(const struct data_layout *layout, const struct data_memory *memory,
+                                      const void *read, int64_t first, int64_t count, const char *path)
+{
+    const int32_t *target = read;
+    for (int64_t i = 0; i < count; i++) {
+        if (target[i] == IGNORED) continue;
+        if (target[i] < 0 || target[i] >= layout->limit)
+            return hapt_fail(HAPT_ERR_INPUT, "targets are below the model's vocabulary, or -100 where no loss is taken",
+                             "%s: target %d at %lld is outside the model's vocabulary of %lld", path, target[i],
+                             (long long)(first + i), (long long)layout->limit);
+        memory->target_count[(first + i) / layout->unit_targets]++;
+    }
+    memcpy(memory->targets + first, target, (size_t)count * sizeof *target);
+    return HAPT_OK;
+}
+
+static enum hapt_status store_labels(const struct data_layout *layout, const struct data_memory *memory,
+                                     const void *read, int64_t first, int64_t count, const char *path)
+{
+    const int32_t *label = read;
+    for (int64_t i = 0; i < count; i++) {
+        if (label[i] >= 0 && label[i] < layout->limit) continue;
+        return hapt_fail(HAPT_ERR_INPUT, "train a model with the --classes of the data",
+                         "%s: label %d at %lld is outside the model's %lld classes", path, label[i],
+                         (long long)(first + i), (long long)layout->limit);
+    }
+    memcpy(memory->targets + first, label, (size_t)count * sizeof *label);
+    return HAPT_OK;
+}
+
+static enum hapt_status store_pixels(const struct data_layout *layout, const struct data_memory *memory,
+                                     const void *read, int64_t first, int64_t count, const char *path)
+{
+    if (layout->type == HAPT_H5_U8) {
+        memcpy((uint8_t *)memory->inputs + first, read, (size_t)count);
+        return HAPT_OK;
+    }
+    const float *pixel = read;
+    for (int64_t i = 0; i < count; i++) {
+        if (isfinite(pixel[i])) continue;
+        return hapt_fail(HAPT_ERR_INPUT, "pixels must be finite", "%s: element %lld of /images is not a number", path,
+                         (long long)(first + i));
+    }
+    memcpy((float *)memory->inputs + first, pixel, (size_t)count * sizeof *pixel);
+    return HAPT_OK;
+}
+
+/* Without a normalisation of the file bytes become 0 to 1, and numbers stay as they are. */
+static enum hapt_status read_normalisation(struct hapt_h5 *file, const struct data_layout *layout,
+                                           const struct data_memory *memory)
+{
+    for (int64_t c = 0; c < layout->channels; c++) {
+        memory->mean[c] = 0;
+        memory->std[c] = layout->type == HAPT_H5_U8 ? 255 : 1;
+    }
+    if (!hapt_h5_exists(file, "/mean") && !hapt_h5_exists(file, "/std")) return HAPT_OK;
+    HAPT_TRY(check_alike(file, "/images", &layout->channels, "/mean", 1));
+    HAPT_TRY(check_alike(file, "/images", &layout->channels, "/std", 1));
+    HAPT_TRY(hapt_h5_read_rows(file, "/mean", HAPT_H5_F32, 0, layout->channels, memory->mean));
+    HAPT_TRY(hapt_h5_read_rows(file, "/std", HAPT_H5_F32, 0, layout->channels, memory->std));
+    for (int64_t c = 0; c < layout->channels; c++) {
+        if (isfinite(memory->mean[c]) && isfinite(memory->std[c]) && memory->std[c] > 0) continue;
+        return hapt_fail(HAPT_ERR_INPUT, "a pixel's value is (stored - mean) / std, by channel",
+                         "%s: impossible normalisation of channel %lld", hapt_h5_path(file), (long long)c);
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status data_fill(struct hapt_h5 *file, const struct data_layout *layout, const struct data_memory *memory)
+{
+    if (layout->images) {
+        HAPT_TRY(read_normalisation(file, layout, memory));
+        HAPT_TRY(read_blocks(file, "/images", layout->type, layout, memory, layout->unit_inputs, store_pixels));
+        return read_blocks(file, "/labels", HAPT_H5_I32, layout, memory, layout->unit_targets, store_labels);
+    }
+    HAPT_TRY(read_blocks(file, layout->exact ? "/batches" : "/tokens", HAPT_H5_I32, layout, memory,
+                         layout->unit_inputs, store_tokens));
+    if (layout->shifted) return HAPT_OK;
+    for (int64_t step = 0; step < layout->units; step++) memory->target_count[step] = 0;
+    HAPT_TRY(read_blocks(file, "/targets", HAPT_H5_I32, layout, memory, layout->unit_targets, store_targets));
+    for (int64_t step = 0; step < layout->units; step++) {
+        if (memory->target_count[step] > 0) continue;
+        return hapt_fail(HAPT_ERR_INPUT, "give each step at least one target that is not -100",
+                         "%s: batch %lld has no target", hapt_h5_path(file), (long long)step);
+    }
+    return HAPT_OK;
+}
