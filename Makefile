@@ -16,12 +16,23 @@ PACKAGES := $(hdf5) hwloc jansson
 PACKAGE_CFLAGS := $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null)
 PACKAGE_LIBS := $(shell pkg-config --libs $(PACKAGES) 2>/dev/null)
 
+# Solvers of linear programs, each optional. PETSc is loaded when the first one is solved, so only its name is built in.
+petsc := $(if $(filter 0,$(PETSC)),,$(firstword $(foreach p,petsc PETSc,$(shell pkg-config --exists $(p) 2>/dev/null && echo $(p)))))
+PETSC_FOLDER := $(if $(petsc),$(patsubst -L%,%,$(firstword $(shell pkg-config --libs-only-L $(petsc)) $(shell pkg-config --variable=libdir $(petsc)))))
+PETSC_LIBRARY := $(if $(petsc),$(shell objdump -p $(PETSC_FOLDER)/$(patsubst -l%,lib%.so,$(firstword $(shell pkg-config --libs-only-l $(petsc)))) 2>/dev/null | awk '/SONAME/ {print $$2}'))
+PETSC_CFLAGS := $(if $(PETSC_LIBRARY),$(filter -I%,$(shell pkg-config --cflags $(petsc))))
+PETSC_NAMES := -DHAPT_PETSC_FOLDER='"$(PETSC_FOLDER)"' -DHAPT_PETSC_LIBRARY='"$(PETSC_LIBRARY)"'
+petsc_usable = $(shell printf '\#include <petsctao.h>\n\#if !defined(PETSC_USE_REAL_DOUBLE) || defined(PETSC_USE_COMPLEX)\n\#error\n\#endif\n' | $(CC) $(PETSC_CFLAGS) -E -xc - >/dev/null 2>&1 && echo yes)
+glpk_usable = $(shell echo '\#include <glpk.h>' | $(CC) $(CFLAGS) -E -xc - >/dev/null 2>&1 && echo yes)
+with_tao := $(if $(PETSC_LIBRARY),$(petsc_usable))
+with_glpk := $(if $(filter 0,$(GLPK)),,$(glpk_usable))
+
 WARNINGS := -Wall -Wextra -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes $(if $(filter 1,$(WERROR)),-Werror)
 OPTIMIZE := -O2
 CFLAGS ?= -g
 override CFLAGS += -std=c11 -D_GNU_SOURCE $(WARNINGS) -Iinclude $(PACKAGE_CFLAGS) -fopenmp
 KERNEL_FLAGS := -O3 -fno-math-errno -fno-trapping-math -ffp-contract=fast
-LIBS := $(PACKAGE_LIBS) -ldnnl -lm -lpthread -ldl
+LIBS := $(PACKAGE_LIBS) $(if $(with_glpk),-lglpk) -ldnnl -lm -lpthread -ldl
 ifeq ($(VARIANT),asan)
 OPTIMIZE := -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 endif
@@ -30,7 +41,8 @@ endif
 ISAS := $(if $(filter x86_64,$(shell uname -m)),v2 v3 v4,base)
 isa_flags = -DHAPT_ISA=$(1) $(if $(filter base,$(1)),,-march=x86-64-$(1))
 
-sources := $(filter-out src/main.c,$(shell find src -name '*.c' | sort))
+absent := src/solve/$(if $(with_tao),tao_absent.c,tao.c) src/solve/$(if $(with_glpk),glpk_absent.c,glpk.c) $(if $(with_tao),,src/solve/petsc.c)
+sources := $(filter-out src/main.c $(absent),$(shell find src -name '*.c' | sort))
 isa_sources := $(filter src/device/cpu/isa_%.c,$(sources))
 plain_sources := $(filter-out $(isa_sources),$(sources))
 objects := $(plain_sources:%.c=$(BUILD)/%.o) $(foreach i,$(ISAS),$(isa_sources:%.c=$(BUILD)/%.$(i).o))
@@ -46,9 +58,14 @@ $(BUILD)/hapt: $(BUILD)/src/main.o $(BUILD)/libhapt.a
 	@echo "LD   $@"
 	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) -o $@ $^ $(LIBS)
 
-$(BUILD)/libhapt.a: $(objects)
+$(BUILD)/libhapt.a: $(objects) $(BUILD)/solvers
 	@echo "AR   $@"
-	$(Q)rm -f $@ && ar rcs $@ $^
+	$(Q)rm -f $@ && ar rcs $@ $(objects)
+
+# Another choice of solvers makes another library.
+$(BUILD)/solvers: FORCE
+	$(Q)mkdir -p $(@D)
+	$(Q)echo '$(if $(with_tao),tao )$(if $(with_glpk),glpk )' | cmp -s - $@ || echo '$(if $(with_tao),tao )$(if $(with_glpk),glpk )' >$@
 
 define isa_rule
 $(BUILD)/%.$(1).o: %.c
@@ -62,6 +79,8 @@ $(BUILD)/src/device/%.o: src/device/%.c
 	@echo "CC   $<"
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) $(KERNEL_FLAGS) -MMD -MP -c -o $@ $<
+
+$(BUILD)/src/solve/tao.o $(BUILD)/src/solve/petsc.o: override CFLAGS += $(PETSC_CFLAGS) $(PETSC_NAMES)
 
 $(BUILD)/%.o: %.c
 	@echo "CC   $<"
@@ -110,7 +129,7 @@ asan: deps
 asan-tests: $(tests)
 
 tidy:
-	$(Q)clang-tidy --quiet $(plain_sources) src/main.c -- -std=c11 -D_GNU_SOURCE -Iinclude $(PACKAGE_CFLAGS) $(shell $(CC) --showme:compile)
+	$(Q)clang-tidy --quiet $(plain_sources) src/main.c -- -std=c11 -D_GNU_SOURCE -Iinclude $(PACKAGE_CFLAGS) $(PETSC_CFLAGS) $(PETSC_NAMES) $(shell $(CC) --showme:compile)
 
 format:
 	$(Q)clang-format -i $(sources) src/main.c $(shell find include tests bench -name '*.[ch]')
@@ -124,7 +143,7 @@ clean:
 help:
 	@echo "targets:   all run check check-long bench asan tidy format check-layers inputs deps clean help"
 	@echo "variables: V=1 shows commands; WERROR=1 makes warnings errors; TESTS=REGEX picks tests (unit/plan, ^system);"
-	@echo "           VARIANT=release|asan; CC, CFLAGS as usual"
+	@echo "           VARIANT=release|asan; PETSC=0, GLPK=0 leave a solver out; CC, CFLAGS as usual"
 
-.PHONY: all run check check-long bench asan asan-tests tidy format check-layers inputs deps clean help
+.PHONY: FORCE all run check check-long bench asan asan-tests tidy format check-layers inputs deps clean help
 .SECONDARY:

@@ -40,6 +40,8 @@ need libhdf5-openmpi-dev library hdf5-openmpi hdf5
 need hdf5-tools program h5dump
 need libdnnl-dev header oneapi/dnnl/dnnl.h
 need libjansson-dev library jansson
+need libpetsc-real-dev library petsc PETSc
+need libglpk-dev header glpk.h
 need python3-h5py module h5py
 need bible-kjv program bible
 [ $bench = no ] || need python3-torch module torch

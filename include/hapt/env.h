@@ -31,6 +31,9 @@ void hapt_env_prepare(char **argv);
  * fails with the hint `--mpi=pmix`. */
 enum hapt_status hapt_env_init(struct hapt_env *env, int *argc, char ***argv);
 void hapt_env_release(struct hapt_env *env);
+/* hapt_env_release calls `function` before MPI_Finalize, the last one added first: for libraries that must end while MPI lives.
+ * A bounded number of places; not from several threads at once. */
+void hapt_env_at_release(void (*function)(void));
 
 /* CPU threads of a rank: `asked` when it is positive, else the node's cores shared by its ranks. */
 int hapt_env_threads(const struct hapt_env *env, int asked);

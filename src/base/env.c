@@ -119,12 +119,23 @@ enum hapt_status hapt_env_init(struct hapt_env *env, int *argc, char ***argv)
     return index_nodes(env);
 }
 
+enum { MAX_LEAVERS = 8 };
+static void (*leaver[MAX_LEAVERS])(void);
+static int leaver_count;
+
+void hapt_env_at_release(void (*function)(void))
+{
+    HAPT_ASSERT(leaver_count < MAX_LEAVERS);
+    leaver[leaver_count++] = function;
+}
+
 void hapt_env_release(struct hapt_env *env)
 {
     int initialized = 0, finalized = 0;
     MPI_Initialized(&initialized);
     MPI_Finalized(&finalized);
     if (!initialized || finalized) return;
+    while (leaver_count > 0) leaver[--leaver_count]();
     hapt_shared_release_newer(NULL);
     if (env->node != MPI_COMM_NULL) MPI_Comm_free(&env->node);
     if (env->world != MPI_COMM_NULL) MPI_Comm_free(&env->world);

@@ -13,6 +13,7 @@
 
 #include "hapt/device.h"
 #include "hapt/host.h"
+#include "hapt/solve.h"
 #include "hapt/version.h"
 #include "phases.h"
 
@@ -253,6 +254,19 @@ static void examine_backends(struct doctor *doctor)
     if (!hapt_backend_find("cuda")) tell(doctor, "back ends", "cuda", "not in this build");
 }
 
+/* Linear programs of sharding ratios: one of the libraries is enough, and without any it still works, only slower. */
+static void examine_solvers(struct doctor *doctor)
+{
+    static const struct {
+        enum hapt_lp_solver solver;
+        const char *name;
+    } library[] = {{HAPT_LP_TAO, "tao"}, {HAPT_LP_GLPK, "glpk"}};
+    for (int i = 0; i < 2; i++) {
+        const char *missing = "", *version = hapt_lp_solver_version(library[i].solver, &missing);
+        tell(doctor, "solvers", library[i].name, "%s", version ? version : missing);
+    }
+}
+
 /* Where runs leave their files: the folder itself or the nearest one above that exists. */
 static void examine_disk(struct doctor *doctor)
 {
@@ -346,6 +360,7 @@ static enum hapt_status report(struct doctor *doctor)
          doctor->hosts->count, doctor->hosts->count > 1 ? "s" : "", doctor->threads, doctor->threads > 1 ? "s" : "");
     examine_hosts(doctor);
     examine_backends(doctor);
+    examine_solvers(doctor);
     examine_disk(doctor);
     examine_cluster(doctor);
     print_text(doctor);

@@ -1,0 +1,165 @@
+/* One instance through the solvers at hand, and what may be believed of their answers. */
+#include <math.h>
+#include <pthread.h>
+#include <string.h>
+
+#include "solver.h"
+
+/* Beyond these sizes the interior point method is slow or fails, and a dense inverse is no bargain. */
+enum { TAO_CONSTRAINTS = 1500, TAO_ENTRIES = 20000, PIVOT_COLUMNS = 1000 };
+#define EXACT 1e-9  /* asked of a vertex */
+#define CLOSE 1e-7  /* asked of what GLPK says where no vertex could be pivoted to */
+
+static enum hapt_status check(const struct hapt_lp *lp)
+{
+    bool sound = true;
+    for (int j = 0; j < lp->column_count; j++)
+        sound = sound && isfinite(lp->cost[j]) && lp->lower[j] < INFINITY && lp->upper[j] > -INFINITY;
+    for (int i = 0; i < lp->row_count; i++) sound = sound && lp->row_lower[i] < INFINITY && lp->row_upper[i] > -INFINITY;
+    for (int k = 0; k < lp->start[lp->row_count]; k++) sound = sound && isfinite(lp->value[k]);
+    return sound ? HAPT_OK
+                 : hapt_fail(HAPT_ERR_INPUT, "look for undefined costs or times in the profile",
+                             "a linear program has numbers that are undefined or infinite");
+}
+
+/* One instance on its way: scaled, with a point and multipliers of rows. */
+struct attempt {
+    struct hapt_arena *arena;
+    const struct hapt_lp *lp;
+    double *x, *y, *scratch;
+    int pivots;
+};
+
+static bool believable(const struct attempt *attempt, double tolerance)
+{
+    const double scale = lp_objective_scale(attempt->lp, attempt->x);
+    const double gap = lp_objective(attempt->lp, attempt->x) - lp_dual_bound(attempt->lp, attempt->x, attempt->y, attempt->scratch);
+    return lp_violation(attempt->lp, attempt->x) <= 2 * tolerance && gap <= tolerance * (scale + 1e-3);
+}
+
+/* To a vertex, from nearby or from the bounds. */
+static enum hapt_lp_result pivot(struct attempt *attempt, bool near)
+{
+    if (attempt->lp->column_count > PIVOT_COLUMNS) return HAPT_LP_FAILED;
+    const enum hapt_lp_result result = lp_pivot(attempt->lp, near, attempt->arena, attempt->x, attempt->y, &attempt->pivots);
+    if (result == HAPT_LP_OPTIMAL && !believable(attempt, EXACT)) return HAPT_LP_FAILED;
+    return result;
+}
+
+/* The same constraints without a cost: feasible, or not. */
+static enum hapt_lp_result settle_feasibility(const struct attempt *attempt)
+{
+    struct hapt_lp free_of_cost = *attempt->lp;
+    free_of_cost.cost = hapt_arena_alloc(attempt->arena, (size_t)attempt->lp->column_count, sizeof(double));
+    if (!free_of_cost.cost) return HAPT_LP_FAILED;
+    const enum hapt_lp_result result = lp_glpk.solve(&free_of_cost, attempt->arena, attempt->x, attempt->y);
+    return result == HAPT_LP_OPTIMAL ? HAPT_LP_UNBOUNDED : result == HAPT_LP_INFEASIBLE ? HAPT_LP_INFEASIBLE : HAPT_LP_FAILED;
+}
+
+static enum hapt_lp_result try_glpk(struct attempt *attempt, bool polish)
+{
+    if (!lp_glpk.solve) return HAPT_LP_FAILED;
+    const enum hapt_lp_result result = lp_glpk.solve(attempt->lp, attempt->arena, attempt->x, attempt->y);
+    if (result == HAPT_LP_UNBOUNDED) return settle_feasibility(attempt);
+    if (result != HAPT_LP_OPTIMAL || !polish) return result;
+    const size_t columns = (size_t)attempt->lp->column_count, rows = (size_t)attempt->lp->row_count;
+    double *x = hapt_arena_alloc(attempt->arena, columns, sizeof *x), *y = hapt_arena_alloc(attempt->arena, rows, sizeof *y);
+    if (!x || !y) return HAPT_LP_FAILED;
+    memcpy(x, attempt->x, columns * sizeof *x);
+    memcpy(y, attempt->y, rows * sizeof *y);
+    if (pivot(attempt, true) == HAPT_LP_OPTIMAL) return HAPT_LP_OPTIMAL;
+    attempt->x = x;
+    attempt->y = y;
+    return believable(attempt, CLOSE) ? HAPT_LP_OPTIMAL : HAPT_LP_FAILED;
+}
+
+static enum hapt_lp_result try_tao(struct attempt *attempt)
+{
+    if (!lp_tao.solve) return HAPT_LP_FAILED;
+    const enum hapt_lp_result result = lp_tao.solve(attempt->lp, attempt->arena, attempt->x, attempt->y);
+    return result == HAPT_LP_OPTIMAL ? pivot(attempt, true) : result;
+}
+
+static enum hapt_lp_result try_all(struct attempt *attempt, enum hapt_lp_solver solver, const char **who)
+{
+    const struct hapt_lp *lp = attempt->lp;
+    const bool small = lp->row_count + lp->column_count <= TAO_CONSTRAINTS && lp->start[lp->row_count] <= TAO_ENTRIES;
+    enum hapt_lp_result result = HAPT_LP_FAILED;
+    if (solver == HAPT_LP_TAO || (solver == HAPT_LP_AUTO && small)) {
+        *who = "tao";
+        result = try_tao(attempt);
+    }
+    if (result == HAPT_LP_FAILED && solver == HAPT_LP_AUTO) {
+        *who = "glpk";
+        result = try_glpk(attempt, true);
+    }
+    if (result == HAPT_LP_FAILED && solver != HAPT_LP_TAO) {
+        *who = "pivot";
+        memset(attempt->x, 0, (size_t)lp->column_count * sizeof *attempt->x);
+        result = pivot(attempt, false);
+    }
+    return result;
+}
+
+static enum hapt_status reserve(const struct hapt_lp *lp, struct hapt_arena *arena, struct attempt *attempt)
+{
+    attempt->arena = arena;
+    attempt->lp = lp;
+    HAPT_NEW(attempt->x, arena, lp->column_count);
+    HAPT_NEW(attempt->y, arena, lp->row_count);
+    HAPT_NEW(attempt->scratch, arena, 2 * (size_t)lp->column_count);
+    return HAPT_OK;
+}
+
+static enum hapt_status solve(const struct hapt_lp *lp, enum hapt_lp_solver solver, struct hapt_arena *arena, double *x,
+                              struct hapt_lp_solution *solution)
+{
+    struct attempt attempt = {0};
+    if (solver == HAPT_LP_GLPK) {
+        HAPT_TRY(reserve(lp, arena, &attempt));
+        solution->solver = "glpk";
+        solution->result = try_glpk(&attempt, false);
+        memcpy(x, attempt.x, (size_t)lp->column_count * sizeof *x);
+        return HAPT_OK;
+    }
+    struct lp_scaled scaled;
+    HAPT_TRY(lp_scale(lp, arena, &scaled));
+    HAPT_TRY(reserve(scaled.lp, arena, &attempt));
+    solution->solver = "pivot";
+    solution->result = scaled.infeasible ? HAPT_LP_INFEASIBLE : try_all(&attempt, solver, &solution->solver);
+    solution->pivots = attempt.pivots;
+    for (int j = 0; j < lp->column_count; j++)
+        x[j] = fmin(fmax(scaled.column_scale[j] * attempt.x[j], lp->lower[j]), lp->upper[j]);
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_lp_solve(const struct hapt_lp *lp, enum hapt_lp_solver solver, struct hapt_arena *arena,
+                               struct hapt_lp_solution *solution)
+{
+    /* Neither library may be used by two threads at once. */
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    struct hapt_arena scratch;
+    struct hapt_lp_solution found = {.result = HAPT_LP_FAILED, .objective = NAN};
+    double *x;
+    HAPT_TRY(check(lp));
+    HAPT_NEW(x, arena, lp->column_count);
+    hapt_arena_init(&scratch);
+    pthread_mutex_lock(&lock);
+    const enum hapt_status status = solve(lp, solver, &scratch, x, &found);
+    pthread_mutex_unlock(&lock);
+    hapt_arena_release(&scratch);
+    HAPT_TRY(status);
+    if (found.result == HAPT_LP_OPTIMAL) {
+        found.x = x;
+        found.objective = lp_objective(lp, x);
+    }
+    *solution = found;
+    return HAPT_OK;
+}
+
+const char *hapt_lp_solver_version(enum hapt_lp_solver solver, const char **missing)
+{
+    const struct lp_library *library = solver == HAPT_LP_TAO ? &lp_tao : &lp_glpk;
+    *missing = library->missing;
+    return library->version ? library->version(missing) : NULL;
+}
