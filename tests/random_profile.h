@@ -136,6 +136,70 @@ static inline struct hapt_profile *random_profile(uint64_t *seed, struct hapt_ar
     return random_profile_of(seed, C, L, arena);
 }
 
+/* Whether a group on these devices is there already. */
+static inline bool has_mixed(const struct hapt_profile *profile, int count, const int *cluster, const int *devices)
+{
+    for (int k = 0; k < profile->mixed_count; k++) {
+        const struct hapt_profile_mixed *mixed = &profile->mixed[k];
+        bool same = mixed->count == count;
+        for (int i = 0; same && i < count; i++) same = mixed->cluster[i] == cluster[i] && mixed->devices[i] == devices[i];
+        if (same) return true;
+    }
+    return false;
+}
+
+/* A group of stages on devices of two subclusters, now and then of three; every third holds the layers alone in time. */
+static inline void random_mixed(uint64_t *seed, struct hapt_profile *profile, struct hapt_arena *arena)
+{
+    const int C = profile->cluster_count, L = profile->layer_count;
+    const int left_out = C == 3 && random_chance(seed, 0.85) ? random_below(seed, 3) : -1;
+    const double grain = random_chance(seed, 0.5) ? 0.25 : 0, holes = random_chance(seed, 0.5) ? 0.4 : 0;
+    const double speed = random_chance(seed, 0.5) ? 1 : 0.4;
+    const bool tight = random_chance(seed, 0.4), steps = random_chance(seed, 0.3), additive = random_chance(seed, 0.4);
+    int cluster[4], devices[4], count = 0, all = 0;
+    struct hapt_profile_mixed *mixed;
+    for (int c = 0; c < C; c++) {
+        const int most = profile->cluster[c].nodes * profile->cluster[c].devices_per_node;
+        if (c == left_out) continue;
+        cluster[count] = c;
+        devices[count] = 1 + random_below(seed, most);
+        all += devices[count++];
+    }
+    if (count < 2 || has_mixed(profile, count, cluster, devices)) return;
+    CHECK_OK(hapt_profile_add_mixed(profile, count, cluster, devices, arena, &mixed));
+    if (random_chance(seed, 0.3)) mixed->memory_rows = 1;
+    if (random_chance(seed, 0.5)) {
+        mixed->ratio = hapt_arena_alloc(arena, (size_t)all, sizeof *mixed->ratio);
+        for (int d = 0; d < all; d++) mixed->ratio[d] = 1.0 / all;
+    }
+    if (steps) mixed->step_time = hapt_arena_alloc(arena, (size_t)L * (size_t)L, sizeof *mixed->step_time);
+    const double layer_s = random_time(seed, grain, 2);
+    for (int i = 0; i < L; i++) {
+        for (int j = i; j < L; j++) {
+            const size_t cell = hapt_profile_index(profile, 0, i, j);
+            const int layers = j - i + 1;
+            if (random_chance(seed, holes)) continue;
+            mixed->stage_time[cell] = speed * (additive ? layers * layer_s / all : random_time(seed, grain, 2.0 * layers / all));
+            mixed->stage_forward_time[cell] = mixed->stage_time[cell] / 3;
+            if (steps) mixed->step_time[cell] = random_time(seed, grain, 2);
+            for (int row = 0; row < mixed->memory_rows; row++) {
+                const size_t at = hapt_profile_index(profile, row, i, j);
+                mixed->parameter_bytes[at] = random_below(seed, tight ? 5 : 2);
+                mixed->activation_bytes[at] = random_below(seed, tight ? 4 : 2);
+            }
+        }
+    }
+}
+
+/* random_profile with one to three groups of mixed stages on two or three subclusters. */
+static inline struct hapt_profile *random_mixed_profile(uint64_t *seed, struct hapt_arena *arena)
+{
+    const int C = random_chance(seed, 0.5) ? 2 : 3, L = 1 + random_below(seed, C >= 3 ? 4 : 5);
+    struct hapt_profile *profile = random_profile_of(seed, C, L, arena);
+    for (int k = 1 + random_below(seed, 3); k > 0; k--) random_mixed(seed, profile, arena);
+    return profile;
+}
+
 static inline struct hapt_search_options random_options(uint64_t *seed)
 {
     static const int microbatches[] = {1, 2, 3, 4, 6, 8, 32, 100};

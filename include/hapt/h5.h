@@ -64,6 +64,16 @@ enum hapt_status hapt_h5_read_attribute_real(struct hapt_h5 *file, const char *o
 enum hapt_status hapt_h5_read_attribute_text(struct hapt_h5 *file, const char *object, const char *name,
                                              struct hapt_arena *arena, const char **value);
 
+/* Attributes that are rows of numbers. Reading fills `value` [limit] and says how many there are; more than `limit`, or none, fail. */
+enum hapt_status hapt_h5_write_attribute_ints(struct hapt_h5 *file, const char *object, const char *name, int count,
+                                              const int *value);
+enum hapt_status hapt_h5_write_attribute_reals(struct hapt_h5 *file, const char *object, const char *name, int count,
+                                               const double *value, const char *units);
+enum hapt_status hapt_h5_read_attribute_ints(struct hapt_h5 *file, const char *object, const char *name, int limit,
+                                             int *count, int *value);
+enum hapt_status hapt_h5_read_attribute_reals(struct hapt_h5 *file, const char *object, const char *name, int limit,
+                                              int *count, double *value);
+
 /* The names of a group's members in alphabetical order; fails when there are more than `limit`. */
 enum hapt_status hapt_h5_list(struct hapt_h5 *file, const char *group, int64_t limit, struct hapt_arena *arena,
                               int64_t *count, const char ***names);

@@ -31,6 +31,21 @@ struct hapt_profile_cluster {
     double *step_time;          /* s per step outside the pipeline; NULL: 0 */
 };
 
+/* Stages over devices of several subclusters: one program on devices[i] devices of each subcluster cluster[i]. Subclusters rise;
+ * no two groups have the same devices. Entry [i][j] covers layers [i, j + 1), as hapt_profile_index(profile, row, i, j) finds it. */
+struct hapt_profile_mixed {
+    int count;                  /* K, at least 2 */
+    int *cluster, *devices;     /* [K] */
+    double *ratio;              /* [sum of devices] of the work of each device, subcluster by subcluster; NULL: not told */
+    double *stage_time;         /* [L][L] s per microbatch, forward + backward; NaN: no candidate */
+    double *stage_forward_time; /* [L][L] */
+    double *step_time;          /* [L][L] s per step outside the pipeline; NULL: 0 */
+    int memory_rows;            /* 1: the rows hold for every device, and the tightest one relative to its memory decides;
+                                 * K: each for the devices of its subcluster */
+    double *parameter_bytes;    /* [memory_rows][L][L] per device, resident */
+    double *activation_bytes;   /* [memory_rows][L][L] per device and microbatch in flight */
+};
+
 /* What making a profile took; zeros in one that was read. */
 struct hapt_profile_effort {
     int64_t unique;   /* layer ranges that differ in structure or device count, of those with candidates, in each kind of device */
@@ -44,6 +59,8 @@ struct hapt_profile {
     int layer_count;               /* L */
     int cluster_count;             /* C */
     struct hapt_profile_cluster *cluster;
+    int mixed_count;
+    struct hapt_profile_mixed *mixed; /* [mixed_count] */
     double *boundary_bytes;        /* [L] */
     double *link_bandwidth;        /* [C][C] byte/s */
     double *link_latency;          /* [C][C] s */
@@ -66,6 +83,10 @@ enum hapt_status hapt_profile_add_cluster(struct hapt_profile *profile, int inde
 enum hapt_status hapt_profile_add_cluster_of(struct hapt_profile *profile, int index, const char *name, int nodes,
                                              int devices_per_node, double memory_bytes, double peak_flops,
                                              const struct hapt_submesh *submesh, int count, struct hapt_arena *arena);
+/* Adds a group of mixed stages: NaN-filled times, memory for each subcluster, no ratios and no step_time (the caller may set both).
+ * `mixed` is void once another group is added. */
+enum hapt_status hapt_profile_add_mixed(struct hapt_profile *profile, int count, const int *cluster, const int *devices,
+                                        struct hapt_arena *arena, struct hapt_profile_mixed **mixed);
 enum hapt_status hapt_profile_check(const struct hapt_profile *profile);
 enum hapt_status hapt_profile_write(struct hapt_h5 *file, const char *group, const struct hapt_profile *profile);
 enum hapt_status hapt_profile_save(const char *path, const struct hapt_profile *profile);
@@ -134,10 +155,22 @@ enum hapt_status hapt_profile_predict_with(const struct hapt_cluster *cluster, c
 /* Profiles for questions: a copy whose tables the caller may change, and ways to take candidates out of it. */
 enum hapt_status hapt_profile_copy(const struct hapt_profile *profile, struct hapt_arena *arena,
                                    struct hapt_profile **copy);
-/* Only subclusters whose bit is set keep their candidates. */
+/* Only subclusters whose bit is set keep their candidates; mixed stages must have all of theirs set. */
 void hapt_profile_keep_subclusters(struct hapt_profile *profile, unsigned subclusters);
 
-/* Seconds across the boundary after layer `last` from a stage in subcluster `from` to one in `to` (0 after the last layer). */
+/*
+ * What the boundary after layer `last` costs: latency + bytes / bandwidth of one link, 0 after the last layer.
+ *
+ * Between stages of one subcluster each it is their link. A stage on several subclusters holds a part of the boundary in each: every
+ * subcluster of either stage exchanges its part with the nearest one (by this cost) of the other stage, all at once, so the slowest
+ * of these links decides. The whole of boundary_bytes is charged to it, though less may cross.
+ */
+struct hapt_subclusters { int count; const int *index; };
+/* Seconds from a stage in subclusters `from` to one in `to`; the deciding link where `link` is given (from, to). Everything that
+ * prices a boundary comes here. */
+double hapt_profile_boundary_s(const struct hapt_profile *profile, int last, struct hapt_subclusters from,
+                               struct hapt_subclusters to, int link[2]);
+/* The same between two single subclusters. */
 double hapt_profile_comm_s(const struct hapt_profile *profile, int last, int from, int to);
 
 #endif

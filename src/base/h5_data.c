@@ -370,7 +370,8 @@ enum hapt_status hapt_h5_read_strings(struct hapt_h5 *file, const char *name, in
 
 /* Attributes. */
 
-static enum hapt_status write_attribute(struct hapt_h5 *file, const char *object, const char *name, hid_t type,
+/* `count` 0: a scalar. */
+static enum hapt_status write_attribute(struct hapt_h5 *file, const char *object, const char *name, hid_t type, int count,
                                         const void *value)
 {
     if (!hapt_h5_exists(file, object)) {
@@ -381,7 +382,8 @@ static enum hapt_status write_attribute(struct hapt_h5 *file, const char *object
         if (group < 0) return hapt_h5_fail(file, "group", object);
         H5Gclose(group);
     }
-    const hid_t space = H5Screate(H5S_SCALAR);
+    const hsize_t extent = (hsize_t)count;
+    const hid_t space = count > 0 ? H5Screate_simple(1, &extent, NULL) : H5Screate(H5S_SCALAR);
     const hid_t id =
         H5Acreate_by_name(file->id, object, name, type, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
     const bool failed = id < 0 || H5Awrite(id, type, value) < 0;
@@ -392,16 +394,34 @@ static enum hapt_status write_attribute(struct hapt_h5 *file, const char *object
 
 enum hapt_status hapt_h5_write_attribute_int(struct hapt_h5 *file, const char *object, const char *name, int64_t value)
 {
-    return write_attribute(file, object, name, H5T_NATIVE_INT64, &value);
+    return write_attribute(file, object, name, H5T_NATIVE_INT64, 0, &value);
+}
+
+static enum hapt_status write_units(struct hapt_h5 *file, const char *object, const char *name, const char *units)
+{
+    char label[256];
+    snprintf(label, sizeof label, "%s_units", name);
+    return units && *units ? hapt_h5_write_attribute_text(file, object, label, units) : HAPT_OK;
 }
 
 enum hapt_status hapt_h5_write_attribute_real(struct hapt_h5 *file, const char *object, const char *name, double value,
                                               const char *units)
 {
-    HAPT_TRY(write_attribute(file, object, name, H5T_NATIVE_DOUBLE, &value));
-    char label[256];
-    snprintf(label, sizeof label, "%s_units", name);
-    return units && *units ? hapt_h5_write_attribute_text(file, object, label, units) : HAPT_OK;
+    HAPT_TRY(write_attribute(file, object, name, H5T_NATIVE_DOUBLE, 0, &value));
+    return write_units(file, object, name, units);
+}
+
+enum hapt_status hapt_h5_write_attribute_ints(struct hapt_h5 *file, const char *object, const char *name, int count,
+                                              const int *value)
+{
+    return write_attribute(file, object, name, H5T_NATIVE_INT, count, value);
+}
+
+enum hapt_status hapt_h5_write_attribute_reals(struct hapt_h5 *file, const char *object, const char *name, int count,
+                                               const double *value, const char *units)
+{
+    HAPT_TRY(write_attribute(file, object, name, H5T_NATIVE_DOUBLE, count, value));
+    return write_units(file, object, name, units);
 }
 
 enum hapt_status hapt_h5_write_attribute_text(struct hapt_h5 *file, const char *object, const char *name,
@@ -410,7 +430,7 @@ enum hapt_status hapt_h5_write_attribute_text(struct hapt_h5 *file, const char *
     const hid_t type = H5Tcopy(H5T_C_S1);
     H5Tset_size(type, strlen(value) + 1);
     H5Tset_cset(type, H5T_CSET_UTF8);
-    const enum hapt_status status = write_attribute(file, object, name, type, value);
+    const enum hapt_status status = write_attribute(file, object, name, type, 0, value);
     H5Tclose(type);
     return status;
 }
@@ -420,19 +440,41 @@ bool hapt_h5_has_attribute(struct hapt_h5 *file, const char *object, const char 
     return hapt_h5_exists(file, object) && H5Aexists_by_name(file->id, object, name, H5P_DEFAULT) > 0;
 }
 
-static enum hapt_status read_attribute_number(struct hapt_h5 *file, const char *object, const char *name, hid_t type,
-                                              void *value)
+/* `count` numbers of up to `limit`. */
+static enum hapt_status read_attribute_numbers(struct hapt_h5 *file, const char *object, const char *name, hid_t type,
+                                               int limit, int *count, void *value)
 {
     if (!hapt_h5_has_attribute(file, object, name))
         return hapt_fail(HAPT_ERR_INPUT, H5_HINT, "attribute %s of %s is missing in %s", name, object, file->path);
     const hid_t id = H5Aopen_by_name(file->id, object, name, H5P_DEFAULT, H5P_DEFAULT);
     const hid_t space = id < 0 ? -1 : H5Aget_space(id), stored = id < 0 ? -1 : H5Aget_type(id);
-    const bool failed = space < 0 || H5Sget_simple_extent_npoints(space) != 1 || !is_number_type(stored) ||
-                        H5Aread(id, type, value) < 0;
+    const hssize_t points = space < 0 ? -1 : H5Sget_simple_extent_npoints(space);
+    const bool failed = points < 1 || points > limit || !is_number_type(stored) || H5Aread(id, type, value) < 0;
     if (stored >= 0) H5Tclose(stored);
     if (space >= 0) H5Sclose(space);
     if (id >= 0) H5Aclose(id);
-    return failed ? hapt_h5_fail(file, "attribute", name) : HAPT_OK;
+    if (failed) return hapt_h5_fail(file, "attribute", name);
+    *count = (int)points;
+    return HAPT_OK;
+}
+
+static enum hapt_status read_attribute_number(struct hapt_h5 *file, const char *object, const char *name, hid_t type,
+                                              void *value)
+{
+    int count;
+    return read_attribute_numbers(file, object, name, type, 1, &count, value);
+}
+
+enum hapt_status hapt_h5_read_attribute_ints(struct hapt_h5 *file, const char *object, const char *name, int limit,
+                                             int *count, int *value)
+{
+    return read_attribute_numbers(file, object, name, H5T_NATIVE_INT, limit, count, value);
+}
+
+enum hapt_status hapt_h5_read_attribute_reals(struct hapt_h5 *file, const char *object, const char *name, int limit,
+                                              int *count, double *value)
+{
+    return read_attribute_numbers(file, object, name, H5T_NATIVE_DOUBLE, limit, count, value);
 }
 
 enum hapt_status hapt_h5_read_attribute_int(struct hapt_h5 *file, const char *object, const char *name, int64_t *value)

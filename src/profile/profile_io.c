@@ -101,6 +101,7 @@ enum hapt_status hapt_profile_write(struct hapt_h5 *file, const char *group, con
     HAPT_TRY(
         hapt_h5_write(file, join(path, group, "link_latency"), HAPT_H5_F64, 2, square, profile->link_latency, "s"));
     for (int c = 0; c < profile->cluster_count; c++) HAPT_TRY(write_cluster(file, group, profile, c));
+    HAPT_TRY(hapt_profile_write_mixed(file, group, profile));
     if (profile->flops <= 0) return HAPT_OK;
     return hapt_h5_write_attribute_real(file, *group ? group : "/", "flops_per_microbatch", profile->flops, "FLOP");
 }
@@ -139,10 +140,10 @@ static enum hapt_status read_table(struct hapt_h5 *file, const char *folder, con
 
 /* All tables together, before the first is read: each may be within its limit and all of them beyond the host. They move into
  * the memory that a node's ranks share one by one, so the largest stands twice for a while. */
-static enum hapt_status check_memory(struct hapt_h5 *file, const char *group, int L, int C)
+static enum hapt_status check_memory(struct hapt_h5 *file, const char *group, int L, int C, int *mixed_count)
 {
     char path[PATH_MAX_CHARS];
-    double cells = 0, largest = 0;
+    double cells = 0, largest = 0, mixed_bytes = 0;
     for (int c = 0; c < C; c++) {
         int dims;
         int64_t shape[HAPT_H5_MAX_DIMS] = {0};
@@ -152,7 +153,8 @@ static enum hapt_status check_memory(struct hapt_h5 *file, const char *group, in
         cells += 5 * table;
         largest = fmax(largest, table);
     }
-    const double bytes = (cells + largest) * sizeof(double), available = hapt_memory_available();
+    HAPT_TRY(hapt_profile_count_mixed(file, group, L, mixed_count, &mixed_bytes));
+    const double bytes = (cells + largest) * sizeof(double) + mixed_bytes, available = hapt_memory_available();
     char needed[32], left[32];
     if (bytes <= HAPT_PROFILE_SMALL_BYTES || bytes <= available) return HAPT_OK;
     return hapt_fail(HAPT_ERR_MEMORY, "plan on a host with more memory, or over fewer layers (hapt profile --layers-per-model)",
@@ -210,11 +212,12 @@ enum hapt_status hapt_profile_read(struct hapt_h5 *file, const char *group, stru
     read->link_latency = data;
     read->layer_count = (int)L;
     read->cluster_count = (int)square[0];
-    HAPT_TRY(check_memory(file, group, read->layer_count, read->cluster_count));
+    HAPT_TRY(check_memory(file, group, read->layer_count, read->cluster_count, &read->mixed_count));
     HAPT_NEW(read->cluster, arena, read->cluster_count);
     if (hapt_h5_has_attribute(file, *group ? group : "/", "flops_per_microbatch"))
         HAPT_TRY(hapt_h5_read_attribute_real(file, *group ? group : "/", "flops_per_microbatch", &read->flops));
     for (int c = 0; c < read->cluster_count; c++) HAPT_TRY(read_cluster(file, group, arena, read, c));
+    HAPT_TRY(hapt_profile_read_mixed(file, group, arena, read));
     HAPT_TRY(hapt_profile_check(read));
     *profile = read;
     return HAPT_OK;

@@ -10,6 +10,18 @@
 #define HAPT_PROFILE_SMALL_BYTES (64 * 1048576.0) /* of all tables: nobody looks whether the host has them */
 #define HAPT_PROFILE_MAX_CELLS ((int64_t)1 << 27) /* of one table: 1 GiB */
 
+#define HAPT_PROFILE_MAX_MIXED 256 /* groups of mixed stages */
+
+/* The groups of mixed stages (mixed.c, mixed_io.c). The check adds its candidates to *candidates. */
+enum hapt_status hapt_profile_check_mixed(const struct hapt_profile *profile, int64_t *candidates);
+enum hapt_status hapt_profile_copy_mixed(const struct hapt_profile *profile, struct hapt_arena *arena,
+                                         struct hapt_profile *copy);
+enum hapt_status hapt_profile_write_mixed(struct hapt_h5 *file, const char *group, const struct hapt_profile *profile);
+/* How many there are, and the bytes of their tables. */
+enum hapt_status hapt_profile_count_mixed(struct hapt_h5 *file, const char *group, int L, int *count, double *bytes);
+enum hapt_status hapt_profile_read_mixed(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
+                                         struct hapt_profile *profile);
+
 /* The submeshes of a subcluster in the profile's order; counts them, and writes them where `submesh` is given. */
 int hapt_profile_submeshes(int nodes, int devices_per_node, struct hapt_submesh *submesh);
 

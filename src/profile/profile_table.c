@@ -178,13 +178,48 @@ enum hapt_status hapt_profile_check(const struct hapt_profile *profile)
         HAPT_TRY(check_submeshes(cluster));
         HAPT_TRY(check_candidates(profile, cluster, &candidates));
     }
+    HAPT_TRY(hapt_profile_check_mixed(profile, &candidates));
     if (candidates == 0) return BAD("no stage_time is finite: there is no candidate at all");
     return HAPT_OK;
 }
 
+/* The nearest of `others` to subcluster c, by the seconds across a link; `outward`: from c. Keeps the slower of it and `slowest_s`. */
+static double keep_slower(const struct hapt_profile *profile, int last, int c, struct hapt_subclusters others,
+                          bool outward, double slowest_s, int deciding[2])
+{
+    double nearest_s = INFINITY;
+    int nearest = others.index[0];
+    for (int k = 0; k < others.count; k++) {
+        const int other = others.index[k];
+        const int link = outward ? c * profile->cluster_count + other : other * profile->cluster_count + c;
+        const double link_s = profile->link_latency[link] + profile->boundary_bytes[last] / profile->link_bandwidth[link];
+        if (link_s >= nearest_s) continue;
+        nearest_s = link_s;
+        nearest = other;
+    }
+    if (nearest_s <= slowest_s) return slowest_s;
+    deciding[0] = outward ? c : nearest;
+    deciding[1] = outward ? nearest : c;
+    return nearest_s;
+}
+
+double hapt_profile_boundary_s(const struct hapt_profile *profile, int last, struct hapt_subclusters from,
+                               struct hapt_subclusters to, int link[2])
+{
+    double slowest_s = -1;
+    int deciding[2] = {from.index[0], to.index[0]};
+    if (last < profile->layer_count - 1) {
+        for (int k = 0; k < from.count; k++)
+            slowest_s = keep_slower(profile, last, from.index[k], to, true, slowest_s, deciding);
+        for (int k = 0; k < to.count; k++)
+            slowest_s = keep_slower(profile, last, to.index[k], from, false, slowest_s, deciding);
+    }
+    if (link) memcpy(link, deciding, sizeof deciding);
+    return fmax(0, slowest_s);
+}
+
 double hapt_profile_comm_s(const struct hapt_profile *profile, int last, int from, int to)
 {
-    if (last >= profile->layer_count - 1) return 0;
-    const int link = from * profile->cluster_count + to;
-    return profile->link_latency[link] + profile->boundary_bytes[last] / profile->link_bandwidth[link];
+    return hapt_profile_boundary_s(profile, last, (struct hapt_subclusters){1, &from}, (struct hapt_subclusters){1, &to},
+                                   NULL);
 }

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "hapt/profile.h"
+#include "profile_private.h"
 
 static enum hapt_status copy_cluster(const struct hapt_profile *profile, int c, struct hapt_arena *arena,
                                      struct hapt_profile *copy)
@@ -35,6 +35,7 @@ enum hapt_status hapt_profile_copy(const struct hapt_profile *profile, struct ha
     memcpy(made->link_latency, profile->link_latency, C * C * sizeof(double));
     made->flops = profile->flops;
     for (int c = 0; c < profile->cluster_count; c++) HAPT_TRY(copy_cluster(profile, c, arena, made));
+    HAPT_TRY(hapt_profile_copy_mixed(profile, arena, made));
     *copy = made;
     return HAPT_OK;
 }
@@ -45,5 +46,12 @@ void hapt_profile_keep_subclusters(struct hapt_profile *profile, unsigned subclu
         if (subclusters >> c & 1u) continue;
         const size_t cells = hapt_profile_index(profile, profile->cluster[c].submesh_count, 0, 0);
         for (size_t cell = 0; cell < cells; cell++) profile->cluster[c].stage_time[cell] = NAN;
+    }
+    for (int k = 0; k < profile->mixed_count; k++) {
+        const struct hapt_profile_mixed *mixed = &profile->mixed[k];
+        bool kept = true;
+        for (int i = 0; i < mixed->count; i++) kept &= subclusters >> mixed->cluster[i] & 1u;
+        const size_t cells = hapt_profile_index(profile, 1, 0, 0);
+        for (size_t cell = 0; !kept && cell < cells; cell++) mixed->stage_time[cell] = NAN;
     }
 }

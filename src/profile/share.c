@@ -45,6 +45,26 @@ static void place_cluster(struct layout *layout, int L, const struct hapt_profil
     to->step_time = steps ? move(layout, from ? from->step_time : NULL, bytes) : NULL;
 }
 
+/* The same for a group of mixed stages. */
+static void place_mixed(struct layout *layout, int L, const struct hapt_profile_mixed *from, struct hapt_profile_mixed *to)
+{
+    const size_t K = (size_t)to->count, bytes = (size_t)L * (size_t)L * sizeof(double);
+    const size_t memory_bytes = (size_t)to->memory_rows * bytes;
+    const bool steps = to->step_time != NULL, ratios = to->ratio != NULL;
+    size_t devices = 0;
+    to->cluster = place(layout, from ? from->cluster : NULL, K * sizeof *to->cluster);
+    /* where only the size is asked for nothing was placed */
+    to->devices = place(layout, from ? from->devices : NULL, K * sizeof *to->devices);
+    const int *counts = to->devices ? to->devices : from->devices;
+    for (size_t i = 0; i < K; i++) devices += (size_t)counts[i];
+    to->ratio = ratios ? place(layout, from ? from->ratio : NULL, devices * sizeof *to->ratio) : NULL;
+    to->stage_time = move(layout, from ? from->stage_time : NULL, bytes);
+    to->stage_forward_time = move(layout, from ? from->stage_forward_time : NULL, bytes);
+    to->parameter_bytes = move(layout, from ? from->parameter_bytes : NULL, memory_bytes);
+    to->activation_bytes = move(layout, from ? from->activation_bytes : NULL, memory_bytes);
+    to->step_time = steps ? move(layout, from ? from->step_time : NULL, bytes) : NULL;
+}
+
 static enum hapt_status place_profile(struct layout *layout, const struct hapt_profile *from, struct hapt_arena *arena,
                                       struct hapt_profile *to)
 {
@@ -61,6 +81,14 @@ static enum hapt_status place_profile(struct layout *layout, const struct hapt_p
     to->link_latency = place(layout, from ? from->link_latency : NULL, C * C * sizeof *to->link_latency);
     for (size_t c = 0; c < C; c++)
         place_cluster(layout, to->layer_count, from ? &from->cluster[c] : NULL, &to->cluster[c]);
+    const size_t groups = (size_t)to->mixed_count;
+    const struct hapt_profile_mixed *mixed = place(layout, from ? from->mixed : NULL, groups * sizeof *mixed);
+    if (from) mixed = from->mixed;
+    HAPT_NEW(to->mixed, arena, groups);
+    for (size_t k = 0; k < groups; k++) {
+        to->mixed[k] = mixed[k];
+        place_mixed(layout, to->layer_count, from ? &from->mixed[k] : NULL, &to->mixed[k]);
+    }
     return HAPT_OK;
 }
 

@@ -25,6 +25,23 @@ static void compare_clusters(const struct hapt_profile *profile, const struct ha
     CHECK_MESSAGE(same, "seed %llu: subcluster %d differs", (unsigned long long)seed, c);
 }
 
+static void compare_mixed(const struct hapt_profile *own, const struct hapt_profile_mixed *a,
+                          const struct hapt_profile_mixed *b, uint64_t seed)
+{
+    const size_t table = hapt_profile_index(own, 1, 0, 0) * sizeof(double), K = (size_t)b->count;
+    const size_t memory = (size_t)b->memory_rows * table;
+    size_t devices = 0;
+    if (!CHECK(a->count == b->count && a->memory_rows == b->memory_rows)) return;
+    for (size_t i = 0; i < K; i++) devices += (size_t)b->devices[i];
+    const bool same =
+        same_bytes(a->cluster, b->cluster, K * sizeof(int)) && same_bytes(a->devices, b->devices, K * sizeof(int)) &&
+        same_bytes(a->ratio, b->ratio, devices * sizeof(double)) && same_bytes(a->stage_time, b->stage_time, table) &&
+        same_bytes(a->stage_forward_time, b->stage_forward_time, table) &&
+        same_bytes(a->parameter_bytes, b->parameter_bytes, memory) &&
+        same_bytes(a->activation_bytes, b->activation_bytes, memory) && same_bytes(a->step_time, b->step_time, table);
+    CHECK_MESSAGE(same, "seed %llu: a group of mixed stages differs", (unsigned long long)seed);
+}
+
 static void compare(const struct hapt_profile *profile, const struct hapt_profile *own, uint64_t seed)
 {
     const size_t C = (size_t)own->cluster_count, L = (size_t)own->layer_count;
@@ -34,6 +51,14 @@ static void compare(const struct hapt_profile *profile, const struct hapt_profil
     CHECK(same_bytes(profile->link_bandwidth, own->link_bandwidth, C * C * sizeof(double)));
     CHECK(same_bytes(profile->link_latency, own->link_latency, C * C * sizeof(double)));
     for (int c = 0; c < own->cluster_count; c++) compare_clusters(profile, own, c, seed);
+    if (!CHECK(profile->mixed_count == own->mixed_count)) return;
+    for (int k = 0; k < own->mixed_count; k++) compare_mixed(own, &profile->mixed[k], &own->mixed[k], seed);
+}
+
+/* Every other one has mixed stages. */
+static struct hapt_profile *some_profile(uint64_t *seed, struct hapt_arena *arena)
+{
+    return *seed % 2 ? random_mixed_profile(seed, arena) : random_profile(seed, arena);
 }
 
 /* Rank 0 of the node makes it, and forgets its own copy; the others make one only to compare with. */
@@ -46,12 +71,12 @@ static void shared_tables(void)
         hapt_arena_init(&arena);
         hapt_arena_init(&mine);
         if (test_env.node_rank == 0) {
-            made = random_profile(&seed, test_env.node_size > 1 ? &mine : &arena);
+            made = some_profile(&seed, test_env.node_size > 1 ? &mine : &arena);
             made->flops = (double)start;
         }
         CHECK_OK(hapt_profile_share(&test_env, HAPT_OK, made, &arena, &profile));
         hapt_arena_release(&mine);
-        struct hapt_profile *own = random_profile(&again, &arena);
+        struct hapt_profile *own = some_profile(&again, &arena);
         own->flops = (double)start;
         if (profile) compare(profile, own, start);
         if (start % 10 == 0) hapt_shared_release_newer(NULL);
@@ -85,7 +110,7 @@ static void files(void)
     struct hapt_profile *own, *profile = NULL;
     uint64_t seed = 5;
     hapt_arena_init(&arena);
-    own = random_profile(&seed, &arena);
+    own = some_profile(&seed, &arena);
     if (test_env.world_rank == 0) CHECK_OK(hapt_profile_save(path, own));
     MPI_Barrier(test_env.world);
     CHECK_OK(hapt_profile_load_shared(&test_env, path, &arena, &profile));

@@ -7,7 +7,7 @@ import subprocess
 
 import numpy as np
 
-from profiles import HAPT, LONG, MPIRUN, attribute, campaign, check, profile, put, refuses, replace, run
+from profiles import HAPT, LONG, MPIRUN, attribute, campaign, check, mixed, profile, put, refuses, replace, run
 
 PLAN = b"a plan that stays"
 
@@ -56,7 +56,53 @@ def degrees(*values):
     return change
 
 
+def group(change=None, **arguments):
+    """With mixed stages, changed."""
+    def both(file):
+        mixed(file, **arguments)
+        if change:
+            change(file)
+    return both
+
+
+def two_groups(file):
+    mixed(file, 0)
+    mixed(file, 1)
+
+
 CELL = (0, 2, 4)
+MIXED = {
+    "one-cluster": group(clusters=(0,), counts=(1,)), "same-clusters": group(clusters=(1, 1)),
+    "falling-clusters": group(clusters=(1, 0)), "unknown-cluster": group(clusters=(0, 2)),
+    "negative-cluster": group(clusters=(-1, 0)), "three-clusters": group(clusters=(0, 1, 2), counts=(1, 1, 1)),
+    "many-clusters": group(clusters=range(40), counts=[1] * 40), "few-counts": group(clusters=(0, 1), counts=(1,)),
+    "no-count": group(counts=(0, 1)), "many-counts": group(counts=(1, 3)),
+    "wide-count": group(attribute("mixed_0", "counts", np.array([1, 2 ** 40]))),
+    "text-counts": group(attribute("mixed_0", "counts", "two")), "lost-counts": group(attribute("mixed_0", "counts", None)),
+    "lost-clusters": group(attribute("mixed_0", "clusters", None)),
+    "empty-clusters": group(attribute("mixed_0", "clusters", np.ones(0, dtype=int))),
+    "group-twice": two_groups, "gap-in-groups": group(k=1), "far-group": group(k=256),
+    "odd-ratios": group(ratios=[0.5, 0.25]), "no-ratio": group(ratios=[1.0, 0.0]), "nan-ratio": group(ratios=[np.nan, 0.5]),
+    "negative-ratio": group(ratios=[1.5, -0.5]), "few-ratios": group(counts=(2, 2), ratios=[0.5, 0.25, 0.25]),
+    "many-ratios": group(ratios=[0.25] * 4), "text-ratios": group(ratios="even"),
+    "mixed-negative-time": group(put("mixed_0/stage_time", -1.0, (2, 4))),
+    "mixed-absurd-time": group(put("mixed_0/stage_time", 1e300, (2, 4))),
+    "mixed-long-forward": group(put("mixed_0/stage_forward_time", 99.0, (2, 4))),
+    "mixed-nan-memory": group(put("mixed_0/parameter_bytes", np.nan, (2, 4))),
+    "mixed-infinite-memory": group(put("mixed_0/activation_bytes", np.inf, (2, 4))),
+    "mixed-nan-step": group(lambda file: file.__setitem__("mixed_0/step_time", np.full((9, 9), np.nan))),
+    "mixed-no-table": group(replace("mixed_0/stage_time", None)), "mixed-no-memory": group(replace("mixed_0/parameter_bytes", None)),
+    "mixed-short-table": group(replace("mixed_0/stage_time", np.ones((9, 8)))),
+    "mixed-flat-table": group(replace("mixed_0/stage_time", np.ones(9))),
+    "mixed-deep-table": group(replace("mixed_0/stage_time", np.ones((2, 9, 9)))),
+    "mixed-text-table": group(replace("mixed_0/stage_time", "soon")),
+    "mixed-three-rows": group(replace("mixed_0/parameter_bytes", np.ones((3, 9, 9)))),
+    "mixed-other-rows": group(replace("mixed_0/activation_bytes", np.ones((2, 9, 9)))),
+    "mixed-huge": group(table("mixed_0/stage_time", shape=(1, 1 << 20, 1 << 20), chunks=(1, 64, 64))),
+    "mixed-huge-rows": group(table("mixed_0/parameter_bytes", shape=(1 << 30, 9, 9), chunks=(1, 9, 9))),
+    "mixed-never-written": group(table("mixed_0/stage_time", shape=(9, 9))),
+    "table-for-mixed": lambda file: file.__setitem__("mixed_0", np.ones(9)),
+}
 BAD = {
     "nan-only": all_nan, "hollow": unwritten(1500, 1),
     "huge": table("cluster_0/stage_time", shape=(2, 1 << 20, 1 << 20), chunks=(1, 64, 64)),
@@ -120,7 +166,7 @@ def bad_profiles():
     check(done.returncode == 0, f"the good profile: {done.stderr}")
     with open("kept.h5", "wb") as file:
         file.write(PLAN)
-    for name, change in BAD.items():
+    for name, change in {**BAD, **MIXED}.items():
         profile(f"{name}.h5", change=change)
         refuses(3, "plan", "--profile", f"{name}.h5", "--output", "kept.h5")
     with open("good.h5", "rb") as file:

@@ -68,6 +68,24 @@ def profile(path, change=None, cast=None, strings="fixed", **storage):
             change(file)
 
 
+def mixed(file, k=0, clusters=(0, 1), counts=(1, 1), scale=1.0, flat=True, **attributes):
+    """A group of mixed stages on the devices of fast and slow: as fast as both together times `scale`."""
+    L = 9
+    group = file.create_group(f"mixed_{k}")
+    group.attrs["clusters"], group.attrs["counts"] = np.array(clusters, dtype="i2"), np.array(counts, dtype="u4")
+    for name, values in attributes.items():
+        group.attrs[name] = values
+    time, bytes_ = np.full((L, L), np.nan), np.zeros((L, L))
+    for i in range(L):
+        for j in range(i, L):
+            time[i, j] = scale * (j - i + 1) / sum(count * (4.0, 2.0)[c] for c, count in zip(clusters, counts) if 0 <= c < 2)
+            bytes_[i, j] = 64 * (j - i + 1)
+    for name, values in (("stage_time", time), ("stage_forward_time", time / 4)):
+        group[name] = values if flat else values[None]
+    for name, values in (("parameter_bytes", 2 * bytes_), ("activation_bytes", bytes_)):
+        group[name] = values if flat else np.stack([values] * len(clusters))
+
+
 def put(path, value, where=Ellipsis):
     def change(file):
         file[path][where] = value

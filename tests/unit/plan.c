@@ -76,6 +76,88 @@ static void profiles_round_trip(void)
     }
 }
 
+static bool same_ints(const int *a, const int *b, size_t count)
+{
+    return memcmp(a, b, count * sizeof *a) == 0;
+}
+
+static void compare_mixed(const struct hapt_profile *profile, const struct hapt_profile_mixed *a,
+                          const struct hapt_profile_mixed *b)
+{
+    const size_t cells = hapt_profile_index(profile, 1, 0, 0), rows = (size_t)a->memory_rows;
+    size_t devices = 0;
+    if (!CHECK(a->count == b->count && a->memory_rows == b->memory_rows)) return;
+    CHECK(same_ints(a->cluster, b->cluster, (size_t)a->count) && same_ints(a->devices, b->devices, (size_t)a->count));
+    for (int i = 0; i < a->count; i++) devices += (size_t)a->devices[i];
+    CHECK((a->ratio == NULL) == (b->ratio == NULL) && (!a->ratio || same_tables(a->ratio, b->ratio, devices)));
+    CHECK(same_tables(a->stage_time, b->stage_time, cells));
+    CHECK(same_tables(a->stage_forward_time, b->stage_forward_time, cells));
+    CHECK((a->step_time == NULL) == (b->step_time == NULL) && (!a->step_time || same_tables(a->step_time, b->step_time, cells)));
+    CHECK(same_tables(a->parameter_bytes, b->parameter_bytes, rows * cells));
+    CHECK(same_tables(a->activation_bytes, b->activation_bytes, rows * cells));
+}
+
+/* Files and copies hold groups of mixed stages. */
+static void mixed_round_trip(void)
+{
+    long groups = 0;
+    for (uint64_t start = 1; start <= 60; start++) {
+        uint64_t seed = start;
+        struct hapt_arena arena;
+        struct hapt_profile *loaded, *copy;
+        hapt_arena_init(&arena);
+        const struct hapt_profile *profile = random_mixed_profile(&seed, &arena);
+        CHECK_OK(hapt_profile_copy(profile, &arena, &copy));
+        CHECK_OK(hapt_profile_save(path_of("profile.h5"), profile));
+        CHECK_OK(hapt_profile_load(path_of("profile.h5"), &arena, &loaded));
+        if (CHECK(loaded->mixed_count == profile->mixed_count && copy->mixed_count == profile->mixed_count)) {
+            for (int k = 0; k < profile->mixed_count; k++) {
+                compare_mixed(profile, &profile->mixed[k], &loaded->mixed[k]);
+                compare_mixed(profile, &profile->mixed[k], &copy->mixed[k]);
+            }
+        }
+        groups += profile->mixed_count;
+        hapt_profile_keep_subclusters(copy, 1);
+        for (int k = 0; k < copy->mixed_count; k++) /* each needs a second subcluster */
+            for (size_t cell = 0; cell < hapt_profile_index(copy, 1, 0, 0); cell++)
+                CHECK(isnan(copy->mixed[k].stage_time[cell]));
+        hapt_arena_release(&arena);
+    }
+    CHECK(groups > 60);
+}
+
+/* The link that decides: every subcluster sends to, or hears from, its nearest. Subclusters 0, 1 near, 2 far from both. */
+static void mixed_boundaries(void)
+{
+    struct hapt_arena arena;
+    struct hapt_profile *profile;
+    hapt_arena_init(&arena);
+    CHECK_OK(hapt_profile_create(2, 3, &arena, &profile));
+    static const double bandwidth[9] = {100, 50, 4, 50, 200, 5, 4, 5, 1000};
+    for (int i = 0; i < 9; i++) profile->link_bandwidth[i] = bandwidth[i];
+    profile->link_latency[1] = profile->link_latency[3] = 1;
+    profile->boundary_bytes[0] = 1000;
+    static const struct {
+        int from_count, from[2], to_count, to[2];
+        double seconds;
+        int link[2];
+    } cases[] = {
+        {1, {0}, 1, {1}, 21, {0, 1}},       {1, {0}, 2, {0, 1}, 21, {0, 1}}, {2, {0, 1}, 1, {1}, 21, {0, 1}},
+        {2, {0, 1}, 1, {2}, 250, {0, 2}},   {1, {2}, 2, {0, 1}, 250, {2, 0}}, {2, {0, 1}, 2, {0, 1}, 10, {0, 0}},
+        {2, {0, 1}, 2, {1, 2}, 200, {1, 2}}};
+    for (int i = 0; i < 7; i++) {
+        int link[2];
+        const double seconds =
+            hapt_profile_boundary_s(profile, 0, (struct hapt_subclusters){cases[i].from_count, cases[i].from},
+                                    (struct hapt_subclusters){cases[i].to_count, cases[i].to}, link);
+        CHECK_NEAR(seconds, cases[i].seconds, 1e-12);
+        CHECK_MESSAGE(link[0] == cases[i].link[0] && link[1] == cases[i].link[1], "case %d: link %d-%d", i, link[0], link[1]);
+        CHECK(hapt_profile_boundary_s(profile, 1, (struct hapt_subclusters){1, cases[i].from},
+                                      (struct hapt_subclusters){1, cases[i].to}, NULL) == 0);
+    }
+    hapt_arena_release(&arena);
+}
+
 static void submeshes(void)
 {
     struct hapt_arena arena;
@@ -407,6 +489,8 @@ int main(int argc, char **argv)
     CHECK(mkdtemp(folder) != NULL);
     RUN(submeshes);
     RUN(profiles_round_trip);
+    RUN(mixed_round_trip);
+    RUN(mixed_boundaries);
     RUN(bad_profiles_fail);
     RUN(plans_round_trip);
     RUN(groups_of_a_run_file);
