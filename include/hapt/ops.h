@@ -47,7 +47,9 @@ struct hapt_op_type {
     enum hapt_status (*infer)(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output);
     /* Appends this forward operator's backward operators, or NULL when it has no gradient. */
     enum hapt_status (*gradient)(struct hapt_graph *graph, int op);
-    const char *sized; /* letter k, if any: integer[k] is that letter's size, a shard's is its own; NULL: none */
+    /* Letter k, if any: integer[k] is that letter's size, a shard's is its own (also of a letter that stands inside widths alone:
+     * the heads of "/h"); NULL: none. */
+    const char *sized;
     /* Over an indexed letter that an output lacks the operator does not sum: it exchanges this many all-reduces of its last output
      * in fp32 among the shards while it runs, and every shard gets whole outputs. 0: plain partial sums. */
     int exchanges;

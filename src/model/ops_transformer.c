@@ -42,6 +42,31 @@ static double flops_attention_backward(const struct hapt_graph *graph, const str
     return 2.5 * flops_attention(graph, op, rows_fraction);
 }
 
+/* The width of k and v is kv heads x a head size, that of q a multiple of it: so many query heads share a head of k and v. */
+static enum hapt_status infer_grouped_attention(const struct hapt_graph *graph, const struct hapt_op *op,
+                                                struct hapt_tensor *output)
+{
+    const int64_t heads = op->integer[0], q = graph->tensor[op->input[0]].shape[2], k = graph->tensor[op->input[1]].shape[2];
+    if (heads < 1 || k % heads != 0) return hapt_op_bad_attribute(op, "the width of k is not its heads x a head size");
+    if (q % k != 0) return hapt_op_bad_attribute(op, "the width of q is no multiple of that of k");
+    if (op->integer[1] != 0 && op->integer[1] != 1) return hapt_op_bad_attribute(op, "causal is neither 0 nor 1");
+    output[1].shape[1] = q / (k / heads);
+    return HAPT_OK;
+}
+
+static double flops_grouped_attention(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
+{
+    const int64_t *q = graph->tensor[op->input[0]].shape, *k = graph->tensor[op->input[1]].shape; /* [b][t][width] */
+    const double scores = rows_fraction * (double)q[0] * (double)q[1] * (double)q[1];
+    const double heads = (double)op->integer[0] * (double)q[2] / (double)k[2];
+    return (4.0 * (double)q[2] + 5.0 * heads) * scores * (op->integer[1] ? 0.5 : 1.0);
+}
+
+static double flops_grouped_attention_backward(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
+{
+    return 2.5 * flops_grouped_attention(graph, op, rows_fraction);
+}
+
 /* One addition an element of the rows, not of the table. */
 static double flops_embedding(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
 {
@@ -106,6 +131,13 @@ static enum hapt_status gradient_attention(struct hapt_graph *graph, int op)
     return hapt_gradient_append(graph, op, "attention_backward", input, 4, &qkv, 1);
 }
 
+static enum hapt_status gradient_grouped_attention(struct hapt_graph *graph, int op)
+{
+    const int *in = graph->op[op].input, *out = graph->op[op].output;
+    const int input[] = {in[0], in[1], in[2], out[0], out[1], hapt_gradient_incoming(graph, op)};
+    return hapt_gradient_append(graph, op, "grouped_attention_backward", input, 6, in, 3);
+}
+
 static enum hapt_status gradient_gelu(struct hapt_graph *graph, int op)
 {
     const int input[] = {graph->op[op].input[0], hapt_gradient_incoming(graph, op)};
@@ -162,6 +194,15 @@ const struct hapt_op_type hapt_ops_transformer[] = {
                    "integer[0] heads, integer[1] causal"},
     {.name = "attention_backward", .signature = "bt!e/3h,bt!d/h,bht!,bt!d/h->bt!e/3h", .dtypes = "ccfc->c",
      .heavy = true, .sized = "h", .flops = flops_attention_backward, .attributes = "qkv, out, logsumexp, dout -> dqkv"},
+    {.name = "grouped_attention", .signature = "bt!q/g,bt!k/g,bt!k/g->bt!q/g,bn/gt!", .dtypes = "ccc->cf", .heavy = true,
+     .sized = "g", .flops = flops_grouped_attention, .infer = infer_grouped_attention,
+     .gradient = gradient_grouped_attention,
+     .attributes = "q, k, v -> out, logsumexp of the scaled scores of all query heads; a head of k and v serves as many "
+                   "neighbouring heads of q as q is wider; integer[0] heads of k and v, integer[1] causal"},
+    {.name = "grouped_attention_backward",
+     .signature = "bt!q/g,bt!k/g,bt!k/g,bt!q/g,bn/gt!,bt!q/g->bt!q/g,bt!k/g,bt!k/g", .dtypes = "ccccfc->ccc",
+     .heavy = true, .sized = "g", .flops = flops_grouped_attention_backward,
+     .attributes = "q, k, v, out, logsumexp, dout -> dq, dk, dv"},
     {.name = "gelu", .signature = "...->...", .dtypes = "c->c", .flops_per_element = 10, .infer = infer_gelu,
      .gradient = gradient_gelu, .attributes = "x -> y; integer[0] 0 tanh, 1 erf"},
     {.name = "gelu_dx", .signature = "...,...->...", .dtypes = "cc->c", .flops_per_element = 18,

@@ -201,6 +201,18 @@ static enum hapt_status check_even(struct flow *flow, int tensor, struct hapt_pr
                      property.dim, whole->name);
 }
 
+/* An index inside a width is cut between its places (between heads), of which an attribute says how many there are. */
+static enum hapt_status check_places(const struct flow *flow, const struct hapt_op *op, char letter)
+{
+    const char *sized = hapt_op_type_at(op->type)->sized;
+    for (int k = 0; sized && sized[k]; k++) {
+        if (sized[k] != letter || !flow->tensor_parallel || op->integer[k] % flow->size == 0) continue;
+        return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "%d devices cannot share the %lld places of index %c of %s evenly",
+                         flow->size, (long long)op->integer[k], letter, op->name);
+    }
+    return HAPT_OK;
+}
+
 static enum hapt_status write(struct flow *flow, const struct hapt_op *op, int index, int output,
                               struct hapt_property property, int cause)
 {
@@ -243,6 +255,7 @@ static enum hapt_status flow_through(struct flow *flow, int index)
     }
     flow->blame = cause;
     HAPT_TRY(hapt_rule_derive(graph, op, input, wanted, &rule));
+    HAPT_TRY(check_places(flow, op, rule.letter));
     for (int i = 0; i < op->input_count; i++)
         if (op->input[i] >= 0) HAPT_TRY(check_even(flow, op->input[i], rule.input[i]));
     for (int o = 0; o < op->output_count; o++)
@@ -354,18 +367,36 @@ static enum hapt_status shard_tensor(const struct hapt_sharding *made, int index
     return HAPT_OK;
 }
 
+/* What of `letter` a local operand still has: its size where a dimension is the letter, its share of `whole` where it stands inside
+ * a width; 0: the operand lacks it. */
+static int64_t local_size(const struct hapt_signature_operand *operand, const struct hapt_tensor *local,
+                          const struct hapt_tensor *global, char letter, int64_t whole)
+{
+    for (int d = 0; d < operand->dims; d++) {
+        if (operand->letter[d] == letter) return local->shape[d];
+        if (operand->along[d] == letter) return whole * local->shape[d] / global->shape[d];
+    }
+    return 0;
+}
+
 /* Attributes that are sizes of a letter. */
-static void shard_op(const struct hapt_graph *shard, struct hapt_op *op)
+static void shard_op(const struct hapt_graph *graph, const struct hapt_graph *shard, struct hapt_op *op)
 {
     const struct hapt_signature *signature = hapt_op_signature_of(shard, op);
     const char *sized = hapt_op_type_at(op->type)->sized;
     for (int k = 0; sized && sized[k]; k++) {
-        for (int i = 0; i < op->input_count; i++)
-            for (int d = 0; op->input[i] >= 0 && d < signature->input[i].dims; d++)
-                if (signature->input[i].letter[d] == sized[k]) op->integer[k] = shard->tensor[op->input[i]].shape[d];
-        for (int o = 0; o < op->output_count; o++)
-            for (int d = 0; op->output[o] >= 0 && d < signature->output[o].dims; d++)
-                if (signature->output[o].letter[d] == sized[k]) op->integer[k] = shard->tensor[op->output[o]].shape[d];
+        int64_t size = 0;
+        for (int i = 0; i < op->input_count; i++) {
+            if (op->input[i] < 0 || size > 0) continue;
+            size = local_size(&signature->input[i], &shard->tensor[op->input[i]], &graph->tensor[op->input[i]], sized[k],
+                              op->integer[k]);
+        }
+        for (int o = 0; o < op->output_count; o++) {
+            if (op->output[o] < 0 || size > 0) continue;
+            size = local_size(&signature->output[o], &shard->tensor[op->output[o]], &graph->tensor[op->output[o]], sized[k],
+                              op->integer[k]);
+        }
+        if (size > 0) op->integer[k] = size;
     }
 }
 
@@ -382,7 +413,7 @@ static enum hapt_status shard_graph(struct hapt_sharding *made, struct hapt_aren
     shard->tensor_capacity = graph->tensor_count;
     shard->op_capacity = graph->op_count;
     for (int t = 0; t < graph->tensor_count; t++) HAPT_TRY(shard_tensor(made, t, &shard->tensor[t]));
-    for (int o = 0; o < graph->op_count; o++) shard_op(shard, &shard->op[o]);
+    for (int o = 0; o < graph->op_count; o++) shard_op(graph, shard, &shard->op[o]);
     made->shard = shard;
     return HAPT_OK;
 }

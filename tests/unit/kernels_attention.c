@@ -192,6 +192,134 @@ static void same_bits(void)
     tensor_free(&dout);
 }
 
+/* ---- q, k and v apart: query heads share heads of keys and values ---- */
+
+struct grouped {
+    int64_t batch, length, heads, kv_heads, head;
+};
+
+static const struct grouped groupings[] = {{1, 5, 1, 1, 8},   {2, 7, 4, 2, 16},   {1, 35, 6, 2, 17}, {2, 33, 3, 3, 24},
+                                           {1, 64, 8, 1, 32}, {1, 161, 4, 2, 80}, {1, 130, 2, 2, 64}};
+
+/* input: q, k, v; integer: heads, kv heads, causal. Returns out [b][t][heads x head], then logsumexp [b][heads][t]. */
+static void grouped_reference(const struct problem *problem, double *out)
+{
+    const int64_t batch = problem->input[0]->view.shape[0], length = problem->input[0]->view.shape[1];
+    const int64_t heads = problem->integer[0], kv_heads = problem->integer[1];
+    const int64_t q_width = problem->input[0]->view.shape[2], kv_width = problem->input[1]->view.shape[2];
+    const int64_t head = q_width / heads, shared = heads / kv_heads;
+    double *weight = malloc((size_t)length * sizeof *weight), *lse = out + batch * length * q_width;
+    for (int64_t b = 0; b < batch; b++)
+        for (int64_t h = 0; h < heads; h++)
+            for (int64_t i = 0; i < length; i++) {
+                const int64_t end = problem->integer[2] ? i + 1 : length, own = h / shared * head;
+                const double *q = problem->input[0]->value + (b * length + i) * q_width + h * head;
+                double total = 0;
+                for (int64_t j = 0; j < end; j++) {
+                    const double *k = problem->input[1]->value + (b * length + j) * kv_width + own;
+                    double dot = 0;
+                    for (int64_t c = 0; c < head; c++) dot += q[c] * k[c];
+                    weight[j] = exp(dot / sqrt((double)head));
+                    total += weight[j];
+                }
+                for (int64_t c = 0; c < head; c++) {
+                    double sum = 0;
+                    for (int64_t j = 0; j < end; j++)
+                        sum += weight[j] / total * problem->input[2]->value[(b * length + j) * kv_width + own + c];
+                    out[(b * length + i) * q_width + h * head + c] = sum;
+                }
+                lse[(b * heads + h) * length + i] = log(total);
+            }
+    free(weight);
+}
+
+static void check_grouped(const struct grouped *s, enum hapt_dtype dtype, bool causal, bool accumulate, int threads)
+{
+    const int64_t width = s->heads * s->head, kv_width = s->kv_heads * s->head;
+    struct tensor in[3], out = TENSOR(dtype, 0, 0, s->batch, s->length, width);
+    struct tensor lse = TENSOR(HAPT_F32, 0, 0, s->batch, s->heads, s->length);
+    struct tensor dout = TENSOR(dtype, -1, 1, s->batch, s->length, width), gradient[3];
+    for (int k = 0; k < 3; k++) {
+        in[k] = TENSOR(dtype, -2, 2, s->batch, s->length, k ? kv_width : width);
+        gradient[k] = TENSOR(dtype, -1, 1, s->batch, s->length, k ? kv_width : width);
+    }
+    double *expected = calloc((size_t)(out.count + lse.count), sizeof *expected);
+    double *dy = calloc((size_t)(out.count + lse.count), sizeof *dy);
+    memcpy(dy, dout.value, (size_t)out.count * sizeof *dy);
+    struct problem problem = {.forward = grouped_reference,
+                              .input = {&in[0], &in[1], &in[2]},
+                              .out_count = out.count + lse.count,
+                              .dy = dy,
+                              .integer = {s->heads, s->kv_heads, causal}};
+    grouped_reference(&problem, expected);
+    struct hapt_call call = {.input_count = 3,
+                             .output_count = 2,
+                             .input = {in[0].view, in[1].view, in[2].view},
+                             .output = {out.view, lse.view},
+                             .integer = {s->kv_heads, causal},
+                             .threads = threads};
+    kernel_run("grouped_attention", dtype, &call);
+    check_close(&out.view, expected, dtype == HAPT_F32 ? 2e-6 : BF16_UNIT, "grouped attention");
+    check_close(&lse.view, expected + out.count, 2e-6, "grouped attention's logsumexp");
+    struct hapt_call back = {.input_count = 6,
+                             .output_count = 3,
+                             .input = {in[0].view, in[1].view, in[2].view, out.view, lse.view, dout.view},
+                             .output = {gradient[0].view, gradient[1].view, gradient[2].view},
+                             .integer = {s->kv_heads, causal},
+                             .accumulate = accumulate ? 7 : 0,
+                             .threads = threads};
+    kernel_run("grouped_attention_backward", dtype, &back);
+    for (int k = 0; k < 3; k++) {
+        static const char *const name[] = {"dq", "dk", "dv"};
+        check_gradient(&problem, k, &gradient[k].view, accumulate ? gradient[k].value : NULL, s->length <= 40 ? 40 : 4,
+                       dtype == HAPT_F32 ? 5e-6 : 4 * BF16_UNIT, name[k]);
+    }
+    for (int k = 0; k < 3; k++) tensor_free(&in[k]), tensor_free(&gradient[k]);
+    free(dy);
+    free(expected);
+    tensor_free(&out);
+    tensor_free(&lse);
+    tensor_free(&dout);
+}
+
+static void grouped_agrees_with_the_reference(void)
+{
+    for (size_t i = 0; i < sizeof groupings / sizeof *groupings; i++)
+        for (int variant = 0; variant < 16; variant++) {
+            if (groupings[i].length > 60 && variant % 5) continue; /* the reference is slow */
+            check_grouped(&groupings[i], variant & 1 ? HAPT_BF16 : HAPT_F32, variant & 2, variant & 4,
+                          variant & 8 ? 2 : 1);
+        }
+}
+
+/* With as many heads of keys as of queries it is attention: the same bits. */
+static void grouped_is_attention(void)
+{
+    const int64_t length = 45, width = 32;
+    struct tensor qkv = TENSOR(HAPT_F32, -2, 2, 2, length, 3 * width), part[3], out[2], lse[2];
+    for (int k = 0; k < 3; k++) {
+        part[k] = TENSOR(HAPT_F32, 0, 0, 2, length, width);
+        for (int64_t r = 0; r < 2 * length; r++)
+            memcpy((float *)part[k].view.data + r * width, (float *)qkv.view.data + (r * 3 + k) * width, width * 4);
+    }
+    for (int k = 0; k < 2; k++) {
+        out[k] = TENSOR(HAPT_F32, 0, 0, 2, length, width);
+        lse[k] = TENSOR(HAPT_F32, 0, 0, 2, 2, length);
+        struct hapt_call call = {.input_count = k ? 3 : 1,
+                                 .output_count = 2,
+                                 .input = {k ? part[0].view : qkv.view, part[1].view, part[2].view},
+                                 .output = {out[k].view, lse[k].view},
+                                 .integer = {2, 1},
+                                 .threads = 2};
+        kernel_run(k ? "grouped_attention" : "attention", HAPT_F32, &call);
+    }
+    CHECK(!memcmp(out[0].view.data, out[1].view.data, (size_t)out[0].count * 4));
+    CHECK(!memcmp(lse[0].view.data, lse[1].view.data, (size_t)lse[0].count * 4));
+    for (int k = 0; k < 3; k++) tensor_free(&part[k]);
+    for (int k = 0; k < 2; k++) tensor_free(&out[k]), tensor_free(&lse[k]);
+    tensor_free(&qkv);
+}
+
 int main(int argc, char **argv)
 {
     kernels_init(&argc, &argv);
@@ -199,5 +327,7 @@ int main(int argc, char **argv)
     RUN(whole_gradient);
     RUN(survives_large_scores);
     RUN(same_bits);
+    RUN(grouped_agrees_with_the_reference);
+    RUN(grouped_is_attention);
     return kernels_finish();
 }

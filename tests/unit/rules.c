@@ -36,6 +36,10 @@ static int64_t size_of_letter(char letter)
         return 24; /* 3 d */
     case 'h':
         return 2; /* heads */
+    case 'n':
+        return 4; /* query heads: two share a head of keys */
+    case 'q':
+        return 24;
     case 'v':
         return 10;
     default:

@@ -2,91 +2,40 @@
  * Multi-head attention, forward and backward, in blocks over keys with a running softmax: no [t][t] matrix is ever
  * stored.
  *
- * One thread takes one (batch, head) at a time. It packs that head's keys and values as fp32 (transposed where a
- * product needs it) and walks over blocks of queries; every product of two small matrices goes through product() below.
- * bf16 is widened while packing, so the arithmetic is the same for both types.
+ * One thread takes one (batch, head of keys and values) at a time. It packs those keys and values as fp32 (transposed
+ * where a product needs it) and walks over blocks of queries of every query head that shares them; every product of two
+ * small matrices goes through product(). bf16 is widened while packing, so the arithmetic is the same for both
+ * types.
+ *
+ * Queries, keys and values come as one tensor ("attention") or as three ("grouped_attention"): struct operands says
+ * where they stand.
  */
 #include <math.h>
 
-#include "isa.h"
+#include "isa_product.h"
 
 #define QUERIES 32 /* rows of a block of queries */
 #define KEYS 128   /* keys of a block: two QUERIES x KEYS tiles stay in the first cache */
 #define PREFETCH_BYTES (512 << 10)
-#define TILE_ROWS 4
-#define TILE_VECTORS (LANES == 16 ? 4 : 2)
 
-/* c [rows][vectors] (+)= a b in registers; element (i, k) of a stands at a[i * a_row + k * a_depth]. */
-INLINE void tile(int rows, int vectors, int64_t depth, const float *a, int64_t a_row, int64_t a_depth, const float *b,
-                 int64_t b_row, float *c, int64_t c_row, bool add)
-{
-    vector sum[TILE_ROWS][TILE_VECTORS];
-#pragma GCC unroll 4
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-        for (int j = 0; j < vectors; j++) sum[i][j] = add ? vector_load(c + i * c_row + j * LANES) : (vector){0};
-    for (int64_t k = 0; k < depth; k++) {
-        vector line[TILE_VECTORS];
-#pragma GCC unroll 4
-        for (int j = 0; j < vectors; j++) line[j] = vector_load(b + k * b_row + j * LANES);
-#pragma GCC unroll 4
-        for (int i = 0; i < rows; i++) {
-            const float factor = a[i * a_row + k * a_depth];
-#pragma GCC unroll 4
-            for (int j = 0; j < vectors; j++) sum[i][j] += line[j] * factor;
-        }
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-        for (int j = 0; j < vectors; j++) vector_store(c + i * c_row + j * LANES, sum[i][j]);
-}
-
-struct product {
-    int64_t rows, vectors, depth; /* vectors: columns / LANES */
-    const float *a;
-    int64_t a_row, a_depth;
-    const float *b;
-    int64_t b_row;
-    float *c;
-    int64_t c_row;
-    bool add;
+/* q, k, v or a gradient of theirs: some columns of a tensor [batch][length][row width]. */
+struct part {
+    const struct hapt_view *view;
+    int64_t first_column;
+    bool add; /* to what is there */
 };
 
-INLINE void product_strip(const struct product *p, int64_t column, int vectors)
-{
-    int64_t i = 0;
-    for (; i + TILE_ROWS <= p->rows; i += TILE_ROWS)
-        tile(TILE_ROWS, vectors, p->depth, p->a + i * p->a_row, p->a_row, p->a_depth, p->b + column, p->b_row,
-             p->c + i * p->c_row + column, p->c_row, p->add);
-    for (; i < p->rows; i++)
-        tile(1, vectors, p->depth, p->a + i * p->a_row, p->a_row, p->a_depth, p->b + column, p->b_row,
-             p->c + i * p->c_row + column, p->c_row, p->add);
-}
-
-static void product(const struct product *p)
-{
-    int64_t v = 0;
-    for (; v + TILE_VECTORS <= p->vectors; v += TILE_VECTORS) product_strip(p, v * LANES, TILE_VECTORS);
-    switch (p->vectors - v) {
-    case 3:
-        product_strip(p, v * LANES, TILE_VECTORS > 3 ? 3 : 1);
-        break;
-    case 2:
-        product_strip(p, v * LANES, 2);
-        break;
-    case 1:
-        product_strip(p, v * LANES, 1);
-        break;
-    default:
-        break;
-    }
-}
+struct operands {
+    struct part q, k, v, dq, dk, dv;
+    struct part out, dout;
+    const float *lse_in; /* backward */
+    float *lse_out;      /* forward: [batch][heads][length] */
+};
 
 /* The call's sizes and this thread's scratch. */
 struct attention {
-    int64_t batch, length, heads, width, head; /* width: d; head: head size */
-    int64_t padded_head, padded_length;        /* multiples of LANES and KEYS */
+    int64_t batch, length, heads, kv_heads, head; /* head: its size */
+    int64_t padded_head, padded_length;           /* multiples of LANES and KEYS */
     bool causal;
     float scale;
     float *key, *key_t, *value_t, *dkey,
@@ -101,15 +50,61 @@ static int64_t round_up(int64_t value, int64_t unit)
     return (value + unit - 1) / unit * unit;
 }
 
-static struct attention attention_sizes(const struct hapt_call *call)
+static struct operands operands_fused(const struct hapt_call *call, bool backward)
 {
-    const struct hapt_view *qkv = &call->input[0]; /* [batch][length][3 width] */
-    struct attention at = {.batch = qkv->shape[0],
-                           .length = qkv->shape[1],
-                           .heads = call->integer[0],
-                           .width = qkv->shape[2] / 3,
+    const struct hapt_view *qkv = &call->input[0], *dqkv = &call->output[0]; /* [batch][length][3 width] */
+    const int64_t width = qkv->shape[2] / 3;
+    const bool add = call->accumulate & 1u;
+    struct operands of = {.q = {.view = qkv}, .k = {qkv, width, false}, .v = {qkv, 2 * width, false}};
+    if (!backward) {
+        of.out.view = &call->output[0];
+        of.lse_out = call->output[1].data;
+        return of;
+    }
+    of.out.view = &call->input[1];
+    of.lse_in = call->input[2].data;
+    of.dout.view = &call->input[3];
+    of.dq = (struct part){dqkv, 0, add};
+    of.dk = (struct part){dqkv, width, add};
+    of.dv = (struct part){dqkv, 2 * width, add};
+    return of;
+}
+
+static struct operands operands_grouped(const struct hapt_call *call, bool backward)
+{
+    const struct hapt_view *in = call->input, *out = call->output;
+    struct operands of = {.q = {.view = &in[0]}, .k = {.view = &in[1]}, .v = {.view = &in[2]}};
+    if (!backward) {
+        of.out.view = &out[0];
+        of.lse_out = out[1].data;
+        return of;
+    }
+    of.out.view = &in[3];
+    of.lse_in = in[4].data;
+    of.dout.view = &in[5];
+    of.dq = (struct part){&out[0], 0, call->accumulate & 1u};
+    of.dk = (struct part){&out[1], 0, call->accumulate >> 1 & 1u};
+    of.dv = (struct part){&out[2], 0, call->accumulate >> 2 & 1u};
+    return of;
+}
+
+INLINE struct operands operands_of(const struct hapt_call *call, bool grouped, bool backward)
+{
+    return grouped ? operands_grouped(call, backward) : operands_fused(call, backward);
+}
+
+/* integer: heads of keys and values, causal. */
+static struct attention attention_sizes(const struct hapt_call *call, bool grouped)
+{
+    const struct hapt_view *q = &call->input[0];
+    const int64_t q_width = grouped ? q->shape[2] : q->shape[2] / 3;
+    const int64_t kv_width = grouped ? call->input[1].shape[2] : q_width;
+    struct attention at = {.batch = q->shape[0],
+                           .length = q->shape[1],
+                           .kv_heads = call->integer[0],
                            .causal = call->integer[1] != 0};
-    at.head = at.width / at.heads;
+    at.heads = at.kv_heads * (q_width / kv_width);
+    at.head = kv_width / at.kv_heads;
     at.padded_head = round_up(at.head, LANES);
     at.padded_length = round_up(at.length, KEYS);
     at.scale = (float)(1.0 / sqrt((double)at.head));
@@ -145,48 +140,68 @@ static void scratch_divide(struct attention *at, bool backward, float *scratch)
 
 static int attention_threads(const struct hapt_call *call, const struct attention *at)
 {
-    const int64_t tasks = at->batch * at->heads;
+    const int64_t tasks = at->batch * at->kv_heads;
     return call->threads < 1 ? 1 : call->threads > tasks ? (int)tasks : call->threads;
 }
 
-static size_t attention_workspace_for(const struct hapt_call *call, bool backward)
+INLINE size_t workspace_for(const struct hapt_call *call, bool grouped, bool backward)
 {
-    const struct attention at = attention_sizes(call);
+    const struct attention at = attention_sizes(call, grouped);
     return (size_t)(attention_threads(call, &at) * scratch_floats(&at, backward)) * sizeof(float);
 }
 
 static size_t attention_workspace(const struct hapt_call *call)
 {
-    return attention_workspace_for(call, false);
+    return workspace_for(call, false, false);
 }
 
 static size_t attention_backward_workspace(const struct hapt_call *call)
 {
-    return attention_workspace_for(call, true);
+    return workspace_for(call, false, true);
 }
 
-/* Rows [first, first + rows) of one head as fp32 [rows][padded_head] times `scale`, zero padded. `row_width`: elements
- * from one row of the tensor to the next; `column`: where the head starts. */
-INLINE void pack(const struct attention *at, const void *from, int64_t row_width, int64_t column, int64_t rows,
-                 bool half, float scale, float *to)
+static size_t grouped_workspace(const struct hapt_call *call)
+{
+    return workspace_for(call, true, false);
+}
+
+static size_t grouped_backward_workspace(const struct hapt_call *call)
+{
+    return workspace_for(call, true, true);
+}
+
+/* One head of one sequence of a part: element (row, column) stands at data[row * width + column]. */
+struct rows {
+    void *data;
+    int64_t width;
+};
+
+INLINE struct rows rows_of(const struct attention *at, const struct part *part, int64_t batch, int64_t head, bool half)
+{
+    const int64_t width = part->view->shape[2];
+    const int64_t first = batch * at->length * width + part->first_column + head * at->head;
+    return (struct rows){(char *)part->view->data + first * (half ? 2 : 4), width};
+}
+
+/* Rows [first, first + rows) as fp32 [rows][padded_head] times `scale`, zero padded. */
+INLINE void pack(const struct attention *at, struct rows from, int64_t first, int64_t rows, bool half, float scale,
+                 float *to)
 {
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < at->head; c += LANES)
             vector_store(to + r * at->padded_head + c,
-                         load(from, r * row_width + column + c, at->head - c, half) * scale);
+                         load(from.data, (first + r) * from.width + c, at->head - c, half) * scale);
 }
 
-/* All rows of one head as fp32 [block][padded_head][KEYS], zero padded: columns of keys for vector loads. */
-INLINE void pack_transposed(const struct attention *at, const void *from, int64_t row_width, int64_t column, bool half,
-                            float *to)
+/* All rows as fp32 [block][padded_head][KEYS], zero padded: columns of keys for vector loads. */
+INLINE void pack_transposed(const struct attention *at, struct rows from, bool half, float *to)
 {
     for (int64_t r = 0; r < at->padded_length; r += LANES)
         for (int64_t c = 0; c < at->head; c += LANES) {
             vector row[LANES];
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++)
-                row[i] =
-                    r + i < at->length ? load(from, (r + i) * row_width + column + c, at->head - c, half) : (vector){0};
+                row[i] = r + i < at->length ? load(from.data, (r + i) * from.width + c, at->head - c, half) : (vector){0};
             vector_transpose(row);
             float *corner = to + (r / KEYS * at->padded_head + c) * KEYS + r % KEYS;
 #pragma GCC unroll 16
@@ -275,30 +290,34 @@ static void forward_block(const struct attention *at, int64_t first, int64_t row
     }
 }
 
-INLINE void forward_head(const struct hapt_call *call, const struct attention *at, int64_t b, int64_t h, bool half)
+/* One query head against the packed keys and values. */
+INLINE void forward_queries(const struct attention *at, const struct operands *of, int64_t b, int64_t h, bool half)
 {
-    const size_t element = half ? 2 : 4;
-    const int64_t width = at->width, hp = at->padded_head;
-    const char *qkv = (const char *)call->input[0].data + (size_t)(b * at->length * 3 * width) * element;
-    char *out = (char *)call->output[0].data + (size_t)(b * at->length * width) * element;
-    float *lse = (float *)call->output[1].data + (b * at->heads + h) * at->length;
-    pack_transposed(at, qkv, 3 * width, width + h * at->head, half, at->key_t);
-    pack(at, qkv, 3 * width, 2 * width + h * at->head, at->length, half, 1.0f, at->value);
+    const int64_t hp = at->padded_head;
+    const struct rows q = rows_of(at, &of->q, b, h, half), out = rows_of(at, &of->out, b, h, half);
+    float *lse = of->lse_out + (b * at->heads + h) * at->length;
     for (int64_t first = 0; first < at->length; first += QUERIES) {
         const int64_t rows = smaller(QUERIES, at->length - first);
         float top[QUERIES];
         double total[QUERIES];
-        pack(at, qkv + (size_t)(first * 3 * width) * element, 3 * width, h * at->head, rows, half, at->scale,
-             at->query);
+        pack(at, q, first, rows, half, at->scale, at->query);
         forward_block(at, first, rows, top, total);
         for (int64_t r = 0; r < rows; r++) {
             const float share = (float)(1.0 / total[r]);
             lse[first + r] = (float)(top[r] + log(total[r]));
             for (int64_t c = 0; c < at->head; c += LANES)
-                store(out, (first + r) * width + h * at->head + c, at->head - c, half,
+                store(out.data, (first + r) * out.width + c, at->head - c, half,
                       vector_load(at->out + r * hp + c) * share);
         }
     }
+}
+
+INLINE void forward_head(const struct attention *at, const struct operands *of, int64_t b, int64_t kv, bool half)
+{
+    const int64_t group = at->heads / at->kv_heads;
+    pack_transposed(at, rows_of(at, &of->k, b, kv, half), half, at->key_t);
+    pack(at, rows_of(at, &of->v, b, kv, half), 0, at->length, half, 1.0f, at->value);
+    for (int64_t h = kv * group; h < (kv + 1) * group; h++) forward_queries(at, of, b, h, half);
 }
 
 /*
@@ -316,9 +335,19 @@ static void prefetch_sequence(const struct hapt_view *view, int64_t batch, bool 
         for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
 }
 
-INLINE void forward_run(const struct hapt_call *call, bool half)
+/* One tensor with all parts is asked for once. */
+static void prefetch_parts(const struct operands *of, int64_t batch)
 {
-    const struct attention sizes = attention_sizes(call);
+    prefetch_sequence(of->q.view, batch, false);
+    if (of->k.view == of->q.view) return;
+    prefetch_sequence(of->k.view, batch, false);
+    prefetch_sequence(of->v.view, batch, false);
+}
+
+INLINE void forward_run(const struct hapt_call *call, bool grouped, bool half)
+{
+    const struct attention sizes = attention_sizes(call, grouped);
+    const struct operands of = operands_of(call, grouped, false);
     const int64_t floats = scratch_floats(&sizes, false);
 #pragma omp parallel num_threads(attention_threads(call, &sizes))
     {
@@ -326,11 +355,11 @@ INLINE void forward_run(const struct hapt_call *call, bool half)
         scratch_divide(&at, false, (float *)call->workspace + omp_get_thread_num() * floats);
         int64_t fetched = -1;
 #pragma omp for schedule(static)
-        for (int64_t task = 0; task < at.batch * at.heads; task++) {
-            const int64_t b = task / at.heads;
-            if (b != fetched) prefetch_sequence(&call->input[0], b, false);
+        for (int64_t task = 0; task < at.batch * at.kv_heads; task++) {
+            const int64_t b = task / at.kv_heads;
+            if (b != fetched) prefetch_parts(&of, b);
             fetched = b;
-            forward_head(call, &at, b, task % at.heads, half);
+            forward_head(&at, &of, b, task % at.kv_heads, half);
         }
     }
 }
@@ -412,35 +441,32 @@ static void backward_block(const struct attention *at, int64_t first, int64_t ro
     }
 }
 
-/* Writes rows of fp32 [rows][padded_head] times `scale` into one head's columns of the tensor. */
-INLINE void unpack(const struct attention *at, const float *from, int64_t rows, float scale, void *to,
-                   int64_t row_width, int64_t column, bool half)
+/* Writes (or adds) fp32 [rows][padded_head] times `scale` as rows [first, first + rows). */
+INLINE void unpack(const struct attention *at, const float *from, int64_t first, int64_t rows, float scale,
+                   struct rows to, bool add, bool half)
 {
     for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = 0; c < at->head; c += LANES)
-            store(to, r * row_width + column + c, at->head - c, half,
-                  vector_load(from + r * at->padded_head + c) * scale);
+        for (int64_t c = 0; c < at->head; c += LANES) {
+            const int64_t place = (first + r) * to.width + c;
+            vector value = vector_load(from + r * at->padded_head + c) * scale;
+            if (add) value += load(to.data, place, at->head - c, half);
+            store(to.data, place, at->head - c, half, value);
+        }
 }
 
-INLINE void backward_head(const struct hapt_call *call, const struct attention *at, int64_t b, int64_t h, bool half)
+/* One query head: its dq, and its part of dkey and dvalue. */
+INLINE void backward_queries(const struct attention *at, const struct operands *of, int64_t b, int64_t h, bool half)
 {
-    const size_t element = half ? 2 : 4;
-    const int64_t width = at->width, hp = at->padded_head, at_qkv = b * at->length * 3 * width, own = h * at->head;
-    const char *qkv = (const char *)call->input[0].data + (size_t)at_qkv * element;
-    const float *lse = (const float *)call->input[2].data + (b * at->heads + h) * at->length;
-    char *dqkv = (char *)call->output[0].data + (size_t)at_qkv * element;
-    pack_transposed(at, qkv, 3 * width, width + own, half, at->key_t);
-    pack_transposed(at, qkv, 3 * width, 2 * width + own, half, at->value_t);
-    pack(at, qkv, 3 * width, width + own, at->length, half, 1.0f, at->key);
-    memset(at->dkey, 0, (size_t)(at->padded_length * hp) * sizeof(float));
-    memset(at->dvalue, 0, (size_t)(at->padded_length * hp) * sizeof(float));
+    const int64_t hp = at->padded_head;
+    const struct rows q = rows_of(at, &of->q, b, h, half), dq = rows_of(at, &of->dq, b, h, half);
+    const struct rows out = rows_of(at, &of->out, b, h, half), dout = rows_of(at, &of->dout, b, h, half);
+    const float *lse = of->lse_in + (b * at->heads + h) * at->length;
     for (int64_t first = 0; first < at->length; first += QUERIES) {
-        const int64_t rows = smaller(QUERIES, at->length - first), row = b * at->length + first;
-        const size_t at_out = (size_t)(row * width) * element;
+        const int64_t rows = smaller(QUERIES, at->length - first);
         float delta[QUERIES];
-        pack(at, qkv + (size_t)(first * 3 * width) * element, 3 * width, own, rows, half, at->scale, at->query);
-        pack(at, (const char *)call->input[1].data + at_out, width, own, rows, half, 1.0f, at->out);
-        pack(at, (const char *)call->input[3].data + at_out, width, own, rows, half, 1.0f, at->dout);
+        pack(at, q, first, rows, half, at->scale, at->query);
+        pack(at, out, first, rows, half, 1.0f, at->out);
+        pack(at, dout, first, rows, half, 1.0f, at->dout);
         for (int64_t r = 0; r < rows; r++) {
             vector sum = {0};
             for (int64_t c = 0; c < at->head; c += LANES)
@@ -448,15 +474,28 @@ INLINE void backward_head(const struct hapt_call *call, const struct attention *
             delta[r] = (float)vector_sum(sum);
         }
         backward_block(at, first, rows, lse + first, delta);
-        unpack(at, at->dquery, rows, at->scale, dqkv + (size_t)(first * 3 * width) * element, 3 * width, own, half);
+        unpack(at, at->dquery, first, rows, at->scale, dq, of->dq.add, half);
     }
-    unpack(at, at->dkey, at->length, 1.0f, dqkv, 3 * width, width + own, half);
-    unpack(at, at->dvalue, at->length, 1.0f, dqkv, 3 * width, 2 * width + own, half);
 }
 
-INLINE void backward_run(const struct hapt_call *call, bool half)
+INLINE void backward_head(const struct attention *at, const struct operands *of, int64_t b, int64_t kv, bool half)
 {
-    const struct attention sizes = attention_sizes(call);
+    const int64_t group = at->heads / at->kv_heads, packed = at->padded_length * at->padded_head;
+    const struct rows k = rows_of(at, &of->k, b, kv, half), v = rows_of(at, &of->v, b, kv, half);
+    pack_transposed(at, k, half, at->key_t);
+    pack_transposed(at, v, half, at->value_t);
+    pack(at, k, 0, at->length, half, 1.0f, at->key);
+    memset(at->dkey, 0, (size_t)packed * sizeof(float));
+    memset(at->dvalue, 0, (size_t)packed * sizeof(float));
+    for (int64_t h = kv * group; h < (kv + 1) * group; h++) backward_queries(at, of, b, h, half);
+    unpack(at, at->dkey, 0, at->length, 1.0f, rows_of(at, &of->dk, b, kv, half), of->dk.add, half);
+    unpack(at, at->dvalue, 0, at->length, 1.0f, rows_of(at, &of->dv, b, kv, half), of->dv.add, half);
+}
+
+INLINE void backward_run(const struct hapt_call *call, bool grouped, bool half)
+{
+    const struct attention sizes = attention_sizes(call, grouped);
+    const struct operands of = operands_of(call, grouped, true);
     const int64_t floats = scratch_floats(&sizes, true);
 #pragma omp parallel num_threads(attention_threads(call, &sizes))
     {
@@ -464,37 +503,45 @@ INLINE void backward_run(const struct hapt_call *call, bool half)
         scratch_divide(&at, true, (float *)call->workspace + omp_get_thread_num() * floats);
         int64_t fetched = -1;
 #pragma omp for schedule(static)
-        for (int64_t task = 0; task < at.batch * at.heads; task++) {
-            const int64_t b = task / at.heads;
+        for (int64_t task = 0; task < at.batch * at.kv_heads; task++) {
+            const int64_t b = task / at.kv_heads;
             if (b != fetched) {
-                prefetch_sequence(&call->input[0], b, false);
-                prefetch_sequence(&call->input[1], b, false);
-                prefetch_sequence(&call->input[3], b, false);
-                prefetch_sequence(&call->output[0], b, true);
+                prefetch_parts(&of, b);
+                prefetch_sequence(of.out.view, b, false);
+                prefetch_sequence(of.dout.view, b, false);
+                prefetch_sequence(of.dq.view, b, true);
             }
             fetched = b;
-            backward_head(call, &at, b, task % at.heads, half);
+            backward_head(&at, &of, b, task % at.kv_heads, half);
         }
     }
 }
 
-#define ENTRY(name, body, half)                                                                                        \
+#define ENTRY(name, body, grouped, half)                                                                               \
     static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue)                               \
     {                                                                                                                  \
         (void)queue;                                                                                                   \
-        body(call, half);                                                                                              \
+        body(call, grouped, half);                                                                                     \
         return HAPT_OK;                                                                                                \
     }
 
-ENTRY(attention_f32, forward_run, false)
-ENTRY(attention_bf16, forward_run, true)
-ENTRY(attention_backward_f32, backward_run, false)
-ENTRY(attention_backward_bf16, backward_run, true)
+ENTRY(attention_f32, forward_run, false, false)
+ENTRY(attention_bf16, forward_run, false, true)
+ENTRY(attention_backward_f32, backward_run, false, false)
+ENTRY(attention_backward_bf16, backward_run, false, true)
+ENTRY(grouped_f32, forward_run, true, false)
+ENTRY(grouped_bf16, forward_run, true, true)
+ENTRY(grouped_backward_f32, backward_run, true, false)
+ENTRY(grouped_backward_bf16, backward_run, true, true)
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_attention)[] = {
     {HAPT_F32, {"attention", attention_workspace, attention_f32}},
     {HAPT_BF16, {"attention", attention_workspace, attention_bf16}},
     {HAPT_F32, {"attention_backward", attention_backward_workspace, attention_backward_f32}},
     {HAPT_BF16, {"attention_backward", attention_backward_workspace, attention_backward_bf16}},
+    {HAPT_F32, {"grouped_attention", grouped_workspace, grouped_f32}},
+    {HAPT_BF16, {"grouped_attention", grouped_workspace, grouped_bf16}},
+    {HAPT_F32, {"grouped_attention_backward", grouped_backward_workspace, grouped_backward_f32}},
+    {HAPT_BF16, {"grouped_attention_backward", grouped_backward_workspace, grouped_backward_bf16}},
     {HAPT_F32, {NULL, NULL, NULL}},
 };
