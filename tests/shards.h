@@ -51,6 +51,10 @@ __attribute__((unused)) static void shards_run(const struct hapt_op *op, const s
     CHECK_MESSAGE(kernel != NULL, "no kernel for %s", type->name);
     if (!kernel) return;
     struct hapt_call call = *given;
+    if (strncmp(type->name, "moe_", 4) == 0) { /* these know of ranges */
+        call.first_value = indexed ? first : 0;
+        indexed = false;
+    }
     const bool logits = strstr(type->name, "cross_entropy") != NULL;
     void *made[HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS];
     int made_count = 0, dim_of[HAPT_MAX_OUTPUTS];

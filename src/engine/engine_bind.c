@@ -11,9 +11,10 @@ static const char *optimizer_kernel(int state_count)
 static enum hapt_dtype compute_type(const struct hapt_program *program, int op)
 {
     const struct hapt_op *what = &program->graph->op[op];
-    for (int i = 0; i < what->input_count; i++) {
-        if (what->input[i] < 0) continue;
-        const enum hapt_dtype dtype = program->graph->tensor[what->input[i]].dtype;
+    for (int k = 0; k < what->input_count + what->output_count; k++) {
+        const int tensor = k < what->input_count ? what->input[k] : what->output[k - what->input_count];
+        if (tensor < 0) continue;
+        const enum hapt_dtype dtype = program->graph->tensor[tensor].dtype;
         if (dtype == HAPT_BF16 || dtype == HAPT_F16) return dtype;
     }
     return HAPT_F32;

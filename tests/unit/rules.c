@@ -23,8 +23,15 @@ struct job {
     unsigned accumulate;
 };
 
-static int64_t size_of_letter(char letter)
+static bool of_experts(int type)
 {
+    const char *name = hapt_op_type_at(type)->name;
+    return strncmp(name, "moe_", 4) == 0 || strncmp(name, "expert_", 7) == 0;
+}
+
+static int64_t size_of_letter(int type, char letter)
+{
+    if (of_experts(type) && strchr("eck", letter)) return letter == 'e' ? 4 : letter == 'c' ? 6 : 2;
     switch (letter) {
     case 'b':
         return 4;
@@ -58,10 +65,10 @@ static int64_t elements_of(const struct operand *operand)
     return count;
 }
 
-static void shape_of(const struct hapt_signature_operand *signature, struct operand *operand)
+static void shape_of(int type, const struct hapt_signature_operand *signature, struct operand *operand)
 {
     operand->dims = signature->dims;
-    for (int d = 0; d < signature->dims; d++) operand->shape[d] = size_of_letter(signature->letter[d]);
+    for (int d = 0; d < signature->dims; d++) operand->shape[d] = size_of_letter(type, signature->letter[d]);
     if (signature->dims == 0) operand->dims = 1, operand->shape[0] = 1;
 }
 
@@ -69,6 +76,14 @@ static void set_tensor(int index, const struct operand *operand)
 {
     tensors[index].dims = operand->dims;
     memcpy(tensors[index].shape, operand->shape, sizeof operand->shape);
+}
+
+/* Random, but where the operator gives numbers a meaning: the experts of a token are different ones, counts of slots are whole. */
+static double input_value(int type, const struct operand *operand, char code, int64_t k, uint64_t *random)
+{
+    if (of_experts(type) && code == 'i') return k % 2 ? ((int)operand->value[k - 1] + 1) % 4 : (double)(hapt_random_next(random) % 4);
+    if (of_experts(type) && code == 'f' && operand->dims == 2) return (double)(hapt_random_next(random) % 7);
+    return code == 'i' ? (double)(hapt_random_next(random) % 10) : (float)(2 * hapt_random_unit(random) - 1);
 }
 
 static void prepare(struct job *job, int type, bool optional)
@@ -86,18 +101,18 @@ static void prepare(struct job *job, int type, bool optional)
     if (strcmp(row->name, "layer_norm_backward") == 0) job->accumulate = 6;
     for (int i = 0; i < job->op.input_count; i++) {
         struct operand *operand = &job->input[i];
-        shape_of(&job->signature->input[i], operand);
+        shape_of(type, &job->signature->input[i], operand);
         set_tensor(i, operand);
         operand->present = optional || !job->signature->input[i].optional;
         operand->integer = row->dtypes[i] == 'i';
         job->op.input[i] = operand->present ? i : -1;
         CHECK(elements_of(operand) <= LARGEST);
         for (int64_t k = 0; k < elements_of(operand); k++)
-            operand->value[k] = operand->integer ? (double)(hapt_random_next(&random) % 10)
-                                                 : (float)(2 * hapt_random_unit(&random) - 1);
+            operand->value[k] = input_value(type, operand, row->dtypes[i], k, &random);
     }
     for (int o = 0; o < job->op.output_count; o++) {
-        shape_of(&job->signature->output[o], &job->output[o]);
+        shape_of(type, &job->signature->output[o], &job->output[o]);
+        job->output[o].integer = row->dtypes[job->signature->input_count + 2 + o] == 'i';
         job->op.output[o] = HAPT_MAX_INPUTS + o;
         set_tensor(HAPT_MAX_INPUTS + o, &job->output[o]);
         if (!optional && job->signature->output[o].optional) job->op.output_count = o;
@@ -134,7 +149,8 @@ static void run(const struct job *job, const struct hapt_op *op, const struct op
     for (int o = 0; o < call.output_count; o++) call.output[o] = view_of(&output[o], false);
     shards_run(op, &call, indexed, first, valid);
     for (int o = 0; o < call.output_count; o++)
-        for (int64_t k = 0; k < elements_of(&output[o]); k++) output[o].value[k] = ((float *)call.output[o].data)[k];
+        for (int64_t k = 0; k < elements_of(&output[o]); k++)
+            output[o].value[k] = output[o].integer ? ((int32_t *)call.output[o].data)[k] : ((float *)call.output[o].data)[k];
     for (int i = 0; i < call.input_count; i++) free(call.input[i].data);
     for (int o = 0; o < call.output_count; o++) free(call.output[o].data);
 }
@@ -193,7 +209,7 @@ static void check_sharding(const struct job *job, const struct hapt_rule *rule)
         combined[o] = job->output[o];
         memset(combined[o].value, 0, sizeof combined[o].value);
     }
-    const int64_t range = size_of_letter(rule->letter) / SHARDS;
+    const int64_t range = size_of_letter(job->type, rule->letter) / SHARDS;
     for (int rank = 0; rank < SHARDS; rank++) {
         for (int i = 0; i < op.input_count; i++) cut(&input[i], &job->input[i], rule->input[i], rank);
         for (int i = 0; i < op.input_count && rank > 0; i++)

@@ -1,6 +1,7 @@
 /* Linear layers: y = x w + b and its gradients, with w as [in][out] ("linear") or [out][in] ("linear_t"). */
 #include "gemm.h"
 #include "isa.h"
+#include "products.h"
 #include "tiles.h"
 
 /* bf16 products: by AMX tiles where they fit; by oneDNN from AVX-512 on; below, operands are widened into the
@@ -12,7 +13,7 @@ static size_t widened_bytes(int64_t elements)
     return ((size_t)elements * sizeof(float) + 63) / 64 * 64;
 }
 
-static size_t gemm_workspace(const struct gemm *gemm)
+size_t ISA_NAME(hapt_product_workspace)(const struct gemm *gemm)
 {
     if (gemm->in != HAPT_BF16) return 0;
     if (NATIVE_HALF) return ISA_NAME(hapt_tiles_workspace)(gemm);
@@ -38,9 +39,9 @@ INLINE void add_bias(const struct hapt_call *call, float *y, const void *bias, i
 }
 
 /* bf16 operands by way of fp32 copies. */
-static enum hapt_status gemm_widened(const struct hapt_call *call, struct gemm gemm)
+static enum hapt_status gemm_widened(const struct hapt_call *call, struct gemm gemm, void *workspace)
 {
-    char *at = call->workspace;
+    char *at = workspace;
     float *a = (float *)at, *b = (float *)(at += widened_bytes(gemm.m * gemm.k));
     float *c = (float *)(at + widened_bytes(gemm.k * gemm.n));
     const int threads = threads_for(call, gemm.m * gemm.k);
@@ -63,11 +64,11 @@ static enum hapt_status gemm_widened(const struct hapt_call *call, struct gemm g
     return HAPT_OK;
 }
 
-static enum hapt_status gemm_any(const struct hapt_call *call, const struct gemm *gemm)
+enum hapt_status ISA_NAME(hapt_product_run)(const struct hapt_call *call, const struct gemm *gemm, void *workspace)
 {
-    if (gemm->in == HAPT_BF16 && !NATIVE_HALF) return gemm_widened(call, *gemm);
+    if (gemm->in == HAPT_BF16 && !NATIVE_HALF) return gemm_widened(call, *gemm, workspace);
     if (!ISA_NAME(hapt_tiles_workspace)(gemm)) return hapt_gemm_run(gemm);
-    ISA_NAME(hapt_tiles_run)(gemm, call->workspace);
+    ISA_NAME(hapt_tiles_run)(gemm, workspace);
     return HAPT_OK;
 }
 
@@ -90,7 +91,7 @@ static struct gemm forward_gemm(const struct hapt_call *call, enum hapt_dtype dt
 static enum hapt_status linear_forward(const struct hapt_call *call, enum hapt_dtype dtype, bool transposed)
 {
     struct gemm gemm = forward_gemm(call, dtype, transposed);
-    if (dtype == HAPT_BF16) return gemm_any(call, &gemm);
+    if (dtype == HAPT_BF16) return ISA_NAME(hapt_product_run)(call, &gemm, call->workspace);
     const void *bias = gemm.bias; /* sgemm and a pass over y beat oneDNN's fp32 primitive with a bias */
     gemm.bias = NULL;
     HAPT_TRY(hapt_gemm_run(&gemm));
@@ -110,7 +111,7 @@ static struct gemm input_gradient_gemm(const struct hapt_call *call, enum hapt_d
 static enum hapt_status linear_input_gradient(const struct hapt_call *call, enum hapt_dtype dtype, bool transposed)
 {
     const struct gemm gemm = input_gradient_gemm(call, dtype, transposed);
-    return gemm_any(call, &gemm);
+    return ISA_NAME(hapt_product_run)(call, &gemm, call->workspace);
 }
 
 /* Column sums of dy [rows][columns] into db, over chunks of rows that depend on the shape alone. */
@@ -171,19 +172,19 @@ static enum hapt_status linear_weight_gradient(const struct hapt_call *call, enu
         else
             bias_gradient(call, dy, gemm.k, out, false, call->workspace, db, accumulate);
     }
-    return gemm_any(call, &gemm); /* last: it may reuse the workspace */
+    return ISA_NAME(hapt_product_run)(call, &gemm, call->workspace); /* last: it may reuse the workspace */
 }
 
 static size_t forward_workspace(const struct hapt_call *call)
 {
     const struct gemm gemm = forward_gemm(call, HAPT_BF16, false);
-    return gemm_workspace(&gemm);
+    return ISA_NAME(hapt_product_workspace)(&gemm);
 }
 
 static size_t input_gradient_workspace(const struct hapt_call *call)
 {
     const struct gemm gemm = input_gradient_gemm(call, HAPT_BF16, false);
-    return gemm_workspace(&gemm);
+    return ISA_NAME(hapt_product_workspace)(&gemm);
 }
 
 static size_t bias_workspace(const struct hapt_call *call)
@@ -194,7 +195,7 @@ static size_t bias_workspace(const struct hapt_call *call)
 static size_t weight_gradient_workspace(const struct hapt_call *call, bool transposed)
 {
     const struct gemm gemm = weight_gradient_gemm(call, HAPT_BF16, transposed);
-    const size_t product = gemm_workspace(&gemm), sums = bias_workspace(call);
+    const size_t product = ISA_NAME(hapt_product_workspace)(&gemm), sums = bias_workspace(call);
     return product > sums ? product : sums;
 }
 

@@ -16,8 +16,10 @@ struct level {
         .name = #isa, .family = {                                                                                      \
             hapt_cpu_attention_##isa,                                                                                  \
             hapt_cpu_embedding_##isa,                                                                                  \
+            hapt_cpu_expert_##isa,                                                                                     \
             hapt_cpu_linear_##isa,                                                                                     \
             hapt_cpu_loss_##isa,                                                                                       \
+            hapt_cpu_moe_##isa,                                                                                        \
             hapt_cpu_norm_##isa,                                                                                       \
             hapt_cpu_optimizer_##isa,                                                                                  \
             hapt_cpu_pointwise_##isa,                                                                                  \

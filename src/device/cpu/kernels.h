@@ -24,8 +24,10 @@ struct cpu_kernel {
         hapt_cpu_##family##_base[]
 CPU_KERNEL_DECLARE(attention);
 CPU_KERNEL_DECLARE(embedding);
+CPU_KERNEL_DECLARE(expert);
 CPU_KERNEL_DECLARE(linear);
 CPU_KERNEL_DECLARE(loss);
+CPU_KERNEL_DECLARE(moe);
 CPU_KERNEL_DECLARE(norm);
 CPU_KERNEL_DECLARE(optimizer);
 CPU_KERNEL_DECLARE(pointwise);
