@@ -13,6 +13,7 @@
 #define HAPT_LINK_H
 
 #include "hapt/arena.h"
+#include "hapt/dtype.h"
 #include "hapt/env.h"
 
 #define HAPT_LINK_CHUNK_BYTES 65536
@@ -104,19 +105,60 @@ double hapt_courier_active_s(struct hapt_courier *courier, int flow);
 
 struct hapt_collective;
 
+/* Runs of bytes in a dense array, evenly spaced: `count` runs of `run` bytes, the first at `offset`, the next each `stride` further.
+ * What a rank holds of one dimension of a tensor is one of these in the whole tensor; in order they are its dense local copy. */
+struct hapt_strided {
+    size_t offset, count, run, stride;
+};
+/* Several of them, one behind the other: what one rank sends another when a tensor changes its layout. */
+struct hapt_strided_list {
+    int count;
+    const struct hapt_strided *part;
+};
+size_t hapt_strided_bytes(const struct hapt_strided_list *list);
+/* Copies bytes [first, first + bytes) of a list's runs in `base` to `dense`, and back. */
+void hapt_strided_pack(const struct hapt_strided_list *list, const void *base, size_t first, size_t bytes, void *dense);
+void hapt_strided_unpack(const struct hapt_strided_list *list, void *base, size_t first, size_t bytes,
+                         const void *dense);
+
 /* Over all ranks of `comm` (duplicated). Ranks of one node use a shared memory window where `shared_memory` allows,
  * others messages; either way each element is summed in order of rank, by one rank, so all get equal bits. `who`:
- * "stage 1", for messages; borrowed. Collective. */
+ * "stage 1", for messages; borrowed. Memory is reserved here; no call below allocates. Collective. */
 enum hapt_status hapt_collective_create(MPI_Comm comm, const char *who, double timeout_s, bool shared_memory,
                                         struct hapt_collective **collective);
 void hapt_collective_destroy(struct hapt_collective *collective);
+int hapt_collective_ranks(const struct hapt_collective *collective);
+int hapt_collective_rank(const struct hapt_collective *collective);
+
 /* data[i] = sum over ranks of data[i]. `what` names the operation in a time-out. Collective. */
 enum hapt_status hapt_collective_all_reduce(struct hapt_collective *collective, const char *what, float *data,
                                             size_t elements);
+/* The same, or the largest, of fp32 or bf16; bf16 is added in fp32 and rounded once. Collective. */
+enum hapt_combine { HAPT_COMBINE_SUM, HAPT_COMBINE_MAXIMUM };
+enum hapt_status hapt_collective_combine(struct hapt_collective *collective, const char *what,
+                                         enum hapt_combine combine, enum hapt_dtype dtype, void *data, size_t elements);
 /* Rank r gives elements [first(r), first(r + 1)) of `data`, first(r) = hapt_collective_slice; all get all. Collective.
  */
 enum hapt_status hapt_collective_all_gather(struct hapt_collective *collective, const char *what, float *data,
                                             size_t elements);
+/* Shards of a dimension to the whole: rank r's dense shard `mine` goes to the runs part[r] of `whole`; shards may differ in size.
+ * `padded`: messages are all as long as the largest shard's (one all-gather, HAP 2.5.1); else each shard is broadcast by itself
+ * (grouped broadcast, HAP 4.4). In shared memory both copy the shards alone. Collective. */
+enum hapt_status hapt_collective_gather_shards(struct hapt_collective *collective, const char *what, bool padded,
+                                               const struct hapt_strided *part, const void *mine, void *whole);
+/* Partial sums to shards of their sum: rank r gets, dense, the runs part[r] of the sum over ranks of `partial`. Equal to the
+ * all-reduce's bits. Collective. */
+enum hapt_status hapt_collective_reduce_scatter(struct hapt_collective *collective, const char *what,
+                                                enum hapt_dtype dtype, const struct hapt_strided *part,
+                                                const void *partial, void *mine);
+/* One layout to another: the runs send[r] of `from` go to rank r, and what rank r sends here to the runs receive[r] of `to`; what is
+ * sent from rank s to r has as many bytes there as here, at most `longest`, a number equal on all ranks. Collective. */
+enum hapt_status hapt_collective_all_to_all(struct hapt_collective *collective, const char *what, size_t longest,
+                                            const struct hapt_strided_list *send, const void *from,
+                                            const struct hapt_strided_list *receive, void *to);
+/* What rank `root` has. Collective. */
+enum hapt_status hapt_collective_broadcast(struct hapt_collective *collective, const char *what, int root, void *data,
+                                           size_t bytes);
 /* First element of the slice of rank `rank` of `ranks`. */
 size_t hapt_collective_slice(size_t elements, int ranks, int rank);
 

@@ -1,10 +1,7 @@
 /*
- * Deterministic collectives of the compute thread.
- *
- * Each element is summed by one rank, in order of rank, so every rank gets the same bits and the sum does not depend on
- * which of the two ways carried it. On one node: slabs in a shared memory window, two of each so that a block needs two
- * barriers. Over several nodes: slices are sent to their owner, summed there and sent back. Waiting never spins for
- * long: other ranks may share the core.
+ * Where ranks meet: agreements, and the two ways that collectives take. On one node: slabs in a shared memory window, two
+ * of each, so that filling one needs no barrier. Over several nodes: messages of a segment a peer. Waiting never spins
+ * for long: other ranks may share the core.
  */
 #include <sched.h>
 #include <stdatomic.h>
@@ -13,29 +10,10 @@
 #include <string.h>
 #include <sys/prctl.h>
 
-#include "hapt/link.h"
-
-#define SLAB_ELEMENTS ((size_t)1 << 18)  /* shared memory: floats of one block; 1 MiB, so that it stays in the cache */
-#define SLICE_ELEMENTS ((size_t)1 << 16) /* messages: floats one rank owns of a block */
+#include "collective.h"
 
 struct shared_head {
     _Alignas(64) atomic_ullong arrived;
-};
-
-struct hapt_collective {
-    MPI_Comm comm;
-    int rank, size;
-    const char *who;
-    double timeout_s;
-    /* one node */
-    MPI_Win window;
-    struct shared_head *head; /* on rank 0 */
-    float **slab;             /* [2 * size]: slab[b * size + r] */
-    unsigned long long barriers;
-    int turn; /* which of the two slabs is next */
-    /* several nodes */
-    float *received;      /* [size][SLICE_ELEMENTS] */
-    MPI_Request *request; /* [2 * size] */
 };
 
 void hapt_link_sharpen_timers(void)
@@ -145,8 +123,7 @@ enum hapt_status hapt_link_all_or_none(MPI_Comm comm, const char *what, enum hap
 /* The slabs' places are reserved by the caller: nothing fails on one rank alone between these collectives. */
 static enum hapt_status open_window(struct hapt_collective *collective)
 {
-    const size_t slab_bytes = SLAB_ELEMENTS * sizeof(float);
-    const MPI_Aint bytes = (MPI_Aint)(2 * sizeof(struct shared_head) + 2 * slab_bytes);
+    const MPI_Aint bytes = (MPI_Aint)(2 * sizeof(struct shared_head) + 2 * SLAB_BYTES);
     char *mine = NULL;
     HAPT_MPI(MPI_Win_allocate_shared(bytes, 1, MPI_INFO_NULL, collective->comm, &mine, &collective->window));
     for (int r = 0; r < collective->size; r++) {
@@ -157,8 +134,8 @@ static enum hapt_status open_window(struct hapt_collective *collective)
         /* The library aligns a segment to 8 bytes; pages are shared, so all ranks round alike. */
         base += -(uintptr_t)base % _Alignof(struct shared_head);
         if (r == 0) collective->head = (struct shared_head *)base;
-        collective->slab[r] = (float *)(base + sizeof(struct shared_head));
-        collective->slab[collective->size + r] = collective->slab[r] + SLAB_ELEMENTS;
+        collective->slab[r] = base + sizeof(struct shared_head);
+        collective->slab[collective->size + r] = collective->slab[r] + SLAB_BYTES;
     }
     /* Pages are touched first by the rank that fills them. */
     memset(mine, 0, (size_t)bytes);
@@ -167,7 +144,7 @@ static enum hapt_status open_window(struct hapt_collective *collective)
     return HAPT_OK;
 }
 
-static enum hapt_status barrier(struct hapt_collective *collective, const char *what)
+enum hapt_status collective_barrier(struct hapt_collective *collective, const char *what)
 {
     const unsigned long long goal = ++collective->barriers * (unsigned long long)collective->size;
     atomic_fetch_add_explicit(&collective->head->arrived, 1, memory_order_acq_rel);
@@ -182,92 +159,79 @@ static enum hapt_status barrier(struct hapt_collective *collective, const char *
     return HAPT_OK;
 }
 
-static void sum_slice(float *const *slab, int ranks, size_t first, size_t end)
+char *const *collective_next_slabs(struct hapt_collective *collective)
 {
-    float *restrict sum = slab[0];
-    for (int r = 1; r < ranks; r++) {
-        const float *restrict term = slab[r];
-        for (size_t i = first; i < end; i++) sum[i] += term[i];
-    }
+    collective->turn ^= 1;
+    return collective->slab + collective->turn * collective->size;
 }
 
-static enum hapt_status reduce_shared(struct hapt_collective *collective, const char *what, float *data,
-                                      size_t elements)
-{
-    for (size_t first = 0; first < elements; first += SLAB_ELEMENTS) {
-        const size_t count = elements - first < SLAB_ELEMENTS ? elements - first : SLAB_ELEMENTS;
-        float *const *slab = collective->slab + collective->turn * collective->size;
-        collective->turn ^= 1;
-        memcpy(slab[collective->rank], data + first, count * sizeof *data);
-        HAPT_TRY(barrier(collective, what));
-        sum_slice(slab, collective->size, hapt_collective_slice(count, collective->size, collective->rank),
-                  hapt_collective_slice(count, collective->size, collective->rank + 1));
-        HAPT_TRY(barrier(collective, what));
-        memcpy(data + first, slab[0], count * sizeof *data);
-    }
-    return HAPT_OK;
-}
+/* ---- messages ---- */
 
-static enum hapt_status gather_shared(struct hapt_collective *collective, const char *what, float *data,
-                                      size_t elements)
+enum hapt_status collective_wait(struct hapt_collective *collective, int count, const char *what)
 {
-    const size_t mine = hapt_collective_slice(elements, collective->size, collective->rank);
-    const size_t end = hapt_collective_slice(elements, collective->size, collective->rank + 1);
-    for (size_t first = 0; first < elements; first += SLAB_ELEMENTS) {
-        const size_t stop = first + SLAB_ELEMENTS < elements ? first + SLAB_ELEMENTS : elements;
-        float *slab = collective->slab[collective->turn * collective->size];
-        collective->turn ^= 1;
-        const size_t from = mine > first ? mine : first, to = end < stop ? end : stop;
-        if (from < to) memcpy(slab + (from - first), data + from, (to - from) * sizeof *data);
-        HAPT_TRY(barrier(collective, what));
-        memcpy(data + first, slab, (stop - first) * sizeof *data);
-    }
-    return HAPT_OK;
-}
-
-/* ---- several nodes ---- */
-
-static enum hapt_status share_slices(struct hapt_collective *collective, const char *what, float *data, size_t elements)
-{
-    int count = 0;
-    const size_t mine = hapt_collective_slice(elements, collective->size, collective->rank);
-    const size_t end = hapt_collective_slice(elements, collective->size, collective->rank + 1);
-    for (int r = 0; r < collective->size; r++) {
-        if (r == collective->rank) continue;
-        const size_t first = hapt_collective_slice(elements, collective->size, r);
-        const size_t stop = hapt_collective_slice(elements, collective->size, r + 1);
-        HAPT_MPI(MPI_Irecv(data + first, (int)(stop - first), MPI_FLOAT, r, 1, collective->comm,
-                           &collective->request[count++]));
-        HAPT_MPI(MPI_Isend(data + mine, (int)(end - mine), MPI_FLOAT, r, 1, collective->comm,
-                           &collective->request[count++]));
-    }
     return wait_requests(collective->request, count, collective->who, collective->timeout_s, what);
 }
 
-static enum hapt_status reduce_block(struct hapt_collective *collective, const char *what, float *data, size_t elements)
+#define TRADE_TAG 2
+
+static enum hapt_status trade_messages(struct hapt_collective *collective, const char *what)
 {
+    const int me = collective->rank;
     int count = 0;
-    const size_t mine = hapt_collective_slice(elements, collective->size, collective->rank);
-    const size_t own = hapt_collective_slice(elements, collective->size, collective->rank + 1) - mine;
     for (int r = 0; r < collective->size; r++) {
-        if (r == collective->rank) continue;
-        const size_t first = hapt_collective_slice(elements, collective->size, r);
-        const size_t stop = hapt_collective_slice(elements, collective->size, r + 1);
-        HAPT_MPI(MPI_Irecv(collective->received + (size_t)r * SLICE_ELEMENTS, (int)own, MPI_FLOAT, r, 0,
-                           collective->comm, &collective->request[count++]));
-        HAPT_MPI(MPI_Isend(data + first, (int)(stop - first), MPI_FLOAT, r, 0, collective->comm,
-                           &collective->request[count++]));
+        if (r == me) continue;
+        if (collective->in_bytes[r] > 0)
+            HAPT_MPI(MPI_Irecv(collective->received + (size_t)r * SEGMENT_BYTES, (int)collective->in_bytes[r], MPI_BYTE,
+                               r, TRADE_TAG, collective->comm, &collective->request[count++]));
+        if (collective->out_bytes[r] > 0)
+            HAPT_MPI(MPI_Isend(collective->sent + (size_t)r * SEGMENT_BYTES, (int)collective->out_bytes[r], MPI_BYTE, r,
+                               TRADE_TAG, collective->comm, &collective->request[count++]));
     }
-    HAPT_TRY(wait_requests(collective->request, count, collective->who, collective->timeout_s, what));
-    memcpy(collective->received + (size_t)collective->rank * SLICE_ELEMENTS, data + mine, own * sizeof *data);
-    for (int r = 1; r < collective->size; r++)
-        for (size_t i = 0; i < own; i++)
-            collective->received[i] += collective->received[(size_t)r * SLICE_ELEMENTS + i];
-    memcpy(data + mine, collective->received, own * sizeof *data);
-    return share_slices(collective, what, data, elements);
+    return collective_wait(collective, count, what);
 }
 
 /* ---- either ---- */
+
+/* What a rank gives itself stands where it put it, so it is never sent. */
+size_t collective_trade_bytes(const struct hapt_collective *collective)
+{
+    return collective->head ? SLAB_BYTES / (size_t)collective->size / 64 * 64 : SEGMENT_BYTES;
+}
+
+void collective_trade_begin(struct hapt_collective *collective)
+{
+    if (collective->head) collective_next_slabs(collective);
+}
+
+char *collective_trade_out(const struct hapt_collective *collective, int rank)
+{
+    if (!collective->head) return collective->sent + (size_t)rank * SEGMENT_BYTES;
+    return collective->slab[collective->turn * collective->size + collective->rank] +
+           (size_t)rank * collective_trade_bytes(collective);
+}
+
+const char *collective_trade_in(const struct hapt_collective *collective, int rank)
+{
+    if (!collective->head)
+        return (rank == collective->rank ? collective->sent : collective->received) + (size_t)rank * SEGMENT_BYTES;
+    return collective->slab[collective->turn * collective->size + rank] +
+           (size_t)collective->rank * collective_trade_bytes(collective);
+}
+
+enum hapt_status collective_trade(struct hapt_collective *collective, const char *what)
+{
+    return collective->head ? collective_barrier(collective, what) : trade_messages(collective, what);
+}
+
+int hapt_collective_ranks(const struct hapt_collective *collective)
+{
+    return collective->size;
+}
+
+int hapt_collective_rank(const struct hapt_collective *collective)
+{
+    return collective->rank;
+}
 
 size_t hapt_collective_slice(size_t elements, int ranks, int rank)
 {
@@ -280,7 +244,6 @@ static enum hapt_status open_collective(struct hapt_collective *collective, MPI_
     HAPT_MPI(MPI_Comm_dup(comm, &collective->comm));
     HAPT_MPI(MPI_Comm_set_errhandler(collective->comm, MPI_ERRORS_RETURN));
     HAPT_MPI(MPI_Comm_rank(collective->comm, &collective->rank));
-    if (collective->size == 1) return HAPT_OK;
     MPI_Comm node;
     int together = 0;
     HAPT_MPI(MPI_Comm_split_type(collective->comm, MPI_COMM_TYPE_SHARED, collective->rank, MPI_INFO_NULL, &node));
@@ -288,10 +251,11 @@ static enum hapt_status open_collective(struct hapt_collective *collective, MPI_
     MPI_Comm_free(&node);
     int smallest = together;
     HAPT_MPI(MPI_Allreduce(&together, &smallest, 1, MPI_INT, MPI_MIN, collective->comm));
-    if (smallest == collective->size && shared_memory) return open_window(collective);
-    collective->received = calloc((size_t)collective->size, SLICE_ELEMENTS * sizeof(float));
+    if (smallest == collective->size && shared_memory && collective->size > 1) return open_window(collective);
+    collective->received = calloc((size_t)collective->size, SEGMENT_BYTES);
+    collective->sent = calloc((size_t)collective->size, SEGMENT_BYTES);
     enum hapt_status status = HAPT_OK;
-    if (!collective->received) status = hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a collective");
+    if (!collective->received || !collective->sent) status = hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a collective");
     return hapt_link_all_or_none(collective->comm, "the buffers of a collective", status);
 }
 
@@ -304,7 +268,10 @@ static struct hapt_collective *reserve(int size)
     made->size = size;
     made->slab = calloc((size_t)(2 * size), sizeof *made->slab);
     made->request = calloc((size_t)(2 * size), sizeof *made->request);
-    if (made->slab && made->request) return made;
+    made->out_bytes = calloc((size_t)size, sizeof *made->out_bytes);
+    made->in_bytes = calloc((size_t)size, sizeof *made->in_bytes);
+    made->term = calloc((size_t)size, sizeof *made->term);
+    if (made->slab && made->request && made->out_bytes && made->in_bytes && made->term) return made;
     hapt_collective_destroy(made);
     return NULL;
 }
@@ -338,26 +305,10 @@ void hapt_collective_destroy(struct hapt_collective *collective)
     if (collective->comm != MPI_COMM_NULL) MPI_Comm_free(&collective->comm);
     free(collective->slab);
     free(collective->received);
+    free(collective->sent);
     free(collective->request);
+    free(collective->out_bytes);
+    free(collective->in_bytes);
+    free(collective->term);
     free(collective);
-}
-
-enum hapt_status hapt_collective_all_reduce(struct hapt_collective *collective, const char *what, float *data,
-                                            size_t elements)
-{
-    if (collective->size == 1) return HAPT_OK;
-    if (collective->head) return reduce_shared(collective, what, data, elements);
-    const size_t block = SLICE_ELEMENTS * (size_t)collective->size;
-    for (size_t first = 0; first < elements; first += block)
-        HAPT_TRY(reduce_block(collective, what, data + first, elements - first < block ? elements - first : block));
-    return HAPT_OK;
-}
-
-enum hapt_status hapt_collective_all_gather(struct hapt_collective *collective, const char *what, float *data,
-                                            size_t elements)
-{
-    if (collective->size == 1) return HAPT_OK;
-    if (collective->head) return gather_shared(collective, what, data, elements);
-    HAPT_ASSERT(elements / (size_t)collective->size < INT32_MAX);
-    return share_slices(collective, what, data, elements);
 }

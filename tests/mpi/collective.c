@@ -1,14 +1,17 @@
 /* ranks: 1 2 3 4
- * All-reduce and all-gather against sums in order of rank, by shared memory and by messages: equal bits everywhere. */
+ * Collectives against sums in order of rank and against where every element belongs, by shared memory and by messages:
+ * equal bits everywhere, nothing written beside its place. */
 #include "test.h"
 
 #include "hapt/link.h"
+#include "hapt/ratios.h"
 
 /* What rank `rank` holds at `i`: values whose float sum depends on the order. */
 static float value(int round, int rank, size_t i)
 {
-    uint64_t state = hapt_hash((uint64_t)round * 131 + (uint64_t)rank, &i, sizeof i);
-    return (float)((hapt_random_unit(&state) - 0.5) * pow(10, (double)(rank * 3 % 7)));
+    static const double scale[] = {1, 1e3, 1e6, 1e2, 1e5, 1e1, 1e4};
+    uint64_t state = (uint64_t)round * 131 + (uint64_t)rank + i * 0x9e3779b97f4a7c15u;
+    return (float)((hapt_random_unit(&state) - 0.5) * scale[rank % 7]);
 }
 
 static void reduce_and_gather(bool shared_memory)
@@ -52,6 +55,192 @@ static void messages(void)
     reduce_and_gather(false);
 }
 
+/* ---- random layouts: a tensor [outer][blocks * extent][middle][blocks * extent][inner] against what each element should be ---- */
+
+enum { MOST = 16 };
+static uint64_t shared_random; /* equal on all ranks */
+
+/* Any cut of `units` into one part a rank, none empty. */
+static void random_cut(int ranks, int64_t units, int64_t *first)
+{
+    double ratio[MOST];
+    for (int r = 0; r < ranks; r++) ratio[r] = 0.05 + hapt_random_unit(&shared_random);
+    CHECK(hapt_split(ratio, ranks, units, first));
+}
+
+struct dimension { /* of a tensor seen as [outer][blocks][extent][inner], inner in elements */
+    size_t outer, blocks, extent, inner;
+    int64_t first[MOST + 1];
+};
+
+static struct dimension random_dimension(int ranks)
+{
+    struct dimension made = {.outer = 1 + hapt_random_next(&shared_random) % 5,
+                             .blocks = 1 + hapt_random_next(&shared_random) % 3,
+                             .extent = (size_t)ranks + hapt_random_next(&shared_random) % 9,
+                             .inner = 1 + hapt_random_next(&shared_random) % 7};
+    if (hapt_random_next(&shared_random) % 10 == 0) made.inner *= 2003; /* several blocks of the transport */
+    random_cut(ranks, (int64_t)made.extent, made.first);
+    return made;
+}
+
+static struct hapt_strided part_of(const struct dimension *dimension, int rank, size_t width)
+{
+    const size_t inner = dimension->inner * width;
+    return (struct hapt_strided){.offset = (size_t)dimension->first[rank] * inner,
+                                 .count = dimension->outer * dimension->blocks,
+                                 .run = (size_t)(dimension->first[rank + 1] - dimension->first[rank]) * inner,
+                                 .stride = dimension->extent * inner};
+}
+
+/* The rank whose shard element `i` of the whole is in, and where in it. */
+static int owner(const struct dimension *dimension, size_t i, size_t *local)
+{
+    const size_t inner = i % dimension->inner, at = i / dimension->inner % dimension->extent;
+    const size_t row = i / dimension->inner / dimension->extent;
+    int rank = 0;
+    while ((int64_t)at >= dimension->first[rank + 1]) rank++;
+    const size_t mine = (size_t)(dimension->first[rank + 1] - dimension->first[rank]);
+    *local = (row * mine + at - (size_t)dimension->first[rank]) * dimension->inner + inner;
+    return rank;
+}
+
+static float get(const void *data, enum hapt_dtype dtype, size_t i)
+{
+    return dtype == HAPT_F32 ? ((const float *)data)[i] : hapt_bf16_to_f32(((const uint16_t *)data)[i]);
+}
+
+static void put(void *data, enum hapt_dtype dtype, size_t i, float value)
+{
+    if (dtype == HAPT_F32)
+        ((float *)data)[i] = value;
+    else
+        ((uint16_t *)data)[i] = hapt_bf16_from_f32(value);
+}
+
+/* The value as the type holds it. */
+static float rounded(enum hapt_dtype dtype, float value)
+{
+    return dtype == HAPT_F32 ? value : hapt_bf16_to_f32(hapt_bf16_from_f32(value));
+}
+
+/* What `ranks` summed, or the largest, in order of rank; rounded once. */
+static float combined(enum hapt_dtype dtype, int round, int ranks, size_t i, bool largest)
+{
+    float sum = rounded(dtype, value(round, 0, i));
+    for (int r = 1; r < ranks; r++) {
+        const float term = rounded(dtype, value(round, r, i));
+        if (!largest)
+            sum += term;
+        else if (term > sum)
+            sum = term;
+    }
+    return rounded(dtype, sum);
+}
+
+static void gather_scatter(struct hapt_collective *collective, int round, enum hapt_dtype dtype)
+{
+    const int ranks = test_env.world_size, me = test_env.world_rank;
+    const size_t width = hapt_dtype_bytes(dtype);
+    const struct dimension dimension = random_dimension(ranks);
+    const size_t n = dimension.outer * dimension.blocks * dimension.extent * dimension.inner;
+    struct hapt_strided part[MOST];
+    for (int r = 0; r < ranks; r++) part[r] = part_of(&dimension, r, width);
+    const size_t own = part[me].count * part[me].run / width;
+    char *whole = malloc(n * width + 1), *mine = malloc(own * width + 1);
+    for (int padded = 0; padded < 2; padded++) {
+        size_t local, wrong = 0;
+        memset(whole, 0x7f, n * width + 1);
+        for (size_t i = 0; i < n; i++)
+            if (owner(&dimension, i, &local) == me) put(mine, dtype, local, value(round, 20, i));
+        CHECK_OK(hapt_collective_gather_shards(collective, "gather", padded, part, mine, whole));
+        for (size_t i = 0; i < n; i++) wrong += get(whole, dtype, i) != rounded(dtype, value(round, 20, i));
+        CHECK_MESSAGE(wrong == 0, "round %d: %zu of %zu gathered elements are wrong", round, wrong, n);
+        CHECK(whole[n * width] == 0x7f);
+    }
+    size_t local, wrong = 0;
+    for (size_t i = 0; i < n; i++) put(whole, dtype, i, value(round, me, i));
+    memset(mine, 0x7f, own * width + 1);
+    CHECK_OK(hapt_collective_reduce_scatter(collective, "scatter", dtype, part, whole, mine));
+    for (size_t i = 0; i < n; i++)
+        if (owner(&dimension, i, &local) == me) {
+            const float sum = combined(dtype, round, ranks, i, false), got = get(mine, dtype, local);
+            wrong += memcmp(&sum, &got, sizeof sum) != 0;
+        }
+    CHECK_MESSAGE(wrong == 0, "round %d: %zu of %zu scattered sums are wrong", round, wrong, own);
+    CHECK(mine[own * width] == 0x7f);
+    for (int largest = 0; largest < 2; largest++) {
+        for (size_t i = 0; i < n; i++) put(whole, dtype, i, value(round, me, i));
+        CHECK_OK(hapt_collective_combine(collective, "combine", largest ? HAPT_COMBINE_MAXIMUM : HAPT_COMBINE_SUM, dtype,
+                                         whole, n));
+        for (size_t i = 0; i < n; i++) wrong += get(whole, dtype, i) != combined(dtype, round, ranks, i, largest);
+        CHECK_MESSAGE(wrong == 0, "round %d: %zu of %zu elements are combined wrongly", round, wrong, n);
+    }
+    const int root = (int)(hapt_random_next(&shared_random) % (uint64_t)ranks);
+    for (size_t i = 0; i < n; i++) put(whole, dtype, i, value(round, me, i));
+    CHECK_OK(hapt_collective_broadcast(collective, "broadcast", root, whole, n * width));
+    for (size_t i = 0; i < n; i++) wrong += get(whole, dtype, i) != rounded(dtype, value(round, root, i));
+    CHECK_MESSAGE(wrong == 0, "round %d: %zu of %zu elements were not broadcast", round, wrong, n);
+    free(whole);
+    free(mine);
+}
+
+/* Sharded on rows to sharded on columns of [a][b][c], c in elements: what goes from one rank to another is a rectangle. */
+static void trade(struct hapt_collective *collective, int round, enum hapt_dtype dtype)
+{
+    const int ranks = test_env.world_size, me = test_env.world_rank;
+    const size_t width = hapt_dtype_bytes(dtype);
+    struct dimension rows = random_dimension(ranks), columns = random_dimension(ranks);
+    rows.outer = rows.blocks = columns.blocks = 1;
+    rows.inner = columns.extent * columns.inner;
+    columns.outer = rows.extent;
+    const size_t n = rows.extent * rows.inner, c = columns.inner * width;
+    const size_t my_rows = (size_t)(rows.first[me + 1] - rows.first[me]);
+    const size_t my_columns = (size_t)(columns.first[me + 1] - columns.first[me]);
+    struct hapt_strided send[MOST], receive[MOST];
+    struct hapt_strided_list sends[MOST], receives[MOST];
+    size_t longest = 0;
+    for (int r = 0; r < ranks; r++) {
+        const size_t its_rows = (size_t)(rows.first[r + 1] - rows.first[r]);
+        const size_t its_columns = (size_t)(columns.first[r + 1] - columns.first[r]);
+        send[r] = (struct hapt_strided){(size_t)columns.first[r] * c, my_rows, its_columns * c, columns.extent * c};
+        receive[r] = (struct hapt_strided){(size_t)rows.first[r] * my_columns * c, 1, its_rows * my_columns * c, 0};
+        sends[r] = (struct hapt_strided_list){1, &send[r]};
+        receives[r] = (struct hapt_strided_list){1, &receive[r]};
+        for (int s = 0; s < ranks; s++) {
+            const size_t bytes = (size_t)(rows.first[s + 1] - rows.first[s]) * its_columns * c;
+            if (bytes > longest) longest = bytes;
+        }
+    }
+    char *from = malloc(my_rows * rows.inner * width), *to = malloc(rows.extent * my_columns * c + 1);
+    size_t local, wrong = 0;
+    memset(to, 0x7f, rows.extent * my_columns * c + 1);
+    for (size_t i = 0; i < n; i++)
+        if (owner(&rows, i, &local) == me) put(from, dtype, local, value(round, 30, i));
+    CHECK_OK(hapt_collective_all_to_all(collective, "trade", longest, sends, from, receives, to));
+    for (size_t i = 0; i < n; i++)
+        if (owner(&columns, i, &local) == me)
+            wrong += get(to, dtype, local) != rounded(dtype, value(round, 30, i));
+    CHECK_MESSAGE(wrong == 0, "round %d: %zu of %zu traded elements are wrong", round, wrong, n);
+    CHECK(to[rows.extent * my_columns * c] == 0x7f);
+    free(from);
+    free(to);
+}
+
+static void random_layouts(void)
+{
+    for (int shared = 0; shared < 2; shared++) {
+        struct hapt_collective *collective = NULL;
+        CHECK_OK(hapt_collective_create(test_env.world, "test", 60, shared, &collective));
+        shared_random = 42;
+        for (int round = 0; round < (test_long() ? 1000 : 40); round++) {
+            gather_scatter(collective, round, round % 2 ? HAPT_BF16 : HAPT_F32);
+            trade(collective, round, round % 2 ? HAPT_F32 : HAPT_BF16);
+        }
+        hapt_collective_destroy(collective);
+    }
+}
+
 static void slices(void)
 {
     for (size_t n = 0; n < 50; n++)
@@ -73,19 +262,38 @@ static void gather_all(void)
 }
 
 /* A peer that never comes: the wait ends, and says who waited for what. */
+static enum hapt_status call_alone(struct hapt_collective *collective, int operation, const char *what)
+{
+    static float data[4], shard[2];
+    const struct hapt_strided part[2] = {{0, 1, 8, 0}, {8, 1, 8, 0}};
+    const struct hapt_strided_list send[2] = {{1, &part[0]}, {1, &part[1]}};
+    switch (operation) {
+    case 0:
+        return hapt_collective_all_reduce(collective, what, data, 4);
+    case 1:
+        return hapt_collective_gather_shards(collective, what, true, part, shard, data);
+    case 2:
+        return hapt_collective_reduce_scatter(collective, what, HAPT_F32, part, data, shard);
+    case 3:
+        return hapt_collective_all_to_all(collective, what, 8, send, data, send, data);
+    default:
+        return hapt_collective_broadcast(collective, what, 1, data, sizeof data);
+    }
+}
+
 static void absent_peer(void)
 {
-    for (int shared = 0; shared < 2 && test_env.world_size > 1; shared++) {
-        struct hapt_collective *collective = NULL;
-        CHECK_OK(hapt_collective_create(test_env.world, "stage 7", 0.2, shared, &collective));
-        float data[4] = {0};
-        if (test_env.world_rank == 0) {
-            const enum hapt_status status = hapt_collective_all_reduce(collective, "gradients of step 3", data, 4);
-            CHECK(status == HAPT_ERR_COMM);
-            CHECK(strstr(hapt_fail_message(), "stage 7") && strstr(hapt_fail_message(), "gradients of step 3"));
-            hapt_fail_reset();
+    for (int shared = 0; shared < 2; shared++) {
+        for (int operation = 0; operation < 5; operation++) {
+            struct hapt_collective *collective = NULL;
+            CHECK_OK(hapt_collective_create(test_env.world, "stage 7", 0.2, shared, &collective));
+            if (test_env.world_rank == 0) {
+                CHECK(call_alone(collective, operation, "gradients of step 3") == HAPT_ERR_COMM);
+                CHECK(strstr(hapt_fail_message(), "stage 7") && strstr(hapt_fail_message(), "gradients of step 3"));
+                hapt_fail_reset();
+            }
+            /* Left alone on purpose: an operation is still pending in it. */
         }
-        /* Left alone on purpose: an operation is still pending in it. */
     }
     MPI_Barrier(test_env.world);
 }
@@ -96,6 +304,7 @@ int main(int argc, char **argv)
     RUN(slices);
     RUN(shared_memory);
     RUN(messages);
+    RUN(random_layouts);
     RUN(gather_all);
     if (test_env.world_size == 2) RUN(absent_peer);
     return test_finish();

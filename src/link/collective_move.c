@@ -1,0 +1,235 @@
+/* What moves: bytes from where one rank has them to where others want them, in blocks. */
+#include <string.h>
+
+#include "collective.h"
+
+/* ---- strided runs ---- */
+
+size_t hapt_strided_bytes(const struct hapt_strided_list *list)
+{
+    size_t bytes = 0;
+    for (int p = 0; p < list->count; p++) bytes += list->part[p].count * list->part[p].run;
+    return bytes;
+}
+
+/* Bytes [first, first + bytes) of one strided part. */
+static void copy_part(const struct hapt_strided *part, char *base, size_t first, size_t bytes, char *dense, bool packs)
+{
+    size_t run = first / part->run, at = first % part->run;
+    for (; bytes > 0; run++, at = 0) {
+        const size_t count = part->run - at < bytes ? part->run - at : bytes;
+        char *place = base + part->offset + run * part->stride + at;
+        memcpy(packs ? dense : place, packs ? place : dense, count);
+        dense += count;
+        bytes -= count;
+    }
+}
+
+static void copy_list(const struct hapt_strided_list *list, char *base, size_t first, size_t bytes, char *dense,
+                      bool packs)
+{
+    for (int p = 0; p < list->count && bytes > 0; p++) {
+        const size_t length = list->part[p].count * list->part[p].run;
+        if (first >= length) {
+            first -= length;
+            continue;
+        }
+        const size_t count = length - first < bytes ? length - first : bytes;
+        copy_part(&list->part[p], base, first, count, dense, packs);
+        dense += count;
+        bytes -= count;
+        first = 0;
+    }
+    HAPT_ASSERT(bytes == 0);
+}
+
+void hapt_strided_pack(const struct hapt_strided_list *list, const void *base, size_t first, size_t bytes, void *dense)
+{
+    copy_list(list, (char *)base, first, bytes, dense, true);
+}
+
+void hapt_strided_unpack(const struct hapt_strided_list *list, void *base, size_t first, size_t bytes,
+                         const void *dense)
+{
+    copy_list(list, base, first, bytes, (char *)dense, false);
+}
+
+/* ---- all-gather, grouped broadcast ---- */
+
+static void place_own(const struct hapt_collective *collective, const struct hapt_strided *part, const void *mine,
+                      void *whole)
+{
+    const struct hapt_strided_list list = {1, &part[collective->rank]};
+    hapt_strided_unpack(&list, whole, 0, hapt_strided_bytes(&list), mine);
+}
+
+/* Each rank puts a block of its shard into its slab, from where the others take it. */
+static enum hapt_status gather_shared(struct hapt_collective *collective, const char *what,
+                                      const struct hapt_strided *part, size_t longest, const char *mine, char *whole)
+{
+    const size_t own = part[collective->rank].count * part[collective->rank].run;
+    for (size_t first = 0; first < longest; first += SLAB_BYTES) {
+        char *const *slab = collective_next_slabs(collective);
+        memcpy(slab[collective->rank], mine + (first < own ? first : 0), collective_part(own, first, SLAB_BYTES));
+        HAPT_TRY(collective_barrier(collective, what));
+        for (int r = 0; r < collective->size; r++) {
+            const struct hapt_strided_list list = {1, &part[r]};
+            if (r == collective->rank) continue;
+            hapt_strided_unpack(&list, whole, first, collective_part(part[r].count * part[r].run, first, SLAB_BYTES),
+                                slab[r]);
+        }
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status gather_messages(struct hapt_collective *collective, const char *what, bool padded,
+                                        const struct hapt_strided *part, size_t longest, const char *mine, char *whole)
+{
+    const int me = collective->rank;
+    for (size_t first = 0; first < longest; first += SEGMENT_BYTES) {
+        for (int r = 0; r < collective->size; r++) {
+            const size_t its = collective_part(part[r].count * part[r].run, first, SEGMENT_BYTES);
+            const size_t own = collective_part(part[me].count * part[me].run, first, SEGMENT_BYTES);
+            const size_t most = collective_part(longest, first, SEGMENT_BYTES);
+            collective->in_bytes[r] = padded ? most : its;
+            collective->out_bytes[r] = padded ? most : own;
+            if (own > 0 && r != me) memcpy(collective_trade_out(collective, r), mine + first, own);
+        }
+        HAPT_TRY(collective_trade(collective, what));
+        for (int r = 0; r < collective->size; r++) {
+            const struct hapt_strided_list list = {1, &part[r]};
+            if (r == me) continue;
+            hapt_strided_unpack(&list, whole, first, collective_part(part[r].count * part[r].run, first, SEGMENT_BYTES),
+                                collective_trade_in(collective, r));
+        }
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_collective_gather_shards(struct hapt_collective *collective, const char *what, bool padded,
+                                               const struct hapt_strided *part, const void *mine, void *whole)
+{
+    size_t longest = 0;
+    for (int r = 0; r < collective->size; r++)
+        if (part[r].count * part[r].run > longest) longest = part[r].count * part[r].run;
+    place_own(collective, part, mine, whole);
+    if (collective->size == 1) return HAPT_OK;
+    if (collective->head) return gather_shared(collective, what, part, longest, mine, whole);
+    return gather_messages(collective, what, padded, part, longest, mine, whole);
+}
+
+/* ---- all-gather of flat slices, in place ---- */
+
+static enum hapt_status gather_slices_shared(struct hapt_collective *collective, const char *what, float *data,
+                                             size_t elements)
+{
+    const size_t mine = hapt_collective_slice(elements, collective->size, collective->rank);
+    const size_t end = hapt_collective_slice(elements, collective->size, collective->rank + 1);
+    const size_t block = SLAB_BYTES / sizeof *data;
+    for (size_t first = 0; first < elements; first += block) {
+        const size_t stop = first + block < elements ? first + block : elements;
+        float *slab = (float *)collective_next_slabs(collective)[0];
+        const size_t from = mine > first ? mine : first, to = end < stop ? end : stop;
+        if (from < to) memcpy(slab + (from - first), data + from, (to - from) * sizeof *data);
+        HAPT_TRY(collective_barrier(collective, what));
+        memcpy(data + first, slab, (stop - first) * sizeof *data);
+    }
+    return HAPT_OK;
+}
+
+#define SLICE_TAG 1
+
+/* Nothing to pack: messages go from and to their places. */
+static enum hapt_status gather_slices_messages(struct hapt_collective *collective, const char *what, float *data,
+                                               size_t elements)
+{
+    int count = 0;
+    const size_t mine = hapt_collective_slice(elements, collective->size, collective->rank);
+    const size_t end = hapt_collective_slice(elements, collective->size, collective->rank + 1);
+    HAPT_ASSERT(elements / (size_t)collective->size < INT32_MAX);
+    for (int r = 0; r < collective->size; r++) {
+        if (r == collective->rank) continue;
+        const size_t first = hapt_collective_slice(elements, collective->size, r);
+        const size_t stop = hapt_collective_slice(elements, collective->size, r + 1);
+        HAPT_MPI(MPI_Irecv(data + first, (int)(stop - first), MPI_FLOAT, r, SLICE_TAG, collective->comm,
+                           &collective->request[count++]));
+        HAPT_MPI(MPI_Isend(data + mine, (int)(end - mine), MPI_FLOAT, r, SLICE_TAG, collective->comm,
+                           &collective->request[count++]));
+    }
+    return collective_wait(collective, count, what);
+}
+
+enum hapt_status hapt_collective_all_gather(struct hapt_collective *collective, const char *what, float *data,
+                                            size_t elements)
+{
+    if (collective->size == 1) return HAPT_OK;
+    if (collective->head) return gather_slices_shared(collective, what, data, elements);
+    return gather_slices_messages(collective, what, data, elements);
+}
+
+/* ---- all-to-all, broadcast ---- */
+
+enum hapt_status hapt_collective_all_to_all(struct hapt_collective *collective, const char *what, size_t longest,
+                                            const struct hapt_strided_list *send, const void *from,
+                                            const struct hapt_strided_list *receive, void *to)
+{
+    const size_t block = collective_trade_bytes(collective);
+    for (size_t first = 0; first < longest; first += block) {
+        collective_trade_begin(collective);
+        for (int r = 0; r < collective->size; r++) {
+            collective->out_bytes[r] = collective_part(hapt_strided_bytes(&send[r]), first, block);
+            collective->in_bytes[r] = collective_part(hapt_strided_bytes(&receive[r]), first, block);
+            hapt_strided_pack(&send[r], from, first, collective->out_bytes[r], collective_trade_out(collective, r));
+        }
+        if (collective->size > 1) HAPT_TRY(collective_trade(collective, what));
+        for (int r = 0; r < collective->size; r++)
+            hapt_strided_unpack(&receive[r], to, first, collective->in_bytes[r], collective_trade_in(collective, r));
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status broadcast_shared(struct hapt_collective *collective, const char *what, int root, char *data,
+                                         size_t bytes)
+{
+    for (size_t first = 0; first < bytes; first += SLAB_BYTES) {
+        const size_t count = collective_part(bytes, first, SLAB_BYTES);
+        char *slab = collective_next_slabs(collective)[root];
+        if (collective->rank == root) memcpy(slab, data + first, count);
+        HAPT_TRY(collective_barrier(collective, what));
+        if (collective->rank != root) memcpy(data + first, slab, count);
+    }
+    return HAPT_OK;
+}
+
+#define BROADCAST_TAG 3
+
+/* A binomial tree, a block after the other: rank `root` counts as 0, each takes from the one without its lowest bit. */
+static enum hapt_status broadcast_messages(struct hapt_collective *collective, const char *what, int root, char *data,
+                                           size_t bytes)
+{
+    const int size = collective->size, place = (collective->rank - root + size) % size;
+    for (size_t first = 0; first < bytes; first += SEGMENT_BYTES) {
+        const int length = (int)collective_part(bytes, first, SEGMENT_BYTES);
+        int bit = 1, count = 0;
+        while (bit < size && !(place & bit)) bit *= 2;
+        if (place > 0) {
+            HAPT_MPI(MPI_Irecv(data + first, length, MPI_BYTE, (place - bit + root) % size, BROADCAST_TAG,
+                               collective->comm, collective->request));
+            HAPT_TRY(collective_wait(collective, 1, what));
+        }
+        for (bit /= 2; bit > 0; bit /= 2)
+            if (place + bit < size)
+                HAPT_MPI(MPI_Isend(data + first, length, MPI_BYTE, (place + bit + root) % size, BROADCAST_TAG,
+                                   collective->comm, &collective->request[count++]));
+        HAPT_TRY(collective_wait(collective, count, what));
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_collective_broadcast(struct hapt_collective *collective, const char *what, int root, void *data,
+                                           size_t bytes)
+{
+    if (collective->size == 1) return HAPT_OK;
+    if (collective->head) return broadcast_shared(collective, what, root, data, bytes);
+    return broadcast_messages(collective, what, root, data, bytes);
+}
