@@ -49,8 +49,9 @@ struct hapt_call {
     size_t workspace_bytes;
     int threads;
     /* On a shard of an index that integer operands name (tables, logits): the first value that this shard serves; the local extent
-     * is how many. Others are another shard's: they add nothing. */
-    int64_t first_value;
+     * is how many. Others are another shard's: they add nothing. `value_count`: how many there are on all shards together; 0: as
+     * many as here. */
+    int64_t first_value, value_count;
     hapt_exchange *exchange; /* operators that exchange among shards while they run; NULL: there is one shard */
     void *exchange_context;
 };

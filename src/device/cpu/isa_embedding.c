@@ -1,9 +1,9 @@
-/* Token plus position embedding and its gradient. */
+/* Token plus position embedding and its gradient. On a shard of the table, other shards' tokens are rows of zeros. */
 #include "isa.h"
 
-static enum hapt_status check_tokens(const struct hapt_call *call, int64_t vocabulary, int64_t positions,
-                                     int64_t length)
+static enum hapt_status check_tokens(const struct hapt_call *call, int64_t here, int64_t positions, int64_t length)
 {
+    const int64_t vocabulary = call->value_count > 0 ? call->value_count : here;
     const int32_t *token = call->input[0].data;
     const int64_t rows = hapt_view_elements(&call->input[0]);
     for (int64_t r = 0; r < rows; r++)
@@ -26,14 +26,18 @@ INLINE enum hapt_status embedding_run(const struct hapt_call *call, bool half)
     const int64_t rows = hapt_view_elements(&call->input[0]), length = view_columns(&call->input[0]);
     const int64_t columns = view_columns(&call->input[1]);
     HAPT_TRY(check_tokens(call, call->input[1].shape[0], position ? call->input[2].shape[0] : 0, length));
+    const int64_t words = call->input[1].shape[0];
 #pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *columns))
-    for (int64_t r = 0; r < rows; r++)
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t word = token[r] - call->first_value;
+        const bool here = word >= 0 && word < words;
         for (int64_t c = 0; c < columns; c += LANES) {
             const int64_t left = columns - c;
-            vector value = load(table, token[r] * columns + c, left, half);
+            vector value = here ? load(table, word * columns + c, left, half) : (vector){0};
             if (position) value += load(position, r % length * columns + c, left, half);
             store(x, r * columns + c, left, half, value);
         }
+    }
     return HAPT_OK;
 }
 
@@ -60,17 +64,21 @@ INLINE enum hapt_status embedding_dw_run(const struct hapt_call *call, bool half
     const int64_t columns = view_columns(&call->output[0]);
     const int64_t positions = dposition ? call->output[1].shape[0] : 0;
     HAPT_TRY(check_tokens(call, call->output[0].shape[0], positions, length));
-    const int64_t slices = (columns + 63) / 64;
+    const int64_t slices = (columns + 63) / 64, words = call->output[0].shape[0];
 #pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *columns))
     for (int64_t s = 0; s < slices; s++) {
         const int64_t first = s * 64, end = smaller(columns, first + 64);
-        for (int64_t r = 0; r < rows; r++)
+        for (int64_t r = 0; r < rows; r++) {
+            const int64_t word = token[r] - call->first_value;
+            const bool here = word >= 0 && word < words;
+            if (!here && !dposition) continue;
             for (int64_t c = first; c < end; c += LANES) {
                 const vector value = load(dy, r * columns + c, end - c, half);
-                const int64_t to = token[r] * columns + c, at = r % length * columns + c;
-                store(dtable, to, end - c, false, load(dtable, to, end - c, false) + value);
+                const int64_t to = word * columns + c, at = r % length * columns + c;
+                if (here) store(dtable, to, end - c, false, load(dtable, to, end - c, false) + value);
                 if (dposition) store(dposition, at, end - c, false, load(dposition, at, end - c, false) + value);
             }
+        }
     }
     return HAPT_OK;
 }

@@ -1,21 +1,36 @@
-/* Softmax cross-entropy with its logsumexp, forward and backward. Rows whose target is -100 count for nothing. */
+/*
+ * Softmax cross-entropy with its logsumexp, forward and backward. Rows whose target is -100 count for nothing.
+ *
+ * On a shard of the classes the shards exchange the largest logit of each row, then the sum of its exponentials and its target's
+ * logit, which one of them has; so all get the whole loss and the whole logsumexp.
+ */
 #include <math.h>
 
 #include "isa.h"
 
 #define IGNORED (-100)
 
-static enum hapt_status check_targets(const int32_t *target, int64_t rows, int64_t columns)
+static enum hapt_status check_targets(const struct hapt_call *call, int64_t rows, int64_t here)
 {
+    const int32_t *target = call->input[1].data;
+    const int64_t classes = call->value_count > 0 ? call->value_count : here;
     for (int64_t r = 0; r < rows; r++)
-        if (target[r] != IGNORED && (target[r] < 0 || target[r] >= columns))
+        if (target[r] != IGNORED && (target[r] < 0 || target[r] >= classes))
             return hapt_fail(HAPT_ERR_INPUT, "targets must be below the model's vocabulary (or -100: ignored)",
                              "target %d of row %lld is outside the %lld classes", target[r], (long long)r,
-                             (long long)columns);
+                             (long long)classes);
     return HAPT_OK;
 }
 
-INLINE double row_logsumexp(const void *logits, int64_t at, int64_t columns, bool half)
+/* The column of a row's target in this shard, or -1. */
+INLINE int64_t target_column(const struct hapt_call *call, int64_t row, int64_t columns)
+{
+    const int32_t target = ((const int32_t *)call->input[1].data)[row];
+    const int64_t column = target - call->first_value;
+    return target == IGNORED || column < 0 || column >= columns ? -1 : column;
+}
+
+INLINE float row_top(const void *logits, int64_t at, int64_t columns, bool half)
 {
     vector most = vector_set(-INFINITY);
     for (int64_t c = 0; c < columns; c += LANES) {
@@ -24,7 +39,12 @@ INLINE double row_logsumexp(const void *logits, int64_t at, int64_t columns, boo
         if (left < LANES) value = vector_select(lanes_below(left), value, most);
         most = vector_max(most, value);
     }
-    const float top = vector_maximum(most);
+    return vector_maximum(most);
+}
+
+/* Sum of exp(logit - top). */
+INLINE double row_sum(const void *logits, int64_t at, int64_t columns, float top, bool half)
+{
     struct sum sum = {0};
     for (int64_t c = 0; c < columns; c += LANES) {
         const int64_t left = columns - c;
@@ -32,12 +52,33 @@ INLINE double row_logsumexp(const void *logits, int64_t at, int64_t columns, boo
         if (left < LANES) term = vector_select(lanes_below(left), term, (vector){0});
         sum_add(&sum, term);
     }
-    return top + log(sum_total(&sum));
+    return sum_total(&sum);
 }
 
+/* [rows] double: a row's loss; on shards [rows] float: the largest logits, and [2][rows]: sums and targets' logits. */
 static size_t loss_workspace(const struct hapt_call *call)
 {
-    return (size_t)view_rows(&call->input[0]) * sizeof(double);
+    return (size_t)view_rows(&call->input[0]) * (sizeof(double) + 3 * sizeof(float));
+}
+
+/* A row's logsumexp and its target's logit, from all shards: into lse[r] and chosen[r]. */
+INLINE enum hapt_status exchange_rows(const struct hapt_call *call, bool half, float *top, float *sum, float *lse)
+{
+    const int64_t rows = view_rows(&call->input[0]), columns = view_columns(&call->input[0]);
+    const void *logits = call->input[0].data;
+    float *chosen = sum + rows;
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *columns))
+    for (int64_t r = 0; r < rows; r++) top[r] = row_top(logits, r * columns, columns, half);
+    HAPT_TRY(call->exchange(call->exchange_context, top, (size_t)rows, true));
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *columns))
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t column = target_column(call, r, columns);
+        sum[r] = (float)row_sum(logits, r * columns, columns, top[r], half);
+        chosen[r] = column < 0 ? 0 : load(logits, r * columns + column, 1, half)[0];
+    }
+    HAPT_TRY(call->exchange(call->exchange_context, sum, 2 * (size_t)rows, false));
+    for (int64_t r = 0; r < rows; r++) lse[r] = (float)(top[r] + log((double)sum[r]));
+    return HAPT_OK;
 }
 
 INLINE enum hapt_status loss_run(const struct hapt_call *call, bool half)
@@ -47,13 +88,21 @@ INLINE enum hapt_status loss_run(const struct hapt_call *call, bool half)
     const int32_t *target = call->input[1].data; /* [rows] */
     float *loss = call->output[0].data, *lse = call->output[1].data;
     double *row_loss = call->workspace; /* [rows]: summed in row order, whatever the threads */
-    HAPT_TRY(check_targets(target, rows, columns));
+    float *top = (float *)(row_loss + rows), *sum = top + rows;
+    HAPT_TRY(check_targets(call, rows, columns));
+    if (call->exchange) {
+        HAPT_TRY(exchange_rows(call, half, top, sum, lse));
+        for (int64_t r = 0; r < rows; r++)
+            row_loss[r] = target[r] == IGNORED ? 0 : top[r] + log((double)sum[r]) - sum[rows + r];
+    } else {
 #pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *columns * 2))
-    for (int64_t r = 0; r < rows; r++) {
-        const double row_lse = row_logsumexp(logits, r * columns, columns, half);
-        lse[r] = (float)row_lse;
-        row_loss[r] = 0;
-        if (target[r] != IGNORED) row_loss[r] = row_lse - load(logits, r * columns + target[r], 1, half)[0];
+        for (int64_t r = 0; r < rows; r++) {
+            const int64_t column = target_column(call, r, columns);
+            const float most = row_top(logits, r * columns, columns, half);
+            const double row_lse = most + log(row_sum(logits, r * columns, columns, most, half));
+            lse[r] = (float)row_lse;
+            row_loss[r] = column < 0 ? 0 : row_lse - load(logits, r * columns + column, 1, half)[0];
+        }
     }
     double total = 0;
     for (int64_t r = 0; r < rows; r++) total += row_loss[r];
@@ -82,22 +131,22 @@ INLINE enum hapt_status loss_dx_run(const struct hapt_call *call, bool half)
     const float *lse = call->input[2].data, scale = *(const float *)call->input[3].data;
     void *dlogits = call->output[0].data;
     const bool accumulate = call->accumulate & 1u;
-    HAPT_TRY(check_targets(target, rows, columns));
+    HAPT_TRY(check_targets(call, rows, columns));
 #pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *columns * 2))
     for (int64_t r = 0; r < rows; r++) {
-        const int64_t at = r * columns;
+        const int64_t at = r * columns, column = target_column(call, r, columns);
         const float weight = target[r] == IGNORED ? 0.0f : scale;
-        const float chosen = target[r] == IGNORED ? 0.0f : load(logits, at + target[r], 1, half)[0];
-        const float before = accumulate && target[r] != IGNORED ? load(dlogits, at + target[r], 1, half)[0] : 0.0f;
+        const float chosen = column < 0 ? 0.0f : load(logits, at + column, 1, half)[0];
+        const float before = accumulate && column >= 0 ? load(dlogits, at + column, 1, half)[0] : 0.0f;
         for (int64_t c = 0; c < columns; c += LANES) {
             const int64_t left = columns - c;
             vector d = vector_exp(load(logits, at + c, left, half) - lse[r]) * weight;
             if (accumulate) d += load(dlogits, at + c, left, half);
             store(dlogits, at + c, left, half, d);
         }
-        if (target[r] == IGNORED) continue;
+        if (column < 0) continue;
         const float p = vector_exp(vector_set(chosen - lse[r]))[0]; /* again, so that bf16 rounds p - 1 once */
-        store(dlogits, at + target[r], 1, half, vector_set((p - 1.0f) * weight + before));
+        store(dlogits, at + column, 1, half, vector_set((p - 1.0f) * weight + before));
     }
     return HAPT_OK;
 }
