@@ -72,7 +72,7 @@ struct hapt_update {
     double gradient_scale; /* clipping: gradients are multiplied by it */
     int64_t step;          /* 1 for the first update */
 };
-/* Updates every trainable parameter; decay only where dims >= 2 (decoupled). */
+/* Updates every trainable parameter; decay only where its published dimensions are >= 2 (decoupled). */
 enum hapt_status hapt_engine_update(struct hapt_engine *engine, const struct hapt_update *update);
 
 /* The contiguous fp32 gradient block (device address), for one all-reduce over the submesh. */

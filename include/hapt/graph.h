@@ -87,6 +87,11 @@ enum hapt_status hapt_graph_check(const struct hapt_graph *graph);
 /* Appends the backward operators of every trainable parameter (reverse mode). Idempotent. */
 enum hapt_status hapt_graph_differentiate(struct hapt_graph *graph);
 
+/* A parameter of two or more dimensions whose name has one part "*" ("moe.experts.*.weight") is a stack: element k of dimension 0 is
+ * published as a parameter of its own, named with k there. Files hold the elements; decay goes by the published dimensions. */
+bool hapt_tensor_is_stack(const char *name, int dims);
+int hapt_tensor_published_dims(const struct hapt_tensor *parameter);
+
 int64_t hapt_tensor_elements(const struct hapt_tensor *tensor);
 size_t hapt_tensor_bytes(const struct hapt_tensor *tensor);
 

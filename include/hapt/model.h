@@ -49,6 +49,9 @@ const char *hapt_model_setting(const struct hapt_model *model, const char *name)
  * seed and name alone. */
 enum hapt_status hapt_model_initial(const struct hapt_model *model, int tensor, float *value);
 
+/* Writes /parameters/NAME of a weights file, a stack (graph.h) element by element. */
+enum hapt_status hapt_weights_write(struct hapt_h5 *file, const char *name, int dims, const int64_t *shape, const float *value);
+
 /* 6 N-style training FLOPs of one microbatch (forward and backward), from the operators. */
 double hapt_model_flops(const struct hapt_model *model);
 int64_t hapt_model_parameter_count(const struct hapt_model *model);

@@ -22,7 +22,7 @@ bool hapt_lifetime_parameter_gradient(const struct hapt_graph *graph, int tensor
 static inline int hapt_lifetime_parameter_class(const struct hapt_tensor *parameter)
 {
     if (!parameter->trainable) return 2;
-    return parameter->dims >= 2 ? 0 : 1;
+    return hapt_tensor_published_dims(parameter) >= 2 ? 0 : 1;
 }
 
 /* Elements with padding, so that a parameter's place in the fp32 and in the bf16 block both start on a 64-byte boundary. */

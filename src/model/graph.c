@@ -116,6 +116,17 @@ int hapt_graph_find_tensor(const struct hapt_graph *graph, const char *name)
     return -1;
 }
 
+bool hapt_tensor_is_stack(const char *name, int dims)
+{
+    const char *mark = strstr(name, ".*.");
+    return dims >= 2 && mark && !strstr(mark + 2, ".*.");
+}
+
+int hapt_tensor_published_dims(const struct hapt_tensor *parameter)
+{
+    return parameter->dims - hapt_tensor_is_stack(parameter->name, parameter->dims);
+}
+
 int64_t hapt_tensor_elements(const struct hapt_tensor *tensor)
 {
     int64_t count = 1;

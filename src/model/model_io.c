@@ -13,10 +13,9 @@
  *   /operators/input     [n][10]  rows of /tensors, -1 where absent
  *   /operators/output    [n][4]   rows of /tensors, -1 behind the last
  *   /operators/integer, real [n][6]  attributes, as the operator table says
- *   /parameters/NAME     initial values, fp32 (optional; without them seed and name give them)
+ *   /parameters/NAME     initial values, fp32 (optional; without them seed and name give them); stacks (graph.h) element by element
  *   /tokens, /batches, /targets, /images, /labels, /mean, /std   data (optional), as `hapt data --help` says
  */
-#include <math.h>
 #include <string.h>
 
 #include "graph_parts.h"
@@ -139,30 +138,6 @@ static enum hapt_status write_operators(struct hapt_h5 *file, const struct hapt_
     return hapt_h5_write(file, "/operators/real", HAPT_H5_F64, 2, attributes, real, "");
 }
 
-enum hapt_status hapt_weights_read(struct hapt_h5 *file, const struct hapt_tensor *parameter, float *value)
-{
-    char name[MAX_NAME + 16] = "/parameters/";
-    int dims;
-    int64_t shape[HAPT_H5_MAX_DIMS];
-    if (strlen(parameter->name) > MAX_NAME) return hapt_fail(HAPT_ERR_INPUT, NULL, "a parameter's name is too long");
-    strcat(name, parameter->name);
-    HAPT_TRY(hapt_h5_shape(file, name, &dims, shape));
-    bool equal = dims == parameter->dims;
-    for (int d = 0; equal && d < dims; d++) equal = shape[d] == parameter->shape[d];
-    if (!equal) {
-        return hapt_fail(HAPT_ERR_INPUT, "the weights belong to a model of another shape", "%s of %s has another shape than %s",
-                         name, hapt_h5_path(file), "the model");
-    }
-    HAPT_TRY(hapt_h5_read_rows(file, name, HAPT_H5_F32, 0, shape[0], value));
-    const int64_t elements = hapt_tensor_elements(parameter);
-    for (int64_t i = 0; i < elements; i++) {
-        if (isfinite(value[i])) continue;
-        return hapt_fail(HAPT_ERR_INPUT, "weights must be finite", "element %lld of %s in %s is not a number",
-                         (long long)i, name, hapt_h5_path(file));
-    }
-    return HAPT_OK;
-}
-
 static enum hapt_status write_parameters(struct hapt_h5 *file, const struct hapt_graph *graph, const char *weights)
 {
     struct hapt_h5 *source;
@@ -173,13 +148,9 @@ static enum hapt_status write_parameters(struct hapt_h5 *file, const struct hapt
         if (tensor->kind != HAPT_TENSOR_PARAMETER) continue;
         struct hapt_arena arena; /* one tensor at a time: a model's weights need not fit twice */
         hapt_arena_init(&arena);
-        char name[MAX_NAME + 16] = "/parameters/";
         float *value = hapt_arena_alloc(&arena, (size_t)hapt_tensor_elements(tensor), sizeof *value);
         status = value ? hapt_weights_read(source, tensor, value) : HAPT_ERR_MEMORY;
-        if (status == HAPT_OK) {
-            strcat(name, tensor->name);
-            status = hapt_h5_write(file, name, HAPT_H5_F32, tensor->dims, tensor->shape, value, "");
-        }
+        if (status == HAPT_OK) status = hapt_weights_write(file, tensor->name, tensor->dims, tensor->shape, value);
         hapt_arena_release(&arena);
     }
     hapt_h5_close(source);

@@ -215,7 +215,7 @@ static enum hapt_status copy_parameter(const struct hapt_checkpoint *checkpoint,
     enum hapt_status status = hapt_h5_shape(from, dataset, &dims, shape);
     if (status == HAPT_OK)
         status = hapt_h5_read(from, dataset, HAPT_H5_F32, dims, shape, (int64_t)1 << 40, arena, &value);
-    if (status == HAPT_OK) status = hapt_h5_write(to, dataset, HAPT_H5_F32, dims, shape, value, "");
+    if (status == HAPT_OK) status = hapt_weights_write(to, parameter, dims, shape, value);
     hapt_h5_close(from);
     return status;
 }

@@ -1,0 +1,76 @@
+/* /parameters of weights and model files, under the names that a family publishes. */
+#include "weights.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_NAME = 200, MAX_PATH = MAX_NAME + 40 };
+
+/* "/parameters/NAME"; of a stack with the number of the element. */
+static void element_path(const char *name, bool stack, int64_t element, char path[MAX_PATH])
+{
+    const char *mark = stack ? strstr(name, ".*.") : NULL;
+    if (mark)
+        snprintf(path, MAX_PATH, "/parameters/%.*s.%" PRId64 ".%s", (int)(mark - name), name, element, mark + 3);
+    else
+        snprintf(path, MAX_PATH, "/parameters/%s", name);
+}
+
+static enum hapt_status check_name(const char *name)
+{
+    if (strlen(name) <= MAX_NAME) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INPUT, "200 characters are possible", "the name of parameter %.40s... is too long", name);
+}
+
+static enum hapt_status read_element(struct hapt_h5 *file, const char *path, int dims, const int64_t *shape, float *value)
+{
+    int found_dims;
+    int64_t found[HAPT_H5_MAX_DIMS], elements = 1;
+    HAPT_TRY(hapt_h5_shape(file, path, &found_dims, found));
+    bool equal = found_dims == dims;
+    for (int d = 0; equal && d < dims; d++) equal = found[d] == shape[d];
+    if (!equal) {
+        return hapt_fail(HAPT_ERR_INPUT, "the weights belong to a model of another shape", "%s of %s has another shape than %s",
+                         path, hapt_h5_path(file), "the model");
+    }
+    for (int d = 0; d < dims; d++) elements *= shape[d];
+    HAPT_TRY(hapt_h5_read_rows(file, path, HAPT_H5_F32, 0, shape[0], value));
+    for (int64_t i = 0; i < elements; i++) {
+        if (isfinite(value[i])) continue;
+        return hapt_fail(HAPT_ERR_INPUT, "weights must be finite", "element %lld of %s in %s is not a number",
+                         (long long)i, path, hapt_h5_path(file));
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_weights_read(struct hapt_h5 *file, const struct hapt_tensor *parameter, float *value)
+{
+    const bool stack = hapt_tensor_is_stack(parameter->name, parameter->dims);
+    const int64_t count = stack ? parameter->shape[0] : 1, each = hapt_tensor_elements(parameter) / count;
+    char path[MAX_PATH];
+    HAPT_TRY(check_name(parameter->name));
+    for (int64_t k = 0; k < count; k++) {
+        element_path(parameter->name, stack, k, path);
+        HAPT_TRY(read_element(file, path, parameter->dims - stack, parameter->shape + stack, value + k * each));
+    }
+    element_path(parameter->name, stack, count, path);
+    if (!stack || !hapt_h5_exists(file, path)) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INPUT, "the weights belong to a model of another shape", "%s holds %s, the model has only %lld of these",
+                     hapt_h5_path(file), path, (long long)count);
+}
+
+enum hapt_status hapt_weights_write(struct hapt_h5 *file, const char *name, int dims, const int64_t *shape, const float *value)
+{
+    const bool stack = hapt_tensor_is_stack(name, dims);
+    char path[MAX_PATH];
+    int64_t each = 1;
+    HAPT_TRY(check_name(name));
+    for (int d = stack; d < dims; d++) each *= shape[d];
+    for (int64_t k = 0; k < (stack ? shape[0] : 1); k++) {
+        element_path(name, stack, k, path);
+        HAPT_TRY(hapt_h5_write(file, path, HAPT_H5_F32, dims - stack, shape + stack, value + k * each, ""));
+    }
+    return HAPT_OK;
+}
