@@ -9,8 +9,12 @@
 const char hapt_command_model_help[] =
     "Families: gpt (GPT-2: learned positions, pre-LN blocks, causal attention, tanh GELU, tied or untied output layer;\n"
     "parameters carry GPT-2's names, linear layers are [in][out]).\n"
+    "bert (post-LN encoder, erf GELU, a masked-language-model head tied to the word embeddings) and bert-moe (every second\n"
+    "feed-forward a mixture of --experts) carry Hugging Face's names and its [out][in].\n"
     "\n"
     "Named models set the options of their family that are not given (one that is given rules):\n"
+    "  bert-base       109512762 parameters   12 layers, hidden  768, 12 heads, sequence 512\n"
+    "  bert-moe-base   307891770 parameters   the same with 8 experts in every second layer, 2 for a token\n"
     "  gpt2-124m       124439808 parameters   12 layers, hidden  768, 12 heads\n"
     "  gpt-15b       15365258240 parameters   48 layers, hidden 5120, 40 heads\n"
     "  gpt-30b       29967078400 parameters   48 layers, hidden 7168, 56 heads\n"

@@ -23,6 +23,9 @@ struct builder {
     struct hapt_arena *arena;
     double *flops;     /* [forward_count + 1] prefix sums: forward and backward */
     double *cut_bytes; /* [forward_count + 1] */
+    int atoms;         /* runs of operators that no layer may be cut in, mostly single ones */
+    int *atom;         /* [atoms + 1] first operators */
+    int *atom_of;      /* [forward_count + 1] */
 };
 
 /* A stretch of items that are not cut inside: item i is operators [position[i], position[i + 1]). */
@@ -113,47 +116,66 @@ static double largest_op(const struct builder *builder)
     return largest;
 }
 
-/* Equal keys for operators of equal structure: ranks of their hashes in order of first appearance. */
-static enum hapt_status structure_keys(const struct builder *builder, int *key, bool *heavy)
+static enum hapt_status find_atoms(struct builder *builder)
 {
     const int count = builder->graph->forward_count;
-    uint64_t *hash;
-    HAPT_NEW(hash, builder->arena, count);
+    bool *whole;
+    HAPT_NEW(whole, builder->arena, count + 1);
+    HAPT_NEW(builder->atom, builder->arena, count + 1);
+    HAPT_NEW(builder->atom_of, builder->arena, count + 1);
+    HAPT_TRY(hapt_structure_whole(builder->graph, builder->arena, whole));
     for (int op = 0; op < count; op++) {
-        hash[op] = hapt_structure_of_op(builder->graph, op);
-        heavy[op] = hapt_op_type_at(builder->graph->op[op].type)->heavy;
-        key[op] = op;
-        for (int before = 0; before < op; before++) {
-            if (hash[before] != hash[op]) continue;
-            key[op] = key[before];
+        if (!whole[op]) builder->atom[builder->atoms++] = op;
+        builder->atom_of[op] = builder->atoms - 1;
+    }
+    builder->atom[builder->atoms] = count;
+    builder->atom_of[count] = builder->atoms;
+    return HAPT_OK;
+}
+
+/* Equal keys for atoms of equal structure: ranks of their hashes in order of first appearance. */
+static enum hapt_status structure_keys(const struct builder *builder, int *key, bool *heavy)
+{
+    uint64_t *hash;
+    HAPT_NEW(hash, builder->arena, builder->atoms);
+    for (int a = 0; a < builder->atoms; a++) {
+        for (int op = builder->atom[a]; op < builder->atom[a + 1]; op++) {
+            const uint64_t own = hapt_structure_of_op(builder->graph, op);
+            hash[a] = op == builder->atom[a] ? own : hapt_hash(hash[a], &own, sizeof own);
+            heavy[a] = heavy[a] || hapt_op_type_at(builder->graph->op[op].type)->heavy;
+        }
+        key[a] = a;
+        for (int before = 0; before < a; before++) {
+            if (hash[before] != hash[a]) continue;
+            key[a] = key[before];
             break;
         }
     }
     return HAPT_OK;
 }
 
-static void module_stretch(const struct hapt_module *module, const int *identity, struct stretch *stretch)
+static void module_stretch(const struct builder *builder, const struct hapt_module *module, struct stretch *stretch)
 {
-    stretch->position = identity + module->first_op;
-    stretch->items = module->end_op - module->first_op;
+    stretch->position = builder->atom + builder->atom_of[module->first_op];
+    stretch->items = builder->atom_of[module->end_op] - builder->atom_of[module->first_op];
 }
 
 /* How many layers each module gets. Without a wish: repeated modules as fine as balance allows, the others in layers of about
  * the same size. With one: in proportion to FLOPs. */
 static void choose_parts(const struct builder *builder, const struct hapt_layers *layers, int granularity,
-                         const int *identity, int *parts)
+                         int *parts)
 {
     double unit = 0;
     const double total = builder->flops[builder->graph->forward_count];
     struct stretch stretch;
     for (int m = 0; m < layers->module_count; m++) {
-        module_stretch(&layers->module[m], identity, &stretch);
+        module_stretch(builder, &layers->module[m], &stretch);
         parts[m] = layers->module[m].kind >= 0 ? balanced_parts(builder, &stretch, stretch.items) : 1;
         if (layers->module[m].kind >= 0) unit = fmax(unit, smallest_maximum(builder, &stretch, parts[m]));
     }
     if (unit == 0) unit = largest_op(builder);
     for (int m = 0; m < layers->module_count; m++) {
-        module_stretch(&layers->module[m], identity, &stretch);
+        module_stretch(builder, &layers->module[m], &stretch);
         const double flops = stretch_flops(builder, &stretch, 0, stretch.items);
         const bool repeated = layers->module[m].kind >= 0;
         if (granularity == 0 && repeated) continue;
@@ -178,20 +200,18 @@ static enum hapt_status add_layers(const struct builder *builder, struct hapt_la
 static enum hapt_status cluster(const struct builder *builder, int granularity, struct hapt_layers *layers)
 {
     const int count = builder->graph->forward_count;
-    int *identity, *parts, *start;
-    HAPT_NEW(identity, builder->arena, count + 1);
+    int *parts, *start;
     HAPT_NEW(parts, builder->arena, layers->module_count);
     HAPT_NEW(start, builder->arena, layers->module_count + 1);
-    for (int op = 0; op <= count; op++) identity[op] = op;
     if (granularity > 0 && granularity < layers->module_count) {
         for (int m = 0; m < layers->module_count; m++) start[m] = layers->module[m].first_op;
         start[layers->module_count] = count;
         return add_layers(builder, layers, &(struct stretch){start, layers->module_count}, granularity);
     }
-    choose_parts(builder, layers, granularity, identity, parts);
+    choose_parts(builder, layers, granularity, parts);
     for (int m = 0; m < layers->module_count; m++) {
         struct stretch stretch;
-        module_stretch(&layers->module[m], identity, &stretch);
+        module_stretch(builder, &layers->module[m], &stretch);
         HAPT_TRY(add_layers(builder, layers, &stretch, parts[m]));
     }
     return HAPT_OK;
@@ -211,9 +231,14 @@ static enum hapt_status build(struct builder *builder, const struct hapt_layers_
     hapt_structure_flops(builder->graph, builder->flops + 1);
     for (int op = 0; op < count; op++) builder->flops[op + 1] += builder->flops[op];
     HAPT_TRY(hapt_structure_cut_bytes(builder->graph, builder->arena, builder->cut_bytes));
+    HAPT_TRY(find_atoms(builder));
     HAPT_TRY(structure_keys(builder, key, heavy));
-    HAPT_TRY(hapt_modules_find(key, heavy, count, options->heavy_minimum, builder->arena, &module,
+    HAPT_TRY(hapt_modules_find(key, heavy, builder->atoms, options->heavy_minimum, builder->arena, &module,
                                &layers->module_count));
+    for (int m = 0; m < layers->module_count; m++) {
+        module[m].first_op = builder->atom[module[m].first_op];
+        module[m].end_op = builder->atom[module[m].end_op];
+    }
     HAPT_NEW(layers->module, result, layers->module_count);
     memcpy(layers->module, module, (size_t)layers->module_count * sizeof *module);
     HAPT_NEW(layers->end_op, result, count);

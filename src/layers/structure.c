@@ -45,16 +45,41 @@ uint64_t hapt_structure_of_op(const struct hapt_graph *graph, int op)
     return hash;
 }
 
-enum hapt_status hapt_structure_cut_bytes(const struct hapt_graph *graph, struct hapt_arena *arena, double *cut_bytes)
+/* last[tensor]: the last forward operator that reads it, itself or in its backward operators. */
+static enum hapt_status last_readers(const struct hapt_graph *graph, struct hapt_arena *arena, int **last)
 {
-    int *last; /* [tensor] the last forward operator that reads it, itself or in its backward operators */
-    HAPT_NEW(last, arena, graph->tensor_count);
+    HAPT_NEW(*last, arena, graph->tensor_count);
     for (int index = 0; index < graph->op_count; index++) {
         const struct hapt_op *op = &graph->op[index];
         for (int i = 0; i < op->input_count; i++) {
-            if (op->input[i] >= 0 && last[op->input[i]] < op->forward_op) last[op->input[i]] = op->forward_op;
+            if (op->input[i] >= 0 && (*last)[op->input[i]] < op->forward_op) (*last)[op->input[i]] = op->forward_op;
         }
     }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_structure_whole(const struct hapt_graph *graph, struct hapt_arena *arena, bool *whole)
+{
+    int *last, *opened; /* [cut] how many begin to cross, less how many end */
+    HAPT_TRY(last_readers(graph, arena, &last));
+    HAPT_NEW(opened, arena, graph->forward_count + 2);
+    for (int t = 0; t < graph->tensor_count; t++) {
+        const struct hapt_tensor *tensor = &graph->tensor[t];
+        if (tensor->kind != HAPT_TENSOR_ACTIVATION || tensor->dtype != HAPT_I32 || last[t] <= tensor->producer) continue;
+        opened[tensor->producer + 1]++;
+        opened[last[t] + 1]--;
+    }
+    for (int cut = 0, crossing = 0; cut <= graph->forward_count; cut++) {
+        crossing += opened[cut];
+        whole[cut] = crossing > 0;
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_structure_cut_bytes(const struct hapt_graph *graph, struct hapt_arena *arena, double *cut_bytes)
+{
+    int *last;
+    HAPT_TRY(last_readers(graph, arena, &last));
     memset(cut_bytes, 0, (size_t)(graph->forward_count + 1) * sizeof *cut_bytes);
     for (int t = 0; t < graph->tensor_count; t++) {
         const struct hapt_tensor *tensor = &graph->tensor[t];

@@ -11,6 +11,10 @@ uint64_t hapt_structure_of_op(const struct hapt_graph *graph, int op);
  * operator of e or behind. */
 enum hapt_status hapt_structure_cut_bytes(const struct hapt_graph *graph, struct hapt_arena *arena, double *cut_bytes);
 
+/* whole[e]: an integer activation (the experts of the tokens) crosses that cut. What it names stands around it: data in another
+ * order, whose amount depends on it. No layer ends there. */
+enum hapt_status hapt_structure_whole(const struct hapt_graph *graph, struct hapt_arena *arena, bool *whole);
+
 /* flops[op] of each forward operator and its backward operators, one microbatch. */
 void hapt_structure_flops(const struct hapt_graph *graph, double *flops);
 

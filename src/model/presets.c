@@ -1,6 +1,7 @@
 /*
  * Named models: a family and what its options become unless they are given. `hapt model --help` lists them.
  *
+ * HAP table 1: BERT-Base, and BERT-MoE, its every second feed-forward replaced by experts (the paper has one a device: --experts).
  * HAPT section 6, "Models": GPT of 48 layers at three widths, sequence 1024, a global batch of 1024 rows; heads of 128 columns and
  * GPT-2's vocabulary. bf16 and 128 microbatches of 8 rows are this project's choice: they fit 32 + 32 GPUs of 40 and 32 GB.
  */
@@ -17,7 +18,11 @@ struct preset {
     {{"layers", "48"}, {"hidden", hidden}, {"heads", heads}, {"sequence", "1024"}, {"vocab", "50257"},                \
      {"dtype", "bf16"}, {"microbatch", "8"}, {"microbatches", "128"}}
 
+#define BERT_BASE {"layers", "12"}, {"hidden", "768"}, {"heads", "12"}, {"sequence", "512"}, {"vocab", "30522"}
+
 static const struct preset presets[] = {
+    {"bert-base", "bert", {BERT_BASE}},
+    {"bert-moe-base", "bert-moe", {BERT_BASE, {"experts", "8"}, {"top-k", "2"}}},
     {"gpt2-124m", "gpt", {{"layers", "12"}, {"hidden", "768"}, {"heads", "12"}, {"sequence", "1024"}, {"vocab", "50257"}}},
     {"gpt-15b", "gpt", GPT_OF_THE_PAPER("5120", "40")},
     {"gpt-30b", "gpt", GPT_OF_THE_PAPER("7168", "56")},

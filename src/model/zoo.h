@@ -8,6 +8,8 @@
 enum hapt_status hapt_model_set(struct hapt_model *model, struct hapt_arena *arena, const char *name, const char *value);
 
 /* Each fills settings, shape fields and the forward graph. */
+enum hapt_status hapt_zoo_bert(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
+enum hapt_status hapt_zoo_bert_moe(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
 enum hapt_status hapt_zoo_gpt(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
 
 /* A model under construction. */

@@ -243,6 +243,35 @@ static void run_file_table(void)
     hapt_layers_print(&(struct hapt_env){.world_size = 1}, layers, model->graph);
 }
 
+/* The operators between a gate and the sum over its experts stay in one layer, at every granularity. */
+static void mixtures_are_not_cut(void)
+{
+    char *words[] = {"hapt", "model", "bert-moe", "--layers", "8", "--hidden", "32", "--heads", "4", "--sequence", "16",
+                     "--vocab", "64", "--output", "none.h5"};
+    struct hapt_config *config = NULL;
+    struct hapt_model *model = NULL;
+    CHECK_OK(hapt_config_parse((int)(sizeof words / sizeof words[0]), words, &arena, &config));
+    CHECK_OK(hapt_model_build("bert-moe", config, &arena, &model));
+    if (!model) return;
+    const int gate = hapt_op_type_find("moe_gate"), combine = hapt_op_type_find("moe_combine");
+    for (int granularity = 0; granularity < 200; granularity = granularity * 3 + 1) {
+        const struct hapt_layers *layers = layers_of(model, granularity);
+        int mixtures = 0, kinds = 0;
+        for (int l = 0; l < layers->count; l++) {
+            int opened = 0;
+            for (int op = hapt_layers_first_op(layers, l); op < layers->end_op[l]; op++) {
+                opened += model->graph->op[op].type == gate;
+                opened -= model->graph->op[op].type == combine;
+                mixtures += model->graph->op[op].type == gate;
+            }
+            CHECK_MESSAGE(opened == 0, "layer %d of %d cuts a mixture", l, layers->count);
+        }
+        for (int m = 0; m < layers->module_count; m++) kinds += layers->module[m].kind >= 0;
+        CHECK(mixtures == 4 && kinds >= 4); /* pairs of layers repeat */
+        if (granularity == 0) CHECK_MESSAGE(layers->count >= 8, "%d layers", layers->count);
+    }
+}
+
 int main(int argc, char **argv)
 {
     test_init(&argc, &argv);
@@ -254,6 +283,7 @@ int main(int argc, char **argv)
     RUN(cut_bytes_by_definition);
     RUN(structures);
     RUN(run_file_table);
+    RUN(mixtures_are_not_cut);
     hapt_arena_release(&arena);
     return test_finish();
 }
