@@ -18,11 +18,11 @@ bool hapt_split(const double *ratio, int ranks, int64_t units, int64_t *first);
 
 /* What stands between two synchronisations of a program (HAP 3.2, Fig. 6): a communication, then computation on every device. */
 struct hapt_ratio_stage {
-    double fixed_s;            /* communication takes fixed_s + largest_s * max_j B_j */
-    double largest_s;
+    /* Communication takes fixed_s + largest_s * max_j B_j (hapt_collective_cost_line); the first may be negative. */
+    double fixed_s, largest_s;
     const double *replicated_s; /* [devices] computation on device j takes replicated_s[j] + sharded_s[j] * B_j */
     const double *sharded_s;
-    double times;              /* how often it counts: 1 / B for what runs once a step; 0 counts as 1 */
+    double times;               /* how often it counts: 1 / B for what runs once a step; 0 counts as 1 */
 };
 /* Stages whose tensors are sharded by one ratio vector (HAP 5.2). */
 struct hapt_ratio_segment {

@@ -10,6 +10,7 @@
 static struct petsc table;
 static enum { UNTRIED, OPEN, CLOSED } state;
 static const char *reason;
+static MPI_Comm alone;
 
 static PetscErrorCode print_nothing(FILE *stream, const char *format, va_list arguments)
 {
@@ -42,7 +43,12 @@ static bool load(void)
         reason = HAPT_PETSC_LIBRARY " lacks PETSC_COMM_WORLD or PetscVFPrintf";
         return false;
     }
-    *world = MPI_COMM_SELF;
+    /* One process of its own; a copy, since PETSc gives it another error handler. */
+    if (MPI_Comm_dup(MPI_COMM_SELF, &alone) != MPI_SUCCESS) {
+        reason = "no communicator for PETSc";
+        return false;
+    }
+    *world = alone;
     *print = print_nothing;
     return true;
 }
@@ -51,6 +57,7 @@ static void close_petsc(void)
 {
     table.PetscPopErrorHandler();
     table.PetscFinalize();
+    MPI_Comm_free(&alone);
     state = CLOSED;
     reason = "the process is about to leave";
 }

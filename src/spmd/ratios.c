@@ -76,7 +76,7 @@ static enum hapt_status check(const struct hapt_ratio_problem *problem)
     for (int k = 0; k < problem->segment_count; k++) {
         for (int i = 0; i < problem->segment[k].stage_count; i++) {
             const struct hapt_ratio_stage *stage = &problem->segment[k].stage[i];
-            sound = sound && stage->fixed_s >= 0 && stage->largest_s >= 0 && stage->times >= 0 &&
+            sound = sound && stage->largest_s >= 0 && stage->times >= 0 &&
                     isfinite(stage->fixed_s + stage->largest_s + stage->times);
             for (int j = 0; j < problem->devices; j++)
                 sound = sound && stage->replicated_s[j] >= 0 && stage->sharded_s[j] >= 0 &&

@@ -1,6 +1,8 @@
 /* Linear programs: TAO with pivots behind it, GLPK, and pivots alone agree on every instance. */
 #include "test.h"
 
+#include <signal.h>
+
 #include "hapt/solve.h"
 
 enum { KINDS = 8 };
@@ -355,9 +357,43 @@ static void large_instance(void)
     hapt_arena_release(&arena);
 }
 
+/* Signals and MPI's error handling stay the program's own when the solver library is loaded. */
+static void nothing_else_changes(void)
+{
+    enum { SIGNALS = 32 };
+    struct sigaction before[SIGNALS], after;
+    MPI_Errhandler world, self, now;
+    const char *missing;
+    struct hapt_lp_solution solution;
+    struct hapt_lp *lp;
+    struct hapt_arena arena;
+    hapt_arena_init(&arena);
+    for (int s = 1; s < SIGNALS; s++) sigaction(s, NULL, &before[s]);
+    MPI_Comm_get_errhandler(MPI_COMM_WORLD, &world);
+    MPI_Comm_get_errhandler(MPI_COMM_SELF, &self);
+    CHECK_OK(hapt_lp_create(&arena, 2, 1, 2, &lp));
+    lp->cost[0] = lp->cost[1] = 1;
+    hapt_lp_add_row(lp, 2, INFINITY, 2, NULL, (double[2]){1, 2});
+    CHECK_OK(hapt_lp_solve(lp, HAPT_LP_AUTO, &arena, &solution));
+    CHECK(strcmp(solution.solver, hapt_lp_solver_version(HAPT_LP_TAO, &missing)    ? "tao"
+                                  : hapt_lp_solver_version(HAPT_LP_GLPK, &missing) ? "glpk"
+                                                                                   : "pivot") == 0);
+    CHECK_NEAR(solution.objective, 1, 1e-9);
+    for (int s = 1; s < SIGNALS; s++) {
+        sigaction(s, NULL, &after);
+        CHECK_MESSAGE(before[s].sa_handler == after.sa_handler, "the handler of signal %d has changed", s);
+    }
+    MPI_Comm_get_errhandler(MPI_COMM_WORLD, &now);
+    CHECK(now == world);
+    MPI_Comm_get_errhandler(MPI_COMM_SELF, &now);
+    CHECK(now == self);
+    hapt_arena_release(&arena);
+}
+
 int main(int argc, char **argv)
 {
     test_init_mpi(&argc, &argv);
+    RUN(nothing_else_changes);
     RUN(special_instances);
     RUN(large_instance);
     RUN(random_instances);

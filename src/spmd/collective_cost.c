@@ -1,0 +1,224 @@
+/* Costs of collectives: evaluation, rings over links, and the fit to measurements. */
+#include "hapt/collective_cost.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { PARTS = 3, ROUNDS = 8 };
+#define OUTLIER 0.1 /* relative errors beyond this count linearly */
+#define SKEWED 0.05 /* n * largest - 1 of a sample that says something about skew */
+
+static const char *name_of(enum hapt_collective_kind kind)
+{
+    static const char *const name[HAPT_COLLECTIVE_COUNT] = {
+        [HAPT_COLLECTIVE_NONE] = "none",
+        [HAPT_COLLECTIVE_ALL_REDUCE] = "all-reduce",
+        [HAPT_COLLECTIVE_REDUCE_SCATTER] = "reduce-scatter",
+        [HAPT_COLLECTIVE_ALL_GATHER] = "all-gather",
+        [HAPT_COLLECTIVE_GROUPED_BROADCAST] = "grouped broadcast",
+        [HAPT_COLLECTIVE_ALL_TO_ALL] = "all-to-all",
+        [HAPT_COLLECTIVE_SLICE] = "slice",
+    };
+    return name[kind];
+}
+
+/* Whether shards are sent as if all were as large as the largest. */
+static bool pads(enum hapt_collective_kind kind)
+{
+    return kind == HAPT_COLLECTIVE_ALL_GATHER || kind == HAPT_COLLECTIVE_REDUCE_SCATTER || kind == HAPT_COLLECTIVE_ALL_TO_ALL;
+}
+
+static bool moves(enum hapt_collective_kind kind)
+{
+    return kind != HAPT_COLLECTIVE_NONE && kind != HAPT_COLLECTIVE_SLICE;
+}
+
+void hapt_collective_cost_line(const struct hapt_collective_model *model, enum hapt_collective_kind kind, double bytes,
+                               double *fixed_s, double *largest_s)
+{
+    const struct hapt_collective_term *term = &model->term[kind];
+    *fixed_s = *largest_s = 0;
+    if (model->ranks < 2 || !moves(kind)) return;
+    *fixed_s = term->latency_s + bytes * (term->byte_s - term->skew_s);
+    *largest_s = bytes * term->skew_s * model->ranks;
+}
+
+double hapt_collective_cost_s(const struct hapt_collective_model *model, enum hapt_collective_kind kind, double bytes,
+                              double largest_share)
+{
+    const struct hapt_collective_term *term = &model->term[kind];
+    if (model->ranks < 2 || !moves(kind)) return 0;
+    return term->latency_s + bytes * (term->byte_s + term->skew_s * fmax(0, model->ranks * largest_share - 1));
+}
+
+/* ---- links ---- */
+
+void hapt_collective_model_links(const struct hapt_collective_links *links, struct hapt_collective_model *model)
+{
+    const double n = links->ranks, hops = n - 1, share = hops / n;
+    *model = (struct hapt_collective_model){.ranks = links->ranks};
+    if (links->ranks < 2) return;
+    const double byte_s = 1 / links->bandwidth, latency_s = links->latency_s;
+    model->term[HAPT_COLLECTIVE_ALL_REDUCE] = (struct hapt_collective_term){2 * hops * latency_s, 2 * share * byte_s, 0};
+    model->term[HAPT_COLLECTIVE_ALL_GATHER] = (struct hapt_collective_term){hops * latency_s, share * byte_s, share * byte_s};
+    model->term[HAPT_COLLECTIVE_REDUCE_SCATTER] = model->term[HAPT_COLLECTIVE_ALL_GATHER];
+    model->term[HAPT_COLLECTIVE_ALL_TO_ALL] =
+        (struct hapt_collective_term){hops * latency_s, share / n * byte_s, share / n * byte_s};
+    model->term[HAPT_COLLECTIVE_GROUPED_BROADCAST] = (struct hapt_collective_term){(n + hops) * latency_s, byte_s, 0};
+}
+
+static bool slower(double bandwidth, double latency_s, struct hapt_collective_links *links)
+{
+    if (!(bandwidth > 0) || !(latency_s >= 0)) return false;
+    links->bandwidth = fmin(links->bandwidth, bandwidth);
+    links->latency_s = fmax(links->latency_s, latency_s);
+    return true;
+}
+
+enum hapt_status hapt_collective_links_slowest(const struct hapt_cluster *cluster, const int *devices,
+                                               struct hapt_collective_links *links)
+{
+    struct hapt_collective_links found = {.bandwidth = INFINITY};
+    bool known = true;
+    for (int i = 0; i < cluster->count; i++) {
+        const struct hapt_subcluster *own = &cluster->subcluster[i];
+        HAPT_ASSERT(devices[i] >= 0 && devices[i] <= own->nodes * own->devices_per_node);
+        found.ranks += devices[i];
+        if (devices[i] > 1 && own->devices_per_node > 1)
+            known = slower(own->intra_node_bandwidth, own->intra_node_latency, &found) && known;
+        if (devices[i] > own->devices_per_node)
+            known = slower(own->inter_node_bandwidth, own->inter_node_latency, &found) && known;
+        for (int j = 0; j < i; j++) {
+            const struct hapt_link *link = hapt_cluster_link(cluster, j, i);
+            if (devices[i] > 0 && devices[j] > 0) known = slower(link->bandwidth, link->latency, &found) && known;
+        }
+    }
+    if (!known)
+        return hapt_fail(HAPT_ERR_INPUT, "give bandwidth and latency of every link in the cluster file",
+                         "the cost of collectives needs links whose bandwidth or latency is not known");
+    *links = found;
+    return HAPT_OK;
+}
+
+/* ---- fit ---- */
+
+/* What a sample's time is made of: one for latency, bytes, padding; in parts of its time. */
+static void parts_of(const struct hapt_collective_sample *sample, int ranks, double *part)
+{
+    const double skew = fmax(0, ranks * sample->largest_share - 1);
+    part[0] = 1 / sample->time_s;
+    part[1] = sample->bytes / sample->time_s;
+    part[2] = sample->bytes * skew / sample->time_s;
+}
+
+/* Normal equations of the chosen parts, by elimination. */
+static bool solve_parts(int chosen, const double (*matrix)[PARTS], const double *right, double *value)
+{
+    double m[PARTS][PARTS + 1];
+    int index[PARTS], n = 0;
+    for (int p = 0; p < PARTS; p++)
+        if (chosen >> p & 1) index[n++] = p;
+    for (int a = 0; a < n; a++) {
+        for (int b = 0; b < n; b++) m[a][b] = matrix[index[a]][index[b]];
+        m[a][n] = right[index[a]];
+    }
+    for (int p = 0; p < PARTS; p++) value[p] = 0;
+    for (int a = 0; a < n; a++) {
+        if (!(m[a][a] > 1e-12 * matrix[index[a]][index[a]])) return false;
+        for (int r = a + 1; r < n; r++) {
+            const double factor = m[r][a] / m[a][a];
+            for (int c = a; c <= n; c++) m[r][c] -= factor * m[a][c];
+        }
+    }
+    for (int a = n - 1; a >= 0; a--) {
+        double sum = m[a][n];
+        for (int b = a + 1; b < n; b++) sum -= m[a][b] * value[index[b]];
+        value[index[a]] = sum / m[a][a];
+        if (!(value[index[a]] >= 0)) return false;
+    }
+    return true;
+}
+
+/* The best non-negative parts under the present weights: of few parts, every subset is tried. */
+static void fit_weighted(int most, int ranks, int count, const struct hapt_collective_sample *sample, const double *weight,
+                         double *best)
+{
+    double matrix[PARTS][PARTS] = {{0}}, right[PARTS] = {0}, least = INFINITY;
+    for (int i = 0; i < count; i++) {
+        double part[PARTS];
+        parts_of(&sample[i], ranks, part);
+        for (int a = 0; a < PARTS; a++) {
+            right[a] += weight[i] * part[a];
+            for (int b = 0; b < PARTS; b++) matrix[a][b] += weight[i] * part[a] * part[b];
+        }
+    }
+    for (int chosen = 1; chosen <= most; chosen++) {
+        double value[PARTS], error = 0;
+        if ((chosen & most) != chosen || !solve_parts(chosen, (const double(*)[PARTS])matrix, right, value)) continue;
+        /* |P v - 1|^2 without its constant. */
+        for (int a = 0; a < PARTS; a++) {
+            error -= 2 * right[a] * value[a];
+            for (int b = 0; b < PARTS; b++) error += matrix[a][b] * value[a] * value[b];
+        }
+        if (error >= least) continue;
+        least = error;
+        memcpy(best, value, sizeof value);
+    }
+}
+
+bool hapt_collective_fit(enum hapt_collective_kind kind, int ranks, int count, const struct hapt_collective_sample *sample,
+                         struct hapt_collective_term *term)
+{
+    enum { MOST_SAMPLES = 256 };
+    double weight[MOST_SAMPLES], value[PARTS] = {0}, smallest = INFINITY, largest = 0;
+    bool skewed = false;
+    if (count > MOST_SAMPLES) count = MOST_SAMPLES;
+    for (int i = 0; i < count; i++) {
+        if (!(sample[i].bytes > 0) || !(sample[i].time_s > 0) || !isfinite(sample[i].time_s)) return false;
+        smallest = fmin(smallest, sample[i].bytes);
+        largest = fmax(largest, sample[i].bytes);
+        skewed = skewed || ranks * sample[i].largest_share - 1 > SKEWED;
+        weight[i] = 1;
+    }
+    if (!(largest > smallest)) return false;
+    const bool find_skew = skewed && kind != HAPT_COLLECTIVE_ALL_REDUCE;
+    for (int round = 0; round < ROUNDS; round++) {
+        fit_weighted(find_skew ? 7 : 3, ranks, count, sample, weight, value);
+        for (int i = 0; i < count; i++) {
+            double part[PARTS], error = -1;
+            parts_of(&sample[i], ranks, part);
+            for (int p = 0; p < PARTS; p++) error += part[p] * value[p];
+            weight[i] = fmin(1, OUTLIER / fmax(1e-12, fabs(error)));
+        }
+    }
+    *term = (struct hapt_collective_term){value[0], value[1], find_skew ? value[2] : pads(kind) ? value[1] : 0};
+    return true;
+}
+
+/* ---- show and check ---- */
+
+void hapt_collective_model_print(const struct hapt_collective_model *model, FILE *stream)
+{
+    fprintf(stream, "collectives over %d ranks, %s\n", model->ranks, model->measured ? "measured" : "from links");
+    for (int k = 0; k < HAPT_COLLECTIVE_COUNT; k++) {
+        const struct hapt_collective_term *term = &model->term[k];
+        if (!moves((enum hapt_collective_kind)k) || model->ranks < 2) continue;
+        fprintf(stream, "  %-18s %8.2f us  %8.3f ms/MB", name_of((enum hapt_collective_kind)k), 1e6 * term->latency_s,
+                1e9 * term->byte_s);
+        if (term->skew_s > 0) fprintf(stream, "  %8.3f ms/MB of padding", 1e9 * term->skew_s);
+        fputc('\n', stream);
+    }
+}
+
+enum hapt_status hapt_collective_model_check(const struct hapt_collective_model *model)
+{
+    bool sound = model->ranks >= 1;
+    for (int k = 0; k < HAPT_COLLECTIVE_COUNT; k++) {
+        const struct hapt_collective_term *term = &model->term[k];
+        sound = sound && term->latency_s >= 0 && term->byte_s >= 0 && term->skew_s >= 0 &&
+                isfinite(term->latency_s + term->byte_s + term->skew_s);
+    }
+    return sound ? HAPT_OK
+                 : hapt_fail(HAPT_ERR_INPUT, "measure them again, or give the links in the cluster file",
+                             "the cost of a collective is undefined or negative");
+}
