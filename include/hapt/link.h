@@ -44,11 +44,13 @@ struct hapt_transfer {
 
 extern const struct hapt_transfer hapt_transfer_mpi;
 
-/* A part of a message that one peer gets or gives: `bytes` at base[slot][buffer] + offset. */
+/* A part of a message that one peer gets or gives: `bytes` at base[slot][buffer] + offset, or, with a count above 1, that many runs of
+ * `bytes` each, `stride` apart. */
 struct hapt_piece {
     int peer; /* world rank */
     int buffer;
     size_t offset, bytes;
+    size_t count, stride;
 };
 
 /*
@@ -143,7 +145,7 @@ enum hapt_status hapt_collective_all_gather(struct hapt_collective *collective, 
                                             size_t elements);
 /* Shards of a dimension to the whole: rank r's dense shard `mine` goes to the runs part[r] of `whole`; shards may differ in size.
  * `padded`: messages are all as long as the largest shard's (one all-gather, HAP 2.5.1); else each shard is broadcast by itself
- * (grouped broadcast, HAP 4.4). In shared memory both copy the shards alone. Collective. */
+ * (grouped broadcast, HAP 4.4). In shared memory both copy the shards alone. `mine` NULL: it stands in its place. Collective. */
 enum hapt_status hapt_collective_gather_shards(struct hapt_collective *collective, const char *what, bool padded,
                                                const struct hapt_strided *part, const void *mine, void *whole);
 /* Partial sums to shards of their sum: rank r gets, dense, the runs part[r] of the sum over ranks of `partial`. Equal to the

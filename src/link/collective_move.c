@@ -15,6 +15,7 @@ size_t hapt_strided_bytes(const struct hapt_strided_list *list)
 /* Bytes [first, first + bytes) of one strided part. */
 static void copy_part(const struct hapt_strided *part, char *base, size_t first, size_t bytes, char *dense, bool packs)
 {
+    if (bytes == 0) return;
     size_t run = first / part->run, at = first % part->run;
     for (; bytes > 0; run++, at = 0) {
         const size_t count = part->run - at < bytes ? part->run - at : bytes;
@@ -56,52 +57,56 @@ void hapt_strided_unpack(const struct hapt_strided_list *list, void *base, size_
 
 /* ---- all-gather, grouped broadcast ---- */
 
-static void place_own(const struct hapt_collective *collective, const struct hapt_strided *part, const void *mine,
-                      void *whole)
+struct gather {
+    const struct hapt_strided *part; /* [size] */
+    size_t longest;
+    struct hapt_strided own_part;
+    struct hapt_strided_list own; /* this rank's shard in `mine` */
+    const char *mine;
+    char *whole;
+};
+
+static size_t part_bytes(const struct gather *gather, int rank)
 {
-    const struct hapt_strided_list list = {1, &part[collective->rank]};
-    hapt_strided_unpack(&list, whole, 0, hapt_strided_bytes(&list), mine);
+    return gather->part[rank].count * gather->part[rank].run;
+}
+
+static void take(const struct gather *gather, int rank, size_t first, size_t most, const char *block)
+{
+    const struct hapt_strided_list list = {1, &gather->part[rank]};
+    hapt_strided_unpack(&list, gather->whole, first, collective_part(part_bytes(gather, rank), first, most), block);
 }
 
 /* Each rank puts a block of its shard into its slab, from where the others take it. */
-static enum hapt_status gather_shared(struct hapt_collective *collective, const char *what,
-                                      const struct hapt_strided *part, size_t longest, const char *mine, char *whole)
+static enum hapt_status gather_shared(struct hapt_collective *collective, const char *what, const struct gather *gather)
 {
-    const size_t own = part[collective->rank].count * part[collective->rank].run;
-    for (size_t first = 0; first < longest; first += SLAB_BYTES) {
+    const int me = collective->rank;
+    for (size_t first = 0; first < gather->longest; first += SLAB_BYTES) {
         char *const *slab = collective_next_slabs(collective);
-        memcpy(slab[collective->rank], mine + (first < own ? first : 0), collective_part(own, first, SLAB_BYTES));
+        hapt_strided_pack(&gather->own, gather->mine, first,
+                          collective_part(part_bytes(gather, me), first, SLAB_BYTES), slab[me]);
         HAPT_TRY(collective_barrier(collective, what));
-        for (int r = 0; r < collective->size; r++) {
-            const struct hapt_strided_list list = {1, &part[r]};
-            if (r == collective->rank) continue;
-            hapt_strided_unpack(&list, whole, first, collective_part(part[r].count * part[r].run, first, SLAB_BYTES),
-                                slab[r]);
-        }
+        for (int r = 0; r < collective->size; r++)
+            if (r != me) take(gather, r, first, SLAB_BYTES, slab[r]);
     }
     return HAPT_OK;
 }
 
 static enum hapt_status gather_messages(struct hapt_collective *collective, const char *what, bool padded,
-                                        const struct hapt_strided *part, size_t longest, const char *mine, char *whole)
+                                        const struct gather *gather)
 {
     const int me = collective->rank;
-    for (size_t first = 0; first < longest; first += SEGMENT_BYTES) {
+    for (size_t first = 0; first < gather->longest; first += SEGMENT_BYTES) {
+        const size_t most = collective_part(gather->longest, first, SEGMENT_BYTES);
+        const size_t own = collective_part(part_bytes(gather, me), first, SEGMENT_BYTES);
         for (int r = 0; r < collective->size; r++) {
-            const size_t its = collective_part(part[r].count * part[r].run, first, SEGMENT_BYTES);
-            const size_t own = collective_part(part[me].count * part[me].run, first, SEGMENT_BYTES);
-            const size_t most = collective_part(longest, first, SEGMENT_BYTES);
-            collective->in_bytes[r] = padded ? most : its;
+            collective->in_bytes[r] = padded ? most : collective_part(part_bytes(gather, r), first, SEGMENT_BYTES);
             collective->out_bytes[r] = padded ? most : own;
-            if (own > 0 && r != me) memcpy(collective_trade_out(collective, r), mine + first, own);
+            if (r != me) hapt_strided_pack(&gather->own, gather->mine, first, own, collective_trade_out(collective, r));
         }
         HAPT_TRY(collective_trade(collective, what));
-        for (int r = 0; r < collective->size; r++) {
-            const struct hapt_strided_list list = {1, &part[r]};
-            if (r == me) continue;
-            hapt_strided_unpack(&list, whole, first, collective_part(part[r].count * part[r].run, first, SEGMENT_BYTES),
-                                collective_trade_in(collective, r));
-        }
+        for (int r = 0; r < collective->size; r++)
+            if (r != me) take(gather, r, first, SEGMENT_BYTES, collective_trade_in(collective, r));
     }
     return HAPT_OK;
 }
@@ -109,13 +114,17 @@ static enum hapt_status gather_messages(struct hapt_collective *collective, cons
 enum hapt_status hapt_collective_gather_shards(struct hapt_collective *collective, const char *what, bool padded,
                                                const struct hapt_strided *part, const void *mine, void *whole)
 {
-    size_t longest = 0;
+    const int me = collective->rank;
+    struct gather gather = {.part = part, .own_part = part[me], .mine = mine ? mine : whole, .whole = whole};
+    if (mine) {
+        gather.own_part = (struct hapt_strided){0, 1, part_bytes(&gather, me), 0};
+        take(&gather, me, 0, SIZE_MAX, mine);
+    }
+    gather.own = (struct hapt_strided_list){1, &gather.own_part};
     for (int r = 0; r < collective->size; r++)
-        if (part[r].count * part[r].run > longest) longest = part[r].count * part[r].run;
-    place_own(collective, part, mine, whole);
+        if (part_bytes(&gather, r) > gather.longest) gather.longest = part_bytes(&gather, r);
     if (collective->size == 1) return HAPT_OK;
-    if (collective->head) return gather_shared(collective, what, part, longest, mine, whole);
-    return gather_messages(collective, what, padded, part, longest, mine, whole);
+    return collective->head ? gather_shared(collective, what, &gather) : gather_messages(collective, what, padded, &gather);
 }
 
 /* ---- all-gather of flat slices, in place ---- */

@@ -13,6 +13,10 @@
 /* Chunks in flight, oldest first; `last`: the chunk ends its message. */
 struct window {
     int first, count;
+    char *buffer; /* [WINDOW][HAPT_LINK_CHUNK_BYTES] for chunks that are no run of bytes in memory; NULL: there are none */
+    void *unpacked[WINDOW];              /* receiving: where the chunk in the buffer belongs, */
+    const struct hapt_piece *piece[WINDOW]; /* ... by this piece, from this byte of it on */
+    size_t offset[WINDOW], bytes[WINDOW];
     struct hapt_transfer_request request[WINDOW];
     bool last[WINDOW];
     double start_s[WINDOW]; /* sending: of the message */
@@ -90,6 +94,12 @@ struct pass {
     bool unfinished; /* something is still to be sent, taken or told */
     enum hapt_status status;
 };
+
+/* Bytes of a piece, all its runs together. */
+static inline size_t hapt_piece_bytes(const struct hapt_piece *piece)
+{
+    return piece->count > 1 ? piece->count * piece->bytes : piece->bytes;
+}
 
 void hapt_flow_advance_sender(struct hapt_courier *courier, struct flow *flow, struct pass *pass);
 void hapt_flow_advance_receiver(struct hapt_courier *courier, struct flow *flow, struct pass *pass);

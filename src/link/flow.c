@@ -6,7 +6,7 @@
 
 static size_t chunk_bytes(const struct hapt_piece *piece, size_t offset)
 {
-    const size_t left = piece->bytes - offset;
+    const size_t left = hapt_piece_bytes(piece) - offset;
     return left < HAPT_LINK_CHUNK_BYTES ? left : HAPT_LINK_CHUNK_BYTES;
 }
 
@@ -14,7 +14,7 @@ static size_t chunk_bytes(const struct hapt_piece *piece, size_t offset)
 static bool advance(struct cursor *cursor, const struct hapt_piece *piece, int piece_count, size_t bytes)
 {
     cursor->offset += bytes;
-    if (cursor->offset < piece[cursor->piece].bytes) return false;
+    if (cursor->offset < hapt_piece_bytes(&piece[cursor->piece])) return false;
     cursor->offset = 0;
     if (++cursor->piece < piece_count) return false;
     cursor->piece = 0;
@@ -26,6 +26,50 @@ static int window_push(struct window *window)
     return (window->first + window->count++) % WINDOW;
 }
 
+static char *base_of(const struct flow *flow, int slot, const struct hapt_piece *piece)
+{
+    return flow->options.base[(size_t)slot * (size_t)flow->options.buffer_count + (size_t)piece->buffer];
+}
+
+static struct hapt_strided runs_of(const struct hapt_piece *piece)
+{
+    return (struct hapt_strided){piece->offset, piece->count, piece->bytes, piece->stride};
+}
+
+/* Where a chunk that starts at `offset` of a piece is sent from: runs are put together first. */
+static const void *send_address(const struct flow *flow, int slot, const struct hapt_piece *piece, size_t offset,
+                                size_t bytes, int entry)
+{
+    const char *base = base_of(flow, slot, piece);
+    if (piece->count <= 1) return base + piece->offset + offset;
+    const struct hapt_strided runs = runs_of(piece);
+    char *buffer = flow->window.buffer + (size_t)entry * HAPT_LINK_CHUNK_BYTES;
+    hapt_strided_pack(&(struct hapt_strided_list){1, &runs}, base, offset, bytes, buffer);
+    return buffer;
+}
+
+/* Where a chunk is received: runs are taken apart when it is there. */
+static void *receive_address(const struct flow *flow, struct window *window, int slot, const struct hapt_piece *piece,
+                             size_t offset, size_t bytes, int entry)
+{
+    char *base = base_of(flow, slot, piece);
+    window->unpacked[entry] = NULL;
+    if (piece->count <= 1) return base + piece->offset + offset;
+    window->unpacked[entry] = base;
+    window->piece[entry] = piece;
+    window->offset[entry] = offset;
+    window->bytes[entry] = bytes;
+    return window->buffer + (size_t)entry * HAPT_LINK_CHUNK_BYTES;
+}
+
+static void unpack(const struct window *window, int entry)
+{
+    if (!window->unpacked[entry]) return;
+    const struct hapt_strided runs = runs_of(window->piece[entry]);
+    hapt_strided_unpack(&(struct hapt_strided_list){1, &runs}, window->unpacked[entry], window->offset[entry],
+                        window->bytes[entry], window->buffer + (size_t)entry * HAPT_LINK_CHUNK_BYTES);
+}
+
 /* Takes the oldest chunk out when it is done. */
 static bool window_pop(struct hapt_courier *courier, struct window *window, struct pass *pass, bool *last,
                        double *start_s)
@@ -34,18 +78,13 @@ static bool window_pop(struct hapt_courier *courier, struct window *window, stru
     bool done = false;
     pass->status = courier->transfer->test(courier->context, &window->request[window->first], &done);
     if (pass->status != HAPT_OK || !done) return false;
+    unpack(window, window->first);
     *last = window->last[window->first];
     *start_s = window->start_s[window->first];
     window->first = (window->first + 1) % WINDOW;
     window->count--;
     pass->progress = true;
     return true;
-}
-
-static const void *address(const struct flow *flow, int slot, const struct hapt_piece *piece, size_t offset)
-{
-    const char *base = flow->options.base[(size_t)slot * (size_t)flow->options.buffer_count + (size_t)piece->buffer];
-    return base + piece->offset + offset;
 }
 
 /* Hears which transfer slots the receivers released. */
@@ -118,7 +157,8 @@ static void post_sends(struct hapt_courier *courier, struct flow *flow, struct p
         if (!chunk_is_due(flow, bytes, pass)) return;
         const int slot = flow->queue_slot[(flow->started - 1) % flow->options.slot_count];
         const int entry = window_push(&flow->window);
-        pass->status = courier->transfer->send(courier->context, address(flow, slot, piece, flow->cursor.offset), bytes,
+        pass->status = courier->transfer->send(courier->context,
+                                               send_address(flow, slot, piece, flow->cursor.offset, bytes, entry), bytes,
                                                piece->peer, 2 * flow->options.tag, &flow->window.request[entry]);
         flow->done_bytes += bytes;
         flow->window.last[entry] = advance(&flow->cursor, flow->options.piece, flow->options.piece_count, bytes);
@@ -162,9 +202,10 @@ static void post_receives(struct hapt_courier *courier, const struct flow *flow,
         const size_t bytes = chunk_bytes(piece, channel->cursor.offset);
         const int slot = (int)(channel->posted % flow->options.peer_slots);
         const int entry = window_push(&channel->window);
-        pass->status =
-            courier->transfer->receive(courier->context, (void *)address(flow, slot, piece, channel->cursor.offset),
-                                       bytes, channel->peer, 2 * flow->options.tag, &channel->window.request[entry]);
+        pass->status = courier->transfer->receive(
+            courier->context,
+            receive_address(flow, &channel->window, slot, piece, channel->cursor.offset, bytes, entry), bytes,
+            channel->peer, 2 * flow->options.tag, &channel->window.request[entry]);
         channel->window.last[entry] = advance(&channel->cursor, channel->piece, channel->piece_count, bytes);
         if (channel->window.last[entry]) channel->posted++;
         pass->progress = true;

@@ -148,12 +148,14 @@ static void gather_scatter(struct hapt_collective *collective, int round, enum h
     for (int r = 0; r < ranks; r++) part[r] = part_of(&dimension, r, width);
     const size_t own = part[me].count * part[me].run / width;
     char *whole = malloc(n * width + 1), *mine = malloc(own * width + 1);
-    for (int padded = 0; padded < 2; padded++) {
+    for (int way = 0; way < 4; way++) {
+        const bool padded = way & 1, in_place = way & 2;
         size_t local, wrong = 0;
         memset(whole, 0x7f, n * width + 1);
         for (size_t i = 0; i < n; i++)
-            if (owner(&dimension, i, &local) == me) put(mine, dtype, local, value(round, 20, i));
-        CHECK_OK(hapt_collective_gather_shards(collective, "gather", padded, part, mine, whole));
+            if (owner(&dimension, i, &local) == me)
+                put(in_place ? whole : mine, dtype, in_place ? i : local, value(round, 20, i));
+        CHECK_OK(hapt_collective_gather_shards(collective, "gather", padded, part, in_place ? NULL : mine, whole));
         for (size_t i = 0; i < n; i++) wrong += get(whole, dtype, i) != rounded(dtype, value(round, 20, i));
         CHECK_MESSAGE(wrong == 0, "round %d: %zu of %zu gathered elements are wrong", round, wrong, n);
         CHECK(whole[n * width] == 0x7f);

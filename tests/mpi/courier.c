@@ -11,13 +11,14 @@
 /* A flow between two ranks, known to all: the same seed everywhere. */
 struct plan {
     int from, to, slots, messages, pieces;
-    size_t bytes[4];
+    size_t bytes[4], runs[4]; /* of a piece: runs of bytes, with gaps between them that differ at the two ends */
 };
 
 struct side {
     int flow;
     bool sends;
     const struct plan *plan;
+    struct hapt_piece piece[4];
     unsigned char *memory; /* [slots][total] */
     size_t total;
     int64_t done;
@@ -26,6 +27,24 @@ struct side {
 static unsigned char content(int tag, int64_t message, size_t i)
 {
     return (unsigned char)(tag * 37 + message * 101 + (int64_t)(i * 7 + i / 256));
+}
+
+/* Fills the runs of all pieces, or counts the bytes that are not as they were sent, gaps included. */
+static long visit(const struct side *side, unsigned char *place, int key, int64_t message, bool fills)
+{
+    long wrong = 0;
+    size_t i = 0;
+    for (int p = 0; p < side->plan->pieces; p++) {
+        const struct hapt_piece *piece = &side->piece[p];
+        for (size_t r = 0; r < piece->count; r++)
+            for (size_t b = 0; b < piece->stride; b++) {
+                unsigned char *byte = &place[piece->offset + r * piece->stride + b];
+                const unsigned char sent = b < piece->bytes ? content(key, message, i++) : 0xee;
+                if (fills) *byte = sent;
+                wrong += *byte != sent;
+            }
+    }
+    return wrong;
 }
 
 /* Alternates between what can be done, as a stage does: sends ahead, frees in order, now and then sleeps. */
@@ -44,12 +63,11 @@ static void play(struct hapt_courier *courier, struct side *side, int count, uin
             const int key = plan->from * 17 + plan->to * 5 + (int)plan->bytes[0];
             if (my->sends) {
                 CHECK_OK(hapt_courier_wait_sent(courier, my->flow, slot));
-                for (size_t i = 0; i < my->total; i++) place[i] = content(key, my->done, i);
+                visit(my, place, key, my->done, true);
                 hapt_courier_send(courier, my->flow, slot);
             } else {
                 CHECK_OK(hapt_courier_wait_received(courier, my->flow, my->done));
-                long wrong = 0;
-                for (size_t i = 0; i < my->total; i++) wrong += place[i] != content(key, my->done, i);
+                const long wrong = visit(my, place, key, my->done, false);
                 CHECK_MESSAGE(wrong == 0, "message %ld from %d to %d: %ld bytes wrong", (long)my->done, plan->from,
                               plan->to, wrong);
                 memset(place, 0xee, my->total);
@@ -79,17 +97,23 @@ static void random_plan(uint64_t seed)
         p->slots = 1 + (int)(hapt_random_next(&random) % 3);
         p->messages = messages;
         p->pieces = 1 + (int)(hapt_random_next(&random) % 4);
-        for (int i = 0; i < p->pieces; i++) p->bytes[i] = 1 + hapt_random_next(&random) % (i == 0 ? 200000 : 5000);
+        for (int i = 0; i < p->pieces; i++) {
+            p->runs[i] = 1 + hapt_random_next(&random) % 3 * (hapt_random_next(&random) % 200);
+            p->bytes[i] = 1 + hapt_random_next(&random) % ((i == 0 ? 200000 : 5000) / p->runs[i]);
+        }
         if (p->from != test_env.world_rank && p->to != test_env.world_rank) continue;
         struct side *my = &side[mine++];
         *my = (struct side){.sends = p->from == test_env.world_rank, .plan = p};
-        struct hapt_piece piece[4];
         for (int i = 0; i < p->pieces; i++) {
-            piece[i] =
-                (struct hapt_piece){.peer = my->sends ? p->to : p->from, .offset = my->total, .bytes = p->bytes[i]};
-            my->total += p->bytes[i];
+            my->piece[i] = (struct hapt_piece){.peer = my->sends ? p->to : p->from,
+                                               .offset = my->total,
+                                               .bytes = p->bytes[i],
+                                               .count = p->runs[i],
+                                               .stride = p->bytes[i] + (my->sends ? 3 : 11)};
+            my->total += my->piece[i].stride * p->runs[i];
         }
         my->memory = malloc(my->total * (size_t)p->slots);
+        memset(my->memory, 0xee, my->total * (size_t)p->slots);
         void *base[3];
         for (int s = 0; s < p->slots; s++) base[s] = my->memory + (size_t)s * my->total;
         const struct hapt_flow_options options = {.what = "noise",
@@ -103,7 +127,7 @@ static void random_plan(uint64_t seed)
                                                   .buffer_count = 1,
                                                   .base = base,
                                                   .piece_count = p->pieces,
-                                                  .piece = piece};
+                                                  .piece = my->piece};
         CHECK_OK(hapt_courier_add(courier, &options, &my->flow));
     }
     CHECK_OK(hapt_courier_start(courier));
