@@ -10,7 +10,8 @@
 static const struct {
     const char *name;
     enum hapt_status (*build)(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
-} families[] = {{"bert", hapt_zoo_bert}, {"bert-moe", hapt_zoo_bert_moe}, {"gpt", hapt_zoo_gpt}};
+} families[] = {{"bert", hapt_zoo_bert}, {"bert-moe", hapt_zoo_bert_moe}, {"gpt", hapt_zoo_gpt}, {"llama", hapt_zoo_llama},
+                {"vit", hapt_zoo_vit}};
 
 enum { MAX_SETTINGS = 64 };
 
@@ -67,7 +68,7 @@ enum hapt_status hapt_model_build(const char *family, const struct hapt_config *
         *model = built;
         return HAPT_OK;
     }
-    return hapt_fail(HAPT_ERR_USAGE, "known families: bert, bert-moe, gpt; named models: see hapt model --help", "unknown model family \"%s\"", family);
+    return hapt_fail(HAPT_ERR_USAGE, "known families: bert, bert-moe, gpt, llama, vit; named models: see hapt model --help", "unknown model family \"%s\"", family);
 }
 
 /* Tables and logits hold the whole vocabulary, or every class: a token or label below it can index them. */

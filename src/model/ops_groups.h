@@ -11,7 +11,7 @@
 #include "signature.h"
 
 /* Each ends with a row without a name. */
-extern const struct hapt_op_type hapt_ops_transformer[], hapt_ops_moe[], hapt_ops_collective[];
+extern const struct hapt_op_type hapt_ops_transformer[], hapt_ops_llama[], hapt_ops_patches[], hapt_ops_moe[], hapt_ops_collective[];
 
 /* HAPT_ERR_INPUT: "operator NAME (TYPE): what". */
 enum hapt_status hapt_op_bad_attribute(const struct hapt_op *op, const char *what);

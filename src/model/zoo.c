@@ -7,16 +7,31 @@
 
 enum { MAX_NAME = 160 };
 
+enum hapt_status zoo_set_number(struct hapt_model *model, struct hapt_arena *arena, const char *name, int64_t value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%" PRId64, value);
+    return hapt_model_set(model, arena, name, text);
+}
+
+enum hapt_status zoo_check_blocks(int64_t layers, int64_t hidden, int64_t heads)
+{
+    if (hidden % heads != 0) {
+        return hapt_fail(HAPT_ERR_USAGE, "choose --hidden as a multiple of --heads",
+                         "hidden size %" PRId64 " does not divide into %" PRId64 " heads", hidden, heads);
+    }
+    if (layers > 1024) {
+        return hapt_fail(HAPT_ERR_USAGE, "at most 1024 are possible", "%" PRId64 " layers are too many", layers);
+    }
+    return HAPT_OK;
+}
+
 enum hapt_status zoo_begin(struct zoo *zoo, const struct hapt_config *config, const char *const *numbers,
                            struct hapt_arena *arena, struct hapt_model *model)
 {
-    char text[32];
     zoo->graph = model->graph;
     HAPT_ASSERT(hapt_dtype_parse(hapt_config_text(config, "dtype"), &zoo->dtype));
-    for (; *numbers; numbers++) {
-        snprintf(text, sizeof text, "%" PRId64, hapt_config_int(config, *numbers));
-        HAPT_TRY(hapt_model_set(model, arena, *numbers, text));
-    }
+    for (; *numbers; numbers++) HAPT_TRY(zoo_set_number(model, arena, *numbers, hapt_config_int(config, *numbers)));
     HAPT_TRY(hapt_model_set(model, arena, "dtype", hapt_dtype_name(zoo->dtype)));
     model->microbatch = (int)hapt_config_int(config, "microbatch");
     model->dtype = zoo->dtype;
@@ -55,6 +70,18 @@ enum hapt_status zoo_layer_norm(struct zoo *zoo, const char *prefix, int64_t wid
     snprintf(name, sizeof name, "%s.bias", prefix);
     HAPT_TRY(zoo_parameter(zoo, name, 1, &width, HAPT_INIT_ZERO, 0, &input[2]));
     HAPT_TRY(hapt_graph_add_op(zoo->graph, "layer_norm", prefix, input, 3, NULL, real, output));
+    *y = output[0];
+    return HAPT_OK;
+}
+
+enum hapt_status zoo_rms_norm(struct zoo *zoo, const char *prefix, int64_t width, double epsilon, int x, int *y)
+{
+    char name[MAX_NAME];
+    const double real[HAPT_MAX_ATTRIBUTES] = {epsilon};
+    int input[2] = {x}, output[HAPT_MAX_OUTPUTS];
+    snprintf(name, sizeof name, "%s.weight", prefix);
+    HAPT_TRY(zoo_parameter(zoo, name, 1, &width, HAPT_INIT_ONE, 0, &input[1]));
+    HAPT_TRY(hapt_graph_add_op(zoo->graph, "rms_norm", prefix, input, 2, NULL, real, output));
     *y = output[0];
     return HAPT_OK;
 }

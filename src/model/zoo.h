@@ -10,6 +10,8 @@ enum hapt_status hapt_model_set(struct hapt_model *model, struct hapt_arena *are
 /* Each fills settings, shape fields and the forward graph. */
 enum hapt_status hapt_zoo_bert(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
 enum hapt_status hapt_zoo_bert_moe(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
+enum hapt_status hapt_zoo_llama(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
+enum hapt_status hapt_zoo_vit(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
 enum hapt_status hapt_zoo_gpt(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
 
 /* A model under construction. */
@@ -21,6 +23,10 @@ struct zoo {
 /* Takes --dtype and --microbatch and notes them with the options named in `numbers` (ended by NULL) as the model's settings. */
 enum hapt_status zoo_begin(struct zoo *zoo, const struct hapt_config *config, const char *const *numbers,
                            struct hapt_arena *arena, struct hapt_model *model);
+/* Notes a number that is not an option's own value: a default that depends on others. */
+enum hapt_status zoo_set_number(struct hapt_model *model, struct hapt_arena *arena, const char *name, int64_t value);
+/* HAPT_ERR_USAGE when the hidden size does not divide into heads, or there are more blocks than a graph takes. */
+enum hapt_status zoo_check_blocks(int64_t layers, int64_t hidden, int64_t heads);
 enum hapt_status zoo_input(struct zoo *zoo, const char *name, enum hapt_tensor_role role, enum hapt_dtype dtype, int dims,
                            const int64_t *shape, int *index);
 /* A trainable parameter under its published name; `std` counts for HAPT_INIT_NORMAL. */
@@ -29,6 +35,8 @@ enum hapt_status zoo_parameter(struct zoo *zoo, const char *name, int dims, cons
 enum hapt_status zoo_normal(struct zoo *zoo, const char *name, int dims, const int64_t *shape, double std, int *index);
 /* y = layer norm of x over its last dimension; parameters PREFIX.weight, PREFIX.bias [width]. */
 enum hapt_status zoo_layer_norm(struct zoo *zoo, const char *prefix, int64_t width, double epsilon, int x, int *y);
+/* y = RMS norm of x over its last dimension; parameter PREFIX.weight [width]. */
+enum hapt_status zoo_rms_norm(struct zoo *zoo, const char *prefix, int64_t width, double epsilon, int x, int *y);
 /* y = x w + bias, PREFIX.weight [in][out] (GPT-2's layout), PREFIX.bias [out]. */
 enum hapt_status zoo_linear_in_out(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, double std, int x, int *y);
 /* y = x w' + bias, PREFIX.weight [out][in] (the usual layout); without `bias` only the product. */

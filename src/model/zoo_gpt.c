@@ -68,13 +68,7 @@ enum hapt_status hapt_zoo_gpt(const struct hapt_config *config, struct hapt_aren
                       .heads = hapt_config_int(config, "heads"), .sequence = hapt_config_int(config, "sequence"),
                       .vocab = hapt_config_int(config, "vocab"), .rows = hapt_config_int(config, "microbatch"),
                       .tied = hapt_config_bool(config, "tied-embeddings")};
-    if (gpt.hidden % gpt.heads != 0) {
-        return hapt_fail(HAPT_ERR_USAGE, "choose --hidden as a multiple of --heads",
-                         "hidden size %" PRId64 " does not divide into %" PRId64 " heads", gpt.hidden, gpt.heads);
-    }
-    if (gpt.layers > 1024) {
-        return hapt_fail(HAPT_ERR_USAGE, "at most 1024 are possible", "%" PRId64 " layers are too many", gpt.layers);
-    }
+    HAPT_TRY(zoo_check_blocks(gpt.layers, gpt.hidden, gpt.heads));
     HAPT_TRY(zoo_begin(&gpt.zoo, config, numbers, arena, model));
     HAPT_TRY(hapt_model_set(model, arena, "tied-embeddings", gpt.tied ? "yes" : "no"));
     gpt.residual_std = WEIGHT_STD / sqrt(2.0 * (double)gpt.layers);

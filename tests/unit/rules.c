@@ -32,6 +32,13 @@ static bool of_experts(int type)
 static int64_t size_of_letter(int type, char letter)
 {
     if (of_experts(type) && strchr("eck", letter)) return letter == 'e' ? 4 : letter == 'c' ? 6 : 2;
+    const char *name = hapt_op_type_at(type)->name;
+    if (strncmp(name, "patch_embedding", 15) == 0) { /* 2 x 2 patches of 3 x 3 pixels */
+        if (strchr("xy", letter)) return 6;
+        if (strchr("hw", letter)) return 3;
+        if (letter == 'p') return 4;
+    }
+    if (strncmp(name, "class_token", 11) == 0 && strchr("uwp", letter)) return letter == 'p' ? 5 : 1;
     switch (letter) {
     case 'b':
         return 4;
@@ -94,7 +101,9 @@ static void prepare(struct job *job, int type, bool optional)
     job->op.type = type, job->op.name = row->name;
     job->op.input_count = job->signature->input_count, job->op.output_count = job->signature->output_count;
     if (strstr(row->name, "attention")) job->op.integer[0] = 2, job->op.integer[1] = 1;
-    if (strstr(row->name, "layer_norm")) job->op.real[0] = 1e-5;
+    if (strncmp(row->name, "rope", 4) == 0) job->op.integer[0] = 2, job->op.real[0] = 100;
+    if (strncmp(row->name, "take_token", 10) == 0) job->op.integer[0] = 1;
+    if (strstr(row->name, "_norm")) job->op.real[0] = 1e-5;
     /* Gradients of parameters always accumulate. */
     const char *tail = strrchr(row->name, '_');
     if (tail && strcmp(tail, "_dw") == 0) job->accumulate = ~0u;

@@ -1,13 +1,13 @@
-/* Layer norm over the last dimension, forward and backward. Statistics in double from two-level fp32 sums, in two
- * passes. */
+/* Layer norm and RMS norm over the last dimension, forward and backward. Statistics in double from two-level fp32 sums,
+ * in two passes. RMS norm is layer norm without a mean and without beta: `centred` false, mean and beta NULL. */
 #include "isa.h"
 
-INLINE void norm_row(const void *x, int64_t at, int64_t columns, bool half, const void *gamma, const void *beta,
-                     double epsilon, void *y, float *mean, float *rstd)
+INLINE void norm_row(const void *x, int64_t at, int64_t columns, bool half, bool centred, const void *gamma,
+                     const void *beta, double epsilon, void *y, float *mean, float *rstd)
 {
     struct sum sum = {0};
-    for (int64_t c = 0; c < columns; c += LANES) sum_add(&sum, load(x, at + c, columns - c, half));
-    const float centre = (float)(sum_total(&sum) / (double)columns);
+    for (int64_t c = 0; centred && c < columns; c += LANES) sum_add(&sum, load(x, at + c, columns - c, half));
+    const float centre = centred ? (float)(sum_total(&sum) / (double)columns) : 0;
     struct sum squares = {0};
     for (int64_t c = 0; c < columns; c += LANES) {
         const int64_t left = columns - c;
@@ -18,48 +18,36 @@ INLINE void norm_row(const void *x, int64_t at, int64_t columns, bool half, cons
     const float scale = (float)(1.0 / __builtin_sqrt(sum_total(&squares) / (double)columns + epsilon));
     for (int64_t c = 0; c < columns; c += LANES) {
         const int64_t left = columns - c;
-        const vector value = (load(x, at + c, left, half) - centre) * scale;
-        store(y, at + c, left, half, value * load(gamma, c, left, half) + load(beta, c, left, half));
+        vector value = (load(x, at + c, left, half) - centre) * scale * load(gamma, c, left, half);
+        if (centred) value += load(beta, c, left, half);
+        store(y, at + c, left, half, value);
     }
-    *mean = centre;
+    if (centred) *mean = centre;
     *rstd = scale;
 }
 
-INLINE void norm_run(const struct hapt_call *call, bool half)
+INLINE void norm_run(const struct hapt_call *call, bool centred, bool half)
 {
     const int64_t rows = view_rows(&call->input[0]), columns = view_columns(&call->input[0]);
-    const void *x = call->input[0].data, *gamma = call->input[1].data, *beta = call->input[2].data;
+    const void *x = call->input[0].data, *gamma = call->input[1].data, *beta = centred ? call->input[2].data : NULL;
     void *y = call->output[0].data;
-    float *mean = call->output[1].data, *rstd = call->output[2].data; /* [rows] */
+    float *mean = centred ? call->output[1].data : NULL, *rstd = call->output[centred ? 2 : 1].data; /* [rows] */
 #pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *columns))
     for (int64_t r = 0; r < rows; r++)
-        norm_row(x, r * columns, columns, half, gamma, beta, call->real[0], y, &mean[r], &rstd[r]);
-}
-
-static enum hapt_status norm_f32(const struct hapt_call *call, struct hapt_queue *queue)
-{
-    (void)queue;
-    norm_run(call, false);
-    return HAPT_OK;
-}
-
-static enum hapt_status norm_bf16(const struct hapt_call *call, struct hapt_queue *queue)
-{
-    (void)queue;
-    norm_run(call, true);
-    return HAPT_OK;
+        norm_row(x, r * columns, columns, half, centred, gamma, beta, call->real[0], y, centred ? &mean[r] : NULL,
+                 &rstd[r]);
 }
 
 struct norm_backward {
     const void *x, *gamma, *dy;
     void *dx;
     int64_t columns;
-    bool half, accumulate;
+    bool half, centred, accumulate;
 };
 
 /*
- * One row: with n = (x - mean) rstd and g = dy gamma, dx = rstd (g - mean(g) - n mean(g n)).
- * The row's share of dgamma and dbeta goes to `partial` [2][columns].
+ * One row: with n = (x - mean) rstd and g = dy gamma, dx = rstd (g - mean(g) - n mean(g n)); no mean(g) in RMS norm.
+ * The row's share of dgamma (and dbeta) goes to `partial` [1 or 2][columns].
  */
 INLINE void norm_backward_row(const struct norm_backward *job, int64_t row, float mean, float rstd, float *partial)
 {
@@ -72,12 +60,13 @@ INLINE void norm_backward_row(const struct norm_backward *job, int64_t row, floa
         const vector n = (load(job->x, at + c, left, half) - mean) * rstd;
         const vector dy = load(job->dy, at + c, left, half);
         const vector g = dy * load(job->gamma, c, left, half);
-        sum_add(&sum_g, g);
         sum_add(&sum_gn, g * n);
         store(dgamma, c, left, false, load(dgamma, c, left, false) + dy * n);
+        if (!job->centred) continue;
+        sum_add(&sum_g, g);
         store(dbeta, c, left, false, load(dbeta, c, left, false) + dy);
     }
-    const float mean_g = (float)(sum_total(&sum_g) / (double)columns);
+    const float mean_g = job->centred ? (float)(sum_total(&sum_g) / (double)columns) : 0;
     const float mean_gn = (float)(sum_total(&sum_gn) / (double)columns);
     for (int64_t c = 0; c < columns; c += LANES) {
         const int64_t left = columns - c;
@@ -92,36 +81,42 @@ INLINE void norm_backward_row(const struct norm_backward *job, int64_t row, floa
 static size_t norm_backward_workspace(const struct hapt_call *call)
 {
     const int64_t rows = view_rows(&call->input[0]), columns = view_columns(&call->input[0]);
-    return (size_t)(chunk_count(rows) * 2 * columns) * sizeof(float);
+    return (size_t)(chunk_count(rows) * (call->output_count - 1) * columns) * sizeof(float);
 }
 
-INLINE void norm_backward_run(const struct hapt_call *call, bool half)
+/* input: x, gamma, (mean,) rstd, dy; output: dx, dgamma (, dbeta) */
+INLINE void norm_backward_run(const struct hapt_call *call, bool centred, bool half)
 {
     const int64_t rows = view_rows(&call->input[0]), columns = view_columns(&call->input[0]);
-    const int64_t chunk = chunk_rows(rows), chunks = chunk_count(rows);
-    const struct norm_backward job = {
-        call->input[0].data,  call->input[1].data, call->input[4].data, call->output[0].data, columns, half,
-        call->accumulate & 1u};
-    const float *mean = call->input[2].data, *rstd = call->input[3].data;
-    float *partial = call->workspace; /* [chunks][2][columns] */
+    const int64_t chunk = chunk_rows(rows), chunks = chunk_count(rows), width = (centred ? 2 : 1) * columns;
+    const struct norm_backward job = {.x = call->input[0].data,
+                                      .gamma = call->input[1].data,
+                                      .dy = call->input[centred ? 4 : 3].data,
+                                      .dx = call->output[0].data,
+                                      .columns = columns,
+                                      .half = half,
+                                      .centred = centred,
+                                      .accumulate = call->accumulate & 1u};
+    const float *mean = centred ? call->input[2].data : NULL, *rstd = call->input[centred ? 3 : 2].data;
+    float *partial = call->workspace; /* [chunks][width] */
 #pragma omp parallel num_threads(threads_for(call, rows *columns))
     {
 #pragma omp for schedule(static)
         for (int64_t k = 0; k < chunks; k++) {
-            float *mine = partial + k * 2 * columns;
-            memset(mine, 0, (size_t)(2 * columns) * sizeof *mine);
+            float *mine = partial + k * width;
+            memset(mine, 0, (size_t)width * sizeof *mine);
             for (int64_t r = k * chunk; r < smaller(rows, (k + 1) * chunk); r++)
-                norm_backward_row(&job, r, mean[r], rstd[r], mine);
+                norm_backward_row(&job, r, centred ? mean[r] : 0, rstd[r], mine);
         }
 #pragma omp for schedule(static)
-        for (int64_t c = 0; c < 2 * columns; c += LANES) {
-            const int64_t left = 2 * columns - c;
+        for (int64_t c = 0; c < width; c += LANES) {
+            const int64_t left = width - c;
             vector total = {0};
-            for (int64_t k = 0; k < chunks; k++) total += load(partial + k * 2 * columns, c, left, false);
+            for (int64_t k = 0; k < chunks; k++) total += load(partial + k * width, c, left, false);
             store(partial, c, left, false, total); /* chunk 0's place: no other thread reads these columns */
         }
     }
-    for (int o = 1; o <= 2; o++) {
+    for (int o = 1; o < (centred ? 3 : 2); o++) {
         float *out = call->output[o].data;
         const float *total = partial + (o - 1) * columns;
         if (!out) continue;
@@ -132,24 +127,31 @@ INLINE void norm_backward_run(const struct hapt_call *call, bool half)
     }
 }
 
-static enum hapt_status norm_backward_f32(const struct hapt_call *call, struct hapt_queue *queue)
-{
-    (void)queue;
-    norm_backward_run(call, false);
-    return HAPT_OK;
-}
+#define ENTRY(name, body, centred, half)                                                                               \
+    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue)                               \
+    {                                                                                                                  \
+        (void)queue;                                                                                                   \
+        body(call, centred, half);                                                                                     \
+        return HAPT_OK;                                                                                                \
+    }
 
-static enum hapt_status norm_backward_bf16(const struct hapt_call *call, struct hapt_queue *queue)
-{
-    (void)queue;
-    norm_backward_run(call, true);
-    return HAPT_OK;
-}
+ENTRY(layer_f32, norm_run, true, false)
+ENTRY(layer_bf16, norm_run, true, true)
+ENTRY(layer_backward_f32, norm_backward_run, true, false)
+ENTRY(layer_backward_bf16, norm_backward_run, true, true)
+ENTRY(rms_f32, norm_run, false, false)
+ENTRY(rms_bf16, norm_run, false, true)
+ENTRY(rms_backward_f32, norm_backward_run, false, false)
+ENTRY(rms_backward_bf16, norm_backward_run, false, true)
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_norm)[] = {
-    {HAPT_F32, {"layer_norm", NULL, norm_f32}},
-    {HAPT_BF16, {"layer_norm", NULL, norm_bf16}},
-    {HAPT_F32, {"layer_norm_backward", norm_backward_workspace, norm_backward_f32}},
-    {HAPT_BF16, {"layer_norm_backward", norm_backward_workspace, norm_backward_bf16}},
+    {HAPT_F32, {"layer_norm", NULL, layer_f32}},
+    {HAPT_BF16, {"layer_norm", NULL, layer_bf16}},
+    {HAPT_F32, {"layer_norm_backward", norm_backward_workspace, layer_backward_f32}},
+    {HAPT_BF16, {"layer_norm_backward", norm_backward_workspace, layer_backward_bf16}},
+    {HAPT_F32, {"rms_norm", NULL, rms_f32}},
+    {HAPT_BF16, {"rms_norm", NULL, rms_bf16}},
+    {HAPT_F32, {"rms_norm_backward", norm_backward_workspace, rms_backward_f32}},
+    {HAPT_BF16, {"rms_norm_backward", norm_backward_workspace, rms_backward_bf16}},
     {HAPT_F32, {NULL, NULL, NULL}},
 };

@@ -18,10 +18,12 @@ struct level {
             hapt_cpu_embedding_##isa,                                                                                  \
             hapt_cpu_expert_##isa,                                                                                     \
             hapt_cpu_linear_##isa,                                                                                     \
+            hapt_cpu_llama_##isa,                                                                                      \
             hapt_cpu_loss_##isa,                                                                                       \
             hapt_cpu_moe_##isa,                                                                                        \
             hapt_cpu_norm_##isa,                                                                                       \
             hapt_cpu_optimizer_##isa,                                                                                  \
+            hapt_cpu_patches_##isa,                                                                                    \
             hapt_cpu_pointwise_##isa,                                                                                  \
         }                                                                                                              \
     }

@@ -26,10 +26,12 @@ CPU_KERNEL_DECLARE(attention);
 CPU_KERNEL_DECLARE(embedding);
 CPU_KERNEL_DECLARE(expert);
 CPU_KERNEL_DECLARE(linear);
+CPU_KERNEL_DECLARE(llama);
 CPU_KERNEL_DECLARE(loss);
 CPU_KERNEL_DECLARE(moe);
 CPU_KERNEL_DECLARE(norm);
 CPU_KERNEL_DECLARE(optimizer);
+CPU_KERNEL_DECLARE(patches);
 CPU_KERNEL_DECLARE(pointwise);
 
 /* NULL when there is none. The level is decided on the first call. */

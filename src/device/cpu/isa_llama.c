@@ -1,0 +1,187 @@
+/* Rotary position embedding and SwiGLU, forward and backward. */
+#include <math.h>
+
+#include "isa.h"
+
+#define POSITIONS 32 /* a thread takes so many at a time; only the first one's angles are computed by sine and cosine */
+#define CHUNK 4096   /* elements a thread takes at a time: a multiple of every lane count */
+
+/* Angles of one position: t base^(-i / half) for i < half, and the step to the next position. In double, so that the
+ * rotations from one position to the next lose nothing. */
+struct angles {
+    int64_t half;
+    double *sine, *cosine, *step_sine, *step_cosine, *rate; /* [half] */
+    float *near_sine, *near_cosine;                         /* of this position, as kernels use them */
+};
+
+/* Doubles of one thread's angles: a multiple of 64 bytes. */
+static int64_t angle_doubles(int64_t half)
+{
+    return 6 * ((half + 15) / 16 * 16);
+}
+
+static struct angles angles_init(int64_t half, double base, double *scratch)
+{
+    const int64_t padded = (half + 15) / 16 * 16;
+    struct angles at = {half, scratch, scratch + padded, scratch + 2 * padded, scratch + 3 * padded,
+                        scratch + 4 * padded, (float *)(scratch + 5 * padded), (float *)(scratch + 5 * padded) + padded};
+    for (int64_t i = 0; i < half; i++) {
+        at.rate[i] = pow(base, -(double)i / (double)half);
+        at.step_sine[i] = sin(at.rate[i]);
+        at.step_cosine[i] = cos(at.rate[i]);
+    }
+    return at;
+}
+
+static void angles_at(const struct angles *at, int64_t position)
+{
+    for (int64_t i = 0; i < at->half; i++) {
+        at->sine[i] = sin((double)position * at->rate[i]);
+        at->cosine[i] = cos((double)position * at->rate[i]);
+    }
+}
+
+static void angles_next(const struct angles *at)
+{
+    for (int64_t i = 0; i < at->half; i++) {
+        const double sine = at->sine[i], cosine = at->cosine[i];
+        at->sine[i] = sine * at->step_cosine[i] + cosine * at->step_sine[i];
+        at->cosine[i] = cosine * at->step_cosine[i] - sine * at->step_sine[i];
+    }
+}
+
+/* The backward pass turns back. */
+static void angles_round(const struct angles *at, bool backward)
+{
+    for (int64_t i = 0; i < at->half; i++) {
+        at->near_sine[i] = (float)(backward ? -at->sine[i] : at->sine[i]);
+        at->near_cosine[i] = (float)at->cosine[i];
+    }
+}
+
+/* One head of one row: (x[i], x[i + half]) turned by angle i. */
+INLINE void rotate(const struct angles *at, const void *x, void *y, int64_t first, bool half_type, bool accumulate)
+{
+    for (int64_t i = 0; i < at->half; i += LANES) {
+        const int64_t left = at->half - i, low = first + i, high = low + at->half;
+        const vector sine = load(at->near_sine, i, left, false), cosine = load(at->near_cosine, i, left, false);
+        const vector a = load(x, low, left, half_type), b = load(x, high, left, half_type);
+        vector turned_a = a * cosine - b * sine, turned_b = b * cosine + a * sine;
+        if (accumulate) {
+            turned_a += load(y, low, left, half_type);
+            turned_b += load(y, high, left, half_type);
+        }
+        store(y, low, left, half_type, turned_a);
+        store(y, high, left, half_type, turned_b);
+    }
+}
+
+static size_t rope_workspace(const struct hapt_call *call)
+{
+    const int64_t half = view_columns(&call->input[0]) / call->integer[0] / 2;
+    const int threads = threads_for(call, 2 * hapt_view_elements(&call->input[0]));
+    return (size_t)(threads * angle_doubles(half)) * sizeof(double);
+}
+
+/* integer[0]: heads; real[0]: base. */
+INLINE void rope_run(const struct hapt_call *call, bool backward, bool half_type)
+{
+    const struct hapt_view *view = &call->input[0]; /* [batch][length][width] */
+    const int64_t batch = view->shape[0], length = view->shape[1], width = view->shape[2];
+    const int64_t head = width / call->integer[0], chunks = (length + POSITIONS - 1) / POSITIONS;
+    const void *x = view->data;
+    void *y = call->output[0].data;
+    const bool accumulate = call->accumulate & 1u;
+#pragma omp parallel num_threads(threads_for(call, 2 * hapt_view_elements(view)))
+    {
+        double *scratch = (double *)call->workspace + omp_get_thread_num() * angle_doubles(head / 2);
+        const struct angles at = angles_init(head / 2, call->real[0], scratch);
+#pragma omp for schedule(static)
+        for (int64_t k = 0; k < chunks; k++) {
+            angles_at(&at, k * POSITIONS);
+            for (int64_t t = k * POSITIONS; t < smaller(length, (k + 1) * POSITIONS); t++) {
+                angles_round(&at, backward);
+                for (int64_t b = 0; b < batch; b++)
+                    for (int64_t c = 0; c < width; c += head)
+                        rotate(&at, x, y, (b * length + t) * width + c, half_type, accumulate);
+                angles_next(&at);
+            }
+        }
+    }
+}
+
+/* silu(g) = g s with s = 1 / (1 + e^-g); its slope is s (1 + g (1 - s)). */
+INLINE vector sigmoid(vector g, vector *rest)
+{
+    const vector falling = vector_exp(-g), s = vector_reciprocal(1.0f + falling);
+    *rest = falling * s; /* 1 - s, without cancellation */
+    return s;
+}
+
+INLINE void swiglu_run(const struct hapt_call *call, bool half)
+{
+    const int64_t elements = hapt_view_elements(&call->output[0]);
+    const void *gate = call->input[0].data, *up = call->input[1].data;
+    void *y = call->output[0].data;
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, elements * 4))
+    for (int64_t first = 0; first < elements; first += CHUNK) {
+        const int64_t end = smaller(elements, first + CHUNK);
+        for (int64_t i = first; i < end; i += LANES) {
+            vector rest;
+            const vector g = load(gate, i, end - i, half);
+            store(y, i, end - i, half, g * sigmoid(g, &rest) * load(up, i, end - i, half));
+        }
+    }
+}
+
+/* input: gate, up, dy; output: dgate, dup */
+INLINE void swiglu_backward_run(const struct hapt_call *call, bool half)
+{
+    const int64_t elements = hapt_view_elements(&call->input[0]);
+    const void *gate = call->input[0].data, *up = call->input[1].data, *dy = call->input[2].data;
+    void *dgate = call->output[0].data, *dup = call->output[1].data;
+    const bool add_gate = call->accumulate & 1u, add_up = call->accumulate >> 1 & 1u;
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, elements * 4))
+    for (int64_t first = 0; first < elements; first += CHUNK) {
+        const int64_t end = smaller(elements, first + CHUNK);
+        for (int64_t i = first; i < end; i += LANES) {
+            const int64_t left = end - i;
+            vector rest;
+            const vector g = load(gate, i, left, half), d = load(dy, i, left, half), s = sigmoid(g, &rest);
+            vector to_gate = d * load(up, i, left, half) * (s + g * (s * rest)), to_up = d * (g * s);
+            if (add_gate) to_gate += load(dgate, i, left, half);
+            if (add_up) to_up += load(dup, i, left, half);
+            store(dgate, i, left, half, to_gate);
+            store(dup, i, left, half, to_up);
+        }
+    }
+}
+
+#define ENTRY(name, call_of_body)                                                                                      \
+    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue)                               \
+    {                                                                                                                  \
+        (void)queue;                                                                                                   \
+        call_of_body;                                                                                                  \
+        return HAPT_OK;                                                                                                \
+    }
+
+ENTRY(rope_f32, rope_run(call, false, false))
+ENTRY(rope_bf16, rope_run(call, false, true))
+ENTRY(rope_dx_f32, rope_run(call, true, false))
+ENTRY(rope_dx_bf16, rope_run(call, true, true))
+ENTRY(swiglu_f32, swiglu_run(call, false))
+ENTRY(swiglu_bf16, swiglu_run(call, true))
+ENTRY(swiglu_backward_f32, swiglu_backward_run(call, false))
+ENTRY(swiglu_backward_bf16, swiglu_backward_run(call, true))
+
+const struct cpu_kernel ISA_NAME(hapt_cpu_llama)[] = {
+    {HAPT_F32, {"rope", rope_workspace, rope_f32}},
+    {HAPT_BF16, {"rope", rope_workspace, rope_bf16}},
+    {HAPT_F32, {"rope_dx", rope_workspace, rope_dx_f32}},
+    {HAPT_BF16, {"rope_dx", rope_workspace, rope_dx_bf16}},
+    {HAPT_F32, {"swiglu", NULL, swiglu_f32}},
+    {HAPT_BF16, {"swiglu", NULL, swiglu_bf16}},
+    {HAPT_F32, {"swiglu_backward", NULL, swiglu_backward_f32}},
+    {HAPT_BF16, {"swiglu_backward", NULL, swiglu_backward_bf16}},
+    {HAPT_F32, {NULL, NULL, NULL}},
+};

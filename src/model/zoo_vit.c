@@ -1,0 +1,94 @@
+/*
+ * Vision transformer (Dosovitskiy et al. 2021): patches of an image as tokens, a class token in front, learned positions, pre-LN
+ * blocks of full attention and an erf-GELU feed-forward, a classifier on the class token. No dropout. Parameter names and layouts
+ * are Hugging Face's ([out][in], the patch kernel [out][in][height][width]).
+ */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "zoo.h"
+
+#define NORM_EPSILON 1e-12
+#define WEIGHT_STD 0.02
+
+struct vit {
+    struct zoo zoo;
+    int64_t layers, hidden, heads, ffn, image, channels, patch, classes, rows;
+};
+
+/* One block; *x [rows][patches + 1][d] is the residual stream. */
+static enum hapt_status block(struct vit *vit, int64_t index, int *x)
+{
+    struct zoo *zoo = &vit->zoo;
+    const int64_t d = vit->hidden, attention[HAPT_MAX_ATTRIBUTES] = {vit->heads, 0}, erf_kind[HAPT_MAX_ATTRIBUTES] = {1};
+    char name[96];
+    int y, qkv[3], output[HAPT_MAX_OUTPUTS];
+#define NAME(suffix) (snprintf(name, sizeof name, "vit.encoder.layer.%" PRId64 "." suffix, index), name)
+    HAPT_TRY(zoo_layer_norm(zoo, NAME("layernorm_before"), d, NORM_EPSILON, *x, &y));
+    HAPT_TRY(zoo_linear(zoo, NAME("attention.attention.query"), d, d, WEIGHT_STD, true, y, &qkv[0]));
+    HAPT_TRY(zoo_linear(zoo, NAME("attention.attention.key"), d, d, WEIGHT_STD, true, y, &qkv[1]));
+    HAPT_TRY(zoo_linear(zoo, NAME("attention.attention.value"), d, d, WEIGHT_STD, true, y, &qkv[2]));
+    HAPT_TRY(hapt_graph_add_op(zoo->graph, "grouped_attention", NAME("attention"), qkv, 3, attention, NULL, output));
+    HAPT_TRY(zoo_linear(zoo, NAME("attention.output.dense"), d, d, WEIGHT_STD, true, output[0], &y));
+    HAPT_TRY(zoo_add(zoo, NAME("residual_1"), *x, y, x));
+    HAPT_TRY(zoo_layer_norm(zoo, NAME("layernorm_after"), d, NORM_EPSILON, *x, &y));
+    HAPT_TRY(zoo_linear(zoo, NAME("intermediate.dense"), d, vit->ffn, WEIGHT_STD, true, y, &y));
+    HAPT_TRY(hapt_graph_add_op(zoo->graph, "gelu", NAME("gelu"), &y, 1, erf_kind, NULL, &y));
+    HAPT_TRY(zoo_linear(zoo, NAME("output.dense"), vit->ffn, d, WEIGHT_STD, true, y, &y));
+    return zoo_add(zoo, NAME("residual_2"), *x, y, x);
+#undef NAME
+}
+
+/* Class token and patches, positions added. */
+static enum hapt_status embed(struct vit *vit, int *x)
+{
+    struct zoo *zoo = &vit->zoo;
+    const int64_t d = vit->hidden, side = vit->image / vit->patch;
+    const int64_t images[] = {vit->rows, vit->channels, vit->image, vit->image};
+    const int64_t kernel[] = {d, vit->channels, vit->patch, vit->patch};
+    int patches[3], tokens[3];
+    HAPT_TRY(zoo_input(zoo, "images", HAPT_ROLE_IMAGES, HAPT_F32, 4, images, &patches[0]));
+    HAPT_TRY(zoo_normal(zoo, "vit.embeddings.cls_token", 3, (int64_t[]){1, 1, d}, WEIGHT_STD, &tokens[1]));
+    HAPT_TRY(zoo_normal(zoo, "vit.embeddings.position_embeddings", 3, (int64_t[]){1, side * side + 1, d}, WEIGHT_STD, &tokens[2]));
+    HAPT_TRY(zoo_normal(zoo, "vit.embeddings.patch_embeddings.projection.weight", 4, kernel, WEIGHT_STD, &patches[1]));
+    HAPT_TRY(zoo_parameter(zoo, "vit.embeddings.patch_embeddings.projection.bias", 1, &d, HAPT_INIT_ZERO, 0, &patches[2]));
+    HAPT_TRY(hapt_graph_add_op(zoo->graph, "patch_embedding", "vit.embeddings.patch_embeddings", patches, 3, NULL, NULL, &tokens[0]));
+    return hapt_graph_add_op(zoo->graph, "class_token", "vit.embeddings", tokens, 3, NULL, NULL, x);
+}
+
+static enum hapt_status build(struct vit *vit)
+{
+    struct zoo *zoo = &vit->zoo;
+    int x, loss[2], output[HAPT_MAX_OUTPUTS];
+    HAPT_TRY(embed(vit, &x));
+    HAPT_TRY(zoo_input(zoo, "labels", HAPT_ROLE_LABELS, HAPT_I32, 1, &vit->rows, &loss[1]));
+    for (int64_t index = 0; index < vit->layers; index++) HAPT_TRY(block(vit, index, &x));
+    HAPT_TRY(zoo_layer_norm(zoo, "vit.layernorm", vit->hidden, NORM_EPSILON, x, &x));
+    HAPT_TRY(hapt_graph_add_op(zoo->graph, "take_token", "vit.class_token", &x, 1, NULL, NULL, &x));
+    HAPT_TRY(zoo_linear(zoo, "classifier", vit->hidden, vit->classes, WEIGHT_STD, true, x, &loss[0]));
+    HAPT_TRY(hapt_graph_add_op(zoo->graph, "cross_entropy", "loss", loss, 2, NULL, NULL, output));
+    zoo->graph->loss = output[0];
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_zoo_vit(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model)
+{
+    static const char *const numbers[] = {"layers", "hidden",  "heads",      "image", "channels",
+                                          "patch",  "classes", "microbatch", NULL};
+    struct vit vit = {.layers = hapt_config_int(config, "layers"), .hidden = hapt_config_int(config, "hidden"),
+                      .heads = hapt_config_int(config, "heads"), .ffn = hapt_config_int(config, "ffn"),
+                      .image = hapt_config_int(config, "image"), .channels = hapt_config_int(config, "channels"),
+                      .patch = hapt_config_int(config, "patch"), .classes = hapt_config_int(config, "classes"),
+                      .rows = hapt_config_int(config, "microbatch")};
+    if (vit.ffn == 0) vit.ffn = 4 * vit.hidden;
+    HAPT_TRY(zoo_check_blocks(vit.layers, vit.hidden, vit.heads));
+    if (vit.image % vit.patch != 0) {
+        return hapt_fail(HAPT_ERR_USAGE, "choose --image as a multiple of --patch",
+                         "images of %" PRId64 " x %" PRId64 " do not divide into patches of %" PRId64, vit.image, vit.image,
+                         vit.patch);
+    }
+    HAPT_TRY(zoo_begin(&vit.zoo, config, numbers, arena, model));
+    HAPT_TRY(zoo_set_number(model, arena, "ffn", vit.ffn));
+    model->classes = (int)vit.classes;
+    return build(&vit);
+}
