@@ -29,6 +29,15 @@ typedef size_t hapt_kernel_scratch(void *context, const struct hapt_program *pro
 /* One boundary's staging: slot k at offset + k * stride; tensors of the boundary at tensor_offset[i] inside it. */
 struct hapt_staging { size_t offset, stride; size_t *tensor_offset; };
 
+/* Trained parameters whose gradients are all-reduced in place over the same axes: elements [first, end) of the blocks, those that decay
+ * before `decayed_end`. One collective an axis serves a group: its steps in the REDUCE section are those whose output stands in
+ * the gradient block in the place of its input. */
+struct hapt_memory_group {
+    unsigned axes; /* bit a: over mesh axis a */
+    size_t first, decayed_end, end;
+};
+#define HAPT_MEMORY_GROUPS (1 << HAPT_MESH_AXES)
+
 struct hapt_memory_plan {
     size_t parameter_bytes;  /* resident + workspace + transfer slots */
     size_t activation_bytes; /* one slot */
@@ -39,10 +48,12 @@ struct hapt_memory_plan {
     size_t slot_offset;       /* of slot 0 in the allocation */
     size_t workspace_offset, workspace_bytes;
     size_t scratch_offset, scratch_bytes; /* kernel scratch, inside the workspace */
-    /* Resident blocks, parameters that decay first, the other trained ones behind, frozen ones last, all in one order. Every
-     * parameter starts on a 64-byte boundary (padding elements are 0), so one kernel call serves a whole block. Weights and
-     * their copies have `elements`, gradients and optimizer state `trained_elements`. */
-    size_t elements, trained_elements, decayed_elements;
+    /* Resident blocks: trained parameters by group, frozen ones last, all in one order. Every parameter starts on a 64-byte boundary
+     * (padding elements are 0), so one kernel call serves a whole range. Weights and their copies have `elements`, gradients and
+     * optimizer state `trained_elements`. Behind the gradients stand sums that a step brings to another shape before they are
+     * gradients; a step clears `zeroed_elements` from gradient_offset on. */
+    size_t elements, trained_elements, zeroed_elements;
+    struct hapt_memory_group group[HAPT_MEMORY_GROUPS];
     size_t master_offset, gradient_offset, state_offset[2], copy_offset; /* copy: bf16 or (size_t)-1 */
     int state_count;          /* 0 SGD without momentum, 1 with, 2 AdamW */
     size_t *parameter_element; /* [program->tensor_count] first element of a parameter in the blocks; (size_t)-1 for others */

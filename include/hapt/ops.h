@@ -53,6 +53,8 @@ struct hapt_op_type {
     /* Over an indexed letter that an output lacks the operator does not sum: it exchanges this many all-reduces of its last output
      * in fp32 among the shards while it runs, and every shard gets whole outputs. 0: plain partial sums. */
     int exchanges;
+    /* Linear in all inputs together: of partial sums it makes partial sums (HAP Fig. 9 names none; sums and copies are). */
+    bool linear;
     /* What it moves over a mesh axis; HAPT_COLLECTIVE_NONE: it computes. */
     enum hapt_collective_kind collective;
     const char *attributes; /* documentation of integer[] and real[] */

@@ -12,18 +12,17 @@
 #include "hapt/sharding.h"
 
 struct hapt_program_tensor {
-    int tensor; /* index in the graph */
-    struct hapt_property property[HAPT_MESH_AXES]; /* as its readers find it, behind the collectives on it */
+    int tensor; /* index in the expanded graph */
+    struct hapt_property property[HAPT_MESH_AXES];
     int64_t shape[HAPT_MAX_DIMS]; /* local */
+    int root; /* program tensor in whose place it stands (hapt_sharding.storage): itself or a lower one */
 };
 
-enum hapt_step_kind { HAPT_STEP_COMPUTE, HAPT_STEP_ALL_REDUCE, HAPT_STEP_ALL_GATHER, HAPT_STEP_REDUCE_SCATTER };
 struct hapt_program_step {
-    enum hapt_step_kind kind;
-    int op;     /* COMPUTE: operator of the graph */
-    int tensor; /* collective: program tensor */
-    /* Collective: the mesh axis, 0 or 1, or -1: both. Computation: the axis over which the operator itself exchanges while it runs
-     * (hapt_op_type.exchanges), or -1: none. */
+    int op; /* of the expanded graph */
+    enum hapt_collective_kind kind; /* HAPT_COLLECTIVE_NONE: a computation */
+    /* Collective: its mesh axis. Computation: the axis over which the operator exchanges while it runs (hapt_op_type.exchanges), or
+     * -1: none. */
     int axis;
     unsigned once[HAPT_MESH_AXES]; /* computation: inputs (bits) that only the axis' first rank has, absent on the others */
 };
@@ -35,13 +34,19 @@ enum hapt_section {
     HAPT_SECTION_COUNT
 };
 
-/* Tensors (graph indices, ascending) that enter or leave the range [first_op, end_op). */
+/*
+ * Tensors (of the expanded graph, ascending) that enter or leave the range [first_op, end_op); never partial sums. Programs of other
+ * ranges may lay them out otherwise, so tensors of two programs are matched by origin: one version of each leaves a range,
+ * every version that is read enters one.
+ */
 struct hapt_boundary { int count; int *tensor; };
 
 struct hapt_program {
-    const struct hapt_graph *graph;
+    const struct hapt_sharding *sharding;
+    const struct hapt_graph *graph; /* the sharding's expanded graph */
     const struct hapt_graph *shard; /* the same with local shapes and attributes; lives as long as the sharding */
-    int first_op, end_op; /* forward operators */
+    const int *origin;              /* [graph->tensor_count] tensor of the source */
+    int first_op, end_op; /* forward operators of the source */
     int nodes, devices;   /* sizes of mesh axis 0 and 1: n, m when both are data-parallel, else the degrees dp, tp */
     int tensor_count;
     struct hapt_program_tensor *tensor;
@@ -55,8 +60,8 @@ struct hapt_program {
     int inputs;                        /* bit r: reads the input of role r */
 };
 
-/* The part of operators [first_op, end_op). The sharding must outlive the program. HAPT_ERR_INFEASIBLE when a cut parts the writers
- * of one partial sum. Rank-local, deterministic; all ranks of a mesh have equal shapes. */
+/* The part of operators [first_op, end_op). The sharding must outlive the program. HAPT_ERR_INFEASIBLE when partial sums
+ * cross one of its ends. Rank-local, deterministic; shapes are those of sharding->place. */
 enum hapt_status hapt_program_build(const struct hapt_sharding *sharding, int first_op, int end_op, struct hapt_arena *arena,
                                     struct hapt_program **program);
 /* Both at once, the sharding in `arena`: rows over n x m ranks; rows over dp and operators over tp ranks. */
@@ -69,7 +74,7 @@ enum hapt_status hapt_program_check(const struct hapt_program *program);
 void hapt_program_print(const struct hapt_program *program, FILE *stream);
 /* FLOPs of one rank in a section, by its local shapes. */
 double hapt_program_flops(const struct hapt_program *program, enum hapt_section section);
-/* Bytes that one rank gives to the collectives of a section, those inside operators included. */
+/* Bytes of the shards that one rank gives to the collectives of a section, those inside operators included; slices move nothing. */
 double hapt_program_collective_bytes(const struct hapt_program *program, enum hapt_section section);
 
 #endif

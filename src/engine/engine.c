@@ -21,7 +21,7 @@ static enum hapt_status check_steps(const struct hapt_program *program)
 {
     for (int section = 0; section < HAPT_SECTION_REDUCE; section++)
         for (int s = 0; s < program->step_count[section]; s++)
-            if (program->step[section][s].kind != HAPT_STEP_COMPUTE)
+            if (program->step[section][s].kind != HAPT_COLLECTIVE_NONE)
                 return hapt_fail(HAPT_ERR_INTERNAL, NULL, "the engine runs no collectives inside a microbatch yet");
     return HAPT_OK;
 }
@@ -192,7 +192,7 @@ enum hapt_status hapt_engine_time_section(struct hapt_engine *engine, enum hapt_
 
 enum hapt_status hapt_engine_begin_step(struct hapt_engine *engine)
 {
-    if (engine->plan->trained_elements > 0) HAPT_TRY(run(engine, &engine->zero));
+    if (engine->plan->zeroed_elements > 0) HAPT_TRY(run(engine, &engine->zero));
     return finish(engine);
 }
 
@@ -250,8 +250,11 @@ enum hapt_status hapt_engine_update(struct hapt_engine *engine, const struct hap
 {
     const struct hapt_memory_plan *plan = engine->plan;
     HAPT_ASSERT((update->optimizer == HAPT_OPTIMIZER_ADAMW) == (plan->state_count == 2));
-    HAPT_TRY(update_block(engine, update, 0, plan->decayed_elements, update->weight_decay));
-    HAPT_TRY(update_block(engine, update, plan->decayed_elements, plan->trained_elements, 0));
+    for (int g = 0; g < HAPT_MEMORY_GROUPS; g++) {
+        const struct hapt_memory_group *group = &plan->group[g];
+        HAPT_TRY(update_block(engine, update, group->first, group->decayed_end, update->weight_decay));
+        HAPT_TRY(update_block(engine, update, group->decayed_end, group->end, 0));
+    }
     return finish(engine);
 }
 

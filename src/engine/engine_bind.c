@@ -41,7 +41,7 @@ enum hapt_status hapt_engine_check_kernels(const struct hapt_program *program,
     for (int section = 0; section < HAPT_SECTION_REDUCE; section++) {
         for (int s = 0; s < program->step_count[section]; s++) {
             const struct hapt_program_step *step = &program->step[section][s];
-            if (step->kind != HAPT_STEP_COMPUTE) continue; /* no kernel's work */
+            if (step->kind != HAPT_COLLECTIVE_NONE) continue; /* no kernel's work */
             HAPT_TRY(need_kernel(options, hapt_op_type_at(program->graph->op[step->op].type)->name,
                                  compute_type(program, step->op),
                                  hapt_engine_find_kernel(program, options, step->op) != NULL));
@@ -74,7 +74,8 @@ void hapt_engine_describe_call(const struct hapt_program *program, const struct 
     *call = (struct hapt_call){.input_count = what->input_count,
                                .output_count = what->output_count,
                                .accumulate = what->accumulate,
-                               .threads = options->threads};
+                               .threads = options->threads,
+                               .first_value = program->sharding->first_value[op]};
     memcpy(call->integer, what->integer, sizeof call->integer);
     memcpy(call->real, what->real, sizeof call->real);
     for (int i = 0; i < what->input_count; i++)
@@ -185,7 +186,7 @@ static enum hapt_status bind_flat(struct hapt_engine *engine)
     engine->zero.call = (struct hapt_call){
         .output_count = 1, .threads = options->threads, .workspace = scratch, .workspace_bytes = plan->scratch_bytes};
     engine->zero.call.output[0] =
-        hapt_engine_flat_view(engine->memory + plan->gradient_offset, HAPT_F32, plan->trained_elements);
+        hapt_engine_flat_view(engine->memory + plan->gradient_offset, HAPT_F32, plan->zeroed_elements);
     engine->convert = options->backend->find_kernel(options->device, "convert", HAPT_F32);
     engine->update = options->backend->find_kernel(options->device, optimizer_kernel(options->state_count), HAPT_F32);
     return HAPT_OK;

@@ -16,6 +16,13 @@ bool hapt_lifetime_parameter_gradient(const struct hapt_graph *graph, int tensor
            graph->tensor[gradient->primal].kind == HAPT_TENSOR_PARAMETER;
 }
 
+bool hapt_lifetime_updates(const struct hapt_graph *graph, int tensor)
+{
+    if (!hapt_lifetime_parameter_gradient(graph, tensor)) return false;
+    const struct hapt_tensor *parameter = &graph->tensor[graph->tensor[tensor].primal];
+    return parameter->trainable && parameter->gradient == tensor;
+}
+
 static void touch(struct hapt_lifetime *lifetime, int step)
 {
     if (lifetime->last < lifetime->first) lifetime->first = step;
@@ -30,16 +37,11 @@ static bool alive(struct hapt_lifetime lifetime)
 static void walk(const struct hapt_program *program, enum hapt_section section, struct hapt_lifetime *lifetime)
 {
     for (int s = 0; s < program->step_count[section]; s++) {
-        const struct hapt_program_step *step = &program->step[section][s];
-        if (step->kind != HAPT_STEP_COMPUTE) {
-            touch(&lifetime[step->tensor], s);
-            continue;
-        }
-        const struct hapt_op *op = &program->graph->op[step->op];
+        const struct hapt_op *op = &program->graph->op[program->step[section][s].op];
         for (int i = 0; i < op->input_count; i++)
-            if (op->input[i] >= 0) touch(&lifetime[program->local[op->input[i]]], s);
+            if (op->input[i] >= 0) touch(&lifetime[program->tensor[program->local[op->input[i]]].root], s);
         for (int o = 0; o < op->output_count; o++)
-            if (op->output[o] >= 0) touch(&lifetime[program->local[op->output[o]]], s);
+            if (op->output[o] >= 0) touch(&lifetime[program->tensor[program->local[op->output[o]]].root], s);
     }
 }
 
@@ -58,15 +60,21 @@ static enum hapt_region region_of(const struct hapt_program *program, int tensor
     case HAPT_TENSOR_ACTIVATION:
         break;
     }
-    /* The loss is read by the trainer after the forward. */
-    const bool kept = alive(backward) || program->tensor[tensor].tensor == program->graph->loss;
-    return kept ? HAPT_REGION_SLOT : HAPT_REGION_WORKSPACE;
+    /* The loss is read by the trainer after the forward. What the backward makes for itself lives there alone. */
+    const int loss = program->local[program->graph->loss];
+    const bool kept = alive(backward) || (loss >= 0 && program->tensor[loss].root == tensor);
+    return kept && whole->producer < program->graph->forward_count ? HAPT_REGION_SLOT : HAPT_REGION_WORKSPACE;
+}
+
+static int root_of(const struct hapt_program *program, int tensor)
+{
+    return program->tensor[program->local[tensor]].root;
 }
 
 static void keep_boundary(const struct hapt_program *program, const struct hapt_boundary *boundary,
                           enum hapt_region *region)
 {
-    for (int b = 0; b < boundary->count; b++) region[program->local[boundary->tensor[b]]] = HAPT_REGION_SLOT;
+    for (int b = 0; b < boundary->count; b++) region[root_of(program, boundary->tensor[b])] = HAPT_REGION_SLOT;
 }
 
 enum hapt_status hapt_lifetime_derive(const struct hapt_program *program, struct hapt_arena *arena,
@@ -78,12 +86,14 @@ enum hapt_status hapt_lifetime_derive(const struct hapt_program *program, struct
         walk(program, section, lifetime[section]);
     }
     struct hapt_lifetime *backward = lifetime[HAPT_SECTION_BACKWARD];
-    for (int t = 0; t < program->tensor_count; t++) region[t] = region_of(program, t, backward[t]);
+    for (int t = 0; t < program->tensor_count; t++)
+        if (program->tensor[t].root == t) region[t] = region_of(program, t, backward[t]);
     keep_boundary(program, &program->forward_in, region);
     keep_boundary(program, &program->forward_out, region);
     for (int b = 0; b < program->backward_in.count; b++)
-        backward[program->local[program->backward_in.tensor[b]]].first = -1;
+        backward[root_of(program, program->backward_in.tensor[b])].first = -1;
     for (int b = 0; b < program->backward_out.count; b++)
-        backward[program->local[program->backward_out.tensor[b]]].last = program->step_count[HAPT_SECTION_BACKWARD];
+        backward[root_of(program, program->backward_out.tensor[b])].last = program->step_count[HAPT_SECTION_BACKWARD];
+    for (int t = 0; t < program->tensor_count; t++) region[t] = region[program->tensor[t].root];
     return HAPT_OK;
 }

@@ -10,13 +10,16 @@ struct hapt_lifetime {
     int first, last;
 };
 
-/* Region of every program tensor; lifetime[section][tensor], {0, -1} where the section does not touch it. */
+/* Region of every program tensor; lifetime[section][tensor] of tensors that have a place of their own (hapt_program_tensor.root), those
+ * that share it included; {0, -1} where the section does not touch it. */
 enum hapt_status hapt_lifetime_derive(const struct hapt_program *program, struct hapt_arena *arena,
                                       enum hapt_region *region, struct hapt_lifetime **lifetime);
 /* Bytes of a program tensor (local shape, compute type). */
 size_t hapt_lifetime_bytes(const struct hapt_program *program, int tensor);
 /* True for fp32 gradients of parameters, which are resident. */
 bool hapt_lifetime_parameter_gradient(const struct hapt_graph *graph, int tensor);
+/* ... of those that the update reads: they stand in the gradient block. */
+bool hapt_lifetime_updates(const struct hapt_graph *graph, int tensor);
 
 /* Parameters of one class stand together, in this order: 0 decayed, 1 trained without decay, 2 frozen. */
 static inline int hapt_lifetime_parameter_class(const struct hapt_tensor *parameter)

@@ -106,7 +106,9 @@ static enum hapt_status check(const struct hapt_memory_plan *plan, const struct 
     for (int t = 0; t < program->tensor_count; t++) {
         if (plan->region[t] != region[t])
             return broken(program, "wrong region", program->graph->tensor[program->tensor[t].tensor].name, "");
-        add_tensor(plan, program, t, lifetime, &pieces);
+        if (plan->offset[t] != plan->offset[program->tensor[t].root])
+            return broken(program, "not in the place it shares", program->graph->tensor[program->tensor[t].tensor].name, "");
+        if (program->tensor[t].root == t) add_tensor(plan, program, t, lifetime, &pieces);
     }
     add_staging(plan, program, &program->forward_in, &plan->forward_in, &pieces);
     add_staging(plan, program, &program->backward_in, &plan->backward_in, &pieces);

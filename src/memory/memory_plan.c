@@ -24,49 +24,100 @@ static size_t place(struct planner *planner, size_t bytes)
     return offset;
 }
 
-static void place_parameters(struct planner *planner)
+/* Axes over which a gradient is all-reduced in place, once a step. */
+static unsigned axes_of(const struct hapt_program *program, int gradient)
+{
+    unsigned axes = 0;
+    if (gradient < 0) return axes;
+    for (int s = 0; s < program->step_count[HAPT_SECTION_REDUCE]; s++) {
+        const struct hapt_program_step *step = &program->step[HAPT_SECTION_REDUCE][s];
+        const struct hapt_op *op = &program->graph->op[step->op];
+        const int from = program->tensor[program->local[op->input[0]]].root, to = program->tensor[program->local[op->output[0]]].root;
+        if (step->kind == HAPT_COLLECTIVE_ALL_REDUCE && from == to && to == program->tensor[gradient].root) axes |= 1u << step->axis;
+    }
+    return axes;
+}
+
+/* The group of every parameter; HAPT_MEMORY_GROUPS: frozen. */
+static void sort_parameters(const struct hapt_program *program, unsigned *group)
+{
+    for (int t = 0; t < program->tensor_count; t++) {
+        const struct hapt_tensor *tensor = whole_tensor(program, t);
+        if (tensor->kind != HAPT_TENSOR_PARAMETER) continue;
+        const int gradient = tensor->gradient >= 0 ? program->local[tensor->gradient] : -1;
+        group[t] = tensor->trainable ? axes_of(program, gradient) : HAPT_MEMORY_GROUPS;
+    }
+}
+
+static void number_parameters(const struct hapt_program *program, const unsigned *group, struct hapt_memory_plan *plan, bool *copies)
+{
+    size_t elements = 0;
+    for (unsigned g = 0; g <= HAPT_MEMORY_GROUPS; g++) {
+        size_t decayed_end = elements;
+        const size_t first = elements;
+        for (int class = 0; class < 3; class ++) {
+            for (int t = 0; t < program->tensor_count; t++) {
+                const struct hapt_tensor *tensor = whole_tensor(program, t);
+                if (tensor->kind != HAPT_TENSOR_PARAMETER || group[t] != g) continue;
+                if (hapt_lifetime_parameter_class(tensor) != class) continue;
+                plan->parameter_element[t] = elements;
+                elements += hapt_lifetime_pad(hapt_lifetime_bytes(program, t) / hapt_dtype_bytes(tensor->dtype));
+                *copies = *copies || tensor->dtype != HAPT_F32;
+            }
+            if (class == 0) decayed_end = elements;
+        }
+        if (g < HAPT_MEMORY_GROUPS) plan->group[g] = (struct hapt_memory_group){g, first, decayed_end, elements};
+    }
+    plan->trained_elements = plan->group[HAPT_MEMORY_GROUPS - 1].end;
+    plan->elements = elements;
+}
+
+/* A sum over microbatches that is no trained parameter's gradient yet. */
+static bool is_sum(const struct hapt_program *program, int tensor)
+{
+    const int of = program->tensor[tensor].tensor;
+    return program->tensor[tensor].root == tensor && hapt_lifetime_parameter_gradient(program->graph, of) &&
+           program->graph->tensor[program->graph->tensor[of].primal].trainable && !hapt_lifetime_updates(program->graph, of);
+}
+
+static enum hapt_status place_parameters(struct planner *planner, struct hapt_arena *scratch)
 {
     const struct hapt_program *program = planner->program;
     struct hapt_memory_plan *plan = planner->plan;
-    size_t end_of_class[3], elements = 0;
     bool copies = false;
-    for (int class = 0; class < 3; class ++) {
-        for (int t = 0; t < program->tensor_count; t++) {
-            const struct hapt_tensor *tensor = whole_tensor(program, t);
-            if (tensor->kind != HAPT_TENSOR_PARAMETER || hapt_lifetime_parameter_class(tensor) != class) continue;
-            plan->parameter_element[t] = elements;
-            elements += hapt_lifetime_pad(hapt_lifetime_bytes(program, t) / hapt_dtype_bytes(tensor->dtype));
-            copies = copies || tensor->dtype != HAPT_F32;
-        }
-        end_of_class[class] = elements;
-    }
-    plan->decayed_elements = end_of_class[0];
-    plan->trained_elements = end_of_class[1];
-    plan->elements = end_of_class[2];
+    unsigned *group;
+    HAPT_NEW(group, scratch, program->tensor_count);
+    sort_parameters(program, group);
+    number_parameters(program, group, plan, &copies);
     plan->master_offset = place(planner, plan->elements * sizeof(float));
     plan->copy_offset = copies ? place(planner, plan->elements * sizeof(uint16_t)) : (size_t)-1;
     plan->gradient_offset = place(planner, plan->trained_elements * sizeof(float));
+    for (int t = 0; t < program->tensor_count; t++)
+        if (is_sum(program, t)) plan->offset[t] = place(planner, hapt_lifetime_bytes(program, t));
+    plan->zeroed_elements = (planner->end - plan->gradient_offset) / sizeof(float);
     for (int s = 0; s < plan->state_count; s++)
         plan->state_offset[s] = place(planner, plan->trained_elements * sizeof(float));
+    return HAPT_OK;
 }
 
-static void place_resident(struct planner *planner)
+static enum hapt_status place_resident(struct planner *planner, struct hapt_arena *scratch)
 {
     const struct hapt_program *program = planner->program;
     struct hapt_memory_plan *plan = planner->plan;
-    place_parameters(planner);
+    HAPT_TRY(place_parameters(planner, scratch));
     for (int t = 0; t < program->tensor_count; t++) {
-        if (plan->region[t] != HAPT_REGION_RESIDENT) continue;
+        if (plan->region[t] != HAPT_REGION_RESIDENT || program->tensor[t].root != t || is_sum(program, t)) continue;
         const struct hapt_tensor *tensor = whole_tensor(program, t);
         if (tensor->kind == HAPT_TENSOR_PARAMETER) {
             plan->offset[t] = plan->master_offset + plan->parameter_element[t] * sizeof(float);
-        } else if (tensor->kind == HAPT_TENSOR_GRADIENT && program->graph->tensor[tensor->primal].trainable) {
+        } else if (hapt_lifetime_updates(program->graph, program->tensor[t].tensor)) {
             const int primal = program->local[tensor->primal];
             plan->offset[t] = plan->gradient_offset + plan->parameter_element[primal] * sizeof(float);
         } else { /* the loss scale; a frozen weight's gradient, which a kernel makes together with its bias' */
             plan->offset[t] = place(planner, hapt_lifetime_bytes(program, t));
         }
     }
+    return HAPT_OK;
 }
 
 static void place_slots(struct planner *planner)
@@ -75,7 +126,7 @@ static void place_slots(struct planner *planner)
     struct hapt_memory_plan *plan = planner->plan;
     plan->slot_offset = planner->end;
     for (int t = 0; t < program->tensor_count; t++) {
-        if (plan->region[t] != HAPT_REGION_SLOT) continue;
+        if (plan->region[t] != HAPT_REGION_SLOT || program->tensor[t].root != t) continue;
         plan->offset[t] = plan->activation_bytes;
         plan->activation_bytes += hapt_lifetime_align(hapt_lifetime_bytes(program, t));
     }
@@ -84,6 +135,7 @@ static void place_slots(struct planner *planner)
 
 struct event {
     int step;
+    int key; /* hapt_sharding.storage: orders a range's tensors as any other range would */
     int tensor;
 };
 
@@ -91,7 +143,7 @@ static int compare_events(const void *a, const void *b)
 {
     const struct event *x = a, *y = b;
     if (x->step != y->step) return x->step < y->step ? -1 : 1;
-    return x->tensor < y->tensor ? -1 : x->tensor > y->tensor;
+    return x->key < y->key ? -1 : x->key > y->key;
 }
 
 /* Offsets of the workspace tensors of one instruction, in order of birth; the peak in *bytes. */
@@ -107,9 +159,11 @@ static enum hapt_status place_instruction(struct planner *planner, enum hapt_sec
     HAPT_NEW(death, scratch, program->tensor_count);
     HAPT_NEW(gaps.gap, scratch, program->tensor_count + 1);
     for (int t = 0; t < program->tensor_count; t++) {
-        if (planner->plan->region[t] != HAPT_REGION_WORKSPACE || lifetime[t].last < lifetime[t].first) continue;
-        birth[count] = (struct event){lifetime[t].first, t};
-        death[count++] = (struct event){lifetime[t].last, t};
+        if (planner->plan->region[t] != HAPT_REGION_WORKSPACE || program->tensor[t].root != t) continue;
+        if (lifetime[t].last < lifetime[t].first) continue;
+        const int key = program->sharding->storage[program->tensor[t].tensor];
+        birth[count] = (struct event){lifetime[t].first, key, t};
+        death[count++] = (struct event){lifetime[t].last, key, t};
     }
     qsort(birth, (size_t)count, sizeof *birth, compare_events);
     qsort(death, (size_t)count, sizeof *death, compare_events);
@@ -129,10 +183,10 @@ static size_t scratch_bytes(const struct planner *planner)
     const struct hapt_memory_options *options = planner->options;
     if (!options->scratch) return 0;
     size_t bytes = options->scratch(options->scratch_context, planner->program, -1);
-    for (int section = 0; section < HAPT_SECTION_REDUCE; section++) {
+    for (int section = 0; section < HAPT_SECTION_COUNT; section++) {
         for (int s = 0; s < planner->program->step_count[section]; s++) {
             const struct hapt_program_step *step = &planner->program->step[section][s];
-            if (step->kind != HAPT_STEP_COMPUTE) continue;
+            if (step->kind != HAPT_COLLECTIVE_NONE) continue;
             const size_t need = options->scratch(options->scratch_context, planner->program, step->op);
             if (need > bytes) bytes = need;
         }
@@ -178,9 +232,10 @@ static enum hapt_status plan_all(struct planner *planner, struct hapt_arena *are
     HAPT_NEW(plan->parameter_element, arena, program->tensor_count);
     for (int t = 0; t < program->tensor_count; t++) plan->parameter_element[t] = (size_t)-1;
     HAPT_TRY(hapt_lifetime_derive(program, scratch, plan->region, planner->lifetime));
-    place_resident(planner);
+    HAPT_TRY(place_resident(planner, scratch));
     place_slots(planner);
     HAPT_TRY(place_workspace(planner, scratch));
+    for (int t = 0; t < program->tensor_count; t++) plan->offset[t] = plan->offset[program->tensor[t].root];
     HAPT_TRY(place_staging(planner, &program->forward_in, arena, &plan->forward_in));
     HAPT_TRY(place_staging(planner, &program->backward_in, arena, &plan->backward_in));
     HAPT_TRY(place_staging(planner, &program->backward_out, arena, &plan->backward_out));

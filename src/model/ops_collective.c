@@ -2,7 +2,7 @@
 #include "ops_groups.h"
 
 #define MOVES "x -> x; integer[0] mesh axis, [1] dimension that was sharded, [2] dimension that is sharded (-1: none)"
-#define ROW(text, what) {.name = text, .signature = "...->...", .dtypes = "c->c", .collective = what, .attributes = MOVES}
+#define ROW(text, what) {.name = text, .signature = "...->...", .dtypes = "c->c", .linear = true, .collective = what, .attributes = MOVES}
 
 const struct hapt_op_type hapt_ops_collective[] = {
     ROW("all_reduce", HAPT_COLLECTIVE_ALL_REDUCE),

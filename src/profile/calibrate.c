@@ -101,8 +101,11 @@ static enum hapt_status list_share(struct calibration *calibration, int share, s
     const struct hapt_graph *graph = calibration->model->graph;
     struct hapt_program *program;
     HAPT_TRY(hapt_program_build(calibration->candidates.sharding[share], 0, graph->forward_count, scratch, &program));
-    for (int op = 0; op < graph->op_count; op++) {
-        const uint64_t key = key_of(program, op);
+    const struct hapt_sharding *sharding = program->sharding;
+    for (int o = 0; o < sharding->reduce_first; o++) {
+        const int op = sharding->source_op[o];
+        if (hapt_op_type_at(program->graph->op[o].type)->collective) continue;
+        const uint64_t key = key_of(program, o);
         int u = 0;
         while (u < calibration->unique_count && calibration->unique[u].key != key) u++;
         if (u == calibration->unique_count) calibration->unique[calibration->unique_count++] =
@@ -213,8 +216,8 @@ static enum hapt_status time_window(struct calibration *calibration, int w)
     for (int section = 0; section < 2 && status == HAPT_OK; section++) {
         for (int s = 0; s < program->step_count[section] && status == HAPT_OK; s++) {
             const struct hapt_program_step *step = &program->step[section][s];
-            if (step->kind != HAPT_STEP_COMPUTE) continue;
-            const int place = window->degree * calibration->model->graph->op_count + step->op;
+            if (step->kind != HAPT_COLLECTIVE_NONE) continue;
+            const int place = window->degree * calibration->model->graph->op_count + program->sharding->source_op[step->op];
             status = keep_time(&calibration->unique[calibration->unique_of[place]],
                                fmax(step_s[section][s] - calibration->tick_s, 1e-9));
         }

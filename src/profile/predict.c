@@ -15,46 +15,56 @@ static struct roofline describe(const struct candidates *candidates, int subclus
                               candidates->model->dtype);
 }
 
-/* What one rank of a mesh does for one operator of the graph, collectives behind it included. */
+/* What one rank of a mesh does for one operator of the expanded graph. */
 struct work {
     enum efficiency_class class;
     double flops, bytes;       /* by local shapes */
-    double reduced_bytes;      /* of all-reduces over the tensor-parallel axis, */
-    int reductions;            /* ... that many */
+    double moved_bytes;        /* of collectives over the tensor-parallel axis, as bytes of all-reduces of the same cost */
+    int moves;                 /* ... that many */
 };
 
-/* work[op_count] of a sharding. Costs are those of the local shapes: nothing here knows how it is sharded. */
+/* Of the bytes of an all-reduce: it is a reduce-scatter and an all-gather, one behind the other. */
+static double share_of_all_reduce(enum hapt_collective_kind kind)
+{
+    if (kind == HAPT_COLLECTIVE_SLICE) return 0;
+    return kind == HAPT_COLLECTIVE_ALL_REDUCE ? 1 : 0.5;
+}
+
+/* work[reduce_first] of a sharding. Costs are those of the local shapes: nothing here knows how it is sharded. */
 static enum hapt_status list_work(const struct hapt_sharding *sharding, struct hapt_arena *scratch, struct work **work)
 {
     const struct hapt_graph *shard = sharding->shard;
     struct work *made;
     HAPT_NEW(made, scratch, shard->op_count);
-    for (int o = 0; o < shard->op_count; o++) {
+    for (int o = 0; o < sharding->reduce_first; o++) {
         const struct hapt_op *op = &shard->op[o];
-        made[o] = (struct work){.class = efficiency_class_of(hapt_op_type_at(op->type)),
+        const struct hapt_op_type *type = hapt_op_type_at(op->type);
+        if (type->collective) {
+            const double in = (double)hapt_tensor_bytes(&shard->tensor[op->input[0]]);
+            const double out = (double)hapt_tensor_bytes(&shard->tensor[op->output[0]]);
+            made[o].moved_bytes = share_of_all_reduce(type->collective) * fmax(in, out);
+            made[o].moves = made[o].moved_bytes > 0;
+            continue;
+        }
+        made[o] = (struct work){.class = efficiency_class_of(type),
                                 .flops = hapt_op_flops(shard, op, 1),
                                 .bytes = hapt_op_bytes(shard, op, 1)};
         if (sharding->exchange[o] < 0) continue;
-        made[o].reduced_bytes = hapt_sharding_exchange_bytes(shard, o);
-        made[o].reductions = hapt_op_type_at(op->type)->exchanges;
-    }
-    for (int r = 0; r < sharding->reduction_count; r++) {
-        const struct hapt_sharding_reduction *reduction = &sharding->reduction[r];
-        made[reduction->op].reduced_bytes += (double)hapt_tensor_bytes(&shard->tensor[reduction->tensor]);
-        made[reduction->op].reductions++;
+        made[o].moved_bytes = hapt_sharding_exchange_bytes(shard, o);
+        made[o].moves = type->exchanges;
     }
     *work = made;
     return HAPT_OK;
 }
 
 static double work_s(const struct candidates *candidates, const struct roofline *roofline, int subcluster, int tp,
-                     const struct work *work)
+                     const struct work *work, bool computes)
 {
     const struct hapt_subcluster *where = &candidates->cluster->subcluster[subcluster];
-    const double seconds = roofline_operator_s(roofline, work->class, work->flops, work->bytes);
-    if (work->reductions == 0) return seconds;
-    const double bytes = work->reduced_bytes / work->reductions; /* of each */
-    return seconds + work->reductions * reduce_tensor_s(where, tp, bytes) *
+    const double seconds = computes ? roofline_operator_s(roofline, work->class, work->flops, work->bytes) : 0;
+    if (work->moves == 0) return seconds;
+    const double bytes = work->moved_bytes / work->moves; /* of each */
+    return seconds + work->moves * reduce_tensor_s(where, tp, bytes) *
                          calibrate_sum_factor(candidates->efficiency, &where->device, candidates->model->dtype, bytes);
 }
 
@@ -62,19 +72,21 @@ static double work_s(const struct candidates *candidates, const struct roofline 
 static enum hapt_status time_layers(const struct candidates *candidates, int subcluster, int degree,
                                     struct hapt_arena *scratch, double *forward_s, double *backward_s)
 {
-    const struct hapt_graph *graph = candidates->model->graph;
+    const struct hapt_sharding *sharding = candidates->sharding[degree];
+    const struct hapt_graph *graph = sharding->graph;
     const struct roofline roofline = describe(candidates, subcluster);
     struct work *work;
     int *layer_of;
-    HAPT_TRY(list_work(candidates->sharding[degree], scratch, &work));
-    HAPT_NEW(layer_of, scratch, graph->forward_count);
+    HAPT_TRY(list_work(sharding, scratch, &work));
+    HAPT_NEW(layer_of, scratch, sharding->source->forward_count);
     for (int l = 0, op = 0; l < candidates->layer_count; l++) {
         forward_s[l] = backward_s[l] = 0;
         for (; op < candidates->layers->end_op[l]; op++) layer_of[op] = l;
     }
-    for (int o = 0; o < graph->op_count; o++)
+    for (int o = 0; o < sharding->reduce_first; o++)
         (o < graph->forward_count ? forward_s : backward_s)[layer_of[graph->op[o].forward_op]] +=
-            work_s(candidates, &roofline, subcluster, candidates->degree[degree].tp, &work[o]);
+            work_s(candidates, &roofline, subcluster, candidates->degree[degree].tp, &work[o],
+                   !hapt_op_type_at(graph->op[o].type)->collective);
     return HAPT_OK;
 }
 

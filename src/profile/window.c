@@ -146,7 +146,7 @@ static enum hapt_status fill_parameter(struct window *window, const struct hapt_
 static enum hapt_status fill_input(struct windows *windows, struct window *window, int tensor)
 {
     const struct hapt_model *model = windows->candidates->model;
-    const struct hapt_tensor *input = &model->graph->tensor[tensor];
+    const struct hapt_tensor *input = &window->program->graph->tensor[tensor];
     const size_t bytes = hapt_engine_tensor_bytes(window->engine, tensor);
     const struct hapt_backend *backend = windows->options.backend;
     struct hapt_queue *queue = backend->queue(windows->options.device, 0);
@@ -213,7 +213,7 @@ static enum hapt_status reserve_feed(struct windows *windows, struct window *win
 
 static enum hapt_status fill_window(struct windows *windows, struct window *window)
 {
-    const struct hapt_graph *graph = windows->candidates->model->graph;
+    const struct hapt_graph *graph = window->program->graph;
     int64_t largest = 0;
     for (int t = 0; t < graph->tensor_count; t++)
         if (graph->tensor[t].kind == HAPT_TENSOR_PARAMETER && hapt_tensor_elements(&graph->tensor[t]) > largest)

@@ -1,7 +1,7 @@
 /* Programs: the part of a sharded graph that belongs to one range. */
 #include <string.h>
 
-#include "rules.h"
+#include "expansion.h"
 
 #include "hapt/program.h"
 
@@ -10,66 +10,103 @@ static bool in_range(const struct hapt_op *op, int first_op, int end_op)
     return op->forward_op >= first_op && op->forward_op < end_op;
 }
 
-static bool is_parameter_gradient(const struct hapt_graph *graph, int tensor)
-{
-    const struct hapt_tensor *gradient = &graph->tensor[tensor];
-    return gradient->kind == HAPT_TENSOR_GRADIENT && gradient->primal >= 0 &&
-           graph->tensor[gradient->primal].kind == HAPT_TENSOR_PARAMETER;
-}
-
 /* Where a tensor is touched, seen from the range. */
 enum { READ_HERE = 1, WRITTEN_HERE = 2, READ_BEHIND = 4, WRITTEN_BEHIND = 8, TOUCHED_BEFORE = 16, FIRST_BEHIND = 32 };
 
-static void mark_uses(const struct hapt_program *program, unsigned *use)
+struct uses {
+    unsigned *of;     /* [graph->tensor_count] versions */
+    unsigned *origin; /* [graph->tensor_count] by tensors of the source: all versions together */
+    bool *here;       /* [graph->op_count] belongs to the range */
+};
+
+static void mark_op(const struct hapt_op *op, const struct hapt_program *program, unsigned *use)
 {
-    const struct hapt_graph *graph = program->graph;
-    for (int o = 0; o < graph->op_count; o++) {
-        const struct hapt_op *op = &graph->op[o];
-        const bool before = op->forward_op < program->first_op, behind = op->forward_op >= program->end_op;
-        for (int i = 0; i < op->input_count; i++)
-            if (op->input[i] >= 0) use[op->input[i]] |= before ? TOUCHED_BEFORE : behind ? READ_BEHIND : READ_HERE;
-        for (int k = 0; k < op->output_count; k++) {
-            if (op->output[k] < 0) continue;
-            unsigned *mine = &use[op->output[k]];
-            const bool first = !(*mine & (TOUCHED_BEFORE | WRITTEN_BEHIND | WRITTEN_HERE));
-            *mine |= before ? TOUCHED_BEFORE : behind ? WRITTEN_BEHIND : WRITTEN_HERE;
-            if (first && behind) *mine |= FIRST_BEHIND;
-        }
+    const bool before = op->forward_op < program->first_op, behind = op->forward_op >= program->end_op;
+    for (int i = 0; i < op->input_count; i++)
+        if (op->input[i] >= 0) use[op->input[i]] |= before ? TOUCHED_BEFORE : behind ? READ_BEHIND : READ_HERE;
+    for (int k = 0; k < op->output_count; k++) {
+        if (op->output[k] < 0) continue;
+        unsigned *mine = &use[op->output[k]];
+        const bool first = !(*mine & (TOUCHED_BEFORE | WRITTEN_BEHIND | WRITTEN_HERE));
+        *mine |= before ? TOUCHED_BEFORE : behind ? WRITTEN_BEHIND : WRITTEN_HERE;
+        if (first && behind) *mine |= FIRST_BEHIND;
     }
 }
 
-static bool belongs(const struct hapt_graph *graph, int tensor, unsigned use, struct hapt_program *program,
-                    const struct hapt_boundary *boundary)
+/* Sums of parameters' gradients belong wherever something is written into them: tied parameters have a copy in every such range. */
+static void mark_uses(const struct hapt_program *program, const struct hapt_sharding *sharding, struct uses *uses)
 {
-    const bool activation = graph->tensor[tensor].kind == HAPT_TENSOR_ACTIVATION;
-    const bool gradient = graph->tensor[tensor].kind == HAPT_TENSOR_GRADIENT && !is_parameter_gradient(graph, tensor);
+    const struct hapt_graph *graph = program->graph;
+    for (int o = 0; o < sharding->reduce_first; o++) {
+        mark_op(&graph->op[o], program, uses->of);
+        uses->here[o] = in_range(&graph->op[o], program->first_op, program->end_op);
+    }
+    for (int o = sharding->reduce_first; o < graph->op_count; o++) {
+        const struct hapt_op *op = &graph->op[o];
+        if (!(uses->of[op->input[0]] & WRITTEN_HERE)) continue;
+        uses->here[o] = true;
+        uses->of[op->input[0]] |= READ_HERE;
+        uses->of[op->output[0]] |= WRITTEN_HERE;
+    }
+    for (int t = 0; t < graph->tensor_count; t++) uses->origin[program->origin[t]] |= uses->of[t];
+}
+
+static bool is_partial(const struct hapt_sharding *sharding, int tensor)
+{
+    for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
+        if (sharding->property[tensor][axis].kind == HAPT_PROPERTY_ALL_REDUCE) return true;
+    return false;
+}
+
+/* May the tensor stand for its origin at that end of the range? */
+static bool belongs(const struct hapt_program *program, int tensor, const struct uses *uses, const struct hapt_boundary *boundary)
+{
+    const struct hapt_graph *graph = program->graph;
+    const unsigned use = uses->of[tensor], all = uses->origin[program->origin[tensor]];
+    const bool activation = graph->tensor[program->origin[tensor]].kind == HAPT_TENSOR_ACTIVATION;
+    const bool gradient = graph->tensor[tensor].kind == HAPT_TENSOR_GRADIENT && !expansion_is_parameter_gradient(graph, tensor);
     if (boundary == &program->forward_in) return activation && (use & READ_HERE) && !(use & WRITTEN_HERE);
-    if (boundary == &program->forward_out) return activation && (use & WRITTEN_HERE) && (use & READ_BEHIND);
+    if (boundary == &program->forward_out)
+        return activation && (use & WRITTEN_HERE) && (all & READ_BEHIND) && graph->tensor[tensor].producer < graph->forward_count &&
+               !is_partial(program->sharding, tensor);
     if (boundary == &program->backward_in)
         return gradient && (use & (READ_HERE | WRITTEN_HERE)) && (use & FIRST_BEHIND);
     return gradient && (use & WRITTEN_HERE) && (use & TOUCHED_BEFORE);
 }
 
-static enum hapt_status fill_boundary(struct hapt_program *program, const unsigned *use, struct hapt_boundary *boundary,
-                                      struct hapt_arena *arena)
+/* One version of each origin leaves a range: that of the lowest storage, the one its operator makes if it can. */
+static enum hapt_status fill_boundary(struct hapt_program *program, const struct uses *uses, bool leaves,
+                                      struct hapt_boundary *boundary, struct hapt_arena *arena, struct hapt_arena *scratch)
 {
     const struct hapt_graph *graph = program->graph;
-    for (int t = 0; t < graph->tensor_count; t++)
-        if (belongs(graph, t, use[t], program, boundary)) boundary->count++;
-    HAPT_NEW(boundary->tensor, arena, boundary->count);
-    for (int t = 0, k = 0; t < graph->tensor_count; t++)
-        if (belongs(graph, t, use[t], program, boundary)) boundary->tensor[k++] = t;
+    const int *storage = program->sharding->storage;
+    int *chosen; /* [tensor] by origin: the version that leaves, + 1 */
+    HAPT_NEW(chosen, scratch, graph->tensor_count);
+    HAPT_NEW(boundary->tensor, arena, program->tensor_count);
+    for (int t = 0; t < graph->tensor_count; t++) {
+        int *its = &chosen[program->origin[t]];
+        if (!belongs(program, t, uses, boundary)) continue;
+        if (!leaves)
+            boundary->tensor[boundary->count++] = t;
+        else if (*its == 0 || storage[t] < storage[*its - 1])
+            *its = t + 1;
+    }
+    for (int t = 0; t < graph->tensor_count && leaves; t++)
+        if (chosen[program->origin[t]] == t + 1) boundary->tensor[boundary->count++] = t;
     return HAPT_OK;
 }
 
 /* The program's own tensors: whatever its operators touch, ascending, with local shapes. */
-static enum hapt_status fill_tensors(struct hapt_program *program, const struct hapt_sharding *sharding,
-                                     const unsigned *use, struct hapt_arena *arena)
+static enum hapt_status fill_tensors(struct hapt_program *program, const struct uses *uses, struct hapt_arena *arena,
+                                     struct hapt_arena *scratch)
 {
+    const struct hapt_sharding *sharding = program->sharding;
     const struct hapt_graph *graph = program->graph;
+    int *root; /* [tensor] the first program tensor of a storage, + 1 */
+    HAPT_NEW(root, scratch, graph->tensor_count);
     HAPT_NEW(program->local, arena, graph->tensor_count);
     for (int t = 0; t < graph->tensor_count; t++)
-        program->local[t] = use[t] & (READ_HERE | WRITTEN_HERE) ? program->tensor_count++ : -1;
+        program->local[t] = uses->of[t] & (READ_HERE | WRITTEN_HERE) ? program->tensor_count++ : -1;
     HAPT_NEW(program->tensor, arena, program->tensor_count);
     for (int t = 0; t < graph->tensor_count; t++) {
         if (program->local[t] < 0) continue;
@@ -77,117 +114,78 @@ static enum hapt_status fill_tensors(struct hapt_program *program, const struct 
         mine->tensor = t;
         memcpy(mine->shape, sharding->shard->tensor[t].shape, sizeof mine->shape);
         memcpy(mine->property, sharding->property[t], sizeof mine->property);
+        if (root[sharding->storage[t]] == 0) root[sharding->storage[t]] = program->local[t] + 1;
+        mine->root = root[sharding->storage[t]] - 1;
         if (graph->tensor[t].kind == HAPT_TENSOR_INPUT) program->inputs |= 1 << graph->tensor[t].role;
     }
     return HAPT_OK;
 }
 
-/* -2: nothing to reduce; else the axis of the collective (-1: both). */
-static int reduce_axis(const struct hapt_program *program, const struct hapt_program_tensor *tensor)
+static struct hapt_program_step step_of(const struct hapt_sharding *sharding, int o)
 {
-    const struct hapt_graph *graph = program->graph;
-    if (!is_parameter_gradient(graph, tensor->tensor)) return -2;
-    if (!graph->tensor[graph->tensor[tensor->tensor].primal].trainable) return -2;
-    const bool nodes = tensor->property[0].kind == HAPT_PROPERTY_ALL_REDUCE;
-    const bool devices = tensor->property[1].kind == HAPT_PROPERTY_ALL_REDUCE;
-    if (nodes && devices) return -1;
-    return nodes ? 0 : devices ? 1 : -2;
+    const struct hapt_op *op = &sharding->graph->op[o];
+    struct hapt_program_step step = {.op = o, .kind = hapt_op_type_at(op->type)->collective, .axis = sharding->exchange[o]};
+    if (step.kind != HAPT_COLLECTIVE_NONE) step.axis = (int)op->integer[0];
+    memcpy(step.once, sharding->once[o], sizeof step.once);
+    return step;
 }
 
-/* The reductions behind the range's operators, by operator. */
-struct reductions {
-    int count;
-    const struct hapt_sharding_reduction **reduction;
-};
-
-static enum hapt_status find_reductions(const struct hapt_program *program, const struct hapt_sharding *sharding,
-                                        struct hapt_arena *scratch, struct reductions *found)
+static enum hapt_section section_of(const struct hapt_sharding *sharding, int o)
 {
-    const struct hapt_graph *graph = program->graph;
-    HAPT_NEW(found->reduction, scratch, sharding->reduction_count);
-    for (int r = 0; r < sharding->reduction_count; r++) {
-        const struct hapt_sharding_reduction *reduction = &sharding->reduction[r];
-        const bool first = in_range(&graph->op[reduction->first], program->first_op, program->end_op);
-        const bool last = in_range(&graph->op[reduction->op], program->first_op, program->end_op);
-        if (first != last)
-            return hapt_fail(HAPT_ERR_INFEASIBLE, "cut the model elsewhere, or choose data parallelism for this stage",
-                             "a cut of operators [%d, %d) parts the sum that makes %s", program->first_op,
-                             program->end_op, graph->tensor[reduction->tensor].name);
-        if (last) found->reduction[found->count++] = reduction;
+    if (o >= sharding->reduce_first) return HAPT_SECTION_REDUCE;
+    return o < sharding->graph->forward_count ? HAPT_SECTION_FORWARD : HAPT_SECTION_BACKWARD;
+}
+
+static enum hapt_status fill_steps(struct hapt_program *program, const struct uses *uses, struct hapt_arena *arena)
+{
+    const struct hapt_sharding *sharding = program->sharding;
+    int count[HAPT_SECTION_COUNT] = {0};
+    for (int o = 0; o < sharding->graph->op_count; o++) count[section_of(sharding, o)] += uses->here[o];
+    for (int section = 0; section < HAPT_SECTION_COUNT; section++) HAPT_NEW(program->step[section], arena, count[section]);
+    for (int o = 0; o < sharding->graph->op_count; o++) {
+        if (!uses->here[o]) continue;
+        const enum hapt_section section = section_of(sharding, o);
+        program->step[section][program->step_count[section]++] = step_of(sharding, o);
     }
     return HAPT_OK;
 }
 
-static void add_step(struct hapt_program *program, enum hapt_section section, struct hapt_program_step step)
+static enum hapt_status fill(struct hapt_program *program, struct hapt_arena *arena, struct hapt_arena *scratch)
 {
-    program->step[section][program->step_count[section]++] = step;
-}
-
-static enum hapt_status fill_steps(struct hapt_program *program, const struct hapt_sharding *sharding,
-                                   struct hapt_arena *arena, struct hapt_arena *scratch)
-{
-    const struct hapt_graph *graph = program->graph;
-    struct reductions found = {0};
-    int backward = 0, reduce = 0, next = 0;
-    HAPT_TRY(find_reductions(program, sharding, scratch, &found));
-    for (int o = graph->forward_count; o < graph->op_count; o++)
-        backward += in_range(&graph->op[o], program->first_op, program->end_op);
-    for (int t = 0; t < program->tensor_count; t++) reduce += reduce_axis(program, &program->tensor[t]) != -2;
-    HAPT_NEW(program->step[HAPT_SECTION_FORWARD], arena, program->end_op - program->first_op + found.count);
-    HAPT_NEW(program->step[HAPT_SECTION_BACKWARD], arena, backward + found.count);
-    HAPT_NEW(program->step[HAPT_SECTION_REDUCE], arena, reduce);
-    for (int o = 0; o < graph->op_count; o++) {
-        if (!in_range(&graph->op[o], program->first_op, program->end_op)) continue;
-        const enum hapt_section section = o < graph->forward_count ? HAPT_SECTION_FORWARD : HAPT_SECTION_BACKWARD;
-        struct hapt_program_step step = {
-            .kind = HAPT_STEP_COMPUTE, .op = o, .tensor = -1, .axis = sharding->exchange[o]};
-        memcpy(step.once, sharding->once[o], sizeof step.once);
-        add_step(program, section, step);
-        for (; next < found.count && found.reduction[next]->op == o; next++)
-            add_step(program, section,
-                     (struct hapt_program_step){.kind = HAPT_STEP_ALL_REDUCE,
-                                                .op = -1,
-                                                .tensor = program->local[found.reduction[next]->tensor],
-                                                .axis = found.reduction[next]->axis});
-    }
-    for (int t = 0; t < program->tensor_count; t++) {
-        const int axis = reduce_axis(program, &program->tensor[t]);
-        if (axis == -2) continue;
-        add_step(program, HAPT_SECTION_REDUCE,
-                 (struct hapt_program_step){.kind = HAPT_STEP_ALL_REDUCE, .op = -1, .tensor = t, .axis = axis});
-    }
-    return HAPT_OK;
-}
-
-static enum hapt_status fill(struct hapt_program *program, const struct hapt_sharding *sharding, struct hapt_arena *arena,
-                             struct hapt_arena *scratch)
-{
-    unsigned *use;
-    HAPT_NEW(use, scratch, program->graph->tensor_count);
-    mark_uses(program, use);
-    HAPT_TRY(fill_tensors(program, sharding, use, arena));
-    HAPT_TRY(fill_boundary(program, use, &program->forward_in, arena));
-    HAPT_TRY(fill_boundary(program, use, &program->forward_out, arena));
-    HAPT_TRY(fill_boundary(program, use, &program->backward_in, arena));
-    HAPT_TRY(fill_boundary(program, use, &program->backward_out, arena));
-    return fill_steps(program, sharding, arena, scratch);
+    const struct hapt_sharding *sharding = program->sharding;
+    struct uses uses;
+    if (!hapt_sharding_allows(sharding, program->first_op, program->end_op))
+        return hapt_fail(HAPT_ERR_INFEASIBLE, "cut the model elsewhere, or choose data parallelism for this stage",
+                         "partial sums would cross a cut of operators [%d, %d)", program->first_op, program->end_op);
+    HAPT_NEW(uses.of, scratch, program->graph->tensor_count);
+    HAPT_NEW(uses.origin, scratch, program->graph->tensor_count);
+    HAPT_NEW(uses.here, scratch, program->graph->op_count);
+    mark_uses(program, sharding, &uses);
+    HAPT_TRY(fill_tensors(program, &uses, arena, scratch));
+    HAPT_TRY(fill_boundary(program, &uses, false, &program->forward_in, arena, scratch));
+    HAPT_TRY(fill_boundary(program, &uses, true, &program->forward_out, arena, scratch));
+    HAPT_TRY(fill_boundary(program, &uses, false, &program->backward_in, arena, scratch));
+    HAPT_TRY(fill_boundary(program, &uses, true, &program->backward_out, arena, scratch));
+    return fill_steps(program, &uses, arena);
 }
 
 enum hapt_status hapt_program_build(const struct hapt_sharding *sharding, int first_op, int end_op, struct hapt_arena *arena,
                                     struct hapt_program **program)
 {
-    HAPT_ASSERT(first_op >= 0 && first_op < end_op && end_op <= sharding->graph->forward_count);
+    HAPT_ASSERT(first_op >= 0 && first_op < end_op && end_op <= sharding->source->forward_count);
     struct hapt_program *made;
     HAPT_NEW(made, arena, 1);
-    *made = (struct hapt_program){.graph = sharding->graph,
+    *made = (struct hapt_program){.sharding = sharding,
+                                  .graph = sharding->graph,
                                   .shard = sharding->shard,
+                                  .origin = sharding->origin,
                                   .first_op = first_op,
                                   .end_op = end_op,
-                                  .nodes = sharding->size[0],
-                                  .devices = sharding->size[1]};
+                                  .nodes = sharding->axis[0].size,
+                                  .devices = sharding->axis[1].size};
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
-    const enum hapt_status status = fill(made, sharding, arena, &scratch);
+    const enum hapt_status status = fill(made, arena, &scratch);
     hapt_arena_release(&scratch);
     if (status == HAPT_OK) *program = made;
     return status;
@@ -214,8 +212,7 @@ double hapt_program_flops(const struct hapt_program *program, enum hapt_section 
     double flops = 0;
     for (int s = 0; s < program->step_count[section]; s++) {
         const struct hapt_program_step *step = &program->step[section][s];
-        if (step->kind == HAPT_STEP_COMPUTE)
-            flops += hapt_op_flops(program->shard, &program->shard->op[step->op], 1);
+        if (step->kind == HAPT_COLLECTIVE_NONE) flops += hapt_op_flops(program->shard, &program->shard->op[step->op], 1);
     }
     return flops;
 }
@@ -226,8 +223,8 @@ double hapt_program_collective_bytes(const struct hapt_program *program, enum ha
     double bytes = 0;
     for (int s = 0; s < program->step_count[section]; s++) {
         const struct hapt_program_step *step = &program->step[section][s];
-        if (step->kind != HAPT_STEP_COMPUTE)
-            bytes += (double)hapt_tensor_bytes(&shard->tensor[program->tensor[step->tensor].tensor]);
+        if (step->kind != HAPT_COLLECTIVE_NONE && step->kind != HAPT_COLLECTIVE_SLICE)
+            bytes += (double)hapt_tensor_bytes(&shard->tensor[shard->op[step->op].input[0]]);
         else if (step->axis >= 0)
             bytes += hapt_sharding_exchange_bytes(shard, step->op);
     }

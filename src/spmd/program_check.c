@@ -2,7 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "rules.h"
+#include "expansion.h"
+#include "property.h"
 
 #include "hapt/program.h"
 
@@ -12,106 +13,126 @@ static enum hapt_status broken(const struct hapt_program *program, const char *w
                      program->end_op, program->nodes, program->devices, what, name);
 }
 
+static const char *name_of(const struct hapt_program *program, int tensor)
+{
+    return program->graph->tensor[tensor].name;
+}
+
+/* Shards of all ranks of an axis, put together, are the tensor; this rank's is among them. */
 static enum hapt_status check_tensors(const struct hapt_program *program)
 {
     const struct hapt_graph *graph = program->graph;
-    const int size[HAPT_MESH_AXES] = {program->nodes, program->devices};
+    const struct hapt_sharding *sharding = program->sharding;
     for (int t = 0; t < program->tensor_count; t++) {
         const struct hapt_program_tensor *mine = &program->tensor[t];
         const struct hapt_tensor *tensor = &graph->tensor[mine->tensor];
-        if (program->local[mine->tensor] != t)
-            return broken(program, "index of a tensor does not lead back", tensor->name);
-        if (t > 0 && program->tensor[t - 1].tensor >= mine->tensor)
-            return broken(program, "tensors out of order", tensor->name);
-        for (int d = 0; d < tensor->dims; d++) {
-            int64_t expected = tensor->shape[d];
-            for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
-                if (mine->property[axis].kind == HAPT_PROPERTY_ALL_GATHER && mine->property[axis].dim == d)
-                    expected = (expected + size[axis] - 1) / size[axis];
-            if (mine->shape[d] != expected || program->shard->tensor[mine->tensor].shape[d] != expected)
-                return broken(program, "shards do not make the tensor", tensor->name);
+        if (program->local[mine->tensor] != t) return broken(program, "index of a tensor does not lead back", tensor->name);
+        if (t > 0 && program->tensor[t - 1].tensor >= mine->tensor) return broken(program, "tensors out of order", tensor->name);
+        int64_t expected[HAPT_MAX_DIMS];
+        memcpy(expected, tensor->shape, sizeof expected);
+        for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
+            const struct hapt_property property = mine->property[axis];
+            if (property.kind != HAPT_PROPERTY_ALL_GATHER) continue;
+            const int64_t extent = expected[property.dim], blocks = property.blocks > 1 ? property.blocks : 1;
+            int64_t first = 0, count = 0, sum = 0;
+            for (int rank = 0; rank < sharding->axis[axis].size; rank++) {
+                if (!hapt_property_share(property, &sharding->axis[axis], extent, rank, &first, &count) || count < 1 ||
+                    first != sum)
+                    return broken(program, "shards do not make the tensor", tensor->name);
+                sum += count;
+                if (rank == sharding->place[axis]) expected[property.dim] = blocks * count;
+            }
+            if (blocks * sum != extent) return broken(program, "shards do not make the tensor", tensor->name);
         }
+        for (int d = 0; d < tensor->dims; d++)
+            if (mine->shape[d] != expected[d] || program->shard->tensor[mine->tensor].shape[d] != expected[d])
+                return broken(program, "shards do not make the tensor", tensor->name);
+        if (mine->root > t || program->tensor[mine->root].root != mine->root)
+            return broken(program, "the place it shares is nobody's", tensor->name);
     }
     return HAPT_OK;
 }
 
-/* One computation on one axis: its inputs are as a rule wants them, its outputs become what the rule makes. `now` is every
- * tensor's property at this step. */
-static enum hapt_status check_compute(const struct hapt_program *program, const struct hapt_program_step *step, int axis,
-                                      bool *written, struct hapt_property *now)
+static struct hapt_property property_of(const struct hapt_program *program, int tensor, int axis)
+{
+    return program->tensor[program->local[tensor]].property[axis];
+}
+
+/* One computation on one axis: its inputs are as the rule of its cut wants them, its outputs as the rule makes them. */
+static enum hapt_status check_compute(const struct hapt_program *program, const struct hapt_program_step *step, int axis)
+{
+    const struct hapt_sharding *sharding = program->sharding;
+    const struct hapt_op *op = &program->graph->op[step->op];
+    struct hapt_rule rule;
+    if (sharding->axis[axis].size == 1) return HAPT_OK;
+    HAPT_TRY(hapt_rule_of_cut(sharding, axis, &sharding->axis[axis], step->op, sharding->cut[step->op][axis], &rule));
+    for (int i = 0; i < op->input_count; i++)
+        if (op->input[i] >= 0 && !hapt_property_same(property_of(program, op->input[i], axis), rule.input[i]))
+            return broken(program, "reads what is laid out otherwise", op->name);
+    for (int o = 0; o < op->output_count; o++)
+        if (op->output[o] >= 0 && !hapt_property_same(property_of(program, op->output[o], axis), rule.output[o]))
+            return broken(program, "writes what is laid out otherwise", op->name);
+    const bool computes = step->kind == HAPT_COLLECTIVE_NONE;
+    if (rule.once != step->once[axis] || (computes && rule.exchange != (step->axis == axis)))
+        return broken(program, "terms or exchanges contradict the rules", op->name);
+    return HAPT_OK;
+}
+
+static enum hapt_status check_collective(const struct hapt_program *program, const struct hapt_program_step *step)
 {
     const struct hapt_op *op = &program->graph->op[step->op];
-    struct hapt_property input[HAPT_MAX_INPUTS] = {{0}}, wanted[HAPT_MAX_OUTPUTS] = {{0}};
-    struct hapt_rule rule;
-    for (int i = 0; i < op->input_count; i++) {
-        if (op->input[i] < 0) continue;
-        if (program->local[op->input[i]] < 0)
-            return broken(program, "operator reads a tensor that is not here", op->name);
-        input[i] = now[program->local[op->input[i]]];
-    }
-    for (int o = 0; o < op->output_count; o++) {
-        if (op->output[o] < 0) continue;
-        if (program->local[op->output[o]] < 0)
-            return broken(program, "operator writes a tensor that is not here", op->name);
-        wanted[o] = program->tensor[program->local[op->output[o]]].property[axis];
-    }
-    HAPT_TRY(hapt_rule_derive(program->graph, op, input, wanted, &rule));
-    if (rule.once != step->once[axis] || rule.exchange != (step->axis == axis))
-        return broken(program, "terms or exchanges contradict the rules", op->name);
-    for (int o = 0; o < op->output_count; o++) {
-        if (op->output[o] < 0) continue;
-        const int tensor = program->local[op->output[o]];
-        if (written[tensor] && !hapt_property_same(now[tensor], rule.output[o]))
-            return broken(program, "operator adds to what is laid out otherwise", op->name);
-        now[tensor] = rule.output[o];
-        written[tensor] = true;
-    }
-    return HAPT_OK;
+    const enum hapt_collective_kind kind = hapt_op_type_at(op->type)->collective;
+    if (step->kind != kind || step->axis != op->integer[0])
+        return broken(program, "a step is not its operator's", op->name);
+    const struct hapt_property from = property_of(program, op->input[0], step->axis), to = property_of(program, op->output[0], step->axis);
+    if (!hapt_rule_moves(kind, from, to)) return broken(program, "a collective does not make this of that", op->name);
+    if (program->origin[op->input[0]] != program->origin[op->output[0]])
+        return broken(program, "a collective makes one tensor of another", op->name);
+    return check_compute(program, step, 1 - step->axis);
 }
 
-/* Every step's outputs have the properties that the rules give for its inputs, and collectives make of them what the program
- * says of its tensors. */
-static enum hapt_status check_rules(const struct hapt_program *program, enum hapt_section section, int axis,
-                                    bool *written, struct hapt_property *now)
+static enum hapt_status check_section(const struct hapt_program *program, enum hapt_section section)
 {
-    for (int t = 0; t < program->tensor_count; t++) {
-        now[t] = program->tensor[t].property[axis];
-        written[t] = false;
-    }
-    /* What comes in from behind is added to as it is. */
-    for (int b = 0; section == HAPT_SECTION_BACKWARD && b < program->backward_in.count; b++)
-        written[program->local[program->backward_in.tensor[b]]] = true;
     for (int s = 0, last = -1; s < program->step_count[section]; s++) {
         const struct hapt_program_step *step = &program->step[section][s];
-        if (step->kind == HAPT_STEP_COMPUTE) {
-            if (step->op <= last) return broken(program, "steps out of order", "");
-            last = step->op;
-            HAPT_TRY(check_compute(program, step, axis, written, now));
-        } else if (step->axis == axis || step->axis == -1) {
-            if (step->kind != HAPT_STEP_ALL_REDUCE || now[step->tensor].kind != HAPT_PROPERTY_ALL_REDUCE)
-                return broken(program, "collective on what is not partial",
-                              program->graph->tensor[program->tensor[step->tensor].tensor].name);
-            now[step->tensor] = (struct hapt_property){.kind = HAPT_PROPERTY_IDENTITY};
+        if (step->op <= last) return broken(program, "steps out of order", "");
+        last = step->op;
+        const struct hapt_op *op = &program->graph->op[step->op];
+        for (int k = 0; k < op->input_count + op->output_count; k++) {
+            const int tensor = k < op->input_count ? op->input[k] : op->output[k - op->input_count];
+            if (tensor >= 0 && program->local[tensor] < 0)
+                return broken(program, "operator touches a tensor that is not here", op->name);
         }
+        if (step->kind != HAPT_COLLECTIVE_NONE) {
+            HAPT_TRY(check_collective(program, step));
+            continue;
+        }
+        for (int axis = 0; axis < HAPT_MESH_AXES; axis++) HAPT_TRY(check_compute(program, step, axis));
     }
-    for (int t = 0; t < program->tensor_count; t++)
-        if (written[t] && !hapt_property_same(now[t], program->tensor[t].property[axis]))
-            return broken(program, "property contradicts the rules", program->graph->tensor[program->tensor[t].tensor].name);
     return HAPT_OK;
 }
 
-static enum hapt_status check_sections(const struct hapt_program *program)
+/* Every version that is read here is written before, here or by another range. */
+static enum hapt_status check_written(const struct hapt_program *program, bool *written)
 {
-    struct hapt_property *now = calloc((size_t)program->tensor_count, sizeof *now);
-    bool *written = calloc((size_t)program->tensor_count, sizeof *written);
-    enum hapt_status status =
-        now && written ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to check a program");
-    for (int section = 0; section < HAPT_SECTION_REDUCE; section++)
-        for (int axis = 0; axis < HAPT_MESH_AXES && status == HAPT_OK; axis++)
-            status = check_rules(program, section, axis, written, now);
-    free(now);
-    free(written);
-    return status;
+    const struct hapt_graph *graph = program->graph;
+    for (int t = 0; t < program->tensor_count; t++) {
+        const enum hapt_tensor_kind kind = graph->tensor[program->tensor[t].tensor].kind;
+        written[t] = kind == HAPT_TENSOR_INPUT || kind == HAPT_TENSOR_PARAMETER;
+    }
+    for (int b = 0; b < program->forward_in.count; b++) written[program->local[program->forward_in.tensor[b]]] = true;
+    for (int b = 0; b < program->backward_in.count; b++) written[program->local[program->backward_in.tensor[b]]] = true;
+    for (int section = 0; section < HAPT_SECTION_COUNT; section++) {
+        for (int s = 0; s < program->step_count[section]; s++) {
+            const struct hapt_op *op = &graph->op[program->step[section][s].op];
+            for (int i = 0; i < op->input_count; i++)
+                if (op->input[i] >= 0 && !written[program->local[op->input[i]]])
+                    return broken(program, "operator reads what nobody made", op->name);
+            for (int o = 0; o < op->output_count; o++)
+                if (op->output[o] >= 0) written[program->local[op->output[o]]] = true;
+        }
+    }
+    return HAPT_OK;
 }
 
 static enum hapt_status check_boundary(const struct hapt_program *program, const struct hapt_boundary *boundary,
@@ -119,11 +140,13 @@ static enum hapt_status check_boundary(const struct hapt_program *program, const
 {
     for (int b = 0; b < boundary->count; b++) {
         const int tensor = boundary->tensor[b];
-        const char *name = program->graph->tensor[tensor].name;
+        const char *name = name_of(program, tensor);
         if (program->local[tensor] < 0) return broken(program, "boundary tensor is not here", name);
-        if (program->graph->tensor[tensor].kind != kind)
-            return broken(program, "boundary tensor of the wrong kind", name);
+        if (program->graph->tensor[tensor].kind != kind) return broken(program, "boundary tensor of the wrong kind", name);
         if (b > 0 && boundary->tensor[b - 1] >= tensor) return broken(program, "boundary out of order", name);
+        for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
+            if (property_of(program, tensor, axis).kind == HAPT_PROPERTY_ALL_REDUCE)
+                return broken(program, "partial sums cross a boundary", name);
     }
     return HAPT_OK;
 }
@@ -131,11 +154,16 @@ static enum hapt_status check_boundary(const struct hapt_program *program, const
 enum hapt_status hapt_program_check(const struct hapt_program *program)
 {
     HAPT_TRY(check_tensors(program));
-    HAPT_TRY(check_sections(program));
+    for (int section = 0; section < HAPT_SECTION_COUNT; section++) HAPT_TRY(check_section(program, section));
+    bool *written = calloc((size_t)program->tensor_count + 1, sizeof *written);
+    if (!written) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to check a program");
+    const enum hapt_status status = check_written(program, written);
+    free(written);
+    HAPT_TRY(status);
     for (int s = 0; s < program->step_count[HAPT_SECTION_REDUCE]; s++) {
-        const struct hapt_program_tensor *tensor = &program->tensor[program->step[HAPT_SECTION_REDUCE][s].tensor];
-        if (program->graph->tensor[tensor->tensor].kind != HAPT_TENSOR_GRADIENT)
-            return broken(program, "reduces what is no gradient", program->graph->tensor[tensor->tensor].name);
+        const struct hapt_op *op = &program->graph->op[program->step[HAPT_SECTION_REDUCE][s].op];
+        if (!expansion_is_parameter_gradient(program->graph, op->output[0]))
+            return broken(program, "reduces what is no parameter's gradient", op->name);
     }
     HAPT_TRY(check_boundary(program, &program->forward_in, HAPT_TENSOR_ACTIVATION));
     HAPT_TRY(check_boundary(program, &program->forward_out, HAPT_TENSOR_ACTIVATION));
@@ -143,15 +171,22 @@ enum hapt_status hapt_program_check(const struct hapt_program *program)
     return check_boundary(program, &program->backward_out, HAPT_TENSOR_GRADIENT);
 }
 
+/* NAME[local shape] and, where the mesh has ranks, its property per axis that has: {whole, partial}. */
 static void print_tensor(const struct hapt_program *program, int tensor, FILE *stream)
 {
     const struct hapt_tensor *whole = &program->graph->tensor[tensor];
     const struct hapt_program_tensor *mine = &program->tensor[program->local[tensor]];
-    char nodes[32], devices[32];
-    fprintf(stream, " %s[", whole->name);
+    char text[HAPT_PROPERTY_TEXT];
+    const char *before = " {";
+    fprintf(stream, " %s[", program->graph->tensor[program->origin[tensor]].name);
     for (int d = 0; d < whole->dims; d++) fprintf(stream, d ? " %lld" : "%lld", (long long)mine->shape[d]);
-    fprintf(stream, "] %s", hapt_property_text(mine->property[0], nodes));
-    fprintf(stream, "/%s", hapt_property_text(mine->property[1], devices));
+    fputc(']', stream);
+    for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
+        if (program->sharding->axis[axis].size == 1) continue;
+        fprintf(stream, "%s%s", before, hapt_property_text(mine->property[axis], text));
+        before = ", ";
+    }
+    if (*before == ',') fputc('}', stream);
 }
 
 static void print_boundary(const struct hapt_program *program, const char *title, const struct hapt_boundary *boundary,
@@ -163,38 +198,43 @@ static void print_boundary(const struct hapt_program *program, const char *title
     fputc('\n', stream);
 }
 
+static void print_step(const struct hapt_program *program, const struct hapt_program_step *step, FILE *stream)
+{
+    const struct hapt_op *op = &program->graph->op[step->op];
+    const char *type = hapt_op_type_at(op->type)->name;
+    const bool both = program->nodes > 1 && program->devices > 1;
+    fprintf(stream, "  %s", type);
+    if (step->kind == HAPT_COLLECTIVE_NONE && strcmp(type, op->name) != 0) fprintf(stream, " (%s)", op->name);
+    if (step->kind != HAPT_COLLECTIVE_NONE && both) fprintf(stream, " over axis %d", step->axis);
+    fputc(':', stream);
+    for (int i = 0; i < op->input_count; i++) {
+        if (op->input[i] < 0) continue;
+        print_tensor(program, op->input[i], stream);
+        if ((step->once[0] | step->once[1]) >> i & 1u) fputs(" once", stream);
+    }
+    fputs(" ->", stream);
+    for (int o = 0; o < op->output_count; o++) {
+        if (op->output[o] < 0) continue;
+        if (op->accumulate >> o & 1u) fputs(" +=", stream);
+        print_tensor(program, op->output[o], stream);
+    }
+    if (step->kind == HAPT_COLLECTIVE_NONE && step->axis >= 0) fprintf(stream, ", exchanging over axis %d", step->axis);
+    fputc('\n', stream);
+}
+
 void hapt_program_print(const struct hapt_program *program, FILE *stream)
 {
-    static const char *const title[HAPT_SECTION_COUNT] = {"forward", "backward", "reduce"};
-    static const char *const collective[] = {"compute", "all-reduce", "all-gather", "reduce-scatter"};
-    fprintf(stream, "operators [%d, %d) on %d x %d devices\n", program->first_op, program->end_op, program->nodes,
-            program->devices);
+    static const char *const title[HAPT_SECTION_COUNT] = {"forward", "backward", "reduce, once a step"};
+    const struct hapt_sharding *sharding = program->sharding;
+    fprintf(stream, "operators [%d, %d) on %d x %d devices, as device (%d, %d) runs them\n", program->first_op, program->end_op,
+            program->nodes, program->devices, sharding->place[0], sharding->place[1]);
     print_boundary(program, "forward in", &program->forward_in, stream);
     print_boundary(program, "forward out", &program->forward_out, stream);
     print_boundary(program, "backward in", &program->backward_in, stream);
     print_boundary(program, "backward out", &program->backward_out, stream);
     for (int section = 0; section < HAPT_SECTION_COUNT; section++) {
+        if (program->step_count[section] == 0) continue;
         fprintf(stream, "%s\n", title[section]);
-        for (int s = 0; s < program->step_count[section]; s++) {
-            const struct hapt_program_step *step = &program->step[section][s];
-            if (step->kind != HAPT_STEP_COMPUTE) {
-                fprintf(stream, "  %s axis %d", collective[step->kind], step->axis);
-                print_tensor(program, program->tensor[step->tensor].tensor, stream);
-                fputc('\n', stream);
-                continue;
-            }
-            const struct hapt_op *op = &program->graph->op[step->op];
-            fprintf(stream, "  %s (%s):", hapt_op_type_at(op->type)->name, op->name);
-            for (int i = 0; i < op->input_count; i++) {
-                if (op->input[i] < 0) continue;
-                print_tensor(program, op->input[i], stream);
-                if ((step->once[0] | step->once[1]) >> i & 1u) fputs(" once", stream);
-            }
-            fprintf(stream, " ->");
-            for (int o = 0; o < op->output_count; o++)
-                if (op->output[o] >= 0) print_tensor(program, op->output[o], stream);
-            if (step->axis >= 0) fprintf(stream, " exchanging over axis %d", step->axis);
-            fputc('\n', stream);
-        }
+        for (int s = 0; s < program->step_count[section]; s++) print_step(program, &program->step[section][s], stream);
     }
 }

@@ -1,7 +1,7 @@
 /* Sharding rules derived from index signatures. */
 #include "rules.h"
 
-#include <stdio.h>
+#include "property.h"
 
 /* The dimension that is sharded when `letter` is, or -1. */
 static int position(const struct hapt_signature_operand *operand, char letter)
@@ -17,16 +17,49 @@ static enum hapt_status refuse(const struct hapt_op *op, const char *why)
                      hapt_op_type_at(op->type)->name, why);
 }
 
-bool hapt_property_same(struct hapt_property a, struct hapt_property b)
+/* Elements of an index, from an operand that has it as a dimension or from the attribute that is its size; 0: nobody says. */
+static int64_t letter_extent(const struct hapt_graph *graph, const struct hapt_op *op, const struct hapt_signature *signature,
+                             char letter)
 {
-    if (a.kind != b.kind) return false;
-    return a.kind != HAPT_PROPERTY_ALL_GATHER ||
-           (a.dim == b.dim && (a.blocks > 1 ? a.blocks : 1) == (b.blocks > 1 ? b.blocks : 1));
+    for (int k = 0; k < op->input_count + op->output_count; k++) {
+        const int tensor = k < op->input_count ? op->input[k] : op->output[k - op->input_count];
+        const struct hapt_signature_operand *operand =
+            k < op->input_count ? &signature->input[k] : &signature->output[k - op->input_count];
+        for (int d = 0; tensor >= 0 && d < operand->dims; d++)
+            if (operand->letter[d] == letter) return graph->tensor[tensor].shape[d];
+    }
+    const char *sized = hapt_op_type_at(op->type)->sized;
+    for (int k = 0; sized && sized[k]; k++)
+        if (sized[k] == letter) return op->integer[k];
+    return 0;
 }
 
-static struct hapt_property sharded(const struct hapt_signature_operand *operand, int dim, int blocks)
+struct reading {
+    const struct hapt_graph *graph;
+    const struct hapt_op *op;
+    const struct hapt_signature *signature;
+    struct hapt_cut cut;
+    bool indexed; /* the letter's values are those of an integer operand */
+};
+
+static enum hapt_status shard_operand(struct reading *reading, const struct hapt_signature_operand *operand, int tensor, int dim,
+                                      struct hapt_property *property)
 {
-    return (struct hapt_property){.kind = HAPT_PROPERTY_ALL_GATHER, .dim = dim, .blocks = operand->blocks[dim] * blocks};
+    const struct hapt_cut cut = reading->cut;
+    if (!operand->shardable[dim]) return refuse(reading->op, "cannot be sharded on that dimension");
+    *property = (struct hapt_property){HAPT_PROPERTY_ALL_GATHER, dim, operand->blocks[dim] * (cut.blocks > 1 ? cut.blocks : 1),
+                                       cut.unit > 1 ? cut.unit : 1, cut.ratio};
+    if (operand->indexed[dim]) {
+        if (property->blocks > 1) return refuse(reading->op, "is indexed by values, which cannot be sharded in blocks");
+        reading->indexed = true;
+    }
+    if (operand->along[dim] != operand->letter[dim]) { /* inside a width */
+        const int64_t width = reading->graph->tensor[tensor].shape[dim];
+        const int64_t units = operand->blocks[dim] * letter_extent(reading->graph, reading->op, reading->signature, cut.letter);
+        if (units < 1 || width % units != 0) return refuse(reading->op, "has a width that its index does not divide");
+        property->unit *= width / units;
+    }
+    return HAPT_OK;
 }
 
 /*
@@ -34,17 +67,18 @@ static struct hapt_property sharded(const struct hapt_signature_operand *operand
  * sums, a term that lacks the letter is added by one shard alone. Optional outputs are the gradients of such terms, made of
  * the last input: where that is whole, so are they.
  */
-static enum hapt_status apply_outputs(const struct hapt_op *op, const struct hapt_signature *signature, char letter,
-                                      int blocks, bool indexed, struct hapt_rule *rule)
+static enum hapt_status apply_outputs(struct reading *reading, struct hapt_rule *rule)
 {
+    const struct hapt_op *op = reading->op;
+    const struct hapt_signature *signature = reading->signature;
+    const char letter = reading->cut.letter;
     bool partial = false;
     for (int o = 0; o < op->output_count; o++) {
         const struct hapt_signature_operand *operand = &signature->output[o];
         const int dim = position(operand, letter);
         if (dim >= 0) {
-            if (!operand->shardable[dim]) return refuse(op, "has an output that cannot be sharded");
-            rule->output[o] = sharded(operand, dim, blocks);
-        } else if (indexed && hapt_op_type_at(op->type)->exchanges > 0) {
+            HAPT_TRY(shard_operand(reading, operand, op->output[o], dim, &rule->output[o]));
+        } else if (reading->indexed && hapt_op_type_at(op->type)->exchanges > 0) {
             rule->exchange = true;
         } else if (!operand->optional || position(&signature->input[op->input_count - 1], letter) >= 0) {
             rule->output[o].kind = HAPT_PROPERTY_ALL_REDUCE;
@@ -57,54 +91,107 @@ static enum hapt_status apply_outputs(const struct hapt_op *op, const struct hap
     return HAPT_OK;
 }
 
-enum hapt_status hapt_rule_of_letter(const struct hapt_graph *graph, const struct hapt_op *op, char letter, int blocks, struct hapt_rule *rule)
+static enum hapt_status pass_partial(const struct hapt_op *op, struct hapt_rule *rule)
 {
-    const struct hapt_signature *signature = hapt_op_signature_of(graph, op);
-    struct hapt_rule made = {.letter = letter};
-    bool found = letter == 0, indexed = false;
-    for (int i = 0; letter && i < op->input_count; i++) {
-        const struct hapt_signature_operand *operand = &signature->input[i];
-        const int dim = position(operand, letter);
-        if (op->input[i] < 0 || dim < 0) continue;
-        if (!operand->shardable[dim]) return refuse(op, "cannot be sharded on that dimension");
-        made.input[i] = sharded(operand, dim, blocks);
-        found = true;
-        indexed = indexed || operand->indexed[dim];
+    if (!hapt_op_type_at(op->type)->linear) return refuse(op, "would read partial sums");
+    for (int i = 0; i < op->input_count; i++) rule->input[i].kind = HAPT_PROPERTY_ALL_REDUCE;
+    for (int o = 0; o < op->output_count; o++) rule->output[o].kind = HAPT_PROPERTY_ALL_REDUCE;
+    return HAPT_OK;
+}
+
+/* An outer axis' collective moves dimensions from and to; inside it they must stay as they are. */
+static bool is_moved(const struct hapt_op *op, int axis_index, const struct hapt_property *property)
+{
+    if (!hapt_op_type_at(op->type)->collective || op->integer[0] >= axis_index) return false;
+    return property->kind == HAPT_PROPERTY_ALL_GATHER && (property->dim == op->integer[1] || property->dim == op->integer[2]);
+}
+
+enum hapt_status hapt_rule_of_signature(const struct hapt_graph *graph, const struct hapt_op *op, int axis_index, struct hapt_cut cut,
+                                        struct hapt_rule *rule)
+{
+    struct reading reading = {.graph = graph, .op = op, .signature = hapt_op_signature_of(graph, op), .cut = cut};
+    struct hapt_rule made = {.cut = cut};
+    bool found = cut.letter == HAPT_CUT_WHOLE;
+    if (cut.letter == HAPT_CUT_PARTIAL) {
+        HAPT_TRY(pass_partial(op, &made));
+        *rule = made;
+        return HAPT_OK;
     }
-    for (int o = 0; letter && o < op->output_count; o++) found = found || position(&signature->output[o], letter) >= 0;
+    for (int i = 0; cut.letter && i < op->input_count; i++) {
+        const int dim = position(&reading.signature->input[i], cut.letter);
+        if (op->input[i] < 0 || dim < 0) continue;
+        HAPT_TRY(shard_operand(&reading, &reading.signature->input[i], op->input[i], dim, &made.input[i]));
+        found = true;
+    }
+    for (int o = 0; cut.letter && o < op->output_count; o++)
+        found = found || position(&reading.signature->output[o], cut.letter) >= 0;
     if (!found) return refuse(op, "has no such index");
-    if (letter) HAPT_TRY(apply_outputs(op, signature, letter, blocks, indexed, &made));
+    if (cut.letter) HAPT_TRY(apply_outputs(&reading, &made));
+    if (is_moved(op, axis_index, &made.input[0])) return refuse(op, "moves that dimension over another axis");
     *rule = made;
     return HAPT_OK;
 }
 
-static int blocks_of(struct hapt_property property, const struct hapt_signature_operand *operand)
+static enum hapt_status fit(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
+                            const struct hapt_op *op, int tensor, struct hapt_property *property)
 {
-    const int blocks = (property.blocks > 1 ? property.blocks : 1) / operand->blocks[property.dim];
-    return blocks > 1 ? blocks : 1;
+    if (tensor < 0) return HAPT_OK;
+    if (!property_fits(sharding, axis_index, axis, tensor, *property))
+        return hapt_fail(HAPT_ERR_INFEASIBLE, "use a smaller submesh for this stage",
+                         "operator %s (%s): %d devices cannot share dimension %d of %s", op->name,
+                         hapt_op_type_at(op->type)->name, axis->size, property->dim, sharding->graph->tensor[tensor].name);
+    *property = property_canonical(sharding, axis_index, axis, tensor, *property);
+    return HAPT_OK;
 }
 
-/* The letter on which the sharded inputs are sharded; 0 when every input is whole. */
-static enum hapt_status sharded_letter(const struct hapt_op *op, const struct hapt_signature *signature,
-                                       const struct hapt_property *input, char *letter, int *blocks)
+enum hapt_status hapt_rule_of_cut(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis, int op,
+                                  struct hapt_cut cut, struct hapt_rule *rule)
 {
-    *letter = 0;
+    const struct hapt_op *what = &sharding->graph->op[op];
+    struct hapt_rule made;
+    HAPT_TRY(hapt_rule_of_signature(sharding->graph, what, axis_index, cut, &made));
+    for (int i = 0; i < what->input_count; i++)
+        HAPT_TRY(fit(sharding, axis_index, axis, what, what->input[i], &made.input[i]));
+    for (int o = 0; o < what->output_count; o++)
+        HAPT_TRY(fit(sharding, axis_index, axis, what, what->output[o], &made.output[o]));
+    *rule = made;
+    return HAPT_OK;
+}
+
+/* The cut in which an operand has a property. Inside a width the unit is that of one element of the index: the split's own form may
+ * be simpler. */
+static struct hapt_cut cut_of(struct hapt_property property, const struct hapt_signature_operand *operand)
+{
+    const int blocks = (property.blocks > 1 ? property.blocks : 1) / operand->blocks[property.dim];
+    const bool inside = operand->along[property.dim] != operand->letter[property.dim];
+    return (struct hapt_cut){operand->along[property.dim], blocks > 1 ? blocks : 1,
+                             inside || property.unit < 1 ? 1 : property.unit, property.ratio};
+}
+
+/* The cut by which the sharded inputs are sharded; HAPT_CUT_WHOLE when every input is whole. */
+static enum hapt_status cut_of_inputs(const struct hapt_op *op, const struct hapt_signature *signature,
+                                      const struct hapt_property *input, struct hapt_cut *cut)
+{
+    *cut = (struct hapt_cut){.letter = HAPT_CUT_WHOLE};
     for (int i = 0; i < op->input_count; i++) {
         if (op->input[i] < 0 || input[i].kind == HAPT_PROPERTY_IDENTITY) continue;
-        if (input[i].kind == HAPT_PROPERTY_ALL_REDUCE) return refuse(op, "would read partial sums");
+        if (input[i].kind == HAPT_PROPERTY_ALL_REDUCE) {
+            *cut = (struct hapt_cut){.letter = HAPT_CUT_PARTIAL};
+            return HAPT_OK;
+        }
         const struct hapt_signature_operand *operand = &signature->input[i];
         if (input[i].dim >= operand->dims) return refuse(op, "cannot be sharded on that dimension");
-        const char its = operand->along[input[i].dim];
-        if (*letter && its != *letter) return refuse(op, "has inputs sharded on different indices");
-        *letter = its;
-        *blocks = blocks_of(input[i], operand);
+        const struct hapt_cut its = cut_of(input[i], operand);
+        if (cut->letter && its.letter != cut->letter) return refuse(op, "has inputs sharded on different indices");
+        const bool inside = operand->along[input[i].dim] != operand->letter[input[i].dim];
+        if (!cut->letter || !inside) *cut = its;
     }
     return HAPT_OK;
 }
 
-/* The letter of an output that is to be sharded, if no input has it. */
-static void wanted_letter(const struct hapt_op *op, const struct hapt_signature *signature,
-                          const struct hapt_property *wanted, char *letter, int *blocks)
+/* The cut of an output that is to be sharded, if no input has its letter. */
+static void cut_of_wanted(const struct hapt_op *op, const struct hapt_signature *signature, const struct hapt_property *wanted,
+                          struct hapt_cut *cut)
 {
     for (int o = 0; o < op->output_count; o++) {
         if (wanted[o].kind != HAPT_PROPERTY_ALL_GATHER || wanted[o].dim >= signature->output[o].dims) continue;
@@ -113,38 +200,153 @@ static void wanted_letter(const struct hapt_op *op, const struct hapt_signature 
         for (int i = 0; i < op->input_count; i++)
             of_input = of_input || (op->input[i] >= 0 && position(&signature->input[i], its) >= 0);
         if (of_input) continue;
-        *letter = its;
-        *blocks = blocks_of(wanted[o], &signature->output[o]);
+        *cut = cut_of(wanted[o], &signature->output[o]);
         return;
     }
 }
 
-enum hapt_status hapt_rule_derive(const struct hapt_graph *graph, const struct hapt_op *op, const struct hapt_property *input,
-                                  const struct hapt_property *wanted, struct hapt_rule *rule)
+enum hapt_status hapt_rule_derive(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis, int op,
+                                  const struct hapt_property *input, const struct hapt_property *wanted, struct hapt_rule *rule)
 {
-    const struct hapt_signature *signature = hapt_op_signature_of(graph, op);
-    char letter;
-    int blocks = 1;
-    HAPT_TRY(sharded_letter(op, signature, input, &letter, &blocks));
-    if (!letter && wanted) wanted_letter(op, signature, wanted, &letter, &blocks);
+    const struct hapt_op *what = &sharding->graph->op[op];
+    const struct hapt_signature *signature = hapt_op_signature_of(sharding->graph, what);
+    struct hapt_cut cut;
     struct hapt_rule made;
-    HAPT_TRY(hapt_rule_of_letter(graph, op, letter, blocks, &made));
-    for (int i = 0; i < op->input_count; i++)
-        if (op->input[i] >= 0 && !hapt_property_same(input[i], made.input[i]))
-            return refuse(op, "has one input sharded on an index and another that is not");
+    HAPT_TRY(cut_of_inputs(what, signature, input, &cut));
+    if (!cut.letter && wanted) cut_of_wanted(what, signature, wanted, &cut);
+    HAPT_TRY(hapt_rule_of_cut(sharding, axis_index, axis, op, cut, &made));
+    for (int i = 0; i < what->input_count; i++)
+        if (what->input[i] >= 0 && !hapt_property_same(input[i], made.input[i]))
+            return refuse(what, "has one input sharded on an index and another that is not");
     *rule = made;
     return HAPT_OK;
 }
 
-const char *hapt_property_text(struct hapt_property property, char buffer[32])
+enum hapt_collective_kind hapt_rule_collective(struct hapt_property from, struct hapt_property to)
 {
-    if (property.kind == HAPT_PROPERTY_IDENTITY)
-        snprintf(buffer, 32, "whole");
-    else if (property.kind == HAPT_PROPERTY_ALL_REDUCE)
-        snprintf(buffer, 32, "partial");
-    else if (property.blocks > 1)
-        snprintf(buffer, 32, "sharded(%d/%d)", property.dim, property.blocks);
-    else
-        snprintf(buffer, 32, "sharded(%d)", property.dim);
-    return buffer;
+    if (to.kind == HAPT_PROPERTY_ALL_REDUCE || hapt_property_same(from, to)) return HAPT_COLLECTIVE_NONE;
+    if (to.kind == HAPT_PROPERTY_IDENTITY)
+        return from.kind == HAPT_PROPERTY_ALL_REDUCE ? HAPT_COLLECTIVE_ALL_REDUCE : HAPT_COLLECTIVE_ALL_GATHER;
+    if (from.kind == HAPT_PROPERTY_ALL_REDUCE) return HAPT_COLLECTIVE_REDUCE_SCATTER;
+    return from.kind == HAPT_PROPERTY_IDENTITY ? HAPT_COLLECTIVE_SLICE : HAPT_COLLECTIVE_ALL_TO_ALL;
+}
+
+bool hapt_rule_moves(enum hapt_collective_kind kind, struct hapt_property from, struct hapt_property to)
+{
+    if (kind == HAPT_COLLECTIVE_GROUPED_BROADCAST) kind = HAPT_COLLECTIVE_ALL_GATHER;
+    return kind != HAPT_COLLECTIVE_NONE && hapt_rule_collective(from, to) == kind;
+}
+
+/* ---- enumeration ---- */
+
+static bool note_grain(struct hapt_grains *grains, int tensor, int dim, struct hapt_grain grain)
+{
+    int *count = &grains->count[tensor][dim];
+    struct hapt_grain *known = grains->grain[tensor][dim];
+    for (int g = 0; g < *count; g++)
+        if (known[g].blocks == grain.blocks && known[g].unit == grain.unit) return false;
+    if (*count == HAPT_MAX_GRAINS) return false;
+    known[(*count)++] = grain;
+    return true;
+}
+
+static int operand_of(const struct hapt_op *op, const struct hapt_signature *signature, int k,
+                      const struct hapt_signature_operand **operand)
+{
+    const bool input = k < op->input_count;
+    *operand = input ? &signature->input[k] : &signature->output[k - op->input_count];
+    return input ? op->input[k] : op->output[k - op->input_count];
+}
+
+/* Every dimension with a letter gets what others with that letter have. */
+static bool pass_grains(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_grains *grains)
+{
+    const struct hapt_signature *signature = hapt_op_signature_of(graph, op);
+    const int operands = op->input_count + op->output_count;
+    bool changed = false;
+    for (int k = 0; k < operands; k++) {
+        const struct hapt_signature_operand *from, *to;
+        const int tensor = operand_of(op, signature, k, &from);
+        for (int d = 0; tensor >= 0 && d < from->dims; d++) {
+            if (from->along[d] != from->letter[d]) {
+                const int64_t width = graph->tensor[tensor].shape[d];
+                const int64_t units = from->blocks[d] * letter_extent(graph, op, signature, from->along[d]);
+                if (units > 0 && width % units == 0)
+                    changed = note_grain(grains, tensor, d, (struct hapt_grain){from->blocks[d], width / units}) || changed;
+                continue;
+            }
+            for (int j = 0; j < operands; j++) {
+                const int other = operand_of(op, signature, j, &to);
+                for (int e = 0; j != k && other >= 0 && e < to->dims; e++)
+                    for (int g = 0; to->letter[e] == from->letter[d] && to->along[e] == to->letter[e] && g < grains->count[tensor][d]; g++)
+                        changed = note_grain(grains, other, e, grains->grain[tensor][d][g]) || changed;
+            }
+        }
+    }
+    return changed;
+}
+
+enum hapt_status hapt_grains_find(const struct hapt_graph *graph, struct hapt_arena *arena, struct hapt_grains **grains)
+{
+    struct hapt_grains *made;
+    HAPT_NEW(made, arena, 1);
+    HAPT_NEW(made->count, arena, graph->tensor_count);
+    HAPT_NEW(made->grain, arena, graph->tensor_count);
+    for (int t = 0; t < graph->tensor_count; t++)
+        for (int d = 0; d < graph->tensor[t].dims; d++) note_grain(made, t, d, (struct hapt_grain){1, 1});
+    for (bool changed = true; changed;) {
+        changed = false;
+        for (int o = 0; o < graph->op_count; o++) changed = pass_grains(graph, &graph->op[o], made) || changed;
+    }
+    *grains = made;
+    return HAPT_OK;
+}
+
+struct listing {
+    const struct hapt_graph *graph;
+    const struct hapt_op *op;
+    int axis_index;
+    struct hapt_cut *cut;
+    int room, count;
+};
+
+static void list_cut(struct listing *listing, struct hapt_cut cut)
+{
+    struct hapt_rule rule;
+    for (int c = 0; c < listing->count && c < listing->room; c++) {
+        const struct hapt_cut *known = &listing->cut[c];
+        if (known->letter == cut.letter && known->blocks == cut.blocks && known->unit == cut.unit && known->ratio == cut.ratio)
+            return;
+    }
+    if (hapt_rule_of_signature(listing->graph, listing->op, listing->axis_index, cut, &rule) != HAPT_OK) {
+        hapt_fail_reset();
+        return;
+    }
+    if (listing->count < listing->room) listing->cut[listing->count] = cut;
+    listing->count++;
+}
+
+int hapt_rule_cuts(const struct hapt_graph *graph, int op, int axis_index, const struct hapt_axis *axis,
+                   const struct hapt_grains *grains, struct hapt_cut *cut, int room)
+{
+    const struct hapt_op *what = &graph->op[op];
+    const struct hapt_signature *signature = hapt_op_signature_of(graph, what);
+    const int ratios = axis->ratio ? axis->ratio_count : 1;
+    struct listing listing = {.graph = graph, .op = what, .axis_index = axis_index, .cut = cut, .room = room};
+    list_cut(&listing, (struct hapt_cut){.letter = HAPT_CUT_WHOLE, .blocks = 1, .unit = 1});
+    if (hapt_op_type_at(what->type)->linear) list_cut(&listing, (struct hapt_cut){.letter = HAPT_CUT_PARTIAL, .blocks = 1, .unit = 1});
+    for (int k = 0; k < what->input_count + what->output_count; k++) {
+        const struct hapt_signature_operand *operand;
+        const int tensor = operand_of(what, signature, k, &operand);
+        for (int d = 0; tensor >= 0 && d < operand->dims; d++) {
+            const bool inside = operand->along[d] != operand->letter[d];
+            const int count = grains && !inside ? grains->count[tensor][d] : 1;
+            for (int g = 0; g < count; g++) {
+                const struct hapt_grain grain = grains && !inside ? grains->grain[tensor][d][g] : (struct hapt_grain){1, 1};
+                for (int ratio = 0; ratio < ratios; ratio++)
+                    list_cut(&listing, (struct hapt_cut){operand->along[d], grain.blocks, grain.unit, ratio});
+            }
+        }
+    }
+    return listing.count;
 }

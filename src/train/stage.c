@@ -103,7 +103,7 @@ static enum hapt_status find_inputs(struct stage *stage)
     HAPT_NEW(stage->counts, stage->arena, program->tensor_count);
     for (int t = 0; t < program->tensor_count; t++) {
         const int tensor = program->tensor[t].tensor;
-        const enum hapt_tensor_kind kind = stage->graph->tensor[tensor].kind;
+        const enum hapt_tensor_kind kind = program->graph->tensor[tensor].kind;
         if (kind == HAPT_TENSOR_INPUT) {
             const size_t bytes = hapt_tensor_bytes(&stage->graph->tensor[tensor]); /* of all rows */
             if (bytes > largest_bytes) largest_bytes = bytes;

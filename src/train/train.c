@@ -84,7 +84,7 @@ static enum hapt_status fill_weights(struct run *run, const struct hapt_checkpoi
     const struct hapt_program *program = stage->program[stage->chunk];
     for (int t = 0; t < program->tensor_count; t++) {
         const int tensor = program->tensor[t].tensor;
-        if (graph->tensor[tensor].kind != HAPT_TENSOR_PARAMETER) continue;
+        if (program->graph->tensor[tensor].kind != HAPT_TENSOR_PARAMETER) continue;
         const int states = checkpoint ? run->optimizer.state_count : 0;
         for (int state = -1; state < states; state++) {
             HAPT_TRY(checkpoint ? hapt_checkpoint_read(checkpoint, graph->tensor[tensor].name, state,

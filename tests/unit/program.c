@@ -135,10 +135,10 @@ static void gpt_properties(void)
     CHECK_OK(hapt_program_data_parallel(graph, 0, graph->forward_count, 2, 2, &arena, &program));
     CHECK_OK(hapt_program_data_parallel(graph, 0, graph->forward_count, 1, 1, &arena, &single));
     double gradient_bytes = 0;
-    int parameters = 0;
+    int parameters = 0, sums = 0;
     for (int t = 0; t < program->tensor_count; t++) {
         const struct hapt_program_tensor *mine = &program->tensor[t];
-        const struct hapt_tensor *tensor = &graph->tensor[mine->tensor];
+        const struct hapt_tensor *tensor = &program->graph->tensor[mine->tensor];
         const bool resident = tensor->kind == HAPT_TENSOR_PARAMETER || tensor->role == HAPT_ROLE_LOSS_SCALE;
         const bool partial = mine->tensor == graph->loss ||
                              (tensor->primal >= 0 && graph->tensor[tensor->primal].kind == HAPT_TENSOR_PARAMETER);
@@ -146,17 +146,29 @@ static void gpt_properties(void)
                                                  : partial ? HAPT_PROPERTY_ALL_REDUCE
                                                            : HAPT_PROPERTY_ALL_GATHER;
         for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
-            CHECK_MESSAGE(mine->property[axis].kind == expected, "%s has property %d", tensor->name,
-                          mine->property[axis].kind);
+            CHECK_MESSAGE(mine->property[axis].kind == expected || (expected == HAPT_PROPERTY_ALL_REDUCE && mine->tensor != graph->loss),
+                          "%s has property %d", tensor->name, mine->property[axis].kind);
+        /* Of a parameter's gradient three versions: as it is written, summed over axis 0, summed over both. */
+        if (expected == HAPT_PROPERTY_ALL_REDUCE && mine->tensor != graph->loss) {
+            const bool last = mine->tensor == program->graph->tensor[tensor->primal].gradient;
+            sums += !last;
+            CHECK((mine->property[1].kind == HAPT_PROPERTY_ALL_REDUCE) == !last);
+            CHECK(!last || mine->property[0].kind == HAPT_PROPERTY_IDENTITY);
+            CHECK(mine->root == program->local[program->graph->tensor[tensor->primal].gradient]);
+        }
         if (expected == HAPT_PROPERTY_ALL_GATHER) CHECK(mine->shape[0] == tensor->shape[0] / 4);
         if (tensor->kind == HAPT_TENSOR_PARAMETER) {
             parameters++;
             gradient_bytes += 4.0 * (double)hapt_tensor_elements(tensor);
         }
     }
-    CHECK(program->step_count[HAPT_SECTION_REDUCE] == parameters);
-    CHECK(program->step[HAPT_SECTION_REDUCE][0].axis == -1);
-    CHECK_NEAR(hapt_program_collective_bytes(program, HAPT_SECTION_REDUCE), gradient_bytes, 0);
+    CHECK(sums == 2 * parameters);
+    /* Over axis 0, then over axis 1, in place. */
+    CHECK(program->step_count[HAPT_SECTION_REDUCE] == 2 * parameters);
+    for (int s = 0; s < program->step_count[HAPT_SECTION_REDUCE]; s++)
+        CHECK(program->step[HAPT_SECTION_REDUCE][s].kind == HAPT_COLLECTIVE_ALL_REDUCE &&
+              program->step[HAPT_SECTION_REDUCE][s].axis == s / parameters);
+    CHECK_NEAR(hapt_program_collective_bytes(program, HAPT_SECTION_REDUCE), 2 * gradient_bytes, 0);
     CHECK_NEAR(hapt_program_collective_bytes(program, HAPT_SECTION_BACKWARD), 0, 0);
     CHECK(single->step_count[HAPT_SECTION_REDUCE] == 0);
     CHECK(program->inputs == (1 << HAPT_ROLE_TOKENS | 1 << HAPT_ROLE_TARGETS | 1 << HAPT_ROLE_LOSS_SCALE));

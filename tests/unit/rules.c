@@ -63,7 +63,24 @@ static int64_t size_of_letter(int type, char letter)
 
 /* The rules ask a graph for shapes: tensor k is operand k, inputs first. */
 static struct hapt_tensor tensors[HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS];
-static const struct hapt_graph graph = {.tensor = tensors, .tensor_count = HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS};
+static struct hapt_op operator;
+static const struct hapt_graph graph = {
+    .tensor = tensors, .tensor_count = HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS, .op = &operator, .op_count = 1};
+static const struct hapt_sharding sharding = {.source = &graph, .graph = &graph, .axis = {{.size = 1}, {.size = 1}}};
+static const struct hapt_axis axis = {.size = SHARDS};
+
+static enum hapt_status rule_of(const struct hapt_op *op, char letter, struct hapt_rule *rule)
+{
+    operator = *op;
+    return hapt_rule_of_cut(&sharding, 0, &axis, 0, (struct hapt_cut){.letter = letter}, rule);
+}
+
+static enum hapt_status derive(const struct hapt_op *op, const struct hapt_property *input, const struct hapt_property *wanted,
+                               struct hapt_rule *rule)
+{
+    operator = *op;
+    return hapt_rule_derive(&sharding, 0, &axis, 0, input, wanted, rule);
+}
 
 static int64_t elements_of(const struct operand *operand)
 {
@@ -206,19 +223,19 @@ static struct hapt_op local_op(const struct job *job, char letter)
 static void check_sharding(const struct job *job, const struct hapt_rule *rule)
 {
     static struct operand input[HAPT_MAX_INPUTS], output[HAPT_MAX_OUTPUTS], combined[HAPT_MAX_OUTPUTS];
-    const struct hapt_op op = local_op(job, rule->letter);
+    const struct hapt_op op = local_op(job, rule->cut.letter);
     bool indexed = false;
     for (int i = 0; i < op.input_count; i++)
         for (int d = 0; d < job->signature->input[i].dims; d++)
-            indexed = indexed || (job->signature->input[i].indexed[d] && job->signature->input[i].letter[d] == rule->letter);
+            indexed = indexed || (job->signature->input[i].indexed[d] && job->signature->input[i].letter[d] == rule->cut.letter);
     for (int o = 0; o < op.output_count; o++)
         for (int d = 0; d < job->signature->output[o].dims; d++)
-            indexed = indexed || (job->signature->output[o].indexed[d] && job->signature->output[o].letter[d] == rule->letter);
+            indexed = indexed || (job->signature->output[o].indexed[d] && job->signature->output[o].letter[d] == rule->cut.letter);
     for (int o = 0; o < op.output_count; o++) {
         combined[o] = job->output[o];
         memset(combined[o].value, 0, sizeof combined[o].value);
     }
-    const int64_t range = size_of_letter(job->type, rule->letter) / SHARDS;
+    const int64_t range = size_of_letter(job->type, rule->cut.letter) / SHARDS;
     for (int rank = 0; rank < SHARDS; rank++) {
         for (int i = 0; i < op.input_count; i++) cut(&input[i], &job->input[i], rule->input[i], rank);
         for (int i = 0; i < op.input_count && rank > 0; i++)
@@ -234,7 +251,7 @@ static void check_sharding(const struct job *job, const struct hapt_rule *rule)
             scale = fmax(scale, fabs(job->output[o].value[k]));
         }
         CHECK_MESSAGE(apart <= 1e-5 * scale, "%s sharded on %c: output %d differs by %g of %g", job->op.name,
-                      rule->letter, o, apart, scale);
+                      rule->cut.letter, o, apart, scale);
     }
 }
 
@@ -250,7 +267,7 @@ static void try_letter(const struct job *job, char letter)
     for (int o = 0; o < job->op.output_count; o++)
         for (int d = 0; d < job->signature->output[o].dims; d++)
             used = used || job->signature->output[o].along[d] == letter;
-    const enum hapt_status status = hapt_rule_of_letter(&graph, &job->op, letter, 1, &rule);
+    const enum hapt_status status = rule_of(&job->op, letter, &rule);
     CHECK(status == HAPT_OK || status == HAPT_ERR_INFEASIBLE);
     CHECK_MESSAGE(used || status != HAPT_OK, "%s has no letter %c", job->op.name, letter);
     CHECK_MESSAGE(!used || status == HAPT_OK || letter != 'b', "%s cannot be sharded on its batch", job->op.name);
@@ -260,8 +277,8 @@ static void try_letter(const struct job *job, char letter)
         return;
     }
     /* The rule is found again by the inputs, or by the outputs where no input has the letter. */
-    CHECK_OK(hapt_rule_derive(&graph, &job->op, rule.input, of_input ? NULL : rule.output, &derived));
-    CHECK(derived.letter == letter && derived.once == rule.once);
+    CHECK_OK(derive(&job->op, rule.input, of_input ? NULL : rule.output, &derived));
+    CHECK(derived.cut.letter == letter && derived.once == rule.once);
     for (int o = 0; o < job->op.output_count; o++) CHECK(hapt_property_same(derived.output[o], rule.output[o]));
     applied++;
     exchanging += rule.exchange;
@@ -294,19 +311,21 @@ static void impossible_steps(void)
     struct hapt_op op = {
         .type = hapt_op_type_find("add"), .name = "sum", .input_count = 2, .output_count = 1, .input = {0, 1}};
     struct hapt_rule rule;
-    CHECK_FAILS(hapt_rule_derive(&graph, &op, (struct hapt_property[]){PARTIAL, WHOLE}, NULL, &rule), HAPT_ERR_INFEASIBLE);
-    CHECK_FAILS(hapt_rule_derive(&graph, &op, (struct hapt_property[]){SHARD(0, 1), WHOLE}, NULL, &rule), HAPT_ERR_INFEASIBLE);
-    CHECK_FAILS(hapt_rule_derive(&graph, &op, (struct hapt_property[]){SHARD(0, 1), SHARD(1, 1)}, NULL, &rule), HAPT_ERR_INFEASIBLE);
-    CHECK_FAILS(hapt_rule_derive(&graph, &op, (struct hapt_property[]){SHARD(2, 1), SHARD(2, 3)}, NULL, &rule), HAPT_ERR_INFEASIBLE);
-    CHECK_OK(hapt_rule_derive(&graph, &op, (struct hapt_property[]){SHARD(2, 3), SHARD(2, 3)}, NULL, &rule));
+    CHECK_FAILS(derive(&op, (struct hapt_property[]){PARTIAL, WHOLE}, NULL, &rule), HAPT_ERR_INFEASIBLE);
+    CHECK_FAILS(derive(&op, (struct hapt_property[]){SHARD(0, 1), WHOLE}, NULL, &rule), HAPT_ERR_INFEASIBLE);
+    CHECK_FAILS(derive(&op, (struct hapt_property[]){SHARD(0, 1), SHARD(1, 1)}, NULL, &rule), HAPT_ERR_INFEASIBLE);
+    CHECK_FAILS(derive(&op, (struct hapt_property[]){SHARD(2, 1), SHARD(2, 3)}, NULL, &rule), HAPT_ERR_INFEASIBLE);
+    CHECK_OK(derive(&op, (struct hapt_property[]){SHARD(2, 3), SHARD(2, 3)}, NULL, &rule));
     CHECK(rule.output[0].kind == HAPT_PROPERTY_ALL_GATHER && rule.output[0].dim == 2 && rule.output[0].blocks == 3);
     op = (struct hapt_op){.type = hapt_op_type_find("layer_norm"), .name = "norm", .input_count = 3, .output_count = 3,
                           .input = {0, 1, 2}};
-    CHECK_FAILS(hapt_rule_of_letter(&graph, &op, 'd', 1, &rule), HAPT_ERR_INFEASIBLE);
+    CHECK_FAILS(rule_of(&op, 'd', &rule), HAPT_ERR_INFEASIBLE);
     /* Heads: a width of three blocks in, one out. */
-    op = (struct hapt_op){.type = hapt_op_type_find("attention"), .name = "heads", .input_count = 1, .output_count = 2};
-    CHECK_FAILS(hapt_rule_derive(&graph, &op, (struct hapt_property[]){SHARD(2, 1)}, NULL, &rule), HAPT_ERR_INFEASIBLE);
-    CHECK_OK(hapt_rule_derive(&graph, &op, (struct hapt_property[]){SHARD(2, 3)}, NULL, &rule));
+    tensors[2].shape[2] = 4, tensors[3] = (struct hapt_tensor){.dims = 3, .shape = {4, 2, 6}};
+    op = (struct hapt_op){.type = hapt_op_type_find("attention"), .name = "heads", .input_count = 1, .output_count = 2,
+                          .output = {2, 3}, .integer = {2}};
+    CHECK_FAILS(derive(&op, (struct hapt_property[]){SHARD(2, 1)}, NULL, &rule), HAPT_ERR_INFEASIBLE);
+    CHECK_OK(derive(&op, (struct hapt_property[]){SHARD(2, 3)}, NULL, &rule));
     CHECK(rule.output[0].dim == 2 && rule.output[0].blocks == 1 && rule.output[1].dim == 1);
     hapt_fail_reset();
 }
@@ -318,14 +337,14 @@ static void terms(void)
     struct hapt_op op = {.type = hapt_op_type_find("linear"), .name = "rows", .input_count = 3, .output_count = 1,
                          .input = {0, 1, 2}};
     struct hapt_rule rule;
-    CHECK_OK(hapt_rule_derive(&graph, &op, (struct hapt_property[]){SHARD(2, 1), SHARD(0, 1), WHOLE}, NULL, &rule));
+    CHECK_OK(derive(&op, (struct hapt_property[]){SHARD(2, 1), SHARD(0, 1), WHOLE}, NULL, &rule));
     CHECK(rule.output[0].kind == HAPT_PROPERTY_ALL_REDUCE && rule.once == 4);
     op.input[2] = -1;
-    CHECK_OK(hapt_rule_derive(&graph, &op, (struct hapt_property[]){SHARD(2, 1), SHARD(0, 1), WHOLE}, NULL, &rule));
+    CHECK_OK(derive(&op, (struct hapt_property[]){SHARD(2, 1), SHARD(0, 1), WHOLE}, NULL, &rule));
     CHECK(rule.output[0].kind == HAPT_PROPERTY_ALL_REDUCE && rule.once == 0);
     op = (struct hapt_op){.type = hapt_op_type_find("linear_dw"), .name = "dw", .input_count = 2, .output_count = 2,
                           .input = {0, 1}, .output = {2, 3}};
-    CHECK_OK(hapt_rule_derive(&graph, &op, (struct hapt_property[]){SHARD(2, 1), WHOLE}, NULL, &rule));
+    CHECK_OK(derive(&op, (struct hapt_property[]){SHARD(2, 1), WHOLE}, NULL, &rule));
     CHECK(rule.output[0].kind == HAPT_PROPERTY_ALL_GATHER && rule.output[0].dim == 0);
     CHECK(rule.output[1].kind == HAPT_PROPERTY_IDENTITY);
 }

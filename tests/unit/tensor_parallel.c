@@ -2,249 +2,9 @@
  * Tensor-parallel programs. The proof that they are right: all ranks of a small mesh are interpreted in lock step with the cpu
  * kernels and naive collectives, and whatever they hold, put together, is what one device computes.
  */
-#include "fixture.h"
-#include "shards.h"
+#include "world.h"
 
 #include "hapt/memory.h"
-
-#include "../../src/spmd/rules.h"
-
-enum { MOST_RANKS = 8 };
-
-/* ---- an interpreter ---- */
-
-struct world {
-    const struct hapt_graph *graph;
-    const struct hapt_program *program;
-    int size[HAPT_MESH_AXES], ranks;
-    void **data[MOST_RANKS]; /* [rank][graph tensor] 4-byte elements */
-};
-
-static int place_on(const struct world *world, int rank, int axis)
-{
-    return axis == 0 ? rank / world->size[1] : rank % world->size[1];
-}
-
-static int64_t local_elements(const struct world *world, int tensor)
-{
-    return hapt_tensor_elements(&world->program->shard->tensor[tensor]);
-}
-
-/* Index in the whole tensor of element k of a rank's shard; -1: padding. Both axes never share a dimension in these programs. */
-static int64_t whole_index(const struct world *world, int tensor, int rank, int64_t k)
-{
-    const struct hapt_tensor *whole = &world->graph->tensor[tensor], *local = &world->program->shard->tensor[tensor];
-    int64_t shape[HAPT_MAX_DIMS];
-    memcpy(shape, local->shape, sizeof shape);
-    for (int axis = HAPT_MESH_AXES - 1; axis >= 0; axis--) {
-        const struct hapt_property property = world->program->tensor[world->program->local[tensor]].property[axis];
-        if (property.kind != HAPT_PROPERTY_ALL_GATHER || world->size[axis] == 1) continue;
-        k = shards_whole_index(shape, whole->dims, property.dim, property.blocks > 1 ? property.blocks : 1,
-                               place_on(world, rank, axis), whole->shape[property.dim], k);
-        if (k < 0) return -1;
-        shape[property.dim] = whole->shape[property.dim];
-    }
-    return k;
-}
-
-static void open_world(struct world *world, const struct hapt_program *program)
-{
-    *world = (struct world){.graph = program->graph, .program = program, .size = {program->nodes, program->devices}};
-    world->ranks = program->nodes * program->devices;
-    CHECK(world->ranks <= MOST_RANKS);
-    for (int r = 0; r < world->ranks; r++) {
-        world->data[r] = calloc((size_t)program->graph->tensor_count, sizeof(void *));
-        for (int t = 0; t < program->graph->tensor_count; t++) {
-            if (program->local[t] < 0) continue;
-            const size_t bytes = ((size_t)local_elements(world, t) * 4 + 63) / 64 * 64;
-            world->data[r][t] = aligned_alloc(64, bytes);
-            memset(world->data[r][t], 0, bytes);
-        }
-    }
-}
-
-static void close_world(struct world *world)
-{
-    for (int r = 0; r < world->ranks; r++) {
-        for (int t = 0; t < world->graph->tensor_count; t++) free(world->data[r][t]);
-        free(world->data[r]);
-    }
-}
-
-/* Parameters and inputs, the same for every mesh. */
-static void feed(struct world *world, int vocab)
-{
-    for (int t = 0; t < world->graph->tensor_count; t++) {
-        const struct hapt_tensor *tensor = &world->graph->tensor[t];
-        if (world->program->local[t] < 0) continue;
-        if (tensor->kind != HAPT_TENSOR_INPUT && tensor->kind != HAPT_TENSOR_PARAMETER) continue;
-        uint64_t random = (uint64_t)t + 5;
-        const int64_t count = hapt_tensor_elements(tensor);
-        float *whole = malloc((size_t)count * 4);
-        for (int64_t k = 0; k < count; k++) {
-            const int32_t token = (int32_t)(hapt_random_next(&random) % (uint64_t)vocab);
-            if (tensor->role == HAPT_ROLE_LOSS_SCALE)
-                whole[k] = 0.125f;
-            else if (tensor->kind == HAPT_TENSOR_INPUT)
-                ((int32_t *)whole)[k] = tensor->role == HAPT_ROLE_TARGETS && k % 7 == 3 ? -100 : token;
-            else
-                whole[k] = 0.3f * (float)(2 * hapt_random_unit(&random) - 1) + (tensor->init == HAPT_INIT_ONE ? 1 : 0);
-        }
-        for (int r = 0; r < world->ranks; r++) {
-            for (int64_t k = 0; k < local_elements(world, t); k++) {
-                const int64_t at = whole_index(world, t, r, k);
-                if (at >= 0) ((float *)world->data[r][t])[k] = whole[at];
-            }
-        }
-        free(whole);
-    }
-}
-
-static struct hapt_view view_of(const struct world *world, int rank, int tensor)
-{
-    const struct hapt_tensor *local = &world->program->shard->tensor[tensor];
-    struct hapt_view view = {.data = world->data[rank][tensor], .dtype = local->dtype, .dims = local->dims};
-    memcpy(view.shape, local->shape, sizeof view.shape);
-    return view;
-}
-
-/* Does the operator stand on the shard of an indexed dimension of axis 1? Where, then: first place and those that are not
- * padding. */
-static bool indexed_range(const struct world *world, const struct hapt_op *op, int rank, int64_t *first, int64_t *valid)
-{
-    const struct hapt_signature *signature = hapt_op_signature(op->type);
-    for (int k = 0; k < op->input_count + op->output_count; k++) {
-        const bool input = k < op->input_count;
-        const int tensor = input ? op->input[k] : op->output[k - op->input_count];
-        const struct hapt_signature_operand *operand =
-            input ? &signature->input[k] : &signature->output[k - op->input_count];
-        if (tensor < 0) continue;
-        const struct hapt_property property = world->program->tensor[world->program->local[tensor]].property[1];
-        if (property.kind != HAPT_PROPERTY_ALL_GATHER || !operand->indexed[property.dim] || world->size[1] == 1) continue;
-        const int64_t local = world->program->shard->tensor[tensor].shape[property.dim];
-        const int64_t whole = world->graph->tensor[tensor].shape[property.dim];
-        *first = local * place_on(world, rank, 1);
-        *valid = whole - *first < local ? whole - *first : local;
-        if (*valid < 0) *valid = 0;
-        return true;
-    }
-    return false;
-}
-
-static void compute(struct world *world, const struct hapt_program_step *step, int rank)
-{
-    const struct hapt_op *op = &world->program->shard->op[step->op];
-    struct hapt_call call = {.input_count = op->input_count,
-                             .output_count = op->output_count,
-                             .accumulate = op->accumulate,
-                             .threads = 1};
-    int64_t first = 0, valid = 0;
-    memcpy(call.integer, op->integer, sizeof call.integer);
-    memcpy(call.real, op->real, sizeof call.real);
-    for (int i = 0; i < op->input_count; i++) {
-        bool here = op->input[i] >= 0;
-        for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
-            if (step->once[axis] >> i & 1u && place_on(world, rank, axis) > 0) here = false;
-        if (here) call.input[i] = view_of(world, rank, op->input[i]);
-    }
-    for (int o = 0; o < op->output_count; o++) call.output[o] = view_of(world, rank, op->output[o]);
-    const bool indexed = indexed_range(world, op, rank, &first, &valid);
-    shards_run(op, &call, indexed, first, valid);
-}
-
-/* What cross-entropy on vocabulary shards exchanges: each rank has the logsumexp of its columns and the loss of the targets that
- * lie in them, by that logsumexp; all get the true ones. */
-static void exchange(struct world *world, const struct hapt_program_step *step)
-{
-    const struct hapt_op *op = &world->program->shard->op[step->op];
-    const int targets = op->input[1], loss = op->output[0], lse = op->output[1];
-    CHECK(strcmp(hapt_op_type_at(op->type)->name, "cross_entropy") == 0 && step->axis == 1);
-    for (int group = 0; group < world->size[0]; group++) {
-        const int base = group * world->size[1];
-        double total = 0;
-        for (int r = base; r < base + world->size[1]; r++) total += ((float *)world->data[r][loss])[0];
-        for (int64_t k = 0; k < local_elements(world, lse); k++) {
-            double sum = 0, most = -1e30;
-            for (int r = base; r < base + world->size[1]; r++) most = fmax(most, ((float *)world->data[r][lse])[k]);
-            for (int r = base; r < base + world->size[1]; r++) sum += exp(((float *)world->data[r][lse])[k] - most);
-            const double whole = most + log(sum);
-            for (int r = base; r < base + world->size[1]; r++) {
-                int64_t first, valid;
-                const int64_t target = ((int32_t *)world->data[r][targets])[k];
-                CHECK(indexed_range(world, op, r, &first, &valid));
-                if (target >= first && target < first + valid) total += whole - ((float *)world->data[r][lse])[k];
-            }
-            for (int r = base; r < base + world->size[1]; r++) ((float *)world->data[r][lse])[k] = (float)whole;
-        }
-        for (int r = base; r < base + world->size[1]; r++) ((float *)world->data[r][loss])[0] = (float)total;
-    }
-}
-
-static void all_reduce(struct world *world, int tensor, int axis)
-{
-    const int other = world->size[1 - axis];
-    for (int64_t k = 0; k < local_elements(world, tensor); k++) {
-        for (int group = 0; group < other; group++) {
-            double sum = 0;
-            for (int r = 0; r < world->ranks; r++)
-                if (place_on(world, r, 1 - axis) == group) sum += ((float *)world->data[r][tensor])[k];
-            for (int r = 0; r < world->ranks; r++)
-                if (place_on(world, r, 1 - axis) == group) ((float *)world->data[r][tensor])[k] = (float)sum;
-        }
-    }
-}
-
-static void run_section(struct world *world, enum hapt_section section)
-{
-    for (int s = 0; s < world->program->step_count[section]; s++) {
-        const struct hapt_program_step *step = &world->program->step[section][s];
-        if (step->kind == HAPT_STEP_COMPUTE) {
-            for (int r = 0; r < world->ranks; r++) compute(world, step, r);
-            if (step->axis >= 0) exchange(world, step);
-            continue;
-        }
-        CHECK(step->kind == HAPT_STEP_ALL_REDUCE);
-        for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
-            if (step->axis == axis || step->axis == -1)
-                all_reduce(world, world->program->tensor[step->tensor].tensor, axis);
-    }
-}
-
-/* Every tensor of every rank against one device's. Properties after REDUCE: gradients of parameters are summed. */
-static double worst_difference(const struct world *world, const struct world *one, const char **name)
-{
-    const struct hapt_graph *graph = world->graph;
-    double worst = 0;
-    for (int t = 0; t < graph->tensor_count; t++) {
-        if (world->program->local[t] < 0 || graph->tensor[t].kind == HAPT_TENSOR_INPUT) continue;
-        const struct hapt_property *property = world->program->tensor[world->program->local[t]].property;
-        const float *whole = one->data[0][t];
-        double scale = 1e-3, apart = 0, sum = 0;
-        for (int64_t k = 0; k < hapt_tensor_elements(&graph->tensor[t]); k++) scale = fmax(scale, fabs((double)whole[k]));
-        for (int r = 0; r < world->ranks; r++) {
-            const float *mine = world->data[r][t];
-            sum += r % world->size[1] == 0 ? mine[0] : 0;
-            for (int64_t k = 0; k < local_elements(world, t); k++) {
-                const int64_t at = whole_index(world, t, r, k);
-                if (at >= 0 && t != graph->loss) apart = fmax(apart, fabs((double)mine[k] - (double)whole[at]));
-            }
-        }
-        if (t == graph->loss) {
-            CHECK(property[1].kind == HAPT_PROPERTY_IDENTITY);
-            apart = fabs(sum - (double)whole[0]);
-        }
-        if (apart / scale > worst) worst = apart / scale, *name = graph->tensor[t].name;
-    }
-    return worst;
-}
-
-static void run_once(struct world *world, const struct hapt_program *program, int vocab)
-{
-    CHECK_OK(hapt_program_check(program));
-    open_world(world, program);
-    feed(world, vocab);
-    for (int section = 0; section < HAPT_SECTION_COUNT; section++) run_section(world, section);
-}
 
 /* fp32 sums in another order: up to 1e-5 of a tensor's largest element in these small networks, 2e-4 of gradients that cancel. */
 static void compare(const struct hapt_graph *graph, int vocab, int dp, int tp, const char *what)
@@ -257,12 +17,12 @@ static void compare(const struct hapt_graph *graph, int vocab, int dp, int tp, c
     CHECK_OK(hapt_program_data_parallel(graph, 0, graph->forward_count, 1, 1, &arena, &single));
     CHECK_OK(hapt_program_tensor_parallel(graph, 0, graph->forward_count, dp, tp, &arena, &program));
     if (single && program) {
-        run_once(&one, single, vocab);
-        run_once(&world, program, vocab);
-        const double apart = worst_difference(&world, &one, &name);
+        world_run_all(&one, single, vocab);
+        world_run_all(&world, program, vocab);
+        const double apart = world_difference(&world, &one, &name);
         CHECK_MESSAGE(apart < 2e-4, "%s, dp %d, tp %d: %s differs by %g", what, dp, tp, name, apart);
-        close_world(&one);
-        close_world(&world);
+        world_close(&one);
+        world_close(&world);
     }
     hapt_arena_release(&arena);
 }
@@ -272,7 +32,7 @@ static void gpt_equals_one_device(void)
     static const int mesh[][2] = {{1, 2}, {1, 4}, {2, 2}, {2, 1}, {2, 4}};
     for (int tied = 0; tied < 2; tied++) {
         for (int heads = 2; heads <= 4; heads += 2) { /* 2: attention stays whole on 4 ranks */
-            for (int vocab = 32; vocab <= 37; vocab += 5) { /* 37: padded shards, on 4 ranks three of them short */
+            for (int vocab = 32; vocab <= 37; vocab += 5) { /* 37: shards of unlike sizes */
                 struct hapt_arena arena;
                 hapt_arena_init(&arena);
                 const struct hapt_model *model =
@@ -359,8 +119,11 @@ static void parallel_branches(void)
     compare(graph, vocab, 2, 4, "parallel branches");
     CHECK_OK(hapt_sharding_tensor_parallel(graph, 1, 2, &arena, &sharding));
     int of_x = 0;
-    for (int r = 0; sharding && r < sharding->reduction_count; r++)
-        of_x += sharding->reduction[r].tensor == graph->tensor[x].gradient;
+    for (int o = 0; sharding && o < sharding->graph->op_count; o++) {
+        const struct hapt_op *op = &sharding->graph->op[o];
+        of_x += hapt_op_type_at(op->type)->collective == HAPT_COLLECTIVE_ALL_REDUCE &&
+                sharding->origin[op->input[0]] == graph->tensor[x].gradient;
+    }
     CHECK_MESSAGE(of_x == 1, "the gradient of x is summed %d times", of_x);
     for (int cut = 1; sharding && cut < graph->forward_count; cut++) {
         struct hapt_program *program = NULL;
@@ -393,9 +156,11 @@ static void marks(void)
 
 static const struct hapt_property *property_named(const struct hapt_sharding *sharding, const char *name)
 {
-    const int tensor = hapt_graph_find_tensor(sharding->graph, name);
+    int tensor = hapt_graph_find_tensor(sharding->source, name);
     CHECK_MESSAGE(tensor >= 0, "no tensor %s", name);
-    return tensor < 0 ? NULL : &sharding->property[tensor][1];
+    if (tensor < 0) return NULL;
+    if (tensor == sharding->source->loss) tensor = sharding->graph->loss;
+    return &sharding->property[tensor][1];
 }
 
 /* Shoeybi et al. 2019, section 3: columns, then rows, in attention and in the feed-forward network; tables by vocabulary. */
@@ -458,7 +223,8 @@ static void collectives_are_megatrons(void)
             for (int section = 0; section < HAPT_SECTION_COUNT; section++) {
                 for (int s = 0; s < program->step_count[section]; s++) {
                     const struct hapt_program_step *step = &program->step[section][s];
-                    if (step->kind == HAPT_STEP_COMPUTE) continue;
+                    if (step->kind == HAPT_COLLECTIVE_NONE) continue;
+                    CHECK(step->kind == HAPT_COLLECTIVE_ALL_REDUCE);
                     CHECK(step->axis == (section == HAPT_SECTION_REDUCE ? 0 : 1));
                     sums += section != HAPT_SECTION_REDUCE;
                 }
@@ -481,15 +247,16 @@ static void flops_add_up(void)
     CHECK_OK(hapt_program_tensor_parallel(graph, 0, graph->forward_count, 2, 4, &arena, &program));
     for (int section = 0; program && single && section < HAPT_SECTION_REDUCE; section++) {
         double cut = 0, whole = 0;
-        for (int o = 0; o < graph->op_count; o++) {
-            if ((o >= graph->forward_count) != (section == HAPT_SECTION_BACKWARD)) continue;
-            const struct hapt_op *op = &graph->op[o];
+        for (int s = 0; s < program->step_count[section]; s++) {
+            const int o = program->step[section][s].op;
+            const struct hapt_op *op = &program->graph->op[o];
+            if (program->step[section][s].kind != HAPT_COLLECTIVE_NONE) continue;
             const char *type = hapt_op_type_at(op->type)->name;
             const bool stays = strstr(type, "norm") || strcmp(type, "add") == 0 || strstr(type, "embedding");
-            *(stays ? &whole : &cut) += hapt_op_flops(graph, op, 1);
+            *(stays ? &whole : &cut) += hapt_op_flops(program->graph, op, 1);
             /* Every product and attention is cut evenly. */
             CHECK_MESSAGE(fabs(hapt_op_flops(program->shard, &program->shard->op[o], 1) * (stays ? 2 : 8) -
-                               hapt_op_flops(graph, op, 1)) <= 1e-9 * hapt_op_flops(graph, op, 1),
+                               hapt_op_flops(program->graph, op, 1)) <= 1e-9 * hapt_op_flops(program->graph, op, 1),
                           "%s is not cut as it should be", op->name);
         }
         CHECK_NEAR(hapt_program_flops(single, section), cut + whole, 1e-9 * cut);
@@ -571,8 +338,8 @@ static void broken_programs_are_found(void)
     for (int section = 0; program && section < HAPT_SECTION_REDUCE; section++) {
         for (int s = 0; s < program->step_count[section]; s++) {
             struct hapt_program_step *step = &program->step[section][s], kept = *step;
-            if (step->kind == HAPT_STEP_COMPUTE && !step->once[1] && step->axis < 0) continue;
-            if (step->kind == HAPT_STEP_COMPUTE)
+            if (step->kind == HAPT_COLLECTIVE_NONE && !step->once[1] && step->axis < 0) continue;
+            if (step->kind == HAPT_COLLECTIVE_NONE)
                 step->once[1] = 0, step->axis = -1;
             else
                 step->axis = 0;

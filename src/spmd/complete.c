@@ -1,0 +1,220 @@
+/* From cuts to programs: the communications that chosen cuts need. */
+#include "expansion.h"
+
+struct completing {
+    struct expansion state;
+    const struct hapt_cut *cut;
+    struct hapt_rule *rule; /* [op_count] */
+    struct hapt_axis_program *program;
+    int room;
+    struct hapt_property *layout; /* [tensor_count] of parameters */
+};
+
+static enum hapt_status note(struct completing *completing, struct hapt_axis_instruction instruction)
+{
+    struct hapt_axis_program *program = completing->program;
+    if (program->count == completing->room) {
+        struct hapt_axis_instruction *wider;
+        completing->room = completing->room == 0 ? 256 : 2 * completing->room;
+        HAPT_NEW(wider, completing->state.scratch, completing->room);
+        for (int i = 0; i < program->count; i++) wider[i] = program->instruction[i];
+        program->instruction = wider;
+    }
+    program->instruction[program->count++] = instruction;
+    return HAPT_OK;
+}
+
+/* What a collective moves, about: shares of a tensor that cross the links. */
+static int price(struct hapt_property from, struct hapt_property to)
+{
+    switch (hapt_rule_collective(from, to)) {
+    case HAPT_COLLECTIVE_SLICE: return 0;
+    case HAPT_COLLECTIVE_ALL_TO_ALL: return 1;
+    case HAPT_COLLECTIVE_REDUCE_SCATTER:
+    case HAPT_COLLECTIVE_ALL_GATHER: return 2;
+    case HAPT_COLLECTIVE_ALL_REDUCE: return 4;
+    default: return -1;
+    }
+}
+
+static enum hapt_status communicate(struct completing *completing, int tensor, struct hapt_property from, struct hapt_property to)
+{
+    const struct hapt_axis_instruction instruction = {
+        .op = -1, .tensor = tensor, .kind = hapt_rule_collective(from, to), .from = from, .to = to};
+    HAPT_TRY(expansion_communicate(&completing->state, &instruction));
+    return note(completing, instruction);
+}
+
+/* Makes a version that operator `op` can read (or add to); *found is false where nothing can be made into it. */
+static enum hapt_status make_version(struct completing *completing, int op, int tensor, struct hapt_property wanted, bool *found)
+{
+    const struct expansion *state = &completing->state;
+    int best = NONE, least = 0;
+    *found = expansion_find(state, tensor, wanted, op) != NONE;
+    for (int v = state->newest[tensor]; v != NONE && !*found; v = state->version[v].next) {
+        const int its = price(state->version[v].property, wanted);
+        if (its < 0 || !expansion_sees(state, v, op) || (best != NONE && its > least)) continue;
+        best = v, least = its; /* the oldest of those alike */
+    }
+    if (*found || best == NONE) return HAPT_OK;
+    *found = true;
+    return communicate(completing, tensor, state->version[best].property, wanted);
+}
+
+static enum hapt_status prepare_input(struct completing *completing, int op, int tensor, struct hapt_property wanted)
+{
+    const struct hapt_graph *graph = completing->state.graph;
+    const enum hapt_tensor_kind kind = graph->tensor[tensor].kind;
+    bool found;
+    if (kind == HAPT_TENSOR_INPUT) return HAPT_OK;
+    if (kind == HAPT_TENSOR_PARAMETER) {
+        if (hapt_property_same(completing->layout[tensor], wanted)) return HAPT_OK;
+        if (expansion_find(&completing->state, tensor, wanted, op) != NONE) return HAPT_OK;
+        return communicate(completing, tensor, completing->layout[tensor], wanted);
+    }
+    HAPT_TRY(make_version(completing, op, tensor, wanted, &found));
+    return found ? HAPT_OK
+                 : hapt_fail(HAPT_ERR_INFEASIBLE, "choose another cut for it", "operator %s: nothing that is there of %s can be made %s",
+                             graph->op[op].name, graph->tensor[tensor].name,
+                             wanted.kind == HAPT_PROPERTY_ALL_REDUCE ? "partial sums" : "what it reads");
+}
+
+/* What an operator adds to the gradient of an activation goes to a version of its layout, which is made where that can be done and is
+ * no dearer than bringing what is added to a version that there is. */
+static enum hapt_status prepare_output(struct completing *completing, int op, int tensor, struct hapt_property written)
+{
+    const struct expansion *state = &completing->state;
+    bool found;
+    int there = NONE, back = NONE; /* prices */
+    for (int v = state->newest[tensor]; v != NONE; v = state->version[v].next) {
+        if (!expansion_sees(state, v, op)) continue;
+        const int forth_price = price(state->version[v].property, written), back_price = price(written, state->version[v].property);
+        if (forth_price >= 0 && (there == NONE || forth_price < there)) there = forth_price;
+        if (back_price >= 0 && (back == NONE || back_price < back)) back = back_price;
+    }
+    if (back != NONE && (there == NONE || back < there) && expansion_find(state, tensor, written, op) == NONE) return HAPT_OK;
+    return make_version(completing, op, tensor, written, &found);
+}
+
+/* What stands alone behind an operator joins the version that is nearest. */
+static enum hapt_status join(struct completing *completing, int tensor)
+{
+    const struct expansion *state = &completing->state;
+    if (state->alone[tensor] == NONE) return HAPT_OK;
+    const struct hapt_property from = state->version[state->alone[tensor]].property;
+    int best = NONE, least = 0;
+    for (int v = state->newest[tensor]; v != NONE; v = state->version[v].next) {
+        const int its = price(from, state->version[v].property);
+        if (its < 0 || !state->version[v].valid || state->version[v].alone || (best != NONE && its > least)) continue;
+        best = v, least = its;
+    }
+    if (best == NONE)
+        return hapt_fail(HAPT_ERR_INFEASIBLE, "choose another cut for it", "what is added to %s cannot be brought to its layout",
+                         state->graph->tensor[tensor].name);
+    return communicate(completing, tensor, from, state->version[best].property);
+}
+
+static enum hapt_status complete_op(struct completing *completing, int op)
+{
+    const struct hapt_graph *graph = completing->state.graph;
+    const struct hapt_op *what = &graph->op[op];
+    const struct hapt_rule *rule = &completing->rule[op];
+    for (int i = 0; i < what->input_count; i++)
+        if (what->input[i] >= 0) HAPT_TRY(prepare_input(completing, op, what->input[i], rule->input[i]));
+    for (int o = 0; o < what->output_count; o++)
+        if (what->output[o] >= 0 && what->accumulate >> o & 1u && !expansion_is_parameter_gradient(graph, what->output[o]))
+            HAPT_TRY(prepare_output(completing, op, what->output[o], rule->output[o]));
+    HAPT_TRY(expansion_compute(&completing->state, op, rule));
+    HAPT_TRY(note(completing, (struct hapt_axis_instruction){.op = op, .cut = completing->cut[op], .tensor = -1}));
+    for (int o = 0; o < what->output_count; o++)
+        if (what->output[o] >= 0) HAPT_TRY(join(completing, what->output[o]));
+    return HAPT_OK;
+}
+
+/* Of what an outer axis' collective reads there must be one version, however many parts were written. */
+static enum hapt_status gather_parts(struct completing *completing, int op)
+{
+    const struct expansion *state = &completing->state;
+    const int tensor = state->graph->op[op].input[0];
+    const struct hapt_property wanted = completing->rule[op].input[0];
+    if (!expansion_is_parameter_gradient(state->graph, tensor)) return HAPT_OK;
+    for (int v = state->newest[tensor]; v != NONE; v = state->version[v].next)
+        if (state->version[v].valid && !hapt_property_same(state->version[v].property, wanted))
+            HAPT_TRY(communicate(completing, tensor, state->version[v].property, wanted));
+    return HAPT_OK;
+}
+
+/* Every part of a parameter's gradient, to the parameter's layout. */
+static enum hapt_status finish_gradients(struct completing *completing)
+{
+    const struct expansion *state = &completing->state;
+    for (int t = 0; t < state->graph->tensor_count; t++) {
+        if (!expansion_is_trained_gradient(state->graph, t)) continue;
+        const struct hapt_property layout = completing->layout[state->graph->tensor[t].primal];
+        const int last = state->newest[t]; /* what follows are versions that this makes */
+        for (int v = last; v != NONE; v = state->version[v].next)
+            if (state->version[v].valid && !hapt_property_same(state->version[v].property, layout))
+                HAPT_TRY(communicate(completing, t, state->version[v].property, layout));
+    }
+    return HAPT_OK;
+}
+
+/* One layout for all readers of a parameter, or whole. */
+static enum hapt_status lay_out_parameters(struct completing *completing)
+{
+    const struct hapt_graph *graph = completing->state.graph;
+    bool *known;
+    HAPT_NEW(known, completing->state.scratch, graph->tensor_count);
+    HAPT_NEW(completing->layout, completing->state.scratch, graph->tensor_count);
+    for (int o = 0; o < graph->op_count; o++) {
+        for (int i = 0; i < graph->op[o].input_count; i++) {
+            const int tensor = graph->op[o].input[i];
+            if (tensor < 0 || graph->tensor[tensor].kind != HAPT_TENSOR_PARAMETER) continue;
+            const struct hapt_property wanted = completing->rule[o].input[i];
+            if (!known[tensor])
+                completing->layout[tensor] = wanted;
+            else if (!hapt_property_same(completing->layout[tensor], wanted))
+                completing->layout[tensor] = (struct hapt_property){.kind = HAPT_PROPERTY_IDENTITY};
+            known[tensor] = true;
+        }
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status complete(struct completing *completing, const struct hapt_sharding *sharding)
+{
+    struct expansion *state = &completing->state;
+    HAPT_NEW(completing->rule, state->scratch, state->graph->op_count);
+    HAPT_NEW(completing->program, state->scratch, 1);
+    for (int o = 0; o < state->graph->op_count; o++)
+        HAPT_TRY(hapt_rule_of_cut(sharding, state->axis_index, &state->axis, o, completing->cut[o], &completing->rule[o]));
+    HAPT_TRY(lay_out_parameters(completing));
+    for (int o = 0; o < state->graph->op_count; o++) {
+        if (o >= sharding->reduce_first) HAPT_TRY(gather_parts(completing, o));
+        HAPT_TRY(complete_op(completing, o));
+    }
+    return finish_gradients(completing);
+}
+
+enum hapt_status hapt_axis_program_complete(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
+                                            const struct hapt_cut *cut, struct hapt_arena *arena,
+                                            struct hapt_axis_program **program)
+{
+    struct completing completing = {.cut = cut};
+    struct hapt_axis_program *made;
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
+    enum hapt_status status = expansion_begin(&completing.state, sharding, axis_index, axis, &scratch);
+    if (status == HAPT_OK) status = complete(&completing, sharding);
+    made = status == HAPT_OK ? hapt_arena_alloc(arena, 1, sizeof *made) : NULL;
+    if (status == HAPT_OK && !made) status = HAPT_ERR_MEMORY;
+    if (made) {
+        made->count = completing.program->count;
+        made->instruction = hapt_arena_alloc(arena, (size_t)made->count, sizeof *made->instruction);
+        if (!made->instruction) status = HAPT_ERR_MEMORY;
+        for (int i = 0; made->instruction && i < made->count; i++) made->instruction[i] = completing.program->instruction[i];
+    }
+    hapt_arena_release(&scratch);
+    if (status == HAPT_OK) *program = made;
+    return status;
+}

@@ -1,0 +1,347 @@
+/*
+ * Megatron's cuts and data parallelism: properties flow from the inputs through all operators by their rules. On a tensor-parallel axis
+ * the flow starts where a parameter is cut (cut_parameters); a parameter whose cut leads to a step that no rule allows stays
+ * whole, and the flow starts anew. What comes out is a cut for every operator; the communications follow (complete.c).
+ */
+#include "expansion.h"
+
+struct flow {
+    const struct hapt_sharding *sharding;
+    const struct hapt_graph *graph;
+    int axis_index;
+    struct hapt_axis axis;
+    bool tensor_parallel;
+    struct hapt_property *property; /* [tensor] */
+    struct hapt_cut *cut;           /* [op] what is found */
+    bool *whole;      /* [tensor] parameters that a failed attempt excluded from cutting */
+    bool *written;    /* [tensor] */
+    bool *decided;    /* [tensor] parameters that an operator reads already */
+    bool *uneven;     /* [tensor] parameters whose cut may leave shards of unlike sizes */
+    int *cause;       /* [tensor] the parameter whose cut shards it, or NONE */
+    int *reader;      /* [tensor] its first reader among the forward operators as op * HAPT_MAX_INPUTS + input, or NONE, */
+    int *next_reader; /* [op * HAPT_MAX_INPUTS + input] ... and the next one */
+    int blame;        /* the parameter whose cut made the last step fail, or NONE */
+};
+
+static struct hapt_property *property_of(const struct flow *flow, int tensor)
+{
+    return &flow->property[tensor];
+}
+
+static enum hapt_status rule_of(const struct flow *flow, const struct hapt_op *op, char letter, int blocks, struct hapt_rule *rule)
+{
+    return hapt_rule_of_cut(flow->sharding, flow->axis_index, &flow->axis, (int)(op - flow->graph->op),
+                            (struct hapt_cut){.letter = letter, .blocks = blocks, .unit = 1}, rule);
+}
+
+/* The loss scale is one number for all; every other input has a row per sample. */
+static struct hapt_property input_property(const struct flow *flow, const struct hapt_tensor *tensor)
+{
+    if (tensor->kind != HAPT_TENSOR_INPUT || tensor->role == HAPT_ROLE_LOSS_SCALE || flow->tensor_parallel)
+        return (struct hapt_property){.kind = HAPT_PROPERTY_IDENTITY};
+    return (struct hapt_property){.kind = HAPT_PROPERTY_ALL_GATHER, .blocks = 1, .unit = 1};
+}
+
+/* ---- where a cut may begin: can the readers of a tensor work on shards of it? ---- */
+
+static bool can_read_shards(const struct flow *flow, int tensor, int dim, int depth, int *blocks, bool *uneven);
+
+/* One reader: its other operands with that index must be parameters that are not laid out otherwise, and its outputs with
+ * it must find readers in turn. */
+static bool reader_can(const struct flow *flow, const struct hapt_op *op, int input, int dim, int depth, int *blocks,
+                       bool *uneven)
+{
+    const struct hapt_graph *graph = flow->graph;
+    const struct hapt_signature_operand *operand = &hapt_op_signature_of(graph, op)->input[input];
+    struct hapt_rule rule;
+    if (rule_of(flow, op, operand->along[dim], 1, &rule) != HAPT_OK) {
+        hapt_fail_reset();
+        return false;
+    }
+    const bool composite = operand->along[dim] != operand->letter[dim];
+    if (rule.input[input].dim != dim || (composite && *blocks > 0 && *blocks != operand->blocks[dim])) return false;
+    if (composite) *blocks = operand->blocks[dim];
+    *uneven = *uneven && operand->indexed[dim];
+    for (int i = 0; i < op->input_count; i++) {
+        if (op->input[i] < 0 || i == input || rule.input[i].kind == HAPT_PROPERTY_IDENTITY) continue;
+        const int other = op->input[i];
+        if (graph->tensor[other].kind != HAPT_TENSOR_PARAMETER || flow->whole[other]) return false;
+        if (flow->decided[other] && !hapt_property_same(*property_of(flow, other), rule.input[i])) return false;
+    }
+    for (int o = 0; o < op->output_count; o++) {
+        if (rule.output[o].kind != HAPT_PROPERTY_ALL_GATHER) continue;
+        int own = rule.output[o].blocks, *its = composite ? &own : blocks;
+        if (!can_read_shards(flow, op->output[o], rule.output[o].dim, depth + 1, its, uneven)) return false;
+    }
+    return true;
+}
+
+/* *blocks: as the readers want them, in and out (0: no wish yet); *uneven stays true when all readers bear shards of unlike sizes. */
+static bool can_read_shards(const struct flow *flow, int tensor, int dim, int depth, int *blocks, bool *uneven)
+{
+    if (depth > 32) return false; /* chains of operators without a parameter are short */
+    for (int at = flow->reader[tensor]; at != NONE; at = flow->next_reader[at])
+        if (!reader_can(flow, &flow->graph->op[at / HAPT_MAX_INPUTS], at % HAPT_MAX_INPUTS, dim, depth, blocks, uneven))
+            return false;
+    return true;
+}
+
+/* An operator whose inputs are whole, but for parameters: may it run on shards of `letter`? Then *rule is how. */
+static bool may_cut(const struct flow *flow, const struct hapt_op *op, char letter, struct hapt_rule *rule, bool *uneven)
+{
+    int blocks = 0;
+    *uneven = true;
+    enum hapt_status status = rule_of(flow, op, letter, 1, rule);
+    for (int o = 0; status == HAPT_OK && o < op->output_count; o++) {
+        if (rule->output[o].kind != HAPT_PROPERTY_ALL_GATHER) continue;
+        if (!can_read_shards(flow, op->output[o], rule->output[o].dim, 0, &blocks, uneven)) return false;
+    }
+    if (status == HAPT_OK && blocks > 1) status = rule_of(flow, op, letter, blocks, rule);
+    hapt_fail_reset();
+    for (int i = 0; status == HAPT_OK && i < op->input_count; i++) {
+        const int tensor = op->input[i];
+        if (tensor < 0 || rule->input[i].kind == HAPT_PROPERTY_IDENTITY) continue;
+        if (flow->graph->tensor[tensor].kind != HAPT_TENSOR_PARAMETER || flow->whole[tensor]) return false;
+        if (flow->decided[tensor] && !hapt_property_same(*property_of(flow, tensor), rule->input[i])) return false;
+    }
+    return status == HAPT_OK;
+}
+
+/* Lays out the parameters of an operator by a rule; those that an earlier operator reads keep theirs. */
+static void lay_out_by(struct flow *flow, const struct hapt_op *op, const struct hapt_rule *rule, int cause)
+{
+    for (int i = 0; i < op->input_count; i++) {
+        const int tensor = op->input[i];
+        if (tensor < 0 || flow->graph->tensor[tensor].kind != HAPT_TENSOR_PARAMETER || flow->decided[tensor]) continue;
+        *property_of(flow, tensor) = rule->input[i];
+        flow->cause[tensor] = rule->input[i].kind == HAPT_PROPERTY_IDENTITY ? NONE : cause;
+    }
+}
+
+/* Chooses the cut of an operator that only has whole inputs: by an index that its outputs keep (columns) or that a table is
+ * indexed by. */
+static void cut_parameters(struct flow *flow, const struct hapt_op *op)
+{
+    const struct hapt_signature *signature = hapt_op_signature_of(flow->graph, op);
+    for (int i = 0; i < op->input_count; i++) {
+        const int tensor = op->input[i];
+        if (tensor < 0 || flow->graph->tensor[tensor].kind != HAPT_TENSOR_PARAMETER) continue;
+        for (int d = 0; d < signature->input[i].dims; d++) {
+            struct hapt_rule rule;
+            bool uneven, useful = signature->input[i].indexed[d];
+            if (!may_cut(flow, op, signature->input[i].along[d], &rule, &uneven)) continue;
+            for (int o = 0; o < op->output_count; o++)
+                useful = useful || rule.output[o].kind == HAPT_PROPERTY_ALL_GATHER;
+            if (!useful) continue;
+            /* A tied table has one layout; unlike sizes must suit all its readers. */
+            flow->uneven[tensor] = uneven && (!flow->decided[tensor] || flow->uneven[tensor]);
+            lay_out_by(flow, op, &rule, tensor);
+            return;
+        }
+    }
+}
+
+/* Parameters follow the activations that meet them. */
+static void lay_out_parameters(struct flow *flow, const struct hapt_op *op)
+{
+    const struct hapt_signature *signature = hapt_op_signature_of(flow->graph, op);
+    struct hapt_rule rule;
+    int cause = NONE;
+    char letter = 0;
+    for (int i = 0; i < op->input_count; i++) {
+        const int tensor = op->input[i];
+        if (tensor < 0 || flow->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER) continue;
+        if (property_of(flow, tensor)->kind != HAPT_PROPERTY_ALL_GATHER) continue;
+        letter = signature->input[i].along[property_of(flow, tensor)->dim];
+        cause = flow->cause[tensor];
+    }
+    if (!letter)
+        cut_parameters(flow, op);
+    else if (rule_of(flow, op, letter, 1, &rule) == HAPT_OK)
+        lay_out_by(flow, op, &rule, cause);
+    hapt_fail_reset();
+    for (int i = 0; i < op->input_count; i++)
+        if (op->input[i] >= 0 && flow->graph->tensor[op->input[i]].kind == HAPT_TENSOR_PARAMETER)
+            flow->decided[op->input[i]] = true;
+}
+
+/* ---- the flow ---- */
+
+/* Partial sums of these are kept as such: the loss and the gradients of parameters, which the end of a step sums. */
+static bool stays_partial(const struct flow *flow, int tensor)
+{
+    return tensor == flow->graph->loss || expansion_is_parameter_gradient(flow->graph, tensor);
+}
+
+/* Other partial sums are summed before anybody reads them. */
+static void reduce(struct flow *flow, int tensor)
+{
+    if (property_of(flow, tensor)->kind == HAPT_PROPERTY_ALL_REDUCE && !stays_partial(flow, tensor))
+        *property_of(flow, tensor) = (struct hapt_property){.kind = HAPT_PROPERTY_IDENTITY};
+}
+
+/* On a tensor-parallel axis shards are equal, but for tables whose readers all name their rows by value. */
+static enum hapt_status check_even(struct flow *flow, int tensor, struct hapt_property property)
+{
+    if (property.kind != HAPT_PROPERTY_ALL_GATHER || !flow->tensor_parallel) return HAPT_OK;
+    const struct hapt_tensor *whole = &flow->graph->tensor[tensor];
+    const int cause = flow->cause[tensor], blocks = property.blocks > 1 ? property.blocks : 1;
+    if (whole->shape[property.dim] % (blocks * flow->axis.size) == 0) return HAPT_OK;
+    if (cause != NONE && flow->uneven[cause] && blocks == 1) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "%d devices cannot share dimension %d of %s evenly", flow->axis.size,
+                     property.dim, whole->name);
+}
+
+static enum hapt_status write(struct flow *flow, const struct hapt_op *op, int output, struct hapt_property property, int cause)
+{
+    const int tensor = op->output[output];
+    const bool partial = property.kind == HAPT_PROPERTY_ALL_REDUCE;
+    struct hapt_property *known = property_of(flow, tensor);
+    if (!partial) reduce(flow, tensor);
+    if (flow->written[tensor] && !hapt_property_same(*known, property))
+        return hapt_fail(HAPT_ERR_INFEASIBLE, "use a submesh of one device for this stage",
+                         "operator %s adds to %s, which is laid out otherwise", op->name,
+                         flow->graph->tensor[tensor].name);
+    *known = property;
+    if (cause != NONE) flow->cause[tensor] = cause;
+    flow->written[tensor] = true;
+    return check_even(flow, tensor, property);
+}
+
+static enum hapt_status flow_through(struct flow *flow, int index)
+{
+    const struct hapt_graph *graph = flow->graph;
+    const struct hapt_op *op = &graph->op[index];
+    struct hapt_property input[HAPT_MAX_INPUTS] = {{0}}, wanted[HAPT_MAX_OUTPUTS] = {{0}};
+    struct hapt_rule rule;
+    int cause = NONE;
+    for (int i = 0; i < op->input_count; i++)
+        if (op->input[i] >= 0) reduce(flow, op->input[i]);
+    if (flow->tensor_parallel && index < graph->forward_count) lay_out_parameters(flow, op);
+    for (int i = 0; i < op->input_count; i++) {
+        if (op->input[i] < 0) continue;
+        input[i] = *property_of(flow, op->input[i]);
+        if (flow->cause[op->input[i]] != NONE) cause = flow->cause[op->input[i]];
+    }
+    for (int o = 0; o < op->output_count; o++) {
+        if (op->output[o] < 0 || !expansion_is_parameter_gradient(graph, op->output[o])) continue;
+        wanted[o] = *property_of(flow, graph->tensor[op->output[o]].primal);
+        if (wanted[o].kind == HAPT_PROPERTY_ALL_GATHER) cause = flow->cause[graph->tensor[op->output[o]].primal];
+    }
+    flow->blame = cause;
+    HAPT_TRY(hapt_rule_derive(flow->sharding, flow->axis_index, &flow->axis, index, input, wanted, &rule));
+    for (int i = 0; i < op->input_count; i++)
+        if (op->input[i] >= 0) HAPT_TRY(check_even(flow, op->input[i], rule.input[i]));
+    for (int o = 0; o < op->output_count; o++)
+        if (op->output[o] >= 0) HAPT_TRY(write(flow, op, o, rule.output[o], cause));
+    flow->cut[index] = rule.cut;
+    return HAPT_OK;
+}
+
+static enum hapt_status flow_once(struct flow *flow)
+{
+    const struct hapt_graph *graph = flow->graph;
+    for (int t = 0; t < graph->tensor_count; t++) {
+        *property_of(flow, t) = input_property(flow, &graph->tensor[t]);
+        flow->written[t] = flow->decided[t] = flow->uneven[t] = false;
+        flow->cause[t] = NONE;
+    }
+    flow->blame = NONE;
+    for (int o = 0; o < graph->op_count; o++) HAPT_TRY(flow_through(flow, o));
+    return HAPT_OK;
+}
+
+/* Every failure takes the cut that caused it out of the next attempt. */
+static enum hapt_status flow_axis(struct flow *flow)
+{
+    enum hapt_status status = flow_once(flow);
+    while (status == HAPT_ERR_INFEASIBLE && flow->tensor_parallel && flow->blame != NONE && !flow->whole[flow->blame]) {
+        flow->whole[flow->blame] = true;
+        hapt_fail_reset();
+        status = flow_once(flow);
+    }
+    return status;
+}
+
+static enum hapt_status list_readers(struct flow *flow, struct hapt_arena *scratch)
+{
+    const struct hapt_graph *graph = flow->graph;
+    HAPT_NEW(flow->reader, scratch, graph->tensor_count);
+    HAPT_NEW(flow->next_reader, scratch, graph->forward_count * HAPT_MAX_INPUTS);
+    for (int t = 0; t < graph->tensor_count; t++) flow->reader[t] = NONE;
+    for (int o = graph->forward_count - 1; o >= 0; o--) {
+        for (int i = graph->op[o].input_count - 1; i >= 0; i--) {
+            const int tensor = graph->op[o].input[i], at = o * HAPT_MAX_INPUTS + i;
+            if (tensor < 0) continue;
+            flow->next_reader[at] = flow->reader[tensor];
+            flow->reader[tensor] = at;
+        }
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status check_rows(const struct flow *flow)
+{
+    for (int t = 0; t < flow->graph->tensor_count; t++) {
+        const struct hapt_tensor *local = &flow->sharding->shard->tensor[t];
+        if (input_property(flow, local).kind == HAPT_PROPERTY_IDENTITY || local->shape[0] % flow->axis.size == 0) continue;
+        return hapt_fail(HAPT_ERR_INFEASIBLE, "choose a microbatch that the number of devices divides",
+                         "%d devices cannot share the %lld rows of %s evenly", flow->axis.size, (long long)local->shape[0],
+                         local->name);
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status find_cuts(struct flow *flow, struct hapt_arena *scratch)
+{
+    const struct hapt_graph *graph = flow->graph;
+    HAPT_NEW(flow->property, scratch, graph->tensor_count);
+    HAPT_NEW(flow->cut, scratch, graph->op_count);
+    HAPT_NEW(flow->whole, scratch, graph->tensor_count);
+    HAPT_NEW(flow->written, scratch, graph->tensor_count);
+    HAPT_NEW(flow->decided, scratch, graph->tensor_count);
+    HAPT_NEW(flow->uneven, scratch, graph->tensor_count);
+    HAPT_NEW(flow->cause, scratch, graph->tensor_count);
+    HAPT_TRY(check_rows(flow));
+    HAPT_TRY(list_readers(flow, scratch));
+    return flow_axis(flow);
+}
+
+static enum hapt_status add_axis(const struct hapt_sharding *sharding, int axis_index, int size, bool tensor_parallel,
+                                 struct hapt_arena *arena, struct hapt_sharding **expanded)
+{
+    struct flow flow = {.sharding = sharding, .graph = sharding->graph, .axis_index = axis_index, .axis = {.size = size},
+                        .tensor_parallel = tensor_parallel};
+    struct hapt_axis_program *program = NULL;
+    struct hapt_arena scratch;
+    enum hapt_status status = HAPT_OK;
+    hapt_arena_init(&scratch);
+    if (size > 1) status = find_cuts(&flow, &scratch);
+    if (size > 1 && status == HAPT_OK)
+        status = hapt_axis_program_complete(sharding, axis_index, &flow.axis, flow.cut, &scratch, &program);
+    if (status == HAPT_OK) status = hapt_sharding_apply(sharding, axis_index, &flow.axis, program, arena, expanded);
+    hapt_arena_release(&scratch);
+    return status;
+}
+
+static enum hapt_status build(const struct hapt_graph *graph, int first, int second, bool tensor_parallel, struct hapt_arena *arena,
+                              struct hapt_sharding **sharding)
+{
+    struct hapt_sharding *trivial, *outer;
+    HAPT_ASSERT(first >= 1 && second >= 1);
+    HAPT_TRY(hapt_sharding_trivial(graph, arena, &trivial));
+    HAPT_TRY(add_axis(trivial, 0, first, false, arena, &outer));
+    return add_axis(outer, 1, second, tensor_parallel, arena, sharding);
+}
+
+enum hapt_status hapt_sharding_data_parallel(const struct hapt_graph *graph, int nodes, int devices, struct hapt_arena *arena,
+                                             struct hapt_sharding **sharding)
+{
+    return build(graph, nodes, devices, false, arena, sharding);
+}
+
+enum hapt_status hapt_sharding_tensor_parallel(const struct hapt_graph *graph, int dp, int tp, struct hapt_arena *arena,
+                                               struct hapt_sharding **sharding)
+{
+    return build(graph, dp, tp, true, arena, sharding);
+}
