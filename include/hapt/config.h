@@ -80,6 +80,8 @@ bool hapt_config_chosen(const struct hapt_config *config, const char *name);
 /* Visits every option that belongs to training (saved in model files, run files and checkpoints). */
 typedef void hapt_config_visitor(void *context, const char *name, const char *value);
 void hapt_config_visit_training(const struct hapt_config *config, hapt_config_visitor *visit, void *context);
+/* Visits every given option that no command but `hapt model` takes. */
+void hapt_config_visit_model(const struct hapt_config *config, hapt_config_visitor *visit, void *context);
 
 /* Numbers with units; also used by the cluster file. Return false on bad text. */
 bool hapt_units_parse_bytes(const char *text, double *bytes);

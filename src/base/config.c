@@ -384,3 +384,9 @@ void hapt_config_visit_training(const struct hapt_config *config, hapt_config_vi
     for (int i = 0; i < OPTION_COUNT; i++)
         if (table[i].training && config->value[i]) visit(context, table[i].name, config->value[i]);
 }
+
+void hapt_config_visit_model(const struct hapt_config *config, hapt_config_visitor *visit, void *context)
+{
+    for (int i = 0; i < OPTION_COUNT; i++)
+        if (config->given[i] && strcmp(table[i].commands, "m") == 0) visit(context, table[i].name, config->value[i]);
+}

@@ -47,6 +47,29 @@ static void visit_training(void *context, const char *name, const char *value)
     visit->model->training_count++;
 }
 
+/* A family notes every option that it takes as a setting: one that is given and not noted would do nothing. */
+struct unused_visit {
+    const struct hapt_model *model;
+    const char *unused;
+};
+
+static void visit_unused(void *context, const char *name, const char *value)
+{
+    struct unused_visit *visit = context;
+    (void)value;
+    if (strcmp(name, "weights") == 0 || strcmp(name, "seed") == 0) return;
+    if (!hapt_model_setting(visit->model, name)) visit->unused = name;
+}
+
+static enum hapt_status check_options(const struct hapt_config *config, const struct hapt_model *model)
+{
+    struct unused_visit visit = {.model = model};
+    hapt_config_visit_model(config, visit_unused, &visit);
+    if (!visit.unused) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_USAGE, "leave it out, or choose the family that has it", "models of the family %s have no --%s",
+                     model->family, visit.unused);
+}
+
 enum hapt_status hapt_model_build(const char *family, const struct hapt_config *config, struct hapt_arena *arena,
                                   struct hapt_model **model)
 {
@@ -58,6 +81,7 @@ enum hapt_status hapt_model_build(const char *family, const struct hapt_config *
         built->seed = (uint64_t)hapt_config_int(config, "seed");
         HAPT_TRY(hapt_graph_create(arena, &built->graph));
         HAPT_TRY(families[i].build(config, arena, built));
+        HAPT_TRY(check_options(config, built));
         HAPT_NEW(built->training, arena, MAX_SETTINGS);
         struct training_visit visit = {config, arena, built, HAPT_OK};
         hapt_config_visit_training(config, visit_training, &visit);

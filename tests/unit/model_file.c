@@ -327,6 +327,71 @@ static void impossible_options(void)
     CHECK_FAILS(hapt_model_build("gtp", config, &arena, &model), HAPT_ERR_USAGE);
 }
 
+/* Experts travel one by one under their published names, and are one parameter in the graph. */
+static void stacks(void)
+{
+    char *words[] = {"hapt", "model", "bert-moe", "--layers", "2", "--hidden", "8", "--heads", "2", "--sequence", "6",
+                     "--vocab", "20", "--experts", "3", "--output", "x.h5"};
+    struct hapt_config *config = NULL;
+    struct hapt_model *model = NULL, *loaded = NULL;
+    struct hapt_h5 *file = NULL;
+    float value[3 * 32 * 8] = {0}, read[3 * 32 * 8] = {0};
+    CHECK_OK(hapt_config_parse((int)(sizeof words / sizeof words[0]), words, &arena, &config));
+    CHECK_OK(hapt_model_build("bert-moe", config, &arena, &model));
+    if (!model) return;
+    const char *const published = "bert.encoder.layer.1.moe.experts.*.intermediate.dense.weight";
+    const int weight = hapt_graph_find_tensor(model->graph, published);
+    const int bias = hapt_graph_find_tensor(model->graph, "bert.encoder.layer.1.moe.experts.*.output.dense.bias");
+    CHECK(weight >= 0 && bias >= 0);
+    if (weight < 0 || bias < 0) return;
+    CHECK(hapt_tensor_published_dims(&model->graph->tensor[weight]) == 2);
+    CHECK(hapt_tensor_published_dims(&model->graph->tensor[bias]) == 1);
+    CHECK(!hapt_tensor_is_stack("a.*", 2) && !hapt_tensor_is_stack("a.*.b", 1) && !hapt_tensor_is_stack("a.*.*.b", 3));
+    for (int fault = 0; fault < 4; fault++) { /* 1: an expert is missing, 2: one too many, 3: one of another shape */
+        CHECK_OK(hapt_h5_create(other_path, "weights", 1, &file));
+        for (int t = 0; t < model->graph->tensor_count; t++) {
+            const struct hapt_tensor *tensor = &model->graph->tensor[t];
+            if (tensor->kind != HAPT_TENSOR_PARAMETER) continue;
+            for (int64_t i = 0; i < hapt_tensor_elements(tensor); i++) value[i] = (float)(t + 1e-3 * (double)i);
+            const int experts = t != weight ? 3 : fault == 1 ? 2 : fault == 2 ? 4 : 3;
+            if (tensor->dims == 1 || !strstr(tensor->name, "experts"))
+                CHECK_OK(hapt_weights_write(file, tensor->name, tensor->dims, tensor->shape, value));
+            for (int e = 0; strstr(tensor->name, "experts") && e < experts; e++) { /* as PyTorch would */
+                char name[128];
+                const char *mark = strchr(tensor->name, '*');
+                const int64_t each = hapt_tensor_elements(tensor) / 3, shape[] = {tensor->shape[1], tensor->shape[2]};
+                const int64_t turned[] = {shape[1], shape[0]};
+                snprintf(name, sizeof name, "/parameters/%.*s%d%s", (int)(mark - tensor->name), tensor->name, e, mark + 1);
+                CHECK_OK(hapt_h5_write(file, name, HAPT_H5_F32, tensor->dims - 1, fault == 3 && t == weight ? turned : shape,
+                                       value + e % 3 * each, ""));
+            }
+        }
+        CHECK_OK(hapt_h5_commit(file));
+        if (fault > 0) CHECK_FAILS(hapt_model_save(model, other_path, NULL, path), HAPT_ERR_INPUT);
+        if (fault == 0) CHECK_OK(hapt_model_save(model, other_path, NULL, path));
+    }
+    CHECK_OK(hapt_model_load(path, &arena, &loaded));
+    if (!loaded) return;
+    CHECK_OK(hapt_model_initial(loaded, weight, read));
+    for (int i = 0; i < 3 * 32 * 8; i++) {
+        if (!CHECK(read[i] == (float)(weight + 1e-3 * i))) break;
+    }
+    CHECK_OK(hapt_h5_open(path, "hapt-model", 1, false, &file));
+    CHECK(hapt_h5_exists(file, "/parameters/bert.encoder.layer.1.moe.experts.2.intermediate.dense.weight"));
+    hapt_h5_close(file);
+}
+
+/* An option that the family does not have is no silent nothing. */
+static void options_of_other_families(void)
+{
+    char *words[] = {"hapt", "model", "gpt", "--output", "x.h5", "--experts", "4"};
+    struct hapt_config *config = NULL;
+    struct hapt_model *model = NULL;
+    CHECK_OK(hapt_config_parse((int)(sizeof words / sizeof words[0]), words, &arena, &config));
+    CHECK_FAILS(hapt_model_build("gpt", config, &arena, &model), HAPT_ERR_USAGE);
+    CHECK_FAILS(hapt_model_build("bert", config, &arena, &model), HAPT_ERR_USAGE);
+}
+
 int main(int argc, char **argv)
 {
     test_init(&argc, &argv);
@@ -340,6 +405,8 @@ int main(int argc, char **argv)
     RUN(hostile_graphs);
     RUN(damaged_files);
     RUN(impossible_options);
+    RUN(stacks);
+    RUN(options_of_other_families);
     remove(path);
     remove(other_path);
     hapt_arena_release(&arena);
