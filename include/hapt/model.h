@@ -52,6 +52,9 @@ enum hapt_status hapt_model_initial(const struct hapt_model *model, int tensor, 
 /* Writes /parameters/NAME of a weights file, a stack (graph.h) element by element. */
 enum hapt_status hapt_weights_write(struct hapt_h5 *file, const char *name, int dims, const int64_t *shape, const float *value);
 
+/* What rows are made of, for figures of speed: "token" or "image"; how many a microbatch has. */
+const char *hapt_model_item(const struct hapt_model *model);
+int64_t hapt_model_items(const struct hapt_model *model);
 /* 6 N-style training FLOPs of one microbatch (forward and backward), from the operators. */
 double hapt_model_flops(const struct hapt_model *model);
 int64_t hapt_model_parameter_count(const struct hapt_model *model);

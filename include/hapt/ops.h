@@ -36,6 +36,7 @@ struct hapt_op_type {
      * all operands c of one call. */
     const char *dtypes;
     bool heavy;        /* matrix product or convolution: counts for module detection (HAPT 5.1) and tensor cores */
+    bool product;      /* heavy: one matrix product in other words (a convolution), though its letters do not tell its FLOPs */
     bool contracts;    /* FLOPs are 2 x the product of all letters; else `flops_per_element` x the largest operand */
     double flops_per_element;
     /* Extra FLOPs or NULL: attention and the like. */

@@ -35,7 +35,8 @@ struct hapt_report {
     double first_loss, last_loss, mean_loss; /* the mean is over the last loss_window steps */
     int loss_window;
     double step_s, predicted_step_s;     /* median measured, simulated */
-    double tokens_per_s, flops_per_token;
+    const char *item;                    /* "token" or "image" */
+    double items_per_s, flops_per_item;
     struct hapt_report_stage *stage;     /* [plan->stage_count] */
     const double *loss;                  /* [steps] */
     const char *checkpoint;              /* the newest */

@@ -98,9 +98,10 @@ struct hapt_history {
 struct hapt_train_result {
     int64_t first_step; /* of this run; steps before it come from the checkpoint */
     struct hapt_history history;
-    int64_t tokens_per_step;
+    const char *item; /* what items are: hapt_model_item */
+    int64_t items_per_step;
     double steady_step_s; /* median time of a step, the first few left out; 0 when there were none */
-    double tokens_per_s;  /* at that time */
+    double items_per_s;   /* at that time */
     int stage_count;
     /* [history.count - first_step][stage], seconds from update to update, mean of the stage's ranks; valid on rank 0 */
     double *busy_s;   /* forward, backward, update; stretched by the slowdown */

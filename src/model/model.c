@@ -10,8 +10,8 @@
 static const struct {
     const char *name;
     enum hapt_status (*build)(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
-} families[] = {{"bert", hapt_zoo_bert}, {"bert-moe", hapt_zoo_bert_moe}, {"gpt", hapt_zoo_gpt}, {"llama", hapt_zoo_llama},
-                {"vit", hapt_zoo_vit}};
+} families[] = {{"bert", hapt_zoo_bert},   {"bert-moe", hapt_zoo_bert_moe}, {"gpt", hapt_zoo_gpt}, {"llama", hapt_zoo_llama},
+                {"resnet", hapt_zoo_resnet}, {"vgg", hapt_zoo_vgg}, {"vit", hapt_zoo_vit}};
 
 enum { MAX_SETTINGS = 64 };
 
@@ -92,7 +92,7 @@ enum hapt_status hapt_model_build(const char *family, const struct hapt_config *
         *model = built;
         return HAPT_OK;
     }
-    return hapt_fail(HAPT_ERR_USAGE, "known families: bert, bert-moe, gpt, llama, vit; named models: see hapt model --help", "unknown model family \"%s\"", family);
+    return hapt_fail(HAPT_ERR_USAGE, "known families: bert, bert-moe, gpt, llama, resnet, vgg, vit; named models: see hapt model --help", "unknown model family \"%s\"", family);
 }
 
 /* Tables and logits hold the whole vocabulary, or every class: a token or label below it can index them. */
@@ -174,6 +174,16 @@ enum hapt_status hapt_model_initial(const struct hapt_model *model, int tensor, 
     const enum hapt_status status = hapt_weights_read(file, parameter, value);
     hapt_h5_close(file);
     return status;
+}
+
+const char *hapt_model_item(const struct hapt_model *model)
+{
+    return model->classes > 0 ? "image" : "token";
+}
+
+int64_t hapt_model_items(const struct hapt_model *model)
+{
+    return model->classes > 0 ? model->microbatch : (int64_t)model->microbatch * model->sequence;
 }
 
 double hapt_model_flops(const struct hapt_model *model)

@@ -103,7 +103,7 @@ static enum hapt_status gradient_layer_norm(struct hapt_graph *graph, int op)
     return hapt_gradient_append(graph, op, "layer_norm_backward", input, 5, in, 3);
 }
 
-static enum hapt_status gradient_product(struct hapt_graph *graph, int op, const char *dx, const char *dw)
+enum hapt_status hapt_gradient_product(struct hapt_graph *graph, int op, const char *dx, const char *dw)
 {
     const int *in = graph->op[op].input;
     const int incoming = hapt_gradient_incoming(graph, op);
@@ -116,12 +116,12 @@ static enum hapt_status gradient_product(struct hapt_graph *graph, int op, const
 
 static enum hapt_status gradient_linear(struct hapt_graph *graph, int op)
 {
-    return gradient_product(graph, op, "linear_dx", "linear_dw");
+    return hapt_gradient_product(graph, op, "linear_dx", "linear_dw");
 }
 
 static enum hapt_status gradient_linear_t(struct hapt_graph *graph, int op)
 {
-    return gradient_product(graph, op, "linear_t_dx", "linear_t_dw");
+    return hapt_gradient_product(graph, op, "linear_t_dx", "linear_t_dw");
 }
 
 static enum hapt_status gradient_attention(struct hapt_graph *graph, int op)

@@ -4,6 +4,8 @@
  * HAP table 1: BERT-Base, and BERT-MoE, its every second feed-forward replaced by experts (the paper has one a device: --experts).
  * HAPT section 6, "Models": GPT of 48 layers at three widths, sequence 1024, a global batch of 1024 rows; heads of 128 columns and
  * GPT-2's vocabulary. bf16 and 128 microbatches of 8 rows are this project's choice: they fit 32 + 32 GPUs of 40 and 32 GB.
+ *
+ * HAP Table 1 gives VGG19 133 million parameters: 2^20 of them each, and CIFAR-10's classes on images of 224 pixels.
  */
 #include <string.h>
 
@@ -11,7 +13,7 @@
 
 struct preset {
     const char *name, *family;
-    struct hapt_model_setting option[8]; /* the rest are the option table's defaults, which are GPT-2's */
+    struct hapt_model_setting option[8]; /* the rest are the option table's defaults */
 };
 
 #define GPT_OF_THE_PAPER(hidden, heads)                                                                               \
@@ -27,6 +29,9 @@ static const struct preset presets[] = {
     {"gpt-15b", "gpt", GPT_OF_THE_PAPER("5120", "40")},
     {"gpt-30b", "gpt", GPT_OF_THE_PAPER("7168", "56")},
     {"gpt-39b", "gpt", GPT_OF_THE_PAPER("8192", "64")},
+    {"vgg19", "vgg", {{"stages", "2,2,4,4,4"}, {"width", "64"}, {"hidden", "4096"}, {"image", "224"}, {"classes", "1000"}}},
+    {"vgg19-cifar10", "vgg", {{"stages", "2,2,4,4,4"}, {"width", "64"}, {"hidden", "4096"}, {"image", "224"}, {"classes", "10"}}},
+    {"resnet50", "resnet", {{"stages", "3,4,6,3"}, {"width", "64"}, {"image", "224"}, {"classes", "1000"}}},
 };
 
 enum hapt_status hapt_model_preset(const char *name, struct hapt_config *config, const char **family)

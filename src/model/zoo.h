@@ -13,6 +13,8 @@ enum hapt_status hapt_zoo_bert_moe(const struct hapt_config *config, struct hapt
 enum hapt_status hapt_zoo_llama(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
 enum hapt_status hapt_zoo_vit(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
 enum hapt_status hapt_zoo_gpt(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
+enum hapt_status hapt_zoo_vgg(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
+enum hapt_status hapt_zoo_resnet(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
 
 /* A model under construction. */
 struct zoo {
@@ -42,5 +44,30 @@ enum hapt_status zoo_linear_in_out(struct zoo *zoo, const char *prefix, int64_t 
 /* y = x w' + bias, PREFIX.weight [out][in] (the usual layout); without `bias` only the product. */
 enum hapt_status zoo_linear(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, double std, bool bias, int x, int *y);
 enum hapt_status zoo_add(struct zoo *zoo, const char *name, int a, int b, int *y);
+
+/* ---- images (zoo_image.c) ---- */
+
+enum { ZOO_MAX_STAGES = 8 };
+struct zoo_stages {
+    int count, depth[ZOO_MAX_STAGES];
+};
+struct zoo_convolution {
+    int64_t out, kernel, stride, padding;
+    bool bias;
+};
+
+/* --stages: their number, each of `usual_depth` blocks, or a list of their depths; 2 when it is not given. */
+enum hapt_status zoo_take_stages(const struct hapt_config *config, int usual_depth, struct hapt_arena *arena,
+                                 struct hapt_model *model, struct zoo_stages *stages);
+/* Inputs images [rows][channels][image][image], in the model's type, and labels [rows]; takes --image, --channels, --classes. */
+enum hapt_status zoo_images(struct zoo *zoo, const struct hapt_config *config, struct hapt_model *model, int *images, int *labels);
+/* y = convolution of x [rows][in][h][w]; PREFIX.weight [out][in][kernel][kernel], PREFIX.bias [out]. */
+enum hapt_status zoo_convolution(struct zoo *zoo, const char *prefix, const struct zoo_convolution *convolution, int x, int *y);
+/* y = batch norm of x by the statistics of the microbatch; PREFIX.weight, PREFIX.bias [channels]. */
+enum hapt_status zoo_batch_norm(struct zoo *zoo, const char *prefix, int x, int *y);
+enum hapt_status zoo_relu(struct zoo *zoo, const char *name, int x, int *y);
+enum hapt_status zoo_max_pool(struct zoo *zoo, const char *name, int64_t kernel, int64_t stride, int64_t padding, int x, int *y);
+/* The loss of logits [rows][classes]: the graph's end. */
+enum hapt_status zoo_classify(struct zoo *zoo, int logits, int labels);
 
 #endif

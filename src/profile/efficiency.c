@@ -60,7 +60,7 @@ const char *efficiency_class_name(enum efficiency_class class)
 enum efficiency_class efficiency_class_of(const struct hapt_op_type *type)
 {
     if (!type->heavy) return EFFICIENCY_VECTOR;
-    return type->contracts ? EFFICIENCY_PRODUCT : EFFICIENCY_ATTENTION;
+    return type->contracts || type->product ? EFFICIENCY_PRODUCT : EFFICIENCY_ATTENTION;
 }
 
 enum hapt_status efficiency_check(const struct efficiency_table *table)

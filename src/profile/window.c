@@ -152,7 +152,7 @@ static enum hapt_status fill_input(struct windows *windows, struct window *windo
     struct hapt_queue *queue = backend->queue(windows->options.device, 0);
     void *place = hapt_engine_tensor(window->engine, tensor, 0);
     if (input->role == HAPT_ROLE_LOSS_SCALE) {
-        const float scale = 1.0f / (float)(model->microbatch * (model->sequence > 0 ? model->sequence : 1));
+        const float scale = 1.0f / (float)hapt_model_items(model);
         return backend->copy(queue, place, &scale, sizeof scale);
     }
     union { int32_t index; float pixel; } *value = malloc(bytes); /* tokens, targets and labels; images */

@@ -35,9 +35,9 @@ static enum hapt_status write_settings(struct hapt_h5 *file, const struct hapt_c
     return hapt_h5_write_strings(file, "/settings/value", settings.count, value);
 }
 
-static double flops_per_token(const struct hapt_model *model)
+static double flops_per_item(const struct hapt_model *model)
 {
-    return hapt_model_flops(model) / ((double)model->microbatch * (model->sequence > 0 ? model->sequence : 1));
+    return hapt_model_flops(model) / (double)hapt_model_items(model);
 }
 
 static enum hapt_status write_run(struct hapt_h5 *file, const struct hapt_run *run)
@@ -48,7 +48,7 @@ static enum hapt_status write_run(struct hapt_h5 *file, const struct hapt_run *r
     HAPT_TRY(hapt_plan_write(file, "/plan", run->plan));
     HAPT_TRY(write_settings(file, run->config));
     HAPT_TRY(hapt_train_write(file, run->result));
-    HAPT_TRY(hapt_h5_write_attribute_real(file, "/train", "flops_per_token", flops_per_token(run->model), "FLOP"));
+    HAPT_TRY(hapt_h5_write_attribute_real(file, "/train", "flops_per_item", flops_per_item(run->model), "FLOP"));
     return hapt_h5_write_attribute_text(file, "/train", "checkpoint", run->result->checkpoint ? run->result->checkpoint : "");
 }
 
@@ -114,8 +114,9 @@ enum hapt_status hapt_report_build(const struct hapt_run *run, struct hapt_arena
                                    .steps = train->history.count,
                                    .first_step = train->first_step,
                                    .step_s = train->steady_step_s,
-                                   .tokens_per_s = train->tokens_per_s,
-                                   .flops_per_token = flops_per_token(run->model),
+                                   .item = train->item,
+                                   .items_per_s = train->items_per_s,
+                                   .flops_per_item = flops_per_item(run->model),
                                    .checkpoint = train->checkpoint,
                                    .stopped = train->stopped};
     const struct tables tables = {train->history.count - train->first_step, train->history.loss,  train->busy_s,
@@ -141,15 +142,16 @@ static enum hapt_status read_table(struct hapt_h5 *file, const char *name, int d
 static enum hapt_status read_train(struct hapt_h5 *file, struct hapt_report *report, struct hapt_arena *arena)
 {
     struct tables tables = {0};
-    int64_t tokens_per_step = 0, shape[HAPT_H5_MAX_DIMS] = {0};
+    int64_t items_per_step = 0, shape[HAPT_H5_MAX_DIMS] = {0};
     int dims = 0;
     const int64_t stages = report->plan->stage_count;
     if (hapt_h5_exists(file, "/train/loss")) HAPT_TRY(hapt_h5_shape(file, "/train/loss", &dims, shape));
     report->steps = dims == 1 ? shape[0] : 0;
     HAPT_TRY(hapt_h5_read_attribute_int(file, "/train", "first_step", &report->first_step));
-    HAPT_TRY(hapt_h5_read_attribute_int(file, "/train", "tokens_per_step", &tokens_per_step));
+    HAPT_TRY(hapt_h5_read_attribute_int(file, "/train", "items_per_step", &items_per_step));
+    HAPT_TRY(hapt_h5_read_attribute_text(file, "/train", "item", arena, &report->item));
     HAPT_TRY(hapt_h5_read_attribute_real(file, "/train", "steady_step_time", &report->step_s));
-    HAPT_TRY(hapt_h5_read_attribute_real(file, "/train", "flops_per_token", &report->flops_per_token));
+    HAPT_TRY(hapt_h5_read_attribute_real(file, "/train", "flops_per_item", &report->flops_per_item));
     HAPT_TRY(hapt_h5_read_attribute_text(file, "/train", "checkpoint", arena, &report->checkpoint));
     if (report->first_step < 0 || report->first_step > report->steps)
         return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "%s: first_step is out of range", hapt_h5_path(file));
@@ -161,7 +163,7 @@ static enum hapt_status read_train(struct hapt_h5 *file, struct hapt_report *rep
     HAPT_TRY(read_table(file, "/train/stage_communication", 2, tables.steps, stages, arena, &tables.comm_s));
     HAPT_TRY(read_table(file, "/train/memory_planned", 1, stages, -1, arena, &tables.planned_bytes));
     HAPT_TRY(read_table(file, "/train/memory_measured", 1, stages, -1, arena, &tables.measured_bytes));
-    report->tokens_per_s = report->step_s > 0 ? (double)tokens_per_step / report->step_s : 0;
+    report->items_per_s = report->step_s > 0 ? (double)items_per_step / report->step_s : 0;
     return fill(report, &tables, arena);
 }
 

@@ -37,8 +37,8 @@ void hapt_report_print(const struct hapt_env *env, const struct hapt_report *rep
         hapt_print(env, "step time    %s measured, %s predicted (%+.1f %%)\n", hapt_units_time(report->step_s, measured),
                    hapt_units_time(report->predicted_step_s, predicted),
                    ratio_percent(report->step_s, report->predicted_step_s));
-        hapt_print(env, "speed        %.0f tokens/s, %s\n", report->tokens_per_s,
-                   hapt_units_flops(report->tokens_per_s * report->flops_per_token, flops));
+        hapt_print(env, "speed        %.0f %ss/s, %s\n", report->items_per_s, report->item,
+                   hapt_units_flops(report->items_per_s * report->flops_per_item, flops));
     }
     if (report->checkpoint && report->checkpoint[0]) hapt_print(env, "checkpoint   %s\n", report->checkpoint);
 }
@@ -52,6 +52,9 @@ static json_t *stage_json(const struct hapt_report_stage *stage)
 
 enum hapt_status hapt_report_print_json(const struct hapt_report *report)
 {
+    char rate_name[64], flops_name[64];
+    snprintf(rate_name, sizeof rate_name, "%ss_per_second", report->item);
+    snprintf(flops_name, sizeof flops_name, "model_flops_per_%s", report->item);
     json_t *stages = json_array();
     for (int i = 0; i < report->plan->stage_count; i++) json_array_append_new(stages, stage_json(&report->stage[i]));
     json_t *loss = json_array();
@@ -60,7 +63,7 @@ enum hapt_status hapt_report_print_json(const struct hapt_report *report)
         "{s:I, s:I, s:b, s:o, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:s, s:o}", "steps", (json_int_t)report->steps, "first_step",
         (json_int_t)report->first_step, "stopped", (int)report->stopped, "loss", loss, "layers", report->plan->layer_count, "first_loss", report->first_loss, "last_loss", report->last_loss, "mean_loss",
         report->mean_loss, "step_time_s", report->step_s, "predicted_step_time_s", report->predicted_step_s,
-        "tokens_per_second", report->tokens_per_s, "model_flops_per_token", report->flops_per_token, "checkpoint",
+        rate_name, report->items_per_s, flops_name, report->flops_per_item, "checkpoint",
         report->checkpoint ? report->checkpoint : "", "stages", stages);
     json_t *root = json_pack("{s:s, s:i, s:o*}", "format", "hapt-run", "version", 1, "train", train);
     char *text = train && root ? json_dumps(root, JSON_REAL_PRECISION(17)) : NULL;

@@ -35,9 +35,11 @@ static enum hapt_status write_curves(struct hapt_h5 *file, const struct hapt_tra
     HAPT_TRY(hapt_h5_write(file, "/train/step_time", HAPT_H5_F64, 1, shape, history->time_s, "s"));
     double *rate = malloc((size_t)history->count * sizeof *rate);
     if (!rate) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the curves");
-    for (int64_t i = 0; i < history->count; i++) rate[i] = (double)result->tokens_per_step / history->time_s[i];
-    const enum hapt_status status =
-        hapt_h5_write(file, "/train/tokens_per_second", HAPT_H5_F64, 1, shape, rate, "token/s");
+    for (int64_t i = 0; i < history->count; i++) rate[i] = (double)result->items_per_step / history->time_s[i];
+    char name[64], units[32];
+    snprintf(name, sizeof name, "/train/%ss_per_second", result->item);
+    snprintf(units, sizeof units, "%s/s", result->item);
+    const enum hapt_status status = hapt_h5_write(file, name, HAPT_H5_F64, 1, shape, rate, units);
     free(rate);
     return status;
 }
@@ -59,6 +61,7 @@ enum hapt_status hapt_train_write(struct hapt_h5 *file, const struct hapt_train_
     HAPT_TRY(write_curves(file, result));
     HAPT_TRY(write_stages(file, result));
     HAPT_TRY(hapt_h5_write_attribute_int(file, "/train", "first_step", result->first_step));
-    HAPT_TRY(hapt_h5_write_attribute_int(file, "/train", "tokens_per_step", result->tokens_per_step));
+    HAPT_TRY(hapt_h5_write_attribute_text(file, "/train", "item", result->item));
+    HAPT_TRY(hapt_h5_write_attribute_int(file, "/train", "items_per_step", result->items_per_step));
     return hapt_h5_write_attribute_real(file, "/train", "steady_step_time", result->steady_step_s, "s");
 }

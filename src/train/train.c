@@ -293,8 +293,8 @@ static void show(struct run *run, struct hapt_progress *progress, int64_t step)
     double time_s = 0;
     for (int64_t s = from; s <= step; s++) time_s += history->time_s[s];
     char detail[96];
-    snprintf(detail, sizeof detail, "loss %.4f, %.0f tokens/s", history->loss[step],
-             (double)run->result->tokens_per_step * (double)(step + 1 - from) / time_s);
+    snprintf(detail, sizeof detail, "loss %.4f, %.0f %ss/s", history->loss[step],
+             (double)run->result->items_per_step * (double)(step + 1 - from) / time_s, run->result->item);
     hapt_progress_update(progress, (long)(step + 1 - run->first), detail);
 }
 
@@ -355,7 +355,8 @@ static enum hapt_status open_data(struct run *run)
     const int rows = run->plan->microbatches * run->stage.model->microbatch;
     HAPT_TRY(hapt_data_open(run->env, path, run->stage.model, rows, run->end,
                             (uint64_t)hapt_config_int(run->config, "data-seed"), &run->data));
-    run->result->tokens_per_step = (int64_t)rows * (run->stage.model->sequence > 0 ? run->stage.model->sequence : 1);
+    run->result->item = hapt_model_item(run->stage.model);
+    run->result->items_per_step = run->plan->microbatches * hapt_model_items(run->stage.model);
     return HAPT_OK;
 }
 
@@ -469,7 +470,7 @@ enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cl
     const struct hapt_history *history = &run.result->history;
     run.result->steady_step_s = hapt_train_median(history->time_s, run.first, history->count, SKIPPED_STEPS);
     if (run.result->steady_step_s > 0)
-        run.result->tokens_per_s = (double)run.result->tokens_per_step / run.result->steady_step_s;
+        run.result->items_per_s = (double)run.result->items_per_step / run.result->steady_step_s;
     *result = run.result;
     return HAPT_OK;
 }

@@ -121,6 +121,26 @@ done
 check 'given options rule' grep -q '"layers": "1".*"hidden": "16".*"heads": "2".*"microbatch": "8".*"dtype": "fp32"' out
 check 'a given training option rules' [ "$(h5dump -y -w 80 -d /training/value given.h5 | grep -c '"4"')" -eq 1 ]
 check 'and stands once' [ "$(h5dump -y -d /training/option given.h5 | grep -c microbatches)" -eq 1 ]
+# Families of images: torchvision's sizes.
+images=0
+for pair in $(sed -n 's/^  \(\(vgg\|resnet\)[-0-9a-z]*\)  *\([0-9]*\) parameters.*/\1:\3/p' help); do
+    "$hapt" model "${pair%:*}" --output named.h5 --json >out 2>err
+    check "parameters of ${pair%:*}" [ "$(field parameters)" = "${pair#*:}" ]
+    images=$((images + 1))
+done
+check 'three named models of images' [ "${images:-0}" -eq 3 ]
+"$hapt" model vgg19 --output named.h5 --json >out
+check 'torchvision vgg19' [ "$(field parameters)" = 143667240 ]
+# 19.63 G multiplications an image (the published figure), 4 rows, forward and twice backward but for the first layer's dx.
+check 'FLOPs of vgg19' near "$(field flops_per_microbatch)" 471e9 2e9
+"$hapt" model resnet50 --output named.h5 --json >out
+check 'torchvision resnet50' [ "$(field parameters)" = 25557032 ]
+refuses 2 model vgg --image 16 --stages 5 --output m.h5
+refuses 2 model vgg --stages 2,,2 --output m.h5
+refuses 2 model resnet --stages 0 --output m.h5
+refuses 2 model resnet --stages 9 --output m.h5
+refuses 2 model resnet --stages x --output m.h5
+refuses 3 model resnet --image 32 --data nano.h5 --output m.h5
 refuses 2 model gpt-40b --output m.h5
 refuses 2 model gpt-39b --heads 60 --output m.h5
 

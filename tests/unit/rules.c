@@ -29,8 +29,23 @@ static bool of_experts(int type)
     return strncmp(name, "moe_", 4) == 0 || strncmp(name, "expert_", 7) == 0;
 }
 
+static bool of_images(int type)
+{
+    static const char *const names[] = {"conv2d", "max_pool", "mean_pool", "flatten", "batch_"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strncmp(hapt_op_type_at(type)->name, names[i], strlen(names[i])) == 0) return true;
+    return false;
+}
+
+/* Windows of 3 x 3 at every pixel: results are as large as the images. */
+static int64_t size_of_image_letter(char letter)
+{
+    return letter == 'k' || letter == 'l' ? 3 : letter == 'b' || letter == 'c' ? 4 : letter == 'f' ? 4 * 6 * 6 : 6;
+}
+
 static int64_t size_of_letter(int type, char letter)
 {
+    if (of_images(type)) return size_of_image_letter(letter);
     if (of_experts(type) && strchr("eck", letter)) return letter == 'e' ? 4 : letter == 'c' ? 6 : 2;
     const char *name = hapt_op_type_at(type)->name;
     if (strncmp(name, "patch_embedding", 15) == 0) { /* 2 x 2 patches of 3 x 3 pixels */
@@ -107,6 +122,7 @@ static double input_value(int type, const struct operand *operand, char code, in
 {
     if (of_experts(type) && code == 'i') return k % 2 ? ((int)operand->value[k - 1] + 1) % 4 : (double)(hapt_random_next(random) % 4);
     if (of_experts(type) && code == 'f' && operand->dims == 2) return (double)(hapt_random_next(random) % 7);
+    if (of_images(type) && code == 'f') return (float)(0.1 + hapt_random_unit(random)); /* variances among them */
     return code == 'i' ? (double)(hapt_random_next(random) % 10) : (float)(2 * hapt_random_unit(random) - 1);
 }
 
@@ -121,6 +137,9 @@ static void prepare(struct job *job, int type, bool optional)
     if (strncmp(row->name, "rope", 4) == 0) job->op.integer[0] = 2, job->op.real[0] = 100;
     if (strncmp(row->name, "take_token", 10) == 0) job->op.integer[0] = 1;
     if (strstr(row->name, "_norm")) job->op.real[0] = 1e-5;
+    if (strstr(row->name, "batch_")) job->op.integer[0] = 4 * 6 * 6;
+    if (strstr(row->name, "conv2d")) job->op.integer[0] = job->op.integer[1] = 1;
+    if (strstr(row->name, "max_pool")) job->op.integer[0] = 3, job->op.integer[1] = job->op.integer[2] = 1;
     /* Gradients of parameters always accumulate. */
     const char *tail = strrchr(row->name, '_');
     if (tail && strcmp(tail, "_dw") == 0) job->accumulate = ~0u;

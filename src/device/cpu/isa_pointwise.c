@@ -131,6 +131,38 @@ static enum hapt_status copy_any(const struct hapt_call *call, struct hapt_queue
     return HAPT_OK;
 }
 
+/* max(x, 0); a NaN stays. Backward by y, which is positive where x was. */
+INLINE void relu_run(const struct hapt_call *call, bool half, bool backward)
+{
+    const int64_t elements = hapt_view_elements(&call->input[0]);
+    const void *x = call->input[0].data, *dy = call->input[1].data;
+    void *out = call->output[0].data;
+    const bool accumulate = call->accumulate & 1u;
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, elements))
+    for (int64_t first = 0; first < elements; first += CHUNK) {
+        const int64_t end = smaller(elements, first + CHUNK);
+        for (int64_t i = first; i < end; i += LANES) {
+            const vector value = load(x, i, end - i, half), zero = {0};
+            vector result = vector_select(value <= 0.0f, zero, backward ? load(dy, i, end - i, half) : value);
+            if (accumulate) result += load(out, i, end - i, half);
+            store(out, i, end - i, half, result);
+        }
+    }
+}
+
+#define RELU(name, half, backward)                                                                                     \
+    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue)                               \
+    {                                                                                                                  \
+        (void)queue;                                                                                                   \
+        relu_run(call, half, backward);                                                                                \
+        return HAPT_OK;                                                                                                \
+    }
+
+RELU(relu_f32, false, false)
+RELU(relu_bf16, true, false)
+RELU(relu_dx_f32, false, true)
+RELU(relu_dx_bf16, true, true)
+
 static enum hapt_status zero_any(const struct hapt_call *call, struct hapt_queue *queue)
 {
     (void)queue;
@@ -149,6 +181,11 @@ const struct cpu_kernel ISA_NAME(hapt_cpu_pointwise)[] = {
     {HAPT_BF16, {"gelu", NULL, gelu_bf16}},
     {HAPT_F32, {"gelu_dx", NULL, gelu_dx_f32}},
     {HAPT_BF16, {"gelu_dx", NULL, gelu_dx_bf16}},
+    {HAPT_F32, {"relu", NULL, relu_f32}},
+    {HAPT_BF16, {"relu", NULL, relu_bf16}},
+    {HAPT_F32, {"relu_dx", NULL, relu_dx_f32}},
+    {HAPT_BF16, {"relu_dx", NULL, relu_dx_bf16}},
+    {HAPT_F32, {"cast", NULL, copy_any}},
     {HAPT_F32, {"add", NULL, add_f32}},
     {HAPT_BF16, {"add", NULL, add_bf16}},
     {HAPT_F32, {"copy", NULL, copy_any}},

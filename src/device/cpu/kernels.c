@@ -15,6 +15,8 @@ struct level {
     {                                                                                                                  \
         .name = #isa, .family = {                                                                                      \
             hapt_cpu_attention_##isa,                                                                                  \
+            hapt_cpu_batch_norm_##isa,                                                                                 \
+            hapt_cpu_convolution_##isa,                                                                                \
             hapt_cpu_embedding_##isa,                                                                                  \
             hapt_cpu_expert_##isa,                                                                                     \
             hapt_cpu_linear_##isa,                                                                                     \
@@ -25,6 +27,7 @@ struct level {
             hapt_cpu_optimizer_##isa,                                                                                  \
             hapt_cpu_patches_##isa,                                                                                    \
             hapt_cpu_pointwise_##isa,                                                                                  \
+            hapt_cpu_pool_##isa,                                                                                       \
         }                                                                                                              \
     }
 

@@ -23,6 +23,8 @@ struct cpu_kernel {
     extern const struct cpu_kernel hapt_cpu_##family##_v2[], hapt_cpu_##family##_v3[], hapt_cpu_##family##_v4[],       \
         hapt_cpu_##family##_base[]
 CPU_KERNEL_DECLARE(attention);
+CPU_KERNEL_DECLARE(batch_norm);
+CPU_KERNEL_DECLARE(convolution);
 CPU_KERNEL_DECLARE(embedding);
 CPU_KERNEL_DECLARE(expert);
 CPU_KERNEL_DECLARE(linear);
@@ -33,6 +35,7 @@ CPU_KERNEL_DECLARE(norm);
 CPU_KERNEL_DECLARE(optimizer);
 CPU_KERNEL_DECLARE(patches);
 CPU_KERNEL_DECLARE(pointwise);
+CPU_KERNEL_DECLARE(pool);
 
 /* NULL when there is none. The level is decided on the first call. */
 const struct hapt_kernel *hapt_cpu_kernel_find(const char *op, enum hapt_dtype dtype);

@@ -1,0 +1,167 @@
+/*
+ * Batch norm by the statistics of a whole batch. x is [rows][channels][pixels]; sums go over rows and pixels, a channel by one
+ * thread, and are divided by the count of the whole batch, of which this may be a shard.
+ */
+#include <math.h>
+
+#include "isa.h"
+
+struct images {
+    int64_t rows, channels, pixels;
+};
+
+INLINE struct images images_of(const struct hapt_view *x)
+{
+    return (struct images){x->shape[0], x->shape[1], x->shape[2] * x->shape[3]};
+}
+
+INLINE void put_sum(const struct hapt_call *call, int output, int64_t channel, double sum)
+{
+    float *to = (float *)call->output[output].data + channel;
+    *to = (float)(sum + (call->accumulate >> output & 1u ? *to : 0));
+}
+
+/* Sum of x, or of the squares of x - mean where a mean is given. */
+INLINE void statistic(const struct hapt_call *call, bool half, const float *mean)
+{
+    const struct images n = images_of(&call->input[0]);
+    const void *x = call->input[0].data;
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, n.rows *n.channels *n.pixels))
+    for (int64_t c = 0; c < n.channels; c++) {
+        struct sum sum = {0};
+        for (int64_t r = 0; r < n.rows; r++)
+            for (int64_t i = 0; i < n.pixels; i += LANES) {
+                const int64_t left = n.pixels - i;
+                vector value = load(x, (r * n.channels + c) * n.pixels + i, left, half);
+                if (mean) {
+                    value -= mean[c];
+                    value *= value;
+                    if (left < LANES) value = vector_select(lanes_below(left), value, (vector){0});
+                }
+                sum_add(&sum, value);
+            }
+        put_sum(call, 0, c, sum_total(&sum) / (double)call->integer[0]);
+    }
+}
+
+INLINE void batch_mean(const struct hapt_call *call, bool half)
+{
+    statistic(call, half, NULL);
+}
+
+INLINE void batch_variance(const struct hapt_call *call, bool half)
+{
+    statistic(call, half, call->input[1].data);
+}
+
+INLINE float channel_rstd(const struct hapt_call *call, int64_t channel)
+{
+    return (float)(1 / sqrt((double)((const float *)call->input[2].data)[channel] + call->real[0]));
+}
+
+INLINE float channel_gamma(const struct hapt_call *call, int64_t channel, bool half)
+{
+    return load(call->input[3].data, channel, 1, half)[0];
+}
+
+/* input: x, mean, variance, gamma, beta */
+INLINE void batch_norm(const struct hapt_call *call, bool half)
+{
+    const struct images n = images_of(&call->input[0]);
+    const void *x = call->input[0].data, *beta = call->input[4].data;
+    const float *mean = call->input[1].data;
+    void *y = call->output[0].data;
+    const bool accumulate = call->accumulate & 1u;
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, n.rows *n.channels *n.pixels))
+    for (int64_t image = 0; image < n.rows * n.channels; image++) {
+        const int64_t c = image % n.channels;
+        const float factor = channel_gamma(call, c, half) * channel_rstd(call, c), shift = load(beta, c, 1, half)[0];
+        for (int64_t i = 0; i < n.pixels; i += LANES) {
+            const int64_t at = image * n.pixels + i, left = n.pixels - i;
+            vector value = (load(x, at, left, half) - mean[c]) * factor + shift;
+            if (accumulate) value += load(y, at, left, half);
+            store(y, at, left, half, value);
+        }
+    }
+}
+
+/* input: x, mean, variance, gamma, dy; output: dmean, dvariance, dgamma, dbeta */
+INLINE void batch_norm_sums(const struct hapt_call *call, bool half)
+{
+    const struct images n = images_of(&call->input[0]);
+    const void *x = call->input[0].data, *dy = call->input[4].data;
+    const float *mean = call->input[1].data;
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, n.rows *n.channels *n.pixels * 2))
+    for (int64_t c = 0; c < n.channels; c++) {
+        struct sum plain = {0}, weighted = {0};
+        for (int64_t r = 0; r < n.rows; r++)
+            for (int64_t i = 0; i < n.pixels; i += LANES) {
+                const int64_t at = (r * n.channels + c) * n.pixels + i, left = n.pixels - i;
+                const vector d = load(dy, at, left, half); /* 0 behind the end */
+                sum_add(&plain, d);
+                sum_add(&weighted, d * (load(x, at, left, half) - mean[c]));
+            }
+        const double gamma = channel_gamma(call, c, half), rstd = channel_rstd(call, c);
+        put_sum(call, 0, c, -gamma * rstd * sum_total(&plain));
+        put_sum(call, 1, c, -0.5 * gamma * rstd * rstd * rstd * sum_total(&weighted));
+        put_sum(call, 2, c, rstd * sum_total(&weighted));
+        put_sum(call, 3, c, sum_total(&plain));
+    }
+}
+
+/* input: x, mean, variance, gamma, dmean, dvariance, dy; output: dx */
+INLINE void batch_norm_dx(const struct hapt_call *call, bool half)
+{
+    const struct images n = images_of(&call->input[0]);
+    const void *x = call->input[0].data, *dy = call->input[6].data;
+    const float *mean = call->input[1].data, *dmean = call->input[4].data, *dvariance = call->input[5].data;
+    void *dx = call->output[0].data;
+    const bool accumulate = call->accumulate & 1u;
+    const double count = (double)call->integer[0];
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, n.rows *n.channels *n.pixels * 2))
+    for (int64_t image = 0; image < n.rows * n.channels; image++) {
+        const int64_t c = image % n.channels;
+        const float factor = channel_gamma(call, c, half) * channel_rstd(call, c);
+        const float slope = (float)(2 * dvariance[c] / count), shift = (float)(dmean[c] / count);
+        for (int64_t i = 0; i < n.pixels; i += LANES) {
+            const int64_t at = image * n.pixels + i, left = n.pixels - i;
+            vector value = load(dy, at, left, half) * factor + (load(x, at, left, half) - mean[c]) * slope + shift;
+            if (accumulate) value += load(dx, at, left, half);
+            store(dx, at, left, half, value);
+        }
+    }
+}
+
+#define ENTRY(body)                                                                                                    \
+    static enum hapt_status body##_f32(const struct hapt_call *call, struct hapt_queue *queue)                         \
+    {                                                                                                                  \
+        (void)queue;                                                                                                   \
+        body(call, false);                                                                                             \
+        return HAPT_OK;                                                                                                \
+    }                                                                                                                  \
+    static enum hapt_status body##_bf16(const struct hapt_call *call, struct hapt_queue *queue)                        \
+    {                                                                                                                  \
+        (void)queue;                                                                                                   \
+        body(call, true);                                                                                              \
+        return HAPT_OK;                                                                                                \
+    }
+
+ENTRY(batch_mean)
+ENTRY(batch_variance)
+ENTRY(batch_norm)
+ENTRY(batch_norm_sums)
+ENTRY(batch_norm_dx)
+
+const struct cpu_kernel ISA_NAME(hapt_cpu_batch_norm)[] = {
+    {HAPT_F32, {"batch_mean", NULL, batch_mean_f32}},
+    {HAPT_BF16, {"batch_mean", NULL, batch_mean_bf16}},
+    {HAPT_F32, {"batch_variance", NULL, batch_variance_f32}},
+    {HAPT_BF16, {"batch_variance", NULL, batch_variance_bf16}},
+    {HAPT_F32, {"batch_norm", NULL, batch_norm_f32}},
+    {HAPT_BF16, {"batch_norm", NULL, batch_norm_bf16}},
+    {HAPT_F32, {"batch_norm_sums", NULL, batch_norm_sums_f32}},
+    {HAPT_BF16, {"batch_norm_sums", NULL, batch_norm_sums_bf16}},
+    {HAPT_F32, {"batch_norm_dx", NULL, batch_norm_dx_f32}},
+    {HAPT_BF16, {"batch_norm_dx", NULL, batch_norm_dx_bf16}},
+    {HAPT_F32, {NULL, NULL, NULL}},
+};

@@ -1,0 +1,173 @@
+/* Convolutions and their gradients: oneDNN's, and the sums over rows and pixels that are the bias's gradient. */
+#include "convolution.h"
+#include "isa.h"
+
+/* bf16 by oneDNN from AVX-512 on; below, operands are widened into the workspace. */
+#define NATIVE_HALF (LANES == 16)
+
+/* x, w and y of a call are its views `x`, `w` and `y`. */
+static struct convolution describe(const struct hapt_call *call, enum convolution_kind kind, enum hapt_dtype dtype,
+                                   const struct hapt_view *x, const struct hapt_view *w, const struct hapt_view *y)
+{
+    return (struct convolution){.kind = kind,
+                                .dtype = NATIVE_HALF ? dtype : HAPT_F32,
+                                .rows = x->shape[0],
+                                .in = x->shape[1],
+                                .height = x->shape[2],
+                                .width = x->shape[3],
+                                .out = y->shape[1],
+                                .out_height = y->shape[2],
+                                .out_width = y->shape[3],
+                                .kernel_height = w->shape[2],
+                                .kernel_width = w->shape[3],
+                                .stride = call->integer[0],
+                                .padding = call->integer[1],
+                                .threads = call->threads};
+}
+
+static size_t widened_bytes(const struct hapt_view *view)
+{
+    return ((size_t)hapt_view_elements(view) * sizeof(float) + 63) / 64 * 64;
+}
+
+INLINE void convert(void *to, bool to_half, const void *from, bool from_half, int64_t elements, int threads)
+{
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t first = 0; first < elements; first += 4096)
+        for (int64_t i = first; i < smaller(elements, first + 4096); i += LANES)
+            store(to, i, elements - i, to_half, load(from, i, elements - i, from_half));
+}
+
+/* What a call is made of: views of x, w and y, which of them is the result. */
+struct parts {
+    const struct hapt_view *x, *w, *y, *bias;
+    enum convolution_kind kind;
+};
+
+static struct parts forward_parts(const struct hapt_call *call)
+{
+    return (struct parts){&call->input[0], &call->input[1], &call->output[0], &call->input[2], CONVOLUTION_FORWARD};
+}
+
+static struct parts dx_parts(const struct hapt_call *call)
+{
+    return (struct parts){&call->output[0], &call->input[1], &call->input[0], NULL, CONVOLUTION_DX};
+}
+
+static struct parts dw_parts(const struct hapt_call *call)
+{
+    return (struct parts){&call->input[0], &call->output[0], &call->input[1], NULL, CONVOLUTION_DW};
+}
+
+static size_t workspace_of(const struct hapt_call *call, struct parts parts, enum hapt_dtype dtype)
+{
+    const struct convolution convolution = describe(call, parts.kind, dtype, parts.x, parts.w, parts.y);
+    size_t bytes = hapt_convolution_workspace(&convolution);
+    if (dtype == HAPT_BF16 && !NATIVE_HALF)
+        bytes += widened_bytes(parts.x) + widened_bytes(parts.w) + widened_bytes(parts.y) +
+                 (size_t)(parts.y->shape[1] + 15) / 16 * 64;
+    return bytes;
+}
+
+/* bf16 by way of fp32 copies; those of the workspace stand before oneDNN's part. */
+static enum hapt_status run_widened(const struct hapt_call *call, struct parts parts, const struct convolution *convolution,
+                                    bool accumulate)
+{
+    const struct hapt_view *view[3] = {parts.x, parts.w, parts.y};
+    const int result = parts.kind == CONVOLUTION_FORWARD ? 2 : parts.kind == CONVOLUTION_DX ? 0 : 1;
+    const int64_t channels = parts.y->shape[1];
+    char *at = call->workspace;
+    float *wide[3], *bias = NULL;
+    for (int o = 0; o < 3; o++) {
+        const int64_t elements = hapt_view_elements(view[o]);
+        wide[o] = (float *)at;
+        at += widened_bytes(view[o]);
+        if (view[o]->dtype == HAPT_F32) wide[o] = view[o]->data; /* the gradient of weights */
+        if (view[o]->dtype == HAPT_BF16 && (o != result || accumulate))
+            convert(wide[o], false, view[o]->data, true, elements, threads_for(call, elements));
+    }
+    if (parts.bias && parts.bias->data) {
+        bias = (float *)at;
+        convert(bias, false, parts.bias->data, true, channels, 1);
+    }
+    at += (channels + 15) / 16 * 64;
+    HAPT_TRY(hapt_convolution_run(convolution, wide[0], wide[1], wide[2], bias, accumulate, at));
+    if (view[result]->dtype != HAPT_BF16) return HAPT_OK;
+    const int64_t elements = hapt_view_elements(view[result]);
+    convert(view[result]->data, true, wide[result], false, elements, threads_for(call, elements));
+    return HAPT_OK;
+}
+
+static enum hapt_status run(const struct hapt_call *call, struct parts parts, enum hapt_dtype dtype, bool accumulate)
+{
+    const struct convolution convolution = describe(call, parts.kind, dtype, parts.x, parts.w, parts.y);
+    if (dtype == HAPT_BF16 && !NATIVE_HALF) return run_widened(call, parts, &convolution, accumulate);
+    return hapt_convolution_run(&convolution, parts.x->data, parts.w->data, parts.y->data,
+                                parts.bias ? parts.bias->data : NULL, accumulate, call->workspace);
+}
+
+static enum hapt_status forward(const struct hapt_call *call, enum hapt_dtype dtype)
+{
+    return run(call, forward_parts(call), dtype, false);
+}
+
+static enum hapt_status input_gradient(const struct hapt_call *call, enum hapt_dtype dtype)
+{
+    return run(call, dx_parts(call), dtype, call->accumulate & 1u);
+}
+
+/* Sums over rows and pixels of dy [rows][channels][pixels]: a channel is one thread's. */
+INLINE void bias_gradient(const struct hapt_call *call, bool half)
+{
+    const struct hapt_view *dy = &call->input[1];
+    const int64_t rows = dy->shape[0], channels = dy->shape[1], pixels = dy->shape[2] * dy->shape[3];
+    float *db = call->output[1].data;
+    const bool accumulate = call->accumulate >> 1 & 1u;
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *channels *pixels))
+    for (int64_t c = 0; c < channels; c++) {
+        struct sum sum = {0};
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t i = 0; i < pixels; i += LANES)
+                sum_add(&sum, load(dy->data, (r * channels + c) * pixels + i, pixels - i, half));
+        db[c] = (float)(sum_total(&sum) + (accumulate ? db[c] : 0));
+    }
+}
+
+static enum hapt_status weight_gradient(const struct hapt_call *call, enum hapt_dtype dtype)
+{
+    if (call->output_count > 1 && call->output[1].data) {
+        if (dtype == HAPT_BF16)
+            bias_gradient(call, true);
+        else
+            bias_gradient(call, false);
+    }
+    return run(call, dw_parts(call), dtype, call->accumulate & 1u);
+}
+
+#define ENTRY(name, body, parts, type)                                                                                 \
+    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue)                               \
+    {                                                                                                                  \
+        (void)queue;                                                                                                   \
+        return body(call, type);                                                                                       \
+    }                                                                                                                  \
+    static size_t name##_workspace(const struct hapt_call *call)                                                       \
+    {                                                                                                                  \
+        return workspace_of(call, parts(call), type);                                                                  \
+    }
+
+ENTRY(forward_f32, forward, forward_parts, HAPT_F32)
+ENTRY(forward_bf16, forward, forward_parts, HAPT_BF16)
+ENTRY(dx_f32, input_gradient, dx_parts, HAPT_F32)
+ENTRY(dx_bf16, input_gradient, dx_parts, HAPT_BF16)
+ENTRY(dw_f32, weight_gradient, dw_parts, HAPT_F32)
+ENTRY(dw_bf16, weight_gradient, dw_parts, HAPT_BF16)
+
+const struct cpu_kernel ISA_NAME(hapt_cpu_convolution)[] = {
+    {HAPT_F32, {"conv2d", forward_f32_workspace, forward_f32}},
+    {HAPT_BF16, {"conv2d", forward_bf16_workspace, forward_bf16}},
+    {HAPT_F32, {"conv2d_dx", dx_f32_workspace, dx_f32}},
+    {HAPT_BF16, {"conv2d_dx", dx_bf16_workspace, dx_bf16}},
+    {HAPT_F32, {"conv2d_dw", dw_f32_workspace, dw_f32}},
+    {HAPT_BF16, {"conv2d_dw", dw_bf16_workspace, dw_bf16}},
+    {HAPT_F32, {NULL, NULL, NULL}},
+};

@@ -1,0 +1,201 @@
+/*
+ * Rows of the operator table: images. Letters: b rows, c and o channels, x and y height and width, k and l those of the kernel,
+ * p and q those of the result.
+ *
+ * Batch norm by the statistics of the whole batch is three operators: the mean, the variance around it, and the normalisation
+ * by both. The first two sum x / N over their rows, N the count of the whole batch: over shards of a batch that are partial sums,
+ * and so are the gradients with respect to both that batch_norm_sums makes.
+ */
+#include "ops_groups.h"
+
+enum { KERNEL_MOST = 1 << 15 }; /* of kernels, strides and paddings: sizes stay far from overflow */
+
+/* Extent of the windows' places along a dimension; 0: there is none. */
+static int64_t places(int64_t extent, int64_t kernel, int64_t stride, int64_t padding)
+{
+    const int64_t room = extent + 2 * padding - kernel;
+    return room < 0 ? 0 : room / stride + 1;
+}
+
+static enum hapt_status infer_windows(const struct hapt_op *op, const int64_t *image, const int64_t *kernel, int64_t stride,
+                                      int64_t padding, struct hapt_tensor *output)
+{
+    if (stride < 1 || stride > KERNEL_MOST) return hapt_op_bad_attribute(op, "its stride is not 1 or more");
+    if (padding < 0 || padding > KERNEL_MOST) return hapt_op_bad_attribute(op, "its padding is negative");
+    for (int d = 0; d < 2; d++) {
+        if (kernel[d] < 1 || kernel[d] > KERNEL_MOST) return hapt_op_bad_attribute(op, "its kernel is not 1 or more wide");
+        output->shape[2 + d] = places(image[d], kernel[d], stride, padding);
+        if (output->shape[2 + d] < 1) return hapt_op_bad_attribute(op, "its kernel is larger than the image");
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status infer_conv2d(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
+{
+    const int64_t *x = graph->tensor[op->input[0]].shape, *w = graph->tensor[op->input[1]].shape;
+    return infer_windows(op, x + 2, w + 2, op->integer[0], op->integer[1], &output[0]);
+}
+
+static enum hapt_status infer_max_pool(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
+{
+    const int64_t kernel[2] = {op->integer[0], op->integer[0]};
+    if (op->integer[2] > kernel[0] / 2) return hapt_op_bad_attribute(op, "its padding exceeds half its kernel");
+    return infer_windows(op, graph->tensor[op->input[0]].shape + 2, kernel, op->integer[1], op->integer[2], &output[0]);
+}
+
+static enum hapt_status infer_flatten(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
+{
+    const int64_t *x = graph->tensor[op->input[0]].shape;
+    output[0].shape[1] = x[1] * x[2] * x[3];
+    return HAPT_OK;
+}
+
+/* N counts at least the rows that are here. */
+static enum hapt_status infer_statistics(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
+{
+    const int64_t *x = graph->tensor[op->input[0]].shape;
+    (void)output;
+    if (op->real[0] < 0 || op->real[0] >= 1) return hapt_op_bad_attribute(op, "epsilon is not in [0, 1)");
+    return op->integer[0] >= x[0] * x[2] * x[3] ? HAPT_OK : hapt_op_bad_attribute(op, "N is less than its rows and pixels");
+}
+
+static enum hapt_status infer_cast(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
+{
+    (void)graph;
+    output[0].dtype = op->integer[0] ? HAPT_BF16 : HAPT_F32;
+    return op->integer[0] == 0 || op->integer[0] == 1 ? HAPT_OK : hapt_op_bad_attribute(op, "its type is neither fp32 nor bf16");
+}
+
+/* One multiplication and addition for each element of the result, kernel element and channel read. */
+static double flops_products(const struct hapt_tensor *y, const struct hapt_tensor *w, double rows_fraction)
+{
+    return 2 * rows_fraction * (double)hapt_tensor_elements(y) * (double)(w->shape[1] * w->shape[2] * w->shape[3]);
+}
+
+static double flops_conv2d(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
+{
+    return flops_products(&graph->tensor[op->output[0]], &graph->tensor[op->input[1]], rows_fraction);
+}
+
+static double flops_conv2d_dx(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
+{
+    return flops_products(&graph->tensor[op->input[0]], &graph->tensor[op->input[1]], rows_fraction);
+}
+
+static double flops_conv2d_dw(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
+{
+    return flops_products(&graph->tensor[op->input[1]], &graph->tensor[op->output[0]], rows_fraction);
+}
+
+static enum hapt_status gradient_conv2d(struct hapt_graph *graph, int op)
+{
+    return hapt_gradient_product(graph, op, "conv2d_dx", "conv2d_dw");
+}
+
+/* By the output: it is positive where the input was, and lets the input go. */
+static enum hapt_status gradient_relu(struct hapt_graph *graph, int op)
+{
+    const int primal = graph->op[op].input[0];
+    const int input[] = {graph->op[op].output[0], hapt_gradient_incoming(graph, op)};
+    return hapt_gradient_append(graph, op, "relu_dx", input, 2, &primal, 1);
+}
+
+/* The place of each maximum is found again: to keep it would cost more memory than the time is worth. */
+static enum hapt_status gradient_max_pool(struct hapt_graph *graph, int op)
+{
+    const int primal = graph->op[op].input[0];
+    const int input[] = {primal, hapt_gradient_incoming(graph, op)};
+    return hapt_gradient_append(graph, op, "max_pool_dx", input, 2, &primal, 1);
+}
+
+static enum hapt_status gradient_unary(struct hapt_graph *graph, int op, const char *type)
+{
+    const int primal = graph->op[op].input[0], incoming = hapt_gradient_incoming(graph, op);
+    return hapt_gradient_append(graph, op, type, &incoming, 1, &primal, 1);
+}
+
+static enum hapt_status gradient_mean_pool(struct hapt_graph *graph, int op)
+{
+    return gradient_unary(graph, op, "mean_pool_dx");
+}
+
+static enum hapt_status gradient_flatten(struct hapt_graph *graph, int op)
+{
+    return gradient_unary(graph, op, "flatten_dx");
+}
+
+static bool made_of(const struct hapt_graph *graph, int tensor, const char *type, int x, int mean)
+{
+    const int producer = graph->tensor[tensor].producer;
+    if (producer < 0 || producer >= graph->forward_count) return false;
+    const struct hapt_op *op = &graph->op[producer];
+    return op->type == hapt_op_type_find(type) && op->input[0] == x && (mean < 0 || op->input[1] == mean);
+}
+
+/* batch_norm_dx gives x all of its gradient, through mean and variance, too. (The variance does not change with the mean that it
+ * is taken around: the deviations from it sum to 0.) So batch_mean and batch_variance add nothing, and have no other readers. */
+static enum hapt_status gradient_batch_norm(struct hapt_graph *graph, int op)
+{
+    const int *in = graph->op[op].input;
+    const int x = in[0], mean = in[1], variance = in[2], gamma = in[3], beta = in[4];
+    const int incoming = hapt_gradient_incoming(graph, op);
+    if (!made_of(graph, mean, "batch_mean", x, -1) || !made_of(graph, variance, "batch_variance", x, mean) ||
+        graph->tensor[mean].gradient >= 0 || graph->tensor[variance].gradient >= 0) {
+        return hapt_fail(HAPT_ERR_INPUT, "give each its own batch_mean and batch_variance of its input",
+                         "operator %s normalises by statistics of something else", graph->op[op].name);
+    }
+    const int sums[] = {x, mean, variance, gamma, incoming}, parts[] = {mean, variance, gamma, beta};
+    if (!hapt_gradient_wanted(graph, x)) {
+        return hapt_fail(HAPT_ERR_INPUT, "put a layer with parameters before it", "operator %s normalises an input of the model",
+                         graph->op[op].name);
+    }
+    HAPT_TRY(hapt_gradient_append(graph, op, "batch_norm_sums", sums, 5, parts, 4));
+    const int dx[] = {x, mean, variance, gamma, graph->tensor[mean].gradient, graph->tensor[variance].gradient, incoming};
+    return hapt_gradient_append(graph, op, "batch_norm_dx", dx, 7, &x, 1);
+}
+
+static enum hapt_status gradient_statistics(struct hapt_graph *graph, int op)
+{
+    (void)graph, (void)op; /* part of batch_norm_dx */
+    return HAPT_OK;
+}
+
+/* clang-format off */
+const struct hapt_op_type hapt_ops_image[] = {
+    {.name = "conv2d", .signature = "bcx!y!,ock!l!,o?->bop!q!", .dtypes = "ccc->c", .heavy = true, .product = true,
+     .flops = flops_conv2d, .infer = infer_conv2d, .gradient = gradient_conv2d,
+     .attributes = "x, w, bias -> y; integer[0] stride, integer[1] padding (zeros) on each side"},
+    {.name = "conv2d_dx", .signature = "bop!q!,ock!l!->bcx!y!", .dtypes = "cc->c", .heavy = true, .product = true,
+     .flops = flops_conv2d_dx, .attributes = "dy, w -> dx; as conv2d"},
+    {.name = "conv2d_dw", .signature = "bcx!y!,bop!q!->ock!l!,o?", .dtypes = "cc->ff", .heavy = true, .product = true,
+     .flops = flops_conv2d_dw, .attributes = "x, dy -> dw, dbias; as conv2d"},
+    {.name = "cast", .signature = "...->...", .dtypes = "f->c", .infer = infer_cast,
+     .attributes = "x (data, fp32) -> y; integer[0] 0 fp32, 1 bf16"},
+    {.name = "relu", .signature = "...->...", .dtypes = "c->c", .flops_per_element = 1, .gradient = gradient_relu,
+     .attributes = "x -> y"},
+    {.name = "relu_dx", .signature = "...,...->...", .dtypes = "cc->c", .flops_per_element = 1, .attributes = "y, dy -> dx"},
+    {.name = "max_pool", .signature = "bcx!y!->bcp!q!", .dtypes = "c->c", .flops_per_element = 2, .infer = infer_max_pool,
+     .gradient = gradient_max_pool, .attributes = "x -> y; integer[0] kernel, integer[1] stride, integer[2] padding"},
+    {.name = "max_pool_dx", .signature = "bcx!y!,bcp!q!->bcx!y!", .dtypes = "cc->c", .flops_per_element = 3,
+     .attributes = "x, dy -> dx; the first of equal maxima takes it; as max_pool"},
+    {.name = "mean_pool", .signature = "bcx!y!->bc", .dtypes = "c->c", .flops_per_element = 1, .gradient = gradient_mean_pool,
+     .attributes = "x -> mean over the image"},
+    {.name = "mean_pool_dx", .signature = "bc->bcx!y!", .dtypes = "c->c", .flops_per_element = 1, .attributes = "dy -> dx"},
+    {.name = "flatten", .signature = "bcx!y!->bf/c", .dtypes = "c->c", .infer = infer_flatten, .gradient = gradient_flatten,
+     .attributes = "x -> rows of all channels' pixels"},
+    {.name = "flatten_dx", .signature = "bf/c->bcx!y!", .dtypes = "c->c", .attributes = "dy -> dx"},
+    {.name = "batch_mean", .signature = "bcx!y!->c", .dtypes = "c->f", .flops_per_element = 1, .infer = infer_statistics,
+     .gradient = gradient_statistics, .attributes = "x -> sum of x / N; integer[0] N, of the whole batch"},
+    {.name = "batch_variance", .signature = "bcx!y!,c->c", .dtypes = "cf->f", .flops_per_element = 3,
+     .infer = infer_statistics, .gradient = gradient_statistics,
+     .attributes = "x, mean -> sum of (x - mean)^2 / N; integer[0] N, of the whole batch"},
+    {.name = "batch_norm", .signature = "bcx!y!,c,c,c,c->bcx!y!", .dtypes = "cffcc->c", .flops_per_element = 2,
+     .infer = infer_statistics, .gradient = gradient_batch_norm,
+     .attributes = "x, mean, variance, gamma, beta -> y; integer[0] N, of the whole batch, real[0] epsilon"},
+    {.name = "batch_norm_sums", .signature = "bcx!y!,c,c,c,bcx!y!->c,c,c,c", .dtypes = "cffcc->ffff", .flops_per_element = 5,
+     .attributes = "x, mean, variance, gamma, dy -> dmean, dvariance, dgamma, dbeta; as batch_norm"},
+    {.name = "batch_norm_dx", .signature = "bcx!y!,c,c,c,c,c,bcx!y!->bcx!y!", .dtypes = "cffcffc->c", .flops_per_element = 6,
+     .attributes = "x, mean, variance, gamma, dmean, dvariance, dy -> dx, through the statistics, too; as batch_norm"},
+    {.name = NULL},
+};
+/* clang-format on */

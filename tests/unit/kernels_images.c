@@ -1,0 +1,353 @@
+/* Kernels of image models: convolution, pooling, batch norm, relu; every forward by loops in double. */
+#include "kernels.h"
+
+static const enum hapt_dtype types[] = {HAPT_F32, HAPT_BF16};
+
+/* ---- Convolution ---- */
+
+struct convolution_case {
+    int64_t rows, in, height, width, out, kernel_height, kernel_width, stride, padding;
+};
+
+static int64_t places(int64_t extent, int64_t kernel, int64_t stride, int64_t padding)
+{
+    return (extent + 2 * padding - kernel) / stride + 1;
+}
+
+/* input: x, w, bias or NULL; integer: stride, padding */
+static void convolution_reference(const struct problem *problem, double *out)
+{
+    const struct tensor *x = problem->input[0], *w = problem->input[1], *b = problem->input[2];
+    const int64_t *xs = x->view.shape, *ws = w->view.shape, stride = problem->integer[0], padding = problem->integer[1];
+    const int64_t height = places(xs[2], ws[2], stride, padding), width = places(xs[3], ws[3], stride, padding);
+    for (int64_t r = 0; r < xs[0]; r++)
+        for (int64_t o = 0; o < ws[0]; o++)
+            for (int64_t p = 0; p < height; p++)
+                for (int64_t q = 0; q < width; q++) {
+                    double sum = b ? b->value[o] : 0;
+                    for (int64_t c = 0; c < ws[1]; c++)
+                        for (int64_t k = 0; k < ws[2]; k++)
+                            for (int64_t l = 0; l < ws[3]; l++) {
+                                const int64_t i = p * stride - padding + k, j = q * stride - padding + l;
+                                if (i < 0 || i >= xs[2] || j < 0 || j >= xs[3]) continue;
+                                sum += x->value[((r * xs[1] + c) * xs[2] + i) * xs[3] + j] *
+                                       w->value[((o * ws[1] + c) * ws[2] + k) * ws[3] + l];
+                            }
+                    out[((r * ws[0] + o) * height + p) * width + q] = sum;
+                }
+}
+
+static void check_convolution(const struct convolution_case *c, enum hapt_dtype dtype, bool bias, int threads)
+{
+    const int64_t height = places(c->height, c->kernel_height, c->stride, c->padding),
+                  width = places(c->width, c->kernel_width, c->stride, c->padding);
+    struct tensor x = TENSOR(dtype, -1, 1, c->rows, c->in, c->height, c->width), b = TENSOR(dtype, -1, 1, c->out);
+    struct tensor w = TENSOR(dtype, -1, 1, c->out, c->in, c->kernel_height, c->kernel_width);
+    struct tensor y = TENSOR(dtype, 0, 0, c->rows, c->out, height, width), dy = TENSOR(dtype, -1, 1, c->rows, c->out, height, width);
+    const struct problem problem = {.forward = convolution_reference,
+                                    .input = {&x, &w, bias ? &b : NULL},
+                                    .out_count = y.count,
+                                    .dy = dy.value,
+                                    .integer = {c->stride, c->padding}};
+    const struct hapt_view absent = {0};
+    double *expected = malloc((size_t)y.count * sizeof *expected);
+    convolution_reference(&problem, expected);
+    const double terms = (double)(c->in * c->kernel_height * c->kernel_width), rounding = 2e-7 * sqrt(terms);
+    const double unit = dtype == HAPT_BF16 ? BF16_UNIT : 0;
+    struct hapt_call call = {.input_count = 3,
+                             .output_count = 1,
+                             .input = {x.view, w.view, bias ? b.view : absent},
+                             .output = {y.view},
+                             .integer = {c->stride, c->padding},
+                             .threads = threads};
+    kernel_run("conv2d", dtype, &call);
+    check_close(&y.view, expected, rounding + unit, "conv2d");
+    for (unsigned add = 0; add < 2; add++) { /* gradients overwrite, then add */
+        struct tensor dx = TENSOR(dtype, -1, 1, c->rows, c->in, c->height, c->width);
+        struct tensor dw = TENSOR(HAPT_F32, -1, 1, c->out, c->in, c->kernel_height, c->kernel_width);
+        struct tensor db = TENSOR(HAPT_F32, -1, 1, c->out);
+        struct hapt_call to_x = {.input_count = 2,
+                                 .output_count = 1,
+                                 .input = {dy.view, w.view},
+                                 .output = {dx.view},
+                                 .integer = {c->stride, c->padding},
+                                 .accumulate = add,
+                                 .threads = threads};
+        kernel_run("conv2d_dx", dtype, &to_x);
+        check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 12, 1e-6 + 2 * unit, "conv2d's dx");
+        struct hapt_call to_w = {.input_count = 2,
+                                 .output_count = bias ? 2 : 1,
+                                 .input = {x.view, dy.view},
+                                 .output = {dw.view, db.view},
+                                 .integer = {c->stride, c->padding},
+                                 .accumulate = add ? 3 : 0,
+                                 .threads = threads};
+        kernel_run("conv2d_dw", dtype, &to_w);
+        const double sums = 1e-6 * sqrt((double)(c->rows * height * width));
+        check_gradient(&problem, 1, &dw.view, add ? dw.value : NULL, 12, sums, "conv2d's dw");
+        if (bias) check_gradient(&problem, 2, &db.view, add ? db.value : NULL, 12, 1e-6, "conv2d's db");
+        tensor_free(&dx);
+        tensor_free(&dw);
+        tensor_free(&db);
+    }
+    free(expected);
+    tensor_free(&x);
+    tensor_free(&b);
+    tensor_free(&w);
+    tensor_free(&y);
+    tensor_free(&dy);
+}
+
+static void convolutions(void)
+{
+    /* Strides that leave a rest, kernels as large as the image, channels that fill no vector. */
+    static const struct convolution_case cases[] = {{1, 1, 1, 1, 1, 1, 1, 1, 0},   {2, 3, 9, 7, 5, 3, 3, 1, 1},
+                                                    {2, 3, 16, 16, 8, 7, 7, 2, 3}, {1, 16, 6, 6, 32, 1, 1, 2, 0},
+                                                    {2, 17, 5, 8, 16, 3, 2, 2, 1}, {3, 16, 8, 8, 16, 3, 3, 1, 1},
+                                                    {2, 4, 8, 8, 6, 4, 4, 4, 0},   {1, 2, 3, 3, 4, 5, 5, 1, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int v = 0; v < 8; v++) check_convolution(&cases[i], types[v & 1], v & 2, v & 4 ? 2 : 1);
+}
+
+/* ---- Pooling ---- */
+
+/* integer: kernel, stride, padding */
+static void max_pool_reference(const struct problem *problem, double *out)
+{
+    const struct tensor *x = problem->input[0];
+    const int64_t *s = x->view.shape, kernel = problem->integer[0], stride = problem->integer[1], padding = problem->integer[2];
+    const int64_t height = places(s[2], kernel, stride, padding), width = places(s[3], kernel, stride, padding);
+    for (int64_t image = 0; image < s[0] * s[1]; image++)
+        for (int64_t p = 0; p < height; p++)
+            for (int64_t q = 0; q < width; q++) {
+                double most = -INFINITY;
+                for (int64_t i = p * stride - padding; i < p * stride - padding + kernel; i++)
+                    for (int64_t j = q * stride - padding; j < q * stride - padding + kernel; j++)
+                        if (i >= 0 && i < s[2] && j >= 0 && j < s[3]) most = fmax(most, x->value[(image * s[2] + i) * s[3] + j]);
+                out[(image * height + p) * width + q] = most;
+            }
+}
+
+static void mean_pool_reference(const struct problem *problem, double *out)
+{
+    const struct tensor *x = problem->input[0];
+    const int64_t pixels = x->view.shape[2] * x->view.shape[3];
+    for (int64_t image = 0; image < x->count / pixels; image++) {
+        out[image] = 0;
+        for (int64_t i = 0; i < pixels; i++) out[image] += x->value[image * pixels + i] / (double)pixels;
+    }
+}
+
+/* No two elements are alike, so that small steps change no maximum; integers below 256 are exact in bf16. */
+static void make_distinct(struct tensor *x)
+{
+    for (int64_t i = 0; i < x->count; i++) x->value[i] = (double)(i - x->count / 2);
+    for (int64_t i = x->count - 1; i > 0; i--) {
+        const int64_t other = (int64_t)(random_bits() % (uint64_t)(i + 1));
+        const double kept = x->value[i];
+        x->value[i] = x->value[other];
+        x->value[other] = kept;
+    }
+    for (int64_t i = 0; i < x->count; i++) element_set(&x->view, i, x->value[i]);
+}
+
+/* A forward kernel and its gradient; the gradient reads x before dy where `reads_x`. */
+static void check_pool(const char *op, bool reads_x, struct problem problem, struct tensor *x, struct tensor *y, int threads)
+{
+    char name[32];
+    const enum hapt_dtype dtype = x->view.dtype;
+    int64_t shape[HAPT_MAX_DIMS + 1] = {0};
+    memcpy(shape, y->view.shape, (size_t)y->view.dims * sizeof *shape);
+    struct tensor dy = tensor_make(dtype, shape, -1, 1);
+    double *expected = malloc((size_t)y->count * sizeof *expected);
+    const double unit = dtype == HAPT_BF16 ? BF16_UNIT : 1e-6;
+    problem.input[0] = x;
+    problem.out_count = y->count;
+    problem.dy = dy.value;
+    problem.forward(&problem, expected);
+    struct hapt_call call = {.input_count = 1, .output_count = 1, .input = {x->view}, .output = {y->view}, .threads = threads};
+    memcpy(call.integer, problem.integer, sizeof problem.integer);
+    kernel_run(op, dtype, &call);
+    check_close(&y->view, expected, unit, op);
+    snprintf(name, sizeof name, "%s_dx", op);
+    for (unsigned add = 0; add < 2; add++) {
+        struct tensor dx = TENSOR(dtype, -1, 1, x->view.shape[0], x->view.shape[1], x->view.shape[2], x->view.shape[3]);
+        struct hapt_call back = {.input_count = reads_x ? 2 : 1,
+                                 .output_count = 1,
+                                 .input = {reads_x ? x->view : dy.view, dy.view},
+                                 .output = {dx.view},
+                                 .accumulate = add,
+                                 .threads = threads};
+        memcpy(back.integer, problem.integer, sizeof problem.integer);
+        kernel_run(name, dtype, &back);
+        check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 60, 2 * unit, name);
+        tensor_free(&dx);
+    }
+    free(expected);
+    tensor_free(&dy);
+}
+
+static void pooling(void)
+{
+    static const int64_t windows[][3] = {{2, 2, 0}, {3, 2, 1}, {3, 1, 1}, {5, 3, 2}, {1, 1, 0}};
+    for (int v = 0; v < 4; v++) {
+        const enum hapt_dtype dtype = types[v & 1];
+        const int threads = v & 2 ? 2 : 1;
+        for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) {
+            const int64_t *w = windows[i];
+            struct tensor x = TENSOR(dtype, 0, 0, 1, 4, 7, 9);
+            struct tensor y = TENSOR(dtype, 0, 0, 1, 4, places(7, w[0], w[1], w[2]), places(9, w[0], w[1], w[2]));
+            make_distinct(&x);
+            check_pool("max_pool", true, (struct problem){.forward = max_pool_reference, .integer = {w[0], w[1], w[2]}}, &x, &y,
+                       threads);
+            tensor_free(&x);
+            tensor_free(&y);
+        }
+        struct tensor x = TENSOR(dtype, -1, 1, 2, 3, 5, 7), y = TENSOR(dtype, 0, 0, 2, 3);
+        check_pool("mean_pool", false, (struct problem){.forward = mean_pool_reference}, &x, &y, threads);
+        tensor_free(&x);
+        tensor_free(&y);
+    }
+}
+
+/* Equal maxima: the first takes the gradient. A NaN wins its window. */
+static void pooling_corners(void)
+{
+    struct tensor x = TENSOR(HAPT_F32, 0, 0, 1, 1, 2, 4), y = TENSOR(HAPT_F32, 0, 0, 1, 1, 1, 2), dy = TENSOR(HAPT_F32, 1, 2, 1, 1, 1, 2);
+    struct tensor dx = TENSOR(HAPT_F32, 5, 5, 1, 1, 2, 4);
+    struct hapt_call call = {.input_count = 1, .output_count = 1, .input = {x.view}, .output = {y.view}, .integer = {2, 2, 0}, .threads = 1};
+    element_set(&x.view, 6, NAN);
+    kernel_run("max_pool", HAPT_F32, &call);
+    CHECK(element_get(&y.view, 0) == 0 && isnan(element_get(&y.view, 1)));
+    struct hapt_call back = {.input_count = 2, .output_count = 1, .input = {x.view, dy.view}, .output = {dx.view}, .integer = {2, 2, 0}, .threads = 1};
+    kernel_run("max_pool_dx", HAPT_F32, &back);
+    for (int i = 0; i < 8; i++) CHECK(element_get(&dx.view, i) == (i == 0 ? dy.value[0] : i == 6 ? dy.value[1] : 0));
+    tensor_free(&x);
+    tensor_free(&y);
+    tensor_free(&dy);
+    tensor_free(&dx);
+}
+
+/* ---- Pointwise ---- */
+
+static void relu_reference(const struct problem *problem, double *out)
+{
+    for (int64_t i = 0; i < problem->input[0]->count; i++) out[i] = fmax(problem->input[0]->value[i], 0);
+}
+
+static void pointwise(void)
+{
+    for (int v = 0; v < 4; v++) {
+        const enum hapt_dtype dtype = types[v & 1];
+        struct tensor x = TENSOR(dtype, -1, 1, 2, 3, 5, 7), y = TENSOR(dtype, 0, 0, 2, 3, 5, 7), dy = TENSOR(dtype, -1, 1, 2, 3, 5, 7);
+        struct problem problem = {.forward = relu_reference, .input = {&x}, .out_count = x.count, .dy = dy.value};
+        double *expected = malloc((size_t)x.count * sizeof *expected);
+        relu_reference(&problem, expected);
+        struct hapt_call call = {.input_count = 1, .output_count = 1, .input = {x.view}, .output = {y.view}, .threads = 1 + v / 2};
+        kernel_run("relu", dtype, &call);
+        check_close(&y.view, expected, 0, "relu");
+        for (unsigned add = 0; add < 2; add++) {
+            struct tensor dx = TENSOR(dtype, -1, 1, 2, 3, 5, 7);
+            struct hapt_call back = {.input_count = 2, .output_count = 1, .input = {y.view, dy.view}, .output = {dx.view},
+                                     .accumulate = add, .threads = 1 + v / 2};
+            kernel_run("relu_dx", dtype, &back);
+            check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 60, dtype == HAPT_BF16 ? BF16_UNIT : 1e-6, "relu's dx");
+            tensor_free(&dx);
+        }
+        struct tensor flat = TENSOR(dtype, 0, 0, 2, 105), back = TENSOR(dtype, 0, 0, 2, 3, 5, 7);
+        struct hapt_call to_flat = {.input_count = 1, .output_count = 1, .input = {x.view}, .output = {flat.view}, .threads = 1 + v / 2};
+        kernel_run("flatten", dtype, &to_flat);
+        check_close(&flat.view, x.value, 0, "flatten");
+        struct hapt_call from_flat = {.input_count = 1, .output_count = 1, .input = {flat.view}, .output = {back.view}, .threads = 1 + v / 2};
+        kernel_run("flatten_dx", dtype, &from_flat);
+        check_close(&back.view, x.value, 0, "flatten_dx");
+        free(expected);
+        tensor_free(&flat);
+        tensor_free(&back);
+        tensor_free(&x);
+        tensor_free(&y);
+        tensor_free(&dy);
+    }
+}
+
+/* ---- Batch norm ---- */
+
+/* All of it as one function. input: x, gamma, beta; real: epsilon */
+static void batch_norm_reference(const struct problem *problem, double *out)
+{
+    const struct tensor *x = problem->input[0];
+    const int64_t *s = x->view.shape, pixels = s[2] * s[3];
+    for (int64_t c = 0; c < s[1]; c++) {
+        double mean = 0, variance = 0;
+        for (int pass = 0; pass < 3; pass++)
+            for (int64_t r = 0; r < s[0]; r++)
+                for (int64_t i = 0; i < pixels; i++) {
+                    const int64_t at = (r * s[1] + c) * pixels + i;
+                    const double count = (double)(s[0] * pixels), apart = x->value[at] - mean;
+                    if (pass == 0) mean += x->value[at] / count;
+                    if (pass == 1) variance += apart * apart / count;
+                    if (pass == 2)
+                        out[at] = apart / sqrt(variance + problem->real[0]) * problem->input[1]->value[c] + problem->input[2]->value[c];
+                }
+    }
+}
+
+static void check_batch_norm(const int64_t *shape, enum hapt_dtype dtype, int threads)
+{
+    struct tensor x = tensor_make(dtype, shape, -1, 3), y = tensor_make(dtype, shape, 0, 0), dy = tensor_make(dtype, shape, -1, 1);
+    struct tensor gamma = TENSOR(dtype, -2, 2, shape[1]), beta = TENSOR(dtype, -1, 1, shape[1]);
+    struct tensor mean = TENSOR(HAPT_F32, 0, 0, shape[1]), variance = TENSOR(HAPT_F32, 0, 0, shape[1]);
+    struct tensor dmean = TENSOR(HAPT_F32, 0, 0, shape[1]), dvariance = TENSOR(HAPT_F32, 0, 0, shape[1]);
+    const struct problem problem = {.forward = batch_norm_reference, .input = {&x, &gamma, &beta}, .out_count = y.count,
+                                    .dy = dy.value, .real = {1e-5}};
+    const int64_t count = shape[0] * shape[2] * shape[3];
+    const double unit = dtype == HAPT_BF16 ? BF16_UNIT : 0;
+    double *expected = malloc((size_t)y.count * sizeof *expected);
+    batch_norm_reference(&problem, expected);
+    struct hapt_call call = {.input_count = 1, .output_count = 1, .input = {x.view, mean.view, variance.view, gamma.view, beta.view},
+                             .output = {mean.view}, .integer = {count}, .real = {1e-5}, .threads = threads};
+    kernel_run("batch_mean", dtype, &call);
+    call.input_count = 2, call.output[0] = variance.view;
+    kernel_run("batch_variance", dtype, &call);
+    call.input_count = 5, call.output[0] = y.view;
+    kernel_run("batch_norm", dtype, &call);
+    check_close(&y.view, expected, 2e-6 + unit, "batch_norm");
+    for (unsigned add = 0; add < 2; add++) {
+        struct tensor dx = tensor_make(dtype, shape, -1, 1), dgamma = TENSOR(HAPT_F32, -1, 1, shape[1]), dbeta = TENSOR(HAPT_F32, -1, 1, shape[1]);
+        struct hapt_call sums = {.input_count = 5, .output_count = 4, .input = {x.view, mean.view, variance.view, gamma.view, dy.view},
+                                 .output = {dmean.view, dvariance.view, dgamma.view, dbeta.view}, .integer = {count}, .real = {1e-5},
+                                 .accumulate = add ? 12 : 0, .threads = threads};
+        kernel_run("batch_norm_sums", dtype, &sums);
+        check_gradient(&problem, 1, &dgamma.view, add ? dgamma.value : NULL, 20, 1e-5, "batch_norm's dgamma");
+        check_gradient(&problem, 2, &dbeta.view, add ? dbeta.value : NULL, 20, 1e-5, "batch_norm's dbeta");
+        struct hapt_call back = {.input_count = 7, .output_count = 1,
+                                 .input = {x.view, mean.view, variance.view, gamma.view, dmean.view, dvariance.view, dy.view},
+                                 .output = {dx.view}, .integer = {count}, .real = {1e-5}, .accumulate = add, .threads = threads};
+        kernel_run("batch_norm_dx", dtype, &back);
+        check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 40, 1e-5 + 2 * unit, "batch_norm's dx");
+        tensor_free(&dx);
+        tensor_free(&dgamma);
+        tensor_free(&dbeta);
+    }
+    free(expected);
+    struct tensor *made[] = {&x, &y, &dy, &gamma, &beta, &mean, &variance, &dmean, &dvariance};
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++) tensor_free(made[i]);
+}
+
+static void batch_norms(void)
+{
+    static const int64_t shapes[][5] = {{4, 3, 2, 3, 0}, {2, 5, 7, 9, 0}, {3, 8, 4, 4, 0}, {6, 17, 1, 1, 0}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int v = 0; v < 4; v++) check_batch_norm(shapes[i], types[v & 1], v & 2 ? 2 : 1);
+}
+
+int main(int argc, char **argv)
+{
+    kernels_init(&argc, &argv);
+    RUN(convolutions);
+    RUN(pooling);
+    RUN(pooling_corners);
+    RUN(pointwise);
+    RUN(batch_norms);
+    return kernels_finish();
+}
