@@ -1,9 +1,10 @@
 /*
  * Linear programs: minimise cost . x subject to row_lower <= A x <= row_upper and lower <= x <= upper.
  *
- * An instance is scaled, solved by PETSc/TAO's interior point method and carried from that interior solution to a vertex by pivots;
- * GLPK's simplex method takes what is large or what TAO could not solve. Whoever solved it, `optimal` is only said of a point whose
- * feasibility was checked against the instance and whose objective meets a bound from the multipliers (weak duality).
+ * An instance is scaled, solved by PETSc/TAO's interior point method and carried from that interior solution to a
+ * vertex by pivots; GLPK's simplex method takes what is large or what TAO could not solve. Whoever solved it, `optimal`
+ * is only said of a point whose feasibility was checked against the instance and whose objective meets a bound from the
+ * multipliers (weak duality).
  */
 #ifndef HAPT_SOLVE_H
 #define HAPT_SOLVE_H
@@ -12,10 +13,10 @@
 
 struct hapt_lp {
     int column_count, row_count;
-    double *cost;                    /* [column_count] */
-    double *lower, *upper;           /* [column_count] infinite: no bound; 0 and INFINITY at first */
-    double *row_lower, *row_upper;   /* [row_count] */
-    int *start, *column;             /* row i has entries [start[i], start[i + 1]) */
+    double *cost;                  /* [column_count] */
+    double *lower, *upper;         /* [column_count] infinite: no bound; 0 and INFINITY at first */
+    double *row_lower, *row_upper; /* [row_count] */
+    int *start, *column;           /* row i has entries [start[i], start[i + 1]) */
     double *value;
     int row_capacity, entry_capacity;
 };
@@ -43,14 +44,15 @@ struct hapt_lp_solution {
 };
 
 /* An instance in `arena` without rows yet. */
-enum hapt_status hapt_lp_create(struct hapt_arena *arena, int columns, int row_capacity, int entry_capacity, struct hapt_lp **lp);
-/* One more row of `count` entries; `column` NULL: value [column_count] in order, where zeros are left out. Capacity is the caller's
- * promise; a column appears once in a row. */
+enum hapt_status hapt_lp_create(struct hapt_arena *arena, int columns, int row_capacity, int entry_capacity,
+                                struct hapt_lp **lp);
+/* One more row of `count` entries; `column` NULL: value [column_count] in order, where zeros are left out. Capacity is
+ * the caller's promise; a column appears once in a row. */
 void hapt_lp_add_row(struct hapt_lp *lp, double lower, double upper, int count, const int *column, const double *value);
 
-/* Every outcome of a sound instance is HAPT_OK and stands in solution->result; HAPT_ERR_INPUT: a number is NaN, or infinite where it
- * must not be. The solution lives in `arena`. Rank-local and deterministic for one build; TAO takes part only between MPI_Init and
- * hapt_env_release, and one thread at a time. */
+/* Every outcome of a sound instance is HAPT_OK and stands in solution->result; HAPT_ERR_INPUT: a number is NaN, or
+ * infinite where it must not be. The solution lives in `arena`. Rank-local and deterministic for one build; TAO takes
+ * part only between MPI_Init and hapt_env_release, and one thread at a time. */
 enum hapt_status hapt_lp_solve(const struct hapt_lp *lp, enum hapt_lp_solver solver, struct hapt_arena *arena,
                                struct hapt_lp_solution *solution);
 

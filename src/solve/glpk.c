@@ -32,7 +32,8 @@ static void state(const struct hapt_lp *lp, int *index, double *value, glp_prob 
     }
     for (int i = 0; i < lp->row_count; i++) {
         const int first = lp->start[i], count = lp->start[i + 1] - first;
-        glp_set_row_bnds(problem, i + 1, kind_of(lp->row_lower[i], lp->row_upper[i]), lp->row_lower[i], lp->row_upper[i]);
+        glp_set_row_bnds(problem, i + 1, kind_of(lp->row_lower[i], lp->row_upper[i]), lp->row_lower[i],
+                         lp->row_upper[i]);
         for (int k = 0; k < count; k++) {
             index[k + 1] = lp->column[first + k] + 1;
             value[k + 1] = lp->value[first + k];
@@ -48,10 +49,14 @@ static enum hapt_lp_result result_of(int code, glp_prob *problem)
     if (code == GLP_ENODFS) return HAPT_LP_UNBOUNDED; /* if feasible at all, which the caller settles */
     if (code != 0) return HAPT_LP_FAILED;
     switch (glp_get_status(problem)) {
-    case GLP_OPT: return HAPT_LP_OPTIMAL;
-    case GLP_NOFEAS: return HAPT_LP_INFEASIBLE;
-    case GLP_UNBND: return HAPT_LP_UNBOUNDED;
-    default: return HAPT_LP_FAILED;
+    case GLP_OPT:
+        return HAPT_LP_OPTIMAL;
+    case GLP_NOFEAS:
+        return HAPT_LP_INFEASIBLE;
+    case GLP_UNBND:
+        return HAPT_LP_UNBOUNDED;
+    default:
+        return HAPT_LP_FAILED;
     }
 }
 

@@ -4,7 +4,8 @@
 
 #include "solver.h"
 
-enum hapt_status hapt_lp_create(struct hapt_arena *arena, int columns, int row_capacity, int entry_capacity, struct hapt_lp **out)
+enum hapt_status hapt_lp_create(struct hapt_arena *arena, int columns, int row_capacity, int entry_capacity,
+                                struct hapt_lp **out)
 {
     struct hapt_lp *lp;
     HAPT_ASSERT(columns >= 0 && row_capacity >= 0 && entry_capacity >= 0);
@@ -90,7 +91,8 @@ double lp_dual_bound(const struct hapt_lp *lp, const double *x, const double *y,
     }
     for (int i = 0; i < lp->row_count; i++) {
         const double side = y[i] > 0 ? lp->row_lower[i] : lp->row_upper[i];
-        if (y[i] == 0 || !isfinite(y[i]) || !isfinite(side)) continue; /* such a multiplier proves nothing: leave it out */
+        if (y[i] == 0 || !isfinite(y[i]) || !isfinite(side))
+            continue; /* such a multiplier proves nothing: leave it out */
         bound += y[i] * side;
         for (int k = lp->start[i]; k < lp->start[i + 1]; k++) {
             reduced[lp->column[k]] -= lp->value[k] * y[i];

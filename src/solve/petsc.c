@@ -29,14 +29,14 @@ static bool load(void)
         reason = text;
         return false;
     }
-#define PETSC_FIND(name)                                       \
-    *(void **)&table.name = dlsym(library, #name);             \
-    if (!table.name) {                                         \
-        reason = HAPT_PETSC_LIBRARY " has no function " #name; \
-        return false;                                          \
+#define CALL(name)                                                                                                     \
+    *(void **)&table.name = dlsym(library, #name);                                                                     \
+    if (!table.name) {                                                                                                 \
+        reason = HAPT_PETSC_LIBRARY " has no function " #name;                                                         \
+        return false;                                                                                                  \
     }
-    PETSC_CALLS(PETSC_FIND)
-#undef PETSC_FIND
+#include "petsc.def"
+#undef CALL
     MPI_Comm *world = dlsym(library, "PETSC_COMM_WORLD");
     __typeof__(&PetscVFPrintf) print = dlsym(library, "PetscVFPrintf");
     if (!world || !print) {

@@ -1,12 +1,13 @@
 /*
  * Pivots between vertices.
  *
- * A vertex is where as many constraints as there are columns hold with equality: its working set, with the dense inverse of their
- * gradients. Column bounds and rows are constraints alike; where too few are at hand, a column is pinned to its value, and a pin
- * leaves as soon as that pays. From any working set: costs are shifted until no multiplier has a wrong sign, dual pivots make the
- * point feasible (or prove that none is), the true costs return, and primal pivots make it optimal (or find a ray). All values
- * are computed anew from the inverse in each round, and the inverse every now and then from the gradients, so that errors do not
- * add up; a round that fails leaves it to another solver.
+ * A vertex is where as many constraints as there are columns hold with equality: its working set, with the dense
+ * inverse of their gradients. Column bounds and rows are constraints alike; where too few are at hand, a column is
+ * pinned to its value, and a pin leaves as soon as that pays. From any working set: costs are shifted until no
+ * multiplier has a wrong sign, dual pivots make the point feasible (or prove that none is), the true costs return, and
+ * primal pivots make it optimal (or find a ray). All values are computed anew from the inverse in each round, and the
+ * inverse every now and then from the gradients, so that errors do not add up; a round that fails leaves it to another
+ * solver.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -19,7 +20,7 @@ enum { REFRESH = 50 };
 #define PRIMAL_TOLERANCE 1e-9 /* of a constraint, relative to the terms that meet in it */
 #define DUAL_TOLERANCE 1e-10
 #define INFEASIBLE_BEYOND 1e-7 /* less may be rounding of the instance's own numbers */
-#define RATIO_SLACK 1e-10 /* what a ratio test may overstep for a better pivot */
+#define RATIO_SLACK 1e-10      /* what a ratio test may overstep for a better pivot */
 #define PIVOT_TOLERANCE 1e-8
 #define NEAR 1e-4 /* a constraint met within this may be active at the vertex nearby */
 
@@ -27,15 +28,15 @@ enum side { UPPER = -1, EQUAL = 0, LOWER = 1, PIN = 2 };
 
 struct work {
     const struct hapt_lp *lp;
-    int n, all;          /* columns; constraints: the bounds of column k < n, row k - n behind */
-    int *member;         /* [n] constraint of a slot; of a pin: its column */
-    enum side *side;     /* [n] */
-    double *target;      /* [n] value that the slot's constraint is held at */
-    int *slot;           /* [all] or -1; a pin has none */
-    double *inverse;     /* [n][n] change of column j by slot s */
+    int n, all;                                /* columns; constraints: the bounds of column k < n, row k - n behind */
+    int *member;                               /* [n] constraint of a slot; of a pin: its column */
+    enum side *side;                           /* [n] */
+    double *target;                            /* [n] value that the slot's constraint is held at */
+    int *slot;                                 /* [all] or -1; a pin has none */
+    double *inverse;                           /* [n][n] change of column j by slot s */
     double *x, *multiplier, *cost, *direction; /* [n] */
     double *activity, *scale, *rate;           /* [all] */
-    double *matrix;      /* [n][2 n] */
+    double *matrix;                            /* [n][2 n] */
     bool shifted;
     uint64_t random;
     int stalled;
@@ -99,7 +100,8 @@ static bool invert(struct work *w)
             for (int c = j; c < width; c++) row[c] -= factor * pivot[c];
         }
     }
-    for (int j = 0; j < n; j++) memcpy(w->inverse + (size_t)j * n, w->matrix + (size_t)j * width + n, (size_t)n * sizeof(double));
+    for (int j = 0; j < n; j++)
+        memcpy(w->inverse + (size_t)j * n, w->matrix + (size_t)j * width + n, (size_t)n * sizeof(double));
     return true;
 }
 
@@ -156,10 +158,14 @@ static double wrong(const struct work *w, int s)
 {
     const double y = w->multiplier[s];
     switch (w->side[s]) {
-    case LOWER: return -y;
-    case UPPER: return y;
-    case PIN: return fabs(y);
-    default: return 0;
+    case LOWER:
+        return -y;
+    case UPPER:
+        return y;
+    case PIN:
+        return fabs(y);
+    default:
+        return 0;
     }
 }
 
@@ -225,7 +231,7 @@ static bool pivot_dual(struct work *w, int k)
         double largest = 0;
         for (int s = 0; s < n; s++) {
             const double r = sign * rate[s];
-            const bool blocks = w->side[s] == PIN    ? fabs(r) > least
+            const bool blocks = w->side[s] == PIN     ? fabs(r) > least
                                 : w->side[s] == LOWER ? r > least
                                 : w->side[s] == UPPER ? r < -least
                                                       : false;
@@ -415,7 +421,8 @@ static enum hapt_lp_result step(struct work *w, bool *settled)
     return slot < 0 ? HAPT_LP_OPTIMAL : HAPT_LP_UNBOUNDED;
 }
 
-enum hapt_lp_result lp_pivot(const struct hapt_lp *lp, bool near, struct hapt_arena *arena, double *x, double *y, int *pivots)
+enum hapt_lp_result lp_pivot(const struct hapt_lp *lp, bool near, struct hapt_arena *arena, double *x, double *y,
+                             int *pivots)
 {
     struct work w = {.lp = lp, .n = lp->column_count, .all = lp->column_count + lp->row_count, .random = 1};
     if (!reserve(&w, arena)) return HAPT_LP_FAILED;

@@ -7,15 +7,16 @@
 
 /* Beyond these sizes the interior point method is slow or fails, and a dense inverse is no bargain. */
 enum { TAO_CONSTRAINTS = 1500, TAO_ENTRIES = 20000, PIVOT_COLUMNS = 1000 };
-#define EXACT 1e-9  /* asked of a vertex */
-#define CLOSE 1e-7  /* asked of what GLPK says where no vertex could be pivoted to */
+#define EXACT 1e-9 /* asked of a vertex */
+#define CLOSE 1e-7 /* asked of what GLPK says where no vertex could be pivoted to */
 
 static enum hapt_status check(const struct hapt_lp *lp)
 {
     bool sound = true;
     for (int j = 0; j < lp->column_count; j++)
         sound = sound && isfinite(lp->cost[j]) && lp->lower[j] < INFINITY && lp->upper[j] > -INFINITY;
-    for (int i = 0; i < lp->row_count; i++) sound = sound && lp->row_lower[i] < INFINITY && lp->row_upper[i] > -INFINITY;
+    for (int i = 0; i < lp->row_count; i++)
+        sound = sound && lp->row_lower[i] < INFINITY && lp->row_upper[i] > -INFINITY;
     for (int k = 0; k < lp->start[lp->row_count]; k++) sound = sound && isfinite(lp->value[k]);
     return sound ? HAPT_OK
                  : hapt_fail(HAPT_ERR_INPUT, "look for undefined costs or times in the profile",
@@ -33,7 +34,8 @@ struct attempt {
 static bool believable(const struct attempt *attempt, double tolerance)
 {
     const double scale = lp_objective_scale(attempt->lp, attempt->x);
-    const double gap = lp_objective(attempt->lp, attempt->x) - lp_dual_bound(attempt->lp, attempt->x, attempt->y, attempt->scratch);
+    const double gap =
+        lp_objective(attempt->lp, attempt->x) - lp_dual_bound(attempt->lp, attempt->x, attempt->y, attempt->scratch);
     return lp_violation(attempt->lp, attempt->x) <= 2 * tolerance && gap <= tolerance * (scale + 1e-3);
 }
 
@@ -41,7 +43,8 @@ static bool believable(const struct attempt *attempt, double tolerance)
 static enum hapt_lp_result pivot(struct attempt *attempt, bool near)
 {
     if (attempt->lp->column_count > PIVOT_COLUMNS) return HAPT_LP_FAILED;
-    const enum hapt_lp_result result = lp_pivot(attempt->lp, near, attempt->arena, attempt->x, attempt->y, &attempt->pivots);
+    const enum hapt_lp_result result =
+        lp_pivot(attempt->lp, near, attempt->arena, attempt->x, attempt->y, &attempt->pivots);
     if (result == HAPT_LP_OPTIMAL && !believable(attempt, EXACT)) return HAPT_LP_FAILED;
     return result;
 }
@@ -53,7 +56,9 @@ static enum hapt_lp_result settle_feasibility(const struct attempt *attempt)
     free_of_cost.cost = hapt_arena_alloc(attempt->arena, (size_t)attempt->lp->column_count, sizeof(double));
     if (!free_of_cost.cost) return HAPT_LP_FAILED;
     const enum hapt_lp_result result = lp_glpk.solve(&free_of_cost, attempt->arena, attempt->x, attempt->y);
-    return result == HAPT_LP_OPTIMAL ? HAPT_LP_UNBOUNDED : result == HAPT_LP_INFEASIBLE ? HAPT_LP_INFEASIBLE : HAPT_LP_FAILED;
+    return result == HAPT_LP_OPTIMAL      ? HAPT_LP_UNBOUNDED
+           : result == HAPT_LP_INFEASIBLE ? HAPT_LP_INFEASIBLE
+                                          : HAPT_LP_FAILED;
 }
 
 static enum hapt_lp_result try_glpk(struct attempt *attempt, bool polish)
@@ -63,7 +68,8 @@ static enum hapt_lp_result try_glpk(struct attempt *attempt, bool polish)
     if (result == HAPT_LP_UNBOUNDED) return settle_feasibility(attempt);
     if (result != HAPT_LP_OPTIMAL || !polish) return result;
     const size_t columns = (size_t)attempt->lp->column_count, rows = (size_t)attempt->lp->row_count;
-    double *x = hapt_arena_alloc(attempt->arena, columns, sizeof *x), *y = hapt_arena_alloc(attempt->arena, rows, sizeof *y);
+    double *x = hapt_arena_alloc(attempt->arena, columns, sizeof *x),
+           *y = hapt_arena_alloc(attempt->arena, rows, sizeof *y);
     if (!x || !y) return HAPT_LP_FAILED;
     memcpy(x, attempt->x, columns * sizeof *x);
     memcpy(y, attempt->y, rows * sizeof *y);
@@ -83,8 +89,10 @@ static enum hapt_lp_result try_tao(struct attempt *attempt)
 static enum hapt_lp_result try_all(struct attempt *attempt, enum hapt_lp_solver solver, const char **who)
 {
     const struct hapt_lp *lp = attempt->lp;
-    const bool small = lp->row_count + lp->column_count <= TAO_CONSTRAINTS && lp->start[lp->row_count] <= TAO_ENTRIES;
+    const int constraints = lp->row_count + lp->column_count, entries = lp->start[lp->row_count];
+    const bool small = constraints <= TAO_CONSTRAINTS && entries <= TAO_ENTRIES;
     enum hapt_lp_result result = HAPT_LP_FAILED;
+    if (lp->column_count == 0) solver = HAPT_LP_PIVOT; /* nothing to optimise */
     if (solver == HAPT_LP_TAO || (solver == HAPT_LP_AUTO && small)) {
         *who = "tao";
         result = try_tao(attempt);

@@ -1,6 +1,6 @@
 /*
- * TAO's interior point method. Its Newton systems are solved by a sparse LU that pivots: KLU takes a tenth of UMFPACK's or SuperLU's
- * time on such small systems; MUMPS fails on degenerate instances, and SuperLU crashes on singular ones.
+ * TAO's interior point method. Its Newton systems are solved by a sparse LU that pivots: KLU takes a tenth of UMFPACK's
+ * or SuperLU's time on such small systems; MUMPS fails on degenerate instances, and SuperLU crashes on singular ones.
  * Infeasible and unbounded instances end as errors here, never as proofs.
  */
 #include <math.h>
@@ -17,7 +17,7 @@ struct form {
     const struct petsc *petsc;
     Vec x, cost, lower, upper;
     Mat hessian;
-    Mat equal, greater;      /* gradients */
+    Mat equal, greater; /* gradients */
     Vec equal_side, greater_side;
     Vec equal_value, greater_value;
     PetscInt equal_count, greater_count;
@@ -58,18 +58,17 @@ static PetscErrorCode inequality(Tao tao, Vec x, Vec value, void *context)
 }
 
 /* What fails inside PETSc ends this attempt. */
-#define TRY(call)                            \
-    do {                                     \
-        if ((call) != 0) return false;       \
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        if ((call) != 0) return false;                                                                                 \
     } while (0)
 
 static bool fill(const struct petsc *p, Vec vector, const double *value, PetscInt count)
 {
     PetscScalar *array;
     TRY(p->VecGetArray(vector, &array));
-    for (PetscInt i = 0; i < count; i++) array[i] = value[i] < PETSC_NINFINITY   ? PETSC_NINFINITY
-                                                    : value[i] > PETSC_INFINITY ? PETSC_INFINITY
-                                                                                : value[i];
+    for (PetscInt i = 0; i < count; i++)
+        array[i] = value[i] < PETSC_NINFINITY ? PETSC_NINFINITY : value[i] > PETSC_INFINITY ? PETSC_INFINITY : value[i];
     TRY(p->VecRestoreArray(vector, &array));
     return true;
 }
@@ -203,8 +202,8 @@ static bool run(const struct hapt_lp *lp, struct form *form, MatSolverType facto
     Tao tao = NULL;
     for (int j = 0; j < lp->column_count; j++) x[j] = inside(lp->lower[j], lp->upper[j]);
     if (!fill(p, form->x, x, lp->column_count)) return false;
-    bool done = p->TaoCreate(MPI_COMM_SELF, &tao) == 0 && configure(form, factorisation, tao) && p->TaoSolve(tao) == 0 &&
-                p->TaoGetConvergedReason(tao, &reason) == 0;
+    bool done = p->TaoCreate(MPI_COMM_SELF, &tao) == 0 && configure(form, factorisation, tao) &&
+                p->TaoSolve(tao) == 0 && p->TaoGetConvergedReason(tao, &reason) == 0;
     /* An attempt that ran out of iterations may still have come near enough for the pivots behind. */
     if (done) done = (reason > 0 || reason == TAO_DIVERGED_MAXITS) && p->VecGetArrayRead(form->x, &array) == 0;
     if (done) {
@@ -222,16 +221,16 @@ static enum hapt_lp_result solve(const struct hapt_lp *lp, struct hapt_arena *ar
     struct form form = {.petsc = petsc_open(&missing)};
     if (!form.petsc) return HAPT_LP_FAILED;
     memset(y, 0, (size_t)lp->row_count * sizeof *y); /* the pivots behind find them */
-    const bool done = make_form(lp, arena, &form) &&
-                      (run(lp, &form, MATSOLVERKLU, x) || run(lp, &form, MATSOLVERUMFPACK, x));
+    const bool done =
+        make_form(lp, arena, &form) && (run(lp, &form, MATSOLVERKLU, x) || run(lp, &form, MATSOLVERUMFPACK, x));
     drop_form(&form);
     return done ? HAPT_LP_OPTIMAL : HAPT_LP_FAILED;
 }
 
 static const char *version(const char **missing)
 {
-    static const char text[] = "PETSc " PetscStringize(PETSC_VERSION_MAJOR) "." PetscStringize(PETSC_VERSION_MINOR) "." PetscStringize(
-        PETSC_VERSION_SUBMINOR);
+    static const char text[] = "PETSc " PetscStringize(PETSC_VERSION_MAJOR) "." PetscStringize(
+        PETSC_VERSION_MINOR) "." PetscStringize(PETSC_VERSION_SUBMINOR);
     return petsc_open(missing) ? text : NULL;
 }
 

@@ -25,7 +25,8 @@ static const char *name_of(enum hapt_collective_kind kind)
 /* Whether shards are sent as if all were as large as the largest. */
 static bool pads(enum hapt_collective_kind kind)
 {
-    return kind == HAPT_COLLECTIVE_ALL_GATHER || kind == HAPT_COLLECTIVE_REDUCE_SCATTER || kind == HAPT_COLLECTIVE_ALL_TO_ALL;
+    return kind == HAPT_COLLECTIVE_ALL_GATHER || kind == HAPT_COLLECTIVE_REDUCE_SCATTER ||
+           kind == HAPT_COLLECTIVE_ALL_TO_ALL;
 }
 
 static bool moves(enum hapt_collective_kind kind)
@@ -59,8 +60,10 @@ void hapt_collective_model_links(const struct hapt_collective_links *links, stru
     *model = (struct hapt_collective_model){.ranks = links->ranks};
     if (links->ranks < 2) return;
     const double byte_s = 1 / links->bandwidth, latency_s = links->latency_s;
-    model->term[HAPT_COLLECTIVE_ALL_REDUCE] = (struct hapt_collective_term){2 * hops * latency_s, 2 * share * byte_s, 0};
-    model->term[HAPT_COLLECTIVE_ALL_GATHER] = (struct hapt_collective_term){hops * latency_s, share * byte_s, share * byte_s};
+    model->term[HAPT_COLLECTIVE_ALL_REDUCE] =
+        (struct hapt_collective_term){2 * hops * latency_s, 2 * share * byte_s, 0};
+    model->term[HAPT_COLLECTIVE_ALL_GATHER] =
+        (struct hapt_collective_term){hops * latency_s, share * byte_s, share * byte_s};
     model->term[HAPT_COLLECTIVE_REDUCE_SCATTER] = model->term[HAPT_COLLECTIVE_ALL_GATHER];
     model->term[HAPT_COLLECTIVE_ALL_TO_ALL] =
         (struct hapt_collective_term){hops * latency_s, share / n * byte_s, share / n * byte_s};
@@ -139,9 +142,10 @@ static bool solve_parts(int chosen, const double (*matrix)[PARTS], const double 
     return true;
 }
 
-/* The best non-negative parts under the present weights: of few parts, every subset is tried. */
-static void fit_weighted(int most, int ranks, int count, const struct hapt_collective_sample *sample, const double *weight,
-                         double *best)
+/* The best non-negative parts under the present weights, bytes never being free: of few parts, every subset is tried.
+ */
+static void fit_weighted(int most, int ranks, int count, const struct hapt_collective_sample *sample,
+                         const double *weight, double *best)
 {
     double matrix[PARTS][PARTS] = {{0}}, right[PARTS] = {0}, least = INFINITY;
     for (int i = 0; i < count; i++) {
@@ -154,23 +158,25 @@ static void fit_weighted(int most, int ranks, int count, const struct hapt_colle
     }
     for (int chosen = 1; chosen <= most; chosen++) {
         double value[PARTS], error = 0;
-        if ((chosen & most) != chosen || !solve_parts(chosen, (const double(*)[PARTS])matrix, right, value)) continue;
+        if ((chosen & most) != chosen || !(chosen >> 1 & 1) ||
+            !solve_parts(chosen, (const double(*)[PARTS])matrix, right, value))
+            continue;
         /* |P v - 1|^2 without its constant. */
         for (int a = 0; a < PARTS; a++) {
             error -= 2 * right[a] * value[a];
             for (int b = 0; b < PARTS; b++) error += matrix[a][b] * value[a] * value[b];
         }
-        if (error >= least) continue;
+        if (error >= least || value[1] == 0) continue;
         least = error;
         memcpy(best, value, sizeof value);
     }
 }
 
-bool hapt_collective_fit(enum hapt_collective_kind kind, int ranks, int count, const struct hapt_collective_sample *sample,
-                         struct hapt_collective_term *term)
+bool hapt_collective_fit(enum hapt_collective_kind kind, int ranks, int count,
+                         const struct hapt_collective_sample *sample, struct hapt_collective_term *term)
 {
     enum { MOST_SAMPLES = 256 };
-    double weight[MOST_SAMPLES], value[PARTS] = {0}, smallest = INFINITY, largest = 0;
+    double weight[MOST_SAMPLES], value[PARTS], smallest = INFINITY, largest = 0, least_byte_s = INFINITY;
     bool skewed = false;
     if (count > MOST_SAMPLES) count = MOST_SAMPLES;
     for (int i = 0; i < count; i++) {
@@ -178,11 +184,14 @@ bool hapt_collective_fit(enum hapt_collective_kind kind, int ranks, int count, c
         smallest = fmin(smallest, sample[i].bytes);
         largest = fmax(largest, sample[i].bytes);
         skewed = skewed || ranks * sample[i].largest_share - 1 > SKEWED;
+        least_byte_s = fmin(least_byte_s, sample[i].time_s / sample[i].bytes);
         weight[i] = 1;
     }
     if (!(largest > smallest)) return false;
     const bool find_skew = skewed && kind != HAPT_COLLECTIVE_ALL_REDUCE;
     for (int round = 0; round < ROUNDS; round++) {
+        /* The best rate seen, where no line rises. */
+        memcpy(value, (const double[PARTS]){0, least_byte_s, 0}, sizeof value);
         fit_weighted(find_skew ? 7 : 3, ranks, count, sample, weight, value);
         for (int i = 0; i < count; i++) {
             double part[PARTS], error = -1;

@@ -1,7 +1,7 @@
 /*
- * Collectives measured over the ranks that will use them (HAP 3.2): every kind in sizes that grow by four, with even shards and with
- * one rank holding most. The slowest rank's time counts, and medians are kept; it is agreed upon before it decides on anything, so
- * that all ranks go the same way.
+ * Collectives measured over the ranks that will use them (HAP 3.2): every kind in sizes that grow by four, with even
+ * shards and with one rank holding most. The slowest rank's time counts, and the quickest of several calls; times are
+ * agreed upon before they decide on anything, so that all ranks go the same way.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@ enum {
     FEWEST_UNITS = 64, /* the smallest tensor has 16 KiB, */
     GROWTH = 4,
     SIZES = 6, /* the largest 16 MiB */
-    MOST_ROUNDS = 9,
+    MOST_ROUNDS = 25,
     FEW_ROUNDS = 3
 };
 
@@ -24,10 +24,10 @@ struct bench {
     struct hapt_collective *collective;
     int ranks, rank;
     size_t units; /* at least one a rank */
-    size_t cell; /* bytes */
+    size_t cell;  /* bytes */
     int64_t *first;
-    struct hapt_strided *row;                /* [ranks] rows of a rank, in the whole */
-    struct hapt_strided *give, *take;        /* [ranks] all-to-all: of this rank's rows, of its columns */
+    struct hapt_strided *row;         /* [ranks] rows of a rank, in the whole */
+    struct hapt_strided *give, *take; /* [ranks] all-to-all: of this rank's rows, of its columns */
     struct hapt_strided_list *give_list, *take_list;
     double *ratio;
     char *whole, *mine, *other;
@@ -49,7 +49,8 @@ static void lay_out(struct bench *bench, bool skewed)
         const size_t first = (size_t)bench->first[r], units = (size_t)bench->first[r + 1] - first;
         bench->row[r] = (struct hapt_strided){first * line, 1, units * line, units * line};
         bench->give[r] = (struct hapt_strided){first * bench->cell, own, units * bench->cell, line};
-        bench->take[r] = (struct hapt_strided){first * own * bench->cell, 1, units * own * bench->cell, units * own * bench->cell};
+        bench->take[r] =
+            (struct hapt_strided){first * own * bench->cell, 1, units * own * bench->cell, units * own * bench->cell};
         bench->give_list[r] = (struct hapt_strided_list){1, &bench->give[r]};
         bench->take_list[r] = (struct hapt_strided_list){1, &bench->take[r]};
     }
@@ -69,17 +70,19 @@ static enum hapt_status call(struct bench *bench, enum hapt_collective_kind kind
     const size_t units = largest_shard(bench);
     switch (kind) {
     case HAPT_COLLECTIVE_ALL_REDUCE:
-        return hapt_collective_all_reduce(bench->collective, what, (float *)bench->whole, whole_bytes(bench) / sizeof(float));
+        return hapt_collective_all_reduce(bench->collective, what, (float *)bench->whole,
+                                          whole_bytes(bench) / sizeof(float));
     case HAPT_COLLECTIVE_REDUCE_SCATTER:
         return hapt_collective_reduce_scatter(bench->collective, what, HAPT_F32, bench->row, bench->whole, bench->mine);
     case HAPT_COLLECTIVE_ALL_GATHER:
     case HAPT_COLLECTIVE_GROUPED_BROADCAST:
-        return hapt_collective_gather_shards(bench->collective, what, kind == HAPT_COLLECTIVE_ALL_GATHER, bench->row, bench->mine,
-                                             bench->whole);
+        return hapt_collective_gather_shards(bench->collective, what, kind == HAPT_COLLECTIVE_ALL_GATHER, bench->row,
+                                             bench->mine, bench->whole);
     case HAPT_COLLECTIVE_ALL_TO_ALL:
         return hapt_collective_all_to_all(bench->collective, what, units * units * bench->cell, bench->give_list,
                                           bench->mine, bench->take_list, bench->other);
-    default: return HAPT_OK;
+    default:
+        return HAPT_OK;
     }
 }
 
@@ -87,7 +90,8 @@ static enum hapt_status call(struct bench *bench, enum hapt_collective_kind kind
 static enum hapt_status agree_on(struct bench *bench, double *value)
 {
     float most = (float)*value;
-    HAPT_TRY(hapt_collective_combine(bench->collective, "measuring collectives", HAPT_COMBINE_MAXIMUM, HAPT_F32, &most, 1));
+    HAPT_TRY(
+        hapt_collective_combine(bench->collective, "measuring collectives", HAPT_COMBINE_MAXIMUM, HAPT_F32, &most, 1));
     *value = (double)most;
     return HAPT_OK;
 }
@@ -102,26 +106,21 @@ static enum hapt_status time_call(struct bench *bench, enum hapt_collective_kind
     return agree_on(bench, time_s);
 }
 
-static int compare(const void *a, const void *b)
+/* The quickest of several calls: whatever disturbs one makes it slower. The first sets up what is set up once. *spent_s
+ * counts all. */
+static enum hapt_status quickest_call(struct bench *bench, enum hapt_collective_kind kind, double seconds,
+                                      double *time_s, double *spent_s)
 {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* The first call sets up what is set up once. *spent_s counts all. */
-static enum hapt_status median_call(struct bench *bench, enum hapt_collective_kind kind, double seconds, double *time_s,
-                                    double *spent_s)
-{
-    double round_s[MOST_ROUNDS], sum_s = 0;
-    int count = 0;
-    HAPT_TRY(time_call(bench, kind, &sum_s));
-    while (count < MOST_ROUNDS && (count < FEW_ROUNDS || sum_s < seconds)) {
-        HAPT_TRY(time_call(bench, kind, &round_s[count]));
-        sum_s += round_s[count++];
+    double first_s, sum_s = 0, least_s = INFINITY;
+    HAPT_TRY(time_call(bench, kind, &first_s));
+    for (int count = 0; count < MOST_ROUNDS && (count < FEW_ROUNDS || sum_s < seconds); count++) {
+        double round_s;
+        HAPT_TRY(time_call(bench, kind, &round_s));
+        sum_s += round_s;
+        least_s = fmin(least_s, round_s);
     }
-    qsort(round_s, (size_t)count, sizeof *round_s, compare);
-    *time_s = round_s[count / 2];
-    *spent_s += sum_s;
+    *time_s = least_s;
+    *spent_s += first_s + sum_s;
     return HAPT_OK;
 }
 
@@ -136,8 +135,10 @@ static enum hapt_status measure_kind(struct bench *bench, enum hapt_collective_k
         for (int skewed = 0; skewed < (kind == HAPT_COLLECTIVE_ALL_REDUCE ? 1 : 2); skewed++) {
             struct hapt_collective_sample *next = &sample[(*count)++];
             lay_out(bench, skewed);
-            *next = (struct hapt_collective_sample){.bytes = (double)whole_bytes(bench), .largest_share = (double)largest_shard(bench) / (double)bench->units};
-            HAPT_TRY(median_call(bench, kind, seconds / (2 * SIZES), &next->time_s, &spent_s));
+            *next =
+                (struct hapt_collective_sample){.bytes = (double)whole_bytes(bench),
+                                                .largest_share = (double)largest_shard(bench) / (double)bench->units};
+            HAPT_TRY(quickest_call(bench, kind, seconds / (2 * SIZES), &next->time_s, &spent_s));
         }
         /* Larger ones would take the rest of the time and more; a line needs three sizes. */
         if (size >= 2 && spent_s + 2 * GROWTH * FEW_ROUNDS * sample[*count - 1].time_s > seconds) break;
@@ -164,15 +165,16 @@ static enum hapt_status reserve(struct bench *bench, struct hapt_arena *arena)
 }
 
 static enum hapt_status measure(struct bench *bench, struct hapt_arena *arena, double seconds,
-                                struct hapt_collective_model *model, struct hapt_collective_sample (*all)[HAPT_COLLECTIVE_SAMPLES],
-                                int *counts)
+                                struct hapt_collective_model *model,
+                                struct hapt_collective_sample (*all)[HAPT_COLLECTIVE_SAMPLES], int *counts)
 {
     /* Every rank has its memory, or none goes on. */
     const enum hapt_status status = reserve(bench, arena);
     double failed = status != HAPT_OK;
     HAPT_TRY(agree_on(bench, &failed));
     if (failed > 0)
-        return status != HAPT_OK ? status : hapt_fail(HAPT_ERR_MEMORY, NULL, "a peer has no memory to measure collectives");
+        return status != HAPT_OK ? status
+                                 : hapt_fail(HAPT_ERR_MEMORY, NULL, "a peer has no memory to measure collectives");
     for (int k = HAPT_COLLECTIVE_ALL_REDUCE; k <= HAPT_COLLECTIVE_ALL_TO_ALL; k++) {
         struct hapt_collective_sample sample[HAPT_COLLECTIVE_SAMPLES];
         int count;
@@ -184,7 +186,8 @@ static enum hapt_status measure(struct bench *bench, struct hapt_arena *arena, d
     return HAPT_OK;
 }
 
-enum hapt_status hapt_collective_measure(struct hapt_collective *collective, double seconds, struct hapt_collective_model *model,
+enum hapt_status hapt_collective_measure(struct hapt_collective *collective, double seconds,
+                                         struct hapt_collective_model *model,
                                          struct hapt_collective_sample (*sample)[HAPT_COLLECTIVE_SAMPLES], int *count)
 {
     struct bench bench = {.collective = collective,

@@ -1,7 +1,8 @@
 /*
- * HAP (3) in epigraph form: minimise sum_i times_i (fixed_i + largest_i M + t_i) over ratios B, M >= B_j and t_i >= replicated_ij +
- * sharded_ij B_j. Devices of equal numbers have equal ratios at some optimum (the average of an optimum over their exchange is one,
- * too), so a kind of device is one column; stages whose computation differs by a factor alone are one stage.
+ * HAP (3) in epigraph form: minimise sum_i times_i (fixed_i + largest_i M + t_i) over ratios B, M >= B_j and t_i >=
+ * replicated_ij + sharded_ij B_j. Devices of equal numbers have equal ratios at some optimum (the average of an optimum
+ * over their exchange is one, too), so a kind of device is one column; stages whose computation differs by a factor
+ * alone are one stage.
  */
 #include <math.h>
 #include <string.h>
@@ -9,16 +10,16 @@
 #include "hapt/ratios.h"
 #include "hapt/solve.h"
 
-#define EVENNESS 1e-7 /* share of the cost that M costs extra: among equals the most even ratios win */
+#define EVENNESS 1e-7      /* share of the cost that M costs extra: among equals the most even ratios win */
 #define FIT_TOLERANCE 1e-8 /* of a linear program's solution; whole units differ by far more */
 
 /* A program's stages as far as they depend on the ratios, over kinds of devices. */
 struct reduced {
     const struct hapt_ratio_problem *problem;
     int kinds;
-    int *kind_of;  /* [devices] */
-    int *example;  /* [kinds] */
-    int *count;    /* [kinds] */
+    int *kind_of;         /* [devices] */
+    int *example;         /* [kinds] */
+    int *count;           /* [kinds] */
     struct curve **curve; /* [segments] list */
     double *largest_s;    /* [segments] cost of M */
 };
@@ -97,15 +98,16 @@ static enum hapt_status check(const struct hapt_ratio_problem *problem)
 
 static bool alike(const struct hapt_ratio_problem *problem, int a, int b)
 {
-    if (problem->limit_bytes &&
-        (problem->limit_bytes[a] != problem->limit_bytes[b] || problem->resident_bytes[a] != problem->resident_bytes[b]))
+    if (problem->limit_bytes && (problem->limit_bytes[a] != problem->limit_bytes[b] ||
+                                 problem->resident_bytes[a] != problem->resident_bytes[b]))
         return false;
     for (int k = 0; k < problem->segment_count; k++) {
         const double *bytes = problem->sharded_bytes ? problem->sharded_bytes + (size_t)k * problem->devices : NULL;
         if (problem->limit_bytes && bytes[a] != bytes[b]) return false;
         for (int i = 0; i < problem->segment[k].stage_count; i++) {
             const struct hapt_ratio_stage *stage = &problem->segment[k].stage[i];
-            if (stage->replicated_s[a] != stage->replicated_s[b] || stage->sharded_s[a] != stage->sharded_s[b]) return false;
+            if (stage->replicated_s[a] != stage->replicated_s[b] || stage->sharded_s[a] != stage->sharded_s[b])
+                return false;
         }
     }
     return true;
@@ -125,7 +127,8 @@ static void find_kinds(struct reduced *reduced)
 static bool same_shape(const struct reduced *reduced, const struct curve *a, const struct curve *b)
 {
     for (int k = 0; k < reduced->kinds; k++)
-        if (fabs(a->replicated[k] - b->replicated[k]) > 1e-14 || fabs(a->sharded[k] - b->sharded[k]) > 1e-14) return false;
+        if (fabs(a->replicated[k] - b->replicated[k]) > 1e-14 || fabs(a->sharded[k] - b->sharded[k]) > 1e-14)
+            return false;
     return true;
 }
 
@@ -157,7 +160,8 @@ static enum hapt_status add_stage(struct reduced *reduced, const struct hapt_rat
     return HAPT_OK;
 }
 
-static enum hapt_status reduce(const struct hapt_ratio_problem *problem, struct hapt_arena *arena, struct reduced *reduced)
+static enum hapt_status reduce(const struct hapt_ratio_problem *problem, struct hapt_arena *arena,
+                               struct reduced *reduced)
 {
     *reduced = (struct reduced){.problem = problem};
     HAPT_NEW(reduced->kind_of, arena, problem->devices);
@@ -240,9 +244,10 @@ static enum hapt_status out_of_memory(const struct hapt_ratio_problem *problem)
         limit += problem->limit_bytes[j];
         resident += problem->resident_bytes[j];
     }
-    return hapt_fail(HAPT_ERR_INFEASIBLE, "use more or larger devices, a smaller model, or a program that shards more",
-                     "no sharding ratios fit into the memory of %d devices: %.3g GB together, of which %.3g GB are not sharded",
-                     problem->devices, 1e-9 * limit, 1e-9 * resident);
+    return hapt_fail(
+        HAPT_ERR_INFEASIBLE, "use more or larger devices, a smaller model, or a program that shards more",
+        "no sharding ratios fit into the memory of %d devices: %.3g GB together, of which %.3g GB are not sharded",
+        problem->devices, 1e-9 * limit, 1e-9 * resident);
 }
 
 static enum hapt_status solve_segments(const struct reduced *reduced, int first, int end, double evenness,
@@ -272,7 +277,8 @@ static enum hapt_status solve_segments(const struct reduced *reduced, int first,
     *solver = solution.solver;
     for (int s = first; s < end; s++) {
         double *share = ratio + (size_t)s * problem->devices, sum = 0;
-        for (int j = 0; j < problem->devices; j++) sum += share[j] = solution.x[column[s - first] + reduced->kind_of[j]];
+        for (int j = 0; j < problem->devices; j++)
+            sum += share[j] = solution.x[column[s - first] + reduced->kind_of[j]];
         for (int j = 0; j < problem->devices; j++) share[j] /= sum;
     }
     return HAPT_OK;
@@ -306,7 +312,8 @@ static double cost_if_fits(const struct hapt_ratio_problem *problem, const doubl
     return hapt_ratios_fit(problem, ratio) ? hapt_ratios_cost(problem, ratio) : (double)INFINITY;
 }
 
-static enum hapt_status solve(const struct hapt_ratio_problem *problem, struct hapt_arena *scratch, struct hapt_ratio_result *result)
+static enum hapt_status solve(const struct hapt_ratio_problem *problem, struct hapt_arena *scratch,
+                              struct hapt_ratio_result *result)
 {
     const int segments = problem->segment_count;
     struct reduced reduced;

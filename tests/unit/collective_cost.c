@@ -1,4 +1,5 @@
-/* Costs of collectives: what a fit finds again in noisy samples, rings over links, and their form for the linear program. */
+/* Costs of collectives: what a fit finds again in noisy samples, rings over links, and their form for the linear
+ * program. */
 #include "test.h"
 
 #include "hapt/collective_cost.h"
@@ -45,12 +46,14 @@ static void fit_recovers(void)
         const int count = draw(&truth, ranks, 0.03, true, &seed, sample);
         sample[7].time_s *= 5; /* a hiccup of the machine */
         CHECK(hapt_collective_fit(HAPT_COLLECTIVE_ALL_GATHER, ranks, count, sample, &found));
-        /* 60 samples of 3 % noise give each part to some 2 %; 5 sigma. A skew beside noise is measured in parts of bytes. */
-        CHECK_MESSAGE(fabs(found.latency_s / truth.latency_s - 1) < 0.1, "seed %d: latency %g, true %g", c + 1, found.latency_s,
-                      truth.latency_s);
-        CHECK_MESSAGE(fabs(found.byte_s / truth.byte_s - 1) < 0.1, "seed %d: %g s a byte, true %g", c + 1, found.byte_s, truth.byte_s);
-        CHECK_MESSAGE(fabs(found.skew_s - truth.skew_s) < 0.1 * truth.byte_s, "seed %d: skew %g, true %g", c + 1, found.skew_s,
-                      truth.skew_s);
+        /* 60 samples of 3 % noise give each part to some 2 %; 5 sigma. A skew beside noise is measured in parts of
+         * bytes. */
+        CHECK_MESSAGE(fabs(found.latency_s / truth.latency_s - 1) < 0.1, "seed %d: latency %g, true %g", c + 1,
+                      found.latency_s, truth.latency_s);
+        CHECK_MESSAGE(fabs(found.byte_s / truth.byte_s - 1) < 0.1, "seed %d: %g s a byte, true %g", c + 1, found.byte_s,
+                      truth.byte_s);
+        CHECK_MESSAGE(fabs(found.skew_s - truth.skew_s) < 0.1 * truth.byte_s, "seed %d: skew %g, true %g", c + 1,
+                      found.skew_s, truth.skew_s);
     }
 }
 
@@ -67,10 +70,10 @@ static void fit_without_skew(void)
     CHECK(found.skew_s == found.byte_s);
     CHECK(hapt_collective_fit(HAPT_COLLECTIVE_GROUPED_BROADCAST, 4, count, sample, &found));
     CHECK(found.skew_s == 0);
-    /* Times that shrink with size have no bandwidth: what is left is never negative. */
+    /* Times that shrink with size have no bandwidth: nothing is negative, and bytes are not free. */
     for (int i = 0; i < count; i++) sample[i].time_s = 1e-3 / (1 + i);
     CHECK(hapt_collective_fit(HAPT_COLLECTIVE_ALL_GATHER, 4, count, sample, &found));
-    CHECK(found.latency_s >= 0 && found.byte_s >= 0 && found.skew_s >= 0);
+    CHECK(found.latency_s >= 0 && found.byte_s > 0 && found.skew_s >= 0);
     /* One size says nothing about bandwidth. */
     for (int i = 0; i < count; i++) sample[i].bytes = 4096;
     CHECK(!hapt_collective_fit(HAPT_COLLECTIVE_ALL_GATHER, 4, count, sample, &found));
@@ -104,7 +107,8 @@ static void rings(void)
                 const double gather = hapt_collective_cost_s(&model, HAPT_COLLECTIVE_ALL_GATHER, bytes, share);
                 const double reduce = hapt_collective_cost_s(&model, HAPT_COLLECTIVE_ALL_REDUCE, bytes, share);
                 CHECK_NEAR(gather, ring_s(&links, share * bytes, ranks - 1), 1e-9 * gather);
-                CHECK_NEAR(hapt_collective_cost_s(&model, HAPT_COLLECTIVE_REDUCE_SCATTER, bytes, share), gather, 1e-9 * gather);
+                CHECK_NEAR(hapt_collective_cost_s(&model, HAPT_COLLECTIVE_REDUCE_SCATTER, bytes, share), gather,
+                           1e-9 * gather);
                 CHECK_NEAR(reduce, ring_s(&links, bytes / ranks, 2 * (ranks - 1)), 1e-9 * reduce);
                 for (int k = 0; k < HAPT_COLLECTIVE_COUNT; k++) {
                     double fixed, slope;
@@ -129,17 +133,25 @@ static void rings(void)
 
 static void slowest_links(void)
 {
-    struct hapt_subcluster own[2] = {
-        {.nodes = 2, .devices_per_node = 4, .intra_node_bandwidth = 300e9, .inter_node_bandwidth = 25e9, .intra_node_latency = 1e-6,
-         .inter_node_latency = 5e-6},
-        {.nodes = 4, .devices_per_node = 1, .intra_node_bandwidth = 0, .inter_node_bandwidth = 10e9, .intra_node_latency = -1,
-         .inter_node_latency = 2e-5}};
+    struct hapt_subcluster own[2] = {{.nodes = 2,
+                                      .devices_per_node = 4,
+                                      .intra_node_bandwidth = 300e9,
+                                      .inter_node_bandwidth = 25e9,
+                                      .intra_node_latency = 1e-6,
+                                      .inter_node_latency = 5e-6},
+                                     {.nodes = 4,
+                                      .devices_per_node = 1,
+                                      .intra_node_bandwidth = 0,
+                                      .inter_node_bandwidth = 10e9,
+                                      .intra_node_latency = -1,
+                                      .inter_node_latency = 2e-5}};
     struct hapt_link link[4] = {[1] = {1e9, 5e-5, false}, [2] = {1e9, 5e-5, false}};
     const struct hapt_cluster cluster = {.count = 2, .subcluster = own, .link = link};
     const struct {
         int devices[2];
         double bandwidth, latency_s;
-    } expected[] = {{{4, 0}, 300e9, 1e-6}, {{5, 0}, 25e9, 5e-6}, {{0, 4}, 10e9, 2e-5}, {{8, 4}, 1e9, 5e-5}, {{1, 1}, 1e9, 5e-5}};
+    } expected[] = {
+        {{4, 0}, 300e9, 1e-6}, {{5, 0}, 25e9, 5e-6}, {{0, 4}, 10e9, 2e-5}, {{8, 4}, 1e9, 5e-5}, {{1, 1}, 1e9, 5e-5}};
     struct hapt_collective_links links;
     for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
         CHECK_OK(hapt_collective_links_slowest(&cluster, expected[i].devices, &links));

@@ -67,7 +67,8 @@ static void rounding_properties(void)
         CHECK_MESSAGE(first[0] == 0 && first[ranks] == units, "seed %d: shards do not add up", c + 1);
         for (int j = 0; j < ranks && !binds; j++)
             CHECK_MESSAGE(fabs((double)(first[j + 1] - first[j]) - ideal[j]) < 1 + 1e-12 * (double)units,
-                          "seed %d: shard %d is %lld units instead of %g", c + 1, j, (long long)(first[j + 1] - first[j]), ideal[j]);
+                          "seed %d: shard %d is %lld units instead of %g", c + 1, j,
+                          (long long)(first[j + 1] - first[j]), ideal[j]);
         bound += binds;
         if (units >= 64) continue;
         const double least = least_error(ideal, ranks, (int)units);
@@ -80,7 +81,8 @@ static void rounding_properties(void)
 
 static void impossible_splits(void)
 {
-    const double none[2] = {0, 0}, negative[2] = {1, -1}, undefined[2] = {1, NAN}, endless[2] = {1, INFINITY}, fine[2] = {1, 3};
+    const double none[2] = {0, 0}, negative[2] = {1, -1}, undefined[2] = {1, NAN}, endless[2] = {1, INFINITY},
+                 fine[2] = {1, 3};
     int64_t first[3] = {7, 7, 7};
     CHECK(!hapt_split(NULL, 2, 1, first));
     CHECK(!hapt_split(fine, 2, 1, first));
@@ -102,7 +104,8 @@ struct sample {
     struct hapt_ratio_segment segment[MAX_SEGMENTS];
     struct hapt_ratio_stage stage[MAX_SEGMENTS][MAX_STAGES];
     double replicated[MAX_SEGMENTS][MAX_STAGES][MAX_DEVICES], sharded[MAX_SEGMENTS][MAX_STAGES][MAX_DEVICES];
-    double limit[MAX_DEVICES], resident[MAX_DEVICES], bytes[MAX_SEGMENTS][MAX_DEVICES], packed[MAX_SEGMENTS * MAX_DEVICES];
+    double limit[MAX_DEVICES], resident[MAX_DEVICES], bytes[MAX_SEGMENTS][MAX_DEVICES],
+        packed[MAX_SEGMENTS * MAX_DEVICES];
 };
 
 static void join(struct sample *sample, int devices, int segments)
@@ -117,8 +120,9 @@ static void join(struct sample *sample, int devices, int segments)
     }
 }
 
-/* A model of HAP's Fig. 2 on 2 P100 and 2 A100: matrix products go by FLOP/s, attention and norms by memory bandwidth, all-gathers
- * by the largest shard. `traffic` seconds of an all-gather of even shards for each second of even computation. */
+/* A model of HAP's Fig. 2 on 2 P100 and 2 A100: matrix products go by FLOP/s, attention and norms by memory bandwidth,
+ * all-gathers by the largest shard. `traffic` seconds of an all-gather of even shards for each second of even
+ * computation. */
 static void make_figure_2(struct sample *sample, double traffic)
 {
     static const double flops[4] = {9.5e12, 9.5e12, 19.5e12, 19.5e12}, bandwidth[4] = {732e9, 732e9, 1555e9, 1555e9};
@@ -179,9 +183,10 @@ static void random_sample(struct sample *sample, uint64_t *seed, int devices, in
         for (int i = 0; i < sample->segment[k].stage_count; i++) {
             const bool copy = i > 0 && hapt_random_next(seed) % 3 == 0, plain = hapt_random_next(seed) % 4 == 0;
             const double factor = 0.5 + hapt_random_unit(seed);
-            sample->stage[k][i] = (struct hapt_ratio_stage){.fixed_s = unit * hapt_random_unit(seed),
-                                                            .largest_s = plain ? 0 : unit * traffic * hapt_random_unit(seed),
-                                                            .times = hapt_random_next(seed) % 3 ? 0 : 0.125};
+            sample->stage[k][i] =
+                (struct hapt_ratio_stage){.fixed_s = unit * hapt_random_unit(seed),
+                                          .largest_s = plain ? 0 : unit * traffic * hapt_random_unit(seed),
+                                          .times = hapt_random_next(seed) % 3 ? 0 : 0.125};
             for (int j = 0; j < devices; j++) {
                 double *replicated = &sample->replicated[k][i][j], *sharded = &sample->sharded[k][i][j];
                 if (copy) {
@@ -203,8 +208,8 @@ static void random_sample(struct sample *sample, uint64_t *seed, int devices, in
         sample->limit[j] = j < kinds ? 1e9 * (1 + hapt_random_unit(seed)) : sample->limit[j % kinds];
         sample->resident[j] = j < kinds ? 3e8 * hapt_random_unit(seed) : sample->resident[j % kinds];
         for (int k = 0; k < segments; k++)
-            sample->packed[k * devices + j] = j < kinds ? 2e9 * devices * hapt_random_unit(seed) / segments
-                                                        : sample->packed[k * devices + j % kinds];
+            sample->packed[k * devices + j] =
+                j < kinds ? 2e9 * devices * hapt_random_unit(seed) / segments : sample->packed[k * devices + j % kinds];
     }
     sample->problem.limit_bytes = sample->limit;
     sample->problem.resident_bytes = sample->resident;
@@ -212,7 +217,8 @@ static void random_sample(struct sample *sample, uint64_t *seed, int devices, in
 }
 
 /* HAP (3) as it stands: a column for every ratio, stage and segment, nothing merged. */
-static enum hapt_lp_result solve_plainly(const struct hapt_ratio_problem *problem, struct hapt_arena *arena, double *cost)
+static enum hapt_lp_result solve_plainly(const struct hapt_ratio_problem *problem, struct hapt_arena *arena,
+                                         double *cost)
 {
     const int n = problem->devices;
     int columns = 0, rows = n, entries = 0, first[MAX_SEGMENTS];
@@ -252,10 +258,12 @@ static enum hapt_lp_result solve_plainly(const struct hapt_ratio_problem *proble
             index[k] = first[k] + j;
             bytes[k] = problem->sharded_bytes[k * n + j];
         }
-        hapt_lp_add_row(lp, -INFINITY, problem->limit_bytes[j] - problem->resident_bytes[j], problem->segment_count, index, bytes);
+        hapt_lp_add_row(lp, -INFINITY, problem->limit_bytes[j] - problem->resident_bytes[j], problem->segment_count,
+                        index, bytes);
     }
     const char *missing;
-    CHECK_OK(hapt_lp_solve(lp, hapt_lp_solver_version(HAPT_LP_GLPK, &missing) ? HAPT_LP_GLPK : HAPT_LP_PIVOT, arena, &solution));
+    CHECK_OK(hapt_lp_solve(lp, hapt_lp_solver_version(HAPT_LP_GLPK, &missing) ? HAPT_LP_GLPK : HAPT_LP_PIVOT, arena,
+                           &solution));
     *cost = solution.objective + fixed;
     return solution.result;
 }
@@ -281,8 +289,8 @@ static void plain_form_agrees(void)
         } else {
             CHECK(outcome == HAPT_LP_OPTIMAL);
             CHECK_OK(hapt_ratios_solve(&sample.problem, &arena, &result));
-            CHECK_MESSAGE(fabs(result.cost_s - expected) <= 1e-6 * expected, "seed %d: %.12g, plain form %.12g", c + 77, result.cost_s,
-                          expected);
+            CHECK_MESSAGE(fabs(result.cost_s - expected) <= 1e-6 * expected, "seed %d: %.12g, plain form %.12g", c + 77,
+                          result.cost_s, expected);
             CHECK(hapt_ratios_fit(&sample.problem, result.ratio));
             CHECK(result.cost_s <= fmin(result.even_s, result.proportional_s) * (1 + 1e-6));
             joined += segments > 1 && c % 2;
@@ -328,7 +336,8 @@ static void grid_agrees(void)
             for (int j = 0; j < devices; j++) steepest = fmax(steepest, sample.sharded[0][i][j]);
             slope += (sample.stage[0][i].times == 0 ? 1 : 0.125) * (steepest + sample.stage[0][i].largest_s);
         }
-        CHECK_MESSAGE(best - result.cost_s <= slope / steps, "seed %d: %g, on the grid %g", c + 4242, result.cost_s, best);
+        CHECK_MESSAGE(best - result.cost_s <= slope / steps, "seed %d: %g, on the grid %g", c + 4242, result.cost_s,
+                      best);
         hapt_arena_release(&arena);
     }
 }

@@ -19,7 +19,8 @@ static int count_from(uint64_t *seed, int low, int high)
     return low + (int)(hapt_random_next(seed) % (uint64_t)(high - low + 1));
 }
 
-/* Rows around a point inside the box: feasible and bounded. `integer`: small whole numbers, so that many rows meet in a vertex. */
+/* Rows around a point inside the box: feasible and bounded. `integer`: small whole numbers, so that many rows meet in a
+ * vertex. */
 static struct hapt_lp *random_box(uint64_t *seed, struct hapt_arena *arena, bool integer)
 {
     const int n = count_from(seed, 1, 30), m = count_from(seed, 0, 40);
@@ -30,7 +31,8 @@ static struct hapt_lp *random_box(uint64_t *seed, struct hapt_arena *arena, bool
         lp->cost[j] = integer ? count_from(seed, -3, 3) : between(seed, -1, 1);
         lp->lower[j] = integer ? count_from(seed, -2, 0) : between(seed, -10, 0);
         lp->upper[j] = integer ? count_from(seed, 1, 3) : between(seed, 0, 10);
-        inside[j] = integer ? (lp->lower[j] > -1 ? 0 : count_from(seed, -1, 1)) : between(seed, lp->lower[j], lp->upper[j]);
+        inside[j] =
+            integer ? (lp->lower[j] > -1 ? 0 : count_from(seed, -1, 1)) : between(seed, lp->lower[j], lp->upper[j]);
     }
     for (int i = 0; i < m; i++) {
         double sum = 0;
@@ -38,12 +40,20 @@ static struct hapt_lp *random_box(uint64_t *seed, struct hapt_arena *arena, bool
             row[j] = hapt_random_next(seed) % 3 == 0 ? 0 : integer ? count_from(seed, -1, 1) : between(seed, -1, 1);
             sum += row[j] * inside[j];
         }
-        const double below = integer ? count_from(seed, 0, 2) : between(seed, 0, 1), above = integer ? 0 : between(seed, 0, 1);
+        const double below = integer ? count_from(seed, 0, 2) : between(seed, 0, 1),
+                     above = integer ? 0 : between(seed, 0, 1);
         switch (hapt_random_next(seed) % 5) {
-        case 0: hapt_lp_add_row(lp, sum, sum, n, NULL, row); break;
-        case 1: hapt_lp_add_row(lp, -INFINITY, sum + above, n, NULL, row); break;
-        case 2: hapt_lp_add_row(lp, sum - below, sum + above, n, NULL, row); break;
-        default: hapt_lp_add_row(lp, sum - below, INFINITY, n, NULL, row);
+        case 0:
+            hapt_lp_add_row(lp, sum, sum, n, NULL, row);
+            break;
+        case 1:
+            hapt_lp_add_row(lp, -INFINITY, sum + above, n, NULL, row);
+            break;
+        case 2:
+            hapt_lp_add_row(lp, sum - below, sum + above, n, NULL, row);
+            break;
+        default:
+            hapt_lp_add_row(lp, sum - below, INFINITY, n, NULL, row);
         }
     }
     return lp;
@@ -68,7 +78,8 @@ static void distort(struct hapt_lp *lp, uint64_t *seed)
     }
 }
 
-/* HAP (3) in epigraph form: ratios B, their largest M, and a time for each stage. `ties`: equal devices, like stages. */
+/* HAP (3) in epigraph form: ratios B, their largest M, and a time for each stage. `ties`: equal devices, like stages.
+ */
 static struct hapt_lp *random_ratios(uint64_t *seed, struct hapt_arena *arena, bool ties)
 {
     enum { STAGES = 64, DEVICES = 8, WIDTH = DEVICES + 1 + STAGES };
@@ -144,8 +155,8 @@ static struct hapt_lp *random_infeasible(uint64_t *seed, struct hapt_arena *aren
         sum += row[j] * lp->upper[j];
     }
     for (int i = 0; i < m; i++)
-        hapt_lp_add_row(more, lp->row_lower[i], lp->row_upper[i], lp->start[i + 1] - lp->start[i], lp->column + lp->start[i],
-                        lp->value + lp->start[i]);
+        hapt_lp_add_row(more, lp->row_lower[i], lp->row_upper[i], lp->start[i + 1] - lp->start[i],
+                        lp->column + lp->start[i], lp->value + lp->start[i]);
     hapt_lp_add_row(more, sum + between(seed, 0.01, 1), INFINITY, n, NULL, row);
     return more;
 }
@@ -154,24 +165,32 @@ static struct hapt_lp *make(int kind, uint64_t *seed, struct hapt_arena *arena)
 {
     struct hapt_lp *lp;
     switch (kind) {
-    case 0: return random_box(seed, arena, false);
-    case 1: return random_box(seed, arena, true);
+    case 0:
+        return random_box(seed, arena, false);
+    case 1:
+        return random_box(seed, arena, true);
     case 2:
         lp = random_box(seed, arena, hapt_random_next(seed) % 2);
         distort(lp, seed);
         return lp;
-    case 3: return random_ratios(seed, arena, false);
-    case 4: return random_ratios(seed, arena, true);
-    case 5: return random_free(seed, arena, true);
-    case 6: return random_infeasible(seed, arena);
-    default: return random_free(seed, arena, false);
+    case 3:
+        return random_ratios(seed, arena, false);
+    case 4:
+        return random_ratios(seed, arena, true);
+    case 5:
+        return random_free(seed, arena, true);
+    case 6:
+        return random_infeasible(seed, arena);
+    default:
+        return random_free(seed, arena, false);
     }
 }
 
 /* What a column may be: its largest finite bound, or its value. */
 static double reach(const struct hapt_lp *lp, const double *x, int j)
 {
-    const double low = isfinite(lp->lower[j]) ? fabs(lp->lower[j]) : 0, high = isfinite(lp->upper[j]) ? fabs(lp->upper[j]) : 0;
+    const double low = isfinite(lp->lower[j]) ? fabs(lp->lower[j]) : 0,
+                 high = isfinite(lp->upper[j]) ? fabs(lp->upper[j]) : 0;
     return fmax(fabs(x[j]), fmax(low, high));
 }
 
@@ -228,21 +247,21 @@ static void compare(int kind, int instance, bool oracle, struct tally *tally)
     tally->solved[own.result]++;
     tally->by_tao += strcmp(own.solver, "tao") == 0;
     tally->pivots += own.pivots;
-    CHECK_MESSAGE(own.result == expected[kind], "%s %d: %s by %s", kind_name[kind], instance, hapt_lp_result_name(own.result),
-                  own.solver);
+    CHECK_MESSAGE(own.result == expected[kind], "%s %d: %s by %s", kind_name[kind], instance,
+                  hapt_lp_result_name(own.result), own.solver);
     CHECK_MESSAGE(agree(lp, &own, &reference), "%s %d: %s %.12g by %s, reference %s %.12g", kind_name[kind], instance,
                   hapt_lp_result_name(own.result), own.objective, own.solver, hapt_lp_result_name(reference.result),
                   reference.objective);
     CHECK_MESSAGE(agree(lp, &pivot, &own), "%s %d: %s %.12g by pivots alone, %s %.12g by %s", kind_name[kind], instance,
-                  hapt_lp_result_name(pivot.result), pivot.objective, hapt_lp_result_name(own.result), own.objective, own.solver);
+                  hapt_lp_result_name(pivot.result), pivot.objective, hapt_lp_result_name(own.result), own.objective,
+                  own.solver);
     if (tao.result != HAPT_LP_FAILED)
         CHECK_MESSAGE(agree(lp, &tao, &own), "%s %d: tao says %s %.12g", kind_name[kind], instance,
                       hapt_lp_result_name(tao.result), tao.objective);
     if (own.result == HAPT_LP_OPTIMAL) {
         CHECK_MESSAGE(violation(lp, own.x) < 1e-7, "%s %d: constraints are violated by %g", kind_name[kind], instance,
                       violation(lp, own.x));
-        if (reference.result == HAPT_LP_OPTIMAL)
-            tally->worst = fmax(tally->worst, apart(lp, &own, &reference));
+        if (reference.result == HAPT_LP_OPTIMAL) tally->worst = fmax(tally->worst, apart(lp, &own, &reference));
     }
     hapt_arena_release(&arena);
 }
@@ -250,7 +269,8 @@ static void compare(int kind, int instance, bool oracle, struct tally *tally)
 static void random_instances(void)
 {
     const char *no_tao, *no_glpk;
-    const char *tao = hapt_lp_solver_version(HAPT_LP_TAO, &no_tao), *glpk = hapt_lp_solver_version(HAPT_LP_GLPK, &no_glpk);
+    const char *tao = hapt_lp_solver_version(HAPT_LP_TAO, &no_tao),
+               *glpk = hapt_lp_solver_version(HAPT_LP_GLPK, &no_glpk);
     fprintf(stderr, "%s, %s\n", tao ? tao : no_tao, glpk ? glpk : no_glpk);
     CHECK(tao || no_tao);
     CHECK(glpk || no_glpk);
@@ -258,10 +278,13 @@ static void random_instances(void)
         const int count = (test_long() ? 20 : 1) * (kind == 3 || kind == 4 ? 50 : 120);
         struct tally tally = {0};
         for (int i = 0; i < count; i++) compare(kind, i, glpk != NULL, &tally);
-        fprintf(stderr, "%-13s %5d instances: %d optimal, %d infeasible, %d unbounded, %d failed; %d by tao; %.2f ms, %.1f pivots each; "
-                        "apart by %.1e at most\n", kind_name[kind], count, tally.solved[0], tally.solved[1], tally.solved[2],
-                tally.solved[3], tally.by_tao, 1e3 * tally.seconds / count, (double)tally.pivots / count, tally.worst);
-        if (tao && kind < 6) CHECK_MESSAGE(tally.by_tao >= 0.8 * count, "%s: tao solved %d of %d", kind_name[kind], tally.by_tao, count);
+        fprintf(stderr, "%-13s %5d instances: %d optimal, %d infeasible, %d unbounded, %d failed; %d by tao; ",
+                kind_name[kind], count, tally.solved[0], tally.solved[1], tally.solved[2], tally.solved[3],
+                tally.by_tao);
+        fprintf(stderr, "%.2f ms, %.1f pivots each; apart by %.1e at most\n", 1e3 * tally.seconds / count,
+                (double)tally.pivots / count, tally.worst);
+        if (tao && kind < 6)
+            CHECK_MESSAGE(tally.by_tao >= 0.8 * count, "%s: tao solved %d of %d", kind_name[kind], tally.by_tao, count);
     }
 }
 
