@@ -148,13 +148,15 @@ static inline bool has_mixed(const struct hapt_profile *profile, int count, cons
     return false;
 }
 
-/* A group of stages on devices of two subclusters, now and then of three; every third holds the layers alone in time. */
+/* A group of stages on devices of two subclusters, now and then of three. Some hold neither the first nor the last layer, and are
+ * fast there: they come to stand between others. */
 static inline void random_mixed(uint64_t *seed, struct hapt_profile *profile, struct hapt_arena *arena)
 {
     const int C = profile->cluster_count, L = profile->layer_count;
     const int left_out = C == 3 && random_chance(seed, 0.85) ? random_below(seed, 3) : -1;
     const double grain = random_chance(seed, 0.5) ? 0.25 : 0, holes = random_chance(seed, 0.5) ? 0.4 : 0;
-    const double speed = random_chance(seed, 0.5) ? 1 : 0.4;
+    const bool inner = L > 2 && random_chance(seed, 0.7);
+    const double speed = inner ? 0.03 : random_chance(seed, 0.5) ? 1 : 0.4;
     const bool tight = random_chance(seed, 0.4), steps = random_chance(seed, 0.3), additive = random_chance(seed, 0.4);
     int cluster[4], devices[4], count = 0, all = 0;
     struct hapt_profile_mixed *mixed;
@@ -162,7 +164,7 @@ static inline void random_mixed(uint64_t *seed, struct hapt_profile *profile, st
         const int most = profile->cluster[c].nodes * profile->cluster[c].devices_per_node;
         if (c == left_out) continue;
         cluster[count] = c;
-        devices[count] = 1 + random_below(seed, most);
+        devices[count] = inner || random_chance(seed, 0.3) ? 1 : 1 + random_below(seed, most);
         all += devices[count++];
     }
     if (count < 2 || has_mixed(profile, count, cluster, devices)) return;
@@ -178,7 +180,7 @@ static inline void random_mixed(uint64_t *seed, struct hapt_profile *profile, st
         for (int j = i; j < L; j++) {
             const size_t cell = hapt_profile_index(profile, 0, i, j);
             const int layers = j - i + 1;
-            if (random_chance(seed, holes)) continue;
+            if (random_chance(seed, holes) || (inner && (i == 0 || j == L - 1))) continue;
             mixed->stage_time[cell] = speed * (additive ? layers * layer_s / all : random_time(seed, grain, 2.0 * layers / all));
             mixed->stage_forward_time[cell] = mixed->stage_time[cell] / 3;
             if (steps) mixed->step_time[cell] = random_time(seed, grain, 2);
@@ -191,12 +193,41 @@ static inline void random_mixed(uint64_t *seed, struct hapt_profile *profile, st
     }
 }
 
+/* No stage holds more than so many layers: pipelines get longer. */
+static inline void shorten_stages(struct hapt_profile *profile, int most)
+{
+    for (int i = 0; i < profile->layer_count; i++) {
+        for (int j = i + most; j < profile->layer_count; j++) {
+            for (int c = 0; c < profile->cluster_count; c++)
+                for (int s = 0; s < profile->cluster[c].submesh_count; s++)
+                    profile->cluster[c].stage_time[hapt_profile_index(profile, s, i, j)] = NAN;
+            for (int k = 0; k < profile->mixed_count; k++)
+                profile->mixed[k].stage_time[hapt_profile_index(profile, 0, i, j)] = NAN;
+        }
+    }
+}
+
+static inline bool has_lone_device(const struct hapt_profile *profile)
+{
+    for (int c = 0; c < profile->cluster_count; c++)
+        if (profile->cluster[c].nodes * profile->cluster[c].devices_per_node == 1) return true;
+    return false;
+}
+
 /* random_profile with one to three groups of mixed stages on two or three subclusters. */
 static inline struct hapt_profile *random_mixed_profile(uint64_t *seed, struct hapt_arena *arena)
 {
-    const int C = random_chance(seed, 0.5) ? 2 : 3, L = 1 + random_below(seed, C >= 3 ? 4 : 5);
+    const int C = random_chance(seed, 0.6) ? 2 : 3, L = 1 + random_below(seed, C >= 3 ? 4 : 5);
     struct hapt_profile *profile = random_profile_of(seed, C, L, arena);
+    /* where a mixed stage takes the only device of a subcluster no other stage of it can stand beside it */
+    for (int i = 0; i < 3 && has_lone_device(profile); i++) profile = random_profile_of(seed, C, L, arena);
+    const bool near = random_chance(seed, 0.5); /* subclusters, as where mixed stages pay */
+    for (int link = 0; near && link < C * C; link++) {
+        profile->link_bandwidth[link] = 100;
+        profile->link_latency[link] = 0;
+    }
     for (int k = 1 + random_below(seed, 3); k > 0; k--) random_mixed(seed, profile, arena);
+    if (L > 2 && random_chance(seed, 0.5)) shorten_stages(profile, (L + 1) / 2);
     return profile;
 }
 

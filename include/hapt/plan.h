@@ -1,5 +1,14 @@
 /*
  * The plan, and the exact search for it (HAPT 5.2 under DESIGN's objective).
+ *
+ * Stages of one subcluster are neighbours. Mixed stages run on devices of several subclusters; such a stage may stand only
+ * where the pipeline passes from one of its subclusters to another:
+ *   - all stages that use one of its subclusters are neighbours;
+ *   - the stages in front of it use at most one of its subclusters, those behind it at most one, and not the same one.
+ * So it stands between the stages of two of its subclusters, or first or last, or where a side has no stage of its own; two
+ * neighbouring subclusters have at most one mixed stage between them, and a third subcluster of it has no other stage. Plans with
+ * two mixed stages of the same subclusters in a row are outside the search, as are those that visit a subcluster twice.
+ * What a boundary costs: hapt_profile_boundary_s.
  */
 #ifndef HAPT_PLAN_H
 #define HAPT_PLAN_H
@@ -11,18 +20,28 @@
 #include "hapt/schedule.h"
 #include "hapt/simulate.h"
 
+/* What a mixed stage runs on. Subclusters rise. */
+struct hapt_plan_mixed {
+    int count;              /* K, at least 2 */
+    int *cluster, *devices; /* [K] */
+    const char **name;      /* [K] of the subclusters */
+    double *ratio;          /* [sum of devices] of the work of each device, subcluster by subcluster; NULL: not told */
+    double *parameter_bytes, *activation_bytes, *device_memory_bytes; /* [K] of a device of each */
+};
+
 struct hapt_plan_stage {
     int first_layer, end_layer; /* [first, end) */
     int first_op, end_op;       /* forward operators; -1 when planned from a profile alone */
-    int subcluster;
-    char subcluster_name[64];
-    int nodes, devices_per_node; /* submesh (n, m) */
+    int subcluster;              /* mixed: the first of them */
+    char subcluster_name[64];    /* mixed: the names joined by '+', cut off where they are too long */
+    int nodes, devices_per_node; /* submesh (n, m); mixed: (1, all devices) */
+    struct hapt_plan_mixed *mixed; /* NULL: a stage of one subcluster */
     int tensor_parallel;         /* tp of its program; the other factor of n m is data-parallel */
     double compute_s;            /* t_i, step_time / B included */
     double forward_s, step_s;
     double comm_s;               /* c_i */
     int warmup;                  /* N_i */
-    double parameter_bytes, activation_bytes;
+    double parameter_bytes, activation_bytes; /* mixed: of the tightest device relative to its memory */
     double memory_bytes;         /* parameter_bytes + warmup * activation_bytes */
     double device_memory_bytes;
 };
@@ -50,6 +69,19 @@ struct hapt_plan {
         double gap;                    /* proven: latency_s is at most (1 + gap) times the optimum; 0: it is the optimum */
     } search;
 };
+
+/* The subclusters that a stage runs on (borrowed), and its devices of one of them. */
+struct hapt_subclusters hapt_plan_stage_subclusters(const struct hapt_plan_stage *stage);
+int hapt_plan_stage_devices(const struct hapt_plan_stage *stage, int subcluster);
+/* "2 x 4 tp2", or "2+1" devices of the subclusters of a mixed stage. */
+const char *hapt_plan_stage_submesh(const struct hapt_plan_stage *stage, char text[64]);
+/* As --stages takes it: "0-6@fast:1x2t1", "0-6@fast:2+slow:1". */
+#define HAPT_PLAN_STAGE_CHARS 2048
+const char *hapt_plan_stage_text(const struct hapt_plan_stage *stage, char text[HAPT_PLAN_STAGE_CHARS]);
+/* Whether two stages run on as many devices of the same subclusters with the same program. */
+bool hapt_plan_same_devices(const struct hapt_plan_stage *a, const struct hapt_plan_stage *b);
+/* The first stage that is mixed; -1: none. */
+int hapt_plan_first_mixed(const struct hapt_plan *plan);
 
 /* Where a search spends its time on this rank, and how much it makes. */
 struct hapt_search_effort {
@@ -82,7 +114,7 @@ enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *prof
 /* Model FLOPs utilisation of the simulated step, in (0, 1]; 0: unknown. */
 double hapt_plan_mfu(const struct hapt_plan *plan);
 /* Prices forced stages "0-6@fast:1x2,6-9@slow:1x2t2" (half-open layer ranges; t2: tensor-parallel over 2, without it the fastest
- * program that fits). HAPT_ERR_INPUT for stages that are no candidates,
+ * program that fits); "0-6@fast:2+slow:1": a mixed stage on 2 devices of fast and 1 of slow. HAPT_ERR_INPUT for stages that are no candidates,
  * HAPT_ERR_INFEASIBLE when they exceed memory. */
 enum hapt_status hapt_plan_force(const struct hapt_profile *profile, const struct hapt_search_options *options,
                                  const char *stages, struct hapt_arena *result, struct hapt_plan **plan);
@@ -111,12 +143,17 @@ enum hapt_status hapt_plan_save(const char *path, const struct hapt_plan *plan);
 enum hapt_status hapt_plan_read(struct hapt_h5 *file, const char *group, struct hapt_arena *arena, struct hapt_plan **plan);
 enum hapt_status hapt_plan_load(const char *path, struct hapt_arena *arena, struct hapt_plan **plan);
 void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan);
-/* A new reference; NULL without memory. */
+/* New references; NULL without memory. */
 struct json_t *hapt_plan_json(const struct hapt_plan *plan);
+struct json_t *hapt_plan_stage_json(const struct hapt_plan_stage *stage);
 /* On standard output; `extra` (an object, may be NULL, stays the caller's) adds its members. */
 enum hapt_status hapt_plan_print_json(const struct hapt_plan *plan, struct json_t *extra);
 /* First world rank index (into subcluster->ranks) of each stage: stages of a subcluster pack whole nodes first, then parts of
- * nodes by falling size. first_device[stage_count]. HAPT_ERR_INPUT when they do not fit the cluster. */
+ * nodes by falling size, then what mixed stages take, in their order. first_device[stage_count]; of a mixed stage in its first
+ * subcluster. HAPT_ERR_INPUT when they do not fit the cluster. */
 enum hapt_status hapt_plan_place(const struct hapt_plan *plan, const struct hapt_cluster *cluster, int *first_device);
+/* The world ranks of a stage's devices under that placement, subcluster by subcluster, on a bound cluster.
+ * rank[nodes * devices_per_node]. */
+enum hapt_status hapt_plan_ranks(const struct hapt_plan *plan, const struct hapt_cluster *cluster, int stage, int *rank);
 
 #endif

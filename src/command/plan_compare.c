@@ -45,15 +45,8 @@ static void print_rows(const struct hapt_env *env, const struct hapt_compare_row
 static json_t *stages_array(const struct hapt_plan *plan)
 {
     json_t *stages = json_array();
-    for (int i = 0; stages && i < plan->stage_count; i++) {
-        const struct hapt_plan_stage *stage = &plan->stage[i];
-        json_array_append_new(stages, json_pack("{s:[ii], s:s, s:i, s:i, s:i, s:f, s:f, s:i, s:f}", "layers",
-                                                stage->first_layer, stage->end_layer, "subcluster",
-                                                stage->subcluster_name, "nodes", stage->nodes, "devices_per_node",
-                                                stage->devices_per_node, "tensor_parallel", stage->tensor_parallel,
-                                                "compute_s", stage->compute_s, "comm_s", stage->comm_s, "warmup",
-                                                stage->warmup, "memory_bytes", stage->memory_bytes));
-    }
+    for (int i = 0; stages && i < plan->stage_count; i++)
+        json_array_append_new(stages, hapt_plan_stage_json(&plan->stage[i]));
     return stages;
 }
 

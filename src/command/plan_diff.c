@@ -40,7 +40,10 @@ static void describe(const struct hapt_plan_stage *stage, char text[8][FIELD_CHA
 {
     snprintf(text[0], FIELD_CHARS, "%d-%d", stage->first_layer, stage->end_layer);
     snprintf(text[1], FIELD_CHARS, "%s", stage->subcluster_name);
-    snprintf(text[2], FIELD_CHARS, "%d x %d", stage->nodes, stage->devices_per_node);
+    if (stage->mixed)
+        hapt_plan_stage_submesh(stage, text[2]);
+    else
+        snprintf(text[2], FIELD_CHARS, "%d x %d", stage->nodes, stage->devices_per_node);
     snprintf(text[3], FIELD_CHARS, "%d", stage->tensor_parallel);
     hapt_units_time(stage->compute_s, text[4]);
     hapt_units_time(stage->comm_s, text[5]);

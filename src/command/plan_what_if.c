@@ -71,7 +71,7 @@ static const char *print_order(const struct hapt_plan *plan, char text[200])
     size_t length = 0;
     text[0] = '\0';
     for (int i = 0; i < plan->stage_count && length < 199; i++)
-        if (i == 0 || plan->stage[i].subcluster != plan->stage[i - 1].subcluster)
+        if (i == 0 || strcmp(plan->stage[i].subcluster_name, plan->stage[i - 1].subcluster_name) != 0)
             length += (size_t)snprintf(text + length, 200 - length, "%s%s", i ? " > " : "", plan->stage[i].subcluster_name);
     return text;
 }
@@ -127,10 +127,8 @@ static json_t *stages_text(const struct hapt_plan *plan)
 {
     json_t *pieces = json_array();
     for (int i = 0; pieces && i < plan->stage_count; i++) {
-        const struct hapt_plan_stage *stage = &plan->stage[i];
-        json_array_append_new(pieces, json_sprintf("%d-%d@%s:%dx%dt%d", stage->first_layer, stage->end_layer,
-                                                   stage->subcluster_name, stage->nodes, stage->devices_per_node,
-                                                   stage->tensor_parallel));
+        char text[HAPT_PLAN_STAGE_CHARS];
+        json_array_append_new(pieces, json_string(hapt_plan_stage_text(&plan->stage[i], text)));
     }
     return pieces;
 }

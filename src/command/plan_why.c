@@ -72,10 +72,14 @@ static void print_limit(const struct hapt_env *env, const struct hapt_plan *plan
 {
     char time[3][32], size[2][32], rate[2][32];
     const struct hapt_plan_stage *slow = &plan->stage[limit->compute_stage], *tight = &plan->stage[limit->memory_stage];
+    char submesh[64];
+    if (slow->mixed)
+        hapt_plan_stage_submesh(slow, submesh);
+    else
+        snprintf(submesh, sizeof submesh, "%d x %d", slow->nodes, slow->devices_per_node);
     hapt_print(env, "why: the pace of %s a microbatch is set by %s\n", hapt_units_time(plan->t_max_s, time[0]), plan->limit);
-    hapt_print(env, "  compute  stage %d (layers %d-%d on %s %d x %d) takes longest: %s, %.1f %% of the pace\n",
-               limit->compute_stage, slow->first_layer, slow->end_layer, slow->subcluster_name, slow->nodes,
-               slow->devices_per_node, hapt_units_time(limit->compute_s, time[1]), 100 * hapt_plan_ratio(limit->compute_s, plan->t_max_s));
+    hapt_print(env, "  compute  stage %d (layers %d-%d on %s %s) takes longest: %s, %.1f %% of the pace\n",
+               limit->compute_stage, slow->first_layer, slow->end_layer, slow->subcluster_name, submesh, hapt_units_time(limit->compute_s, time[1]), 100 * hapt_plan_ratio(limit->compute_s, plan->t_max_s));
     if (limit->link_stage >= 0)
         hapt_print(env, "  link     %s to %s behind stage %d takes longest: %s for %s at %s, %.1f %% of the pace; as long as the "
                         "slowest stage at %s\n",

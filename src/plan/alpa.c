@@ -94,6 +94,7 @@ static enum hapt_status believe(struct belief *belief, const bool *cut, struct h
     HAPT_TRY(coarse_make(profile, cut, arena, &truth));
     HAPT_TRY(coarse_make(profile, cut, arena, &belief->ideal));
     HAPT_TRY(coarse_make(profile, cut, arena, &belief->possible));
+    belief->ideal.profile->mixed_count = belief->possible.profile->mixed_count = 0; /* it knows no mixed stages */
     for (int c = 0; c < profile->cluster_count; c++) {
         for (int s = 0; s < profile->cluster[c].submesh_count; s++) {
             find_equals(profile, profile->cluster[c].submesh[s], equal);

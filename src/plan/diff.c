@@ -32,12 +32,21 @@ static enum hapt_status find_best(const struct hapt_plan *a, const struct hapt_p
     return HAPT_OK;
 }
 
+/* The same subclusters by name, and other numbers of their devices. */
+static bool other_mix(const struct hapt_plan_stage *x, const struct hapt_plan_stage *y)
+{
+    if (!x->mixed || !y->mixed || x->mixed->count != y->mixed->count) return false;
+    for (int k = 0; k < x->mixed->count; k++)
+        if (x->mixed->devices[k] != y->mixed->devices[k]) return true;
+    return false;
+}
+
 static unsigned compare_stages(const struct hapt_plan_stage *x, const struct hapt_plan_stage *y)
 {
     unsigned changed = 0;
     if (x->first_layer != y->first_layer || x->end_layer != y->end_layer) changed |= HAPT_DIFF_LAYERS;
     if (strcmp(x->subcluster_name, y->subcluster_name) != 0) changed |= HAPT_DIFF_SUBCLUSTER;
-    if (x->nodes != y->nodes || x->devices_per_node != y->devices_per_node) changed |= HAPT_DIFF_SUBMESH;
+    if (x->nodes != y->nodes || x->devices_per_node != y->devices_per_node || other_mix(x, y)) changed |= HAPT_DIFF_SUBMESH;
     if (x->tensor_parallel != y->tensor_parallel) changed |= HAPT_DIFF_TENSOR_PARALLEL;
     if (!same(x->compute_s, y->compute_s) || !same(x->forward_s, y->forward_s) || !same(x->step_s, y->step_s))
         changed |= HAPT_DIFF_COMPUTE;

@@ -37,43 +37,57 @@ static enum hapt_status relaxed_plan(const struct hapt_profile *profile, const s
     return status;
 }
 
+/* What a stage needs of a device of its k-th subcluster. */
+static double stage_bytes(const struct hapt_profile *profile, const struct hapt_plan_stage *stage, int k, int warmup)
+{
+    const struct hapt_profile_cluster *cluster = &profile->cluster[stage->subcluster];
+    const struct hapt_profile_mixed *mixed = stage->mixed ? &profile->mixed[plan_stage_group(profile, stage)] : NULL;
+    int s = 0;
+    while (!mixed && (cluster->submesh[s].n != stage->nodes || cluster->submesh[s].m != stage->devices_per_node ||
+                      cluster->submesh[s].tp != stage->tensor_parallel))
+        s++;
+    if (mixed) s = mixed->memory_rows > 1 ? k : 0;
+    const size_t cell = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
+    return mixed ? mixed->parameter_bytes[cell] + warmup * mixed->activation_bytes[cell]
+                 : cluster->parameter_bytes[cell] + warmup * cluster->activation_bytes[cell];
+}
+
 static enum hapt_status explain_memory(const struct hapt_profile *profile, const struct hapt_plan *plan)
 {
     double worst = 0;
     int warmup = 0, worst_launches = 0;
     const struct hapt_plan_stage *at = NULL;
+    const struct hapt_profile_cluster *cluster = NULL;
     double at_bytes = 0;
     for (int i = plan->stage_count - 1; i >= 0; i--) {
         const struct hapt_plan_stage *stage = &plan->stage[i];
-        const struct hapt_profile_cluster *cluster = &profile->cluster[stage->subcluster];
-        int s = 0;
-        while (cluster->submesh[s].n != stage->nodes || cluster->submesh[s].m != stage->devices_per_node ||
-               cluster->submesh[s].tp != stage->tensor_parallel)
-            s++;
-        const size_t cell = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
         if (i == plan->stage_count - 1) {
             warmup = plan->schedule == HAPT_SCHEDULE_GPIPE ? plan->microbatches : 1;
         } else {
-            const double comm_s =
-                hapt_profile_comm_s(profile, stage->end_layer - 1, stage->subcluster, stage[1].subcluster);
+            const double comm_s = hapt_profile_boundary_s(profile, stage->end_layer - 1, hapt_plan_stage_subclusters(stage),
+                                                          hapt_plan_stage_subclusters(&stage[1]), NULL);
             warmup += hapt_schedule_delta(plan->schedule, comm_s, plan->t_max_s, plan->hide_threshold);
             if (warmup > plan->microbatches) warmup = plan->microbatches;
         }
-        const double bytes = cluster->parameter_bytes[cell] + warmup * cluster->activation_bytes[cell];
-        if (at && (isinf(worst) || bytes <= worst * cluster->device_memory_bytes)) continue;
-        worst = cluster->device_memory_bytes > 0 ? bytes / cluster->device_memory_bytes : INFINITY;
-        at = stage;
-        at_bytes = bytes;
-        worst_launches = warmup;
+        const struct hapt_subclusters mine = hapt_plan_stage_subclusters(stage);
+        for (int k = 0; k < mine.count; k++) {
+            const struct hapt_profile_cluster *own = &profile->cluster[mine.index[k]];
+            const double bytes = stage_bytes(profile, stage, k, warmup);
+            if (at && (isinf(worst) || bytes <= worst * own->device_memory_bytes)) continue;
+            worst = own->device_memory_bytes > 0 ? bytes / own->device_memory_bytes : INFINITY;
+            at = stage;
+            cluster = own;
+            at_bytes = bytes;
+            worst_launches = warmup;
+        }
     }
-    char need[32], have[32];
-    const struct hapt_profile_cluster *cluster = &profile->cluster[at->subcluster];
+    char need[32], have[32], submesh[64];
     return hapt_fail(
         HAPT_ERR_INFEASIBLE, HINT,
-        "no plan fits into memory: the nearest one needs %s of the %s of a device of %s for layers %d-%d on %dx%d "
+        "no plan fits into memory: the nearest one needs %s of the %s of a device of %s for layers %d-%d on %s "
         "with %d microbatches in flight",
         hapt_units_bytes(at_bytes, need), hapt_units_bytes(cluster->device_memory_bytes, have), cluster->name,
-        at->first_layer, at->end_layer, at->nodes, at->devices_per_node, worst_launches);
+        at->first_layer, at->end_layer, plan_stage_short(at, submesh), worst_launches);
 }
 
 /* The least factor on every device's memory that admits a plan, and that plan. */
@@ -122,6 +136,10 @@ static int covered_layers(const struct hapt_profile *profile, bool *reached)
                     if (isfinite(cluster->stage_time[hapt_profile_index(profile, s, first, last)]))
                         reached[last + 1] = true;
         }
+        for (int k = 0; k < profile->mixed_count; k++)
+            for (int last = first; last < L; last++)
+                if (isfinite(profile->mixed[k].stage_time[hapt_profile_index(profile, 0, first, last)]))
+                    reached[last + 1] = true;
     }
     return reached[L] ? L : furthest;
 }

@@ -32,20 +32,89 @@ static int find_subcluster(const struct hapt_profile *profile, const char *name,
     return -1;
 }
 
-/* FIRST-END@NAME:NxM or FIRST-END@NAME:NxMtT */
-static bool read_stage(const struct hapt_profile *profile, const char **text, struct hapt_plan_stage *stage)
+static enum hapt_status cannot_read(const char *text)
 {
-    if (!read_number(text, &stage->first_layer) || !read_char(text, '-') || !read_number(text, &stage->end_layer) ||
-        !read_char(text, '@'))
-        return false;
-    const size_t piece = strcspn(*text, ",");
-    const char *colon = memrchr(*text, ':', piece);
-    if (!colon) return false;
-    stage->subcluster = find_subcluster(profile, *text, (size_t)(colon - *text));
-    *text = colon + 1;
+    return hapt_fail(HAPT_ERR_INPUT,
+                     "write stages as \"0-6@fast:1x2,6-9@slow:1x2\" (half-open layers), mixed ones as \"0-9@fast:2+slow:1\"",
+                     "--stages: cannot read '%.*s'", (int)strcspn(text, ","), text);
+}
+
+/* NxM or NxMtT */
+static bool read_submesh(const char **text, struct hapt_plan_stage *stage)
+{
     if (!read_number(text, &stage->nodes) || !read_char(text, 'x') || !read_number(text, &stage->devices_per_node))
         return false;
     return **text != 't' || (read_char(text, 't') && read_number(text, &stage->tensor_parallel) && stage->tensor_parallel > 0);
+}
+
+/* The next part NAME:COUNT of a mixed stage. Names may hold '+' and ':', so it ends at the first count behind the name of a
+ * subcluster. False: it cannot be read; *c -1: no name in it is known. */
+static bool read_part(const struct hapt_profile *profile, const char **text, const char *end, int *c, int *count)
+{
+    bool readable = false;
+    *c = -1;
+    for (const char *colon = memchr(*text, ':', (size_t)(end - *text)); colon;
+         colon = memchr(colon + 1, ':', (size_t)(end - colon - 1))) {
+        const char *behind = colon + 1;
+        if (!read_number(&behind, count) || (behind != end && *behind != '+')) continue;
+        readable = true;
+        *c = find_subcluster(profile, *text, (size_t)(colon - *text));
+        if (*c < 0) continue;
+        *text = behind;
+        return true;
+    }
+    return readable;
+}
+
+/* NAME:COUNT+NAME:COUNT...; the group of the profile that takes these devices. */
+static enum hapt_status read_mixed(const struct hapt_profile *profile, const char **text, const char *start,
+                                   struct hapt_arena *arena, struct hapt_plan_stage *stage)
+{
+    const char *end = *text + strcspn(*text, ",");
+    int taken[HAPT_MAX_SUBCLUSTERS] = {0};
+    for (;;) {
+        int c, count;
+        if (!read_part(profile, text, end, &c, &count) || count < 1) return cannot_read(start);
+        if (c < 0)
+            return hapt_fail(HAPT_ERR_INPUT, "name subclusters of the profile", "--stages: no subcluster is called as in '%.*s'",
+                             (int)strcspn(start, ","), start);
+        if (taken[c] > 0) return cannot_read(start);
+        taken[c] = count;
+        if (*text == end) break;
+        ++*text; /* + */
+    }
+    for (int k = 0; k < profile->mixed_count; k++) {
+        const struct hapt_profile_mixed *mixed = &profile->mixed[k];
+        int same = 0, wanted = 0;
+        for (int c = 0; c < profile->cluster_count; c++) wanted += taken[c] > 0;
+        for (int i = 0; i < mixed->count; i++) same += taken[mixed->cluster[i]] == mixed->devices[i];
+        if (same == wanted && same == mixed->count) return plan_stage_mix(profile, k, arena, stage);
+    }
+    return hapt_fail(HAPT_ERR_INPUT, "`h5dump -a /mixed_0/counts P.h5` shows what it knows",
+                     "--stages: the profile has no mixed stages on the devices of '%.*s'", (int)strcspn(start, ","), start);
+}
+
+/* FIRST-END@NAME:NxM, FIRST-END@NAME:NxMtT or FIRST-END@NAME:COUNT+NAME:COUNT */
+static enum hapt_status read_stage(const struct hapt_profile *profile, const char **text, struct hapt_arena *arena,
+                                   struct hapt_plan_stage *stage)
+{
+    const char *start = *text;
+    if (!read_number(text, &stage->first_layer) || !read_char(text, '-') || !read_number(text, &stage->end_layer) ||
+        !read_char(text, '@'))
+        return cannot_read(start);
+    const size_t piece = strcspn(*text, ",");
+    const char *colon = memrchr(*text, ':', piece), *behind = colon ? colon + 1 : NULL;
+    if (!colon) return cannot_read(start);
+    if (read_submesh(&behind, stage) && behind == *text + piece) {
+        stage->subcluster = find_subcluster(profile, *text, (size_t)(colon - *text));
+        *text = behind;
+        if (stage->subcluster >= 0) return HAPT_OK;
+        return hapt_fail(HAPT_ERR_INPUT, "name a subcluster of the profile",
+                         "--stages: no subcluster is called as in '%.*s'", (int)strcspn(start, ","), start);
+    }
+    *stage = (struct hapt_plan_stage){
+        .first_layer = stage->first_layer, .end_layer = stage->end_layer, .first_op = -1, .end_op = -1};
+    return read_mixed(profile, text, start, arena, stage);
 }
 
 static enum hapt_status parse_stages(const struct hapt_profile *profile, const char *text, struct hapt_arena *arena,
@@ -56,15 +125,8 @@ static enum hapt_status parse_stages(const struct hapt_profile *profile, const c
     HAPT_NEW(plan->stage, arena, pieces);
     for (const char *at = text; plan->stage_count < pieces;) {
         struct hapt_plan_stage *stage = &plan->stage[plan->stage_count];
-        const char *start = at;
         *stage = (struct hapt_plan_stage){.first_op = -1, .end_op = -1};
-        const bool fine = read_stage(profile, &at, stage) && (*at == '\0' || *at == ',');
-        if (!fine)
-            return hapt_fail(HAPT_ERR_INPUT, "write stages as \"0-6@fast:1x2,6-9@slow:1x2\" (half-open layers)",
-                             "--stages: cannot read '%.*s'", (int)strcspn(start, ","), start);
-        if (stage->subcluster < 0)
-            return hapt_fail(HAPT_ERR_INPUT, "name a subcluster of the profile",
-                             "--stages: no subcluster is called as in '%.*s'", (int)strcspn(start, ","), start);
+        HAPT_TRY(read_stage(profile, &at, arena, stage));
         plan->stage_count++;
         if (*at == ',') at++;
     }
@@ -126,6 +188,8 @@ static enum hapt_status split_evenly(const struct hapt_profile *profile, const s
                                                   .nodes = optimum->stage[i].nodes,
                                                   .devices_per_node = optimum->stage[i].devices_per_node,
                                                   .tensor_parallel = optimum->stage[i].tensor_parallel};
+        if (optimum->stage[i].mixed)
+            HAPT_TRY(plan_stage_mix(profile, plan_stage_group(profile, &optimum->stage[i]), result, &made->stage[i]));
     }
     HAPT_TRY(price_plan(profile, made));
     made->search = optimum->search;

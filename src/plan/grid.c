@@ -165,6 +165,38 @@ static enum hapt_status coarsen_cluster(const struct hapt_profile *fine, int c, 
     return HAPT_OK;
 }
 
+static enum hapt_status coarsen_mixed(const struct hapt_profile *fine, int k, const struct coarse *coarse,
+                                      struct hapt_arena *arena)
+{
+    const struct hapt_profile_mixed *from = &fine->mixed[k];
+    const struct hapt_profile *profile = coarse->profile;
+    struct hapt_profile_mixed *to = &profile->mixed[k];
+    const size_t cells = hapt_profile_index(profile, 1, 0, 0);
+    *to = *from; /* what it runs on is shared */
+    HAPT_NEW(to->stage_time, arena, cells);
+    HAPT_NEW(to->stage_forward_time, arena, cells);
+    if (from->step_time) HAPT_NEW(to->step_time, arena, cells);
+    HAPT_NEW(to->parameter_bytes, arena, (size_t)from->memory_rows * cells);
+    HAPT_NEW(to->activation_bytes, arena, (size_t)from->memory_rows * cells);
+    for (size_t cell = 0; cell < cells; cell++) to->stage_time[cell] = to->stage_forward_time[cell] = NAN;
+    for (int i = 0; i < profile->layer_count; i++) {
+        for (int j = i; j < profile->layer_count; j++) {
+            const int first = i > 0 ? coarse->end_layer[i - 1] : 0, last = coarse->end_layer[j] - 1;
+            const size_t cell = hapt_profile_index(profile, 0, i, j), source = hapt_profile_index(fine, 0, first, last);
+            to->stage_time[cell] = from->stage_time[source];
+            to->stage_forward_time[cell] = from->stage_forward_time[source];
+            if (from->step_time) to->step_time[cell] = from->step_time[source];
+            for (int row = 0; row < from->memory_rows; row++) {
+                to->parameter_bytes[hapt_profile_index(profile, row, i, j)] =
+                    from->parameter_bytes[hapt_profile_index(fine, row, first, last)];
+                to->activation_bytes[hapt_profile_index(profile, row, i, j)] =
+                    from->activation_bytes[hapt_profile_index(fine, row, first, last)];
+            }
+        }
+    }
+    return HAPT_OK;
+}
+
 enum hapt_status coarse_make(const struct hapt_profile *fine, const bool *cut, struct hapt_arena *arena,
                              struct coarse *coarse)
 {
@@ -179,6 +211,9 @@ enum hapt_status coarse_make(const struct hapt_profile *fine, const bool *cut, s
     memcpy(coarse->profile->link_latency, fine->link_latency, links * sizeof(double));
     coarse->profile->flops = fine->flops;
     for (int c = 0; c < fine->cluster_count; c++) HAPT_TRY(coarsen_cluster(fine, c, coarse, arena));
+    HAPT_NEW(coarse->profile->mixed, arena, fine->mixed_count);
+    coarse->profile->mixed_count = fine->mixed_count;
+    for (int k = 0; k < fine->mixed_count; k++) HAPT_TRY(coarsen_mixed(fine, k, coarse, arena));
     return HAPT_OK;
 }
 

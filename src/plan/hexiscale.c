@@ -45,6 +45,7 @@ static enum hapt_status make_coarse(struct hexi *hexi, const struct hapt_strateg
     bool *cut;
     HAPT_TRY(hapt_plan_grid(hexi->contest.profile, COARSE, options->block_end, scratch, &cut));
     HAPT_TRY(coarse_make(hexi->contest.profile, cut, scratch, &hexi->truth));
+    hexi->truth.profile->mixed_count = 0;
     const struct hapt_profile *truth = hexi->truth.profile;
     HAPT_TRY(hapt_profile_copy(truth, scratch, &hexi->folded));
     for (int c = 0; c < truth->cluster_count; c++) {

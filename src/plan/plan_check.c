@@ -1,4 +1,4 @@
-#include "hapt/plan.h"
+#include "search.h"
 
 #include <math.h>
 
@@ -7,6 +7,37 @@
 static bool is_amount(double value)
 {
     return isfinite(value) && value >= 0;
+}
+
+static enum hapt_status check_mixed(const struct hapt_plan *plan, int i)
+{
+    const struct hapt_plan_stage *stage = &plan->stage[i];
+    const struct hapt_plan_mixed *mixed = stage->mixed;
+    int devices = 0;
+    double sum = 0;
+    if (mixed->count < 2 || mixed->count > HAPT_MAX_SUBCLUSTERS) return BAD("stage %d mixes %d subclusters", i, mixed->count);
+    for (int k = 0; k < mixed->count; k++) {
+        const double need = mixed->parameter_bytes[k] + stage->warmup * mixed->activation_bytes[k];
+        if (mixed->cluster[k] < 0 || mixed->cluster[k] >= HAPT_MAX_SUBCLUSTERS ||
+            (k > 0 && mixed->cluster[k] <= mixed->cluster[k - 1]))
+            return BAD("stage %d mixes subcluster %d", i, mixed->cluster[k]);
+        if (mixed->devices[k] < 1 || mixed->devices[k] > 65536)
+            return BAD("stage %d takes %d devices of subcluster %s", i, mixed->devices[k], mixed->name[k]);
+        if (!is_amount(mixed->parameter_bytes[k]) || !is_amount(mixed->activation_bytes[k]) ||
+            !is_amount(mixed->device_memory_bytes[k]) || !hapt_at_most(need, mixed->device_memory_bytes[k]))
+            return BAD("stage %d needs %g of %g bytes in subcluster %s", i, need, mixed->device_memory_bytes[k],
+                       mixed->name[k]);
+        devices += mixed->devices[k];
+    }
+    if (stage->nodes != 1 || stage->devices_per_node != devices || stage->tensor_parallel != 1 ||
+        stage->subcluster != mixed->cluster[0])
+        return BAD("stage %d runs on %d x %d devices of subcluster %d, and mixes %d", i, stage->nodes,
+                   stage->devices_per_node, stage->subcluster, devices);
+    for (int d = 0; mixed->ratio && d < devices; d++) {
+        if (!(mixed->ratio[d] > 0)) return BAD("stage %d has a ratio of %g", i, mixed->ratio[d]);
+        sum += mixed->ratio[d];
+    }
+    return mixed->ratio && !(fabs(sum - 1) <= 1e-4) ? BAD("the ratios of stage %d add up to %g", i, sum) : HAPT_OK;
 }
 
 static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
@@ -36,6 +67,7 @@ static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
         return BAD("stage %d launches %d of %d microbatches", i, stage->warmup, plan->microbatches);
     for (int k = 0; k < (int)(sizeof amounts / sizeof amounts[0]); k++)
         if (!is_amount(amounts[k])) return BAD("stage %d has a time or size of %g", i, amounts[k]);
+    if (stage->mixed) HAPT_TRY(check_mixed(plan, i));
     if (!hapt_at_most(stage->memory_bytes, stage->device_memory_bytes))
         return BAD("stage %d needs %g of %g bytes", i, stage->memory_bytes, stage->device_memory_bytes);
     if (!hapt_at_most(stage->compute_s, plan->t_max_s) || !hapt_at_most(stage->comm_s, plan->t_max_s))
@@ -56,5 +88,5 @@ enum hapt_status hapt_plan_check(const struct hapt_plan *plan)
     for (int i = 0; i < plan->stage_count; i++) HAPT_TRY(check_stage(plan, i));
     if (plan->stage[plan->stage_count - 1].end_layer != plan->layer_count)
         return BAD("its stages end at layer %d of %d", plan->stage[plan->stage_count - 1].end_layer, plan->layer_count);
-    return HAPT_OK;
+    return plan_check_mixed_order(plan);
 }

@@ -3,13 +3,16 @@
  *   stage_layers [S][2] half-open, stage_ops [S][2] (-1: planned from a profile), stage_submesh [S][2] (n, m),
  *   stage_subcluster [S], stage_subcluster_name [S], stage_warmup [S], stage_tensor_parallel [S] (absent: 1), and seconds and
  *   bytes per stage.
+ * Mixed stages, where there are any, have a row for each of their subclusters, in the order of stages, in mixed_stage [R],
+ *   mixed_subcluster [R], mixed_subcluster_name [R], mixed_devices [R] and mixed_*_bytes [R] (of a device there), and in
+ *   mixed_ratio a number for each of their devices, row by row (NaN: not told).
  */
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "hapt/plan.h"
+#include "search.h"
 
 #define FORMAT "hapt-plan"
 #define VERSION 1
@@ -115,6 +118,7 @@ enum hapt_status hapt_plan_write(struct hapt_h5 *file, const char *group, const 
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
     enum hapt_status status = write_tables(file, group, plan, &scratch);
+    if (status == HAPT_OK && hapt_plan_first_mixed(plan) >= 0) status = plan_write_mixed(file, group, plan, &scratch);
     hapt_arena_release(&scratch);
     return status == HAPT_OK ? write_attributes(file, root_of(group), plan) : status;
 }
@@ -256,6 +260,7 @@ enum hapt_status hapt_plan_read(struct hapt_h5 *file, const char *group, struct 
     HAPT_NEW(read, arena, 1);
     HAPT_TRY(read_attributes(file, root_of(group), arena, read));
     HAPT_TRY(read_tables(file, group, arena, read));
+    HAPT_TRY(plan_read_mixed(file, group, arena, read));
     HAPT_TRY(hapt_plan_check(read));
     *plan = read;
     return HAPT_OK;

@@ -14,16 +14,12 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
                "compute", "transfer", "launches", "memory of device");
     for (int i = 0; i < plan->stage_count; i++) {
         const struct hapt_plan_stage *stage = &plan->stage[i];
-        char layers[32], submesh[32], memory[80];
+        char layers[32], submesh[64], memory[80];
         snprintf(layers, sizeof layers, "%d-%d", stage->first_layer, stage->end_layer);
-        if (stage->tensor_parallel > 1)
-            snprintf(submesh, sizeof submesh, "%d x %d tp%d", stage->nodes, stage->devices_per_node,
-                     stage->tensor_parallel);
-        else
-            snprintf(submesh, sizeof submesh, "%d x %d", stage->nodes, stage->devices_per_node);
         snprintf(memory, sizeof memory, "%s of %s", hapt_units_bytes(stage->memory_bytes, bytes[0]),
                  hapt_units_bytes(stage->device_memory_bytes, bytes[1]));
-        hapt_print(env, "  %5d  %-9s  %-12s  %9s  %10s  %10s  %8d  %-21s\n", i, layers, stage->subcluster_name, submesh,
+        hapt_print(env, "  %5d  %-9s  %-12s  %9s  %10s  %10s  %8d  %-21s\n", i, layers, stage->subcluster_name,
+                   hapt_plan_stage_submesh(stage, submesh),
                    hapt_units_time(stage->compute_s, time[0]),
                    i == plan->stage_count - 1 ? "-" : hapt_units_time(stage->comm_s, time[1]), stage->warmup, memory);
     }
@@ -40,19 +36,40 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
     if (plan->search.candidates > 0) hapt_print(env, "\n");
 }
 
-static json_t *stage_object(const struct hapt_plan_stage *stage)
+/* Instead of a subcluster: how many devices of which, and the share of the work of each device (null: not told). */
+static json_t *mixed_object(const struct hapt_plan_mixed *mixed)
 {
-    return json_pack("{s:[ii], s:s, s:i, s:i, s:i, s:f, s:f, s:i, s:f}", "layers", stage->first_layer, stage->end_layer,
-                     "subcluster", stage->subcluster_name, "nodes", stage->nodes, "devices_per_node",
-                     stage->devices_per_node, "tensor_parallel", stage->tensor_parallel, "compute_s", stage->compute_s, "comm_s", stage->comm_s, "warmup",
-                     stage->warmup, "memory_bytes", stage->memory_bytes);
+    json_t *devices = json_array(), *ratios = mixed->ratio ? json_array() : json_null();
+    for (int k = 0, d = 0; k < mixed->count; k++) {
+        json_array_append_new(devices, json_pack("{s:s, s:i}", "subcluster", mixed->name[k], "count", mixed->devices[k]));
+        for (int n = 0; mixed->ratio && n < mixed->devices[k]; n++) json_array_append_new(ratios, json_real(mixed->ratio[d++]));
+    }
+    return json_pack("{s:o, s:o}", "devices", devices, "ratios", ratios);
+}
+
+struct json_t *hapt_plan_stage_json(const struct hapt_plan_stage *stage)
+{
+    json_t *object = stage->mixed ? mixed_object(stage->mixed)
+                                  : json_pack("{s:s, s:i, s:i, s:i}", "subcluster", stage->subcluster_name, "nodes",
+                                              stage->nodes, "devices_per_node", stage->devices_per_node,
+                                              "tensor_parallel", stage->tensor_parallel);
+    json_t *all = json_pack("{s:[ii]}", "layers", stage->first_layer, stage->end_layer);
+    json_t *figures = json_pack("{s:f, s:f, s:i, s:f}", "compute_s", stage->compute_s, "comm_s", stage->comm_s, "warmup",
+                                stage->warmup, "memory_bytes", stage->memory_bytes);
+    if (json_object_update(all, object) != 0 || json_object_update(all, figures) != 0) {
+        json_decref(all);
+        all = NULL;
+    }
+    json_decref(object);
+    json_decref(figures);
+    return all;
 }
 
 struct json_t *hapt_plan_json(const struct hapt_plan *plan)
 {
     const double mfu = hapt_plan_mfu(plan);
     json_t *stages = json_array();
-    for (int i = 0; stages && i < plan->stage_count; i++) json_array_append_new(stages, stage_object(&plan->stage[i]));
+    for (int i = 0; stages && i < plan->stage_count; i++) json_array_append_new(stages, hapt_plan_stage_json(&plan->stage[i]));
     return json_pack("{s:s, s:i, s:i, s:s, s:b, s:f, s:f, s:f, s:f, s:s, s:o, s:{s:f, s:I, s:I, s:f}, s:o}", "format",
                                "hapt-plan", "version", 1, "microbatches", plan->microbatches, "schedule",
                                hapt_schedule_kind_name(plan->schedule), "blocking", plan->blocking, "latency_s", plan->latency_s, "simulated_s",

@@ -33,15 +33,36 @@ static int find_submesh(const struct hapt_profile *profile, const struct hapt_pl
 
 static enum hapt_status no_candidate(const struct hapt_plan_stage *stage, const char *why)
 {
+    char submesh[64];
     return hapt_fail(HAPT_ERR_INPUT, "stages must be candidates of the profile: `h5dump -d /cluster_0/stage_time P.h5`",
-                     "no stage of layers %d-%d runs on %s:%dx%d: %s", stage->first_layer, stage->end_layer,
-                     stage->subcluster_name, stage->nodes, stage->devices_per_node, why);
+                     "no stage of layers %d-%d runs on %s:%s: %s", stage->first_layer, stage->end_layer,
+                     stage->subcluster_name, plan_stage_short(stage, submesh), why);
 }
 
 /* Fills what does not depend on t_max. */
-static enum hapt_status price_stage(const struct hapt_profile *profile, const struct hapt_plan *plan, int index)
+static enum hapt_status price_mixed(const struct hapt_profile *profile, const struct hapt_plan *plan,
+                                    struct hapt_plan_stage *stage)
 {
-    struct hapt_plan_stage *stage = &plan->stage[index];
+    const int group = plan_stage_group(profile, stage);
+    if (group < 0) return no_candidate(stage, "the profile has no mixed stages on these devices");
+    const struct hapt_profile_mixed *mixed = &profile->mixed[group];
+    const size_t cell = hapt_profile_index(profile, 0, stage->first_layer, stage->end_layer - 1);
+    if (!isfinite(mixed->stage_time[cell])) return no_candidate(stage, "the profile has no time for it");
+    stage->step_s = mixed->step_time ? mixed->step_time[cell] : 0;
+    stage->compute_s = mixed->stage_time[cell] + stage->step_s / plan->microbatches;
+    stage->forward_s = fmin(mixed->stage_forward_time[cell], mixed->stage_time[cell]);
+    for (int i = 0; i < mixed->count; i++) {
+        const size_t row = hapt_profile_index(profile, mixed->memory_rows > 1 ? i : 0, stage->first_layer, stage->end_layer - 1);
+        stage->mixed->parameter_bytes[i] = mixed->parameter_bytes[row];
+        stage->mixed->activation_bytes[i] = mixed->activation_bytes[row];
+        stage->mixed->device_memory_bytes[i] = profile->cluster[mixed->cluster[i]].device_memory_bytes;
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status price_alone(const struct hapt_profile *profile, const struct hapt_plan *plan,
+                                    struct hapt_plan_stage *stage)
+{
     const struct hapt_profile_cluster *cluster = &profile->cluster[stage->subcluster];
     memcpy(stage->subcluster_name, cluster->name, sizeof stage->subcluster_name);
     const int s = find_submesh(profile, stage);
@@ -55,10 +76,17 @@ static enum hapt_status price_stage(const struct hapt_profile *profile, const st
     stage->parameter_bytes = cluster->parameter_bytes[cell];
     stage->activation_bytes = cluster->activation_bytes[cell];
     stage->device_memory_bytes = cluster->device_memory_bytes;
-    const bool last = index == plan->stage_count - 1;
-    stage->comm_s =
-        last ? 0
-             : hapt_profile_comm_s(profile, stage->end_layer - 1, stage->subcluster, plan->stage[index + 1].subcluster);
+    return HAPT_OK;
+}
+
+static enum hapt_status price_stage(const struct hapt_profile *profile, const struct hapt_plan *plan, int index)
+{
+    struct hapt_plan_stage *stage = &plan->stage[index];
+    HAPT_TRY(stage->mixed ? price_mixed(profile, plan, stage) : price_alone(profile, plan, stage));
+    stage->comm_s = 0;
+    if (index < plan->stage_count - 1)
+        stage->comm_s = hapt_profile_boundary_s(profile, stage->end_layer - 1, hapt_plan_stage_subclusters(stage),
+                                                hapt_plan_stage_subclusters(&stage[1]), NULL);
     return HAPT_OK;
 }
 
@@ -66,15 +94,18 @@ static enum hapt_status check_devices(const struct hapt_profile *profile, const 
 {
     int used[HAPT_MAX_SUBCLUSTERS] = {0};
     for (int i = 0; i < plan->stage_count; i++) {
-        const struct hapt_plan_stage *stage = &plan->stage[i];
-        const struct hapt_profile_cluster *cluster = &profile->cluster[stage->subcluster];
-        used[stage->subcluster] += stage->nodes * stage->devices_per_node;
-        if (used[stage->subcluster] > cluster->nodes * cluster->devices_per_node)
-            return hapt_fail(HAPT_ERR_INPUT, "use smaller submeshes or fewer stages",
-                             "the stages take more than the %d x %d devices of subcluster %s", cluster->nodes,
-                             cluster->devices_per_node, cluster->name);
+        const struct hapt_subclusters mine = hapt_plan_stage_subclusters(&plan->stage[i]);
+        for (int k = 0; k < mine.count; k++) {
+            const int c = mine.index[k];
+            const struct hapt_profile_cluster *cluster = &profile->cluster[c];
+            used[c] += hapt_plan_stage_devices(&plan->stage[i], c);
+            if (used[c] > cluster->nodes * cluster->devices_per_node)
+                return hapt_fail(HAPT_ERR_INPUT, "use smaller submeshes or fewer stages",
+                                 "the stages take more than the %d x %d devices of subcluster %s", cluster->nodes,
+                                 cluster->devices_per_node, cluster->name);
+        }
     }
-    return HAPT_OK;
+    return plan_check_mixed_order(plan);
 }
 
 static enum hapt_status price_stages(const struct hapt_profile *profile, struct hapt_plan *plan)
@@ -99,6 +130,22 @@ static enum hapt_status price_stages(const struct hapt_profile *profile, struct 
     return check_devices(profile, plan);
 }
 
+void plan_stage_tighten(struct hapt_plan_stage *stage)
+{
+    const struct hapt_plan_mixed *mixed = stage->mixed;
+    double fullest = -1;
+    for (int i = 0; i < mixed->count; i++) {
+        const double bytes = mixed->parameter_bytes[i] + stage->warmup * mixed->activation_bytes[i];
+        const double room = mixed->device_memory_bytes[i], full = bytes > 0 ? bytes / room : 0;
+        if (full <= fullest) continue;
+        fullest = full;
+        stage->parameter_bytes = mixed->parameter_bytes[i];
+        stage->activation_bytes = mixed->activation_bytes[i];
+        stage->device_memory_bytes = room;
+    }
+    stage->memory_bytes = stage->parameter_bytes + stage->warmup * stage->activation_bytes;
+}
+
 /* Launch counts and memory at a pace; the first stage that does not fit, or -1. */
 static int launch(struct hapt_plan *plan, double t_max_s)
 {
@@ -112,6 +159,7 @@ static int launch(struct hapt_plan *plan, double t_max_s)
             const int delta = hapt_schedule_delta(plan->schedule, stage->comm_s, t_max_s, plan->hide_threshold);
             stage->warmup = stage[1].warmup + delta < plan->microbatches ? stage[1].warmup + delta : plan->microbatches;
         }
+        if (stage->mixed) plan_stage_tighten(stage);
         stage->memory_bytes = stage->parameter_bytes + stage->warmup * stage->activation_bytes;
         if (!hapt_at_most(stage->memory_bytes, stage->device_memory_bytes)) misfit = i;
     }
@@ -130,8 +178,8 @@ static double balance(const struct hapt_profile *profile, const struct hapt_plan
         const double weight = known ? cluster->peak_flops : 1;
         all += weight * cluster->nodes * cluster->devices_per_node;
         for (int i = 0; i < plan->stage_count; i++) {
-            const struct hapt_plan_stage *stage = &plan->stage[i];
-            if (stage->subcluster == c) busy += weight * stage->nodes * stage->devices_per_node * stage->compute_s;
+            const int devices = hapt_plan_stage_devices(&plan->stage[i], c);
+            if (devices > 0) busy += weight * devices * plan->stage[i].compute_s;
         }
     }
     return longest_s > 0 ? busy / (longest_s * all) : 1;
@@ -316,7 +364,7 @@ static enum hapt_status choose_pace(struct hapt_plan *plan, struct hapt_arena *s
 {
     double *pace, least_s = 0;
     int count = 0, misfit = -1;
-    char need[32], have[32];
+    char need[32], have[32], submesh[64];
     HAPT_NEW(pace, scratch, 4 * (size_t)plan->stage_count);
     for (int i = 0; i < plan->stage_count; i++) {
         const double comm_s = plan->stage[i].comm_s, lone_s = comm_s / plan->hide_threshold;
@@ -338,9 +386,9 @@ static enum hapt_status choose_pace(struct hapt_plan *plan, struct hapt_arena *s
                          "a boundary never gets across");
     const struct hapt_plan_stage *stage = &plan->stage[misfit];
     return hapt_fail(HAPT_ERR_INFEASIBLE, "use a larger submesh, fewer layers or fewer microbatches in flight",
-                     "stage %d (layers %d-%d on %s:%dx%d) needs %s of %s a device for %d microbatches in flight",
-                     misfit, stage->first_layer, stage->end_layer, stage->subcluster_name, stage->nodes,
-                     stage->devices_per_node, hapt_units_bytes(stage->memory_bytes, need),
+                     "stage %d (layers %d-%d on %s:%s) needs %s of %s a device for %d microbatches in flight",
+                     misfit, stage->first_layer, stage->end_layer, stage->subcluster_name,
+                     plan_stage_short(stage, submesh), hapt_units_bytes(stage->memory_bytes, need),
                      hapt_units_bytes(stage->device_memory_bytes, have), stage->warmup);
 }
 

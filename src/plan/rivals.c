@@ -2,6 +2,7 @@
 #include "rivals.h"
 
 #include "hapt/progress.h"
+#include "search.h"
 #include "view.h"
 
 #include <math.h>
@@ -45,9 +46,7 @@ static bool same_stages(const struct hapt_plan *a, const struct hapt_plan *b)
     if (a->stage_count != b->stage_count) return false;
     for (int i = 0; i < a->stage_count; i++) {
         const struct hapt_plan_stage *x = &a->stage[i], *y = &b->stage[i];
-        if (x->end_layer != y->end_layer || x->subcluster != y->subcluster || x->nodes != y->nodes ||
-            x->devices_per_node != y->devices_per_node || x->tensor_parallel != y->tensor_parallel)
-            return false;
+        if (x->end_layer != y->end_layer || !hapt_plan_same_devices(x, y)) return false;
     }
     return true;
 }
@@ -336,9 +335,25 @@ static enum hapt_status lifted_memory(struct finder *finder, struct hapt_arena *
     for (int i = 0; i < found->stage_count; i++) {
         struct hapt_plan_stage *stage = &found->stage[i];
         stage->device_memory_bytes = finder->profile->cluster[stage->subcluster].device_memory_bytes;
+        for (int k = 0; stage->mixed && k < stage->mixed->count; k++)
+            stage->mixed->device_memory_bytes[k] = finder->profile->cluster[stage->mixed->cluster[k]].device_memory_bytes;
+        if (stage->mixed) plan_stage_tighten(stage);
         fits &= hapt_at_most(stage->memory_bytes, stage->device_memory_bytes);
     }
     return add_rival(finder, "more memory", found, fits);
+}
+
+/* What mixed stages gain. */
+static enum hapt_status without_mixed(struct finder *finder, struct hapt_arena *scratch)
+{
+    struct hapt_profile *view;
+    struct hapt_plan *found;
+    if (hapt_plan_first_mixed(finder->plan) < 0) return HAPT_OK;
+    HAPT_TRY(hapt_env_agree(finder->env->world, view_create(finder->profile, scratch, &view)));
+    view->mixed_count = 0;
+    HAPT_TRY(view_search(finder->env->world, view, finder->options, finder->arena, &found));
+    count_search(finder);
+    return add_rival(finder, "without mixed stages", found, true);
 }
 
 static enum hapt_status idle_devices(struct finder *finder)
@@ -390,6 +405,7 @@ static enum hapt_status find_rivals(struct finder *finder, bool given, struct ha
         HAPT_TRY(other_bytes(finder, scratch));
     }
     HAPT_TRY(other_stages(finder));
+    HAPT_TRY(without_mixed(finder, scratch));
     HAPT_TRY(lifted_memory(finder, scratch));
     HAPT_TRY(idle_devices(finder));
     if (finder->rivals->count > 0)

@@ -32,7 +32,10 @@ static void find_waiting(const struct hapt_plan *plan, struct hapt_limit *limit)
 static void find_link(const struct hapt_profile *profile, const struct hapt_plan *plan, struct hapt_limit *limit)
 {
     const struct hapt_plan_stage *stage = &plan->stage[limit->link_stage];
-    const int link = stage->subcluster * profile->cluster_count + stage[1].subcluster;
+    int deciding[2];
+    hapt_profile_boundary_s(profile, stage->end_layer - 1, hapt_plan_stage_subclusters(stage),
+                            hapt_plan_stage_subclusters(&stage[1]), deciding);
+    const int link = deciding[0] * profile->cluster_count + deciding[1];
     const double spare_s = limit->compute_s - profile->link_latency[link];
     limit->link_bytes = profile->boundary_bytes[stage->end_layer - 1];
     limit->link_bandwidth = profile->link_bandwidth[link];
@@ -71,8 +74,13 @@ void hapt_plan_limit(const struct hapt_profile *profile, const struct hapt_plan 
 static const char *describe_stage(const struct hapt_plan *plan, int i, char text[160])
 {
     const struct hapt_plan_stage *stage = &plan->stage[i];
-    snprintf(text, 160, "stage %d (layers %d-%d on %s %d x %d)", i, stage->first_layer, stage->end_layer,
-             stage->subcluster_name, stage->nodes, stage->devices_per_node);
+    char submesh[64];
+    if (stage->mixed)
+        hapt_plan_stage_submesh(stage, submesh);
+    else
+        snprintf(submesh, sizeof submesh, "%d x %d", stage->nodes, stage->devices_per_node);
+    snprintf(text, 160, "stage %d (layers %d-%d on %s %s)", i, stage->first_layer, stage->end_layer, stage->subcluster_name,
+             submesh);
     return text;
 }
 
@@ -117,9 +125,13 @@ static void say_pace(struct sentence *sentence, const struct hapt_profile *profi
 static void count_bytes(const struct hapt_profile *profile, const struct hapt_plan *plan, double bytes[2])
 {
     bytes[0] = bytes[1] = 0;
-    for (int i = 0; i + 1 < plan->stage_count; i++)
-        bytes[plan->stage[i].subcluster == plan->stage[i + 1].subcluster] +=
-            profile->boundary_bytes[plan->stage[i].end_layer - 1];
+    for (int i = 0; i + 1 < plan->stage_count; i++) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        int link[2];
+        hapt_profile_boundary_s(profile, stage->end_layer - 1, hapt_plan_stage_subclusters(stage),
+                                hapt_plan_stage_subclusters(&stage[1]), link);
+        bytes[link[0] == link[1]] += profile->boundary_bytes[stage->end_layer - 1];
+    }
 }
 
 static void say_transfer(struct sentence *sentence, const struct hapt_profile *profile, const struct hapt_plan *plan,

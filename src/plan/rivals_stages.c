@@ -92,6 +92,8 @@ enum hapt_status rivals_stages(const struct hapt_profile *profile, const struct 
 {
     struct shapes shapes = {.profile = profile, .options = options, .plan = plan, .arena = arena};
     struct hapt_arena scratch;
+    *found = NULL;
+    if (hapt_plan_first_mixed(plan) >= 0) return HAPT_OK; /* slots are submeshes of one subcluster */
     hapt_arena_init(&scratch);
     const enum hapt_status status = try_all(&shapes, more, &scratch);
     hapt_arena_release(&scratch);

@@ -24,7 +24,7 @@
 static int longest_list(const struct search_problem *problem)
 {
     int longest = 0;
-    for (int list = 0; list < problem->C * problem->L; list++)
+    for (int list = 0; list < problem->P * problem->L; list++)
         if (problem->candidate_count[list] > longest) longest = problem->candidate_count[list];
     return longest;
 }
@@ -33,17 +33,17 @@ enum hapt_status search_table_init(const struct search_problem *problem, struct 
                                    struct search_table *table)
 {
     *table = (struct search_table){.problem = problem, .ceiling_s = INFINITY};
-    const size_t C = (size_t)problem->C, L = (size_t)problem->L, groups = (size_t)problem->group_count;
+    const size_t P = (size_t)problem->P, L = (size_t)problem->L, groups = (size_t)problem->group_count;
     const size_t devices = (size_t)problem->most_devices + 1, launches = (size_t)problem->most_launches + 1;
-    HAPT_NEW(table->delta, arena, C * C * L);
-    HAPT_NEW(table->active_first, arena, C * L);
-    HAPT_NEW(table->active_end, arena, C * L);
-    HAPT_NEW(table->ceiling_first, arena, C * L);
-    HAPT_NEW(table->ceiling_end, arena, C * L);
+    HAPT_NEW(table->delta, arena, P * P * L);
+    HAPT_NEW(table->active_first, arena, P * L);
+    HAPT_NEW(table->active_end, arena, P * L);
+    HAPT_NEW(table->ceiling_first, arena, P * L);
+    HAPT_NEW(table->ceiling_end, arena, P * L);
     HAPT_NEW(table->least_behind_s, arena, L + 1);
     HAPT_NEW(table->close, arena, longest_list(problem));
-    HAPT_NEW(table->least_launches, arena, C * L);
-    HAPT_NEW(table->behind, arena, C * (L + 1));
+    HAPT_NEW(table->least_launches, arena, P * L);
+    HAPT_NEW(table->behind, arena, P * (L + 1));
     HAPT_NEW(table->furthest, arena, (size_t)problem->class_count * (L + 1));
     HAPT_NEW(table->nearest, arena, (size_t)problem->class_count * (L + 1));
     HAPT_NEW(table->prefix_reach, arena, groups * devices);
@@ -109,7 +109,7 @@ static void extend_same(const struct search_table *table, const struct search_ca
     }
 }
 
-/* The last stage of its subcluster, before a suffix that starts in another. */
+/* The last stage of its subcluster, before a suffix that does not use it. */
 static void extend_other(const struct search_table *table, const struct search_candidate *at,
                          const struct search_row *row, const struct search_row *after, double cost_s, int delta)
 {
@@ -119,30 +119,60 @@ static void extend_other(const struct search_table *table, const struct search_c
     }
 }
 
-static void extend(const struct search_table *table, const struct search_candidate *at, const struct search_row *row,
-                   unsigned mask, int current)
+/* A mixed stage before a suffix that may use `left` devices of the subcluster that both share. */
+static void extend_joint(const struct search_table *table, const struct search_candidate *at,
+                         const struct search_row *row, const struct search_row *after, int left, double cost_s, int delta)
+{
+    const int *start = &table->starts[after->start];
+    const int high = after->last_d < left ? after->last_d : left;
+    const int low = table->problem->options->use_all_devices && left > after->first_d ? left : after->first_d;
+    if (low > high) return;
+    for (int i = start[low - after->low]; i < start[high + 1 - after->low]; i++) {
+        const int launches = search_launches(table->problem, table->pool[i].launches, delta);
+        if (launches <= at->launches) put(table, row, at->devices, launches, cost_s + table->pool[i].latency_s);
+    }
+}
+
+/* A stage before the suffixes whose first stage is at `next`. */
+static void extend_to(const struct search_table *table, const struct search_candidate *at, const struct search_row *row,
+                      unsigned mask, int next, bool within)
 {
     const struct search_problem *problem = table->problem;
-    const unsigned rest = mask & ~(1u << current);
+    const int current = row->current, joint = search_joint(problem, current, next);
+    if (joint == SEARCH_NEVER) return;
+    const unsigned rest = search_rest(problem, mask, current, joint);
+    const size_t link = search_link(problem, current, next, at->end - 1);
+    const struct search_row *after = search_row(table, at->end, search_group(problem, rest, next));
+    const double left_s = table->budget_s - at->time_s - row->least_prefix_s; /* for what is behind */
+    if (table->delta[link] == UCHAR_MAX || !after || after->start < 0 ||
+        after->least_s > left_s + SLACK * table->budget_s)
+        return;
+    const double cost_s = at->time_s + 2 * problem->comm_s[link];
+    if (joint >= 0 && problem->place[current].group < 0)
+        extend_same(table, at, row, after, cost_s, table->delta[link]);
+    else if (joint >= 0)
+        extend_joint(table, at, row, after, search_left(problem, current, joint), cost_s, table->delta[link]);
+    else if (within)
+        extend_other(table, at, row, after, cost_s, table->delta[link]);
+}
+
+static void extend(const struct search_table *table, const struct search_candidate *at, const struct search_row *row,
+                   unsigned mask)
+{
+    const struct search_problem *problem = table->problem;
+    const int current = row->current;
+    const struct search_place *place = &problem->place[current];
+    const unsigned rest = mask & ~place->clusters;
     const bool within = at->devices >= row->low && at->devices <= row->high;
     if (at->end == problem->L) {
-        if (rest == 0 && within) put(table, row, at->devices, 1, at->time_s);
+        if (rest == 0 && within && place->ends) put(table, row, at->devices, 1, at->time_s);
         return;
     }
-    const size_t link = search_link(problem, current, current, at->end - 1);
-    const struct search_row *same = search_row(table, at->end, search_group(problem, mask, current));
-    const double left_s = table->budget_s - at->time_s - row->least_prefix_s; /* for what is behind */
-    if (table->delta[link] != UCHAR_MAX && same && same->start >= 0 &&
-        same->least_s <= left_s + SLACK * table->budget_s)
-        extend_same(table, at, row, same, at->time_s + 2 * problem->comm_s[link], table->delta[link]);
-    for (int next = 0; within && next < problem->C; next++) {
-        if (!(rest >> next & 1u)) continue;
-        const size_t over = search_link(problem, current, next, at->end - 1);
-        const struct search_row *after = search_row(table, at->end, search_group(problem, rest, next));
-        if (table->delta[over] != UCHAR_MAX && after && after->start >= 0 &&
-            after->least_s <= left_s + SLACK * table->budget_s)
-            extend_other(table, at, row, after, at->time_s + 2 * problem->comm_s[over], table->delta[over]);
-    }
+    if (place->group < 0) extend_to(table, at, row, mask, current, within);
+    for (int next = 0; within && next < problem->C; next++)
+        if (rest >> next & 1u || (place->group >= 0 && place->clusters >> next & 1u))
+            extend_to(table, at, row, mask, next, within);
+    for (int next = problem->C; next < problem->P; next++) extend_to(table, at, row, mask, next, within);
 }
 
 static enum hapt_status reserve(struct search_table *table, int64_t more)
@@ -208,7 +238,7 @@ static enum hapt_status store(struct search_table *table, struct search_row *row
     row->least_s = INFINITY;
     for (int64_t i = first; i < table->pool_count; i++)
         if (table->pool[i].latency_s < row->least_s) row->least_s = table->pool[i].latency_s;
-    const int D = table->problem->devices[row->current];
+    const int D = search_front_devices(table->problem, row->current);
     row->any_first = row->any_end = (int)table->pool_count;
     if (exact && row->start >= 0) { /* what hands over must have used everything */
         row->any_first = start[(D <= row->high ? D : row->high + 1) - row->low];
@@ -241,11 +271,11 @@ static double best_latency(const struct search_table *table)
     return best;
 }
 
-/* The candidates of a layer and subcluster that the least prefix and the least suffix at their ends leave within the
+/* The candidates of a layer and place that the least prefix and the least suffix at their ends leave within the
  * budget. */
 static int find_close(const struct search_table *table, int k, int current, double least_prefix_s)
 {
-    const int list = k * table->problem->C + current;
+    const int list = k * table->problem->P + current;
     const double left_s = table->budget_s * (1 + SLACK) - least_prefix_s;
     int count = 0;
     for (int64_t i = table->active_first[list]; i < table->active_end[list]; i++) {
@@ -272,7 +302,7 @@ static enum hapt_status fill_layer(struct search_table *table, int k, int curren
         if (!row) continue;
         row->current = current;
         if (isfinite(row->least_prefix_s))
-            for (int i = 0; i < count; i++) extend(table, table->close[i], row, mask, current);
+            for (int i = 0; i < count; i++) extend(table, table->close[i], row, mask);
         HAPT_TRY(store(table, row));
         if (row->start >= 0 && row->least_s < table->least_behind_s[k]) table->least_behind_s[k] = row->least_s;
     }
@@ -289,7 +319,7 @@ static enum hapt_status fill(struct search_table *table, double budget_s, double
     table->least_behind_s[problem->L] = 0;
     for (int k = problem->L - 1; k >= 0; k--) {
         if (table->poll) table->poll(table->poll_context);
-        for (int current = 0; current < problem->C; current++) HAPT_TRY(fill_layer(table, k, current));
+        for (int current = 0; current < problem->P; current++) HAPT_TRY(fill_layer(table, k, current));
     }
     table->effort.points += table->pool_count;
     *latency_s = best_latency(table);

@@ -23,8 +23,18 @@ static bool same_links(const struct hapt_profile *profile, int a, int b)
     return true;
 }
 
-static bool interchangeable(const struct hapt_profile *profile, int a, int b)
+/* Mixed stages use them: which one matters then. */
+static bool is_mixed(const struct search_problem *problem, int c)
 {
+    for (int p = problem->C; p < problem->P; p++)
+        if (problem->place[p].clusters >> c & 1u) return true;
+    return false;
+}
+
+static bool interchangeable(const struct search_problem *problem, int a, int b)
+{
+    const struct hapt_profile *profile = problem->profile;
+    if (is_mixed(problem, a) || is_mixed(problem, b)) return false;
     const struct hapt_profile_cluster *x = &profile->cluster[a], *y = &profile->cluster[b];
     const size_t S = (size_t)x->submesh_count, cells = hapt_profile_index(profile, x->submesh_count, 0, 0);
     if (x->nodes != y->nodes || x->devices_per_node != y->devices_per_node || x->submesh_count != y->submesh_count ||
@@ -35,15 +45,16 @@ static bool interchangeable(const struct hapt_profile *profile, int a, int b)
            same_table(x->activation_bytes, y->activation_bytes, cells);
 }
 
-/* The highest of each kind are taken first, and `current`, the latest, is the lowest of its own. */
+/* The highest of each kind are taken first, and the front of `current`, the latest, is the lowest of its own. */
 static bool is_valid(const struct search_problem *problem, unsigned mask, int current)
 {
-    if (!(mask >> current & 1u)) return false;
+    const int front = problem->place[current].front;
+    if (problem->place[current].clusters & ~mask) return false;
     for (int c = 0; c < problem->C; c++) {
         const unsigned above = problem->kind[c] & ~((2u << c) - 1);
         if ((mask >> c & 1u) && (mask & above) != above) return false;
     }
-    return (mask & problem->kind[current] & ((1u << current) - 1)) == 0;
+    return (mask & problem->kind[front] & ((1u << front) - 1)) == 0;
 }
 
 enum hapt_status search_problem_group(struct search_problem *problem, struct hapt_arena *arena)
@@ -52,16 +63,17 @@ enum hapt_status search_problem_group(struct search_problem *problem, struct hap
     for (int c = 0; c < C; c++) {
         problem->kind[c] = 1u << c;
         for (int other = 0; other < c; other++) {
-            if (!interchangeable(problem->profile, other, c)) continue;
+            if (!interchangeable(problem, other, c)) continue;
             problem->kind[other] |= 1u << c;
             problem->kind[c] = problem->kind[other];
         }
     }
-    problem->group_count = C << C;
+    problem->group_count = problem->P << C;
     HAPT_NEW(problem->valid, arena, problem->group_count);
     HAPT_NEW(problem->group, arena, problem->group_count);
     for (unsigned mask = 1; mask < 1u << C; mask++) {
-        for (int current = 0; current < C; current++) {
+        for (int i = 0; i < problem->P; i++) {
+            const int current = (i + C) % problem->P; /* mixed ones first */
             const bool valid = is_valid(problem, mask, current);
             problem->valid[search_group(problem, mask, current)] = valid;
             if (valid) problem->group[problem->valid_count++] = (struct search_group){mask, current};
@@ -73,6 +85,7 @@ enum hapt_status search_problem_group(struct search_problem *problem, struct hap
 int search_name(const struct search_problem *problem, unsigned used, int current)
 {
     int earlier = -1; /* of its kind */
+    if (problem->place[current].group >= 0) return problem->C + problem->place[current].group;
     for (int c = 0; c < problem->C; c++) earlier += (used & problem->kind[current]) >> c & 1u;
     for (int c = 0; c < problem->C; c++)
         if ((problem->kind[current] >> c & 1u) && earlier-- == 0) return c;

@@ -29,9 +29,9 @@ static int fitting_launches(double parameter_bytes, double activation_bytes, dou
 }
 
 /* t_i of a stage; NaN or infinite where there is no candidate. */
-static inline double stage_time(const struct hapt_profile_cluster *cluster, size_t cell, int B)
+static inline double stage_time(const double *stage_time, const double *step_time, size_t cell, int B)
 {
-    return cluster->stage_time[cell] + (cluster->step_time ? cluster->step_time[cell] : 0) / B;
+    return stage_time[cell] + (step_time ? step_time[cell] : 0) / B;
 }
 
 /* Whether `a` stands before `b` in the order of ties, both for the same layers of one subcluster. */
@@ -89,7 +89,7 @@ static int index_range(struct search_problem *problem, const struct thinning *th
         const int launches =
             fitting_launches(cluster->parameter_bytes[cell], cluster->activation_bytes[cell], memory_bytes, problem->B);
         if (launches < (gpipe ? problem->B : 1)) continue;
-        const struct search_candidate one = {.time_s = stage_time(cluster, cell, problem->B),
+        const struct search_candidate one = {.time_s = stage_time(cluster->stage_time, cluster->step_time, cell, problem->B),
                                              .end = end,
                                              .submesh = s,
                                              .devices = cluster->submesh[s].n * cluster->submesh[s].m,
@@ -99,19 +99,65 @@ static int index_range(struct search_problem *problem, const struct thinning *th
     return count;
 }
 
-static enum hapt_status index_stages(struct search_problem *problem, int c, int first, double memory_factor,
-                                     double tie_s, struct search_candidate *buffer, struct hapt_arena *arena)
+/* The most microbatches in flight that every device of a mixed stage holds. */
+static int mixed_launches(const struct search_problem *problem, const struct hapt_profile_mixed *mixed, int first, int end,
+                          double memory_factor)
+{
+    int least = problem->B;
+    for (int i = 0; i < mixed->count; i++) {
+        const size_t cell = hapt_profile_index(problem->profile, mixed->memory_rows > 1 ? i : 0, first, end - 1);
+        const double device_bytes = problem->profile->cluster[mixed->cluster[i]].device_memory_bytes;
+        const int launches =
+            fitting_launches(mixed->parameter_bytes[cell], mixed->activation_bytes[cell],
+                             isinf(memory_factor) ? INFINITY : device_bytes * memory_factor, problem->B);
+        if (launches < least) least = launches;
+    }
+    return least;
+}
+
+/* The candidates of mixed place p that start at layer `first`, into `list`; how many. */
+static int index_mixed(const struct search_problem *problem, int p, int first, double memory_factor,
+                       struct search_candidate *list)
+{
+    const struct hapt_profile_mixed *mixed = &problem->profile->mixed[problem->place[p].group];
+    const bool gpipe = problem->options->schedule == HAPT_SCHEDULE_GPIPE;
+    int count = 0;
+    for (int end = first + 1; end <= problem->L; end++) {
+        const size_t cell = hapt_profile_index(problem->profile, 0, first, end - 1);
+        if (!isfinite(mixed->stage_time[cell])) continue;
+        const int launches = mixed_launches(problem, mixed, first, end, memory_factor);
+        if (launches < (gpipe ? problem->B : 1)) continue;
+        list[count++] =
+            (struct search_candidate){.time_s = stage_time(mixed->stage_time, mixed->step_time, cell, problem->B),
+                                      .end = end,
+                                      .devices = problem->taken[p * problem->C + problem->place[p].front],
+                                      .launches = gpipe ? 1 : launches};
+    }
+    return count;
+}
+
+/* Those of subcluster c. */
+static int index_cluster(struct search_problem *problem, int c, int first, double memory_factor, double tie_s,
+                         struct search_candidate *list)
 {
     const struct hapt_profile_cluster *cluster = &problem->profile->cluster[c];
     const double memory_bytes = isinf(memory_factor) ? INFINITY : cluster->device_memory_bytes * memory_factor;
     const struct thinning thinning = {cluster, problem->options->use_all_devices, tie_s};
     int count = 0;
     for (int end = first + 1; end <= problem->L; end++)
-        count += index_range(problem, &thinning, first, end, memory_bytes, buffer + count);
-    struct search_candidate **list = &problem->candidate[c * problem->L + first];
+        count += index_range(problem, &thinning, first, end, memory_bytes, list + count);
+    return count;
+}
+
+static enum hapt_status index_stages(struct search_problem *problem, int p, int first, double memory_factor,
+                                     double tie_s, struct search_candidate *buffer, struct hapt_arena *arena)
+{
+    const int count = p < problem->C ? index_cluster(problem, p, first, memory_factor, tie_s, buffer)
+                                     : index_mixed(problem, p, first, memory_factor, buffer);
+    struct search_candidate **list = &problem->candidate[p * problem->L + first];
     HAPT_NEW(*list, arena, count);
     memcpy(*list, buffer, (size_t)count * sizeof *buffer);
-    problem->candidate_count[c * problem->L + first] = count;
+    problem->candidate_count[p * problem->L + first] = count;
     problem->all_candidates += count;
     for (int i = 0; i < count; i++) {
         problem->longest_s = fmax(problem->longest_s, buffer[i].time_s);
@@ -123,11 +169,11 @@ static enum hapt_status index_stages(struct search_problem *problem, int c, int 
 static enum hapt_status build_index(struct search_problem *problem, double memory_factor, double tie_s,
                                     struct hapt_arena *arena)
 {
-    int submeshes = 0;
+    int submeshes = 1;
     for (int c = 0; c < problem->C; c++)
         if (problem->profile->cluster[c].submesh_count > submeshes)
             submeshes = problem->profile->cluster[c].submesh_count;
-    const size_t lists = (size_t)problem->C * (size_t)problem->L;
+    const size_t lists = (size_t)problem->P * (size_t)problem->L;
     struct search_candidate *buffer = malloc((size_t)submeshes * (size_t)problem->L * sizeof *buffer);
     if (!buffer)
         return hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory", "host memory exhausted by the search");
@@ -135,18 +181,20 @@ static enum hapt_status build_index(struct search_problem *problem, double memor
     problem->candidate = hapt_arena_alloc(arena, lists, sizeof *problem->candidate);
     problem->candidate_count = hapt_arena_alloc(arena, lists, sizeof *problem->candidate_count);
     if (!problem->candidate || !problem->candidate_count) status = HAPT_ERR_MEMORY;
-    for (int c = 0; c < problem->C; c++)
+    for (int p = 0; p < problem->P; p++)
         for (int first = 0; first < problem->L && status == HAPT_OK; first++)
-            status = index_stages(problem, c, first, memory_factor, tie_s, buffer, arena);
+            status = index_stages(problem, p, first, memory_factor, tie_s, buffer, arena);
     free(buffer);
     return status;
 }
 
 static enum hapt_status find_classes(struct search_problem *problem, struct hapt_arena *arena)
 {
-    int submeshes = 0;
-    for (int c = 0; c < problem->C; c++) submeshes += problem->profile->cluster[c].submesh_count;
-    HAPT_NEW(problem->class_devices, arena, submeshes);
+    int classes = problem->P - problem->C;
+    for (int c = 0; c < problem->C; c++) classes += problem->profile->cluster[c].submesh_count;
+    HAPT_NEW(problem->class_devices, arena, classes);
+    HAPT_NEW(problem->class_of, arena, problem->P);
+    HAPT_NEW(problem->first_class, arena, problem->P + 1);
     for (int c = 0; c < problem->C; c++) {
         const struct hapt_profile_cluster *cluster = &problem->profile->cluster[c];
         HAPT_NEW(problem->class_of[c], arena, cluster->submesh_count);
@@ -165,18 +213,27 @@ static enum hapt_status find_classes(struct search_problem *problem, struct hapt
             problem->class_devices[problem->class_count++] = devices;
         }
     }
-    problem->first_class[problem->C] = problem->class_count;
+    for (int p = problem->C; p < problem->P; p++) {
+        HAPT_NEW(problem->class_of[p], arena, 1);
+        problem->first_class[p] = problem->class_of[p][0] = problem->class_count;
+        problem->class_devices[problem->class_count++] = problem->taken[p * problem->C + problem->place[p].front];
+    }
+    problem->first_class[problem->P] = problem->class_count;
     return HAPT_OK;
 }
 
 static enum hapt_status price_links(struct search_problem *problem, struct hapt_arena *arena)
 {
-    const int C = problem->C, L = problem->L;
-    HAPT_NEW(problem->comm_s, arena, (size_t)C * (size_t)C * (size_t)L);
-    for (int from = 0; from < C; from++) {
-        for (int to = 0; to < C; to++) {
+    const int P = problem->P, L = problem->L;
+    HAPT_NEW(problem->comm_s, arena, (size_t)P * (size_t)P * (size_t)L);
+    for (int from = 0; from < P; from++) {
+        for (int to = 0; to < P; to++) {
+            const struct hapt_subclusters before = search_place_subclusters(problem, from),
+                                          behind = search_place_subclusters(problem, to);
+            const bool never = search_joint(problem, from, to) == SEARCH_NEVER;
             for (int layer = 0; layer < L; layer++) {
-                const double comm_s = hapt_profile_comm_s(problem->profile, layer, from, to);
+                const double comm_s =
+                    never ? INFINITY : hapt_profile_boundary_s(problem->profile, layer, before, behind, NULL);
                 const double lone_s = comm_s / problem->options->hide_threshold;
                 problem->comm_s[search_link(problem, from, to, layer)] = comm_s;
                 if (layer == L - 1 || !isfinite(comm_s)) continue;
@@ -198,7 +255,6 @@ enum hapt_status search_problem_create(const struct hapt_profile *profile, const
         return hapt_fail(HAPT_ERR_INPUT, "merge subclusters with equal devices",
                          "the search takes %d subclusters, not %d", HAPT_SEARCH_MAX_SUBCLUSTERS, C);
     *made = (struct search_problem){.profile = profile, .options = options, .L = L, .C = C, .B = options->microbatches};
-    HAPT_TRY(search_problem_group(made, arena));
     made->cap = options->schedule == HAPT_SCHEDULE_GPIPE ? 1 : made->B;
     int64_t stages = 0;
     for (int c = 0; c < C; c++) {
@@ -206,6 +262,8 @@ enum hapt_status search_problem_create(const struct hapt_profile *profile, const
         stages += made->devices[c];
         if (made->devices[c] > made->most_devices) made->most_devices = made->devices[c];
     }
+    HAPT_TRY(search_problem_places(made, arena));
+    HAPT_TRY(search_problem_group(made, arena));
     HAPT_TRY(find_classes(made, arena));
     HAPT_TRY(price_links(made, arena));
     HAPT_TRY(build_index(made, memory_factor, tie_s, arena));
@@ -252,8 +310,16 @@ static void add_stage_paces(const struct search_problem *problem, struct paces *
         for (int s = 0; s < cluster->submesh_count; s++)
             for (int first = 0; first < L; first++)
                 for (int last = first; last < L; last++)
-                    add_pace(paces,
-                             stage_time(cluster, hapt_profile_index(problem->profile, s, first, last), problem->B));
+                    add_pace(paces, stage_time(cluster->stage_time, cluster->step_time,
+                                               hapt_profile_index(problem->profile, s, first, last), problem->B));
+    }
+    for (int p = problem->C; p < problem->P; p++) {
+        const struct hapt_profile_mixed *mixed = &problem->profile->mixed[problem->place[p].group];
+        if (problem->place[p].front != mixed->cluster[0]) continue; /* once a group */
+        for (int first = 0; first < L; first++)
+            for (int last = first; last < L; last++)
+                add_pace(paces, stage_time(mixed->stage_time, mixed->step_time,
+                                           hapt_profile_index(problem->profile, 0, first, last), problem->B));
     }
 }
 
@@ -264,8 +330,8 @@ enum hapt_status search_paces(const struct search_problem *problem, double least
     struct paces paces = {.least_s = least_s, .most_s = most_s};
     size_t distinct = 0;
     add_stage_paces(problem, &paces);
-    for (int from = 0; from < problem->C; from++) {
-        for (int to = 0; to < problem->C; to++) {
+    for (int from = 0; from < problem->P; from++) {
+        for (int to = 0; to < problem->P; to++) {
             for (int layer = 0; layer < problem->L - 1; layer++) {
                 const double comm_s = problem->comm_s[search_link(problem, from, to, layer)];
                 add_pace(&paces, comm_s);
@@ -287,26 +353,26 @@ enum hapt_status search_paces(const struct search_problem *problem, double least
 
 enum hapt_status search_least_sum(const struct search_problem *problem, struct hapt_arena *scratch, double *least_s)
 {
-    const int C = problem->C, L = problem->L;
-    double *least; /* [L + 1][C] of a suffix that starts in c; behind the last layer 0 */
-    HAPT_NEW(least, scratch, (size_t)(L + 1) * (size_t)C);
+    const int P = problem->P, L = problem->L;
+    double *least; /* [L + 1][P] of a suffix that starts there; behind the last layer 0 */
+    HAPT_NEW(least, scratch, (size_t)(L + 1) * (size_t)P);
     for (int first = L - 1; first >= 0; first--) {
-        for (int c = 0; c < C; c++) {
-            const int list = c * L + first;
+        for (int p = 0; p < P; p++) {
+            const int list = p * L + first;
             double best_s = INFINITY;
             for (int i = 0; i < problem->candidate_count[list]; i++) {
                 const struct search_candidate *at = &problem->candidate[list][i];
                 double after_s = at->end == L ? 0 : INFINITY;
-                for (int next = 0; at->end < L && next < C; next++)
-                    after_s = fmin(after_s, least[at->end * C + next] +
-                                                2 * problem->comm_s[search_link(problem, c, next, at->end - 1)]);
+                for (int next = 0; at->end < L && next < P; next++)
+                    after_s = fmin(after_s, least[at->end * P + next] +
+                                                2 * problem->comm_s[search_link(problem, p, next, at->end - 1)]);
                 best_s = fmin(best_s, at->time_s + after_s);
             }
-            least[first * C + c] = best_s;
+            least[first * P + p] = best_s;
         }
     }
     *least_s = INFINITY;
-    for (int c = 0; c < C; c++) *least_s = fmin(*least_s, least[c]);
+    for (int p = 0; p < P; p++) *least_s = fmin(*least_s, least[p]);
     *least_s *= 1 - 1e-12; /* rounded in another order than the passes do */
     return HAPT_OK;
 }

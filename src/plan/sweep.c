@@ -103,12 +103,21 @@ static enum hapt_status change(const struct sweeper *sweeper, double value, stru
     return HAPT_OK;
 }
 
-/* The longest transfer over the links in question. */
+static bool crosses(const struct sweeper *sweeper, const struct hapt_plan_stage *from, const struct hapt_plan_stage *to)
+{
+    const struct hapt_subclusters a = hapt_plan_stage_subclusters(from), b = hapt_plan_stage_subclusters(to);
+    for (int i = 0; i < a.count; i++)
+        for (int k = 0; k < b.count; k++)
+            if (swept(sweeper, a.index[i], b.index[k])) return true;
+    return false;
+}
+
+/* The longest transfer over the links in question; mixed stages may have other links between them too. */
 static void find_transfer(const struct sweeper *sweeper, struct hapt_sweep_point *point)
 {
     const struct hapt_plan *plan = point->plan;
     for (int i = 0; i + 1 < plan->stage_count; i++) {
-        if (!swept(sweeper, plan->stage[i].subcluster, plan->stage[i + 1].subcluster)) continue;
+        if (!crosses(sweeper, &plan->stage[i], &plan->stage[i + 1])) continue;
         if (plan->stage[i].comm_s <= point->link_s) continue;
         point->link_s = plan->stage[i].comm_s;
         point->link_bytes = sweeper->question->profile->boundary_bytes[plan->stage[i].end_layer - 1];

@@ -14,13 +14,13 @@
 
 #define NOWHERE (-1)
 
-/* A prefix: layers [0, layer). The boundary behind it is priced, so it names the subcluster that comes next. */
+/* A prefix: layers [0, layer). The boundary behind it is priced, so it names the place that comes next. */
 struct prefix {
     int layer;
-    int used;      /* subclusters, `current` included, as bits */
-    int current;   /* of the last stage; NOWHERE before the first */
+    int used;      /* subclusters, those of `current` included, as bits */
+    int current;   /* place of the last stage; NOWHERE before the first */
     int next;      /* of the stage that follows; NOWHERE behind the last layer */
-    int devices;   /* used in `current` */
+    int devices;   /* used in `current`; of a mixed stage what it takes of the subcluster that it shares with the next */
     int launches;  /* limit for the stage that follows; the cap: none */
     bool finishes; /* lies on a way to the last layer in the fewest stages */
     double latency_s;
@@ -51,15 +51,22 @@ static int compare_prefixes(const void *left, const void *right)
     return 0;
 }
 
+/* The subcluster that the next stage shares with the last one. */
+static int shared(const struct search_problem *problem, const struct prefix *prefix)
+{
+    return prefix->current == NOWHERE ? SEARCH_APART : search_joint(problem, prefix->current, prefix->next);
+}
+
 /* Whether a suffix that starts in to->next completes the prefix within the budget. */
 static bool completes(const struct trace *trace, const struct prefix *to)
 {
     const struct search_table *table = trace->table;
     const struct search_problem *problem = trace->problem;
-    const bool same = to->next == to->current, exact = problem->options->use_all_devices;
-    const int room = problem->devices[to->next] - (same ? to->devices : 0);
+    const int joint = shared(problem, to);
+    const bool exact = problem->options->use_all_devices;
+    const int room = search_front_devices(problem, to->next) - (joint >= 0 ? to->devices : 0);
     const int every = (1 << problem->C) - 1;
-    const int taken = same ? to->used & ~(1 << to->current) : to->used;
+    const int taken = joint >= 0 ? to->used & ~(1 << joint) : to->used;
     for (int g = 0; g < problem->valid_count; g++) {
         const int mask = (int)problem->group[g].mask;
         if (problem->group[g].current != to->next || (mask & taken)) continue;
@@ -78,41 +85,47 @@ static bool completes(const struct trace *trace, const struct prefix *to)
     return false;
 }
 
-/* Behind the last layer: is everything in order? */
-static bool ends_well(const struct trace *trace, const struct prefix *to, int launches)
+/* Behind the last layer: is everything in order? `devices`: used of the last stage's front subcluster. */
+static bool ends_well(const struct trace *trace, const struct prefix *to, int devices, int launches)
 {
     const struct search_problem *problem = trace->problem;
-    const bool all = to->used == (1 << problem->C) - 1 && to->devices == problem->devices[to->current];
+    const bool all = to->used == (1 << problem->C) - 1 && devices == search_front_devices(problem, to->current) &&
+                     problem->place[to->current].ends;
     return launches >= 1 && to->latency_s <= trace->budget_s && (all || !problem->options->use_all_devices);
 }
 
-static bool may_go_on(const struct trace *trace, const struct prefix *to)
+static bool may_go_on(const struct trace *trace, const struct prefix *to, int devices)
 {
     const struct search_problem *problem = trace->problem;
-    if (to->next == to->current) return true;
-    if (to->used >> to->next & 1) return false;
-    return !problem->options->use_all_devices || to->devices == problem->devices[to->current];
+    const int joint = shared(problem, to), both = to->used & (int)problem->place[to->next].clusters;
+    if (joint == SEARCH_NEVER || both != (joint >= 0 ? 1 << joint : 0)) return false;
+    if (joint == problem->place[to->current].front) return true; /* goes on in the same subcluster */
+    return !problem->options->use_all_devices || devices == search_front_devices(problem, to->current);
 }
 
 static enum hapt_status visit_stage(const struct trace *trace, const struct prefix *from,
                                     const struct search_candidate *stage, visit_step *visit, void *context)
 {
     const struct search_problem *problem = trace->problem;
+    const bool mixed = problem->place[from->next].group >= 0;
+    const int devices = stage->devices + (shared(problem, from) >= 0 ? from->devices : 0);
     struct prefix to = {.layer = stage->end,
-                        .used = from->used | 1 << from->next,
+                        .used = from->used | (int)problem->place[from->next].clusters,
                         .current = from->next,
-                        .devices = stage->devices + (from->next == from->current ? from->devices : 0)};
-    if (to.devices > problem->devices[to.current]) return HAPT_OK;
+                        .devices = mixed ? 0 : devices};
+    if (devices > search_front_devices(problem, to.current)) return HAPT_OK;
     const int launches = stage->launches < from->launches ? stage->launches : from->launches;
     if (stage->end == problem->L) {
         to.next = NOWHERE;
         to.latency_s = from->latency_s + stage->time_s;
-        return ends_well(trace, &to, launches) ? visit(context, stage, &to) : HAPT_OK;
+        return ends_well(trace, &to, devices, launches) ? visit(context, stage, &to) : HAPT_OK;
     }
-    for (to.next = 0; to.next < problem->C; to.next++) {
+    for (to.next = 0; to.next < problem->P; to.next++) {
         const size_t link = search_link(problem, to.current, to.next, stage->end - 1);
         const int delta = trace->table->delta[link];
-        if (delta == UCHAR_MAX || !may_go_on(trace, &to)) continue;
+        if (delta == UCHAR_MAX || !may_go_on(trace, &to, devices)) continue;
+        const int joint = shared(problem, &to);
+        if (mixed) to.devices = joint >= 0 ? problem->taken[to.current * problem->C + joint] : 0;
         to.latency_s = from->latency_s + (stage->time_s + 2 * problem->comm_s[link]);
         to.launches = launches >= problem->cap ? problem->cap : launches - delta;
         if (completes(trace, &to)) HAPT_TRY(visit(context, stage, &to));
@@ -125,7 +138,7 @@ static enum hapt_status visit_steps(const struct trace *trace, const struct pref
 {
     const struct search_problem *problem = trace->problem;
     if (from->next == NOWHERE) return HAPT_OK;
-    const int list = from->layer * problem->C + from->next;
+    const int list = from->layer * problem->P + from->next;
     for (int64_t i = trace->table->active_first[list]; i < trace->table->active_end[list]; i++)
         HAPT_TRY(visit_stage(trace, from, &trace->table->active[i], visit, context));
     return HAPT_OK;
@@ -203,7 +216,7 @@ struct choosing {
     const struct trace *trace;
     const struct level *behind;
     const struct search_candidate *best; /* of the stages seen */
-    int best_subcluster;
+    int best_subcluster; /* as search_name tells */
     struct level reached; /* by it */
 };
 
@@ -212,7 +225,7 @@ static int compare_stages(const struct search_problem *problem, const struct sea
                           const struct search_candidate *b, int y)
 {
     if (a->end != b->end) return a->end - b->end;
-    if (x != y) return x - y;
+    if (x != y || x >= problem->C) return x - y;
     const struct hapt_submesh one = problem->profile->cluster[x].submesh[a->submesh];
     const struct hapt_submesh two = problem->profile->cluster[y].submesh[b->submesh];
     if (one.n != two.n) return one.n - two.n;
@@ -240,8 +253,8 @@ static enum hapt_status choose(void *context, const struct search_candidate *sta
 /* Grows levels until one holds a whole pipeline; then marks, from the back, what leads there. */
 static enum hapt_status build_levels(const struct trace *trace, struct level *level, int *stages)
 {
-    for (int c = 0; c < trace->problem->C; c++) {
-        const struct prefix start = {.current = NOWHERE, .next = c, .launches = trace->problem->cap};
+    for (int p = 0; p < trace->problem->P; p++) {
+        const struct prefix start = {.current = NOWHERE, .next = p, .launches = trace->problem->cap};
         HAPT_TRY(append(&level[0], &start, trace->arena));
     }
     for (*stages = 1;; ++*stages) {
@@ -264,7 +277,22 @@ static enum hapt_status build_levels(const struct trace *trace, struct level *le
     return HAPT_OK;
 }
 
-static enum hapt_status walk(const struct trace *trace, const struct level *level, struct hapt_plan *plan)
+/* The stage of layers [first, at->end) in subcluster, or with mixed group, `name` (search_name). */
+static enum hapt_status fill_stage(const struct search_problem *problem, int first, const struct search_candidate *at,
+                                   int name, struct hapt_arena *result, struct hapt_plan_stage *stage)
+{
+    *stage = (struct hapt_plan_stage){.first_layer = first, .end_layer = at->end, .first_op = -1, .end_op = -1};
+    if (name >= problem->C) return plan_stage_mix(problem->profile, name - problem->C, result, stage);
+    const struct hapt_submesh submesh = problem->profile->cluster[name].submesh[at->submesh];
+    stage->subcluster = name;
+    stage->nodes = submesh.n;
+    stage->devices_per_node = submesh.m;
+    stage->tensor_parallel = submesh.tp;
+    return HAPT_OK;
+}
+
+static enum hapt_status walk(const struct trace *trace, const struct level *level, struct hapt_arena *result,
+                             struct hapt_plan *plan)
 {
     const struct search_problem *problem = trace->problem;
     struct level here = {0};
@@ -273,16 +301,8 @@ static enum hapt_status walk(const struct trace *trace, const struct level *leve
         struct choosing choosing = {.trace = trace, .behind = &level[l + 1]};
         for (int i = 0; i < here.count; i++) HAPT_TRY(visit_steps(trace, &here.prefix[i], choose, &choosing));
         HAPT_ASSERT(choosing.best);
-        const struct hapt_submesh submesh =
-            problem->profile->cluster[choosing.best_subcluster].submesh[choosing.best->submesh];
-        plan->stage[l] = (struct hapt_plan_stage){.first_layer = here.prefix[0].layer,
-                                                  .end_layer = choosing.best->end,
-                                                  .first_op = -1,
-                                                  .end_op = -1,
-                                                  .subcluster = choosing.best_subcluster,
-                                                  .nodes = submesh.n,
-                                                  .devices_per_node = submesh.m,
-                                                  .tensor_parallel = submesh.tp};
+        HAPT_TRY(fill_stage(problem, here.prefix[0].layer, choosing.best, choosing.best_subcluster, result,
+                            &plan->stage[l]));
         here = choosing.reached;
     }
     return HAPT_OK;
@@ -296,7 +316,7 @@ static enum hapt_status trace_plan(const struct trace *trace, struct hapt_arena 
     HAPT_TRY(build_levels(trace, level, &stages));
     plan->stage_count = stages;
     HAPT_NEW(plan->stage, result, stages);
-    return walk(trace, level, plan);
+    return walk(trace, level, result, plan);
 }
 
 enum hapt_status search_trace(const struct search_table *table, double budget_s, struct hapt_arena *arena,

@@ -16,6 +16,8 @@ enum hapt_status view_create(const struct hapt_profile *profile, struct hapt_are
     memcpy(made->cluster, profile->cluster, C * sizeof *made->cluster);
     memcpy(made->link_bandwidth, profile->link_bandwidth, C * C * sizeof(double));
     memcpy(made->link_latency, profile->link_latency, C * C * sizeof(double));
+    HAPT_NEW(made->mixed, arena, profile->mixed_count);
+    if (profile->mixed_count > 0) memcpy(made->mixed, profile->mixed, (size_t)profile->mixed_count * sizeof *made->mixed);
     *view = made;
     return HAPT_OK;
 }
@@ -24,6 +26,13 @@ void view_keep_subclusters(struct hapt_profile *view, unsigned subclusters)
 {
     for (int c = 0; c < view->cluster_count; c++)
         if (!(subclusters >> c & 1u)) view->cluster[c].submesh_count = 0;
+    int kept = 0;
+    for (int k = 0; k < view->mixed_count; k++) {
+        unsigned others = 0;
+        for (int i = 0; i < view->mixed[k].count; i++) others |= 1u << view->mixed[k].cluster[i] & ~subclusters;
+        if (!others) view->mixed[kept++] = view->mixed[k];
+    }
+    view->mixed_count = kept;
 }
 
 /* Stages of the subcluster lie within layers [first, end), the outermost of a pipeline only where they are its ends. */
@@ -46,12 +55,14 @@ static enum hapt_status keep_range(struct hapt_profile *view, int c, int first, 
 
 /*
  * Links go one way, from each subcluster to the next, so that a pipeline can only follow the order; only the first
- * holds layer 0 and only the last holds the last layer, so that it visits all of them.
+ * holds layer 0 and only the last holds the last layer, so that it visits all of them. Mixed stages, which belong to two
+ * places of an order at once, are left out.
  */
 enum hapt_status view_keep_order(struct hapt_profile *view, const struct view_order *order, struct hapt_arena *arena)
 {
     const int C = view->cluster_count, last = order->count - 1;
     unsigned kept = 0;
+    view->mixed_count = 0;
     for (int k = 0; k <= last; k++) {
         const int first = k == 0 ? 0 : order->cut_low[k - 1];
         const int end = k == last ? view->layer_count : order->cut_high[k];
@@ -76,13 +87,14 @@ bool view_order_of(const struct hapt_plan *plan, struct view_order *order)
     bool once = true;
     order->count = 0;
     for (int i = 0; i < plan->stage_count; i++) {
-        const int c = plan->stage[i].subcluster;
-        if (i > 0 && c == plan->stage[i - 1].subcluster) continue;
-        if (seen >> c & 1u)
-            once = false;
-        else
-            order->subcluster[order->count++] = c;
-        seen |= 1u << c;
+        const struct hapt_subclusters mine = hapt_plan_stage_subclusters(&plan->stage[i]);
+        const int c = mine.index[0];
+        if (i > 0 && mine.count == 1 && !plan->stage[i - 1].mixed && c == plan->stage[i - 1].subcluster) continue;
+        if (mine.count > 1 || seen >> c & 1u) once = false;
+        for (int k = 0; k < mine.count; k++) {
+            if (!(seen >> mine.index[k] & 1u)) order->subcluster[order->count++] = mine.index[k];
+            seen |= 1u << mine.index[k];
+        }
     }
     view_order_free(order, plan->layer_count);
     return once;

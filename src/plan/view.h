@@ -14,12 +14,12 @@ struct view_order {
 };
 
 enum hapt_status view_create(const struct hapt_profile *profile, struct hapt_arena *arena, struct hapt_profile **view);
-/* Only subclusters whose bit is set run stages. */
+/* Only subclusters whose bit is set run stages; mixed ones must have all of theirs set. */
 void view_keep_subclusters(struct hapt_profile *view, unsigned subclusters);
-/* Only plans of this order are left, and all of them. */
+/* Only plans of this order are left, and all of them without mixed stages. */
 enum hapt_status view_keep_order(struct hapt_profile *view, const struct view_order *order, struct hapt_arena *arena);
 
-/* The order in which a plan first visits subclusters, its cuts free; whether it visits each only once. */
+/* The order in which a plan first visits subclusters, its cuts free; whether it visits each only once, without mixed stages. */
 bool view_order_of(const struct hapt_plan *plan, struct view_order *order);
 /* Every cut anywhere. */
 void view_order_free(struct view_order *order, int layer_count);

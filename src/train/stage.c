@@ -124,6 +124,11 @@ enum hapt_status stage_build(struct stage *stage, const struct hapt_config *conf
     stage->graph = stage->model->graph;
     stage->chunk = -1;
     stage->timeout_s = hapt_config_real(config, "timeout");
+    const int mixed = hapt_plan_first_mixed(stage->plan);
+    if (mixed >= 0)
+        return hapt_fail(HAPT_ERR_INPUT, "plan from a profile without mixed stages",
+                         "stage %d of the plan runs on devices of several subclusters (%s), which training cannot do yet", mixed,
+                         stage->plan->stage[mixed].subcluster_name);
     HAPT_NEW(stage->first_device, stage->arena, stage->plan->stage_count);
     HAPT_TRY(hapt_plan_place(stage->plan, stage->cluster, stage->first_device));
     HAPT_TRY(build_programs(stage));

@@ -12,9 +12,8 @@ static bool same_real(double a, double b)
 
 static bool same_stage(const struct hapt_plan_stage *a, const struct hapt_plan_stage *b)
 {
-    return a->first_layer == b->first_layer && a->end_layer == b->end_layer && a->subcluster == b->subcluster &&
-           a->nodes == b->nodes && a->devices_per_node == b->devices_per_node && a->warmup == b->warmup &&
-           a->tensor_parallel == b->tensor_parallel && same_real(a->compute_s, b->compute_s) &&
+    return a->first_layer == b->first_layer && a->end_layer == b->end_layer && hapt_plan_same_devices(a, b) &&
+           a->warmup == b->warmup && same_real(a->compute_s, b->compute_s) &&
            same_real(a->comm_s, b->comm_s) && same_real(a->memory_bytes, b->memory_bytes);
 }
 
@@ -54,6 +53,23 @@ static void small_profiles(void)
         struct hapt_search_options options = random_options(&seed);
         compare(profile, &options, start, &arena);
         options.gap = start % 2 ? 0.02 : 0.2;
+        compare(profile, &options, start, &arena);
+        hapt_arena_release(&arena);
+    }
+}
+
+static void mixed_profiles(void)
+{
+    const int count = test_long() ? 2000 : 150;
+    for (uint64_t start = 1; start <= (uint64_t)count; start++) {
+        uint64_t seed = start;
+        struct hapt_arena arena;
+        hapt_arena_init(&arena);
+        const struct hapt_profile *profile = random_mixed_profile(&seed, &arena);
+        struct hapt_search_options options = random_options(&seed);
+        compare(profile, &options, start, &arena);
+        options.gap = start % 2 ? 0 : 0.1;
+        options.use_all_devices = !options.use_all_devices;
         compare(profile, &options, start, &arena);
         hapt_arena_release(&arena);
     }
@@ -143,6 +159,7 @@ int main(int argc, char **argv)
     test_init_mpi(&argc, &argv);
     RUN(short_of_memory);
     RUN(small_profiles);
+    RUN(mixed_profiles);
     RUN(larger_profile);
     return test_finish();
 }

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from profiles import campaign, check, profile, put, refuses, run
+from profiles import campaign, check, mixed, profile, put, refuses, run
 
 def plan(path, *arguments, ranks=0):
     result = run("plan", "--profile", path, "--json", "--microbatches", "16", *arguments, ranks=ranks)
@@ -148,12 +148,80 @@ def with_gap():
     refuses(2, "plan", "--profile", "p.h5", "--gap", "0.1", "--stages", "0-5@fast:1x2,5-9@slow:1x2", says="gap")
 
 
+def pooled():
+    """Both subclusters as one stage: as fast as the split, and no link between them in the way."""
+    dress = dict(counts=(2, 2), ratios=[2 / 3, 1 / 3])
+    profile("apart.h5")
+    profile("pooled.h5", change=lambda file: mixed(file, **dress))
+    document = plan("pooled.h5", "--output", "pooled-plan.h5")
+    stage = document["stages"][0]
+    check(len(document["stages"]) == 1 and math.isclose(document["t_max_s"], 0.75), f"one stage: {document}")
+    check(sorted(stage) == sorted(["layers", "devices", "ratios", "compute_s", "comm_s", "warmup", "memory_bytes"]), f"its keys: {stage}")
+    check(stage["devices"] == [{"subcluster": "fast", "count": 2}, {"subcluster": "slow", "count": 2}], "its devices")
+    check(all(math.isclose(a, b) for a, b in zip(stage["ratios"], [1 / 3, 1 / 3, 1 / 6, 1 / 6])) and len(stage["ratios"]) == 4,
+          f"ratios of subclusters are spread over their devices: {stage['ratios']}")
+    check(document["latency_s"] < plan("apart.h5")["latency_s"], "it saves the filling of a stage")
+    check(document["balance_eta"] == 1, "every device is busy")
+    profile("cubes.h5", change=lambda file: mixed(file, flat=False, **dress))
+    profile("each.h5", change=lambda file: mixed(file, counts=(2, 2), ratios=[1 / 3, 1 / 3, 1 / 6, 1 / 6]))
+    profile("untold.h5", change=lambda file: mixed(file, counts=(2, 2)))
+    for path in ("cubes.h5", "each.h5"):
+        check(plan(path) == document, f"{path}: the same plan")
+    untold = plan("untold.h5")
+    check(untold["stages"][0]["ratios"] is None and untold["latency_s"] == document["latency_s"], "ratios need not be told")
+    for ranks in (2, 3):
+        check(plan("pooled.h5", ranks=ranks) == document, f"the same mixed plan on {ranks} ranks")
+    table = run("plan", "--profile", "pooled.h5", "--microbatches", "16")
+    check(table.returncode == 0 and "fast+slow" in table.stdout and "2+2" in table.stdout, f"as a table: {table.stdout}")
+    simulated = json.loads(run("simulate", "--plan", "pooled-plan.h5", "--json").stdout)
+    check(simulated["simulated_s"] == document["simulated_s"], "simulate agrees")
+    forced = plan("pooled.h5", "--stages", "0-9@fast:2+slow:2")
+    check(forced["stages"] == document["stages"] and forced["latency_s"] == document["latency_s"], "forced, it costs the same")
+    refuses(3, "plan", "--profile", "pooled.h5", "--stages", "0-9@fast:1+slow:2", says="no mixed stages on the devices")
+    refuses(3, "plan", "--profile", "pooled.h5", "--stages", "0-9@fast:2+quick:2", says="quick")
+    refuses(3, "plan", "--profile", "pooled.h5", "--stages", "0-9@fast:2+slow", hint="write stages as")
+    refuses(3, "plan", "--profile", "apart.h5", "--stages", "0-9@fast:2+slow:2", says="no mixed stages")
+
+
+def pooled_questions():
+    """The questions about a plan cope with mixed stages."""
+    profile("some.h5", change=lambda file: mixed(file, counts=(1, 1), scale=0.5) or mixed(file, k=1, counts=(1, 2)))
+    document = plan("some.h5", "--explain", "--what-if", "link=1..64kB/s:3,memory.slow=512..4096B:3,nodes.fast=1..1,microbatches=4..32:3",
+                    "--output", "some-plan.h5")
+    check(any("devices" in stage for stage in document["stages"]), f"a mixed plan: {document['stages']}")
+    rivals = document["explain"]["rivals"]
+    check(any("without mixed stages" in rival["what"] and rival["latency_s"] >= document["latency_s"] for rival in rivals),
+          f"what they gain: {[rival['what'] for rival in rivals]}")
+    points = [point for sweep in document["what_if"] for point in sweep["points"] if point["latency_s"]]
+    for point in points[:4]:
+        for stages in [",".join(point["stages"])]:
+            check(run("plan", "--profile", "some.h5", "--stages", stages).returncode in (0, 4), f"--stages takes {stages}")
+    check(any("+" in stage for point in points for stage in point["stages"]), "points have mixed stages")
+    text = run("plan", "--profile", "some.h5", "--microbatches", "16", "--explain", "--what-if", "microbatches=4..32:3")
+    check(text.returncode == 0 and "fast+slow" in text.stdout, f"in words: {text.stderr}")
+    check(run("plan", "--profile", "some.h5", "--compare").returncode == 0, "--compare")
+    compared = json.loads(run("plan", "--profile", "some.h5", "--microbatches", "16", "--compare", "--json").stdout)
+    for row in compared["rows"] if "rows" in compared else compared["strategies"]:
+        if row.get("strategy") in ("megatron", "alpa", "hexiscale") and row.get("stages"):
+            check(all("devices" not in stage for stage in row["stages"]), f"{row['strategy']} knows no mixed stages")
+    profile("none.h5")
+    plan("none.h5", "--output", "none-plan.h5")
+    diff = run("plan", "--diff", "some-plan.h5", "none-plan.h5")
+    check(diff.returncode == 0 and "fast+slow" in diff.stdout, f"--diff: {diff.stdout}{diff.stderr}")
+    same = json.loads(run("plan", "--diff", "some-plan.h5", "some-plan.h5", "--json").stdout)
+    check(same["equal"] if "equal" in same else not same["moved"], "a plan is itself")
+    even = run("plan", "--profile", "some.h5", "--strategy", "even", "--json")
+    check(even.returncode in (0, 3, 4), f"an even split: {even.stderr}")
+
+
 def planning():
     optimum = the_plan()
     schedules(optimum)
     hiding()
     foreign(optimum)
     with_gap()
+    pooled()
+    pooled_questions()
 
 
 campaign(planning)

@@ -4,11 +4,19 @@
  */
 #include "random_profile.h"
 
-enum { MOST_STAGES = 8 };
+enum { MOST_STAGES = 8, MOST_PACES = 4096 };
+
+/* What a stage takes of one subcluster, and the memory of a device there. */
+struct brute_part {
+    int subcluster, devices;
+    double parameter_bytes, activation_bytes, memory_bytes;
+};
 
 struct brute_stage {
-    int first, end, subcluster, n, m, tp;
-    double time_s, parameter_bytes, activation_bytes, memory_bytes;
+    int first, end, kind, n, m, tp; /* kind: subcluster, or C + group of mixed stages */
+    double time_s;
+    int parts;
+    struct brute_part part[4];
 };
 
 struct brute_plan {
@@ -35,13 +43,59 @@ static bool at_most(double a, double b)
     return a <= b + 1e-12 * fmax(fabs(a), fabs(b));
 }
 
+/* Every subcluster of both sides takes the best link to the other side; the slowest of these decides. */
+static double transfer_s(const struct hapt_profile *profile, int layer, const struct brute_stage *a, const struct brute_stage *b)
+{
+    double slowest_s = 0;
+    for (int side = 0; side < 2; side++) {
+        const struct brute_stage *these = side ? b : a, *those = side ? a : b;
+        for (int i = 0; i < these->parts; i++) {
+            double best_s = INFINITY;
+            for (int k = 0; k < those->parts; k++) {
+                const int link = these->part[i].subcluster * profile->cluster_count + those->part[k].subcluster;
+                best_s = fmin(best_s, profile->link_latency[link] + profile->boundary_bytes[layer] / profile->link_bandwidth[link]);
+            }
+            slowest_s = fmax(slowest_s, best_s);
+        }
+    }
+    return slowest_s;
+}
+
 static double boundary_s(const struct brute *brute, int i)
 {
-    const struct hapt_profile *profile = brute->profile;
-    if (i == brute->plan.stages - 1) return 0;
-    const int link = brute->plan.stage[i].subcluster * profile->cluster_count + brute->plan.stage[i + 1].subcluster;
-    return profile->link_latency[link] +
-           profile->boundary_bytes[brute->plan.stage[i].end - 1] / profile->link_bandwidth[link];
+    const struct brute_stage *stage = &brute->plan.stage[i];
+    return i == brute->plan.stages - 1 ? 0 : transfer_s(brute->profile, stage->end - 1, stage, stage + 1);
+}
+
+static bool uses(const struct brute_plan *plan, int stage, int c)
+{
+    for (int k = 0; k < plan->stage[stage].parts; k++)
+        if (plan->stage[stage].part[k].subcluster == c) return true;
+    return false;
+}
+
+/* The rule of mixed stages, from its words: a subcluster's stages are neighbours; those on one side of a mixed stage use at most
+ * one of its subclusters, and of none both sides do. */
+static bool well_ordered(const struct brute_plan *plan, int C)
+{
+    for (int i = 0; i < plan->stages; i++) {
+        int shared[2] = {0, 0};
+        for (int c = 0; c < C; c++) {
+            bool side[2] = {false, false};
+            if (!uses(plan, i, c)) continue;
+            for (int k = 0; k < plan->stages; k++) {
+                if (k == i || !uses(plan, k, c)) continue;
+                side[k > i] = true;
+                for (int between = k < i ? k : i; between < (k < i ? i : k); between++)
+                    if (!uses(plan, between, c)) return false;
+            }
+            if (plan->stage[i].parts > 1 && side[0] && side[1]) return false;
+            shared[0] += side[0];
+            shared[1] += side[1];
+        }
+        if (plan->stage[i].parts > 1 && (shared[0] > 1 || shared[1] > 1)) return false;
+    }
+    return true;
 }
 
 /* Launch count of stage i from the definitions of the schedules. */
@@ -66,9 +120,10 @@ static bool feasible(const struct brute *brute, double t_max_s)
     for (int i = 0; i < brute->plan.stages; i++) {
         const struct brute_stage *stage = &brute->plan.stage[i];
         if (!at_most(stage->time_s, t_max_s) || !at_most(boundary_s(brute, i), t_max_s)) return false;
-        if (!at_most(stage->parameter_bytes + launches(brute, i, t_max_s) * stage->activation_bytes,
-                     stage->memory_bytes))
-            return false;
+        for (int k = 0; k < stage->parts; k++)
+            if (!at_most(stage->part[k].parameter_bytes + launches(brute, i, t_max_s) * stage->part[k].activation_bytes,
+                         stage->part[k].memory_bytes))
+                return false;
     }
     return true;
 }
@@ -79,7 +134,7 @@ static int compare_plans(const struct brute_plan *a, const struct brute_plan *b)
     if (a->stages != b->stages) return a->stages - b->stages;
     for (int i = 0; i < a->stages; i++) {
         const struct brute_stage *x = &a->stage[i], *y = &b->stage[i];
-        const int differences[] = {x->first - y->first, x->end - y->end, x->subcluster - y->subcluster, x->n - y->n,
+        const int differences[] = {x->first - y->first, x->end - y->end, x->kind - y->kind, x->n - y->n,
                                    x->m - y->m,         x->tp - y->tp};
         for (int k = 0; k < 6; k++)
             if (differences[k]) return differences[k];
@@ -90,6 +145,7 @@ static int compare_plans(const struct brute_plan *a, const struct brute_plan *b)
 static void judge(struct brute *brute)
 {
     double sum_s = 0;
+    if (!well_ordered(&brute->plan, brute->profile->cluster_count)) return;
     brute->plans++;
     if (brute->options.use_all_devices)
         for (int c = 0; c < brute->profile->cluster_count; c++)
@@ -111,8 +167,50 @@ static void judge(struct brute *brute)
     }
 }
 
-/* Every next stage: subclusters that were left may not be entered again. */
-static void extend(struct brute *brute, int layer, int current)
+static void extend(struct brute *brute, int layer);
+
+/* A stage more, if there are devices for it and its subclusters were not left before. */
+static void extend_by(struct brute *brute, const struct brute_stage *stage)
+{
+    const struct hapt_profile *profile = brute->profile;
+    for (int k = 0; k < stage->parts; k++) {
+        const struct brute_part *part = &stage->part[k];
+        const struct hapt_profile_cluster *cluster = &profile->cluster[part->subcluster];
+        if (brute->used[part->subcluster] + part->devices > cluster->nodes * cluster->devices_per_node) return;
+        if (brute->used[part->subcluster] > 0 && !uses(&brute->plan, brute->plan.stages - 1, part->subcluster)) return;
+    }
+    brute->plan.stage[brute->plan.stages++] = *stage;
+    for (int k = 0; k < stage->parts; k++) brute->used[stage->part[k].subcluster] += stage->part[k].devices;
+    extend(brute, stage->end);
+    for (int k = 0; k < stage->parts; k++) brute->used[stage->part[k].subcluster] -= stage->part[k].devices;
+    brute->plan.stages--;
+}
+
+static void extend_mixed(struct brute *brute, int layer, int group)
+{
+    const struct hapt_profile *profile = brute->profile;
+    const struct hapt_profile_mixed *mixed = &profile->mixed[group];
+    for (int end = layer + 1; end <= profile->layer_count; end++) {
+        const size_t cell = hapt_profile_index(profile, 0, layer, end - 1);
+        if (!isfinite(mixed->stage_time[cell])) continue;
+        const double step_s = mixed->step_time ? mixed->step_time[cell] : 0;
+        struct brute_stage stage = {.first = layer,
+                                    .end = end,
+                                    .kind = profile->cluster_count + group,
+                                    .time_s = mixed->stage_time[cell] + step_s / brute->options.microbatches,
+                                    .parts = mixed->count};
+        for (int k = 0; k < mixed->count; k++) {
+            const size_t row = hapt_profile_index(profile, mixed->memory_rows == 1 ? 0 : k, layer, end - 1);
+            stage.part[k] = (struct brute_part){mixed->cluster[k], mixed->devices[k], mixed->parameter_bytes[row],
+                                                mixed->activation_bytes[row],
+                                                profile->cluster[mixed->cluster[k]].device_memory_bytes};
+        }
+        extend_by(brute, &stage);
+    }
+}
+
+/* Every next stage. */
+static void extend(struct brute *brute, int layer)
 {
     const struct hapt_profile *profile = brute->profile;
     if (layer == profile->layer_count) {
@@ -121,32 +219,22 @@ static void extend(struct brute *brute, int layer, int current)
     }
     for (int c = 0; c < profile->cluster_count; c++) {
         const struct hapt_profile_cluster *cluster = &profile->cluster[c];
-        if (c != current && brute->used[c] > 0) continue;
         for (int s = 0; s < cluster->submesh_count; s++) {
-            const int devices = cluster->submesh[s].n * cluster->submesh[s].m;
-            if (brute->used[c] + devices > cluster->nodes * cluster->devices_per_node) continue;
+            const struct hapt_submesh *submesh = &cluster->submesh[s];
             for (int end = layer + 1; end <= profile->layer_count; end++) {
                 const size_t cell = hapt_profile_index(profile, s, layer, end - 1);
                 if (!isfinite(cluster->stage_time[cell])) continue;
                 const double step_s = cluster->step_time ? cluster->step_time[cell] : 0;
-                brute->plan.stage[brute->plan.stages++] =
-                    (struct brute_stage){layer,
-                                         end,
-                                         c,
-                                         cluster->submesh[s].n,
-                                         cluster->submesh[s].m,
-                                         cluster->submesh[s].tp,
-                                         cluster->stage_time[cell] + step_s / brute->options.microbatches,
-                                         cluster->parameter_bytes[cell],
-                                         cluster->activation_bytes[cell],
-                                         cluster->device_memory_bytes};
-                brute->used[c] += devices;
-                extend(brute, end, c);
-                brute->used[c] -= devices;
-                brute->plan.stages--;
+                const struct brute_stage stage = {
+                    layer, end, c, submesh->n, submesh->m, submesh->tp,
+                    cluster->stage_time[cell] + step_s / brute->options.microbatches, 1,
+                    {{c, submesh->n * submesh->m, cluster->parameter_bytes[cell], cluster->activation_bytes[cell],
+                      cluster->device_memory_bytes}}};
+                extend_by(brute, &stage);
             }
         }
     }
+    for (int k = 0; k < profile->mixed_count; k++) extend_mixed(brute, layer, k);
 }
 
 static int compare_reals(const void *left, const void *right)
@@ -155,11 +243,22 @@ static int compare_reals(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
+/* A stage that uses the subclusters of a kind. */
+static struct brute_stage on(const struct hapt_profile *profile, int kind)
+{
+    const int C = profile->cluster_count;
+    struct brute_stage stage = {.kind = kind, .parts = 1, .part = {{.subcluster = kind}}};
+    if (kind < C) return stage;
+    stage.parts = profile->mixed[kind - C].count;
+    for (int k = 0; k < stage.parts; k++) stage.part[k].subcluster = profile->mixed[kind - C].cluster[k];
+    return stage;
+}
+
 static void list_paces(struct brute *brute, struct hapt_arena *arena)
 {
     const struct hapt_profile *profile = brute->profile;
     const int C = profile->cluster_count, L = profile->layer_count;
-    brute->pace = hapt_arena_alloc(arena, 4096, sizeof *brute->pace);
+    brute->pace = hapt_arena_alloc(arena, MOST_PACES, sizeof *brute->pace);
     for (int c = 0; c < C; c++) {
         const struct hapt_profile_cluster *cluster = &profile->cluster[c];
         for (int s = 0; s < cluster->submesh_count; s++) {
@@ -172,18 +271,29 @@ static void list_paces(struct brute *brute, struct hapt_arena *arena)
                 }
             }
         }
-        for (int other = 0; other < C; other++) {
+    }
+    for (int k = 0; k < profile->mixed_count; k++) {
+        const struct hapt_profile_mixed *mixed = &profile->mixed[k];
+        for (int i = 0; i < L; i++) {
+            for (int j = i; j < L; j++) {
+                const size_t cell = hapt_profile_index(profile, 0, i, j);
+                const double step_s = mixed->step_time ? mixed->step_time[cell] : 0;
+                if (isfinite(mixed->stage_time[cell]))
+                    brute->pace[brute->paces++] = mixed->stage_time[cell] + step_s / brute->options.microbatches;
+            }
+        }
+    }
+    for (int from = 0; from < C + profile->mixed_count; from++)
+        for (int to = 0; to < C + profile->mixed_count; to++)
             for (int layer = 0; layer < L - 1; layer++) {
-                const int link = c * C + other;
-                const double comm_s =
-                    profile->link_latency[link] + profile->boundary_bytes[layer] / profile->link_bandwidth[link];
+                const struct brute_stage before = on(profile, from), behind = on(profile, to);
+                const double comm_s = transfer_s(profile, layer, &before, &behind);
                 brute->pace[brute->paces++] = comm_s;
                 brute->pace[brute->paces++] = 2 * comm_s;
                 if (brute->options.hide_threshold > 0)
                     brute->pace[brute->paces++] = comm_s / brute->options.hide_threshold;
             }
-        }
-    }
+    CHECK_MESSAGE(brute->paces <= MOST_PACES, "too many paces");
     qsort(brute->pace, (size_t)brute->paces, sizeof *brute->pace, compare_reals);
 }
 
@@ -192,9 +302,14 @@ static bool same_plan(const struct hapt_plan *plan, const struct brute_plan *bes
     bool same = plan->stage_count == best->stages && plan->t_max_s == best->t_max_s;
     for (int i = 0; same && i < best->stages; i++) {
         const struct hapt_plan_stage *stage = &plan->stage[i];
-        same = stage->first_layer == best->stage[i].first && stage->end_layer == best->stage[i].end &&
-               stage->subcluster == best->stage[i].subcluster && stage->nodes == best->stage[i].n &&
-               stage->devices_per_node == best->stage[i].m && stage->tensor_parallel == best->stage[i].tp;
+        const struct brute_stage *wanted = &best->stage[i];
+        same = stage->first_layer == wanted->first && stage->end_layer == wanted->end && !stage->mixed == (wanted->parts == 1);
+        if (same && !stage->mixed)
+            same = stage->subcluster == wanted->kind && stage->nodes == wanted->n && stage->devices_per_node == wanted->m &&
+                   stage->tensor_parallel == wanted->tp;
+        if (same && stage->mixed) same = stage->mixed->count == wanted->parts;
+        for (int k = 0; same && stage->mixed && k < wanted->parts; k++)
+            same = stage->mixed->cluster[k] == wanted->part[k].subcluster && stage->mixed->devices[k] == wanted->part[k].devices;
     }
     return same;
 }
@@ -202,13 +317,14 @@ static bool same_plan(const struct hapt_plan *plan, const struct brute_plan *bes
 static void print_difference(const struct hapt_plan *plan, const struct brute_plan *best)
 {
     fprintf(stderr, "search: latency %.17g, t_max %.17g\n", plan->latency_s, plan->t_max_s);
-    for (int i = 0; i < plan->stage_count; i++)
-        fprintf(stderr, "  %d-%d@%d:%dx%dt%d\n", plan->stage[i].first_layer, plan->stage[i].end_layer,
-                plan->stage[i].subcluster, plan->stage[i].nodes, plan->stage[i].devices_per_node,
-                plan->stage[i].tensor_parallel);
+    for (int i = 0; i < plan->stage_count; i++) {
+        char submesh[64];
+        fprintf(stderr, "  %d-%d@%s:%s\n", plan->stage[i].first_layer, plan->stage[i].end_layer,
+                plan->stage[i].subcluster_name, hapt_plan_stage_submesh(&plan->stage[i], submesh));
+    }
     fprintf(stderr, "brute force: latency %.17g, t_max %.17g\n", best->latency_s, best->t_max_s);
     for (int i = 0; i < best->stages; i++)
-        fprintf(stderr, "  %d-%d@%d:%dx%dt%d\n", best->stage[i].first, best->stage[i].end, best->stage[i].subcluster,
+        fprintf(stderr, "  %d-%d@%d:%dx%dt%d\n", best->stage[i].first, best->stage[i].end, best->stage[i].kind,
                 best->stage[i].n, best->stage[i].m, best->stage[i].tp);
 }
 
@@ -243,6 +359,7 @@ static bool uses_twins(const struct hapt_plan *plan, const struct hapt_profile *
         for (int k = 0; k < i; k++) {
             const struct hapt_profile_cluster *a = &profile->cluster[plan->stage[i].subcluster];
             const struct hapt_profile_cluster *b = &profile->cluster[plan->stage[k].subcluster];
+            if (plan->stage[i].mixed || plan->stage[k].mixed) continue;
             if (a != b && a->submesh_count == b->submesh_count && a->device_memory_bytes == b->device_memory_bytes &&
                 memcmp(a->stage_time, b->stage_time, (size_t)a->submesh_count * L * L * sizeof(double)) == 0)
                 return true;
@@ -251,17 +368,40 @@ static bool uses_twins(const struct hapt_plan *plan, const struct hapt_profile *
     return false;
 }
 
+static long mixed_cases, between_cases, several_cases;
+
+/* Plans with mixed stages; with one between stages of its own subclusters; with more than one. */
+static void count_mixed(const struct hapt_plan *plan)
+{
+    int mixed = 0, between = 0;
+    for (int i = 0; i < plan->stage_count; i++) {
+        const struct hapt_subclusters mine = hapt_plan_stage_subclusters(&plan->stage[i]);
+        int sides = 0;
+        if (mine.count == 1) continue;
+        for (int k = 0; k < mine.count; k++) {
+            sides += i > 0 && hapt_plan_stage_devices(&plan->stage[i - 1], mine.index[k]) > 0;
+            sides += i + 1 < plan->stage_count && hapt_plan_stage_devices(&plan->stage[i + 1], mine.index[k]) > 0;
+        }
+        mixed++;
+        between += sides == 2;
+    }
+    mixed_cases += mixed > 0;
+    between_cases += between > 0;
+    several_cases += mixed > 1;
+}
+
 static long feasible_cases, twin_cases, link_cases, memory_cases, idle_cases, skip_cases;
 
 static void count_kind(const struct hapt_plan *plan, const struct hapt_profile *profile)
 {
     int used[4] = {0}, devices = 0, skipped = 0;
     feasible_cases++;
+    count_mixed(plan);
     twin_cases += uses_twins(plan, profile);
     link_cases += strcmp(plan->limit, "link") == 0;
     memory_cases += strcmp(plan->limit, "memory") == 0;
     for (int i = 0; i < plan->stage_count; i++)
-        used[plan->stage[i].subcluster] += plan->stage[i].nodes * plan->stage[i].devices_per_node;
+        for (int c = 0; c < profile->cluster_count; c++) used[c] += hapt_plan_stage_devices(&plan->stage[i], c);
     for (int c = 0; c < profile->cluster_count; c++) {
         devices += profile->cluster[c].nodes * profile->cluster[c].devices_per_node - used[c];
         skipped += used[c] == 0;
@@ -270,22 +410,29 @@ static void count_kind(const struct hapt_plan *plan, const struct hapt_profile *
     skip_cases += skipped > 0;
 }
 
-/* `layers` 0: any small shape. */
-static void compare_once(uint64_t start_seed, int layers)
+enum kind_of_profile { SMALL, LONGER, MIXED };
+
+static struct hapt_profile *some_profile(uint64_t *seed, enum kind_of_profile kind, struct hapt_arena *arena)
+{
+    if (kind == MIXED) return random_mixed_profile(seed, arena);
+    return kind == LONGER ? random_profile_of(seed, 2, 8, arena) : random_profile(seed, arena);
+}
+
+static void compare_once(uint64_t start_seed, enum kind_of_profile kind)
 {
     uint64_t seed = start_seed;
     struct hapt_arena arena;
     hapt_arena_init(&arena);
     struct brute brute = {.least_s = INFINITY};
-    brute.profile = layers ? random_profile_of(&seed, 2, layers, &arena) : random_profile(&seed, &arena);
+    brute.profile = some_profile(&seed, kind, &arena);
     brute.options = random_options(&seed);
     CHECK_MESSAGE(brute.profile->layer_count <= MOST_STAGES, "too many layers");
     int64_t candidates = 0;
     list_paces(&brute, &arena);
     candidates = brute.paces;
-    extend(&brute, 0, -1);
+    extend(&brute, 0);
     brute.second_pass = true;
-    if (isfinite(brute.least_s)) extend(&brute, 0, -1);
+    if (isfinite(brute.least_s)) extend(&brute, 0);
     struct hapt_plan *plan = NULL;
     const enum hapt_status status = hapt_plan_search(MPI_COMM_SELF, brute.profile, &brute.options, &arena, &plan);
     if (!brute.found) {
@@ -316,7 +463,7 @@ static void search_equals_brute_force(void)
 {
     const char *wanted = getenv("HAPT_TEST_SEED");
     const int count = wanted ? 1 : test_long() ? 160000 : 16000; /* two thirds have 2 to 4 subclusters */
-    for (int i = 0; i < count; i++) compare_once(wanted ? strtoull(wanted, NULL, 10) : (uint64_t)i + 1, 0);
+    for (int i = 0; i < count; i++) compare_once(wanted ? strtoull(wanted, NULL, 10) : (uint64_t)i + 1, SMALL);
     printf(
         "%d profiles: %ld feasible, %ld paced by a link, %ld by memory, %ld with idle devices, %ld skip a subcluster, %ld use equal ones; %ld "
         "with a gap end before the optimum\n",
@@ -331,7 +478,20 @@ static void search_equals_brute_force(void)
 static void longer_pipelines(void)
 {
     const int count = test_long() ? 1000 : 60;
-    for (int i = 0; i < count; i++) compare_once((uint64_t)i + 1, 8);
+    for (int i = 0; i < count; i++) compare_once((uint64_t)i + 1, LONGER);
+}
+
+/* Groups of mixed stages on two or three subclusters. */
+static void mixed_stages(void)
+{
+    const char *wanted = getenv("HAPT_TEST_SEED");
+    const int count = wanted ? 1 : test_long() ? 40000 : 4000;
+    mixed_cases = between_cases = several_cases = feasible_cases = 0;
+    for (int i = 0; i < count; i++) compare_once(wanted ? strtoull(wanted, NULL, 10) : (uint64_t)i + 1, MIXED);
+    printf("%d profiles with mixed stages: %ld feasible, %ld plans use some, %ld between stages of their subclusters, %ld several\n",
+           count, feasible_cases, mixed_cases, between_cases, several_cases);
+    if (wanted) return;
+    CHECK(mixed_cases > count / 5 && between_cases > count / 100 && several_cases > 0);
 }
 
 /* Orders of twelve different subclusters are searched, of more they are refused. */
@@ -358,6 +518,7 @@ int main(int argc, char **argv)
     test_init_mpi(&argc, &argv);
     RUN(search_equals_brute_force);
     RUN(longer_pipelines);
+    RUN(mixed_stages);
     RUN(many_subclusters);
     return test_finish();
 }

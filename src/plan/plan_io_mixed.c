@@ -1,0 +1,149 @@
+/* Mixed stages in plan files: a row for each subcluster of each (plan_io.c). */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "search.h"
+
+enum { PATH_CHARS = 512, MAX_ROWS = 65536, MAX_DEVICES = 1 << 20 };
+
+static const char *join(char path[PATH_CHARS], const char *group, const char *name)
+{
+    snprintf(path, PATH_CHARS, "%s/mixed_%s", group, name);
+    return path;
+}
+
+struct rows {
+    int count, device_count;
+    int *stage, *subcluster, *devices; /* [count] */
+    const char **name;
+    double *bytes[3]; /* parameter, activation, device memory */
+    double *ratio;    /* [device_count] */
+};
+
+static const char *const bytes_name[3] = {"parameter_bytes", "activation_bytes", "device_memory_bytes"};
+
+static enum hapt_status make_rows(const struct hapt_plan *plan, struct hapt_arena *arena, struct rows *rows)
+{
+    *rows = (struct rows){0};
+    for (int i = 0; i < plan->stage_count; i++) {
+        if (!plan->stage[i].mixed) continue;
+        rows->count += plan->stage[i].mixed->count;
+        rows->device_count += plan->stage[i].devices_per_node;
+    }
+    HAPT_NEW(rows->stage, arena, rows->count);
+    HAPT_NEW(rows->subcluster, arena, rows->count);
+    HAPT_NEW(rows->devices, arena, rows->count);
+    HAPT_NEW(rows->name, arena, rows->count);
+    for (int b = 0; b < 3; b++) HAPT_NEW(rows->bytes[b], arena, rows->count);
+    HAPT_NEW(rows->ratio, arena, rows->device_count);
+    for (int i = 0, r = 0, device = 0; i < plan->stage_count; i++) {
+        const struct hapt_plan_mixed *mixed = plan->stage[i].mixed;
+        for (int k = 0; mixed && k < mixed->count; k++, r++) {
+            rows->stage[r] = i;
+            rows->subcluster[r] = mixed->cluster[k];
+            rows->devices[r] = mixed->devices[k];
+            rows->name[r] = mixed->name[k];
+            rows->bytes[0][r] = mixed->parameter_bytes[k];
+            rows->bytes[1][r] = mixed->activation_bytes[k];
+            rows->bytes[2][r] = mixed->device_memory_bytes[k];
+        }
+        for (int d = 0; mixed && d < plan->stage[i].devices_per_node; d++)
+            rows->ratio[device++] = mixed->ratio ? mixed->ratio[d] : NAN;
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status plan_write_mixed(struct hapt_h5 *file, const char *group, const struct hapt_plan *plan,
+                                  struct hapt_arena *scratch)
+{
+    struct rows rows;
+    char path[PATH_CHARS];
+    HAPT_TRY(make_rows(plan, scratch, &rows));
+    const int64_t R = rows.count, D = rows.device_count;
+    HAPT_TRY(hapt_h5_write(file, join(path, group, "stage"), HAPT_H5_I32, 1, &R, rows.stage, ""));
+    HAPT_TRY(hapt_h5_write(file, join(path, group, "subcluster"), HAPT_H5_I32, 1, &R, rows.subcluster, ""));
+    HAPT_TRY(hapt_h5_write_strings(file, join(path, group, "subcluster_name"), R, rows.name));
+    HAPT_TRY(hapt_h5_write(file, join(path, group, "devices"), HAPT_H5_I32, 1, &R, rows.devices, ""));
+    for (int b = 0; b < 3; b++)
+        HAPT_TRY(hapt_h5_write(file, join(path, group, bytes_name[b]), HAPT_H5_F64, 1, &R, rows.bytes[b], "byte"));
+    return hapt_h5_write(file, join(path, group, "ratio"), HAPT_H5_F64, 1, &D, rows.ratio, "");
+}
+
+static enum hapt_status damaged(struct hapt_h5 *file, const char *what)
+{
+    return hapt_fail(HAPT_ERR_INPUT, "write the plan again with `hapt plan --output`", "%s: %s", hapt_h5_path(file), what);
+}
+
+static enum hapt_status read_ints(struct hapt_h5 *file, const char *group, const char *name, int64_t *R,
+                                  struct hapt_arena *arena, int **values)
+{
+    char path[PATH_CHARS];
+    void *data;
+    HAPT_TRY(hapt_h5_read(file, join(path, group, name), HAPT_H5_I32, 1, R, MAX_ROWS, arena, &data));
+    *values = data;
+    return HAPT_OK;
+}
+
+static enum hapt_status read_rows(struct hapt_h5 *file, const char *group, struct hapt_arena *arena, struct rows *rows)
+{
+    int64_t R = -1, D = -1, names, devices = 0;
+    char path[PATH_CHARS];
+    void *data;
+    HAPT_TRY(read_ints(file, group, "stage", &R, arena, &rows->stage));
+    HAPT_TRY(read_ints(file, group, "subcluster", &R, arena, &rows->subcluster));
+    HAPT_TRY(read_ints(file, group, "devices", &R, arena, &rows->devices));
+    HAPT_TRY(hapt_h5_read_strings(file, join(path, group, "subcluster_name"), MAX_ROWS, arena, &names, &rows->name));
+    if (names != R) return damaged(file, "mixed_subcluster_name has another length than mixed_stage");
+    for (int b = 0; b < 3; b++) {
+        HAPT_TRY(hapt_h5_read(file, join(path, group, bytes_name[b]), HAPT_H5_F64, 1, &R, MAX_ROWS, arena, &data));
+        rows->bytes[b] = data;
+    }
+    HAPT_TRY(hapt_h5_read(file, join(path, group, "ratio"), HAPT_H5_F64, 1, &D, MAX_DEVICES, arena, &data));
+    rows->ratio = data;
+    rows->count = (int)R;
+    rows->device_count = (int)D;
+    for (int r = 0; r < rows->count; r++) {
+        if (rows->devices[r] < 1 || rows->devices[r] > MAX_DEVICES) return damaged(file, "a mixed stage without devices");
+        devices += rows->devices[r];
+    }
+    return devices == D ? HAPT_OK : damaged(file, "mixed_ratio has another length than there are devices");
+}
+
+/* Rows [first, end) and the ratios from `device` on are those of one stage. */
+static enum hapt_status take_rows(const struct rows *rows, int first, int end, int device, struct hapt_arena *arena,
+                                  struct hapt_plan_stage *stage)
+{
+    struct hapt_plan_mixed *made;
+    HAPT_NEW(made, arena, 1);
+    *made = (struct hapt_plan_mixed){.count = end - first,
+                                     .cluster = rows->subcluster + first,
+                                     .devices = rows->devices + first,
+                                     .name = rows->name + first,
+                                     .ratio = isnan(rows->ratio[device]) ? NULL : rows->ratio + device,
+                                     .parameter_bytes = rows->bytes[0] + first,
+                                     .activation_bytes = rows->bytes[1] + first,
+                                     .device_memory_bytes = rows->bytes[2] + first};
+    stage->mixed = made;
+    return HAPT_OK;
+}
+
+enum hapt_status plan_read_mixed(struct hapt_h5 *file, const char *group, struct hapt_arena *arena, struct hapt_plan *plan)
+{
+    struct rows rows = {0};
+    char path[PATH_CHARS];
+    if (!hapt_h5_exists(file, join(path, group, "stage"))) return HAPT_OK;
+    HAPT_TRY(read_rows(file, group, arena, &rows));
+    for (int first = 0, end, device = 0, last = -1; first < rows.count; first = end) {
+        const int i = rows.stage[first];
+        int devices = 0;
+        if (i <= last || i >= plan->stage_count) return damaged(file, "mixed_stage names no stage, or one twice");
+        for (end = first; end < rows.count && rows.stage[end] == i; end++) devices += rows.devices[end];
+        if (devices != plan->stage[i].devices_per_node)
+            return damaged(file, "a mixed stage has other devices in stage_submesh than in mixed_devices");
+        HAPT_TRY(take_rows(&rows, first, end, device, arena, &plan->stage[i]));
+        device += devices;
+        last = i;
+    }
+    return HAPT_OK;
+}

@@ -1,0 +1,308 @@
+/* Plans with mixed stages: forced, priced, placed on ranks, written and read, compared; what the search finds on a case by hand. */
+#include "random_profile.h"
+
+#include <unistd.h>
+
+#include "hapt/diff.h"
+
+static const char *path_of(const char *name)
+{
+    static char path[80];
+    snprintf(path, sizeof path, "/tmp/hapt-mixed-%d-%s", (int)getpid(), name);
+    return path;
+}
+
+/* near 1 x 3 and far 1 x 3 with 110 bytes of memory, five layers: a layer takes 4 s on one device of near, 8 of far; the middle
+ * one 80. Groups: 2 + 1 devices take 2 s a layer for inner ones alone; 1 + 1 take 3 s for any. */
+static struct hapt_profile *three_and_three(struct hapt_arena *arena)
+{
+    static const char *const name[2] = {"near", "far"};
+    static const int cluster[2] = {0, 1}, devices[2][2] = {{2, 1}, {1, 1}};
+    static const struct hapt_submesh one[1] = {{1, 1, 1}};
+    struct hapt_profile *profile;
+    CHECK_OK(hapt_profile_create(5, 2, arena, &profile));
+    for (int c = 0; c < 2; c++) {
+        CHECK_OK(hapt_profile_add_cluster_of(profile, c, name[c], 1, 3, 110, 1 + c, one, 1, arena));
+        for (int i = 0; i < 5; i++) {
+            const size_t cell = hapt_profile_index(profile, 0, i, i);
+            profile->cluster[c].stage_time[cell] = i == 2 ? 80 : 4 * (c + 1);
+            profile->cluster[c].stage_forward_time[cell] = 1;
+            profile->cluster[c].parameter_bytes[cell] = 10;
+            profile->cluster[c].activation_bytes[cell] = 1;
+        }
+    }
+    for (int k = 0; k < 2; k++) {
+        struct hapt_profile_mixed *mixed;
+        CHECK_OK(hapt_profile_add_mixed(profile, 2, cluster, devices[k], arena, &mixed));
+        for (int i = 1 - k; i < 4 + k; i++) {
+            for (int j = i; j < 4 + k; j++) {
+                for (int row = 0; row < 2; row++) {
+                    const size_t at = hapt_profile_index(profile, row, i, j);
+                    mixed->parameter_bytes[at] = (j - i + 1) * (row ? 20 : 10);
+                    mixed->activation_bytes[at] = row ? 1 : 4;
+                }
+                mixed->stage_time[hapt_profile_index(profile, 0, i, j)] = (j - i + 1) * (2.0 + k);
+                mixed->stage_forward_time[hapt_profile_index(profile, 0, i, j)] = 1;
+            }
+        }
+    }
+    profile->mixed[0].ratio = hapt_arena_alloc(arena, 3, sizeof(double));
+    for (int d = 0; d < 3; d++) profile->mixed[0].ratio[d] = d < 2 ? 0.4 : 0.2;
+    for (int layer = 0; layer < 4; layer++) profile->boundary_bytes[layer] = 10;
+    for (int k = 0; k < 4; k++) profile->link_bandwidth[k] = k == 0 || k == 3 ? 100 : 20;
+    return profile;
+}
+
+static const struct hapt_search_options options = {
+    .microbatches = 10, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02};
+
+static void prices(void)
+{
+    struct hapt_arena arena;
+    struct hapt_plan *plan;
+    hapt_arena_init(&arena);
+    const struct hapt_profile *profile = three_and_three(&arena);
+    CHECK_OK(hapt_plan_force(profile, &options, "0-1@near:1x1,1-4@near:2+far:1,4-5@far:1x1", &arena, &plan));
+    const struct hapt_plan_stage *stage = plan->stage;
+    CHECK(stage[1].mixed && !stage[0].mixed && hapt_plan_first_mixed(plan) == 1);
+    CHECK(stage[1].nodes == 1 && stage[1].devices_per_node == 3 && strcmp(stage[1].subcluster_name, "near+far") == 0);
+    CHECK(hapt_plan_stage_devices(&stage[1], 0) == 2 && hapt_plan_stage_devices(&stage[1], 1) == 1);
+    CHECK(hapt_plan_stage_devices(&stage[0], 0) == 1 && hapt_plan_stage_devices(&stage[0], 1) == 0);
+    CHECK_NEAR(stage[1].compute_s, 6, 1e-12);
+    /* both boundaries reach a device over the link between the subclusters: 10 / 20 s */
+    CHECK_NEAR(stage[0].comm_s, 0.5, 1e-12);
+    CHECK_NEAR(stage[1].comm_s, 0.5, 1e-12);
+    CHECK_NEAR(plan->t_max_s, 8, 1e-12);
+    CHECK_NEAR(plan->latency_s, (4 + 6 + 8) + 4 * 0.5 + 9 * 8, 1e-12);
+    CHECK(stage[1].warmup == 3);
+    /* near needs 30 + 3 * 4, far 60 + 3 of 110 bytes each */
+    CHECK_NEAR(stage[1].memory_bytes, 63, 1e-12);
+    CHECK_NEAR(stage[1].parameter_bytes, 60, 1e-12);
+    /* near decides where it has less */
+    profile->cluster[0].device_memory_bytes = 50;
+    CHECK_OK(hapt_plan_force(profile, &options, "0-1@near:1x1,1-4@near:2+far:1,4-5@far:1x1", &arena, &plan));
+    CHECK_NEAR(plan->stage[1].memory_bytes, 42, 1e-12);
+    CHECK_NEAR(plan->stage[1].device_memory_bytes, 50, 1e-12);
+    CHECK_OK(hapt_plan_change(plan, HAPT_SCHEDULE_1F1B, 10, 0.02)); /* two launches: 38 of 50, 62 of 110 */
+    CHECK_NEAR(plan->stage[1].memory_bytes, 38, 1e-12);
+    profile->cluster[0].device_memory_bytes = 33; /* not even one launch */
+    CHECK_FAILS(hapt_plan_force(profile, &options, "0-1@near:1x1,1-4@near:2+far:1,4-5@far:1x1", &arena, &plan),
+                HAPT_ERR_INFEASIBLE);
+    hapt_arena_release(&arena);
+}
+
+static void forced_stages(void)
+{
+    struct hapt_arena arena;
+    struct hapt_plan *plan, *again;
+    char text[HAPT_PLAN_STAGE_CHARS];
+    hapt_arena_init(&arena);
+    struct hapt_profile *profile = three_and_three(&arena);
+    static const char *const good[] = {"0-5@near:1+far:1", "0-5@far:1+near:1", "0-3@near:1+far:1,3-4@far:1x1,4-5@far:1x1",
+                                       "0-1@far:1x1,1-4@far:1+near:2,4-5@near:1x1", "0-1@near:1x1,1-5@near:1+far:1"};
+    for (size_t k = 0; k < sizeof good / sizeof *good; k++) CHECK_OK(hapt_plan_force(profile, &options, good[k], &arena, &plan));
+    static const char *const bad[] = {
+        "0-5@near:1+far:2",                                        /* no such group */
+        "0-5@near:1",        "0-5@near:1+far",  "0-5@near:1+far:1+far:1", "0-5@near:0+far:1", "0-5@near:1+quick:1",
+        "0-5@near:1+far:1,", "0-5@near:1+far:1x1", "0-5@near:1 + far:1", "0-5@+near:1", "0-5@near:1+",
+        "0-5@near:2+far:1",                                        /* no candidate */
+        "0-1@near:1x1,1-4@near:1+far:1,4-5@near:1x1",              /* near in front and behind */
+        "0-2@near:1+far:1,2-4@near:2+far:1,4-5@far:1x1",           /* both shared */
+        "0-1@near:1x1,1-2@far:1x1,2-4@near:1+far:1,4-5@far:1x1",   /* far in front and behind */
+        "0-1@near:1x1,1-2@near:1x1,2-4@near:2+far:1,4-5@far:1x1",  /* four devices of near */
+    };
+    for (size_t k = 0; k < sizeof bad / sizeof *bad; k++)
+        CHECK_FAILS(hapt_plan_force(profile, &options, bad[k], &arena, &plan), HAPT_ERR_INPUT);
+    /* names may look like anything */
+    strcpy(profile->cluster[0].name, "near:1+far");
+    strcpy(profile->cluster[1].name, "a+b:2");
+    CHECK_OK(hapt_plan_force(profile, &options, "0-5@near:1+far:1+a+b:2:1", &arena, &plan));
+    CHECK_OK(hapt_plan_force(profile, &options, hapt_plan_stage_text(plan->stage, text), &arena, &again));
+    CHECK(hapt_plan_same_devices(plan->stage, again->stage) && plan->latency_s == again->latency_s);
+    hapt_arena_release(&arena);
+}
+
+/* What the search does on it: the middle layer must go to a group, and where one joins both sides the ends stand alone. */
+static void searched(void)
+{
+    struct hapt_arena arena;
+    struct hapt_plan *plan;
+    hapt_arena_init(&arena);
+    struct hapt_profile *profile = three_and_three(&arena);
+    struct hapt_search_options many = options;
+    many.microbatches = 100;
+    CHECK_OK(hapt_plan_search(MPI_COMM_SELF, profile, &many, &arena, &plan));
+    CHECK(hapt_plan_first_mixed(plan) >= 0);
+    CHECK_OK(hapt_plan_check(plan));
+    /* near, group of 2 + 1, far: paced by far's one layer; the other way round by near's two devices and so on: all orders */
+    double best_s = INFINITY;
+    static const char *const all[] = {
+        "0-1@near:1x1,1-4@near:2+far:1,4-5@far:1x1", "0-1@far:1x1,1-4@near:2+far:1,4-5@near:1x1", "0-5@near:1+far:1",
+        "0-1@near:1x1,1-5@near:1+far:1", "0-1@near:1x1,1-2@near:1x1,2-5@near:1+far:1", "0-4@near:1+far:1,4-5@near:1x1",
+        "0-3@near:1+far:1,3-4@near:1x1,4-5@near:1x1", "0-3@near:1+far:1,3-4@far:1x1,4-5@far:1x1",
+        "0-1@near:1x1,1-4@near:1+far:1,4-5@far:1x1", "0-1@far:1x1,1-4@near:1+far:1,4-5@near:1x1",
+        "0-1@near:1x1,1-2@near:1x1,2-4@near:1+far:1,4-5@far:1x1", "0-1@near:1x1,1-2@near:1x1,2-3@near:1+far:1,3-4@far:1x1,4-5@far:1x1",
+        "0-1@far:1x1,1-3@near:1+far:1,3-4@near:1x1,4-5@near:1x1", "0-1@far:1x1,1-2@far:1x1,2-3@near:1+far:1,3-4@near:1x1,4-5@near:1x1"};
+    for (size_t k = 0; k < sizeof all / sizeof *all; k++) {
+        struct hapt_plan *forced;
+        CHECK_OK(hapt_plan_force(profile, &many, all[k], &arena, &forced));
+        best_s = fmin(best_s, forced->latency_s);
+    }
+    CHECK_NEAR(plan->latency_s, best_s, 1e-9);
+    /* without the groups' devices the layer in the middle is slow */
+    profile->cluster[1].devices_per_node = 2;
+    profile->mixed[1].devices[1] = 3; /* more than there are: the group is out of the question */
+    profile->mixed[0].devices[1] = 3;
+    CHECK_OK(hapt_plan_search(MPI_COMM_SELF, profile, &many, &arena, &plan));
+    CHECK(hapt_plan_first_mixed(plan) < 0 && plan->t_max_s == 80);
+    hapt_arena_release(&arena);
+}
+
+static bool same_mix(const struct hapt_plan_stage *a, const struct hapt_plan_stage *b)
+{
+    if (!hapt_plan_same_devices(a, b) || strcmp(a->subcluster_name, b->subcluster_name) != 0) return false;
+    for (int k = 0; a->mixed && k < a->mixed->count; k++)
+        if (strcmp(a->mixed->name[k], b->mixed->name[k]) != 0 || a->mixed->parameter_bytes[k] != b->mixed->parameter_bytes[k] ||
+            a->mixed->activation_bytes[k] != b->mixed->activation_bytes[k] ||
+            a->mixed->device_memory_bytes[k] != b->mixed->device_memory_bytes[k])
+            return false;
+    if (a->mixed && !a->mixed->ratio != !b->mixed->ratio) return false;
+    for (int d = 0; a->mixed && a->mixed->ratio && d < a->devices_per_node; d++)
+        if (a->mixed->ratio[d] != b->mixed->ratio[d]) return false;
+    return true;
+}
+
+static void files(void)
+{
+    long mixed_plans = 0;
+    for (uint64_t start = 1; start <= 150; start++) {
+        uint64_t seed = start;
+        struct hapt_arena arena;
+        struct hapt_plan *plan, *loaded;
+        struct hapt_diff *diff;
+        hapt_arena_init(&arena);
+        const struct hapt_profile *profile = random_mixed_profile(&seed, &arena);
+        const struct hapt_search_options some = random_options(&seed);
+        if (hapt_plan_search(MPI_COMM_SELF, profile, &some, &arena, &plan) == HAPT_OK) {
+            CHECK_OK(hapt_plan_save(path_of("plan.h5"), plan));
+            CHECK_OK(hapt_plan_load(path_of("plan.h5"), &arena, &loaded));
+            if (CHECK(loaded->stage_count == plan->stage_count))
+                for (int i = 0; i < plan->stage_count; i++) CHECK(same_mix(&plan->stage[i], &loaded->stage[i]));
+            CHECK_OK(hapt_plan_diff(plan, loaded, &arena, &diff));
+            CHECK(diff->equal && diff->move_count == 0);
+            struct hapt_arena scratch;
+            hapt_arena_init(&scratch);
+            CHECK_OK(hapt_plan_price(profile, loaded, &scratch)); /* a plan that was read can be priced again */
+            CHECK_NEAR(loaded->latency_s, plan->latency_s, 1e-11 * plan->latency_s);
+            CHECK_NEAR(loaded->t_max_s, plan->t_max_s, 1e-11 * plan->t_max_s); /* one of several paces that tie */
+            hapt_arena_release(&scratch);
+            mixed_plans += hapt_plan_first_mixed(plan) >= 0;
+        }
+        hapt_fail_reset();
+        hapt_arena_release(&arena);
+    }
+    CHECK_MESSAGE(mixed_plans > 20, "%ld plans with mixed stages", mixed_plans);
+    unlink(path_of("plan.h5"));
+}
+
+static void bad_plans_fail(void)
+{
+    struct hapt_arena arena;
+    struct hapt_plan *plan;
+    hapt_arena_init(&arena);
+    const struct hapt_profile *profile = three_and_three(&arena);
+    CHECK_OK(hapt_plan_force(profile, &options, "0-1@near:1x1,1-4@near:2+far:1,4-5@far:1x1", &arena, &plan));
+    CHECK_OK(hapt_plan_check(plan));
+    struct hapt_plan_stage *stage = &plan->stage[1];
+    int *const counts[] = {&stage->mixed->count, &stage->mixed->cluster[0], &stage->mixed->cluster[1], &stage->mixed->devices[0],
+                           &stage->devices_per_node, &stage->nodes, &stage->subcluster, &stage->tensor_parallel};
+    for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
+        const int kept = *counts[k];
+        static const int wrong[] = {-1, 7, 1000};
+        for (int w = 0; w < 3; w++) {
+            *counts[k] = wrong[w];
+            if (wrong[w] != 7 || counts[k] != &stage->mixed->cluster[1]) /* any larger index may be another cluster's */
+                CHECK_FAILS(hapt_plan_check(plan), HAPT_ERR_INPUT);
+        }
+        *counts[k] = kept;
+    }
+    double *const values[] = {&stage->mixed->ratio[0], &stage->mixed->parameter_bytes[0], &stage->mixed->activation_bytes[1],
+                              &stage->mixed->device_memory_bytes[0]};
+    for (size_t k = 0; k < sizeof values / sizeof *values; k++) {
+        const double kept = *values[k];
+        *values[k] = -1;
+        CHECK_FAILS(hapt_plan_check(plan), HAPT_ERR_INPUT);
+        *values[k] = NAN;
+        CHECK_FAILS(hapt_plan_check(plan), HAPT_ERR_INPUT);
+        *values[k] = kept;
+    }
+    CHECK_OK(hapt_plan_check(plan));
+    plan->stage[2].subcluster = 0; /* near in front of the mixed stage and behind it */
+    CHECK_FAILS(hapt_plan_check(plan), HAPT_ERR_INPUT);
+    hapt_arena_release(&arena);
+}
+
+/* Every device has one stage at most, submeshes stay on their nodes, and mixed stages get what they take of each subcluster. */
+static void placing(void)
+{
+    long mixed_plans = 0;
+    for (uint64_t start = 1; start <= 400; start++) {
+        uint64_t seed = start;
+        struct hapt_arena arena;
+        struct hapt_plan *plan;
+        hapt_arena_init(&arena);
+        const struct hapt_profile *profile = random_mixed_profile(&seed, &arena);
+        const struct hapt_search_options some = random_options(&seed);
+        struct hapt_subcluster subcluster[3] = {{.nodes = 0}};
+        const struct hapt_cluster cluster = {.count = profile->cluster_count, .subcluster = subcluster};
+        int ranks[3][8], world = 0, owner[24];
+        for (int c = 0; c < cluster.count; c++) {
+            const int devices = profile->cluster[c].nodes * profile->cluster[c].devices_per_node;
+            subcluster[c] = (struct hapt_subcluster){.nodes = profile->cluster[c].nodes,
+                                                     .devices_per_node = profile->cluster[c].devices_per_node,
+                                                     .ranks = ranks[c]};
+            strcpy(subcluster[c].name, profile->cluster[c].name);
+            for (int d = devices - 1; d >= 0; d--) { /* in falling order: ranks are not indices */
+                owner[world] = c;
+                ranks[c][d] = world++;
+            }
+        }
+        if (hapt_plan_search(MPI_COMM_SELF, profile, &some, &arena, &plan) == HAPT_OK) {
+            bool taken[24] = {false};
+            int first[64];
+            CHECK_OK(hapt_plan_place(plan, &cluster, first));
+            for (int i = 0; i < plan->stage_count; i++) {
+                int rank[24], count[3] = {0};
+                CHECK_OK(hapt_plan_ranks(plan, &cluster, i, rank));
+                CHECK(rank[0] == ranks[plan->stage[i].subcluster][first[i]]);
+                for (int d = 0; d < plan->stage[i].nodes * plan->stage[i].devices_per_node; d++) {
+                    CHECK(!taken[rank[d]]);
+                    taken[rank[d]] = true;
+                    count[owner[rank[d]]]++;
+                }
+                for (int c = 0; c < cluster.count; c++) CHECK(count[c] == hapt_plan_stage_devices(&plan->stage[i], c));
+            }
+            const int mixed = hapt_plan_first_mixed(plan);
+            mixed_plans += mixed >= 0;
+            if (mixed >= 0) {
+                strcpy(subcluster[plan->stage[mixed].mixed->cluster[1]].name, "other");
+                CHECK_FAILS(hapt_plan_place(plan, &cluster, first), HAPT_ERR_INPUT);
+            }
+        }
+        hapt_fail_reset();
+        hapt_arena_release(&arena);
+    }
+    CHECK_MESSAGE(mixed_plans > 50, "%ld plans with mixed stages", mixed_plans);
+}
+
+int main(int argc, char **argv)
+{
+    test_init_mpi(&argc, &argv);
+    RUN(prices);
+    RUN(forced_stages);
+    RUN(searched);
+    RUN(files);
+    RUN(bad_plans_fail);
+    RUN(placing);
+    return test_finish();
+}
