@@ -1,4 +1,4 @@
-/* `hapt data FILE`: text or token files become a data file. */
+/* `hapt data FILE`: text or token files become a data file; images are data_images.c's. */
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -8,13 +8,14 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "hapt/command.h"
+#include "data_files.h"
 #include "hapt/h5.h"
 
 const char hapt_command_data_help[] =
     "Input types: bytes (any file; a token is a byte, vocabulary 256), uint16 (nanoGPT's .bin: little-endian 16-bit\n"
     "tokens), llmc (llm.c's .bin: 256 32-bit numbers of header, magic 20240520, version 1, then 16-bit tokens). auto takes\n"
-    "a file with llm.c's header as llmc and everything else as bytes.\n"
+    "a file with llm.c's header as llmc and everything else as bytes. cifar10 (one file or several: data_batch_1.bin and\n"
+    "so on of CIFAR-10's binary version) makes /images [n][3][32][32] and /labels [n], with /mean and /std of the channels.\n"
     "\n"
     "The data file (HDF5, format \"hapt-data\", version 1) holds /tokens [n], stored as narrow as they fit, and the root\n"
     "attributes vocab, unigram_entropy and bigram_entropy (nats per token: what a model that knows only the frequencies\n"
@@ -32,7 +33,7 @@ struct tokens {
     uint16_t *token; /* [count] */
 };
 
-static enum hapt_status read_file(const char *path, struct hapt_arena *arena, unsigned char **bytes, size_t *size)
+enum hapt_status hapt_data_read_file(const char *path, struct hapt_arena *arena, unsigned char **bytes, size_t *size)
 {
     struct stat about;
     FILE *stream = fopen(path, "rb");
@@ -102,7 +103,7 @@ static enum hapt_status read_tokens(const char *path, const char *type, struct h
 {
     unsigned char *bytes = NULL;
     size_t size = 0;
-    HAPT_TRY(read_file(path, arena, &bytes, &size));
+    HAPT_TRY(hapt_data_read_file(path, arena, &bytes, &size));
     const bool automatic = strcmp(type, "auto") == 0;
     if (strcmp(type, "llmc") == 0 || (automatic && header_word(bytes, size, 0) == LLMC_MAGIC)) {
         HAPT_TRY(take_llmc(bytes, size, path, arena, tokens));
@@ -193,10 +194,12 @@ static enum hapt_status make_data(const struct hapt_env *env, const struct hapt_
     struct tokens tokens = {0};
     double unigram = 0, bigram = 0;
     const char *path = hapt_config_text(config, "output");
-    if (hapt_config_word_count(config) != 1) {
+    const bool images = strcmp(hapt_config_text(config, "type"), "cifar10") == 0;
+    if (hapt_config_word_count(config) < 1 || (!images && hapt_config_word_count(config) != 1)) {
         return hapt_fail(HAPT_ERR_USAGE, "hapt data text.txt --output tokens.h5", "hapt data wants one file to read");
     }
     if (!path) return hapt_fail(HAPT_ERR_USAGE, "add --output tokens.h5", "hapt data has no file to write");
+    if (images) return hapt_data_make_images(env, config, path, arena);
     HAPT_TRY(read_tokens(hapt_config_word(config, 0), hapt_config_text(config, "type"), arena, &tokens));
     HAPT_TRY(entropies(&tokens, arena, &unigram, &bigram));
     HAPT_TRY(write_tokens(path, &tokens, unigram, bigram, arena));

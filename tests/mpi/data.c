@@ -152,6 +152,109 @@ static void streams(void)
     hapt_data_close(other);
 }
 
+/* ---- images ---- */
+
+enum { CHANNELS = 2, SIDE = 4, IMAGE = CHANNELS * SIDE * SIDE, STORED = 50, CLASSES = 3 };
+
+static struct hapt_model *image_model(void)
+{
+    char *words[] = {"hapt", "model", "vgg", "--image", "4", "--channels", "2", "--classes", "3", "--width", "2", "--hidden", "4",
+                     "--stages", "1", "--microbatch", "2"};
+    struct hapt_config *config = NULL;
+    struct hapt_model *made = NULL;
+    CHECK_OK(hapt_config_parse((int)(sizeof words / sizeof words[0]), words, &arena, &config));
+    CHECK_OK(hapt_model_build("vgg", config, &arena, &made));
+    if (!made) exit(1);
+    return made;
+}
+
+static uint8_t pixel_at(int64_t i)
+{
+    return (uint8_t)(i * 37 % 251);
+}
+
+/* Labels [dims - 3] and images [dims], as bytes or floats; a label may be spoiled. */
+static void write_images(const char *name, bool bytes, int dims, const int64_t *shape, bool normalised, int32_t spoiled)
+{
+    if (test_env.world_rank == 0) {
+        struct hapt_h5 *file = NULL;
+        int64_t count = 1, channels = CHANNELS;
+        for (int d = 0; d < dims - 3; d++) count *= shape[d];
+        uint8_t *pixel = malloc((size_t)(count * IMAGE));
+        float *value = malloc((size_t)(count * IMAGE) * sizeof *value);
+        int32_t *label = malloc((size_t)count * sizeof *label);
+        for (int64_t i = 0; i < count * IMAGE; i++) pixel[i] = pixel_at(i), value[i] = (float)pixel_at(i) - 100.5f;
+        for (int64_t i = 0; i < count; i++) label[i] = (int32_t)(i % CLASSES);
+        if (spoiled) label[count - 1] = spoiled;
+        CHECK_OK(hapt_h5_create(path_of(name), "hapt-data", 1, &file));
+        CHECK_OK(hapt_h5_write(file, "/images", bytes ? HAPT_H5_U8 : HAPT_H5_F32, dims, shape, bytes ? (void *)pixel : value, ""));
+        CHECK_OK(hapt_h5_write(file, "/labels", HAPT_H5_I32, dims - 3, shape, label, ""));
+        if (normalised) {
+            CHECK_OK(hapt_h5_write(file, "/mean", HAPT_H5_F64, 1, &channels, (double[]){100, 50}, ""));
+            CHECK_OK(hapt_h5_write(file, "/std", HAPT_H5_F64, 1, &channels, (double[]){4, 0.5}, ""));
+        }
+        CHECK_OK(hapt_h5_commit(file));
+        free(pixel);
+        free(value);
+        free(label);
+    }
+    MPI_Barrier(test_env.world);
+}
+
+static void exact_images(void)
+{
+    const int64_t shape[5] = {STEPS, ROWS, CHANNELS, SIDE, SIDE};
+    write_images("exact-images", false, 5, shape, false, 0);
+    struct hapt_data *data = open_data("exact-images", ROWS, 1);
+    for (int64_t step = 0; step < STEPS; step++)
+        for (int first = 0; first < ROWS; first += 2) {
+            float images[2 * IMAGE];
+            int32_t labels[2];
+            hapt_data_read(data, HAPT_ROLE_IMAGES, step, first, 2, images);
+            hapt_data_read(data, HAPT_ROLE_LABELS, step, first, 2, labels);
+            const int64_t row = step * ROWS + first;
+            for (int i = 0; i < 2 * IMAGE; i++) CHECK(images[i] == (float)pixel_at(row * IMAGE + i) - 100.5f);
+            CHECK(labels[0] == row % CLASSES && labels[1] == (row + 1) % CLASSES);
+        }
+    CHECK(hapt_data_targets(data, 0) == ROWS);
+    hapt_data_close(data);
+}
+
+/* Rows of a stream are images of the file with their labels, whatever ranks and batches; any of them is drawn. */
+static void streams_of_images(void)
+{
+    const int64_t shape[4] = {STORED, CHANNELS, SIDE, SIDE};
+    bool drawn[STORED] = {false};
+    int different = 0;
+    for (int normalised = 0; normalised < 2; normalised++) {
+        write_images("image-stream", true, 4, shape, normalised, 0);
+        struct hapt_data *data = open_data("image-stream", ROWS * 10, 5);
+        for (int64_t step = 0; step < STEPS; step++)
+            for (int row = 0; row < ROWS * 10; row++) {
+                float image[IMAGE];
+                int32_t label;
+                int64_t found = -1;
+                hapt_data_read(data, HAPT_ROLE_IMAGES, step, row, 1, image);
+                hapt_data_read(data, HAPT_ROLE_LABELS, step, row, 1, &label);
+                for (int64_t n = 0; n < STORED && found < 0; n++) {
+                    bool equal = n % CLASSES == label;
+                    for (int i = 0; equal && i < IMAGE; i++) {
+                        const float stored = pixel_at(n * IMAGE + i);
+                        const bool second = i >= SIDE * SIDE;
+                        const float value = normalised ? (stored - (second ? 50 : 100)) / (second ? 0.5f : 4.0f) : stored / 255;
+                        equal = fabsf(image[i] - value) <= 1e-6f * fabsf(value);
+                    }
+                    if (equal) found = n;
+                }
+                if (!CHECK(found >= 0)) break;
+                different += !drawn[found];
+                drawn[found] = true;
+            }
+        hapt_data_close(data);
+    }
+    CHECK(different == STORED);
+}
+
 static void refuse(const char *what, int rows)
 {
     struct hapt_data *data = NULL;
@@ -192,6 +295,24 @@ static void refusals(void)
     refuse("missing", ROWS);
 }
 
+static void image_refusals(void)
+{
+    const int64_t good[5] = {STEPS, ROWS, CHANNELS, SIDE, SIDE}, few[5] = {STEPS - 1, ROWS, CHANNELS, SIDE, SIDE};
+    const int64_t large[5] = {STEPS, ROWS, CHANNELS, SIDE, SIDE + 1}, grey[5] = {STEPS, ROWS, 1, SIDE, SIDE};
+    write_images("images-few", false, 5, few, false, 0);
+    write_images("images-large", false, 5, large, false, 0);
+    write_images("images-grey", false, 5, grey, false, 0);
+    write_images("images-class", false, 5, good, false, CLASSES);
+    write_images("images-negative", true, 4, good + 1, false, -1);
+    refuse("images-few", ROWS);
+    refuse("images-large", ROWS);
+    refuse("images-grey", ROWS);
+    refuse("images-class", ROWS);
+    refuse("images-negative", ROWS);
+    refuse("exact-images", ROWS + 2);
+    refuse("tokens", ROWS);
+}
+
 int main(int argc, char **argv)
 {
     test_init_mpi(&argc, &argv);
@@ -208,6 +329,10 @@ int main(int argc, char **argv)
     RUN(own_targets);
     RUN(streams);
     RUN(refusals);
+    model = image_model();
+    RUN(exact_images);
+    RUN(streams_of_images);
+    RUN(image_refusals);
     MPI_Barrier(test_env.world);
     if (test_env.world_rank == 0 && system(hapt_arena_printf(&arena, "rm -rf %s", folder)))
         fprintf(stderr, "rm failed\n");

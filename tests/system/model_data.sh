@@ -59,6 +59,36 @@ if command -v h5dump >/dev/null; then
     done
 fi
 
+# CIFAR-10's records: a label, then 3 x 1024 bytes. Labels 3, 9 and 0; red 10 and 30 in turn, green 7, blue 0 (all of image 2: 255).
+record() { # LABEL RED GREEN BLUE, as octal
+    printf "\\$1"
+    for value in $2 $3 $4; do head -c 1024 /dev/zero | tr '\0' "\\$value"; done
+}
+{ record 003 012 007 000 && record 011 036 007 000; } >data_batch_1.bin
+record 000 377 377 377 >data_batch_2.bin
+"$hapt" data data_batch_1.bin data_batch_2.bin --type cifar10 --output images.h5 --json >out 2>err
+check 'cifar10 exits with 0' [ $? -eq 0 ]
+check 'images' [ "$(field images) $(field classes)" = '3 10' ]
+if command -v h5dump >/dev/null; then
+    check 'labels' [ "$(h5dump -y -d /labels images.h5 | grep -c '3, 9, 0')" -eq 1 ]
+    check 'a red pixel' [ "$(h5dump -y -d /images -s 1,0,31,31 -c 1,1,1,1 images.h5 | grep -c ' 30$')" -eq 1 ]
+    check 'a blue pixel' [ "$(h5dump -y -d /images -s 2,2,0,0 -c 1,1,1,1 images.h5 | grep -c ' 255$')" -eq 1 ]
+    mean=$(h5dump -y -m %.9f -d /mean images.h5 | sed -n 's/^ *\([0-9.]*\),$/\1/p' | head -n 1)
+    check 'mean of red' near "$mean" 98.333333 1e-4
+    deviation=$(h5dump -y -m %.9f -d /std images.h5 | sed -n 's/^ *\([0-9.]*\),$/\1/p' | head -n 1)
+    check 'deviation of red' near "$deviation" 111.0805511 1e-4
+fi
+"$hapt" model vgg --image 32 --classes 10 --width 4 --hidden 8 --data images.h5 --output v.h5 --json >out 2>err
+check 'a model carries images' [ $? -eq 0 ]
+refuses 3 model vgg --image 16 --classes 10 --width 4 --hidden 8 --data images.h5 --output v.h5
+refuses 3 model vgg --image 32 --classes 9 --width 4 --hidden 8 --data images.h5 --output v.h5
+head -c 3000 data_batch_1.bin >cut.bin
+refuses 3 data cut.bin --type cifar10 --output t.h5
+record 012 000 000 000 >label.bin
+refuses 3 data data_batch_1.bin label.bin --type cifar10 --output t.h5
+refuses 2 data data_batch_1.bin data_batch_2.bin --output t.h5
+refuses 2 data --type cifar10 --output t.h5
+
 model=(model gpt --layers 1 --hidden 8 --heads 2 --sequence 4 --vocab 301 --microbatch 1)
 "$hapt" "${model[@]}" --data nano.h5 --steps 7 --output m.h5 --json >out 2>err
 check 'model exits with 0' [ $? -eq 0 ]
