@@ -1,6 +1,6 @@
 /*
  * The engine executes a program on one rank: every kernel bound once, per slot, to planned memory; nothing is allocated after
- * hapt_engine_create. The profiler and the trainer run stages through it alike. Rank-local: no MPI.
+ * hapt_engine_create. The profiler and the trainer run stages through it alike. No MPI: what ranks exchange is its owner's.
  */
 #ifndef HAPT_ENGINE_H
 #define HAPT_ENGINE_H
@@ -9,12 +9,28 @@
 
 struct hapt_engine;
 
+/*
+ * What moves between the ranks of a mesh while a program runs: the engine knows no ranks, its owner does. Called between steps, with
+ * nothing queued on the device; addresses are the device's. Absent slots: collectives are skipped, so that computation alone is timed.
+ */
+struct hapt_engine_links {
+    void *context;
+    /* Collective operator `op` of the program's graph, from its input to its output (the same place for sums in place). */
+    enum hapt_status (*collective)(void *context, int op, const void *from, void *to);
+    /* data[i] = sum over the ranks of the mesh axes in `axes` (bit a: axis a): gradients that have one group (hapt_memory_group). */
+    enum hapt_status (*all_reduce)(void *context, unsigned axes, float *data, size_t elements);
+    /* For operators that exchange while they run, over mesh axis a: exchange(exchange_context[a], ...). */
+    hapt_exchange *exchange;
+    void *exchange_context[HAPT_MESH_AXES];
+};
+
 struct hapt_engine_options {
     const struct hapt_backend *backend;
     struct hapt_device *device;
     int threads;
     int state_count;
     int slots;
+    struct hapt_engine_links links;
 };
 
 /* Plans memory, reserves it on the device and binds. HAPT_ERR_MEMORY when the device's cap is exceeded (message names both
@@ -62,6 +78,9 @@ typedef double hapt_engine_clock(void);
 enum hapt_status hapt_engine_time_section(struct hapt_engine *engine, enum hapt_section section, int slot,
                                           hapt_engine_clock *clock, double *step_s);
 
+/* End of the microbatches of a step: the REDUCE section. Gradients are then what the update reads. */
+enum hapt_status hapt_engine_reduce(struct hapt_engine *engine);
+
 /* Sum of squares of local gradients of parameters for which weight[program tensor] is 1 (0: a tied copy counted elsewhere;
  * NULL: all count), in double, in a fixed order. */
 enum hapt_status hapt_engine_square_sum(struct hapt_engine *engine, const double *weight, double *sum);
@@ -74,8 +93,5 @@ struct hapt_update {
 };
 /* Updates every trainable parameter; decay only where its published dimensions are >= 2 (decoupled). */
 enum hapt_status hapt_engine_update(struct hapt_engine *engine, const struct hapt_update *update);
-
-/* The contiguous fp32 gradient block (device address), for one all-reduce over the submesh. */
-float *hapt_engine_gradients(struct hapt_engine *engine, size_t *elements);
 
 #endif

@@ -44,13 +44,29 @@ struct hapt_transfer {
 
 extern const struct hapt_transfer hapt_transfer_mpi;
 
-/* A part of a message that one peer gets or gives: `bytes` at base[slot][buffer] + offset, or, with a count above 1, that many runs of
- * `bytes` each, `stride` apart. */
+/* Runs of bytes in a dense array, evenly spaced: `count` runs of `run` bytes, the first at `offset`, the next each `stride` further.
+ * What a rank holds of one dimension of a tensor is one of these in the whole tensor; in order they are its dense local copy. */
+struct hapt_strided {
+    size_t offset, count, run, stride;
+};
+/* Several of them, one behind the other: what one rank sends another when a tensor changes its layout. */
+struct hapt_strided_list {
+    int count;
+    const struct hapt_strided *part;
+};
+size_t hapt_strided_bytes(const struct hapt_strided_list *list);
+/* Copies bytes [first, first + bytes) of a list's runs in `base` to `dense`, and back. */
+void hapt_strided_pack(const struct hapt_strided_list *list, const void *base, size_t first, size_t bytes, void *dense);
+void hapt_strided_unpack(const struct hapt_strided_list *list, void *base, size_t first, size_t bytes,
+                         const void *dense);
+
+/* A part of a message that one peer gets or gives: `bytes` at base[slot][buffer] + offset; where there are `runs`, these of
+ * base[slot][buffer] instead, `bytes` together. The runs need not be cut alike at the two ends. */
 struct hapt_piece {
     int peer; /* world rank */
     int buffer;
     size_t offset, bytes;
-    size_t count, stride;
+    struct hapt_strided_list runs; /* its parts are borrowed as long as the courier lives */
 };
 
 /*
@@ -106,22 +122,6 @@ double hapt_courier_active_s(struct hapt_courier *courier, int flow);
 /* ---- Collectives of the compute thread: deterministic, polled with a deadline, yielding ---- */
 
 struct hapt_collective;
-
-/* Runs of bytes in a dense array, evenly spaced: `count` runs of `run` bytes, the first at `offset`, the next each `stride` further.
- * What a rank holds of one dimension of a tensor is one of these in the whole tensor; in order they are its dense local copy. */
-struct hapt_strided {
-    size_t offset, count, run, stride;
-};
-/* Several of them, one behind the other: what one rank sends another when a tensor changes its layout. */
-struct hapt_strided_list {
-    int count;
-    const struct hapt_strided *part;
-};
-size_t hapt_strided_bytes(const struct hapt_strided_list *list);
-/* Copies bytes [first, first + bytes) of a list's runs in `base` to `dense`, and back. */
-void hapt_strided_pack(const struct hapt_strided_list *list, const void *base, size_t first, size_t bytes, void *dense);
-void hapt_strided_unpack(const struct hapt_strided_list *list, void *base, size_t first, size_t bytes,
-                         const void *dense);
 
 /* Over all ranks of `comm` (duplicated). Ranks of one node use a shared memory window where `shared_memory` allows,
  * others messages; either way each element is summed in order of rank, by one rank, so all get equal bits. `who`:

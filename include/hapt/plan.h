@@ -18,6 +18,7 @@
 #include "hapt/h5.h"
 #include "hapt/profile.h"
 #include "hapt/schedule.h"
+#include "hapt/sharding.h"
 #include "hapt/simulate.h"
 
 /* What a mixed stage runs on. Subclusters rise. */
@@ -28,6 +29,14 @@ struct hapt_plan_mixed {
     double *ratio;          /* [sum of devices] of the work of each device, subcluster by subcluster; NULL: not told */
     double *parameter_bytes, *activation_bytes, *device_memory_bytes; /* [K] of a device of each */
 };
+/* How a stage's operators are laid out over its mesh, where it is neither plain data- nor tensor-parallel: a synthesised program. */
+struct hapt_stage_layout {
+    struct hapt_axis axis[HAPT_MESH_AXES];
+    const struct hapt_axis_program *program[HAPT_MESH_AXES]; /* NULL on an axis of one rank */
+};
+/* The graph sharded so, as place (0, 0) sees it. HAPT_ERR_INFEASIBLE where a program is not of this graph. */
+enum hapt_status hapt_stage_layout_apply(const struct hapt_stage_layout *layout, const struct hapt_graph *graph,
+                                         struct hapt_arena *arena, struct hapt_sharding **sharding);
 
 struct hapt_plan_stage {
     int first_layer, end_layer; /* [first, end) */
@@ -37,6 +46,7 @@ struct hapt_plan_stage {
     int nodes, devices_per_node; /* submesh (n, m); mixed: (1, all devices) */
     struct hapt_plan_mixed *mixed; /* NULL: a stage of one subcluster */
     int tensor_parallel;         /* tp of its program; the other factor of n m is data-parallel */
+    const struct hapt_stage_layout *layout; /* NULL: data-parallel, or tensor-parallel as above */
     double compute_s;            /* t_i, step_time / B included */
     double forward_s, step_s;
     double comm_s;               /* c_i */

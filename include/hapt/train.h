@@ -44,7 +44,8 @@ struct hapt_route {
     int from, to;  /* chunks */
     bool backward; /* gradients; else activations */
     int count;
-    int *tensor; /* graph indices, ascending */
+    int *tensor; /* as the receiver has it: in its expanded graph, ascending */
+    int *source; /* as the sender has it: another version of the same tensor of the model, perhaps */
 };
 
 struct hapt_routes {
@@ -159,7 +160,8 @@ struct hapt_checkpoint_writer {
     int64_t keep;
     double patience_s; /* longest wait for the slowest writer */
     int shard_count;
-    int shard; /* this rank writes it by write_shard; -1: none */
+    int shard;    /* this rank writes it by write_shard; -1: none */
+    bool assists; /* write_shard is called here, too, without a file: it hands over what another rank writes */
     int64_t parameter_count;
     const char **parameter;
     const int32_t *parameter_shard;

@@ -16,21 +16,10 @@ enum hapt_status hapt_engine_plan_memory(const struct hapt_program *program, con
     return hapt_memory_plan(program, &memory, arena, plan);
 }
 
-/* Memory can be planned for any program; those with collectives inside a microbatch are only predicted. */
-static enum hapt_status check_steps(const struct hapt_program *program)
-{
-    for (int section = 0; section < HAPT_SECTION_REDUCE; section++)
-        for (int s = 0; s < program->step_count[section]; s++)
-            if (program->step[section][s].kind != HAPT_COLLECTIVE_NONE)
-                return hapt_fail(HAPT_ERR_INTERNAL, NULL, "the engine runs no collectives inside a microbatch yet");
-    return HAPT_OK;
-}
-
 static enum hapt_status set_up(struct hapt_engine *engine)
 {
     const struct hapt_backend *backend = engine->options.backend;
     void *memory;
-    HAPT_TRY(check_steps(engine->program));
     HAPT_TRY(hapt_engine_plan_memory(engine->program, &engine->options, &engine->arena, &engine->plan));
     HAPT_TRY(backend->allocate(engine->options.device, engine->plan->total_bytes, &memory));
     engine->memory = memory;
@@ -124,7 +113,12 @@ static enum hapt_status finish(struct hapt_engine *engine)
 
 static enum hapt_status run(struct hapt_engine *engine, const struct bound_step *bound)
 {
-    return bound->kernel->run(&bound->call, engine->queue);
+    const struct hapt_engine_links *links = &engine->options.links;
+    if (bound->kernel && !bound->call.exchange) return bound->kernel->run(&bound->call, engine->queue);
+    if (!bound->kernel && !links->collective) return HAPT_OK;
+    HAPT_TRY(finish(engine)); /* ranks trade what stands in memory */
+    if (bound->kernel) return bound->kernel->run(&bound->call, engine->queue);
+    return links->collective(links->context, bound->op, bound->call.input[0].data, bound->call.output[0].data);
 }
 
 /* Moves a boundary between its transfer slot and the places its operators use. */
@@ -145,7 +139,7 @@ static enum hapt_status run_section(struct hapt_engine *engine, enum hapt_sectio
                                     int end_op)
 {
     const struct section_binding *binding = &engine->section[section];
-    HAPT_ASSERT(slot >= 0 && slot < engine->options.slots);
+    HAPT_ASSERT(section != HAPT_SECTION_REDUCE && slot >= 0 && slot < engine->options.slots);
     const struct bound_step *step = &binding->step[slot * binding->step_count];
     for (int s = 0; s < binding->step_count; s++)
         if (step[s].forward_op >= first_op && step[s].forward_op < end_op) HAPT_TRY(run(engine, &step[s]));
@@ -193,6 +187,24 @@ enum hapt_status hapt_engine_time_section(struct hapt_engine *engine, enum hapt_
 enum hapt_status hapt_engine_begin_step(struct hapt_engine *engine)
 {
     if (engine->plan->zeroed_elements > 0) HAPT_TRY(run(engine, &engine->zero));
+    return finish(engine);
+}
+
+/* Sums in place by groups first: one call an axis set. Then what changes its layout, from the sums beside the block. */
+enum hapt_status hapt_engine_reduce(struct hapt_engine *engine)
+{
+    const struct hapt_engine_links *links = &engine->options.links;
+    const struct section_binding *binding = &engine->section[HAPT_SECTION_REDUCE];
+    float *gradients = (float *)(engine->memory + engine->plan->gradient_offset);
+    if (!links->all_reduce || !links->collective) return HAPT_OK;
+    HAPT_TRY(finish(engine));
+    for (int g = 0; g < HAPT_MEMORY_GROUPS; g++) {
+        const struct hapt_memory_group *group = &engine->plan->group[g];
+        if (group->axes == 0 || group->first == group->end) continue;
+        HAPT_TRY(links->all_reduce(links->context, group->axes, gradients + group->first, group->end - group->first));
+    }
+    for (int s = 0; s < binding->step_count; s++)
+        if (!binding->step[s].in_group) HAPT_TRY(run(engine, &binding->step[s]));
     return finish(engine);
 }
 
@@ -301,10 +313,4 @@ enum hapt_status hapt_engine_get(struct hapt_engine *engine, int tensor, int sta
     }
     HAPT_TRY(engine->options.backend->copy(engine->queue, value, place, bytes));
     return finish(engine);
-}
-
-float *hapt_engine_gradients(struct hapt_engine *engine, size_t *elements)
-{
-    *elements = engine->plan->trained_elements;
-    return (float *)(engine->memory + engine->plan->gradient_offset);
 }

@@ -67,21 +67,50 @@ static struct hapt_view describe(const struct hapt_program *program, int tensor)
     return view;
 }
 
+/* How many values an index has that integer operands name, on all shards together; 0: the operator has none. */
+static int64_t values_of(const struct hapt_program *program, int op)
+{
+    const struct hapt_op *whole = &program->graph->op[op];
+    const struct hapt_signature *signature = hapt_op_signature_of(program->graph, whole);
+    for (int j = 0; j < whole->input_count + whole->output_count; j++) {
+        const bool input = j < whole->input_count;
+        const int tensor = input ? whole->input[j] : whole->output[j - whole->input_count];
+        const struct hapt_signature_operand *operand =
+            input ? &signature->input[j] : &signature->output[j - whole->input_count];
+        for (int d = 0; tensor >= 0 && d < operand->dims; d++)
+            if (operand->indexed[d]) return program->graph->tensor[tensor].shape[d];
+    }
+    return 0;
+}
+
+/* Terms of partial sums come from the first rank of an axis alone. */
+static bool is_elsewhere(const struct hapt_program *program, int op, int input)
+{
+    for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
+        if (program->sharding->once[op][axis] >> input & 1u && program->sharding->place[axis] > 0) return true;
+    return false;
+}
+
 void hapt_engine_describe_call(const struct hapt_program *program, const struct hapt_engine_options *options, int op,
                                struct hapt_call *call)
 {
     const struct hapt_op *what = &program->shard->op[op];
+    const int exchange_axis = program->sharding->exchange[op];
     *call = (struct hapt_call){.input_count = what->input_count,
                                .output_count = what->output_count,
                                .accumulate = what->accumulate,
                                .threads = options->threads,
-                               .first_value = program->sharding->first_value[op]};
+                               .first_value = program->sharding->first_value[op],
+                               .value_count = values_of(program, op)};
     memcpy(call->integer, what->integer, sizeof call->integer);
     memcpy(call->real, what->real, sizeof call->real);
     for (int i = 0; i < what->input_count; i++)
-        if (what->input[i] >= 0) call->input[i] = describe(program, what->input[i]);
+        if (what->input[i] >= 0 && !is_elsewhere(program, op, i)) call->input[i] = describe(program, what->input[i]);
     for (int o = 0; o < what->output_count; o++)
         if (what->output[o] >= 0) call->output[o] = describe(program, what->output[o]);
+    if (exchange_axis < 0) return;
+    call->exchange = options->links.exchange;
+    call->exchange_context = options->links.exchange_context[exchange_axis];
 }
 
 static int trained_parameters(const struct hapt_program *program, size_t *elements)
@@ -141,15 +170,27 @@ static void bind_step(struct hapt_engine *engine, const struct hapt_program_step
                       struct bound_step *bound)
 {
     const struct hapt_op *op = &engine->program->graph->op[step->op];
-    bound->kernel = hapt_engine_find_kernel(engine->program, &engine->options, step->op);
+    const bool computes = step->kind == HAPT_COLLECTIVE_NONE;
+    bound->kernel = computes ? hapt_engine_find_kernel(engine->program, &engine->options, step->op) : NULL;
+    bound->op = step->op;
     bound->forward_op = op->forward_op;
     hapt_engine_describe_call(engine->program, &engine->options, step->op, &bound->call);
     for (int i = 0; i < op->input_count; i++)
-        if (op->input[i] >= 0) bound->call.input[i].data = hapt_engine_operand(engine, op->input[i], slot);
+        if (op->input[i] >= 0 && !is_elsewhere(engine->program, step->op, i))
+            bound->call.input[i].data = hapt_engine_operand(engine, op->input[i], slot);
     for (int o = 0; o < op->output_count; o++)
         if (op->output[o] >= 0) bound->call.output[o].data = hapt_engine_tensor(engine, op->output[o], slot);
     bound->call.workspace = engine->memory + engine->plan->scratch_offset;
     bound->call.workspace_bytes = engine->plan->scratch_bytes;
+}
+
+/* Is it a sum in place inside the gradient block? Its group's call does it. */
+static bool is_in_group(const struct hapt_engine *engine, const struct hapt_program_step *step,
+                        const struct bound_step *bound)
+{
+    const char *block = engine->memory + engine->plan->gradient_offset, *at = bound->call.output[0].data;
+    return step->kind == HAPT_COLLECTIVE_ALL_REDUCE && bound->call.input[0].data == at && at >= block &&
+           at < block + engine->plan->trained_elements * sizeof(float);
 }
 
 static enum hapt_status bind_flat(struct hapt_engine *engine)
@@ -195,13 +236,17 @@ static enum hapt_status bind_flat(struct hapt_engine *engine)
 enum hapt_status hapt_engine_bind(struct hapt_engine *engine)
 {
     const struct hapt_program *program = engine->program;
-    for (int section = 0; section < HAPT_SECTION_REDUCE; section++) {
+    for (int section = 0; section < HAPT_SECTION_COUNT; section++) {
         struct section_binding *binding = &engine->section[section];
+        const int slots = section == HAPT_SECTION_REDUCE ? 1 : engine->options.slots;
         binding->step_count = program->step_count[section];
-        HAPT_NEW(binding->step, &engine->arena, (size_t)binding->step_count * (size_t)engine->options.slots);
-        for (int slot = 0; slot < engine->options.slots; slot++)
-            for (int s = 0; s < binding->step_count; s++)
-                bind_step(engine, &program->step[section][s], slot, &binding->step[slot * binding->step_count + s]);
+        HAPT_NEW(binding->step, &engine->arena, (size_t)binding->step_count * (size_t)slots);
+        for (int slot = 0; slot < slots; slot++)
+            for (int s = 0; s < binding->step_count; s++) {
+                struct bound_step *bound = &binding->step[slot * binding->step_count + s];
+                bind_step(engine, &program->step[section][s], slot, bound);
+                bound->in_group = section == HAPT_SECTION_REDUCE && is_in_group(engine, &program->step[section][s], bound);
+            }
     }
     return bind_flat(engine);
 }

@@ -4,10 +4,12 @@
 
 #include "hapt/engine.h"
 
+/* A kernel call, or (no kernel) a collective on the first input and output of the call. */
 struct bound_step {
     const struct hapt_kernel *kernel;
     struct hapt_call call;
-    int forward_op;
+    int op, forward_op;
+    bool in_group; /* REDUCE: a sum that its group's one call serves */
 };
 
 struct section_binding {
@@ -22,7 +24,7 @@ struct hapt_engine {
     struct hapt_memory_plan *plan;
     struct hapt_queue *queue;
     char *memory; /* device memory, plan->total_bytes */
-    struct section_binding section[HAPT_SECTION_REDUCE];
+    struct section_binding section[HAPT_SECTION_COUNT];
     int parameter_count;           /* trained ones; square sums in their order */
     int *parameter;                /* [parameter_count] program tensors */
     struct bound_step *square_sum; /* [parameter_count] */

@@ -72,9 +72,9 @@ static enum hapt_status add_channels(struct hapt_courier *courier, struct flow *
         }
         flow->channel[c].piece[flow->channel[c].piece_count++] = flow->options.piece[i];
         flow->piece_channel[i] = c;
-        flow->message_bytes += hapt_piece_bytes(&flow->options.piece[i]);
+        flow->message_bytes += flow->options.piece[i].bytes;
         struct window *window = flow->options.sends ? &flow->window : &flow->channel[c].window;
-        if (flow->options.piece[i].count > 1 && !window->buffer)
+        if (flow->options.piece[i].runs.count > 0 && !window->buffer)
             HAPT_NEW(window->buffer, &courier->arena, WINDOW * HAPT_LINK_CHUNK_BYTES);
     }
     return HAPT_OK;

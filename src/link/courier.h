@@ -95,12 +95,6 @@ struct pass {
     enum hapt_status status;
 };
 
-/* Bytes of a piece, all its runs together. */
-static inline size_t hapt_piece_bytes(const struct hapt_piece *piece)
-{
-    return piece->count > 1 ? piece->count * piece->bytes : piece->bytes;
-}
-
 void hapt_flow_advance_sender(struct hapt_courier *courier, struct flow *flow, struct pass *pass);
 void hapt_flow_advance_receiver(struct hapt_courier *courier, struct flow *flow, struct pass *pass);
 

@@ -6,7 +6,7 @@
 
 static size_t chunk_bytes(const struct hapt_piece *piece, size_t offset)
 {
-    const size_t left = hapt_piece_bytes(piece) - offset;
+    const size_t left = piece->bytes - offset;
     return left < HAPT_LINK_CHUNK_BYTES ? left : HAPT_LINK_CHUNK_BYTES;
 }
 
@@ -14,7 +14,7 @@ static size_t chunk_bytes(const struct hapt_piece *piece, size_t offset)
 static bool advance(struct cursor *cursor, const struct hapt_piece *piece, int piece_count, size_t bytes)
 {
     cursor->offset += bytes;
-    if (cursor->offset < hapt_piece_bytes(&piece[cursor->piece])) return false;
+    if (cursor->offset < piece[cursor->piece].bytes) return false;
     cursor->offset = 0;
     if (++cursor->piece < piece_count) return false;
     cursor->piece = 0;
@@ -31,20 +31,14 @@ static char *base_of(const struct flow *flow, int slot, const struct hapt_piece 
     return flow->options.base[(size_t)slot * (size_t)flow->options.buffer_count + (size_t)piece->buffer];
 }
 
-static struct hapt_strided runs_of(const struct hapt_piece *piece)
-{
-    return (struct hapt_strided){piece->offset, piece->count, piece->bytes, piece->stride};
-}
-
 /* Where a chunk that starts at `offset` of a piece is sent from: runs are put together first. */
 static const void *send_address(const struct flow *flow, int slot, const struct hapt_piece *piece, size_t offset,
                                 size_t bytes, int entry)
 {
     const char *base = base_of(flow, slot, piece);
-    if (piece->count <= 1) return base + piece->offset + offset;
-    const struct hapt_strided runs = runs_of(piece);
+    if (piece->runs.count == 0) return base + piece->offset + offset;
     char *buffer = flow->window.buffer + (size_t)entry * HAPT_LINK_CHUNK_BYTES;
-    hapt_strided_pack(&(struct hapt_strided_list){1, &runs}, base, offset, bytes, buffer);
+    hapt_strided_pack(&piece->runs, base, offset, bytes, buffer);
     return buffer;
 }
 
@@ -54,7 +48,7 @@ static void *receive_address(const struct flow *flow, struct window *window, int
 {
     char *base = base_of(flow, slot, piece);
     window->unpacked[entry] = NULL;
-    if (piece->count <= 1) return base + piece->offset + offset;
+    if (piece->runs.count == 0) return base + piece->offset + offset;
     window->unpacked[entry] = base;
     window->piece[entry] = piece;
     window->offset[entry] = offset;
@@ -65,8 +59,7 @@ static void *receive_address(const struct flow *flow, struct window *window, int
 static void unpack(const struct window *window, int entry)
 {
     if (!window->unpacked[entry]) return;
-    const struct hapt_strided runs = runs_of(window->piece[entry]);
-    hapt_strided_unpack(&(struct hapt_strided_list){1, &runs}, window->unpacked[entry], window->offset[entry],
+    hapt_strided_unpack(&window->piece[entry]->runs, window->unpacked[entry], window->offset[entry],
                         window->bytes[entry], window->buffer + (size_t)entry * HAPT_LINK_CHUNK_BYTES);
 }
 

@@ -126,15 +126,17 @@ static enum hapt_status write_shard(const struct hapt_checkpoint_writer *writer,
                                     struct hapt_arena *arena, struct shard_record *record)
 {
     *record = (struct shard_record){.shard = writer->shard};
-    if (writer->shard < 0) return HAPT_OK;
+    if (writer->shard < 0) return writer->assists ? writer->write_shard(writer->context, NULL) : HAPT_OK;
     struct hapt_h5 *file = NULL;
     const char *path = checkpoint_shard_path(arena, aside, writer->shard);
-    if (!path) return HAPT_ERR_MEMORY;
-    HAPT_TRY(hapt_h5_create(path, SHARD_FORMAT, CHECKPOINT_VERSION, &file));
-    enum hapt_status status = hapt_h5_write_attribute_int(file, "/", "step", step);
-    if (status == HAPT_OK) status = writer->write_shard(writer->context, file);
+    if (!path) hapt_die(HAPT_ERR_MEMORY);
+    enum hapt_status status = hapt_h5_create(path, SHARD_FORMAT, CHECKPOINT_VERSION, &file);
+    if (status == HAPT_OK) status = hapt_h5_write_attribute_int(file, "/", "step", step);
+    /* Ranks that assist wait for this one, whatever happened. */
+    const enum hapt_status written = writer->write_shard(writer->context, status == HAPT_OK ? file : NULL);
+    if (status == HAPT_OK) status = written;
     if (status != HAPT_OK) {
-        hapt_h5_close(file);
+        if (file) hapt_h5_close(file);
         return status;
     }
     HAPT_TRY(hapt_h5_commit(file));

@@ -1,23 +1,23 @@
 /* Which tensor goes from which chunk to which, straight from the boundaries of the chunks' programs. */
 #include "hapt/train.h"
 
-static bool holds(const struct hapt_boundary *boundary, int tensor)
+/* The tensor of a program's boundary that is a version of `origin`, or -1. */
+static int version_in(const struct hapt_program *program, const struct hapt_boundary *boundary, int origin)
 {
     for (int i = 0; i < boundary->count; i++)
-        if (boundary->tensor[i] == tensor) return true;
-    return false;
+        if (program->origin[boundary->tensor[i]] == origin) return boundary->tensor[i];
+    return -1;
 }
 
-/* The chunk that sends `tensor` to chunk `to`, or -1. */
-static int source(struct hapt_program *const *program, int chunks, int to, bool backward, int tensor)
+/* The chunk that sends `tensor` of chunk `to`, or -1; *sent: what it is there. */
+static int source(struct hapt_program *const *program, int chunks, int to, bool backward, int tensor, int *sent)
 {
-    if (backward) { /* the nearest writer behind: the value so far */
-        for (int c = to + 1; c < chunks; c++)
-            if (holds(&program[c]->backward_out, tensor)) return c;
-        return -1;
+    const int origin = program[to]->origin[tensor];
+    const int step = backward ? 1 : -1; /* of gradients the nearest writer behind: the value so far */
+    for (int c = to + step; c >= 0 && c < chunks; c += step) {
+        *sent = version_in(program[c], backward ? &program[c]->backward_out : &program[c]->forward_out, origin);
+        if (*sent >= 0) return c;
     }
-    for (int c = to - 1; c >= 0; c--)
-        if (holds(&program[c]->forward_out, tensor)) return c;
     return -1;
 }
 
@@ -33,16 +33,21 @@ enum hapt_status hapt_routes_build(struct hapt_program *const *program, int chun
                 const struct hapt_boundary *in = backward ? &program[to]->backward_in : &program[to]->forward_in;
                 struct hapt_route route = {.from = from, .to = to, .backward = backward};
                 HAPT_NEW(route.tensor, arena, in->count);
-                for (int i = 0; i < in->count; i++)
-                    if (source(program, chunks, to, backward, in->tensor[i]) == from)
-                        route.tensor[route.count++] = in->tensor[i];
+                HAPT_NEW(route.source, arena, in->count);
+                for (int i = 0; i < in->count; i++) {
+                    int sent;
+                    if (source(program, chunks, to, backward, in->tensor[i], &sent) != from) continue;
+                    route.source[route.count] = sent;
+                    route.tensor[route.count++] = in->tensor[i];
+                }
                 if (route.count > 0) made->route[made->count++] = route;
             }
     for (int c = 0; c < chunks; c++)
         for (int backward = 0; backward < 2; backward++) {
             const struct hapt_boundary *in = backward ? &program[c]->backward_in : &program[c]->forward_in;
+            int sent;
             for (int i = 0; i < in->count; i++)
-                if (source(program, chunks, c, backward, in->tensor[i]) < 0)
+                if (source(program, chunks, c, backward, in->tensor[i], &sent) < 0)
                     return hapt_fail(HAPT_ERR_INTERNAL, NULL, "no stage sends %s to stage %d",
                                      program[c]->graph->tensor[in->tensor[i]].name, c);
         }
@@ -53,17 +58,16 @@ enum hapt_status hapt_routes_build(struct hapt_program *const *program, int chun
 enum hapt_status hapt_ties_find(struct hapt_program *const *program, int chunks, struct hapt_arena *arena,
                                 struct hapt_ties **ties)
 {
-    const struct hapt_graph *graph = program[0]->graph;
+    const struct hapt_graph *graph = program[0]->sharding->source;
     struct hapt_ties *made;
     HAPT_NEW(made, arena, 1);
     HAPT_NEW(made->tie, arena, graph->tensor_count);
     for (int t = 0; t < graph->tensor_count; t++) {
-        const int gradient = graph->tensor[t].gradient;
-        if (graph->tensor[t].kind != HAPT_TENSOR_PARAMETER || gradient < 0) continue;
+        if (graph->tensor[t].kind != HAPT_TENSOR_PARAMETER || graph->tensor[t].gradient < 0) continue;
         struct hapt_tie tie = {.tensor = t};
         HAPT_NEW(tie.chunk, arena, chunks);
         for (int c = 0; c < chunks; c++)
-            if (program[c]->local[gradient] >= 0) tie.chunk[tie.chunk_count++] = c;
+            if (program[c]->local[program[c]->graph->tensor[t].gradient] >= 0) tie.chunk[tie.chunk_count++] = c;
         if (tie.chunk_count > 1) made->tie[made->count++] = tie;
     }
     *ties = made;

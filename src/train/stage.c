@@ -33,22 +33,37 @@ static void find_place(struct stage *stage)
             }
 }
 
+static enum hapt_status shard(const struct stage *stage, const struct hapt_plan_stage *part, struct hapt_sharding **sharding)
+{
+    const int ranks = part->nodes * part->devices_per_node, degree = part->tensor_parallel;
+    if (part->layout) return hapt_stage_layout_apply(part->layout, stage->graph, stage->arena, sharding);
+    if (degree <= 1)
+        return hapt_sharding_data_parallel(stage->graph, part->nodes, part->devices_per_node, stage->arena, sharding);
+    return hapt_sharding_tensor_parallel(stage->graph, ranks / degree, degree, stage->arena, sharding);
+}
+
 static enum hapt_status build_programs(struct stage *stage)
 {
     const struct hapt_plan *plan = stage->plan;
     int end = 0;
+    HAPT_NEW(stage->sharding, stage->arena, plan->stage_count);
     HAPT_NEW(stage->program, stage->arena, plan->stage_count);
     for (int c = 0; c < plan->stage_count; c++) {
         const struct hapt_plan_stage *part = &plan->stage[c];
         if (part->first_op != end || part->end_op <= end || part->end_op > stage->graph->forward_count)
             return hapt_fail(HAPT_ERR_INPUT, "make the plan from this model",
                              "the plan's stages do not cover the model");
-        if (part->tensor_parallel > 1)
-            return hapt_fail(HAPT_ERR_INPUT, "plan with --tensor-parallel 1: this version trains data-parallel stages",
-                             "stage %d of the plan is tensor-parallel over %d devices", c, part->tensor_parallel);
         end = part->end_op;
-        HAPT_TRY(hapt_program_data_parallel(stage->graph, part->first_op, part->end_op, part->nodes,
-                                            part->devices_per_node, stage->arena, &stage->program[c]));
+        HAPT_TRY(shard(stage, part, &stage->sharding[c]));
+        const struct hapt_sharding *made = stage->sharding[c];
+        if (made->axis[0].size * made->axis[1].size != stage_size(stage, c))
+            return hapt_fail(HAPT_ERR_INPUT, "make the plan again", "stage %d of the plan has %d devices, its program is for %d",
+                             c, stage_size(stage, c), made->axis[0].size * made->axis[1].size);
+        if (c == stage->chunk) {
+            stage_place(stage, c, stage->rank, stage->place);
+            HAPT_TRY(hapt_sharding_at(made, stage->place, stage->arena, &stage->sharding[c]));
+        }
+        HAPT_TRY(hapt_program_build(stage->sharding[c], part->first_op, part->end_op, stage->arena, &stage->program[c]));
     }
     if (end != stage->graph->forward_count)
         return hapt_fail(HAPT_ERR_INPUT, "make the plan from this model", "the plan's stages do not cover the model");
@@ -86,36 +101,58 @@ static enum hapt_status build_engine(struct stage *stage, const struct hapt_conf
     threads = hapt_env_threads(stage->env, threads);
     const size_t cap = spec->memory_capped ? (size_t)spec->memory_bytes : 0;
     HAPT_TRY(stage->backend->open(stage->env->node_rank % devices, threads, cap, &stage->device));
-    const struct hapt_engine_options options = {.backend = stage->backend,
+    struct hapt_engine_options options = {.backend = stage->backend,
                                                 .device = stage->device,
                                                 .threads = threads,
                                                 .state_count = state_count,
                                                 .slots = stage->list->slots};
     stage->slowdown = spec->slowdown;
+    stage_engine_links(stage, &options.links);
     return hapt_engine_create(stage->program[stage->chunk], &options, &stage->engine);
 }
 
+/* Which rows of a microbatch are fetched for an input, and what of them is read here. */
+static enum hapt_status find_input(struct stage *stage, int tensor, size_t *largest_bytes)
+{
+    const struct hapt_sharding *sharding = stage->sharding[stage->chunk];
+    const struct hapt_tensor *whole = &sharding->graph->tensor[tensor];
+    struct stage_input *input = &stage->input[stage->input_count++];
+    struct hapt_box box, rows;
+    struct hapt_strided_list local;
+    *input = (struct stage_input){.tensor = tensor, .role = whole->role};
+    if (whole->role == HAPT_ROLE_LOSS_SCALE) return HAPT_OK;
+    hapt_sharding_box(sharding, tensor, stage->place, &box);
+    const struct hapt_box_run *last = &box.run[0][box.runs[0] - 1];
+    const int64_t per_row = whole->shape[0] / stage->model->microbatch; /* places of the first dimension in a row of data */
+    input->first_row = (int)(box.run[0][0].start / per_row);
+    input->rows = (int)((last->start + last->count + per_row - 1) / per_row) - input->first_row;
+    hapt_reshard_whole(whole, &rows);
+    rows.extent[0] = rows.run[0][0].count = input->rows * per_row;
+    rows.run[0][0].start = input->first_row * per_row;
+    input->bytes = hapt_tensor_bytes(whole) / (size_t)stage->model->microbatch * (size_t)input->rows;
+    if (input->bytes > *largest_bytes) *largest_bytes = input->bytes;
+    if (hapt_reshard_same(&rows, &box)) return HAPT_OK;
+    return hapt_reshard_common(&rows, &box, NULL, hapt_dtype_bytes(whole->dtype), stage->arena, &input->runs, &local);
+}
+
+/* Parameters count in the global norm where their gradient is, once: by the lowest stage that holds them. */
 static enum hapt_status find_inputs(struct stage *stage)
 {
     const struct hapt_program *program = stage->program[stage->chunk];
-    size_t largest_bytes = 0;
+    const struct hapt_graph *graph = program->graph;
+    size_t largest_bytes = 1;
     HAPT_NEW(stage->input, stage->arena, program->tensor_count);
     HAPT_NEW(stage->counts, stage->arena, program->tensor_count);
     for (int t = 0; t < program->tensor_count; t++) {
         const int tensor = program->tensor[t].tensor;
-        const enum hapt_tensor_kind kind = program->graph->tensor[tensor].kind;
-        if (kind == HAPT_TENSOR_INPUT) {
-            const size_t bytes = hapt_tensor_bytes(&stage->graph->tensor[tensor]); /* of all rows */
-            if (bytes > largest_bytes) largest_bytes = bytes;
-            stage->input[stage->input_count++] = tensor;
-        }
-        const int gradient = kind == HAPT_TENSOR_PARAMETER ? stage->graph->tensor[tensor].gradient : -1;
-        const double counted = kind == HAPT_TENSOR_PARAMETER && stage_owner(stage, tensor) == stage->chunk;
-        if (kind == HAPT_TENSOR_PARAMETER) stage->counts[t] = counted;
-        if (gradient >= 0 && program->local[gradient] >= 0) stage->counts[program->local[gradient]] = counted;
+        if (graph->tensor[tensor].kind == HAPT_TENSOR_INPUT) HAPT_TRY(find_input(stage, tensor, &largest_bytes));
+        if (graph->tensor[tensor].kind != HAPT_TENSOR_PARAMETER) continue;
+        const int gradient = graph->tensor[tensor].gradient;
+        stage->counts[t] = stage_owner(stage, tensor) == stage->chunk && gradient >= 0 && stage_counts(stage, gradient);
     }
     stage->row_buffer = hapt_arena_alloc(stage->arena, largest_bytes, 1);
-    return stage->row_buffer ? HAPT_OK : HAPT_ERR_MEMORY;
+    stage->shard_buffer = hapt_arena_alloc(stage->arena, largest_bytes, 1);
+    return stage->row_buffer && stage->shard_buffer ? HAPT_OK : HAPT_ERR_MEMORY;
 }
 
 enum hapt_status stage_build(struct stage *stage, const struct hapt_config *config, int state_count)
@@ -131,15 +168,34 @@ enum hapt_status stage_build(struct stage *stage, const struct hapt_config *conf
                          stage->plan->stage[mixed].subcluster_name);
     HAPT_NEW(stage->first_device, stage->arena, stage->plan->stage_count);
     HAPT_TRY(hapt_plan_place(stage->plan, stage->cluster, stage->first_device));
-    HAPT_TRY(build_programs(stage));
     find_place(stage);
+    HAPT_TRY(build_programs(stage));
     HAPT_TRY(build_schedule(stage));
     if (stage->chunk < 0) return HAPT_OK;
     snprintf(stage->name, sizeof stage->name, "stage %d", stage->chunk);
-    stage->rows = stage->model->microbatch / stage->size;
-    stage->first_row = stage->rank * stage->rows;
+    HAPT_TRY(stage_prepare_moves(stage));
     HAPT_TRY(build_engine(stage, config, state_count));
     return find_inputs(stage);
+}
+
+/* One communicator for the stage, and one for the ranks along each axis that is not the whole stage. Collective over the stage. */
+static enum hapt_status connect_stage(struct stage *stage)
+{
+    HAPT_TRY(hapt_collective_create(stage->comm, stage->name, stage->timeout_s, true, &stage->collective));
+    for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
+        const int ranks = stage->sharding[stage->chunk]->axis[axis].size;
+        if (ranks == 1) continue;
+        stage->along[axis] = stage->collective;
+        if (ranks == stage->size) continue;
+        MPI_Comm comm;
+        stage->along[axis] = NULL;
+        HAPT_MPI(MPI_Comm_split(stage->comm, stage->place[1 - axis], stage->place[axis], &comm));
+        const enum hapt_status status =
+            hapt_collective_create(comm, stage->name, stage->timeout_s, true, &stage->along[axis]);
+        MPI_Comm_free(&comm);
+        HAPT_TRY(hapt_link_all_or_none(stage->comm, "the collectives of a mesh axis", status));
+    }
+    return HAPT_OK;
 }
 
 enum hapt_status stage_connect(struct stage *stage)
@@ -147,8 +203,7 @@ enum hapt_status stage_connect(struct stage *stage)
     const int color = stage->chunk < 0 ? MPI_UNDEFINED : stage->chunk;
     HAPT_MPI(MPI_Comm_split(stage->env->world, color, stage->rank, &stage->comm));
     enum hapt_status status = HAPT_OK;
-    if (stage->chunk >= 0)
-        status = hapt_collective_create(stage->comm, stage->name, stage->timeout_s, true, &stage->collective);
+    if (stage->chunk >= 0) status = connect_stage(stage);
     HAPT_TRY(hapt_link_all_or_none(stage->env->world, "the stages' collectives", status));
     HAPT_TRY(hapt_courier_create(&hapt_transfer_mpi, stage->env->world, stage->timeout_s, &stage->courier));
     if (stage->chunk < 0) return HAPT_OK;
@@ -164,6 +219,8 @@ enum hapt_status stage_drain(struct stage *stage)
 void stage_release(struct stage *stage)
 {
     hapt_courier_destroy(stage->courier);
+    for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
+        if (stage->along[axis] != stage->collective) hapt_collective_destroy(stage->along[axis]);
     hapt_collective_destroy(stage->collective);
     if (stage->comm != MPI_COMM_NULL) MPI_Comm_free(&stage->comm);
     hapt_engine_destroy(stage->engine);
@@ -172,18 +229,15 @@ void stage_release(struct stage *stage)
 
 /* ---- One step ---- */
 
-/* A device slowed down: an instruction ends no earlier than its start plus slowdown x the CPU time it took. */
-struct stretch {
-    double start_s, cpu_s;
-};
-
-static struct stretch stretch_begin(void)
+/* A device slowed down: a computation ends no earlier than its start plus slowdown x the CPU time it took. */
+void stage_stretch_begin(struct stage *stage)
 {
-    return (struct stretch){hapt_time_s(), hapt_time_thread_cpu_s()};
+    stage->begun = (struct stretch){hapt_time_s(), hapt_time_thread_cpu_s()};
 }
 
-static void stretch_end(struct stage *stage, struct stretch begun)
+void stage_stretch_end(struct stage *stage)
 {
+    const struct stretch begun = stage->begun;
     if (stage->slowdown > 1)
         hapt_time_sleep_until(begun.start_s + stage->slowdown * (hapt_time_thread_cpu_s() - begun.cpu_s));
     stage->busy_s += hapt_time_s() - begun.start_s;
@@ -198,12 +252,17 @@ static enum hapt_status put(struct stage *stage, int tensor, int slot, const voi
 
 static enum hapt_status put_inputs(struct stage *stage, int microbatch, int slot)
 {
-    const int first = microbatch * stage->model->microbatch + stage->first_row;
     for (int i = 0; i < stage->input_count; i++) {
-        const enum hapt_tensor_role role = stage->graph->tensor[stage->input[i]].role;
-        if (role == HAPT_ROLE_LOSS_SCALE) continue;
-        hapt_data_read(stage->data, role, stage->step, first, stage->rows, stage->row_buffer);
-        HAPT_TRY(put(stage, stage->input[i], slot, stage->row_buffer));
+        const struct stage_input *input = &stage->input[i];
+        const int first = microbatch * stage->model->microbatch + input->first_row;
+        const void *value = stage->row_buffer;
+        if (input->role == HAPT_ROLE_LOSS_SCALE) continue;
+        hapt_data_read(stage->data, input->role, stage->step, first, input->rows, stage->row_buffer);
+        if (input->runs.count > 0) {
+            hapt_strided_pack(&input->runs, stage->row_buffer, 0, hapt_strided_bytes(&input->runs), stage->shard_buffer);
+            value = stage->shard_buffer;
+        }
+        HAPT_TRY(put(stage, input->tensor, slot, value));
         /* The buffer is filled again at once. */
         struct hapt_queue *queue = stage->backend->queue(stage->device, 0);
         HAPT_TRY(stage->backend->wait(stage->backend->record(queue)));
@@ -216,8 +275,7 @@ static enum hapt_status begin_step(struct stage *stage)
     const float scale = (float)(1.0 / (double)hapt_data_targets(stage->data, stage->step));
     HAPT_TRY(hapt_engine_begin_step(stage->engine));
     for (int i = 0; i < stage->input_count; i++)
-        if (stage->graph->tensor[stage->input[i]].role == HAPT_ROLE_LOSS_SCALE)
-            HAPT_TRY(put(stage, stage->input[i], 0, &scale));
+        if (stage->input[i].role == HAPT_ROLE_LOSS_SCALE) HAPT_TRY(put(stage, stage->input[i].tensor, 0, &scale));
     const struct stage_flows *incoming[] = {&stage->forward_in, &stage->backward_in};
     for (int k = 0; k < 2; k++)
         for (int f = 0; f < incoming[k]->count; f++)
@@ -253,49 +311,59 @@ static int transfer_slot(const struct stage *stage, int microbatch)
     return (int)((stage->sequence + microbatch) % HAPT_TRANSFER_SLOTS);
 }
 
+/* The whole of incoming tensors from the parts that this rank and its like received. */
+static enum hapt_status rebuild(struct stage *stage, const struct hapt_boundary *boundary, enum hapt_staging_kind kind,
+                                const struct stage_replicas *replicas, int transfer)
+{
+    for (int i = 0; i < boundary->count; i++)
+        HAPT_TRY(stage_rebuild(stage, &replicas[i], boundary->tensor[i],
+                               hapt_engine_staging(stage->engine, kind, transfer, i)));
+    return HAPT_OK;
+}
+
 static enum hapt_status forward(struct stage *stage, const struct hapt_instruction *instruction)
 {
+    const struct hapt_program *program = stage->program[stage->chunk];
     const int slot = instruction->slot, microbatch = instruction->microbatch;
+    const int transfer = stage->forward_in.count ? transfer_slot(stage, microbatch) : -1;
+    stage->microbatch = microbatch;
     HAPT_TRY(wait_sent(stage, &stage->forward_out, slot));
-    const struct stretch begun = stretch_begin();
+    HAPT_TRY(rebuild(stage, &program->forward_in, HAPT_STAGING_FORWARD_IN, stage->forward_replicas, transfer));
+    stage_stretch_begin(stage);
     HAPT_TRY(put_inputs(stage, microbatch, slot));
-    HAPT_TRY(hapt_engine_forward(stage->engine, slot, stage->forward_in.count ? transfer_slot(stage, microbatch) : -1));
-    const float *loss = hapt_engine_tensor(stage->engine, stage->graph->loss, slot);
-    if (loss && stage->chunk == stage->plan->stage_count - 1) {
+    HAPT_TRY(hapt_engine_forward(stage->engine, slot, transfer));
+    const int loss = program->graph->loss;
+    if (stage->chunk == stage->plan->stage_count - 1 && stage_counts(stage, loss)) {
         float value;
         struct hapt_queue *queue = stage->backend->queue(stage->device, 0);
-        HAPT_TRY(stage->backend->copy(queue, &value, loss, sizeof value));
+        HAPT_TRY(stage->backend->copy(queue, &value, hapt_engine_tensor(stage->engine, loss, slot), sizeof value));
         HAPT_TRY(stage->backend->wait(stage->backend->record(queue)));
         stage->loss += value;
     }
-    stretch_end(stage, begun);
+    stage_stretch_end(stage);
     free_received(stage, &stage->forward_in);
     return HAPT_OK;
 }
 
 static enum hapt_status backward(struct stage *stage, const struct hapt_instruction *instruction)
 {
+    const struct hapt_program *program = stage->program[stage->chunk];
     const int transfer = transfer_slot(stage, instruction->microbatch);
+    stage->microbatch = instruction->microbatch;
     HAPT_TRY(wait_sent(stage, &stage->backward_out, transfer));
-    const struct stretch begun = stretch_begin();
+    HAPT_TRY(rebuild(stage, &program->backward_in, HAPT_STAGING_BACKWARD_IN, stage->backward_replicas, transfer));
+    stage_stretch_begin(stage);
     HAPT_TRY(hapt_engine_backward(stage->engine, instruction->slot, stage->backward_in.count ? transfer : -1,
                                   stage->backward_out.count ? transfer : -1));
-    stretch_end(stage, begun);
+    stage_stretch_end(stage);
     free_received(stage, &stage->backward_in);
     return HAPT_OK;
 }
 
 static enum hapt_status reduce(struct stage *stage)
 {
-    if (stage->size == 1) return HAPT_OK;
-    char what[64];
-    size_t elements;
-    float *gradients = hapt_engine_gradients(stage->engine, &elements);
-    const double start_s = hapt_time_s();
-    snprintf(what, sizeof what, "sum of the gradients of step %lld", (long long)stage->step);
-    HAPT_TRY(hapt_collective_all_reduce(stage->collective, what, gradients, elements));
-    stage->reduce_s += hapt_time_s() - start_s;
-    return HAPT_OK;
+    stage->microbatch = -1;
+    return stage->size == 1 ? HAPT_OK : hapt_engine_reduce(stage->engine);
 }
 
 static enum hapt_status execute(struct stage *stage, const struct hapt_instruction *instruction)
@@ -318,6 +386,7 @@ static enum hapt_status execute(struct stage *stage, const struct hapt_instructi
     case HAPT_INSTRUCTION_REDUCE:
         return reduce(stage);
     case HAPT_INSTRUCTION_EXCHANGE:
+        stage->microbatch = -1;
         return stage_exchange(stage);
     case HAPT_INSTRUCTION_UPDATE:
         break; /* after the agreement of all stages: stage_update */
@@ -347,9 +416,9 @@ enum hapt_status stage_square_sum(struct stage *stage, double *sum)
 enum hapt_status stage_update(struct stage *stage, const struct hapt_update *update)
 {
     if (stage->chunk < 0) return HAPT_OK;
-    const struct stretch begun = stretch_begin();
+    stage_stretch_begin(stage);
     HAPT_TRY(hapt_engine_update(stage->engine, update));
-    stretch_end(stage, begun);
+    stage_stretch_end(stage);
     return HAPT_OK;
 }
 

@@ -1,8 +1,9 @@
-/* One rank's part of a plan: what train.c drives, stage.c executes and stage_flows.c connects. */
+/* One rank's part of a plan: what train.c drives, stage.c executes; stage_flows.c connects stages, stage_moves.c the ranks of one. */
 #ifndef HAPT_TRAIN_STAGE_H
 #define HAPT_TRAIN_STAGE_H
 
 #include "hapt/link.h"
+#include "hapt/reshard.h"
 #include "hapt/train.h"
 
 #define MAX_STAGE_FLOWS 64
@@ -13,14 +14,43 @@ struct stage_flows {
     int flow[MAX_STAGE_FLOWS];
 };
 
-/* One tied parameter that this stage holds with others: gradients meet slice by slice. */
+/* A tensor that ranks of the stage hold alike: each fetches its part, then all gather the parts. */
+struct stage_replicas {
+    struct hapt_collective *collective; /* over them; NULL: this rank alone holds it */
+    int count, index;
+    struct hapt_reshard_part mine;
+    struct hapt_strided *part; /* [count] of the dense local copy */
+};
+
+/* One tied parameter that this stage holds with others: gradients meet part by part. */
 struct stage_tie {
     const struct hapt_tie *tie;
-    size_t elements, first, end; /* of the whole; of this rank's slice */
-    float *gradient;             /* [elements], the engine's */
-    float **received;            /* [tie->chunk_count] [end - first], one a chunk; NULL: own */
-    int *receive_flow;           /* [tie->chunk_count], -1: none */
+    struct stage_replicas replicas;
+    struct hapt_strided mine; /* this rank's part of the gradient, as bytes */
+    float *gradient;          /* the engine's */
+    float **received;         /* [tie->chunk_count] dense parts, one a chunk; NULL: own */
+    int *receive_flow;        /* [tie->chunk_count], -1: none */
     struct stage_flows send;
+};
+
+/* A collective operator of the stage's program, with where everything goes. */
+struct stage_move {
+    enum hapt_collective_kind kind; /* NONE: no collective */
+    int axis;
+    enum hapt_dtype dtype;
+    size_t elements;                          /* of an all-reduce */
+    struct hapt_strided *part;                /* [ranks of the axis] shards in the whole */
+    struct hapt_strided_list *send, *receive; /* [ranks of the axis] all-to-all */
+    size_t longest;
+};
+
+/* An input of the model, as this rank reads it. */
+struct stage_input {
+    int tensor;
+    enum hapt_tensor_role role;
+    int first_row, rows;            /* of a microbatch: fetched */
+    struct hapt_strided_list runs;  /* of those rows; count 0: all of them */
+    size_t bytes;
 };
 
 struct stage {
@@ -31,14 +61,15 @@ struct stage {
     const struct hapt_graph *graph;
     struct hapt_arena *arena;
     double timeout_s;
-    int *first_device;             /* [stage_count] */
-    struct hapt_program **program; /* [stage_count] */
+    int *first_device;               /* [stage_count] */
+    struct hapt_sharding **sharding; /* [stage_count] as its first rank sees it; of the own chunk: as this rank does */
+    struct hapt_program **program;   /* [stage_count] */
     struct hapt_routes *routes;
     struct hapt_ties *ties;
     int chunk;           /* -1: this rank idles */
-    int rank, size;      /* among the ranks of the stage */
-    int rows, first_row; /* of a microbatch: how many here, and which is the first */
-    char name[32];       /* "stage 1" */
+    int rank, size;                /* among the ranks of the stage */
+    int place[HAPT_MESH_AXES];     /* on the axes of its mesh */
+    char name[32];                 /* "stage 1" */
     double slowdown;
     const struct hapt_backend *backend;
     struct hapt_device *device;
@@ -46,22 +77,36 @@ struct stage {
     struct hapt_schedule *schedule;
     const struct hapt_instruction_list *list;
     MPI_Comm comm; /* ranks of the stage */
-    struct hapt_collective *collective;
+    struct hapt_collective *collective;             /* of the whole stage */
+    struct hapt_collective *along[HAPT_MESH_AXES];  /* of the ranks of an axis; NULL: it has one rank */
+    struct stage_axis { struct stage *stage; int axis; } exchange_context[HAPT_MESH_AXES];
+    struct stage_move *move; /* [operators of the program's graph] */
+    struct stage_replicas *forward_replicas, *backward_replicas; /* of incoming boundary tensors */
     struct hapt_courier *courier;
     struct stage_flows forward_in, forward_out, backward_in, backward_out;
     int tie_count;
     struct stage_tie *tie;
     double *counts; /* [program tensors] 1: this stage counts the parameter in the global norm */
     int input_count;
-    int *input;          /* graph tensors of the inputs read here */
-    void *row_buffer;    /* the rows of one of them */
+    struct stage_input *input;
+    char *row_buffer, *shard_buffer; /* values of an input's rows here, on their way to the device */
     /* of the step under way */
     const struct hapt_data *data;
     int64_t step, sequence;  /* sequence: messages of earlier steps of this run */
-    double loss;             /* sum over the microbatches, this rank's rows */
+    int microbatch;          /* -1: at the end of the step */
+    double loss;             /* sum over the microbatches, what this rank counts */
     double busy_s, reduce_s; /* since train.c last took them */
+    struct stretch { double start_s, cpu_s; } begun; /* of the computation under way */
 };
 
+/* Where rank `index` of a chunk stands on the axes of its mesh. */
+void stage_place(const struct stage *stage, int chunk, int index, int place[HAPT_MESH_AXES]);
+/* What that rank holds of a tensor of the chunk's expanded graph. */
+void stage_box(const struct stage *stage, int chunk, int index, int tensor, struct hapt_box *box);
+/* Of how many ranks of its chunk that hold a tensor alike a rank is which. */
+void stage_replica(const struct stage *stage, int chunk, int index, int tensor, int *count, int *replica);
+/* 1 when this rank is the first that holds the tensor, or the tensor is a sum to which it adds; else 0. */
+bool stage_counts(const struct stage *stage, int tensor);
 /* World rank of rank `index` of chunk `chunk`. */
 int stage_world_rank(const struct stage *stage, int chunk, int index);
 int stage_size(const struct stage *stage, int chunk);
@@ -70,8 +115,23 @@ int stage_size(const struct stage *stage, int chunk);
 enum hapt_status stage_build(struct stage *stage, const struct hapt_config *config, int state_count);
 /* Communicators, courier and flows. Collective over env->world. */
 enum hapt_status stage_connect(struct stage *stage);
+/* Prepares the collectives of the program; rank-local. */
+enum hapt_status stage_prepare_moves(struct stage *stage);
+enum hapt_status stage_prepare_replicas(struct stage *stage, int tensor, struct stage_replicas *replicas);
+/* Every replica has its part at `data`, in place; all get the whole. */
+enum hapt_status stage_rebuild(struct stage *stage, const struct stage_replicas *replicas, int tensor, void *data);
+/* What the engine calls. */
+void stage_engine_links(struct stage *stage, struct hapt_engine_links *links);
+/* A computation of a slowed device begins; ends (it then took as long as it is to take). */
+void stage_stretch_begin(struct stage *stage);
+void stage_stretch_end(struct stage *stage);
 /* The flows alone; rank-local. */
 enum hapt_status stage_add_flows(struct stage *stage);
+
+/* A parameter's weight (state -1) or optimizer state: whole, to the rank 0 of the stage that holds it (else NULL); from whole, each rank
+ * its own part. Both collective over the stage; `local` has room for its elements here. */
+enum hapt_status stage_gather_parameter(struct stage *stage, int parameter, int state, float *local, float *whole);
+enum hapt_status stage_set_parameter(struct stage *stage, int parameter, int state, const float *whole, float *local);
 /* Waits until all messages are gone. */
 enum hapt_status stage_drain(struct stage *stage);
 void stage_release(struct stage *stage);

@@ -1,4 +1,6 @@
-/* What a stage sends and receives: boundaries cut into pieces by rows, and the gradients of tied parameters by slices.
+/*
+ * What a stage sends and receives: boundary tensors and the gradients of tied parameters, between any two layouts. Ranks that hold a
+ * tensor alike fetch a part of it each, so every element crosses once; then they gather the parts (stage_rebuild).
  */
 #include <string.h>
 
@@ -11,18 +13,11 @@ static int boundary_index(const struct hapt_boundary *boundary, int tensor)
     return -1;
 }
 
-static bool is_sharded(const struct hapt_program *program, int tensor)
-{
-    const struct hapt_program_tensor *mine = &program->tensor[program->local[tensor]];
-    for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
-        if (mine->property[axis].kind == HAPT_PROPERTY_ALL_GATHER) return true;
-    return false;
-}
-
 /* A tensor's place here: a transfer slot, or, for activations sent, the slot they were computed in. */
-static void *tensor_address(struct stage *stage, const struct hapt_route *route, bool sends, int tensor, int slot)
+static void *tensor_address(struct stage *stage, const struct hapt_route *route, bool sends, int index, int slot)
 {
     const struct hapt_program *program = stage->program[stage->chunk];
+    const int tensor = sends ? route->source[index] : route->tensor[index];
     if (!route->backward) {
         if (sends) return hapt_engine_tensor(stage->engine, tensor, slot);
         return hapt_engine_staging(stage->engine, HAPT_STAGING_FORWARD_IN, slot,
@@ -34,44 +29,71 @@ static void *tensor_address(struct stage *stage, const struct hapt_route *route,
                                        boundary_index(&program->backward_in, tensor));
 }
 
-/* Rows [first, end) of a microbatch that rank `rank` of `ranks` holds. */
-static void rows_of(int rows, int ranks, int rank, int *first, int *end)
+/* One transfer of a tensor between two chunks that lay it out each in its way. */
+struct crossing {
+    int from, to;     /* chunks */
+    int source, tensor; /* versions of it there and here */
+    bool compact;     /* the receiver's part is a dense copy of its own */
+};
+
+/* What rank `sender` of the one chunk has to send rank `receiver` of the other: nothing when another one that holds the same does. */
+static enum hapt_status cross(const struct stage *stage, const struct crossing *crossing, int sender, int receiver,
+                              struct hapt_strided_list *sent, struct hapt_strided_list *received)
 {
-    *first = rank * (rows / ranks);
-    *end = *first + rows / ranks;
+    int copies, copy, replicas, replica;
+    *sent = *received = (struct hapt_strided_list){0, NULL};
+    stage_replica(stage, crossing->from, sender, crossing->source, &copies, &copy);
+    stage_replica(stage, crossing->to, receiver, crossing->tensor, &replicas, &replica);
+    if (receiver % copies != copy) return HAPT_OK;
+    struct hapt_box had, wanted;
+    stage_box(stage, crossing->from, sender, crossing->source, &had);
+    stage_box(stage, crossing->to, receiver, crossing->tensor, &wanted);
+    struct hapt_reshard_part part = hapt_reshard_slice(&wanted, replicas, replica);
+    part.compact = crossing->compact;
+    const enum hapt_dtype dtype = stage->sharding[crossing->from]->graph->tensor[crossing->source].dtype;
+    return hapt_reshard_common(&had, &wanted, &part, hapt_dtype_bytes(dtype), stage->arena, sent, received);
 }
 
-/* The pieces of a tensor exchanged between this rank and those of the other chunk: each row crosses once. A tensor that
- * every rank holds whole comes from one rank of the other chunk. */
-static int cut_tensor(const struct stage *stage, int other, bool sends, int tensor, int buffer,
-                      struct hapt_piece *piece)
+static struct hapt_piece make_piece(int peer, int buffer, const struct hapt_strided_list *runs)
 {
-    const int ranks = stage_size(stage, other), rows = stage->model->microbatch;
-    const struct hapt_tensor *whole = &stage->graph->tensor[tensor];
-    const size_t bytes = hapt_tensor_bytes(whole);
-    const bool sharded = is_sharded(stage->program[stage->chunk], tensor) || is_sharded(stage->program[other], tensor);
-    int count = 0, first, end;
-    rows_of(rows, stage->size, stage->rank, &first, &end);
-    if (sharded) HAPT_ASSERT(whole->shape[0] % rows == 0);
-    for (int r = 0; r < ranks; r++) {
-        const int peer = stage_world_rank(stage, other, r);
-        if (!sharded) {
-            const bool paired = sends ? r % stage->size == stage->rank : stage->rank % ranks == r;
-            if (paired) piece[count++] = (struct hapt_piece){.peer = peer, .buffer = buffer, .bytes = bytes};
-            continue;
-        }
-        int from, to;
-        rows_of(rows, ranks, r, &from, &to);
-        if (from < first) from = first;
-        if (to > end) to = end;
-        if (from >= to) continue;
-        const size_t row_bytes = bytes / (size_t)rows;
-        piece[count++] = (struct hapt_piece){.peer = peer,
-                                             .buffer = buffer,
-                                             .offset = (size_t)(from - first) * row_bytes,
-                                             .bytes = (size_t)(to - from) * row_bytes};
+    struct hapt_piece piece = {.peer = peer, .buffer = buffer, .bytes = hapt_strided_bytes(runs), .runs = *runs};
+    if (runs->count == 1 && (runs->part->count == 1 || runs->part->run == runs->part->stride)) {
+        piece.offset = runs->part->offset;
+        piece.runs.count = 0; /* one run of bytes */
     }
-    return count;
+    return piece;
+}
+
+/* The pieces that this rank sends or receives; in order of the peers. */
+static enum hapt_status cut_tensor(const struct stage *stage, const struct crossing *crossing, bool sends, int buffer,
+                                   struct hapt_piece *piece, int *count)
+{
+    const int other = sends ? crossing->to : crossing->from;
+    for (int r = 0; r < stage_size(stage, other); r++) {
+        struct hapt_strided_list sent, received;
+        HAPT_TRY(cross(stage, crossing, sends ? stage->rank : r, sends ? r : stage->rank, &sent, &received));
+        const struct hapt_strided_list *mine = sends ? &sent : &received;
+        if (hapt_strided_bytes(mine) > 0)
+            piece[(*count)++] = make_piece(stage_world_rank(stage, other, r), buffer, mine);
+    }
+    return HAPT_OK;
+}
+
+/* Ranks of the sending chunk that send anything of these tensors. */
+static enum hapt_status count_senders(const struct stage *stage, const struct crossing *crossing, int tensors, int *senders)
+{
+    *senders = 0;
+    for (int s = 0; s < stage_size(stage, crossing->from); s++) {
+        bool any = false;
+        for (int t = 0; t < tensors && !any; t++)
+            for (int r = 0; r < stage_size(stage, crossing->to) && !any; r++) {
+                struct hapt_strided_list sent, received;
+                HAPT_TRY(cross(stage, &crossing[t], s, r, &sent, &received));
+                any = hapt_strided_bytes(&sent) > 0;
+            }
+        *senders += any;
+    }
+    return HAPT_OK;
 }
 
 static const struct hapt_link *link_between(const struct stage *stage, int from, int to)
@@ -94,16 +116,19 @@ static enum hapt_status add_route(struct stage *stage, const struct hapt_route *
     const int other = sends ? route->to : route->from;
     const int slots = sends && !route->backward ? stage->list->slots : HAPT_TRANSFER_SLOTS;
     struct hapt_piece *piece;
+    struct crossing *crossing;
     void **base;
     HAPT_NEW(piece, stage->arena, route->count * stage_size(stage, other));
+    HAPT_NEW(crossing, stage->arena, route->count);
     HAPT_NEW(base, stage->arena, slots * route->count);
-    int pieces = 0;
+    int pieces = 0, senders;
     for (int i = 0; i < route->count; i++) {
-        pieces += cut_tensor(stage, other, sends, route->tensor[i], i, piece + pieces);
-        for (int s = 0; s < slots; s++)
-            base[s * route->count + i] = tensor_address(stage, route, sends, route->tensor[i], s);
+        crossing[i] = (struct crossing){route->from, route->to, route->source[i], route->tensor[i], false};
+        HAPT_TRY(cut_tensor(stage, &crossing[i], sends, i, piece, &pieces));
+        for (int s = 0; s < slots; s++) base[s * route->count + i] = tensor_address(stage, route, sends, i, s);
     }
     if (pieces == 0) return HAPT_OK;
+    HAPT_TRY(count_senders(stage, crossing, route->count, &senders));
     struct hapt_flow_options options = {.what = route->backward ? "gradients" : "activations",
                                         .stage = stage->chunk,
                                         .peer_stage = other,
@@ -116,18 +141,11 @@ static enum hapt_status add_route(struct stage *stage, const struct hapt_route *
                                         .base = base,
                                         .piece_count = pieces,
                                         .piece = piece};
-    if (sends) set_pace(stage, stage->chunk, other, stage->size, &options);
+    if (sends) set_pace(stage, stage->chunk, other, senders, &options);
     if (flows->count == MAX_STAGE_FLOWS)
         return hapt_fail(HAPT_ERR_INFEASIBLE, "use fewer stages", "stage %d trades with more than %d stages",
                          stage->chunk, MAX_STAGE_FLOWS);
     return hapt_courier_add(stage->courier, &options, &flows->flow[flows->count++]);
-}
-
-/* Ranks of chunk b that send slices to chunk a: rank j of a gets its slice from rank j % size of b. */
-static int tie_senders(const struct stage *stage, int to, int from)
-{
-    const int receivers = stage_size(stage, to), senders = stage_size(stage, from);
-    return receivers < senders ? receivers : senders;
 }
 
 static int tie_tag(const struct stage *stage, int tie, int from, int to)
@@ -136,10 +154,18 @@ static int tie_tag(const struct stage *stage, int tie, int from, int to)
     return stage->routes->count + (tie * chunks + from) * chunks + to;
 }
 
-static enum hapt_status add_tie_flow(struct stage *stage, int tie, int other, bool sends, struct hapt_piece *piece,
-                                     int pieces, void *address, int *flow)
+static enum hapt_status add_tie_flow(struct stage *stage, int tie, const struct crossing *crossing, bool sends,
+                                     void *address, int *flow)
 {
+    const int other = sends ? crossing->to : crossing->from;
+    struct hapt_piece *piece;
+    int pieces = 0, senders;
     void *base[1] = {address};
+    *flow = -1;
+    HAPT_NEW(piece, stage->arena, stage_size(stage, other));
+    HAPT_TRY(cut_tensor(stage, crossing, sends, 0, piece, &pieces));
+    if (pieces == 0) return HAPT_OK;
+    HAPT_TRY(count_senders(stage, crossing, 1, &senders));
     struct hapt_flow_options options = {.what = "gradients of tied parameters",
                                         .stage = stage->chunk,
                                         .peer_stage = other,
@@ -153,55 +179,49 @@ static enum hapt_status add_tie_flow(struct stage *stage, int tie, int other, bo
                                         .base = base,
                                         .piece_count = pieces,
                                         .piece = piece};
-    if (sends) set_pace(stage, stage->chunk, other, tie_senders(stage, other, stage->chunk), &options);
+    if (sends) set_pace(stage, stage->chunk, other, senders, &options);
     return hapt_courier_add(stage->courier, &options, flow);
 }
 
-/* The slices of this rank's gradient that ranks of chunk `other` are to get. */
-static int cut_gradient(const struct stage *stage, int other, size_t elements, struct hapt_piece *piece)
+/* A parameter's gradient as a chunk's update reads it. */
+static int gradient_in(const struct stage *stage, int chunk, int parameter)
 {
-    const int ranks = stage_size(stage, other);
-    int count = 0;
-    for (int r = 0; r < ranks; r++) {
-        if (r % stage->size != stage->rank) continue;
-        const size_t first = hapt_collective_slice(elements, ranks, r),
-                     end = hapt_collective_slice(elements, ranks, r + 1);
-        if (first < end)
-            piece[count++] = (struct hapt_piece){
-                .peer = stage_world_rank(stage, other, r), .offset = 4 * first, .bytes = 4 * (end - first)};
-    }
-    return count;
+    return stage->program[chunk]->graph->tensor[parameter].gradient;
 }
 
 static enum hapt_status add_tie(struct stage *stage, int index, const struct hapt_tie *tie)
 {
     struct stage_tie *mine = &stage->tie[stage->tie_count++];
-    const int gradient = stage->graph->tensor[tie->tensor].gradient;
+    const int gradient = gradient_in(stage, stage->chunk, tie->tensor);
     mine->tie = tie;
-    mine->elements = (size_t)hapt_tensor_elements(&stage->graph->tensor[tie->tensor]);
-    mine->first = hapt_collective_slice(mine->elements, stage->size, stage->rank);
-    mine->end = hapt_collective_slice(mine->elements, stage->size, stage->rank + 1);
     mine->gradient = hapt_engine_tensor(stage->engine, gradient, 0);
+    HAPT_TRY(stage_prepare_replicas(stage, gradient, &mine->replicas));
+    mine->mine = mine->replicas.part[mine->replicas.index];
     HAPT_NEW(mine->received, stage->arena, tie->chunk_count);
     HAPT_NEW(mine->receive_flow, stage->arena, tie->chunk_count);
     for (int c = 0; c < tie->chunk_count; c++) {
         const int other = tie->chunk[c];
+        int flow;
         mine->receive_flow[c] = -1;
         if (other == stage->chunk) continue;
-        struct hapt_piece *piece;
-        HAPT_NEW(piece, stage->arena, stage_size(stage, other));
-        const int pieces = cut_gradient(stage, other, mine->elements, piece);
-        if (pieces > 0) {
-            HAPT_ASSERT(mine->send.count < MAX_STAGE_FLOWS);
-            HAPT_TRY(add_tie_flow(stage, index, other, true, piece, pieces, mine->gradient,
-                                  &mine->send.flow[mine->send.count++]));
-        }
-        if (mine->first == mine->end) continue;
-        struct hapt_piece whole = {.peer = stage_world_rank(stage, other, stage->rank % stage_size(stage, other)),
-                                   .bytes = 4 * (mine->end - mine->first)};
-        HAPT_NEW(mine->received[c], stage->arena, mine->end - mine->first);
-        HAPT_TRY(add_tie_flow(stage, index, other, false, &whole, 1, mine->received[c], &mine->receive_flow[c]));
+        const int its = gradient_in(stage, other, tie->tensor);
+        const struct crossing out = {stage->chunk, other, gradient, its, true};
+        const struct crossing in = {other, stage->chunk, its, gradient, true};
+        HAPT_TRY(add_tie_flow(stage, index, &out, true, mine->gradient, &flow));
+        HAPT_ASSERT(mine->send.count < MAX_STAGE_FLOWS);
+        if (flow >= 0) mine->send.flow[mine->send.count++] = flow;
+        HAPT_NEW(mine->received[c], stage->arena, mine->mine.count * mine->mine.run / sizeof(float));
+        HAPT_TRY(add_tie_flow(stage, index, &in, false, mine->received[c], &mine->receive_flow[c]));
     }
+    return HAPT_OK;
+}
+
+static enum hapt_status prepare_boundary(struct stage *stage, const struct hapt_boundary *boundary,
+                                         struct stage_replicas **replicas)
+{
+    HAPT_NEW(*replicas, stage->arena, boundary->count);
+    for (int i = 0; i < boundary->count; i++)
+        HAPT_TRY(stage_prepare_replicas(stage, boundary->tensor[i], &(*replicas)[i]));
     return HAPT_OK;
 }
 
@@ -214,6 +234,9 @@ enum hapt_status stage_add_flows(struct stage *stage)
         if (route->to == stage->chunk)
             HAPT_TRY(add_route(stage, route, r, false, route->backward ? &stage->backward_in : &stage->forward_in));
     }
+    const struct hapt_program *program = stage->program[stage->chunk];
+    HAPT_TRY(prepare_boundary(stage, &program->forward_in, &stage->forward_replicas));
+    HAPT_TRY(prepare_boundary(stage, &program->backward_in, &stage->backward_replicas));
     HAPT_NEW(stage->tie, stage->arena, stage->ties->count);
     for (int t = 0; t < stage->ties->count; t++) {
         const struct hapt_tie *tie = &stage->ties->tie[t];
@@ -223,17 +246,20 @@ enum hapt_status stage_add_flows(struct stage *stage)
     return HAPT_OK;
 }
 
-/* The sum of a slice in order of the chunks: every chunk gets the same bits. */
-static void sum_slice(const struct stage *stage, const struct stage_tie *tie)
+/* The sum of this rank's part in order of the chunks: every chunk gets the same bits. */
+static void sum_part(const struct stage *stage, const struct stage_tie *tie)
 {
-    float *own = tie->gradient + tie->first;
-    for (size_t i = 0; i < tie->end - tie->first; i++) {
-        float sum = 0;
-        for (int c = 0; c < tie->tie->chunk_count; c++) {
-            const float term = tie->tie->chunk[c] == stage->chunk ? own[i] : tie->received[c][i];
-            sum = c == 0 ? term : sum + term;
+    const size_t row = tie->mine.run / sizeof(float), stride = tie->mine.stride / sizeof(float);
+    for (size_t k = 0; k < tie->mine.count; k++) {
+        float *own = tie->gradient + tie->mine.offset / sizeof(float) + k * stride;
+        for (size_t i = 0; i < row; i++) {
+            float sum = 0;
+            for (int c = 0; c < tie->tie->chunk_count; c++) {
+                const float term = tie->tie->chunk[c] == stage->chunk ? own[i] : tie->received[c][k * row + i];
+                sum = c == 0 ? term : sum + term;
+            }
+            own[i] = sum;
         }
-        own[i] = sum;
     }
 }
 
@@ -255,11 +281,10 @@ enum hapt_status stage_exchange(struct stage *stage)
             if (tie->receive_flow[c] >= 0)
                 HAPT_TRY(hapt_courier_wait_received(stage->courier, tie->receive_flow[c],
                                                     stage->sequence / stage->plan->microbatches));
-        sum_slice(stage, tie);
+        sum_part(stage, tie);
         for (int c = 0; c < tie->tie->chunk_count; c++)
             if (tie->receive_flow[c] >= 0) hapt_courier_free(stage->courier, tie->receive_flow[c]);
-        HAPT_TRY(
-            hapt_collective_all_gather(stage->collective, "gather of tied gradients", tie->gradient, tie->elements));
+        HAPT_TRY(stage_rebuild(stage, &tie->replicas, gradient_in(stage, stage->chunk, tie->tie->tensor), tie->gradient));
     }
     stage->reduce_s += hapt_time_s() - start_s;
     return HAPT_OK;

@@ -31,7 +31,7 @@ struct run {
     int64_t first, end, saved; /* steps; `saved`: step of the newest checkpoint, -1: none */
     int64_t stage_capacity;
     double mark_s, comm_s;
-    float *buffer; /* as large as the largest parameter */
+    float *buffer, *local; /* as large as the largest parameter */
 };
 
 static volatile sig_atomic_t signalled;
@@ -78,40 +78,44 @@ static double agreement_timeout_s(const struct run *run)
 
 static enum hapt_status fill_weights(struct run *run, const struct hapt_checkpoint *checkpoint)
 {
-    const struct stage *stage = &run->stage;
-    const struct hapt_graph *graph = stage->graph;
+    struct stage *stage = &run->stage;
     if (stage->chunk < 0) return HAPT_OK;
     const struct hapt_program *program = stage->program[stage->chunk];
     for (int t = 0; t < program->tensor_count; t++) {
         const int tensor = program->tensor[t].tensor;
-        if (program->graph->tensor[tensor].kind != HAPT_TENSOR_PARAMETER) continue;
+        const struct hapt_tensor *parameter = &program->graph->tensor[tensor];
+        if (parameter->kind != HAPT_TENSOR_PARAMETER) continue;
         const int states = checkpoint ? run->optimizer.state_count : 0;
         for (int state = -1; state < states; state++) {
-            HAPT_TRY(checkpoint ? hapt_checkpoint_read(checkpoint, graph->tensor[tensor].name, state,
-                                                       hapt_tensor_elements(&graph->tensor[tensor]), run->buffer)
+            HAPT_TRY(checkpoint ? hapt_checkpoint_read(checkpoint, parameter->name, state, hapt_tensor_elements(parameter),
+                                                       run->buffer)
                                 : hapt_model_initial(stage->model, tensor, run->buffer));
-            HAPT_TRY(hapt_engine_set(stage->engine, tensor, state, run->buffer));
+            HAPT_TRY(stage_set_parameter(stage, tensor, state, run->buffer, run->local));
         }
     }
     return HAPT_OK;
 }
 
+/* Whole tensors, gathered one by one from the ranks of the stage: all of them come here, the first one writes. When it cannot, the others
+ * are still served. */
 static enum hapt_status write_shard(void *context, struct hapt_h5 *file)
 {
     struct run *run = context;
-    const struct stage *stage = &run->stage;
+    struct stage *stage = &run->stage;
     const struct hapt_graph *graph = stage->graph;
     struct hapt_arena scratch;
     enum hapt_status status = HAPT_OK;
     hapt_arena_init(&scratch);
-    for (int t = 0; t < graph->tensor_count && status == HAPT_OK; t++) {
+    for (int t = 0; t < graph->tensor_count; t++) {
         const struct hapt_tensor *tensor = &graph->tensor[t];
         if (tensor->kind != HAPT_TENSOR_PARAMETER || stage_owner(stage, t) != stage->chunk) continue;
-        for (int state = -1; state < run->optimizer.state_count && status == HAPT_OK; state++) {
+        for (int state = -1; state < run->optimizer.state_count; state++) {
+            const enum hapt_status gathered = stage_gather_parameter(stage, t, state, run->local, run->buffer);
+            if (gathered != HAPT_OK) hapt_die(gathered); /* peers may wait */
+            if (!file || status != HAPT_OK) continue;
             const char *dataset = checkpoint_dataset(&scratch, tensor->name, state);
-            status = dataset ? hapt_engine_get(stage->engine, t, state, run->buffer) : HAPT_ERR_MEMORY;
-            if (status == HAPT_OK)
-                status = hapt_h5_write(file, dataset, HAPT_H5_F32, tensor->dims, tensor->shape, run->buffer, "");
+            status = dataset ? hapt_h5_write(file, dataset, HAPT_H5_F32, tensor->dims, tensor->shape, run->buffer, "")
+                             : HAPT_ERR_MEMORY;
         }
     }
     hapt_arena_release(&scratch);
@@ -142,12 +146,14 @@ static enum hapt_status prepare_writer(struct run *run, const char *folder)
         name[count++] = graph->tensor[t].name;
     }
     HAPT_NEW(run->buffer, run->arena, largest);
+    HAPT_NEW(run->local, run->arena, largest);
     run->writer = (struct hapt_checkpoint_writer){
         .folder = hapt_arena_printf(run->arena, "%s/checkpoints", folder),
         .keep = hapt_config_int(run->config, "keep"),
         .patience_s = agreement_timeout_s(run) + most / SLOWEST_DISK,
         .shard_count = run->plan->stage_count,
         .shard = stage->chunk >= 0 && stage->rank == 0 ? stage->chunk : -1,
+        .assists = stage->chunk >= 0 && stage->rank > 0,
         .parameter_count = count,
         .parameter = name,
         .parameter_shard = shard,
@@ -248,7 +254,8 @@ static void sum_votes(const struct run *run, int64_t step, double *loss, double 
     const int last = run->plan->stage_count - 1;
     double total = 0, squares = 0;
     for (int r = 0; r < stage_size(stage, last); r++) total += run->vote[stage_world_rank(stage, last, r)].loss;
-    for (int c = 0; c <= last; c++) squares += run->vote[stage_world_rank(stage, c, 0)].square_sum;
+    for (int c = 0; c <= last; c++)
+        for (int r = 0; r < stage_size(stage, c); r++) squares += run->vote[stage_world_rank(stage, c, r)].square_sum;
     *loss = total / (double)hapt_data_targets(run->data, step);
     *norm = sqrt(squares);
     *stop = false;

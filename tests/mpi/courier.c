@@ -18,6 +18,7 @@ struct side {
     int flow;
     bool sends;
     const struct plan *plan;
+    struct hapt_strided run[4];
     struct hapt_piece piece[4];
     unsigned char *memory; /* [slots][total] */
     size_t total;
@@ -35,11 +36,11 @@ static long visit(const struct side *side, unsigned char *place, int key, int64_
     long wrong = 0;
     size_t i = 0;
     for (int p = 0; p < side->plan->pieces; p++) {
-        const struct hapt_piece *piece = &side->piece[p];
-        for (size_t r = 0; r < piece->count; r++)
-            for (size_t b = 0; b < piece->stride; b++) {
-                unsigned char *byte = &place[piece->offset + r * piece->stride + b];
-                const unsigned char sent = b < piece->bytes ? content(key, message, i++) : 0xee;
+        const struct hapt_strided *run = &side->run[p];
+        for (size_t r = 0; r < run->count; r++)
+            for (size_t b = 0; b < run->stride; b++) {
+                unsigned char *byte = &place[run->offset + r * run->stride + b];
+                const unsigned char sent = b < run->run ? content(key, message, i++) : 0xee;
                 if (fills) *byte = sent;
                 wrong += *byte != sent;
             }
@@ -102,15 +103,18 @@ static void random_plan(uint64_t seed)
             p->bytes[i] = 1 + hapt_random_next(&random) % ((i == 0 ? 200000 : 5000) / p->runs[i]);
         }
         if (p->from != test_env.world_rank && p->to != test_env.world_rank) continue;
+        uint64_t own_random = random + (uint64_t)test_env.world_rank;
         struct side *my = &side[mine++];
         *my = (struct side){.sends = p->from == test_env.world_rank, .plan = p};
         for (int i = 0; i < p->pieces; i++) {
+            /* Gaps at the sender, or at the receiver, or at both, or nowhere. */
+            const size_t gap = hapt_random_next(&own_random) % 2 * (my->sends ? 3 : 11);
+            my->run[i] = (struct hapt_strided){my->total, p->runs[i], p->bytes[i], p->bytes[i] + gap};
             my->piece[i] = (struct hapt_piece){.peer = my->sends ? p->to : p->from,
                                                .offset = my->total,
-                                               .bytes = p->bytes[i],
-                                               .count = p->runs[i],
-                                               .stride = p->bytes[i] + (my->sends ? 3 : 11)};
-            my->total += my->piece[i].stride * p->runs[i];
+                                               .bytes = p->bytes[i] * p->runs[i],
+                                               .runs = {gap > 0, &my->run[i]}};
+            my->total += my->run[i].stride * p->runs[i];
         }
         my->memory = malloc(my->total * (size_t)p->slots);
         memset(my->memory, 0xee, my->total * (size_t)p->slots);

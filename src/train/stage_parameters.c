@@ -1,0 +1,66 @@
+/* Parameters between the ranks of a stage and the whole tensors that initial values and checkpoints hold. */
+#include "stage.h"
+
+static void boxes_of(const struct stage *stage, int rank, int parameter, struct hapt_box *box, struct hapt_box *whole)
+{
+    stage_box(stage, stage->chunk, rank, parameter, box);
+    hapt_reshard_whole(&stage->graph->tensor[parameter], whole);
+}
+
+enum hapt_status stage_set_parameter(struct stage *stage, int parameter, int state, const float *whole, float *local)
+{
+    struct hapt_box box, all;
+    struct hapt_strided_list in_whole, here;
+    struct hapt_arena scratch;
+    boxes_of(stage, stage->rank, parameter, &box, &all);
+    if (hapt_reshard_same(&box, &all)) return hapt_engine_set(stage->engine, parameter, state, whole);
+    hapt_arena_init(&scratch);
+    const enum hapt_status status =
+        hapt_reshard_common(&all, &box, NULL, sizeof(float), &scratch, &in_whole, &here);
+    if (status == HAPT_OK) {
+        /* Both lists name the same elements in the same order, which need not be that of the local copy. */
+        float *dense = hapt_arena_alloc(&scratch, hapt_strided_bytes(&here) / sizeof(float) + 1, sizeof *dense);
+        if (!dense) {
+            hapt_arena_release(&scratch);
+            return HAPT_ERR_MEMORY;
+        }
+        hapt_strided_pack(&in_whole, whole, 0, hapt_strided_bytes(&in_whole), dense);
+        hapt_strided_unpack(&here, local, 0, hapt_strided_bytes(&here), dense);
+    }
+    hapt_arena_release(&scratch);
+    return status == HAPT_OK ? hapt_engine_set(stage->engine, parameter, state, local) : status;
+}
+
+/* The first ranks that hold a part send it to rank 0. */
+static enum hapt_status gather(struct stage *stage, int parameter, const float *local, float *whole,
+                               struct hapt_arena *scratch)
+{
+    struct hapt_strided_list *send, *receive;
+    size_t longest = 0;
+    HAPT_NEW(send, scratch, stage->size);
+    HAPT_NEW(receive, scratch, stage->size);
+    for (int r = 0; r < stage->size; r++) {
+        struct hapt_box box, all;
+        struct hapt_strided_list in_whole, there;
+        int copies, copy;
+        stage_replica(stage, stage->chunk, r, parameter, &copies, &copy);
+        if (copy > 0) continue;
+        boxes_of(stage, r, parameter, &box, &all);
+        HAPT_TRY(hapt_reshard_common(&all, &box, NULL, sizeof(float), scratch, &in_whole, &there));
+        if (hapt_strided_bytes(&there) > longest) longest = hapt_strided_bytes(&there);
+        if (stage->rank == 0) receive[r] = in_whole;
+        if (stage->rank == r) send[0] = there;
+    }
+    return hapt_collective_all_to_all(stage->collective, "gather of parameters for a checkpoint", longest, send, local,
+                                      receive, whole);
+}
+
+enum hapt_status stage_gather_parameter(struct stage *stage, int parameter, int state, float *local, float *whole)
+{
+    struct hapt_arena scratch;
+    HAPT_TRY(hapt_engine_get(stage->engine, parameter, state, local));
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = gather(stage, parameter, local, whole, &scratch);
+    hapt_arena_release(&scratch);
+    return status;
+}
