@@ -161,7 +161,7 @@ struct hapt_checkpoint_writer {
     double patience_s; /* longest wait for the slowest writer */
     int shard_count;
     int shard;    /* this rank writes it by write_shard; -1: none */
-    bool assists; /* write_shard is called here, too, without a file: it hands over what another rank writes */
+    bool shared;  /* several ranks put a shard together: write_shard is called on all of them, without a file where none is written */
     int64_t parameter_count;
     const char **parameter;
     const int32_t *parameter_shard;

@@ -126,14 +126,16 @@ static enum hapt_status write_shard(const struct hapt_checkpoint_writer *writer,
                                     struct hapt_arena *arena, struct shard_record *record)
 {
     *record = (struct shard_record){.shard = writer->shard};
-    if (writer->shard < 0) return writer->assists ? writer->write_shard(writer->context, NULL) : HAPT_OK;
+    if (writer->shard < 0) return writer->shared ? writer->write_shard(writer->context, NULL) : HAPT_OK;
     struct hapt_h5 *file = NULL;
     const char *path = checkpoint_shard_path(arena, aside, writer->shard);
     if (!path) hapt_die(HAPT_ERR_MEMORY);
     enum hapt_status status = hapt_h5_create(path, SHARD_FORMAT, CHECKPOINT_VERSION, &file);
     if (status == HAPT_OK) status = hapt_h5_write_attribute_int(file, "/", "step", step);
-    /* Ranks that assist wait for this one, whatever happened. */
-    const enum hapt_status written = writer->write_shard(writer->context, status == HAPT_OK ? file : NULL);
+    /* The other ranks of a shard wait for this one, whatever happened. */
+    const enum hapt_status written = status == HAPT_OK || writer->shared
+                                         ? writer->write_shard(writer->context, status == HAPT_OK ? file : NULL)
+                                         : HAPT_OK;
     if (status == HAPT_OK) status = written;
     if (status != HAPT_OK) {
         if (file) hapt_h5_close(file);

@@ -153,7 +153,7 @@ static enum hapt_status prepare_writer(struct run *run, const char *folder)
         .patience_s = agreement_timeout_s(run) + most / SLOWEST_DISK,
         .shard_count = run->plan->stage_count,
         .shard = stage->chunk >= 0 && stage->rank == 0 ? stage->chunk : -1,
-        .assists = stage->chunk >= 0 && stage->rank > 0,
+        .shared = stage->chunk >= 0,
         .parameter_count = count,
         .parameter = name,
         .parameter_shard = shard,
