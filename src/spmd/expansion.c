@@ -302,17 +302,17 @@ static enum hapt_status communicate_part(struct expansion *expansion, const stru
                                          struct hapt_property from, struct hapt_property to)
 {
     const int tensor = instruction->tensor, source = oldest_with(expansion, tensor, from);
-    const int end = expansion->graph->op_count;
+    const int next = expansion->next_op; /* an outer axis may sum what is joined */
     int moved;
     if (expansion->next_op < expansion->sharding->reduce_first)
         return refuse(expansion, "a communication", tensor, "gradients of parameters are summed over the microbatches first");
     if (source == NONE) return refuse(expansion, "a communication", tensor, "it has no such version");
     const int into = newest_with(expansion, tensor, to, source);
-    HAPT_TRY(move(expansion, instruction->kind, source, to, into == NONE ? NONE : end, -1, &moved));
+    HAPT_TRY(move(expansion, instruction->kind, source, to, into == NONE ? NONE : next, -1, &moved));
     expansion->version[source].valid = false;
     if (into == NONE) return HAPT_OK;
-    settle(expansion, into, end, -1);
-    return add_copy(expansion, moved, into, end, -1);
+    settle(expansion, into, next, -1);
+    return add_copy(expansion, moved, into, next, -1);
 }
 
 static enum hapt_status communicate_parameter(struct expansion *expansion, const struct hapt_axis_instruction *instruction,

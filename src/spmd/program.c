@@ -63,12 +63,13 @@ static bool belongs(const struct hapt_program *program, int tensor, const struct
 {
     const struct hapt_graph *graph = program->graph;
     const unsigned use = uses->of[tensor], all = uses->origin[program->origin[tensor]];
-    const bool activation = graph->tensor[program->origin[tensor]].kind == HAPT_TENSOR_ACTIVATION;
+    const struct hapt_tensor *origin = &program->sharding->source->tensor[program->origin[tensor]];
+    const bool activation = origin->kind == HAPT_TENSOR_ACTIVATION;
     const bool gradient = graph->tensor[tensor].kind == HAPT_TENSOR_GRADIENT && !expansion_is_parameter_gradient(graph, tensor);
     if (boundary == &program->forward_in) return activation && (use & READ_HERE) && !(use & WRITTEN_HERE);
     if (boundary == &program->forward_out)
-        return activation && (use & WRITTEN_HERE) && (all & READ_BEHIND) && graph->tensor[tensor].producer < graph->forward_count &&
-               !is_partial(program->sharding, tensor);
+        return activation && (use & WRITTEN_HERE) && (all & READ_BEHIND) && origin->producer >= program->first_op &&
+               graph->tensor[tensor].producer < graph->forward_count && !is_partial(program->sharding, tensor);
     if (boundary == &program->backward_in)
         return gradient && (use & (READ_HERE | WRITTEN_HERE)) && (use & FIRST_BEHIND);
     return gradient && (use & WRITTEN_HERE) && (use & TOUCHED_BEFORE);

@@ -1,4 +1,5 @@
 /* Memory of ranges without their programs: to the byte what the planner says of each program. */
+#include "cuts.h"
 #include "fixture.h"
 
 #include "hapt/memory.h"
@@ -12,35 +13,36 @@ static size_t fake_scratch(void *context, const struct hapt_program *program, in
 
 static long compared;
 
-static void compare(const struct hapt_graph *graph, int dp, int tp, int states, bool scratch, const char *what)
+static void compare_sharding(const struct hapt_sharding *sharding, const struct hapt_memory_options *options, bool check,
+                             const char *what)
 {
     struct hapt_arena arena;
-    struct hapt_sharding *sharding = NULL;
     struct hapt_memory_ranges *ranges = NULL;
     struct hapt_memory_work *work = NULL;
-    const struct hapt_memory_options options = {
-        .slots = 3, .state_count = states, .scratch = scratch ? fake_scratch : NULL};
+    const int places = sharding->source->forward_count;
     hapt_arena_init(&arena);
-    CHECK_OK(hapt_sharding_tensor_parallel(graph, dp, tp, &arena, &sharding));
-    if (sharding) CHECK_OK(hapt_memory_ranges_create(sharding, &options, &arena, &ranges));
+    CHECK_OK(hapt_memory_ranges_create(sharding, options, &arena, &ranges));
     if (ranges) CHECK_OK(hapt_memory_work_create(ranges, &arena, &work));
-    for (int first = 0; work && first < graph->forward_count; first++) {
-        for (int end = first + 1; end <= graph->forward_count; end++) {
+    for (int first = 0; work && first < places; first++) {
+        for (int end = first + 1; end <= places; end++) {
             struct hapt_arena scratch_arena;
             struct hapt_program *program = NULL;
             struct hapt_memory_plan *plan = NULL;
             struct hapt_memory_figures figures;
             hapt_arena_init(&scratch_arena);
-            if (hapt_program_build(sharding, first, end, &scratch_arena, &program) == HAPT_OK) {
-                CHECK_OK(hapt_memory_plan(program, &options, &scratch_arena, &plan));
+            const enum hapt_status status = hapt_program_build(sharding, first, end, &scratch_arena, &program);
+            CHECK((status == HAPT_OK) == hapt_sharding_allows(sharding, first, end));
+            if (status == HAPT_OK) {
+                CHECK_OK(hapt_memory_plan(program, options, &scratch_arena, &plan));
+                if (check) CHECK_OK(hapt_program_check(program));
+                if (check) CHECK_OK(hapt_memory_check(plan, program));
                 CHECK_OK(hapt_memory_ranges_of(ranges, first, end, work, &figures));
                 CHECK_MESSAGE(figures.parameter_bytes == plan->parameter_bytes &&
                                   figures.activation_bytes == plan->activation_bytes &&
                                   figures.trained_elements == plan->trained_elements &&
                                   figures.copies == (plan->copy_offset != (size_t)-1),
-                              "%s, dp %d, tp %d, operators [%d, %d): %zu and %zu, planned %zu and %zu", what, dp, tp, first,
-                              end, figures.parameter_bytes, figures.activation_bytes, plan->parameter_bytes,
-                              plan->activation_bytes);
+                              "%s, operators [%d, %d): %zu and %zu, planned %zu and %zu", what, first, end,
+                              figures.parameter_bytes, figures.activation_bytes, plan->parameter_bytes, plan->activation_bytes);
                 compared++;
             }
             hapt_fail_reset();
@@ -48,6 +50,49 @@ static void compare(const struct hapt_graph *graph, int dp, int tp, int states, 
         }
     }
     hapt_arena_release(&arena);
+}
+
+static void compare(const struct hapt_graph *graph, int dp, int tp, int states, bool scratch, const char *what)
+{
+    struct hapt_arena arena;
+    struct hapt_sharding *sharding = NULL;
+    char name[96];
+    const struct hapt_memory_options options = {
+        .slots = 3, .state_count = states, .scratch = scratch ? fake_scratch : NULL};
+    snprintf(name, sizeof name, "%s, dp %d, tp %d", what, dp, tp);
+    hapt_arena_init(&arena);
+    CHECK_OK(hapt_sharding_tensor_parallel(graph, dp, tp, &arena, &sharding));
+    if (sharding) compare_sharding(sharding, &options, false, name);
+    hapt_arena_release(&arena);
+}
+
+/* Shardings by random cuts: several versions of a tensor, sums of gradients in other shapes, collectives in the backward part. */
+static void forced_cuts(void)
+{
+    const int cases = test_long() ? 1000 : 60;
+    int made = 0;
+    const long before = compared;
+    for (int k = 0; k < cases; k++) {
+        struct hapt_arena arena;
+        struct hapt_sharding *trivial = NULL, *outer, *inner = NULL;
+        struct hapt_axis_program *program;
+        uint64_t random = (uint64_t)k + 77;
+        const struct hapt_memory_options options = {.slots = 2, .state_count = k % 3, .scratch = k % 2 ? fake_scratch : NULL};
+        char name[32];
+        hapt_arena_init(&arena);
+        const struct hapt_graph *graph = k % 4 == 3
+                                             ? fixture_gpt(&arena, (struct fixture_gpt){1, 12, 3, 4, 13, 4, k % 8 == 3, k % 16 > 8})->graph
+                                             : fixture_random(&arena, &random, 3 + k % 20);
+        snprintf(name, sizeof name, "case %d", k);
+        CHECK_OK(hapt_sharding_trivial(graph, &arena, &trivial));
+        outer = cuts_add_axis(trivial, 0, 2 + k % 3, &random, &arena, &program);
+        if (outer) inner = k % 2 ? outer : cuts_add_axis(outer, 1, 2, &random, &arena, &program);
+        if (inner) compare_sharding(inner, &options, true, name);
+        made += inner != NULL;
+        hapt_fail_reset();
+        hapt_arena_release(&arena);
+    }
+    CHECK_MESSAGE(made > cases / 2 && compared - before > 20 * cases, "%d shardings, %ld ranges", made, compared - before);
 }
 
 static void gpt(void)
@@ -102,5 +147,6 @@ int main(int argc, char **argv)
     RUN(gpt);
     RUN(frozen_weights);
     RUN(random_graphs);
+    RUN(forced_cuts);
     return test_finish();
 }
