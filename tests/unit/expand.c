@@ -6,7 +6,7 @@
 #include "world.h"
 
 struct tally {
-    int programs, infeasible, kinds[HAPT_COLLECTIVE_COUNT], uneven, copies, passed;
+    int programs, infeasible, kinds[HAPT_COLLECTIVE_COUNT], uneven, copies, passed, refused, accepted;
 };
 
 static void count(struct tally *tally, const struct hapt_sharding *sharding)
@@ -46,11 +46,10 @@ static void compare(const struct hapt_graph *graph, int vocab, const struct hapt
 
 /* Communications are needed: without one the program is refused, or still right. And no collective makes what another one makes. */
 static void check_refusals(const struct hapt_sharding *sharding, int vocab, const struct hapt_axis *axis,
-                           const struct hapt_axis_program *program, const char *what)
+                           const struct hapt_axis_program *program, const char *what, struct tally *tally)
 {
     struct hapt_axis_program less = {.count = program->count - 1};
     less.instruction = calloc((size_t)program->count, sizeof *less.instruction);
-    int refused = 0, accepted = 0;
     for (int skip = 0; skip < program->count; skip++) {
         struct hapt_arena arena;
         struct hapt_sharding *made = NULL;
@@ -61,8 +60,8 @@ static void check_refusals(const struct hapt_sharding *sharding, int vocab, cons
         const enum hapt_status status = hapt_sharding_apply(sharding, 0, axis, &less, &arena, &made);
         /* What is added to a gradient may come there by another way; then it must be right. */
         CHECK(status == HAPT_OK || status == HAPT_ERR_INFEASIBLE);
-        refused += status != HAPT_OK;
-        accepted += status == HAPT_OK;
+        tally->refused += status != HAPT_OK;
+        tally->accepted += status == HAPT_OK;
         if (status == HAPT_OK) compare(sharding->graph, vocab, made, what);
         struct hapt_axis_instruction *changed = &program->instruction[skip], kept = *changed;
         for (int kind = 1; kind < HAPT_COLLECTIVE_COUNT; kind++) {
@@ -77,7 +76,6 @@ static void check_refusals(const struct hapt_sharding *sharding, int vocab, cons
         hapt_fail_reset();
         hapt_arena_release(&arena);
     }
-    CHECK_MESSAGE(refused >= 10 * accepted, "%s: %d of %d communications are not needed", what, accepted, accepted + refused);
     free(less.instruction);
 }
 
@@ -105,7 +103,7 @@ static void one_case(const struct hapt_graph *graph, int vocab, int seed, struct
         struct hapt_sharding *broadcasting = NULL;
         broadcast_some(program, &random);
         CHECK_OK(hapt_sharding_apply(trivial, 0, &outer->axis[0], program, &arena, &broadcasting));
-        if (seed % 10 == 0) check_refusals(trivial, vocab, &outer->axis[0], program, what);
+        if (seed % 10 == 0) check_refusals(trivial, vocab, &outer->axis[0], program, what, tally);
         if (broadcasting) outer = broadcasting;
     }
     if (outer) inner = second > 1 ? cuts_add_axis(outer, 1, second, &random, &arena, &program) : outer;
@@ -123,6 +121,8 @@ static void report(const struct tally *tally, int cases)
 {
     /* Every kind of step is among what was run. */
     for (int kind = 1; kind < HAPT_COLLECTIVE_COUNT; kind++) CHECK_MESSAGE(tally->kinds[kind] > cases / 4, "collective %d: %d", kind, tally->kinds[kind]);
+    CHECK_MESSAGE(tally->refused > 10 * tally->accepted, "%d of %d communications are not needed", tally->accepted,
+                  tally->accepted + tally->refused);
     CHECK_MESSAGE(tally->infeasible < cases / 5, "%d of %d infeasible", tally->infeasible, cases);
     CHECK_MESSAGE(tally->uneven > cases && tally->copies > 0 && tally->passed > 0, "%d uneven, %d copies, %d passed", tally->uneven,
                   tally->copies, tally->passed);

@@ -274,7 +274,7 @@ static void check_sharding(const struct job *job, const struct hapt_rule *rule)
     }
 }
 
-static int applied, exchanging, refused;
+static int applied, exchanging, refused, passed_on;
 
 static void try_letter(const struct job *job, char letter)
 {
@@ -304,6 +304,42 @@ static void try_letter(const struct job *job, char letter)
     if (!rule.exchange) check_sharding(job, &rule);
 }
 
+/* A linear operator makes of parts of its inputs that add up parts of its outputs that add up; others are refused. */
+static void try_partial(const struct job *job)
+{
+    static struct operand input[HAPT_MAX_INPUTS], output[HAPT_MAX_OUTPUTS], combined[HAPT_MAX_OUTPUTS];
+    struct hapt_rule rule;
+    uint64_t random = 77;
+    const bool linear = hapt_op_type_at(job->type)->linear;
+    CHECK((rule_of(&job->op, HAPT_CUT_PARTIAL, &rule) == HAPT_OK) == linear);
+    hapt_fail_reset();
+    if (!linear) return;
+    for (int o = 0; o < job->op.output_count; o++) {
+        CHECK(rule.output[o].kind == HAPT_PROPERTY_ALL_REDUCE);
+        combined[o] = job->output[o];
+        memset(combined[o].value, 0, sizeof combined[o].value);
+    }
+    static double rest[HAPT_MAX_INPUTS][LARGEST];
+    for (int i = 0; i < job->op.input_count; i++) memcpy(rest[i], job->input[i].value, sizeof rest[i]);
+    for (int rank = 0; rank < SHARDS; rank++) {
+        for (int i = 0; i < job->op.input_count; i++) {
+            input[i] = job->input[i];
+            CHECK(!input[i].present || rule.input[i].kind == HAPT_PROPERTY_ALL_REDUCE);
+            for (int64_t k = 0; k < elements_of(&input[i]); k++) {
+                input[i].value[k] = rank == SHARDS - 1 ? rest[i][k] : (float)(2 * hapt_random_unit(&random) - 1);
+                rest[i][k] -= input[i].value[k];
+            }
+        }
+        for (int o = 0; o < job->op.output_count; o++) output[o] = job->output[o];
+        run(job, &job->op, input, output, false, 0, 0);
+        for (int o = 0; o < job->op.output_count; o++) put_together(&combined[o], &output[o], rule.output[o], rank);
+    }
+    for (int o = 0; o < job->op.output_count; o++)
+        for (int64_t k = 0; k < elements_of(&combined[o]); k++)
+            CHECK_NEAR(combined[o].value[k], job->output[o].value[k], 1e-5);
+    passed_on++;
+}
+
 static void every_operator(void)
 {
     static struct job job;
@@ -313,9 +349,11 @@ static void every_operator(void)
             prepare(&job, type, optional);
             run(&job, &job.op, job.input, job.output, false, 0, 0);
             for (char letter = 'a'; letter <= 'z'; letter++) try_letter(&job, letter);
+            try_partial(&job);
         }
     }
     CHECK_MESSAGE(applied > 70 && refused > 5, "%d applied, %d refused", applied, refused);
+    CHECK(passed_on >= 4); /* sums and copies */
     CHECK(exchanging == 2); /* cross-entropy over the vocabulary */
 }
 

@@ -1,0 +1,390 @@
+/* What the memory of ranges needs of a sharding: touches, cuts, sums over prefixes. */
+#include "memory_ranges.h"
+
+#include <stdlib.h>
+
+static int compare_touches(const void *a, const void *b)
+{
+    const struct touch *x = a, *y = b;
+    return x->place - y->place;
+}
+
+static enum hapt_status note_written(struct hapt_memory_ranges *made, int tensor, int place, struct hapt_arena *arena)
+{
+    if (made->written_count == made->written_room) {
+        struct written *wider;
+        made->written_room = made->written_room == 0 ? 256 : 2 * made->written_room;
+        HAPT_NEW(wider, arena, made->written_room);
+        for (int w = 0; w < made->written_count; w++) wider[w] = made->written[w];
+        made->written = wider;
+    }
+    made->written[made->written_count] = (struct written){place, made->first_written[tensor]};
+    made->first_written[tensor] = made->written_count++;
+    return HAPT_OK;
+}
+
+/* Sums of gradients belong to every range that writes into them: a tied parameter has several. */
+static enum hapt_status gather_written(struct hapt_memory_ranges *made, struct hapt_arena *arena)
+{
+    const struct hapt_graph *graph = made->graph;
+    HAPT_NEW(made->first_written, arena, graph->tensor_count);
+    for (int t = 0; t < graph->tensor_count; t++) made->first_written[t] = -1;
+    for (int o = graph->forward_count; o < graph->op_count; o++) {
+        const struct hapt_op *op = &graph->op[o];
+        for (int k = 0; k < op->output_count; k++) {
+            if (op->output[k] < 0 || !hapt_lifetime_parameter_gradient(graph, op->output[k])) continue;
+            if (o < made->sharding->reduce_first) {
+                HAPT_TRY(note_written(made, op->output[k], op->forward_op, arena));
+                continue;
+            }
+            for (int w = made->first_written[op->input[0]]; w >= 0; w = made->written[w].next)
+                HAPT_TRY(note_written(made, op->output[k], made->written[w].place, arena));
+        }
+    }
+    return HAPT_OK;
+}
+
+struct touching {
+    struct hapt_memory_ranges *made;
+    int *fill; /* [tensor] */
+    bool store;
+};
+
+static void note_touch(struct touching *touching, int tensor, struct touch touch)
+{
+    struct hapt_memory_ranges *made = touching->made;
+    const int root = made->sharding->storage[tensor];
+    if (touching->store) made->touch[made->touch_start[root] + touching->fill[root]] = touch;
+    touching->fill[root]++;
+}
+
+static void note_touches(struct touching *touching, int o)
+{
+    const struct hapt_memory_ranges *made = touching->made;
+    const struct hapt_op *op = &made->graph->op[o];
+    for (int k = 0; k < op->input_count + op->output_count; k++) {
+        const bool writes = k >= op->input_count;
+        const int tensor = writes ? op->output[k - op->input_count] : op->input[k];
+        if (tensor < 0) continue;
+        if (o < made->sharding->reduce_first) {
+            note_touch(touching, tensor, (struct touch){op->forward_op, writes, o < made->graph->forward_count ? o : -1});
+            continue;
+        }
+        for (int w = made->first_written[op->input[0]]; w >= 0; w = made->written[w].next)
+            note_touch(touching, tensor, (struct touch){made->written[w].place, true, -1});
+    }
+}
+
+/* Each place once; the lists close up. */
+static void close_touches(struct hapt_memory_ranges *made)
+{
+    const struct hapt_graph *graph = made->graph;
+    int kept = 0;
+    for (int t = 0, begin = 0; t < graph->tensor_count; t++) {
+        const int end = made->touch_start[t + 1];
+        qsort(&made->touch[begin], (size_t)(end - begin), sizeof *made->touch, compare_touches);
+        made->touch_start[t] = kept;
+        for (int k = begin; k < end; k++) {
+            struct touch *last = kept > made->touch_start[t] ? &made->touch[kept - 1] : NULL;
+            if (last && last->place == made->touch[k].place) {
+                last->writes = last->writes || made->touch[k].writes;
+                if (made->touch[k].last_forward > last->last_forward) last->last_forward = made->touch[k].last_forward;
+            } else {
+                made->touch[kept++] = made->touch[k];
+            }
+        }
+        begin = end;
+    }
+    made->touch_start[graph->tensor_count] = kept;
+}
+
+static enum hapt_status gather_touches(struct hapt_memory_ranges *made, struct hapt_arena *arena)
+{
+    const struct hapt_graph *graph = made->graph;
+    struct touching touching = {.made = made};
+    HAPT_NEW(made->touch_start, arena, graph->tensor_count + 1);
+    HAPT_NEW(touching.fill, arena, graph->tensor_count + 1);
+    for (int pass = 0; pass < 2; pass++) {
+        touching.store = pass == 1;
+        for (int o = 0; o < graph->op_count; o++) note_touches(&touching, o);
+        if (pass == 1) break;
+        for (int t = 0; t < graph->tensor_count; t++) {
+            made->touch_start[t + 1] = made->touch_start[t] + touching.fill[t];
+            touching.fill[t] = 0;
+        }
+        HAPT_NEW(made->touch, arena, made->touch_start[graph->tensor_count]);
+    }
+    close_touches(made);
+    return HAPT_OK;
+}
+
+static enum hapt_status gather_cuts(struct hapt_memory_ranges *made, struct hapt_arena *arena)
+{
+    const struct hapt_graph *graph = made->graph;
+    int *fill;
+    HAPT_NEW(made->cut_start, arena, made->places + 2);
+    HAPT_NEW(fill, arena, made->places + 1);
+    for (int pass = 0; pass < 2; pass++) {
+        for (int t = 0; t < graph->tensor_count; t++) {
+            const int begin = made->touch_start[t], end = made->touch_start[t + 1];
+            if (begin == end || !(ranges_is_forward_activation(made, t) || ranges_is_backward_tensor(made, t))) continue;
+            for (int c = made->touch[begin].place + 1; c <= made->touch[end - 1].place; c++) {
+                if (pass == 1) made->cut[made->cut_start[c] + fill[c]] = t;
+                fill[c]++;
+            }
+        }
+        if (pass == 1) break;
+        for (int c = 0; c <= made->places; c++) {
+            made->cut_start[c + 1] = made->cut_start[c] + fill[c];
+            fill[c] = 0;
+        }
+        HAPT_NEW(made->cut, arena, made->cut_start[made->places + 1]);
+    }
+    return HAPT_OK;
+}
+
+/* Activations of the source by the cuts between their maker and their last reader. */
+static enum hapt_status gather_leaving(struct hapt_memory_ranges *made, struct hapt_arena *arena)
+{
+    const struct hapt_graph *graph = made->graph, *source = made->sharding->source;
+    int *fill, *last;
+    HAPT_NEW(made->leaving_start, arena, made->places + 2);
+    HAPT_NEW(fill, arena, made->places + 1);
+    HAPT_NEW(last, arena, source->tensor_count);
+    for (int o = 0; o < made->sharding->reduce_first; o++)
+        for (int i = 0; i < graph->op[o].input_count; i++) {
+            if (graph->op[o].input[i] < 0) continue;
+            int *its = &last[made->sharding->origin[graph->op[o].input[i]]];
+            if (ranges_place_of(made, o) > *its) *its = ranges_place_of(made, o);
+        }
+    for (int pass = 0; pass < 2; pass++) {
+        for (int t = 0; t < source->tensor_count; t++) {
+            if (source->tensor[t].kind != HAPT_TENSOR_ACTIVATION) continue;
+            for (int c = source->tensor[t].producer + 1; c <= last[t]; c++) {
+                if (pass == 1) made->leaving[made->leaving_start[c] + fill[c]] = t;
+                fill[c]++;
+            }
+        }
+        if (pass == 1) break;
+        for (int c = 0; c <= made->places; c++) {
+            made->leaving_start[c + 1] = made->leaving_start[c] + fill[c];
+            fill[c] = 0;
+        }
+        HAPT_NEW(made->leaving, arena, made->leaving_start[made->places + 1]);
+    }
+    return HAPT_OK;
+}
+
+static bool is_partial(const struct hapt_sharding *sharding, int tensor)
+{
+    for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
+        if (sharding->property[tensor][axis].kind == HAPT_PROPERTY_ALL_REDUCE) return true;
+    return false;
+}
+
+static enum hapt_status gather_versions(struct hapt_memory_ranges *made, struct hapt_arena *arena)
+{
+    const struct hapt_graph *graph = made->graph, *source = made->sharding->source;
+    const int *storage = made->sharding->storage, *origin = made->sharding->origin;
+    int *fill;
+    HAPT_NEW(made->version_start, arena, source->tensor_count + 1);
+    HAPT_NEW(made->version, arena, graph->tensor_count);
+    HAPT_NEW(fill, arena, source->tensor_count + 1);
+    for (int pass = 0; pass < 2; pass++) {
+        for (int t = 0; t < graph->tensor_count; t++) {
+            if (!ranges_is_forward_activation(made, t) || is_partial(made->sharding, t)) continue;
+            if (source->tensor[origin[t]].kind != HAPT_TENSOR_ACTIVATION) continue;
+            int *list = &made->version[made->version_start[origin[t]]], at = fill[origin[t]]++;
+            if (pass == 0) continue;
+            for (; at > 0 && storage[list[at - 1]] > storage[t]; at--) list[at] = list[at - 1];
+            list[at] = t;
+        }
+        for (int t = 0; t < source->tensor_count && pass == 0; t++) {
+            made->version_start[t + 1] = made->version_start[t] + fill[t];
+            fill[t] = 0;
+        }
+    }
+    return HAPT_OK;
+}
+
+static struct amounts amounts_of(const struct hapt_memory_ranges *made, int tensor)
+{
+    const struct hapt_tensor *local = &made->sharding->shard->tensor[tensor];
+    struct amounts amounts = {0};
+    if (made->sharding->storage[tensor] != tensor) return amounts;
+    if (local->kind == HAPT_TENSOR_PARAMETER) {
+        amounts.elements = hapt_lifetime_pad((size_t)hapt_tensor_elements(local));
+        amounts.trained = hapt_lifetime_parameter_class(local) < 2 ? amounts.elements : 0;
+        amounts.copies = local->dtype != HAPT_F32;
+    } else if (local->kind == HAPT_TENSOR_INPUT) {
+        *(local->role == HAPT_ROLE_LOSS_SCALE ? &amounts.resident : &amounts.slot) = made->bytes[tensor];
+    } else if (hapt_lifetime_parameter_gradient(made->graph, tensor) && !hapt_lifetime_updates(made->graph, tensor)) {
+        amounts.resident = made->bytes[tensor];
+    }
+    return amounts;
+}
+
+static enum hapt_status gather_sums(struct hapt_memory_ranges *made, struct hapt_arena *arena)
+{
+    const struct hapt_graph *graph = made->graph;
+    HAPT_NEW(made->prefix, arena, made->places + 1);
+    HAPT_NEW(made->kept_before, arena, made->places + 1);
+    HAPT_NEW(made->repeat, arena, made->touch_start[graph->tensor_count]);
+    for (int t = 0; t < graph->tensor_count; t++) {
+        const struct amounts amounts = amounts_of(made, t);
+        const bool counts = amounts.elements + amounts.slot + amounts.resident > 0;
+        if (ranges_is_forward_activation(made, t) && made->kept_from[t] < made->places)
+            made->kept_before[made->kept_from[t] + 1] += made->bytes[t];
+        for (int k = made->touch_start[t]; counts && k < made->touch_start[t + 1]; k++) {
+            amounts_add(&made->prefix[made->touch[k].place + 1], &amounts);
+            if (k > made->touch_start[t])
+                made->repeat[made->repeat_count++] =
+                    (struct repeat){made->touch[k - 1].place, made->touch[k].place, amounts};
+        }
+    }
+    for (int p = 0; p < made->places; p++) {
+        amounts_add(&made->prefix[p + 1], &made->prefix[p]);
+        made->kept_before[p + 1] += made->kept_before[p];
+    }
+    return HAPT_OK;
+}
+
+/* The first place behind whose end an activation must be kept: backward operators read it, or the trainer. */
+static enum hapt_status gather_kept(struct hapt_memory_ranges *made, struct hapt_arena *arena)
+{
+    const struct hapt_graph *graph = made->graph;
+    const int *storage = made->sharding->storage, loss = storage[graph->loss];
+    HAPT_NEW(made->kept_from, arena, graph->tensor_count);
+    for (int t = 0; t < graph->tensor_count; t++) made->kept_from[t] = INT_MAX;
+    for (int o = graph->forward_count; o < made->sharding->reduce_first; o++) {
+        const struct hapt_op *op = &graph->op[o];
+        for (int i = 0; i < op->input_count; i++)
+            if (op->input[i] >= 0 && op->forward_op < made->kept_from[storage[op->input[i]]])
+                made->kept_from[storage[op->input[i]]] = op->forward_op;
+    }
+    const int made_at = ranges_place_of(made, graph->tensor[loss].producer);
+    if (made_at < made->kept_from[loss]) made->kept_from[loss] = made_at;
+    return HAPT_OK;
+}
+
+static enum hapt_status gather_forward(struct hapt_memory_ranges *made, struct hapt_arena *arena)
+{
+    const struct hapt_graph *graph = made->graph;
+    const int *storage = made->sharding->storage;
+    int *fill;
+    HAPT_NEW(made->forward_start, arena, made->places + 1);
+    HAPT_NEW(made->first_forward, arena, graph->tensor_count);
+    HAPT_NEW(made->last_forward, arena, graph->tensor_count);
+    HAPT_NEW(made->death_start, arena, graph->forward_count + 1);
+    HAPT_NEW(made->death, arena, graph->tensor_count);
+    HAPT_NEW(fill, arena, graph->forward_count + 1);
+    for (int o = graph->forward_count - 1, place = made->places; o >= -1; o--) {
+        const int its = o >= 0 ? ranges_place_of(made, o) : -1;
+        HAPT_ASSERT(o < 0 || o == graph->forward_count - 1 || its <= ranges_place_of(made, o + 1));
+        for (; place > its; place--) made->forward_start[place] = o + 1;
+    }
+    for (int o = 0; o < graph->forward_count; o++) {
+        for (int i = 0; i < graph->op[o].input_count; i++)
+            if (graph->op[o].input[i] >= 0) made->last_forward[storage[graph->op[o].input[i]]] = o;
+        for (int k = 0; k < graph->op[o].output_count; k++)
+            if (graph->op[o].output[k] >= 0) made->last_forward[storage[graph->op[o].output[k]]] = o;
+    }
+    for (int o = graph->forward_count - 1; o >= 0; o--)
+        for (int k = 0; k < graph->op[o].output_count; k++)
+            if (graph->op[o].output[k] >= 0) made->first_forward[storage[graph->op[o].output[k]]] = o;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int t = 0; t < graph->tensor_count; t++) {
+            if (storage[t] != t || !ranges_is_forward_activation(made, t)) continue;
+            const int op = made->last_forward[t];
+            if (pass == 1) made->death[made->death_start[op] + fill[op]] = t;
+            fill[op]++;
+        }
+        for (int o = 0; o < graph->forward_count && pass == 0; o++) {
+            made->death_start[o + 1] = made->death_start[o] + fill[o];
+            fill[o] = 0;
+        }
+    }
+    return HAPT_OK;
+}
+
+static int compare_operands(const void *a, const void *b)
+{
+    return ((const struct operand *)a)->tensor - ((const struct operand *)b)->tensor;
+}
+
+static enum hapt_status gather_backward(struct hapt_memory_ranges *made, struct hapt_arena *arena)
+{
+    const struct hapt_graph *graph = made->graph;
+    const int end = made->sharding->reduce_first;
+    int *previous, count = 0; /* [tensor] its operand at the operator that touched it last, + 1 */
+    HAPT_NEW(previous, arena, graph->tensor_count);
+    HAPT_NEW(made->backward_start, arena, made->places + 1);
+    HAPT_NEW(made->operand_start, arena, graph->op_count + 1);
+    HAPT_NEW(made->operand, arena, (end - graph->forward_count) * (HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS));
+    for (int o = graph->forward_count, place = made->places; o <= end; o++) {
+        const int its = o < end ? ranges_place_of(made, o) : -1;
+        HAPT_ASSERT(o == graph->forward_count || its <= ranges_place_of(made, o - 1));
+        for (; place > its; place--) made->backward_start[place] = o;
+    }
+    for (int o = graph->forward_count; o < end; o++) {
+        const struct hapt_op *op = &graph->op[o];
+        made->operand_start[o] = count;
+        for (int k = 0; k < op->input_count + op->output_count; k++) {
+            const int version = k < op->input_count ? op->input[k] : op->output[k - op->input_count];
+            const int tensor = version < 0 ? -1 : made->sharding->storage[version];
+            if (tensor < 0 || !ranges_is_backward_tensor(made, tensor)) continue;
+            if (previous[tensor] > made->operand_start[o]) continue; /* read and written by one operator */
+            if (previous[tensor] > 0) made->operand[previous[tensor] - 1].next = o;
+            made->operand[count] = (struct operand){tensor, INT_MAX, previous[tensor] == 0};
+            previous[tensor] = ++count;
+        }
+        made->operand_start[o + 1] = count;
+    }
+    return HAPT_OK;
+}
+
+/* By tensor, as the planner orders births; the links to next operators are those of the operands and move with them. */
+static void sort_operands(struct hapt_memory_ranges *made)
+{
+    for (int o = made->graph->forward_count; o < made->sharding->reduce_first; o++)
+        qsort(&made->operand[made->operand_start[o]], (size_t)(made->operand_start[o + 1] - made->operand_start[o]),
+              sizeof *made->operand, compare_operands);
+}
+
+static enum hapt_status gather_scratch(struct hapt_memory_ranges *made, struct hapt_arena *arena)
+{
+    struct hapt_program *program;
+    if (!made->options.scratch) return HAPT_OK;
+    HAPT_TRY(hapt_program_build(made->sharding, 0, made->places, arena, &program));
+    HAPT_NEW(made->op_scratch, arena, made->graph->op_count);
+    for (int o = 0; o < made->graph->op_count; o++)
+        if (!hapt_op_type_at(made->graph->op[o].type)->collective)
+            made->op_scratch[o] = made->options.scratch(made->options.scratch_context, program, o);
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_memory_ranges_create(const struct hapt_sharding *sharding, const struct hapt_memory_options *options,
+                                           struct hapt_arena *arena, struct hapt_memory_ranges **ranges)
+{
+    const struct hapt_graph *graph = sharding->graph;
+    struct hapt_memory_ranges *made;
+    HAPT_NEW(made, arena, 1);
+    *made = (struct hapt_memory_ranges){
+        .sharding = sharding, .graph = graph, .options = *options, .places = sharding->source->forward_count};
+    HAPT_NEW(made->bytes, arena, graph->tensor_count);
+    for (int t = 0; t < graph->tensor_count; t++)
+        made->bytes[t] = hapt_lifetime_align(hapt_tensor_bytes(&sharding->shard->tensor[t]));
+    HAPT_TRY(gather_kept(made, arena));
+    HAPT_TRY(gather_written(made, arena));
+    HAPT_TRY(gather_touches(made, arena));
+    HAPT_TRY(gather_cuts(made, arena));
+    HAPT_TRY(gather_leaving(made, arena));
+    HAPT_TRY(gather_versions(made, arena));
+    HAPT_TRY(gather_sums(made, arena));
+    HAPT_TRY(gather_forward(made, arena));
+    HAPT_TRY(gather_backward(made, arena));
+    sort_operands(made);
+    HAPT_TRY(gather_scratch(made, arena));
+    *ranges = made;
+    return HAPT_OK;
+}
