@@ -1,7 +1,7 @@
 /*
  * Searches plans of large transformers on mixed clusters whose profiles come from closed formulas.
  *
- * mpirun -np RANKS search_instances gpt39b|gpt39b-unique|lab12|site1024|site1024-all [GAP [REPEATS]]
+ * mpirun -np RANKS search_instances gpt39b|gpt39b-unique|gpt39b-mixed|lab12|site1024|site1024-all [GAP [REPEATS]]
  *
  * Prints a JSON object: seconds by phase, paces, states, gap and the largest resident set of a rank. A block is three
  * layers: attention, the widening product and the narrowing one; 4 and 5 times the hidden size cross the cuts inside a
@@ -30,6 +30,7 @@ struct instance {
     double link_bytes_per_s[4][4]; /* between kinds */
     bool every_node_count;         /* (n, 8) for all n; else as the rows of a microbatch divide */
     double noise;                  /* every cost is scaled by a factor of its own in [1, 1 + noise] */
+    int mixed;                     /* groups of mixed stages on the first two: k devices of each, k up to this */
 };
 
 enum { KINDS = 4, NODE = 8, ROWS = 8, SEQUENCE = 1024, VOCABULARY = 50304 };
@@ -78,12 +79,21 @@ enum { KINDS = 4, NODE = 8, ROWS = 8, SEQUENCE = 1024, VOCABULARY = 50304 };
         }                                                                                                              \
     }
 
+#define NEAR_LINKS                                                                                                     \
+    {                                                                                                                  \
+        {200 * GBIT, 200 * GBIT},                                                                                      \
+        {                                                                                                              \
+            200 * GBIT, 200 * GBIT                                                                                     \
+        }                                                                                                              \
+    }
+
 static const struct instance instances[] = {
-    {"gpt39b", 48, 146, 8192, 128, 2, {A100_40, V100_32}, PAIR_LINKS, false, 0},
-    {"gpt39b-unique", 48, 146, 8192, 128, 2, {A100_40, V100_32}, PAIR_LINKS, false, 0.03},
-    {"lab12", 48, 146, 4096, 128, 12, LAB, SITE_LINKS, false, 0},
-    {"site1024", 333, 1000, 8192, 1024, 4, SITE, SITE_LINKS, false, 0.01},
-    {"site1024-all", 333, 1000, 8192, 1024, 4, SITE, SITE_LINKS, true, 0.01},
+    {"gpt39b", 48, 146, 8192, 128, 2, {A100_40, V100_32}, PAIR_LINKS, false, 0, 0},
+    {"gpt39b-unique", 48, 146, 8192, 128, 2, {A100_40, V100_32}, PAIR_LINKS, false, 0.03, 0},
+    {"gpt39b-mixed", 48, 146, 8192, 128, 2, {A100_40, V100_32}, NEAR_LINKS, false, 0.03, 16},
+    {"lab12", 48, 146, 4096, 128, 12, LAB, SITE_LINKS, false, 0, 0},
+    {"site1024", 333, 1000, 8192, 1024, 4, SITE, SITE_LINKS, false, 0.01, 0},
+    {"site1024-all", 333, 1000, 8192, 1024, 4, SITE, SITE_LINKS, true, 0.01, 0},
 };
 
 /* What a range of layers costs one device-independent microbatch; prefix sums over layers. */
@@ -178,6 +188,30 @@ static void fill_cluster(const struct instance *instance, const struct work *wor
     }
 }
 
+/* Work by speed, weights and activations by devices: as if every operator were split. */
+static enum hapt_status add_mixed(const struct instance *instance, const struct work *work, int devices, uint64_t *seed,
+                                  struct hapt_arena *arena, struct hapt_profile *profile)
+{
+    const int cluster[2] = {0, 1}, count[2] = {devices, devices};
+    const double speed = devices * (instance->device[0].flops + instance->device[1].flops);
+    struct hapt_profile_mixed *mixed;
+    HAPT_TRY(hapt_profile_add_mixed(profile, 2, cluster, count, arena, &mixed));
+    for (int i = 0; i < profile->layer_count; i++) {
+        for (int j = i; j < profile->layer_count; j++) {
+            const size_t cell = hapt_profile_index(profile, 0, i, j), other = hapt_profile_index(profile, 1, i, j);
+            const double weights = (work->parameters[j + 1] - work->parameters[i]) / (2 * devices);
+            mixed->parameter_bytes[cell] = mixed->parameter_bytes[other] = 16 * weights + 1 * GIB;
+            mixed->activation_bytes[cell] = mixed->activation_bytes[other] =
+                (work->activations[j + 1] - work->activations[i]) / (2 * devices);
+            if (mixed->parameter_bytes[cell] > instance->device[1].memory_bytes) continue;
+            mixed->stage_time[cell] = (1 + instance->noise * hapt_random_unit(seed)) *
+                                      ((work->flops[j + 1] - work->flops[i]) / speed + 50e-6 * (j + 1 - i));
+            mixed->stage_forward_time[cell] = mixed->stage_time[cell] / 3;
+        }
+    }
+    return HAPT_OK;
+}
+
 static enum hapt_status build(const struct instance *instance, struct hapt_arena *arena, struct hapt_profile **profile)
 {
     struct hapt_submesh submesh[256];
@@ -199,6 +233,7 @@ static enum hapt_status build(const struct instance *instance, struct hapt_arena
             (*profile)->link_latency[c * C + other] = 20e-6;
         }
     }
+    for (int k = 1; k <= instance->mixed; k++) HAPT_TRY(add_mixed(instance, &work, k, &seed, arena, *profile));
     (*profile)->flops = work.flops[instance->layers];
     return hapt_profile_check(*profile);
 }
@@ -274,7 +309,7 @@ int main(int argc, char **argv)
     if (chosen && repeats > 0)
         status = run(&env, chosen, gap, repeats, &arena);
     else if (env.world_rank == 0)
-        fprintf(stderr, "usage: search_instances gpt39b|gpt39b-unique|lab12|site1024|site1024-all [GAP [REPEATS]]\n");
+        fprintf(stderr, "usage: search_instances gpt39b|gpt39b-unique|gpt39b-mixed|lab12|site1024|site1024-all [GAP [REPEATS]]\n");
     hapt_arena_release(&arena);
     hapt_env_release(&env);
     return (int)status;
