@@ -1,5 +1,6 @@
 #include "hapt/model.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "hapt/ops.h"
@@ -12,6 +13,7 @@ static const struct {
     enum hapt_status (*build)(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
 } families[] = {{"bert", hapt_zoo_bert},   {"bert-moe", hapt_zoo_bert_moe}, {"gpt", hapt_zoo_gpt}, {"llama", hapt_zoo_llama},
                 {"resnet", hapt_zoo_resnet}, {"vgg", hapt_zoo_vgg}, {"vit", hapt_zoo_vit}};
+enum { FAMILIES = sizeof families / sizeof families[0] };
 
 enum { MAX_SETTINGS = 64 };
 
@@ -70,12 +72,22 @@ static enum hapt_status check_options(const struct hapt_config *config, const st
                      model->family, visit.unused);
 }
 
+static enum hapt_status unknown_family(const char *name)
+{
+    char known[256] = "";
+    for (int i = 0; i < FAMILIES; i++) {
+        const size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", families[i].name);
+    }
+    return hapt_fail(HAPT_ERR_USAGE, "named models: see hapt model --help", "unknown model family \"%s\"; known are %s", name, known);
+}
+
 enum hapt_status hapt_model_build(const char *family, const struct hapt_config *config, struct hapt_arena *arena,
                                   struct hapt_model **model)
 {
     struct hapt_model *built;
     HAPT_NEW(built, arena, 1);
-    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++) {
+    for (int i = 0; i < FAMILIES; i++) {
         if (strcmp(family, families[i].name) != 0) continue;
         built->family = families[i].name;
         built->seed = (uint64_t)hapt_config_int(config, "seed");
@@ -92,7 +104,7 @@ enum hapt_status hapt_model_build(const char *family, const struct hapt_config *
         *model = built;
         return HAPT_OK;
     }
-    return hapt_fail(HAPT_ERR_USAGE, "known families: bert, bert-moe, gpt, llama, resnet, vgg, vit; named models: see hapt model --help", "unknown model family \"%s\"", family);
+    return unknown_family(family);
 }
 
 /* Tables and logits hold the whole vocabulary, or every class: a token or label below it can index them. */

@@ -13,7 +13,7 @@
 
 struct preset {
     const char *name, *family;
-    struct hapt_model_setting option[8]; /* the rest are the option table's defaults */
+    struct hapt_model_setting option[10]; /* the rest are the option table's defaults */
 };
 
 #define GPT_OF_THE_PAPER(hidden, heads)                                                                               \
@@ -32,6 +32,13 @@ static const struct preset presets[] = {
     {"vgg19", "vgg", {{"stages", "2,2,4,4,4"}, {"width", "64"}, {"hidden", "4096"}, {"image", "224"}, {"classes", "1000"}}},
     {"vgg19-cifar10", "vgg", {{"stages", "2,2,4,4,4"}, {"width", "64"}, {"hidden", "4096"}, {"image", "224"}, {"classes", "10"}}},
     {"resnet50", "resnet", {{"stages", "3,4,6,3"}, {"width", "64"}, {"image", "224"}, {"classes", "1000"}}},
+    {"llama-2-7b", "llama", {{"layers", "32"}, {"hidden", "4096"}, {"heads", "32"}, {"ffn", "11008"}, {"sequence", "4096"},
+                             {"vocab", "32000"}, {"dtype", "bf16"}, {"microbatch", "1"}}},
+    {"llama-3-8b", "llama", {{"layers", "32"}, {"hidden", "4096"}, {"heads", "32"}, {"kv-heads", "8"}, {"ffn", "14336"},
+                             {"sequence", "8192"}, {"vocab", "128256"}, {"rope-base", "500000"}, {"dtype", "bf16"},
+                             {"microbatch", "1"}}},
+    {"vit-base", "vit", {{"layers", "12"}, {"hidden", "768"}, {"heads", "12"}, {"image", "224"}, {"patch", "16"},
+                         {"classes", "1000"}, {"microbatch", "32"}}},
 };
 
 enum hapt_status hapt_model_preset(const char *name, struct hapt_config *config, const char **family)

@@ -71,6 +71,13 @@ refuses 4 'memory|device|plan' 1 --input "$scratch/good.h5" --cluster "$scratch/
 refuses 2 'command' 1 fly
 refuses 2 'between|lies|bad value' 1 --input "$scratch/good.h5" --microbatches 0
 refuses 2 'heads' 1 model gpt --hidden 30 --heads 4 --output "$scratch/x.h5"
+refuses 2 'share 3 heads' 1 model llama --hidden 32 --heads 4 --kv-heads 3 --output "$scratch/x.h5"
+refuses 2 'two halves' 1 model llama --hidden 12 --heads 4 --output "$scratch/x.h5"
+refuses 2 'patches of 5' 1 model vit --image 16 --patch 5 --output "$scratch/x.h5"
+refuses 2 'patches of 32' 1 model vit --image 16 --patch 32 --output "$scratch/x.h5"
+refuses 2 'family vit have no --sequence' 1 model vit --sequence 16 --output "$scratch/x.h5"
+refuses 2 'family gpt have no --patch' 1 model gpt --patch 4 --output "$scratch/x.h5"
+refuses 2 'unknown model family "lama"; known are .*llama' 1 model lama --output "$scratch/x.h5"
 refuses 3 'cannot open' 1 data "$scratch/none.txt" --output "$scratch/t.h5"
 refuses 3 'cannot open' 1 plan --profile "$scratch/none.h5" --microbatches 4
 refuses 3 'cannot open' 2 simulate --plan "$scratch/none.h5"

@@ -125,6 +125,18 @@ refuses 3 data short.bin --output t.h5
 : >empty
 refuses 3 data empty --output t.h5
 
+# The other families' named models have the published sizes of these models, in the help, too.
+while read -r name parameters; do
+    "$hapt" model "$name" --output named.h5 --json >out 2>err
+    check "$name exits with 0" [ $? -eq 0 ]
+    check "parameters of $name" [ "$(field parameters)" = "$parameters" ]
+    check "$name in the help" grep -q "^  $name  *$parameters parameters" <("$hapt" model --help)
+done <<EOF
+llama-2-7b 6738415616
+llama-3-8b 8030261248
+vit-base 86567656
+EOF
+
 # Named models: what the help promises is what is built; a given option rules; the paper's sizes (HAPT section 6).
 "$hapt" model --help >help
 names=$(sed -n 's/^  \(gpt[-0-9a-z]*\)  *\([0-9]*\) parameters.*/\1:\2/p' help)
