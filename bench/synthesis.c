@@ -1,0 +1,74 @@
+/*
+ * Times the synthesis of one-axis SPMD programs (HAP 7.6) on one core.
+ *
+ * synthesis FAMILY LAYERS HIDDEN HEADS SEQUENCE VOCABULARY ROWS DEVICES FAST [REPEATS]
+ *
+ * FAST of the devices are three times as fast as the others and get as much more by the ratios. Prints a JSON object.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "hapt/model.h"
+#include "hapt/synthesis.h"
+
+static void fail(void)
+{
+    fprintf(stderr, "%s\n", hapt_fail_message());
+    exit(1);
+}
+
+static struct hapt_model *build(char **argv, struct hapt_arena *arena)
+{
+    char *words[] = {"hapt", "model", argv[1], "--layers", argv[2], "--hidden", argv[3], "--heads", argv[4], "--sequence", argv[5],
+                     "--vocab", argv[6], "--microbatch", argv[7], "--tied-embeddings", "no"};
+    struct hapt_config *config;
+    struct hapt_model *model;
+    if (hapt_config_parse((int)(sizeof words / sizeof words[0]), words, arena, &config) != HAPT_OK) fail();
+    if (hapt_model_build(argv[1], config, arena, &model) != HAPT_OK) fail();
+    if (hapt_graph_differentiate(model->graph) != HAPT_OK) fail();
+    return model;
+}
+
+int main(int argc, char **argv)
+{
+    enum { MOST = 1024 };
+    if (argc < 10 || atoi(argv[8]) < 1 || atoi(argv[8]) > MOST) {
+        fprintf(stderr, "usage: synthesis FAMILY LAYERS HIDDEN HEADS SEQUENCE VOCABULARY ROWS DEVICES FAST [REPEATS]\n");
+        return 2;
+    }
+    const int size = atoi(argv[8]), fast = atoi(argv[9]), repeats = argc > 10 ? atoi(argv[10]) : 5;
+    double flops[MOST], bytes[MOST], ratio[MOST], best = 1e30;
+    int kind[MOST];
+    for (int j = 0; j < size; j++) {
+        flops[j] = (j < fast ? 3 : 1) * 15e12;
+        bytes[j] = (j < fast ? 3 : 1) * 300e9;
+        ratio[j] = (double)(j < fast ? 3 : 1) / (size + 2 * fast);
+    }
+    const struct hapt_spmd_rates rates = {.size = size, .flops_per_s = flops, .bytes_per_s = bytes, .launch_s = 5e-6,
+                                          .latency_s = 5e-6, .bandwidth_bytes_per_s = 10e9};
+    const struct hapt_axis axis = {.size = size, .ratio_count = 1, .ratio = fast > 0 && fast < size ? ratio : NULL};
+    const struct hapt_synthesis_options options = {.microbatches = 1};
+    struct hapt_spmd_costs costs;
+    struct hapt_synthesis_report report;
+    struct hapt_arena arena, scratch;
+    hapt_arena_init(&arena);
+    hapt_arena_init(&scratch);
+    hapt_spmd_rates_costs(&rates, kind, &costs);
+    const struct hapt_model *model = build(argv, &arena);
+    struct hapt_sharding *whole;
+    if (hapt_sharding_trivial(model->graph, &arena, &whole) != HAPT_OK) fail();
+    for (int r = 0; r < repeats; r++) {
+        struct hapt_axis_program program;
+        hapt_arena_reset(&scratch);
+        if (hapt_synthesise(whole, 0, &axis, &costs, &options, &scratch, &program, &report) != HAPT_OK) fail();
+        if (report.seconds < best) best = report.seconds;
+    }
+    printf("{\"seconds\": %.6f, \"operators\": %d, \"segments\": %d, \"unique_segments\": %d, \"expanded\": %ld, \"generated\": %ld, "
+           "\"cost_s\": %.9g, \"stages\": %d}\n",
+           best, model->graph->op_count, report.segments, report.unique_segments, report.expanded, report.generated, report.cost_s,
+           report.stages);
+    hapt_arena_release(&scratch);
+    hapt_arena_release(&arena);
+    return 0;
+}

@@ -1,0 +1,108 @@
+/*
+ * Synthesis of the SPMD program of one mesh axis (HAP 4): which cut every operator runs with and which communications stand between
+ * them, so that a step takes least by HAP's cost model (HAP 3.2).
+ *
+ * The model. Every communication synchronises the devices of the axis; between two such points a device computes on its own. A
+ * program costs the sum over these stages of the communication and of the slowest device's computation. Communications of
+ * parameters' gradients, once a step at its end, cost 1/B of their time per microbatch. A communication stands just before the
+ * first operator that needs what it makes; slices of whole tensors move nothing and are free (so is what an operator's own
+ * exchange does not move). Devices of one kind and of equal ratios are counted as one, with the largest of their shards.
+ *
+ * The search. The operators are folded: a forward operator is decided together with its backward operators, so that what lives
+ * between the two is no part of the state. A state is a forward prefix and a backward suffix of the program; it keeps which
+ * versions of the living tensors the prefix has made (HAP's properties), which ones the suffix waits for, and how far each kind of
+ * device is since the last, and until the next, synchronisation. A* over these states (HAP Fig. 10) with HAP's three reductions
+ * (4.5): inputs and parameters are fused with their readers and never communicated, a version is made once, properties that no
+ * operator left can read are dropped. A state falls when another one at the same place costs no more on any kind of device and
+ * has made more and waits for less; where all devices are alike also when it costs no more with the missing versions bought.
+ * The heuristic is the remaining computation at the best share each operator allows, with the gradient communication that no
+ * layout of a parameter avoids.
+ *
+ * Long models are cut into segments where few tensors cross. Each structure of a segment is searched once for every layout of the
+ * crossing tensors it is met with, and the segments are joined by a shortest path, so a long model costs little more than its
+ * unique segments. At such a cut devices count as synchronised (HAP 5.2), and a tensor crosses in one layout that is no partial sum.
+ */
+#ifndef HAPT_SYNTHESIS_H
+#define HAPT_SYNTHESIS_H
+
+#include "hapt/sharding.h"
+
+/* One operator run with a cut, as a cost sees it. */
+struct hapt_spmd_work {
+    const struct hapt_graph *graph;
+    int op;
+    struct hapt_cut cut;
+    unsigned sharded_input, sharded_output; /* bit i: that operand is sharded by the cut */
+    double share;                           /* of the cut index; 1 where nothing is cut */
+};
+
+struct hapt_spmd_costs {
+    const void *context;
+    /* [axis size] devices of equal kind compute equally fast; NULL: all do. */
+    const int *kind;
+    /* Seconds of that work on device `device` of the axis, for one microbatch. */
+    double (*compute_s)(const void *context, const struct hapt_spmd_work *work, int device);
+    /* Seconds of a collective on a tensor of `bytes` (all shards together) whose largest shard is that part of it. */
+    double (*collective_s)(const void *context, enum hapt_collective_kind kind, double bytes, double largest_share);
+    /* Bytes of a whole tensor as this axis sees it; NULL: hapt_tensor_bytes. */
+    double (*tensor_bytes)(const void *context, const struct hapt_graph *graph, int tensor);
+};
+
+/* A simple cost structure: rates alone. */
+struct hapt_spmd_rates {
+    int size;
+    const double *flops_per_s, *bytes_per_s; /* [size] of each device */
+    double launch_s;                         /* of every operator */
+    double latency_s, bandwidth_bytes_per_s; /* of the axis' links, per rank and direction; rings */
+};
+/* Fills `costs` (kinds NULL: every device its own kind where rates differ, found by comparing) to ask `rates`, which must outlive
+ * it; `kind` [size] is the caller's. */
+void hapt_spmd_rates_costs(const struct hapt_spmd_rates *rates, int *kind, struct hapt_spmd_costs *costs);
+
+struct hapt_synthesis_options {
+    int microbatches;                  /* B; 0 counts as 1 */
+    const double *memory_bytes;        /* [axis size] limit of each device, or NULL: none */
+    double in_flight;                  /* activations are kept of so many microbatches; 0 counts as 1 */
+    double optimizer_bytes_per_element; /* of a parameter's local elements; 0 counts as 8 (Adam's two moments), < 0: none */
+    const struct hapt_cut *const *forced; /* [op_count] the one cut an operator may have (blocks and unit 0: any), or NULL */
+    const int *ratio_of;               /* [forward_count] which ratio vector of the axis an operator uses; NULL: the first */
+    unsigned boundary_layouts;         /* tensors between segments: bit 0 whole, bit 1 + d sharded on dimension d; 0: all */
+    bool no_replicated_gradients;      /* no sufficient factor broadcasting: gradients of parameters from shards where a cut exists */
+    bool no_grouped_broadcast;
+    bool exact;                        /* the whole graph as one segment, memory as a resource: for small graphs */
+    int segment_minimum;               /* forward operators a segment has at least; 0: 4 */
+    long most_states;                  /* of one segment's search; beyond it the cheapest states alone go on; 0: 200,000 */
+};
+
+struct hapt_synthesis_report {
+    double cost_s;                  /* per microbatch, of the program as hapt_axis_program_price prices it */
+    double compute_s, communicate_s, end_s; /* its parts; end_s is already 1/B */
+    int stages;                     /* between synchronisations, the first included */
+    double memory_bytes;            /* of the device that needs most of its limit (or most, without limits) */
+    int segments, unique_segments;
+    long expanded, generated;       /* states */
+    double seconds;                 /* of synthesis */
+    bool optimal;                   /* proven: no program of this space costs less */
+    const char *because;            /* why not, else "" */
+};
+
+/* The best program of `axis` over `graph` (differentiated or not). HAPT_ERR_INFEASIBLE when memory or forced cuts allow none.
+ * `report` may be NULL. Rank-local and deterministic. The program lives in `arena`. */
+enum hapt_status hapt_synthesise(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
+                                 const struct hapt_spmd_costs *costs,
+                                 const struct hapt_synthesis_options *options, struct hapt_arena *arena,
+                                 struct hapt_axis_program *program, struct hapt_synthesis_report *report);
+
+struct hapt_program_price {
+    double cost_s, compute_s, communicate_s, end_s;
+    int stages;
+    double *memory_bytes; /* [axis size]: weights, gradients, optimizer state, activations kept for the backward pass */
+};
+/* Proves a program instruction by instruction (HAP 4.2) and prices it, device by device. HAPT_ERR_INFEASIBLE names the instruction
+ * whose precondition does not hold, or what is missing at the end. */
+enum hapt_status hapt_axis_program_price(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
+                                         const struct hapt_spmd_costs *costs, const struct hapt_synthesis_options *options,
+                                         const struct hapt_axis_program *program, struct hapt_arena *arena,
+                                         struct hapt_program_price *price);
+
+#endif

@@ -1,0 +1,193 @@
+/* From decisions to instructions, in the order of execution; slices of whole tensors are put in where they are first read. */
+#include <string.h>
+
+#include "synthesis_private.h"
+
+/* Versions there are of a tensor, and who sees them: what the forward part made, the operators of its maker and of those behind;
+ * what the backward part made of an activation, and slices of parameters, the operators of one forward operator. */
+struct versions {
+    layout_set made, local;
+    int maker[MOST_LAYOUTS], local_unit;
+};
+
+struct emission {
+    const struct problem *problem;
+    const struct chosen *chosen;
+    struct hapt_axis_program *program;
+    int capacity;
+    const struct layouts **layouts; /* [tensor] */
+    struct versions *made;          /* [tensor] */
+    int unit;                       /* forward operator of the step at hand */
+    bool backward;
+    int *written;                   /* [object] layout of a parameter's gradient + 1 */
+    int *border_of;                 /* [step] first border communication behind it, */
+    struct hapt_arena *arena;
+};
+
+static enum hapt_status put(struct emission *emission, struct hapt_axis_instruction instruction)
+{
+    struct hapt_axis_program *program = emission->program;
+    if (program->count == emission->capacity) {
+        struct hapt_axis_instruction *grown;
+        const int capacity = emission->capacity ? 2 * emission->capacity : 256;
+        HAPT_NEW(grown, emission->arena, capacity);
+        if (program->count) memcpy(grown, program->instruction, (size_t)program->count * sizeof *grown);
+        program->instruction = grown;
+        emission->capacity = capacity;
+    }
+    program->instruction[program->count++] = instruction;
+    return HAPT_OK;
+}
+
+static layout_set seen(struct emission *emission, int tensor)
+{
+    struct versions *versions = &emission->made[tensor];
+    const enum hapt_tensor_kind kind = emission->problem->graph->tensor[tensor].kind;
+    layout_set set = versions->made;
+    if (kind == HAPT_TENSOR_GRADIENT) return set;
+    if (versions->local_unit != emission->unit) versions->local = 0;
+    for (int l = 0; l < MOST_LAYOUTS; l++)
+        if (versions->maker[l] > emission->unit) set &= (layout_set)~(1u << l);
+    return set | versions->local;
+}
+
+static void note_version(struct emission *emission, int tensor, int layout)
+{
+    struct versions *versions = &emission->made[tensor];
+    const enum hapt_tensor_kind kind = emission->problem->graph->tensor[tensor].kind;
+    if (kind == HAPT_TENSOR_GRADIENT || (kind == HAPT_TENSOR_ACTIVATION && !emission->backward)) {
+        versions->made |= (layout_set)(1u << layout);
+        versions->maker[layout] = emission->unit;
+        return;
+    }
+    if (versions->local_unit != emission->unit) versions->local = 0;
+    versions->local_unit = emission->unit;
+    versions->local |= (layout_set)(1u << layout);
+}
+
+static void set_version(struct emission *emission, int tensor, int layout)
+{
+    emission->made[tensor] = (struct versions){.made = (layout_set)(1u << layout), .local_unit = -1};
+    emission->made[tensor].maker[layout] = emission->problem->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER ? 0 : emission->unit;
+}
+
+static enum hapt_status put_conversion(struct emission *emission, int tensor, int from, int to)
+{
+    const struct layouts *layouts = emission->layouts[tensor];
+    note_version(emission, tensor, to);
+    return put(emission, (struct hapt_axis_instruction){.op = -1, .tensor = tensor, .kind = layouts->convert_kind[from][to],
+                                                        .from = layouts->property[from], .to = layouts->property[to]});
+}
+
+/* Makes sure that a version is there where the whole tensor is. */
+static enum hapt_status put_slice(struct emission *emission, int tensor, int layout)
+{
+    const layout_set set = seen(emission, tensor);
+    if (set >> layout & 1u) return HAPT_OK;
+    if (!(set >> WHOLE & 1u))
+        return hapt_fail(HAPT_ERR_INTERNAL, NULL, "synthesis lost a version of %s", emission->problem->graph->tensor[tensor].name);
+    return put_conversion(emission, tensor, WHOLE, layout);
+}
+
+static enum hapt_status put_move(struct emission *emission, int tensor, int from, int to)
+{
+    if (seen(emission, tensor) >> to & 1u) return HAPT_OK; /* a segment's end may have made it for another reason */
+    HAPT_TRY(put_slice(emission, tensor, from));
+    return put_conversion(emission, tensor, from, to);
+}
+
+/* What stands behind the operator: an output in the layout it is made in comes to where it is wanted. */
+static enum hapt_status put_after(struct emission *emission, const struct step *step, const struct decision *decision)
+{
+    for (int m = 0; m < decision->move_count; m++) {
+        const struct move *move = &decision->move[m];
+        const int o = move->operand - HAPT_MAX_INPUTS - HAPT_MAX_OUTPUTS;
+        if (o < 0) continue;
+        const int tensor = emission->problem->object[step->output[o]].tensor;
+        HAPT_TRY(put_conversion(emission, tensor, move->from, move->to));
+        set_version(emission, tensor, move->to); /* the sums are not read again */
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status put_step(struct emission *emission, int index)
+{
+    const struct problem *problem = emission->problem;
+    const struct step *step = &problem->step[index];
+    const struct decision *decision = &emission->chosen->decision[index];
+    const struct choice *choice = &step->choice[decision->choice];
+    int landed[HAPT_MAX_OUTPUTS];
+    emission->unit = problem->graph->op[step->op].forward_op;
+    emission->backward = step->backward;
+    for (int o = 0; o < HAPT_MAX_OUTPUTS; o++) landed[o] = choice->output[o];
+    for (int m = 0; m < decision->move_count; m++) {
+        const struct move *move = &decision->move[m];
+        if (move->operand >= HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS) {
+            landed[move->operand - HAPT_MAX_INPUTS - HAPT_MAX_OUTPUTS] = move->to;
+            continue;
+        }
+        const int object = move->operand < HAPT_MAX_INPUTS ? step->input[move->operand]
+                                                           : step->previous[move->operand - HAPT_MAX_INPUTS];
+        HAPT_TRY(put_move(emission, problem->object[object].tensor, move->from, move->to));
+    }
+    for (int i = 0; i < HAPT_MAX_INPUTS; i++) {
+        if (step->input[i] < 0) continue;
+        const struct object *object = &problem->object[step->input[i]];
+        if (object->kind == OBJECT_PARAMETER && !emission->made[object->tensor].made)
+            set_version(emission, object->tensor, choice->input[i]);
+        HAPT_TRY(put_slice(emission, object->tensor, choice->input[i]));
+    }
+    for (int o = 0; o < HAPT_MAX_OUTPUTS; o++) {
+        if (step->output[o] < 0) continue;
+        const struct object *object = &problem->object[step->output[o]];
+        if (step->previous[o] >= 0) HAPT_TRY(put_slice(emission, object->tensor, landed[o]));
+        if (object->kind == OBJECT_PARAMETER_GRADIENT) emission->written[step->output[o]] = choice->output[o] + 1;
+        set_version(emission, object->tensor, choice->output[o]);
+    }
+    HAPT_TRY(put(emission, (struct hapt_axis_instruction){.op = step->op, .cut = choice->rule->cut, .tensor = -1}));
+    return put_after(emission, step, decision);
+}
+
+/* Border communications behind a step: of activations with the forward part, of gradients with the backward part. */
+static enum hapt_status put_borders(struct emission *emission, int step, bool backward)
+{
+    const struct chosen *chosen = emission->chosen;
+    for (int b = emission->border_of[step]; b < chosen->border_count && chosen->border[b].step == step; b++) {
+        const struct object *object = &emission->problem->object[chosen->border[b].object];
+        if ((object->kind == OBJECT_GRADIENT) != backward) continue;
+        HAPT_TRY(put_move(emission, object->tensor, chosen->border[b].from, chosen->border[b].to));
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_program_emit(const struct problem *problem, const struct chosen *chosen, struct hapt_arena *arena,
+                                   struct hapt_axis_program *program)
+{
+    struct emission emission = {.problem = problem, .chosen = chosen, .program = program, .arena = arena};
+    *program = (struct hapt_axis_program){0};
+    HAPT_NEW(emission.layouts, problem->arena, problem->graph->tensor_count);
+    HAPT_NEW(emission.made, problem->arena, problem->graph->tensor_count);
+    HAPT_NEW(emission.written, problem->arena, problem->object_count);
+    HAPT_NEW(emission.border_of, problem->arena, problem->step_count);
+    for (int k = 0; k < problem->object_count; k++) emission.layouts[problem->object[k].tensor] = problem->object[k].layouts;
+    for (int s = 0; s < problem->step_count; s++) emission.border_of[s] = chosen->border_count;
+    for (int t = 0; t < problem->graph->tensor_count; t++) emission.made[t].local_unit = -1;
+    for (int b = chosen->border_count - 1; b >= 0; b--) emission.border_of[chosen->border[b].step] = b;
+    for (int s = 0; s < problem->step_count; s++) {
+        if (!problem->step[s].backward) HAPT_TRY(put_step(&emission, s));
+        HAPT_TRY(put_borders(&emission, s, false));
+    }
+    for (int s = problem->step_count - 1; s >= 0; s--) {
+        HAPT_TRY(put_borders(&emission, s, true));
+        if (problem->step[s].backward) HAPT_TRY(put_step(&emission, s));
+    }
+    for (int k = 0; k < problem->object_count; k++) {
+        const struct object *gradient = &problem->object[k];
+        if (gradient->kind != OBJECT_PARAMETER_GRADIENT || !emission.written[k]) continue;
+        const layout_set parameter = emission.made[problem->object[gradient->parameter].tensor].made;
+        int layout = 0;
+        while (!(parameter >> layout & 1u)) layout++;
+        if (emission.written[k] - 1 != layout) HAPT_TRY(put_conversion(&emission, gradient->tensor, emission.written[k] - 1, layout));
+    }
+    return HAPT_OK;
+}

@@ -1,0 +1,287 @@
+/*
+ * Folding: forward operators in their order, and behind each one the backward operators that belong to it or to earlier ones, taken
+ * from the list's end. At any place the steps so far are a prefix of the forward part and a suffix of the backward part.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "synthesis_fold.h"
+
+#define NONE (-1)
+
+struct fold {
+    struct problem *problem;
+    const struct layouts *const *layouts;
+    int *value;     /* [tensor] object of its value as it stands, of parameters and their gradients the one object */
+    int (*input)[HAPT_MAX_INPUTS], (*output)[HAPT_MAX_OUTPUTS], (*previous)[HAPT_MAX_OUTPUTS]; /* [op] objects */
+    bool *produced; /* [object] by a step already, or decided by its first reader */
+};
+
+static int object_add(struct fold *fold, enum object_kind kind, int tensor)
+{
+    struct problem *problem = fold->problem;
+    problem->object[problem->object_count] = (struct object){
+        .kind = kind, .tensor = tensor, .layouts = fold->layouts[tensor], .first = NONE, .last = NONE, .parameter = NONE};
+    return problem->object_count++;
+}
+
+static int object_of_input(struct fold *fold, int tensor)
+{
+    if (tensor < 0 || fold->problem->graph->tensor[tensor].kind == HAPT_TENSOR_INPUT) return NONE;
+    if (fold->value[tensor] == NONE && fold->problem->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER)
+        fold->value[tensor] = object_add(fold, OBJECT_PARAMETER, tensor);
+    return fold->value[tensor];
+}
+
+/* Values in the order of execution: every write of a gradient makes a new one. */
+static void name_values(struct fold *fold)
+{
+    const struct hapt_graph *graph = fold->problem->graph;
+    for (int o = 0; o < graph->op_count; o++) {
+        const struct hapt_op *op = &graph->op[o];
+        for (int i = 0; i < HAPT_MAX_INPUTS; i++)
+            fold->input[o][i] = i < op->input_count ? object_of_input(fold, op->input[i]) : NONE;
+        for (int i = 0; i < HAPT_MAX_OUTPUTS; i++) {
+            const int tensor = i < op->output_count ? op->output[i] : NONE;
+            fold->output[o][i] = fold->previous[o][i] = NONE;
+            if (tensor < 0) continue;
+            if (hapt_is_parameter_gradient(graph, tensor)) {
+                if (fold->value[tensor] == NONE) {
+                    const int parameter = object_of_input(fold, graph->tensor[tensor].primal);
+                    fold->value[tensor] = object_add(fold, OBJECT_PARAMETER_GRADIENT, tensor);
+                    fold->problem->object[fold->value[tensor]].parameter = parameter;
+                }
+            } else {
+                if (op->accumulate >> i & 1u) fold->previous[o][i] = fold->value[tensor];
+                fold->value[tensor] = object_add(fold, o < graph->forward_count ? OBJECT_FORWARD : OBJECT_GRADIENT, tensor);
+            }
+            fold->output[o][i] = fold->value[tensor];
+        }
+    }
+}
+
+static void append(struct fold *fold, int op, bool backward)
+{
+    struct step *step = &fold->problem->step[fold->problem->step_count++];
+    *step = (struct step){.op = op, .backward = backward};
+    memcpy(step->input, fold->input[op], sizeof step->input);
+    memcpy(step->output, fold->output[op], sizeof step->output);
+    memcpy(step->previous, fold->previous[op], sizeof step->previous);
+    for (int i = 0; i < HAPT_MAX_INPUTS; i++)
+        if (step->input[i] >= 0) fold->produced[step->input[i]] = true;
+    for (int o = 0; o < HAPT_MAX_OUTPUTS; o++)
+        if (step->output[o] >= 0) fold->produced[step->output[o]] = true;
+}
+
+/* A backward operator comes when the activations and parameters it reads are known. */
+static bool is_ready(const struct fold *fold, int op, int unit)
+{
+    const struct problem *problem = fold->problem;
+    if (problem->graph->op[op].forward_op > unit) return false;
+    for (int i = 0; i < HAPT_MAX_INPUTS; i++) {
+        const int object = fold->input[op][i];
+        if (object < 0 || problem->object[object].kind == OBJECT_GRADIENT) continue;
+        if (!fold->produced[object]) return false;
+    }
+    return true;
+}
+
+static void order_steps(struct fold *fold)
+{
+    const struct hapt_graph *graph = fold->problem->graph;
+    int tail = graph->op_count;
+    for (int o = 0; o < graph->forward_count; o++) {
+        append(fold, o, false);
+        if (o + 1 < graph->forward_count && graph->op[o + 1].forward_op == graph->op[o].forward_op) continue;
+        while (tail > graph->forward_count && is_ready(fold, tail - 1, graph->op[o].forward_op)) append(fold, --tail, true);
+    }
+    while (tail > graph->forward_count) append(fold, --tail, true);
+}
+
+static void touch(struct problem *problem, int object, int step)
+{
+    if (object < 0) return;
+    if (problem->object[object].first == NONE) problem->object[object].first = step;
+    problem->object[object].last = step;
+}
+
+/* Marks, from the last step on, who is the last to read a value: of a gradient in all, of an activation among the backward operators
+ * of one forward operator. */
+static void note_last_readers(struct problem *problem, int *read)
+{
+    for (int s = problem->step_count - 1; s >= 0; s--) {
+        struct step *step = &problem->step[s];
+        const int unit = problem->graph->op[step->op].forward_op + 1;
+        for (int k = HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS - 1; k >= 0; k--) {
+            const int object = k < HAPT_MAX_INPUTS ? step->input[k] : step->previous[k - HAPT_MAX_INPUTS];
+            if (object < 0) continue;
+            const bool activation = problem->object[object].kind == OBJECT_FORWARD;
+            if (activation ? read[object] != unit : read[object] == 0) step->last_reader |= 1u << k;
+            if (step->backward || !activation) read[object] = unit;
+            problem->object[object].is_read = true;
+        }
+    }
+}
+
+static enum hapt_status note_lives(struct problem *problem)
+{
+    int *read, *dying;
+    HAPT_NEW(read, problem->arena, problem->object_count);
+    HAPT_NEW(dying, problem->arena, problem->object_count);
+    for (int s = 0; s < problem->step_count; s++) {
+        const struct step *step = &problem->step[s];
+        for (int i = 0; i < HAPT_MAX_INPUTS; i++) {
+            touch(problem, step->input[i], s);
+            if (step->backward && step->input[i] >= 0 && problem->object[step->input[i]].kind == OBJECT_FORWARD)
+                problem->object[step->input[i]].tracked = problem->memory_resource;
+        }
+        for (int o = 0; o < HAPT_MAX_OUTPUTS; o++) {
+            touch(problem, step->output[o], s);
+            touch(problem, step->previous[o], s);
+        }
+    }
+    for (int k = 0; k < problem->object_count; k++) { /* a parameter's layout is asked for when its gradient is done */
+        const struct object *gradient = &problem->object[k];
+        if (gradient->kind == OBJECT_PARAMETER_GRADIENT && problem->object[gradient->parameter].last < gradient->last)
+            problem->object[gradient->parameter].last = gradient->last;
+    }
+    for (int k = 0; k < problem->object_count; k++)
+        if (problem->object[k].last >= 0) problem->step[problem->object[k].last].dying_count++;
+    for (int s = 0; s < problem->step_count; s++) {
+        problem->step[s].dying = dying;
+        dying += problem->step[s].dying_count;
+        problem->step[s].dying_count = 0;
+    }
+    for (int k = 0; k < problem->object_count; k++) {
+        if (problem->object[k].last < 0) continue;
+        struct step *step = &problem->step[problem->object[k].last];
+        step->dying[step->dying_count++] = k;
+    }
+    note_last_readers(problem, read);
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_fold(struct problem *problem, const struct layouts *const *layouts)
+{
+    const struct hapt_graph *graph = problem->graph;
+    struct fold fold = {.problem = problem, .layouts = layouts};
+    HAPT_NEW(fold.value, problem->arena, graph->tensor_count);
+    HAPT_NEW(fold.input, problem->arena, graph->op_count);
+    HAPT_NEW(fold.output, problem->arena, graph->op_count);
+    HAPT_NEW(fold.previous, problem->arena, graph->op_count);
+    HAPT_NEW(problem->object, problem->arena, graph->tensor_count + graph->op_count * HAPT_MAX_OUTPUTS);
+    HAPT_NEW(problem->step, problem->arena, graph->op_count);
+    HAPT_NEW(fold.produced, problem->arena, graph->tensor_count + graph->op_count * HAPT_MAX_OUTPUTS);
+    for (int t = 0; t < graph->tensor_count; t++) fold.value[t] = NONE;
+    name_values(&fold);
+    order_steps(&fold);
+    return note_lives(problem);
+}
+
+/* ---- the least that is left ---- */
+
+static double least_compute(const struct step *step, int class)
+{
+    double least = INFINITY;
+    for (int c = 0; c < step->choice_count; c++) least = fmin(least, step->choice[c].compute_s[class]);
+    return least;
+}
+
+/* The largest parameter that a step reads or writes the gradient of, or NONE. */
+static int parameter_of(const struct problem *problem, const struct step *step)
+{
+    int best = NONE;
+    for (int k = 0; k < HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS; k++) {
+        int object = k < HAPT_MAX_INPUTS ? step->input[k] : step->output[k - HAPT_MAX_INPUTS];
+        if (object < 0) continue;
+        if (problem->object[object].kind == OBJECT_PARAMETER_GRADIENT) object = problem->object[object].parameter;
+        if (problem->object[object].kind != OBJECT_PARAMETER) continue;
+        if (best == NONE || problem->object[object].layouts->bytes > problem->object[best].layouts->bytes) best = object;
+    }
+    return best;
+}
+
+/* The cheapest way of a step when a parameter has a layout, with the end of its gradient where the step alone writes it. */
+static double step_with_layout(const struct problem *problem, const struct step *step, int parameter, int layout, const int *writers,
+                               int class)
+{
+    double least = INFINITY;
+    for (int c = 0; c < step->choice_count; c++) {
+        const struct choice *choice = &step->choice[c];
+        double seconds = choice->compute_s[class];
+        for (int i = 0; i < HAPT_MAX_INPUTS; i++)
+            if (step->input[i] == parameter && choice->input[i] != layout && layout != WHOLE) seconds = INFINITY;
+        for (int o = 0; o < HAPT_MAX_OUTPUTS; o++) {
+            const int gradient = step->output[o];
+            if (gradient < 0 || problem->object[gradient].parameter != parameter || writers[gradient] != 1) continue;
+            if (choice->output[o] != layout)
+                seconds += problem->object[gradient].layouts->convert_s[choice->output[o]][layout] / problem->microbatches;
+        }
+        least = fmin(least, seconds);
+    }
+    return least;
+}
+
+/* How much more than the sum of its steps' least a parameter's steps take together, over all its layouts. */
+static double unavoidable(const struct problem *problem, int parameter, const int *member, int members, const int *writers,
+                          int class)
+{
+    double best = INFINITY, apart = 0;
+    for (int m = 0; m < members; m++) apart += least_compute(&problem->step[member[m]], class);
+    for (int l = 0; l < problem->object[parameter].layouts->count; l++) {
+        if (l == PARTIAL) continue;
+        double sum = 0;
+        for (int m = 0; m < members; m++)
+            sum += step_with_layout(problem, &problem->step[member[m]], parameter, l, writers, class);
+        best = fmin(best, sum);
+    }
+    return isfinite(best) && best > apart ? best - apart : 0;
+}
+
+static enum hapt_status add_unavoidable(struct problem *problem, double *extra)
+{
+    int *member, *writers;
+    HAPT_NEW(member, problem->arena, problem->step_count);
+    HAPT_NEW(writers, problem->arena, problem->object_count);
+    int *head, *next; /* steps of a parameter, first to last */
+    HAPT_NEW(head, problem->arena, problem->object_count);
+    HAPT_NEW(next, problem->arena, problem->step_count);
+    for (int k = 0; k < problem->object_count; k++) head[k] = NONE;
+    for (int s = problem->step_count - 1; s >= 0; s--) {
+        const struct step *step = &problem->step[s];
+        for (int o = 0; o < HAPT_MAX_OUTPUTS; o++)
+            if (step->output[o] >= 0) writers[step->output[o]]++;
+        const int parameter = parameter_of(problem, step);
+        if (parameter == NONE) continue;
+        next[s] = head[parameter];
+        head[parameter] = s;
+    }
+    for (int k = 0; k < problem->object_count; k++) {
+        int members = 0;
+        for (int s = head[k]; s != NONE; s = next[s]) member[members++] = s;
+        for (int j = 0; members && j < problem->classes; j++)
+            extra[head[k] * problem->classes + j] += unavoidable(problem, k, member, members, writers, j);
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_bounds_build(struct problem *problem)
+{
+    const int classes = problem->classes, steps = problem->step_count;
+    double *extra;
+    HAPT_NEW(problem->forward_left, problem->arena, (steps + 1) * classes);
+    HAPT_NEW(problem->backward_left, problem->arena, (steps + 1) * classes);
+    HAPT_NEW(problem->left, problem->arena, (steps + 1) * classes);
+    HAPT_NEW(extra, problem->arena, (steps + 1) * classes);
+    HAPT_TRY(add_unavoidable(problem, extra));
+    for (int s = steps - 1; s >= 0; s--) {
+        for (int j = 0; j < classes; j++) {
+            const int at = s * classes + j, behind = at + classes;
+            const double least = least_compute(&problem->step[s], j);
+            problem->forward_left[at] = problem->forward_left[behind] + (problem->step[s].backward ? 0 : least);
+            problem->backward_left[at] = problem->backward_left[behind] + (problem->step[s].backward ? least : 0);
+            problem->left[at] = problem->left[behind] + least + extra[at];
+        }
+    }
+    return HAPT_OK;
+}

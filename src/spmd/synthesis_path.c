@@ -1,0 +1,389 @@
+/*
+ * Segments and the shortest path through them. A segment is searched once for its structure and what its start looks like; a node of
+ * the path is the layouts of the tensors that cross a cut.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "hapt/env.h"
+#include "synthesis_private.h"
+
+#define NONE (-1)
+
+/* ---- where to cut ---- */
+
+enum { SEGMENT_MINIMUM = 4, SEGMENT_MOST = 24, MOST_CROSSING = 8 };
+
+struct cutting {
+    const struct problem *problem;
+    int *crossing;   /* [step] activations and gradients that cross in front of it; -1: no place for a cut */
+    int *forward_before; /* [step + 1] forward steps in front of it */
+    bool *cut;       /* [step] */
+};
+
+static void split_long(struct cutting *cutting, int first, int end)
+{
+    const int *before = cutting->forward_before;
+    int best = NONE;
+    if (before[end] - before[first] <= SEGMENT_MOST) return;
+    for (int s = first + 1; s < end; s++) {
+        const int left = before[s] - before[first], right = before[end] - before[s];
+        if (cutting->crossing[s] < 0 || cutting->crossing[s] > MOST_CROSSING || left < SEGMENT_MINIMUM || right < SEGMENT_MINIMUM)
+            continue;
+        if (best != NONE && cutting->crossing[s] >= cutting->crossing[best]) continue;
+        best = s;
+    }
+    if (best == NONE) return;
+    cutting->cut[best] = true;
+    split_long(cutting, first, best);
+    split_long(cutting, best, end);
+}
+
+static void choose_cuts(struct cutting *cutting)
+{
+    const struct problem *problem = cutting->problem;
+    const int wished = problem->options->segment_minimum, minimum = wished > 0 ? wished : SEGMENT_MINIMUM;
+    int least = MOST_CROSSING, last = 0;
+    if (problem->options->exact) return;
+    for (int s = 1; s < problem->step_count; s++)
+        if (cutting->crossing[s] > 0 && cutting->crossing[s] < least) least = cutting->crossing[s];
+    for (int s = 1; s < problem->step_count; s++) {
+        const int *before = cutting->forward_before;
+        if (cutting->crossing[s] < 0 || cutting->crossing[s] > least || before[s] - before[last] < minimum) continue;
+        if (before[problem->step_count] - before[s] < minimum) break;
+        cutting->cut[s] = true;
+        last = s;
+    }
+    for (int first = 0, s = 1; s <= problem->step_count; s++) {
+        if (s < problem->step_count && !cutting->cut[s]) continue;
+        split_long(cutting, first, s);
+        first = s;
+    }
+}
+
+static enum hapt_status find_segments(const struct problem *problem, struct hapt_arena *arena, struct segment **segments, int *count)
+{
+    struct cutting cutting = {.problem = problem};
+    HAPT_NEW(cutting.crossing, arena, problem->step_count + 1);
+    HAPT_NEW(cutting.forward_before, arena, problem->step_count + 1);
+    HAPT_NEW(cutting.cut, arena, problem->step_count + 1);
+    for (int k = 0; k < problem->object_count; k++) {
+        const struct object *object = &problem->object[k];
+        if (object->first < 0 || object->kind == OBJECT_PARAMETER || object->kind == OBJECT_PARAMETER_GRADIENT) continue;
+        for (int s = object->first + 1; s <= object->last; s++) cutting.crossing[s]++;
+    }
+    for (int s = 0; s < problem->step_count; s++) {
+        const struct step *step = &problem->step[s];
+        cutting.forward_before[s + 1] = cutting.forward_before[s] + !step->backward;
+        if (step->backward) cutting.crossing[s] = NONE;
+    }
+    choose_cuts(&cutting);
+    HAPT_NEW(*segments, arena, problem->step_count);
+    *count = 0;
+    for (int first = 0, s = 1; s <= problem->step_count; s++) {
+        if (s < problem->step_count && !cutting.cut[s]) continue;
+        HAPT_TRY(hapt_segment_build(problem, first, s, &(*segments)[(*count)++]));
+        first = s;
+    }
+    return HAPT_OK;
+}
+
+/* ---- a segment's objects ---- */
+
+enum hapt_status hapt_segment_build(const struct problem *problem, int first, int end, struct segment *segment)
+{
+    bool *listed;
+    int most = 0;
+    for (int s = first; s < end; s++) most += HAPT_MAX_INPUTS + 2 * HAPT_MAX_OUTPUTS + problem->step[s].dying_count;
+    *segment = (struct segment){.first = first, .end = end};
+    HAPT_NEW(listed, problem->arena, problem->object_count);
+    HAPT_NEW(segment->local, problem->arena, most);
+    for (int s = first; s < end; s++) {
+        const struct step *step = &problem->step[s];
+        for (int k = 0; k < HAPT_MAX_INPUTS + 2 * HAPT_MAX_OUTPUTS + step->dying_count; k++) {
+            const int o = k - HAPT_MAX_INPUTS;
+            const int object = o < 0                      ? step->input[k]
+                               : o < HAPT_MAX_OUTPUTS     ? step->output[o]
+                               : o < 2 * HAPT_MAX_OUTPUTS ? step->previous[o - HAPT_MAX_OUTPUTS]
+                                                          : step->dying[o - 2 * HAPT_MAX_OUTPUTS];
+            if (object < 0 || listed[object]) continue;
+            listed[object] = true;
+            segment->local[segment->local_count++] = object;
+        }
+    }
+    HAPT_NEW(segment->start, problem->arena, segment->local_count);
+    HAPT_NEW(segment->at_end, problem->arena, segment->local_count);
+    for (int k = 0; k < segment->local_count; k++) {
+        const struct object *object = &problem->object[segment->local[k]];
+        if (object->first < first) segment->start[segment->start_count++] = k;
+        if (object->last >= end) segment->at_end[segment->end_count++] = k;
+    }
+    return HAPT_OK;
+}
+
+static uint64_t mix(uint64_t hash, const void *data, size_t bytes) { return hapt_hash(hash, data, bytes); }
+
+static uint64_t mix_int(uint64_t hash, int64_t value) { return mix(hash, &value, sizeof value); }
+
+static uint64_t mix_objects(uint64_t hash, const int *object, int count, const int *number)
+{
+    for (int k = 0; k < count; k++) hash = mix_int(hash, object[k] < 0 ? NONE : number[object[k]]);
+    return hash;
+}
+
+/* Equal for segments that are the same search: choices, costs, objects and how they meet. */
+static uint64_t segment_structure(const struct problem *problem, const struct segment *segment, int *number)
+{
+    uint64_t hash = mix_int(1, segment->local_count);
+    for (int k = 0; k < segment->local_count; k++) number[segment->local[k]] = k;
+    for (int k = 0; k < segment->local_count; k++) {
+        const struct object *object = &problem->object[segment->local[k]];
+        const struct hapt_tensor *tensor = &problem->graph->tensor[object->tensor];
+        const int64_t facts[] = {object->kind, (int64_t)(intptr_t)object->layouts, object->makeable, object->tracked,
+                                 tensor->trainable, tensor->dtype, object->first < segment->first, object->last >= segment->end,
+                                 object->parameter >= 0 ? number[object->parameter] : NONE};
+        hash = mix(hash, facts, sizeof facts);
+    }
+    for (int s = segment->first; s < segment->end; s++) {
+        const struct step *step = &problem->step[s];
+        hash = mix_int(mix_int(mix_int(hash, step->backward), step->last_reader), step->choice_count);
+        hash = mix_objects(hash, step->input, HAPT_MAX_INPUTS, number);
+        hash = mix_objects(hash, step->output, HAPT_MAX_OUTPUTS, number);
+        hash = mix_objects(hash, step->previous, HAPT_MAX_OUTPUTS, number);
+        hash = mix_objects(hash, step->dying, step->dying_count, number);
+        for (int c = 0; c < step->choice_count; c++) {
+            const struct choice *choice = &step->choice[c];
+            hash = mix(hash, choice->input, sizeof choice->input);
+            hash = mix(hash, choice->output, sizeof choice->output);
+            hash = mix(hash, &choice->exchange_s, sizeof choice->exchange_s);
+            hash = mix(hash, choice->compute_s, (size_t)problem->classes * sizeof *choice->compute_s);
+        }
+    }
+    return hash;
+}
+
+/* ---- the path ---- */
+
+struct searched { /* a segment's structure from one start */
+    uint64_t structure;
+    int start_count;
+    const uint32_t *start;
+    struct outcome *outcome;
+    int outcome_count;
+};
+struct node {
+    uint32_t *word; /* [crossing objects] */
+    double cost_s;
+    int parent;
+    const struct outcome *outcome;
+};
+struct border { /* in front of a segment */
+    int object_count, *object; /* crossing ones, ascending */
+    int node_count, node_capacity;
+    struct node *node;
+};
+struct path {
+    const struct problem *problem;
+    struct hapt_arena *arena;
+    int segment_count;
+    struct segment *segment;
+    uint64_t *structure;
+    struct border *border; /* [segment_count + 1] */
+    int searched_count, searched_capacity;
+    struct searched *searched;
+    struct search_tally tally;
+    int *place; /* [object] its place among the crossing ones of a border, while that is at hand */
+};
+
+static enum hapt_status list_crossing(struct path *path, int at, int step)
+{
+    struct border *border = &path->border[at];
+    const struct problem *problem = path->problem;
+    for (int pass = 0; pass < 2; pass++) {
+        border->object_count = 0;
+        for (int k = 0; k < problem->object_count; k++) {
+            if (problem->object[k].first < 0 || problem->object[k].first >= step || problem->object[k].last < step) continue;
+            if (pass) border->object[border->object_count] = k;
+            border->object_count++;
+        }
+        if (!pass) HAPT_NEW(border->object, path->arena, border->object_count);
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status outcomes_of(struct path *path, int s, const uint32_t *start, const struct searched **found)
+{
+    const struct segment *segment = &path->segment[s];
+    const size_t bytes = (size_t)segment->start_count * sizeof *start;
+    for (int k = 0; k < path->searched_count; k++) {
+        *found = &path->searched[k];
+        if ((*found)->structure == path->structure[s] && (*found)->start_count == segment->start_count &&
+            !memcmp((*found)->start, start, bytes))
+            return HAPT_OK;
+    }
+    if (path->searched_count == path->searched_capacity) {
+        struct searched *grown;
+        const int capacity = path->searched_capacity ? 2 * path->searched_capacity : 64;
+        HAPT_NEW(grown, path->arena, capacity);
+        if (path->searched_count) memcpy(grown, path->searched, (size_t)path->searched_count * sizeof *grown);
+        path->searched = grown;
+        path->searched_capacity = capacity;
+    }
+    struct searched *made = &path->searched[path->searched_count];
+    uint32_t *copy;
+    HAPT_NEW(copy, path->arena, segment->start_count);
+    memcpy(copy, start, bytes);
+    *made = (struct searched){.structure = path->structure[s], .start_count = segment->start_count, .start = copy};
+    HAPT_TRY(hapt_segment_search(path->problem, segment, start, path->arena, &made->outcome, &made->outcome_count, &path->tally));
+    path->searched_count++;
+    *found = made;
+    return HAPT_OK;
+}
+
+static enum hapt_status add_node(struct path *path, int at, const uint32_t *word, double cost_s, int parent,
+                                 const struct outcome *outcome)
+{
+    struct border *border = &path->border[at];
+    const size_t bytes = (size_t)border->object_count * sizeof *word;
+    int n = 0;
+    while (n < border->node_count && memcmp(border->node[n].word, word, bytes)) n++;
+    if (n < border->node_count && border->node[n].cost_s <= cost_s) return HAPT_OK;
+    if (n == border->node_count) {
+        if (n == border->node_capacity) {
+            struct node *grown;
+            const int capacity = n ? 2 * n : 16;
+            HAPT_NEW(grown, path->arena, capacity);
+            if (n) memcpy(grown, border->node, (size_t)n * sizeof *grown);
+            border->node = grown;
+            border->node_capacity = capacity;
+        }
+        border->node_count++;
+        HAPT_NEW(border->node[n].word, path->arena, border->object_count);
+        memcpy(border->node[n].word, word, bytes);
+    }
+    border->node[n].cost_s = cost_s;
+    border->node[n].parent = parent;
+    border->node[n].outcome = outcome;
+    return HAPT_OK;
+}
+
+static int single_layout(const struct object *object, uint32_t word)
+{
+    if (object->kind == OBJECT_PARAMETER || object->kind == OBJECT_PARAMETER_GRADIENT) return NONE;
+    const layout_set set = object->kind == OBJECT_FORWARD ? made_of(word) : awaited_of(word);
+    int layout = 0;
+    while (!(set >> layout & 1u)) layout++;
+    return layout;
+}
+
+/* Node b is of no use when a, with its tensors converted, costs no more. */
+static bool beats(const struct problem *problem, const struct border *border, const struct node *a, const struct node *b)
+{
+    double cost = a->cost_s;
+    for (int k = 0; k < border->object_count && cost <= b->cost_s; k++) {
+        if (a->word[k] == b->word[k]) continue;
+        const struct object *object = &problem->object[border->object[k]];
+        const int from = single_layout(object, a->word[k]), to = single_layout(object, b->word[k]);
+        if (from == NONE) return false;
+        /* An activation is converted behind the cut, a gradient in front of it. */
+        cost += object->kind == OBJECT_FORWARD ? object->layouts->convert_s[from][to] : object->layouts->convert_s[to][from];
+    }
+    return cost <= b->cost_s;
+}
+
+static void drop_beaten(const struct problem *problem, struct border *border)
+{
+    int kept = 0;
+    for (int n = 0; n < border->node_count; n++) {
+        bool beaten = false;
+        for (int m = 0; !beaten && m < border->node_count; m++)
+            beaten = m != n && border->node[m].cost_s < border->node[n].cost_s &&
+                     beats(problem, border, &border->node[m], &border->node[n]);
+        if (beaten) border->node[n].cost_s = INFINITY;
+    }
+    for (int n = 0; n < border->node_count; n++)
+        if (isfinite(border->node[n].cost_s)) border->node[kept++] = border->node[n];
+    border->node_count = kept;
+}
+
+static enum hapt_status cross_segment(struct path *path, int s, int from)
+{
+    const struct segment *segment = &path->segment[s];
+    struct border *before = &path->border[s], *behind = &path->border[s + 1];
+    const uint32_t *word = before->node[from].word;
+    uint32_t *start, *then;
+    const struct searched *found;
+    HAPT_NEW(start, path->arena, segment->start_count);
+    HAPT_NEW(then, path->arena, behind->object_count);
+    for (int k = 0; k < before->object_count; k++) path->place[before->object[k]] = k;
+    for (int k = 0; k < segment->start_count; k++) start[k] = word[path->place[segment->local[segment->start[k]]]];
+    HAPT_TRY(outcomes_of(path, s, start, &found));
+    for (int k = 0; k < behind->object_count; k++) { /* what the segment does not touch passes it as it is */
+        const int object = behind->object[k];
+        if (path->problem->object[object].first < segment->first) then[k] = word[path->place[object]];
+    }
+    for (int k = 0; k < behind->object_count; k++) path->place[behind->object[k]] = k;
+    for (int c = 0; c < found->outcome_count; c++) {
+        const struct outcome *outcome = &found->outcome[c];
+        for (int k = 0; k < segment->end_count; k++) then[path->place[segment->local[segment->at_end[k]]]] = outcome->word[k];
+        HAPT_TRY(add_node(path, s + 1, then, before->node[from].cost_s + outcome->cost_s, from, outcome));
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status trace(struct path *path, struct hapt_arena *arena, struct chosen *chosen)
+{
+    int node = 0, borders = 0;
+    HAPT_NEW(chosen->decision, arena, path->problem->step_count);
+    for (int s = path->segment_count, n = 0; s > 0; n = path->border[s].node[n].parent, s--)
+        borders += path->border[s].node[n].outcome->border_count;
+    HAPT_NEW(chosen->border, arena, borders);
+    chosen->border_count = borders;
+    for (int s = path->segment_count; s > 0; s--) { /* from the last one on; borders stay in order */
+        const struct segment *segment = &path->segment[s - 1];
+        const struct outcome *outcome = path->border[s].node[node].outcome;
+        memcpy(&chosen->decision[segment->first], outcome->decision,
+               (size_t)(segment->end - segment->first) * sizeof *outcome->decision);
+        borders -= outcome->border_count;
+        for (int b = 0; b < outcome->border_count; b++)
+            chosen->border[borders + b] = (struct chosen_border){segment->end - 1, segment->local[outcome->border[b].object],
+                                                                 outcome->border[b].from, outcome->border[b].to};
+        node = path->border[s].node[node].parent;
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_path_search(struct problem *problem, struct hapt_arena *arena, struct chosen *chosen, double *cost_s,
+                                  struct hapt_synthesis_report *report)
+{
+    struct path path = {.problem = problem, .arena = arena};
+    int *number;
+    HAPT_TRY(find_segments(problem, arena, &path.segment, &path.segment_count));
+    HAPT_NEW(path.border, arena, path.segment_count + 1);
+    HAPT_NEW(path.structure, arena, path.segment_count);
+    HAPT_NEW(path.place, arena, problem->object_count);
+    HAPT_NEW(number, arena, problem->object_count);
+    report->unique_segments = 0;
+    for (int s = 0; s <= path.segment_count; s++)
+        HAPT_TRY(list_crossing(&path, s, s < path.segment_count ? path.segment[s].first : problem->step_count));
+    for (int s = 0; s < path.segment_count; s++) {
+        bool known = false;
+        path.structure[s] = segment_structure(problem, &path.segment[s], number);
+        for (int r = 0; r < s; r++) known = known || path.structure[r] == path.structure[s];
+        report->unique_segments += !known;
+    }
+    HAPT_TRY(add_node(&path, 0, NULL, 0, NONE, NULL));
+    for (int s = 0; s < path.segment_count; s++) {
+        for (int n = 0; n < path.border[s].node_count; n++) HAPT_TRY(cross_segment(&path, s, n));
+        drop_beaten(problem, &path.border[s + 1]);
+    }
+    report->segments = path.segment_count;
+    report->expanded += path.tally.expanded;
+    report->generated += path.tally.generated;
+    if (path.tally.capped) report->because = "a segment had more states than allowed";
+    if (path.border[path.segment_count].node_count == 0)
+        return hapt_fail(HAPT_ERR_INFEASIBLE, "loosen forced cuts, layouts between segments or memory",
+                         "no program of %d devices computes this graph", problem->axis->size);
+    *cost_s = path.border[path.segment_count].node[0].cost_s;
+    return trace(&path, arena, chosen);
+}

@@ -1,0 +1,281 @@
+/*
+ * Proof and price of a program, instruction by instruction and device by device. It knows nothing of how the program was found.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "synthesis_fold.h"
+
+enum { MOST_VERSIONS = 16 };
+
+struct version { struct hapt_property property; bool forward, kept; };
+struct versions {
+    int count;
+    struct version version[MOST_VERSIONS];
+    bool alone; /* what was added last is in a layout of its own, `added`, and not part of the others yet */
+    struct hapt_property added;
+};
+
+struct pricing {
+    const struct hapt_sharding *sharding; /* so far */
+    int axis_index;
+    const struct hapt_graph *graph;
+    const struct hapt_axis *axis;
+    const struct hapt_spmd_costs *costs;
+    const struct hapt_synthesis_options *options;
+    struct hapt_arena *arena;
+    int64_t *first;            /* [size + 1] */
+    struct versions *of;       /* [tensor] of an activation, a gradient, or the one layout of a parameter */
+    struct hapt_property *sum; /* [tensor] of a parameter's gradient: what the backward part wrote */
+    double *since;             /* [device] s since the last synchronisation */
+    int done;                  /* operators so far */
+    double microbatches, in_flight, state_bytes;
+    struct hapt_program_price *price;
+};
+
+static enum hapt_status refuse(const struct pricing *pricing, int tensor, const char *what)
+{
+    return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "tensor %s: %s", pricing->graph->tensor[tensor].name, what);
+}
+
+static const struct hapt_property whole = {.kind = HAPT_PROPERTY_IDENTITY};
+
+static struct version *version_of(const struct pricing *pricing, int tensor, struct hapt_property property)
+{
+    struct versions *of = &pricing->of[tensor];
+    for (int v = 0; v < of->count; v++)
+        if (hapt_property_same(of->version[v].property, property)) return &of->version[v];
+    return NULL;
+}
+
+static void add_version(const struct pricing *pricing, int tensor, struct hapt_property property, bool forward)
+{
+    struct versions *of = &pricing->of[tensor];
+    if (version_of(pricing, tensor, property)) return;
+    HAPT_ASSERT(of->count < MOST_VERSIONS);
+    of->version[of->count++] = (struct version){.property = property, .forward = forward};
+}
+
+/* The part of a tensor that every device holds, into `share` (NULL: none wanted); the largest comes back. */
+static enum hapt_status shares(const struct pricing *pricing, int tensor, struct hapt_property property, double *share, double *largest)
+{
+    const int size = pricing->axis->size;
+    *largest = 1;
+    for (int j = 0; share && j < size; j++) share[j] = 1;
+    if (property.kind != HAPT_PROPERTY_ALL_GATHER) return HAPT_OK;
+    if (property.dim < 0 || property.dim >= pricing->graph->tensor[tensor].dims)
+        return refuse(pricing, tensor, "has no such dimension");
+    const int64_t step = (property.blocks > 1 ? property.blocks : 1) * (property.unit > 1 ? property.unit : 1);
+    const int64_t extent = pricing->graph->tensor[tensor].shape[property.dim];
+    if (extent % step || !hapt_axis_split(pricing->axis, property.ratio, extent / step, pricing->first))
+        return refuse(pricing, tensor, "cannot be shared out so");
+    *largest = 0;
+    for (int j = 0; j < size; j++) {
+        const double part = (double)(pricing->first[j + 1] - pricing->first[j]) / (double)(extent / step);
+        if (share) share[j] = part;
+        *largest = fmax(*largest, part);
+    }
+    return HAPT_OK;
+}
+
+static void synchronise(struct pricing *pricing)
+{
+    double slowest = 0;
+    for (int j = 0; j < pricing->axis->size; j++) {
+        slowest = fmax(slowest, pricing->since[j]);
+        pricing->since[j] = 0;
+    }
+    pricing->price->compute_s += slowest;
+    pricing->price->stages++;
+}
+
+/* ---- communications ---- */
+
+static enum hapt_status communicate(struct pricing *pricing, const struct hapt_axis_instruction *instruction)
+{
+    const int tensor = instruction->tensor;
+    const struct hapt_tensor *of = &pricing->graph->tensor[tensor];
+    const bool sum = hapt_is_parameter_gradient(pricing->graph, tensor), forward = pricing->done < pricing->graph->forward_count;
+    const enum hapt_collective_kind kind = hapt_rule_collective(instruction->from, instruction->to);
+    const bool grouped = instruction->kind == HAPT_COLLECTIVE_GROUPED_BROADCAST && kind == HAPT_COLLECTIVE_ALL_GATHER;
+    double from_share, to_share;
+    if (kind == HAPT_COLLECTIVE_NONE || (instruction->kind != kind && !grouped))
+        return refuse(pricing, tensor, "no collective of that kind leads from the one layout to the other");
+    if (of->kind == HAPT_TENSOR_INPUT || (of->kind == HAPT_TENSOR_PARAMETER && kind != HAPT_COLLECTIVE_SLICE))
+        return refuse(pricing, tensor, "inputs and parameters are not communicated");
+    const bool joins = pricing->of[tensor].alone && hapt_property_same(pricing->of[tensor].added, instruction->from);
+    struct version *source = joins ? version_of(pricing, tensor, instruction->to) : version_of(pricing, tensor, instruction->from);
+    if (!source) return refuse(pricing, tensor, "is not there in the layout that a communication starts from");
+    HAPT_TRY(shares(pricing, tensor, instruction->from, NULL, &from_share));
+    HAPT_TRY(shares(pricing, tensor, instruction->to, NULL, &to_share));
+    if (!forward && source->forward) source->kept = true;
+    if (sum && pricing->done < pricing->graph->op_count)
+        return refuse(pricing, tensor, "gradients of parameters are brought to their layout at the end of the step");
+    if (kind != HAPT_COLLECTIVE_SLICE) {
+        const double largest = kind == HAPT_COLLECTIVE_ALL_REDUCE ? 1 : kind == HAPT_COLLECTIVE_REDUCE_SCATTER ? to_share
+                               : kind == HAPT_COLLECTIVE_ALL_TO_ALL ? fmax(from_share, to_share) : from_share;
+        const double seconds = pricing->costs->collective_s(pricing->costs->context, instruction->kind,
+                                                            hapt_whole_bytes(pricing->costs, pricing->graph, tensor), largest);
+        if (sum) {
+            pricing->price->end_s += seconds / pricing->microbatches;
+        } else {
+            synchronise(pricing);
+            pricing->price->communicate_s += seconds;
+        }
+    }
+    if (joins) pricing->of[tensor].alone = false, pricing->of[tensor].count = 0;
+    add_version(pricing, tensor, instruction->to, forward);
+    return HAPT_OK;
+}
+
+/* ---- computation ---- */
+
+static enum hapt_status read_input(struct pricing *pricing, int tensor, struct hapt_property need)
+{
+    const enum hapt_tensor_kind kind = pricing->graph->tensor[tensor].kind;
+    if (kind == HAPT_TENSOR_INPUT) return HAPT_OK;
+    if (kind == HAPT_TENSOR_PARAMETER && pricing->of[tensor].count == 0) add_version(pricing, tensor, need, true);
+    struct version *version = version_of(pricing, tensor, need);
+    if (pricing->of[tensor].alone) return refuse(pricing, tensor, "what was added last is not part of it yet");
+    if (!version) return refuse(pricing, tensor, "is not there in the layout that an operator needs");
+    if (version->forward && pricing->done >= pricing->graph->forward_count) version->kept = true;
+    return HAPT_OK;
+}
+
+static enum hapt_status write_output(struct pricing *pricing, const struct hapt_op *op, int o, struct hapt_property made)
+{
+    const int tensor = op->output[o];
+    const bool sum = hapt_is_parameter_gradient(pricing->graph, tensor);
+    struct versions *of = &pricing->of[tensor];
+    if (of->alone) return refuse(pricing, tensor, "what was added last is not part of it yet");
+    if (op->accumulate >> o & 1u && of->count > 0 && !version_of(pricing, tensor, made)) {
+        if (sum) return refuse(pricing, tensor, "is added to in another layout than its own");
+        of->alone = true;
+        of->added = made;
+        return HAPT_OK;
+    }
+    if (sum && of->count > 1) return refuse(pricing, tensor, "is added to behind its communication");
+    of->count = 0;
+    add_version(pricing, tensor, made, pricing->done < pricing->graph->forward_count);
+    if (sum) pricing->sum[tensor] = made;
+    return HAPT_OK;
+}
+
+static enum hapt_status compute(struct pricing *pricing, const struct hapt_axis_instruction *instruction)
+{
+    const struct hapt_op *op = &pricing->graph->op[instruction->op];
+    struct hapt_spmd_work work = {.graph = pricing->graph, .op = instruction->op, .cut = instruction->cut};
+    struct hapt_cut_rule rule;
+    if (instruction->op != pricing->done)
+        return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "operator %s is not the next one", op->name);
+    HAPT_TRY(hapt_cut_rule_make(pricing->sharding, pricing->axis_index, pricing->axis, instruction->op, instruction->cut, &rule));
+    for (int i = 0; i < op->input_count; i++) {
+        if (op->input[i] < 0) continue;
+        if (rule.rule.input[i].kind == HAPT_PROPERTY_ALL_GATHER) work.sharded_input |= 1u << i;
+        HAPT_TRY(read_input(pricing, op->input[i], rule.rule.input[i]));
+    }
+    for (int o = 0; o < op->output_count; o++) {
+        if (op->output[o] < 0) continue;
+        if (rule.rule.output[o].kind == HAPT_PROPERTY_ALL_GATHER) work.sharded_output |= 1u << o;
+        HAPT_TRY(write_output(pricing, op, o, rule.rule.output[o]));
+    }
+    if (rule.rule.exchange) {
+        const double seconds = hapt_exchange_seconds(pricing->costs, pricing->graph, instruction->op);
+        if (seconds > 0) synchronise(pricing);
+        pricing->price->communicate_s += seconds;
+    }
+    if (rule.units && !hapt_axis_split(pricing->axis, rule.cut.ratio, rule.units, pricing->first))
+        return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "operator %s cannot be shared out", op->name);
+    for (int j = 0; j < pricing->axis->size; j++) {
+        work.share = rule.units ? (double)(pricing->first[j + 1] - pricing->first[j]) / (double)rule.units : 1;
+        pricing->since[j] += pricing->costs->compute_s(pricing->costs->context, &work, j);
+    }
+    pricing->done++;
+    return HAPT_OK;
+}
+
+/* ---- the end ---- */
+
+static enum hapt_status check_end(const struct pricing *pricing)
+{
+    const struct hapt_graph *graph = pricing->graph;
+    if (pricing->done != graph->op_count) return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "the program ends before its last operator");
+    for (int t = 0; t < graph->tensor_count; t++) {
+        const struct hapt_tensor *tensor = &graph->tensor[t];
+        const int gradient = tensor->gradient;
+        if (pricing->of[t].alone) return refuse(pricing, t, "what was added last never became part of it");
+        if (tensor->kind != HAPT_TENSOR_PARAMETER || gradient < 0 || pricing->of[gradient].count == 0) continue;
+        const struct hapt_property layout = pricing->of[t].count ? pricing->of[t].version[0].property : whole;
+        if (!version_of(pricing, gradient, layout))
+            return refuse(pricing, gradient, "does not get to the layout of its parameter");
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status add_bytes(struct pricing *pricing, int tensor, struct hapt_property property, double times, double *scratch)
+{
+    double largest;
+    HAPT_TRY(shares(pricing, tensor, property, scratch, &largest));
+    const double bytes = hapt_whole_bytes(pricing->costs, pricing->graph, tensor);
+    for (int j = 0; j < pricing->axis->size; j++) pricing->price->memory_bytes[j] += bytes * scratch[j] * times;
+    return HAPT_OK;
+}
+
+static enum hapt_status add_memory(struct pricing *pricing)
+{
+    const struct hapt_graph *graph = pricing->graph;
+    double *scratch;
+    HAPT_NEW(scratch, pricing->arena, pricing->axis->size);
+    for (int t = 0; t < graph->tensor_count; t++) {
+        const struct hapt_tensor *tensor = &graph->tensor[t];
+        const struct versions *of = &pricing->of[t];
+        if (of->count == 0) continue;
+        if (tensor->kind == HAPT_TENSOR_PARAMETER) {
+            const double state = pricing->state_bytes + (tensor->dtype == HAPT_F32 ? 0 : 4);
+            const double times = 1 + (tensor->trainable ? state / (double)hapt_dtype_bytes(tensor->dtype) : 0);
+            HAPT_TRY(add_bytes(pricing, t, of->version[0].property, times, scratch));
+        } else if (hapt_is_parameter_gradient(graph, t)) {
+            const struct hapt_property layout = pricing->of[tensor->primal].version[0].property;
+            const struct hapt_property sum = pricing->sum[t];
+            const bool in_place = sum.kind == HAPT_PROPERTY_ALL_REDUCE && layout.kind == HAPT_PROPERTY_IDENTITY;
+            HAPT_TRY(add_bytes(pricing, t, sum, 1, scratch));
+            if (!in_place && !hapt_property_same(sum, layout)) HAPT_TRY(add_bytes(pricing, t, layout, 1, scratch));
+        } else {
+            for (int v = 0; v < of->count; v++)
+                if (of->version[v].kept) HAPT_TRY(add_bytes(pricing, t, of->version[v].property, pricing->in_flight, scratch));
+        }
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_axis_program_price(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
+                                         const struct hapt_spmd_costs *costs, const struct hapt_synthesis_options *options,
+                                         const struct hapt_axis_program *program, struct hapt_arena *arena,
+                                         struct hapt_program_price *price)
+{
+    struct hapt_program_price made = {0};
+    const struct hapt_graph *graph = sharding->graph;
+    struct pricing pricing = {.sharding = sharding, .axis_index = axis_index, .graph = graph, .axis = axis, .costs = costs, .options = options, .arena = arena, .price = &made};
+    pricing.microbatches = options->microbatches > 0 ? options->microbatches : 1;
+    pricing.in_flight = options->in_flight > 0 ? options->in_flight : 1;
+    pricing.state_bytes = options->optimizer_bytes_per_element < 0   ? 0
+                          : options->optimizer_bytes_per_element > 0 ? options->optimizer_bytes_per_element
+                                                                     : 8;
+    HAPT_NEW(pricing.first, arena, axis->size + 1);
+    HAPT_NEW(pricing.of, arena, graph->tensor_count);
+    HAPT_NEW(pricing.sum, arena, graph->tensor_count);
+    HAPT_NEW(pricing.since, arena, axis->size);
+    HAPT_NEW(made.memory_bytes, arena, axis->size);
+    for (int i = 0; i < program->count; i++) {
+        const struct hapt_axis_instruction *instruction = &program->instruction[i];
+        if (instruction->op >= graph->op_count || (instruction->op < 0 && (instruction->tensor < 0 || instruction->tensor >= graph->tensor_count)))
+            return hapt_fail(HAPT_ERR_INPUT, NULL, "instruction %d names nothing of the graph", i);
+        HAPT_TRY(instruction->op >= 0 ? compute(&pricing, instruction) : communicate(&pricing, instruction));
+    }
+    synchronise(&pricing); /* the last stage */
+    HAPT_TRY(check_end(&pricing));
+    HAPT_TRY(add_memory(&pricing));
+    made.cost_s = made.compute_s + made.communicate_s + made.end_s;
+    *price = made;
+    return HAPT_OK;
+}

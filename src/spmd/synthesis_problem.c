@@ -1,0 +1,375 @@
+/* From a graph and its costs to the problem that is searched: layouts of tensors, choices of operators, and the least that is left. */
+#include <math.h>
+#include <string.h>
+
+#include "hapt/env.h"
+#include "synthesis_fold.h"
+
+/* ---- costs ---- */
+
+static double collective(const struct hapt_spmd_costs *costs, enum hapt_collective_kind kind, double bytes, double share)
+{
+    return costs->collective_s(costs->context, kind, bytes, share);
+}
+
+enum hapt_collective_kind hapt_conversion(const struct hapt_spmd_costs *costs, bool no_grouped_broadcast, double bytes,
+                                          struct hapt_property from, double from_share, struct hapt_property to, double to_share,
+                                          double *seconds)
+{
+    enum hapt_collective_kind kind = HAPT_COLLECTIVE_NONE;
+    *seconds = INFINITY;
+    if (to.kind == HAPT_PROPERTY_ALL_REDUCE || hapt_property_same(from, to)) return kind;
+    const bool whole = to.kind == HAPT_PROPERTY_IDENTITY;
+    if (from.kind == HAPT_PROPERTY_IDENTITY) {
+        kind = HAPT_COLLECTIVE_SLICE;
+        *seconds = 0;
+    } else if (from.kind == HAPT_PROPERTY_ALL_REDUCE) {
+        kind = whole ? HAPT_COLLECTIVE_ALL_REDUCE : HAPT_COLLECTIVE_REDUCE_SCATTER;
+        *seconds = collective(costs, kind, bytes, whole ? 1 : to_share);
+    } else if (!whole) {
+        kind = HAPT_COLLECTIVE_ALL_TO_ALL;
+        *seconds = collective(costs, kind, bytes, fmax(from_share, to_share));
+    } else {
+        kind = HAPT_COLLECTIVE_ALL_GATHER;
+        *seconds = collective(costs, kind, bytes, from_share);
+        if (no_grouped_broadcast) return kind;
+        const double other = collective(costs, HAPT_COLLECTIVE_GROUPED_BROADCAST, bytes, from_share);
+        if (other < *seconds) {
+            kind = HAPT_COLLECTIVE_GROUPED_BROADCAST;
+            *seconds = other;
+        }
+    }
+    return kind;
+}
+
+double hapt_exchange_seconds(const struct hapt_spmd_costs *costs, const struct hapt_graph *graph, int index)
+{
+    const struct hapt_op *op = &graph->op[index];
+    const int last = op->output[op->output_count - 1];
+    const double elements = (double)hapt_tensor_elements(&graph->tensor[last]);
+    const double part = hapt_whole_bytes(costs, graph, last) / (double)hapt_tensor_bytes(&graph->tensor[last]);
+    return hapt_op_type_at(op->type)->exchanges * collective(costs, HAPT_COLLECTIVE_ALL_REDUCE, 4 * elements * part, 1);
+}
+
+/* ---- kinds of devices ---- */
+
+static bool devices_alike(const struct problem *problem, int a, int b)
+{
+    const struct hapt_axis *axis = problem->axis;
+    const double *limit = problem->options->memory_bytes;
+    if (problem->costs->kind && problem->costs->kind[a] != problem->costs->kind[b]) return false;
+    if (limit && limit[a] != limit[b]) return false;
+    for (int r = 0; axis->ratio && r < axis->ratio_count; r++)
+        if (axis->ratio[r * axis->size + a] != axis->ratio[r * axis->size + b]) return false;
+    return true;
+}
+
+static enum hapt_status sort_devices(struct problem *problem)
+{
+    const int size = problem->axis->size;
+    HAPT_NEW(problem->class_of, problem->arena, size);
+    for (int j = 0; j < size; j++) {
+        int class = 0;
+        while (class < problem->classes && !devices_alike(problem, problem->representative[class], j)) class++;
+        if (class == MOST_CLASSES) {
+            class = j % MOST_CLASSES;
+            problem->merged = true;
+        }
+        if (class == problem->classes) problem->representative[problem->classes++] = j;
+        problem->class_of[j] = class;
+    }
+    return HAPT_OK;
+}
+
+/* ---- shares of a cut, by class ---- */
+
+struct shares { int ratio; int64_t units; double share[MOST_CLASSES], largest; };
+struct share_cache { int count, capacity; struct shares *entry; int64_t *first; };
+
+static enum hapt_status shares_of(struct problem *problem, struct share_cache *cache, int ratio, int64_t units,
+                                  const struct shares **found)
+{
+    for (int e = 0; e < cache->count; e++) {
+        if (cache->entry[e].ratio != ratio || cache->entry[e].units != units) continue;
+        *found = &cache->entry[e];
+        return HAPT_OK;
+    }
+    if (cache->count == cache->capacity) {
+        struct shares *grown;
+        const int capacity = cache->capacity ? 2 * cache->capacity : 64;
+        HAPT_NEW(grown, problem->arena, capacity);
+        if (cache->count) memcpy(grown, cache->entry, (size_t)cache->count * sizeof *grown);
+        cache->entry = grown;
+        cache->capacity = capacity;
+    }
+    struct shares *made = &cache->entry[cache->count];
+    *made = (struct shares){.ratio = ratio, .units = units};
+    if (!hapt_axis_split(problem->axis, ratio, units, cache->first))
+        return hapt_fail(HAPT_ERR_INPUT, "ratios are finite and not negative, one of them positive", "ratio vector %d cannot be used", ratio);
+    for (int j = 0; j < problem->axis->size; j++) {
+        const double share = (double)(cache->first[j + 1] - cache->first[j]) / (double)units;
+        double *its = &made->share[problem->class_of[j]];
+        if (share > *its) *its = share;
+        if (share > made->largest) made->largest = share;
+    }
+    cache->count++;
+    *found = made;
+    return HAPT_OK;
+}
+
+/* ---- layouts ---- */
+
+struct tensor_layouts { int count; struct hapt_property property[MOST_LAYOUTS]; };
+
+struct builder {
+    struct problem *problem;
+    struct share_cache shares;
+    struct hapt_op_cuts *cuts;
+    struct tensor_layouts *of; /* by root: a parameter and its gradients share their numbers */
+    const struct layouts **layouts; /* [tensor] */
+    int unique_count;
+    struct layouts **unique;
+};
+
+static int root_of(const struct hapt_graph *graph, int tensor)
+{
+    return hapt_is_parameter_gradient(graph, tensor) ? graph->tensor[tensor].primal : tensor;
+}
+
+bool hapt_is_parameter_gradient(const struct hapt_graph *graph, int tensor)
+{
+    const struct hapt_tensor *of = &graph->tensor[tensor];
+    return of->kind == HAPT_TENSOR_GRADIENT && of->primal >= 0 && graph->tensor[of->primal].kind == HAPT_TENSOR_PARAMETER;
+}
+
+static int layout_number(const struct builder *builder, int tensor, struct hapt_property property)
+{
+    const struct tensor_layouts *of = &builder->of[root_of(builder->problem->graph, tensor)];
+    for (int l = 0; l < of->count; l++)
+        if (hapt_property_same(of->property[l], property)) return l;
+    return -1;
+}
+
+static bool note_layout(struct builder *builder, int tensor, struct hapt_property property)
+{
+    if (tensor < 0 || layout_number(builder, tensor, property) >= 0) return true;
+    struct tensor_layouts *of = &builder->of[root_of(builder->problem->graph, tensor)];
+    if (of->count == MOST_LAYOUTS) return false;
+    of->property[of->count++] = property;
+    return true;
+}
+
+/* Collects the layouts that any cut asks for; a cut that asks for one too many is left out. */
+static void note_layouts(struct builder *builder)
+{
+    const struct hapt_graph *graph = builder->problem->graph;
+    for (int t = 0; t < graph->tensor_count; t++) {
+        builder->of[t].count = SHARDED;
+        builder->of[t].property[WHOLE].kind = HAPT_PROPERTY_IDENTITY;
+        builder->of[t].property[PARTIAL].kind = HAPT_PROPERTY_ALL_REDUCE;
+    }
+    for (int o = 0; o < graph->op_count; o++) {
+        const struct hapt_op *op = &graph->op[o];
+        int kept = 0;
+        for (int c = 0; c < builder->cuts[o].count; c++) {
+            const struct hapt_cut_rule *rule = &builder->cuts[o].rule[c];
+            bool fits = true;
+            for (int i = 0; i < op->input_count; i++) fits = note_layout(builder, op->input[i], rule->rule.input[i]) && fits;
+            for (int i = 0; i < op->output_count; i++) fits = note_layout(builder, op->output[i], rule->rule.output[i]) && fits;
+            if (fits) builder->cuts[o].rule[kept++] = *rule;
+        }
+        builder->cuts[o].count = kept;
+    }
+}
+
+static enum hapt_status fill_layouts(struct builder *builder, int tensor, struct layouts *made)
+{
+    struct problem *problem = builder->problem;
+    for (int l = 0; l < made->count; l++) {
+        const struct hapt_property property = made->property[l];
+        made->largest[l] = 1;
+        for (int j = 0; j < problem->classes; j++) made->share[l][j] = 1;
+        if (property.kind != HAPT_PROPERTY_ALL_GATHER) continue;
+        made->sharded |= (layout_set)(1u << l);
+        const int64_t units = problem->graph->tensor[tensor].shape[property.dim] /
+                              ((property.blocks > 1 ? property.blocks : 1) * (property.unit > 1 ? property.unit : 1));
+        const struct shares *shares;
+        HAPT_TRY(shares_of(problem, &builder->shares, property.ratio, units, &shares));
+        made->largest[l] = shares->largest;
+        memcpy(made->share[l], shares->share, sizeof made->share[l]);
+    }
+    for (int a = 0; a < made->count; a++)
+        for (int b = 0; b < made->count; b++)
+            made->convert_kind[a][b] = (unsigned char)hapt_conversion(
+                problem->costs, problem->options->no_grouped_broadcast, made->bytes, made->property[a], made->largest[a],
+                made->property[b], made->largest[b], &made->convert_s[a][b]);
+    return HAPT_OK;
+}
+
+static enum hapt_status make_layouts(struct builder *builder)
+{
+    struct problem *problem = builder->problem;
+    const struct hapt_graph *graph = problem->graph;
+    int capacity = 0;
+    for (int t = 0; t < graph->tensor_count; t++) {
+        if (graph->tensor[t].kind == HAPT_TENSOR_INPUT) continue;
+        const struct tensor_layouts *of = &builder->of[root_of(graph, t)];
+        const double bytes = hapt_whole_bytes(problem->costs, graph, t);
+        int64_t shape_same = 0;
+        for (int u = 0; u < builder->unique_count && !builder->layouts[t]; u++) {
+            const struct layouts *other = builder->unique[u];
+            shape_same = other->count == of->count && other->bytes == bytes &&
+                         !memcmp(other->property, of->property, (size_t)of->count * sizeof of->property[0]);
+            if (!shape_same) continue;
+            bool same = true; /* equal bytes may hide different sizes of the dimensions */
+            for (int l = SHARDED; same && l < of->count; l++) {
+                const struct shares *shares;
+                const struct hapt_property p = of->property[l];
+                HAPT_TRY(shares_of(problem, &builder->shares, p.ratio, graph->tensor[t].shape[p.dim] / ((p.blocks > 1 ? p.blocks : 1) * (p.unit > 1 ? p.unit : 1)), &shares));
+                same = shares->largest == other->largest[l] && !memcmp(shares->share, other->share[l], sizeof shares->share);
+            }
+            if (same) builder->layouts[t] = other;
+        }
+        if (builder->layouts[t]) continue;
+        if (builder->unique_count == capacity) {
+            struct layouts **grown;
+            HAPT_NEW(grown, problem->arena, capacity ? 2 * capacity : 64);
+            if (capacity) memcpy(grown, builder->unique, (size_t)capacity * sizeof *grown);
+            builder->unique = grown;
+            capacity = capacity ? 2 * capacity : 64;
+        }
+        struct layouts *made;
+        HAPT_NEW(made, problem->arena, 1);
+        made->count = of->count;
+        memcpy(made->property, of->property, sizeof made->property);
+        made->bytes = bytes;
+        HAPT_TRY(fill_layouts(builder, t, made));
+        builder->unique[builder->unique_count++] = made;
+        builder->layouts[t] = made;
+    }
+    return HAPT_OK;
+}
+
+/* ---- choices ---- */
+
+static double compute_seconds(const struct problem *problem, const struct hapt_cut_rule *rule, const struct hapt_spmd_work *work,
+                              const struct shares *shares, int class)
+{
+    struct hapt_spmd_work its = *work;
+    its.share = rule->units ? shares->share[class] : 1;
+    const struct hapt_spmd_costs *costs = problem->costs;
+    if (!problem->merged) return costs->compute_s(costs->context, &its, problem->representative[class]);
+    double slowest = 0;
+    for (int j = 0; j < problem->axis->size; j++)
+        if (problem->class_of[j] == class) slowest = fmax(slowest, costs->compute_s(costs->context, &its, j));
+    return slowest;
+}
+
+static enum hapt_status make_choice(struct builder *builder, int index, const struct hapt_cut_rule *rule, struct choice *choice)
+{
+    struct problem *problem = builder->problem;
+    const struct hapt_op *op = &problem->graph->op[index];
+    struct hapt_spmd_work work = {.graph = problem->graph, .op = index, .cut = rule->cut};
+    *choice = (struct choice){.rule = rule};
+    for (int i = 0; i < op->input_count; i++) {
+        if (op->input[i] < 0) continue;
+        choice->input[i] = (unsigned char)layout_number(builder, op->input[i], rule->rule.input[i]);
+        if (choice->input[i] >= SHARDED) work.sharded_input |= 1u << i;
+    }
+    for (int o = 0; o < op->output_count; o++) {
+        if (op->output[o] < 0) continue;
+        choice->output[o] = (unsigned char)layout_number(builder, op->output[o], rule->rule.output[o]);
+        if (choice->output[o] >= SHARDED) work.sharded_output |= 1u << o;
+    }
+    if (rule->rule.exchange) choice->exchange_s = hapt_exchange_seconds(problem->costs, problem->graph, index);
+    const struct shares *shares = NULL;
+    double *seconds;
+    if (rule->units) HAPT_TRY(shares_of(problem, &builder->shares, rule->cut.ratio, rule->units, &shares));
+    HAPT_NEW(seconds, problem->arena, problem->classes);
+    for (int j = 0; j < problem->classes; j++) {
+        seconds[j] = compute_seconds(problem, rule, &work, shares, j);
+        if (!(seconds[j] >= 0) || !isfinite(seconds[j]))
+            return hapt_fail(HAPT_ERR_INPUT, NULL, "operator %s has no finite time", op->name);
+    }
+    choice->compute_s = seconds;
+    return HAPT_OK;
+}
+
+static bool is_allowed(const struct builder *builder, int index, const struct hapt_cut_rule *rule)
+{
+    const struct hapt_synthesis_options *options = builder->problem->options;
+    const struct hapt_graph *graph = builder->problem->graph;
+    const struct hapt_cut *forced = options->forced ? options->forced[index] : NULL;
+    if (forced)
+        return forced->letter == rule->cut.letter && (forced->blocks < 1 || forced->blocks == rule->cut.blocks) &&
+               (forced->unit < 1 || forced->unit == rule->cut.unit);
+    if (!options->no_replicated_gradients || rule->cut.letter || builder->cuts[index].count == 1) return true;
+    for (int o = 0; o < graph->op[index].output_count; o++)
+        if (hapt_is_parameter_gradient(graph, graph->op[index].output[o])) return false;
+    return true;
+}
+
+static enum hapt_status make_choices(struct builder *builder)
+{
+    struct problem *problem = builder->problem;
+    for (int s = 0; s < problem->step_count; s++) {
+        struct step *step = &problem->step[s];
+        const struct hapt_op_cuts *cuts = &builder->cuts[step->op];
+        HAPT_NEW(step->choice, problem->arena, cuts->count);
+        for (int c = 0; c < cuts->count; c++)
+            if (is_allowed(builder, step->op, &cuts->rule[c]))
+                HAPT_TRY(make_choice(builder, step->op, &cuts->rule[c], &step->choice[step->choice_count++]));
+        if (step->choice_count == 0)
+            return hapt_fail(HAPT_ERR_INFEASIBLE, "force another cut, or none", "operator %s cannot be cut as it is forced to be on %d devices",
+                             problem->graph->op[step->op].name, problem->axis->size);
+    }
+    return HAPT_OK;
+}
+
+/* What the writer of a gradient value can make of it, and who reads partial sums. */
+static void note_makeable(struct problem *problem)
+{
+    for (int s = 0; s < problem->step_count; s++) {
+        const struct step *step = &problem->step[s];
+        for (int c = 0; c < step->choice_count; c++) {
+            const struct choice *choice = &step->choice[c];
+            for (int i = 0; i < HAPT_MAX_INPUTS; i++)
+                if (step->input[i] >= 0 && choice->input[i] == PARTIAL) problem->object[step->input[i]].partial_is_read = true;
+            for (int o = 0; o < HAPT_MAX_OUTPUTS; o++) {
+                if (step->output[o] < 0) continue;
+                struct object *object = &problem->object[step->output[o]];
+                object->makeable |= closure_of(object->layouts, (layout_set)(1u << choice->output[o]));
+                if (choice->output[o] == PARTIAL || step->previous[o] >= 0)
+                    object->makeable |= (layout_set)(object->layouts->sharded | 1u << WHOLE);
+            }
+        }
+    }
+}
+
+enum hapt_status hapt_problem_build(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
+                                    const struct hapt_spmd_costs *costs, const struct hapt_synthesis_options *options,
+                                    struct hapt_arena *arena, struct problem *problem)
+{
+    struct builder builder = {.problem = problem};
+    const struct hapt_graph *graph = sharding->graph;
+    *problem = (struct problem){.sharding = sharding, .axis_index = axis_index, .graph = graph, .axis = axis, .costs = costs,
+                                .options = options, .arena = arena};
+    problem->microbatches = options->microbatches > 0 ? options->microbatches : 1;
+    problem->in_flight = options->in_flight > 0 ? options->in_flight : 1;
+    problem->state_bytes = options->optimizer_bytes_per_element < 0   ? 0
+                           : options->optimizer_bytes_per_element > 0 ? options->optimizer_bytes_per_element
+                                                                      : 8;
+    problem->memory_resource = problem->counts_memory = options->exact && options->memory_bytes;
+    HAPT_TRY(sort_devices(problem));
+    HAPT_NEW(builder.shares.first, arena, axis->size + 1);
+    HAPT_NEW(builder.cuts, arena, graph->op_count);
+    HAPT_NEW(builder.of, arena, graph->tensor_count);
+    HAPT_NEW(builder.layouts, arena, graph->tensor_count);
+    HAPT_TRY(hapt_cuts_enumerate(sharding, axis_index, axis, options->ratio_of, arena, builder.cuts));
+    note_layouts(&builder);
+    HAPT_TRY(make_layouts(&builder));
+    HAPT_TRY(hapt_fold(problem, builder.layouts));
+    HAPT_TRY(make_choices(&builder));
+    note_makeable(problem);
+    return hapt_bounds_build(problem);
+}
