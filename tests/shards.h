@@ -40,13 +40,26 @@ static struct hapt_view shards_extend(const struct hapt_view *view, int dim, int
     return wide;
 }
 
+/* By the dimensions of the operands at hand. */
+static const struct hapt_signature *shards_signature(const struct hapt_op *op, const struct hapt_call *given)
+{
+    struct hapt_tensor tensor[HAPT_MAX_INPUTS] = {{0}};
+    const struct hapt_graph graph = {.tensor = tensor, .tensor_count = HAPT_MAX_INPUTS};
+    struct hapt_op local = *op;
+    for (int i = 0; i < op->input_count; i++) {
+        tensor[i].dims = given->input[i].dims;
+        local.input[i] = op->input[i] >= 0 && given->input[i].dims > 0 ? i : -1;
+    }
+    return hapt_op_signature_of(&graph, &local);
+}
+
 /* Runs the kernel of a local operator. `indexed`: it stands on the shard of an index that begins at `first` and has `valid` places
  * that are not padding; the local extent is that of its operands. */
 __attribute__((unused)) static void shards_run(const struct hapt_op *op, const struct hapt_call *given, bool indexed,
                                                int64_t first, int64_t valid)
 {
     const struct hapt_op_type *type = hapt_op_type_at(op->type);
-    const struct hapt_signature *signature = hapt_op_signature(op->type);
+    const struct hapt_signature *signature = shards_signature(op, given);
     const struct hapt_kernel *kernel = hapt_backend_find("cpu")->find_kernel(NULL, type->name, HAPT_F32);
     CHECK_MESSAGE(kernel != NULL, "no kernel for %s", type->name);
     if (!kernel) return;

@@ -103,7 +103,7 @@ __attribute__((unused)) static void world_feed(struct world *world, int vocab)
             const int32_t token = (int32_t)(hapt_random_next(&random) % (uint64_t)vocab);
             if (tensor->role == HAPT_ROLE_LOSS_SCALE)
                 whole[k] = 0.125f;
-            else if (tensor->kind == HAPT_TENSOR_INPUT)
+            else if (tensor->kind == HAPT_TENSOR_INPUT && tensor->dtype == HAPT_I32)
                 ((int32_t *)whole)[k] = tensor->role == HAPT_ROLE_TARGETS && k % 7 == 3 ? -100 : token;
             else
                 whole[k] = 0.3f * (float)(2 * hapt_random_unit(&random) - 1) + (tensor->init == HAPT_INIT_ONE ? 1 : 0);

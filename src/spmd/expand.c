@@ -214,6 +214,13 @@ static void find_producers(struct hapt_graph *graph)
             if (graph->op[o].output[k] >= 0) graph->tensor[graph->op[o].output[k]].producer = o;
 }
 
+/* Every tensor leads to a lower one of its place, the lowest to itself. */
+static int lowest(const int *storage, int tensor)
+{
+    while (storage[tensor] != tensor) tensor = storage[tensor];
+    return tensor;
+}
+
 /* An all-reduce works in place where nothing else reads the partial sums. The sums of parameters' gradients are brought forward to
  * be one collective of many, so nothing else may write them either. */
 static enum hapt_status share_storage(struct hapt_sharding *made, struct hapt_arena *arena, struct hapt_arena *scratch)
@@ -234,10 +241,10 @@ static enum hapt_status share_storage(struct hapt_sharding *made, struct hapt_ar
         if (hapt_op_type_at(graph->op[o].type)->collective != HAPT_COLLECTIVE_ALL_REDUCE) continue;
         const int from = graph->op[o].input[0], to = graph->op[o].output[0];
         if (readers[from] > 1 || writers[from] == 0 || (o >= made->reduce_first && writers[to] > 1)) continue;
-        const int a = made->storage[from], b = made->storage[to], low = a < b ? a : b;
-        for (int t = 0; t < graph->tensor_count; t++)
-            if (made->storage[t] == a || made->storage[t] == b) made->storage[t] = low;
+        const int a = lowest(made->storage, from), b = lowest(made->storage, to);
+        made->storage[a > b ? a : b] = a < b ? a : b;
     }
+    for (int t = 0; t < graph->tensor_count; t++) made->storage[t] = lowest(made->storage, t);
     return HAPT_OK;
 }
 

@@ -160,6 +160,36 @@ static void random_graphs(void)
     report(&tally, cases);
 }
 
+/* Every family: what one of their operators may be cut by is in its signature, and nothing here knows their names. */
+static void families(void)
+{
+    static const char *const shape[][24] = {
+        {"bert", "--layers", "1", "--hidden", "12", "--heads", "3", "--sequence", "4", "--vocab", "13"},
+        {"bert-moe", "--layers", "2", "--hidden", "8", "--heads", "2", "--sequence", "4", "--vocab", "13", "--experts", "5", "--top-k", "2"},
+        {"llama", "--layers", "1", "--hidden", "24", "--heads", "6", "--kv-heads", "3", "--sequence", "4", "--vocab", "13"},
+        {"vit", "--layers", "1", "--hidden", "12", "--heads", "3", "--image", "8", "--patch", "4", "--ffn", "16", "--classes", "7"},
+        {"vgg", "--hidden", "10", "--image", "8", "--width", "4", "--classes", "7", "--stages", "1,1"},
+        {"resnet", "--image", "8", "--width", "4", "--classes", "7", "--stages", "1,1"},
+    };
+    static const int vocab[] = {13, 13, 13, 7, 7, 7};
+    const int families_count = (int)(sizeof shape / sizeof *shape), cases = test_long() ? 300 : 12;
+    for (int f = 0; f < families_count; f++) {
+        struct tally tally = {0};
+        struct hapt_arena arena;
+        struct hapt_config *config = NULL;
+        struct hapt_model *model = NULL;
+        char *words[40] = {"hapt", "model", (char *)shape[f][0], "--microbatch", "4", "--output", "x.h5"};
+        int count = 7;
+        for (int w = 1; shape[f][w]; w++) words[count++] = (char *)shape[f][w];
+        hapt_arena_init(&arena);
+        CHECK_OK(hapt_config_parse(count, words, &arena, &config));
+        if (config) CHECK_OK(hapt_model_build(shape[f][0], config, &arena, &model));
+        for (int k = 0; model && k < cases; k++) one_case(model->graph, vocab[f], 1000 * f + k, &tally);
+        CHECK_MESSAGE(tally.programs > cases / 2, "%s: %d of %d programs", shape[f][0], tally.programs, cases);
+        hapt_arena_release(&arena);
+    }
+}
+
 /* ---- stages that are laid out otherwise ---- */
 
 enum { MOST_STAGES = 3 };
@@ -465,5 +495,6 @@ int main(int argc, char **argv)
     RUN(random_graphs);
     RUN(gpt);
     RUN(pipelines);
+    RUN(families);
     return test_finish();
 }
