@@ -4,9 +4,9 @@
  *
  * The model. Every communication synchronises the devices of the axis; between two such points a device computes on its own. A
  * program costs the sum over these stages of the communication and of the slowest device's computation. Communications of
- * parameters' gradients, once a step at its end, cost 1/B of their time per microbatch. A communication stands just before the
- * first operator that needs what it makes; slices of whole tensors move nothing and are free (so is what an operator's own
- * exchange does not move). Devices of one kind and of equal ratios are counted as one, with the largest of their shards.
+ * parameters' gradients, once a step at its end, cost 1/B of their time per microbatch. Partial sums are removed behind their
+ * writer; other communications stand just before the first operator that needs what they make (in long models, of gradients: just
+ * behind their writer). Slices of whole tensors move nothing and are free. Devices of one kind and of equal ratios are counted as one, with the largest of their shards.
  *
  * The search. The operators are folded: a forward operator is decided together with its backward operators, so that what lives
  * between the two is no part of the state. A state is a forward prefix and a backward suffix of the program; it keeps which
@@ -69,7 +69,7 @@ struct hapt_synthesis_options {
     unsigned boundary_layouts;         /* tensors between segments: bit 0 whole, bit 1 + d sharded on dimension d; 0: all */
     bool no_replicated_gradients;      /* no sufficient factor broadcasting: gradients of parameters from shards where a cut exists */
     bool no_grouped_broadcast;
-    bool exact;                        /* the whole graph as one segment, memory as a resource: for small graphs */
+    bool exact;                        /* the whole graph as one segment, memory as a resource, nothing left out: for small graphs */
     int segment_minimum;               /* forward operators a segment has at least; 0: 4 */
     long most_states;                  /* of one segment's search; beyond it the cheapest states alone go on; 0: 200,000 */
 };
@@ -86,7 +86,7 @@ struct hapt_synthesis_report {
     const char *because;            /* why not, else "" */
 };
 
-/* The best program of `axis` over `graph` (differentiated or not). HAPT_ERR_INFEASIBLE when memory or forced cuts allow none.
+/* The best program of `axis` over the graph of a sharding so far (differentiated or not; hapt_sharding_trivial). HAPT_ERR_INFEASIBLE when memory or forced cuts allow none.
  * `report` may be NULL. Rank-local and deterministic. The program lives in `arena`. */
 enum hapt_status hapt_synthesise(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
                                  const struct hapt_spmd_costs *costs,
@@ -98,7 +98,8 @@ struct hapt_program_price {
     int stages;
     double *memory_bytes; /* [axis size]: weights, gradients, optimizer state, activations kept for the backward pass */
 };
-/* Proves a program instruction by instruction (HAP 4.2) and prices it, device by device. HAPT_ERR_INFEASIBLE names the instruction
+/* Checks a program instruction by instruction (HAP 4.2) and prices it, device by device; who sees a version across ranges is for
+ * hapt_sharding_apply to say. HAPT_ERR_INFEASIBLE names the instruction
  * whose precondition does not hold, or what is missing at the end. */
 enum hapt_status hapt_axis_program_price(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
                                          const struct hapt_spmd_costs *costs, const struct hapt_synthesis_options *options,

@@ -103,9 +103,9 @@ static enum hapt_status put_after(struct emission *emission, const struct step *
         const struct move *move = &decision->move[m];
         const int o = move->operand - HAPT_MAX_INPUTS - HAPT_MAX_OUTPUTS;
         if (o < 0) continue;
-        const int tensor = emission->problem->object[step->output[o]].tensor;
+        const int tensor = emission->problem->object[step->output[o % HAPT_MAX_OUTPUTS]].tensor;
         HAPT_TRY(put_conversion(emission, tensor, move->from, move->to));
-        set_version(emission, tensor, move->to); /* the sums are not read again */
+        if (o < HAPT_MAX_OUTPUTS) set_version(emission, tensor, move->to); /* the sums are not read again */
     }
     return HAPT_OK;
 }
@@ -123,7 +123,8 @@ static enum hapt_status put_step(struct emission *emission, int index)
     for (int m = 0; m < decision->move_count; m++) {
         const struct move *move = &decision->move[m];
         if (move->operand >= HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS) {
-            landed[move->operand - HAPT_MAX_INPUTS - HAPT_MAX_OUTPUTS] = move->to;
+            if (move->operand < HAPT_MAX_INPUTS + 2 * HAPT_MAX_OUTPUTS)
+                landed[move->operand - HAPT_MAX_INPUTS - HAPT_MAX_OUTPUTS] = move->to;
             continue;
         }
         const int object = move->operand < HAPT_MAX_INPUTS ? step->input[move->operand]

@@ -189,7 +189,7 @@ static void need_gradient(struct advance *advance, int operand, int index, int n
     const layout_set awaited = awaited_of(advance->word[index]), waiting = (layout_set)(awaited | 1u << need);
     const layout_set hope = advance->step->last_reader >> operand & 1u ? object->makeable : (layout_set)~0u;
     if (!(waiting & ~hope)) go_on_with(advance, operand, index, word_of(0, waiting));
-    if (need == PARTIAL) return;
+    if (need == PARTIAL || !advance->problem->options->exact) return; /* else its writer converts it */
     for (int to = need;; to = WHOLE) {
         const layout_set rest = (layout_set)(awaited & ~closure_of(layouts, (layout_set)(1u << to)));
         for (int from = SHARDED; from < layouts->count; from++) {
@@ -237,6 +237,32 @@ static void go_on(struct advance *advance, int operand)
 
 static void write_outputs(struct advance *advance, int o);
 
+/* In long models the versions of a gradient that its readers wait for are made behind its writer, each by a conversion of its own
+ * or all by the whole one: states wait for few sets then. */
+static bool convert_landed(struct advance *advance, int o, int layout, layout_set lacking)
+{
+    const struct layouts *layouts = advance->problem->object[advance->step->output[o]].layouts;
+    double apart = 0;
+    int count = 0;
+    for (int l = 0; l < layouts->count; l++) {
+        if (!(lacking >> l & 1u)) continue;
+        apart += layouts->convert_s[layout][l];
+        count++;
+    }
+    if (layout == PARTIAL || (lacking & 1u << PARTIAL)) return false;
+    if (layouts->convert_s[layout][WHOLE] < apart) {
+        lacking = 1u << WHOLE;
+        apart = layouts->convert_s[layout][WHOLE];
+        count = 1;
+    }
+    if (!isfinite(apart) || advance->decision.move_count + count > MOST_MOVES) return false;
+    for (int l = 0; l < layouts->count; l++)
+        if (lacking >> l & 1u) note_move(advance, OPERANDS + HAPT_MAX_OUTPUTS + o, layout, l);
+    advance->after_s += apart;
+    advance->synchronises_after = true;
+    return true;
+}
+
 /* Output o ends in a layout: false when the steps behind it in the program count on another. */
 static bool land(struct advance *advance, int o, int layout)
 {
@@ -255,7 +281,7 @@ static bool land(struct advance *advance, int o, int layout)
     }
     const layout_set lacking = (layout_set)(awaited_of(*word) & ~closure_of(object->layouts, (layout_set)(1u << layout)));
     *word = 0;
-    return !lacking;
+    return !lacking || (!advance->problem->options->exact && convert_landed(advance, o, layout, lacking));
 }
 
 static void write_moved(struct advance *advance, int o, int from)
@@ -265,6 +291,7 @@ static void write_moved(struct advance *advance, int o, int from)
     const uint32_t before = *word;
     const double after_s = advance->after_s;
     const bool synchronises = advance->synchronises_after;
+    const unsigned char moves = advance->decision.move_count;
     for (int to = 0; to < layouts->count; to++) {
         if (to == from || !isfinite(layouts->convert_s[from][to]) || advance->decision.move_count == MOST_MOVES) continue;
         note_move(advance, OPERANDS + o, from, to);
@@ -272,7 +299,7 @@ static void write_moved(struct advance *advance, int o, int from)
         advance->synchronises_after = synchronises || from != WHOLE;
         if (land(advance, o, to)) write_outputs(advance, o + 1);
         *word = before;
-        advance->decision.move_count--;
+        advance->decision.move_count = moves;
         advance->after_s = after_s;
         advance->synchronises_after = synchronises;
     }
@@ -294,9 +321,15 @@ static void write_outputs(struct advance *advance, int o)
     const bool moves = object->kind == OBJECT_FORWARD    ? layout == PARTIAL && object->is_read
                        : object->kind == OBJECT_GRADIENT ? layout == PARTIAL || step->previous[o] >= 0
                                                          : false;
+    const double after_s = advance->after_s;
+    const bool synchronises = advance->synchronises_after;
+    const unsigned char move_count = advance->decision.move_count;
     if (object->kind != OBJECT_FORWARD || !moves || object->partial_is_read)
         if (land(advance, o, layout)) write_outputs(advance, o + 1);
     *word = before;
+    advance->after_s = after_s;
+    advance->synchronises_after = synchronises;
+    advance->decision.move_count = move_count;
     if (moves) write_moved(advance, o, layout);
 }
 

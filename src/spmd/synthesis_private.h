@@ -124,7 +124,7 @@ static inline double layout_bytes(const struct layouts *layouts, int layout, int
 /* ---- the search of one segment (synthesis_search.c, synthesis_moves.c) ---- */
 
 /* A communication in front of a step: of input `operand`, or of the previous value of output operand - HAPT_MAX_INPUTS; from
- * HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS on of an output, behind it. */
+ * HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS on of an output, behind it: where it ends, then versions made of that. */
 struct move { unsigned char operand, from, to; };
 enum { MOST_MOVES = 8 };
 struct decision {

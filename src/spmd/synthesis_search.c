@@ -118,7 +118,7 @@ static double conversion_from(const struct layouts *layouts, layout_set from, in
 }
 
 /* What state a would pay to have made what b has, and to wait for no more; up to `limit`. */
-static double shortfall(const struct object *object, uint32_t a, uint32_t b, double limit)
+static double shortfall(const struct object *object, uint32_t a, uint32_t b, double limit, bool exact)
 {
     if (a == b) return 0;
     if (object->kind == OBJECT_PARAMETER || object->kind == OBJECT_PARAMETER_GRADIENT) return INFINITY;
@@ -126,7 +126,12 @@ static double shortfall(const struct object *object, uint32_t a, uint32_t b, dou
     const layout_set made = closure_of(layouts, made_of(a)), promised = closure_of(layouts, awaited_of(b));
     const layout_set lacking = (layout_set)(made_of(b) & ~made), waiting = (layout_set)(awaited_of(a) & ~promised & ~made);
     double sum = 0;
-    if (waiting) return INFINITY; /* its readers are decided */
+    if (waiting) { /* its readers are decided: only its writer can still make it, from the one version promised */
+        const bool one = promised & 1u << WHOLE || (promised & (promised - 1)) == 0;
+        if (exact || object->kind != OBJECT_GRADIENT || waiting & 1u << PARTIAL || promised & 1u << PARTIAL || !one || !promised) return INFINITY;
+        for (int l = 0; l < layouts->count; l++)
+            if (waiting >> l & 1u) sum += conversion_from(layouts, promised, l);
+    }
     for (int l = 0; l < layouts->count && sum <= limit; l++)
         if (lacking >> l & 1u) sum += conversion_from(layouts, made, l);
     return sum;
@@ -171,7 +176,7 @@ static bool dominates(const struct search *search, const struct state *a, const 
     const bool buys = !search->vectors || !search->problem->options->exact;
     for (int k = 0; k < place->slot_count; k++) {
         const struct object *object = &search->problem->object[search->segment->local[place->slot[k]]];
-        const double price = shortfall(object, a->word[k], b->word[k], left);
+        const double price = shortfall(object, a->word[k], b->word[k], left, search->problem->options->exact);
         if (price > left || (price > 0 && !buys)) return false;
         left -= price;
     }

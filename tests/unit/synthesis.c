@@ -148,11 +148,104 @@ static void agrees_with_every_program_within_memory(void)
     CHECK_MESSAGE(compared >= wanted, "only %d of %d instances were small enough", compared, tried);
 }
 
+/* ---- long models ---- */
+
+struct rated { struct hapt_spmd_rates rates; struct hapt_spmd_costs costs; double flops[8], bytes[8]; int kind[8]; };
+
+static void set_rates(struct rated *rated, int size, double bandwidth)
+{
+    rated->rates = (struct hapt_spmd_rates){.size = size, .flops_per_s = rated->flops, .bytes_per_s = rated->bytes, .launch_s = 1e-6,
+                                            .latency_s = 2e-6, .bandwidth_bytes_per_s = bandwidth};
+    for (int j = 0; j < size; j++) rated->flops[j] = 1e11, rated->bytes[j] = 1e10;
+    hapt_spmd_rates_costs(&rated->rates, rated->kind, &rated->costs);
+}
+
+static struct hapt_sharding *gpt(struct hapt_arena *arena, int layers)
+{
+    struct hapt_model *model = fixture_gpt(arena, (struct fixture_gpt){layers, 32, 4, 8, 64, 8, false, false});
+    struct hapt_sharding *whole = NULL;
+    CHECK_OK(hapt_graph_differentiate(model->graph));
+    CHECK_OK(hapt_sharding_trivial(model->graph, arena, &whole));
+    return whole;
+}
+
+static bool same_program(const struct hapt_axis_program *a, const struct hapt_axis_program *b)
+{
+    bool same = a->count == b->count;
+    for (int i = 0; same && i < a->count; i++) {
+        const struct hapt_axis_instruction *x = &a->instruction[i], *y = &b->instruction[i];
+        same = x->op == y->op && x->cut.letter == y->cut.letter && x->tensor == y->tensor && x->kind == y->kind &&
+               hapt_property_same(x->to, y->to);
+    }
+    return same;
+}
+
+/* Segments joined by a shortest path give what the whole graph searched at once gives; twice the same; and rules accept it. */
+static void segments_are_the_whole(void)
+{
+    static const double bandwidth[] = {1e8, 1e9, 1e10};
+    for (int layers = 1; layers <= (test_long() ? 4 : 2); layers++) {
+        for (int b = 0; b < 3; b++) {
+            struct hapt_arena arena;
+            struct rated rated;
+            struct hapt_axis_program joined, again, at_once;
+            struct hapt_synthesis_report report, exact;
+            struct hapt_sharding *applied;
+            const struct hapt_axis axis = {.size = 4};
+            hapt_arena_init(&arena);
+            set_rates(&rated, 4, bandwidth[b]);
+            struct hapt_sharding *whole = gpt(&arena, layers);
+            CHECK_OK(hapt_synthesise(whole, 0, &axis, &rated.costs, &(struct hapt_synthesis_options){0}, &arena, &joined, &report));
+            CHECK_OK(hapt_synthesise(whole, 0, &axis, &rated.costs, &(struct hapt_synthesis_options){0}, &arena, &again, NULL));
+            CHECK_OK(hapt_synthesise(whole, 0, &axis, &rated.costs, &(struct hapt_synthesis_options){.exact = true}, &arena, &at_once, &exact));
+            CHECK(report.segments > 1 && exact.segments == 1 && exact.optimal && !report.optimal && report.because[0]);
+            CHECK_NEAR(report.cost_s, exact.cost_s, 1e-9 * exact.cost_s);
+            CHECK(same_program(&joined, &again));
+            CHECK_OK(hapt_sharding_apply(whole, 0, &axis, &joined, &arena, &applied));
+            hapt_arena_release(&arena);
+        }
+    }
+}
+
+/* Less memory costs time, and the limit holds; too little is refused. */
+static void memory_is_respected(void)
+{
+    struct hapt_arena arena;
+    struct rated rated;
+    struct hapt_axis_program program;
+    struct hapt_synthesis_report report;
+    struct hapt_sharding *applied;
+    const struct hapt_axis axis = {.size = 4};
+    double limit[4], cost = 0;
+    hapt_arena_init(&arena);
+    set_rates(&rated, 4, 1e8);
+    struct hapt_sharding *whole = gpt(&arena, 4);
+    struct hapt_synthesis_options options = {.in_flight = 4};
+    CHECK_OK(hapt_synthesise(whole, 0, &axis, &rated.costs, &options, &arena, &program, &report));
+    const double free_bytes = report.memory_bytes;
+    options.memory_bytes = limit;
+    for (int percent = 100; percent >= 80; percent -= 10) {
+        for (int j = 0; j < 4; j++) limit[j] = free_bytes * percent / 100;
+        const enum hapt_status status = hapt_synthesise(whole, 0, &axis, &rated.costs, &options, &arena, &program, &report);
+        CHECK(status == HAPT_OK || (status == HAPT_ERR_INFEASIBLE && percent < 100));
+        hapt_fail_reset();
+        if (status != HAPT_OK) break;
+        CHECK(report.memory_bytes <= limit[0] * (1 + 1e-9) && report.cost_s >= cost * (1 - 1e-9));
+        CHECK_OK(hapt_sharding_apply(whole, 0, &axis, &program, &arena, &applied));
+        cost = report.cost_s;
+    }
+    for (int j = 0; j < 4; j++) limit[j] = 1000;
+    CHECK_FAILS(hapt_synthesise(whole, 0, &axis, &rated.costs, &options, &arena, &program, &report), HAPT_ERR_INFEASIBLE);
+    hapt_arena_release(&arena);
+}
+
 int main(int argc, char **argv)
 {
     test_init(&argc, &argv);
     RUN(figure_11);
     RUN(agrees_with_every_program);
     RUN(agrees_with_every_program_within_memory);
+    RUN(segments_are_the_whole);
+    RUN(memory_is_respected);
     return test_finish();
 }
