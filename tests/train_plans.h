@@ -137,14 +137,14 @@ __attribute__((unused)) static double worst(const double *a, const double *b, in
 }
 
 /* The reference's shape; the model file is written by one rank and read by all. */
-static struct hapt_model *make_model(const char *dtype, const char *tied, const char *weights)
+static struct hapt_model *make_model_of_rows(const char *dtype, const char *tied, const char *weights, const char *rows)
 {
     struct hapt_config *config = NULL;
     struct hapt_model *made = NULL;
     const char *argv[] = {
         "hapt", "model",   "gpt", "--layers",     "2", "--hidden", "64",  "--heads",           "4", "--sequence",
-        "64",   "--vocab", "256", "--microbatch", "2", "--dtype",  dtype, "--tied-embeddings", tied};
-    const char *path = hapt_arena_printf(&arena, "%s/%s-%s.h5", folder, dtype, tied);
+        "64",   "--vocab", "256", "--microbatch", rows, "--dtype",  dtype, "--tied-embeddings", tied};
+    const char *path = hapt_arena_printf(&arena, "%s/%s-%s-%s.h5", folder, dtype, tied, rows);
     if (test_env.world_rank == 0) {
         CHECK_OK(hapt_config_parse((int)(sizeof argv / sizeof *argv), (char **)argv, &arena, &config));
         CHECK_OK(hapt_model_build("gpt", config, &arena, &made));
@@ -153,6 +153,11 @@ static struct hapt_model *make_model(const char *dtype, const char *tied, const 
     MPI_Barrier(test_env.world);
     CHECK_OK(hapt_model_load(path, &arena, &made));
     return made;
+}
+
+__attribute__((unused)) static struct hapt_model *make_model(const char *dtype, const char *tied, const char *weights)
+{
+    return make_model_of_rows(dtype, tied, weights, "2");
 }
 
 static void set_up(void)

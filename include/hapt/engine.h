@@ -19,6 +19,10 @@ struct hapt_engine_links {
     enum hapt_status (*collective)(void *context, int op, const void *from, void *to);
     /* data[i] = sum over the ranks of the mesh axes in `axes` (bit a: axis a): gradients that have one group (hapt_memory_group). */
     enum hapt_status (*all_reduce)(void *context, unsigned axes, float *data, size_t elements);
+    /* The same sums, but each rank gets those of elements [bound[r], bound[r + 1]) alone, r its place among the ranks of the axes; and what
+     * each has of an array to all. Both in place. Needed for sharded state alone. */
+    enum hapt_status (*reduce_scatter)(void *context, unsigned axes, float *data, const size_t *bound);
+    enum hapt_status (*all_gather)(void *context, unsigned axes, float *data, const size_t *bound);
     /* For operators that exchange while they run, over mesh axis a: exchange(exchange_context[a], ...). */
     hapt_exchange *exchange;
     void *exchange_context[HAPT_MESH_AXES];
@@ -30,6 +34,7 @@ struct hapt_engine_options {
     int threads;
     int state_count;
     int slots;
+    bool sharded_state; /* ZeRO-1: hapt_memory_options */
     struct hapt_engine_links links;
 };
 
@@ -56,7 +61,7 @@ enum hapt_staging_kind { HAPT_STAGING_FORWARD_IN, HAPT_STAGING_BACKWARD_IN, HAPT
 void *hapt_engine_staging(struct hapt_engine *engine, enum hapt_staging_kind kind, int slot, int index);
 
 /* Host copy in and out of a parameter's master weight or optimizer state (state -1: the weight; 0, 1: state), fp32, all local
- * elements. Setting a weight also refreshes its compute copy. */
+ * elements. Setting a weight also refreshes its compute copy. Of sharded state other ranks' part is skipped, and read as 0. */
 enum hapt_status hapt_engine_set(struct hapt_engine *engine, int tensor, int state, const float *value);
 enum hapt_status hapt_engine_get(struct hapt_engine *engine, int tensor, int state, float *value);
 
@@ -78,7 +83,8 @@ typedef double hapt_engine_clock(void);
 enum hapt_status hapt_engine_time_section(struct hapt_engine *engine, enum hapt_section section, int slot,
                                           hapt_engine_clock *clock, double *step_s);
 
-/* End of the microbatches of a step: the REDUCE section. Gradients are then what the update reads. */
+/* End of the microbatches of a step: the REDUCE section. Gradients are then what the update reads; with sharded state those of other
+ * ranks' slices are void. */
 enum hapt_status hapt_engine_reduce(struct hapt_engine *engine);
 
 /* Sum of squares of local gradients of parameters for which weight[program tensor] is 1 (0: a tied copy counted elsewhere;

@@ -35,6 +35,9 @@ struct hapt_staging { size_t offset, stride; size_t *tensor_offset; };
 struct hapt_memory_group {
     unsigned axes; /* bit a: over mesh axis a */
     size_t first, decayed_end, end;
+    /* What this rank updates: all of it, or (ZeRO-1, Rajbhandari et al. 2020) its slice among the ranks of the axes; its state stands from
+     * state_first on in the state blocks. */
+    size_t slice_first, slice_end, state_first;
 };
 #define HAPT_MEMORY_GROUPS (1 << HAPT_MESH_AXES)
 
@@ -50,9 +53,10 @@ struct hapt_memory_plan {
     size_t scratch_offset, scratch_bytes; /* kernel scratch, inside the workspace */
     /* Resident blocks: trained parameters by group, frozen ones last, all in one order. Every parameter starts on a 64-byte boundary
      * (padding elements are 0), so one kernel call serves a whole range. Weights and their copies have `elements`, gradients and
-     * optimizer state `trained_elements`. Behind the gradients stand sums that a step brings to another shape before they are
+     * without sharded state the optimizer's `trained_elements`. Behind the gradients stand sums that a step brings to another shape before they are
      * gradients; a step clears `zeroed_elements` from gradient_offset on. */
-    size_t elements, trained_elements, zeroed_elements;
+    size_t elements, trained_elements, zeroed_elements, state_elements;
+    bool sharded_state;
     struct hapt_memory_group group[HAPT_MEMORY_GROUPS];
     size_t master_offset, gradient_offset, state_offset[2], copy_offset; /* copy: bf16 or (size_t)-1 */
     int state_count;          /* 0 SGD without momentum, 1 with, 2 AdamW */
@@ -63,9 +67,17 @@ struct hapt_memory_plan {
 struct hapt_memory_options {
     int slots;
     int state_count;
+    bool sharded_state; /* ranks that sum a gradient update a slice each and hold the state of that slice alone */
     hapt_kernel_scratch *scratch;
     void *scratch_context;
 };
+
+/* Slice `index` of the ranks of a group: elements [*first, *end) of the blocks; ranks in order of their places, by the ratios of the axis
+ * where there is one axis that has ratios. */
+void hapt_memory_group_slice(const struct hapt_sharding *sharding, const struct hapt_memory_group *group, int index,
+                             size_t *first, size_t *end);
+/* Ranks of a group's axes, and which of them the sharding's place is. */
+int hapt_memory_group_ranks(const struct hapt_sharding *sharding, unsigned axes, int *index);
 
 /* HAPT_ERR_MEMORY only for host memory; the device's limit is the caller's to check. Deterministic. */
 enum hapt_status hapt_memory_plan(const struct hapt_program *program, const struct hapt_memory_options *options,

@@ -11,6 +11,7 @@ enum hapt_status hapt_engine_plan_memory(const struct hapt_program *program, con
     struct hapt_engine_options context = *options;
     const struct hapt_memory_options memory = {.slots = options->slots,
                                                .state_count = options->state_count,
+                                               .sharded_state = options->sharded_state,
                                                .scratch = hapt_engine_scratch,
                                                .scratch_context = &context};
     return hapt_memory_plan(program, &memory, arena, plan);
@@ -190,6 +191,21 @@ enum hapt_status hapt_engine_begin_step(struct hapt_engine *engine)
     return finish(engine);
 }
 
+/* Where the slices of a group's ranks begin, counted from the group's first element; in engine->bound. */
+static const size_t *bounds_of(struct hapt_engine *engine, const struct hapt_memory_group *group)
+{
+    const struct hapt_sharding *sharding = engine->program->sharding;
+    int own;
+    const int ranks = hapt_memory_group_ranks(sharding, group->axes, &own);
+    for (int r = 0; r < ranks; r++) {
+        size_t first, end;
+        hapt_memory_group_slice(sharding, group, r, &first, &end);
+        engine->bound[r] = first - group->first;
+        engine->bound[r + 1] = end - group->first;
+    }
+    return engine->bound;
+}
+
 /* Sums in place by groups first: one call an axis set. Then what changes its layout, from the sums beside the block. */
 enum hapt_status hapt_engine_reduce(struct hapt_engine *engine)
 {
@@ -201,7 +217,10 @@ enum hapt_status hapt_engine_reduce(struct hapt_engine *engine)
     for (int g = 0; g < HAPT_MEMORY_GROUPS; g++) {
         const struct hapt_memory_group *group = &engine->plan->group[g];
         if (group->axes == 0 || group->first == group->end) continue;
-        HAPT_TRY(links->all_reduce(links->context, group->axes, gradients + group->first, group->end - group->first));
+        float *block = gradients + group->first;
+        HAPT_TRY(engine->plan->sharded_state
+                     ? links->reduce_scatter(links->context, group->axes, block, bounds_of(engine, group))
+                     : links->all_reduce(links->context, group->axes, block, group->end - group->first));
     }
     for (int s = 0; s < binding->step_count; s++)
         if (!binding->step[s].in_group) HAPT_TRY(run(engine, &binding->step[s]));
@@ -230,12 +249,15 @@ static struct hapt_view resident(struct hapt_engine *engine, size_t offset, size
     return hapt_engine_flat_view((float *)(engine->memory + offset) + first, HAPT_F32, count);
 }
 
-/* One call for the elements [first, end) of the blocks, which all decay or all do not. */
-static enum hapt_status update_block(struct hapt_engine *engine, const struct hapt_update *update, size_t first,
-                                     size_t end, double decay)
+/* One call for the elements [first, end) of a group's slice, which all decay or all do not. */
+static enum hapt_status update_block(struct hapt_engine *engine, const struct hapt_update *update,
+                                     const struct hapt_memory_group *group, size_t first, size_t end, double decay)
 {
     const struct hapt_memory_plan *plan = engine->plan;
-    if (first == end) return HAPT_OK;
+    if (first < group->slice_first) first = group->slice_first;
+    if (end > group->slice_end) end = group->slice_end;
+    if (first >= end) return HAPT_OK;
+    const size_t state_first = group->state_first + first - group->slice_first;
     struct hapt_call call = {.input_count = 1,
                              .output_count = update->optimizer == HAPT_OPTIMIZER_ADAMW ? 4 : 3,
                              .threads = engine->options.threads,
@@ -250,12 +272,39 @@ static enum hapt_status update_block(struct hapt_engine *engine, const struct ha
     int output = 0;
     call.output[output++] = resident(engine, plan->master_offset, first, end - first);
     for (int s = 0; s < plan->state_count; s++)
-        call.output[output++] = resident(engine, plan->state_offset[s], first, end - first);
+        call.output[output++] = resident(engine, plan->state_offset[s], state_first, end - first);
     if (plan->state_count == 0) output++; /* no momentum buffer */
     if (plan->copy_offset != (size_t)-1)
         call.output[output] =
             hapt_engine_flat_view((uint16_t *)(engine->memory + plan->copy_offset) + first, HAPT_BF16, end - first);
     return engine->update->run(&call, engine->queue);
+}
+
+static enum hapt_status convert(struct hapt_engine *engine, const float *from, void *to, enum hapt_dtype dtype,
+                                size_t elements)
+{
+    struct hapt_call call = {.input_count = 1,
+                             .output_count = 1,
+                             .threads = engine->options.threads,
+                             .workspace = engine->memory + engine->plan->scratch_offset,
+                             .workspace_bytes = engine->plan->scratch_bytes};
+    call.input[0] = hapt_engine_flat_view((void *)from, HAPT_F32, elements);
+    call.output[0] = hapt_engine_flat_view(to, dtype, elements);
+    return engine->convert->run(&call, engine->queue);
+}
+
+/* The weights of a group from the ranks that updated them, and their compute copies. */
+static enum hapt_status gather_weights(struct hapt_engine *engine, const struct hapt_memory_group *group)
+{
+    const struct hapt_engine_links *links = &engine->options.links;
+    const struct hapt_memory_plan *plan = engine->plan;
+    float *weights = (float *)(engine->memory + plan->master_offset) + group->first;
+    const size_t elements = group->end - group->first;
+    if (!plan->sharded_state || group->axes == 0 || elements == 0 || !links->all_gather) return HAPT_OK;
+    HAPT_TRY(finish(engine));
+    HAPT_TRY(links->all_gather(links->context, group->axes, weights, bounds_of(engine, group)));
+    if (plan->copy_offset == (size_t)-1) return HAPT_OK;
+    return convert(engine, weights, (uint16_t *)(engine->memory + plan->copy_offset) + group->first, HAPT_BF16, elements);
 }
 
 enum hapt_status hapt_engine_update(struct hapt_engine *engine, const struct hapt_update *update)
@@ -264,53 +313,56 @@ enum hapt_status hapt_engine_update(struct hapt_engine *engine, const struct hap
     HAPT_ASSERT((update->optimizer == HAPT_OPTIMIZER_ADAMW) == (plan->state_count == 2));
     for (int g = 0; g < HAPT_MEMORY_GROUPS; g++) {
         const struct hapt_memory_group *group = &plan->group[g];
-        HAPT_TRY(update_block(engine, update, group->first, group->decayed_end, update->weight_decay));
-        HAPT_TRY(update_block(engine, update, group->decayed_end, group->end, 0));
+        HAPT_TRY(update_block(engine, update, group, group->first, group->decayed_end, update->weight_decay));
+        HAPT_TRY(update_block(engine, update, group, group->decayed_end, group->end, 0));
+        HAPT_TRY(gather_weights(engine, group));
     }
     return finish(engine);
 }
 
-/* Device address of a parameter's weight or state; NULL for the state of a frozen one. */
-static float *parameter_address(struct hapt_engine *engine, int tensor, int state)
+/* Where a parameter's weight or state stands: elements [*first, *first + *count) of it are here, none of the state of a frozen one. */
+static float *parameter_address(struct hapt_engine *engine, int tensor, int state, size_t *first, size_t *count)
 {
     const struct hapt_memory_plan *plan = engine->plan;
     const int local = engine->program->local[tensor];
     HAPT_ASSERT(local >= 0 && engine->program->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER);
     HAPT_ASSERT(state >= -1 && state < plan->state_count);
-    const size_t element = plan->parameter_element[local];
-    if (state >= 0 && element >= plan->trained_elements) return NULL;
-    return (float *)(engine->memory + (state < 0 ? plan->master_offset : plan->state_offset[state])) + element;
+    const size_t element = plan->parameter_element[local], end = element + local_elements(engine, tensor);
+    *first = *count = 0;
+    if (state < 0) {
+        *count = end - element;
+        return (float *)(engine->memory + plan->master_offset) + element;
+    }
+    for (int g = 0; g < HAPT_MEMORY_GROUPS; g++) {
+        const struct hapt_memory_group *group = &plan->group[g];
+        const size_t from = element > group->slice_first ? element : group->slice_first;
+        const size_t to = end < group->slice_end ? end : group->slice_end;
+        if (element < group->first || element >= group->end || from >= to) continue;
+        *first = from - element;
+        *count = to - from;
+        return (float *)(engine->memory + plan->state_offset[state]) + group->state_first + from - group->slice_first;
+    }
+    return NULL;
 }
 
 enum hapt_status hapt_engine_set(struct hapt_engine *engine, int tensor, int state, const float *value)
 {
-    const size_t elements = local_elements(engine, tensor);
-    const struct hapt_backend *backend = engine->options.backend;
-    float *place = parameter_address(engine, tensor, state);
-    if (!place) return HAPT_OK;
-    HAPT_TRY(backend->copy(engine->queue, place, value, elements * sizeof *value));
+    size_t first, count;
+    float *place = parameter_address(engine, tensor, state, &first, &count);
+    if (count == 0) return HAPT_OK;
+    HAPT_TRY(engine->options.backend->copy(engine->queue, place, value + first, count * sizeof *value));
     const enum hapt_dtype dtype = engine->program->graph->tensor[tensor].dtype;
-    if (state < 0 && dtype != HAPT_F32) {
-        struct hapt_call call = {.input_count = 1,
-                                 .output_count = 1,
-                                 .threads = engine->options.threads,
-                                 .workspace = engine->memory + engine->plan->scratch_offset,
-                                 .workspace_bytes = engine->plan->scratch_bytes};
-        call.input[0] = hapt_engine_flat_view(place, HAPT_F32, elements);
-        call.output[0] = hapt_engine_flat_view(hapt_engine_operand(engine, tensor, 0), dtype, elements);
-        HAPT_TRY(engine->convert->run(&call, engine->queue));
-    }
+    if (state < 0 && dtype != HAPT_F32)
+        HAPT_TRY(convert(engine, place, hapt_engine_operand(engine, tensor, 0), dtype, count));
     return finish(engine);
 }
 
 enum hapt_status hapt_engine_get(struct hapt_engine *engine, int tensor, int state, float *value)
 {
-    const size_t bytes = local_elements(engine, tensor) * sizeof *value;
-    const float *place = parameter_address(engine, tensor, state);
-    if (!place) {
-        memset(value, 0, bytes);
-        return HAPT_OK;
-    }
-    HAPT_TRY(engine->options.backend->copy(engine->queue, value, place, bytes));
+    size_t first, count;
+    const float *place = parameter_address(engine, tensor, state, &first, &count);
+    memset(value, 0, local_elements(engine, tensor) * sizeof *value);
+    if (count == 0) return HAPT_OK;
+    HAPT_TRY(engine->options.backend->copy(engine->queue, value + first, place, count * sizeof *value));
     return finish(engine);
 }

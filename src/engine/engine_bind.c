@@ -193,6 +193,25 @@ static bool is_in_group(const struct hapt_engine *engine, const struct hapt_prog
            at < block + engine->plan->trained_elements * sizeof(float);
 }
 
+/* The elements of a parameter in the blocks that this rank updates. */
+static void updated_here(const struct hapt_memory_plan *plan, const struct hapt_program *program, int tensor, size_t *first,
+                         size_t *count)
+{
+    size_t end = plan->parameter_element[tensor];
+    size_t elements = 1;
+    for (int d = 0; d < program->graph->tensor[program->tensor[tensor].tensor].dims; d++)
+        elements *= (size_t)program->tensor[tensor].shape[d];
+    *first = end;
+    end += elements;
+    for (int g = 0; g < HAPT_MEMORY_GROUPS; g++) {
+        const struct hapt_memory_group *group = &plan->group[g];
+        if (plan->parameter_element[tensor] < group->first || plan->parameter_element[tensor] >= group->end) continue;
+        if (*first < group->slice_first) *first = group->slice_first;
+        if (end > group->slice_end) end = group->slice_end;
+    }
+    *count = end > *first ? end - *first : 0;
+}
+
 static enum hapt_status bind_flat(struct hapt_engine *engine)
 {
     const struct hapt_program *program = engine->program;
@@ -203,15 +222,16 @@ static enum hapt_status bind_flat(struct hapt_engine *engine)
     HAPT_NEW(engine->parameter, &engine->arena, engine->parameter_count);
     HAPT_NEW(engine->square_sum, &engine->arena, engine->parameter_count);
     HAPT_NEW(engine->square, &engine->arena, engine->parameter_count);
+    HAPT_NEW(engine->bound, &engine->arena, program->sharding->axis[0].size * program->sharding->axis[1].size + 1);
     char *scratch = engine->memory + plan->scratch_offset;
     const size_t sums_bytes = ((size_t)engine->parameter_count * sizeof(double) + 63) / 64 * 64;
     const struct hapt_kernel *square_sum = options->backend->find_kernel(options->device, "square_sum", HAPT_F32);
     for (int t = 0, p = 0; t < program->tensor_count; t++) {
         const struct hapt_tensor *tensor = &program->graph->tensor[program->tensor[t].tensor];
         if (tensor->kind != HAPT_TENSOR_PARAMETER || !tensor->trainable) continue;
-        float *gradient = (float *)(engine->memory + plan->gradient_offset) + plan->parameter_element[t];
-        size_t count = 1;
-        for (int d = 0; d < tensor->dims; d++) count *= (size_t)program->tensor[t].shape[d];
+        size_t first, count;
+        updated_here(plan, program, t, &first, &count);
+        float *gradient = (float *)(engine->memory + plan->gradient_offset) + first;
         struct bound_step *bound = &engine->square_sum[p];
         bound->kernel = square_sum;
         bound->call = (struct hapt_call){.input_count = 1,

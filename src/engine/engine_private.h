@@ -29,6 +29,7 @@ struct hapt_engine {
     int *parameter;                /* [parameter_count] program tensors */
     struct bound_step *square_sum; /* [parameter_count] */
     double *square;                /* [parameter_count] host copy of the sums */
+    size_t *bound;                 /* [ranks of the mesh + 1] */
     struct bound_step zero;        /* of the gradient block */
     const struct hapt_kernel *convert, *update;
 };

@@ -41,8 +41,16 @@ static void add_parameter(const struct hapt_memory_plan *plan, const struct hapt
     if (plan->copy_offset != (size_t)-1)
         add(pieces, whole->name, plan->copy_offset + element * sizeof(uint16_t), bytes / 2, HAPT_REGION_RESIDENT);
     if (!whole->trainable) return;
-    for (int s = 0; s < plan->state_count; s++)
-        add(pieces, whole->name, plan->state_offset[s] + element * sizeof(float), bytes, HAPT_REGION_RESIDENT);
+    for (int g = 0; g < HAPT_MEMORY_GROUPS; g++) {
+        const struct hapt_memory_group *group = &plan->group[g];
+        const size_t from = element > group->slice_first ? element : group->slice_first, last = element + bytes / sizeof(float);
+        const size_t end = last < group->slice_end ? last : group->slice_end;
+        if (element < group->first || element >= group->end || from >= end) continue;
+        for (int s = 0; s < plan->state_count; s++)
+            add(pieces, whole->name,
+                plan->state_offset[s] + (group->state_first + from - group->slice_first) * sizeof(float),
+                (end - from) * sizeof(float), HAPT_REGION_RESIDENT);
+    }
 }
 
 static void add_tensor(const struct hapt_memory_plan *plan, const struct hapt_program *program, int tensor,

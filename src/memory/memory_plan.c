@@ -66,7 +66,7 @@ static void number_parameters(const struct hapt_program *program, const unsigned
             }
             if (class == 0) decayed_end = elements;
         }
-        if (g < HAPT_MEMORY_GROUPS) plan->group[g] = (struct hapt_memory_group){g, first, decayed_end, elements};
+        if (g < HAPT_MEMORY_GROUPS) plan->group[g] = (struct hapt_memory_group){.axes = g, .first = first, .decayed_end = decayed_end, .end = elements};
     }
     plan->trained_elements = plan->group[HAPT_MEMORY_GROUPS - 1].end;
     plan->elements = elements;
@@ -78,6 +78,25 @@ static bool is_sum(const struct hapt_program *program, int tensor)
     const int of = program->tensor[tensor].tensor;
     return program->tensor[tensor].root == tensor && hapt_lifetime_parameter_gradient(program->graph, of) &&
            program->graph->tensor[program->graph->tensor[of].primal].trainable && !hapt_lifetime_updates(program->graph, of);
+}
+
+/* What this rank updates of every group, and where its state stands. */
+static void share_state(const struct planner *planner)
+{
+    struct hapt_memory_plan *plan = planner->plan;
+    plan->sharded_state = planner->options->sharded_state;
+    for (int g = 0; g < HAPT_MEMORY_GROUPS; g++) {
+        struct hapt_memory_group *group = &plan->group[g];
+        int index;
+        group->slice_first = group->first;
+        group->slice_end = group->end;
+        if (plan->sharded_state && group->axes != 0) {
+            hapt_memory_group_ranks(planner->program->sharding, group->axes, &index);
+            hapt_memory_group_slice(planner->program->sharding, group, index, &group->slice_first, &group->slice_end);
+        }
+        group->state_first = plan->state_elements;
+        plan->state_elements += group->slice_end - group->slice_first;
+    }
 }
 
 static enum hapt_status place_parameters(struct planner *planner, struct hapt_arena *scratch)
@@ -95,8 +114,9 @@ static enum hapt_status place_parameters(struct planner *planner, struct hapt_ar
     for (int t = 0; t < program->tensor_count; t++)
         if (is_sum(program, t)) plan->offset[t] = place(planner, hapt_lifetime_bytes(program, t));
     plan->zeroed_elements = (planner->end - plan->gradient_offset) / sizeof(float);
+    share_state(planner);
     for (int s = 0; s < plan->state_count; s++)
-        plan->state_offset[s] = place(planner, plan->trained_elements * sizeof(float));
+        plan->state_offset[s] = place(planner, plan->state_elements * sizeof(float));
     return HAPT_OK;
 }
 

@@ -84,6 +84,32 @@ static enum hapt_status build_schedule(struct stage *stage)
     return HAPT_OK;
 }
 
+/* Should the ranks of the stage share the optimizer's state? Each looks at all of them, so that they answer alike. */
+static enum hapt_status choose_state(const struct stage *stage, const struct hapt_config *config, size_t cap,
+                                     struct hapt_engine_options *options)
+{
+    const char *choice = hapt_config_text(config, "sharded-optimizer");
+    const struct hapt_program *program = stage->program[stage->chunk];
+    options->sharded_state = !strcmp(choice, "yes");
+    if (strcmp(choice, "auto") != 0 || cap == 0 || stage->size == 1) return HAPT_OK;
+    struct hapt_arena scratch;
+    enum hapt_status status = HAPT_OK;
+    hapt_arena_init(&scratch);
+    for (int r = 0; r < stage->size && status == HAPT_OK && !options->sharded_state; r++) {
+        int place[HAPT_MESH_AXES];
+        struct hapt_sharding *sharding;
+        struct hapt_program *its;
+        struct hapt_memory_plan *plan;
+        stage_place(stage, stage->chunk, r, place);
+        status = hapt_sharding_at(stage->sharding[stage->chunk], place, &scratch, &sharding);
+        if (status == HAPT_OK) status = hapt_program_build(sharding, program->first_op, program->end_op, &scratch, &its);
+        if (status == HAPT_OK) status = hapt_engine_plan_memory(its, options, &scratch, &plan);
+        if (status == HAPT_OK) options->sharded_state = plan->total_bytes > cap;
+    }
+    hapt_arena_release(&scratch);
+    return status;
+}
+
 static enum hapt_status build_engine(struct stage *stage, const struct hapt_config *config, int state_count)
 {
     const struct hapt_device_spec *spec =
@@ -108,6 +134,7 @@ static enum hapt_status build_engine(struct stage *stage, const struct hapt_conf
                                                 .slots = stage->list->slots};
     stage->slowdown = spec->slowdown;
     stage_engine_links(stage, &options.links);
+    HAPT_TRY(choose_state(stage, config, cap, &options));
     return hapt_engine_create(stage->program[stage->chunk], &options, &stage->engine);
 }
 
@@ -132,7 +159,19 @@ static enum hapt_status find_input(struct stage *stage, int tensor, size_t *larg
     input->bytes = hapt_tensor_bytes(whole) / (size_t)stage->model->microbatch * (size_t)input->rows;
     if (input->bytes > *largest_bytes) *largest_bytes = input->bytes;
     if (hapt_reshard_same(&rows, &box)) return HAPT_OK;
-    return hapt_reshard_common(&rows, &box, NULL, hapt_dtype_bytes(whole->dtype), stage->arena, &input->runs, &local);
+    HAPT_TRY(hapt_reshard_common(&rows, &box, NULL, hapt_dtype_bytes(whole->dtype), stage->arena, &input->runs, &local));
+    HAPT_ASSERT(local.count == 1); /* read in the order in which they stand here */
+    return HAPT_OK;
+}
+
+/* Axes over which the ranks that hold a parameter update a slice each. */
+unsigned stage_sliced_axes(const struct stage *stage, int parameter)
+{
+    const struct hapt_memory_plan *plan = hapt_engine_memory(stage->engine);
+    for (int g = 0; g < HAPT_MEMORY_GROUPS && plan->sharded_state; g++)
+        if (plan->parameter_element[parameter] >= plan->group[g].first && plan->parameter_element[parameter] < plan->group[g].end)
+            return plan->group[g].axes;
+    return 0;
 }
 
 /* Parameters count in the global norm where their gradient is, once: by the lowest stage that holds them. */
@@ -148,7 +187,8 @@ static enum hapt_status find_inputs(struct stage *stage)
         if (graph->tensor[tensor].kind == HAPT_TENSOR_INPUT) HAPT_TRY(find_input(stage, tensor, &largest_bytes));
         if (graph->tensor[tensor].kind != HAPT_TENSOR_PARAMETER) continue;
         const int gradient = graph->tensor[tensor].gradient;
-        stage->counts[t] = stage_owner(stage, tensor) == stage->chunk && gradient >= 0 && stage_counts(stage, gradient);
+        stage->counts[t] = stage_owner(stage, tensor) == stage->chunk && gradient >= 0 &&
+                           stage_counts(stage, gradient, stage_sliced_axes(stage, t));
     }
     stage->row_buffer = hapt_arena_alloc(stage->arena, largest_bytes, 1);
     stage->shard_buffer = hapt_arena_alloc(stage->arena, largest_bytes, 1);
@@ -333,7 +373,7 @@ static enum hapt_status forward(struct stage *stage, const struct hapt_instructi
     HAPT_TRY(put_inputs(stage, microbatch, slot));
     HAPT_TRY(hapt_engine_forward(stage->engine, slot, transfer));
     const int loss = program->graph->loss;
-    if (stage->chunk == stage->plan->stage_count - 1 && stage_counts(stage, loss)) {
+    if (stage->chunk == stage->plan->stage_count - 1 && stage_counts(stage, loss, 0)) {
         float value;
         struct hapt_queue *queue = stage->backend->queue(stage->device, 0);
         HAPT_TRY(stage->backend->copy(queue, &value, hapt_engine_tensor(stage->engine, loss, slot), sizeof value));

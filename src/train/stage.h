@@ -81,6 +81,7 @@ struct stage {
     struct hapt_collective *along[HAPT_MESH_AXES];  /* of the ranks of an axis; NULL: it has one rank */
     struct stage_axis { struct stage *stage; int axis; } exchange_context[HAPT_MESH_AXES];
     struct stage_move *move; /* [operators of the program's graph] */
+    struct hapt_strided *slice; /* [size] of a flat array, while it moves */
     struct stage_replicas *forward_replicas, *backward_replicas; /* of incoming boundary tensors */
     struct hapt_courier *courier;
     struct stage_flows forward_in, forward_out, backward_in, backward_out;
@@ -105,8 +106,11 @@ void stage_place(const struct stage *stage, int chunk, int index, int place[HAPT
 void stage_box(const struct stage *stage, int chunk, int index, int tensor, struct hapt_box *box);
 /* Of how many ranks of its chunk that hold a tensor alike a rank is which. */
 void stage_replica(const struct stage *stage, int chunk, int index, int tensor, int *count, int *replica);
-/* 1 when this rank is the first that holds the tensor, or the tensor is a sum to which it adds; else 0. */
-bool stage_counts(const struct stage *stage, int tensor);
+/* Is this rank the first that holds the tensor, or is the tensor a sum to which it adds? `sliced`: mesh axes (bits) whose ranks hold slices
+ * of it. */
+bool stage_counts(const struct stage *stage, int tensor, unsigned sliced);
+/* Mesh axes (bits) whose ranks update a slice each of a parameter (program tensor): sharded optimizer state. */
+unsigned stage_sliced_axes(const struct stage *stage, int parameter);
 /* World rank of rank `index` of chunk `chunk`. */
 int stage_world_rank(const struct stage *stage, int chunk, int index);
 int stage_size(const struct stage *stage, int chunk);

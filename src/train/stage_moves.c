@@ -33,11 +33,11 @@ void stage_replica(const struct stage *stage, int chunk, int index, int tensor, 
     }
 }
 
-bool stage_counts(const struct stage *stage, int tensor)
+bool stage_counts(const struct stage *stage, int tensor, unsigned sliced)
 {
     const struct hapt_sharding *sharding = stage->sharding[stage->chunk];
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
-        if (sharding->property[tensor][axis].kind == HAPT_PROPERTY_IDENTITY && stage->place[axis] > 0) return false;
+        if (!(sliced >> axis & 1u) && sharding->property[tensor][axis].kind == HAPT_PROPERTY_IDENTITY && stage->place[axis] > 0) return false;
     return true;
 }
 
@@ -131,6 +131,7 @@ enum hapt_status stage_prepare_moves(struct stage *stage)
 {
     const struct hapt_program *program = stage->program[stage->chunk];
     HAPT_NEW(stage->move, stage->arena, program->graph->op_count);
+    HAPT_NEW(stage->slice, stage->arena, stage->size);
     for (int section = 0; section < HAPT_SECTION_COUNT; section++)
         for (int s = 0; s < program->step_count[section]; s++)
             if (program->step[section][s].kind != HAPT_COLLECTIVE_NONE)
@@ -213,6 +214,43 @@ static enum hapt_status all_reduce(void *context, unsigned axes, float *data, si
     return resume_computation(stage, start_s, hapt_collective_all_reduce(over, what, data, elements));
 }
 
+/* Slices between the bounds, as bytes of a flat array. */
+static struct hapt_collective *slices(struct stage *stage, unsigned axes, const size_t *bound)
+{
+    struct hapt_collective *over = axes == 3u ? stage->collective : stage->along[axes >> 1];
+    for (int r = 0; r < hapt_collective_ranks(over); r++)
+        stage->slice[r] = (struct hapt_strided){.offset = bound[r] * sizeof(float),
+                                                .count = 1,
+                                                .run = (bound[r + 1] - bound[r]) * sizeof(float)};
+    return over;
+}
+
+static enum hapt_status reduce_scatter(void *context, unsigned axes, float *data, const size_t *bound)
+{
+    struct stage *stage = context;
+    char what[64];
+    struct hapt_collective *over = slices(stage, axes, bound);
+    describe(stage, "sum of slices of the gradients", what, sizeof what);
+    const double start_s = leave_computation(stage);
+    return resume_computation(stage, start_s,
+                              hapt_collective_reduce_scatter(over, what, HAPT_F32, stage->slice, data,
+                                                             data + bound[hapt_collective_rank(over)]));
+}
+
+static enum hapt_status all_gather(void *context, unsigned axes, float *data, const size_t *bound)
+{
+    struct stage *stage = context;
+    char what[64];
+    struct hapt_collective *over = slices(stage, axes, bound);
+    describe(stage, "gather of the weights", what, sizeof what);
+    stage_stretch_end(stage); /* the update so far */
+    const double start_s = hapt_time_s();
+    const enum hapt_status status = hapt_collective_gather_shards(over, what, false, stage->slice, NULL, data);
+    stage->reduce_s += hapt_time_s() - start_s;
+    stage_stretch_begin(stage);
+    return status;
+}
+
 static enum hapt_status exchange(void *context, float *data, size_t elements, bool largest)
 {
     const struct stage_axis *axis = context;
@@ -229,7 +267,12 @@ static enum hapt_status exchange(void *context, float *data, size_t elements, bo
 void stage_engine_links(struct stage *stage, struct hapt_engine_links *links)
 {
     *links = (struct hapt_engine_links){
-        .context = stage, .collective = run_collective, .all_reduce = all_reduce, .exchange = exchange};
+        .context = stage,
+        .collective = run_collective,
+        .all_reduce = all_reduce,
+        .reduce_scatter = reduce_scatter,
+        .all_gather = all_gather,
+        .exchange = exchange};
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
         stage->exchange_context[axis] = (struct stage_axis){stage, axis};
         links->exchange_context[axis] = &stage->exchange_context[axis];

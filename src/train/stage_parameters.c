@@ -58,7 +58,14 @@ static enum hapt_status gather(struct stage *stage, int parameter, const float *
 enum hapt_status stage_gather_parameter(struct stage *stage, int parameter, int state, float *local, float *whole)
 {
     struct hapt_arena scratch;
+    const struct hapt_program *program = stage->program[stage->chunk];
+    const unsigned sliced = state < 0 ? 0 : stage_sliced_axes(stage, program->local[parameter]);
     HAPT_TRY(hapt_engine_get(stage->engine, parameter, state, local));
+    /* Sharded state: what other ranks hold is 0 here. */
+    if (sliced != 0)
+        HAPT_TRY(hapt_collective_all_reduce(sliced == 3u ? stage->collective : stage->along[sliced >> 1],
+                                            "gather of optimizer state for a checkpoint", local,
+                                            hapt_engine_tensor_bytes(stage->engine, parameter) / sizeof *local));
     hapt_arena_init(&scratch);
     const enum hapt_status status = gather(stage, parameter, local, whole, &scratch);
     hapt_arena_release(&scratch);

@@ -4,6 +4,8 @@
  */
 #include "train_plans.h"
 
+#include "../../src/spmd/rules.h"
+
 /* Stages of `size` ranks and tensor-parallel degree `degree`, cut evenly between blocks. */
 struct arrangement {
     int ranks, stages, size[MAX_STAGES], degree[MAX_STAGES];
@@ -89,6 +91,152 @@ static void tensor_parallel_trains(void)
         }
 }
 
+/* ---- programs that nobody designed: every operator cut as it falls, shares by random ratios ---- */
+
+static enum hapt_status random_axis(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
+                                    double share, uint64_t *random, struct hapt_axis_program **program)
+{
+    const struct hapt_graph *graph = sharding->graph;
+    struct hapt_cut *chosen = hapt_arena_alloc(&arena, (size_t)graph->op_count, sizeof *chosen), cut[64];
+    struct hapt_grains *grains = NULL;
+    HAPT_TRY(hapt_grains_find(graph, &arena, &grains));
+    for (int o = 0; o < graph->op_count; o++) {
+        struct hapt_rule rule;
+        int count = hapt_rule_cuts(graph, o, axis_index, axis, grains, cut, 64);
+        if (count > 64) count = 64;
+        const int pick = (int)(hapt_random_next(random) % (uint64_t)count);
+        const bool cuts = hapt_random_unit(random) < share && cut[pick].letter != HAPT_CUT_PARTIAL;
+        if (!cuts || hapt_rule_of_cut(sharding, axis_index, axis, o, cut[pick], &rule) != HAPT_OK) continue;
+        chosen[o] = cut[pick];
+    }
+    hapt_fail_reset();
+    return hapt_axis_program_complete(sharding, axis_index, axis, chosen, &arena, program);
+}
+
+/* A layout over n x m ranks; fewer operators are cut until a program can be had. */
+static struct hapt_stage_layout *random_layout(const int *size, uint64_t *random)
+{
+    for (double share = 1; share > 0.01; share *= 0.9) {
+        struct hapt_stage_layout *layout = hapt_arena_alloc(&arena, 1, sizeof *layout);
+        struct hapt_sharding *sharding = NULL;
+        enum hapt_status status = hapt_sharding_trivial(model->graph, &arena, &sharding);
+        for (int a = 0; a < HAPT_MESH_AXES && status == HAPT_OK; a++) {
+            struct hapt_axis_program *program = NULL;
+            double *ratio = hapt_arena_alloc(&arena, (size_t)size[a], sizeof *ratio);
+            for (int r = 0; r < size[a]; r++) ratio[r] = 0.2 + hapt_random_unit(random);
+            layout->axis[a] = (struct hapt_axis){.size = size[a]};
+            if (hapt_random_next(random) % 4) layout->axis[a].ratio_count = 1, layout->axis[a].ratio = ratio;
+            if (size[a] > 1) status = random_axis(sharding, a, &layout->axis[a], share, random, &program);
+            layout->program[a] = program;
+            if (status == HAPT_OK)
+                status = hapt_sharding_apply(sharding, a, &layout->axis[a], program, &arena, &sharding);
+        }
+        if (status == HAPT_OK) return layout;
+        hapt_fail_reset();
+    }
+    return NULL;
+}
+
+static int count_moves(const struct shape *shape, enum hapt_collective_kind kind)
+{
+    struct hapt_sharding *sharding = NULL;
+    int count = 0;
+    CHECK_OK(hapt_stage_layout_apply(shape->layout[0], model->graph, &arena, &sharding));
+    for (int o = 0; sharding && o < sharding->graph->op_count; o++)
+        count += hapt_op_type_at(sharding->graph->op[o].type)->collective == kind;
+    return count;
+}
+
+static void random_layouts_train(void)
+{
+    struct hapt_model *const usual = model;
+    const int ranks = test_env.world_size, rounds = test_long() ? 100 : ranks == 1 ? 0 : 6;
+    int moves[HAPT_COLLECTIVE_COUNT] = {0}, trained = 0;
+    uint64_t random = 12345;
+    model = make_model_of_rows("fp32", "yes", REFERENCE, "8"); /* enough rows to share them out unevenly */
+    for (int round = 0; round < rounds; round++) {
+        const int sizes[3][2] = {{ranks, 1}, {1, ranks}, {2, 2}}, *size = sizes[round % (ranks == 4 ? 3 : 2)];
+        struct shape shape = one_rank();
+        char name[32];
+        shape.size[0] = ranks;
+        shape.microbatches = 1;
+        shape.layout[0] = random_layout(size, &random);
+        if (!CHECK_MESSAGE(shape.layout[0] != NULL, "round %d: no layout", round)) continue;
+        for (int k = 1; k < HAPT_COLLECTIVE_COUNT; k++) moves[k] += count_moves(&shape, (enum hapt_collective_kind)k);
+        snprintf(name, sizeof name, "random%d", round);
+        struct hapt_train_result *result = train(&shape, make_config(name, reference_options), NULL);
+        if (!result) continue;
+        check_losses(&shape, result, name);
+        check_weights(hapt_arena_printf(&arena, "%s/%s", folder, name));
+        trained++;
+    }
+    CHECK(trained == rounds);
+    if (ranks > 1)
+        for (int k = 1; k < HAPT_COLLECTIVE_COUNT; k++)
+            CHECK_MESSAGE(moves[k] > 0 || k == HAPT_COLLECTIVE_GROUPED_BROADCAST, "no collective of kind %d ran", k);
+    model = usual;
+}
+
+/* ---- any plan resumes any other's checkpoint ---- */
+
+static void plans_resume_each_other(void)
+{
+    const char *part[64];
+    int count = 0;
+    struct shape shape;
+    for (; reference_options[count]; count++) part[count] = reference_options[count];
+    part[count] = "--stop-after";
+    part[count + 3] = NULL;
+    for (int k = 0, other = 1; arrange(k, 0, &shape); k++, other = 1) {
+        struct shape next;
+        struct hapt_checkpoint *checkpoint = NULL;
+        if (!arrange(k + other, 0, &next)) next = one_rank();
+        if (!settle(&shape) || !settle(&next)) continue;
+        part[count + 1] = "7";
+        part[count + 2] = NULL;
+        if (!train(&shape, make_config("first", part), NULL)) return;
+        part[count + 2] = "--resume";
+        part[count + 1] = "20";
+        struct hapt_config *config = make_config("first", part);
+        CHECK_OK(hapt_train_resume(&test_env, config, &arena, &checkpoint));
+        if (!CHECK(checkpoint && checkpoint->step == 7)) return;
+        struct hapt_train_result *rest = train(&next, config, checkpoint);
+        if (!rest) return;
+        CHECK(rest->first_step == 7 && rest->history.count == STEPS);
+        check_losses(&next, rest, "resumed");
+        check_weights(hapt_arena_printf(&arena, "%s/first", folder));
+    }
+}
+
+/* ... and the same plan goes on bit by bit. */
+static void resume_is_bitwise(void)
+{
+    const char *part[64];
+    int count = 0;
+    struct shape shape;
+    for (; reference_options[count]; count++) part[count] = reference_options[count];
+    part[count] = "--stop-after";
+    part[count + 1] = "9";
+    part[count + 2] = part[count + 3] = NULL;
+    for (int k = 0; arrange(k, 0, &shape); k++) {
+        struct hapt_checkpoint *checkpoint = NULL;
+        if (!settle(&shape)) continue;
+        struct hapt_train_result *whole = train(&shape, make_config("whole", reference_options), NULL);
+        part[count + 1] = "9";
+        part[count + 2] = NULL;
+        if (!whole || !train(&shape, make_config("halves", part), NULL)) return;
+        part[count + 1] = "20";
+        part[count + 2] = "--resume";
+        struct hapt_config *config = make_config("halves", part);
+        CHECK_OK(hapt_train_resume(&test_env, config, &arena, &checkpoint));
+        if (!CHECK(checkpoint && checkpoint->step == 9)) return;
+        struct hapt_train_result *rest = train(&shape, config, checkpoint);
+        if (!rest) return;
+        CHECK(!memcmp(rest->history.loss, whole->history.loss, sizeof fp64));
+        CHECK(!memcmp(rest->history.gradient_norm, whole->history.gradient_norm, sizeof fp64));
+    }
+}
+
 int main(int argc, char **argv)
 {
     test_init_mpi(&argc, &argv);
@@ -96,6 +244,9 @@ int main(int argc, char **argv)
     set_up();
     if (model) {
         RUN(tensor_parallel_trains);
+        RUN(random_layouts_train);
+        RUN(plans_resume_each_other);
+        RUN(resume_is_bitwise);
     }
     clean_up();
     return test_finish();
