@@ -34,7 +34,8 @@ struct hapt_engine_options {
     int threads;
     int state_count;
     int slots;
-    bool sharded_state; /* ZeRO-1: hapt_memory_options */
+    bool sharded_state;   /* ZeRO-1: hapt_memory_options */
+    bool whole_gradients; /* with it: gradients are summed whole all the same, for other stages that hold the parameters, too */
     struct hapt_engine_links links;
 };
 

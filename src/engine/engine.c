@@ -206,24 +206,26 @@ static const size_t *bounds_of(struct hapt_engine *engine, const struct hapt_mem
     return engine->bound;
 }
 
-/* Sums in place by groups first: one call an axis set. Then what changes its layout, from the sums beside the block. */
-enum hapt_status hapt_engine_reduce(struct hapt_engine *engine)
+static enum hapt_status reduce_group(struct hapt_engine *engine, const struct hapt_memory_group *group)
 {
     const struct hapt_engine_links *links = &engine->options.links;
-    const struct section_binding *binding = &engine->section[HAPT_SECTION_REDUCE];
-    float *gradients = (float *)(engine->memory + engine->plan->gradient_offset);
-    if (!links->all_reduce || !links->collective) return HAPT_OK;
+    float *block = (float *)(engine->memory + engine->plan->gradient_offset) + group->first;
     HAPT_TRY(finish(engine));
-    for (int g = 0; g < HAPT_MEMORY_GROUPS; g++) {
-        const struct hapt_memory_group *group = &engine->plan->group[g];
-        if (group->axes == 0 || group->first == group->end) continue;
-        float *block = gradients + group->first;
-        HAPT_TRY(engine->plan->sharded_state
-                     ? links->reduce_scatter(links->context, group->axes, block, bounds_of(engine, group))
-                     : links->all_reduce(links->context, group->axes, block, group->end - group->first));
+    if (engine->plan->sharded_state && !engine->options.whole_gradients)
+        return links->reduce_scatter(links->context, group->axes, block, bounds_of(engine, group));
+    return links->all_reduce(links->context, group->axes, block, group->end - group->first);
+}
+
+/* Sums in place by groups, one call each; what changes its layout step by step, from the sums beside the block. */
+enum hapt_status hapt_engine_reduce(struct hapt_engine *engine)
+{
+    const struct section_binding *binding = &engine->section[HAPT_SECTION_REDUCE];
+    if (!engine->options.links.collective) return HAPT_OK;
+    for (int s = 0; s <= binding->step_count; s++) {
+        for (int g = 0; g < HAPT_MEMORY_GROUPS; g++)
+            if (engine->group_before[g] == s) HAPT_TRY(reduce_group(engine, &engine->plan->group[g]));
+        if (s < binding->step_count && binding->step[s].group < 0) HAPT_TRY(run(engine, &binding->step[s]));
     }
-    for (int s = 0; s < binding->step_count; s++)
-        if (!binding->step[s].in_group) HAPT_TRY(run(engine, &binding->step[s]));
     return finish(engine);
 }
 

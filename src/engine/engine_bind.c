@@ -184,13 +184,44 @@ static void bind_step(struct hapt_engine *engine, const struct hapt_program_step
     bound->call.workspace_bytes = engine->plan->scratch_bytes;
 }
 
-/* Is it a sum in place inside the gradient block? Its group's call does it. */
-static bool is_in_group(const struct hapt_engine *engine, const struct hapt_program_step *step,
-                        const struct bound_step *bound)
+/* The group whose call does a sum in place inside the gradient block, or -1. */
+static int group_of(const struct hapt_engine *engine, const struct hapt_program_step *step, const struct bound_step *bound)
 {
     const char *block = engine->memory + engine->plan->gradient_offset, *at = bound->call.output[0].data;
-    return step->kind == HAPT_COLLECTIVE_ALL_REDUCE && bound->call.input[0].data == at && at >= block &&
-           at < block + engine->plan->trained_elements * sizeof(float);
+    if (step->kind != HAPT_COLLECTIVE_ALL_REDUCE || bound->call.input[0].data != at) return -1;
+    for (int g = 1; g < HAPT_MEMORY_GROUPS; g++) {
+        const struct hapt_memory_group *group = &engine->plan->group[g];
+        if (at >= block + group->first * sizeof(float) && at < block + group->end * sizeof(float)) return g;
+    }
+    return -1;
+}
+
+static bool touches(const struct bound_step *step, const void *place)
+{
+    return step->call.input[0].data == place || step->call.output[0].data == place;
+}
+
+/* When a group's one call may come: behind all other steps that touch its tensors before their sums, and before those that do behind. Where
+ * these cross, its sums are done one by one. */
+static void place_groups(struct hapt_engine *engine)
+{
+    const struct section_binding *binding = &engine->section[HAPT_SECTION_REDUCE];
+    for (int g = 0; g < HAPT_MEMORY_GROUPS; g++) {
+        int after = 0, before = binding->step_count, sums = 0;
+        for (int s = 0; s < binding->step_count; s++) {
+            if (binding->step[s].group != g) continue;
+            sums++;
+            for (int other = 0; other < binding->step_count; other++) {
+                const struct bound_step *step = &binding->step[other];
+                if (step->group == g || !touches(step, binding->step[s].call.output[0].data)) continue;
+                if (other < s && other + 1 > after) after = other + 1;
+                if (other > s && other < before) before = other;
+            }
+        }
+        engine->group_before[g] = sums > 0 && after <= before ? after : -1;
+        for (int s = 0; s < binding->step_count && engine->group_before[g] < 0; s++)
+            if (binding->step[s].group == g) binding->step[s].group = -1;
+    }
 }
 
 /* The elements of a parameter in the blocks that this rank updates. */
@@ -265,8 +296,10 @@ enum hapt_status hapt_engine_bind(struct hapt_engine *engine)
             for (int s = 0; s < binding->step_count; s++) {
                 struct bound_step *bound = &binding->step[slot * binding->step_count + s];
                 bind_step(engine, &program->step[section][s], slot, bound);
-                bound->in_group = section == HAPT_SECTION_REDUCE && is_in_group(engine, &program->step[section][s], bound);
+                bound->group =
+                    section == HAPT_SECTION_REDUCE ? group_of(engine, &program->step[section][s], bound) : -1;
             }
     }
+    place_groups(engine);
     return bind_flat(engine);
 }

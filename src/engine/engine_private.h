@@ -9,7 +9,7 @@ struct bound_step {
     const struct hapt_kernel *kernel;
     struct hapt_call call;
     int op, forward_op;
-    bool in_group; /* REDUCE: a sum that its group's one call serves */
+    int group; /* REDUCE: group whose one call serves this sum; -1: none */
 };
 
 struct section_binding {
@@ -30,6 +30,7 @@ struct hapt_engine {
     struct bound_step *square_sum; /* [parameter_count] */
     double *square;                /* [parameter_count] host copy of the sums */
     size_t *bound;                 /* [ranks of the mesh + 1] */
+    int group_before[HAPT_MEMORY_GROUPS]; /* REDUCE: the step before which the group's call comes; -1: there is none */
     struct bound_step zero;        /* of the gradient block */
     const struct hapt_kernel *convert, *update;
 };

@@ -135,6 +135,9 @@ static enum hapt_status build_engine(struct stage *stage, const struct hapt_conf
     stage->slowdown = spec->slowdown;
     stage_engine_links(stage, &options.links);
     HAPT_TRY(choose_state(stage, config, cap, &options));
+    for (int t = 0; t < stage->ties->count; t++)
+        for (int c = 0; c < stage->ties->tie[t].chunk_count; c++)
+            if (stage->ties->tie[t].chunk[c] == stage->chunk) options.whole_gradients = true;
     return hapt_engine_create(stage->program[stage->chunk], &options, &stage->engine);
 }
 
