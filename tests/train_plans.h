@@ -85,6 +85,7 @@ static struct hapt_plan *make_plan(const struct shape *shape)
     for (int s = 0; s < shape->stages; s++) {
         plan->stage[s] = (struct hapt_plan_stage){.tensor_parallel = shape->tensor_parallel[s] > 1 ? shape->tensor_parallel[s] : 1,
                                                  .layout = shape->layout[s],
+                                                 .program = shape->layout[s] ? s + 1 : 0,
                                                  .first_layer = s,
                                                   .end_layer = s + 1,
                                                   .first_op = s ? shape->end[s - 1] : 0,

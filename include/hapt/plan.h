@@ -16,6 +16,7 @@
 #include "hapt/config.h"
 #include "hapt/env.h"
 #include "hapt/h5.h"
+#include "hapt/layout.h"
 #include "hapt/profile.h"
 #include "hapt/schedule.h"
 #include "hapt/sharding.h"
@@ -29,15 +30,6 @@ struct hapt_plan_mixed {
     double *ratio;          /* [sum of devices] of the work of each device, subcluster by subcluster; NULL: not told */
     double *parameter_bytes, *activation_bytes, *device_memory_bytes; /* [K] of a device of each */
 };
-/* How a stage's operators are laid out over its mesh, where it is neither plain data- nor tensor-parallel: a synthesised program. */
-struct hapt_stage_layout {
-    struct hapt_axis axis[HAPT_MESH_AXES];
-    const struct hapt_axis_program *program[HAPT_MESH_AXES]; /* NULL on an axis of one rank */
-};
-/* The graph sharded so, as place (0, 0) sees it. HAPT_ERR_INFEASIBLE where a program is not of this graph. */
-enum hapt_status hapt_stage_layout_apply(const struct hapt_stage_layout *layout, const struct hapt_graph *graph,
-                                         struct hapt_arena *arena, struct hapt_sharding **sharding);
-
 struct hapt_plan_stage {
     int first_layer, end_layer; /* [first, end) */
     int first_op, end_op;       /* forward operators; -1 when planned from a profile alone */
@@ -46,7 +38,8 @@ struct hapt_plan_stage {
     int nodes, devices_per_node; /* submesh (n, m); mixed: (1, all devices) */
     struct hapt_plan_mixed *mixed; /* NULL: a stage of one subcluster */
     int tensor_parallel;         /* tp of its program; the other factor of n m is data-parallel */
-    const struct hapt_stage_layout *layout; /* NULL: data-parallel, or tensor-parallel as above */
+    int program;                 /* k >= 1: layout k of its profile, and tensor_parallel is 1; 0: data-parallel, or tensor-parallel as above */
+    const struct hapt_stage_layout *layout; /* how its operators are laid out (borrowed); NULL where program is 0 */
     double compute_s;            /* t_i, step_time / B included */
     double forward_s, step_s;
     double comm_s;               /* c_i */
@@ -123,8 +116,8 @@ enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *prof
                                   struct hapt_plan **plan);
 /* Model FLOPs utilisation of the simulated step, in (0, 1]; 0: unknown. */
 double hapt_plan_mfu(const struct hapt_plan *plan);
-/* Prices forced stages "0-6@fast:1x2,6-9@slow:1x2t2" (half-open layer ranges; t2: tensor-parallel over 2, without it the fastest
- * program that fits); "0-6@fast:2+slow:1": a mixed stage on 2 devices of fast and 1 of slow. HAPT_ERR_INPUT for stages that are no candidates,
+/* Prices forced stages "0-6@fast:1x2,6-9@slow:1x2t2" (half-open layer ranges; t2: tensor-parallel over 2, p3: layout 3 of the
+ * profile, without either the fastest program that fits); "0-6@fast:2+slow:1": a mixed stage on 2 devices of fast and 1 of slow. HAPT_ERR_INPUT for stages that are no candidates,
  * HAPT_ERR_INFEASIBLE when they exceed memory. */
 enum hapt_status hapt_plan_force(const struct hapt_profile *profile, const struct hapt_search_options *options,
                                  const char *stages, struct hapt_arena *result, struct hapt_plan **plan);

@@ -10,11 +10,12 @@
 #include "hapt/config.h"
 #include "hapt/env.h"
 #include "hapt/layers.h"
+#include "hapt/layout.h"
 #include "hapt/model.h"
 
 /* A submesh and the program it runs: n x m devices as n m / tp data-parallel groups of tp tensor-parallel devices, the tp neighbours
- * on one node. tp 0 in a question: whichever serves best. */
-struct hapt_submesh { int n, m, tp; };
+ * on one node. tp 0 in a question: whichever serves best. program k >= 1 (then tp is 1): the profile's layout k instead. */
+struct hapt_submesh { int n, m, tp, program; };
 
 struct hapt_profile_cluster {
     char name[64];
@@ -22,7 +23,7 @@ struct hapt_profile_cluster {
     double device_memory_bytes, peak_flops;
     int submesh_count;             /* S */
     struct hapt_submesh *submesh;  /* (1, m) for m = M and powers of two that divide M, ascending; then (2, M) ... (N, M);
-                                    * (n, m) stands once for each tensor-parallel degree tp that has candidates */
+                                    * (n, m) stands once for each tensor-parallel degree tp and each layout that has candidates */
     /* [S][L][L] each: */
     double *stage_time;         /* s per microbatch, forward + backward; NaN: no candidate */
     double *stage_forward_time; /* s per microbatch, forward */
@@ -66,6 +67,8 @@ struct hapt_profile {
     double *link_latency;          /* [C][C] s */
     struct hapt_profile_effort effort;
     double flops;                  /* of the model for one microbatch, forward and backward; 0: unknown */
+    int layout_count;
+    const struct hapt_stage_layout *const *layout; /* [layout_count]; hapt_submesh.program k is layout[k - 1] */
 };
 
 static inline size_t hapt_profile_index(const struct hapt_profile *profile, int submesh, int first, int last)

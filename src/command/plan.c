@@ -55,6 +55,8 @@ const char hapt_command_plan_help[] =
     "  /stage_subcluster, _name [S]    where it runs\n"
     "  /stage_submesh [S][2]           nodes, devices per node\n"
     "  /stage_tensor_parallel [S]      of the devices of a node; the other factor of the submesh is data-parallel\n"
+    "  /stage_program [S], /program_k  where stages run synthesised programs: k of each (0: none); per axis of the devices its\n"
+    "                                  instructions and ratios\n"
     "  /stage_warmup [S]               microbatches in flight at most\n"
     "  /stage_compute, _forward, _step, _comm [S]          seconds: t_i, its forward part, once per step, c_i\n"
     "  /stage_parameter_bytes, _activation_bytes, _memory_bytes, _device_memory_bytes [S]     per device\n"

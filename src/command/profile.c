@@ -43,6 +43,8 @@ const char hapt_command_profile_help[] =
     "  /cluster_c/submesh [S][2]                 nodes and devices of each\n"
     "  /cluster_c/tensor_parallel [S]            optional, 1: devices that share each operator; with it a submesh may stand\n"
     "                                            in several rows, one a program\n"
+    "  /cluster_c/program [S], /program_k        optional, 0: the row's program is the k-th of the file: attributes name and\n"
+    "                                            axes, tables axis_a_instructions and axis_a_ratio\n"
     "  /cluster_c/stage_time [S][L][L]           s per microbatch, forward and backward; NaN: no candidate\n"
     "  /cluster_c/stage_forward_time             s per microbatch, forward\n"
     "  /cluster_c/parameter_bytes                byte per device, resident\n"
@@ -126,6 +128,8 @@ static void print_table(const struct hapt_env *env, const struct hapt_profile *p
             const int length = snprintf(shape, sizeof shape, "%dx%d", cluster->submesh[s].n, cluster->submesh[s].m);
             if (cluster->submesh[s].tp > 1)
                 snprintf(shape + length, sizeof shape - (size_t)length, " tp %d", cluster->submesh[s].tp);
+            if (cluster->submesh[s].program > 0)
+                snprintf(shape + length, sizeof shape - (size_t)length, " p %d", cluster->submesh[s].program);
             if (isfinite(summary.layer_low_s))
                 snprintf(layer, sizeof layer, "%s to %s", hapt_units_time(summary.layer_low_s, low),
                          hapt_units_time(summary.layer_high_s, high));

@@ -47,7 +47,9 @@ static unsigned compare_stages(const struct hapt_plan_stage *x, const struct hap
     if (x->first_layer != y->first_layer || x->end_layer != y->end_layer) changed |= HAPT_DIFF_LAYERS;
     if (strcmp(x->subcluster_name, y->subcluster_name) != 0) changed |= HAPT_DIFF_SUBCLUSTER;
     if (x->nodes != y->nodes || x->devices_per_node != y->devices_per_node || other_mix(x, y)) changed |= HAPT_DIFF_SUBMESH;
-    if (x->tensor_parallel != y->tensor_parallel) changed |= HAPT_DIFF_TENSOR_PARALLEL;
+    if (x->tensor_parallel != y->tensor_parallel || !x->layout != !y->layout ||
+        (x->layout && !hapt_stage_layout_same(x->layout, y->layout)))
+        changed |= HAPT_DIFF_TENSOR_PARALLEL;
     if (!same(x->compute_s, y->compute_s) || !same(x->forward_s, y->forward_s) || !same(x->step_s, y->step_s))
         changed |= HAPT_DIFF_COMPUTE;
     if (!same(x->comm_s, y->comm_s)) changed |= HAPT_DIFF_TRANSFER;

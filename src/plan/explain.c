@@ -44,7 +44,7 @@ static double stage_bytes(const struct hapt_profile *profile, const struct hapt_
     const struct hapt_profile_mixed *mixed = stage->mixed ? &profile->mixed[plan_stage_group(profile, stage)] : NULL;
     int s = 0;
     while (!mixed && (cluster->submesh[s].n != stage->nodes || cluster->submesh[s].m != stage->devices_per_node ||
-                      cluster->submesh[s].tp != stage->tensor_parallel))
+                      cluster->submesh[s].tp != stage->tensor_parallel || cluster->submesh[s].program != stage->program))
         s++;
     if (mixed) s = mixed->memory_rows > 1 ? k : 0;
     const size_t cell = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);

@@ -39,11 +39,15 @@ static enum hapt_status cannot_read(const char *text)
                      "--stages: cannot read '%.*s'", (int)strcspn(text, ","), text);
 }
 
-/* NxM or NxMtT */
+/* NxM, NxMtT or NxMpK */
 static bool read_submesh(const char **text, struct hapt_plan_stage *stage)
 {
     if (!read_number(text, &stage->nodes) || !read_char(text, 'x') || !read_number(text, &stage->devices_per_node))
         return false;
+    if (**text == 'p') {
+        stage->tensor_parallel = 1;
+        return read_char(text, 'p') && read_number(text, &stage->program) && stage->program > 0;
+    }
     return **text != 't' || (read_char(text, 't') && read_number(text, &stage->tensor_parallel) && stage->tensor_parallel > 0);
 }
 
@@ -187,7 +191,9 @@ static enum hapt_status split_evenly(const struct hapt_profile *profile, const s
                                                   .subcluster = optimum->stage[i].subcluster,
                                                   .nodes = optimum->stage[i].nodes,
                                                   .devices_per_node = optimum->stage[i].devices_per_node,
-                                                  .tensor_parallel = optimum->stage[i].tensor_parallel};
+                                                  .tensor_parallel = optimum->stage[i].tensor_parallel,
+                                                  .program = optimum->stage[i].program,
+                                                  .layout = optimum->stage[i].layout};
         if (optimum->stage[i].mixed)
             HAPT_TRY(plan_stage_mix(profile, plan_stage_group(profile, &optimum->stage[i]), result, &made->stage[i]));
     }

@@ -210,6 +210,8 @@ enum hapt_status coarse_make(const struct hapt_profile *fine, const bool *cut, s
     memcpy(coarse->profile->link_bandwidth, fine->link_bandwidth, links * sizeof(double));
     memcpy(coarse->profile->link_latency, fine->link_latency, links * sizeof(double));
     coarse->profile->flops = fine->flops;
+    coarse->profile->layout_count = fine->layout_count; /* shared */
+    coarse->profile->layout = fine->layout;
     for (int c = 0; c < fine->cluster_count; c++) HAPT_TRY(coarsen_cluster(fine, c, coarse, arena));
     HAPT_NEW(coarse->profile->mixed, arena, fine->mixed_count);
     coarse->profile->mixed_count = fine->mixed_count;

@@ -29,7 +29,7 @@ static bool fill(struct trial *trial)
         bool known = false;
         for (int s = 0; s < cluster->submesh_count; s++)
             known = known || (cluster->submesh[s].n == trial->shape.n && cluster->submesh[s].m == trial->shape.m &&
-                              cluster->submesh[s].tp == trial->shape.tp);
+                              cluster->submesh[s].tp == trial->shape.tp && cluster->submesh[s].program == 0);
         if (!known || devices % each != 0 || cluster->nodes % trial->shape.n != 0) return false;
         trial->stages[c] = devices / each;
         trial->stage_count += trial->stages[c];
@@ -106,6 +106,7 @@ static enum hapt_status enter_all(struct trial *trial, struct hapt_arena *scratc
     HAPT_NEW(unit_end, scratch, profile->layer_count);
     for (int s = 0; s < profile->cluster[0].submesh_count; s++) {
         trial->shape = profile->cluster[0].submesh[s];
+        if (trial->shape.program > 0) continue; /* it has data and tensor parallelism only */
         if (fill(trial)) HAPT_TRY(enter_shape(trial, unit_end, scratch));
     }
     return HAPT_OK;

@@ -25,6 +25,7 @@ const char *hapt_plan_stage_submesh(const struct hapt_plan_stage *stage, char te
         length += snprintf(text + length, (size_t)(64 - length), "%s%d", i ? "+" : "", stage->mixed->devices[i]);
     if (!stage->mixed) length = snprintf(text, 64, "%d x %d", stage->nodes, stage->devices_per_node);
     if (stage->tensor_parallel > 1) snprintf(text + length, (size_t)(64 - length), " tp%d", stage->tensor_parallel);
+    if (stage->program > 0) snprintf(text + length, (size_t)(64 - length), " p%d", stage->program);
     return text;
 }
 
@@ -40,8 +41,9 @@ const char *hapt_plan_stage_text(const struct hapt_plan_stage *stage, char text[
     const struct hapt_plan_mixed *mixed = stage->mixed;
     int length = snprintf(text, HAPT_PLAN_STAGE_CHARS, "%d-%d@", stage->first_layer, stage->end_layer);
     if (!mixed)
-        snprintf(text + length, (size_t)(HAPT_PLAN_STAGE_CHARS - length), "%s:%dx%dt%d", stage->subcluster_name, stage->nodes,
-                 stage->devices_per_node, stage->tensor_parallel);
+        snprintf(text + length, (size_t)(HAPT_PLAN_STAGE_CHARS - length), "%s:%dx%d%c%d", stage->subcluster_name, stage->nodes,
+                 stage->devices_per_node, stage->program > 0 ? 'p' : 't',
+                 stage->program > 0 ? stage->program : stage->tensor_parallel);
     for (int k = 0; mixed && k < mixed->count && length < HAPT_PLAN_STAGE_CHARS; k++)
         length += snprintf(text + length, (size_t)(HAPT_PLAN_STAGE_CHARS - length), "%s%s:%d", k ? "+" : "", mixed->name[k],
                            mixed->devices[k]);
@@ -51,7 +53,8 @@ const char *hapt_plan_stage_text(const struct hapt_plan_stage *stage, char text[
 bool hapt_plan_same_devices(const struct hapt_plan_stage *a, const struct hapt_plan_stage *b)
 {
     if (!a->mixed != !b->mixed || a->subcluster != b->subcluster || a->nodes != b->nodes ||
-        a->devices_per_node != b->devices_per_node || a->tensor_parallel != b->tensor_parallel)
+        a->devices_per_node != b->devices_per_node || a->tensor_parallel != b->tensor_parallel ||
+        a->program != b->program)
         return false;
     if (!a->mixed) return true;
     const size_t bytes = (size_t)a->mixed->count * sizeof(int);
@@ -64,6 +67,13 @@ int hapt_plan_first_mixed(const struct hapt_plan *plan)
     for (int i = 0; i < plan->stage_count; i++)
         if (plan->stage[i].mixed) return i;
     return -1;
+}
+
+void plan_stage_run(const struct hapt_profile *profile, const struct hapt_submesh *submesh, struct hapt_plan_stage *stage)
+{
+    stage->tensor_parallel = submesh->tp;
+    stage->program = submesh->program;
+    stage->layout = submesh->program > 0 ? profile->layout[submesh->program - 1] : NULL;
 }
 
 enum hapt_status plan_stage_mix(const struct hapt_profile *profile, int group, struct hapt_arena *arena,

@@ -63,6 +63,12 @@ static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
     if (stage->tensor_parallel < 1 || stage->devices_per_node % stage->tensor_parallel != 0)
         return BAD("stage %d is tensor-parallel over %d of %d devices a node", i, stage->tensor_parallel,
                    stage->devices_per_node);
+    if (stage->program < 0 || !stage->layout != (stage->program == 0))
+        return BAD("stage %d runs program %d, which is not there", i, stage->program);
+    if (stage->layout && (stage->layout->axis[0].size != stage->nodes || stage->layout->axis[1].size != stage->devices_per_node ||
+                          stage->tensor_parallel != 1 || stage->mixed))
+        return BAD("stage %d runs program %d of %d x %d devices on %d x %d", i, stage->program, stage->layout->axis[0].size,
+                   stage->layout->axis[1].size, stage->nodes, stage->devices_per_node);
     if (stage->warmup < 1 || stage->warmup > plan->microbatches || (!last && stage->warmup < stage[1].warmup))
         return BAD("stage %d launches %d of %d microbatches", i, stage->warmup, plan->microbatches);
     for (int k = 0; k < (int)(sizeof amounts / sizeof amounts[0]); k++)

@@ -2,7 +2,7 @@
  * Plan files (format hapt-plan): scalars are attributes of the group, one row a stage in each table.
  *   stage_layers [S][2] half-open, stage_ops [S][2] (-1: planned from a profile), stage_submesh [S][2] (n, m),
  *   stage_subcluster [S], stage_subcluster_name [S], stage_warmup [S], stage_tensor_parallel [S] (absent: 1), and seconds and
- *   bytes per stage.
+ *   bytes per stage; stage_program [S] where some stage has a layout, and the layouts that are used (layout.h).
  * Mixed stages, where there are any, have a row for each of their subclusters, in the order of stages, in mixed_stage [R],
  *   mixed_subcluster [R], mixed_subcluster_name [R], mixed_devices [R] and mixed_*_bytes [R] (of a device there), and in
  *   mixed_ratio a number for each of their devices, row by row (NaN: not told).
@@ -77,7 +77,8 @@ static enum hapt_status write_tables(struct hapt_h5 *file, const char *group, co
 {
     const int64_t S = plan->stage_count, pair[2] = {S, 2};
     char path[PATH_MAX_CHARS];
-    int *layers, *ops, *submesh, *subcluster, *warmup, *tp;
+    int *layers, *ops, *submesh, *subcluster, *warmup, *tp, *program;
+    bool named = false;
     const char **name;
     double *values;
     HAPT_NEW(layers, scratch, 2 * S);
@@ -86,6 +87,7 @@ static enum hapt_status write_tables(struct hapt_h5 *file, const char *group, co
     HAPT_NEW(subcluster, scratch, S);
     HAPT_NEW(warmup, scratch, S);
     HAPT_NEW(tp, scratch, S);
+    HAPT_NEW(program, scratch, S);
     HAPT_NEW(name, scratch, S);
     HAPT_NEW(values, scratch, S);
     for (int i = 0; i < S; i++) {
@@ -96,6 +98,8 @@ static enum hapt_status write_tables(struct hapt_h5 *file, const char *group, co
         subcluster[i] = stage->subcluster;
         warmup[i] = stage->warmup;
         tp[i] = stage->tensor_parallel;
+        program[i] = stage->program;
+        named = named || program[i] > 0;
         name[i] = stage->subcluster_name;
     }
     HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_layers"), HAPT_H5_I32, 2, pair, layers, ""));
@@ -104,11 +108,23 @@ static enum hapt_status write_tables(struct hapt_h5 *file, const char *group, co
     HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_subcluster"), HAPT_H5_I32, 1, &S, subcluster, ""));
     HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_warmup"), HAPT_H5_I32, 1, &S, warmup, ""));
     HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_tensor_parallel"), HAPT_H5_I32, 1, &S, tp, ""));
+    if (named) HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_program"), HAPT_H5_I32, 1, &S, program, ""));
     HAPT_TRY(hapt_h5_write_strings(file, join(path, group, "stage_subcluster_name"), S, name));
     for (int column = 0; column < COLUMNS; column++) {
         for (int i = 0; i < S; i++) values[i] = *column_of(&plan->stage[i], column);
         HAPT_TRY(hapt_h5_write(file, join(path, group, columns[column].name), HAPT_H5_F64, 1, &S, values,
                                columns[column].units));
+    }
+    return HAPT_OK;
+}
+
+/* Each layout that is used, once. */
+static enum hapt_status write_layouts(struct hapt_h5 *file, const char *group, const struct hapt_plan *plan)
+{
+    for (int i = 0; i < plan->stage_count; i++) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        if (stage->program > 0 && !hapt_stage_layout_exists(file, group, stage->program))
+            HAPT_TRY(hapt_stage_layout_write(file, group, stage->program, stage->layout));
     }
     return HAPT_OK;
 }
@@ -119,6 +135,7 @@ enum hapt_status hapt_plan_write(struct hapt_h5 *file, const char *group, const 
     hapt_arena_init(&scratch);
     enum hapt_status status = write_tables(file, group, plan, &scratch);
     if (status == HAPT_OK && hapt_plan_first_mixed(plan) >= 0) status = plan_write_mixed(file, group, plan, &scratch);
+    if (status == HAPT_OK) status = write_layouts(file, group, plan);
     hapt_arena_release(&scratch);
     return status == HAPT_OK ? write_attributes(file, root_of(group), plan) : status;
 }
@@ -212,6 +229,29 @@ static enum hapt_status read_ints(struct hapt_h5 *file, const char *group, const
     return HAPT_OK;
 }
 
+/* The layouts that stages name; equal numbers are one. */
+static enum hapt_status read_layouts(struct hapt_h5 *file, const char *group, struct hapt_arena *arena, struct hapt_plan *plan)
+{
+    int *program;
+    int64_t S = plan->stage_count;
+    char path[PATH_MAX_CHARS];
+    if (!hapt_h5_exists(file, join(path, group, "stage_program"))) return HAPT_OK;
+    HAPT_TRY(read_ints(file, group, "stage_program", 1, &S, arena, &program));
+    for (int i = 0; i < plan->stage_count; i++) {
+        struct hapt_plan_stage *stage = &plan->stage[i];
+        struct hapt_stage_layout *read = NULL;
+        if (program[i] == 0) continue;
+        if (program[i] < 0 || program[i] > HAPT_MAX_LAYOUTS) return damaged(file, "stage_program names no program");
+        stage->program = program[i];
+        for (int before = 0; before < i && !stage->layout; before++)
+            if (program[before] == program[i]) stage->layout = plan->stage[before].layout;
+        if (stage->layout) continue;
+        HAPT_TRY(hapt_stage_layout_read(file, group, program[i], arena, &read));
+        stage->layout = read;
+    }
+    return HAPT_OK;
+}
+
 static enum hapt_status read_tables(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
                                     struct hapt_plan *plan)
 {
@@ -261,6 +301,7 @@ enum hapt_status hapt_plan_read(struct hapt_h5 *file, const char *group, struct 
     HAPT_TRY(read_attributes(file, root_of(group), arena, read));
     HAPT_TRY(read_tables(file, group, arena, read));
     HAPT_TRY(plan_read_mixed(file, group, arena, read));
+    HAPT_TRY(read_layouts(file, group, arena, read));
     HAPT_TRY(hapt_plan_check(read));
     *plan = read;
     return HAPT_OK;

@@ -18,7 +18,7 @@ static int find_submesh(const struct hapt_profile *profile, const struct hapt_pl
     for (int s = 0; s < cluster->submesh_count; s++) {
         const struct hapt_submesh *submesh = &cluster->submesh[s];
         if (submesh->n != stage->nodes || submesh->m != stage->devices_per_node) continue;
-        if (stage->tensor_parallel > 0 && submesh->tp != stage->tensor_parallel) continue;
+        if (stage->tensor_parallel > 0 && (submesh->tp != stage->tensor_parallel || submesh->program != stage->program)) continue;
         const size_t cell = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
         const double time_s = isfinite(cluster->stage_time[cell]) ? cluster->stage_time[cell] : INFINITY;
         const bool fits = isfinite(time_s) && hapt_at_most(cluster->parameter_bytes[cell] + cluster->activation_bytes[cell],
@@ -67,7 +67,7 @@ static enum hapt_status price_alone(const struct hapt_profile *profile, const st
     memcpy(stage->subcluster_name, cluster->name, sizeof stage->subcluster_name);
     const int s = find_submesh(profile, stage);
     if (s < 0) return no_candidate(stage, "there is no such submesh");
-    stage->tensor_parallel = cluster->submesh[s].tp;
+    plan_stage_run(profile, &cluster->submesh[s], stage);
     const size_t cell = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
     if (!isfinite(cluster->stage_time[cell])) return no_candidate(stage, "the profile has no time for it");
     stage->step_s = cluster->step_time ? cluster->step_time[cell] : 0;

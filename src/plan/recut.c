@@ -183,6 +183,7 @@ static enum hapt_status read_plan(struct recut *recut, struct hapt_arena *arena,
     for (int slot = 0; slot < recut->count; slot++) {
         const struct suffix *at = &suffix_at(recut, slot, layer)[best];
         const struct recut_slot *on = &recut->slot[slot];
+        const struct hapt_submesh *runs = &recut->profile->cluster[on->subcluster].submesh[at->submesh];
         made->stage[slot] = (struct hapt_plan_stage){
             .first_layer = layer,
             .end_layer = at->end,
@@ -191,7 +192,8 @@ static enum hapt_status read_plan(struct recut *recut, struct hapt_arena *arena,
             .subcluster = on->subcluster,
             .nodes = on->n,
             .devices_per_node = on->m,
-            .tensor_parallel = recut->profile->cluster[on->subcluster].submesh[at->submesh].tp};
+            .tensor_parallel = runs->tp};
+        plan_stage_run(recut->profile, runs, &made->stage[slot]);
         layer = at->end;
         best = at->behind;
     }

@@ -193,6 +193,8 @@ static inline enum hapt_status search_agree(MPI_Comm comm, const struct hapt_sea
 enum hapt_status search_explain(const struct hapt_profile *profile, const struct hapt_search_options *options);
 
 /* Makes `stage` one of the profile's mixed group, its prices left at 0 (mixed.c). */
+/* The program of a row of the profile is the stage's. */
+void plan_stage_run(const struct hapt_profile *profile, const struct hapt_submesh *submesh, struct hapt_plan_stage *stage);
 enum hapt_status plan_stage_mix(const struct hapt_profile *profile, int group, struct hapt_arena *arena,
                                 struct hapt_plan_stage *stage);
 /* Its memory becomes that of the device which its launches fill most. */

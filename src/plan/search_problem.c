@@ -40,7 +40,8 @@ static bool precedes(const struct hapt_profile_cluster *cluster, const struct se
 {
     const struct hapt_submesh *x = &cluster->submesh[a->submesh], *y = &cluster->submesh[b->submesh];
     if (x->n != y->n) return x->n < y->n;
-    return x->m != y->m ? x->m < y->m : x->tp < y->tp;
+    if (x->m != y->m) return x->m < y->m;
+    return x->tp != y->tp ? x->tp < y->tp : x->program < y->program;
 }
 
 struct thinning {

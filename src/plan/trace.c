@@ -229,7 +229,8 @@ static int compare_stages(const struct search_problem *problem, const struct sea
     const struct hapt_submesh one = problem->profile->cluster[x].submesh[a->submesh];
     const struct hapt_submesh two = problem->profile->cluster[y].submesh[b->submesh];
     if (one.n != two.n) return one.n - two.n;
-    return one.m != two.m ? one.m - two.m : one.tp - two.tp;
+    if (one.m != two.m) return one.m - two.m;
+    return one.tp != two.tp ? one.tp - two.tp : one.program - two.program;
 }
 
 static enum hapt_status choose(void *context, const struct search_candidate *stage, const struct prefix *to)
@@ -287,7 +288,7 @@ static enum hapt_status fill_stage(const struct search_problem *problem, int fir
     stage->subcluster = name;
     stage->nodes = submesh.n;
     stage->devices_per_node = submesh.m;
-    stage->tensor_parallel = submesh.tp;
+    plan_stage_run(problem->profile, &submesh, stage);
     return HAPT_OK;
 }
 

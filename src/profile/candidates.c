@@ -33,7 +33,7 @@ enum hapt_status candidates_variants(const struct candidates *candidates, int su
     candidates_submeshes(own, submesh);
     for (int s = 0; s < submeshes; s++)
         for (int tp = 1; tp <= most_tensor_parallel(candidates, submesh[s]) && submesh[s].m % tp == 0; tp *= 2)
-            made[all++] = (struct hapt_submesh){submesh[s].n, submesh[s].m, tp};
+            made[all++] = (struct hapt_submesh){submesh[s].n, submesh[s].m, tp, 0};
     *variant = made;
     *count = all;
     return HAPT_OK;

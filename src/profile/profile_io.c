@@ -16,28 +16,32 @@ static const char *join(char path[PATH_MAX_CHARS], const char *group, const char
     return path;
 }
 
-/* submesh [S][2] of (n, m); tensor_parallel [S] where some are. */
+/* submesh [S][2] of (n, m); tensor_parallel [S] and program [S] where some are. */
 static enum hapt_status write_submeshes(struct hapt_h5 *file, const char *folder,
                                         const struct hapt_profile_cluster *cluster)
 {
     const int64_t S = cluster->submesh_count, shape[2] = {S, 2};
     char path[PATH_MAX_CHARS];
-    bool parallel = false;
+    bool parallel = false, named = false;
     enum hapt_status status;
-    int *pairs = calloc((size_t)S, 2 * sizeof *pairs), *tp = calloc((size_t)S, sizeof *tp);
-    if (!pairs || !tp) {
+    int *pairs = calloc((size_t)S, 2 * sizeof *pairs), *tp = calloc((size_t)S, sizeof *tp), *program = calloc((size_t)S, sizeof *program);
+    if (!pairs || !tp || !program) {
         status = hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory", "no memory to write %d submeshes", (int)S);
     } else {
         for (int s = 0; s < S; s++) {
             pairs[2 * s] = cluster->submesh[s].n, pairs[2 * s + 1] = cluster->submesh[s].m;
             tp[s] = cluster->submesh[s].tp;
+            program[s] = cluster->submesh[s].program;
             parallel = parallel || tp[s] > 1;
+            named = named || program[s] > 0;
         }
         status = hapt_h5_write(file, join(path, folder, "submesh"), HAPT_H5_I32, 2, shape, pairs, "");
         if (status == HAPT_OK && parallel)
             status = hapt_h5_write(file, join(path, folder, "tensor_parallel"), HAPT_H5_I32, 1, &S, tp, "");
+        if (status == HAPT_OK && named)
+            status = hapt_h5_write(file, join(path, folder, "program"), HAPT_H5_I32, 1, &S, program, "");
     }
-    free(pairs), free(tp);
+    free(pairs), free(tp), free(program);
     return status;
 }
 
@@ -46,16 +50,19 @@ static enum hapt_status read_submeshes(struct hapt_h5 *file, const char *folder,
 {
     char path[PATH_MAX_CHARS];
     int64_t shape[2] = {-1, 2};
-    void *pairs, *tp = NULL;
+    void *pairs, *tp = NULL, *program = NULL;
     HAPT_TRY(hapt_h5_read(file, join(path, folder, "submesh"), HAPT_H5_I32, 2, shape, 2 * HAPT_PROFILE_MAX_DEVICES,
                           arena, &pairs));
     if (hapt_h5_exists(file, join(path, folder, "tensor_parallel")))
         HAPT_TRY(hapt_h5_read(file, path, HAPT_H5_I32, 1, shape, HAPT_PROFILE_MAX_DEVICES, arena, &tp));
+    if (hapt_h5_exists(file, join(path, folder, "program")))
+        HAPT_TRY(hapt_h5_read(file, path, HAPT_H5_I32, 1, shape, HAPT_PROFILE_MAX_DEVICES, arena, &program));
     cluster->submesh_count = (int)shape[0];
     HAPT_NEW(cluster->submesh, arena, shape[0]);
     for (int s = 0; s < cluster->submesh_count; s++)
         cluster->submesh[s] =
-            (struct hapt_submesh){((int *)pairs)[2 * s], ((int *)pairs)[2 * s + 1], tp ? ((int *)tp)[s] : 1};
+            (struct hapt_submesh){((int *)pairs)[2 * s], ((int *)pairs)[2 * s + 1], tp ? ((int *)tp)[s] : 1,
+                                  program ? ((int *)program)[s] : 0};
     return HAPT_OK;
 }
 
@@ -102,6 +109,7 @@ enum hapt_status hapt_profile_write(struct hapt_h5 *file, const char *group, con
         hapt_h5_write(file, join(path, group, "link_latency"), HAPT_H5_F64, 2, square, profile->link_latency, "s"));
     for (int c = 0; c < profile->cluster_count; c++) HAPT_TRY(write_cluster(file, group, profile, c));
     HAPT_TRY(hapt_profile_write_mixed(file, group, profile));
+    for (int k = 0; k < profile->layout_count; k++) HAPT_TRY(hapt_stage_layout_write(file, group, k + 1, profile->layout[k]));
     if (profile->flops <= 0) return HAPT_OK;
     return hapt_h5_write_attribute_real(file, *group ? group : "/", "flops_per_microbatch", profile->flops, "FLOP");
 }
@@ -162,6 +170,22 @@ static enum hapt_status check_memory(struct hapt_h5 *file, const char *group, in
                      hapt_units_bytes(available, left));
 }
 
+static enum hapt_status read_layouts(struct hapt_h5 *file, const char *group, struct hapt_arena *arena, struct hapt_profile *profile)
+{
+    const struct hapt_stage_layout **layout;
+    int count = 0;
+    while (count < HAPT_MAX_LAYOUTS && hapt_stage_layout_exists(file, group, count + 1)) count++;
+    HAPT_NEW(layout, arena, count);
+    for (int k = 0; k < count; k++) {
+        struct hapt_stage_layout *read;
+        HAPT_TRY(hapt_stage_layout_read(file, group, k + 1, arena, &read));
+        layout[k] = read;
+    }
+    profile->layout_count = count;
+    profile->layout = layout;
+    return HAPT_OK;
+}
+
 static enum hapt_status read_cluster(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
                                      const struct hapt_profile *profile, int c)
 {
@@ -218,6 +242,7 @@ enum hapt_status hapt_profile_read(struct hapt_h5 *file, const char *group, stru
         HAPT_TRY(hapt_h5_read_attribute_real(file, *group ? group : "/", "flops_per_microbatch", &read->flops));
     for (int c = 0; c < read->cluster_count; c++) HAPT_TRY(read_cluster(file, group, arena, read, c));
     HAPT_TRY(hapt_profile_read_mixed(file, group, arena, read));
+    HAPT_TRY(read_layouts(file, group, arena, read));
     HAPT_TRY(hapt_profile_check(read));
     *profile = read;
     return HAPT_OK;

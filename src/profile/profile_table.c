@@ -26,11 +26,11 @@ int hapt_profile_submeshes(int nodes, int devices_per_node, struct hapt_submesh 
     int count = 0;
     for (int m = 1; m < devices_per_node; m *= 2) {
         if (devices_per_node % m != 0) break;
-        if (submesh) submesh[count] = (struct hapt_submesh){1, m, 1};
+        if (submesh) submesh[count] = (struct hapt_submesh){1, m, 1, 0};
         count++;
     }
     for (int n = 1; n <= nodes; n++) {
-        if (submesh) submesh[count] = (struct hapt_submesh){n, devices_per_node, 1};
+        if (submesh) submesh[count] = (struct hapt_submesh){n, devices_per_node, 1, 0};
         count++;
     }
     return count;
@@ -104,7 +104,7 @@ static enum hapt_status check_links(const struct hapt_profile *profile)
 }
 
 /* Submeshes that the packing rule covers: parts of a node by powers of two, or whole nodes. */
-static enum hapt_status check_submeshes(const struct hapt_profile_cluster *cluster)
+static enum hapt_status check_submeshes(const struct hapt_profile *profile, const struct hapt_profile_cluster *cluster)
 {
     const int N = cluster->nodes, M = cluster->devices_per_node;
     for (int s = 0; s < cluster->submesh_count; s++) {
@@ -118,9 +118,18 @@ static enum hapt_status check_submeshes(const struct hapt_profile_cluster *clust
         if (submesh.tp < 1 || m % submesh.tp != 0)
             return BAD("subcluster %s: %d x %d devices cannot form tensor-parallel groups of %d", cluster->name, n, m,
                        submesh.tp);
+        if (submesh.program < 0 || submesh.program > profile->layout_count || (submesh.program > 0 && submesh.tp != 1))
+            return BAD("subcluster %s: %d x %d devices run program %d of %d", cluster->name, n, m, submesh.program,
+                       profile->layout_count);
+        if (submesh.program > 0) {
+            const struct hapt_axis *axis = profile->layout[submesh.program - 1]->axis;
+            if (axis[0].size != n || axis[1].size != m)
+                return BAD("subcluster %s: %d x %d devices run program %d, which is one of %d x %d", cluster->name, n, m,
+                           submesh.program, axis[0].size, axis[1].size);
+        }
         for (int other = 0; other < s; other++)
             if (cluster->submesh[other].n == n && cluster->submesh[other].m == m &&
-                cluster->submesh[other].tp == submesh.tp)
+                cluster->submesh[other].tp == submesh.tp && cluster->submesh[other].program == submesh.program)
                 return BAD("subcluster %s lists submesh %d x %d twice", cluster->name, n, m);
     }
     return HAPT_OK;
@@ -175,7 +184,7 @@ enum hapt_status hapt_profile_check(const struct hapt_profile *profile)
         for (int other = 0; other < c; other++)
             if (strcmp(profile->cluster[other].name, cluster->name) == 0)
                 return BAD("two subclusters are called %s", cluster->name);
-        HAPT_TRY(check_submeshes(cluster));
+        HAPT_TRY(check_submeshes(profile, cluster));
         HAPT_TRY(check_candidates(profile, cluster, &candidates));
     }
     HAPT_TRY(hapt_profile_check_mixed(profile, &candidates));

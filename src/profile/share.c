@@ -65,6 +65,30 @@ static void place_mixed(struct layout *layout, int L, const struct hapt_profile_
     to->step_time = steps ? move(layout, from ? from->step_time : NULL, bytes) : NULL;
 }
 
+/* A layout, all of it: programs are counts and rows without pointers. */
+static enum hapt_status place_layout(struct layout *layout, const struct hapt_stage_layout *from, struct hapt_arena *arena,
+                                     const struct hapt_stage_layout **to)
+{
+    const struct hapt_stage_layout *frame = place(layout, from, sizeof *from);
+    struct hapt_stage_layout *made;
+    HAPT_NEW(made, arena, 1);
+    *made = from ? *from : *frame;
+    for (int a = 0; a < HAPT_MESH_AXES; a++) {
+        struct hapt_axis *axis = &made->axis[a];
+        const size_t ratio_bytes = (size_t)axis->ratio_count * (size_t)axis->size * sizeof *axis->ratio;
+        if (axis->ratio) axis->ratio = place(layout, from ? from->axis[a].ratio : NULL, ratio_bytes);
+        if (!made->program[a]) continue;
+        struct hapt_axis_program *program;
+        const struct hapt_axis_program *its = from ? from->program[a] : NULL, *there = place(layout, its, sizeof *its);
+        HAPT_NEW(program, arena, 1);
+        program->count = its ? its->count : there->count;
+        program->instruction = place(layout, its ? its->instruction : NULL, (size_t)program->count * sizeof *program->instruction);
+        made->program[a] = program;
+    }
+    *to = made;
+    return HAPT_OK;
+}
+
 static enum hapt_status place_profile(struct layout *layout, const struct hapt_profile *from, struct hapt_arena *arena,
                                       struct hapt_profile *to)
 {
@@ -89,6 +113,10 @@ static enum hapt_status place_profile(struct layout *layout, const struct hapt_p
         to->mixed[k] = mixed[k];
         place_mixed(layout, to->layer_count, from ? &from->mixed[k] : NULL, &to->mixed[k]);
     }
+    const struct hapt_stage_layout **programs;
+    HAPT_NEW(programs, arena, to->layout_count);
+    for (int k = 0; k < to->layout_count; k++) HAPT_TRY(place_layout(layout, from ? from->layout[k] : NULL, arena, &programs[k]));
+    to->layout = programs;
     return HAPT_OK;
 }
 

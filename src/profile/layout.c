@@ -1,0 +1,46 @@
+/* Layouts: applied to a model, compared. */
+#include "hapt/layout.h"
+
+#include <string.h>
+
+enum hapt_status hapt_stage_layout_apply(const struct hapt_stage_layout *layout, const struct hapt_graph *graph,
+                                         struct hapt_arena *arena, struct hapt_sharding **sharding)
+{
+    struct hapt_sharding *made;
+    HAPT_TRY(hapt_sharding_trivial(graph, arena, &made));
+    for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
+        HAPT_TRY(hapt_sharding_apply(made, axis, &layout->axis[axis], layout->program[axis], arena, &made));
+    *sharding = made;
+    return HAPT_OK;
+}
+
+static bool same_cut(struct hapt_cut a, struct hapt_cut b)
+{
+    return a.letter == b.letter && a.blocks == b.blocks && a.unit == b.unit && a.ratio == b.ratio;
+}
+
+static bool same_instruction(const struct hapt_axis_instruction *a, const struct hapt_axis_instruction *b)
+{
+    if (a->op != b->op) return false;
+    if (a->op >= 0) return same_cut(a->cut, b->cut);
+    return a->tensor == b->tensor && a->kind == b->kind && hapt_property_same(a->from, b->from) && hapt_property_same(a->to, b->to);
+}
+
+static bool same_axis(const struct hapt_axis *a, const struct hapt_axis *b)
+{
+    if (a->size != b->size || !a->ratio != !b->ratio) return false;
+    if (!a->ratio) return true;
+    return a->ratio_count == b->ratio_count &&
+           memcmp(a->ratio, b->ratio, (size_t)a->ratio_count * (size_t)a->size * sizeof *a->ratio) == 0;
+}
+
+bool hapt_stage_layout_same(const struct hapt_stage_layout *a, const struct hapt_stage_layout *b)
+{
+    for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
+        const struct hapt_axis_program *x = a->program[axis], *y = b->program[axis];
+        if (!same_axis(&a->axis[axis], &b->axis[axis]) || !x != !y || (x && x->count != y->count)) return false;
+        for (int i = 0; x && i < x->count; i++)
+            if (!same_instruction(&x->instruction[i], &y->instruction[i])) return false;
+    }
+    return true;
+}
