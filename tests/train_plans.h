@@ -121,7 +121,7 @@ static const char *const reference_options[] = {
     "1e-3",      "--lr-schedule", "constant",       "--beta1", "0.9",         "--beta2", "0.95",
     "--epsilon", "1e-8",          "--weight-decay", "0.1",     "--clip-norm", "0",       NULL};
 
-static struct hapt_train_result *train(const struct shape *shape, struct hapt_config *config,
+__attribute__((unused)) static struct hapt_train_result *train(const struct shape *shape, struct hapt_config *config,
                                        const struct hapt_checkpoint *checkpoint)
 {
     struct hapt_train_result *result = NULL;

@@ -12,7 +12,7 @@ const char hapt_command_plan_help[] =
     "other than h1f1b the launch counts of that schedule rule the memory.\n"
     "Where the profile has stages on devices of several subclusters, such a stage may stand between the stages of two of\n"
     "them, or first or last; its boundaries take as long as the slowest of the nearest links of its subclusters. JSON:\n"
-    "\"devices\" and \"ratios\" instead of \"subcluster\". Training cannot run such plans yet.\n"
+    "\"devices\" and \"ratios\" instead of \"subcluster\".\n"
     "--stages prices given stages instead; --strategy even splits the layers evenly over the submeshes of the "
     "optimum.\n"
     "Other systems in the same simulator (HAPT 6.1), each at its best settings:\n"

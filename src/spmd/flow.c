@@ -284,10 +284,12 @@ static enum hapt_status check_rows(const struct flow *flow)
 {
     for (int t = 0; t < flow->graph->tensor_count; t++) {
         const struct hapt_tensor *local = &flow->sharding->shard->tensor[t];
-        if (input_property(flow, local).kind == HAPT_PROPERTY_IDENTITY || local->shape[0] % flow->axis.size == 0) continue;
+        if (input_property(flow, local).kind == HAPT_PROPERTY_IDENTITY) continue;
+        const bool even = flow->axis.ratio_count == 0;
+        if (even ? local->shape[0] % flow->axis.size == 0 : local->shape[0] >= flow->axis.size) continue;
         return hapt_fail(HAPT_ERR_INFEASIBLE, "choose a microbatch that the number of devices divides",
-                         "%d devices cannot share the %lld rows of %s evenly", flow->axis.size, (long long)local->shape[0],
-                         local->name);
+                         "%d devices cannot share the %lld rows of %s%s", flow->axis.size, (long long)local->shape[0],
+                         local->name, even ? " evenly" : "");
     }
     return HAPT_OK;
 }
@@ -307,41 +309,47 @@ static enum hapt_status find_cuts(struct flow *flow, struct hapt_arena *scratch)
     return flow_axis(flow);
 }
 
-static enum hapt_status add_axis(const struct hapt_sharding *sharding, int axis_index, int size, bool tensor_parallel,
+static enum hapt_status add_axis(const struct hapt_sharding *sharding, int axis_index, struct hapt_axis axis, bool tensor_parallel,
                                  struct hapt_arena *arena, struct hapt_sharding **expanded)
 {
-    struct flow flow = {.sharding = sharding, .graph = sharding->graph, .axis_index = axis_index, .axis = {.size = size},
+    struct flow flow = {.sharding = sharding, .graph = sharding->graph, .axis_index = axis_index, .axis = axis,
                         .tensor_parallel = tensor_parallel};
     struct hapt_axis_program *program = NULL;
     struct hapt_arena scratch;
     enum hapt_status status = HAPT_OK;
     hapt_arena_init(&scratch);
-    if (size > 1) status = find_cuts(&flow, &scratch);
-    if (size > 1 && status == HAPT_OK)
+    if (axis.size > 1) status = find_cuts(&flow, &scratch);
+    if (axis.size > 1 && status == HAPT_OK)
         status = hapt_axis_program_complete(sharding, axis_index, &flow.axis, flow.cut, &scratch, &program);
     if (status == HAPT_OK) status = hapt_sharding_apply(sharding, axis_index, &flow.axis, program, arena, expanded);
     hapt_arena_release(&scratch);
     return status;
 }
 
-static enum hapt_status build(const struct hapt_graph *graph, int first, int second, bool tensor_parallel, struct hapt_arena *arena,
-                              struct hapt_sharding **sharding)
+static enum hapt_status build(const struct hapt_graph *graph, struct hapt_axis first, int second, bool tensor_parallel,
+                              struct hapt_arena *arena, struct hapt_sharding **sharding)
 {
     struct hapt_sharding *trivial, *outer;
-    HAPT_ASSERT(first >= 1 && second >= 1);
+    HAPT_ASSERT(first.size >= 1 && second >= 1);
     HAPT_TRY(hapt_sharding_trivial(graph, arena, &trivial));
     HAPT_TRY(add_axis(trivial, 0, first, false, arena, &outer));
-    return add_axis(outer, 1, second, tensor_parallel, arena, sharding);
+    return add_axis(outer, 1, (struct hapt_axis){.size = second}, tensor_parallel, arena, sharding);
 }
 
 enum hapt_status hapt_sharding_data_parallel(const struct hapt_graph *graph, int nodes, int devices, struct hapt_arena *arena,
                                              struct hapt_sharding **sharding)
 {
-    return build(graph, nodes, devices, false, arena, sharding);
+    return build(graph, (struct hapt_axis){.size = nodes}, devices, false, arena, sharding);
+}
+
+enum hapt_status hapt_sharding_rows(const struct hapt_graph *graph, const struct hapt_axis *axis, struct hapt_arena *arena,
+                                    struct hapt_sharding **sharding)
+{
+    return build(graph, *axis, 1, false, arena, sharding);
 }
 
 enum hapt_status hapt_sharding_tensor_parallel(const struct hapt_graph *graph, int dp, int tp, struct hapt_arena *arena,
                                                struct hapt_sharding **sharding)
 {
-    return build(graph, dp, tp, true, arena, sharding);
+    return build(graph, (struct hapt_axis){.size = dp}, tp, true, arena, sharding);
 }

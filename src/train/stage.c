@@ -10,8 +10,7 @@ int stage_size(const struct stage *stage, int chunk)
 
 int stage_world_rank(const struct stage *stage, int chunk, int index)
 {
-    const struct hapt_subcluster *subcluster = &stage->cluster->subcluster[stage->plan->stage[chunk].subcluster];
-    return subcluster->ranks[stage->first_device[chunk] + index];
+    return stage->ranks[chunk][index];
 }
 
 int stage_owner(const struct stage *stage, int tensor)
@@ -21,9 +20,14 @@ int stage_owner(const struct stage *stage, int tensor)
     return -1;
 }
 
-static void find_place(struct stage *stage)
+static enum hapt_status find_place(struct stage *stage)
 {
     stage->chunk = -1;
+    HAPT_NEW(stage->ranks, stage->arena, stage->plan->stage_count);
+    for (int c = 0; c < stage->plan->stage_count; c++) {
+        HAPT_NEW(stage->ranks[c], stage->arena, stage_size(stage, c));
+        HAPT_TRY(hapt_plan_ranks(stage->plan, stage->cluster, c, stage->ranks[c]));
+    }
     for (int c = 0; c < stage->plan->stage_count; c++)
         for (int r = 0; r < stage_size(stage, c); r++)
             if (stage_world_rank(stage, c, r) == stage->env->world_rank) {
@@ -31,12 +35,29 @@ static void find_place(struct stage *stage)
                 stage->rank = r;
                 stage->size = stage_size(stage, c);
             }
+    return HAPT_OK;
 }
 
-static enum hapt_status shard(const struct stage *stage, const struct hapt_plan_stage *part, struct hapt_sharding **sharding)
+/* Data parallelism over devices of several subclusters, each with its share of the rows. */
+static enum hapt_status shard_rows(const struct stage *stage, int chunk, struct hapt_sharding **sharding)
 {
+    const struct hapt_plan_mixed *mixed = stage->plan->stage[chunk].mixed;
+    const int ranks = stage_size(stage, chunk), rows = stage->model->microbatch;
+    const struct hapt_axis axis = {.size = ranks, .ratio_count = mixed->ratio ? 1 : 0, .ratio = mixed->ratio};
+    for (int r = 0; mixed->ratio && r < ranks; r++)
+        if (mixed->ratio[r] * rows < 0.5)
+            return hapt_fail(HAPT_ERR_INPUT, "plan with a larger --microbatch, or other ratios",
+                             "stage %d gives device %d of its %d a share of %g, less than half of one of %d rows", chunk, r,
+                             ranks, mixed->ratio[r], rows);
+    return hapt_sharding_rows(stage->graph, &axis, stage->arena, sharding);
+}
+
+static enum hapt_status shard(const struct stage *stage, int chunk, struct hapt_sharding **sharding)
+{
+    const struct hapt_plan_stage *part = &stage->plan->stage[chunk];
     const int ranks = part->nodes * part->devices_per_node, degree = part->tensor_parallel;
     if (part->layout) return hapt_stage_layout_apply(part->layout, stage->graph, stage->arena, sharding);
+    if (part->mixed) return shard_rows(stage, chunk, sharding);
     if (degree <= 1)
         return hapt_sharding_data_parallel(stage->graph, part->nodes, part->devices_per_node, stage->arena, sharding);
     return hapt_sharding_tensor_parallel(stage->graph, ranks / degree, degree, stage->arena, sharding);
@@ -54,7 +75,7 @@ static enum hapt_status build_programs(struct stage *stage)
             return hapt_fail(HAPT_ERR_INPUT, "make the plan from this model",
                              "the plan's stages do not cover the model");
         end = part->end_op;
-        HAPT_TRY(shard(stage, part, &stage->sharding[c]));
+        HAPT_TRY(shard(stage, c, &stage->sharding[c]));
         const struct hapt_sharding *made = stage->sharding[c];
         if (made->axis[0].size * made->axis[1].size != stage_size(stage, c))
             return hapt_fail(HAPT_ERR_INPUT, "make the plan again", "stage %d of the plan has %d devices, its program is for %d",
@@ -113,7 +134,7 @@ static enum hapt_status choose_state(const struct stage *stage, const struct hap
 static enum hapt_status build_engine(struct stage *stage, const struct hapt_config *config, int state_count)
 {
     const struct hapt_device_spec *spec =
-        &stage->cluster->subcluster[stage->plan->stage[stage->chunk].subcluster].device;
+        &stage->cluster->subcluster[stage->cluster->subcluster_of_rank[stage->env->world_rank]].device;
     stage->backend = hapt_backend_find(spec->backend);
     if (!stage->backend)
         return hapt_fail(HAPT_ERR_INPUT, "see hapt doctor",
@@ -204,14 +225,7 @@ enum hapt_status stage_build(struct stage *stage, const struct hapt_config *conf
     stage->graph = stage->model->graph;
     stage->chunk = -1;
     stage->timeout_s = hapt_config_real(config, "timeout");
-    const int mixed = hapt_plan_first_mixed(stage->plan);
-    if (mixed >= 0)
-        return hapt_fail(HAPT_ERR_INPUT, "plan from a profile without mixed stages",
-                         "stage %d of the plan runs on devices of several subclusters (%s), which training cannot do yet", mixed,
-                         stage->plan->stage[mixed].subcluster_name);
-    HAPT_NEW(stage->first_device, stage->arena, stage->plan->stage_count);
-    HAPT_TRY(hapt_plan_place(stage->plan, stage->cluster, stage->first_device));
-    find_place(stage);
+    HAPT_TRY(find_place(stage));
     HAPT_TRY(build_programs(stage));
     HAPT_TRY(build_schedule(stage));
     if (stage->chunk < 0) return HAPT_OK;

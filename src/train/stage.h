@@ -61,7 +61,7 @@ struct stage {
     const struct hapt_graph *graph;
     struct hapt_arena *arena;
     double timeout_s;
-    int *first_device;               /* [stage_count] */
+    int **ranks;                     /* [stage_count][stage_size] world ranks */
     struct hapt_sharding **sharding; /* [stage_count] as its first rank sees it; of the own chunk: as this rank does */
     struct hapt_program **program;   /* [stage_count] */
     struct hapt_routes *routes;

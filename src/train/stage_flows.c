@@ -2,6 +2,7 @@
  * What a stage sends and receives: boundary tensors and the gradients of tied parameters, between any two layouts. Ranks that hold a
  * tensor alike fetch a part of it each, so every element crosses once; then they gather the parts (stage_rebuild).
  */
+#include <math.h>
 #include <string.h>
 
 #include "stage.h"
@@ -79,35 +80,45 @@ static enum hapt_status cut_tensor(const struct stage *stage, const struct cross
     return HAPT_OK;
 }
 
-/* Ranks of the sending chunk that send anything of these tensors. */
-static enum hapt_status count_senders(const struct stage *stage, const struct crossing *crossing, int tensors, int *senders)
+static double pace_of(const struct hapt_link *link)
 {
-    *senders = 0;
-    for (int s = 0; s < stage_size(stage, crossing->from); s++) {
-        bool any = false;
-        for (int t = 0; t < tensors && !any; t++)
-            for (int r = 0; r < stage_size(stage, crossing->to) && !any; r++) {
-                struct hapt_strided_list sent, received;
-                HAPT_TRY(cross(stage, &crossing[t], s, r, &sent, &received));
-                any = hapt_strided_bytes(&sent) > 0;
-            }
-        *senders += any;
-    }
+    return link->paced && link->bandwidth > 0 ? link->bandwidth : INFINITY;
+}
+
+/* The slowest link over which a rank of the sending chunk sends anything of these tensors; NULL: it sends nothing. */
+static enum hapt_status find_link(const struct stage *stage, const struct crossing *crossing, int tensors, int sender,
+                                  const struct hapt_link **slowest)
+{
+    const int *subcluster = stage->cluster->subcluster_of_rank;
+    *slowest = NULL;
+    for (int t = 0; t < tensors; t++)
+        for (int r = 0; r < stage_size(stage, crossing->to); r++) {
+            const struct hapt_link *link =
+                hapt_cluster_link(stage->cluster, subcluster[stage_world_rank(stage, crossing->from, sender)],
+                                  subcluster[stage_world_rank(stage, crossing->to, r)]);
+            struct hapt_strided_list sent, received;
+            if (*slowest && pace_of(link) >= pace_of(*slowest)) continue;
+            HAPT_TRY(cross(stage, &crossing[t], sender, r, &sent, &received));
+            if (hapt_strided_bytes(&sent) > 0) *slowest = link;
+        }
     return HAPT_OK;
 }
 
-static const struct hapt_link *link_between(const struct stage *stage, int from, int to)
-{
-    return hapt_cluster_link(stage->cluster, stage->plan->stage[from].subcluster, stage->plan->stage[to].subcluster);
-}
-
 /* A paced link is shared by the ranks that send over it at the same time. */
-static void set_pace(const struct stage *stage, int from, int to, int senders, struct hapt_flow_options *options)
+static enum hapt_status set_pace(const struct stage *stage, const struct crossing *crossing, int tensors,
+                                 struct hapt_flow_options *options)
 {
-    const struct hapt_link *link = link_between(stage, from, to);
-    if (!link->paced || link->bandwidth <= 0) return;
-    options->bandwidth = link->bandwidth / senders;
-    options->latency_s = link->latency > 0 ? link->latency : 0;
+    const struct hapt_link *mine, *link;
+    int senders = 0;
+    HAPT_TRY(find_link(stage, crossing, tensors, stage->rank, &mine));
+    if (!mine || isinf(pace_of(mine))) return HAPT_OK;
+    for (int s = 0; s < stage_size(stage, crossing->from); s++) {
+        HAPT_TRY(find_link(stage, crossing, tensors, s, &link));
+        senders += link == mine;
+    }
+    options->bandwidth = mine->bandwidth / senders;
+    options->latency_s = mine->latency > 0 ? mine->latency : 0;
+    return HAPT_OK;
 }
 
 static enum hapt_status add_route(struct stage *stage, const struct hapt_route *route, int tag, bool sends,
@@ -121,14 +132,13 @@ static enum hapt_status add_route(struct stage *stage, const struct hapt_route *
     HAPT_NEW(piece, stage->arena, route->count * stage_size(stage, other));
     HAPT_NEW(crossing, stage->arena, route->count);
     HAPT_NEW(base, stage->arena, slots * route->count);
-    int pieces = 0, senders;
+    int pieces = 0;
     for (int i = 0; i < route->count; i++) {
         crossing[i] = (struct crossing){route->from, route->to, route->source[i], route->tensor[i], false};
         HAPT_TRY(cut_tensor(stage, &crossing[i], sends, i, piece, &pieces));
         for (int s = 0; s < slots; s++) base[s * route->count + i] = tensor_address(stage, route, sends, i, s);
     }
     if (pieces == 0) return HAPT_OK;
-    HAPT_TRY(count_senders(stage, crossing, route->count, &senders));
     struct hapt_flow_options options = {.what = route->backward ? "gradients" : "activations",
                                         .stage = stage->chunk,
                                         .peer_stage = other,
@@ -141,7 +151,7 @@ static enum hapt_status add_route(struct stage *stage, const struct hapt_route *
                                         .base = base,
                                         .piece_count = pieces,
                                         .piece = piece};
-    if (sends) set_pace(stage, stage->chunk, other, senders, &options);
+    if (sends) HAPT_TRY(set_pace(stage, crossing, route->count, &options));
     if (flows->count == MAX_STAGE_FLOWS)
         return hapt_fail(HAPT_ERR_INFEASIBLE, "use fewer stages", "stage %d trades with more than %d stages",
                          stage->chunk, MAX_STAGE_FLOWS);
@@ -159,13 +169,12 @@ static enum hapt_status add_tie_flow(struct stage *stage, int tie, const struct 
 {
     const int other = sends ? crossing->to : crossing->from;
     struct hapt_piece *piece;
-    int pieces = 0, senders;
+    int pieces = 0;
     void *base[1] = {address};
     *flow = -1;
     HAPT_NEW(piece, stage->arena, stage_size(stage, other));
     HAPT_TRY(cut_tensor(stage, crossing, sends, 0, piece, &pieces));
     if (pieces == 0) return HAPT_OK;
-    HAPT_TRY(count_senders(stage, crossing, 1, &senders));
     struct hapt_flow_options options = {.what = "gradients of tied parameters",
                                         .stage = stage->chunk,
                                         .peer_stage = other,
@@ -179,7 +188,7 @@ static enum hapt_status add_tie_flow(struct stage *stage, int tie, const struct 
                                         .base = base,
                                         .piece_count = pieces,
                                         .piece = piece};
-    if (sends) set_pace(stage, stage->chunk, other, senders, &options);
+    if (sends) HAPT_TRY(set_pace(stage, crossing, 1, &options));
     return hapt_courier_add(stage->courier, &options, flow);
 }
 

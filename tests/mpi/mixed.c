@@ -1,0 +1,215 @@
+/* ranks: 2 3 4
+ * Stages on devices of two subclusters of unlike speed, memory and links: rows by ratio, alone and between stages of one subcluster.
+ * Losses and weights are PyTorch's (tests/data/gpt-small.h5); the same plan again, in one piece or resumed, gives the same bits.
+ */
+#include "train_plans.h"
+
+/* Stage i takes the next devices[i][c] of subcluster c. */
+struct mixture {
+    int stages, devices[MAX_STAGES][2];
+    double ratio[4];
+    int microbatch;
+};
+/* All of them place their mixed stages behind the others of a subcluster, as hapt_plan_ranks does. */
+static const struct mixture mixtures[] = {
+    {1, {{1, 1}}, {0.75, 0.25}, 4},
+    {1, {{1, 1}}, {0.4, 0.6}, 8},
+    {2, {{1, 1}, {0, 1}}, {0.75, 0.25}, 4},
+    {2, {{1, 0}, {1, 1}}, {0.5, 0.5}, 4},
+    {1, {{2, 1}}, {0.5, 0.375, 0.125}, 8},
+    {3, {{1, 0}, {1, 1}, {0, 1}}, {0.25, 0.75}, 4},
+    {2, {{2, 1}, {0, 1}}, {0.5, 0.25, 0.25}, 4},
+    {1, {{2, 2}}, {0.3, 0.3, 0.2, 0.2}, 8},
+};
+enum { MIXTURES = sizeof mixtures / sizeof *mixtures };
+
+static int ranks_of(const struct mixture *mixture)
+{
+    int ranks = 0;
+    for (int s = 0; s < mixture->stages; s++) ranks += mixture->devices[s][0] + mixture->devices[s][1];
+    return ranks;
+}
+
+static struct hapt_cluster *mixed_cluster(const struct mixture *mixture, bool paced)
+{
+    const double slowdown[2] = {1, 1.5};
+    struct hapt_cluster *cluster = hapt_arena_alloc(&arena, 1, sizeof *cluster);
+    int *of_rank = hapt_arena_alloc(&arena, (size_t)test_env.world_size, sizeof *of_rank), rank = 0;
+    *cluster = (struct hapt_cluster){.count = 2,
+                                     .subcluster = hapt_arena_alloc(&arena, 2, sizeof *cluster->subcluster),
+                                     .link = hapt_arena_alloc(&arena, 4, sizeof *cluster->link),
+                                     .subcluster_of_rank = of_rank,
+                                     .rank_count = test_env.world_size};
+    for (int c = 0; c < 2; c++) {
+        struct hapt_subcluster *subcluster = &cluster->subcluster[c];
+        int count = 0, *ranks;
+        for (int s = 0; s < mixture->stages; s++) count += mixture->devices[s][c];
+        ranks = hapt_arena_alloc(&arena, (size_t)count, sizeof *ranks);
+        *subcluster = (struct hapt_subcluster){.nodes = 1, .devices_per_node = count, .ranks = ranks};
+        snprintf(subcluster->name, sizeof subcluster->name, "%s", c ? "slow" : "fast");
+        subcluster->device = (struct hapt_device_spec){
+            .name = "cpu", .backend = "cpu", .memory_bytes = c ? 5e8 : 1e9, .memory_capped = true, .slowdown = slowdown[c]};
+        for (int r = 0; r < count; r++) {
+            of_rank[rank] = c;
+            ranks[r] = rank++;
+        }
+    }
+    for (int l = 0; l < 4; l++)
+        cluster->link[l] = (struct hapt_link){.bandwidth = l == 0 || l == 3 ? 1e9 : 1e8, .latency = 1e-4, .paced = paced};
+    return cluster;
+}
+
+static void mix_stage(struct hapt_plan_stage *stage, const int *devices, const double *ratio)
+{
+    struct hapt_plan_mixed *mixed = hapt_arena_alloc(&arena, 1, sizeof *mixed);
+    *mixed = (struct hapt_plan_mixed){.count = 2,
+                                      .cluster = hapt_arena_alloc(&arena, 2, sizeof *mixed->cluster),
+                                      .devices = hapt_arena_alloc(&arena, 2, sizeof *mixed->devices),
+                                      .name = hapt_arena_alloc(&arena, 2, sizeof *mixed->name),
+                                      .ratio = hapt_arena_alloc(&arena, (size_t)(devices[0] + devices[1]), sizeof *mixed->ratio),
+                                      .parameter_bytes = hapt_arena_alloc(&arena, 2, sizeof *mixed->parameter_bytes),
+                                      .activation_bytes = hapt_arena_alloc(&arena, 2, sizeof *mixed->activation_bytes),
+                                      .device_memory_bytes = hapt_arena_alloc(&arena, 2, sizeof *mixed->device_memory_bytes)};
+    for (int c = 0; c < 2; c++) {
+        mixed->cluster[c] = c;
+        mixed->devices[c] = devices[c];
+        mixed->name[c] = c ? "slow" : "fast";
+        mixed->parameter_bytes[c] = mixed->activation_bytes[c] = 1;
+        mixed->device_memory_bytes[c] = c ? 5e8 : 1e9;
+    }
+    for (int d = 0; d < devices[0] + devices[1]; d++) mixed->ratio[d] = ratio[d];
+    stage->mixed = mixed;
+    stage->subcluster = 0;
+    stage->devices_per_node = devices[0] + devices[1];
+    snprintf(stage->subcluster_name, sizeof stage->subcluster_name, "fast+slow");
+}
+
+static struct hapt_plan *mixed_plan(const struct mixture *mixture, const double *ratio)
+{
+    struct shape shape = {.stages = mixture->stages, .schedule = HAPT_SCHEDULE_H1F1B, .microbatches = 8 / mixture->microbatch};
+    const int ops = model->graph->forward_count;
+    for (int s = 0; s < mixture->stages; s++) {
+        shape.end[s] = ops * (s + 1) / mixture->stages;
+        shape.size[s] = mixture->devices[s][0] + mixture->devices[s][1];
+    }
+    struct hapt_plan *plan = make_plan(&shape);
+    for (int s = 0; s < mixture->stages; s++) {
+        struct hapt_plan_stage *stage = &plan->stage[s];
+        stage->subcluster = mixture->devices[s][0] ? 0 : 1;
+        snprintf(stage->subcluster_name, sizeof stage->subcluster_name, "%s", mixture->devices[s][0] ? "fast" : "slow");
+        stage->device_memory_bytes = mixture->devices[s][0] ? 1e9 : 5e8;
+        if (mixture->devices[s][0] && mixture->devices[s][1]) mix_stage(stage, mixture->devices[s], ratio);
+    }
+    CHECK_OK(hapt_plan_check(plan));
+    return plan;
+}
+
+/* A step of the reference has 8 rows. */
+static void load_model(int microbatch)
+{
+    struct hapt_config *config = NULL;
+    struct hapt_model *made = NULL;
+    char rows[16];
+    snprintf(rows, sizeof rows, "%d", microbatch);
+    const char *argv[] = {"hapt",    "model", "gpt", "--layers",     "2",  "--hidden", "64",   "--heads",           "4", "--sequence", "64",
+                          "--vocab", "256",   "--microbatch", rows, "--dtype",  "fp32", "--tied-embeddings", "yes"};
+    const char *path = hapt_arena_printf(&arena, "%s/rows-%d.h5", folder, microbatch);
+    if (test_env.world_rank == 0) {
+        CHECK_OK(hapt_config_parse((int)(sizeof argv / sizeof *argv), (char **)argv, &arena, &config));
+        CHECK_OK(hapt_model_build("gpt", config, &arena, &made));
+        CHECK_OK(hapt_model_save(made, REFERENCE, NULL, path));
+    }
+    MPI_Barrier(test_env.world);
+    CHECK_OK(hapt_model_load(path, &arena, &model));
+}
+
+static struct hapt_train_result *run(const struct mixture *mixture, bool paced, const char *name, const char *stop_after,
+                                     const struct hapt_checkpoint *checkpoint)
+{
+    const char *options[40] = {NULL};
+    struct hapt_train_result *result = NULL;
+    int count = 0;
+    while (reference_options[count]) {
+        options[count] = reference_options[count];
+        count++;
+    }
+    if (stop_after) {
+        options[count++] = "--stop-after";
+        options[count++] = stop_after;
+    }
+    CHECK_OK(hapt_train_run(&test_env, mixed_cluster(mixture, paced), model, mixed_plan(mixture, mixture->ratio), checkpoint,
+                            make_config(name, options), &arena, &result));
+    return result;
+}
+
+static void check_resumed(const struct mixture *mixture, const char *name, const struct hapt_train_result *whole)
+{
+    struct hapt_checkpoint *checkpoint = NULL;
+    const char *path = hapt_arena_printf(&arena, "%s/half-%s", folder, name), *half = hapt_arena_printf(&arena, "half-%s", name);
+    if (!run(mixture, false, half, "7", NULL)) return;
+    CHECK_OK(hapt_checkpoint_find(&test_env, path, &arena, &checkpoint));
+    if (!checkpoint) return;
+    CHECK(checkpoint->step == 7);
+    for (int s = 0; s < mixture->stages; s++) {
+        const struct hapt_plan_mixed *mixed = checkpoint->plan->stage[s].mixed;
+        if (!CHECK(!mixed == !(mixture->devices[s][0] && mixture->devices[s][1])) || !mixed) continue;
+        for (int d = 0; d < checkpoint->plan->stage[s].devices_per_node; d++) CHECK(mixed->ratio[d] == mixture->ratio[d]);
+    }
+    const struct hapt_train_result *rest = run(mixture, false, half, NULL, checkpoint);
+    if (!rest) return;
+    CHECK(rest->first_step == 7 && rest->history.count == STEPS);
+    CHECK(!memcmp(rest->history.loss, whole->history.loss, sizeof fp64));
+}
+
+static void mixed_stages_train(void)
+{
+    for (int m = 0; m < MIXTURES; m++) {
+        const struct mixture *mixture = &mixtures[m];
+        char name[32];
+        if (ranks_of(mixture) != test_env.world_size) continue;
+        load_model(mixture->microbatch);
+        snprintf(name, sizeof name, "m%d", m);
+        const struct hapt_train_result *result = run(mixture, false, name, NULL, NULL);
+        if (!result) continue;
+        const double difference = worst(result->history.loss, fp64, STEPS);
+        CHECK_MESSAGE(difference < 1e-5, "mixture %d: losses are %g away", m, difference);
+        check_weights(hapt_arena_printf(&arena, "%s/%s", folder, name));
+        if (test_env.world_rank == 0)
+            for (int s = 0; s < mixture->stages; s++)
+                CHECK(result->planned_bytes[s] == result->measured_bytes[s] && result->busy_s[s] > 0);
+        const struct hapt_train_result *again = run(mixture, true, "again", NULL, NULL);
+        if (again) CHECK(!memcmp(result->history.loss, again->history.loss, sizeof fp64));
+        if (again) CHECK(!memcmp(result->history.gradient_norm, again->history.gradient_norm, sizeof fp64));
+        check_resumed(mixture, name, result);
+    }
+}
+
+/* Every device runs the same program on rows of its own: one without rows is refused before the run, on all ranks alike. */
+static void too_small_shares(void)
+{
+    const struct mixture alone = {1, {{1, 1}}, {0.95, 0.05}, 4};
+    struct hapt_train_result *result = NULL;
+    if (test_env.world_size != 2) return;
+    load_model(4);
+    CHECK_FAILS(hapt_train_run(&test_env, mixed_cluster(&alone, false), model, mixed_plan(&alone, alone.ratio), NULL,
+                               make_config("none", reference_options), &arena, &result),
+                HAPT_ERR_INPUT);
+    const double half[2] = {0.5, 0.5};
+    load_model(1);
+    CHECK_FAILS(hapt_train_run(&test_env, mixed_cluster(&alone, false), model, mixed_plan(&alone, half), NULL,
+                               make_config("none", reference_options), &arena, &result),
+                HAPT_ERR_INFEASIBLE);
+}
+
+int main(int argc, char **argv)
+{
+    test_init_mpi(&argc, &argv);
+    hapt_arena_init(&arena);
+    set_up();
+    if (model) {
+        RUN(mixed_stages_train);
+        RUN(too_small_shares);
+    }
+    clean_up();
+    return test_finish();
+}
