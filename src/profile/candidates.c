@@ -73,7 +73,7 @@ static enum hapt_status find_meshes(struct candidates *candidates, struct hapt_a
     for (int c = 0; c < cluster->count; c++) {
         for (int v = 0; v < variants[c]; v++) {
             const struct hapt_submesh its = variant[c][v];
-            const struct mesh wanted = {its.n * its.m / its.tp, its.tp};
+            const struct mesh wanted = {.dp = its.n * its.m / its.tp, .tp = its.tp};
             if (rows % wanted.dp == 0) mesh[count++] = wanted;
         }
     }
@@ -163,10 +163,12 @@ enum hapt_status candidates_build(const struct hapt_cluster *cluster, const stru
                                       .layer_count = layers->count,
                                       .tensor_parallel = tensor_parallel,
                                       .imbalance = hapt_config_real(config, "imbalance"),
+                                      .microbatches = (int)hapt_config_int(config, "microbatches"),
                                       .state_count = optimizer_states(config)};
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
     enum hapt_status status = find_meshes(candidates, arena, &scratch);
+    if (status == HAPT_OK) status = candidates_mix(candidates, hapt_config_text(config, "mixed"), arena, &scratch);
     if (status == HAPT_OK) status = find_structures(candidates, arena, &scratch);
     hapt_arena_release(&scratch);
     HAPT_TRY(status);
@@ -241,14 +243,30 @@ enum hapt_status candidates_plan_memory(const struct candidates *candidates, int
     return status;
 }
 
+/* Is a range no more of the work than `imbalance` times its devices' share of the speed? A single layer cannot be cut further. */
+static bool is_balanced(const struct candidates *candidates, double speed, int first, int last)
+{
+    const double all = candidates->work[candidates->layer_count];
+    const double share = all > 0 ? (candidates->work[last + 1] - candidates->work[first]) / all : 0;
+    return first == last || candidates->speed <= 0 || share <= candidates->imbalance * speed / candidates->speed;
+}
+
 bool candidates_wanted(const struct candidates *candidates, int subcluster, struct hapt_submesh submesh, int first,
                        int last, const struct item_memory *memory)
 {
     const double limit = candidates->cluster->subcluster[subcluster].device.memory_bytes;
     if (memory->parameter_bytes + memory->activation_bytes > limit) return false;
-    const double all = candidates->work[candidates->layer_count];
-    const double share = all > 0 ? (candidates->work[last + 1] - candidates->work[first]) / all : 0;
-    const double speed = candidates_device_speed(candidates, subcluster) * submesh.n * submesh.m;
-    /* A single layer cannot be cut further. */
-    return first == last || candidates->speed <= 0 || share <= candidates->imbalance * speed / candidates->speed;
+    return is_balanced(candidates, candidates_device_speed(candidates, subcluster) * submesh.n * submesh.m, first, last);
+}
+
+bool candidates_wanted_mixed(const struct candidates *candidates, const struct mixed_group *group, int first, int last,
+                             const struct item_memory *const memory[2])
+{
+    double speed = 0;
+    for (int k = 0; k < 2; k++) {
+        const double limit = candidates->cluster->subcluster[group->cluster[k]].device.memory_bytes;
+        if (memory[k]->parameter_bytes + memory[k]->activation_bytes > limit) return false;
+        speed += candidates_device_speed(candidates, group->cluster[k]) * group->devices[k];
+    }
+    return is_balanced(candidates, speed, first, last);
 }

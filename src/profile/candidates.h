@@ -8,12 +8,19 @@
 #ifndef HAPT_PROFILE_CANDIDATES_H
 #define HAPT_PROFILE_CANDIDATES_H
 
+#include "hapt/collective_cost.h"
 #include "hapt/engine.h"
 #include "hapt/profile.h"
 
-/* Degrees of data and tensor parallelism. */
+/* Degrees of data and tensor parallelism; or (dp 0) a device of a mixed stage that has `rows` rows of a microbatch. */
 struct mesh {
-    int dp, tp;
+    int dp, tp, rows;
+};
+
+/* Devices of two subclusters that may run a stage together, data-parallel, and rows of a microbatch for each of them. */
+struct mixed_group {
+    int cluster[2], devices[2], rows[2], degree[2];
+    struct hapt_collective_model sums; /* over all of them */
 };
 
 struct candidates {
@@ -28,6 +35,9 @@ struct candidates {
     int degree_count;
     struct mesh *degree; /* meshes that can share the model and the microbatch's rows, ascending */
     struct hapt_sharding **sharding; /* [degree_count] of the whole graph */
+    int mixed_count;
+    struct mixed_group *mixed; /* [mixed_count] */
+    int microbatches;          /* of a step */
     int structure_count;
     int *structure;    /* [L][L] which structure the layers [i, j + 1) have; -1 below the diagonal */
     int *first, *last; /* [structure_count] the first range that has it */
@@ -64,6 +74,12 @@ static inline int candidates_degree_of(const struct candidates *candidates, stru
 {
     return candidates_degree(candidates, submesh.n * submesh.m / submesh.tp, submesh.tp);
 }
+/* Finds the groups of mixed stages that are worth a table, and adds the degrees that they need. `choice`: --mixed. */
+enum hapt_status candidates_mix(struct candidates *candidates, const char *choice, struct hapt_arena *arena,
+                                struct hapt_arena *scratch);
+/* Fits, on every device of the group, and is not badly unbalanced. memory[k]: of the item of group->degree[k]. */
+bool candidates_wanted_mixed(const struct candidates *candidates, const struct mixed_group *group, int first, int last,
+                             const struct item_memory *const memory[2]);
 /* The program of an item's first range. */
 enum hapt_status candidates_program(const struct candidates *candidates, int first, int last, int degree_index,
                                     struct hapt_arena *arena, struct hapt_program **program);

@@ -211,6 +211,47 @@ static void fill_row(const struct filling *filling, int subcluster, int s, bool 
     }
 }
 
+/* The tables of a group of mixed stages: the slowest device decides, then all sum their gradients. */
+static enum hapt_status fill_mixed(const struct filling *filling, const struct mixed_group *group, struct hapt_arena *result,
+                                   struct hapt_profile *profile)
+{
+    const struct candidates *candidates = filling->candidates;
+    const int L = candidates->layer_count, microbatches = candidates->microbatches;
+    const size_t cells = hapt_profile_index(profile, 1, 0, 0);
+    struct hapt_profile_mixed *table;
+    HAPT_TRY(hapt_profile_add_mixed(profile, 2, group->cluster, group->devices, result, &table));
+    HAPT_NEW(table->ratio, result, group->devices[0] + group->devices[1]);
+    HAPT_NEW(table->step_time, result, cells);
+    for (int d = 0; d < group->devices[0] + group->devices[1]; d++)
+        table->ratio[d] = (double)group->rows[d >= group->devices[0]] / candidates->model->microbatch;
+    for (int i = 0; i < L; i++)
+        for (int j = i; j < L; j++) {
+            const size_t cell = hapt_profile_index(profile, 0, i, j);
+            const struct item_memory *memory[2];
+            double longest_s = 0, owed_s = 0;
+            for (int k = 0; k < 2; k++)
+                memory[k] = &filling->memory[group->cluster[k]][candidates_item(candidates, group->degree[k], i, j)];
+            if (!candidates_wanted_mixed(candidates, group, i, j, memory)) continue;
+            table->stage_time[cell] = 0;
+            for (int k = 0; k < 2; k++) {
+                const struct item_time *time =
+                    &filling->time[group->cluster[k]][candidates_item(candidates, group->degree[k], i, j)];
+                /* An update follows the last microbatch without waiting for slower devices. */
+                longest_s = fmax(longest_s, stage_s(time) * microbatches + time->update_s);
+                owed_s = fmax(owed_s, exchange_s(filling, group->cluster[k], i, j));
+                table->parameter_bytes[(size_t)k * cells + cell] = memory[k]->parameter_bytes;
+                table->activation_bytes[(size_t)k * cells + cell] = memory[k]->activation_bytes;
+                if (stage_s(time) < table->stage_time[cell]) continue;
+                table->stage_time[cell] = stage_s(time);
+                table->stage_forward_time[cell] = time->forward_s;
+            }
+            table->step_time[cell] = fmax(longest_s - table->stage_time[cell] * microbatches, 0) + owed_s +
+                                     hapt_collective_cost_s(&group->sums, HAPT_COLLECTIVE_ALL_REDUCE,
+                                                            4 * memory[0]->trained_elements, 0);
+        }
+    return HAPT_OK;
+}
+
 /* Every layer must fit some device by itself: memory grows with the range, so otherwise no plan can hold it. */
 static enum hapt_status check_single_layers(const struct candidates *candidates, struct item_memory *const *memory,
                                             const struct hapt_profile *profile)
@@ -255,6 +296,7 @@ static enum hapt_status fill(struct filling *filling, struct hapt_arena *result,
         memset(seen, 0, (size_t)candidates->item_count * sizeof *seen);
         for (int s = 0; s < made->cluster[c].submesh_count; s++) fill_row(filling, c, s, seen, made);
     }
+    for (int k = 0; k < candidates->mixed_count; k++) HAPT_TRY(fill_mixed(filling, &candidates->mixed[k], result, made));
     HAPT_TRY(check_single_layers(candidates, filling->memory, made));
     HAPT_TRY(hapt_profile_check(made));
     *profile = made;

@@ -106,6 +106,23 @@ static void mark_needed(struct measure *measure, struct hapt_submesh *submesh)
     }
 }
 
+/* The same of mixed stages. */
+static void mark_mixed(struct measure *measure, const struct mixed_group *group, int k)
+{
+    const struct candidates *candidates = measure->candidates;
+    const int L = candidates->layer_count;
+    if (measure->classes.of_subcluster[group->cluster[k]] != measure->classes.mine) return;
+    for (int i = 0; i < L; i++)
+        for (int j = i; j < L; j++) {
+            const struct item_memory *memory[2];
+            for (int side = 0; side < 2; side++)
+                memory[side] = memory_of(measure, measure->classes.of_subcluster[group->cluster[side]],
+                                         candidates_item(candidates, group->degree[side], i, j));
+            if (i == j || candidates_wanted_mixed(candidates, group, i, j, memory))
+                measure->needed[candidates_item(candidates, group->degree[k], i, j)] = true;
+        }
+}
+
 static double class_memory(const struct measure *measure)
 {
     double most = 0;
@@ -539,6 +556,8 @@ static enum hapt_status choose_windows(struct measure *measure, const struct hap
     }
     HAPT_NEW(submesh, measure->scratch, most);
     mark_needed(measure, submesh);
+    for (int g = 0; g < measure->candidates->mixed_count; g++)
+        for (int k = 0; k < 2; k++) mark_mixed(measure, &measure->candidates->mixed[g], k);
     return windows_choose(measure->candidates, options, class_memory(measure), memory_of(measure, measure->classes.mine, 0),
                           measure->needed, measure->scratch, &measure->windows);
 }

@@ -105,14 +105,26 @@ static enum hapt_status build_schedule(struct stage *stage)
     return HAPT_OK;
 }
 
+static const struct hapt_device_spec *device_of(const struct stage *stage, int world_rank)
+{
+    return &stage->cluster->subcluster[stage->cluster->subcluster_of_rank[world_rank]].device;
+}
+
+/* Bytes of its memory that a rank may take; 0: any number. */
+static size_t memory_cap(const struct stage *stage, int world_rank)
+{
+    const struct hapt_device_spec *spec = device_of(stage, world_rank);
+    return spec->memory_capped ? (size_t)spec->memory_bytes : 0;
+}
+
 /* Should the ranks of the stage share the optimizer's state? Each looks at all of them, so that they answer alike. */
-static enum hapt_status choose_state(const struct stage *stage, const struct hapt_config *config, size_t cap,
+static enum hapt_status choose_state(const struct stage *stage, const struct hapt_config *config,
                                      struct hapt_engine_options *options)
 {
     const char *choice = hapt_config_text(config, "sharded-optimizer");
     const struct hapt_program *program = stage->program[stage->chunk];
     options->sharded_state = !strcmp(choice, "yes");
-    if (strcmp(choice, "auto") != 0 || cap == 0 || stage->size == 1) return HAPT_OK;
+    if (strcmp(choice, "auto") != 0 || stage->size == 1) return HAPT_OK;
     struct hapt_arena scratch;
     enum hapt_status status = HAPT_OK;
     hapt_arena_init(&scratch);
@@ -121,6 +133,8 @@ static enum hapt_status choose_state(const struct stage *stage, const struct hap
         struct hapt_sharding *sharding;
         struct hapt_program *its;
         struct hapt_memory_plan *plan;
+        const size_t cap = memory_cap(stage, stage_world_rank(stage, stage->chunk, r));
+        if (cap == 0) continue;
         stage_place(stage, stage->chunk, r, place);
         status = hapt_sharding_at(stage->sharding[stage->chunk], place, &scratch, &sharding);
         if (status == HAPT_OK) status = hapt_program_build(sharding, program->first_op, program->end_op, &scratch, &its);
@@ -133,8 +147,7 @@ static enum hapt_status choose_state(const struct stage *stage, const struct hap
 
 static enum hapt_status build_engine(struct stage *stage, const struct hapt_config *config, int state_count)
 {
-    const struct hapt_device_spec *spec =
-        &stage->cluster->subcluster[stage->cluster->subcluster_of_rank[stage->env->world_rank]].device;
+    const struct hapt_device_spec *spec = device_of(stage, stage->env->world_rank);
     stage->backend = hapt_backend_find(spec->backend);
     if (!stage->backend)
         return hapt_fail(HAPT_ERR_INPUT, "see hapt doctor",
@@ -146,8 +159,7 @@ static enum hapt_status build_engine(struct stage *stage, const struct hapt_conf
     int threads = (int)hapt_config_int(config, "threads");
     if (threads == 0) threads = stage->plan->threads;
     threads = hapt_env_threads(stage->env, threads);
-    const size_t cap = spec->memory_capped ? (size_t)spec->memory_bytes : 0;
-    HAPT_TRY(stage->backend->open(stage->env->node_rank % devices, threads, cap, &stage->device));
+    HAPT_TRY(stage->backend->open(stage->env->node_rank % devices, threads, memory_cap(stage, stage->env->world_rank), &stage->device));
     struct hapt_engine_options options = {.backend = stage->backend,
                                                 .device = stage->device,
                                                 .threads = threads,
@@ -155,7 +167,7 @@ static enum hapt_status build_engine(struct stage *stage, const struct hapt_conf
                                                 .slots = stage->list->slots};
     stage->slowdown = spec->slowdown;
     stage_engine_links(stage, &options.links);
-    HAPT_TRY(choose_state(stage, config, cap, &options));
+    HAPT_TRY(choose_state(stage, config, &options));
     for (int t = 0; t < stage->ties->count; t++)
         for (int c = 0; c < stage->ties->tie[t].chunk_count; c++)
             if (stage->ties->tie[t].chunk[c] == stage->chunk) options.whole_gradients = true;

@@ -1,0 +1,195 @@
+/* Which devices of two subclusters may run a stage together, and how many rows of a microbatch each of them gets. */
+#include <math.h>
+#include <string.h>
+
+#include "calibrate.h"
+#include "candidates.h"
+
+/* --mixed auto: groups that sum the gradients of the whole model within this share of the time in which they compute it. A stage has a
+ * part of both, so the rule does not depend on the cut. */
+#define SUM_SHARE 0.5
+enum { MOST_GROUPS = 32, SMALL_SUBCLUSTER = 8, MOST_COUNTS = 64 };
+
+/* A device's seconds for the whole model, forward and backward, at r rows: fixed_s + r * row_s; and for the update. */
+struct pace { double fixed_s, row_s, update_s; };
+
+static double compute_s(const struct candidates *candidates, int subcluster, const struct hapt_sharding *sharding)
+{
+    const struct hapt_graph *shard = sharding->shard;
+    const struct roofline roofline = calibrate_roofline(
+        candidates->efficiency, &candidates->cluster->subcluster[subcluster].device, candidates->model->dtype);
+    double seconds = 0;
+    for (int o = 0; o < sharding->reduce_first; o++) {
+        const struct hapt_op_type *type = hapt_op_type_at(shard->op[o].type);
+        if (type->collective) continue;
+        seconds += roofline_operator_s(&roofline, efficiency_class_of(type), hapt_op_flops(shard, &shard->op[o], 1),
+                                       hapt_op_bytes(shard, &shard->op[o], 1));
+    }
+    return seconds;
+}
+
+/* As the one of two ranks that has that many rows sees it. */
+static enum hapt_status shard_rows(const struct candidates *candidates, int rows, struct hapt_arena *arena,
+                                   struct hapt_sharding **sharding)
+{
+    const int all = candidates->model->microbatch;
+    const double ratio[2] = {(double)rows / all, (double)(all - rows) / all};
+    const struct hapt_axis axis = {.size = 2, .ratio_count = 1, .ratio = ratio};
+    struct hapt_sharding *made;
+    const int place[HAPT_MESH_AXES] = {0, 0};
+    HAPT_TRY(hapt_sharding_rows(candidates->model->graph, &axis, arena, &made));
+    return hapt_sharding_at(made, place, arena, sharding);
+}
+
+static double trained_elements(const struct hapt_graph *graph)
+{
+    double elements = 0;
+    for (int t = 0; t < graph->tensor_count; t++)
+        if (graph->tensor[t].kind == HAPT_TENSOR_PARAMETER && graph->tensor[t].trainable)
+            elements += (double)hapt_tensor_elements(&graph->tensor[t]);
+    return elements;
+}
+
+static enum hapt_status find_paces(const struct candidates *candidates, struct hapt_arena *scratch, struct pace *pace)
+{
+    const int rows = candidates->model->microbatch, few = (rows + 1) / 2;
+    struct hapt_sharding *all, *some;
+    HAPT_TRY(hapt_sharding_trivial(candidates->model->graph, scratch, &all));
+    HAPT_TRY(shard_rows(candidates, few, scratch, &some));
+    const struct hapt_memory_figures figures = {.trained_elements = (size_t)trained_elements(candidates->model->graph),
+                                                .copies = candidates->model->dtype != HAPT_F32};
+    const struct item_memory whole = candidates_memory(candidates, &figures);
+    for (int c = 0; c < candidates->cluster->count; c++) {
+        const struct roofline roofline = calibrate_roofline(
+            candidates->efficiency, &candidates->cluster->subcluster[c].device, candidates->model->dtype);
+        const double all_s = compute_s(candidates, c, all), some_s = compute_s(candidates, c, some);
+        pace[c].row_s = fmax(all_s - some_s, 0) / (rows - few);
+        pace[c].fixed_s = fmax(all_s - rows * pace[c].row_s, 0);
+        pace[c].update_s = roofline_stream_s(&roofline, whole.update_bytes);
+    }
+    return HAPT_OK;
+}
+
+/* Seconds a microbatch on the slower kind of device; the update follows the last one without waiting (HAP 3.2), so it counts as part
+ * of it. */
+static double group_s(const struct candidates *candidates, const struct pace *pace, const struct mixed_group *group)
+{
+    double longest = 0;
+    for (int k = 0; k < 2; k++) {
+        const struct pace *its = &pace[group->cluster[k]];
+        longest = fmax(longest, its->fixed_s + group->rows[k] * its->row_s + its->update_s / candidates->microbatches);
+    }
+    return longest;
+}
+
+/* Whole rows, as many for each device of a kind, that take the least time: every split is tried. */
+static bool choose_rows(const struct candidates *candidates, const struct pace *pace, struct mixed_group *group, double *best_s)
+{
+    const int rows = candidates->model->microbatch;
+    struct mixed_group tried = *group;
+    *best_s = INFINITY;
+    for (int first = 1; first * group->devices[0] < rows; first++) {
+        const int rest = rows - first * group->devices[0];
+        if (rest % group->devices[1] != 0) continue;
+        tried.rows[0] = first;
+        tried.rows[1] = rest / group->devices[1];
+        const double seconds = group_s(candidates, pace, &tried);
+        if (seconds >= *best_s) continue;
+        *best_s = seconds;
+        *group = tried;
+    }
+    return isfinite(*best_s);
+}
+
+/* Numbers of devices, falling: all, powers of two, and in a small subcluster what submeshes leave over. */
+static int device_counts(const struct hapt_subcluster *subcluster, int *count)
+{
+    const int all = subcluster->nodes * subcluster->devices_per_node;
+    int counts = 0;
+    for (int n = all; n >= 1 && counts < MOST_COUNTS; n = all > SMALL_SUBCLUSTER && n != all ? n / 2 : n - 1) {
+        if (n != all && all > SMALL_SUBCLUSTER)
+            while (n & (n - 1)) n--;
+        const int left = all - n;
+        if (n == all || !(n & (n - 1)) || !(left & (left - 1))) count[counts++] = n;
+    }
+    return counts;
+}
+
+/* The degree of devices with that many rows; the program of one is that of an even share of as many. */
+static enum hapt_status row_degree(struct candidates *candidates, int rows, struct hapt_arena *arena, int *degree)
+{
+    for (int d = 0; d < candidates->degree_count; d++) {
+        const struct mesh *mesh = &candidates->degree[d];
+        const int its = mesh->dp > 1 && mesh->tp == 1 ? candidates->model->microbatch / mesh->dp : mesh->rows;
+        *degree = d;
+        if (its == rows) return HAPT_OK;
+    }
+    *degree = candidates->degree_count;
+    candidates->degree[*degree] = (struct mesh){.dp = 0, .tp = 1, .rows = rows};
+    HAPT_TRY(shard_rows(candidates, rows, arena, &candidates->sharding[*degree]));
+    candidates->degree_count++;
+    return HAPT_OK;
+}
+
+static enum hapt_status add_group(struct candidates *candidates, const struct pace *pace, bool all, int a, int n, int b, int m,
+                                  struct hapt_arena *arena)
+{
+    struct mixed_group group = {.cluster = {a, b}, .devices = {n, m}};
+    struct hapt_collective_links links;
+    int devices[HAPT_MAX_SUBCLUSTERS] = {0};
+    double seconds;
+    if (!choose_rows(candidates, pace, &group, &seconds)) return HAPT_OK;
+    devices[a] = n;
+    devices[b] = m;
+    HAPT_TRY(hapt_collective_links_slowest(candidates->cluster, devices, &links));
+    hapt_collective_model_links(&links, &group.sums);
+    const double sum_s =
+        hapt_collective_cost_s(&group.sums, HAPT_COLLECTIVE_ALL_REDUCE, 4 * trained_elements(candidates->model->graph), 0);
+    if (!all && sum_s > SUM_SHARE * candidates->microbatches * seconds) return HAPT_OK;
+    for (int k = 0; k < 2; k++) HAPT_TRY(row_degree(candidates, group.rows[k], arena, &group.degree[k]));
+    candidates->mixed[candidates->mixed_count++] = group;
+    return HAPT_OK;
+}
+
+static enum hapt_status add_pair(struct candidates *candidates, const struct pace *pace, bool all, int a, int b,
+                                 struct hapt_arena *arena)
+{
+    int first[MOST_COUNTS], second[MOST_COUNTS];
+    const int firsts = device_counts(&candidates->cluster->subcluster[a], first);
+    const int seconds = device_counts(&candidates->cluster->subcluster[b], second);
+    for (int i = 0; i < firsts; i++)
+        for (int j = 0; j < seconds && candidates->mixed_count < MOST_GROUPS; j++)
+            HAPT_TRY(add_group(candidates, pace, all, a, first[i], b, second[j], arena));
+    return HAPT_OK;
+}
+
+/* Room for a degree of every number of rows. */
+static enum hapt_status make_room(struct candidates *candidates, struct hapt_arena *arena)
+{
+    const size_t before = (size_t)candidates->degree_count, after = before + (size_t)candidates->model->microbatch;
+    struct mesh *degree;
+    struct hapt_sharding **sharding;
+    HAPT_NEW(candidates->mixed, arena, MOST_GROUPS);
+    HAPT_NEW(degree, arena, after);
+    HAPT_NEW(sharding, arena, after);
+    memcpy(degree, candidates->degree, before * sizeof *degree);
+    memcpy(sharding, candidates->sharding, before * sizeof *sharding);
+    candidates->degree = degree;
+    candidates->sharding = sharding;
+    return HAPT_OK;
+}
+
+enum hapt_status candidates_mix(struct candidates *candidates, const char *choice, struct hapt_arena *arena,
+                                struct hapt_arena *scratch)
+{
+    const struct hapt_cluster *cluster = candidates->cluster;
+    const bool all = strcmp(choice, "yes") == 0;
+    struct pace *pace;
+    if (strcmp(choice, "no") == 0 || cluster->count < 2 || candidates->model->microbatch < 2) return HAPT_OK;
+    HAPT_NEW(pace, scratch, cluster->count);
+    HAPT_TRY(find_paces(candidates, scratch, pace));
+    HAPT_TRY(make_room(candidates, arena));
+    for (int a = 0; a < cluster->count; a++)
+        for (int b = a + 1; b < cluster->count; b++) HAPT_TRY(add_pair(candidates, pace, all, a, b, arena));
+    return HAPT_OK;
+}
