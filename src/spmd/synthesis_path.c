@@ -3,6 +3,7 @@
  * the path is the layouts of the tensors that cross a cut.
  */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "hapt/env.h"
@@ -12,7 +13,7 @@
 
 /* ---- where to cut ---- */
 
-enum { SEGMENT_MINIMUM = 4, SEGMENT_MOST = 24, MOST_CROSSING = 8 };
+enum { SEGMENT_MINIMUM = 4, SEGMENT_MOST = 24, MOST_CROSSING = 8, MOST_NODES = 64 };
 
 struct cutting {
     const struct problem *problem;
@@ -306,6 +307,21 @@ static void drop_beaten(const struct problem *problem, struct border *border)
     border->node_count = kept;
 }
 
+static int compare_nodes(const void *a, const void *b)
+{
+    const double x = ((const struct node *)a)->cost_s, y = ((const struct node *)b)->cost_s;
+    return (x > y) - (x < y);
+}
+
+/* The cheapest ones alone go on. */
+static void drop_dear(struct path *path, struct border *border)
+{
+    if (path->problem->options->exact || border->node_count <= MOST_NODES) return;
+    qsort(border->node, (size_t)border->node_count, sizeof *border->node, compare_nodes);
+    border->node_count = MOST_NODES;
+    path->tally.capped = true;
+}
+
 static enum hapt_status cross_segment(struct path *path, int s, int from)
 {
     const struct segment *segment = &path->segment[s];
@@ -376,6 +392,7 @@ enum hapt_status hapt_path_search(struct problem *problem, struct hapt_arena *ar
     for (int s = 0; s < path.segment_count; s++) {
         for (int n = 0; n < path.border[s].node_count; n++) HAPT_TRY(cross_segment(&path, s, n));
         drop_beaten(problem, &path.border[s + 1]);
+        drop_dear(&path, &path.border[s + 1]);
     }
     report->segments = path.segment_count;
     report->expanded += path.tally.expanded;

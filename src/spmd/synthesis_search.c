@@ -1,5 +1,7 @@
 /*
- * A* over the states of one segment (HAP Fig. 10).
+ * The states of one segment: A* (HAP Fig. 10) where the answer is to be exact, else step by step, of every place the cheapest states
+ * alone, so that no model takes longer than so many states a step. That search runs first with few states, then with more of them
+ * where some were left out, now below the limit that the first one found.
  *
  * States at the same place with equal words are found by hash; the others at a place are compared with the cheapest ones. Costs
  * that differ by rounding alone count as equal, so that the order of sums never decides.
@@ -11,7 +13,7 @@
 #include "hapt/env.h"
 #include "synthesis_moves.h"
 
-enum { MOST_COMPARED = 96 };
+enum { MOST_COMPARED = 96, FIRST_WIDTH = 24, MOST_STATES = 4000, EXACT_STATES = 200000 };
 #define ROUNDING 1e-12
 #define NONE (-1)
 
@@ -47,6 +49,8 @@ struct search {
     double limit;             /* states above it are no use */
     double spread;            /* what conversions at the segment's end cost at most */
     bool depth_first;         /* too many states */
+    int width;                /* of the search step by step: states of a place that go on; 0: A* */
+    bool trimmed;             /* there were more */
     int parent;               /* being expanded */
     enum hapt_status status;
     struct search_tally *tally;
@@ -303,6 +307,7 @@ static enum hapt_status keep(struct search *search, struct state *made)
     *bucket = index;
     search->state_count++;
     bury_dominated(search, index);
+    if (search->width > 0) return HAPT_OK;
     return push(search, index) ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the states of a synthesis");
 }
 
@@ -395,9 +400,9 @@ static enum hapt_status expand(struct search *search, int index)
 
 /* ---- the segment's end ---- */
 
-static bool border_allows(const struct search *search, const struct layouts *layouts, int layout)
+static bool border_allows(const struct problem *problem, const struct layouts *layouts, int layout)
 {
-    const unsigned allowed = search->problem->options->boundary_layouts;
+    const unsigned allowed = problem->options->boundary_layouts;
     if (layout == PARTIAL) return false;
     if (!allowed) return true;
     return allowed >> (layout == WHOLE ? 0 : 1 + layouts->property[layout].dim) & 1u;
@@ -494,7 +499,7 @@ static enum hapt_status cross(struct search *search, struct border *border, int 
         const int moves = border->moves;
         const double cost = border->cost;
         int more;
-        if (!border_allows(search, object->layouts, l) || moves + MOST_LAYOUTS > 128) continue;
+        if (!border_allows(search->problem, object->layouts, l) || moves + MOST_LAYOUTS > 128) continue;
         const double seconds = border_cost(object, word, l, &border->move[moves], &more);
         if (!isfinite(seconds)) continue;
         for (int m = 0; m < more; m++) border->move[moves + m].object = segment->at_end[k];
@@ -523,16 +528,16 @@ static enum hapt_status reach_end(struct search *search, int index)
     return cross(search, &border, 0);
 }
 
-static double border_spread(const struct search *search)
+static double border_spread(const struct problem *problem, const struct segment *segment)
 {
     double sum = 0;
-    for (int k = 0; k < search->segment->end_count; k++) {
-        const struct object *object = &search->problem->object[search->segment->local[search->segment->at_end[k]]];
+    for (int k = 0; k < segment->end_count; k++) {
+        const struct object *object = &problem->object[segment->local[segment->at_end[k]]];
         double most = 0;
         if (object->kind == OBJECT_PARAMETER || object->kind == OBJECT_PARAMETER_GRADIENT) return INFINITY;
         for (int a = 0; a < object->layouts->count; a++)
             for (int b = 0; b < object->layouts->count; b++)
-                if (border_allows(search, object->layouts, a) && border_allows(search, object->layouts, b) && a != b)
+                if (border_allows(problem, object->layouts, a) && border_allows(problem, object->layouts, b) && a != b)
                     most = fmax(most, object->layouts->convert_s[a][b]);
         sum += most;
     }
@@ -556,18 +561,53 @@ static enum hapt_status prepare(struct search *search)
         if (place->slot_count > 512) return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "too many tensors live at once");
     }
     if (segment->end_count > 64) return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "too many tensors cross a cut");
-    search->limit = INFINITY;
-    search->spread = border_spread(search);
+    search->spread = border_spread(search->problem, segment);
     return HAPT_OK;
 }
 
-static enum hapt_status run(struct search *search, const uint32_t *start)
+static enum hapt_status keep_first(struct search *search, const uint32_t *start)
 {
-    const long most = search->problem->options->most_states > 0 ? search->problem->options->most_states : 200000;
     double vector[3 * MOST_CLASSES] = {0};
     struct state first = {.vector = vector, .word = (uint32_t *)start, .parent = NONE};
     set_bound(search, &first);
-    HAPT_TRY(keep(search, &first));
+    return keep(search, &first);
+}
+
+struct ranked { double bound; int state; };
+
+static int compare_ranked(const void *a, const void *b)
+{
+    const struct ranked *x = a, *y = b;
+    if (x->bound != y->bound) return x->bound < y->bound ? -1 : 1;
+    return (x->state > y->state) - (x->state < y->state);
+}
+
+/* All states of a place are known before the first of them goes on. */
+static enum hapt_status run_in_steps(struct search *search, const uint32_t *start)
+{
+    HAPT_TRY(keep_first(search, start));
+    for (int at = 0, first = 0; at <= search->steps; at++) {
+        const int end = search->state_count;
+        struct ranked *ranked;
+        int count = 0;
+        HAPT_NEW(ranked, search->arena, end - first);
+        for (int s = first; s < end; s++)
+            if (!search->state[s].dead) ranked[count++] = (struct ranked){search->state[s].bound, s};
+        qsort(ranked, (size_t)count, sizeof *ranked, compare_ranked);
+        search->trimmed = search->trimmed || count > search->width;
+        for (int k = 0; k < count && k < search->width; k++) {
+            if (!at_most(ranked[k].bound, search->limit)) break;
+            HAPT_TRY(at == search->steps ? reach_end(search, ranked[k].state) : expand(search, ranked[k].state));
+        }
+        first = end;
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status run_astar(struct search *search, const uint32_t *start)
+{
+    const long most = search->problem->options->most_states > 0 ? search->problem->options->most_states : EXACT_STATES;
+    HAPT_TRY(keep_first(search, start));
     while (search->heap_count > 0) {
         const int index = pop(search);
         struct state *state = &search->state[index];
@@ -602,21 +642,51 @@ static enum hapt_status hand_over(struct search *search, struct outcome **outcom
     return HAPT_OK;
 }
 
-enum hapt_status hapt_segment_search(const struct problem *problem, const struct segment *segment, const uint32_t *start,
-                                     struct hapt_arena *arena, struct outcome **outcome, int *outcome_count,
-                                     struct search_tally *tally)
+struct result { struct outcome *outcome; int count; double least; bool trimmed; };
+
+/* One search of the segment: by A* (width 0), or step by step below a limit. */
+static enum hapt_status search_once(const struct problem *problem, const struct segment *segment, const uint32_t *start, int width,
+                                    double limit, struct hapt_arena *arena, struct search_tally *tally, struct result *result)
 {
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
     struct search search = {.problem = problem, .segment = segment, .arena = &scratch, .result = arena, .tally = tally,
-                            .steps = segment->end - segment->first, .classes = problem->classes,
+                            .steps = segment->end - segment->first, .classes = problem->classes, .width = width, .limit = limit,
                             .vectors = problem->classes > 1 || problem->memory_resource,
                             .meets = segment->end == problem->step_count};
     enum hapt_status status = prepare(&search);
-    if (status == HAPT_OK) status = run(&search, start);
-    if (status == HAPT_OK) status = hand_over(&search, outcome, outcome_count);
+    if (status == HAPT_OK) status = width > 0 ? run_in_steps(&search, start) : run_astar(&search, start);
+    if (status == HAPT_OK) status = hand_over(&search, &result->outcome, &result->count);
+    result->trimmed = search.trimmed;
+    result->least = INFINITY;
+    for (int k = 0; status == HAPT_OK && k < result->count; k++) result->least = fmin(result->least, result->outcome[k].cost_s);
     free(search.heap);
     free(search.state);
     hapt_arena_release(&scratch);
     return status;
+}
+
+enum hapt_status hapt_segment_search(const struct problem *problem, const struct segment *segment, const uint32_t *start,
+                                     struct hapt_arena *arena, struct outcome **outcome, int *outcome_count,
+                                     struct search_tally *tally)
+{
+    const long most = problem->options->most_states > 0 ? problem->options->most_states : MOST_STATES;
+    const long share = most / (segment->end - segment->first);
+    const int widest = share < FIRST_WIDTH ? FIRST_WIDTH : (int)share;
+    const double spread = border_spread(problem, segment);
+    struct result best = {.least = INFINITY};
+    if (problem->options->exact) {
+        HAPT_TRY(search_once(problem, segment, start, 0, INFINITY, arena, tally, &best));
+    } else {
+        for (int width = FIRST_WIDTH; width <= widest; width = width < widest ? widest : widest + 1) {
+            struct result wider;
+            HAPT_TRY(search_once(problem, segment, start, width, best.least + spread, arena, tally, &wider));
+            if (wider.least <= best.least) best = wider;
+            if (!wider.trimmed) break;
+        }
+        tally->capped = tally->capped || best.trimmed;
+    }
+    *outcome = best.outcome;
+    *outcome_count = best.count;
+    return HAPT_OK;
 }
