@@ -9,6 +9,7 @@ static const struct hapt_command_entry entry[HAPT_COMMAND_COUNT] = {
     [HAPT_COMMAND_TOPOLOGY] = {hapt_command_topology, hapt_command_topology_help},
     [HAPT_COMMAND_PROFILE] = {hapt_command_profile, hapt_command_profile_help},
     [HAPT_COMMAND_PLAN] = {hapt_command_plan, hapt_command_plan_help},
+    [HAPT_COMMAND_SPMD] = {hapt_command_spmd, hapt_command_spmd_help},
     [HAPT_COMMAND_TRAIN] = {hapt_command_train, hapt_command_train_help},
     [HAPT_COMMAND_EXPORT] = {hapt_command_export, NULL},
     [HAPT_COMMAND_SIMULATE] = {hapt_command_simulate, hapt_command_simulate_help},

@@ -17,6 +17,7 @@ enum hapt_status hapt_command_job(struct hapt_env *env, struct hapt_config *conf
 enum hapt_status hapt_command_topology(struct hapt_env *env, struct hapt_config *config);
 enum hapt_status hapt_command_profile(struct hapt_env *env, struct hapt_config *config);
 enum hapt_status hapt_command_plan(struct hapt_env *env, struct hapt_config *config);
+enum hapt_status hapt_command_spmd(struct hapt_env *env, struct hapt_config *config);
 enum hapt_status hapt_command_simulate(struct hapt_env *env, struct hapt_config *config);
 enum hapt_status hapt_command_train(struct hapt_env *env, struct hapt_config *config);
 enum hapt_status hapt_command_model(struct hapt_env *env, struct hapt_config *config);
@@ -27,6 +28,7 @@ enum hapt_status hapt_command_doctor(struct hapt_env *env, struct hapt_config *c
 
 /* Long help texts (file formats), each beside its command. */
 extern const char hapt_command_topology_help[], hapt_command_profile_help[], hapt_command_plan_help[], hapt_command_simulate_help[],
-    hapt_command_model_help[], hapt_command_data_help[], hapt_command_train_help[], hapt_command_report_help[];
+    hapt_command_model_help[], hapt_command_data_help[], hapt_command_train_help[], hapt_command_report_help[],
+    hapt_command_spmd_help[];
 
 #endif

@@ -128,6 +128,11 @@ enum hapt_status hapt_axis_program_complete(const struct hapt_sharding *sharding
                                             const struct hapt_cut *cut, struct hapt_arena *arena,
                                             struct hapt_axis_program **program);
 
+/* The program that shares out the rows by the axis' (first) ratios and all else follows. HAPT_ERR_INFEASIBLE where an operator's
+ * signature forbids it or there are fewer rows than devices. */
+enum hapt_status hapt_axis_program_data_parallel(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
+                                                 struct hapt_arena *arena, struct hapt_axis_program **program);
+
 /* Rows over both axes, evenly. HAPT_ERR_INFEASIBLE when the rows do not divide or an operator's signature forbids it. */
 enum hapt_status hapt_sharding_data_parallel(const struct hapt_graph *graph, int nodes, int devices, struct hapt_arena *arena,
                                              struct hapt_sharding **sharding);

@@ -32,6 +32,7 @@ static const struct {
     [HAPT_COMMAND_TOPOLOGY] = {'t', "topology", "", "show the cluster that was found or described"},
     [HAPT_COMMAND_PROFILE] = {'f', "profile", "--input model.h5 --output P.h5", "measure a model on the cluster"},
     [HAPT_COMMAND_PLAN] = {'p', "plan", "(--input model.h5 | --profile P.h5) --microbatches B", "search the best plan"},
+    [HAPT_COMMAND_SPMD] = {'h', "spmd", "--input model.h5 --cluster C.json", "synthesise one SPMD program of all devices (HAP)"},
     [HAPT_COMMAND_SIMULATE] = {'s', "simulate", "--plan plan.h5", "price a plan by simulating its schedule"},
     [HAPT_COMMAND_TRAIN] = {'r', "train", "--input model.h5 --plan plan.h5", "train with a given plan"},
     [HAPT_COMMAND_MODEL] = {'m', "model", "(FAMILY | NAMED) --output model.h5", "write a model file"},

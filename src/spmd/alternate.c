@@ -1,0 +1,284 @@
+/* The alternation of programs and ratios (HAP 3.1). */
+#include "hapt/alternate.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "alternate_private.h"
+#include "hapt/env.h"
+
+#define SAME_RATIO 1e-4 /* ratios this close are the same */
+
+enum { MOST_SEGMENTS = 16 };
+
+/* A pair of program and ratios, as a turn leaves it. */
+struct pair {
+    struct hapt_axis axis;
+    struct hapt_axis_program program;
+    struct hapt_program_price price;
+    struct hapt_synthesis_report report;
+    const char *origin, *solver;
+    bool fits;
+};
+
+enum hapt_status alternating_price(const struct alternating *alternating, const struct hapt_axis *axis,
+                                   const struct hapt_axis_program *program, struct hapt_arena *arena,
+                                   struct hapt_program_price *price)
+{
+    const struct hapt_alternation *asked = alternating->asked;
+    return hapt_axis_program_price(asked->sharding, asked->axis_index, axis, asked->costs, &alternating->options, program, arena, price);
+}
+
+static bool fits(const struct hapt_alternation *asked, const struct hapt_program_price *price)
+{
+    for (int j = 0; asked->memory_bytes && j < asked->devices; j++)
+        if (price->memory_bytes[j] > asked->memory_bytes[j] * (1 + 1e-9)) return false;
+    return true;
+}
+
+static enum hapt_status make_axis(int devices, int vectors, const double *ratio, bool repeat, struct hapt_arena *arena,
+                                  struct hapt_axis *axis)
+{
+    double *copy;
+    HAPT_NEW(copy, arena, vectors * devices);
+    for (int k = 0; k < vectors; k++) {
+        const double *from = ratio ? ratio + (repeat ? 0 : (size_t)k * devices) : NULL;
+        double sum = 0;
+        for (int j = 0; j < devices; j++) sum += from ? from[j] : 1;
+        for (int j = 0; j < devices; j++) copy[k * devices + j] = (from ? from[j] : 1) / sum;
+    }
+    *axis = (struct hapt_axis){.size = devices, .ratio_count = vectors, .ratio = copy};
+    return HAPT_OK;
+}
+
+static double distance(const struct hapt_axis *a, const struct hapt_axis *b)
+{
+    double most = 0;
+    for (int i = 0; i < a->size * a->ratio_count; i++) most = fmax(most, fabs(a->ratio[i] - b->ratio[i]));
+    return most;
+}
+
+/* Programs of equal marks do the same. */
+static uint64_t mark_of(const struct hapt_axis_program *program)
+{
+    uint64_t mark = (uint64_t)program->count;
+    for (int i = 0; i < program->count; i++) {
+        const struct hapt_axis_instruction *its = &program->instruction[i];
+        const int64_t words[] = {its->op, its->cut.letter, its->cut.blocks, its->cut.unit, its->cut.ratio, its->tensor, its->kind,
+                                 its->op < 0 ? (int64_t)its->to.kind : 0, its->op < 0 ? its->to.dim : 0};
+        mark = hapt_hash(mark, words, sizeof words);
+    }
+    return mark;
+}
+
+/* Layouts that only exist at the ratios before (all shares equal, say) are made anew from the program's cuts. */
+static enum hapt_status carry_over(const struct alternating *alternating, const struct hapt_axis *axis, struct hapt_arena *arena,
+                                   struct pair *pair)
+{
+    const struct hapt_alternation *asked = alternating->asked;
+    struct hapt_axis_program *program;
+    struct hapt_cut *cut;
+    if (alternating_price(alternating, axis, &pair->program, arena, &pair->price) == HAPT_OK) return HAPT_OK;
+    hapt_fail_reset();
+    HAPT_NEW(cut, arena, asked->sharding->graph->op_count);
+    for (int i = 0; i < pair->program.count; i++)
+        if (pair->program.instruction[i].op >= 0) cut[pair->program.instruction[i].op] = pair->program.instruction[i].cut;
+    HAPT_TRY(hapt_axis_program_complete(asked->sharding, asked->axis_index, axis, cut, arena, &program));
+    HAPT_TRY(alternating_price(alternating, axis, program, arena, &pair->price));
+    pair->program = *program;
+    return HAPT_OK;
+}
+
+static void keep_better(const struct alternating *alternating, const struct pair *pair, struct pair *best, bool *found)
+{
+    if (!fits(alternating->asked, &pair->price) || (*found && pair->price.cost_s >= best->price.cost_s)) return;
+    *best = *pair;
+    *found = true;
+}
+
+/* HAP (1) at the axis' ratios, then (2); *next is the axis at the new ratios. HAPT_ERR_INFEASIBLE: no program at these ratios. */
+static enum hapt_status take_turn(const struct alternating *alternating, const char *start, const struct hapt_axis *axis,
+                                  struct hapt_arena *arena, struct hapt_alternation_turn *turn, struct pair *first,
+                                  struct pair *second)
+{
+    const struct hapt_alternation *asked = alternating->asked;
+    struct hapt_ratio_problem problem;
+    struct hapt_ratio_result ratios;
+    const double start_s = hapt_time_s();
+    *turn = (struct hapt_alternation_turn){.start = start, .segments = axis->ratio_count, .ratios_s = INFINITY};
+    *first = (struct pair){.axis = *axis, .origin = start, .solver = ""};
+    HAPT_TRY(hapt_synthesise(asked->sharding, asked->axis_index, axis, asked->costs, &alternating->options, arena, &first->program,
+                             &first->report));
+    HAPT_TRY(alternating_price(alternating, axis, &first->program, arena, &first->price));
+    turn->program_s = first->price.cost_s;
+    turn->synthesis_seconds = hapt_time_s() - start_s;
+    *second = *first;
+    HAPT_TRY(alternating_ratio_problem(alternating, axis, axis->ratio_count, &first->program, &first->price, arena, &problem));
+    HAPT_TRY(hapt_ratios_solve(&problem, arena, &ratios));
+    HAPT_TRY(make_axis(asked->devices, axis->ratio_count, ratios.ratio, false, arena, &second->axis));
+    second->solver = ratios.solver;
+    if (carry_over(alternating, &second->axis, arena, second) == HAPT_OK) {
+        if (fits(asked, &second->price)) turn->ratios_s = second->price.cost_s;
+    } else {
+        hapt_fail_reset();
+        second->price.cost_s = INFINITY;
+    }
+    turn->solve_seconds = hapt_time_s() - start_s - turn->synthesis_seconds;
+    return HAPT_OK;
+}
+
+/* Turns from one start on; *why the last one ended. */
+static enum hapt_status alternate_from(const struct alternating *alternating, const char *start, struct hapt_axis axis,
+                                       struct hapt_arena *arena, struct hapt_alternation_result *result, struct pair *best,
+                                       bool *found, const char **why)
+{
+    uint64_t mark[HAPT_ALTERNATION_TURNS];
+    struct hapt_axis seen[HAPT_ALTERNATION_TURNS];
+    *why = "turns";
+    for (int t = 0; t < HAPT_ALTERNATION_TURNS; t++) {
+        struct hapt_alternation_turn *turn = &result->turn[result->turn_count];
+        struct pair first, second;
+        const enum hapt_status status = take_turn(alternating, start, &axis, arena, turn, &first, &second);
+        if (status == HAPT_ERR_INFEASIBLE) { /* at these ratios, nothing fits: other starts may know better ones */
+            *why = "infeasible";
+            if (isfinite(turn->program_s) && turn->program_s > 0) keep_better(alternating, &first, best, found);
+            return HAPT_OK;
+        }
+        HAPT_TRY(status);
+        result->turn_count++;
+        keep_better(alternating, &first, best, found);
+        if (isfinite(second.price.cost_s)) keep_better(alternating, &second, best, found);
+        mark[t] = mark_of(&first.program);
+        seen[t] = second.axis;
+        if (distance(&second.axis, &axis) < SAME_RATIO) {
+            *why = "converged";
+            return HAPT_OK;
+        }
+        for (int s = 0; s < t; s++) {
+            if (mark[s] != mark[t] || distance(&seen[s], &seen[t]) >= SAME_RATIO) continue;
+            *why = s == t - 1 ? "converged" : "oscillated";
+            return HAPT_OK;
+        }
+        axis = second.axis;
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_alternation_data_parallel(const struct hapt_alternation *asked, const double *ratio, struct hapt_arena *arena,
+                                                struct hapt_axis *axis, struct hapt_axis_program *program,
+                                                struct hapt_program_price *price)
+{
+    struct hapt_axis_program *made;
+    const struct alternating alternating = {.asked = asked,
+                                            .options = {.microbatches = asked->microbatches,
+                                                        .in_flight = asked->in_flight,
+                                                        .optimizer_bytes_per_element = asked->optimizer_bytes_per_element}};
+    HAPT_TRY(make_axis(asked->devices, 1, ratio, true, arena, axis));
+    HAPT_TRY(hapt_axis_program_data_parallel(asked->sharding, asked->axis_index, axis, arena, &made));
+    *program = *made;
+    return alternating_price(&alternating, axis, program, arena, price);
+}
+
+/* Data-parallel programs are programs, too: synthesis by segments may miss them. */
+static enum hapt_status weigh_data_parallel(const struct alternating *alternating, const double *ratio, struct hapt_arena *arena,
+                                            struct pair *best, bool *found)
+{
+    struct pair pair = {.origin = "data parallel", .solver = "", .report = {.because = "no synthesised program is cheaper"}};
+    const enum hapt_status status =
+        hapt_alternation_data_parallel(alternating->asked, ratio, arena, &pair.axis, &pair.program, &pair.price);
+    if (status == HAPT_ERR_INFEASIBLE) {
+        hapt_fail_reset();
+        return HAPT_OK;
+    }
+    HAPT_TRY(status);
+    pair.report.cost_s = pair.price.cost_s;
+    keep_better(alternating, &pair, best, found);
+    return HAPT_OK;
+}
+
+static enum hapt_status add_segments(struct alternating *alternating, struct hapt_arena *arena,
+                                     struct hapt_alternation_result *result, struct pair *best, const char **why, int *end,
+                                     int *segments)
+{
+    const struct hapt_alternation *asked = alternating->asked;
+    struct pair parted = *best;
+    struct hapt_axis axis;
+    bool found = true;
+    const char *ended;
+    int count;
+    if (asked->layer_count < 2 || asked->segments < 2) return HAPT_OK;
+    HAPT_TRY(alternating_segments(alternating, &best->axis, &best->program, arena, alternating->ratio_of, end, &count));
+    HAPT_TRY(make_axis(asked->devices, count, best->axis.ratio, true, arena, &axis));
+    alternating->options.ratio_of = alternating->ratio_of;
+    HAPT_TRY(alternate_from(alternating, "segments", axis, arena, result, &parted, &found, &ended));
+    if (parted.price.cost_s < best->price.cost_s) {
+        *best = parted;
+        *segments = count;
+        *why = ended;
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status alternate(struct alternating *alternating, struct hapt_arena *arena, struct hapt_alternation_result *result)
+{
+    const struct hapt_alternation *asked = alternating->asked;
+    const char *const start[] = {"proportional", "even"};
+    struct pair best = {.origin = ""};
+    bool found = false;
+    result->ended = "";
+    for (int s = 0; s < 2; s++) {
+        struct hapt_axis axis;
+        const char *ended;
+        const double before_s = found ? best.price.cost_s : INFINITY;
+        HAPT_TRY(make_axis(asked->devices, 1, s == 0 ? asked->power : NULL, true, arena, &axis));
+        if (s > 0 && result->turn_count > 0 && asked->power) { /* equal devices: even is proportional */
+            struct hapt_axis first;
+            HAPT_TRY(make_axis(asked->devices, 1, asked->power, true, arena, &first));
+            if (distance(&axis, &first) < SAME_RATIO) break;
+        }
+        HAPT_TRY(alternate_from(alternating, start[s], axis, arena, result, &best, &found, &ended));
+        if (found && best.price.cost_s < before_s) result->ended = ended;
+        HAPT_TRY(weigh_data_parallel(alternating, s == 0 ? asked->power : NULL, arena, &best, &found));
+    }
+    if (!found)
+        return hapt_fail(HAPT_ERR_INFEASIBLE, "use more devices or a smaller microbatch",
+                         "no program of these %d devices fits their memory or can be shared out among them", asked->devices);
+    hapt_fail_reset();
+    result->segment_count = 1;
+    HAPT_NEW(result->segment_end, arena, MOST_SEGMENTS);
+    HAPT_TRY(add_segments(alternating, arena, result, &best, &result->ended, result->segment_end, &result->segment_count));
+    HAPT_NEW(result->ratio_of, arena, asked->sharding->graph->forward_count);
+    if (result->segment_count > 1) {
+        result->ratio_of = alternating->ratio_of;
+    } else {
+        result->segment_end[0] = asked->sharding->graph->forward_count;
+    }
+    result->axis = best.axis;
+    result->program = best.program;
+    result->price = best.price;
+    result->report = best.report;
+    result->origin = best.origin;
+    result->solver = best.solver;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_alternate(const struct hapt_alternation *asked, struct hapt_arena *arena,
+                                struct hapt_alternation_result *result)
+{
+    struct hapt_alternation_result made = {.turn_count = 0};
+    struct alternating alternating = {.asked = asked, .microbatches = asked->microbatches > 0 ? asked->microbatches : 1};
+    const double start_s = hapt_time_s();
+    if (asked->devices > HAPT_ALTERNATION_DEVICES || asked->segments > MOST_SEGMENTS)
+        return hapt_fail(HAPT_ERR_INPUT, NULL, "an axis of %d devices, %d segments: at most %d and %d", asked->devices,
+                         asked->segments, HAPT_ALTERNATION_DEVICES, MOST_SEGMENTS);
+    alternating.options = (struct hapt_synthesis_options){.microbatches = asked->microbatches,
+                                                          .most_states = asked->most_states > 0 ? asked->most_states : 2000,
+                                                          .memory_bytes = asked->memory_bytes,
+                                                          .in_flight = asked->in_flight,
+                                                          .optimizer_bytes_per_element = asked->optimizer_bytes_per_element};
+    HAPT_NEW(alternating.ratio_of, arena, asked->sharding->graph->forward_count);
+    HAPT_TRY(alternate(&alternating, arena, &made));
+    made.seconds = hapt_time_s() - start_s;
+    *result = made;
+    return HAPT_OK;
+}

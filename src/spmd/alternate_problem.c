@@ -1,0 +1,218 @@
+/* From a program to the linear program of its ratios (HAP 3.2, 5.1): stages between synchronisations, each of one segment. */
+#include <math.h>
+#include <string.h>
+
+#include "alternate_private.h"
+
+enum { MOST_RATIOS = 16 };
+#define STEP 0.05 /* of a share, to either side: tangents */
+
+struct stages { /* of one segment */
+    int count, room;
+    struct hapt_ratio_stage *stage;
+};
+struct building {
+    const struct alternating *alternating;
+    const struct hapt_axis *axis;
+    struct hapt_arena *arena;
+    struct stages *of;         /* [segments] */
+    int segment, open;         /* the open stage; segment -1: none has been needed yet */
+    double *replicated, *sharded; /* [devices] of the open stage */
+    double fixed_s;            /* waiting for a segment */
+    double *waiting;           /* [devices] computed whole before a segment is known */
+    int (*like)[MOST_RATIOS];  /* [devices] a device of the same kind and share, itself at the latest */
+};
+
+static double share_of(const struct building *building, int ratio, int device)
+{
+    const struct hapt_axis *axis = building->axis;
+    return axis->ratio ? axis->ratio[(size_t)ratio * axis->size + device] : 1.0 / axis->size;
+}
+
+static enum hapt_status open_stage(struct building *building, int segment, double largest_s, double times)
+{
+    const int devices = building->axis->size;
+    struct stages *of = &building->of[segment];
+    if (of->count == of->room) {
+        struct hapt_ratio_stage *wider;
+        const int room = of->room ? 2 * of->room : 64;
+        HAPT_NEW(wider, building->arena, room);
+        for (int i = 0; i < of->count; i++) wider[i] = of->stage[i];
+        of->stage = wider;
+        of->room = room;
+    }
+    HAPT_NEW(building->replicated, building->arena, devices);
+    HAPT_NEW(building->sharded, building->arena, devices);
+    for (int j = 0; j < devices; j++) {
+        building->replicated[j] = building->waiting[j];
+        building->waiting[j] = 0;
+    }
+    of->stage[of->count++] = (struct hapt_ratio_stage){.fixed_s = building->fixed_s, .largest_s = largest_s, .times = times,
+                                                       .replicated_s = building->replicated, .sharded_s = building->sharded};
+    building->fixed_s = 0;
+    building->segment = segment;
+    return HAPT_OK;
+}
+
+/* Stages that no sharded operator follows belong to the first segment: nothing in them depends on ratios. */
+static enum hapt_status close_stage(struct building *building)
+{
+    double held = building->fixed_s;
+    for (int j = 0; j < building->axis->size; j++) held += building->waiting[j];
+    if (building->segment < 0 && held > 0) HAPT_TRY(open_stage(building, 0, 0, 1));
+    building->segment = -1;
+    return HAPT_OK;
+}
+
+static enum hapt_status communicate(struct building *building, const struct hapt_axis_instruction *instruction)
+{
+    const struct hapt_alternation *asked = building->alternating->asked;
+    const struct hapt_graph *graph = asked->sharding->graph;
+    const bool sum = hapt_is_parameter_gradient(graph, instruction->tensor);
+    const double bytes = hapt_whole_bytes(asked->costs, graph, instruction->tensor), n = asked->devices;
+    if (instruction->kind == HAPT_COLLECTIVE_SLICE) return HAPT_OK;
+    HAPT_TRY(close_stage(building));
+    const struct hapt_property sharded = instruction->to.kind == HAPT_PROPERTY_ALL_GATHER ? instruction->to : instruction->from;
+    if (sharded.kind != HAPT_PROPERTY_ALL_GATHER) { /* an all-reduce: the same at all ratios */
+        const double seconds = asked->costs->collective_s(asked->costs->context, instruction->kind, bytes, 1);
+        building->fixed_s = sum ? seconds / building->alternating->microbatches : seconds;
+        return sum ? close_stage(building) : HAPT_OK;
+    }
+    const double even_s = asked->costs->collective_s(asked->costs->context, instruction->kind, bytes, 1 / n);
+    const double all_s = asked->costs->collective_s(asked->costs->context, instruction->kind, bytes, 1);
+    const double largest_s = n > 1 ? fmax(0, (all_s - even_s) / (1 - 1 / n)) : 0;
+    building->fixed_s = even_s - largest_s / n;
+    HAPT_TRY(open_stage(building, sharded.ratio, largest_s, sum ? 1 / building->alternating->microbatches : 1));
+    if (sum) building->segment = -1; /* nothing is computed behind it */
+    return HAPT_OK;
+}
+
+static void tangent(const struct hapt_spmd_costs *costs, struct hapt_spmd_work *work, int device, double share, double *at_zero,
+                    double *slope)
+{
+    double value[3];
+    for (int k = 0; k < 3; k++) {
+        work->share = share * (1 + STEP * (k - 1));
+        value[k] = costs->compute_s(costs->context, work, device);
+    }
+    *slope = fmax(0, (value[2] - value[0]) / (2 * STEP * share));
+    *at_zero = value[1] - *slope * share;
+    if (*at_zero >= 0) return;
+    *at_zero = 0;
+    *slope = value[1] / share;
+}
+
+static enum hapt_status compute(struct building *building, const struct hapt_axis_instruction *instruction)
+{
+    const struct hapt_alternation *asked = building->alternating->asked;
+    const struct hapt_graph *graph = asked->sharding->graph;
+    struct hapt_spmd_work work = {.graph = graph, .op = instruction->op, .cut = instruction->cut, .share = 1};
+    struct hapt_cut_rule rule;
+    HAPT_TRY(hapt_cut_rule_make(asked->sharding, asked->axis_index, building->axis, instruction->op, instruction->cut, &rule));
+    const struct hapt_op *op = &graph->op[instruction->op];
+    for (int i = 0; i < op->input_count; i++)
+        if (op->input[i] >= 0 && rule.rule.input[i].kind == HAPT_PROPERTY_ALL_GATHER) work.sharded_input |= 1u << i;
+    for (int o = 0; o < op->output_count; o++)
+        if (op->output[o] >= 0 && rule.rule.output[o].kind == HAPT_PROPERTY_ALL_GATHER) work.sharded_output |= 1u << o;
+    if (rule.rule.exchange) {
+        HAPT_TRY(close_stage(building));
+        building->fixed_s = hapt_exchange_seconds(asked->costs, graph, instruction->op);
+    }
+    if (!rule.units) { /* whole or on partial sums: every device does all of it, in whatever stage is open */
+        for (int j = 0; j < building->axis->size; j++)
+            (building->segment < 0 ? building->waiting : building->replicated)[j] +=
+                asked->costs->compute_s(asked->costs->context, &work, j);
+        return HAPT_OK;
+    }
+    const int ratio = instruction->cut.ratio;
+    if (building->segment != ratio) HAPT_TRY(open_stage(building, ratio, 0, 1));
+    double *replicated = building->replicated, *sharded = building->sharded, fixed, slope;
+    double its_fixed[HAPT_ALTERNATION_DEVICES], its_slope[HAPT_ALTERNATION_DEVICES];
+    for (int j = 0; j < building->axis->size; j++) {
+        const int like = building->like[j][ratio];
+        if (like == j) {
+            tangent(asked->costs, &work, j, fmax(share_of(building, ratio, j), 1e-9), &fixed, &slope);
+            its_fixed[j] = fixed;
+            its_slope[j] = slope;
+        }
+        replicated[j] += its_fixed[like];
+        sharded[j] += its_slope[like];
+    }
+    return HAPT_OK;
+}
+
+static void find_alike(struct building *building, int segments)
+{
+    const int *kind = building->alternating->asked->costs->kind;
+    for (int j = 0; j < building->axis->size; j++)
+        for (int k = 0; k < segments; k++) {
+            int like = 0;
+            while ((kind && kind[like] != kind[j]) || share_of(building, k, like) != share_of(building, k, j)) like++;
+            building->like[j][k] = like;
+        }
+}
+
+/*
+ * Memory is linear in the shares but for whole units. How much a device needs for each unit of share follows from the exact
+ * memory at two vectors that differ on every device; what is left is there at all shares.
+ */
+static enum hapt_status find_memory(const struct alternating *alternating, const struct hapt_axis *axis,
+                                    const struct hapt_axis_program *program, const struct hapt_program_price *here,
+                                    struct hapt_arena *arena, struct hapt_ratio_problem *problem)
+{
+    const int devices = axis->size;
+    double *resident, *sharded, *tilted;
+    problem->limit_bytes = alternating->asked->memory_bytes;
+    HAPT_NEW(resident, arena, devices);
+    HAPT_NEW(sharded, arena, devices * problem->segment_count);
+    HAPT_NEW(tilted, arena, devices * problem->segment_count);
+    problem->resident_bytes = resident;
+    problem->sharded_bytes = sharded;
+    for (int j = 0; j < devices; j++) resident[j] = here->memory_bytes[j];
+    for (int k = 0; problem->limit_bytes && k < problem->segment_count; k++) {
+        struct hapt_program_price price[2];
+        double share[2][HAPT_ALTERNATION_DEVICES];
+        for (int side = 0; side < 2; side++) {
+            const struct hapt_axis other = {.size = devices, .ratio_count = problem->segment_count, .ratio = tilted};
+            double sum = 0;
+            for (int r = 0; r < problem->segment_count; r++)
+                for (int j = 0; j < devices; j++) tilted[r * devices + j] = axis->ratio ? axis->ratio[r * devices + j] : 1.0 / devices;
+            for (int j = 0; j < devices; j++) sum += tilted[k * devices + j] *= j % 2 == side ? 1.5 : 1;
+            for (int j = 0; j < devices; j++) share[side][j] = tilted[k * devices + j] /= sum;
+            if (alternating_price(alternating, &other, program, arena, &price[side]) != HAPT_OK) {
+                hapt_fail_reset(); /* the layouts exist at these ratios alone: the program keeps what it holds */
+                return HAPT_OK;
+            }
+        }
+        for (int j = 0; j < devices; j++) {
+            double *slope = &sharded[(size_t)k * devices + j];
+            *slope = fmax(0, (price[1].memory_bytes[j] - price[0].memory_bytes[j]) / (share[1][j] - share[0][j]));
+            *slope = fmin(*slope, resident[j] / fmax(share_of_axis(axis, k, j), 1e-9));
+            resident[j] -= *slope * share_of_axis(axis, k, j);
+        }
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status alternating_ratio_problem(const struct alternating *alternating, const struct hapt_axis *axis, int segments,
+                                           const struct hapt_axis_program *program, const struct hapt_program_price *here,
+                                           struct hapt_arena *arena, struct hapt_ratio_problem *problem)
+{
+    struct building building = {.alternating = alternating, .axis = axis, .arena = arena, .segment = -1};
+    struct hapt_ratio_segment *segment;
+    HAPT_ASSERT(segments <= MOST_RATIOS);
+    HAPT_NEW(building.of, arena, segments);
+    HAPT_NEW(building.waiting, arena, axis->size);
+    HAPT_NEW(building.like, arena, axis->size);
+    HAPT_NEW(segment, arena, segments);
+    find_alike(&building, segments);
+    for (int i = 0; i < program->count; i++)
+        HAPT_TRY(program->instruction[i].op < 0 ? communicate(&building, &program->instruction[i])
+                                                : compute(&building, &program->instruction[i]));
+    HAPT_TRY(close_stage(&building));
+    for (int k = 0; k < segments; k++)
+        segment[k] = (struct hapt_ratio_segment){.stage_count = building.of[k].count, .stage = building.of[k].stage};
+    *problem = (struct hapt_ratio_problem){.devices = axis->size, .segment_count = segments, .segment = segment,
+                                           .power = alternating->asked->power};
+    return find_memory(alternating, axis, program, here, arena, problem);
+}
