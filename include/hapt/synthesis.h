@@ -16,7 +16,7 @@
  * operator left can read are dropped. A state falls when another one at the same place costs no more on any kind of device and
  * has made more and waits for less; where all devices are alike also when it costs no more with the missing versions bought.
  * The heuristic is the remaining computation at the best share each operator allows, with the gradient communication that no
- * layout of a parameter avoids.
+ * layout of a parameter avoids, and the conversions without which what lives here meets no cut of the operators it goes to next.
  *
  * Long models are cut into segments where few tensors cross. Each structure of a segment is searched once for every layout of the
  * crossing tensors it is met with, and the segments are joined by a shortest path, so a long model costs little more than its
@@ -71,7 +71,7 @@ struct hapt_synthesis_options {
     bool no_grouped_broadcast;
     bool exact;                        /* the whole graph as one segment, memory as a resource, nothing left out: for small graphs */
     int segment_minimum;               /* forward operators a segment has at least; 0: 4 */
-    long most_states;                  /* of one search of a segment; beyond it the cheapest states alone go on; 0: 4,000, exact 200,000 */
+    long most_states;                  /* of one search of a segment; beyond it the cheapest states alone go on; 0: 1,000, exact 200,000 */
 };
 
 struct hapt_synthesis_report {

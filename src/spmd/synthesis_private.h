@@ -49,6 +49,7 @@ struct layouts { /* of tensors that are alike */
     struct hapt_property property[MOST_LAYOUTS];
     double convert_s[MOST_LAYOUTS][MOST_LAYOUTS];
     unsigned char convert_kind[MOST_LAYOUTS][MOST_LAYOUTS];
+    double reach_s[MOST_LAYOUTS][MOST_LAYOUTS]; /* by the cheapest chain of conversions; 0: it is the same, or a slice */
     double bytes;
     double share[MOST_LAYOUTS][MOST_CLASSES], largest[MOST_LAYOUTS];
     layout_set sharded; /* all shardings */
@@ -156,6 +157,19 @@ enum hapt_status hapt_segment_build(const struct problem *problem, int first, in
 enum hapt_status hapt_segment_search(const struct problem *problem, const struct segment *segment, const uint32_t *start,
                                      struct hapt_arena *arena, struct outcome **outcome, int *outcome_count,
                                      struct search_tally *tally);
+
+enum { MOST_CROSSING_OBJECTS = 64 };
+
+/* May an object cross in that layout? */
+bool hapt_border_allows(const struct problem *problem, const struct layouts *layouts, int layout);
+/* What a crossing object costs in a layout, with the communications for it: of an activation behind the prefix, of a gradient in
+ * front of the suffix. */
+double hapt_border_cost(const struct object *object, uint32_t word, int layout, struct border_move *move, int *moves);
+/* What conversions at the segment's end cost at most. */
+double hapt_border_spread(const struct problem *problem, const struct segment *segment);
+/* No way through the segment that costs more is of use beside these outcomes with conversions (of layouts of crossing parameters: of
+ * those that the outcomes have). INFINITY without outcomes. */
+double hapt_border_limit(const struct problem *problem, const struct segment *segment, const struct outcome *outcome, int count);
 
 /* A state's word on an object: what is made (low half), what is waited for (high half). Of a parameter and its gradient: the layout
  * plus 1, 0: not decided. */

@@ -203,6 +203,12 @@ static enum hapt_status fill_layouts(struct builder *builder, int tensor, struct
             made->convert_kind[a][b] = (unsigned char)hapt_conversion(
                 problem->costs, problem->options->no_grouped_broadcast, made->bytes, made->property[a], made->largest[a],
                 made->property[b], made->largest[b], &made->convert_s[a][b]);
+    memcpy(made->reach_s, made->convert_s, sizeof made->reach_s);
+    for (int a = 0; a < made->count; a++) made->reach_s[a][a] = 0;
+    for (int k = 0; k < made->count; k++)
+        for (int a = 0; a < made->count; a++)
+            for (int b = 0; b < made->count; b++)
+                made->reach_s[a][b] = fmin(made->reach_s[a][b], made->reach_s[a][k] + made->reach_s[k][b]);
     return HAPT_OK;
 }
 

@@ -13,7 +13,7 @@
 #include "hapt/env.h"
 #include "synthesis_moves.h"
 
-enum { MOST_COMPARED = 96, FIRST_WIDTH = 24, MOST_STATES = 4000, EXACT_STATES = 200000 };
+enum { MOST_COMPARED = 96, FIRST_WIDTH = 24, MOST_STATES = 1000, EXACT_STATES = 200000 };
 #define ROUNDING 1e-12
 #define NONE (-1)
 
@@ -28,8 +28,17 @@ struct state {
     struct decision decision;
 };
 
+/* A step behind that reads what lives at a place, or writes the gradients that the suffix waits for there. */
+struct meeting {
+    int step;
+    int count;
+    struct { unsigned char slot, operand; } object[HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS]; /* operands as of a move */
+};
+
 struct place { /* between two steps */
     int slot_count, *slot; /* local objects that live there */
+    int meeting_count;     /* every object is in one of them at most */
+    struct meeting *meeting;
     int compared_count, compared[MOST_COMPARED];
     int bucket_count, used, *bucket;
 };
@@ -260,12 +269,49 @@ static int vector_length(const struct search *search)
     return search->problem->memory_resource ? 3 * search->classes : search->vectors ? 2 * search->classes : 0;
 }
 
+static double meeting_choice(const struct search *search, const struct place *place, const struct meeting *meeting,
+                             const struct choice *choice, const uint32_t *word, double limit)
+{
+    double sum = 0;
+    for (int k = 0; k < meeting->count && sum < limit; k++) {
+        const int slot = meeting->object[k].slot, operand = meeting->object[k].operand;
+        const struct layouts *layouts = search->problem->object[search->segment->local[place->slot[slot]]].layouts;
+        double seconds = operand < HAPT_MAX_INPUTS ? INFINITY : 0;
+        for (int l = 0; l < layouts->count; l++) {
+            if (operand < HAPT_MAX_INPUTS) { /* from the versions that there are */
+                if (made_of(word[slot]) >> l & 1u) seconds = fmin(seconds, layouts->reach_s[l][choice->input[operand]]);
+            } else if (awaited_of(word[slot]) >> l & 1u) {
+                seconds = fmax(seconds, layouts->reach_s[choice->output[operand - HAPT_MAX_INPUTS]][l]);
+            }
+        }
+        sum += seconds;
+    }
+    return sum;
+}
+
+/* The least communication between what lives here and the steps that it meets next: operands that go together meet one cut. */
+static double least_communication(const struct search *search, const struct state *state)
+{
+    const struct place *place = &search->place[state->place];
+    double sum = 0;
+    for (int m = 0; m < place->meeting_count; m++) {
+        const struct meeting *meeting = &place->meeting[m];
+        const struct step *step = &search->problem->step[meeting->step];
+        double least = INFINITY;
+        for (int c = 0; c < step->choice_count && least > 0; c++)
+            least = fmin(least, meeting_choice(search, place, meeting, &step->choice[c], state->word, least));
+        sum += least;
+    }
+    return sum;
+}
+
 static void set_bound(const struct search *search, struct state *state)
 {
+    const double communication = least_communication(search, state);
     const struct problem *problem = search->problem;
     const int at = (search->segment->first + state->place) * search->classes, end = search->segment->end * search->classes;
     if (!search->vectors) {
-        state->bound = state->base + problem->left[at] - problem->left[end];
+        state->bound = state->base + communication + problem->left[at] - problem->left[end];
         return;
     }
     double since = 0, until = 0, together = 0;
@@ -275,7 +321,7 @@ static void set_bound(const struct search *search, struct state *state)
         until = fmax(until, b + problem->backward_left[at + j] - problem->backward_left[end + j]);
         together = fmax(together, f + b + problem->left[at + j] - problem->left[end + j]);
     }
-    state->bound = state->base + (search->meets ? together : fmax(since + until, together));
+    state->bound = state->base + communication + (search->meets ? together : fmax(since + until, together));
 }
 
 /* Keeps a state that is worth it: `word` and `vector` are copied. */
@@ -283,7 +329,7 @@ static enum hapt_status keep(struct search *search, struct state *made)
 {
     struct place *place = &search->place[made->place];
     search->tally->generated++;
-    if (!at_most(made->bound, search->limit)) return HAPT_OK;
+    if (!isfinite(made->bound) || !at_most(made->bound, search->limit)) return HAPT_OK;
     made->hash = hash_words(made->word, place->slot_count);
     if (place->bucket_count == 0) HAPT_TRY(rehash(search, place, made->place));
     if (is_dominated(search, made)) return HAPT_OK;
@@ -400,52 +446,10 @@ static enum hapt_status expand(struct search *search, int index)
 
 /* ---- the segment's end ---- */
 
-static bool border_allows(const struct problem *problem, const struct layouts *layouts, int layout)
-{
-    const unsigned allowed = problem->options->boundary_layouts;
-    if (layout == PARTIAL) return false;
-    if (!allowed) return true;
-    return allowed >> (layout == WHOLE ? 0 : 1 + layouts->property[layout].dim) & 1u;
-}
-
-/* What a crossing object costs in a layout, with the communications for it: of an activation behind the prefix, of a gradient in
- * front of the suffix. */
-static double border_cost(const struct object *object, uint32_t word, int layout, struct border_move *move, int *moves)
-{
-    const struct layouts *layouts = object->layouts;
-    const layout_set there = (layout_set)(closure_of(layouts, made_of(word)) & ~(1u << PARTIAL)), awaited = awaited_of(word);
-    double seconds = 0;
-    *moves = 0;
-    if (object->kind == OBJECT_FORWARD) {
-        if (awaited & ~closure_of(layouts, (layout_set)(made_of(word) | 1u << layout))) return INFINITY;
-        if (there >> layout & 1u) return 0;
-        int best = WHOLE;
-        for (int l = 0; l < layouts->count; l++)
-            if (there >> l & 1u && layouts->convert_s[l][layout] < (there >> best & 1u ? layouts->convert_s[best][layout] : INFINITY))
-                best = l;
-        if (!(there >> best & 1u)) return INFINITY;
-        move[(*moves)++] = (struct border_move){.from = (unsigned char)best, .to = (unsigned char)layout};
-        return layouts->convert_s[best][layout];
-    }
-    const layout_set have = closure_of(layouts, (layout_set)(1u << layout));
-    for (int l = 0; l < layouts->count; l++) {
-        if (!(awaited >> l & 1u) || have >> l & 1u) continue;
-        seconds += layouts->convert_s[layout][l];
-        if (*moves == MOST_LAYOUTS) return INFINITY;
-        move[(*moves)++] = (struct border_move){.from = (unsigned char)layout, .to = (unsigned char)l};
-    }
-    if (*moves > 1 && layouts->convert_s[layout][WHOLE] < seconds) {
-        *moves = 1;
-        move[0] = (struct border_move){.from = (unsigned char)layout, .to = WHOLE};
-        seconds = layouts->convert_s[layout][WHOLE];
-    }
-    return seconds;
-}
-
 struct border { /* being filled in */
     int state;
     double cost;
-    uint32_t word[64];
+    uint32_t word[MOST_CROSSING_OBJECTS];
     int moves;
     struct border_move move[128];
 };
@@ -499,8 +503,8 @@ static enum hapt_status cross(struct search *search, struct border *border, int 
         const int moves = border->moves;
         const double cost = border->cost;
         int more;
-        if (!border_allows(search->problem, object->layouts, l) || moves + MOST_LAYOUTS > 128) continue;
-        const double seconds = border_cost(object, word, l, &border->move[moves], &more);
+        if (!hapt_border_allows(search->problem, object->layouts, l) || moves + MOST_LAYOUTS > 128) continue;
+        const double seconds = hapt_border_cost(object, word, l, &border->move[moves], &more);
         if (!isfinite(seconds)) continue;
         for (int m = 0; m < more; m++) border->move[moves + m].object = segment->at_end[k];
         border->moves += more;
@@ -528,23 +532,40 @@ static enum hapt_status reach_end(struct search *search, int index)
     return cross(search, &border, 0);
 }
 
-static double border_spread(const struct problem *problem, const struct segment *segment)
+/* ---- the whole ---- */
+
+static void add_meeting(struct place *place, int step, int slot, int operand)
 {
-    double sum = 0;
-    for (int k = 0; k < segment->end_count; k++) {
-        const struct object *object = &problem->object[segment->local[segment->at_end[k]]];
-        double most = 0;
-        if (object->kind == OBJECT_PARAMETER || object->kind == OBJECT_PARAMETER_GRADIENT) return INFINITY;
-        for (int a = 0; a < object->layouts->count; a++)
-            for (int b = 0; b < object->layouts->count; b++)
-                if (border_allows(problem, object->layouts, a) && border_allows(problem, object->layouts, b) && a != b)
-                    most = fmax(most, object->layouts->convert_s[a][b]);
-        sum += most;
-    }
-    return sum;
+    int m = 0;
+    while (m < place->meeting_count && place->meeting[m].step != step) m++;
+    struct meeting *meeting = &place->meeting[m];
+    if (m == place->meeting_count) *meeting = (struct meeting){.step = step};
+    place->meeting_count += m == place->meeting_count;
+    if (meeting->count == HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS) return;
+    meeting->object[meeting->count].slot = (unsigned char)slot;
+    meeting->object[meeting->count++].operand = (unsigned char)operand;
 }
 
-/* ---- the whole ---- */
+/* An activation meets the next forward step that reads it, a gradient its writer: where those are in this segment. */
+static enum hapt_status list_meetings(struct search *search, int at)
+{
+    const struct segment *segment = search->segment;
+    struct place *place = &search->place[at];
+    HAPT_NEW(place->meeting, search->arena, place->slot_count);
+    for (int slot = 0; slot < place->slot_count && slot < 256; slot++) {
+        const int index = segment->local[place->slot[slot]];
+        const bool forward = search->problem->object[index].kind == OBJECT_FORWARD;
+        bool met = !forward && search->problem->object[index].kind != OBJECT_GRADIENT;
+        for (int s = segment->first + at; s < segment->end && !met; s++) {
+            const struct step *step = &search->problem->step[s];
+            for (int k = 0; k < (forward ? HAPT_MAX_INPUTS : HAPT_MAX_OUTPUTS) && !met; k++) {
+                met = forward ? !step->backward && step->input[k] == index : step->output[k] == index;
+                if (met) add_meeting(place, s, slot, forward ? k : HAPT_MAX_INPUTS + k);
+            }
+        }
+    }
+    return HAPT_OK;
+}
 
 static enum hapt_status prepare(struct search *search)
 {
@@ -559,9 +580,10 @@ static enum hapt_status prepare(struct search *search)
             if (object->first < segment->first + at && object->last >= segment->first + at) place->slot[place->slot_count++] = k;
         }
         if (place->slot_count > 512) return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "too many tensors live at once");
+        HAPT_TRY(list_meetings(search, at));
     }
-    if (segment->end_count > 64) return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "too many tensors cross a cut");
-    search->spread = border_spread(search->problem, segment);
+    if (segment->end_count > MOST_CROSSING_OBJECTS) return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "too many tensors cross a cut");
+    search->spread = hapt_border_spread(search->problem, segment);
     return HAPT_OK;
 }
 
@@ -673,14 +695,13 @@ enum hapt_status hapt_segment_search(const struct problem *problem, const struct
     const long most = problem->options->most_states > 0 ? problem->options->most_states : MOST_STATES;
     const long share = most / (segment->end - segment->first);
     const int widest = share < FIRST_WIDTH ? FIRST_WIDTH : (int)share;
-    const double spread = border_spread(problem, segment);
     struct result best = {.least = INFINITY};
     if (problem->options->exact) {
         HAPT_TRY(search_once(problem, segment, start, 0, INFINITY, arena, tally, &best));
     } else {
         for (int width = FIRST_WIDTH; width <= widest; width = width < widest ? widest : widest + 1) {
             struct result wider;
-            HAPT_TRY(search_once(problem, segment, start, width, best.least + spread, arena, tally, &wider));
+            HAPT_TRY(search_once(problem, segment, start, width, hapt_border_limit(problem, segment, best.outcome, best.count), arena, tally, &wider));
             if (wider.least <= best.least) best = wider;
             if (!wider.trimmed) break;
         }

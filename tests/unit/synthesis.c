@@ -239,6 +239,50 @@ static void memory_is_respected(void)
     hapt_arena_release(&arena);
 }
 
+static struct hapt_sharding *zoo(struct hapt_arena *arena, const char *family, const char *layers)
+{
+    char *words[] = {"hapt", "model", (char *)family, "--layers", (char *)layers, "--hidden", "128", "--heads", "8",
+                     "--sequence", "64", "--vocab", "1024", "--microbatch", "16"};
+    struct hapt_config *config = NULL;
+    struct hapt_model *model = NULL;
+    struct hapt_sharding *whole = NULL;
+    CHECK_OK(hapt_config_parse((int)(sizeof words / sizeof words[0]), words, arena, &config));
+    CHECK_OK(hapt_model_build(family, config, arena, &model));
+    CHECK_OK(hapt_graph_differentiate(model->graph));
+    CHECK_OK(hapt_sharding_trivial(model->graph, arena, &whole));
+    return whole;
+}
+
+/* Separate q, k and v, norms behind residuals, a table that the first and the last segment share: the search ends after few states
+ * and grows no faster than the model; what is left out is said. */
+static void states_are_bounded(void)
+{
+    static const char *const families[] = {"bert", "llama", "bert-moe"};
+    for (int f = 0; f < 3; f++) {
+        struct hapt_arena arena;
+        struct rated rated;
+        struct hapt_synthesis_report few, many, narrow;
+        struct hapt_axis_program program;
+        struct hapt_sharding *applied;
+        const struct hapt_axis axis = {.size = 8};
+        const struct hapt_synthesis_options options = {0}, least = {.most_states = 1};
+        hapt_arena_init(&arena);
+        set_rates(&rated, 8, 1e9);
+        CHECK_OK(hapt_synthesise(zoo(&arena, families[f], "6"), 0, &axis, &rated.costs, &options, &arena, &program, &few));
+        struct hapt_sharding *deep = zoo(&arena, families[f], "24");
+        CHECK_OK(hapt_synthesise(deep, 0, &axis, &rated.costs, &options, &arena, &program, &many));
+        CHECK_OK(hapt_sharding_apply(deep, 0, &axis, &program, &arena, &applied));
+        CHECK_MESSAGE(few.expanded <= 60000, "%s: %ld states", families[f], few.expanded);
+        CHECK_MESSAGE(many.expanded <= 4 * few.expanded, "%s: %ld states, %ld at a quarter of the layers", families[f], many.expanded,
+                      few.expanded);
+        CHECK(many.segments > 2 * few.segments && !many.optimal);
+        CHECK_OK(hapt_synthesise(deep, 0, &axis, &rated.costs, &least, &arena, &program, &narrow));
+        CHECK_OK(hapt_sharding_apply(deep, 0, &axis, &program, &arena, &applied));
+        CHECK(narrow.expanded < many.expanded && strcmp(narrow.because, "a segment had more states than allowed") == 0);
+        hapt_arena_release(&arena);
+    }
+}
+
 int main(int argc, char **argv)
 {
     test_init(&argc, &argv);
@@ -247,5 +291,6 @@ int main(int argc, char **argv)
     RUN(agrees_with_every_program_within_memory);
     RUN(segments_are_the_whole);
     RUN(memory_is_respected);
+    RUN(states_are_bounded);
     return test_finish();
 }
