@@ -71,7 +71,8 @@ struct hapt_synthesis_options {
     bool no_grouped_broadcast;
     bool exact;                        /* the whole graph as one segment, memory as a resource, nothing left out: for small graphs */
     int segment_minimum;               /* forward operators a segment has at least; 0: 4 */
-    long most_states;                  /* of one search of a segment; beyond it the cheapest states alone go on; 0: 1,000, exact 200,000 */
+    long most_states;                  /* of one search of a segment; beyond it the cheapest states alone go on; 0: 1,000 (the first
+                                        * segment has eight times as many), exact 200,000 */
 };
 
 struct hapt_synthesis_report {

@@ -13,7 +13,7 @@
 #include "hapt/env.h"
 #include "synthesis_moves.h"
 
-enum { MOST_COMPARED = 96, FIRST_WIDTH = 24, MOST_STATES = 1000, EXACT_STATES = 200000 };
+enum { MOST_COMPARED = 96, FIRST_WIDTH = 24, MOST_STATES = 1000, FIRST_SEGMENT = 8, EXACT_STATES = 200000 };
 #define ROUNDING 1e-12
 #define NONE (-1)
 
@@ -693,7 +693,8 @@ enum hapt_status hapt_segment_search(const struct problem *problem, const struct
                                      struct search_tally *tally)
 {
     const long most = problem->options->most_states > 0 ? problem->options->most_states : MOST_STATES;
-    const long share = most / (segment->end - segment->first);
+    /* The first segment is searched once, and decides the layouts of shared tables. */
+    const long share = (segment->start_count == 0 ? FIRST_SEGMENT : 1) * most / (segment->end - segment->first);
     const int widest = share < FIRST_WIDTH ? FIRST_WIDTH : (int)share;
     struct result best = {.least = INFINITY};
     if (problem->options->exact) {
