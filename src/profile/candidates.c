@@ -168,7 +168,6 @@ enum hapt_status candidates_build(const struct hapt_cluster *cluster, const stru
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
     enum hapt_status status = find_meshes(candidates, arena, &scratch);
-    if (status == HAPT_OK) status = candidates_mix(candidates, hapt_config_text(config, "mixed"), arena, &scratch);
     if (status == HAPT_OK) status = find_structures(candidates, arena, &scratch);
     hapt_arena_release(&scratch);
     HAPT_TRY(status);

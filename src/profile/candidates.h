@@ -74,9 +74,23 @@ static inline int candidates_degree_of(const struct candidates *candidates, stru
 {
     return candidates_degree(candidates, submesh.n * submesh.m / submesh.tp, submesh.tp);
 }
-/* Finds the groups of mixed stages that are worth a table, and adds the degrees that they need. `choice`: --mixed. */
-enum hapt_status candidates_mix(struct candidates *candidates, const char *choice, struct hapt_arena *arena,
-                                struct hapt_arena *scratch);
+/* A device's seconds for the whole model, forward and backward, at r rows: fixed_s + r * row_s; and for the update. */
+struct device_pace {
+    double fixed_s, row_s, update_s;
+};
+/* Rows beside all of a microbatch at which a pace is found, and the degree of devices that have them (added where there is none). */
+static inline int candidates_few_rows(const struct candidates *candidates)
+{
+    return (candidates->model->microbatch + 1) / 2;
+}
+enum hapt_status candidates_few_degree(struct candidates *candidates, struct hapt_arena *arena, int *degree);
+struct device_pace candidates_pace(const struct candidates *candidates, double all_s, double few_s, double update_s);
+/* Whether mixed stages are asked for and possible. */
+bool candidates_may_mix(const struct candidates *candidates, const struct hapt_config *config);
+/* Finds the groups of mixed stages that are worth a table, and adds the degrees that they need (--mixed, --mixed-rows).
+ * measured[cluster->count]: paces of the devices; NULL: predicted ones. After candidates_build. */
+enum hapt_status candidates_mix(struct candidates *candidates, const struct hapt_config *config,
+                                const struct device_pace *measured, struct hapt_arena *arena, struct hapt_arena *scratch);
 /* Fits, on every device of the group, and is not badly unbalanced. memory[k]: of the item of group->degree[k]. */
 bool candidates_wanted_mixed(const struct candidates *candidates, const struct mixed_group *group, int first, int last,
                              const struct item_memory *const memory[2]);

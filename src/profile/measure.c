@@ -601,6 +601,94 @@ static enum hapt_status measure_all(struct measure *measure, struct hapt_engine_
     return gather_effort(measure, &(*profile)->effort);
 }
 
+/* ---- paces, for the rows of mixed stages ---- */
+
+/* Every single layer with all rows of a microbatch and with few. */
+static enum hapt_status choose_layers(struct measure *measure, const struct hapt_engine_options *options, const int degree[2])
+{
+    const struct candidates *candidates = measure->candidates;
+    if (measure->classes.mine < 0) return HAPT_OK;
+    for (int l = 0; l < candidates->layer_count; l++)
+        for (int k = 0; k < 2; k++) measure->needed[candidates_item(candidates, degree[k], l, l)] = true;
+    return windows_choose(candidates, options, class_memory(measure), memory_of(measure, measure->classes.mine, 0),
+                          measure->needed, measure->scratch, &measure->windows);
+}
+
+/* CPU seconds of my class: all rows, few rows, update. */
+static enum hapt_status sum_layers(struct measure *measure, MPI_Comm class_comm, const int degree[2], double sum[3])
+{
+    const struct candidates *candidates = measure->candidates;
+    double trained = 0, most = -1, s_per_element = 0;
+    int update_item = -1;
+    HAPT_TRY(time_layers(measure, class_comm));
+    for (int l = 0; l < candidates->layer_count && measure->classes.mine >= 0; l++) {
+        const int item = candidates_item(candidates, degree[0], l, l);
+        const double elements = memory_of(measure, measure->classes.mine, item)->trained_elements;
+        for (int k = 0; k < 2; k++) sum[k] += measure->layer_s[degree[k] * candidates->layer_count + l];
+        trained += elements;
+        if (elements <= most) continue;
+        most = elements;
+        update_item = item;
+    }
+    HAPT_TRY(hapt_env_agree(measure->env->world, time_updates(measure, update_item, &s_per_element)));
+    if (measure->classes.mine < 0) return HAPT_OK;
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &s_per_element, 1, MPI_DOUBLE, MPI_MAX, class_comm));
+    sum[2] = s_per_element * trained;
+    return HAPT_OK;
+}
+
+/* pace[subcluster]. Collective over env->world. */
+static enum hapt_status measure_paces(struct measure *measure, struct hapt_engine_options *options, const int degree[2],
+                                      struct device_pace *pace)
+{
+    const struct hapt_env *env = measure->env;
+    double *sum; /* [class][3] */
+    MPI_Comm class_comm;
+    HAPT_TRY(classes_find(env, measure->cluster, measure->threads, &measure->classes));
+    HAPT_TRY(hapt_env_agree(env->world, set_up(measure, options)));
+    HAPT_TRY(sum_over_ranks(measure, (double *)measure->memory,
+                            (size_t)measure->classes.count * (size_t)measure->candidates->item_count *
+                                sizeof *measure->memory / sizeof(double)));
+    HAPT_TRY(hapt_env_agree(env->world, choose_layers(measure, options, degree)));
+    sum = hapt_arena_alloc(measure->scratch, 3 * (size_t)measure->classes.count, sizeof *sum);
+    HAPT_TRY(hapt_env_agree(env->world, sum ? HAPT_OK : HAPT_ERR_MEMORY));
+    HAPT_MPI(MPI_Comm_split(env->world, measure->classes.mine < 0 ? MPI_UNDEFINED : measure->classes.mine, env->world_rank,
+                            &class_comm));
+    double mine[3] = {0};
+    const enum hapt_status status = sum_layers(measure, class_comm, degree, mine);
+    if (class_comm != MPI_COMM_NULL) MPI_Comm_free(&class_comm);
+    HAPT_TRY(status);
+    if (measure->classes.leads) memcpy(&sum[3 * measure->classes.mine], mine, sizeof mine);
+    HAPT_TRY(sum_over_ranks(measure, sum, 3 * (size_t)measure->classes.count));
+    for (int c = 0; c < measure->cluster->count; c++) {
+        const double slowdown = fmax(measure->cluster->subcluster[c].device.slowdown, 1);
+        const double *its = &sum[3 * measure->classes.of_subcluster[c]];
+        pace[c] = candidates_pace(measure->candidates, slowdown * its[0], slowdown * its[1], slowdown * its[2]);
+    }
+    return HAPT_OK;
+}
+
+/* The groups of mixed stages, their rows by measured paces. Collective over env->world. */
+static enum hapt_status mix(const struct measure *like, struct candidates *candidates, struct hapt_arena *arena)
+{
+    struct measure measure = *like;
+    struct hapt_engine_options options = {0};
+    struct hapt_arena scratch;
+    struct device_pace pace[HAPT_MAX_SUBCLUSTERS];
+    int degree[2] = {candidates_degree(candidates, 1, 1), -1};
+    if (!candidates_may_mix(candidates, like->config) || degree[0] < 0) return HAPT_OK;
+    HAPT_TRY(hapt_env_agree(like->env->world, candidates_few_degree(candidates, arena, &degree[1])));
+    hapt_arena_init(&scratch);
+    measure.scratch = &scratch;
+    enum hapt_status status = measure_paces(&measure, &options, degree, pace);
+    windows_close(&measure.windows);
+    if (options.device) options.backend->close(options.device);
+    if (status == HAPT_OK)
+        status = hapt_env_agree(like->env->world, candidates_mix(candidates, like->config, pace, arena, &scratch));
+    hapt_arena_release(&scratch);
+    return status;
+}
+
 enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct hapt_cluster *cluster,
                                       const struct hapt_model *model, const struct hapt_layers *layers,
                                       const struct hapt_config *config, struct hapt_arena *result,
@@ -620,6 +708,7 @@ enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct h
     enum hapt_status status =
         hapt_env_agree(env->world, candidates_build(cluster, model, layers, config, 1, &scratch, &candidates));
     if (status == HAPT_OK) status = classes_same_structures(env, &candidates);
+    if (status == HAPT_OK) status = mix(&measure, &candidates, &scratch);
     if (status == HAPT_OK) status = measure_all(&measure, &options, result, profile);
     windows_close(&measure.windows);
     if (options.device) options.backend->close(options.device);

@@ -10,8 +10,11 @@
 #define SUM_SHARE 0.5
 enum { MOST_GROUPS = 32, SMALL_SUBCLUSTER = 8, MOST_COUNTS = 64 };
 
-/* A device's seconds for the whole model, forward and backward, at r rows: fixed_s + r * row_s; and for the update. */
-struct pace { double fixed_s, row_s, update_s; };
+/* What the options ask for. */
+struct mixing {
+    bool all; /* groups that the rule of --mixed auto leaves out, too */
+    const char *rows;
+};
 
 static double compute_s(const struct candidates *candidates, int subcluster, const struct hapt_sharding *sharding)
 {
@@ -50,55 +53,71 @@ static double trained_elements(const struct hapt_graph *graph)
     return elements;
 }
 
-static enum hapt_status find_paces(const struct candidates *candidates, struct hapt_arena *scratch, struct pace *pace)
+struct device_pace candidates_pace(const struct candidates *candidates, double all_s, double few_s, double update_s)
 {
-    const int rows = candidates->model->microbatch, few = (rows + 1) / 2;
+    const int rows = candidates->model->microbatch, few = candidates_few_rows(candidates);
+    const double row_s = fmax(all_s - few_s, 0) / (rows - few);
+    return (struct device_pace){.fixed_s = fmax(all_s - rows * row_s, 0), .row_s = row_s, .update_s = update_s};
+}
+
+static enum hapt_status predict_paces(const struct candidates *candidates, struct hapt_arena *scratch, struct device_pace *pace)
+{
     struct hapt_sharding *all, *some;
     HAPT_TRY(hapt_sharding_trivial(candidates->model->graph, scratch, &all));
-    HAPT_TRY(shard_rows(candidates, few, scratch, &some));
+    HAPT_TRY(shard_rows(candidates, candidates_few_rows(candidates), scratch, &some));
     const struct hapt_memory_figures figures = {.trained_elements = (size_t)trained_elements(candidates->model->graph),
                                                 .copies = candidates->model->dtype != HAPT_F32};
     const struct item_memory whole = candidates_memory(candidates, &figures);
     for (int c = 0; c < candidates->cluster->count; c++) {
         const struct roofline roofline = calibrate_roofline(
             candidates->efficiency, &candidates->cluster->subcluster[c].device, candidates->model->dtype);
-        const double all_s = compute_s(candidates, c, all), some_s = compute_s(candidates, c, some);
-        pace[c].row_s = fmax(all_s - some_s, 0) / (rows - few);
-        pace[c].fixed_s = fmax(all_s - rows * pace[c].row_s, 0);
-        pace[c].update_s = roofline_stream_s(&roofline, whole.update_bytes);
+        pace[c] = candidates_pace(candidates, compute_s(candidates, c, all), compute_s(candidates, c, some),
+                                  roofline_stream_s(&roofline, whole.update_bytes));
     }
     return HAPT_OK;
 }
 
 /* Seconds a microbatch on the slower kind of device; the update follows the last one without waiting (HAP 3.2), so it counts as part
  * of it. */
-static double group_s(const struct candidates *candidates, const struct pace *pace, const struct mixed_group *group)
+static double group_s(const struct candidates *candidates, const struct device_pace *pace, const struct mixed_group *group)
 {
     double longest = 0;
     for (int k = 0; k < 2; k++) {
-        const struct pace *its = &pace[group->cluster[k]];
+        const struct device_pace *its = &pace[group->cluster[k]];
         longest = fmax(longest, its->fixed_s + group->rows[k] * its->row_s + its->update_s / candidates->microbatches);
     }
     return longest;
 }
 
-/* Whole rows, as many for each device of a kind, that take the least time: every split is tried. */
-static bool choose_rows(const struct candidates *candidates, const struct pace *pace, struct mixed_group *group, double *best_s)
+/* How far rows are from what `rule` (--mixed-rows) wants: the time they take, or the distance from a share. */
+static double badness(const struct candidates *candidates, const struct device_pace *pace, const char *rule,
+                      const struct mixed_group *group)
+{
+    double power[2] = {1, 1};
+    if (strcmp(rule, "solved") == 0) return group_s(candidates, pace, group);
+    for (int k = 0; k < 2 && strcmp(rule, "proportional") == 0; k++)
+        power[k] = candidates_device_speed(candidates, group->cluster[k]);
+    return fabs(group->rows[0] * power[1] - group->rows[1] * power[0]);
+}
+
+/* Whole rows, as many for each device of a kind: every split is tried. */
+static bool choose_rows(const struct candidates *candidates, const struct device_pace *pace, const char *rule,
+                        struct mixed_group *group)
 {
     const int rows = candidates->model->microbatch;
     struct mixed_group tried = *group;
-    *best_s = INFINITY;
+    double least = INFINITY;
     for (int first = 1; first * group->devices[0] < rows; first++) {
         const int rest = rows - first * group->devices[0];
         if (rest % group->devices[1] != 0) continue;
         tried.rows[0] = first;
         tried.rows[1] = rest / group->devices[1];
-        const double seconds = group_s(candidates, pace, &tried);
-        if (seconds >= *best_s) continue;
-        *best_s = seconds;
+        const double its = badness(candidates, pace, rule, &tried);
+        if (its >= least) continue;
+        least = its;
         *group = tried;
     }
-    return isfinite(*best_s);
+    return isfinite(least);
 }
 
 /* Numbers of devices, falling: all, powers of two, and in a small subcluster what submeshes leave over. */
@@ -131,42 +150,41 @@ static enum hapt_status row_degree(struct candidates *candidates, int rows, stru
     return HAPT_OK;
 }
 
-static enum hapt_status add_group(struct candidates *candidates, const struct pace *pace, bool all, int a, int n, int b, int m,
-                                  struct hapt_arena *arena)
+static enum hapt_status add_group(struct candidates *candidates, const struct device_pace *pace, const struct mixing *mixing,
+                                  struct mixed_group group, struct hapt_arena *arena)
 {
-    struct mixed_group group = {.cluster = {a, b}, .devices = {n, m}};
     struct hapt_collective_links links;
     int devices[HAPT_MAX_SUBCLUSTERS] = {0};
-    double seconds;
-    if (!choose_rows(candidates, pace, &group, &seconds)) return HAPT_OK;
-    devices[a] = n;
-    devices[b] = m;
+    if (!choose_rows(candidates, pace, mixing->rows, &group)) return HAPT_OK;
+    for (int k = 0; k < 2; k++) devices[group.cluster[k]] = group.devices[k];
     HAPT_TRY(hapt_collective_links_slowest(candidates->cluster, devices, &links));
     hapt_collective_model_links(&links, &group.sums);
     const double sum_s =
         hapt_collective_cost_s(&group.sums, HAPT_COLLECTIVE_ALL_REDUCE, 4 * trained_elements(candidates->model->graph), 0);
-    if (!all && sum_s > SUM_SHARE * candidates->microbatches * seconds) return HAPT_OK;
+    if (!mixing->all && sum_s > SUM_SHARE * candidates->microbatches * group_s(candidates, pace, &group)) return HAPT_OK;
     for (int k = 0; k < 2; k++) HAPT_TRY(row_degree(candidates, group.rows[k], arena, &group.degree[k]));
     candidates->mixed[candidates->mixed_count++] = group;
     return HAPT_OK;
 }
 
-static enum hapt_status add_pair(struct candidates *candidates, const struct pace *pace, bool all, int a, int b,
-                                 struct hapt_arena *arena)
+static enum hapt_status add_pair(struct candidates *candidates, const struct device_pace *pace, const struct mixing *mixing, int a,
+                                 int b, struct hapt_arena *arena)
 {
     int first[MOST_COUNTS], second[MOST_COUNTS];
     const int firsts = device_counts(&candidates->cluster->subcluster[a], first);
     const int seconds = device_counts(&candidates->cluster->subcluster[b], second);
     for (int i = 0; i < firsts; i++)
         for (int j = 0; j < seconds && candidates->mixed_count < MOST_GROUPS; j++)
-            HAPT_TRY(add_group(candidates, pace, all, a, first[i], b, second[j], arena));
+            HAPT_TRY(add_group(candidates, pace, mixing,
+                               (struct mixed_group){.cluster = {a, b}, .devices = {first[i], second[j]}}, arena));
     return HAPT_OK;
 }
 
 /* Room for a degree of every number of rows. */
 static enum hapt_status make_room(struct candidates *candidates, struct hapt_arena *arena)
 {
-    const size_t before = (size_t)candidates->degree_count, after = before + (size_t)candidates->model->microbatch;
+    if (candidates->mixed) return HAPT_OK;
+    const size_t before = (size_t)candidates->degree_count, after = before + (size_t)candidates->model->microbatch + 1;
     struct mesh *degree;
     struct hapt_sharding **sharding;
     HAPT_NEW(candidates->mixed, arena, MOST_GROUPS);
@@ -179,17 +197,39 @@ static enum hapt_status make_room(struct candidates *candidates, struct hapt_are
     return HAPT_OK;
 }
 
-enum hapt_status candidates_mix(struct candidates *candidates, const char *choice, struct hapt_arena *arena,
-                                struct hapt_arena *scratch)
+bool candidates_may_mix(const struct candidates *candidates, const struct hapt_config *config)
+{
+    return strcmp(hapt_config_text(config, "mixed"), "no") != 0 && candidates->cluster->count > 1 &&
+           candidates->model->microbatch > 1;
+}
+
+static void count_items(struct candidates *candidates)
+{
+    candidates->item_count = candidates->structure_count * candidates->degree_count;
+}
+
+enum hapt_status candidates_few_degree(struct candidates *candidates, struct hapt_arena *arena, int *degree)
+{
+    HAPT_TRY(make_room(candidates, arena));
+    HAPT_TRY(row_degree(candidates, candidates_few_rows(candidates), arena, degree));
+    count_items(candidates);
+    return HAPT_OK;
+}
+
+enum hapt_status candidates_mix(struct candidates *candidates, const struct hapt_config *config,
+                                const struct device_pace *measured, struct hapt_arena *arena, struct hapt_arena *scratch)
 {
     const struct hapt_cluster *cluster = candidates->cluster;
-    const bool all = strcmp(choice, "yes") == 0;
-    struct pace *pace;
-    if (strcmp(choice, "no") == 0 || cluster->count < 2 || candidates->model->microbatch < 2) return HAPT_OK;
-    HAPT_NEW(pace, scratch, cluster->count);
-    HAPT_TRY(find_paces(candidates, scratch, pace));
+    const struct mixing mixing = {.all = strcmp(hapt_config_text(config, "mixed"), "yes") == 0,
+                                  .rows = hapt_config_text(config, "mixed-rows")};
+    struct device_pace *predicted;
+    if (!candidates_may_mix(candidates, config)) return HAPT_OK;
+    HAPT_NEW(predicted, scratch, cluster->count);
+    if (!measured) HAPT_TRY(predict_paces(candidates, scratch, predicted));
     HAPT_TRY(make_room(candidates, arena));
     for (int a = 0; a < cluster->count; a++)
-        for (int b = a + 1; b < cluster->count; b++) HAPT_TRY(add_pair(candidates, pace, all, a, b, arena));
+        for (int b = a + 1; b < cluster->count; b++)
+            HAPT_TRY(add_pair(candidates, measured ? measured : predicted, &mixing, a, b, arena));
+    count_items(candidates);
     return HAPT_OK;
 }

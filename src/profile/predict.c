@@ -203,6 +203,7 @@ enum hapt_status hapt_profile_predict_with(const struct hapt_cluster *cluster, c
     const int most = job ? 1 : (int)hapt_config_int(config, "tensor-parallel");
     enum hapt_status status = candidates_build(cluster, model, layers, config, most, &scratch, &candidates);
     candidates.efficiency = efficiency;
+    if (status == HAPT_OK) status = candidates_mix(&candidates, config, NULL, &scratch, &scratch);
     if (status == HAPT_OK) status = predict(&candidates, &scratch, result, profile);
     if (status == HAPT_OK) (*profile)->effort.seconds = hapt_time_s() - start_s;
     hapt_arena_release(&scratch);
