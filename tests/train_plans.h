@@ -31,6 +31,12 @@ struct shape {
     double slowdown;
 };
 
+/* A laid-out stage runs on the submesh that its axes are. */
+static int nodes_of(const struct shape *shape, int stage)
+{
+    return shape->layout[stage] ? shape->layout[stage]->axis[0].size : 1;
+}
+
 __attribute__((unused)) static struct hapt_cluster *make_cluster(const struct shape *shape)
 {
     struct hapt_cluster *cluster = hapt_arena_alloc(&arena, 1, sizeof *cluster);
@@ -43,8 +49,8 @@ __attribute__((unused)) static struct hapt_cluster *make_cluster(const struct sh
         struct hapt_subcluster *subcluster = &cluster->subcluster[s];
         int *ranks = hapt_arena_alloc(&arena, (size_t)shape->size[s], sizeof *ranks);
         snprintf(subcluster->name, sizeof subcluster->name, "s%d", s);
-        subcluster->nodes = 1;
-        subcluster->devices_per_node = shape->size[s];
+        subcluster->nodes = nodes_of(shape, s);
+        subcluster->devices_per_node = shape->size[s] / subcluster->nodes;
         subcluster->device = (struct hapt_device_spec){.name = "cpu",
                                                        .backend = "cpu",
                                                        .memory_bytes = 1e9,
@@ -91,8 +97,8 @@ static struct hapt_plan *make_plan(const struct shape *shape)
                                                   .first_op = s ? shape->end[s - 1] : 0,
                                                   .end_op = shape->end[s],
                                                   .subcluster = s,
-                                                  .nodes = 1,
-                                                  .devices_per_node = shape->size[s],
+                                                  .nodes = nodes_of(shape, s),
+                                                  .devices_per_node = shape->size[s] / nodes_of(shape, s),
                                                   .warmup = warmup[s],
                                                   .compute_s = 1,
                                                   .forward_s = 0.3,
@@ -116,7 +122,7 @@ static struct hapt_config *make_config(const char *name, const char *const *extr
     return config;
 }
 
-static const char *const reference_options[] = {
+__attribute__((unused)) static const char *const reference_options[] = {
     "--data",    REFERENCE,       "--steps",        "20",      "--optimizer", "adamw",   "--learning-rate",
     "1e-3",      "--lr-schedule", "constant",       "--beta1", "0.9",         "--beta2", "0.95",
     "--epsilon", "1e-8",          "--weight-decay", "0.1",     "--clip-norm", "0",       NULL};
@@ -161,7 +167,7 @@ __attribute__((unused)) static struct hapt_model *make_model(const char *dtype, 
     return make_model_of_rows(dtype, tied, weights, "2");
 }
 
-static void set_up(void)
+__attribute__((unused)) static void set_up(void)
 {
     if (test_env.world_rank == 0) {
         snprintf(folder, sizeof folder, "/tmp/hapt-train-XXXXXX");

@@ -133,16 +133,18 @@ enum hapt_status hapt_axis_program_complete(const struct hapt_sharding *sharding
 enum hapt_status hapt_axis_program_data_parallel(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
                                                  struct hapt_arena *arena, struct hapt_axis_program **program);
 
-/* Rows over both axes, evenly. HAPT_ERR_INFEASIBLE when the rows do not divide or an operator's signature forbids it. */
+/* Rows over both axes, as evenly as whole rows can be; the first ranks have the larger shares. HAPT_ERR_INFEASIBLE when a rank would
+ * have none or an operator's signature forbids it. */
 enum hapt_status hapt_sharding_data_parallel(const struct hapt_graph *graph, int nodes, int devices, struct hapt_arena *arena,
                                              struct hapt_sharding **sharding);
 /* Rows over the ranks of one axis by its ratios (ratio vector 0), one row at least each: data parallelism on unlike devices (HAP 5).
  * HAPT_ERR_INFEASIBLE when there are fewer rows than ranks or an operator's signature forbids it. */
 enum hapt_status hapt_sharding_rows(const struct hapt_graph *graph, const struct hapt_axis *axis, struct hapt_arena *arena,
                                     struct hapt_sharding **sharding);
-/* Rows over `dp` on axis 0, operators over `tp` on axis 1, evenly (Shoeybi et al. 2019, Megatron-LM): a product with a parameter is cut by
- * columns where its input is whole and whatever reads its output can work on shards down to a product that sums over the cut
- * index (by rows); tables are cut by the values that index them, which need not divide. What cannot be cut stays whole. */
+/* Rows over `dp` on axis 0 in the same way as above, operators over `tp` on axis 1 evenly (Shoeybi et al. 2019, Megatron-LM): a product
+ * with a parameter is cut by columns where its input is whole and whatever reads its output can work on shards down to a product that
+ * sums over the cut index (by rows); tables are cut by the values that index them, which need not divide. What cannot be cut stays
+ * whole. */
 enum hapt_status hapt_sharding_tensor_parallel(const struct hapt_graph *graph, int dp, int tp, struct hapt_arena *arena,
                                                struct hapt_sharding **sharding);
 

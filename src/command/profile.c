@@ -63,8 +63,7 @@ const char hapt_command_profile_help[] =
     "Predicted submeshes stand once for each tensor-parallel degree up to --tensor-parallel that has candidates and is not\n"
     "worse than another on every range; data-parallel groups of that many neighbours share the rows.\n"
     "\n"
-    "No candidates (NaN): the rows of a microbatch do not divide over the devices; one microbatch in flight exceeds "
-    "the\n"
+    "No candidates (NaN): a microbatch has fewer rows than there are devices to share them; one in flight exceeds the\n"
     "device's memory; the range's share of the work exceeds the submesh's share of the cluster's speed --imbalance "
     "times.\n";
 

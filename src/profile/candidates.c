@@ -74,7 +74,7 @@ static enum hapt_status find_meshes(struct candidates *candidates, struct hapt_a
         for (int v = 0; v < variants[c]; v++) {
             const struct hapt_submesh its = variant[c][v];
             const struct mesh wanted = {.dp = its.n * its.m / its.tp, .tp = its.tp};
-            if (rows % wanted.dp == 0) mesh[count++] = wanted;
+            if (rows >= wanted.dp) mesh[count++] = wanted;
         }
     }
     qsort(mesh, (size_t)count, sizeof *mesh, compare_meshes);
@@ -91,7 +91,7 @@ static enum hapt_status find_meshes(struct candidates *candidates, struct hapt_a
             return status;
     }
     if (candidates->degree_count > 0) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INFEASIBLE, "choose a --microbatch that the device counts divide",
+    return hapt_fail(HAPT_ERR_INFEASIBLE, "choose a --microbatch with a row for every device",
                      "no submesh can share %d rows", candidates->model->microbatch);
 }
 

@@ -330,6 +330,18 @@ static enum hapt_status communicate_parameter(struct expansion *expansion, const
     return move(expansion, instruction->kind, source, to, NONE, -1, &moved);
 }
 
+/* Of several communications in a row each goes on from what the one before made (an older version of that layout may be there for operators
+ * behind alone); else the oldest version is the one that most operators see. */
+static int source_of(const struct expansion *expansion, int tensor, struct hapt_property from)
+{
+    for (int v = expansion->newest[tensor]; v != NONE; v = expansion->version[v].next) {
+        const struct version *its = &expansion->version[v];
+        const bool unread = its->maker != NONE && expansion->node[its->maker].anchor == NONE;
+        if (unread && its->valid && !its->alone && hapt_property_same(its->property, from)) return v;
+    }
+    return oldest_with(expansion, tensor, from);
+}
+
 enum hapt_status expansion_communicate(struct expansion *expansion, const struct hapt_axis_instruction *instruction)
 {
     const struct hapt_graph *graph = expansion->graph;
@@ -351,7 +363,7 @@ enum hapt_status expansion_communicate(struct expansion *expansion, const struct
     if (expansion_is_parameter_gradient(graph, tensor)) return communicate_part(expansion, instruction, from, to);
     if (expansion->alone[tensor] != NONE && hapt_property_same(expansion->version[expansion->alone[tensor]].property, from))
         return join(expansion, instruction, to);
-    const int source = oldest_with(expansion, tensor, from);
+    const int source = source_of(expansion, tensor, from);
     if (source == NONE) return refuse(expansion, "a communication", tensor, "it has no such version");
     const int writer = expansion->version[source].writer;
     int moved;

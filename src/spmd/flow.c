@@ -4,6 +4,7 @@
  * whole, and the flow starts anew. What comes out is a cut for every operator; the communications follow (complete.c).
  */
 #include "expansion.h"
+#include "property.h"
 
 struct flow {
     const struct hapt_sharding *sharding;
@@ -283,13 +284,11 @@ static enum hapt_status list_readers(struct flow *flow, struct hapt_arena *scrat
 static enum hapt_status check_rows(const struct flow *flow)
 {
     for (int t = 0; t < flow->graph->tensor_count; t++) {
-        const struct hapt_tensor *local = &flow->sharding->shard->tensor[t];
-        if (input_property(flow, local).kind == HAPT_PROPERTY_IDENTITY) continue;
-        const bool even = flow->axis.ratio_count == 0;
-        if (even ? local->shape[0] % flow->axis.size == 0 : local->shape[0] >= flow->axis.size) continue;
-        return hapt_fail(HAPT_ERR_INFEASIBLE, "choose a microbatch that the number of devices divides",
-                         "%d devices cannot share the %lld rows of %s%s", flow->axis.size, (long long)local->shape[0],
-                         local->name, even ? " evenly" : "");
+        const struct hapt_tensor *whole = &flow->graph->tensor[t];
+        if (property_fits(flow->sharding, flow->axis_index, &flow->axis, t, input_property(flow, whole))) continue;
+        return hapt_fail(HAPT_ERR_INFEASIBLE, "choose a microbatch that has a row for every device",
+                         "%d devices cannot share the %lld rows of %s", flow->axis.size * flow->sharding->axis[0].size,
+                         (long long)whole->shape[0], whole->name);
     }
     return HAPT_OK;
 }

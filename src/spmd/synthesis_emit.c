@@ -8,6 +8,8 @@
 struct versions {
     layout_set made, local;
     int maker[MOST_LAYOUTS], local_unit;
+    layout_set waiting;            /* made at a border, not read so far: they will stand before their first reader */
+    int border_from[MOST_LAYOUTS]; /* the layout such a one is made of + 1 */
 };
 
 struct emission {
@@ -48,7 +50,7 @@ static layout_set seen(struct emission *emission, int tensor)
     if (versions->local_unit != emission->unit) versions->local = 0;
     for (int l = 0; l < MOST_LAYOUTS; l++)
         if (versions->maker[l] > emission->unit) set &= (layout_set)~(1u << l);
-    return set | versions->local;
+    return set | versions->local | versions->waiting;
 }
 
 static void note_version(struct emission *emission, int tensor, int layout)
@@ -79,21 +81,33 @@ static enum hapt_status put_conversion(struct emission *emission, int tensor, in
                                                         .from = layouts->property[from], .to = layouts->property[to]});
 }
 
-/* Makes sure that a version is there where the whole tensor is. */
+static void read_version(struct emission *emission, int tensor, int layout)
+{
+    struct versions *versions = &emission->made[tensor];
+    if (!(versions->waiting >> layout & 1u)) return;
+    versions->waiting &= (layout_set)~(1u << layout);
+    note_version(emission, tensor, layout);
+}
+
+/* Makes sure that a version is there where the whole tensor is, or what a border made it of for others. */
 static enum hapt_status put_slice(struct emission *emission, int tensor, int layout)
 {
     const layout_set set = seen(emission, tensor);
+    const int border_from = emission->made[tensor].border_from[layout] - 1;
+    const int from = set >> WHOLE & 1u || border_from < 0 ? WHOLE : border_from;
+    read_version(emission, tensor, layout);
     if (set >> layout & 1u) return HAPT_OK;
-    if (!(set >> WHOLE & 1u))
+    if (!(set >> from & 1u))
         return hapt_fail(HAPT_ERR_INTERNAL, NULL, "synthesis lost a version of %s", emission->problem->graph->tensor[tensor].name);
-    return put_conversion(emission, tensor, WHOLE, layout);
+    read_version(emission, tensor, from);
+    return put_conversion(emission, tensor, from, layout);
 }
 
 static enum hapt_status put_move(struct emission *emission, int tensor, int from, int to)
 {
-    if (seen(emission, tensor) >> to & 1u) return HAPT_OK; /* a segment's end may have made it for another reason */
-    HAPT_TRY(put_slice(emission, tensor, from));
-    return put_conversion(emission, tensor, from, to);
+    const bool there = seen(emission, tensor) >> to & 1u; /* a segment's end may have made it for another reason */
+    HAPT_TRY(put_slice(emission, tensor, there ? to : from));
+    return there ? HAPT_OK : put_conversion(emission, tensor, from, to);
 }
 
 /* What stands behind the operator: an output in the layout it is made in comes to where it is wanted. */
@@ -156,7 +170,14 @@ static enum hapt_status put_borders(struct emission *emission, int step, bool ba
     for (int b = emission->border_of[step]; b < chosen->border_count && chosen->border[b].step == step; b++) {
         const struct object *object = &emission->problem->object[chosen->border[b].object];
         if ((object->kind == OBJECT_GRADIENT) != backward) continue;
-        HAPT_TRY(put_move(emission, object->tensor, chosen->border[b].from, chosen->border[b].to));
+        struct versions *versions = &emission->made[object->tensor];
+        const int from = chosen->border[b].from, to = chosen->border[b].to;
+        const bool there = seen(emission, object->tensor) >> to & 1u;
+        HAPT_TRY(put_move(emission, object->tensor, from, to));
+        if (there || backward) continue;
+        versions->made &= (layout_set)~(1u << to);
+        versions->waiting |= (layout_set)(1u << to);
+        versions->border_from[to] = from + 1;
     }
     return HAPT_OK;
 }

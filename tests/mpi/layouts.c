@@ -128,8 +128,9 @@ static struct hapt_stage_layout *random_layout(const int *size, uint64_t *random
         enum hapt_status status = hapt_sharding_trivial(model->graph, &arena, &sharding);
         for (int a = 0; a < HAPT_MESH_AXES && status == HAPT_OK; a++) {
             struct hapt_axis_program *program = NULL;
-            double *ratio = hapt_arena_alloc(&arena, (size_t)size[a], sizeof *ratio);
-            for (int r = 0; r < size[a]; r++) ratio[r] = 0.2 + hapt_random_unit(random);
+            double *ratio = hapt_arena_alloc(&arena, (size_t)size[a], sizeof *ratio), sum = 0;
+            for (int r = 0; r < size[a]; r++) sum += ratio[r] = 0.2 + hapt_random_unit(random);
+            for (int r = 0; r < size[a]; r++) ratio[r] /= sum;
             layout->axis[a] = (struct hapt_axis){.size = size[a]};
             if (hapt_random_next(random) % 4) layout->axis[a].ratio_count = 1, layout->axis[a].ratio = ratio;
             if (size[a] > 1) status = random_axis(sharding, a, &layout->axis[a], share, random, &program);

@@ -178,7 +178,7 @@ static void gpt_properties(void)
         CHECK_NEAR(hapt_program_flops(program, section), whole / 4, 1e-9 * whole);
     }
     hapt_fail_reset();
-    CHECK_FAILS(hapt_program_data_parallel(graph, 0, 3, 3, 1, &arena, &program), HAPT_ERR_INFEASIBLE);
+    CHECK_FAILS(hapt_program_data_parallel(graph, 0, 3, 9, 1, &arena, &program), HAPT_ERR_INFEASIBLE); /* of 8 rows */
     CHECK_FAILS(hapt_program_data_parallel(graph, 0, 3, 4, 4, &arena, &program), HAPT_ERR_INFEASIBLE);
     hapt_arena_release(&arena);
 }

@@ -1,0 +1,385 @@
+/* ranks: 2 3 4
+ * Programs at random of every family, trained for real against one rank: synthesised ones (costs, ratios, forced cuts, memory of one or
+ * two axes at random, so that any collective and replicated gradients come out best) and completed random cuts; in one stage and in
+ * two. Loss of two steps, gradients of the first and weights after the second are those of one rank.
+ */
+#include "cuts.h"
+
+#include "train_plans.h"
+
+#include "hapt/synthesis.h"
+
+#define ROUND_STEPS 2
+/* fp32 sums in another order. A tensor's gradient may cancel to a small rest of what was summed: its error is then one of the whole
+ * gradient's size. Adam's epsilon is large, so that weights move by what their gradients are worth. */
+#define LOSS_TOLERANCE 1e-5
+#define GRADIENT_TOLERANCE 2e-4
+#define WEIGHT_TOLERANCE 1e-3
+#define NOISE 2e-6 /* of the whole gradient; of a weight of 1 */
+
+static const char *const family_options[][16] = {
+    {"gpt", "--layers", "2", "--hidden", "64", "--heads", "4", "--sequence", "64", "--vocab", "256"},
+    {"bert", "--layers", "2", "--hidden", "48", "--heads", "4", "--sequence", "32", "--vocab", "120"},
+    {"bert-moe", "--layers", "2", "--hidden", "32", "--heads", "4", "--sequence", "24", "--vocab", "96", "--experts", "5", "--top-k", "2"},
+    {"llama", "--layers", "2", "--hidden", "64", "--heads", "4", "--kv-heads", "2", "--ffn", "160", "--sequence", "32", "--vocab", "128"},
+    {"vit", "--layers", "2", "--hidden", "48", "--heads", "4", "--image", "16", "--patch", "4", "--classes", "7"},
+    {"vgg", "--hidden", "64", "--image", "16", "--width", "8", "--classes", "7"},
+    {"resnet", "--image", "32", "--width", "8", "--stages", "2", "--classes", "7"},
+};
+enum { FAMILIES = sizeof family_options / sizeof *family_options };
+
+static const char *data_file;
+
+static struct hapt_model *build_family(int family)
+{
+    const char *name = family_options[family][0], *words[32] = {"hapt", "model", name, "--microbatch", "4", "--dtype", "fp32"};
+    const char *path = hapt_arena_printf(&arena, "%s/%s.h5", folder, name);
+    struct hapt_config *config = NULL;
+    struct hapt_model *made = NULL;
+    int count = 7;
+    for (int w = 1; family_options[family][w]; w++) words[count++] = family_options[family][w];
+    data_file = hapt_arena_printf(&arena, "tests/data/%s-small.h5", name);
+    if (test_env.world_rank == 0) {
+        CHECK_OK(hapt_config_parse(count, (char **)words, &arena, &config));
+        CHECK_OK(hapt_model_build(name, config, &arena, &made));
+        CHECK_OK(hapt_model_save(made, data_file, NULL, path));
+    }
+    MPI_Barrier(test_env.world);
+    made = NULL;
+    CHECK_OK(hapt_model_load(path, &arena, &made));
+    return made;
+}
+
+/* ---- programs at random ---- */
+
+struct random_costs {
+    uint64_t seed;
+    double slowness[MAX_STAGES], alpha[HAPT_COLLECTIVE_COUNT], beta[HAPT_COLLECTIVE_COUNT], scale;
+};
+
+static double random_compute_s(const void *context, const struct hapt_spmd_work *work, int device)
+{
+    const struct random_costs *costs = context;
+    const int64_t key[] = {(int64_t)costs->seed, work->op, work->cut.letter};
+    uint64_t random = hapt_hash(1, key, sizeof key);
+    return (0.02 + (0.2 + hapt_random_unit(&random)) * work->share) * costs->slowness[device];
+}
+
+static double random_collective_s(const void *context, enum hapt_collective_kind kind, double bytes, double largest_share)
+{
+    const struct random_costs *costs = context;
+    if (kind == HAPT_COLLECTIVE_SLICE || kind == HAPT_COLLECTIVE_NONE) return 0;
+    return costs->scale * (costs->alpha[kind] + costs->beta[kind] * bytes / 20000 * largest_share);
+}
+
+static void draw_costs(uint64_t *random, struct random_costs *costs)
+{
+    *costs = (struct random_costs){.seed = hapt_random_next(random), .scale = pow(10, -3 + 3 * hapt_random_unit(random))};
+    for (int d = 0; d < MAX_STAGES; d++) costs->slowness[d] = 1 + (double)(hapt_random_next(random) % 4);
+    for (int k = 0; k < HAPT_COLLECTIVE_COUNT; k++) {
+        costs->alpha[k] = hapt_random_unit(random);
+        costs->beta[k] = pow(10, -1 + 2 * hapt_random_unit(random));
+    }
+}
+
+/* For one operator in eight, a cut that it can have. */
+static const struct hapt_cut **draw_forced(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
+                                           uint64_t *random)
+{
+    const struct hapt_graph *graph = sharding->graph;
+    const struct hapt_cut **forced = hapt_arena_alloc(&arena, (size_t)graph->op_count, sizeof *forced);
+    for (int o = 0; o < graph->forward_count; o++) {
+        struct hapt_cut list[64], *one;
+        struct hapt_rule rule;
+        if (hapt_random_next(random) % 8) continue;
+        const int count = hapt_rule_cuts(graph, o, axis_index, axis, NULL, list, 64);
+        const struct hapt_cut cut = list[hapt_random_next(random) % (uint64_t)count];
+        if (cut.letter == HAPT_CUT_PARTIAL || hapt_rule_of_cut(sharding, axis_index, axis, o, cut, &rule) != HAPT_OK) continue;
+        one = hapt_arena_alloc(&arena, 1, sizeof *one);
+        *one = (struct hapt_cut){.letter = cut.letter};
+        forced[o] = one;
+    }
+    hapt_fail_reset();
+    return forced;
+}
+
+static struct hapt_axis_program *synthesised(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
+                                             uint64_t *random)
+{
+    struct random_costs draw;
+    struct hapt_synthesis_options options = {.microbatches = 1 + (int)(hapt_random_next(random) % 8), .most_states = 5000};
+    int kind[MAX_STAGES];
+    draw_costs(random, &draw);
+    for (int d = 0; d < axis->size; d++) kind[d] = d;
+    const struct hapt_spmd_costs costs = {.context = &draw, .kind = kind, .compute_s = random_compute_s, .collective_s = random_collective_s};
+    options.no_replicated_gradients = hapt_random_next(random) % 4 == 0;
+    for (int attempt = 0; attempt < 3; attempt++) {
+        struct hapt_axis_program *program = hapt_arena_alloc(&arena, 1, sizeof *program);
+        /* Cuts forced on both of two neighbours may contradict each other. */
+        options.forced = attempt < 2 ? draw_forced(sharding, axis_index, axis, random) : NULL;
+        const enum hapt_status status = hapt_synthesise(sharding, axis_index, axis, &costs, &options, &arena, program, NULL);
+        CHECK_MESSAGE(status == HAPT_OK || status == HAPT_ERR_INFEASIBLE, "synthesis: %s", hapt_fail_message());
+        hapt_fail_reset();
+        if (status == HAPT_OK) return program;
+    }
+    return NULL;
+}
+
+static struct hapt_axis_program *random_cuts(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
+                                             uint64_t *random)
+{
+    struct hapt_cut *cut = hapt_arena_alloc(&arena, (size_t)sharding->graph->op_count, sizeof *cut);
+    struct hapt_grains *grains = NULL;
+    struct hapt_axis_program *program = NULL;
+    CHECK_OK(hapt_grains_find(sharding->graph, &arena, &grains));
+    for (int attempt = 0; attempt < 2 && !program; attempt++) {
+        cuts_choose(sharding, axis_index, axis, grains, (int)(hapt_random_next(random) % 11), attempt == 0, random, cut);
+        if (hapt_axis_program_complete(sharding, axis_index, axis, cut, &arena, &program) != HAPT_OK) program = NULL;
+    }
+    hapt_fail_reset();
+    for (int i = 0; program && i < program->count; i++)
+        if (program->instruction[i].kind == HAPT_COLLECTIVE_ALL_GATHER && hapt_random_next(random) % 2)
+            program->instruction[i].kind = HAPT_COLLECTIVE_GROUPED_BROADCAST;
+    return program;
+}
+
+/* A layout of a stage of `ranks`, or NULL. */
+static struct hapt_stage_layout *draw_layout(int ranks, bool synthesise, uint64_t *random, struct hapt_sharding **sharding)
+{
+    struct hapt_stage_layout *layout = hapt_arena_alloc(&arena, 1, sizeof *layout);
+    const int shape = (int)(hapt_random_next(random) % 3);
+    const int size[] = {ranks == 4 && shape == 0 ? 2 : shape == 1 ? 1 : ranks, ranks == 4 && shape == 0 ? 2 : shape == 1 ? ranks : 1};
+    CHECK_OK(hapt_sharding_trivial(model->graph, &arena, sharding));
+    for (int a = 0; a < HAPT_MESH_AXES; a++) {
+        struct cuts_axis *axis = hapt_arena_alloc(&arena, 1, sizeof *axis);
+        struct hapt_axis_program *program = NULL;
+        struct hapt_sharding *made = NULL;
+        cuts_random_axis(axis, size[a], random);
+        if (size[a] > 1) {
+            program = synthesise ? synthesised(*sharding, a, &axis->axis, random) : random_cuts(*sharding, a, &axis->axis, random);
+            if (!program) return NULL;
+        } else {
+            axis->axis = (struct hapt_axis){.size = 1};
+        }
+        CHECK_OK(hapt_sharding_apply(*sharding, a, &axis->axis, program, &arena, &made));
+        if (!made) return NULL;
+        layout->axis[a] = axis->axis;
+        layout->program[a] = program;
+        *sharding = made;
+    }
+    return layout;
+}
+
+/* One stage of all ranks, or two stages cut where both programs can be. */
+static bool draw_shape(bool synthesise, uint64_t *random, struct shape *shape, const struct hapt_sharding **first)
+{
+    const int ranks = test_env.world_size, ops = model->graph->forward_count;
+    struct hapt_sharding *sharding[2] = {NULL, NULL};
+    *shape = one_rank();
+    shape->microbatches = 2;
+    if (ranks > 2 && hapt_random_next(random) % 4 == 0) shape->stages = 2;
+    shape->size[0] = shape->stages == 1 ? ranks : 1 + (int)(hapt_random_next(random) % (uint64_t)(ranks - 1));
+    shape->size[1] = ranks - shape->size[0];
+    for (int s = 0; s < shape->stages; s++) {
+        shape->end[s] = ops;
+        if (shape->size[s] == 1)
+            CHECK_OK(hapt_sharding_trivial(model->graph, &arena, &sharding[s]));
+        else
+            shape->layout[s] = draw_layout(shape->size[s], synthesise, random, &sharding[s]);
+        if (shape->size[s] > 1 && !shape->layout[s]) return false;
+    }
+    *first = shape->layout[0] ? sharding[0] : sharding[1];
+    if (shape->stages == 1) return hapt_sharding_allows(sharding[0], 0, ops);
+    const int from = (int)(hapt_random_next(random) % (uint64_t)ops);
+    for (int k = 0; k < ops; k++) {
+        const int cut = (from + k) % ops;
+        if (cut == 0 || !hapt_sharding_allows(sharding[0], 0, cut) || !hapt_sharding_allows(sharding[1], cut, ops)) continue;
+        shape->end[0] = cut;
+        return true;
+    }
+    return false;
+}
+
+/* ---- one rank's result, and others' beside it ---- */
+
+static const char *const round_options[] = {"--steps", "2",    "--optimizer",    "adamw", "--learning-rate", "1e-2", "--lr-schedule",
+                                            "constant", "--epsilon", "1e-3", "--weight-decay", "0.1", "--clip-norm", "0",
+                                            "--checkpoint-every", "1", "--keep", "2", "--data", NULL, "--sharded-optimizer", NULL, NULL};
+
+struct outcome {
+    double loss[ROUND_STEPS], norm[ROUND_STEPS];
+    float **gradient, **weight; /* [tensor_count]; rank 0: Adam's first moment after a step, a tenth of the gradient */
+};
+
+static bool run_shape(const struct shape *shape, const char *name, bool sharded_state, struct outcome *outcome)
+{
+    const char *options[sizeof round_options / sizeof *round_options];
+    struct hapt_checkpoint *first = NULL, *last = NULL;
+    memcpy(options, round_options, sizeof options);
+    options[sizeof options / sizeof *options - 4] = data_file;
+    options[sizeof options / sizeof *options - 2] = sharded_state ? "yes" : "no";
+    struct hapt_train_result *result = train(shape, make_config(name, options), NULL);
+    if (!result) return false;
+    for (int s = 0; s < ROUND_STEPS; s++) {
+        outcome->loss[s] = result->history.loss[s];
+        outcome->norm[s] = result->history.gradient_norm[s];
+    }
+    for (int s = 0; test_env.world_rank == 0 && s < shape->stages; s++)
+        CHECK_MESSAGE(result->planned_bytes[s] == result->measured_bytes[s], "%s: stage %d takes %g bytes, planned %g", name, s,
+                      result->measured_bytes[s], result->planned_bytes[s]);
+    CHECK_OK(hapt_checkpoint_find(&test_env, hapt_arena_printf(&arena, "%s/%s/checkpoints/step-00000001", folder, name), &arena, &first));
+    CHECK_OK(hapt_checkpoint_find(&test_env, hapt_arena_printf(&arena, "%s/%s/checkpoints/step-00000002", folder, name), &arena, &last));
+    if (!first || !last) return false;
+    if (test_env.world_rank != 0) return true;
+    outcome->gradient = hapt_arena_alloc(&arena, (size_t)model->graph->tensor_count, sizeof *outcome->gradient);
+    outcome->weight = hapt_arena_alloc(&arena, (size_t)model->graph->tensor_count, sizeof *outcome->weight);
+    for (int t = 0; t < model->graph->tensor_count; t++) {
+        const struct hapt_tensor *tensor = &model->graph->tensor[t];
+        if (tensor->kind != HAPT_TENSOR_PARAMETER) continue;
+        const int64_t count = hapt_tensor_elements(tensor);
+        outcome->gradient[t] = hapt_arena_alloc(&arena, (size_t)count, sizeof(float));
+        outcome->weight[t] = hapt_arena_alloc(&arena, (size_t)count, sizeof(float));
+        CHECK_OK(hapt_checkpoint_read(first, tensor->name, 0, count, outcome->gradient[t]));
+        CHECK_OK(hapt_checkpoint_read(last, tensor->name, -1, count, outcome->weight[t]));
+    }
+    return true;
+}
+
+static double norm_of(const float *a, const float *b, int64_t count)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++) sum += pow((double)a[i] - (b ? (double)b[i] : 0), 2);
+    return sqrt(sum);
+}
+
+struct worst { double loss, gradient, weight; };
+
+static void compare(const struct outcome *one, const struct outcome *its, const char *what, struct worst *worst_of)
+{
+    const double loss = worst(its->loss, one->loss, ROUND_STEPS);
+    CHECK_MESSAGE(loss <= LOSS_TOLERANCE, "%s: losses are %g away", what, loss);
+    CHECK_MESSAGE(worst(its->norm, one->norm, ROUND_STEPS) <= GRADIENT_TOLERANCE, "%s: norms are %g away", what,
+                  worst(its->norm, one->norm, ROUND_STEPS));
+    worst_of->loss = fmax(worst_of->loss, loss);
+    for (int t = 0; test_env.world_rank == 0 && t < model->graph->tensor_count; t++) {
+        const struct hapt_tensor *tensor = &model->graph->tensor[t];
+        if (tensor->kind != HAPT_TENSOR_PARAMETER) continue;
+        const int64_t count = hapt_tensor_elements(tensor);
+        float *initial = hapt_arena_alloc(&arena, (size_t)count, sizeof *initial);
+        CHECK_OK(hapt_model_initial(model, t, initial));
+        const double gradient = norm_of(its->gradient[t], one->gradient[t], count) /
+                                (norm_of(one->gradient[t], NULL, count) + 0.1 * NOISE / GRADIENT_TOLERANCE * one->norm[0]);
+        const double weight = norm_of(its->weight[t], one->weight[t], count) /
+                              (norm_of(one->weight[t], initial, count) + NOISE / WEIGHT_TOLERANCE * (norm_of(initial, NULL, count) + sqrt((double)count)));
+        CHECK_MESSAGE(gradient <= GRADIENT_TOLERANCE, "%s: the gradient of %s is %g away", what, tensor->name, gradient);
+        CHECK_MESSAGE(weight <= WEIGHT_TOLERANCE, "%s: %s is %g away", what, tensor->name, weight);
+        worst_of->gradient = fmax(worst_of->gradient, gradient);
+        worst_of->weight = fmax(worst_of->weight, weight);
+    }
+}
+
+/* ---- what the programs hold ---- */
+
+struct tally {
+    int synthesised, cuts, stages, replicated;
+    int with[HAPT_COLLECTIVE_COUNT]; /* programs with such a collective */
+};
+
+/* Gradients of parameters from operands that were gathered: sufficient factors. */
+static bool replicates(const struct hapt_sharding *sharding, int axis)
+{
+    const struct hapt_graph *graph = sharding->graph;
+    for (int o = 0; o < graph->op_count; o++) {
+        const struct hapt_op *op = &graph->op[o];
+        const enum hapt_collective_kind kind = hapt_op_type_at(op->type)->collective;
+        if ((kind == HAPT_COLLECTIVE_ALL_GATHER || kind == HAPT_COLLECTIVE_GROUPED_BROADCAST) && op->integer[0] == axis) {
+            for (int r = o + 1; r < graph->op_count; r++) {
+                const struct hapt_op *reader = &graph->op[r];
+                if (reader->output_count == 0 || reader->output[0] < 0 || sharding->cut[r][axis].letter != HAPT_CUT_WHOLE ||
+                    hapt_op_type_at(reader->type)->collective)
+                    continue;
+                bool reads = false, writes = false;
+                for (int i = 0; i < reader->input_count; i++) reads = reads || reader->input[i] == op->output[0];
+                for (int k = 0; k < reader->output_count; k++) {
+                    const struct hapt_tensor *made = reader->output[k] >= 0 ? &graph->tensor[reader->output[k]] : NULL;
+                    writes = writes || (made && made->kind == HAPT_TENSOR_GRADIENT && made->primal >= 0 &&
+                                        graph->tensor[made->primal].kind == HAPT_TENSOR_PARAMETER);
+                }
+                if (reads && writes) return true;
+            }
+        }
+    }
+    return false;
+}
+
+static void note(const struct shape *shape, const struct hapt_sharding *sharding, bool synthesise, struct tally *tally)
+{
+    bool has[HAPT_COLLECTIVE_COUNT] = {false};
+    for (int o = 0; o < sharding->graph->op_count; o++)
+        has[hapt_op_type_at(sharding->graph->op[o].type)->collective] = true;
+    for (int k = 0; k < HAPT_COLLECTIVE_COUNT; k++) tally->with[k] += has[k];
+    tally->replicated += replicates(sharding, 0) || replicates(sharding, 1);
+    tally->stages += shape->stages > 1;
+    synthesise ? tally->synthesised++ : tally->cuts++;
+}
+
+static void round_of_family(int family, struct tally *all)
+{
+    const char *name = family_options[family][0];
+    const int wanted = test_long() ? 18 : 1; /* of each sort on each number of ranks */
+    struct tally tally = {0};
+    struct worst worst_of = {0};
+    struct outcome one = {.weight = NULL};
+    struct shape shape;
+    model = build_family(family);
+    if (!model) return;
+    shape = one_rank();
+    shape.microbatches = 2;
+    if (!run_shape(&shape, hapt_arena_printf(&arena, "%s-one", name), false, &one)) return;
+    for (int k = 0; k < 6 * wanted && (tally.synthesised < wanted || tally.cuts < wanted); k++) {
+        uint64_t random = (uint64_t)(10000 * family + 1000 * test_env.world_size + k);
+        const bool synthesise = k % 2 == 0;
+        const struct hapt_sharding *sharding = NULL;
+        struct outcome its = {.weight = NULL};
+        char what[64];
+        if ((synthesise ? tally.synthesised : tally.cuts) >= wanted) continue;
+        snprintf(what, sizeof what, "%s-%d-%d", name, test_env.world_size, k);
+        if (!draw_shape(synthesise, &random, &shape, &sharding)) continue;
+        if (!run_shape(&shape, what, hapt_random_next(&random) % 2, &its)) continue;
+        compare(&one, &its, what, &worst_of);
+        note(&shape, sharding, synthesise, &tally);
+    }
+    CHECK_MESSAGE(tally.synthesised == wanted && tally.cuts == wanted, "%s: only %d and %d programs", name, tally.synthesised, tally.cuts);
+    if (test_env.world_rank == 0)
+        printf("%s on %d ranks: %d synthesised programs and %d of random cuts, %d in two stages; losses within %.1e, gradients %.1e, weights "
+               "%.1e\n",
+               name, test_env.world_size, tally.synthesised, tally.cuts, tally.stages, worst_of.loss, worst_of.gradient, worst_of.weight);
+    all->replicated += tally.replicated;
+    for (int k = 0; k < HAPT_COLLECTIVE_COUNT; k++) all->with[k] += tally.with[k];
+}
+
+static void families(void)
+{
+    struct tally all = {0};
+    for (int family = 0; family < FAMILIES; family++) round_of_family(family, &all);
+    if (test_env.world_rank == 0)
+        printf("programs with all-reduces %d, reduce-scatters %d, all-gathers %d, grouped broadcasts %d, all-to-alls %d, replicated gradients %d\n",
+               all.with[HAPT_COLLECTIVE_ALL_REDUCE], all.with[HAPT_COLLECTIVE_REDUCE_SCATTER], all.with[HAPT_COLLECTIVE_ALL_GATHER],
+               all.with[HAPT_COLLECTIVE_GROUPED_BROADCAST], all.with[HAPT_COLLECTIVE_ALL_TO_ALL], all.replicated);
+    for (int k = HAPT_COLLECTIVE_ALL_REDUCE; k < HAPT_COLLECTIVE_COUNT; k++) CHECK_MESSAGE(all.with[k] > 0, "no program has collective %d", k);
+    CHECK_MESSAGE(all.replicated > 0, "no program replicates the gradient of a parameter");
+}
+
+int main(int argc, char **argv)
+{
+    test_init_mpi(&argc, &argv);
+    hapt_arena_init(&arena);
+    if (test_env.world_rank == 0) {
+        snprintf(folder, sizeof folder, "/tmp/hapt-equivalence-XXXXXX");
+        CHECK(mkdtemp(folder) != NULL);
+    }
+    MPI_Bcast(folder, (int)sizeof folder, MPI_CHAR, 0, test_env.world);
+    RUN(families);
+    clean_up();
+    return test_finish();
+}
