@@ -29,6 +29,10 @@ enum hapt_status hapt_stage_layout_apply(const struct hapt_stage_layout *layout,
 /* The same instructions over the same axes, whatever they are called. */
 bool hapt_stage_layout_same(const struct hapt_stage_layout *a, const struct hapt_stage_layout *b);
 
+/* All of it in `arena`. */
+enum hapt_status hapt_stage_layout_copy(const struct hapt_stage_layout *layout, struct hapt_arena *arena,
+                                        const struct hapt_stage_layout **copy);
+
 /* Layout k under `group` ("" for the root of a file). */
 enum hapt_status hapt_stage_layout_write(struct hapt_h5 *file, const char *group, int k, const struct hapt_stage_layout *layout);
 bool hapt_stage_layout_exists(struct hapt_h5 *file, const char *group, int k);

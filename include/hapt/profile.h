@@ -160,6 +160,9 @@ enum hapt_status hapt_profile_copy(const struct hapt_profile *profile, struct ha
                                    struct hapt_profile **copy);
 /* Only subclusters whose bit is set keep their candidates; mixed stages must have all of theirs set. */
 void hapt_profile_keep_subclusters(struct hapt_profile *profile, unsigned subclusters);
+/* Only "data"-parallel, "tensor"-parallel or "synthesised" programs keep their candidates; a single device's is any of them, a mixed
+ * stage's is data-parallel. */
+void hapt_profile_keep_programs(struct hapt_profile *profile, const char *program);
 
 /*
  * What the boundary after layer `last` costs: latency + bytes / bandwidth of one link, 0 after the last layer.

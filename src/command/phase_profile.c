@@ -1,5 +1,6 @@
 #include "phases.h"
 
+#include <string.h>
 #include <strings.h>
 
 /* --efficiency, or NULL; says which devices it does not hold. */
@@ -23,14 +24,28 @@ static enum hapt_status load_efficiency(struct hapt_env *env, struct hapt_config
     return HAPT_OK;
 }
 
-/* Only predicted candidates may share operators among devices: what measures and trains runs data-parallel programs. */
-static enum hapt_status check_tensor_parallel(const struct hapt_config *config, bool measured)
+/* Only predicted candidates may share operators among devices: what is measured is data-parallel. */
+static enum hapt_status check_programs(const struct hapt_config *config, bool measured)
 {
-    const bool job = hapt_config_command(config) == HAPT_COMMAND_JOB;
-    if (hapt_config_int(config, "tensor-parallel") <= 1 || (!measured && !job)) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_USAGE, job ? "leave it out, or ask `hapt plan`" : "leave it out, or add --predict yes",
-                     "--tensor-parallel %d: %s", (int)hapt_config_int(config, "tensor-parallel"),
-                     job ? "training runs no tensor-parallel programs yet" : "measured profiles are data-parallel");
+    const char *program = hapt_config_text(config, "program");
+    if (!measured) return HAPT_OK;
+    if (hapt_config_int(config, "tensor-parallel") > 1)
+        return hapt_fail(HAPT_ERR_USAGE, "leave it out, or add --predict yes", "--tensor-parallel %d: measured profiles are data-parallel",
+                         (int)hapt_config_int(config, "tensor-parallel"));
+    if (strcmp(program, "auto") == 0 || strcmp(program, "data") == 0) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_USAGE, "leave it out, or add --predict yes", "--program %s: measured profiles are data-parallel", program);
+}
+
+/* What was read keeps the programs that --program allows, in a copy. */
+static enum hapt_status keep_programs(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_profile **profile)
+{
+    const char *program = hapt_config_text(config, "program");
+    struct hapt_profile *copy;
+    if (strcmp(program, "auto") == 0 || strcmp(program, "all") == 0) return HAPT_OK; /* whatever it holds */
+    HAPT_TRY(hapt_profile_copy(*profile, arena, &copy));
+    hapt_profile_keep_programs(copy, program);
+    *profile = copy;
+    return HAPT_OK;
 }
 
 /* By the first rank of every node, for all ranks there. */
@@ -57,10 +72,13 @@ enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *co
     const char *path = hapt_config_command(config) == HAPT_COMMAND_PROFILE ? NULL : hapt_config_text(config, "profile");
     const char *const predicting[] = {"efficiency", NULL};
     struct hapt_efficiency *efficiency;
-    if (path) return hapt_profile_load_shared(env, path, arena, profile);
+    if (path) {
+        HAPT_TRY(hapt_profile_load_shared(env, path, arena, profile));
+        return hapt_env_agree(env->world, keep_programs(config, arena, profile));
+    }
     const bool bound = cluster->subcluster_of_rank != NULL;
     const bool measured = bound && !hapt_config_bool(config, "predict");
-    HAPT_TRY(hapt_env_agree(env->world, check_tensor_parallel(config, measured)));
+    HAPT_TRY(hapt_env_agree(env->world, check_programs(config, measured)));
     if (measured) {
         const char *why = "the profile is measured here, only --predict yes and clusters on paper are predicted";
         HAPT_TRY(hapt_env_agree(env->world, hapt_phase_unused(config, why, predicting)));

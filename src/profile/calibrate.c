@@ -389,7 +389,8 @@ static enum hapt_status make_tables(const struct calibration *calibration, struc
 
 static enum hapt_status prepare(struct calibration *calibration, const struct hapt_layers *layers)
 {
-    HAPT_TRY(candidates_build(calibration->cluster, calibration->model, layers, calibration->config, 1, calibration->scratch,
+    const struct candidates_options data = {.programs = PROGRAM_DATA, .tensor_parallel = 1};
+    HAPT_TRY(candidates_build(calibration->cluster, calibration->model, layers, calibration->config, &data, calibration->scratch,
                               &calibration->candidates));
     HAPT_TRY(share_rows(calibration));
     return list_operators(calibration);

@@ -8,6 +8,16 @@
 
 #include "efficiency.h"
 #include "profile_private.h"
+#include "synthesised.h"
+
+unsigned candidates_programs(const struct hapt_config *config)
+{
+    const char *name = hapt_config_text(config, "program");
+    if (strcmp(name, "data") == 0) return PROGRAM_DATA;
+    if (strcmp(name, "tensor") == 0) return PROGRAM_TENSOR;
+    if (strcmp(name, "synthesised") == 0) return PROGRAM_SYNTHESISED;
+    return PROGRAM_DATA | PROGRAM_TENSOR | (strcmp(name, "all") == 0 ? PROGRAM_SYNTHESISED : 0);
+}
 
 int candidates_submeshes(const struct hapt_subcluster *subcluster, struct hapt_submesh *submesh)
 {
@@ -29,11 +39,17 @@ enum hapt_status candidates_variants(const struct candidates *candidates, int su
     int most = 1, all = 0;
     for (int tp = 1; tp < own->devices_per_node; tp *= 2) most++;
     HAPT_NEW(submesh, arena, submeshes);
-    HAPT_NEW(made, arena, submeshes * most);
+    HAPT_NEW(made, arena, submeshes * most + candidates->layout_count);
     candidates_submeshes(own, submesh);
     for (int s = 0; s < submeshes; s++)
         for (int tp = 1; tp <= most_tensor_parallel(candidates, submesh[s]) && submesh[s].m % tp == 0; tp *= 2)
-            made[all++] = (struct hapt_submesh){submesh[s].n, submesh[s].m, tp, 0};
+            if ((candidates->programs & (tp > 1 ? PROGRAM_TENSOR : PROGRAM_DATA)) || submesh[s].n * submesh[s].m == 1)
+                made[all++] = (struct hapt_submesh){submesh[s].n, submesh[s].m, tp, 0};
+    for (int d = 0; d < candidates->degree_count; d++) {
+        const struct mesh *mesh = &candidates->degree[d];
+        if (mesh->program > 0 && (mesh->subclusters >> subcluster & 1u))
+            made[all++] = (struct hapt_submesh){mesh->n, mesh->m, 1, mesh->program};
+    }
     *variant = made;
     *count = all;
     return HAPT_OK;
@@ -58,7 +74,7 @@ static int compare_meshes(const void *a, const void *b)
 static enum hapt_status find_meshes(struct candidates *candidates, struct hapt_arena *arena, struct hapt_arena *scratch)
 {
     const struct hapt_cluster *cluster = candidates->cluster;
-    const int rows = candidates->model->microbatch;
+    const int rows = candidates->model->microbatch, room = synthesised_room(candidates);
     int count = 0, variants[HAPT_MAX_SUBCLUSTERS];
     struct hapt_submesh *variant[HAPT_MAX_SUBCLUSTERS];
     struct mesh *mesh;
@@ -66,8 +82,8 @@ static enum hapt_status find_meshes(struct candidates *candidates, struct hapt_a
         HAPT_TRY(candidates_variants(candidates, c, scratch, &variant[c], &variants[c]));
         count += variants[c];
     }
-    HAPT_NEW(mesh, arena, count);
-    HAPT_NEW(candidates->sharding, arena, count);
+    HAPT_NEW(mesh, arena, count + room);
+    HAPT_NEW(candidates->sharding, arena, count + room);
     candidates->degree = mesh;
     count = 0;
     for (int c = 0; c < cluster->count; c++) {
@@ -90,6 +106,7 @@ static enum hapt_status find_meshes(struct candidates *candidates, struct hapt_a
         else
             return status;
     }
+    if (candidates->programs & PROGRAM_SYNTHESISED) HAPT_TRY(synthesised_add(candidates, room, arena));
     if (candidates->degree_count > 0) return HAPT_OK;
     return hapt_fail(HAPT_ERR_INFEASIBLE, "choose a --microbatch with a row for every device",
                      "no submesh can share %d rows", candidates->model->microbatch);
@@ -154,18 +171,23 @@ double candidates_device_speed(const struct candidates *candidates, int subclust
 }
 
 enum hapt_status candidates_build(const struct hapt_cluster *cluster, const struct hapt_model *model,
-                                  const struct hapt_layers *layers, const struct hapt_config *config, int tensor_parallel,
-                                  struct hapt_arena *arena, struct candidates *candidates)
+                                  const struct hapt_layers *layers, const struct hapt_config *config,
+                                  const struct candidates_options *options, struct hapt_arena *arena, struct candidates *candidates)
 {
     *candidates = (struct candidates){.cluster = cluster,
                                       .model = model,
                                       .layers = layers,
                                       .layer_count = layers->count,
-                                      .tensor_parallel = tensor_parallel,
+                                      .tensor_parallel = options->tensor_parallel,
+                                      .programs = options->programs,
+                                      .efficiency = options->efficiency,
                                       .imbalance = hapt_config_real(config, "imbalance"),
                                       .microbatches = (int)hapt_config_int(config, "microbatches"),
                                       .state_count = optimizer_states(config)};
     struct hapt_arena scratch;
+    for (int c = 0; c < cluster->count; c++)
+        candidates->speed += candidates_device_speed(candidates, c) * cluster->subcluster[c].nodes *
+                             cluster->subcluster[c].devices_per_node;
     hapt_arena_init(&scratch);
     enum hapt_status status = find_meshes(candidates, arena, &scratch);
     if (status == HAPT_OK) status = find_structures(candidates, arena, &scratch);
@@ -178,16 +200,20 @@ enum hapt_status candidates_build(const struct hapt_cluster *cluster, const stru
     candidates->item_count = candidates->structure_count * candidates->degree_count;
     HAPT_NEW(candidates->work, arena, layers->count + 1);
     for (int l = 0; l < layers->count; l++) candidates->work[l + 1] = candidates->work[l] + layers->flops[l];
-    for (int c = 0; c < cluster->count; c++)
-        candidates->speed += candidates_device_speed(candidates, c) * cluster->subcluster[c].nodes *
-                             cluster->subcluster[c].devices_per_node;
     return HAPT_OK;
 }
 
 int candidates_degree(const struct candidates *candidates, int dp, int tp)
 {
     for (int d = 0; d < candidates->degree_count; d++)
-        if (candidates->degree[d].dp == dp && candidates->degree[d].tp == tp) return d;
+        if (candidates->degree[d].program == 0 && candidates->degree[d].dp == dp && candidates->degree[d].tp == tp) return d;
+    return -1;
+}
+
+int candidates_degree_of_program(const struct candidates *candidates, int program)
+{
+    for (int d = 0; d < candidates->degree_count; d++)
+        if (candidates->degree[d].program == program) return d;
     return -1;
 }
 

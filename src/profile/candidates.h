@@ -2,7 +2,8 @@
  * Candidates: which layer ranges may stand on which submeshes, and what they are alike in. Measuring and predicting
  * share it.
  *
- * A submesh (n, m) has a variant for each program that may run on it: n m / tp data-parallel groups of tp devices. Two ranges of
+ * A submesh (n, m) has a variant for each program that may run on it: n m / tp data-parallel groups of tp devices, or what synthesis finds
+ * (synthesised.h). Two ranges of
  * equal structure on equal meshes (dp, tp) are one item: planned, timed and priced once.
  */
 #ifndef HAPT_PROFILE_CANDIDATES_H
@@ -12,9 +13,12 @@
 #include "hapt/engine.h"
 #include "hapt/profile.h"
 
-/* Degrees of data and tensor parallelism; or (dp 0) a device of a mixed stage that has `rows` rows of a microbatch. */
+/* Degrees of data and tensor parallelism; or (dp 0) a device of a mixed stage that has `rows` rows of a microbatch; or a program k >= 1
+ * for (n, m), candidates of these subclusters (bits) alone. */
 struct mesh {
     int dp, tp, rows;
+    int n, m, program;
+    unsigned subclusters;
 };
 
 /* Devices of two subclusters that may run a stage together, data-parallel, and rows of a microbatch for each of them. */
@@ -22,6 +26,16 @@ struct mixed_group {
     int cluster[2], devices[2], rows[2], degree[2];
     struct hapt_collective_model sums; /* over all of them */
 };
+
+/* Which programs are candidates. A single device has but one, which is all of them. */
+enum { PROGRAM_DATA = 1, PROGRAM_TENSOR = 2, PROGRAM_SYNTHESISED = 4 };
+struct candidates_options {
+    unsigned programs;
+    int tensor_parallel; /* largest degree; 0: the devices of a node */
+    const struct hapt_efficiency *efficiency; /* calibrated tables to predict with; NULL: the built-in ones */
+};
+/* As --program says. */
+unsigned candidates_programs(const struct hapt_config *config);
 
 struct candidates {
     const struct hapt_cluster *cluster;
@@ -31,9 +45,12 @@ struct candidates {
     int layer_count;  /* L */
     double imbalance; /* candidates over this share of their submesh's speed are pruned */
     int state_count;  /* of the optimizer */
+    unsigned programs;
     int tensor_parallel; /* largest tensor-parallel degree; 0: the devices of a node */
+    int layout_count;
+    const struct hapt_stage_layout **layout; /* [layout_count] program k is layout[k - 1] */
     int degree_count;
-    struct mesh *degree; /* meshes that can share the model and the microbatch's rows, ascending */
+    struct mesh *degree; /* meshes that can share the model and the microbatch's rows, ascending; then those with programs */
     struct hapt_sharding **sharding; /* [degree_count] of the whole graph */
     int mixed_count;
     struct mixed_group *mixed; /* [mixed_count] */
@@ -55,8 +72,8 @@ struct item_time {
 };
 
 enum hapt_status candidates_build(const struct hapt_cluster *cluster, const struct hapt_model *model,
-                                  const struct hapt_layers *layers, const struct hapt_config *config, int tensor_parallel,
-                                  struct hapt_arena *arena, struct candidates *candidates);
+                                  const struct hapt_layers *layers, const struct hapt_config *config,
+                                  const struct candidates_options *options, struct hapt_arena *arena, struct candidates *candidates);
 static inline int candidates_item(const struct candidates *candidates, int degree_index, int first, int last)
 {
     return candidates->structure[first * candidates->layer_count + last] * candidates->degree_count + degree_index;
@@ -65,14 +82,16 @@ static inline int candidates_item(const struct candidates *candidates, int degre
 int candidates_submeshes(const struct hapt_subcluster *subcluster, struct hapt_submesh *submesh);
 /* Place of a submesh in that order. */
 int candidates_submesh_index(const struct hapt_subcluster *subcluster, struct hapt_submesh submesh);
-/* The same with every tensor-parallel degree: powers of two that divide m. */
+/* The same with every program: tensor-parallel degrees are powers of two that divide m. */
 enum hapt_status candidates_variants(const struct candidates *candidates, int subcluster, struct hapt_arena *arena,
                                      struct hapt_submesh **variant, int *count);
 /* Index of a mesh, or -1 when it cannot share the model or the rows. */
 int candidates_degree(const struct candidates *candidates, int dp, int tp);
+int candidates_degree_of_program(const struct candidates *candidates, int program);
 static inline int candidates_degree_of(const struct candidates *candidates, struct hapt_submesh submesh)
 {
-    return candidates_degree(candidates, submesh.n * submesh.m / submesh.tp, submesh.tp);
+    return submesh.program > 0 ? candidates_degree_of_program(candidates, submesh.program)
+                               : candidates_degree(candidates, submesh.n * submesh.m / submesh.tp, submesh.tp);
 }
 /* A device's seconds for the whole model, forward and backward, at r rows: fixed_s + r * row_s; and for the update. */
 struct device_pace {
@@ -111,7 +130,7 @@ double candidates_device_speed(const struct candidates *candidates, int subclust
 typedef double candidates_all_reduce(const void *context, int subcluster, struct hapt_submesh submesh, double bytes);
 /* Makes the profile: memory[c] and time[c] are tables by item for subcluster c (time in real seconds of its devices). Variants
  * without any candidate are left out, and those that another variant of the same submesh beats in time and memory on every range;
- * a submesh keeps its data-parallel row when `tensor_parallel` is 1. */
+ * a submesh keeps its data-parallel row when that is its only variant. */
 enum hapt_status candidates_fill(const struct candidates *candidates, struct item_memory *const *memory,
                                  struct item_time *const *time, candidates_all_reduce *all_reduce, const void *context,
                                  struct hapt_arena *result, struct hapt_profile **profile);

@@ -94,7 +94,7 @@ static double exchange_s(const struct filling *filling, int subcluster, int firs
 static double step_s(const struct filling *filling, int subcluster, struct hapt_submesh submesh, int item)
 {
     double seconds = filling->time[subcluster][item].update_s;
-    if (submesh.n * submesh.m > submesh.tp)
+    if (submesh.program == 0 && submesh.n * submesh.m > submesh.tp)
         seconds += filling->all_reduce(filling->context, subcluster, submesh,
                                        4 * filling->memory[subcluster][item].trained_elements);
     return seconds;
@@ -144,7 +144,8 @@ static enum hapt_status choose_rows(const struct filling *filling, int subcluste
     HAPT_NEW(drop, scratch, all);
     *row = its;
     *rows = all;
-    if (filling->candidates->tensor_parallel == 1) return HAPT_OK;
+    if (filling->candidates->tensor_parallel == 1 && filling->candidates->layout_count == 0) return HAPT_OK;
+    const struct hapt_submesh none = its[0];
     for (int v = 0; v < all; v++)
         if (has_candidates(filling, subcluster, its[v])) its[count++] = its[v];
     for (int v = 0; v < count; v++) {
@@ -156,7 +157,7 @@ static enum hapt_status choose_rows(const struct filling *filling, int subcluste
     }
     for (int v = 0; v < count; v++)
         if (!drop[v]) its[kept++] = its[v];
-    if (kept == 0) its[kept++] = its[0]; /* a table has a row, if only of NaN */
+    if (kept == 0) its[kept++] = none; /* a table has a row, if only of NaN */
     *rows = kept;
     return HAPT_OK;
 }
@@ -281,6 +282,29 @@ static enum hapt_status check_single_layers(const struct candidates *candidates,
     return HAPT_OK;
 }
 
+/* The layouts that rows use, copied and numbered anew. */
+static enum hapt_status take_layouts(const struct candidates *candidates, struct hapt_arena *result, struct hapt_arena *scratch,
+                                     struct hapt_profile *profile)
+{
+    const struct hapt_stage_layout **layout;
+    int *number;
+    HAPT_NEW(number, scratch, candidates->layout_count + 1);
+    HAPT_NEW(layout, result, candidates->layout_count);
+    for (int c = 0; c < profile->cluster_count; c++) {
+        for (int s = 0; s < profile->cluster[c].submesh_count; s++) {
+            int *program = &profile->cluster[c].submesh[s].program;
+            if (*program == 0) continue;
+            if (number[*program] == 0) {
+                number[*program] = ++profile->layout_count;
+                HAPT_TRY(hapt_stage_layout_copy(candidates->layout[*program - 1], result, &layout[profile->layout_count - 1]));
+            }
+            *program = number[*program];
+        }
+    }
+    profile->layout = layout;
+    return HAPT_OK;
+}
+
 static enum hapt_status fill(struct filling *filling, struct hapt_arena *result, struct hapt_arena *scratch,
                              struct hapt_profile **profile)
 {
@@ -298,6 +322,7 @@ static enum hapt_status fill(struct filling *filling, struct hapt_arena *result,
     }
     for (int k = 0; k < candidates->mixed_count; k++) HAPT_TRY(fill_mixed(filling, &candidates->mixed[k], result, made));
     HAPT_TRY(check_single_layers(candidates, filling->memory, made));
+    HAPT_TRY(take_layouts(candidates, result, scratch, made));
     HAPT_TRY(hapt_profile_check(made));
     *profile = made;
     return HAPT_OK;

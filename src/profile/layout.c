@@ -44,3 +44,30 @@ bool hapt_stage_layout_same(const struct hapt_stage_layout *a, const struct hapt
     }
     return true;
 }
+
+enum hapt_status hapt_stage_layout_copy(const struct hapt_stage_layout *layout, struct hapt_arena *arena,
+                                        const struct hapt_stage_layout **copy)
+{
+    struct hapt_stage_layout *made;
+    HAPT_NEW(made, arena, 1);
+    *made = *layout;
+    for (int a = 0; a < HAPT_MESH_AXES; a++) {
+        const struct hapt_axis *axis = &layout->axis[a];
+        const size_t ratios = (size_t)axis->ratio_count * (size_t)axis->size;
+        struct hapt_axis_program *program;
+        double *ratio;
+        if (axis->ratio) {
+            HAPT_NEW(ratio, arena, ratios);
+            memcpy(ratio, axis->ratio, ratios * sizeof *ratio);
+            made->axis[a].ratio = ratio;
+        }
+        if (!layout->program[a]) continue;
+        HAPT_NEW(program, arena, 1);
+        program->count = layout->program[a]->count;
+        HAPT_NEW(program->instruction, arena, program->count);
+        memcpy(program->instruction, layout->program[a]->instruction, (size_t)program->count * sizeof *program->instruction);
+        made->program[a] = program;
+    }
+    *copy = made;
+    return HAPT_OK;
+}

@@ -697,6 +697,7 @@ enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct h
     struct candidates candidates;
     struct hapt_arena scratch;
     struct hapt_engine_options options = {0};
+    const struct candidates_options data = {.programs = PROGRAM_DATA, .tensor_parallel = 1};
     hapt_arena_init(&scratch);
     struct measure measure = {.env = env,
                               .cluster = cluster,
@@ -706,7 +707,7 @@ enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct h
                               .threads = hapt_env_threads(env, (int)hapt_config_int(config, "threads")),
                               .start_s = hapt_time_s()};
     enum hapt_status status =
-        hapt_env_agree(env->world, candidates_build(cluster, model, layers, config, 1, &scratch, &candidates));
+        hapt_env_agree(env->world, candidates_build(cluster, model, layers, config, &data, &scratch, &candidates));
     if (status == HAPT_OK) status = classes_same_structures(env, &candidates);
     if (status == HAPT_OK) status = mix(&measure, &candidates, &scratch);
     if (status == HAPT_OK) status = measure_all(&measure, &options, result, profile);

@@ -8,6 +8,7 @@
 
 #include "calibrate.h"
 #include "reduce.h"
+#include "synthesised.h"
 
 static struct roofline describe(const struct candidates *candidates, int subcluster)
 {
@@ -21,6 +22,7 @@ struct work {
     double flops, bytes;       /* by local shapes */
     double moved_bytes;        /* of collectives over the tensor-parallel axis, as bytes of all-reduces of the same cost */
     int moves;                 /* ... that many */
+    double collective_s;       /* of a mesh with a program, instead of both */
 };
 
 /* Of the bytes of an all-reduce: it is a reduce-scatter and an all-gather, one behind the other. */
@@ -30,15 +32,43 @@ static double share_of_all_reduce(enum hapt_collective_kind kind)
     return kind == HAPT_COLLECTIVE_ALL_REDUCE ? 1 : 0.5;
 }
 
-/* work[reduce_first] of a sharding. Costs are those of the local shapes: nothing here knows how it is sharded. */
-static enum hapt_status list_work(const struct hapt_sharding *sharding, struct hapt_arena *scratch, struct work **work)
+/* Of a mesh with a program: over which links, and which part of the axis' tensor is at hand. */
+static double collective_s(const struct candidates *candidates, int subcluster, const struct mesh *mesh,
+                           const struct hapt_sharding *sharding, int o)
 {
+    const struct hapt_op *op = &sharding->shard->op[o];
+    const enum hapt_collective_kind kind = hapt_op_type_at(op->type)->collective;
+    const int axis = kind ? (int)op->integer[0] : sharding->exchange[o], ranks = axis == 0 ? mesh->n : mesh->m;
+    const double beside = axis == 0 ? mesh->m : 1; /* the devices of a node share its link to others */
+    if (!kind) {
+        const int times = hapt_op_type_at(op->type)->exchanges;
+        return times * synthesised_collective_s(candidates, subcluster, mesh, axis, HAPT_COLLECTIVE_ALL_REDUCE,
+                                                beside * hapt_sharding_exchange_bytes(sharding->shard, o) / times, 0);
+    }
+    const double in = (double)hapt_tensor_bytes(&sharding->shard->tensor[op->input[0]]);
+    const double out = (double)hapt_tensor_bytes(&sharding->shard->tensor[op->output[0]]);
+    const double whole = kind == HAPT_COLLECTIVE_ALL_TO_ALL ? ranks * in : fmax(in, out);
+    return synthesised_collective_s(candidates, subcluster, mesh, axis, kind, beside * whole, 0);
+}
+
+/* work[reduce_first] of a sharding. Costs are those of the local shapes: nothing here knows how it is sharded. */
+static enum hapt_status list_work(const struct candidates *candidates, int subcluster, int degree, struct hapt_arena *scratch,
+                                  struct work **work)
+{
+    const struct mesh *mesh = &candidates->degree[degree];
+    const struct hapt_sharding *sharding = candidates->sharding[degree];
     const struct hapt_graph *shard = sharding->shard;
     struct work *made;
     HAPT_NEW(made, scratch, shard->op_count);
     for (int o = 0; o < sharding->reduce_first; o++) {
         const struct hapt_op *op = &shard->op[o];
         const struct hapt_op_type *type = hapt_op_type_at(op->type);
+        const bool moves = type->collective || sharding->exchange[o] >= 0;
+        const double seconds = mesh->program > 0 && moves ? collective_s(candidates, subcluster, mesh, sharding, o) : 0;
+        if (type->collective && mesh->program > 0) {
+            made[o].collective_s = seconds;
+            continue;
+        }
         if (type->collective) {
             const double in = (double)hapt_tensor_bytes(&shard->tensor[op->input[0]]);
             const double out = (double)hapt_tensor_bytes(&shard->tensor[op->output[0]]);
@@ -48,8 +78,9 @@ static enum hapt_status list_work(const struct hapt_sharding *sharding, struct h
         }
         made[o] = (struct work){.class = efficiency_class_of(type),
                                 .flops = hapt_op_flops(shard, op, 1),
-                                .bytes = hapt_op_bytes(shard, op, 1)};
-        if (sharding->exchange[o] < 0) continue;
+                                .bytes = hapt_op_bytes(shard, op, 1),
+                                .collective_s = seconds};
+        if (sharding->exchange[o] < 0 || mesh->program > 0) continue;
         made[o].moved_bytes = hapt_sharding_exchange_bytes(shard, o);
         made[o].moves = type->exchanges;
     }
@@ -62,7 +93,7 @@ static double work_s(const struct candidates *candidates, const struct roofline 
 {
     const struct hapt_subcluster *where = &candidates->cluster->subcluster[subcluster];
     const double seconds = computes ? roofline_operator_s(roofline, work->class, work->flops, work->bytes) : 0;
-    if (work->moves == 0) return seconds;
+    if (work->moves == 0) return seconds + work->collective_s;
     const double bytes = work->moved_bytes / work->moves; /* of each */
     return seconds + work->moves * reduce_tensor_s(where, tp, bytes) *
                          calibrate_sum_factor(candidates->efficiency, &where->device, candidates->model->dtype, bytes);
@@ -77,7 +108,7 @@ static enum hapt_status time_layers(const struct candidates *candidates, int sub
     const struct roofline roofline = describe(candidates, subcluster);
     struct work *work;
     int *layer_of;
-    HAPT_TRY(list_work(sharding, scratch, &work));
+    HAPT_TRY(list_work(candidates, subcluster, degree, scratch, &work));
     HAPT_NEW(layer_of, scratch, sharding->source->forward_count);
     for (int l = 0, op = 0; l < candidates->layer_count; l++) {
         forward_s[l] = backward_s[l] = 0;
@@ -99,6 +130,10 @@ static enum hapt_status time_items(const struct candidates *candidates, int subc
     HAPT_NEW(forward_s, scratch, L);
     HAPT_NEW(backward_s, scratch, L);
     for (int d = 0; d < candidates->degree_count; d++) {
+        struct synthesised_reduce *reduce = NULL;
+        const struct mesh *mesh = &candidates->degree[d];
+        if (mesh->program > 0 && !(mesh->subclusters >> subcluster & 1u)) continue;
+        if (mesh->program > 0) HAPT_TRY(synthesised_reduce_create(candidates, subcluster, d, scratch, &reduce));
         HAPT_TRY(time_layers(candidates, subcluster, d, scratch, forward_s, backward_s));
         for (int k = 0; k < candidates->structure_count; k++) {
             const int item = k * candidates->degree_count + d;
@@ -108,6 +143,7 @@ static enum hapt_status time_items(const struct candidates *candidates, int subc
                 mine.backward_s += backward_s[l];
             }
             mine.update_s = roofline_stream_s(&roofline, memory[item].update_bytes);
+            if (reduce) mine.update_s += synthesised_reduce_s(reduce, candidates->first[k], candidates->last[k]);
             time[item] = mine;
         }
     }
@@ -198,12 +234,12 @@ enum hapt_status hapt_profile_predict_with(const struct hapt_cluster *cluster, c
     struct hapt_arena scratch;
     const double start_s = hapt_time_s();
     hapt_arena_init(&scratch);
-    /* Training runs data-parallel programs only. */
-    const bool job = hapt_config_command(config) == HAPT_COMMAND_JOB;
-    const int most = job ? 1 : (int)hapt_config_int(config, "tensor-parallel");
-    enum hapt_status status = candidates_build(cluster, model, layers, config, most, &scratch, &candidates);
-    candidates.efficiency = efficiency;
-    if (status == HAPT_OK) status = candidates_mix(&candidates, config, NULL, &scratch, &scratch);
+    const struct candidates_options options = {.programs = candidates_programs(config),
+                                               .tensor_parallel = (int)hapt_config_int(config, "tensor-parallel"),
+                                               .efficiency = efficiency};
+    enum hapt_status status = candidates_build(cluster, model, layers, config, &options, &scratch, &candidates);
+    if (status == HAPT_OK && (candidates.programs & PROGRAM_DATA))
+        status = candidates_mix(&candidates, config, NULL, &scratch, &scratch);
     if (status == HAPT_OK) status = predict(&candidates, &scratch, result, profile);
     if (status == HAPT_OK) (*profile)->effort.seconds = hapt_time_s() - start_s;
     hapt_arena_release(&scratch);

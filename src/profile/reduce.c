@@ -1,5 +1,6 @@
 /* All-reduces over submeshes. */
 #include "reduce.h"
+#include "hapt/collective_cost.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -129,6 +130,19 @@ double reduce_all_reduce_s(int ranks, double bytes, double bandwidth, double lat
     const double ring_s = 2 * (ranks - 1) * hop_s + 2 * share * stream_s;
     const double trees_s = 2 * ceil(log2(ranks)) * hop_s + 2 * stream_s;
     return fmin(ring_s, trees_s);
+}
+
+double reduce_collective_s(enum hapt_collective_kind kind, int ranks, double bytes, double largest_share, double bandwidth,
+                           double latency)
+{
+    const double all_reduce_s = reduce_all_reduce_s(ranks, bytes, bandwidth, latency), skew = fmax(1, ranks * largest_share);
+    if (ranks < 2 || bytes <= 0 || kind == HAPT_COLLECTIVE_SLICE || kind == HAPT_COLLECTIVE_NONE) return 0;
+    if (kind == HAPT_COLLECTIVE_ALL_REDUCE) return all_reduce_s;
+    if (kind == HAPT_COLLECTIVE_REDUCE_SCATTER || kind == HAPT_COLLECTIVE_ALL_GATHER) return 0.5 * all_reduce_s * skew;
+    struct hapt_collective_model model;
+    const struct hapt_collective_links links = {ranks, fmax(latency, 0), bandwidth > 0 ? LINK_SHARE * bandwidth : INFINITY};
+    hapt_collective_model_links(&links, &model);
+    return hapt_collective_cost_s(&model, kind, bytes, largest_share);
 }
 
 double reduce_tensor_s(const struct hapt_subcluster *subcluster, int tp, double bytes)

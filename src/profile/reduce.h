@@ -3,6 +3,7 @@
 #define HAPT_PROFILE_REDUCE_H
 
 #include "candidates.h"
+#include "hapt/ops.h"
 
 enum { REDUCE_SIZES = 4 };
 
@@ -20,6 +21,10 @@ double reduce_measured_s(const struct reduce_table *table, int subcluster, int s
 /* All-reduce of `bytes` among `ranks` peers, each with a link of that bandwidth and latency: a ring, 2 (p - 1) rounds of bytes / p, or
  * where latency counts two trees at once, 2 log2 p rounds and the bytes twice (Sanders, Speck and Traeff 2009). */
 double reduce_all_reduce_s(int ranks, double bytes, double bandwidth, double latency);
+/* Any collective among such peers on `bytes` (all shards together) of which the largest shard is that part; 0: even shards. Reduce-scatter
+ * and all-gather are halves of an all-reduce. */
+double reduce_collective_s(enum hapt_collective_kind kind, int ranks, double bytes, double largest_share, double bandwidth,
+                           double latency);
 /* Inside a node: the sum over one tensor-parallel group of neighbours. */
 double reduce_tensor_s(const struct hapt_subcluster *subcluster, int tp, double bytes);
 /* Gradients of `bytes` a device over the data-parallel groups of a submesh: inside the nodes first, all groups at once, then the pieces

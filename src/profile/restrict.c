@@ -57,3 +57,18 @@ void hapt_profile_keep_subclusters(struct hapt_profile *profile, unsigned subclu
         for (size_t cell = 0; !kept && cell < cells; cell++) mixed->stage_time[cell] = NAN;
     }
 }
+
+void hapt_profile_keep_programs(struct hapt_profile *profile, const char *program)
+{
+    for (int c = 0; c < profile->cluster_count; c++) {
+        const struct hapt_profile_cluster *cluster = &profile->cluster[c];
+        for (int s = 0; s < cluster->submesh_count; s++) {
+            const struct hapt_submesh row = cluster->submesh[s];
+            const char *its = row.program > 0 ? "synthesised" : row.tp > 1 ? "tensor" : "data";
+            if (row.n * row.m == 1 || strcmp(its, program) == 0) continue;
+            const size_t end = hapt_profile_index(profile, s + 1, 0, 0);
+            for (size_t cell = hapt_profile_index(profile, s, 0, 0); cell < end; cell++) cluster->stage_time[cell] = NAN;
+        }
+    }
+    if (strcmp(program, "data") != 0) profile->mixed_count = 0;
+}

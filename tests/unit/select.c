@@ -28,13 +28,14 @@ static void set_up(struct setting *setting, int blocks, bool *(*forbid)(const st
 {
     char *words[] = {"hapt", "profile"};
     struct hapt_config *config = NULL;
+    const struct candidates_options data = {.programs = PROGRAM_DATA, .tensor_parallel = 1};
     hapt_arena_init(&setting->arena);
     struct hapt_model *model =
         fixture_gpt(&setting->arena, (struct fixture_gpt){blocks, 32, 2, 16, 64, 2, true, false});
     const struct hapt_layers_options options = {.granularity = 0, .heavy_minimum = 2};
     CHECK_OK(hapt_layers_build(model->graph, &options, &setting->arena, &setting->layers));
     CHECK_OK(hapt_config_parse(2, words, &setting->arena, &config));
-    CHECK_OK(candidates_build(one_device(&setting->arena), model, setting->layers, config, 1, &setting->arena,
+    CHECK_OK(candidates_build(one_device(&setting->arena), model, setting->layers, config, &data, &setting->arena,
                               &setting->candidates));
     setting->role = hapt_arena_alloc(&setting->arena, (size_t)setting->candidates.item_count, 1);
     bool *needed = hapt_arena_alloc(&setting->arena, (size_t)setting->candidates.item_count, sizeof *needed);
