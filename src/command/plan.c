@@ -83,7 +83,7 @@ static enum hapt_status get_profile(struct hapt_env *env, struct hapt_config *co
         HAPT_TRY(hapt_phase_model(env, config, arena, &model));
         HAPT_TRY(hapt_phase_layers(env, config, model, arena, layers));
     }
-    if (path) return hapt_profile_load_shared(env, path, arena, profile);
+    if (path) return hapt_phase_profile(env, config, NULL, NULL, NULL, arena, profile); /* from there */
     HAPT_TRY(hapt_phase_cluster(env, config, false, arena, &cluster));
     if (!cluster->subcluster_of_rank || hapt_config_bool(config, "predict"))
         *paper = (struct hapt_plan_paper){cluster, model, *layers};

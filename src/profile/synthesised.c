@@ -185,8 +185,7 @@ static enum hapt_status find_equal(const struct candidates *candidates, const st
     *equal = -1;
     for (int d = 0; d < candidates->degree_count && *equal < 0; d++) {
         const struct mesh *other = &candidates->degree[d];
-        if (other->dp * other->tp != ranks) continue; /* of mixed stages too */
-        if (other->program > 0 && (other->n != mesh->n || other->m != mesh->m)) continue;
+        if (other->program > 0 ? other->n != mesh->n || other->m != mesh->m : other->dp * other->tp != ranks) continue;
         memset(its, 0, (size_t)ops * sizeof *its);
         hapt_sharding_mark(candidates->sharding[d], its);
         if (memcmp(mine, its, (size_t)ops * sizeof *its) == 0) *equal = d;
@@ -258,7 +257,7 @@ enum hapt_status synthesised_add(struct candidates *candidates, int room, struct
         if (!submesh) status = HAPT_ERR_MEMORY;
         if (status == HAPT_OK) candidates_submeshes(own, submesh);
         for (int s = 0; s < count && status == HAPT_OK; s++) {
-            const struct mesh mesh = {.dp = submesh[s].n * submesh[s].m, .tp = 1, .n = submesh[s].n, .m = submesh[s].m};
+            const struct mesh mesh = {.tp = 1, .n = submesh[s].n, .m = submesh[s].m};
             int like = -1;
             if (!is_tried(own, submesh[s])) continue;
             for (int d = 0; d < candidates->degree_count; d++) {

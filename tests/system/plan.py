@@ -22,7 +22,7 @@ def the_plan():
             "limit", "mfu", "blocking"]
     check(sorted(document) == sorted(keys), f"the keys of the plan: {sorted(document)}")
     stages = document["stages"]
-    check(all(sorted(stage) == sorted(["layers", "subcluster", "nodes", "devices_per_node", "tensor_parallel", "compute_s", "comm_s",
+    check(all(sorted(stage) == sorted(["layers", "subcluster", "nodes", "devices_per_node", "tensor_parallel", "program", "compute_s", "comm_s",
                                        "warmup", "memory_bytes"]) for stage in stages), "the keys of a stage")
     check([stage["layers"][0] for stage in stages] == [0] + [stage["layers"][1] for stage in stages][:-1], "half-open layers")
     check(stages[-1]["layers"][1] == 9 and stages[-1]["comm_s"] == 0 and stages[-1]["warmup"] == 1, "the last stage")

@@ -42,6 +42,6 @@ passes 1 plan --profile "$P" --microbatches 128
 # measuring and training are data-parallel
 passes 1 model gpt --layers 2 --hidden 32 --heads 2 --sequence 16 --vocab 64 --microbatch 2 --output "$scratch/tiny.h5"
 refuses 2 'measured profiles are data-parallel' 1 profile --input "$scratch/tiny.h5" --tensor-parallel 2 --output "$P"
-refuses 2 'no tensor-parallel programs yet' 1 --input "$scratch/tiny.h5" --tensor-parallel 2 --steps 1 --output "$scratch/run"
+refuses 2 'measured profiles are data-parallel' 1 --input "$scratch/tiny.h5" --tensor-parallel 2 --steps 1 --output "$scratch/run"
 refuses 2 'not measured again' 1 plan --profile "$P" --tensor-parallel 2
 finish
