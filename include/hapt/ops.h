@@ -46,7 +46,8 @@ struct hapt_op_type {
     /* Checks attributes and completes output shapes that letters alone do not give, or NULL. output[o] comes with dims, dtype and
      * the known sizes filled in, 0 where the letter is unknown. */
     enum hapt_status (*infer)(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output);
-    /* Appends this forward operator's backward operators, or NULL when it has no gradient. */
+    /* Appends this forward operator's backward operators, or fails where it passes no gradient on. NULL: no forward operator, and
+     * no model has it. */
     enum hapt_status (*gradient)(struct hapt_graph *graph, int op);
     /* Letter k, if any: integer[k] is that letter's size, a shard's is its own (also of a letter that stands inside widths alone:
      * the heads of "/h"); NULL: none. */

@@ -81,9 +81,19 @@ static struct hapt_h5 *allocate(const char *path)
     return NULL;
 }
 
+/* A new file replaces what has its name: never a device or a folder. */
+static enum hapt_status check_replaceable(const char *path)
+{
+    struct stat about;
+    if (stat(path, &about) != 0 || S_ISREG(about.st_mode)) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_IO, "give the path of a file", "cannot write %s: it is %s", path,
+                     S_ISDIR(about.st_mode) ? "a folder" : "no regular file");
+}
+
 enum hapt_status hapt_h5_create(const char *path, const char *format, int version, struct hapt_h5 **result)
 {
     silence();
+    HAPT_TRY(check_replaceable(path));
     HAPT_TRY(make_folders(path));
     struct hapt_h5 *file = allocate(path);
     if (!file) return HAPT_ERR_MEMORY;

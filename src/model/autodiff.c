@@ -157,7 +157,7 @@ static enum hapt_status differentiate_op(struct hapt_graph *graph, int op)
     }
     if (!wanted || hapt_gradient_incoming(graph, op) < 0) return HAPT_OK;
     if (!type->gradient) {
-        return hapt_fail(HAPT_ERR_INPUT, NULL, "operator %s: %s has no gradient", forward->name, type->name);
+        return hapt_fail(HAPT_ERR_INPUT, "write the forward part alone: hapt derives the rest", "operator %s: %s has no gradient", forward->name, type->name);
     }
     return type->gradient(graph, op);
 }

@@ -41,8 +41,8 @@ static enum hapt_status check_tensor(const struct hapt_tensor *tensor)
     int64_t elements = 1;
     for (int d = 0; d < tensor->dims; d++) {
         if (tensor->shape[d] < 1 || tensor->shape[d] > HAPT_MAX_ELEMENTS / elements) {
-            return hapt_fail(HAPT_ERR_INPUT, NULL, "tensor %s: impossible size %lld of dimension %d", tensor->name,
-                             (long long)tensor->shape[d], d);
+            return hapt_fail(HAPT_ERR_INPUT, "sizes are at least 1 and a tensor has at most 2^46 elements",
+                             "tensor %s: impossible size %lld of dimension %d", tensor->name, (long long)tensor->shape[d], d);
         }
         elements *= tensor->shape[d];
     }
@@ -98,7 +98,7 @@ static enum hapt_status check_indices(const struct hapt_graph *graph, const stru
                          op->output[o]);
     }
     for (int a = 0; a < HAPT_MAX_ATTRIBUTES; a++) {
-        if (!isfinite(op->real[a])) return hapt_fail(HAPT_ERR_INPUT, NULL, "operator %s: bad attribute %d", op->name, a);
+        if (!isfinite(op->real[a])) return hapt_fail(HAPT_ERR_INPUT, "attributes are finite numbers", "operator %s: bad attribute %d", op->name, a);
     }
     return HAPT_OK;
 }

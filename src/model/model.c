@@ -125,6 +125,19 @@ static enum hapt_status check_vocabulary(const struct hapt_model *model)
     return HAPT_OK;
 }
 
+/* Operators of the backward pass trust the forward one that they belong to, and movements the mesh. */
+static enum hapt_status check_forward(const struct hapt_graph *graph)
+{
+    for (int index = 0; index < graph->forward_count; index++) {
+        const struct hapt_op *op = &graph->op[index];
+        const struct hapt_op_type *type = hapt_op_type_at(op->type);
+        if (type->gradient) continue;
+        return hapt_fail(HAPT_ERR_INPUT, "write the forward part alone: hapt derives the rest", "operator %s: %s %s", op->name, type->name,
+                         type->collective ? "stands in sharded graphs only" : "belongs to the backward part");
+    }
+    return HAPT_OK;
+}
+
 static enum hapt_status check_inputs(const struct hapt_model *model)
 {
     const bool images = model->classes > 0;
@@ -143,6 +156,9 @@ static enum hapt_status check_inputs(const struct hapt_model *model)
         return hapt_fail(HAPT_ERR_INPUT, "one input of a role: tokens and targets are [microbatch][sequence], images and labels "
                          "have microbatch rows", "input %s does not fit the model", tensor->name);
     }
+    if (images && hapt_model_input(model, HAPT_ROLE_IMAGES) < 0) {
+        return hapt_fail(HAPT_ERR_INPUT, "give it an input of the role images", "a model of %d classes reads no images", model->classes);
+    }
     return HAPT_OK;
 }
 
@@ -150,6 +166,7 @@ enum hapt_status hapt_model_check(const struct hapt_model *model)
 {
     const struct hapt_graph *graph = model->graph;
     HAPT_TRY(check_inputs(model));
+    HAPT_TRY(check_forward(graph));
     if (graph->op_count == graph->forward_count) {
         return hapt_fail(HAPT_ERR_INPUT, NULL, "the model's graph has no backward part");
     }

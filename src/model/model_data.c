@@ -62,6 +62,10 @@ static enum hapt_status copy_images(struct hapt_h5 *file, struct hapt_h5 *source
     int dims;
     int64_t found[HAPT_H5_MAX_DIMS];
     const int64_t *size = model->graph->tensor[hapt_model_input(model, HAPT_ROLE_IMAGES)].shape;
+    if (!hapt_h5_exists(source, "/images")) {
+        return hapt_fail(HAPT_ERR_INPUT, "make one with `hapt data data_batch_1.bin --type cifar10 --output images.h5`",
+                         "%s holds no /images, which this model learns from", hapt_h5_path(source));
+    }
     HAPT_TRY(hapt_h5_shape(source, "/images", &dims, found));
     if (dims != 4 && dims != 5) {
         return hapt_fail(HAPT_ERR_INPUT, "store it as [n][C][H][W], or as [step][row][C][H][W]", "%s: /images has %d dimensions",
@@ -85,6 +89,9 @@ enum hapt_status hapt_model_copy_data(struct hapt_h5 *file, const struct hapt_mo
         status = copy_images(file, source, model, arena);
     } else if (hapt_h5_exists(source, "/tokens")) {
         status = copy_integers(file, source, "/tokens", model->vocab, false, arena);
+    } else if (!hapt_h5_exists(source, "/batches")) {
+        status = hapt_fail(HAPT_ERR_INPUT, "make one with `hapt data text.txt --output tokens.h5`",
+                           "%s holds neither /tokens nor /batches", path);
     } else {
         status = copy_integers(file, source, "/batches", model->vocab, false, arena);
         if (status == HAPT_OK && hapt_h5_exists(source, "/targets")) {

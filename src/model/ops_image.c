@@ -20,10 +20,10 @@ static int64_t places(int64_t extent, int64_t kernel, int64_t stride, int64_t pa
 static enum hapt_status infer_windows(const struct hapt_op *op, const int64_t *image, const int64_t *kernel, int64_t stride,
                                       int64_t padding, struct hapt_tensor *output)
 {
-    if (stride < 1 || stride > KERNEL_MOST) return hapt_op_bad_attribute(op, "its stride is not 1 or more");
-    if (padding < 0 || padding > KERNEL_MOST) return hapt_op_bad_attribute(op, "its padding is negative");
+    if (stride < 1 || stride > KERNEL_MOST) return hapt_op_bad_attribute(op, "its stride is not between 1 and 32768");
+    if (padding < 0 || padding > KERNEL_MOST) return hapt_op_bad_attribute(op, "its padding is not between 0 and 32768");
     for (int d = 0; d < 2; d++) {
-        if (kernel[d] < 1 || kernel[d] > KERNEL_MOST) return hapt_op_bad_attribute(op, "its kernel is not 1 or more wide");
+        if (kernel[d] < 1 || kernel[d] > KERNEL_MOST) return hapt_op_bad_attribute(op, "its kernel is not between 1 and 32768 wide");
         output->shape[2 + d] = places(image[d], kernel[d], stride, padding);
         if (output->shape[2 + d] < 1) return hapt_op_bad_attribute(op, "its kernel is larger than the image");
     }
@@ -64,6 +64,12 @@ static enum hapt_status infer_cast(const struct hapt_graph *graph, const struct 
     (void)graph;
     output[0].dtype = op->integer[0] ? HAPT_BF16 : HAPT_F32;
     return op->integer[0] == 0 || op->integer[0] == 1 ? HAPT_OK : hapt_op_bad_attribute(op, "its type is neither fp32 nor bf16");
+}
+
+/* Pixels are data. */
+static enum hapt_status gradient_cast(struct hapt_graph *graph, int op)
+{
+    return hapt_fail(HAPT_ERR_INPUT, "cast the model's images", "operator %s passes no gradient on", graph->op[op].name);
 }
 
 /* One multiplication and addition for each element of the result, kernel element and channel read. */
@@ -124,25 +130,40 @@ static enum hapt_status gradient_flatten(struct hapt_graph *graph, int op)
     return gradient_unary(graph, op, "flatten_dx");
 }
 
-static bool made_of(const struct hapt_graph *graph, int tensor, const char *type, int x, int mean)
+/* Is `tensor` the statistic `type` of x (around `mean`), over as many rows and pixels as operator `norm` says? */
+static bool made_of(const struct hapt_graph *graph, int norm, int tensor, const char *type, int x, int mean)
 {
     const int producer = graph->tensor[tensor].producer;
     if (producer < 0 || producer >= graph->forward_count) return false;
     const struct hapt_op *op = &graph->op[producer];
-    return op->type == hapt_op_type_find(type) && op->input[0] == x && (mean < 0 || op->input[1] == mean);
+    return op->type == hapt_op_type_find(type) && op->integer[0] == graph->op[norm].integer[0] && op->input[0] == x &&
+           (mean < 0 || op->input[1] == mean);
+}
+
+static int forward_readers(const struct hapt_graph *graph, int tensor)
+{
+    int count = 0;
+    for (int op = 0; op < graph->forward_count; op++) {
+        for (int i = 0; i < graph->op[op].input_count; i++) count += graph->op[op].input[i] == tensor;
+    }
+    return count;
 }
 
 /* batch_norm_dx gives x all of its gradient, through mean and variance, too. (The variance does not change with the mean that it
- * is taken around: the deviations from it sum to 0.) So batch_mean and batch_variance add nothing, and have no other readers. */
+ * is taken around: the deviations from it sum to 0.) So batch_mean and batch_variance add nothing, and have no readers but the
+ * variance and this. */
 static enum hapt_status gradient_batch_norm(struct hapt_graph *graph, int op)
 {
     const int *in = graph->op[op].input;
     const int x = in[0], mean = in[1], variance = in[2], gamma = in[3], beta = in[4];
     const int incoming = hapt_gradient_incoming(graph, op);
-    if (!made_of(graph, mean, "batch_mean", x, -1) || !made_of(graph, variance, "batch_variance", x, mean) ||
-        graph->tensor[mean].gradient >= 0 || graph->tensor[variance].gradient >= 0) {
+    if (!made_of(graph, op, mean, "batch_mean", x, -1) || !made_of(graph, op, variance, "batch_variance", x, mean)) {
         return hapt_fail(HAPT_ERR_INPUT, "give each its own batch_mean and batch_variance of its input",
                          "operator %s normalises by statistics of something else", graph->op[op].name);
+    }
+    if (forward_readers(graph, mean) != 2 || forward_readers(graph, variance) != 1) {
+        return hapt_fail(HAPT_ERR_INPUT, "give each its own batch_mean and batch_variance of its input",
+                         "statistics of operator %s have other readers, whose gradients would be lost", graph->op[op].name);
     }
     const int sums[] = {x, mean, variance, gamma, incoming}, parts[] = {mean, variance, gamma, beta};
     if (!hapt_gradient_wanted(graph, x)) {
@@ -169,7 +190,7 @@ const struct hapt_op_type hapt_ops_image[] = {
      .flops = flops_conv2d_dx, .attributes = "dy, w -> dx; as conv2d"},
     {.name = "conv2d_dw", .signature = "bcx!y!,bop!q!->ock!l!,o?", .dtypes = "cc->ff", .heavy = true, .product = true,
      .flops = flops_conv2d_dw, .attributes = "x, dy -> dw, dbias; as conv2d"},
-    {.name = "cast", .signature = "...->...", .dtypes = "f->c", .infer = infer_cast,
+    {.name = "cast", .signature = "...->...", .dtypes = "f->c", .infer = infer_cast, .gradient = gradient_cast,
      .attributes = "x (data, fp32) -> y; integer[0] 0 fp32, 1 bf16"},
     {.name = "relu", .signature = "...->...", .dtypes = "c->c", .flops_per_element = 1, .gradient = gradient_relu,
      .attributes = "x -> y"},

@@ -85,6 +85,11 @@ static enum hapt_status gradient_dispatch(struct hapt_graph *graph, int op)
     return hapt_gradient_append(graph, op, "moe_dispatch_dx", input, 2, in, 1);
 }
 
+static enum hapt_status gradient_count(struct hapt_graph *graph, int op)
+{
+    return hapt_fail(HAPT_ERR_INPUT, "counts are for products of experts", "operator %s passes no gradient on", graph->op[op].name);
+}
+
 static enum hapt_status gradient_expert(struct hapt_graph *graph, int op)
 {
     const int *in = graph->op[op].input; /* x, w, counts, bias */
@@ -123,7 +128,7 @@ const struct hapt_op_type hapt_ops_moe[] = {
     {.name = "moe_dispatch_dx", .signature = "be~c!d,bt!k!->bt!d", .dtypes = "ci->c", .flops_per_element = 1,
      .attributes = "dslots, experts -> dx"},
     {.name = "moe_count", .signature = "bt!k!->be~", .dtypes = "i->f", .flops_per_element = 1, .sized = "e",
-     .infer = infer_count, .attributes = "experts -> how many slots are filled; integer[0] experts"},
+     .infer = infer_count, .gradient = gradient_count, .attributes = "experts -> how many slots are filled; integer[0] experts"},
     {.name = "expert_linear", .signature = "bec!i,eoi,be,eo?->bec!o", .dtypes = "ccfc->c", .heavy = true, .contracts = true,
      .flops = flops_expert, .infer = infer_expert, .gradient = gradient_expert,
      .attributes = "x, w, counts, bias -> y; " FILLED},

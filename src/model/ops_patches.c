@@ -68,10 +68,10 @@ static enum hapt_status gradient_take_token(struct hapt_graph *graph, int op)
 /* clang-format off */
 const struct hapt_op_type hapt_ops_patches[] = {
     {.name = "patch_embedding", .signature = "bcy!x!,och!w!,o?->bp!o", .dtypes = "fcc->c", .heavy = true,
-     .flops = flops_patch_embedding, .infer = infer_patch_embedding, .gradient = gradient_patch_embedding,
+     .product = true, .flops = flops_patch_embedding, .infer = infer_patch_embedding, .gradient = gradient_patch_embedding,
      .attributes = "images, w, bias -> a token for each patch of the size of w, row by row"},
     {.name = "patch_embedding_dw", .signature = "bcy!x!,bp!o->och!w!,o?", .dtypes = "fc->ff", .heavy = true,
-     .flops = flops_patch_embedding_dw, .attributes = "images, dy -> dw, dbias"},
+     .product = true, .flops = flops_patch_embedding_dw, .attributes = "images, dy -> dw, dbias"},
     {.name = "class_token", .signature = "bp!d,u!w!d,u!t!d->bt!d", .dtypes = "ccc->c", .flops_per_element = 1,
      .infer = infer_class_token, .gradient = gradient_class_token,
      .attributes = "patches, class token [1][1][d], positions [1][p + 1][d] -> class token and patches, positions added"},

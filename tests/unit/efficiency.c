@@ -78,6 +78,17 @@ static void the_roofline_takes_the_longer(void)
     CHECK_NEAR(roofline_peak_flops(&device, HAPT_BF16), 10e12, 0);
 }
 
+/* What is a matrix product in other words counts as one; fused attention and vector kernels do not. */
+static void operators_have_classes(void)
+{
+    static const char *const product[] = {"linear",          "linear_t_dw",        "conv2d",       "conv2d_dx",
+                                          "patch_embedding", "patch_embedding_dw", "expert_linear"};
+    for (size_t i = 0; i < sizeof product / sizeof *product; i++)
+        CHECK(efficiency_class_of(hapt_op_type_at(hapt_op_type_find(product[i]))) == EFFICIENCY_PRODUCT);
+    CHECK(efficiency_class_of(hapt_op_type_at(hapt_op_type_find("grouped_attention"))) == EFFICIENCY_ATTENTION);
+    CHECK(efficiency_class_of(hapt_op_type_at(hapt_op_type_find("max_pool"))) == EFFICIENCY_VECTOR);
+}
+
 int main(int argc, char **argv)
 {
     test_init(&argc, &argv);
@@ -85,5 +96,6 @@ int main(int argc, char **argv)
     RUN(curves_pass_their_knots);
     RUN(bad_tables_are_refused);
     RUN(the_roofline_takes_the_longer);
+    RUN(operators_have_classes);
     return test_finish();
 }

@@ -274,6 +274,55 @@ static void second_outputs_carry_no_gradient(void)
     CHECK_FAILS(hapt_graph_differentiate(graph), HAPT_ERR_INPUT);
 }
 
+/* A convolution, batch norm and a classifier; `extra`: another operator reads the mean, too. */
+static enum hapt_status normed_graph(bool extra, int64_t count_of_mean)
+{
+    struct hapt_graph *graph;
+    struct hapt_tensor images = {
+        .name = "images", .kind = HAPT_TENSOR_INPUT, .role = HAPT_ROLE_IMAGES, .dims = 4, .shape = {2, 3, 4, 4}};
+    struct hapt_tensor labels = {.name = "labels",
+                                 .kind = HAPT_TENSOR_INPUT,
+                                 .role = HAPT_ROLE_LABELS,
+                                 .dtype = HAPT_I32,
+                                 .dims = 1,
+                                 .shape = {2}};
+    struct hapt_tensor kernel = {
+        .name = "w", .kind = HAPT_TENSOR_PARAMETER, .trainable = true, .dims = 4, .shape = {5, 3, 1, 1}};
+    struct hapt_tensor gamma = {.name = "gamma",
+                                .kind = HAPT_TENSOR_PARAMETER,
+                                .trainable = true,
+                                .dims = 1,
+                                .shape = {5}},
+                       beta = gamma;
+    const int64_t stride[HAPT_MAX_ATTRIBUTES] = {1}, count[HAPT_MAX_ATTRIBUTES] = {32},
+                  of_mean[HAPT_MAX_ATTRIBUTES] = {count_of_mean};
+    int x[3] = {0, 0, -1}, norm[5], loss[2], made[HAPT_MAX_OUTPUTS];
+    beta.name = "beta";
+    HAPT_TRY(hapt_graph_create(&arena, &graph));
+    HAPT_TRY(hapt_graph_add_tensor(graph, &images, &x[0]));
+    HAPT_TRY(hapt_graph_add_tensor(graph, &labels, &loss[1]));
+    HAPT_TRY(hapt_graph_add_tensor(graph, &kernel, &x[1]));
+    HAPT_TRY(hapt_graph_add_tensor(graph, &gamma, &norm[3]));
+    HAPT_TRY(hapt_graph_add_tensor(graph, &beta, &norm[4]));
+    HAPT_TRY(hapt_graph_add_op(graph, "conv2d", "conv", x, 3, stride, NULL, &norm[0]));
+    HAPT_TRY(hapt_graph_add_op(graph, "batch_mean", "mean", norm, 1, of_mean, NULL, &norm[1]));
+    HAPT_TRY(hapt_graph_add_op(graph, "batch_variance", "variance", norm, 2, count, NULL, &norm[2]));
+    if (extra) HAPT_TRY(hapt_graph_add_op(graph, "relu", "reader", &norm[1], 1, NULL, NULL, made));
+    HAPT_TRY(hapt_graph_add_op(graph, "batch_norm", "norm", norm, 5, count, NULL, made));
+    HAPT_TRY(hapt_graph_add_op(graph, "mean_pool", "pool", made, 1, NULL, NULL, loss));
+    HAPT_TRY(hapt_graph_add_op(graph, "cross_entropy", "loss", loss, 2, NULL, NULL, made));
+    graph->loss = made[0];
+    return hapt_graph_differentiate(graph);
+}
+
+/* Batch norm's gradient stands for those of its statistics: other readers of these would be forgotten. */
+static void statistics_belong_to_one_norm(void)
+{
+    CHECK_OK(normed_graph(false, 32));
+    CHECK_FAILS(normed_graph(true, 32), HAPT_ERR_INPUT);
+    CHECK_FAILS(normed_graph(false, 64), HAPT_ERR_INPUT);
+}
+
 int main(int argc, char **argv)
 {
     test_init(&argc, &argv);
@@ -286,6 +335,7 @@ int main(int argc, char **argv)
     RUN(faults_are_named);
     RUN(backward_faults);
     RUN(second_outputs_carry_no_gradient);
+    RUN(statistics_belong_to_one_norm);
     hapt_arena_release(&arena);
     return test_finish();
 }

@@ -100,11 +100,13 @@ static void check_convolution(const struct convolution_case *c, enum hapt_dtype 
 
 static void convolutions(void)
 {
-    /* Strides that leave a rest, kernels as large as the image, channels that fill no vector. */
+    /* Strides that leave a rest, kernels as large as the image, channels that fill no vector, windows that lie in the padding alone. */
     static const struct convolution_case cases[] = {{1, 1, 1, 1, 1, 1, 1, 1, 0},   {2, 3, 9, 7, 5, 3, 3, 1, 1},
                                                     {2, 3, 16, 16, 8, 7, 7, 2, 3}, {1, 16, 6, 6, 32, 1, 1, 2, 0},
                                                     {2, 17, 5, 8, 16, 3, 2, 2, 1}, {3, 16, 8, 8, 16, 3, 3, 1, 1},
-                                                    {2, 4, 8, 8, 6, 4, 4, 4, 0},   {1, 2, 3, 3, 4, 5, 5, 1, 1}};
+                                                    {2, 4, 8, 8, 6, 4, 4, 4, 0},   {1, 2, 3, 3, 4, 5, 5, 1, 1},
+                                                    {1, 2, 4, 4, 3, 3, 3, 1, 5},   {2, 3, 4, 5, 4, 3, 3, 5, 4},
+                                                    {1, 1, 2, 2, 1, 1, 1, 1, 3},   {2, 16, 6, 6, 16, 3, 3, 2, 9}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int v = 0; v < 8; v++) check_convolution(&cases[i], types[v & 1], v & 2, v & 4 ? 2 : 1);
 }

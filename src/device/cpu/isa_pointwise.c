@@ -186,6 +186,7 @@ const struct cpu_kernel ISA_NAME(hapt_cpu_pointwise)[] = {
     {HAPT_F32, {"relu_dx", NULL, relu_dx_f32}},
     {HAPT_BF16, {"relu_dx", NULL, relu_dx_bf16}},
     {HAPT_F32, {"cast", NULL, copy_any}},
+    {HAPT_BF16, {"cast", NULL, copy_any}},
     {HAPT_F32, {"add", NULL, add_f32}},
     {HAPT_BF16, {"add", NULL, add_bf16}},
     {HAPT_F32, {"copy", NULL, copy_any}},
