@@ -47,7 +47,7 @@ for option in "--strategy even" "--stages 0-1@a:1x1" "--hide-threshold 0.1" "--u
 done
 refuses 2 'replan has no effect' 2 --input "$m" --replan
 refuses 2 'strategy' 1 --input "$m" --strategy even --stages 0-1@a:1x1
-refuses 2 'unknown option --microbatches of hapt profile' 1 profile --input "$m" --output "$scratch/q.h5" --microbatches 4
+refuses 2 'unknown option --strategy of hapt profile' 1 profile --input "$m" --output "$scratch/q.h5" --strategy even
 
 # What cannot be printed is no success.
 for command in --help --version doctor topology "plan --profile $scratch/p.h5" "plan --profile $scratch/p.h5 --json"; do
