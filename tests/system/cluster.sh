@@ -95,6 +95,13 @@ a100x4-v100x4    2   64  13.984 2304 1  5
 case-study       2    6   1.498  224 1  5
 site-1024        4 1024 445.056 59392 6 10
 LIST
+# HAP 7.1: two machines of 8 V100 and six of 8 P100, 10.4 Gbit/s between any two.
+clusters=$((clusters + 1))
+ranks 1 topology --cluster inputs/clusters/hap-v100x2-p100x6.json --json
+check "HAP's cluster: exit code $code" [ $code -eq 0 ]
+check "HAP's cluster: 16 V100, 48 P100, one rate between machines" json "$dir/out" "
+    [(s['device']['name'], s['nodes'] * s['devices_per_node']) for s in d['subclusters']] == [('V100-16GB', 16), ('P100', 48)] and
+    all(s['inter_node_bandwidth'] == 1.3e9 for s in d['subclusters']) and all(abs(l['bandwidth'] - 1.3e9) < 1 for l in d['links'] if l['between'][0] != l['between'][1])"
 files=(inputs/clusters/*.json)
 check "every cluster file is checked" [ ${#files[@]} -eq $clusters ]
 
