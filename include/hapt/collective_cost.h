@@ -37,9 +37,7 @@ struct hapt_collective_links {
     int ranks;
     double latency_s, bandwidth; /* of the slowest link: s, byte/s per direction and rank */
 };
-/* Rings: an all-reduce moves 2 (n-1)/n of the tensor over every link in 2 (n-1) rounds, reduce-scatter and all-gather
- * half of it with shards padded to the largest, an all-to-all (n-1)/n of the largest shard; a grouped broadcast passes
- * every byte along the ring, pipelined, and starts n times. */
+/* Rings (hapt_ring_s). */
 void hapt_collective_model_links(const struct hapt_collective_links *links, struct hapt_collective_model *model);
 /* The slowest latency and bandwidth on the way round `devices` [cluster->count] devices of each subcluster, taken node
  * by node. HAPT_ERR_INPUT where a link's values are not known (hapt_cluster_assume, hapt_cluster_probe). */

@@ -129,6 +129,9 @@ struct hapt_collective;
 enum hapt_status hapt_collective_create(MPI_Comm comm, const char *who, double timeout_s, bool shared_memory,
                                         struct hapt_collective **collective);
 void hapt_collective_destroy(struct hapt_collective *collective);
+/* Rehearsal of a slow link: from here on a call with all ranks there ends no earlier than a ring over a link of that bandwidth (byte/s) and
+ * latency (s) would (hapt_ring_s). 0: as fast as it goes. The same on all ranks. */
+void hapt_collective_pace(struct hapt_collective *collective, double bandwidth, double latency_s);
 int hapt_collective_ranks(const struct hapt_collective *collective);
 int hapt_collective_rank(const struct hapt_collective *collective);
 

@@ -15,19 +15,8 @@
 #ifndef HAPT_OPS_H
 #define HAPT_OPS_H
 
+#include "hapt/collective_kind.h"
 #include "hapt/graph.h"
-
-/* Rows of the table that only sharded graphs have (sharding.h): on one device they are the identity. */
-enum hapt_collective_kind {
-    HAPT_COLLECTIVE_NONE,
-    HAPT_COLLECTIVE_ALL_REDUCE,        /* partial sums -> whole */
-    HAPT_COLLECTIVE_REDUCE_SCATTER,    /* partial sums -> sharded */
-    HAPT_COLLECTIVE_ALL_GATHER,        /* sharded -> whole; uneven shards are padded to the largest (HAP 2.5.1) */
-    HAPT_COLLECTIVE_GROUPED_BROADCAST, /* sharded -> whole, one broadcast a shard (HAP 4.4) */
-    HAPT_COLLECTIVE_ALL_TO_ALL,        /* sharded on one dimension (or ratio) -> on another */
-    HAPT_COLLECTIVE_SLICE,             /* whole -> sharded: each rank keeps its own, nothing moves */
-    HAPT_COLLECTIVE_COUNT
-};
 
 struct hapt_op_type {
     const char *name;

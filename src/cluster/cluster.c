@@ -92,3 +92,16 @@ void hapt_cluster_assume(struct hapt_cluster *cluster)
         }
     }
 }
+
+const struct hapt_link *hapt_cluster_slowest_paced(const struct hapt_cluster *cluster, int count, const int *world_rank)
+{
+    const struct hapt_link *slowest = NULL;
+    for (int i = 0; i < count; i++)
+        for (int j = 0; j < i; j++) {
+            const int from = cluster->subcluster_of_rank[world_rank[j]], to = cluster->subcluster_of_rank[world_rank[i]];
+            const struct hapt_link *link = hapt_cluster_link(cluster, from, to);
+            if (from == to || !link->paced || !(link->bandwidth > 0)) continue;
+            if (!slowest || link->bandwidth < slowest->bandwidth) slowest = link;
+        }
+    return slowest;
+}

@@ -2,6 +2,7 @@
 #ifndef HAPT_LINK_COLLECTIVE_H
 #define HAPT_LINK_COLLECTIVE_H
 
+#include "hapt/collective_kind.h"
 #include "hapt/link.h"
 
 #define SLAB_BYTES ((size_t)1 << 20)    /* shared memory: a rank's part of one block, so that it stays in the cache */
@@ -25,7 +26,11 @@ struct hapt_collective {
     MPI_Request *request;         /* [2 * size] */
     size_t *out_bytes, *in_bytes; /* [size] of the block under way */
     const char **term;            /* [size] what is added up */
+    double pace, pace_latency_s; /* byte/s; 0: not paced */
 };
+
+/* Of a collective that moved its data: waits for the rest of the time that a ring takes on a tensor of `bytes` (whole). */
+void collective_pace(const struct hapt_collective *collective, enum hapt_collective_kind kind, double bytes, double largest_share);
 
 /* The slabs of the next block, [size]. A rank may fill its own at once: everybody has left the block before the last. */
 char *const *collective_next_slabs(struct hapt_collective *collective);

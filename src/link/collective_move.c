@@ -121,10 +121,16 @@ enum hapt_status hapt_collective_gather_shards(struct hapt_collective *collectiv
         take(&gather, me, 0, SIZE_MAX, mine);
     }
     gather.own = (struct hapt_strided_list){1, &gather.own_part};
-    for (int r = 0; r < collective->size; r++)
+    size_t bytes = 0;
+    for (int r = 0; r < collective->size; r++) {
+        bytes += part_bytes(&gather, r);
         if (part_bytes(&gather, r) > gather.longest) gather.longest = part_bytes(&gather, r);
-    if (collective->size == 1) return HAPT_OK;
-    return collective->head ? gather_shared(collective, what, &gather) : gather_messages(collective, what, padded, &gather);
+    }
+    if (collective->size == 1 || bytes == 0) return HAPT_OK;
+    HAPT_TRY(collective->head ? gather_shared(collective, what, &gather) : gather_messages(collective, what, padded, &gather));
+    collective_pace(collective, padded ? HAPT_COLLECTIVE_ALL_GATHER : HAPT_COLLECTIVE_GROUPED_BROADCAST, (double)bytes,
+                    (double)gather.longest / (double)bytes);
+    return HAPT_OK;
 }
 
 /* ---- all-gather of flat slices, in place ---- */
@@ -172,8 +178,10 @@ enum hapt_status hapt_collective_all_gather(struct hapt_collective *collective, 
                                             size_t elements)
 {
     if (collective->size == 1) return HAPT_OK;
-    if (collective->head) return gather_slices_shared(collective, what, data, elements);
-    return gather_slices_messages(collective, what, data, elements);
+    HAPT_TRY(collective->head ? gather_slices_shared(collective, what, data, elements)
+                              : gather_slices_messages(collective, what, data, elements));
+    collective_pace(collective, HAPT_COLLECTIVE_ALL_GATHER, (double)(elements * sizeof *data), 0);
+    return HAPT_OK;
 }
 
 /* ---- all-to-all, broadcast ---- */
@@ -182,7 +190,7 @@ enum hapt_status hapt_collective_all_to_all(struct hapt_collective *collective, 
                                             const struct hapt_strided_list *send, const void *from,
                                             const struct hapt_strided_list *receive, void *to)
 {
-    const size_t block = collective_trade_bytes(collective);
+    const size_t block = collective_trade_bytes(collective), size = (size_t)collective->size;
     for (size_t first = 0; first < longest; first += block) {
         collective_trade_begin(collective);
         for (int r = 0; r < collective->size; r++) {
@@ -194,6 +202,7 @@ enum hapt_status hapt_collective_all_to_all(struct hapt_collective *collective, 
         for (int r = 0; r < collective->size; r++)
             hapt_strided_unpack(&receive[r], to, first, collective->in_bytes[r], collective_trade_in(collective, r));
     }
+    collective_pace(collective, HAPT_COLLECTIVE_ALL_TO_ALL, (double)(longest * size * size), 0); /* as if all were as long */
     return HAPT_OK;
 }
 
@@ -239,6 +248,8 @@ enum hapt_status hapt_collective_broadcast(struct hapt_collective *collective, c
                                            size_t bytes)
 {
     if (collective->size == 1) return HAPT_OK;
-    if (collective->head) return broadcast_shared(collective, what, root, data, bytes);
-    return broadcast_messages(collective, what, root, data, bytes);
+    HAPT_TRY(collective->head ? broadcast_shared(collective, what, root, data, bytes)
+                              : broadcast_messages(collective, what, root, data, bytes));
+    collective_pace(collective, HAPT_COLLECTIVE_GROUPED_BROADCAST, (double)bytes, 1);
+    return HAPT_OK;
 }

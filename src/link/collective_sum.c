@@ -116,11 +116,12 @@ enum hapt_status hapt_collective_combine(struct hapt_collective *collective, con
                                          enum hapt_combine combine, enum hapt_dtype dtype, void *data, size_t elements)
 {
     if (collective->size == 1) return HAPT_OK;
-    if (collective->head) return reduce_shared(collective, what, combine, dtype, data, elements);
     const size_t width = hapt_dtype_bytes(dtype), block = SEGMENT_BYTES / width * (size_t)collective->size;
-    for (size_t first = 0; first < elements; first += block)
+    if (collective->head) HAPT_TRY(reduce_shared(collective, what, combine, dtype, data, elements));
+    for (size_t first = 0; !collective->head && first < elements; first += block)
         HAPT_TRY(reduce_messages(collective, what, combine, dtype, (char *)data + first * width,
                                  elements - first < block ? elements - first : block));
+    collective_pace(collective, HAPT_COLLECTIVE_ALL_REDUCE, (double)(elements * width), 0);
     return HAPT_OK;
 }
 
@@ -139,13 +140,15 @@ enum hapt_status hapt_collective_reduce_scatter(struct hapt_collective *collecti
     const int me = collective->rank, size = collective->size;
     const size_t own = part[me].count * part[me].run, width = hapt_dtype_bytes(dtype);
     const struct hapt_strided_list its = {1, &part[me]};
-    size_t longest = own;
+    size_t longest = own, whole = 0;
     if (size == 1) {
         hapt_strided_pack(&its, partial, 0, own, mine);
         return HAPT_OK;
     }
-    for (int r = 0; r < size; r++)
+    for (int r = 0; r < size; r++) {
+        whole += part[r].count * part[r].run;
         if (part[r].count * part[r].run > longest) longest = part[r].count * part[r].run;
+    }
     const size_t block = collective_trade_bytes(collective);
     const char **term = collective->term;
     for (size_t first = 0; first < longest; first += block) {
@@ -161,5 +164,6 @@ enum hapt_status hapt_collective_reduce_scatter(struct hapt_collective *collecti
         if (collective->in_bytes[me] > 0)
             combine_all(HAPT_COMBINE_SUM, dtype, (char *)mine + first, term, size, collective->in_bytes[me] / width);
     }
+    collective_pace(collective, HAPT_COLLECTIVE_REDUCE_SCATTER, (double)whole, (double)longest / (double)whole);
     return HAPT_OK;
 }

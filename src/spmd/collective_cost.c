@@ -56,18 +56,15 @@ double hapt_collective_cost_s(const struct hapt_collective_model *model, enum ha
 
 void hapt_collective_model_links(const struct hapt_collective_links *links, struct hapt_collective_model *model)
 {
-    const double n = links->ranks, hops = n - 1, share = hops / n;
-    *model = (struct hapt_collective_model){.ranks = links->ranks};
-    if (links->ranks < 2) return;
-    const double byte_s = 1 / links->bandwidth, latency_s = links->latency_s;
-    model->term[HAPT_COLLECTIVE_ALL_REDUCE] =
-        (struct hapt_collective_term){2 * hops * latency_s, 2 * share * byte_s, 0};
-    model->term[HAPT_COLLECTIVE_ALL_GATHER] =
-        (struct hapt_collective_term){hops * latency_s, share * byte_s, share * byte_s};
-    model->term[HAPT_COLLECTIVE_REDUCE_SCATTER] = model->term[HAPT_COLLECTIVE_ALL_GATHER];
-    model->term[HAPT_COLLECTIVE_ALL_TO_ALL] =
-        (struct hapt_collective_term){hops * latency_s, share / n * byte_s, share / n * byte_s};
-    model->term[HAPT_COLLECTIVE_GROUPED_BROADCAST] = (struct hapt_collective_term){(n + hops) * latency_s, byte_s, 0};
+    const int n = links->ranks;
+    const double bandwidth = links->bandwidth;
+    *model = (struct hapt_collective_model){.ranks = n};
+    for (int k = 0; k < HAPT_COLLECTIVE_COUNT && n > 1; k++) {
+        const enum hapt_collective_kind kind = (enum hapt_collective_kind)k;
+        const double byte_s = hapt_ring_s(kind, n, 1, 1.0 / n, bandwidth, 0);
+        model->term[k] = (struct hapt_collective_term){hapt_ring_s(kind, n, 0, 1.0 / n, bandwidth, links->latency_s), byte_s,
+                                                       hapt_ring_s(kind, n, 1, 2.0 / n, bandwidth, 0) - byte_s};
+    }
 }
 
 static bool slower(double bandwidth, double latency_s, struct hapt_collective_links *links)

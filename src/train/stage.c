@@ -1,6 +1,7 @@
 /* One stage on one rank: it interprets the instruction list that the simulator read. */
 #include "stage.h"
 
+#include <math.h>
 #include <string.h>
 
 int stage_size(const struct stage *stage, int chunk)
@@ -247,6 +248,17 @@ enum hapt_status stage_build(struct stage *stage, const struct hapt_config *conf
     return find_inputs(stage);
 }
 
+/* Stages on several subclusters rehearse the slow link between them in their collectives, too. A mixed stage has one axis. */
+static enum hapt_status pace_stage(struct stage *stage)
+{
+    int *world_rank;
+    HAPT_NEW(world_rank, stage->arena, stage->size);
+    for (int r = 0; r < stage->size; r++) world_rank[r] = stage_world_rank(stage, stage->chunk, r);
+    const struct hapt_link *link = hapt_cluster_slowest_paced(stage->cluster, stage->size, world_rank);
+    if (link) hapt_collective_pace(stage->collective, link->bandwidth, fmax(link->latency, 0));
+    return HAPT_OK;
+}
+
 /* One communicator for the stage, and one for the ranks along each axis that is not the whole stage. Collective over the stage. */
 static enum hapt_status connect_stage(struct stage *stage)
 {
@@ -264,7 +276,7 @@ static enum hapt_status connect_stage(struct stage *stage)
         MPI_Comm_free(&comm);
         HAPT_TRY(hapt_link_all_or_none(stage->comm, "the collectives of a mesh axis", status));
     }
-    return HAPT_OK;
+    return pace_stage(stage);
 }
 
 enum hapt_status stage_connect(struct stage *stage)

@@ -300,6 +300,31 @@ static void absent_peer(void)
     MPI_Barrier(test_env.world);
 }
 
+/* Rehearsed links: sums stay the same, and no call ends before the bytes that cross the slowest place of a ring have had their time. */
+static void paced(void)
+{
+    enum { ELEMENTS = 6000 };
+    const double bandwidth = 4e6, latency_s = 0.001, bytes = ELEMENTS * sizeof(float), n = test_env.world_size;
+    for (int shared = 0; shared < 2; shared++) {
+        struct hapt_collective *collective = NULL;
+        float data[ELEMENTS];
+        CHECK_OK(hapt_collective_create(test_env.world, "test", 60, shared, &collective));
+        hapt_collective_pace(collective, bandwidth, latency_s);
+        for (int i = 0; i < ELEMENTS; i++) data[i] = (float)(test_env.world_rank + i);
+        const double sum_s = hapt_time_s();
+        CHECK_OK(hapt_collective_all_reduce(collective, "sum", data, ELEMENTS));
+        const double gather_s = hapt_time_s();
+        for (int i = 0; i < ELEMENTS; i++) CHECK(data[i] == (float)(n * (n - 1) / 2 + n * i));
+        CHECK_OK(hapt_collective_all_gather(collective, "gather", data, ELEMENTS));
+        const double end_s = hapt_time_s();
+        if (test_env.world_size > 1) {
+            CHECK(gather_s - sum_s >= 2 * (n - 1) * latency_s + 2 * (n - 1) / n * bytes / bandwidth);
+            CHECK(end_s - gather_s >= (n - 1) * latency_s + (n - 1) / n * bytes / bandwidth);
+        }
+        hapt_collective_destroy(collective);
+    }
+}
+
 int main(int argc, char **argv)
 {
     test_init_mpi(&argc, &argv);
@@ -308,6 +333,7 @@ int main(int argc, char **argv)
     RUN(messages);
     RUN(random_layouts);
     RUN(gather_all);
+    RUN(paced);
     if (test_env.world_size == 2) RUN(absent_peer);
     return test_finish();
 }
