@@ -44,6 +44,9 @@ struct hapt_spmd_costs {
     double (*compute_s)(const void *context, const struct hapt_spmd_work *work, int device);
     /* Seconds of a collective on a tensor of `bytes` (all shards together) whose largest shard is that part of it. */
     double (*collective_s)(const void *context, enum hapt_collective_kind kind, double bytes, double largest_share);
+    /* The same for what brings the gradient of a parameter to its layout, once a step: where gradients of many parameters go in one
+     * call, they share its latency. NULL: as all others. */
+    double (*gradient_s)(const void *context, enum hapt_collective_kind kind, double bytes, double largest_share);
     /* Bytes of a whole tensor as this axis sees it; NULL: hapt_tensor_bytes. */
     double (*tensor_bytes)(const void *context, const struct hapt_graph *graph, int tensor);
 };

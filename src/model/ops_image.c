@@ -43,6 +43,14 @@ static enum hapt_status infer_max_pool(const struct hapt_graph *graph, const str
     return infer_windows(op, graph->tensor[op->input[0]].shape + 2, kernel, op->integer[1], op->integer[2], &output[0]);
 }
 
+static enum hapt_status infer_adaptive_pool(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
+{
+    (void)graph;
+    if (op->integer[0] < 1 || op->integer[0] > KERNEL_MOST) return hapt_op_bad_attribute(op, "its result is not between 1 and 32768 wide");
+    output[0].shape[2] = output[0].shape[3] = op->integer[0];
+    return HAPT_OK;
+}
+
 static enum hapt_status infer_flatten(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
 {
     const int64_t *x = graph->tensor[op->input[0]].shape;
@@ -125,6 +133,11 @@ static enum hapt_status gradient_mean_pool(struct hapt_graph *graph, int op)
     return gradient_unary(graph, op, "mean_pool_dx");
 }
 
+static enum hapt_status gradient_adaptive_pool(struct hapt_graph *graph, int op)
+{
+    return gradient_unary(graph, op, "adaptive_pool_dx");
+}
+
 static enum hapt_status gradient_flatten(struct hapt_graph *graph, int op)
 {
     return gradient_unary(graph, op, "flatten_dx");
@@ -202,6 +215,11 @@ const struct hapt_op_type hapt_ops_image[] = {
     {.name = "mean_pool", .signature = "bcx!y!->bc", .dtypes = "c->c", .flops_per_element = 1, .gradient = gradient_mean_pool,
      .attributes = "x -> mean over the image"},
     {.name = "mean_pool_dx", .signature = "bc->bcx!y!", .dtypes = "c->c", .flops_per_element = 1, .attributes = "dy -> dx"},
+    {.name = "adaptive_pool", .signature = "bcx!y!->bcp!q!", .dtypes = "c->c", .flops_per_element = 1, .infer = infer_adaptive_pool,
+     .gradient = gradient_adaptive_pool,
+     .attributes = "x -> means over integer[0] x integer[0] windows that cover the image; they overlap where it does not divide"},
+    {.name = "adaptive_pool_dx", .signature = "bcp!q!->bcx!y!", .dtypes = "c->c", .flops_per_element = 1,
+     .attributes = "dy -> dx; as adaptive_pool"},
     {.name = "flatten", .signature = "bcx!y!->bf/c", .dtypes = "c->c", .infer = infer_flatten, .gradient = gradient_flatten,
      .attributes = "x -> rows of all channels' pixels"},
     {.name = "flatten_dx", .signature = "bf/c->bcx!y!", .dtypes = "c->c", .attributes = "dy -> dx"},

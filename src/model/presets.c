@@ -5,7 +5,8 @@
  * HAPT section 6, "Models": GPT of 48 layers at three widths, sequence 1024, a global batch of 1024 rows; heads of 128 columns and
  * GPT-2's vocabulary. bf16 and 128 microbatches of 8 rows are this project's choice: they fit 32 + 32 GPUs of 40 and 32 GB.
  *
- * HAP Table 1 gives VGG19 133 million parameters: 2^20 of them each, and CIFAR-10's classes on images of 224 pixels.
+ * HAP Table 1 gives VGG19 133 million parameters: 2^20 of them each, and CIFAR-10's classes; its images have 32 pixels, of which five
+ * pools leave one that the pool to 7x7 repeats.
  */
 #include <string.h>
 
@@ -30,7 +31,7 @@ static const struct preset presets[] = {
     {"gpt-30b", "gpt", GPT_OF_THE_PAPER("7168", "56")},
     {"gpt-39b", "gpt", GPT_OF_THE_PAPER("8192", "64")},
     {"vgg19", "vgg", {{"stages", "2,2,4,4,4"}, {"width", "64"}, {"hidden", "4096"}, {"image", "224"}, {"classes", "1000"}}},
-    {"vgg19-cifar10", "vgg", {{"stages", "2,2,4,4,4"}, {"width", "64"}, {"hidden", "4096"}, {"image", "224"}, {"classes", "10"}}},
+    {"vgg19-cifar10", "vgg", {{"stages", "2,2,4,4,4"}, {"width", "64"}, {"hidden", "4096"}, {"image", "32"}, {"pool", "7"}, {"classes", "10"}}},
     {"resnet50", "resnet", {{"stages", "3,4,6,3"}, {"width", "64"}, {"image", "224"}, {"classes", "1000"}}},
     {"llama-2-7b", "llama", {{"layers", "32"}, {"hidden", "4096"}, {"heads", "32"}, {"ffn", "11008"}, {"sequence", "4096"},
                              {"vocab", "32000"}, {"dtype", "bf16"}, {"microbatch", "1"}}},

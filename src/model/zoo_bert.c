@@ -1,6 +1,7 @@
 /*
  * BERT (Devlin et al. 2018) for masked language modelling: learned positions, post-LN encoder with attention in both directions
- * and an erf-GELU feed-forward of width 4 d, a transform and the word embeddings as output layer. No token types, no dropout.
+ * and an erf-GELU feed-forward of width 4 d, a transform and the word embeddings as output layer (or, --tied-embeddings no, one of its
+ * own). No token types, no dropout.
  * bert-moe (HAP, table 1): every second feed-forward is a mixture of experts as in GShard, each a feed-forward of width 4 d; a gate
  * without bias, the top k of a softmax over all experts, scaled to sum 1; no auxiliary loss, no token dropped. Names and layouts
  * ([out][in]) are Hugging Face's.
@@ -18,6 +19,7 @@
 struct bert {
     struct zoo zoo;
     int64_t layers, hidden, heads, sequence, vocab, rows;
+    bool tied;
     int64_t experts, top_k, capacity; /* experts 0: no layer has any */
     char layer[48], name[160];        /* "bert.encoder.layer.3", and what path() made last */
 };
@@ -132,6 +134,7 @@ static enum hapt_status head(struct bert *bert, int words, int x)
     HAPT_TRY(zoo_linear(zoo, "cls.predictions.transform.dense", d, d, WEIGHT_STD, true, x, &x));
     HAPT_TRY(gelu(bert, "cls.predictions.transform.gelu", x, &x));
     HAPT_TRY(zoo_layer_norm(zoo, "cls.predictions.transform.LayerNorm", d, NORM_EPSILON, x, &product[0]));
+    if (!bert->tied) HAPT_TRY(zoo_normal(zoo, "cls.predictions.decoder.weight", 2, (int64_t[]){bert->vocab, d}, WEIGHT_STD, &product[1]));
     HAPT_TRY(zoo_parameter(zoo, "cls.predictions.bias", 1, &bert->vocab, HAPT_INIT_ZERO, 0, &product[2]));
     HAPT_TRY(hapt_graph_add_op(zoo->graph, "linear_t", "cls.predictions", product, 3, NULL, NULL, &loss[0]));
     HAPT_TRY(hapt_graph_add_op(zoo->graph, "cross_entropy", "loss", loss, 2, NULL, NULL, output));
@@ -173,7 +176,8 @@ static struct bert bert_of(const struct hapt_config *config)
 {
     return (struct bert){.layers = hapt_config_int(config, "layers"), .hidden = hapt_config_int(config, "hidden"),
                          .heads = hapt_config_int(config, "heads"), .sequence = hapt_config_int(config, "sequence"),
-                         .vocab = hapt_config_int(config, "vocab"), .rows = hapt_config_int(config, "microbatch")};
+                         .vocab = hapt_config_int(config, "vocab"), .rows = hapt_config_int(config, "microbatch"),
+                         .tied = hapt_config_bool(config, "tied-embeddings")};
 }
 
 enum hapt_status hapt_zoo_bert(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model)
@@ -182,6 +186,7 @@ enum hapt_status hapt_zoo_bert(const struct hapt_config *config, struct hapt_are
     struct bert bert = bert_of(config);
     HAPT_TRY(check(&bert));
     HAPT_TRY(zoo_begin(&bert.zoo, config, numbers, arena, model));
+    HAPT_TRY(hapt_model_set(model, arena, "tied-embeddings", bert.tied ? "yes" : "no"));
     return build(&bert, model);
 }
 
@@ -196,6 +201,7 @@ enum hapt_status hapt_zoo_bert_moe(const struct hapt_config *config, struct hapt
     bert.top_k = hapt_config_int(config, "top-k");
     HAPT_TRY(check(&bert));
     HAPT_TRY(zoo_begin(&bert.zoo, config, numbers, arena, model));
+    HAPT_TRY(hapt_model_set(model, arena, "tied-embeddings", bert.tied ? "yes" : "no"));
     snprintf(text, sizeof text, "%.9g", factor);
     HAPT_TRY(hapt_model_set(model, arena, "capacity-factor", text));
     bert.capacity = bert.sequence; /* a token names an expert at most once: all of a row's fit */

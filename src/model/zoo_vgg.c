@@ -1,7 +1,7 @@
 /*
  * VGG: stages of 3x3 convolutions with ReLU, each ended by a 2x2 max pool, widths doubling up to eight times the first; three
- * dense layers. No batch norm, no dropout. Names and layouts are torchvision's; its pool to 7x7 in front of the dense layers is
- * left out, which at 224 pixels changes nothing.
+ * dense layers. No batch norm, no dropout. Names and layouts are torchvision's; its pool to 7x7 in front of the dense layers,
+ * which at 224 pixels changes nothing, is there with --pool 7 alone.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -34,7 +34,8 @@ static enum hapt_status features(struct zoo *zoo, const struct zoo_stages *stage
 
 enum hapt_status hapt_zoo_vgg(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model)
 {
-    static const char *const numbers[] = {"image", "channels", "classes", "width", "hidden", "microbatch", NULL};
+    static const char *const numbers[] = {"image", "channels", "classes", "width", "hidden", "pool", "microbatch", NULL};
+    const int64_t pool[HAPT_MAX_ATTRIBUTES] = {hapt_config_int(config, "pool")};
     struct zoo zoo;
     struct zoo_stages stages;
     const int64_t hidden = hapt_config_int(config, "hidden"), classes = hapt_config_int(config, "classes");
@@ -47,6 +48,7 @@ enum hapt_status hapt_zoo_vgg(const struct hapt_config *config, struct hapt_aren
     }
     HAPT_TRY(zoo_images(&zoo, config, model, &x, &labels));
     HAPT_TRY(features(&zoo, &stages, hapt_config_int(config, "width"), &x));
+    if (pool[0] > 0) HAPT_TRY(hapt_graph_add_op(zoo.graph, "adaptive_pool", "avgpool", &x, 1, pool, NULL, &x));
     HAPT_TRY(hapt_graph_add_op(zoo.graph, "flatten", "flatten", &x, 1, NULL, NULL, &x));
     HAPT_TRY(zoo_linear(&zoo, "classifier.0", zoo.graph->tensor[x].shape[1], hidden, DENSE_STD, true, x, &x));
     HAPT_TRY(zoo_relu(&zoo, "classifier.1", x, &x));

@@ -94,6 +94,13 @@ static double collective_s(const void *context, enum hapt_collective_kind kind, 
     return outer_s + inner_s;
 }
 
+/* Sums of gradients go in one call (engine): its latency is not that of each. */
+static double gradient_s(const void *context, enum hapt_collective_kind kind, double bytes, double largest_share)
+{
+    const double seconds = collective_s(context, kind, bytes, largest_share);
+    return kind == HAPT_COLLECTIVE_ALL_REDUCE ? seconds - collective_s(context, kind, 0, largest_share) : seconds;
+}
+
 static double device_bytes(const void *context, const struct hapt_graph *graph, int tensor)
 {
     const struct mesh *mesh = context;
@@ -207,6 +214,7 @@ enum hapt_status hapt_spmd_mesh_build(const struct hapt_cluster *cluster, const 
     mesh->shown.costs.context = mesh;
     mesh->shown.costs.compute_s = compute_s;
     mesh->shown.costs.collective_s = collective_s;
+    mesh->shown.costs.gradient_s = gradient_s;
     mesh->shown.memory_costs = mesh->shown.costs;
     mesh->shown.memory_costs.tensor_bytes = device_bytes;
     *result = &mesh->shown;

@@ -70,16 +70,17 @@ static enum hapt_status communicate(struct building *building, const struct hapt
     const struct hapt_graph *graph = asked->sharding->graph;
     const bool sum = hapt_is_parameter_gradient(graph, instruction->tensor);
     const double bytes = hapt_whole_bytes(asked->costs, graph, instruction->tensor), n = asked->devices;
+    const struct hapt_spmd_costs costs = hapt_costs_of_tensor(asked->costs, sum);
     if (instruction->kind == HAPT_COLLECTIVE_SLICE) return HAPT_OK;
     HAPT_TRY(close_stage(building));
     const struct hapt_property sharded = instruction->to.kind == HAPT_PROPERTY_ALL_GATHER ? instruction->to : instruction->from;
     if (sharded.kind != HAPT_PROPERTY_ALL_GATHER) { /* an all-reduce: the same at all ratios */
-        const double seconds = asked->costs->collective_s(asked->costs->context, instruction->kind, bytes, 1);
+        const double seconds = costs.collective_s(costs.context, instruction->kind, bytes, 1);
         building->fixed_s = sum ? seconds / building->alternating->microbatches : seconds;
         return sum ? close_stage(building) : HAPT_OK;
     }
-    const double even_s = asked->costs->collective_s(asked->costs->context, instruction->kind, bytes, 1 / n);
-    const double all_s = asked->costs->collective_s(asked->costs->context, instruction->kind, bytes, 1);
+    const double even_s = costs.collective_s(costs.context, instruction->kind, bytes, 1 / n);
+    const double all_s = costs.collective_s(costs.context, instruction->kind, bytes, 1);
     const double largest_s = n > 1 ? fmax(0, (all_s - even_s) / (1 - 1 / n)) : 0;
     building->fixed_s = even_s - largest_s / n;
     HAPT_TRY(open_stage(building, sharded.ratio, largest_s, sum ? 1 / building->alternating->microbatches : 1));

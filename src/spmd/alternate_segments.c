@@ -35,8 +35,9 @@ static enum hapt_status weigh_layers(const struct alternating *alternating, cons
             continue;
         }
         const bool gradient = hapt_is_parameter_gradient(graph, instruction->tensor);
-        const double seconds = asked->costs->collective_s(asked->costs->context, instruction->kind,
-                                                          hapt_whole_bytes(asked->costs, graph, instruction->tensor), 1.0 / axis->size);
+        const struct hapt_spmd_costs costs = hapt_costs_of_tensor(asked->costs, gradient);
+        const double seconds = costs.collective_s(costs.context, instruction->kind,
+                                                  hapt_whole_bytes(asked->costs, graph, instruction->tensor), 1.0 / axis->size);
         const int op = gradient ? reader[graph->tensor[instruction->tensor].primal] : next;
         if (instruction->kind != HAPT_COLLECTIVE_SLICE) communicate_s[layer_of[op]] += gradient ? seconds / alternating->microbatches : seconds;
     }

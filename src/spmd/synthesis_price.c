@@ -114,8 +114,9 @@ static enum hapt_status communicate(struct pricing *pricing, const struct hapt_a
     if (kind != HAPT_COLLECTIVE_SLICE) {
         const double largest = kind == HAPT_COLLECTIVE_ALL_REDUCE ? 1 : kind == HAPT_COLLECTIVE_REDUCE_SCATTER ? to_share
                                : kind == HAPT_COLLECTIVE_ALL_TO_ALL ? fmax(from_share, to_share) : from_share;
-        const double seconds = pricing->costs->collective_s(pricing->costs->context, instruction->kind,
-                                                            hapt_whole_bytes(pricing->costs, pricing->graph, tensor), largest);
+        const struct hapt_spmd_costs costs = hapt_costs_of_tensor(pricing->costs, sum);
+        const double seconds = costs.collective_s(costs.context, instruction->kind,
+                                                  hapt_whole_bytes(pricing->costs, pricing->graph, tensor), largest);
         if (sum) {
             pricing->price->end_s += seconds / pricing->microbatches;
         } else {

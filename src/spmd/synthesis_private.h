@@ -39,6 +39,13 @@ static inline double hapt_whole_bytes(const struct hapt_spmd_costs *costs, const
     return costs->tensor_bytes ? costs->tensor_bytes(costs->context, graph, tensor)
                                : (double)hapt_tensor_bytes(&graph->tensor[tensor]);
 }
+/* `costs` as the communications of one tensor see them. */
+static inline struct hapt_spmd_costs hapt_costs_of_tensor(const struct hapt_spmd_costs *costs, bool parameter_gradient)
+{
+    struct hapt_spmd_costs its = *costs;
+    if (parameter_gradient && costs->gradient_s) its.collective_s = costs->gradient_s;
+    return its;
+}
 /* Seconds of an operator's own exchange among the shards (hapt_op_type.exchanges). */
 double hapt_exchange_seconds(const struct hapt_spmd_costs *costs, const struct hapt_graph *graph, int op);
 
@@ -51,6 +58,7 @@ struct layouts { /* of tensors that are alike */
     unsigned char convert_kind[MOST_LAYOUTS][MOST_LAYOUTS];
     double reach_s[MOST_LAYOUTS][MOST_LAYOUTS]; /* by the cheapest chain of conversions; 0: it is the same, or a slice */
     double bytes;
+    bool parameter_gradient; /* priced as such */
     double share[MOST_LAYOUTS][MOST_CLASSES], largest[MOST_LAYOUTS];
     layout_set sharded; /* all shardings */
 };

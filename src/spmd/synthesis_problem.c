@@ -185,6 +185,7 @@ static void note_layouts(struct builder *builder)
 static enum hapt_status fill_layouts(struct builder *builder, int tensor, struct layouts *made)
 {
     struct problem *problem = builder->problem;
+    const struct hapt_spmd_costs costs = hapt_costs_of_tensor(problem->costs, made->parameter_gradient);
     for (int l = 0; l < made->count; l++) {
         const struct hapt_property property = made->property[l];
         made->largest[l] = 1;
@@ -201,7 +202,7 @@ static enum hapt_status fill_layouts(struct builder *builder, int tensor, struct
     for (int a = 0; a < made->count; a++)
         for (int b = 0; b < made->count; b++)
             made->convert_kind[a][b] = (unsigned char)hapt_conversion(
-                problem->costs, problem->options->no_grouped_broadcast, made->bytes, made->property[a], made->largest[a],
+                &costs, problem->options->no_grouped_broadcast, made->bytes, made->property[a], made->largest[a],
                 made->property[b], made->largest[b], &made->convert_s[a][b]);
     memcpy(made->reach_s, made->convert_s, sizeof made->reach_s);
     for (int a = 0; a < made->count; a++) made->reach_s[a][a] = 0;
@@ -221,10 +222,11 @@ static enum hapt_status make_layouts(struct builder *builder)
         if (graph->tensor[t].kind == HAPT_TENSOR_INPUT) continue;
         const struct tensor_layouts *of = &builder->of[root_of(graph, t)];
         const double bytes = hapt_whole_bytes(problem->costs, graph, t);
+        const bool gradient = hapt_is_parameter_gradient(graph, t);
         int64_t shape_same = 0;
         for (int u = 0; u < builder->unique_count && !builder->layouts[t]; u++) {
             const struct layouts *other = builder->unique[u];
-            shape_same = other->count == of->count && other->bytes == bytes &&
+            shape_same = other->count == of->count && other->bytes == bytes && other->parameter_gradient == gradient &&
                          !memcmp(other->property, of->property, (size_t)of->count * sizeof of->property[0]);
             if (!shape_same) continue;
             bool same = true; /* equal bytes may hide different sizes of the dimensions */
@@ -249,6 +251,7 @@ static enum hapt_status make_layouts(struct builder *builder)
         made->count = of->count;
         memcpy(made->property, of->property, sizeof made->property);
         made->bytes = bytes;
+        made->parameter_gradient = gradient;
         HAPT_TRY(fill_layouts(builder, t, made));
         builder->unique[builder->unique_count++] = made;
         builder->layouts[t] = made;

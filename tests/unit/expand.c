@@ -168,7 +168,7 @@ static void families(void)
         {"bert-moe", "--layers", "2", "--hidden", "8", "--heads", "2", "--sequence", "4", "--vocab", "13", "--experts", "5", "--top-k", "2"},
         {"llama", "--layers", "1", "--hidden", "24", "--heads", "6", "--kv-heads", "3", "--sequence", "4", "--vocab", "13"},
         {"vit", "--layers", "1", "--hidden", "12", "--heads", "3", "--image", "8", "--patch", "4", "--ffn", "16", "--classes", "7"},
-        {"vgg", "--hidden", "10", "--image", "8", "--width", "4", "--classes", "7", "--stages", "1,1"},
+        {"vgg", "--hidden", "10", "--image", "8", "--width", "4", "--classes", "7", "--stages", "1,1", "--pool", "3"},
         {"resnet", "--image", "8", "--width", "4", "--classes", "7", "--stages", "1,1"},
     };
     static const int vocab[] = {13, 13, 13, 7, 7, 7};

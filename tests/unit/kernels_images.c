@@ -140,6 +140,26 @@ static void mean_pool_reference(const struct problem *problem, double *out)
     }
 }
 
+/* integer: extent of the result. Every result is the mean of its window [floor(p H / P), ceil((p + 1) H / P)), by real numbers. */
+static void adaptive_pool_reference(const struct problem *problem, double *out)
+{
+    const struct tensor *x = problem->input[0];
+    const int64_t *s = x->view.shape, n = problem->integer[0];
+    for (int64_t image = 0; image < s[0] * s[1]; image++)
+        for (int64_t p = 0; p < n; p++)
+            for (int64_t q = 0; q < n; q++) {
+                double sum = 0, count = 0;
+                for (int64_t i = 0; i < s[2]; i++)
+                    for (int64_t j = 0; j < s[3]; j++) {
+                        if (i < floor((double)(p * s[2]) / (double)n) || i >= ceil((double)((p + 1) * s[2]) / (double)n)) continue;
+                        if (j < floor((double)(q * s[3]) / (double)n) || j >= ceil((double)((q + 1) * s[3]) / (double)n)) continue;
+                        sum += x->value[(image * s[2] + i) * s[3] + j];
+                        count++;
+                    }
+                out[(image * n + p) * n + q] = sum / count;
+            }
+}
+
 /* No two elements are alike, so that small steps change no maximum; integers below 256 are exact in bf16. */
 static void make_distinct(struct tensor *x)
 {
@@ -209,6 +229,15 @@ static void pooling(void)
         check_pool("mean_pool", false, (struct problem){.forward = mean_pool_reference}, &x, &y, threads);
         tensor_free(&x);
         tensor_free(&y);
+        static const int64_t extents[][3] = {{1, 1, 7}, {5, 7, 3}, {6, 4, 2}, {3, 2, 5}, {4, 4, 4}, {9, 7, 1}}; /* image, result */
+        for (size_t i = 0; i < sizeof extents / sizeof *extents; i++) {
+            const int64_t *e = extents[i];
+            struct tensor image = TENSOR(dtype, -1, 1, 2, 3, e[0], e[1]), means = TENSOR(dtype, 0, 0, 2, 3, e[2], e[2]);
+            check_pool("adaptive_pool", false, (struct problem){.forward = adaptive_pool_reference, .integer = {e[2]}}, &image, &means,
+                       threads);
+            tensor_free(&image);
+            tensor_free(&means);
+        }
     }
 }
 

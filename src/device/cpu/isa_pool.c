@@ -135,6 +135,60 @@ INLINE void mean_pool_dx(const struct hapt_call *call, bool half)
     }
 }
 
+/* The elements [*first, *end) of `from` that share a piece of a dimension with element `at` of `to`, both as long as the other.
+ * As windows of a result they overlap where its extent does not divide the image's, and repeat where it is larger. */
+INLINE void covered(int64_t at, int64_t to, int64_t from, int64_t *first, int64_t *end)
+{
+    *first = at * from / to;
+    *end = ((at + 1) * from + to - 1) / to;
+}
+
+INLINE void adaptive_pool(const struct hapt_call *call, bool half)
+{
+    const struct hapt_view *x = &call->input[0], *y = &call->output[0];
+    const int64_t images = y->shape[0] * y->shape[1], height = x->shape[2], width = x->shape[3], p_end = y->shape[2], q_end = y->shape[3];
+    const bool accumulate = call->accumulate & 1u;
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, images *(height * width + p_end * q_end)))
+    for (int64_t i = 0; i < images; i++)
+        for (int64_t at = 0; at < p_end * q_end; at++) {
+            int64_t top, bottom, left, right;
+            double sum = 0;
+            covered(at / q_end, p_end, height, &top, &bottom);
+            covered(at % q_end, q_end, width, &left, &right);
+            for (int64_t r = top; r < bottom; r++)
+                for (int64_t c = left; c < right; c++) sum += element(x->data, (i * height + r) * width + c, half);
+            const float mean = (float)(sum / (double)((bottom - top) * (right - left)));
+            put(y->data, i * p_end * q_end + at, half,
+                accumulate ? mean + element(y->data, i * p_end * q_end + at, half) : mean);
+        }
+}
+
+/* A pixel lies in the windows of the results that it covers, seen from the other side. */
+INLINE void adaptive_pool_dx(const struct hapt_call *call, bool half)
+{
+    const struct hapt_view *dy = &call->input[0], *dx = &call->output[0];
+    const int64_t images = dx->shape[0] * dx->shape[1], height = dx->shape[2], width = dx->shape[3], p_end = dy->shape[2], q_end = dy->shape[3];
+    const bool accumulate = call->accumulate & 1u;
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, images *(height * width + p_end * q_end)))
+    for (int64_t i = 0; i < images; i++)
+        for (int64_t at = 0; at < height * width; at++) {
+            int64_t top, bottom, left, right, first, end;
+            double sum = 0;
+            covered(at / width, height, p_end, &top, &bottom);
+            covered(at % width, width, q_end, &left, &right);
+            for (int64_t p = top; p < bottom; p++) {
+                covered(p, p_end, height, &first, &end);
+                const int64_t rows = end - first;
+                for (int64_t q = left; q < right; q++) {
+                    covered(q, q_end, width, &first, &end);
+                    sum += element(dy->data, (i * p_end + p) * q_end + q, half) / (double)(rows * (end - first));
+                }
+            }
+            put(dx->data, i * height * width + at, half,
+                (float)sum + (accumulate ? element(dx->data, i * height * width + at, half) : 0));
+        }
+}
+
 /* Shapes differ, elements do not. */
 INLINE void flatten(const struct hapt_call *call, bool half)
 {
@@ -169,6 +223,8 @@ ENTRY(max_pool)
 ENTRY(max_pool_dx)
 ENTRY(mean_pool)
 ENTRY(mean_pool_dx)
+ENTRY(adaptive_pool)
+ENTRY(adaptive_pool_dx)
 ENTRY(flatten)
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_pool)[] = {
@@ -180,6 +236,10 @@ const struct cpu_kernel ISA_NAME(hapt_cpu_pool)[] = {
     {HAPT_BF16, {"mean_pool", NULL, mean_pool_bf16}},
     {HAPT_F32, {"mean_pool_dx", NULL, mean_pool_dx_f32}},
     {HAPT_BF16, {"mean_pool_dx", NULL, mean_pool_dx_bf16}},
+    {HAPT_F32, {"adaptive_pool", NULL, adaptive_pool_f32}},
+    {HAPT_BF16, {"adaptive_pool", NULL, adaptive_pool_bf16}},
+    {HAPT_F32, {"adaptive_pool_dx", NULL, adaptive_pool_dx_f32}},
+    {HAPT_BF16, {"adaptive_pool_dx", NULL, adaptive_pool_dx_bf16}},
     {HAPT_F32, {"flatten", NULL, flatten_f32}},
     {HAPT_BF16, {"flatten", NULL, flatten_bf16}},
     {HAPT_F32, {"flatten_dx", NULL, flatten_f32}},
