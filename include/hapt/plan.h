@@ -35,7 +35,7 @@ struct hapt_plan_stage {
     int first_op, end_op;       /* forward operators; -1 when planned from a profile alone */
     int subcluster;              /* mixed: the first of them */
     char subcluster_name[64];    /* mixed: the names joined by '+', cut off where they are too long */
-    int nodes, devices_per_node; /* submesh (n, m); mixed: (1, all devices) */
+    int nodes, devices_per_node; /* submesh (n, m); mixed: (1, all devices), along axis 0 of a layout */
     struct hapt_plan_mixed *mixed; /* NULL: a stage of one subcluster */
     int tensor_parallel;         /* tp of its program; the other factor of n m is data-parallel */
     int program;                 /* k >= 1: layout k of its profile, and tensor_parallel is 1; 0: data-parallel, or tensor-parallel as above */
@@ -78,7 +78,7 @@ struct hapt_subclusters hapt_plan_stage_subclusters(const struct hapt_plan_stage
 int hapt_plan_stage_devices(const struct hapt_plan_stage *stage, int subcluster);
 /* "2 x 4 tp2", or "2+1" devices of the subclusters of a mixed stage. */
 const char *hapt_plan_stage_submesh(const struct hapt_plan_stage *stage, char text[64]);
-/* As --stages takes it: "0-6@fast:1x2t1", "0-6@fast:2+slow:1". */
+/* As --stages takes it: "0-6@fast:1x2t1", "0-6@fast:2+slow:1p0". */
 #define HAPT_PLAN_STAGE_CHARS 2048
 const char *hapt_plan_stage_text(const struct hapt_plan_stage *stage, char text[HAPT_PLAN_STAGE_CHARS]);
 /* Whether two stages run on as many devices of the same subclusters with the same program. */
@@ -117,7 +117,8 @@ enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *prof
 /* Model FLOPs utilisation of the simulated step, in (0, 1]; 0: unknown. */
 double hapt_plan_mfu(const struct hapt_plan *plan);
 /* Prices forced stages "0-6@fast:1x2,6-9@slow:1x2t2" (half-open layer ranges; t2: tensor-parallel over 2, p3: layout 3 of the
- * profile, without either the fastest program that fits); "0-6@fast:2+slow:1": a mixed stage on 2 devices of fast and 1 of slow. HAPT_ERR_INPUT for stages that are no candidates,
+ * profile, without either the fastest program that fits; "0-6@fast:2+slow:1": a mixed stage on 2 devices of fast and 1 of slow,
+ * p3 behind it as above, p0: rows alone). HAPT_ERR_INPUT for stages that are no candidates,
  * HAPT_ERR_INFEASIBLE when they exceed memory. */
 enum hapt_status hapt_plan_force(const struct hapt_profile *profile, const struct hapt_search_options *options,
                                  const char *stages, struct hapt_arena *result, struct hapt_plan **plan);

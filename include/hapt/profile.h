@@ -33,10 +33,13 @@ struct hapt_profile_cluster {
 };
 
 /* Stages over devices of several subclusters: one program on devices[i] devices of each subcluster cluster[i]. Subclusters rise;
- * no two groups have the same devices. Entry [i][j] covers layers [i, j + 1), as hapt_profile_index(profile, row, i, j) finds it. */
+ * no two groups have the same devices and program. Entry [i][j] covers layers [i, j + 1), as hapt_profile_index(profile, row, i, j)
+ * finds it. */
 struct hapt_profile_mixed {
     int count;                  /* K, at least 2 */
     int *cluster, *devices;     /* [K] */
+    int program;                /* 0: data-parallel, rows by `ratio`; k >= 1: the profile's layout k, whose axis 0 are all the devices,
+                                 * subcluster by subcluster (HAP), with ratios of its own */
     double *ratio;              /* [sum of devices] of the work of each device, subcluster by subcluster; NULL: not told */
     double *stage_time;         /* [L][L] s per microbatch, forward + backward; NaN: no candidate */
     double *stage_forward_time; /* [L][L] */
@@ -160,8 +163,7 @@ enum hapt_status hapt_profile_copy(const struct hapt_profile *profile, struct ha
                                    struct hapt_profile **copy);
 /* Only subclusters whose bit is set keep their candidates; mixed stages must have all of theirs set. */
 void hapt_profile_keep_subclusters(struct hapt_profile *profile, unsigned subclusters);
-/* Only "data"-parallel, "tensor"-parallel or "synthesised" programs keep their candidates; a single device's is any of them, a mixed
- * stage's is data-parallel. */
+/* Only "data"-parallel, "tensor"-parallel or "synthesised" programs keep their candidates; a single device's is any of them. */
 void hapt_profile_keep_programs(struct hapt_profile *profile, const char *program);
 
 /*

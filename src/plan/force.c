@@ -2,6 +2,7 @@
 #include "search.h"
 
 #include <ctype.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -51,6 +52,14 @@ static bool read_submesh(const char **text, struct hapt_plan_stage *stage)
     return **text != 't' || (read_char(text, 't') && read_number(text, &stage->tensor_parallel) && stage->tensor_parallel > 0);
 }
 
+/* What ends a part of a mixed stage: the next one, or the stage's end, perhaps with a program. */
+static bool ends_part(const char *behind, const char *end)
+{
+    int program;
+    if (behind == end || *behind == '+') return true;
+    return read_char(&behind, 'p') && read_number(&behind, &program) && behind == end;
+}
+
 /* The next part NAME:COUNT of a mixed stage. Names may hold '+' and ':', so it ends at the first count behind the name of a
  * subcluster. False: it cannot be read; *c -1: no name in it is known. */
 static bool read_part(const struct hapt_profile *profile, const char **text, const char *end, int *c, int *count)
@@ -60,7 +69,7 @@ static bool read_part(const struct hapt_profile *profile, const char **text, con
     for (const char *colon = memchr(*text, ':', (size_t)(end - *text)); colon;
          colon = memchr(colon + 1, ':', (size_t)(end - colon - 1))) {
         const char *behind = colon + 1;
-        if (!read_number(&behind, count) || (behind != end && *behind != '+')) continue;
+        if (!read_number(&behind, count) || !ends_part(behind, end)) continue;
         readable = true;
         *c = find_subcluster(profile, *text, (size_t)(colon - *text));
         if (*c < 0) continue;
@@ -70,13 +79,39 @@ static bool read_part(const struct hapt_profile *profile, const char **text, con
     return readable;
 }
 
-/* NAME:COUNT+NAME:COUNT...; the group of the profile that takes these devices. */
+static bool takes(const struct hapt_profile *profile, const struct hapt_profile_mixed *mixed, const int *taken, int program)
+{
+    int same = 0, wanted = 0;
+    for (int c = 0; c < profile->cluster_count; c++) wanted += taken[c] > 0;
+    for (int i = 0; i < mixed->count; i++) same += taken[mixed->cluster[i]] == mixed->devices[i];
+    return same == wanted && same == mixed->count && (program < 0 || mixed->program == program);
+}
+
+/* Seconds of the stage's layers a microbatch, its share of a step's end included; INFINITY where one does not fit. */
+static double mixed_s(const struct hapt_profile *profile, const struct hapt_profile_mixed *mixed, int microbatches,
+                      const struct hapt_plan_stage *stage)
+{
+    if (stage->first_layer >= stage->end_layer || stage->end_layer > profile->layer_count) return INFINITY;
+    const size_t cell = hapt_profile_index(profile, 0, stage->first_layer, stage->end_layer - 1);
+    if (!isfinite(mixed->stage_time[cell])) return INFINITY;
+    for (int i = 0; i < mixed->count; i++) {
+        const size_t row = hapt_profile_index(profile, mixed->memory_rows > 1 ? i : 0, stage->first_layer, stage->end_layer - 1);
+        if (!hapt_at_most(mixed->parameter_bytes[row] + mixed->activation_bytes[row],
+                          profile->cluster[mixed->cluster[i]].device_memory_bytes))
+            return INFINITY;
+    }
+    return mixed->stage_time[cell] + (mixed->step_time ? mixed->step_time[cell] / microbatches : 0);
+}
+
+/* NAME:COUNT+NAME:COUNT..., with pK for program K of the profile (p0: rows alone), else the fastest that fits; the group of the profile
+ * that takes these devices. */
 static enum hapt_status read_mixed(const struct hapt_profile *profile, const char **text, const char *start,
-                                   struct hapt_arena *arena, struct hapt_plan_stage *stage)
+                                   int microbatches, struct hapt_arena *arena, struct hapt_plan_stage *stage)
 {
     const char *end = *text + strcspn(*text, ",");
-    int taken[HAPT_MAX_SUBCLUSTERS] = {0};
-    for (;;) {
+    int taken[HAPT_MAX_SUBCLUSTERS] = {0}, program = -1, found = -1;
+    double least_s = INFINITY;
+    while (*text != end) {
         int c, count;
         if (!read_part(profile, text, end, &c, &count) || count < 1) return cannot_read(start);
         if (c < 0)
@@ -84,23 +119,30 @@ static enum hapt_status read_mixed(const struct hapt_profile *profile, const cha
                              (int)strcspn(start, ","), start);
         if (taken[c] > 0) return cannot_read(start);
         taken[c] = count;
-        if (*text == end) break;
-        ++*text; /* + */
+        if (**text == 'p') {
+            ++*text;
+            if (!read_number(text, &program)) return cannot_read(start);
+        } else if (*text != end) {
+            ++*text; /* + */
+            if (*text == end) return cannot_read(start);
+        }
     }
     for (int k = 0; k < profile->mixed_count; k++) {
-        const struct hapt_profile_mixed *mixed = &profile->mixed[k];
-        int same = 0, wanted = 0;
-        for (int c = 0; c < profile->cluster_count; c++) wanted += taken[c] > 0;
-        for (int i = 0; i < mixed->count; i++) same += taken[mixed->cluster[i]] == mixed->devices[i];
-        if (same == wanted && same == mixed->count) return plan_stage_mix(profile, k, arena, stage);
+        if (!takes(profile, &profile->mixed[k], taken, program)) continue;
+        const double seconds = mixed_s(profile, &profile->mixed[k], microbatches, stage);
+        if (found >= 0 && seconds >= least_s) continue;
+        found = k;
+        least_s = seconds;
     }
+    if (found >= 0) return plan_stage_mix(profile, found, arena, stage);
     return hapt_fail(HAPT_ERR_INPUT, "`h5dump -a /mixed_0/counts P.h5` shows what it knows",
-                     "--stages: the profile has no mixed stages on the devices of '%.*s'", (int)strcspn(start, ","), start);
+                     "--stages: the profile has no mixed stages on the devices of '%.*s'%s", (int)strcspn(start, ","), start,
+                     program > 0 ? " with that program" : "");
 }
 
-/* FIRST-END@NAME:NxM, FIRST-END@NAME:NxMtT or FIRST-END@NAME:COUNT+NAME:COUNT */
-static enum hapt_status read_stage(const struct hapt_profile *profile, const char **text, struct hapt_arena *arena,
-                                   struct hapt_plan_stage *stage)
+/* FIRST-END@NAME:NxM, FIRST-END@NAME:NxMtT, FIRST-END@NAME:NxMpK, FIRST-END@NAME:COUNT+NAME:COUNT or the same with pK */
+static enum hapt_status read_stage(const struct hapt_profile *profile, const char **text, int microbatches,
+                                   struct hapt_arena *arena, struct hapt_plan_stage *stage)
 {
     const char *start = *text;
     if (!read_number(text, &stage->first_layer) || !read_char(text, '-') || !read_number(text, &stage->end_layer) ||
@@ -118,7 +160,7 @@ static enum hapt_status read_stage(const struct hapt_profile *profile, const cha
     }
     *stage = (struct hapt_plan_stage){
         .first_layer = stage->first_layer, .end_layer = stage->end_layer, .first_op = -1, .end_op = -1};
-    return read_mixed(profile, text, start, arena, stage);
+    return read_mixed(profile, text, start, microbatches, arena, stage);
 }
 
 static enum hapt_status parse_stages(const struct hapt_profile *profile, const char *text, struct hapt_arena *arena,
@@ -130,7 +172,7 @@ static enum hapt_status parse_stages(const struct hapt_profile *profile, const c
     for (const char *at = text; plan->stage_count < pieces;) {
         struct hapt_plan_stage *stage = &plan->stage[plan->stage_count];
         *stage = (struct hapt_plan_stage){.first_op = -1, .end_op = -1};
-        HAPT_TRY(read_stage(profile, &at, arena, stage));
+        HAPT_TRY(read_stage(profile, &at, plan->microbatches, arena, stage));
         plan->stage_count++;
         if (*at == ',') at++;
     }

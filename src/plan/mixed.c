@@ -47,6 +47,8 @@ const char *hapt_plan_stage_text(const struct hapt_plan_stage *stage, char text[
     for (int k = 0; mixed && k < mixed->count && length < HAPT_PLAN_STAGE_CHARS; k++)
         length += snprintf(text + length, (size_t)(HAPT_PLAN_STAGE_CHARS - length), "%s%s:%d", k ? "+" : "", mixed->name[k],
                            mixed->devices[k]);
+    if (mixed && length < HAPT_PLAN_STAGE_CHARS)
+        snprintf(text + length, (size_t)(HAPT_PLAN_STAGE_CHARS - length), "p%d", stage->program);
     return text;
 }
 
@@ -108,6 +110,8 @@ enum hapt_status plan_stage_mix(const struct hapt_profile *profile, int group, s
         memcpy(made->ratio, from->ratio, (size_t)devices * sizeof *made->ratio);
     }
     stage->mixed = made;
+    stage->program = from->program;
+    stage->layout = from->program > 0 ? profile->layout[from->program - 1] : NULL;
     stage->subcluster = made->cluster[0];
     stage->nodes = 1;
     stage->devices_per_node = devices;
@@ -121,7 +125,7 @@ int plan_stage_group(const struct hapt_profile *profile, const struct hapt_plan_
     for (int k = 0; k < profile->mixed_count; k++) {
         const struct hapt_profile_mixed *group = &profile->mixed[k];
         const size_t bytes = (size_t)mixed->count * sizeof(int);
-        if (group->count == mixed->count && memcmp(group->cluster, mixed->cluster, bytes) == 0 &&
+        if (group->program == stage->program && group->count == mixed->count && memcmp(group->cluster, mixed->cluster, bytes) == 0 &&
             memcmp(group->devices, mixed->devices, bytes) == 0)
             return k;
     }

@@ -65,8 +65,10 @@ static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
                    stage->devices_per_node);
     if (stage->program < 0 || !stage->layout != (stage->program == 0))
         return BAD("stage %d runs program %d, which is not there", i, stage->program);
-    if (stage->layout && (stage->layout->axis[0].size != stage->nodes || stage->layout->axis[1].size != stage->devices_per_node ||
-                          stage->tensor_parallel != 1 || stage->mixed))
+    /* A mixed stage's program has all its devices along one axis. */
+    const int outer = stage->mixed ? stage->devices_per_node : stage->nodes, inner = stage->mixed ? 1 : stage->devices_per_node;
+    if (stage->layout &&
+        (stage->layout->axis[0].size != outer || stage->layout->axis[1].size != inner || stage->tensor_parallel != 1))
         return BAD("stage %d runs program %d of %d x %d devices on %d x %d", i, stage->program, stage->layout->axis[0].size,
                    stage->layout->axis[1].size, stage->nodes, stage->devices_per_node);
     if (stage->warmup < 1 || stage->warmup > plan->microbatches || (!last && stage->warmup < stage[1].warmup))

@@ -53,10 +53,9 @@ struct json_t *hapt_plan_stage_json(const struct hapt_plan_stage *stage)
                                   : json_pack("{s:s, s:i, s:i, s:i}", "subcluster", stage->subcluster_name, "nodes",
                                               stage->nodes, "devices_per_node", stage->devices_per_node,
                                               "tensor_parallel", stage->tensor_parallel);
-    if (!stage->mixed)
-        json_object_set_new(object, "program", json_string(stage->layout               ? stage->layout->name
-                                                           : stage->tensor_parallel > 1 ? "tensor"
-                                                                                        : "data"));
+    json_object_set_new(object, "program", json_string(stage->layout               ? stage->layout->name
+                                                       : stage->tensor_parallel > 1 ? "tensor"
+                                                                                    : "data"));
     json_t *all = json_pack("{s:[ii]}", "layers", stage->first_layer, stage->end_layer);
     json_t *figures = json_pack("{s:f, s:f, s:i, s:f}", "compute_s", stage->compute_s, "comm_s", stage->comm_s, "warmup",
                                 stage->warmup, "memory_bytes", stage->memory_bytes);

@@ -282,26 +282,37 @@ static enum hapt_status check_single_layers(const struct candidates *candidates,
     return HAPT_OK;
 }
 
-/* The layouts that rows use, copied and numbered anew. */
+struct numbering {
+    const struct candidates *candidates;
+    struct hapt_arena *result;
+    int *number; /* [program of the candidates] in the profile; 0: none yet */
+    const struct hapt_stage_layout **layout;
+};
+
+static enum hapt_status take_layout(struct numbering *numbering, struct hapt_profile *profile, int *program)
+{
+    if (*program == 0) return HAPT_OK;
+    if (numbering->number[*program] == 0) {
+        numbering->number[*program] = ++profile->layout_count;
+        HAPT_TRY(hapt_stage_layout_copy(numbering->candidates->layout[*program - 1], numbering->result,
+                                        &numbering->layout[profile->layout_count - 1]));
+    }
+    *program = numbering->number[*program];
+    return HAPT_OK;
+}
+
+/* The layouts that rows and mixed stages use, copied and numbered anew. */
 static enum hapt_status take_layouts(const struct candidates *candidates, struct hapt_arena *result, struct hapt_arena *scratch,
                                      struct hapt_profile *profile)
 {
-    const struct hapt_stage_layout **layout;
-    int *number;
-    HAPT_NEW(number, scratch, candidates->layout_count + 1);
-    HAPT_NEW(layout, result, candidates->layout_count);
-    for (int c = 0; c < profile->cluster_count; c++) {
-        for (int s = 0; s < profile->cluster[c].submesh_count; s++) {
-            int *program = &profile->cluster[c].submesh[s].program;
-            if (*program == 0) continue;
-            if (number[*program] == 0) {
-                number[*program] = ++profile->layout_count;
-                HAPT_TRY(hapt_stage_layout_copy(candidates->layout[*program - 1], result, &layout[profile->layout_count - 1]));
-            }
-            *program = number[*program];
-        }
-    }
-    profile->layout = layout;
+    struct numbering numbering = {.candidates = candidates, .result = result};
+    HAPT_NEW(numbering.number, scratch, candidates->layout_count + 1);
+    HAPT_NEW(numbering.layout, result, candidates->layout_count);
+    for (int c = 0; c < profile->cluster_count; c++)
+        for (int s = 0; s < profile->cluster[c].submesh_count; s++)
+            HAPT_TRY(take_layout(&numbering, profile, &profile->cluster[c].submesh[s].program));
+    for (int k = 0; k < profile->mixed_count; k++) HAPT_TRY(take_layout(&numbering, profile, &profile->mixed[k].program));
+    profile->layout = numbering.layout;
     return HAPT_OK;
 }
 

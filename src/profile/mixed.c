@@ -52,6 +52,7 @@ static enum hapt_status copy_one(const struct hapt_profile *profile, const struc
 {
     const size_t cells = hapt_profile_index(profile, 1, 0, 0), bytes = cells * sizeof(double);
     HAPT_TRY(make(profile, from->count, from->cluster, from->devices, from->memory_rows, arena, to));
+    to->program = from->program;
     memcpy(to->stage_time, from->stage_time, bytes);
     memcpy(to->stage_forward_time, from->stage_forward_time, bytes);
     memcpy(to->parameter_bytes, from->parameter_bytes, (size_t)from->memory_rows * bytes);
@@ -100,11 +101,26 @@ static enum hapt_status check_devices(const struct hapt_profile *profile, int k)
     }
     for (int other = 0; other < k; other++) {
         const struct hapt_profile_mixed *twin = &profile->mixed[other];
-        if (twin->count == mixed->count &&
+        if (twin->count == mixed->count && twin->program == mixed->program &&
             memcmp(twin->cluster, mixed->cluster, (size_t)twin->count * sizeof *twin->cluster) == 0 &&
             memcmp(twin->devices, mixed->devices, (size_t)twin->count * sizeof *twin->devices) == 0)
-            return BAD("mixed_%d and mixed_%d take the same devices", other, k);
+            return BAD("mixed_%d and mixed_%d take the same devices for the same program", other, k);
     }
+    return HAPT_OK;
+}
+
+/* A program is one of all devices of the group, along one axis. */
+static enum hapt_status check_program(const struct hapt_profile *profile, int k)
+{
+    const struct hapt_profile_mixed *mixed = &profile->mixed[k];
+    const int devices = device_count(mixed);
+    if (mixed->program < 0 || mixed->program > profile->layout_count)
+        return BAD("mixed_%d runs program %d of %d", k, mixed->program, profile->layout_count);
+    if (mixed->program == 0) return HAPT_OK;
+    const struct hapt_axis *axis = profile->layout[mixed->program - 1]->axis;
+    if (axis[0].size != devices || axis[1].size != 1)
+        return BAD("mixed_%d has %d devices and runs program %d, which is one of %d x %d", k, devices, mixed->program,
+                   axis[0].size, axis[1].size);
     return HAPT_OK;
 }
 
@@ -161,6 +177,7 @@ enum hapt_status hapt_profile_check_mixed(const struct hapt_profile *profile, in
     for (int k = 0; k < profile->mixed_count; k++) {
         const struct hapt_profile_mixed *mixed = &profile->mixed[k];
         HAPT_TRY(check_devices(profile, k));
+        HAPT_TRY(check_program(profile, k));
         if (mixed->memory_rows != 1 && mixed->memory_rows != mixed->count)
             return BAD("mixed_%d: memory for %d subclusters of %d", k, mixed->memory_rows, mixed->count);
         HAPT_TRY(check_ratios(mixed, k));

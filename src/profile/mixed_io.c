@@ -41,6 +41,7 @@ static enum hapt_status write_one(struct hapt_h5 *file, const char *group, const
                                    tables[t].rows ? cube : square, tables[t].table, tables[t].units));
     HAPT_TRY(hapt_h5_write_attribute_ints(file, folder, "clusters", mixed->count, mixed->cluster));
     HAPT_TRY(hapt_h5_write_attribute_ints(file, folder, "counts", mixed->count, mixed->devices));
+    if (mixed->program > 0) HAPT_TRY(hapt_h5_write_attribute_int(file, folder, "program", mixed->program));
     int devices = 0;
     for (int i = 0; i < mixed->count; i++) devices += mixed->devices[i];
     return mixed->ratio ? hapt_h5_write_attribute_reals(file, folder, "ratios", devices, mixed->ratio, "") : HAPT_OK;
@@ -129,6 +130,18 @@ static enum hapt_status read_devices(struct hapt_h5 *file, const char *folder, c
     return HAPT_OK;
 }
 
+/* Absent: data-parallel. Whether there is such a program is known when all have been read. */
+static enum hapt_status read_program(struct hapt_h5 *file, const char *folder, struct hapt_profile_mixed *mixed)
+{
+    int64_t program;
+    if (!hapt_h5_has_attribute(file, folder, "program")) return HAPT_OK;
+    HAPT_TRY(hapt_h5_read_attribute_int(file, folder, "program", &program));
+    if (program < 0 || program > HAPT_MAX_LAYOUTS)
+        return hapt_fail(HAPT_ERR_INPUT, HINT, "%s: %s runs program %lld", hapt_h5_path(file), folder, (long long)program);
+    mixed->program = (int)program;
+    return HAPT_OK;
+}
+
 static enum hapt_status read_one(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
                                  const struct hapt_profile *profile, int k)
 {
@@ -138,6 +151,7 @@ static enum hapt_status read_one(struct hapt_h5 *file, const char *group, struct
     int rows;
     folder_of(folder, group, k);
     HAPT_TRY(read_devices(file, folder, profile, arena, mixed));
+    HAPT_TRY(read_program(file, folder, mixed));
     if (hapt_h5_has_attribute(file, folder, "ratios")) HAPT_TRY(read_ratios(file, folder, arena, mixed));
     HAPT_TRY(read_table(file, folder, "stage_time", L, 1, arena, &rows, &mixed->stage_time));
     HAPT_TRY(read_table(file, folder, "stage_forward_time", L, 1, arena, &rows, &mixed->stage_forward_time));

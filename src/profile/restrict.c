@@ -70,5 +70,8 @@ void hapt_profile_keep_programs(struct hapt_profile *profile, const char *progra
             for (size_t cell = hapt_profile_index(profile, s, 0, 0); cell < end; cell++) cluster->stage_time[cell] = NAN;
         }
     }
-    if (strcmp(program, "data") != 0) profile->mixed_count = 0;
+    int kept = 0;
+    for (int k = 0; k < profile->mixed_count; k++)
+        if (strcmp(program, profile->mixed[k].program > 0 ? "synthesised" : "data") == 0) profile->mixed[kept++] = profile->mixed[k];
+    profile->mixed_count = kept;
 }
