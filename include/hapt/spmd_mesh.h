@@ -23,6 +23,7 @@ struct hapt_spmd_mesh {
     int *devices;         /* [size] real devices in each; 1 unless machines */
     double *power;        /* [size] the whole model's operators a second */
     double *memory_bytes; /* [size] of one real device */
+    const double *update_s; /* [size] seconds a step in which an update changes one element of a parameter; NULL: updates are free */
     struct hapt_collective_model collectives; /* between the devices of the axis */
     struct hapt_spmd_costs costs;
     struct hapt_spmd_costs memory_costs; /* the same with tensors as one real device of the smallest machine holds them */

@@ -157,6 +157,22 @@ static enum hapt_status find_structures(struct candidates *candidates, struct ha
     return HAPT_OK;
 }
 
+enum hapt_status candidates_find_structures(struct candidates *candidates, struct hapt_arena *arena)
+{
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
+    candidates->structure_count = 0;
+    const enum hapt_status status = find_structures(candidates, arena, &scratch);
+    hapt_arena_release(&scratch);
+    HAPT_TRY(status);
+    if ((int64_t)candidates->structure_count * candidates->degree_count > INT_MAX)
+        return hapt_fail(HAPT_ERR_MEMORY, "plan over fewer layers (--layers-per-model), or with a smaller --tensor-parallel",
+                         "%d unlike ranges of layers on %d meshes are too many candidates", candidates->structure_count,
+                         candidates->degree_count);
+    candidates->item_count = candidates->structure_count * candidates->degree_count;
+    return HAPT_OK;
+}
+
 static int optimizer_states(const struct hapt_config *config)
 {
     if (strcmp(hapt_config_text(config, "optimizer"), "adamw") == 0) return 2;
@@ -189,15 +205,10 @@ enum hapt_status candidates_build(const struct hapt_cluster *cluster, const stru
         candidates->speed += candidates_device_speed(candidates, c) * cluster->subcluster[c].nodes *
                              cluster->subcluster[c].devices_per_node;
     hapt_arena_init(&scratch);
-    enum hapt_status status = find_meshes(candidates, arena, &scratch);
-    if (status == HAPT_OK) status = find_structures(candidates, arena, &scratch);
+    const enum hapt_status status = find_meshes(candidates, arena, &scratch);
     hapt_arena_release(&scratch);
     HAPT_TRY(status);
-    if ((int64_t)candidates->structure_count * candidates->degree_count > INT_MAX)
-        return hapt_fail(HAPT_ERR_MEMORY, "plan over fewer layers (--layers-per-model), or with a smaller --tensor-parallel",
-                         "%d unlike ranges of layers on %d meshes are too many candidates", candidates->structure_count,
-                         candidates->degree_count);
-    candidates->item_count = candidates->structure_count * candidates->degree_count;
+    HAPT_TRY(candidates_find_structures(candidates, arena));
     HAPT_NEW(candidates->work, arena, layers->count + 1);
     for (int l = 0; l < layers->count; l++) candidates->work[l + 1] = candidates->work[l] + layers->flops[l];
     return HAPT_OK;
@@ -249,13 +260,17 @@ struct item_memory candidates_memory(const struct candidates *candidates, const 
 enum hapt_status candidates_plan_memory(const struct candidates *candidates, int item,
                                         const struct hapt_engine_options *engine, struct item_memory *memory)
 {
-    const int structure = item / candidates->degree_count;
+    const int structure = item / candidates->degree_count, first = candidates->first[structure], last = candidates->last[structure];
     struct hapt_arena scratch;
     struct hapt_program *program;
     struct hapt_memory_plan *plan;
+    if (!hapt_sharding_allows(candidates->sharding[item % candidates->degree_count], hapt_layers_first_op(candidates->layers, first),
+                              candidates->layers->end_op[last])) {
+        *memory = (struct item_memory){.parameter_bytes = INFINITY}; /* fits nowhere */
+        return HAPT_OK;
+    }
     hapt_arena_init(&scratch);
-    enum hapt_status status = candidates_program(candidates, candidates->first[structure], candidates->last[structure],
-                                                 item % candidates->degree_count, &scratch, &program);
+    enum hapt_status status = candidates_program(candidates, first, last, item % candidates->degree_count, &scratch, &program);
     if (status == HAPT_OK) status = plan_program(candidates, program, engine, &scratch, &plan);
     if (status == HAPT_OK) {
         const struct hapt_memory_figures figures = {.parameter_bytes = plan->parameter_bytes,

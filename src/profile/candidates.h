@@ -21,10 +21,17 @@ struct mesh {
     unsigned subclusters;
 };
 
-/* Devices of two subclusters that may run a stage together, data-parallel, and rows of a microbatch for each of them. */
+/* Seconds of a group's ranges, [i * L + j] for layers [i, j + 1). */
+struct mixed_times {
+    double *stage_s, *forward_s; /* per microbatch; NaN: not known */
+    double *step_s;              /* per step beyond that */
+};
+/* Devices of two subclusters that may run a stage together: data-parallel with so many rows of a microbatch for each of them, or a
+ * program k >= 1. degree[side]: as a device of that side sees it; of a program, one that holds most. */
 struct mixed_group {
-    int cluster[2], devices[2], rows[2], degree[2];
+    int cluster[2], devices[2], rows[2], degree[2], program;
     struct hapt_collective_model sums; /* over all of them */
+    struct mixed_times *times;         /* NULL: composed of the items' */
 };
 
 /* Which programs are candidates. A single device has but one, which is all of them. */
@@ -53,7 +60,7 @@ struct candidates {
     struct mesh *degree; /* meshes that can share the model and the microbatch's rows, ascending; then those with programs */
     struct hapt_sharding **sharding; /* [degree_count] of the whole graph */
     int mixed_count;
-    struct mixed_group *mixed; /* [mixed_count] */
+    struct mixed_group *mixed; /* [mixed_count] rows of each group of devices first, then programs */
     int microbatches;          /* of a step */
     int structure_count;
     int *structure;    /* [L][L] which structure the layers [i, j + 1) have; -1 below the diagonal */
@@ -106,10 +113,22 @@ enum hapt_status candidates_few_degree(struct candidates *candidates, struct hap
 struct device_pace candidates_pace(const struct candidates *candidates, double all_s, double few_s, double update_s);
 /* Whether mixed stages are asked for and possible. */
 bool candidates_may_mix(const struct candidates *candidates, const struct hapt_config *config);
-/* Finds the groups of mixed stages that are worth a table, and adds the degrees that they need (--mixed, --mixed-rows).
- * measured[cluster->count]: paces of the devices; NULL: predicted ones. After candidates_build. */
-enum hapt_status candidates_mix(struct candidates *candidates, const struct hapt_config *config,
-                                const struct device_pace *measured, struct hapt_arena *arena, struct hapt_arena *scratch);
+/* Who finds programs of a group: collective where the profile is measured. Layouts in `arena`. */
+struct mixed_finder {
+    void *context;
+    enum hapt_status (*find)(void *context, const struct mixed_group *group, struct hapt_arena *arena,
+                             struct hapt_stage_layout **layout, int *count);
+};
+/* Finds the groups of mixed stages that are worth a table, and adds the degrees that they need (--mixed, --mixed-rows); those with a
+ * program come from `finder` (NULL: none are wanted). `programs`: which are candidates, data-parallel ones by rows or synthesised ones.
+ * measured[cluster->count]: paces of the devices; NULL: predicted ones. After candidates_build; structures are found anew. */
+enum hapt_status candidates_mix(struct candidates *candidates, const struct hapt_config *config, unsigned programs,
+                                const struct device_pace *measured, const struct mixed_finder *finder, struct hapt_arena *arena,
+                                struct hapt_arena *scratch);
+/* NaN all over. */
+enum hapt_status mixed_times_create(int layer_count, struct hapt_arena *arena, struct mixed_times **times);
+/* Which ranges are alike, by all shardings that there are. */
+enum hapt_status candidates_find_structures(struct candidates *candidates, struct hapt_arena *arena);
 /* Fits, on every device of the group, and is not badly unbalanced. memory[k]: of the item of group->degree[k]. */
 bool candidates_wanted_mixed(const struct candidates *candidates, const struct mixed_group *group, int first, int last,
                              const struct item_memory *const memory[2]);

@@ -212,44 +212,71 @@ static void fill_row(const struct filling *filling, int subcluster, int s, bool 
     }
 }
 
-/* The tables of a group of mixed stages: the slowest device decides, then all sum their gradients. */
+/* Seconds of layers [i, j + 1) of a group without times of its own: the slowest device decides, then all sum their gradients. */
+static void compose_mixed(const struct filling *filling, const struct mixed_group *group, int i, int j, double *stage_time,
+                          double *forward_time, double *step_time)
+{
+    const struct candidates *candidates = filling->candidates;
+    double longest_s = 0;
+    *stage_time = 0;
+    for (int k = 0; k < 2; k++) {
+        const struct item_time *time =
+            &filling->time[group->cluster[k]][candidates_item(candidates, group->degree[k], i, j)];
+        /* An update follows the last microbatch without waiting for slower devices. */
+        longest_s = fmax(longest_s, stage_s(time) * candidates->microbatches + time->update_s);
+        if (stage_s(time) < *stage_time) continue;
+        *stage_time = stage_s(time);
+        *forward_time = time->forward_s;
+    }
+    const struct item_memory *memory = &filling->memory[group->cluster[0]][candidates_item(candidates, group->degree[0], i, j)];
+    *step_time = fmax(longest_s - *stage_time * candidates->microbatches, 0) +
+                 hapt_collective_cost_s(&group->sums, HAPT_COLLECTIVE_ALL_REDUCE, 4 * memory->trained_elements, 0);
+}
+
+static void fill_mixed_cell(const struct filling *filling, const struct mixed_group *group, int i, int j, size_t cells,
+                            struct hapt_profile_mixed *table)
+{
+    const struct candidates *candidates = filling->candidates;
+    const size_t cell = (size_t)i * (size_t)candidates->layer_count + (size_t)j;
+    const struct item_memory *memory[2];
+    double owed_s = 0;
+    for (int k = 0; k < 2; k++)
+        memory[k] = &filling->memory[group->cluster[k]][candidates_item(candidates, group->degree[k], i, j)];
+    if (!candidates_wanted_mixed(candidates, group, i, j, memory)) return;
+    if (group->times && !isfinite(group->times->stage_s[cell])) return;
+    for (int k = 0; k < 2; k++) {
+        owed_s = fmax(owed_s, exchange_s(filling, group->cluster[k], i, j));
+        table->parameter_bytes[(size_t)k * cells + cell] = memory[k]->parameter_bytes;
+        table->activation_bytes[(size_t)k * cells + cell] = memory[k]->activation_bytes;
+    }
+    if (group->times) {
+        table->stage_time[cell] = group->times->stage_s[cell];
+        table->stage_forward_time[cell] = fmin(group->times->forward_s[cell], group->times->stage_s[cell]);
+        table->step_time[cell] = group->times->step_s[cell];
+    } else {
+        compose_mixed(filling, group, i, j, &table->stage_time[cell], &table->stage_forward_time[cell], &table->step_time[cell]);
+    }
+    table->step_time[cell] += owed_s;
+}
+
 static enum hapt_status fill_mixed(const struct filling *filling, const struct mixed_group *group, struct hapt_arena *result,
                                    struct hapt_profile *profile)
 {
     const struct candidates *candidates = filling->candidates;
-    const int L = candidates->layer_count, microbatches = candidates->microbatches;
+    const int L = candidates->layer_count, devices = group->devices[0] + group->devices[1];
     const size_t cells = hapt_profile_index(profile, 1, 0, 0);
     struct hapt_profile_mixed *table;
     HAPT_TRY(hapt_profile_add_mixed(profile, 2, group->cluster, group->devices, result, &table));
-    HAPT_NEW(table->ratio, result, group->devices[0] + group->devices[1]);
+    table->program = group->program;
+    HAPT_NEW(table->ratio, result, devices);
     HAPT_NEW(table->step_time, result, cells);
-    for (int d = 0; d < group->devices[0] + group->devices[1]; d++)
-        table->ratio[d] = (double)group->rows[d >= group->devices[0]] / candidates->model->microbatch;
+    const double *ratio = group->program > 0 ? candidates->layout[group->program - 1]->axis[0].ratio : NULL;
+    for (int d = 0; d < devices; d++)
+        table->ratio[d] = ratio              ? ratio[d]
+                          : group->program > 0 ? 1.0 / devices
+                                               : (double)group->rows[d >= group->devices[0]] / candidates->model->microbatch;
     for (int i = 0; i < L; i++)
-        for (int j = i; j < L; j++) {
-            const size_t cell = hapt_profile_index(profile, 0, i, j);
-            const struct item_memory *memory[2];
-            double longest_s = 0, owed_s = 0;
-            for (int k = 0; k < 2; k++)
-                memory[k] = &filling->memory[group->cluster[k]][candidates_item(candidates, group->degree[k], i, j)];
-            if (!candidates_wanted_mixed(candidates, group, i, j, memory)) continue;
-            table->stage_time[cell] = 0;
-            for (int k = 0; k < 2; k++) {
-                const struct item_time *time =
-                    &filling->time[group->cluster[k]][candidates_item(candidates, group->degree[k], i, j)];
-                /* An update follows the last microbatch without waiting for slower devices. */
-                longest_s = fmax(longest_s, stage_s(time) * microbatches + time->update_s);
-                owed_s = fmax(owed_s, exchange_s(filling, group->cluster[k], i, j));
-                table->parameter_bytes[(size_t)k * cells + cell] = memory[k]->parameter_bytes;
-                table->activation_bytes[(size_t)k * cells + cell] = memory[k]->activation_bytes;
-                if (stage_s(time) < table->stage_time[cell]) continue;
-                table->stage_time[cell] = stage_s(time);
-                table->stage_forward_time[cell] = time->forward_s;
-            }
-            table->step_time[cell] = fmax(longest_s - table->stage_time[cell] * microbatches, 0) + owed_s +
-                                     hapt_collective_cost_s(&group->sums, HAPT_COLLECTIVE_ALL_REDUCE,
-                                                            4 * memory[0]->trained_elements, 0);
-        }
+        for (int j = i; j < L; j++) fill_mixed_cell(filling, group, i, j, cells, table);
     return HAPT_OK;
 }
 

@@ -684,7 +684,7 @@ static enum hapt_status mix(const struct measure *like, struct candidates *candi
     windows_close(&measure.windows);
     if (options.device) options.backend->close(options.device);
     if (status == HAPT_OK)
-        status = hapt_env_agree(like->env->world, candidates_mix(candidates, like->config, pace, arena, &scratch));
+        status = hapt_env_agree(like->env->world, candidates_mix(candidates, like->config, PROGRAM_DATA, pace, NULL, arena, &scratch));
     hapt_arena_release(&scratch);
     return status;
 }

@@ -4,6 +4,7 @@
 
 #include "calibrate.h"
 #include "candidates.h"
+#include "mixed_programs.h"
 
 /* --mixed auto: groups that sum the gradients of the whole model within this share of the time in which they compute it. A stage has a
  * part of both, so the rule does not depend on the cut. */
@@ -14,6 +15,8 @@ enum { MOST_GROUPS = 32, SMALL_SUBCLUSTER = 8, MOST_COUNTS = 64 };
 struct mixing {
     bool all; /* groups that the rule of --mixed auto leaves out, too */
     const char *rows;
+    unsigned programs;
+    const struct mixed_finder *finder;
 };
 
 static double compute_s(const struct candidates *candidates, int subcluster, const struct hapt_sharding *sharding)
@@ -150,20 +153,72 @@ static enum hapt_status row_degree(struct candidates *candidates, int rows, stru
     return HAPT_OK;
 }
 
+/* The devices of a side that hold most see the program as its memory is planned. */
+static enum hapt_status add_side(struct candidates *candidates, const struct hapt_sharding *sharding, struct mixed_group *group, int side,
+                                 struct hapt_arena *arena, struct hapt_arena *scratch)
+{
+    const int first = side == 0 ? 0 : group->devices[0], d = candidates->degree_count;
+    double most = -1;
+    int chosen[HAPT_MESH_AXES] = {first, 0};
+    for (int j = first; j < first + group->devices[side]; j++) {
+        const int place[HAPT_MESH_AXES] = {j, 0};
+        struct hapt_sharding *local;
+        double bytes = 0;
+        HAPT_TRY(hapt_sharding_at(sharding, place, scratch, &local));
+        for (int t = 0; t < local->shard->tensor_count; t++) bytes += (double)hapt_tensor_bytes(&local->shard->tensor[t]);
+        if (bytes > most) chosen[0] = j;
+        most = fmax(most, bytes);
+    }
+    HAPT_TRY(hapt_sharding_at(sharding, chosen, arena, &candidates->sharding[d]));
+    candidates->degree[d] = (struct mesh){.tp = 1, .n = group->devices[0] + group->devices[1], .m = 1, .program = group->program};
+    group->degree[side] = d;
+    candidates->degree_count++;
+    return HAPT_OK;
+}
+
+static enum hapt_status add_program(struct candidates *candidates, struct mixed_group group, const struct hapt_stage_layout *layout,
+                                    struct hapt_arena *arena)
+{
+    const struct hapt_stage_layout **list;
+    struct hapt_sharding *sharding;
+    struct hapt_arena scratch;
+    HAPT_NEW(list, arena, candidates->layout_count + 1);
+    if (candidates->layout_count > 0) memcpy(list, candidates->layout, (size_t)candidates->layout_count * sizeof *list);
+    list[candidates->layout_count++] = layout;
+    candidates->layout = list;
+    group.program = candidates->layout_count;
+    group.rows[0] = group.rows[1] = 0;
+    HAPT_TRY(hapt_stage_layout_apply(layout, candidates->model->graph, arena, &sharding));
+    hapt_arena_init(&scratch);
+    enum hapt_status status = HAPT_OK;
+    for (int side = 0; side < 2 && status == HAPT_OK; side++)
+        status = add_side(candidates, sharding, &group, side, arena, &scratch);
+    hapt_arena_release(&scratch);
+    HAPT_TRY(status);
+    candidates->mixed[candidates->mixed_count++] = group;
+    return HAPT_OK;
+}
+
 static enum hapt_status add_group(struct candidates *candidates, const struct device_pace *pace, const struct mixing *mixing,
                                   struct mixed_group group, struct hapt_arena *arena)
 {
     struct hapt_collective_links links;
-    int devices[HAPT_MAX_SUBCLUSTERS] = {0};
-    if (!choose_rows(candidates, pace, mixing->rows, &group)) return HAPT_OK;
+    struct hapt_stage_layout *layout[MIXED_PROGRAMS];
+    int devices[HAPT_MAX_SUBCLUSTERS] = {0}, programs = 0;
+    const bool shares = choose_rows(candidates, pace, mixing->rows, &group);
     for (int k = 0; k < 2; k++) devices[group.cluster[k]] = group.devices[k];
     HAPT_TRY(hapt_collective_links_slowest(candidates->cluster, devices, &links));
     hapt_collective_model_links(&links, &group.sums);
     const double sum_s =
         hapt_collective_cost_s(&group.sums, HAPT_COLLECTIVE_ALL_REDUCE, 4 * trained_elements(candidates->model->graph), 0);
-    if (!mixing->all && sum_s > SUM_SHARE * candidates->microbatches * group_s(candidates, pace, &group)) return HAPT_OK;
-    for (int k = 0; k < 2; k++) HAPT_TRY(row_degree(candidates, group.rows[k], arena, &group.degree[k]));
-    candidates->mixed[candidates->mixed_count++] = group;
+    if (!mixing->all && (!shares || sum_s > SUM_SHARE * candidates->microbatches * group_s(candidates, pace, &group))) return HAPT_OK;
+    if (shares && (mixing->programs & PROGRAM_DATA)) {
+        for (int k = 0; k < 2; k++) HAPT_TRY(row_degree(candidates, group.rows[k], arena, &group.degree[k]));
+        candidates->mixed[candidates->mixed_count++] = group;
+    }
+    if (mixing->finder && (mixing->programs & PROGRAM_SYNTHESISED))
+        HAPT_TRY(mixing->finder->find(mixing->finder->context, &group, arena, layout, &programs));
+    for (int p = 0; p < programs; p++) HAPT_TRY(add_program(candidates, group, layout[p], arena));
     return HAPT_OK;
 }
 
@@ -180,14 +235,14 @@ static enum hapt_status add_pair(struct candidates *candidates, const struct dev
     return HAPT_OK;
 }
 
-/* Room for a degree of every number of rows. */
+/* Room for a degree of every number of rows, and for both sides of every program. */
 static enum hapt_status make_room(struct candidates *candidates, struct hapt_arena *arena)
 {
     if (candidates->mixed) return HAPT_OK;
-    const size_t before = (size_t)candidates->degree_count, after = before + (size_t)candidates->model->microbatch + 1;
+    const size_t before = (size_t)candidates->degree_count, after = before + (size_t)candidates->model->microbatch + 1 + 2 * (MOST_GROUPS + MIXED_PROGRAMS);
     struct mesh *degree;
     struct hapt_sharding **sharding;
-    HAPT_NEW(candidates->mixed, arena, MOST_GROUPS);
+    HAPT_NEW(candidates->mixed, arena, MOST_GROUPS + MIXED_PROGRAMS);
     HAPT_NEW(degree, arena, after);
     HAPT_NEW(sharding, arena, after);
     memcpy(degree, candidates->degree, before * sizeof *degree);
@@ -216,12 +271,28 @@ enum hapt_status candidates_few_degree(struct candidates *candidates, struct hap
     return HAPT_OK;
 }
 
-enum hapt_status candidates_mix(struct candidates *candidates, const struct hapt_config *config,
-                                const struct device_pace *measured, struct hapt_arena *arena, struct hapt_arena *scratch)
+enum hapt_status mixed_times_create(int layer_count, struct hapt_arena *arena, struct mixed_times **times)
+{
+    const size_t cells = (size_t)layer_count * (size_t)layer_count;
+    struct mixed_times *made;
+    HAPT_NEW(made, arena, 1);
+    HAPT_NEW(made->stage_s, arena, cells);
+    HAPT_NEW(made->forward_s, arena, cells);
+    HAPT_NEW(made->step_s, arena, cells);
+    for (size_t cell = 0; cell < cells; cell++) made->stage_s[cell] = made->forward_s[cell] = made->step_s[cell] = NAN;
+    *times = made;
+    return HAPT_OK;
+}
+
+enum hapt_status candidates_mix(struct candidates *candidates, const struct hapt_config *config, unsigned programs,
+                                const struct device_pace *measured, const struct mixed_finder *finder, struct hapt_arena *arena,
+                                struct hapt_arena *scratch)
 {
     const struct hapt_cluster *cluster = candidates->cluster;
     const struct mixing mixing = {.all = strcmp(hapt_config_text(config, "mixed"), "yes") == 0,
-                                  .rows = hapt_config_text(config, "mixed-rows")};
+                                  .rows = hapt_config_text(config, "mixed-rows"),
+                                  .programs = programs,
+                                  .finder = finder};
     struct device_pace *predicted;
     if (!candidates_may_mix(candidates, config)) return HAPT_OK;
     HAPT_NEW(predicted, scratch, cluster->count);
@@ -230,6 +301,5 @@ enum hapt_status candidates_mix(struct candidates *candidates, const struct hapt
     for (int a = 0; a < cluster->count; a++)
         for (int b = a + 1; b < cluster->count; b++)
             HAPT_TRY(add_pair(candidates, measured ? measured : predicted, &mixing, a, b, arena));
-    count_items(candidates);
-    return HAPT_OK;
+    return candidates_find_structures(candidates, arena);
 }

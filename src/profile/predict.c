@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "calibrate.h"
+#include "mixed_programs.h"
 #include "reduce.h"
 #include "synthesised.h"
 
@@ -225,6 +226,22 @@ static enum hapt_status predict(const struct candidates *candidates, struct hapt
     return candidates_fill(candidates, memory, time, all_reduce, candidates, result, profile);
 }
 
+struct mixing {
+    const struct candidates *candidates;
+    int segments;
+};
+
+static enum hapt_status find_programs(void *context, const struct mixed_group *group, struct hapt_arena *arena,
+                                      struct hapt_stage_layout **layout, int *count)
+{
+    const struct mixing *mixing = context;
+    const struct mixed_question question = {.candidates = mixing->candidates,
+                                            .group = group,
+                                            .efficiency = mixing->candidates->efficiency,
+                                            .segments = mixing->segments};
+    return mixed_programs_find(&question, arena, layout, count);
+}
+
 enum hapt_status hapt_profile_predict_with(const struct hapt_cluster *cluster, const struct hapt_model *model,
                                            const struct hapt_layers *layers, const struct hapt_config *config,
                                            const struct hapt_efficiency *efficiency, struct hapt_arena *result,
@@ -238,8 +255,11 @@ enum hapt_status hapt_profile_predict_with(const struct hapt_cluster *cluster, c
                                                .tensor_parallel = (int)hapt_config_int(config, "tensor-parallel"),
                                                .efficiency = efficiency};
     enum hapt_status status = candidates_build(cluster, model, layers, config, &options, &scratch, &candidates);
-    if (status == HAPT_OK && (candidates.programs & PROGRAM_DATA))
-        status = candidates_mix(&candidates, config, NULL, &scratch, &scratch);
+    struct mixing mixing = {&candidates, (int)hapt_config_int(config, "segments")};
+    const struct mixed_finder finder = {&mixing, find_programs};
+    if (status == HAPT_OK) status = candidates_mix(&candidates, config, candidates.programs, NULL, &finder, &scratch, &scratch);
+    for (int g = 0; g < candidates.mixed_count && status == HAPT_OK; g++)
+        if (candidates.mixed[g].program > 0) status = mixed_programs_predict(&candidates, &candidates.mixed[g], &scratch, &scratch);
     if (status == HAPT_OK) status = predict(&candidates, &scratch, result, profile);
     if (status == HAPT_OK) (*profile)->effort.seconds = hapt_time_s() - start_s;
     hapt_arena_release(&scratch);

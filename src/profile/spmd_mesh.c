@@ -58,14 +58,19 @@ static double compute_s(const void *context, const struct hapt_spmd_work *work, 
     const int m = mesh->shown.devices[device];
     double seconds = roofline_operator_s(&mesh->roofline[device], efficiency_class_of(type),
                                          hapt_op_flops(work->graph, op, 1) * work->share / m, bytes_of(work, m));
-    if (m == 1) return seconds;
-    /* Gradients of parameters that no collective between machines will sum (those that are partial will be: HAP 3.2). */
+    if (m == 1 && !mesh->shown.update_s) return seconds;
     for (int o = 0; o < op->output_count; o++) {
         if (op->output[o] < 0) continue;
         const int primal = work->graph->tensor[op->output[o]].primal;
         const bool sharded = work->sharded_output >> o & 1u;
         if (primal < 0 || work->graph->tensor[primal].kind != HAPT_TENSOR_PARAMETER) continue;
-        if (!sharded && work->cut.letter != HAPT_CUT_WHOLE) continue;
+        const bool trained = work->graph->tensor[primal].trainable;
+        /* Once a step, on as much of the parameter as the gradient shows: what is partial will mostly be summed whole. */
+        if (mesh->shown.update_s && trained)
+            seconds += mesh->shown.update_s[device] * (double)hapt_tensor_elements(&work->graph->tensor[primal]) *
+                       (sharded ? work->share : 1) / mesh->microbatches;
+        /* Gradients of parameters that no collective between machines will sum (those that are partial will be: HAP 3.2). */
+        if (m == 1 || (!sharded && work->cut.letter != HAPT_CUT_WHOLE)) continue;
         const double bytes = (double)hapt_tensor_bytes(&work->graph->tensor[op->output[o]]) * (sharded ? work->share : 1);
         seconds += inner_rounds_s(mesh, device, 2, bytes) / mesh->microbatches;
     }

@@ -1,6 +1,8 @@
 /* Windows: reservation, data, timing. */
 #include "window.h"
 
+#include "samples.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -129,47 +131,6 @@ void windows_close(struct windows *windows)
     for (int w = 0; w < windows->count; w++) close_window(windows, &windows->window[w]);
 }
 
-/* Plausible weights: their values do not change the time, infinities and denormals might. */
-static enum hapt_status fill_parameter(struct window *window, const struct hapt_graph *graph, int tensor, float *value)
-{
-    const struct hapt_tensor *parameter = &graph->tensor[tensor];
-    uint64_t random = (uint64_t)tensor;
-    for (int64_t i = 0; i < hapt_tensor_elements(parameter); i++) {
-        if (parameter->init == HAPT_INIT_NORMAL)
-            value[i] = (float)(parameter->init_std * 3.4 * (hapt_random_unit(&random) - 0.5));
-        else
-            value[i] = parameter->init == HAPT_INIT_ONE ? 1.0f : 0.0f;
-    }
-    return hapt_engine_set(window->engine, tensor, -1, value);
-}
-
-static enum hapt_status fill_input(struct windows *windows, struct window *window, int tensor)
-{
-    const struct hapt_model *model = windows->candidates->model;
-    const struct hapt_tensor *input = &window->program->graph->tensor[tensor];
-    const size_t bytes = hapt_engine_tensor_bytes(window->engine, tensor);
-    const struct hapt_backend *backend = windows->options.backend;
-    struct hapt_queue *queue = backend->queue(windows->options.device, 0);
-    void *place = hapt_engine_tensor(window->engine, tensor, 0);
-    if (input->role == HAPT_ROLE_LOSS_SCALE) {
-        const float scale = 1.0f / (float)hapt_model_items(model);
-        return backend->copy(queue, place, &scale, sizeof scale);
-    }
-    union { int32_t index; float pixel; } *value = malloc(bytes); /* tokens, targets and labels; images */
-    if (!value) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %zu bytes of samples", bytes);
-    const uint64_t values = (uint64_t)(model->classes > 0 ? model->classes : model->vocab);
-    uint64_t random = 1;
-    for (size_t i = 0; i < bytes / sizeof *value; i++) {
-        if (input->dtype == HAPT_I32)
-            value[i].index = (int32_t)(hapt_random_next(&random) % values);
-        else
-            value[i].pixel = (float)(2 * hapt_random_unit(&random) - 1);
-    }
-    const enum hapt_status status = backend->copy(queue, place, value, bytes);
-    free(value);
-    return status;
-}
-
 /* Random values of the model's type, enough for the largest boundary of any of its ranges. */
 static enum hapt_status fill_feed(struct windows *windows, struct window *window)
 {
@@ -211,32 +172,13 @@ static enum hapt_status reserve_feed(struct windows *windows, struct window *win
     return fill_feed(windows, window);
 }
 
-static enum hapt_status fill_window(struct windows *windows, struct window *window)
-{
-    const struct hapt_graph *graph = window->program->graph;
-    int64_t largest = 0;
-    for (int t = 0; t < graph->tensor_count; t++)
-        if (graph->tensor[t].kind == HAPT_TENSOR_PARAMETER && hapt_tensor_elements(&graph->tensor[t]) > largest)
-            largest = hapt_tensor_elements(&graph->tensor[t]);
-    float *value = malloc((size_t)largest * sizeof *value);
-    if (!value) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %lld weights", (long long)largest);
-    enum hapt_status status = HAPT_OK;
-    for (int t = 0; t < graph->tensor_count && status == HAPT_OK; t++) {
-        if (!hapt_engine_tensor(window->engine, t, 0)) continue;
-        if (graph->tensor[t].kind == HAPT_TENSOR_PARAMETER) status = fill_parameter(window, graph, t, value);
-        if (graph->tensor[t].kind == HAPT_TENSOR_INPUT) status = fill_input(windows, window, t);
-    }
-    free(value);
-    return status;
-}
-
 static enum hapt_status set_up_window(struct windows *windows, struct window *window)
 {
     HAPT_TRY(candidates_program(windows->candidates, window->first, window->last, window->degree, &window->arena,
                                 &window->program));
     HAPT_TRY(hapt_engine_create(window->program, &windows->options, &window->engine));
     HAPT_TRY(reserve_feed(windows, window));
-    HAPT_TRY(fill_window(windows, window));
+    HAPT_TRY(samples_fill(windows->candidates->model, &windows->options, window->program, window->engine));
     HAPT_TRY(hapt_engine_begin_step(window->engine));
     /* Once through, so that every tensor of the slot holds numbers and every page is there. */
     HAPT_TRY(hapt_engine_forward(window->engine, 0, 0));

@@ -82,8 +82,9 @@ static enum hapt_status build_programs(struct stage *stage)
             return hapt_fail(HAPT_ERR_INPUT, "make the plan again", "stage %d of the plan has %d devices, its program is for %d",
                              c, stage_size(stage, c), made->axis[0].size * made->axis[1].size);
         if (c == stage->chunk) {
-            stage_place(stage, c, stage->rank, stage->place);
-            HAPT_TRY(hapt_sharding_at(made, stage->place, stage->arena, &stage->sharding[c]));
+            int place[HAPT_MESH_AXES];
+            stage_place(stage, c, stage->rank, place);
+            HAPT_TRY(hapt_sharding_at(made, place, stage->arena, &stage->sharding[c]));
         }
         HAPT_TRY(hapt_program_build(stage->sharding[c], part->first_op, part->end_op, stage->arena, &stage->program[c]));
     }
@@ -166,8 +167,7 @@ static enum hapt_status build_engine(struct stage *stage, const struct hapt_conf
                                                 .threads = threads,
                                                 .state_count = state_count,
                                                 .slots = stage->list->slots};
-    stage->slowdown = spec->slowdown;
-    stage_engine_links(stage, &options.links);
+    hapt_team_links(&stage->team, &options.links);
     HAPT_TRY(choose_state(stage, config, &options));
     for (int t = 0; t < stage->ties->count; t++)
         for (int c = 0; c < stage->ties->tie[t].chunk_count; c++)
@@ -185,7 +185,7 @@ static enum hapt_status find_input(struct stage *stage, int tensor, size_t *larg
     struct hapt_strided_list local;
     *input = (struct stage_input){.tensor = tensor, .role = whole->role};
     if (whole->role == HAPT_ROLE_LOSS_SCALE) return HAPT_OK;
-    hapt_sharding_box(sharding, tensor, stage->place, &box);
+    hapt_sharding_box(sharding, tensor, stage->team.place, &box);
     const struct hapt_box_run *last = &box.run[0][box.runs[0] - 1];
     const int64_t per_row = whole->shape[0] / stage->model->microbatch; /* places of the first dimension in a row of data */
     input->first_row = (int)(box.run[0][0].start / per_row);
@@ -243,7 +243,8 @@ enum hapt_status stage_build(struct stage *stage, const struct hapt_config *conf
     HAPT_TRY(build_schedule(stage));
     if (stage->chunk < 0) return HAPT_OK;
     snprintf(stage->name, sizeof stage->name, "stage %d", stage->chunk);
-    HAPT_TRY(stage_prepare_moves(stage));
+    HAPT_TRY(hapt_team_prepare(&stage->team, stage->sharding[stage->chunk], stage->program[stage->chunk], stage->rank,
+                               device_of(stage, stage->env->world_rank)->slowdown, stage->arena));
     HAPT_TRY(build_engine(stage, config, state_count));
     return find_inputs(stage);
 }
@@ -255,28 +256,8 @@ static enum hapt_status pace_stage(struct stage *stage)
     HAPT_NEW(world_rank, stage->arena, stage->size);
     for (int r = 0; r < stage->size; r++) world_rank[r] = stage_world_rank(stage, stage->chunk, r);
     const struct hapt_link *link = hapt_cluster_slowest_paced(stage->cluster, stage->size, world_rank);
-    if (link) hapt_collective_pace(stage->collective, link->bandwidth, fmax(link->latency, 0));
+    if (link) hapt_collective_pace(stage->team.whole, link->bandwidth, fmax(link->latency, 0));
     return HAPT_OK;
-}
-
-/* One communicator for the stage, and one for the ranks along each axis that is not the whole stage. Collective over the stage. */
-static enum hapt_status connect_stage(struct stage *stage)
-{
-    HAPT_TRY(hapt_collective_create(stage->comm, stage->name, stage->timeout_s, true, &stage->collective));
-    for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
-        const int ranks = stage->sharding[stage->chunk]->axis[axis].size;
-        if (ranks == 1) continue;
-        stage->along[axis] = stage->collective;
-        if (ranks == stage->size) continue;
-        MPI_Comm comm;
-        stage->along[axis] = NULL;
-        HAPT_MPI(MPI_Comm_split(stage->comm, stage->place[1 - axis], stage->place[axis], &comm));
-        const enum hapt_status status =
-            hapt_collective_create(comm, stage->name, stage->timeout_s, true, &stage->along[axis]);
-        MPI_Comm_free(&comm);
-        HAPT_TRY(hapt_link_all_or_none(stage->comm, "the collectives of a mesh axis", status));
-    }
-    return pace_stage(stage);
 }
 
 enum hapt_status stage_connect(struct stage *stage)
@@ -284,7 +265,8 @@ enum hapt_status stage_connect(struct stage *stage)
     const int color = stage->chunk < 0 ? MPI_UNDEFINED : stage->chunk;
     HAPT_MPI(MPI_Comm_split(stage->env->world, color, stage->rank, &stage->comm));
     enum hapt_status status = HAPT_OK;
-    if (stage->chunk >= 0) status = connect_stage(stage);
+    if (stage->chunk >= 0) status = hapt_team_connect(&stage->team, stage->comm, stage->name, stage->timeout_s);
+    if (stage->chunk >= 0 && status == HAPT_OK) status = pace_stage(stage);
     HAPT_TRY(hapt_link_all_or_none(stage->env->world, "the stages' collectives", status));
     HAPT_TRY(hapt_courier_create(&hapt_transfer_mpi, stage->env->world, stage->timeout_s, &stage->courier));
     if (stage->chunk < 0) return HAPT_OK;
@@ -300,29 +282,13 @@ enum hapt_status stage_drain(struct stage *stage)
 void stage_release(struct stage *stage)
 {
     hapt_courier_destroy(stage->courier);
-    for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
-        if (stage->along[axis] != stage->collective) hapt_collective_destroy(stage->along[axis]);
-    hapt_collective_destroy(stage->collective);
+    hapt_team_release(&stage->team);
     if (stage->comm != MPI_COMM_NULL) MPI_Comm_free(&stage->comm);
     hapt_engine_destroy(stage->engine);
     if (stage->device) stage->backend->close(stage->device);
 }
 
 /* ---- One step ---- */
-
-/* A device slowed down: a computation ends no earlier than its start plus slowdown x the CPU time it took. */
-void stage_stretch_begin(struct stage *stage)
-{
-    stage->begun = (struct stretch){hapt_time_s(), hapt_time_thread_cpu_s()};
-}
-
-void stage_stretch_end(struct stage *stage)
-{
-    const struct stretch begun = stage->begun;
-    if (stage->slowdown > 1)
-        hapt_time_sleep_until(begun.start_s + stage->slowdown * (hapt_time_thread_cpu_s() - begun.cpu_s));
-    stage->busy_s += hapt_time_s() - begun.start_s;
-}
 
 static enum hapt_status put(struct stage *stage, int tensor, int slot, const void *value)
 {
@@ -407,10 +373,10 @@ static enum hapt_status forward(struct stage *stage, const struct hapt_instructi
     const struct hapt_program *program = stage->program[stage->chunk];
     const int slot = instruction->slot, microbatch = instruction->microbatch;
     const int transfer = stage->forward_in.count ? transfer_slot(stage, microbatch) : -1;
-    stage->microbatch = microbatch;
+    stage->team.microbatch = microbatch;
     HAPT_TRY(wait_sent(stage, &stage->forward_out, slot));
     HAPT_TRY(rebuild(stage, &program->forward_in, HAPT_STAGING_FORWARD_IN, stage->forward_replicas, transfer));
-    stage_stretch_begin(stage);
+    hapt_team_stretch_begin(&stage->team);
     HAPT_TRY(put_inputs(stage, microbatch, slot));
     HAPT_TRY(hapt_engine_forward(stage->engine, slot, transfer));
     const int loss = program->graph->loss;
@@ -421,7 +387,7 @@ static enum hapt_status forward(struct stage *stage, const struct hapt_instructi
         HAPT_TRY(stage->backend->wait(stage->backend->record(queue)));
         stage->loss += value;
     }
-    stage_stretch_end(stage);
+    hapt_team_stretch_end(&stage->team);
     free_received(stage, &stage->forward_in);
     return HAPT_OK;
 }
@@ -430,20 +396,20 @@ static enum hapt_status backward(struct stage *stage, const struct hapt_instruct
 {
     const struct hapt_program *program = stage->program[stage->chunk];
     const int transfer = transfer_slot(stage, instruction->microbatch);
-    stage->microbatch = instruction->microbatch;
+    stage->team.microbatch = instruction->microbatch;
     HAPT_TRY(wait_sent(stage, &stage->backward_out, transfer));
     HAPT_TRY(rebuild(stage, &program->backward_in, HAPT_STAGING_BACKWARD_IN, stage->backward_replicas, transfer));
-    stage_stretch_begin(stage);
+    hapt_team_stretch_begin(&stage->team);
     HAPT_TRY(hapt_engine_backward(stage->engine, instruction->slot, stage->backward_in.count ? transfer : -1,
                                   stage->backward_out.count ? transfer : -1));
-    stage_stretch_end(stage);
+    hapt_team_stretch_end(&stage->team);
     free_received(stage, &stage->backward_in);
     return HAPT_OK;
 }
 
 static enum hapt_status reduce(struct stage *stage)
 {
-    stage->microbatch = -1;
+    stage->team.microbatch = -1;
     return stage->size == 1 ? HAPT_OK : hapt_engine_reduce(stage->engine);
 }
 
@@ -467,7 +433,7 @@ static enum hapt_status execute(struct stage *stage, const struct hapt_instructi
     case HAPT_INSTRUCTION_REDUCE:
         return reduce(stage);
     case HAPT_INSTRUCTION_EXCHANGE:
-        stage->microbatch = -1;
+        stage->team.microbatch = -1;
         return stage_exchange(stage);
     case HAPT_INSTRUCTION_UPDATE:
         break; /* after the agreement of all stages: stage_update */
@@ -478,7 +444,7 @@ static enum hapt_status execute(struct stage *stage, const struct hapt_instructi
 enum hapt_status stage_run_step(struct stage *stage, const struct hapt_data *data, int64_t step, int64_t sequence)
 {
     stage->data = data;
-    stage->step = step;
+    stage->step = stage->team.step = step;
     stage->sequence = sequence;
     stage->loss = 0;
     if (stage->chunk < 0) return HAPT_OK;
@@ -497,9 +463,9 @@ enum hapt_status stage_square_sum(struct stage *stage, double *sum)
 enum hapt_status stage_update(struct stage *stage, const struct hapt_update *update)
 {
     if (stage->chunk < 0) return HAPT_OK;
-    stage_stretch_begin(stage);
+    hapt_team_stretch_begin(&stage->team);
     HAPT_TRY(hapt_engine_update(stage->engine, update));
-    stage_stretch_end(stage);
+    hapt_team_stretch_end(&stage->team);
     return HAPT_OK;
 }
 

@@ -4,6 +4,7 @@
 
 #include "hapt/link.h"
 #include "hapt/reshard.h"
+#include "hapt/team.h"
 #include "hapt/train.h"
 
 #define MAX_STAGE_FLOWS 64
@@ -33,17 +34,6 @@ struct stage_tie {
     struct stage_flows send;
 };
 
-/* A collective operator of the stage's program, with where everything goes. */
-struct stage_move {
-    enum hapt_collective_kind kind; /* NONE: no collective */
-    int axis;
-    enum hapt_dtype dtype;
-    size_t elements;                          /* of an all-reduce */
-    struct hapt_strided *part;                /* [ranks of the axis] shards in the whole */
-    struct hapt_strided_list *send, *receive; /* [ranks of the axis] all-to-all */
-    size_t longest;
-};
-
 /* An input of the model, as this rank reads it. */
 struct stage_input {
     int tensor;
@@ -68,20 +58,14 @@ struct stage {
     struct hapt_ties *ties;
     int chunk;           /* -1: this rank idles */
     int rank, size;                /* among the ranks of the stage */
-    int place[HAPT_MESH_AXES];     /* on the axes of its mesh */
     char name[32];                 /* "stage 1" */
-    double slowdown;
     const struct hapt_backend *backend;
     struct hapt_device *device;
     struct hapt_engine *engine;
     struct hapt_schedule *schedule;
     const struct hapt_instruction_list *list;
     MPI_Comm comm; /* ranks of the stage */
-    struct hapt_collective *collective;             /* of the whole stage */
-    struct hapt_collective *along[HAPT_MESH_AXES];  /* of the ranks of an axis; NULL: it has one rank */
-    struct stage_axis { struct stage *stage; int axis; } exchange_context[HAPT_MESH_AXES];
-    struct stage_move *move; /* [operators of the program's graph] */
-    struct hapt_strided *slice; /* [size] of a flat array, while it moves */
+    struct hapt_team team; /* they, their places and collectives; what of the step's time is busy and what waiting */
     struct stage_replicas *forward_replicas, *backward_replicas; /* of incoming boundary tensors */
     struct hapt_courier *courier;
     struct stage_flows forward_in, forward_out, backward_in, backward_out;
@@ -94,10 +78,7 @@ struct stage {
     /* of the step under way */
     const struct hapt_data *data;
     int64_t step, sequence;  /* sequence: messages of earlier steps of this run */
-    int microbatch;          /* -1: at the end of the step */
     double loss;             /* sum over the microbatches, what this rank counts */
-    double busy_s, reduce_s; /* since train.c last took them */
-    struct stretch { double start_s, cpu_s; } begun; /* of the computation under way */
 };
 
 /* Where rank `index` of a chunk stands on the axes of its mesh. */
@@ -119,16 +100,9 @@ int stage_size(const struct stage *stage, int chunk);
 enum hapt_status stage_build(struct stage *stage, const struct hapt_config *config, int state_count);
 /* Communicators, courier and flows. Collective over env->world. */
 enum hapt_status stage_connect(struct stage *stage);
-/* Prepares the collectives of the program; rank-local. */
-enum hapt_status stage_prepare_moves(struct stage *stage);
 enum hapt_status stage_prepare_replicas(struct stage *stage, int tensor, struct stage_replicas *replicas);
 /* Every replica has its part at `data`, in place; all get the whole. */
 enum hapt_status stage_rebuild(struct stage *stage, const struct stage_replicas *replicas, int tensor, void *data);
-/* What the engine calls. */
-void stage_engine_links(struct stage *stage, struct hapt_engine_links *links);
-/* A computation of a slowed device begins; ends (it then took as long as it is to take). */
-void stage_stretch_begin(struct stage *stage);
-void stage_stretch_end(struct stage *stage);
 /* The flows alone; rank-local. */
 enum hapt_status stage_add_flows(struct stage *stage);
 

@@ -295,6 +295,6 @@ enum hapt_status stage_exchange(struct stage *stage)
             if (tie->receive_flow[c] >= 0) hapt_courier_free(stage->courier, tie->receive_flow[c]);
         HAPT_TRY(stage_rebuild(stage, &tie->replicas, gradient_in(stage, stage->chunk, tie->tie->tensor), tie->gradient));
     }
-    stage->reduce_s += hapt_time_s() - start_s;
+    stage->team.reduce_s += hapt_time_s() - start_s;
     return HAPT_OK;
 }

@@ -51,7 +51,7 @@ static enum hapt_status gather(struct stage *stage, int parameter, const float *
         if (stage->rank == 0) receive[r] = in_whole;
         if (stage->rank == r) send[0] = there;
     }
-    return hapt_collective_all_to_all(stage->collective, "gather of parameters for a checkpoint", longest, send, local,
+    return hapt_collective_all_to_all(stage->team.whole, "gather of parameters for a checkpoint", longest, send, local,
                                       receive, whole);
 }
 
@@ -63,7 +63,7 @@ enum hapt_status stage_gather_parameter(struct stage *stage, int parameter, int 
     HAPT_TRY(hapt_engine_get(stage->engine, parameter, state, local));
     /* Sharded state: what other ranks hold is 0 here. */
     if (sliced != 0)
-        HAPT_TRY(hapt_collective_all_reduce(sliced == 3u ? stage->collective : stage->along[sliced >> 1],
+        HAPT_TRY(hapt_collective_all_reduce(hapt_team_over(&stage->team, sliced),
                                             "gather of optimizer state for a checkpoint", local,
                                             hapt_engine_tensor_bytes(stage->engine, parameter) / sizeof *local));
     hapt_arena_init(&scratch);

@@ -175,7 +175,7 @@ static enum hapt_status save(struct run *run)
                                   &run->result->checkpoint));
     run->saved = step;
     run->mark_s = hapt_time_s();
-    run->stage.busy_s = run->stage.reduce_s = 0;
+    run->stage.team.busy_s = run->stage.team.reduce_s = 0;
     return HAPT_OK;
 }
 
@@ -237,11 +237,11 @@ static enum hapt_status agree_on_step(struct run *run, int64_t step)
 {
     struct stage *stage = &run->stage;
     char what[64];
-    struct vote mine = {.loss = stage->loss, .busy_s = stage->busy_s, .reduce_s = stage->reduce_s, .stop = signalled};
+    struct vote mine = {.loss = stage->loss, .busy_s = stage->team.busy_s, .reduce_s = stage->team.reduce_s, .stop = signalled};
     const double comm_s = stage->chunk >= 0 ? stage_comm_s(stage) : 0;
     mine.comm_s = comm_s - run->comm_s;
     run->comm_s = comm_s;
-    stage->busy_s = stage->reduce_s = 0;
+    stage->team.busy_s = stage->team.reduce_s = 0;
     HAPT_TRY(stage_square_sum(stage, &mine.square_sum));
     snprintf(what, sizeof what, "end of step %lld", (long long)step);
     return hapt_link_all_gather(run->env->world, what, agreement_timeout_s(run), &mine, sizeof mine, run->vote);

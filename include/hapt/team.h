@@ -1,0 +1,63 @@
+/*
+ * A team: the ranks that run one program together. It carries out what the engine asks of other ranks, the program's collectives, over
+ * communicators of the mesh axes, and stretches computation where a device is slowed down. The profiler and the trainer run stages
+ * through it alike.
+ */
+#ifndef HAPT_TEAM_H
+#define HAPT_TEAM_H
+
+#include <mpi.h>
+
+#include "hapt/engine.h"
+#include "hapt/link.h"
+
+/* A collective operator of the program, with where everything goes. */
+struct hapt_team_move {
+    enum hapt_collective_kind kind; /* NONE: no collective */
+    int axis;
+    enum hapt_dtype dtype;
+    size_t elements;                          /* of an all-reduce */
+    struct hapt_strided *part;                /* [ranks of the axis] shards in the whole */
+    struct hapt_strided_list *send, *receive; /* [ranks of the axis] all-to-all */
+    size_t longest;
+};
+
+struct hapt_team {
+    const struct hapt_sharding *sharding; /* as this rank sees it */
+    const struct hapt_program *program;
+    int rank, size;            /* of the team */
+    int place[HAPT_MESH_AXES]; /* on the axes of its mesh */
+    double slowdown;           /* of this rank's device; up to 1: none */
+    struct hapt_collective *whole;                 /* of all ranks */
+    struct hapt_collective *along[HAPT_MESH_AXES]; /* of the ranks of an axis; NULL: it has one rank */
+    struct hapt_team_axis { struct hapt_team *team; int axis; } exchange_context[HAPT_MESH_AXES];
+    struct hapt_team_move *move; /* [operators of the program's graph] */
+    struct hapt_strided *slice;  /* [size] of a flat array, while it moves */
+    /* of the step under way: for messages; computation is stretched in microbatches alone (-1: the end of a step) */
+    int64_t step;
+    int microbatch;
+    double busy_s, reduce_s; /* computing; waiting for the team: since the owner last took them */
+    struct hapt_team_stretch { double start_s, cpu_s; } begun; /* of the computation under way */
+};
+
+/* Where rank `rank` of a mesh stands on its axes. */
+void hapt_team_place(const struct hapt_sharding *sharding, int rank, int place[HAPT_MESH_AXES]);
+/* Prepares the collectives of a program of `sharding`, which is as this rank sees it. Rank-local; all lives in `arena`. */
+enum hapt_status hapt_team_prepare(struct hapt_team *team, const struct hapt_sharding *sharding, const struct hapt_program *program,
+                                   int rank, double slowdown, struct hapt_arena *arena);
+/* Opens communicators of all ranks and of each axis. Collective over `comm`, whose ranks are the team's, in order; `who` for messages,
+ * borrowed. */
+enum hapt_status hapt_team_connect(struct hapt_team *team, MPI_Comm comm, const char *who, double timeout_s);
+void hapt_team_release(struct hapt_team *team);
+/* What the engine calls; refers to the team. */
+void hapt_team_links(struct hapt_team *team, struct hapt_engine_links *links);
+/* The ranks of mesh axes (bits). */
+struct hapt_collective *hapt_team_over(const struct hapt_team *team, unsigned axes);
+/* "WHAT of step 3, microbatch 1", for messages. */
+const char *hapt_team_describe(const struct hapt_team *team, const char *what, char *text, size_t size);
+
+/* A computation of a slowed device begins; ends: no earlier than its start plus slowdown x the CPU time it took. */
+void hapt_team_stretch_begin(struct hapt_team *team);
+void hapt_team_stretch_end(struct hapt_team *team);
+
+#endif

@@ -1,0 +1,93 @@
+/* Numbers to time with. */
+#include "samples.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "hapt/env.h"
+
+/* Plausible weights: their values do not change the time, infinities and denormals might. */
+static enum hapt_status fill_parameter(struct hapt_engine *engine, const struct hapt_graph *graph, int tensor, float *value)
+{
+    const struct hapt_tensor *parameter = &graph->tensor[tensor];
+    uint64_t random = (uint64_t)tensor;
+    for (int64_t i = 0; i < hapt_tensor_elements(parameter); i++) {
+        if (parameter->init == HAPT_INIT_NORMAL)
+            value[i] = (float)(parameter->init_std * 3.4 * (hapt_random_unit(&random) - 0.5));
+        else
+            value[i] = parameter->init == HAPT_INIT_ONE ? 1.0f : 0.0f;
+    }
+    return hapt_engine_set(engine, tensor, -1, value);
+}
+
+static enum hapt_status fill_input(const struct hapt_model *model, const struct hapt_engine_options *options, const struct hapt_graph *graph,
+                                   struct hapt_engine *engine, int tensor)
+{
+    const struct hapt_tensor *input = &graph->tensor[tensor];
+    const size_t bytes = hapt_engine_tensor_bytes(engine, tensor);
+    const struct hapt_backend *backend = options->backend;
+    struct hapt_queue *queue = backend->queue(options->device, 0);
+    void *place = hapt_engine_tensor(engine, tensor, 0);
+    if (input->role == HAPT_ROLE_LOSS_SCALE) {
+        const float scale = 1.0f / (float)hapt_model_items(model);
+        return backend->copy(queue, place, &scale, sizeof scale);
+    }
+    union { int32_t index; float pixel; } *value = malloc(bytes); /* tokens, targets and labels; images */
+    if (!value) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %zu bytes of samples", bytes);
+    const uint64_t values = (uint64_t)(model->classes > 0 ? model->classes : model->vocab);
+    uint64_t random = 1;
+    for (size_t i = 0; i < bytes / sizeof *value; i++) {
+        if (input->dtype == HAPT_I32)
+            value[i].index = (int32_t)(hapt_random_next(&random) % values);
+        else
+            value[i].pixel = (float)(2 * hapt_random_unit(&random) - 1);
+    }
+    const enum hapt_status status = backend->copy(queue, place, value, bytes);
+    free(value);
+    return status;
+}
+
+enum hapt_status samples_fill_boundary(const struct hapt_engine_options *options, const struct hapt_program *program,
+                                       struct hapt_engine *engine, enum hapt_staging_kind kind, const struct hapt_boundary *boundary)
+{
+    for (int i = 0; i < boundary->count; i++) {
+        const struct hapt_tensor *tensor = &program->graph->tensor[boundary->tensor[i]];
+        const size_t bytes = hapt_engine_tensor_bytes(engine, boundary->tensor[i]);
+        char *value = calloc(bytes + sizeof(float), 1);
+        uint64_t random = 2;
+        if (!value) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %zu bytes of samples", bytes);
+        /* The upper half of a float is the same number in bf16; indices stay 0. */
+        for (size_t at = 0; tensor->dtype != HAPT_I32 && at < bytes; at += hapt_dtype_bytes(tensor->dtype)) {
+            const float number = (float)(hapt_random_unit(&random) - 0.5);
+            const size_t width = hapt_dtype_bytes(tensor->dtype);
+            memcpy(value + at, (const char *)&number + (sizeof number - width), width);
+        }
+        const enum hapt_status status = options->backend->copy(options->backend->queue(options->device, 0),
+                                                               hapt_engine_staging(engine, kind, 0, i), value, bytes);
+        const enum hapt_status done = options->backend->wait(options->backend->record(options->backend->queue(options->device, 0)));
+        free(value);
+        HAPT_TRY(status);
+        HAPT_TRY(done);
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status samples_fill(const struct hapt_model *model, const struct hapt_engine_options *options,
+                              const struct hapt_program *program, struct hapt_engine *engine)
+{
+    const struct hapt_graph *graph = program->graph;
+    int64_t largest = 0;
+    for (int t = 0; t < graph->tensor_count; t++)
+        if (graph->tensor[t].kind == HAPT_TENSOR_PARAMETER && hapt_tensor_elements(&graph->tensor[t]) > largest)
+            largest = hapt_tensor_elements(&graph->tensor[t]);
+    float *value = malloc((size_t)largest * sizeof *value);
+    if (!value) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %lld weights", (long long)largest);
+    enum hapt_status status = HAPT_OK;
+    for (int t = 0; t < graph->tensor_count && status == HAPT_OK; t++) {
+        if (!hapt_engine_tensor(engine, t, 0)) continue;
+        if (graph->tensor[t].kind == HAPT_TENSOR_PARAMETER) status = fill_parameter(engine, graph, t, value);
+        if (graph->tensor[t].kind == HAPT_TENSOR_INPUT) status = fill_input(model, options, graph, engine, t);
+    }
+    free(value);
+    return status;
+}

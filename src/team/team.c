@@ -1,0 +1,301 @@
+/* What the ranks of one program exchange: its collectives, over communicators of the mesh axes. */
+#include "hapt/team.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "hapt/reshard.h"
+
+/* ---- preparation ---- */
+
+/* Where the shards of `sharded` lie in `whole`, a version of it that is whole along the axis. */
+static enum hapt_status prepare_parts(const struct hapt_team *team, struct hapt_arena *arena, struct hapt_team_move *move, int whole,
+                                      int sharded)
+{
+    const struct hapt_sharding *sharding = team->sharding;
+    const struct hapt_tensor *local = &sharding->shard->tensor[whole];
+    const struct hapt_property property = sharding->property[sharded][move->axis];
+    const struct hapt_axis *axis = &sharding->axis[move->axis];
+    const int64_t extent = local->shape[property.dim];
+    const size_t blocks = property.blocks > 1 ? (size_t)property.blocks : 1;
+    size_t outer = blocks, inner = hapt_dtype_bytes(move->dtype);
+    for (int d = 0; d < property.dim; d++) outer *= (size_t)local->shape[d];
+    for (int d = property.dim + 1; d < local->dims; d++) inner *= (size_t)local->shape[d];
+    HAPT_NEW(move->part, arena, axis->size);
+    for (int r = 0; r < axis->size; r++) {
+        int64_t first, count;
+        HAPT_ASSERT(hapt_property_share(property, axis, extent, r, &first, &count));
+        move->part[r] = (struct hapt_strided){.offset = (size_t)first * inner,
+                                              .count = outer,
+                                              .run = (size_t)count * inner,
+                                              .stride = (size_t)extent / blocks * inner};
+    }
+    return HAPT_OK;
+}
+
+static void box_along(const struct hapt_team *team, int axis, int rank, int tensor, struct hapt_box *box)
+{
+    int place[HAPT_MESH_AXES];
+    memcpy(place, team->place, sizeof place);
+    place[axis] = rank;
+    hapt_sharding_box(team->sharding, tensor, place, box);
+}
+
+static enum hapt_status prepare_trade(const struct hapt_team *team, struct hapt_arena *arena, struct hapt_team_move *move, int from,
+                                      int to)
+{
+    const int ranks = team->sharding->axis[move->axis].size, me = team->place[move->axis];
+    const size_t width = hapt_dtype_bytes(move->dtype);
+    HAPT_NEW(move->send, arena, ranks);
+    HAPT_NEW(move->receive, arena, ranks);
+    for (int s = 0; s < ranks; s++)
+        for (int r = 0; r < ranks; r++) {
+            struct hapt_box had, wanted;
+            struct hapt_strided_list in_had, in_wanted;
+            box_along(team, move->axis, s, from, &had);
+            box_along(team, move->axis, r, to, &wanted);
+            HAPT_TRY(hapt_reshard_common(&had, &wanted, NULL, width, arena, &in_had, &in_wanted));
+            if (hapt_strided_bytes(&in_had) > move->longest) move->longest = hapt_strided_bytes(&in_had);
+            if (s == me) move->send[r] = in_had;
+            if (r == me) move->receive[s] = in_wanted;
+        }
+    return HAPT_OK;
+}
+
+static enum hapt_status prepare_move(struct hapt_team *team, struct hapt_arena *arena, const struct hapt_program_step *step)
+{
+    const struct hapt_sharding *sharding = team->sharding;
+    const struct hapt_op *op = &sharding->graph->op[step->op];
+    struct hapt_team_move *move = &team->move[step->op];
+    const int from = op->input[0], to = op->output[0];
+    *move = (struct hapt_team_move){.kind = step->kind,
+                                .axis = step->axis,
+                                .dtype = sharding->graph->tensor[to].dtype,
+                                .elements = (size_t)hapt_tensor_elements(&sharding->shard->tensor[to])};
+    switch (step->kind) {
+    case HAPT_COLLECTIVE_ALL_GATHER:
+    case HAPT_COLLECTIVE_GROUPED_BROADCAST:
+        return prepare_parts(team, arena, move, to, from);
+    case HAPT_COLLECTIVE_REDUCE_SCATTER:
+    case HAPT_COLLECTIVE_SLICE:
+        return prepare_parts(team, arena, move, from, to);
+    case HAPT_COLLECTIVE_ALL_TO_ALL:
+        return prepare_trade(team, arena, move, from, to);
+    case HAPT_COLLECTIVE_ALL_REDUCE:
+    case HAPT_COLLECTIVE_NONE:
+    case HAPT_COLLECTIVE_COUNT:
+        break;
+    }
+    return HAPT_OK;
+}
+
+void hapt_team_place(const struct hapt_sharding *sharding, int rank, int place[HAPT_MESH_AXES])
+{
+    const int inner = sharding->axis[1].size;
+    place[0] = rank / inner;
+    place[1] = rank % inner;
+}
+
+enum hapt_status hapt_team_prepare(struct hapt_team *team, const struct hapt_sharding *sharding, const struct hapt_program *program,
+                                   int rank, double slowdown, struct hapt_arena *arena)
+{
+    *team = (struct hapt_team){.sharding = sharding,
+                               .program = program,
+                               .rank = rank,
+                               .size = sharding->axis[0].size * sharding->axis[1].size,
+                               .slowdown = slowdown,
+                               .microbatch = -1};
+    hapt_team_place(sharding, rank, team->place);
+    HAPT_NEW(team->move, arena, program->graph->op_count);
+    HAPT_NEW(team->slice, arena, team->size);
+    for (int section = 0; section < HAPT_SECTION_COUNT; section++)
+        for (int s = 0; s < program->step_count[section]; s++)
+            if (program->step[section][s].kind != HAPT_COLLECTIVE_NONE)
+                HAPT_TRY(prepare_move(team, arena, &program->step[section][s]));
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_team_connect(struct hapt_team *team, MPI_Comm comm, const char *who, double timeout_s)
+{
+    HAPT_TRY(hapt_collective_create(comm, who, timeout_s, true, &team->whole));
+    for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
+        const int ranks = team->sharding->axis[axis].size;
+        if (ranks == 1) continue;
+        team->along[axis] = team->whole;
+        if (ranks == team->size) continue;
+        MPI_Comm part;
+        team->along[axis] = NULL;
+        HAPT_MPI(MPI_Comm_split(comm, team->place[1 - axis], team->place[axis], &part));
+        const enum hapt_status status = hapt_collective_create(part, who, timeout_s, true, &team->along[axis]);
+        MPI_Comm_free(&part);
+        HAPT_TRY(hapt_link_all_or_none(comm, "the collectives of a mesh axis", status));
+    }
+    return HAPT_OK;
+}
+
+void hapt_team_release(struct hapt_team *team)
+{
+    for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
+        if (team->along[axis] != team->whole) hapt_collective_destroy(team->along[axis]);
+    hapt_collective_destroy(team->whole);
+    team->whole = team->along[0] = team->along[1] = NULL;
+}
+
+struct hapt_collective *hapt_team_over(const struct hapt_team *team, unsigned axes)
+{
+    return axes == 3u ? team->whole : team->along[axes >> 1];
+}
+
+/* ---- execution ---- */
+
+void hapt_team_stretch_begin(struct hapt_team *team)
+{
+    team->begun = (struct hapt_team_stretch){hapt_time_s(), hapt_time_thread_cpu_s()};
+}
+
+void hapt_team_stretch_end(struct hapt_team *team)
+{
+    const struct hapt_team_stretch begun = team->begun;
+    if (team->slowdown > 1)
+        hapt_time_sleep_until(begun.start_s + team->slowdown * (hapt_time_thread_cpu_s() - begun.cpu_s));
+    team->busy_s += hapt_time_s() - begun.start_s;
+}
+
+const char *hapt_team_describe(const struct hapt_team *team, const char *what, char *text, size_t size)
+{
+    if (team->microbatch < 0)
+        snprintf(text, size, "%s of step %lld", what, (long long)team->step);
+    else
+        snprintf(text, size, "%s of step %lld, microbatch %d", what, (long long)team->step, team->microbatch);
+    return text;
+}
+
+/* Ranks wait for each other: that is neither computation nor slowed down. */
+static double leave_computation(struct hapt_team *team)
+{
+    if (team->microbatch >= 0) hapt_team_stretch_end(team);
+    return hapt_time_s();
+}
+
+static enum hapt_status resume_computation(struct hapt_team *team, double start_s, enum hapt_status status)
+{
+    team->reduce_s += hapt_time_s() - start_s;
+    if (team->microbatch >= 0) hapt_team_stretch_begin(team);
+    return status;
+}
+
+static enum hapt_status run_move(struct hapt_team *team, const struct hapt_team_move *move, const char *what, const void *from,
+                                 void *to)
+{
+    struct hapt_collective *along = team->along[move->axis];
+    switch (move->kind) {
+    case HAPT_COLLECTIVE_ALL_REDUCE:
+        if (from != to) memcpy(to, from, move->elements * hapt_dtype_bytes(move->dtype));
+        return hapt_collective_combine(along, what, HAPT_COMBINE_SUM, move->dtype, to, move->elements);
+    case HAPT_COLLECTIVE_REDUCE_SCATTER:
+        return hapt_collective_reduce_scatter(along, what, move->dtype, move->part, from, to);
+    case HAPT_COLLECTIVE_ALL_GATHER:
+        return hapt_collective_gather_shards(along, what, true, move->part, from, to);
+    case HAPT_COLLECTIVE_GROUPED_BROADCAST:
+        return hapt_collective_gather_shards(along, what, false, move->part, from, to);
+    case HAPT_COLLECTIVE_ALL_TO_ALL:
+        return hapt_collective_all_to_all(along, what, move->longest, move->send, from, move->receive, to);
+    case HAPT_COLLECTIVE_SLICE:
+    case HAPT_COLLECTIVE_NONE:
+    case HAPT_COLLECTIVE_COUNT:
+        break;
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status run_collective(void *context, int op, const void *from, void *to)
+{
+    struct hapt_team *team = context;
+    const struct hapt_team_move *move = &team->move[op];
+    char what[160];
+    HAPT_ASSERT(move->kind != HAPT_COLLECTIVE_NONE);
+    if (move->kind == HAPT_COLLECTIVE_SLICE) {
+        const struct hapt_strided_list own = {1, &move->part[team->place[move->axis]]};
+        hapt_strided_pack(&own, from, 0, hapt_strided_bytes(&own), to);
+        return HAPT_OK;
+    }
+    hapt_team_describe(team, team->sharding->graph->op[op].name, what, sizeof what);
+    const double start_s = leave_computation(team);
+    return resume_computation(team, start_s, run_move(team, move, what, from, to));
+}
+
+static enum hapt_status all_reduce(void *context, unsigned axes, float *data, size_t elements)
+{
+    struct hapt_team *team = context;
+    char what[64];
+    struct hapt_collective *over = hapt_team_over(team, axes);
+    hapt_team_describe(team, "sum of the gradients", what, sizeof what);
+    const double start_s = leave_computation(team);
+    return resume_computation(team, start_s, hapt_collective_all_reduce(over, what, data, elements));
+}
+
+/* Slices between the bounds, as bytes of a flat array. */
+static struct hapt_collective *slices(struct hapt_team *team, unsigned axes, const size_t *bound)
+{
+    struct hapt_collective *over = hapt_team_over(team, axes);
+    for (int r = 0; r < hapt_collective_ranks(over); r++)
+        team->slice[r] = (struct hapt_strided){.offset = bound[r] * sizeof(float),
+                                                .count = 1,
+                                                .run = (bound[r + 1] - bound[r]) * sizeof(float)};
+    return over;
+}
+
+static enum hapt_status reduce_scatter(void *context, unsigned axes, float *data, const size_t *bound)
+{
+    struct hapt_team *team = context;
+    char what[64];
+    struct hapt_collective *over = slices(team, axes, bound);
+    hapt_team_describe(team, "sum of slices of the gradients", what, sizeof what);
+    const double start_s = leave_computation(team);
+    return resume_computation(team, start_s,
+                              hapt_collective_reduce_scatter(over, what, HAPT_F32, team->slice, data,
+                                                             data + bound[hapt_collective_rank(over)]));
+}
+
+static enum hapt_status all_gather(void *context, unsigned axes, float *data, const size_t *bound)
+{
+    struct hapt_team *team = context;
+    char what[64];
+    struct hapt_collective *over = slices(team, axes, bound);
+    hapt_team_describe(team, "gather of the weights", what, sizeof what);
+    hapt_team_stretch_end(team); /* the update so far */
+    const double start_s = hapt_time_s();
+    const enum hapt_status status = hapt_collective_gather_shards(over, what, false, team->slice, NULL, data);
+    team->reduce_s += hapt_time_s() - start_s;
+    hapt_team_stretch_begin(team);
+    return status;
+}
+
+static enum hapt_status exchange(void *context, float *data, size_t elements, bool largest)
+{
+    const struct hapt_team_axis *axis = context;
+    struct hapt_team *team = axis->team;
+    char what[64];
+    hapt_team_describe(team, "exchange inside an operator", what, sizeof what);
+    const double start_s = leave_computation(team);
+    return resume_computation(team, start_s,
+                              hapt_collective_combine(team->along[axis->axis], what,
+                                                      largest ? HAPT_COMBINE_MAXIMUM : HAPT_COMBINE_SUM, HAPT_F32, data,
+                                                      elements));
+}
+
+void hapt_team_links(struct hapt_team *team, struct hapt_engine_links *links)
+{
+    *links = (struct hapt_engine_links){
+        .context = team,
+        .collective = run_collective,
+        .all_reduce = all_reduce,
+        .reduce_scatter = reduce_scatter,
+        .all_gather = all_gather,
+        .exchange = exchange};
+    for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
+        team->exchange_context[axis] = (struct hapt_team_axis){team, axis};
+        links->exchange_context[axis] = &team->exchange_context[axis];
+    }
+}
+
