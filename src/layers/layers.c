@@ -1,6 +1,8 @@
 /*
  * Layers: modules first (modules.c), then each module's operators are clustered on their own, so that equal modules give equal
- * layers (HAPT 5.1). Inside a module: contiguous parts whose largest FLOPs are about minimal, cut where little data crosses.
+ * layers (HAPT 5.1). Inside a module: contiguous parts whose largest FLOPs are about minimal, cut where little data crosses. Where
+ * nothing repeats and one operator outweighs the rest no parts are balanced: a few are made all the same, since stages are cut
+ * between layers only.
  */
 #include "hapt/layers.h"
 
@@ -16,7 +18,9 @@
 #define BALANCE_SLACK 0.10
 /* "As fine as balance allows": the largest part is at most this multiple of the mean part. */
 #define BALANCE_LIMIT 1.2
-enum { MAX_PARTS = 1024 };
+/* What the dearest cuts everywhere would add to parts of equal FLOPs, as a share, where balance is out of reach. */
+#define CUT_WEIGHT 0.10
+enum { MAX_PARTS = 1024, FEWEST_PARTS = 8 /* of a model in which nothing repeats, if it has as many operators */ };
 
 struct builder {
     const struct hapt_graph *graph;
@@ -60,33 +64,43 @@ static double smallest_maximum(const struct builder *builder, const struct stret
     return high;
 }
 
-/* Cuts into exactly `parts` (at most `items`) parts within the slack: the least sum of bytes over the cuts, then the least sum of
- * squared FLOPs, then the first cuts. end[p] is the end item of part p. */
-static enum hapt_status cut_stretch(const struct builder *builder, const struct stretch *stretch, int parts, int *end)
+/* Where parts cannot be balanced a cut's bytes are weighed against the parts' squared FLOPs: a byte in those. */
+static double squares_of_byte(const struct builder *builder, const struct stretch *stretch, int parts)
 {
-    struct cost { double bytes, squares; int from; } *table;
+    const double total = stretch_flops(builder, stretch, 0, stretch->items);
+    double most = 0;
+    for (int item = 1; item < stretch->items; item++) most = fmax(most, builder->cut_bytes[stretch->position[item]]);
+    return parts < 2 || most == 0 ? 0 : CUT_WEIGHT * total * total / parts / (most * (parts - 1));
+}
+
+/* Cuts into exactly `parts` (at most `items`) parts. Balanced: none beyond the slack, the least sum of bytes over the cuts, then the
+ * least sum of squared FLOPs. Else: the least of both sums together. Then the first cuts. end[p] is the end item of part p. */
+static enum hapt_status cut_stretch(const struct builder *builder, const struct stretch *stretch, int parts, bool balanced, int *end)
+{
+    struct cost { double sum, squares; int from; } *table;
     const int items = stretch->items;
-    const double limit = (1 + BALANCE_SLACK) * smallest_maximum(builder, stretch, parts);
+    const double limit = balanced ? (1 + BALANCE_SLACK) * smallest_maximum(builder, stretch, parts) : INFINITY;
+    const double byte = balanced ? 1 : squares_of_byte(builder, stretch, parts);
     HAPT_NEW(table, builder->arena, (size_t)(parts + 1) * (size_t)(items + 1));
 #define AT(part, item) table[(size_t)(part) * (size_t)(items + 1) + (size_t)(item)]
-    for (int item = 0; item <= items; item++) AT(0, item).bytes = item == 0 ? 0 : INFINITY;
+    for (int item = 0; item <= items; item++) AT(0, item).sum = item == 0 ? 0 : INFINITY;
     for (int part = 1; part <= parts; part++) {
-        AT(part, 0).bytes = INFINITY;
+        AT(part, 0).sum = INFINITY;
         for (int item = 1; item <= items; item++) {
             struct cost best = {INFINITY, INFINITY, -1};
-            const double here = item == items ? 0 : builder->cut_bytes[stretch->position[item]];
+            const double here = item == items ? 0 : byte * builder->cut_bytes[stretch->position[item]];
             for (int first = item - 1; first >= part - 1; first--) {
                 const double flops = stretch_flops(builder, stretch, first, item);
                 if (flops > limit) break;
-                const struct cost cost = {AT(part - 1, first).bytes + here, AT(part - 1, first).squares + flops * flops,
-                                          first};
-                const bool equal = cost.bytes == best.bytes;
-                if (cost.bytes < best.bytes || (equal && cost.squares < best.squares * (1 - 1e-12))) best = cost;
+                const struct cost *before = &AT(part - 1, first);
+                const struct cost cost = {before->sum + here + (balanced ? 0 : flops * flops), before->squares + flops * flops, first};
+                const bool equal = cost.sum == best.sum;
+                if (cost.sum < best.sum || (equal && cost.squares < best.squares * (1 - 1e-12))) best = cost;
             }
             AT(part, item) = best;
         }
     }
-    HAPT_ASSERT(isfinite(AT(parts, items).bytes));
+    HAPT_ASSERT(isfinite(AT(parts, items).sum));
     for (int part = parts, item = items; part > 0; part--) {
         end[part - 1] = item;
         item = AT(part, item).from;
@@ -95,15 +109,18 @@ static enum hapt_status cut_stretch(const struct builder *builder, const struct 
     return HAPT_OK;
 }
 
+static bool balances(const struct builder *builder, const struct stretch *stretch, int parts)
+{
+    return smallest_maximum(builder, stretch, parts) <= BALANCE_LIMIT * stretch_flops(builder, stretch, 0, stretch->items) / parts;
+}
+
 /* The largest number of parts up to `wanted` that balance allows. */
 static int balanced_parts(const struct builder *builder, const struct stretch *stretch, int wanted)
 {
-    const double total = stretch_flops(builder, stretch, 0, stretch->items);
     int best = 1;
     if (wanted > stretch->items) wanted = stretch->items;
-    for (int parts = 2; parts <= wanted && parts <= MAX_PARTS; parts++) {
-        if (smallest_maximum(builder, stretch, parts) <= BALANCE_LIMIT * total / parts) best = parts;
-    }
+    for (int parts = 2; parts <= wanted && parts <= MAX_PARTS; parts++)
+        if (balances(builder, stretch, parts)) best = parts;
     return best;
 }
 
@@ -160,6 +177,19 @@ static void module_stretch(const struct builder *builder, const struct hapt_modu
     stretch->items = builder->atom_of[module->end_op] - builder->atom_of[module->first_op];
 }
 
+/* A model in which nothing repeats: as many layers as asked for; without a wish as many as balance allows, but a few at least. */
+static int parts_of_whole(const struct builder *builder, const struct stretch *stretch, int granularity)
+{
+    int parts = granularity;
+    if (granularity == 0) {
+        const double share = stretch_flops(builder, stretch, 0, stretch->items) / largest_op(builder);
+        parts = share < MAX_PARTS ? balanced_parts(builder, stretch, (int)lround(share)) : MAX_PARTS;
+        if (parts < FEWEST_PARTS) parts = FEWEST_PARTS;
+    }
+    if (parts > MAX_PARTS) parts = MAX_PARTS;
+    return parts < stretch->items ? parts : stretch->items;
+}
+
 /* How many layers each module gets. Without a wish: repeated modules as fine as balance allows, the others in layers of about
  * the same size. With one: in proportion to FLOPs. */
 static void choose_parts(const struct builder *builder, const struct hapt_layers *layers, int granularity,
@@ -173,7 +203,10 @@ static void choose_parts(const struct builder *builder, const struct hapt_layers
         parts[m] = layers->module[m].kind >= 0 ? balanced_parts(builder, &stretch, stretch.items) : 1;
         if (layers->module[m].kind >= 0) unit = fmax(unit, smallest_maximum(builder, &stretch, parts[m]));
     }
-    if (unit == 0) unit = largest_op(builder);
+    if (layers->module_count == 1) {
+        parts[0] = parts_of_whole(builder, &stretch, granularity);
+        return;
+    }
     for (int m = 0; m < layers->module_count; m++) {
         module_stretch(builder, &layers->module[m], &stretch);
         const double flops = stretch_flops(builder, &stretch, 0, stretch.items);
@@ -191,7 +224,8 @@ static enum hapt_status add_layers(const struct builder *builder, struct hapt_la
 {
     int *end;
     HAPT_NEW(end, builder->arena, parts);
-    HAPT_TRY(cut_stretch(builder, stretch, parts, end));
+    const bool balanced = layers->module_count > 1 || balances(builder, stretch, parts);
+    HAPT_TRY(cut_stretch(builder, stretch, parts, balanced, end));
     for (int part = 0; part < parts; part++) layers->end_op[layers->count++] = stretch->position[end[part]];
     return HAPT_OK;
 }

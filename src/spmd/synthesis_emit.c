@@ -4,12 +4,14 @@
 #include "synthesis_private.h"
 
 /* Versions there are of a tensor, and who sees them: what the forward part made, the operators of its maker and of those behind;
- * what the backward part made of an activation, and slices of parameters, the operators of one forward operator. */
+ * what the backward part made of an activation, and slices of parameters, the operators of one forward operator. Behind a border that
+ * converts it the forward part goes on from what the border made alone, as the search did: a version that is read there stands in
+ * front of its first reader, where the backward operators of that one see it too. */
 struct versions {
     layout_set made, local;
-    int maker[MOST_LAYOUTS], local_unit;
-    layout_set waiting;            /* made at a border, not read so far: they will stand before their first reader */
-    int border_from[MOST_LAYOUTS]; /* the layout such a one is made of + 1 */
+    int maker[MOST_LAYOUTS], local_unit; /* the first that makes it */
+    bool converted;                      /* at a border */
+    layout_set since, waiting;           /* made behind the last such border; at it, not read so far */
 };
 
 struct emission {
@@ -47,6 +49,7 @@ static layout_set seen(struct emission *emission, int tensor)
     const enum hapt_tensor_kind kind = emission->problem->graph->tensor[tensor].kind;
     layout_set set = versions->made;
     if (kind == HAPT_TENSOR_GRADIENT) return set;
+    if (versions->converted && !emission->backward) return versions->since | versions->waiting;
     if (versions->local_unit != emission->unit) versions->local = 0;
     for (int l = 0; l < MOST_LAYOUTS; l++)
         if (versions->maker[l] > emission->unit) set &= (layout_set)~(1u << l);
@@ -58,8 +61,9 @@ static void note_version(struct emission *emission, int tensor, int layout)
     struct versions *versions = &emission->made[tensor];
     const enum hapt_tensor_kind kind = emission->problem->graph->tensor[tensor].kind;
     if (kind == HAPT_TENSOR_GRADIENT || (kind == HAPT_TENSOR_ACTIVATION && !emission->backward)) {
+        if (!(versions->made >> layout & 1u)) versions->maker[layout] = emission->unit;
         versions->made |= (layout_set)(1u << layout);
-        versions->maker[layout] = emission->unit;
+        versions->since |= (layout_set)(1u << layout);
         return;
     }
     if (versions->local_unit != emission->unit) versions->local = 0;
@@ -89,18 +93,16 @@ static void read_version(struct emission *emission, int tensor, int layout)
     note_version(emission, tensor, layout);
 }
 
-/* Makes sure that a version is there where the whole tensor is, or what a border made it of for others. */
+/* Makes sure that a version is there where the whole tensor is. */
 static enum hapt_status put_slice(struct emission *emission, int tensor, int layout)
 {
     const layout_set set = seen(emission, tensor);
-    const int border_from = emission->made[tensor].border_from[layout] - 1;
-    const int from = set >> WHOLE & 1u || border_from < 0 ? WHOLE : border_from;
     read_version(emission, tensor, layout);
     if (set >> layout & 1u) return HAPT_OK;
-    if (!(set >> from & 1u))
+    if (!(set >> WHOLE & 1u))
         return hapt_fail(HAPT_ERR_INTERNAL, NULL, "synthesis lost a version of %s", emission->problem->graph->tensor[tensor].name);
-    read_version(emission, tensor, from);
-    return put_conversion(emission, tensor, from, layout);
+    read_version(emission, tensor, WHOLE);
+    return put_conversion(emission, tensor, WHOLE, layout);
 }
 
 static enum hapt_status put_move(struct emission *emission, int tensor, int from, int to)
@@ -171,13 +173,16 @@ static enum hapt_status put_borders(struct emission *emission, int step, bool ba
         const struct object *object = &emission->problem->object[chosen->border[b].object];
         if ((object->kind == OBJECT_GRADIENT) != backward) continue;
         struct versions *versions = &emission->made[object->tensor];
+        const struct layouts *layouts = emission->layouts[object->tensor];
         const int from = chosen->border[b].from, to = chosen->border[b].to;
-        const bool there = seen(emission, object->tensor) >> to & 1u;
-        HAPT_TRY(put_move(emission, object->tensor, from, to));
-        if (there || backward) continue;
-        versions->made &= (layout_set)~(1u << to);
-        versions->waiting |= (layout_set)(1u << to);
-        versions->border_from[to] = from + 1;
+        if (backward) HAPT_TRY(put_move(emission, object->tensor, from, to));
+        if (backward || seen(emission, object->tensor) >> to & 1u) continue;
+        if (!(versions->waiting >> from & 1u)) HAPT_TRY(put_slice(emission, object->tensor, from));
+        HAPT_TRY(put(emission, (struct hapt_axis_instruction){.op = -1, .tensor = object->tensor, .kind = layouts->convert_kind[from][to],
+                                                              .from = layouts->property[from], .to = layouts->property[to]}));
+        versions->converted = true;
+        versions->since = 0;
+        versions->waiting = (layout_set)(1u << to);
     }
     return HAPT_OK;
 }

@@ -1,7 +1,8 @@
 /* ranks: 2 3 4
  * Programs at random of every family, trained for real against one rank: synthesised ones (costs, ratios, forced cuts, memory of one or
  * two axes at random, so that any collective and replicated gradients come out best) and completed random cuts; in one stage and in
- * two. Loss of two steps, gradients of the first and weights after the second are those of one rank.
+ * two. Loss of two steps, gradients of the first and weights after the second are those of one rank. The long campaign trains 50
+ * synthesised programs a model on each number of ranks, and asks of each model that every sort of program is among them.
  */
 #include "cuts.h"
 
@@ -82,29 +83,34 @@ static void draw_costs(uint64_t *random, struct random_costs *costs)
     }
 }
 
-/* For one operator in eight, a cut that it can have. */
+/* For one operator in eight, a cut that it can have; every other time all products of experts go by expert. */
 static const struct hapt_cut **draw_forced(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
-                                           uint64_t *random)
+                                           uint64_t *random, int *count)
 {
     const struct hapt_graph *graph = sharding->graph;
     const struct hapt_cut **forced = hapt_arena_alloc(&arena, (size_t)graph->op_count, sizeof *forced);
+    const bool experts = hapt_random_next(random) % 2;
     for (int o = 0; o < graph->forward_count; o++) {
         struct hapt_cut list[64], *one;
         struct hapt_rule rule;
-        if (hapt_random_next(random) % 8) continue;
-        const int count = hapt_rule_cuts(graph, o, axis_index, axis, NULL, list, 64);
-        const struct hapt_cut cut = list[hapt_random_next(random) % (uint64_t)count];
+        const bool expert = experts && graph->op[o].type == hapt_op_type_find("expert_linear");
+        if (hapt_random_next(random) % 8 && !expert) continue;
+        const int cuts = hapt_rule_cuts(graph, o, axis_index, axis, NULL, list, 64);
+        struct hapt_cut cut = list[hapt_random_next(random) % (uint64_t)cuts];
+        for (int c = 0; expert && c < cuts; c++)
+            if (list[c].letter == 'e') cut = list[c];
         if (cut.letter == HAPT_CUT_PARTIAL || hapt_rule_of_cut(sharding, axis_index, axis, o, cut, &rule) != HAPT_OK) continue;
         one = hapt_arena_alloc(&arena, 1, sizeof *one);
         *one = (struct hapt_cut){.letter = cut.letter};
         forced[o] = one;
+        *count += cut.letter != HAPT_CUT_WHOLE;
     }
     hapt_fail_reset();
     return forced;
 }
 
 static struct hapt_axis_program *synthesised(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
-                                             uint64_t *random)
+                                             uint64_t *random, int *forced)
 {
     struct random_costs draw;
     struct hapt_synthesis_options options = {.microbatches = 1 + (int)(hapt_random_next(random) % 8), .most_states = 5000};
@@ -116,7 +122,8 @@ static struct hapt_axis_program *synthesised(const struct hapt_sharding *shardin
     for (int attempt = 0; attempt < 3; attempt++) {
         struct hapt_axis_program *program = hapt_arena_alloc(&arena, 1, sizeof *program);
         /* Cuts forced on both of two neighbours may contradict each other. */
-        options.forced = attempt < 2 ? draw_forced(sharding, axis_index, axis, random) : NULL;
+        *forced = 0;
+        options.forced = attempt < 2 ? draw_forced(sharding, axis_index, axis, random, forced) : NULL;
         const enum hapt_status status = hapt_synthesise(sharding, axis_index, axis, &costs, &options, &arena, program, NULL);
         CHECK_MESSAGE(status == HAPT_OK || status == HAPT_ERR_INFEASIBLE, "synthesis: %s", hapt_fail_message());
         hapt_fail_reset();
@@ -143,11 +150,20 @@ static struct hapt_axis_program *random_cuts(const struct hapt_sharding *shardin
     return program;
 }
 
+/* What was drawn, for the tally. */
+struct drawn {
+    struct shape shape;
+    const struct hapt_sharding *sharding[2]; /* by stage */
+    bool synthesise;
+    int forced, uneven, axes; /* operators with a forced cut; axes by a ratio; most axes of a stage that are cut */
+};
+
 /* A layout of a stage of `ranks`, or NULL. */
-static struct hapt_stage_layout *draw_layout(int ranks, bool synthesise, uint64_t *random, struct hapt_sharding **sharding)
+static struct hapt_stage_layout *draw_layout(int ranks, uint64_t *random, struct drawn *drawn, struct hapt_sharding **sharding)
 {
     struct hapt_stage_layout *layout = hapt_arena_alloc(&arena, 1, sizeof *layout);
     const int shape = (int)(hapt_random_next(random) % 3);
+    int axes = 0;
     const int size[] = {ranks == 4 && shape == 0 ? 2 : shape == 1 ? 1 : ranks, ranks == 4 && shape == 0 ? 2 : shape == 1 ? ranks : 1};
     CHECK_OK(hapt_sharding_trivial(model->graph, &arena, sharding));
     for (int a = 0; a < HAPT_MESH_AXES; a++) {
@@ -156,8 +172,12 @@ static struct hapt_stage_layout *draw_layout(int ranks, bool synthesise, uint64_
         struct hapt_sharding *made = NULL;
         cuts_random_axis(axis, size[a], random);
         if (size[a] > 1) {
-            program = synthesise ? synthesised(*sharding, a, &axis->axis, random) : random_cuts(*sharding, a, &axis->axis, random);
+            int forced = 0;
+            program = drawn->synthesise ? synthesised(*sharding, a, &axis->axis, random, &forced) : random_cuts(*sharding, a, &axis->axis, random);
             if (!program) return NULL;
+            drawn->forced += forced;
+            drawn->uneven += axis->axis.ratio != NULL;
+            axes++;
         } else {
             axis->axis = (struct hapt_axis){.size = 1};
         }
@@ -167,14 +187,17 @@ static struct hapt_stage_layout *draw_layout(int ranks, bool synthesise, uint64_
         layout->program[a] = program;
         *sharding = made;
     }
+    if (axes > drawn->axes) drawn->axes = axes;
     return layout;
 }
 
 /* One stage of all ranks, or two stages cut where both programs can be. */
-static bool draw_shape(bool synthesise, uint64_t *random, struct shape *shape, const struct hapt_sharding **first)
+static bool draw_shape(bool synthesise, uint64_t *random, struct drawn *drawn)
 {
     const int ranks = test_env.world_size, ops = model->graph->forward_count;
     struct hapt_sharding *sharding[2] = {NULL, NULL};
+    struct shape *shape = &drawn->shape;
+    *drawn = (struct drawn){.synthesise = synthesise};
     *shape = one_rank();
     shape->microbatches = 2;
     if (ranks > 2 && hapt_random_next(random) % 4 == 0) shape->stages = 2;
@@ -185,10 +208,10 @@ static bool draw_shape(bool synthesise, uint64_t *random, struct shape *shape, c
         if (shape->size[s] == 1)
             CHECK_OK(hapt_sharding_trivial(model->graph, &arena, &sharding[s]));
         else
-            shape->layout[s] = draw_layout(shape->size[s], synthesise, random, &sharding[s]);
+            shape->layout[s] = draw_layout(shape->size[s], random, drawn, &sharding[s]);
         if (shape->size[s] > 1 && !shape->layout[s]) return false;
     }
-    *first = shape->layout[0] ? sharding[0] : sharding[1];
+    for (int s = 0; s < shape->stages; s++) drawn->sharding[s] = sharding[s];
     if (shape->stages == 1) return hapt_sharding_allows(sharding[0], 0, ops);
     const int from = (int)(hapt_random_next(random) % (uint64_t)ops);
     for (int k = 0; k < ops; k++) {
@@ -280,9 +303,10 @@ static void compare(const struct outcome *one, const struct outcome *its, const 
 
 /* ---- what the programs hold ---- */
 
+/* Programs of a model, and how many of them are of a sort or hold such a collective. */
 struct tally {
-    int synthesised, cuts, stages, replicated;
-    int with[HAPT_COLLECTIVE_COUNT]; /* programs with such a collective */
+    int synthesised, cuts, stages, axes, uneven, forced, replicated, experts;
+    int with[HAPT_COLLECTIVE_COUNT];
 };
 
 /* Gradients of parameters from operands that were gathered: sufficient factors. */
@@ -312,62 +336,93 @@ static bool replicates(const struct hapt_sharding *sharding, int axis)
     return false;
 }
 
-static void note(const struct shape *shape, const struct hapt_sharding *sharding, bool synthesise, struct tally *tally)
+/* Products of experts by the expert that they belong to. */
+static bool places_experts(const struct hapt_sharding *sharding)
 {
-    bool has[HAPT_COLLECTIVE_COUNT] = {false};
     for (int o = 0; o < sharding->graph->op_count; o++)
-        has[hapt_op_type_at(sharding->graph->op[o].type)->collective] = true;
+        for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
+            if (sharding->graph->op[o].type == hapt_op_type_find("expert_linear") && sharding->cut[o][axis].letter == 'e') return true;
+    return false;
+}
+
+static void note(const struct drawn *drawn, struct tally *tally)
+{
+    bool has[HAPT_COLLECTIVE_COUNT] = {false}, replicated = false, experts = false;
+    for (int s = 0; s < drawn->shape.stages; s++) {
+        const struct hapt_sharding *sharding = drawn->sharding[s];
+        for (int o = 0; o < sharding->graph->op_count; o++) has[hapt_op_type_at(sharding->graph->op[o].type)->collective] = true;
+        replicated = replicated || replicates(sharding, 0) || replicates(sharding, 1);
+        experts = experts || places_experts(sharding);
+    }
     for (int k = 0; k < HAPT_COLLECTIVE_COUNT; k++) tally->with[k] += has[k];
-    tally->replicated += replicates(sharding, 0) || replicates(sharding, 1);
-    tally->stages += shape->stages > 1;
-    synthesise ? tally->synthesised++ : tally->cuts++;
+    tally->replicated += replicated;
+    tally->experts += experts;
+    tally->forced += drawn->forced > 0;
+    tally->uneven += drawn->uneven > 0;
+    tally->axes += drawn->axes > 1;
+    tally->stages += drawn->shape.stages > 1;
+    drawn->synthesise ? tally->synthesised++ : tally->cuts++;
+}
+
+static void print_tally(const char *name, const struct tally *tally)
+{
+    if (test_env.world_rank != 0) return;
+    printf("%s on %d ranks, programs: %d synthesised (%d with forced cuts), %d of random cuts; %d in two stages, %d of two axes, %d by ratios; "
+           "with all-reduces %d, reduce-scatters %d, all-gathers %d, grouped broadcasts %d, all-to-alls %d, replicated gradients %d, "
+           "placed experts %d\n",
+           name, test_env.world_size, tally->synthesised, tally->forced, tally->cuts, tally->stages, tally->axes, tally->uneven,
+           tally->with[HAPT_COLLECTIVE_ALL_REDUCE], tally->with[HAPT_COLLECTIVE_REDUCE_SCATTER], tally->with[HAPT_COLLECTIVE_ALL_GATHER],
+           tally->with[HAPT_COLLECTIVE_GROUPED_BROADCAST], tally->with[HAPT_COLLECTIVE_ALL_TO_ALL], tally->replicated, tally->experts);
+}
+
+/* Programs of every sort were among those trained. */
+static void check_tally(const char *name, bool experts, const struct tally *tally)
+{
+    for (int k = HAPT_COLLECTIVE_ALL_REDUCE; k < HAPT_COLLECTIVE_COUNT; k++) CHECK_MESSAGE(tally->with[k] > 0, "%s: no program has collective %d", name, k);
+    CHECK_MESSAGE(tally->replicated > 0, "%s: no program replicates the gradient of a parameter", name);
+    CHECK_MESSAGE(tally->forced > 0, "%s: no synthesised program has a forced cut", name);
+    CHECK_MESSAGE(tally->uneven > 0, "%s: no program shares by ratios", name);
+    CHECK_MESSAGE(!experts || tally->experts > 0, "%s: no program places experts", name);
 }
 
 static void round_of_family(int family, struct tally *all)
 {
     const char *name = family_options[family][0];
-    const int wanted = test_long() ? 18 : 1; /* of each sort on each number of ranks */
+    const int wanted[] = {test_long() ? 18 : 1, test_long() ? 50 : 1}; /* of random cuts, synthesised; on each number of ranks */
     struct tally tally = {0};
     struct worst worst_of = {0};
     struct outcome one = {.weight = NULL};
-    struct shape shape;
+    struct drawn drawn;
     model = build_family(family);
     if (!model) return;
-    shape = one_rank();
-    shape.microbatches = 2;
-    if (!run_shape(&shape, hapt_arena_printf(&arena, "%s-one", name), false, &one)) return;
-    for (int k = 0; k < 6 * wanted && (tally.synthesised < wanted || tally.cuts < wanted); k++) {
+    const struct shape alone = {.stages = 1, .end = {model->graph->forward_count}, .size = {1}, .schedule = HAPT_SCHEDULE_H1F1B, .microbatches = 2};
+    if (!run_shape(&alone, hapt_arena_printf(&arena, "%s-one", name), false, &one)) return;
+    for (int k = 0; k < 6 * wanted[1] && (tally.synthesised < wanted[1] || tally.cuts < wanted[0]); k++) {
         uint64_t random = (uint64_t)(10000 * family + 1000 * test_env.world_size + k);
-        const bool synthesise = k % 2 == 0;
-        const struct hapt_sharding *sharding = NULL;
+        const bool synthesise = k % 2 == 0 || tally.cuts == wanted[0];
         struct outcome its = {.weight = NULL};
         char what[64];
-        if ((synthesise ? tally.synthesised : tally.cuts) >= wanted) continue;
+        if (synthesise && tally.synthesised == wanted[1]) continue;
         snprintf(what, sizeof what, "%s-%d-%d", name, test_env.world_size, k);
-        if (!draw_shape(synthesise, &random, &shape, &sharding)) continue;
-        if (!run_shape(&shape, what, hapt_random_next(&random) % 2, &its)) continue;
+        if (!draw_shape(synthesise, &random, &drawn)) continue;
+        if (!run_shape(&drawn.shape, what, hapt_random_next(&random) % 2, &its)) continue;
         compare(&one, &its, what, &worst_of);
-        note(&shape, sharding, synthesise, &tally);
+        note(&drawn, &tally);
     }
-    CHECK_MESSAGE(tally.synthesised == wanted && tally.cuts == wanted, "%s: only %d and %d programs", name, tally.synthesised, tally.cuts);
+    CHECK_MESSAGE(tally.synthesised == wanted[1] && tally.cuts == wanted[0], "%s: only %d and %d programs", name, tally.synthesised, tally.cuts);
+    print_tally(name, &tally);
     if (test_env.world_rank == 0)
-        printf("%s on %d ranks: %d synthesised programs and %d of random cuts, %d in two stages; losses within %.1e, gradients %.1e, weights "
-               "%.1e\n",
-               name, test_env.world_size, tally.synthesised, tally.cuts, tally.stages, worst_of.loss, worst_of.gradient, worst_of.weight);
-    all->replicated += tally.replicated;
-    for (int k = 0; k < HAPT_COLLECTIVE_COUNT; k++) all->with[k] += tally.with[k];
+        printf("  losses within %.1e, gradients %.1e, weights %.1e\n", worst_of.loss, worst_of.gradient, worst_of.weight);
+    if (test_long()) check_tally(name, !strcmp(name, "bert-moe"), &tally);
+    for (size_t k = 0; k < sizeof tally / sizeof(int); k++) ((int *)all)[k] += ((const int *)&tally)[k];
 }
 
 static void families(void)
 {
     struct tally all = {0};
     for (int family = 0; family < FAMILIES; family++) round_of_family(family, &all);
-    if (test_env.world_rank == 0)
-        printf("programs with all-reduces %d, reduce-scatters %d, all-gathers %d, grouped broadcasts %d, all-to-alls %d, replicated gradients %d\n",
-               all.with[HAPT_COLLECTIVE_ALL_REDUCE], all.with[HAPT_COLLECTIVE_REDUCE_SCATTER], all.with[HAPT_COLLECTIVE_ALL_GATHER],
-               all.with[HAPT_COLLECTIVE_GROUPED_BROADCAST], all.with[HAPT_COLLECTIVE_ALL_TO_ALL], all.replicated);
-    for (int k = HAPT_COLLECTIVE_ALL_REDUCE; k < HAPT_COLLECTIVE_COUNT; k++) CHECK_MESSAGE(all.with[k] > 0, "no program has collective %d", k);
-    CHECK_MESSAGE(all.replicated > 0, "no program replicates the gradient of a parameter");
+    print_tally("all", &all);
+    check_tally("all", test_long(), &all);
 }
 
 int main(int argc, char **argv)

@@ -18,7 +18,6 @@ from profiles import HAPT, LONG, MPIRUN, check
 OPTIONS = ["layers", "hidden", "heads", "kv_heads", "ffn", "sequence", "vocab", "experts", "top_k", "image", "patch", "classes",
            "width", "stages"]
 HALF = 2e-2  # a bf16 number has 8 bits: 0.4 %, and small models average little of it away
-SMALL = ["resnet", "vgg"]  # clustered into two layers
 TRAINING = ("--optimizer adamw --learning-rate 1e-3 --lr-schedule constant --beta1 0.9 --beta2 0.95 --epsilon 1e-8 "
             "--weight-decay 0.1 --clip-norm 0 --profile-seconds 1").split()
 
@@ -89,7 +88,7 @@ def family(path, folder):
         layers = train(reference, path, model, folder, 1, microbatches)
         if layers == 0:
             return
-        check(layers > (1 if name in SMALL else 3), f"{name} has {layers} layers")
+        check(layers > 3, f"{name} has {layers} layers")
         half = os.path.join(folder, "half.h5")
         if hapt(1, "model", name, *options, "--microbatch", rows // microbatches, "--dtype", "bf16", "--weights", path, "--output", half):
             train(reference, path, half, folder, 1, microbatches, tolerance=HALF)
@@ -103,8 +102,6 @@ def family(path, folder):
         train(reference, path, model, folder, 4, microbatches)
         train(reference, path, wide, folder, 4, wide_microbatches, f"0-{layers}@cpu:1x4")
         train(reference, path, model, folder, 4, microbatches, f"0-{middle}@cpu:1x2,{middle}-{layers}@cpu:1x2")
-        if layers < 4:
-            return
         ends = [layers * k // 4 for k in range(5)]
         train(reference, path, model, folder, 4, microbatches, ",".join(f"{a}-{b}@cpu:1x1" for a, b in zip(ends, ends[1:])))
 

@@ -9,19 +9,20 @@
 
 static struct hapt_arena arena;
 
-static struct hapt_model *gpt(const char *const *more, int count)
+static struct hapt_model *model_of(const char *family, const char *const *more, int count)
 {
-    const char *argv[64] = {"hapt", "model", "gpt", "--output", "none.h5"};
+    const char *argv[64] = {"hapt", "model", family, "--output", "none.h5"};
     int argc = 5;
     for (int i = 0; i < count; i++) argv[argc++] = more[i];
     struct hapt_config *config = NULL;
     struct hapt_model *model = NULL;
     CHECK_OK(hapt_config_parse(argc, (char **)argv, &arena, &config));
-    if (config) CHECK_OK(hapt_model_build("gpt", config, &arena, &model));
+    if (config) CHECK_OK(hapt_model_build(family, config, &arena, &model));
     if (!model) exit(1);
     return model;
 }
-#define GPT(...) gpt((const char *const[]){__VA_ARGS__}, (int)(sizeof((const char *[]){__VA_ARGS__}) / sizeof(char *)))
+#define MODEL(family, ...) model_of(family, (const char *const[]){__VA_ARGS__}, (int)(sizeof((const char *[]){__VA_ARGS__}) / sizeof(char *)))
+#define GPT(...) MODEL("gpt", __VA_ARGS__)
 
 static struct hapt_model *small_gpt(void)
 {
@@ -272,11 +273,37 @@ static void mixtures_are_not_cut(void)
     }
 }
 
+/* In small networks of images nothing repeats, and one convolution takes up to half of all FLOPs, so no cut balances them: there are
+ * layers for a few stages all the same, as many as one asks for, and none has more than the heaviest operator and a little. */
+static void unbalanced_models_are_cut(void)
+{
+    const struct hapt_model *const models[] = {
+        MODEL("vgg", "--hidden", "64", "--image", "16", "--width", "8", "--classes", "7", "--microbatch", "2"),
+        MODEL("resnet", "--image", "32", "--width", "8", "--stages", "2", "--classes", "7", "--microbatch", "8")};
+    for (int m = 0; m < 2; m++) {
+        const struct hapt_graph *graph = models[m]->graph;
+        double heaviest = 0, flops[128];
+        hapt_structure_flops(graph, flops);
+        for (int op = 0; op < graph->forward_count; op++) heaviest = fmax(heaviest, flops[op]);
+        CHECK(layers_of(models[m], 0)->module_count == 1);
+        CHECK(layers_of(models[m], 0)->count == 8);
+        for (int wanted = 1; wanted <= 17; wanted++) CHECK(layers_of(models[m], wanted)->count == wanted);
+        CHECK(layers_of(models[m], 1000)->count == graph->forward_count);
+        for (int wanted = 4; wanted <= 12; wanted += 4) {
+            const struct hapt_layers *layers = layers_of(models[m], wanted);
+            for (int l = 0; l < layers->count; l++)
+                CHECK_MESSAGE(layers->flops[l] <= 1.25 * heaviest, "layer %d of %d has %g FLOPs, an operator %g", l, wanted,
+                              layers->flops[l], heaviest);
+        }
+    }
+}
+
 int main(int argc, char **argv)
 {
     test_init(&argc, &argv);
     hapt_arena_init(&arena);
     RUN(modules_equal_brute_force);
+    RUN(unbalanced_models_are_cut);
     RUN(gpt_modules_are_blocks);
     RUN(gpt_granularities);
     RUN(layers_balance_and_cuts);
