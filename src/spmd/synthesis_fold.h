@@ -7,7 +7,5 @@
 bool hapt_is_parameter_gradient(const struct hapt_graph *graph, int tensor);
 /* Operators in folded order, objects with their lives. `layouts` [tensor_count]. */
 enum hapt_status hapt_fold(struct problem *problem, const struct layouts *const *layouts);
-/* Fills forward_left, backward_left and left. */
-enum hapt_status hapt_bounds_build(struct problem *problem);
 
 #endif

@@ -13,7 +13,7 @@
 
 /* ---- where to cut ---- */
 
-enum { SEGMENT_MINIMUM = 4, SEGMENT_MOST = 24, MOST_CROSSING = 8, MOST_NODES = 64 };
+enum { SEGMENT_MINIMUM = 4, SEGMENT_MOST = 24, MOST_CROSSING = 8, MOST_NODES = 512 };
 
 struct cutting {
     const struct problem *problem;
@@ -175,7 +175,7 @@ struct searched { /* a segment's structure from one start */
 struct node {
     uint32_t *word; /* [crossing objects] */
     double cost_s;
-    int parent;
+    int parent, order; /* of making */
     const struct outcome *outcome;
 };
 struct border { /* in front of a segment */
@@ -212,7 +212,7 @@ static enum hapt_status list_crossing(struct path *path, int at, int step)
     return HAPT_OK;
 }
 
-static enum hapt_status outcomes_of(struct path *path, int s, const uint32_t *start, const struct searched **found)
+static enum hapt_status outcomes_of(struct path *path, int s, const uint32_t *start, double limit, const struct searched **found)
 {
     const struct segment *segment = &path->segment[s];
     const size_t bytes = (size_t)segment->start_count * sizeof *start;
@@ -235,7 +235,7 @@ static enum hapt_status outcomes_of(struct path *path, int s, const uint32_t *st
     HAPT_NEW(copy, path->arena, segment->start_count);
     memcpy(copy, start, bytes);
     *made = (struct searched){.structure = path->structure[s], .start_count = segment->start_count, .start = copy};
-    HAPT_TRY(hapt_segment_search(path->problem, segment, start, path->arena, &made->outcome, &made->outcome_count, &path->tally));
+    HAPT_TRY(hapt_segment_search(path->problem, segment, start, limit, path->arena, &made->outcome, &made->outcome_count, &path->tally));
     path->searched_count++;
     *found = made;
     return HAPT_OK;
@@ -258,7 +258,7 @@ static enum hapt_status add_node(struct path *path, int at, const uint32_t *word
             border->node = grown;
             border->node_capacity = capacity;
         }
-        border->node_count++;
+        border->node[n].order = border->node_count++;
         HAPT_NEW(border->node[n].word, path->arena, border->object_count);
         memcpy(border->node[n].word, word, bytes);
     }
@@ -309,15 +309,17 @@ static void drop_beaten(const struct problem *problem, struct border *border)
 
 static int compare_nodes(const void *a, const void *b)
 {
-    const double x = ((const struct node *)a)->cost_s, y = ((const struct node *)b)->cost_s;
-    return (x > y) - (x < y);
+    const struct node *x = a, *y = b;
+    if (x->cost_s != y->cost_s) return x->cost_s < y->cost_s ? -1 : 1;
+    return (x->order > y->order) - (x->order < y->order);
 }
 
-/* The cheapest ones alone go on. */
-static void drop_dear(struct path *path, struct border *border)
+/* The cheapest ones come first, and of many alone. */
+static void sort_nodes(struct path *path, struct border *border)
 {
-    if (path->problem->options->exact || border->node_count <= MOST_NODES) return;
+    if (border->node_count == 0) return;
     qsort(border->node, (size_t)border->node_count, sizeof *border->node, compare_nodes);
+    if (path->problem->options->exact || border->node_count <= MOST_NODES) return;
     border->node_count = MOST_NODES;
     path->tally.capped = true;
 }
@@ -333,7 +335,9 @@ static enum hapt_status cross_segment(struct path *path, int s, int from)
     HAPT_NEW(then, path->arena, behind->object_count);
     for (int k = 0; k < before->object_count; k++) path->place[before->object[k]] = k;
     for (int k = 0; k < segment->start_count; k++) start[k] = word[path->place[segment->local[segment->start[k]]]];
-    HAPT_TRY(outcomes_of(path, s, start, &found));
+    /* Every end is the same one: what is known already is the least to beat. Each start comes once. */
+    const double limit = behind->object_count == 0 && behind->node_count > 0 ? behind->node[0].cost_s - before->node[from].cost_s : INFINITY;
+    HAPT_TRY(outcomes_of(path, s, start, limit, &found));
     for (int k = 0; k < behind->object_count; k++) { /* what the segment does not touch passes it as it is */
         const int object = behind->object[k];
         if (path->problem->object[object].first < segment->first) then[k] = word[path->place[object]];
@@ -392,7 +396,7 @@ enum hapt_status hapt_path_search(struct problem *problem, struct hapt_arena *ar
     for (int s = 0; s < path.segment_count; s++) {
         for (int n = 0; n < path.border[s].node_count; n++) HAPT_TRY(cross_segment(&path, s, n));
         drop_beaten(problem, &path.border[s + 1]);
-        drop_dear(&path, &path.border[s + 1]);
+        sort_nodes(&path, &path.border[s + 1]);
     }
     report->segments = path.segment_count;
     report->expanded += path.tally.expanded;

@@ -107,9 +107,6 @@ struct problem {
     struct object *object;
     int step_count;
     struct step *step;
-    /* [step_count + 1][classes] least computation of the steps behind, of the forward and the backward ones; and of both together
-     * with unavoidable gradient communication. */
-    double *forward_left, *backward_left, *left;
     double microbatches, in_flight, state_bytes;
     bool counts_memory;   /* it has a price or is a resource: what is kept is remembered */
     bool memory_resource; /* memory is a resource of states, else priced by `multiplier` */
@@ -161,9 +158,9 @@ struct search_tally { long expanded, generated; bool capped; };
 
 enum hapt_status hapt_segment_build(const struct problem *problem, int first, int end, struct segment *segment);
 /* Cheapest ways through the segment from `start` [start_count] words to every layout at its end that no other way with a conversion
- * beats. Empty when there is none. */
+ * beats, none dearer than the limit. Empty when there is none. */
 enum hapt_status hapt_segment_search(const struct problem *problem, const struct segment *segment, const uint32_t *start,
-                                     struct hapt_arena *arena, struct outcome **outcome, int *outcome_count,
+                                     double limit, struct hapt_arena *arena, struct outcome **outcome, int *outcome_count,
                                      struct search_tally *tally);
 
 enum { MOST_CROSSING_OBJECTS = 64 };

@@ -380,5 +380,5 @@ enum hapt_status hapt_problem_build(const struct hapt_sharding *sharding, int ax
     HAPT_TRY(hapt_fold(problem, builder.layouts));
     HAPT_TRY(make_choices(&builder));
     note_makeable(problem);
-    return hapt_bounds_build(problem);
+    return HAPT_OK;
 }

@@ -1,0 +1,453 @@
+/*
+ * What a state cannot avoid any more: the cheapest cut of every step behind, with the sums that such a cut leaves to be done; where
+ * steps share a parameter, the cheapest cuts that agree on its layout, with the end of its gradient; and the conversions between what
+ * lives and the steps that meet it next.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "synthesis_bound.h"
+
+#define NONE (-1)
+
+struct bounding {
+    const struct problem *problem;
+    const struct segment *segment;
+    struct hapt_arena *arena;
+    int steps, classes;
+    struct bound_at *bound;
+    int *number;          /* [object] local number, of the segment's objects */
+    double *removal_s;    /* [local] the least that partial sums of it cost until they are none any more */
+    bool *may_stay;       /* [local] gradients: partial sums may stay what they are */
+    double **sums_s;      /* [step] by choice: the least that its partial sums and exchanges cost */
+    double *least_s;      /* [step][classes] */
+    int *head, *next;     /* [local], [step] steps that touch a parameter, first to last */
+};
+
+/* ---- partial sums ---- */
+
+static double least_removal(const struct layouts *layouts)
+{
+    double least = INFINITY;
+    for (int l = 0; l < layouts->count; l++)
+        if (l != PARTIAL && layouts->convert_s[PARTIAL][l] < least) least = layouts->convert_s[PARTIAL][l];
+    return isfinite(least) ? least : 0;
+}
+
+static const struct object *local_object(const struct bounding *bounding, int local)
+{
+    return &bounding->problem->object[bounding->segment->local[local]];
+}
+
+/* What the partial sums of a choice cost until they are none any more. What is added to another gradient shares that with it. */
+static double removal_of_outputs(const struct bounding *bounding, const struct step *step, const struct choice *choice)
+{
+    double sum = 0;
+    for (int o = 0; o < HAPT_MAX_OUTPUTS; o++) {
+        if (step->output[o] < 0 || choice->output[o] != PARTIAL) continue;
+        sum += bounding->removal_s[bounding->number[step->output[o]]];
+    }
+    return sum;
+}
+
+static int partial_inputs(const struct step *step, const struct choice *choice)
+{
+    int count = 0;
+    for (int i = 0; i < HAPT_MAX_INPUTS; i++) count += step->input[i] >= 0 && choice->input[i] == PARTIAL;
+    return count;
+}
+
+/*
+ * Of a gradient that no reader takes as partial sums its writer removes them. Sums of an activation are removed behind its writer or
+ * behind a reader that passes them on, which shares that among its operands; never behind the segment.
+ */
+static void find_removals(struct bounding *bounding)
+{
+    const struct segment *segment = bounding->segment;
+    for (int s = segment->first; s < segment->end; s++) { /* what a gradient is added to is written before it, and comes behind it here */
+        const struct step *step = &bounding->problem->step[s];
+        for (int o = 0; o < HAPT_MAX_OUTPUTS; o++) {
+            if (step->output[o] < 0 || step->previous[o] < 0) continue;
+            bounding->may_stay[bounding->number[step->previous[o]]] =
+                bounding->problem->object[step->output[o]].partial_is_read || bounding->may_stay[bounding->number[step->output[o]]];
+        }
+    }
+    for (int k = 0; k < segment->local_count; k++) {
+        const struct object *object = local_object(bounding, k);
+        const bool stays = object->kind == OBJECT_GRADIENT && (object->partial_is_read || bounding->may_stay[k]);
+        const bool counts = object->kind == OBJECT_GRADIENT || object->kind == OBJECT_FORWARD;
+        bounding->removal_s[k] = counts && object->is_read && !stays ? least_removal(object->layouts) : 0;
+    }
+    for (int s = segment->end - 1; s >= segment->first; s--) {
+        const struct step *step = &bounding->problem->step[s];
+        for (int c = 0; c < step->choice_count; c++) {
+            const struct choice *choice = &step->choice[c];
+            const int count = partial_inputs(step, choice);
+            if (count == 0) continue;
+            const double each = removal_of_outputs(bounding, step, choice) / count;
+            for (int i = 0; i < HAPT_MAX_INPUTS; i++) {
+                if (step->input[i] < 0 || choice->input[i] != PARTIAL) continue;
+                double *its = &bounding->removal_s[bounding->number[step->input[i]]];
+                if (each < *its) *its = each;
+            }
+        }
+    }
+}
+
+/* ---- steps ---- */
+
+static enum hapt_status price_steps(struct bounding *bounding)
+{
+    for (int s = 0; s < bounding->steps; s++) {
+        const struct step *step = &bounding->problem->step[bounding->segment->first + s];
+        HAPT_NEW(bounding->sums_s[s], bounding->arena, step->choice_count);
+        for (int j = 0; j < bounding->classes; j++) bounding->least_s[s * bounding->classes + j] = INFINITY;
+        for (int c = 0; c < step->choice_count; c++) {
+            const struct choice *choice = &step->choice[c];
+            bounding->sums_s[s][c] = choice->exchange_s + (partial_inputs(step, choice) ? 0 : removal_of_outputs(bounding, step, choice));
+            for (int j = 0; j < bounding->classes; j++) {
+                double *least = &bounding->least_s[s * bounding->classes + j];
+                *least = fmin(*least, choice->compute_s[j] + bounding->sums_s[s][c]);
+            }
+        }
+    }
+    return HAPT_OK;
+}
+
+/* The largest parameter that a step reads or writes the gradient of, a local object, or NONE. */
+static int parameter_of(const struct bounding *bounding, const struct step *step)
+{
+    const struct problem *problem = bounding->problem;
+    int best = NONE;
+    for (int k = 0; k < HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS; k++) {
+        int object = k < HAPT_MAX_INPUTS ? step->input[k] : step->output[k - HAPT_MAX_INPUTS];
+        if (object < 0) continue;
+        if (problem->object[object].kind == OBJECT_PARAMETER_GRADIENT) object = problem->object[object].parameter;
+        if (problem->object[object].kind != OBJECT_PARAMETER) continue;
+        if (best == NONE || problem->object[object].layouts->bytes > problem->object[best].layouts->bytes) best = object;
+    }
+    return best == NONE ? NONE : bounding->number[best];
+}
+
+/* Does this step alone write the gradient, and does it end in the segment? */
+static bool ends_gradient(const struct bounding *bounding, int gradient, int step)
+{
+    const struct problem *problem = bounding->problem;
+    const struct segment *segment = bounding->segment;
+    if (problem->object[gradient].first < segment->first || problem->object[gradient].last >= segment->end) return false;
+    for (int s = segment->first; s < segment->end; s++)
+        for (int o = 0; s != step && o < HAPT_MAX_OUTPUTS; o++)
+            if (problem->step[s].output[o] == gradient) return false;
+    return true;
+}
+
+/* The cheapest way of a step when a parameter has a layout, with the end of its gradient where the step alone writes it. */
+static void step_with_layouts(const struct bounding *bounding, int s, int parameter, double *seconds /* [MOST_LAYOUTS][classes], added to */)
+{
+    const struct problem *problem = bounding->problem;
+    const struct step *step = &problem->step[bounding->segment->first + s];
+    const int object = bounding->segment->local[parameter], classes = bounding->classes;
+    const struct layouts *layouts = problem->object[object].layouts;
+    bool ends[HAPT_MAX_OUTPUTS];
+    for (int o = 0; o < HAPT_MAX_OUTPUTS; o++)
+        ends[o] = step->output[o] >= 0 && problem->object[step->output[o]].parameter == object &&
+                  ends_gradient(bounding, step->output[o], bounding->segment->first + s);
+    for (int l = 0; l < layouts->count; l++) {
+        double least[MOST_CLASSES];
+        for (int j = 0; j < classes; j++) least[j] = INFINITY;
+        for (int c = 0; c < step->choice_count; c++) {
+            const struct choice *choice = &step->choice[c];
+            double its = bounding->sums_s[s][c];
+            for (int i = 0; i < HAPT_MAX_INPUTS; i++)
+                if (step->input[i] == object && choice->input[i] != l && (l != WHOLE || choice->input[i] == PARTIAL)) its = INFINITY;
+            for (int o = 0; o < HAPT_MAX_OUTPUTS; o++)
+                if (ends[o] && choice->output[o] != l) its += layouts->convert_s[choice->output[o]][l] / problem->microbatches;
+            for (int j = 0; j < classes; j++) least[j] = fmin(least[j], its + choice->compute_s[j]);
+        }
+        for (int j = 0; j < classes; j++) seconds[l * classes + j] += least[j] - bounding->least_s[s * classes + j];
+    }
+}
+
+/* By place, what the steps behind take more when a parameter has a layout. */
+static enum hapt_status price_parameter(struct bounding *bounding, int parameter, double *extra /* [steps][classes] */)
+{
+    const int classes = bounding->classes, first = bounding->head[parameter];
+    double *more;
+    HAPT_NEW(more, bounding->arena, MOST_LAYOUTS * classes);
+    int step[64], count = 0;
+    for (int s = first; s != NONE && count < 64; s = bounding->next[s]) step[count++] = s;
+    for (int m = count - 1; m >= 0; m--) {
+        step_with_layouts(bounding, step[m], parameter, more);
+        for (int at = step[m]; at > (m > 0 ? step[m - 1] : -1); at--) {
+            struct bound_at *bound = &bounding->bound[at];
+            int slot = 0;
+            while (slot < bound->slot_count && bound->slot[slot] != parameter) slot++;
+            if (slot == bound->slot_count || slot > 255) continue;
+            bound->pending[bound->pending_count++] = (struct pending){slot, more};
+        }
+        if (m == 0) break;
+        double *before;
+        HAPT_NEW(before, bounding->arena, MOST_LAYOUTS * classes);
+        memcpy(before, more, MOST_LAYOUTS * (size_t)classes * sizeof *more);
+        more = before;
+    }
+    if (local_object(bounding, parameter)->first < bounding->segment->first) return HAPT_OK; /* decided */
+    for (int j = 0; count && j < classes; j++) {
+        double least = INFINITY;
+        for (int l = 0; l < local_object(bounding, parameter)->layouts->count; l++)
+            if (l != PARTIAL) least = fmin(least, more[l * classes + j]);
+        if (isfinite(least) && least > 0) extra[first * classes + j] += least;
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status price_parameters(struct bounding *bounding, double *extra)
+{
+    for (int k = 0; k < bounding->segment->local_count; k++) bounding->head[k] = NONE;
+    for (int s = bounding->steps - 1; s >= 0; s--) {
+        const int parameter = parameter_of(bounding, &bounding->problem->step[bounding->segment->first + s]);
+        if (parameter == NONE) continue;
+        bounding->next[s] = bounding->head[parameter];
+        bounding->head[parameter] = s;
+    }
+    for (int k = 0; k < bounding->segment->local_count; k++)
+        if (bounding->head[k] != NONE) HAPT_TRY(price_parameter(bounding, k, extra));
+    return HAPT_OK;
+}
+
+static enum hapt_status add_up(struct bounding *bounding, const double *extra)
+{
+    const int classes = bounding->classes;
+    for (int at = bounding->steps; at >= 0; at--) {
+        struct bound_at *bound = &bounding->bound[at];
+        HAPT_NEW(bound->forward_s, bounding->arena, 3 * classes);
+        bound->backward_s = bound->forward_s + classes;
+        bound->left_s = bound->backward_s + classes;
+        if (at == bounding->steps) continue;
+        const struct step *step = &bounding->problem->step[bounding->segment->first + at];
+        memcpy(bound->forward_s, bound[1].forward_s, 3 * (size_t)classes * sizeof(double));
+        for (int j = 0; j < classes; j++) {
+            double least = INFINITY;
+            for (int c = 0; c < step->choice_count; c++) least = fmin(least, step->choice[c].compute_s[j]);
+            (step->backward ? bound->backward_s : bound->forward_s)[j] += least;
+            bound->left_s[j] += bounding->least_s[at * classes + j] + extra[at * classes + j];
+        }
+    }
+    return HAPT_OK;
+}
+
+/* ---- what meets ---- */
+
+static int unit_of(const struct problem *problem, int step) { return problem->graph->op[problem->step[step].op].forward_op; }
+
+/* The step that object meets at a place: of an activation the next forward one that reads it or, behind those, the next backward one;
+ * of a gradient its writer, or the end. NONE: nothing. */
+static int step_met(const struct bounding *bounding, int place, int index)
+{
+    const struct segment *segment = bounding->segment;
+    const struct object *object = &bounding->problem->object[index];
+    int backward = NONE;
+    if (object->kind == OBJECT_GRADIENT && object->last >= segment->end) return segment->end;
+    if (object->kind != OBJECT_FORWARD && object->kind != OBJECT_GRADIENT) return NONE;
+    for (int s = segment->first + place; s < segment->end; s++) {
+        const struct step *step = &bounding->problem->step[s];
+        if (object->kind == OBJECT_GRADIENT) {
+            for (int o = 0; o < HAPT_MAX_OUTPUTS; o++)
+                if (step->output[o] == index) return s;
+        } else {
+            for (int i = 0; i < HAPT_MAX_INPUTS; i++) {
+                if (step->input[i] != index) continue;
+                if (!step->backward) return s;
+                if (backward == NONE) backward = s;
+            }
+        }
+    }
+    return backward;
+}
+
+/* What of a place's objects meets a step, `met` [slot_count]. */
+static enum hapt_status add_meeting(const struct bounding *bounding, struct bound_at *bound, int s, const int *met)
+{
+    const struct problem *problem = bounding->problem;
+    struct meeting *meeting = &bound->meeting[bound->meeting_count];
+    *meeting = (struct meeting){.step = s};
+    HAPT_NEW(meeting->object, bounding->arena, bound->slot_count + HAPT_MAX_INPUTS);
+    for (int slot = 0; slot < bound->slot_count && slot < 256; slot++) {
+        const int index = bounding->segment->local[bound->slot[slot]];
+        const double removed_s = bounding->removal_s[bound->slot[slot]];
+        if (met[slot] == NONE) continue;
+        if (s == bounding->segment->end) {
+            if (met[slot] == s) meeting->object[meeting->count++] = (struct meeting_object){(unsigned char)slot, HAPT_MAX_INPUTS, false, removed_s};
+            continue;
+        }
+        const struct step *step = &problem->step[s];
+        if (problem->object[index].kind == OBJECT_GRADIENT) {
+            for (int o = 0; o < HAPT_MAX_OUTPUTS; o++)
+                if (met[slot] == s && step->output[o] == index)
+                    meeting->object[meeting->count++] = (struct meeting_object){(unsigned char)slot, (unsigned char)(HAPT_MAX_INPUTS + o), false, removed_s};
+            continue;
+        }
+        if (met[slot] == bounding->segment->end || unit_of(problem, met[slot]) != unit_of(problem, s)) continue;
+        for (int i = 0; i < HAPT_MAX_INPUTS; i++)
+            if (step->input[i] == index)
+                meeting->object[meeting->count++] = (struct meeting_object){(unsigned char)slot, (unsigned char)i, step->backward, 0};
+    }
+    bound->meeting_count += meeting->count > 0;
+    return HAPT_OK;
+}
+
+static enum hapt_status list_meetings(const struct bounding *bounding, int place)
+{
+    const struct segment *segment = bounding->segment;
+    const struct problem *problem = bounding->problem;
+    struct bound_at *bound = &bounding->bound[place];
+    int *met, *unit; /* [steps] those of them that are met, by unit */
+    HAPT_NEW(met, bounding->arena, bound->slot_count);
+    HAPT_NEW(unit, bounding->arena, bounding->steps);
+    HAPT_NEW(bound->meeting, bounding->arena, bounding->steps - place + 1);
+    HAPT_NEW(bound->pending, bounding->arena, bound->slot_count);
+    for (int slot = 0; slot < bound->slot_count; slot++) met[slot] = step_met(bounding, place, segment->local[bound->slot[slot]]);
+    for (int first = place; first < bounding->steps; first++) {
+        const int its = unit_of(problem, segment->first + first);
+        bool known = false;
+        for (int s = place; s < first && !known; s++) known = unit_of(problem, segment->first + s) == its;
+        const int before = bound->meeting_count;
+        for (int s = first; s < bounding->steps && !known; s++) {
+            if (unit_of(problem, segment->first + s) != its) continue;
+            const int count = bound->meeting_count;
+            HAPT_TRY(add_meeting(bounding, bound, segment->first + s, met));
+            if (bound->meeting_count > count) bound->meeting[count].follows = count > before;
+        }
+    }
+    return add_meeting(bounding, bound, segment->end, met);
+}
+
+/* From a layout that a writer brings about to all that wait for the gradient. */
+static double lacking_s(const struct layouts *layouts, int from, layout_set awaited)
+{
+    const layout_set lacking = (layout_set)(awaited & ~closure_of(layouts, (layout_set)(1u << from)));
+    double apart = 0;
+    if (lacking & 1u << PARTIAL || (lacking && from == PARTIAL)) return INFINITY;
+    for (int l = 0; l < layouts->count; l++)
+        if (lacking >> l & 1u) apart += layouts->convert_s[from][l];
+    return lacking ? fmin(apart, layouts->convert_s[from][WHOLE]) : 0;
+}
+
+/* From what a writer makes to all that wait: the dearest of them at least; in long models all of them are made behind the writer. */
+static double deliver_s(const struct layouts *layouts, int made, layout_set awaited, bool exact)
+{
+    double seconds = exact ? 0 : lacking_s(layouts, made, awaited);
+    for (int l = 0; l < layouts->count; l++) {
+        if (exact && awaited >> l & 1u) seconds = fmax(seconds, layouts->reach_s[made][l]);
+        if (!exact && l != made && layouts->convert_s[made][l] < seconds)
+            seconds = fmin(seconds, layouts->convert_s[made][l] + lacking_s(layouts, l, awaited));
+    }
+    return seconds;
+}
+
+/* From the versions that there are to what an operand needs. */
+static double reach_s(const struct layouts *layouts, layout_set made, int need)
+{
+    double seconds = INFINITY;
+    for (int l = 0; l < layouts->count; l++)
+        if (made >> l & 1u && layouts->reach_s[l][need] < seconds) seconds = layouts->reach_s[l][need];
+    return seconds;
+}
+
+/* At the segment's end from the layout that a gradient crosses in. */
+static double cross_s(const struct problem *problem, const struct layouts *layouts, layout_set awaited)
+{
+    double seconds = INFINITY;
+    for (int l = 0; l < layouts->count; l++)
+        if (hapt_border_allows(problem, layouts, l)) seconds = fmin(seconds, lacking_s(layouts, l, awaited));
+    return seconds;
+}
+
+static double meet_operand(const struct problem *problem, const struct layouts *layouts, uint32_t word, const struct choice *choice,
+                           const struct meeting_object *object)
+{
+    if (object->operand < HAPT_MAX_INPUTS) return reach_s(layouts, made_of(word), choice->input[object->operand]);
+    const int made = choice->output[object->operand - HAPT_MAX_INPUTS];
+    const double seconds = deliver_s(layouts, made, awaited_of(word), problem->options->exact);
+    return made == PARTIAL ? fmax(seconds - object->removed_s, 0) : seconds; /* the removal of sums is in what is left */
+}
+
+/* The least that all operands of a step cost, and those that the forward step does not count. */
+static void meet_step(const struct problem *problem, const struct segment *segment, const struct bound_at *bound,
+                      const struct meeting *meeting, const uint32_t *word, double *all_s, double *own_s)
+{
+    const struct step *step = &problem->step[meeting->step];
+    *all_s = *own_s = INFINITY;
+    for (int c = 0; c < step->choice_count && *all_s > 0; c++) {
+        double all = 0, own = 0;
+        for (int k = 0; k < meeting->count && (own < *own_s || all < *all_s); k++) {
+            const struct meeting_object *object = &meeting->object[k];
+            const struct layouts *layouts = problem->object[segment->local[bound->slot[object->slot]]].layouts;
+            const double seconds = meet_operand(problem, layouts, word[object->slot], &step->choice[c], object);
+            all += seconds;
+            if (!object->again) own += seconds;
+        }
+        if (all < *all_s) *all_s = all;
+        if (own < *own_s) *own_s = own;
+    }
+}
+
+double hapt_bound_meetings(const struct problem *problem, const struct segment *segment, const struct bound_at *bound, const uint32_t *word)
+{
+    double sum = 0, most = 0;
+    for (int m = 0; m < bound->meeting_count; m++) {
+        const struct meeting *meeting = &bound->meeting[m];
+        double all_s, own_s;
+        if (!meeting->follows) {
+            sum += most;
+            most = 0;
+        }
+        if (meeting->step == segment->end) {
+            for (int k = 0; !problem->options->exact && k < meeting->count; k++) {
+                const int slot = meeting->object[k].slot;
+                sum += cross_s(problem, problem->object[segment->local[bound->slot[slot]]].layouts, awaited_of(word[slot]));
+            }
+            continue;
+        }
+        meet_step(problem, segment, bound, meeting, word, &all_s, &own_s);
+        if (problem->step[meeting->step].backward) {
+            sum += own_s;
+            most = fmax(most, all_s - own_s);
+        } else {
+            most = fmax(most, all_s);
+        }
+    }
+    return sum + most;
+}
+
+double hapt_bound_left(const struct problem *problem, const struct bound_at *bound, const uint32_t *word, int class)
+{
+    double sum = bound->left_s[class];
+    for (int k = 0; k < bound->pending_count; k++) {
+        const uint32_t layout = word[bound->pending[k].slot];
+        if (layout) sum += bound->pending[k].more_s[(layout - 1) * (uint32_t)problem->classes + (uint32_t)class];
+    }
+    return sum;
+}
+
+enum hapt_status hapt_bounds_prepare(const struct problem *problem, const struct segment *segment, struct hapt_arena *arena,
+                                     struct bound_at *bound)
+{
+    const int steps = segment->end - segment->first;
+    struct bounding bounding = {.problem = problem, .segment = segment, .arena = arena, .steps = steps, .classes = problem->classes, .bound = bound};
+    double *extra;
+    HAPT_NEW(bounding.number, arena, problem->object_count);
+    HAPT_NEW(bounding.removal_s, arena, segment->local_count);
+    HAPT_NEW(bounding.may_stay, arena, segment->local_count);
+    HAPT_NEW(bounding.sums_s, arena, steps);
+    HAPT_NEW(bounding.least_s, arena, steps * problem->classes);
+    HAPT_NEW(bounding.head, arena, segment->local_count);
+    HAPT_NEW(bounding.next, arena, steps);
+    HAPT_NEW(extra, arena, steps * problem->classes);
+    for (int k = 0; k < segment->local_count; k++) bounding.number[segment->local[k]] = k;
+    find_removals(&bounding);
+    HAPT_TRY(price_steps(&bounding));
+    for (int at = 0; at <= steps; at++) HAPT_TRY(list_meetings(&bounding, at));
+    HAPT_TRY(price_parameters(&bounding, extra));
+    return add_up(&bounding, extra);
+}

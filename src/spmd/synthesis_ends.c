@@ -1,0 +1,105 @@
+/* Where a segment ends: from the states of its last place to outcomes, the cheapest for each layout of what crosses. */
+#include <string.h>
+
+#include "synthesis_states.h"
+
+struct border { /* being filled in */
+    int state;
+    double cost;
+    uint32_t word[MOST_CROSSING_OBJECTS];
+    int moves;
+    struct border_move move[128];
+};
+
+static enum hapt_status note_outcome(struct search *search, const struct border *border)
+{
+    const int width = search->segment->end_count;
+    int at = 0;
+    while (at < search->outcome_count && memcmp(search->outcome[at].word, border->word, (size_t)width * sizeof(uint32_t))) at++;
+    if (at < search->outcome_count && at_most(search->outcome[at].cost_s, border->cost)) return HAPT_OK;
+    if (at == search->outcome_count) {
+        if (at == search->outcome_capacity) {
+            struct outcome *grown;
+            int *states;
+            const int capacity = at ? 2 * at : 32;
+            HAPT_NEW(grown, search->arena, capacity);
+            HAPT_NEW(states, search->arena, capacity);
+            if (at) memcpy(grown, search->outcome, (size_t)at * sizeof *grown);
+            if (at) memcpy(states, search->outcome_state, (size_t)at * sizeof *states);
+            search->outcome = grown;
+            search->outcome_state = states;
+            search->outcome_capacity = capacity;
+        }
+        search->outcome_count++;
+        HAPT_NEW(search->outcome[at].word, search->result, width);
+        memcpy(search->outcome[at].word, border->word, (size_t)width * sizeof(uint32_t));
+    }
+    search->outcome_state[at] = border->state;
+    search->outcome[at].cost_s = border->cost;
+    search->outcome[at].border_count = border->moves;
+    HAPT_NEW(search->outcome[at].border, search->result, border->moves);
+    memcpy(search->outcome[at].border, border->move, (size_t)border->moves * sizeof border->move[0]);
+    if (border->cost + search->spread < search->limit) search->limit = border->cost + search->spread;
+    return HAPT_OK;
+}
+
+/* Every layout of crossing object k and those behind it. */
+static enum hapt_status cross(struct search *search, struct border *border, int k)
+{
+    const struct segment *segment = search->segment;
+    if (!at_most(border->cost, search->limit)) return HAPT_OK;
+    if (k == segment->end_count) return note_outcome(search, border);
+    const int index = segment->local[segment->at_end[k]];
+    const struct object *object = &search->problem->object[index];
+    const uint32_t word = search->word[index];
+    if (object->kind == OBJECT_PARAMETER || object->kind == OBJECT_PARAMETER_GRADIENT) {
+        border->word[k] = word;
+        return cross(search, border, k + 1);
+    }
+    for (int l = 0; l < object->layouts->count; l++) {
+        const int moves = border->moves;
+        const double cost = border->cost;
+        int more;
+        if (!hapt_border_allows(search->problem, object->layouts, l) || moves + MOST_LAYOUTS > 128) continue;
+        const double seconds = hapt_border_cost(object, word, l, &border->move[moves], &more);
+        if (!isfinite(seconds)) continue;
+        for (int m = 0; m < more; m++) border->move[moves + m].object = segment->at_end[k];
+        border->moves += more;
+        border->cost += seconds;
+        const layout_set set = (layout_set)(1u << l);
+        border->word[k] = object->kind == OBJECT_FORWARD ? word_of(set, 0) : word_of(0, set);
+        HAPT_TRY(cross(search, border, k + 1));
+        border->moves = moves;
+        border->cost = cost;
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_end_reach(struct search *search, int index)
+{
+    const struct state *state = &search->state[index];
+    struct border border = {.state = index, .cost = state->base};
+    double together = 0;
+    for (int j = 0; search->vectors && j < search->classes; j++)
+        together = fmax(together, state->vector[j] + state->vector[search->classes + j]);
+    if (search->vectors && !search->meets)
+        together = slowest(state->vector, search->classes) + slowest(state->vector + search->classes, search->classes);
+    border.cost += together;
+    hapt_state_load(search, state);
+    return cross(search, &border, 0);
+}
+
+enum hapt_status hapt_end_hand_over(struct search *search, struct outcome **outcome, int *count)
+{
+    HAPT_NEW(*outcome, search->result, search->outcome_count);
+    *count = 0;
+    for (int k = 0; k < search->outcome_count; k++) {
+        struct outcome *made = &search->outcome[k];
+        if (!at_most(made->cost_s, search->limit)) continue;
+        HAPT_NEW(made->decision, search->result, search->steps);
+        for (int s = search->outcome_state[k]; search->state[s].parent != NO_STATE; s = search->state[s].parent)
+            made->decision[search->state[s].place - 1] = search->state[s].decision;
+        (*outcome)[(*count)++] = *made;
+    }
+    return HAPT_OK;
+}

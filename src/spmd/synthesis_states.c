@@ -1,0 +1,296 @@
+/*
+ * The states of one segment. Those at the same place with equal words are found by hash; A* also compares the others of a place with
+ * the cheapest ones, as they come.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "hapt/env.h"
+#include "synthesis_states.h"
+
+enum { MOST_COMPARED = 96 };
+
+/* ---- dominance ---- */
+
+static double conversion_from(const struct layouts *layouts, layout_set from, int to)
+{
+    double least = INFINITY;
+    for (int l = 0; l < layouts->count; l++)
+        if (l != PARTIAL && from >> l & 1u && layouts->convert_s[l][to] < least) least = layouts->convert_s[l][to];
+    return least;
+}
+
+/* What state a would pay to have made what b has, and to wait for no more; up to `limit`. */
+static double shortfall(const struct object *object, uint32_t a, uint32_t b, double limit, bool exact)
+{
+    if (a == b) return 0;
+    if (object->kind == OBJECT_PARAMETER || object->kind == OBJECT_PARAMETER_GRADIENT) return INFINITY;
+    const struct layouts *layouts = object->layouts;
+    const layout_set made = closure_of(layouts, made_of(a)), promised = closure_of(layouts, awaited_of(b));
+    const layout_set lacking = (layout_set)(made_of(b) & ~made), waiting = (layout_set)(awaited_of(a) & ~promised & ~made);
+    double sum = 0;
+    if (waiting) { /* its readers are decided: only its writer can still make it, from the one version promised */
+        const bool one = promised & 1u << WHOLE || (promised & (promised - 1)) == 0;
+        if (exact || object->kind != OBJECT_GRADIENT || waiting & 1u << PARTIAL || promised & 1u << PARTIAL || !one || !promised) return INFINITY;
+        for (int l = 0; l < layouts->count; l++)
+            if (waiting >> l & 1u) sum += conversion_from(layouts, promised, l);
+    }
+    for (int l = 0; l < layouts->count && sum <= limit; l++)
+        if (lacking >> l & 1u) sum += conversion_from(layouts, made, l);
+    return sum;
+}
+
+/* The most that a may cost above b's and still be no worse on any kind of device, stages included. */
+static double advantage(const struct search *search, const struct state *a, const struct state *b)
+{
+    double since = INFINITY, until = INFINITY;
+    if (!search->vectors) return b->base - a->base;
+    for (int j = 0; j < search->classes; j++) {
+        since = fmin(since, b->vector[j] - a->vector[j]);
+        until = fmin(until, b->vector[search->classes + j] - a->vector[search->classes + j]);
+    }
+    return b->base - a->base + since + until;
+}
+
+static double slack_of(const struct state *a, const struct state *b) { return ROUNDING * (fabs(a->base) + fabs(b->base)); }
+
+static bool same_words(const struct search *search, const struct state *a, const struct state *b)
+{
+    return a->hash == b->hash &&
+           memcmp(a->word, b->word, (size_t)search->bound[a->place].slot_count * sizeof *a->word) == 0;
+}
+
+static bool needs_no_more_memory(const struct search *search, const struct state *a, const struct state *b)
+{
+    if (!search->problem->memory_resource) return true;
+    for (int j = 0; j < search->classes; j++)
+        if (!at_most(a->vector[2 * search->classes + j], b->vector[2 * search->classes + j])) return false;
+    return true;
+}
+
+bool hapt_state_dominates(const struct search *search, const struct state *a, const struct state *b)
+{
+    const struct bound_at *place = &search->bound[a->place];
+    if (a->decided != b->decided) return false;
+    double left = advantage(search, a, b) + slack_of(a, b);
+    if (left < 0 || !needs_no_more_memory(search, a, b)) return false;
+    /* Which versions are kept decides memory; what is bought later opens another stage. */
+    if (search->problem->memory_resource) return same_words(search, a, b);
+    const bool buys = !search->vectors || !search->problem->options->exact;
+    for (int k = 0; k < place->slot_count; k++) {
+        if (a->word[k] == b->word[k]) continue;
+        const struct object *object = &search->problem->object[search->segment->local[place->slot[k]]];
+        const double price = shortfall(object, a->word[k], b->word[k], left, search->problem->options->exact);
+        if (price > left || (price > 0 && !buys)) return false;
+        left -= price;
+    }
+    return true;
+}
+
+/* ---- those of equal words ---- */
+
+static int *bucket_of(const struct place *place, const struct state *state)
+{
+    return &place->bucket[state->hash & (uint64_t)(place->bucket_count - 1)];
+}
+
+static bool is_repeated(const struct search *search, const struct state *made)
+{
+    for (int s = *bucket_of(&search->place[made->place], made); s != NO_STATE; s = search->state[s].next) {
+        const struct state *other = &search->state[s];
+        if (!other->dead && same_words(search, other, made) && hapt_state_dominates(search, other, made)) return true;
+    }
+    return false;
+}
+
+static void bury_repeated(struct search *search, int index)
+{
+    const struct state *made = &search->state[index];
+    for (int s = *bucket_of(&search->place[made->place], made); s != NO_STATE; s = search->state[s].next) {
+        struct state *other = &search->state[s];
+        if (s != index && !other->dead && same_words(search, other, made) && hapt_state_dominates(search, made, other)) other->dead = true;
+    }
+}
+
+/* ---- the cheapest of a place ---- */
+
+static bool is_dominated(const struct search *search, const struct state *made)
+{
+    const struct place *place = &search->place[made->place];
+    for (int k = 0; k < place->compared_count; k++) {
+        const struct state *other = &search->state[place->compared[k]];
+        if (!other->dead && hapt_state_dominates(search, other, made)) return true;
+    }
+    return false;
+}
+
+static void bury_dominated(struct search *search, int index)
+{
+    const struct state *made = &search->state[index];
+    struct place *place = &search->place[made->place];
+    int kept = 0;
+    for (int k = 0; k < place->compared_count; k++) {
+        struct state *other = &search->state[place->compared[k]];
+        if (!other->dead && hapt_state_dominates(search, made, other)) other->dead = true;
+        if (!other->dead) place->compared[kept++] = place->compared[k];
+    }
+    place->compared_count = kept;
+    if (kept < MOST_COMPARED) {
+        place->compared[place->compared_count++] = index;
+        return;
+    }
+    int worst = 0; /* cheap states fell others */
+    for (int k = 1; k < kept; k++)
+        if (search->state[place->compared[k]].bound > search->state[place->compared[worst]].bound) worst = k;
+    if (made->bound < search->state[place->compared[worst]].bound) place->compared[worst] = index;
+}
+
+/* ---- keeping ---- */
+
+static enum hapt_status rehash(struct search *search, struct place *place)
+{
+    const int count = place->bucket_count ? 4 * place->bucket_count : 64, before = place->bucket_count;
+    int *bucket;
+    HAPT_NEW(bucket, search->arena, count);
+    for (int b = 0; b < count; b++) bucket[b] = NO_STATE;
+    for (int b = 0; b < before; b++) {
+        for (int s = place->bucket[b], next; s != NO_STATE; s = next) {
+            int *to = &bucket[search->state[s].hash & (uint64_t)(count - 1)];
+            next = search->state[s].next;
+            search->state[s].next = *to;
+            *to = s;
+        }
+    }
+    place->bucket = bucket;
+    place->bucket_count = count;
+    return HAPT_OK;
+}
+
+static uint64_t mix_word(uint64_t hash, uint32_t word)
+{
+    hash = (hash ^ word) * 0xbf58476d1ce4e5b9u;
+    return hash ^ hash >> 29;
+}
+
+static void hash_words(const struct search *search, struct state *state)
+{
+    const struct place *place = &search->place[state->place];
+    state->decided = 0x9e3779b97f4a7c15u;
+    for (int k = 0; k < place->decided_count; k++) {
+        if (k == place->shared_count) state->shared = state->decided;
+        state->decided = mix_word(state->decided, state->word[place->decided[k]]);
+    }
+    if (place->shared_count == place->decided_count) state->shared = state->decided;
+    state->hash = state->decided;
+    for (int k = 0; k < search->bound[state->place].slot_count; k++) state->hash = mix_word(state->hash, state->word[k]);
+}
+
+static int vector_length(const struct search *search)
+{
+    return search->problem->memory_resource ? 3 * search->classes : search->vectors ? 2 * search->classes : 0;
+}
+
+static enum hapt_status grow(struct search *search)
+{
+    if (search->state_count < search->state_capacity) return HAPT_OK;
+    const int capacity = search->state_capacity ? 2 * search->state_capacity : 4096;
+    struct state *grown = realloc(search->state, (size_t)capacity * sizeof *grown);
+    if (!grown) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the states of a synthesis");
+    search->state = grown;
+    search->state_capacity = capacity;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_state_keep(struct search *search, struct state *made, int *index)
+{
+    struct place *place = &search->place[made->place];
+    const int slots = search->bound[made->place].slot_count;
+    const bool compares = search->width == 0 && !search->problem->memory_resource;
+    *index = NO_STATE;
+    search->tally->generated++;
+    if (!isfinite(made->bound) || !at_most(made->bound, search->limit)) return HAPT_OK;
+    hash_words(search, made);
+    if (place->bucket_count == 0) HAPT_TRY(rehash(search, place));
+    if (is_repeated(search, made) || (compares && is_dominated(search, made))) return HAPT_OK;
+    HAPT_TRY(grow(search));
+    struct state *kept = &search->state[search->state_count];
+    *kept = *made;
+    HAPT_NEW(kept->word, search->arena, slots);
+    HAPT_NEW(kept->vector, search->arena, vector_length(search));
+    memcpy(kept->word, made->word, (size_t)slots * sizeof *kept->word);
+    if (vector_length(search)) memcpy(kept->vector, made->vector, (size_t)vector_length(search) * sizeof *kept->vector);
+    if (place->used++ > 2 * place->bucket_count) HAPT_TRY(rehash(search, place));
+    kept->next = *bucket_of(place, kept);
+    *bucket_of(place, kept) = search->state_count;
+    *index = search->state_count++;
+    bury_repeated(search, *index);
+    if (compares) bury_dominated(search, *index);
+    return HAPT_OK;
+}
+
+void hapt_state_set_bound(const struct search *search, struct state *state)
+{
+    const struct bound_at *bound = &search->bound[state->place];
+    double since = 0, until = 0, together = 0;
+    if (search->vectors) {
+        for (int j = 0; j < search->classes; j++) {
+            const double f = state->vector[j], b = state->vector[search->classes + j];
+            since = fmax(since, f + bound->forward_s[j]);
+            until = fmax(until, b + bound->backward_s[j]);
+            together = fmax(together, f + b + hapt_bound_left(search->problem, bound, state->word, j));
+        }
+    } else {
+        together = hapt_bound_left(search->problem, bound, state->word, 0);
+    }
+    state->bound = state->base + (search->meets ? together : fmax(since + until, together));
+    if (state->bound <= search->limit) state->bound += hapt_bound_meetings(search->problem, search->segment, bound, state->word);
+}
+
+void hapt_state_load(struct search *search, const struct state *state)
+{
+    const struct bound_at *place = &search->bound[state->place];
+    for (int k = 0; k < place->slot_count; k++) search->word[search->segment->local[place->slot[k]]] = state->word[k];
+}
+
+static enum hapt_status list_slots(const struct search *search, int at)
+{
+    const struct segment *segment = search->segment;
+    int *slot, count = 0;
+    HAPT_NEW(slot, search->arena, segment->local_count);
+    for (int k = 0; k < segment->local_count; k++) {
+        const struct object *object = &search->problem->object[segment->local[k]];
+        if (object->first < segment->first + at && object->last >= segment->first + at) slot[count++] = k;
+    }
+    search->bound[at].slot = slot;
+    search->bound[at].slot_count = count;
+    return count <= MOST_SLOTS ? HAPT_OK : hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "too many tensors live at once");
+}
+
+static void list_decided(const struct search *search, int at)
+{
+    const struct bound_at *bound = &search->bound[at];
+    struct place *place = &search->place[at];
+    for (int crosses = 1; crosses >= 0; crosses--) {
+        for (int slot = 0; slot < bound->slot_count; slot++) {
+            const struct object *object = &search->problem->object[search->segment->local[bound->slot[slot]]];
+            if (object->kind != OBJECT_PARAMETER && object->kind != OBJECT_PARAMETER_GRADIENT) continue;
+            if ((object->last >= search->segment->end) == crosses) place->decided[place->decided_count++] = slot;
+        }
+        if (crosses) place->shared_count = place->decided_count;
+    }
+}
+
+enum hapt_status hapt_states_prepare(struct search *search)
+{
+    HAPT_NEW(search->place, search->arena, search->steps + 1);
+    HAPT_NEW(search->bound, search->arena, search->steps + 1);
+    HAPT_NEW(search->word, search->arena, search->problem->object_count);
+    if (search->segment->end_count > MOST_CROSSING_OBJECTS) return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "too many tensors cross a cut");
+    for (int at = 0; at <= search->steps; at++) {
+        HAPT_TRY(list_slots(search, at));
+        HAPT_NEW(search->place[at].decided, search->arena, search->bound[at].slot_count);
+        list_decided(search, at);
+        if (search->width == 0) HAPT_NEW(search->place[at].compared, search->arena, MOST_COMPARED);
+    }
+    return hapt_bounds_prepare(search->problem, search->segment, search->arena, search->bound);
+}
