@@ -24,7 +24,7 @@ static enum hapt_status load_efficiency(struct hapt_env *env, struct hapt_config
     return HAPT_OK;
 }
 
-/* Only predicted candidates may share operators among devices: what is measured is data-parallel. */
+/* Measured stages of one subcluster are data-parallel; mixed ones may have programs. */
 static enum hapt_status check_programs(const struct hapt_config *config, bool measured)
 {
     const char *program = hapt_config_text(config, "program");
@@ -33,7 +33,9 @@ static enum hapt_status check_programs(const struct hapt_config *config, bool me
         return hapt_fail(HAPT_ERR_USAGE, "leave it out, or add --predict yes", "--tensor-parallel %d: measured profiles are data-parallel",
                          (int)hapt_config_int(config, "tensor-parallel"));
     if (strcmp(program, "auto") == 0 || strcmp(program, "data") == 0) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_USAGE, "leave it out, or add --predict yes", "--program %s: measured profiles are data-parallel", program);
+    if (strcmp(program, "tensor") != 0 && strcmp(hapt_config_text(config, "mixed"), "no") != 0) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_USAGE, "leave it out, or add --predict yes",
+                     "--program %s: measured profiles are data-parallel, but for mixed stages (--mixed)", program);
 }
 
 /* What was read keeps the programs that --program allows, in a copy. */
@@ -82,7 +84,9 @@ enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *co
     if (measured) {
         const char *why = "the profile is measured here, only --predict yes and clusters on paper are predicted";
         HAPT_TRY(hapt_env_agree(env->world, hapt_phase_unused(config, why, predicting)));
-        return hapt_profile_measure(env, cluster, model, layers, config, arena, profile);
+        HAPT_TRY(hapt_profile_measure(env, cluster, model, layers, config, arena, profile));
+        if (strcmp(hapt_config_text(config, "program"), "synthesised") == 0) hapt_profile_keep_programs(*profile, "synthesised");
+        return HAPT_OK;
     }
     HAPT_TRY(load_efficiency(env, config, cluster, model, arena, &efficiency));
     return predict_shared(env, config, cluster, model, layers, efficiency, arena, profile);

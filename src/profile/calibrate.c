@@ -31,6 +31,7 @@ struct calibration {
     const struct hapt_cluster *cluster;
     const struct hapt_model *model;
     const struct hapt_config *config;
+    double budget_s;
     struct candidates candidates;
     struct hapt_arena *scratch;
     struct classes classes;
@@ -232,22 +233,22 @@ static enum hapt_status time_update(struct calibration *calibration)
     const struct candidates *candidates = &calibration->candidates;
     const struct window *longest = NULL;
     int item = 0;
-    double s_per_element;
+    double s_per_element[2];
     for (int w = 0; w < calibration->windows.count; w++)
         if (!longest || calibration->windows.window[w].bytes > longest->bytes) longest = &calibration->windows.window[w];
     while (calibration->windows.window_of[item] != (int)(longest - calibration->windows.window)) item++;
-    HAPT_TRY(windows_time_update(&calibration->windows, item, &s_per_element));
+    HAPT_TRY(windows_time_update(&calibration->windows, item, s_per_element));
     struct item_memory memory;
     HAPT_TRY(candidates_plan_memory(candidates, candidates_item(candidates, longest->degree, longest->first, longest->last),
                                     &calibration->options, &memory));
-    calibration->update_s = s_per_element * memory.trained_elements;
+    calibration->update_s = (s_per_element[0] + s_per_element[1]) * memory.trained_elements;
     calibration->update_bytes = memory.update_bytes;
     return HAPT_OK;
 }
 
 static enum hapt_status time_operators(struct calibration *calibration)
 {
-    const double budget_s = hapt_config_real(calibration->config, "profile-seconds"), start = hapt_time_s();
+    const double budget_s = calibration->budget_s, start = hapt_time_s();
     struct hapt_progress progress;
     enum hapt_status status = HAPT_OK;
     double elapsed = 0;
@@ -413,14 +414,13 @@ static enum hapt_status calibrate(struct calibration *calibration, const struct 
     return hapt_env_agree(env->world, make_tables(calibration, result, efficiency));
 }
 
-enum hapt_status hapt_profile_calibrate(const struct hapt_env *env, const struct hapt_cluster *cluster,
-                                        const struct hapt_model *model, const struct hapt_layers *layers,
-                                        const struct hapt_config *config, struct hapt_arena *result,
-                                        struct hapt_efficiency **efficiency)
+enum hapt_status calibrate_within(const struct hapt_env *env, const struct hapt_cluster *cluster, const struct hapt_model *model,
+                                  const struct hapt_layers *layers, const struct hapt_config *config, double budget_s,
+                                  struct hapt_arena *result, struct hapt_efficiency **efficiency)
 {
     struct hapt_arena scratch;
     struct calibration calibration = {
-        .env = env, .cluster = cluster, .model = model, .config = config, .scratch = &scratch};
+        .env = env, .cluster = cluster, .model = model, .config = config, .budget_s = budget_s, .scratch = &scratch};
     hapt_arena_init(&scratch);
     const enum hapt_status status = calibrate(&calibration, layers, result, efficiency);
     for (int u = 0; u < calibration.unique_count; u++) free(calibration.unique[u].time_s);
@@ -428,4 +428,12 @@ enum hapt_status hapt_profile_calibrate(const struct hapt_env *env, const struct
     if (calibration.options.device) calibration.options.backend->close(calibration.options.device);
     hapt_arena_release(&scratch);
     return status;
+}
+
+enum hapt_status hapt_profile_calibrate(const struct hapt_env *env, const struct hapt_cluster *cluster,
+                                        const struct hapt_model *model, const struct hapt_layers *layers,
+                                        const struct hapt_config *config, struct hapt_arena *result,
+                                        struct hapt_efficiency **efficiency)
+{
+    return calibrate_within(env, cluster, model, layers, config, hapt_config_real(config, "profile-seconds"), result, efficiency);
 }

@@ -56,6 +56,10 @@ enum efficiency_class calibrate_class(const struct hapt_op_type *type, double fl
  * up to half of them may be wild. Times rise with size (isotonic). A class without samples keeps the built-in curve.
  */
 enum hapt_status calibrate_fit(struct calibrate_device *device);
+/* hapt_profile_calibrate within about `budget_s`. */
+enum hapt_status calibrate_within(const struct hapt_env *env, const struct hapt_cluster *cluster, const struct hapt_model *model,
+                                  const struct hapt_layers *layers, const struct hapt_config *config, double budget_s,
+                                  struct hapt_arena *result, struct hapt_efficiency **efficiency);
 /* Seconds a fitted device is predicted to need. */
 double calibrate_predicted_s(const struct calibrate_device *device, const struct calibrate_sample *sample);
 

@@ -60,7 +60,9 @@ struct candidates {
     struct mesh *degree; /* meshes that can share the model and the microbatch's rows, ascending; then those with programs */
     struct hapt_sharding **sharding; /* [degree_count] of the whole graph */
     int mixed_count;
-    struct mixed_group *mixed; /* [mixed_count] rows of each group of devices first, then programs */
+    struct mixed_group *mixed; /* [mixed_count] by rows, then those with a program */
+    int mixable_count;
+    struct mixed_group *mixable; /* [mixable_count] devices for programs */
     int microbatches;          /* of a step */
     int structure_count;
     int *structure;    /* [L][L] which structure the layers [i, j + 1) have; -1 below the diagonal */
@@ -76,6 +78,7 @@ struct item_memory {
 };
 struct item_time {
     double forward_s, backward_s, update_s;
+    double end_s; /* of a step besides the update, which a slowed device does not stretch; 0 where update_s has all of it */
 };
 
 enum hapt_status candidates_build(const struct hapt_cluster *cluster, const struct hapt_model *model,
@@ -113,18 +116,14 @@ enum hapt_status candidates_few_degree(struct candidates *candidates, struct hap
 struct device_pace candidates_pace(const struct candidates *candidates, double all_s, double few_s, double update_s);
 /* Whether mixed stages are asked for and possible. */
 bool candidates_may_mix(const struct candidates *candidates, const struct hapt_config *config);
-/* Who finds programs of a group: collective where the profile is measured. Layouts in `arena`. */
-struct mixed_finder {
-    void *context;
-    enum hapt_status (*find)(void *context, const struct mixed_group *group, struct hapt_arena *arena,
-                             struct hapt_stage_layout **layout, int *count);
-};
-/* Finds the groups of mixed stages that are worth a table, and adds the degrees that they need (--mixed, --mixed-rows); those with a
- * program come from `finder` (NULL: none are wanted). `programs`: which are candidates, data-parallel ones by rows or synthesised ones.
- * measured[cluster->count]: paces of the devices; NULL: predicted ones. After candidates_build; structures are found anew. */
+/* Finds the groups of mixed stages that are worth a table (--mixed): data-parallel ones by rows (--mixed-rows) with the degrees that they
+ * need, where `programs` has them; and in ->mixable the devices that a synthesised program may run on, where it has those.
+ * measured[cluster->count]: paces of the devices; NULL: predicted ones. After candidates_build; candidates_find_structures comes next. */
 enum hapt_status candidates_mix(struct candidates *candidates, const struct hapt_config *config, unsigned programs,
-                                const struct device_pace *measured, const struct mixed_finder *finder, struct hapt_arena *arena,
-                                struct hapt_arena *scratch);
+                                const struct device_pace *measured, struct hapt_arena *arena, struct hapt_arena *scratch);
+/* A group for a program of the devices of `like`, with its degrees; the layout is borrowed. */
+enum hapt_status candidates_mix_program(struct candidates *candidates, const struct mixed_group *like,
+                                        const struct hapt_stage_layout *layout, struct hapt_arena *arena);
 /* NaN all over. */
 enum hapt_status mixed_times_create(int layer_count, struct hapt_arena *arena, struct mixed_times **times);
 /* Which ranges are alike, by all shardings that there are. */

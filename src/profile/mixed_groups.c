@@ -16,7 +16,6 @@ struct mixing {
     bool all; /* groups that the rule of --mixed auto leaves out, too */
     const char *rows;
     unsigned programs;
-    const struct mixed_finder *finder;
 };
 
 static double compute_s(const struct candidates *candidates, int subcluster, const struct hapt_sharding *sharding)
@@ -176,10 +175,11 @@ static enum hapt_status add_side(struct candidates *candidates, const struct hap
     return HAPT_OK;
 }
 
-static enum hapt_status add_program(struct candidates *candidates, struct mixed_group group, const struct hapt_stage_layout *layout,
-                                    struct hapt_arena *arena)
+enum hapt_status candidates_mix_program(struct candidates *candidates, const struct mixed_group *like,
+                                        const struct hapt_stage_layout *layout, struct hapt_arena *arena)
 {
     const struct hapt_stage_layout **list;
+    struct mixed_group group = *like;
     struct hapt_sharding *sharding;
     struct hapt_arena scratch;
     HAPT_NEW(list, arena, candidates->layout_count + 1);
@@ -203,8 +203,7 @@ static enum hapt_status add_group(struct candidates *candidates, const struct de
                                   struct mixed_group group, struct hapt_arena *arena)
 {
     struct hapt_collective_links links;
-    struct hapt_stage_layout *layout[MIXED_PROGRAMS];
-    int devices[HAPT_MAX_SUBCLUSTERS] = {0}, programs = 0;
+    int devices[HAPT_MAX_SUBCLUSTERS] = {0};
     const bool shares = choose_rows(candidates, pace, mixing->rows, &group);
     for (int k = 0; k < 2; k++) devices[group.cluster[k]] = group.devices[k];
     HAPT_TRY(hapt_collective_links_slowest(candidates->cluster, devices, &links));
@@ -212,13 +211,10 @@ static enum hapt_status add_group(struct candidates *candidates, const struct de
     const double sum_s =
         hapt_collective_cost_s(&group.sums, HAPT_COLLECTIVE_ALL_REDUCE, 4 * trained_elements(candidates->model->graph), 0);
     if (!mixing->all && (!shares || sum_s > SUM_SHARE * candidates->microbatches * group_s(candidates, pace, &group))) return HAPT_OK;
-    if (shares && (mixing->programs & PROGRAM_DATA)) {
-        for (int k = 0; k < 2; k++) HAPT_TRY(row_degree(candidates, group.rows[k], arena, &group.degree[k]));
-        candidates->mixed[candidates->mixed_count++] = group;
-    }
-    if (mixing->finder && (mixing->programs & PROGRAM_SYNTHESISED))
-        HAPT_TRY(mixing->finder->find(mixing->finder->context, &group, arena, layout, &programs));
-    for (int p = 0; p < programs; p++) HAPT_TRY(add_program(candidates, group, layout[p], arena));
+    if (mixing->programs & PROGRAM_SYNTHESISED) candidates->mixable[candidates->mixable_count++] = group;
+    if (!shares || !(mixing->programs & PROGRAM_DATA)) return HAPT_OK;
+    for (int k = 0; k < 2; k++) HAPT_TRY(row_degree(candidates, group.rows[k], arena, &group.degree[k]));
+    candidates->mixed[candidates->mixed_count++] = group;
     return HAPT_OK;
 }
 
@@ -229,7 +225,7 @@ static enum hapt_status add_pair(struct candidates *candidates, const struct dev
     const int firsts = device_counts(&candidates->cluster->subcluster[a], first);
     const int seconds = device_counts(&candidates->cluster->subcluster[b], second);
     for (int i = 0; i < firsts; i++)
-        for (int j = 0; j < seconds && candidates->mixed_count < MOST_GROUPS; j++)
+        for (int j = 0; j < seconds && candidates->mixed_count + candidates->mixable_count < MOST_GROUPS; j++)
             HAPT_TRY(add_group(candidates, pace, mixing,
                                (struct mixed_group){.cluster = {a, b}, .devices = {first[i], second[j]}}, arena));
     return HAPT_OK;
@@ -239,10 +235,11 @@ static enum hapt_status add_pair(struct candidates *candidates, const struct dev
 static enum hapt_status make_room(struct candidates *candidates, struct hapt_arena *arena)
 {
     if (candidates->mixed) return HAPT_OK;
-    const size_t before = (size_t)candidates->degree_count, after = before + (size_t)candidates->model->microbatch + 1 + 2 * (MOST_GROUPS + MIXED_PROGRAMS);
+    const size_t before = (size_t)candidates->degree_count, after = before + (size_t)candidates->model->microbatch + 1 + 2 * MIXED_PROGRAMS * MOST_GROUPS;
     struct mesh *degree;
     struct hapt_sharding **sharding;
-    HAPT_NEW(candidates->mixed, arena, MOST_GROUPS + MIXED_PROGRAMS);
+    HAPT_NEW(candidates->mixed, arena, (1 + MIXED_PROGRAMS) * MOST_GROUPS);
+    HAPT_NEW(candidates->mixable, arena, MOST_GROUPS);
     HAPT_NEW(degree, arena, after);
     HAPT_NEW(sharding, arena, after);
     memcpy(degree, candidates->degree, before * sizeof *degree);
@@ -285,14 +282,12 @@ enum hapt_status mixed_times_create(int layer_count, struct hapt_arena *arena, s
 }
 
 enum hapt_status candidates_mix(struct candidates *candidates, const struct hapt_config *config, unsigned programs,
-                                const struct device_pace *measured, const struct mixed_finder *finder, struct hapt_arena *arena,
-                                struct hapt_arena *scratch)
+                                const struct device_pace *measured, struct hapt_arena *arena, struct hapt_arena *scratch)
 {
     const struct hapt_cluster *cluster = candidates->cluster;
     const struct mixing mixing = {.all = strcmp(hapt_config_text(config, "mixed"), "yes") == 0,
                                   .rows = hapt_config_text(config, "mixed-rows"),
-                                  .programs = programs,
-                                  .finder = finder};
+                                  .programs = programs};
     struct device_pace *predicted;
     if (!candidates_may_mix(candidates, config)) return HAPT_OK;
     HAPT_NEW(predicted, scratch, cluster->count);
@@ -301,5 +296,5 @@ enum hapt_status candidates_mix(struct candidates *candidates, const struct hapt
     for (int a = 0; a < cluster->count; a++)
         for (int b = a + 1; b < cluster->count; b++)
             HAPT_TRY(add_pair(candidates, measured ? measured : predicted, &mixing, a, b, arena));
-    return candidates_find_structures(candidates, arena);
+    return HAPT_OK;
 }

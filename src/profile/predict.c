@@ -226,20 +226,24 @@ static enum hapt_status predict(const struct candidates *candidates, struct hapt
     return candidates_fill(candidates, memory, time, all_reduce, candidates, result, profile);
 }
 
-struct mixing {
-    const struct candidates *candidates;
-    int segments;
-};
-
-static enum hapt_status find_programs(void *context, const struct mixed_group *group, struct hapt_arena *arena,
-                                      struct hapt_stage_layout **layout, int *count)
+/* Mixed stages by rows, and with the programs that are found for their devices. */
+static enum hapt_status mix(struct candidates *candidates, const struct hapt_config *config, struct hapt_arena *scratch)
 {
-    const struct mixing *mixing = context;
-    const struct mixed_question question = {.candidates = mixing->candidates,
-                                            .group = group,
-                                            .efficiency = mixing->candidates->efficiency,
-                                            .segments = mixing->segments};
-    return mixed_programs_find(&question, arena, layout, count);
+    HAPT_TRY(candidates_mix(candidates, config, candidates->programs, NULL, scratch, scratch));
+    for (int g = 0; g < candidates->mixable_count; g++) {
+        const struct mixed_question question = {.candidates = candidates,
+                                                .group = &candidates->mixable[g],
+                                                .efficiency = candidates->efficiency,
+                                                .segments = (int)hapt_config_int(config, "segments")};
+        struct hapt_stage_layout *layout[MIXED_PROGRAMS];
+        int count;
+        HAPT_TRY(mixed_programs_find(&question, scratch, layout, &count));
+        for (int p = 0; p < count; p++) HAPT_TRY(candidates_mix_program(candidates, question.group, layout[p], scratch));
+    }
+    HAPT_TRY(candidates_find_structures(candidates, scratch));
+    for (int g = 0; g < candidates->mixed_count; g++)
+        if (candidates->mixed[g].program > 0) HAPT_TRY(mixed_programs_predict(candidates, &candidates->mixed[g], scratch, scratch));
+    return HAPT_OK;
 }
 
 enum hapt_status hapt_profile_predict_with(const struct hapt_cluster *cluster, const struct hapt_model *model,
@@ -255,11 +259,7 @@ enum hapt_status hapt_profile_predict_with(const struct hapt_cluster *cluster, c
                                                .tensor_parallel = (int)hapt_config_int(config, "tensor-parallel"),
                                                .efficiency = efficiency};
     enum hapt_status status = candidates_build(cluster, model, layers, config, &options, &scratch, &candidates);
-    struct mixing mixing = {&candidates, (int)hapt_config_int(config, "segments")};
-    const struct mixed_finder finder = {&mixing, find_programs};
-    if (status == HAPT_OK) status = candidates_mix(&candidates, config, candidates.programs, NULL, &finder, &scratch, &scratch);
-    for (int g = 0; g < candidates.mixed_count && status == HAPT_OK; g++)
-        if (candidates.mixed[g].program > 0) status = mixed_programs_predict(&candidates, &candidates.mixed[g], &scratch, &scratch);
+    if (status == HAPT_OK && candidates_may_mix(&candidates, config)) status = mix(&candidates, config, &scratch);
     if (status == HAPT_OK) status = predict(&candidates, &scratch, result, profile);
     if (status == HAPT_OK) (*profile)->effort.seconds = hapt_time_s() - start_s;
     hapt_arena_release(&scratch);

@@ -251,9 +251,14 @@ enum hapt_status windows_time_steps(struct windows *windows, int w, double *forw
     return hapt_engine_time_section(window->engine, HAPT_SECTION_BACKWARD, 0, clock, backward_s);
 }
 
-enum hapt_status windows_time_update(struct windows *windows, int item, double *s_per_element)
+static int compare_doubles(const void *a, const void *b)
 {
-    enum { ROUNDS = 3 };
+    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
+}
+
+enum hapt_status windows_time_update(struct windows *windows, int item, double s_per_element[2])
+{
+    enum { ROUNDS = 5 };
     struct window *window = &windows->window[windows->window_of[item]];
     HAPT_TRY(open_window(windows, window));
     const double elements = (double)hapt_engine_memory(window->engine)->trained_elements;
@@ -264,14 +269,21 @@ enum hapt_status windows_time_update(struct windows *windows, int item, double *
                                  .epsilon = 1e-8,
                                  .gradient_scale = 1,
                                  .momentum = windows->options.state_count == 1 ? 0.9 : 0};
-    double best = HUGE_VAL, sum;
+    double sample[2][ROUNDS], sum, unused[2];
     for (update.step = 1; update.step <= ROUNDS; update.step++) {
+        HAPT_TRY(windows_time(windows, item, &unused[0], &unused[1]));
         const double start = clock_s(windows);
-        HAPT_TRY(hapt_engine_begin_step(window->engine));
         HAPT_TRY(hapt_engine_square_sum(window->engine, NULL, &sum));
+        const double middle = clock_s(windows);
         HAPT_TRY(hapt_engine_update(window->engine, &update));
-        best = fmin(best, clock_s(windows) - start);
+        const double behind = clock_s(windows);
+        HAPT_TRY(hapt_engine_begin_step(window->engine));
+        sample[0][update.step - 1] = behind - middle;
+        sample[1][update.step - 1] = middle - start + clock_s(windows) - behind;
     }
-    *s_per_element = elements > 0 ? best / elements : 0;
+    for (int part = 0; part < 2; part++) {
+        qsort(sample[part], ROUNDS, sizeof(double), compare_doubles);
+        s_per_element[part] = elements > 0 ? sample[part][ROUNDS / 2] / elements : 0;
+    }
     return HAPT_OK;
 }

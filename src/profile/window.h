@@ -49,7 +49,8 @@ enum hapt_status windows_time(struct windows *windows, int item, double *forward
  * the sections of windows->window[w].program, which is there from the first call on. */
 enum hapt_status windows_open(struct windows *windows, int w);
 enum hapt_status windows_time_steps(struct windows *windows, int w, double *forward_s, double *backward_s);
-/* Seconds of what a step does to one trained element: clearing, norm, update. */
-enum hapt_status windows_time_update(struct windows *windows, int item, double *s_per_element);
+/* Seconds of what the end of a step does to one trained element: [0] update, [1] norm and clearing. Each is met as it is in training: behind
+ * forward and backward, which have filled the caches with other things. */
+enum hapt_status windows_time_update(struct windows *windows, int item, double s_per_element[2]);
 
 #endif

@@ -1,0 +1,71 @@
+/*
+ * Measured profiles, inside: what a measurement knows (measure.c), rounds over items and what is made of them (measure_rounds.c), and the
+ * paces of devices that mixed stages share rows by (measure_paces.c).
+ */
+#ifndef HAPT_PROFILE_MEASURE_H
+#define HAPT_PROFILE_MEASURE_H
+
+#include "classes.h"
+#include "mixed_measure.h"
+#include "reduce.h"
+#include "window.h"
+
+enum { MEASURE_MOST_ROUNDS = 7 };
+
+struct measure {
+    const struct hapt_env *env;
+    const struct hapt_cluster *cluster;
+    const struct candidates *candidates;
+    const struct hapt_config *config;
+    struct hapt_arena *scratch;
+    double start_s, budget_s; /* for what is timed of devices by themselves */
+    int threads;
+    struct classes classes;
+    struct item_memory *memory; /* [class][item] */
+    struct item_time *time;     /* [class][item] CPU time without slowdown */
+    bool *needed;               /* [item] in my class */
+    double *layer_s;            /* [degree][L] seconds of a single layer, in my class */
+    struct windows windows;
+    unsigned char *role; /* [item] select_role in my class */
+    bool *timed;         /* [item] */
+    int *order, count;   /* items of the pass to time, dearest first */
+    int rounds;          /* of the pass */
+    double noise[2];     /* relative standard error of a median: forward, backward */
+    double *sample;      /* [item][MEASURE_MOST_ROUNDS][2] */
+    struct hapt_profile_effort effort; /* of this rank; in the end of the whole */
+    struct reduce_table reduce;
+};
+
+static inline struct item_memory *measure_memory(const struct measure *measure, int class, int item)
+{
+    return &measure->memory[(size_t) class * (size_t)measure->candidates->item_count + (size_t)item];
+}
+
+static inline struct item_time *measure_time(const struct measure *measure, int class, int item)
+{
+    return &measure->time[(size_t) class * (size_t)measure->candidates->item_count + (size_t)item];
+}
+
+/* Each element comes from one rank, all others give 0. Collective over env->world. */
+enum hapt_status measure_sum_over_ranks(const struct measure *measure, double *data, size_t count);
+/* Of the largest device of my class. */
+double measure_class_memory(const struct measure *measure);
+/* Tables, this rank's device, and the memory of all items. */
+enum hapt_status measure_set_up(struct measure *measure, struct hapt_engine_options *options);
+/* What is left of --profile-seconds, the same on all ranks. Collective over env->world. */
+enum hapt_status measure_budget_left(const struct measure *measure, double *budget_s);
+
+/* Times every single layer that is needed: layer_s, and the items' times. Collective over env->world, ranks of a class over class_comm. */
+enum hapt_status measure_time_layers(struct measure *measure, MPI_Comm class_comm);
+/* Seconds that the end of a step spends on one trained element, all measuring ranks of the class at once: [0] the update, which a slowed
+ * device stretches, [1] the norm and clearing. Collective over env->world and class_comm. */
+enum hapt_status measure_time_updates(struct measure *measure, MPI_Comm class_comm, int item, double s_per_element[2]);
+/* Times of all items, to all ranks. Collective over env->world and class_comm. */
+enum hapt_status measure_run_class(struct measure *measure, MPI_Comm class_comm);
+
+/* The groups of mixed stages: rows by measured paces, programs by calibrated operators and measured collectives. Collective over
+ * env->world. */
+enum hapt_status measure_mix(const struct measure *like, const struct hapt_layers *layers, struct candidates *candidates,
+                             struct hapt_arena *arena);
+
+#endif

@@ -1,0 +1,374 @@
+/*
+ * Rounds over the items of a class. Single layers are timed first; they tell how many rounds the budget allows. Then those items are timed
+ * of which all others can be composed (select.h); where the witnesses among them do not bear out what smooth.h composes, the others are
+ * timed too. When the budget allows fewer than MIN_ROUNDS of the items, a sample of them is timed. What noise the rounds show is taken out
+ * by smooth.h.
+ */
+#include "measure.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "hapt/progress.h"
+#include "select.h"
+#include "smooth.h"
+
+enum { MIN_ROUNDS = 3, LAYER_ROUNDS = 3 };
+#define WARM_SECONDS 0.005      /* shorter items run once untimed before: in a stage they find their weights in the cache */
+#define COMPOSED_TOLERANCE 0.01 /* witnesses apart from what is composed by this, or by twice their noise, prove it wrong */
+#define BUDGET_SHARE 0.7        /* of --profile-seconds, for the rounds: reserving, layers and links take the rest */
+
+static int compare_doubles(const void *a, const void *b)
+{
+    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
+}
+
+static double median(double *value, int count)
+{
+    qsort(value, (size_t)count, sizeof *value, compare_doubles);
+    return count % 2 ? value[count / 2] : 0.5 * (value[count / 2 - 1] + value[count / 2]);
+}
+
+static double *sample_of(const struct measure *measure, int item, int round)
+{
+    return &measure->sample[((size_t)item * MEASURE_MOST_ROUNDS + (size_t)round) * 2];
+}
+
+static double sum_of_layers(const struct measure *measure, int item)
+{
+    const struct candidates *candidates = measure->candidates;
+    const int structure = item / candidates->degree_count, degree = item % candidates->degree_count;
+    double sum = 0;
+    for (int l = candidates->first[structure]; l <= candidates->last[structure]; l++)
+        sum += measure->layer_s[degree * candidates->layer_count + l];
+    return sum;
+}
+
+/* My part of one round over a list of items. */
+static enum hapt_status run_round(struct measure *measure, const int *order, int count, int round,
+                                  struct hapt_progress *progress)
+{
+    enum hapt_status status = HAPT_OK;
+    for (int k = 0; k < count && status == HAPT_OK && measure->classes.active >= 0; k++) {
+        hapt_progress_update(progress, (long)round * count + k, "");
+        if ((k + round) % measure->classes.actives != measure->classes.active) continue;
+        double *sample = sample_of(measure, order[k], round), unused[2];
+        if (sum_of_layers(measure, order[k]) < WARM_SECONDS)
+            status = windows_time(&measure->windows, order[k], &unused[0], &unused[1]);
+        if (status == HAPT_OK) status = windows_time(&measure->windows, order[k], &sample[0], &sample[1]);
+        measure->effort.runs++;
+    }
+    return status;
+}
+
+/* Rounds until they are done or, from the second on, the budget would be exceeded; then every rank of a class has all
+ * its samples. Collective; *rounds in and out. */
+static enum hapt_status run_rounds(struct measure *measure, MPI_Comm class_comm, const int *order, int count,
+                                   double budget_s, const char *what, int *rounds)
+{
+    struct hapt_progress progress;
+    enum hapt_status status = HAPT_OK;
+    const double start = hapt_time_s();
+    int most = *rounds, done = 0;
+    bool more = true;
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &most, 1, MPI_INT, MPI_MAX, measure->env->world));
+    memset(measure->sample, 0, (size_t)measure->candidates->item_count * MEASURE_MOST_ROUNDS * 2 * sizeof *measure->sample);
+    hapt_progress_init(&progress, measure->env, what, (long)most * count);
+    while (more && status == HAPT_OK) {
+        if (done < *rounds) status = run_round(measure, order, count, done, &progress);
+        HAPT_TRY(reduce_meet(measure->env->world));
+        status = hapt_env_agree(measure->env->world, status);
+        /* Other work on the machine stretches the rounds; the estimate knew nothing of it. */
+        double elapsed = hapt_time_s() - start;
+        HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &elapsed, 1, MPI_DOUBLE, MPI_MAX, measure->env->world));
+        done++;
+        more = done < most && (done < 2 || elapsed * (done + 1) / done <= budget_s);
+    }
+    hapt_progress_update(&progress, (long)most * count, "");
+    hapt_progress_release(&progress);
+    HAPT_TRY(status);
+    if (*rounds > done) *rounds = done;
+    if (measure->classes.mine < 0) return HAPT_OK;
+    const int samples = measure->candidates->item_count * MEASURE_MOST_ROUNDS * 2;
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, measure->sample, samples, MPI_DOUBLE, MPI_SUM, class_comm));
+    return HAPT_OK;
+}
+
+static struct item_time median_of_rounds(const struct measure *measure, int item, int rounds)
+{
+    double forward[MEASURE_MOST_ROUNDS], backward[MEASURE_MOST_ROUNDS];
+    for (int r = 0; r < rounds; r++) {
+        forward[r] = sample_of(measure, item, r)[0];
+        backward[r] = sample_of(measure, item, r)[1];
+    }
+    return (struct item_time){.forward_s = median(forward, rounds), .backward_s = median(backward, rounds)};
+}
+
+enum hapt_status measure_time_layers(struct measure *measure, MPI_Comm class_comm)
+{
+    const struct candidates *candidates = measure->candidates;
+    const int L = candidates->layer_count, D = candidates->degree_count;
+    int *order, count = 0, rounds = LAYER_ROUNDS;
+    order = hapt_arena_alloc(measure->scratch, (size_t)candidates->item_count, sizeof *order);
+    HAPT_TRY(hapt_env_agree(measure->env->world, order ? HAPT_OK : HAPT_ERR_MEMORY));
+    for (int item = 0; item < candidates->item_count; item++)
+        if (measure->needed[item] && candidates->first[item / D] == candidates->last[item / D]) order[count++] = item;
+    HAPT_TRY(run_rounds(measure, class_comm, order, count, HUGE_VAL, "timing layers", &rounds));
+    for (int d = 0; d < D && measure->classes.mine >= 0; d++)
+        for (int l = 0; l < L; l++) {
+            const int item = candidates_item(candidates, d, l, l);
+            if (!measure->needed[item]) continue;
+            const struct item_time time = median_of_rounds(measure, item, LAYER_ROUNDS);
+            measure->layer_s[d * L + l] = time.forward_s + time.backward_s;
+            *measure_time(measure, measure->classes.mine, item) = time;
+            measure->timed[item] = true;
+        }
+    return HAPT_OK;
+}
+
+struct priced {
+    double cost;
+    uint64_t lot;
+    int item;
+};
+
+static int by_lot(const void *a, const void *b)
+{
+    const struct priced *x = a, *y = b;
+    return (x->lot > y->lot) - (x->lot < y->lot);
+}
+
+static int by_cost(const void *a, const void *b)
+{
+    const struct priced *x = a, *y = b;
+    if (x->cost != y->cost) return x->cost > y->cost ? -1 : 1;
+    return x->item - y->item;
+}
+
+/* A pass over the items of the roles [low, high]: all of them when MIN_ROUNDS of all fit the budget, else a drawn sample. */
+static enum hapt_status choose_pass(struct measure *measure, enum select_role low, enum select_role high, double budget_s)
+{
+    const struct candidates *candidates = measure->candidates;
+    struct priced *priced;
+    double kept = 0;
+    int all = 0;
+    HAPT_NEW(priced, measure->scratch, candidates->item_count);
+    for (int item = 0; item < candidates->item_count; item++) {
+        if (measure->role[item] < low || measure->role[item] > high) continue;
+        const double once = sum_of_layers(measure, item);
+        priced[all++] = (struct priced){once < WARM_SECONDS ? 2 * once : once, hapt_hash(3, &item, sizeof item), item};
+    }
+    /* In each round every active rank does its part at the same time; thread CPU time is wall time when cores suffice.
+     */
+    const double budget = BUDGET_SHARE * budget_s * measure->classes.actives;
+    qsort(priced, (size_t)all, sizeof *priced, by_lot);
+    measure->count = 0;
+    while (measure->count < all && (measure->count < 8 || (kept + priced[measure->count].cost) * MIN_ROUNDS <= budget))
+        kept += priced[measure->count++].cost;
+    qsort(priced, (size_t)measure->count, sizeof *priced, by_cost);
+    for (int k = 0; k < measure->count; k++) measure->order[k] = priced[k].item;
+    const double rounds = kept > 0 ? floor(budget / kept) : MEASURE_MOST_ROUNDS;
+    measure->rounds = measure->count > 0 ? (int)fmin(fmax(rounds, MIN_ROUNDS), MEASURE_MOST_ROUNDS) : 0;
+    return HAPT_OK;
+}
+
+/* Relative standard error of a median of rounds, from the scatter of the rounds of all items. */
+static double noise_of(const struct measure *measure, int part, double *buffer)
+{
+    int count = 0;
+    for (int k = 0; k < measure->count; k++) {
+        for (int r = 0; r + 1 < measure->rounds; r++) {
+            const double a = sample_of(measure, measure->order[k], r)[part];
+            const double b = sample_of(measure, measure->order[k], r + 1)[part];
+            if (a + b > 0) buffer[count++] = fabs(a - b) / (0.5 * (a + b));
+        }
+    }
+    if (count == 0) return 0;
+    /* Median difference to standard deviation of one run, to that of a median. */
+    return 1.4826 * median(buffer, count) / sqrt(2.0) * sqrt(1.4 / measure->rounds);
+}
+
+/* Layers of equal structure take equal time. */
+static enum hapt_status number_layers(const struct measure *measure, int *variable, int *variable_count)
+{
+    const int L = measure->candidates->layer_count;
+    *variable_count = 0;
+    for (int l = 0; l < L; l++) {
+        variable[l] = -1;
+        for (int other = 0; other < l && variable[l] < 0; other++)
+            if (measure->candidates->structure[l * L + l] == measure->candidates->structure[other * L + other])
+                variable[l] = variable[other];
+        if (variable[l] < 0) variable[l] = (*variable_count)++;
+    }
+    return HAPT_OK;
+}
+
+struct estimate {
+    int *variable, variable_count;
+    struct smooth_point *point; /* [item] of one device count */
+    int *item_of;               /* [item] */
+    double *buffer;             /* [item][MEASURE_MOST_ROUNDS] */
+};
+
+/* Times of all items of one device count from those that were timed, witnesses left out on request; part 0 is forward, 1
+ * backward. Returns the number of points. */
+static enum hapt_status estimate(struct measure *measure, struct estimate *with, int degree, int part, bool witnesses,
+                                 int *count)
+{
+    const struct candidates *candidates = measure->candidates;
+    const int D = candidates->degree_count;
+    *count = 0;
+    for (int item = degree; item < candidates->item_count; item += D) {
+        if (!measure->needed[item]) continue;
+        const bool known = measure->timed[item] && (witnesses || measure->role[item] != SELECT_WITNESS);
+        const struct item_time *time = measure_time(measure, measure->classes.mine, item);
+        with->item_of[*count] = item;
+        with->point[(*count)++] = (struct smooth_point){candidates->first[item / D], candidates->last[item / D],
+                                                        known ? (part ? time->backward_s : time->forward_s) : -1, 0};
+    }
+    return smooth_times(with->variable, with->variable_count, measure->noise[part], *count, with->point,
+                        measure->scratch);
+}
+
+static enum hapt_status prepare_estimate(const struct measure *measure, struct estimate *with)
+{
+    const struct candidates *candidates = measure->candidates;
+    HAPT_NEW(with->buffer, measure->scratch, (size_t)candidates->item_count * MEASURE_MOST_ROUNDS);
+    HAPT_NEW(with->variable, measure->scratch, candidates->layer_count);
+    HAPT_NEW(with->item_of, measure->scratch, candidates->item_count);
+    HAPT_NEW(with->point, measure->scratch, candidates->item_count);
+    return number_layers(measure, with->variable, &with->variable_count);
+}
+
+/* A device count that only other classes have was not timed here. */
+static bool degree_is_timed(const struct measure *measure, int degree)
+{
+    return measure->layer_s[degree * measure->candidates->layer_count] > 0;
+}
+
+static void keep_medians(struct measure *measure)
+{
+    for (int k = 0; k < measure->count; k++) {
+        const int item = measure->order[k];
+        measure->timed[item] = true;
+        *measure_time(measure, measure->classes.mine, item) = median_of_rounds(measure, item, measure->rounds);
+    }
+}
+
+/* After the first pass: do the witnesses take the times that are composed for them? */
+static enum hapt_status judge_composition(struct measure *measure, struct estimate *with, bool *holds)
+{
+    double *apart;
+    int count, judged = 0;
+    HAPT_NEW(apart, measure->scratch, 2 * (size_t)measure->candidates->item_count);
+    keep_medians(measure);
+    for (int part = 0; part < 2; part++) {
+        measure->noise[part] = noise_of(measure, part, with->buffer);
+        for (int degree = 0; degree < measure->candidates->degree_count; degree++) {
+            if (!degree_is_timed(measure, degree)) continue;
+            HAPT_TRY(estimate(measure, with, degree, part, false, &count));
+            for (int p = 0; p < count; p++) {
+                const int item = with->item_of[p];
+                const struct item_time *time = measure_time(measure, measure->classes.mine, item);
+                const double taken = part ? time->backward_s : time->forward_s;
+                if (measure->role[item] == SELECT_WITNESS && measure->timed[item])
+                    apart[judged++] = fabs(with->point[p].estimate_s / taken - 1);
+            }
+        }
+    }
+    const double noise = fmax(measure->noise[0], measure->noise[1]);
+    *holds = judged == 0 || median(apart, judged) <= fmax(COMPOSED_TOLERANCE, 2 * noise);
+    return HAPT_OK;
+}
+
+static enum hapt_status settle_times(struct measure *measure, struct estimate *with)
+{
+    int count;
+    for (int part = 0; part < 2; part++) {
+        for (int degree = 0; degree < measure->candidates->degree_count; degree++) {
+            if (!degree_is_timed(measure, degree)) continue;
+            HAPT_TRY(estimate(measure, with, degree, part, true, &count));
+            for (int p = 0; p < count; p++) {
+                struct item_time *time = measure_time(measure, measure->classes.mine, with->item_of[p]);
+                *(part ? &time->backward_s : &time->forward_s) = with->point[p].estimate_s;
+            }
+        }
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status measure_time_updates(struct measure *measure, MPI_Comm class_comm, int item, double s_per_element[2])
+{
+    enum hapt_status status = HAPT_OK;
+    s_per_element[0] = s_per_element[1] = 0;
+    for (int other = 0; item < 0 && measure->classes.mine >= 0 && other < measure->candidates->item_count; other++)
+        if (measure->windows.window_of[other] >= 0) item = other;
+    if (measure->classes.active >= 0 && item >= 0) status = windows_time_update(&measure->windows, item, s_per_element);
+    HAPT_TRY(reduce_meet(measure->env->world));
+    HAPT_TRY(hapt_env_agree(measure->env->world, status));
+    if (measure->classes.mine < 0) return HAPT_OK;
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, s_per_element, 2, MPI_DOUBLE, MPI_SUM, class_comm));
+    for (int part = 0; part < 2; part++) s_per_element[part] /= measure->classes.actives;
+    return HAPT_OK;
+}
+
+/* What the ranks of a class know, to everybody. */
+static enum hapt_status publish(struct measure *measure, const double s_per_element[2])
+{
+    const struct candidates *candidates = measure->candidates;
+    for (int item = 0; item < candidates->item_count && measure->classes.mine >= 0; item++) {
+        struct item_time *time = measure_time(measure, measure->classes.mine, item);
+        const double elements = measure_memory(measure, measure->classes.mine, item)->trained_elements;
+        time->update_s = s_per_element[0] * elements;
+        time->end_s = s_per_element[1] * elements;
+        if (!measure->classes.leads) *time = (struct item_time){0};
+    }
+    return measure_sum_over_ranks(measure, (double *)measure->time,
+                          (size_t)measure->classes.count * (size_t)candidates->item_count * sizeof *measure->time /
+                              sizeof(double));
+}
+
+static enum hapt_status first_pass(struct measure *measure, struct estimate *with)
+{
+    if (measure->classes.mine < 0) return HAPT_OK;
+    HAPT_TRY(prepare_estimate(measure, with));
+    HAPT_TRY(select_items(measure->candidates, measure->needed, measure->scratch, measure->role));
+    return choose_pass(measure, SELECT_BASE, SELECT_WITNESS, measure->budget_s);
+}
+
+/* What the first pass left out, where its witnesses do not hold; nothing where they do. */
+static enum hapt_status second_pass(struct measure *measure, struct estimate *with, double budget_s)
+{
+    bool holds;
+    HAPT_TRY(judge_composition(measure, with, &holds));
+    measure->count = 0;
+    if (holds || budget_s <= 0) return HAPT_OK;
+    return choose_pass(measure, SELECT_REST, SELECT_REST, budget_s);
+}
+
+enum hapt_status measure_run_class(struct measure *measure, MPI_Comm class_comm)
+{
+    double s_per_element[2], budget_s;
+    struct estimate with = {0};
+    const bool mine = measure->classes.mine >= 0;
+    const MPI_Comm world = measure->env->world;
+    HAPT_TRY(measure_time_layers(measure, class_comm));
+    HAPT_TRY(hapt_env_agree(world, first_pass(measure, &with)));
+    HAPT_TRY(measure_budget_left(measure, &budget_s));
+    HAPT_TRY(run_rounds(measure, class_comm, measure->order, measure->count, budget_s, "timing candidates",
+                        &measure->rounds));
+    const int update_item = measure->count > 0 ? measure->order[0] : -1;
+    HAPT_TRY(measure_budget_left(measure, &budget_s));
+    HAPT_TRY(hapt_env_agree(world, mine ? second_pass(measure, &with, budget_s) : HAPT_OK));
+    int more = measure->count;
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &more, 1, MPI_INT, MPI_MAX, world));
+    if (more > 0) {
+        HAPT_TRY(run_rounds(measure, class_comm, measure->order, measure->count, budget_s, "timing all the rest",
+                            &measure->rounds));
+        if (mine) keep_medians(measure);
+    }
+    HAPT_TRY(hapt_env_agree(world, mine ? settle_times(measure, &with) : HAPT_OK));
+    HAPT_TRY(measure_time_updates(measure, class_comm, update_item, s_per_element));
+    return publish(measure, s_per_element);
+}

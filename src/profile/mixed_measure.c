@@ -1,0 +1,375 @@
+/* Mixed stages on the ranks that would train them. */
+#include "mixed_measure.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "hapt/progress.h"
+#include "reduce.h"
+#include "team_time.h"
+
+#define COLLECTIVE_SECONDS 0.5 /* for the collectives of a group */
+#define LONGEST_SHARE 0.3      /* of a group's time: for its longest range */
+
+/* ---- the ranks of a group ---- */
+
+static int device_count(const struct mixed_group *group)
+{
+    return group->devices[0] + group->devices[1];
+}
+
+/* Subcluster by subcluster, as a plan places them. */
+static int rank_of(const struct candidates *candidates, const struct mixed_group *group, int device)
+{
+    const int side = device >= group->devices[0];
+    return candidates->cluster->subcluster[group->cluster[side]].ranks[device - (side ? group->devices[0] : 0)];
+}
+
+/* My device of the group; -1: none. */
+static int my_device(const struct mixed_measuring *measuring, const struct mixed_group *group)
+{
+    for (int d = 0; d < device_count(group); d++)
+        if (rank_of(measuring->candidates, group, d) == measuring->env->world_rank) return d;
+    return -1;
+}
+
+/* The ranks of the group, in order of its devices; MPI_COMM_NULL elsewhere. Collective over env->world. */
+static enum hapt_status split(const struct mixed_measuring *measuring, const struct mixed_group *group, MPI_Comm *comm)
+{
+    const int device = my_device(measuring, group);
+    HAPT_MPI(MPI_Comm_split(measuring->env->world, device < 0 ? MPI_UNDEFINED : 0, device, comm));
+    return HAPT_OK;
+}
+
+/* As in training: the slowest rehearsed link between any of them. */
+static enum hapt_status pace(const struct mixed_measuring *measuring, const struct mixed_group *group,
+                             struct hapt_collective *collective)
+{
+    const struct candidates *candidates = measuring->candidates;
+    int *ranks = malloc((size_t)device_count(group) * sizeof *ranks);
+    if (!ranks) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the ranks of a mixed stage");
+    for (int d = 0; d < device_count(group); d++) ranks[d] = rank_of(candidates, group, d);
+    const struct hapt_link *link = hapt_cluster_slowest_paced(candidates->cluster, device_count(group), ranks);
+    if (link) hapt_collective_pace(collective, link->bandwidth, fmax(link->latency, 0));
+    free(ranks);
+    return HAPT_OK;
+}
+
+/* From the group's first rank to all. */
+static enum hapt_status publish(const struct mixed_measuring *measuring, const struct mixed_group *group, void *data, size_t bytes)
+{
+    HAPT_MPI(MPI_Bcast(data, (int)bytes, MPI_BYTE, rank_of(measuring->candidates, group, 0), measuring->env->world));
+    return HAPT_OK;
+}
+
+/* ---- programs ---- */
+
+static enum hapt_status time_collectives(const struct mixed_measuring *measuring, const struct mixed_group *group, MPI_Comm comm,
+                                         struct hapt_collective_model *model)
+{
+    struct hapt_collective *collective;
+    HAPT_TRY(hapt_collective_create(comm, "profile", hapt_config_real(measuring->config, "timeout"), true, &collective));
+    enum hapt_status status = hapt_link_all_or_none(comm, "the collectives' measuring", pace(measuring, group, collective));
+    if (status == HAPT_OK) status = hapt_collective_measure(collective, COLLECTIVE_SECONDS, model, NULL, NULL);
+    hapt_collective_destroy(collective);
+    return status;
+}
+
+static enum hapt_status measure_collectives(const struct mixed_measuring *measuring, const struct mixed_group *group,
+                                            struct hapt_collective_model *model)
+{
+    MPI_Comm comm;
+    enum hapt_status status = HAPT_OK;
+    HAPT_TRY(split(measuring, group, &comm));
+    if (comm != MPI_COMM_NULL) {
+        status = time_collectives(measuring, group, comm, model);
+        MPI_Comm_free(&comm);
+    }
+    HAPT_TRY(reduce_meet(measuring->env->world));
+    HAPT_TRY(hapt_env_agree(measuring->env->world, status));
+    return publish(measuring, group, model, sizeof *model);
+}
+
+/* A layout of one axis, from rank 0 to all. */
+static enum hapt_status share_layout(const struct hapt_env *env, struct hapt_stage_layout *own, struct hapt_arena *arena,
+                                     struct hapt_stage_layout **layout)
+{
+    struct {
+        int size, ratio_count, instructions;
+        char name[HAPT_LAYOUT_NAME];
+    } head = {0};
+    struct hapt_stage_layout *made = NULL;
+    struct hapt_axis_program *program = NULL;
+    double *ratio = NULL;
+    if (own) {
+        head.size = own->axis[0].size;
+        head.ratio_count = own->axis[0].ratio_count;
+        head.instructions = own->program[0]->count;
+        memcpy(head.name, own->name, sizeof head.name);
+    }
+    HAPT_MPI(MPI_Bcast(&head, sizeof head, MPI_BYTE, 0, env->world));
+    const size_t ratios = (size_t)head.ratio_count * (size_t)head.size;
+    made = hapt_arena_alloc(arena, 1, sizeof *made);
+    program = hapt_arena_alloc(arena, 1, sizeof *program);
+    ratio = hapt_arena_alloc(arena, ratios + 1, sizeof *ratio);
+    if (program) program->instruction = hapt_arena_alloc(arena, (size_t)head.instructions, sizeof *program->instruction);
+    const bool there = made && ratio && program && program->instruction;
+    HAPT_TRY(hapt_env_agree(env->world, there ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a program")));
+    if (own) {
+        memcpy(ratio, own->axis[0].ratio, ratios * sizeof *ratio);
+        memcpy(program->instruction, own->program[0]->instruction, (size_t)head.instructions * sizeof *program->instruction);
+    }
+    HAPT_MPI(MPI_Bcast(ratio, (int)ratios, MPI_DOUBLE, 0, env->world));
+    HAPT_MPI(MPI_Bcast(program->instruction, (int)((size_t)head.instructions * sizeof *program->instruction), MPI_BYTE, 0, env->world));
+    program->count = head.instructions;
+    made->axis[0] = (struct hapt_axis){.size = head.size, .ratio_count = head.ratio_count, .ratio = ratio};
+    made->axis[1].size = 1;
+    made->program[0] = program;
+    memcpy(made->name, head.name, sizeof head.name);
+    *layout = made;
+    return HAPT_OK;
+}
+
+enum hapt_status mixed_measure_programs(const struct mixed_measuring *measuring, struct hapt_arena *arena)
+{
+    const struct hapt_env *env = measuring->env;
+    struct candidates *candidates = measuring->candidates;
+    for (int g = 0; g < candidates->mixable_count; g++) {
+        struct mixed_group *group = &candidates->mixable[g];
+        struct hapt_stage_layout *found[MIXED_PROGRAMS] = {NULL};
+        int count = 0;
+        enum hapt_status status = HAPT_OK;
+        HAPT_TRY(measure_collectives(measuring, group, &group->sums));
+        const struct mixed_question question = {.candidates = candidates,
+                                                .group = group,
+                                                .efficiency = measuring->efficiency,
+                                                .collectives = &group->sums,
+                                                .segments = (int)hapt_config_int(measuring->config, "segments")};
+        /* One rank's work: equal figures might round to unlike programs elsewhere. */
+        if (env->world_rank == 0) status = mixed_programs_find(&question, arena, found, &count);
+        HAPT_TRY(reduce_meet(env->world));
+        HAPT_TRY(hapt_env_agree(env->world, status));
+        HAPT_MPI(MPI_Bcast(&count, 1, MPI_INT, 0, env->world));
+        for (int p = 0; p < count; p++) {
+            struct hapt_stage_layout *layout;
+            HAPT_TRY(share_layout(env, found[p], arena, &layout));
+            HAPT_TRY(hapt_env_agree(env->world, candidates_mix_program(candidates, group, layout, arena)));
+        }
+    }
+    return HAPT_OK;
+}
+
+/* ---- times ---- */
+
+struct timing {
+    const struct mixed_measuring *measuring;
+    struct mixed_group *group;
+    struct team_stage *stage; /* NULL: this rank is none of the group's */
+    double start_s, budget_s;
+    int count, *order; /* cells (first * L + last), as they are to be run */
+    bool *run;         /* [L * L] */
+    int64_t runs;
+};
+
+static enum hapt_status shard(const struct candidates *candidates, const struct mixed_group *group, int device,
+                              struct hapt_arena *arena, struct hapt_sharding **sharding)
+{
+    const int place[HAPT_MESH_AXES] = {device, 0}, devices = device_count(group);
+    struct hapt_sharding *made;
+    if (group->program > 0) {
+        HAPT_TRY(hapt_stage_layout_apply(candidates->layout[group->program - 1], candidates->model->graph, arena, &made));
+    } else {
+        double *ratio;
+        HAPT_NEW(ratio, arena, devices);
+        for (int d = 0; d < devices; d++) ratio[d] = (double)group->rows[d >= group->devices[0]] / candidates->model->microbatch;
+        const struct hapt_axis axis = {.size = devices, .ratio_count = 1, .ratio = ratio};
+        HAPT_TRY(hapt_sharding_rows(candidates->model->graph, &axis, arena, &made));
+    }
+    return hapt_sharding_at(made, place, arena, sharding);
+}
+
+static int length_of(int cell, int L)
+{
+    return cell % L - cell / L;
+}
+
+/* One range of each structure: the longest, then single layers, then by falling length. */
+static enum hapt_status list_ranges(struct timing *timing, mixed_wanted *wanted, const void *context, struct hapt_arena *scratch)
+{
+    const struct candidates *candidates = timing->measuring->candidates;
+    const int L = candidates->layer_count;
+    bool *listed;
+    int *more, others = 0;
+    HAPT_NEW(timing->order, scratch, L * L);
+    HAPT_NEW(timing->run, scratch, L * L);
+    HAPT_NEW(more, scratch, L * L);
+    HAPT_NEW(listed, scratch, candidates->structure_count);
+    for (int length = L - 1; length >= 0; length--)
+        for (int i = 0; i + length < L; i++) {
+            const int cell = i * L + i + length, structure = candidates->structure[cell];
+            if (listed[structure] || !wanted(context, timing->group, i, i + length)) continue;
+            listed[structure] = true;
+            if (length == 0 || timing->count == 0)
+                timing->order[timing->count++] = cell;
+            else
+                more[others++] = cell;
+        }
+    memcpy(timing->order + timing->count, more, (size_t)others * sizeof *more);
+    timing->count += others;
+    return HAPT_OK;
+}
+
+static void keep(struct timing *timing, int cell, const struct team_seconds *seconds)
+{
+    const struct candidates *candidates = timing->measuring->candidates;
+    const int L = candidates->layer_count;
+    for (int like = 0; like < L * L; like++) { /* equal structures take equal time */
+        if (candidates->structure[like] != candidates->structure[cell]) continue;
+        timing->run[like] = true;
+        timing->group->times->stage_s[like] = seconds->stage_s;
+        timing->group->times->forward_s[like] = seconds->forward_s;
+        timing->group->times->step_s[like] = seconds->step_s;
+    }
+}
+
+/* Ranges in order while there is time; every rank of the team stops at the same one. */
+static enum hapt_status run_ranges(struct timing *timing)
+{
+    struct team_stage *stage = timing->stage;
+    const int L = stage->candidates->layer_count;
+    for (int k = 0; k < timing->count; k++) {
+        struct team_seconds seconds;
+        double spent_s = hapt_time_s() - timing->start_s;
+        HAPT_MPI(MPI_Bcast(&spent_s, 1, MPI_DOUBLE, 0, stage->comm));
+        const double left_s = timing->budget_s - spent_s;
+        if (k > 0 && left_s <= 0) break;
+        const double budget_s = k == 0 ? LONGEST_SHARE * timing->budget_s : left_s / (timing->count - k);
+        HAPT_TRY(team_stage_time(stage, timing->order[k] / L, timing->order[k] % L, budget_s, &seconds));
+        keep(timing, timing->order[k], &seconds);
+        timing->runs++;
+    }
+    return HAPT_OK;
+}
+
+/* Of a range that was not run: the sum of its layers, by what a range around it took, or else the longest. Layers that were not run
+ * themselves count by their work. */
+static void compose(const struct timing *timing, int i, int j, const double *weight[3], const double *longest)
+{
+    const int L = timing->measuring->candidates->layer_count;
+    double *const table[3] = {timing->group->times->stage_s, timing->group->times->forward_s, timing->group->times->step_s};
+    int best = -1;
+    for (int first = i; first >= 0; first--)
+        for (int last = j; last < L; last++)
+            if (timing->run[first * L + last] && (best < 0 || length_of(first * L + last, L) < length_of(best, L))) best = first * L + last;
+    for (int t = 0; t < 3; t++) {
+        double mine = 0, its = 0;
+        for (int l = i; l <= j; l++) mine += weight[t][l];
+        for (int l = best / L; best >= 0 && l <= best % L; l++) its += weight[t][l];
+        table[t][i * L + j] = best >= 0 && its > 0 ? table[t][best] * mine / its : longest[t] * mine;
+    }
+}
+
+static enum hapt_status compose_others(const struct timing *timing, mixed_wanted *wanted, const void *context,
+                                       struct hapt_arena *scratch)
+{
+    const struct candidates *candidates = timing->measuring->candidates;
+    const int L = candidates->layer_count, whole = timing->order[0];
+    const struct mixed_times *times = timing->group->times;
+    const double *const table[3] = {times->stage_s, times->forward_s, times->step_s};
+    const double *weight[3];
+    double longest[3];
+    for (int t = 0; t < 3; t++) {
+        /* Where all of the longest range's layers were run, they say more than their work. */
+        double sum = 0, *own;
+        bool known = true;
+        HAPT_NEW(own, scratch, L);
+        for (int l = 0; l < L; l++) known = known && timing->run[l * L + l];
+        for (int l = 0; l < L; l++) own[l] = known ? table[t][l * L + l] : candidates->work[l + 1] - candidates->work[l] + 1;
+        for (int l = whole / L; l <= whole % L; l++) sum += own[l];
+        for (int l = 0; l < L; l++) own[l] /= sum > 0 ? sum : 1;
+        longest[t] = table[t][whole];
+        weight[t] = own;
+    }
+    for (int i = 0; i < L; i++)
+        for (int j = i; j < L; j++)
+            if (!timing->run[i * L + j] && wanted(context, timing->group, i, j)) compose(timing, i, j, weight, longest);
+    return HAPT_OK;
+}
+
+static enum hapt_status open_stage(const struct timing *timing, const struct hapt_engine_options *options, MPI_Comm comm,
+                                   struct hapt_arena *scratch, struct team_stage *stage)
+{
+    const struct mixed_measuring *measuring = timing->measuring;
+    const struct candidates *candidates = measuring->candidates;
+    const int device = my_device(measuring, timing->group), mine = candidates->cluster->subcluster_of_rank[measuring->env->world_rank];
+    struct hapt_sharding *sharding = NULL;
+    HAPT_TRY(hapt_link_all_or_none(comm, "a mixed stage", shard(candidates, timing->group, device, scratch, &sharding)));
+    *stage = (struct team_stage){.candidates = candidates,
+                                 .sharding = sharding,
+                                 .options = *options,
+                                 .comm = comm,
+                                 .rank = device,
+                                 .slowdown = candidates->cluster->subcluster[mine].device.slowdown,
+                                 .timeout_s = hapt_config_real(measuring->config, "timeout")};
+    HAPT_TRY(team_stage_open(stage));
+    return hapt_link_all_or_none(comm, "a mixed stage", pace(measuring, timing->group, stage->team.whole));
+}
+
+static enum hapt_status time_group(struct timing *timing, const struct hapt_engine_options *options, mixed_wanted *wanted,
+                                   const void *context, struct hapt_arena *scratch)
+{
+    const struct mixed_measuring *measuring = timing->measuring;
+    const struct hapt_env *env = measuring->env;
+    const size_t L = (size_t)measuring->candidates->layer_count;
+    struct mixed_times *times = timing->group->times;
+    struct team_stage stage = {0};
+    MPI_Comm comm;
+    HAPT_TRY(hapt_env_agree(env->world, list_ranges(timing, wanted, context, scratch)));
+    if (timing->count == 0) return HAPT_OK;
+    HAPT_TRY(split(measuring, timing->group, &comm));
+    enum hapt_status status = HAPT_OK;
+    if (comm != MPI_COMM_NULL) {
+        timing->stage = &stage;
+        status = open_stage(timing, options, comm, scratch, &stage);
+        if (status == HAPT_OK) status = run_ranges(timing);
+        team_stage_close(&stage);
+        MPI_Comm_free(&comm);
+        if (status == HAPT_OK) status = compose_others(timing, wanted, context, scratch);
+    }
+    HAPT_TRY(reduce_meet(env->world));
+    HAPT_TRY(hapt_env_agree(env->world, status));
+    double *const table[3] = {times->stage_s, times->forward_s, times->step_s};
+    for (int t = 0; t < 3; t++) HAPT_TRY(publish(measuring, timing->group, table[t], L * L * sizeof(double)));
+    return publish(measuring, timing->group, &timing->runs, sizeof timing->runs);
+}
+
+enum hapt_status mixed_measure_times(const struct mixed_measuring *measuring, const struct hapt_engine_options *options,
+                                     mixed_wanted *wanted, const void *context, double budget_s, struct hapt_arena *arena,
+                                     int64_t *runs)
+{
+    struct candidates *candidates = measuring->candidates;
+    const double start_s = hapt_time_s();
+    struct hapt_progress progress;
+    enum hapt_status status = HAPT_OK;
+    *runs = 0;
+    hapt_progress_init(&progress, measuring->env, "running mixed stages", candidates->mixed_count);
+    for (int g = 0; g < candidates->mixed_count && status == HAPT_OK; g++) {
+        struct mixed_group *group = &candidates->mixed[g];
+        struct hapt_arena scratch;
+        double left_s = budget_s - (hapt_time_s() - start_s);
+        status = hapt_env_agree(measuring->env->world, mixed_times_create(candidates->layer_count, arena, &group->times));
+        HAPT_MPI(MPI_Bcast(&left_s, 1, MPI_DOUBLE, 0, measuring->env->world));
+        struct timing timing = {.measuring = measuring,
+                                .group = group,
+                                .start_s = hapt_time_s(),
+                                .budget_s = fmax(left_s, 0) / (candidates->mixed_count - g)};
+        hapt_arena_init(&scratch);
+        if (status == HAPT_OK) status = time_group(&timing, options, wanted, context, &scratch);
+        hapt_arena_release(&scratch);
+        *runs += timing.runs;
+        hapt_progress_update(&progress, g + 1, "");
+    }
+    hapt_progress_release(&progress);
+    return status;
+}
