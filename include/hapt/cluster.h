@@ -8,11 +8,13 @@
 #define HAPT_CLUSTER_H
 
 #include "hapt/arena.h"
+#include "hapt/collective_kind.h"
 #include "hapt/dtype.h"
 #include "hapt/env.h"
 #include "hapt/h5.h"
 
 #define HAPT_MAX_SUBCLUSTERS 16
+#define HAPT_MAX_COLLECTIVE_MODELS 64
 
 struct hapt_device_spec {
     char name[64];
@@ -45,6 +47,8 @@ struct hapt_cluster {
     int count;
     struct hapt_subcluster *subcluster; /* [count] */
     struct hapt_link *link;             /* [count][count], symmetric; the diagonal is between stages inside one */
+    int collective_count;               /* collectives measured over so many numbers of ranks (hapt topology --collectives) */
+    struct hapt_collective_model *collective; /* [collective_count] each over ranks of its own */
     bool from_file;
     int rank_count;    /* devices in all */
     const int *subcluster_of_rank; /* [world_size]; -1: idle rank; NULL before binding */

@@ -13,17 +13,6 @@
 #include "hapt/cluster.h"
 #include "hapt/ops.h"
 
-/* A collective on a tensor of `bytes` (whole), largest shard `largest` of it, over n ranks takes
- * latency_s + bytes * (byte_s + skew_s * (n * largest - 1)); the bracket is 0 for even shards. */
-struct hapt_collective_term {
-    double latency_s, byte_s, skew_s;
-};
-struct hapt_collective_model {
-    int ranks; /* one rank: everything is free */
-    bool measured;
-    struct hapt_collective_term term[HAPT_COLLECTIVE_COUNT];
-};
-
 /* Seconds; `largest_share` below 1 / ranks counts as even. */
 double hapt_collective_cost_s(const struct hapt_collective_model *model, enum hapt_collective_kind kind, double bytes,
                               double largest_share);
@@ -39,6 +28,8 @@ struct hapt_collective_links {
 };
 /* Rings (hapt_ring_s). */
 void hapt_collective_model_links(const struct hapt_collective_links *links, struct hapt_collective_model *model);
+/* What the cluster file tells of collectives over so many ranks; NULL: nothing. */
+const struct hapt_collective_model *hapt_collective_model_measured(const struct hapt_cluster *cluster, int ranks);
 /* The slowest latency and bandwidth on the way round `devices` [cluster->count] devices of each subcluster, taken node
  * by node. HAPT_ERR_INPUT where a link's values are not known (hapt_cluster_assume, hapt_cluster_probe). */
 enum hapt_status hapt_collective_links_slowest(const struct hapt_cluster *cluster, const int *devices,

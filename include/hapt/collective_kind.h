@@ -1,6 +1,8 @@
-/* The kinds of collectives, and what they take as rings over one link. */
+/* The kinds of collectives, what each costs, and what they take as rings over one link. */
 #ifndef HAPT_COLLECTIVE_KIND_H
 #define HAPT_COLLECTIVE_KIND_H
+
+#include <stdbool.h>
 
 /* In sharded graphs each is an operator (ops.h), which on one device is the identity. */
 enum hapt_collective_kind {
@@ -12,6 +14,23 @@ enum hapt_collective_kind {
     HAPT_COLLECTIVE_ALL_TO_ALL,        /* sharded on one dimension (or ratio) -> on another */
     HAPT_COLLECTIVE_SLICE,             /* whole -> sharded: each rank keeps its own, nothing moves */
     HAPT_COLLECTIVE_COUNT
+};
+/* "all_reduce", ...: of files. */
+const char *hapt_collective_key(enum hapt_collective_kind kind);
+/* Whether it moves anything: neither NONE nor SLICE. */
+bool hapt_collective_moves(enum hapt_collective_kind kind);
+/* Whether shards are sent as if all were as large as the largest. */
+bool hapt_collective_pads(enum hapt_collective_kind kind);
+
+/* A collective on a tensor of `bytes` (whole), largest shard `largest` of it, over n ranks takes
+ * latency_s + bytes * (byte_s + skew_s * (n * largest - 1)); the bracket is 0 for even shards. */
+struct hapt_collective_term {
+    double latency_s, byte_s, skew_s;
+};
+struct hapt_collective_model {
+    int ranks; /* one rank: everything is free */
+    bool measured;
+    struct hapt_collective_term term[HAPT_COLLECTIVE_COUNT];
 };
 
 /*

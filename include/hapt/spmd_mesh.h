@@ -1,8 +1,8 @@
 /*
  * A cluster as one mesh axis of HAP: its devices, or its machines as virtual devices (HAP 3, 6), and what a model costs on them.
  *
- * An operator takes the roofline of its share on one device (the efficiency tables of prediction); collectives are rings over the
- * slowest link on the way round. A machine shares its part of the rows among its devices once more: its tensors are whole on every
+ * An operator takes the roofline of its share on one device (the efficiency tables of prediction); collectives of devices cost what the
+ * cluster tells of them over as many ranks, and are rings over the slowest link on the way round where it tells nothing. A machine shares its part of the rows among its devices once more: its tensors are whole on every
  * device but for their rows; collectives are gathered or summed inside, run between the machines, and scattered or broadcast inside;
  * a gradient that needs nothing from other machines is still summed inside.
  */

@@ -33,6 +33,25 @@ static enum hapt_status check_subcluster(const struct hapt_subcluster *subcluste
                      "subcluster \"%.63s\" has %s", subcluster->name, wrong);
 }
 
+static enum hapt_status check_collectives(const struct hapt_cluster *cluster)
+{
+    if (cluster->collective_count < 0 || cluster->collective_count > HAPT_MAX_COLLECTIVE_MODELS)
+        return hapt_fail(HAPT_ERR_INPUT, NULL, "the cluster has %d tables of collectives", cluster->collective_count);
+    for (int i = 0; i < cluster->collective_count; i++) {
+        const struct hapt_collective_model *model = &cluster->collective[i];
+        bool sound = model->ranks >= 1;
+        for (int kind = 0; kind < HAPT_COLLECTIVE_COUNT; kind++) {
+            const struct hapt_collective_term *term = &model->term[kind];
+            sound = sound && within(term->latency_s, 0, 1e3) && within(term->byte_s, 0, 1e3) && within(term->skew_s, 0, 1e6);
+        }
+        for (int j = 0; j < i; j++) sound = sound && cluster->collective[j].ranks != model->ranks;
+        if (!sound)
+            return hapt_fail(HAPT_ERR_INPUT, "measure them again: hapt topology --collectives",
+                             "the collectives of the cluster over %d ranks are impossible or stand twice", model->ranks);
+    }
+    return HAPT_OK;
+}
+
 enum hapt_status hapt_cluster_check(const struct hapt_cluster *cluster)
 {
     if (cluster->count < 1 || cluster->count > HAPT_MAX_SUBCLUSTERS)
@@ -61,7 +80,7 @@ enum hapt_status hapt_cluster_check(const struct hapt_cluster *cluster)
                 return hapt_fail(HAPT_ERR_INPUT, "links are symmetric", "the links between \"%s\" and \"%s\" differ",
                                  cluster->subcluster[i].name, cluster->subcluster[j].name);
         }
-    return HAPT_OK;
+    return check_collectives(cluster);
 }
 
 /* Figures of usual hardware for what neither a file nor a measurement gives. */

@@ -34,6 +34,51 @@ static enum hapt_status write_subcluster(struct hapt_h5 *file, const char *group
     return hapt_h5_write_attribute_real(file, group, "inter_node_latency", own->inter_node_latency, "s");
 }
 
+enum { TERMS = 3, COLLECTIVES = HAPT_COLLECTIVE_ALL_TO_ALL - HAPT_COLLECTIVE_ALL_REDUCE + 1 };
+
+static enum hapt_status write_collectives(struct hapt_h5 *file, const char *group, const struct hapt_cluster *cluster)
+{
+    const int64_t shape[3] = {cluster->collective_count, COLLECTIVES, TERMS};
+    int32_t ranks[HAPT_MAX_COLLECTIVE_MODELS];
+    double term[HAPT_MAX_COLLECTIVE_MODELS][COLLECTIVES][TERMS];
+    char name[256];
+    if (cluster->collective_count == 0) return HAPT_OK;
+    for (int i = 0; i < cluster->collective_count; i++) {
+        ranks[i] = cluster->collective[i].ranks;
+        for (int k = 0; k < COLLECTIVES; k++) {
+            const struct hapt_collective_term *its = &cluster->collective[i].term[HAPT_COLLECTIVE_ALL_REDUCE + k];
+            memcpy(term[i][k], (const double[TERMS]){its->latency_s, its->byte_s, its->skew_s}, sizeof term[i][k]);
+        }
+    }
+    snprintf(name, sizeof name, "%s/collective_ranks", group);
+    HAPT_TRY(hapt_h5_write(file, name, HAPT_H5_I32, 1, shape, ranks, ""));
+    snprintf(name, sizeof name, "%s/collective_terms", group);
+    return hapt_h5_write(file, name, HAPT_H5_F64, 3, shape, term, "s, s/byte, s/byte of padding");
+}
+
+static enum hapt_status read_collectives(struct hapt_h5 *file, const char *group, struct hapt_arena *arena, struct hapt_cluster *cluster)
+{
+    int64_t count[1] = {-1}, shape[3] = {0, COLLECTIVES, TERMS};
+    void *ranks, *terms;
+    char name[256];
+    snprintf(name, sizeof name, "%s/collective_ranks", group);
+    if (!hapt_h5_exists(file, name)) return HAPT_OK;
+    HAPT_TRY(hapt_h5_read(file, name, HAPT_H5_I32, 1, count, HAPT_MAX_COLLECTIVE_MODELS, arena, &ranks));
+    shape[0] = count[0];
+    snprintf(name, sizeof name, "%s/collective_terms", group);
+    HAPT_TRY(hapt_h5_read(file, name, HAPT_H5_F64, 3, shape, HAPT_MAX_COLLECTIVE_MODELS * COLLECTIVES * TERMS, arena, &terms));
+    cluster->collective_count = (int)count[0];
+    HAPT_NEW(cluster->collective, arena, cluster->collective_count);
+    for (int i = 0; i < cluster->collective_count; i++) {
+        cluster->collective[i] = (struct hapt_collective_model){.ranks = ((const int32_t *)ranks)[i], .measured = true};
+        for (int k = 0; k < COLLECTIVES; k++) {
+            const double *its = (const double *)terms + (i * COLLECTIVES + k) * TERMS;
+            cluster->collective[i].term[HAPT_COLLECTIVE_ALL_REDUCE + k] = (struct hapt_collective_term){its[0], its[1], its[2]};
+        }
+    }
+    return HAPT_OK;
+}
+
 enum hapt_status hapt_cluster_write(struct hapt_h5 *file, const char *group, const struct hapt_cluster *cluster)
 {
     double bandwidth[HAPT_MAX_SUBCLUSTERS * HAPT_MAX_SUBCLUSTERS], latency[HAPT_MAX_SUBCLUSTERS * HAPT_MAX_SUBCLUSTERS];
@@ -55,6 +100,7 @@ enum hapt_status hapt_cluster_write(struct hapt_h5 *file, const char *group, con
         snprintf(name, sizeof name, "%s/subcluster_%d", group, i);
         HAPT_TRY(write_subcluster(file, name, &cluster->subcluster[i]));
     }
+    HAPT_TRY(write_collectives(file, group, cluster));
     const char *object = group[0] ? group : "/";
     HAPT_TRY(hapt_h5_write_attribute_int(file, object, "subclusters", cluster->count));
     return hapt_h5_write_attribute_int(file, object, "from_file", cluster->from_file);
@@ -159,6 +205,7 @@ enum hapt_status hapt_cluster_read(struct hapt_h5 *file, const char *group, stru
         loaded->rank_count += own->nodes * own->devices_per_node;
     }
     HAPT_TRY(read_links(file, group, arena, loaded));
+    HAPT_TRY(read_collectives(file, group, arena, loaded));
     HAPT_TRY(hapt_cluster_check(loaded));
     *cluster = loaded;
     return HAPT_OK;

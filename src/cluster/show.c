@@ -47,6 +47,19 @@ static void print_link(const struct hapt_env *env, const char *from, const char 
     hapt_print(env, "  %-34s %-14s %s%s\n", label, rate, delay, paced ? "  (paced)" : "");
 }
 
+static void print_collectives(const struct hapt_env *env, const struct hapt_collective_model *model)
+{
+    char rate[32], delay[32];
+    hapt_print(env, "  %-34s %-14s %s\n", "collective, measured", "of the tensor", "latency");
+    for (int kind = 0; kind < HAPT_COLLECTIVE_COUNT; kind++) {
+        char label[64];
+        if (!hapt_collective_moves((enum hapt_collective_kind)kind) || !(model->term[kind].byte_s > 0)) continue;
+        snprintf(label, sizeof label, "%s over %d ranks", hapt_collective_key((enum hapt_collective_kind)kind), model->ranks);
+        hapt_print(env, "  %-34s %-14s %s\n", label, hapt_units_bandwidth(1 / model->term[kind].byte_s, rate),
+                   hapt_units_time(model->term[kind].latency_s, delay));
+    }
+}
+
 void hapt_cluster_print(const struct hapt_env *env, const struct hapt_cluster *cluster)
 {
     hapt_print(env, "Cluster, %s: %d subcluster%s, %d device%s\n",
@@ -73,6 +86,7 @@ void hapt_cluster_print(const struct hapt_env *env, const struct hapt_cluster *c
             snprintf(pair, sizeof pair, "- %s", cluster->subcluster[j].name);
             print_link(env, cluster->subcluster[i].name, pair, link->bandwidth, link->latency, link->paced);
         }
+    for (int i = 0; i < cluster->collective_count; i++) print_collectives(env, &cluster->collective[i]);
 }
 
 static json_t *device_json(const struct hapt_device_spec *device)
@@ -125,6 +139,24 @@ static json_t *links_json(const struct hapt_cluster *cluster)
     return links;
 }
 
+static json_t *collectives_json(const struct hapt_cluster *cluster)
+{
+    json_t *all = json_array();
+    for (int i = 0; i < cluster->collective_count; i++) {
+        const struct hapt_collective_model *model = &cluster->collective[i];
+        json_t *entry = json_pack("{s:i}", "ranks", model->ranks);
+        for (int kind = 0; kind < HAPT_COLLECTIVE_COUNT; kind++) {
+            const struct hapt_collective_term *term = &model->term[kind];
+            if (!hapt_collective_moves((enum hapt_collective_kind)kind) || !(term->byte_s > 0)) continue;
+            json_object_set_new(entry, hapt_collective_key((enum hapt_collective_kind)kind),
+                                json_pack("{s:f, s:f, s:f}", "latency", term->latency_s, "bandwidth", 1 / term->byte_s, "padding",
+                                          term->skew_s / term->byte_s));
+        }
+        json_array_append_new(all, entry);
+    }
+    return all;
+}
+
 enum hapt_status hapt_cluster_print_json(const struct hapt_cluster *cluster)
 {
     json_t *subclusters = json_array();
@@ -132,6 +164,7 @@ enum hapt_status hapt_cluster_print_json(const struct hapt_cluster *cluster)
         json_array_append_new(subclusters, subcluster_json(&cluster->subcluster[i]));
     json_t *root = json_pack("{s:s, s:i, s:o, s:o}", "format", "hapt-cluster", "version", 1, "subclusters", subclusters,
                              "links", links_json(cluster));
+    if (root && cluster->collective_count > 0) json_object_set_new(root, "collectives", collectives_json(cluster));
     if (!root) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to print the cluster");
     const int written = json_dumpf(root, stdout, JSON_INDENT(2));
     json_decref(root);

@@ -50,6 +50,8 @@ static const struct quantity time_quantity = {
     hapt_units_parse_time, 0, 10, "a latency", "write a number of seconds (at most 10) or a string such as \"50 us\""};
 static const struct quantity flops_quantity = {
     hapt_units_parse_flops, 1, 1e21, "a compute rate", "write a number in FLOP/s or a string such as \"312 TFLOP/s\""};
+static const struct quantity padding_quantity = {
+    NULL, 0, 1e4, "a factor", "write what a padded byte costs, as a multiple of a byte of the tensor"};
 static const struct quantity slowdown_quantity = {
     NULL, 1, 1e4, "a slowdown", "write a number from 1 (as fast as the device is) to 10000"};
 
@@ -419,9 +421,61 @@ static enum hapt_status read_links(const struct object *root, struct hapt_cluste
     return HAPT_OK;
 }
 
+/* One collective of one number of ranks. */
+static enum hapt_status read_collective(const struct object *entry, enum hapt_collective_kind kind, struct hapt_collective_term *term)
+{
+    static const char *const known[] = {"latency", "bandwidth", "padding", NULL};
+    const char *key = hapt_collective_key(kind);
+    json_t *json;
+    double bandwidth = 0, padding = hapt_collective_pads(kind) ? 1 : 0;
+    HAPT_TRY(find(entry, key, true, &json));
+    const struct object object = {entry->reader, json, hapt_place_member(entry->at, key), key};
+    if (!json_is_object(json))
+        return refuse(entry->reader, hapt_place_key(entry->at, key), "write { \"latency\": ..., \"bandwidth\": ... }",
+                      "\"%s\" must be an object, not %s", key, type_name(json));
+    HAPT_TRY(check_keys(&object, known));
+    HAPT_TRY(read_quantity(&object, "latency", false, &time_quantity, &term->latency_s));
+    HAPT_TRY(read_quantity(&object, "bandwidth", true, &bandwidth_quantity, &bandwidth));
+    HAPT_TRY(read_quantity(&object, "padding", false, &padding_quantity, &padding));
+    term->byte_s = 1 / bandwidth;
+    term->skew_s = padding / bandwidth;
+    return HAPT_OK;
+}
+
+static enum hapt_status read_collectives(const struct object *root, struct hapt_cluster *cluster)
+{
+    static const char *const known[] = {"ranks", "all_reduce", "reduce_scatter", "all_gather", "grouped_broadcast", "all_to_all", NULL};
+    static const char hint[] = "list one object for each number of ranks that was measured, 64 at most (hapt topology --collectives)";
+    const struct reader *reader = root->reader;
+    json_t *json;
+    HAPT_TRY(find(root, "collectives", false, &json));
+    if (!json) return HAPT_OK;
+    if (!json_is_array(json) || json_array_size(json) > HAPT_MAX_COLLECTIVE_MODELS)
+        return refuse(reader, hapt_place_key(root->at, "collectives"), hint, "\"collectives\" %s",
+                      json_is_array(json) ? "has too many entries" : "must be a list");
+    cluster->collective_count = (int)json_array_size(json);
+    HAPT_NEW(cluster->collective, reader->arena, cluster->collective_count);
+    for (int i = 0; i < cluster->collective_count; i++) {
+        struct hapt_collective_model *model = &cluster->collective[i];
+        const struct object object = {reader, json_array_get(json, (size_t)i),
+                                      hapt_place_element(hapt_place_member(root->at, "collectives"), i), "measured collectives"};
+        if (!json_is_object(object.json)) return refuse(reader, object.at, hint, "measured collectives must be an object");
+        HAPT_TRY(check_keys(&object, known));
+        HAPT_TRY(read_count(&object, "ranks", MAX_DEVICES, &model->ranks));
+        model->measured = true;
+        for (int kind = 0; kind < HAPT_COLLECTIVE_COUNT; kind++)
+            if (hapt_collective_moves((enum hapt_collective_kind)kind))
+                HAPT_TRY(read_collective(&object, (enum hapt_collective_kind)kind, &model->term[kind]));
+        for (int j = 0; j < i; j++)
+            if (cluster->collective[j].ranks == model->ranks)
+                return refuse(reader, hapt_place_key(object.at, "ranks"), hint, "collectives over %d ranks stand twice", model->ranks);
+    }
+    return HAPT_OK;
+}
+
 static enum hapt_status read_root(const struct reader *reader, json_t *json, struct hapt_cluster *cluster)
 {
-    static const char *const known[] = {"format", "version", "subclusters", "links", NULL};
+    static const char *const known[] = {"format", "version", "subclusters", "links", "collectives", NULL};
     const struct object root = {reader, json, hapt_place_value(reader->text), "the cluster file"};
     static const char hint[] = "a cluster file starts with { \"format\": \"hapt-cluster\", \"version\": 1, ...";
     if (!json_is_object(json)) return refuse(reader, root.at, hint, "the file must hold an object, not %s", type_name(json));
@@ -436,6 +490,7 @@ static enum hapt_status read_root(const struct reader *reader, json_t *json, str
     HAPT_TRY(check_keys(&root, known));
     HAPT_TRY(read_subclusters(&root, cluster));
     HAPT_TRY(read_links(&root, cluster));
+    HAPT_TRY(read_collectives(&root, cluster));
     cluster->from_file = true;
     return HAPT_OK;
 }

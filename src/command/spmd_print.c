@@ -67,6 +67,9 @@ void spmd_print(const struct hapt_env *env, const struct spmd_outcome *outcome)
     hapt_print(env, "%d %s as one mesh axis, %d microbatch%s of %d rows\n", outcome->mesh->size,
                outcome->mesh->kind == HAPT_SPMD_MACHINES ? "machines" : "devices", outcome->microbatches, B > 1 ? "es" : "",
                outcome->model->microbatch);
+    hapt_print(env, "Collectives cost %s\n", outcome->mesh->collectives.measured
+                                               ? "what was measured over as many ranks (\"collectives\" of the cluster file)"
+                                               : "what rings over the slowest link take");
     hapt_print(env, "Step %s: computation %s, communication %s, gradients once a step %s; %d stages between synchronisations\n",
                hapt_units_time(result->price.cost_s * B, text[0]), hapt_units_time(result->price.compute_s * B, text[1]),
                hapt_units_time(result->price.communicate_s * B, text[2]), hapt_units_time(result->price.end_s * B, text[3]),
@@ -164,16 +167,12 @@ static json_t *segments_json(const struct spmd_outcome *outcome)
 /* How many collectives of each kind a step has. */
 static json_t *collectives_json(const struct spmd_outcome *outcome)
 {
-    static const char *const name[HAPT_COLLECTIVE_COUNT] = {
-        [HAPT_COLLECTIVE_ALL_REDUCE] = "all_reduce", [HAPT_COLLECTIVE_REDUCE_SCATTER] = "reduce_scatter",
-        [HAPT_COLLECTIVE_ALL_GATHER] = "all_gather", [HAPT_COLLECTIVE_GROUPED_BROADCAST] = "grouped_broadcast",
-        [HAPT_COLLECTIVE_ALL_TO_ALL] = "all_to_all", [HAPT_COLLECTIVE_SLICE] = "slice"};
     int count[HAPT_COLLECTIVE_COUNT] = {0};
     json_t *made = json_object();
     for (int i = 0; i < outcome->result.program.count; i++)
         if (outcome->result.program.instruction[i].op < 0) count[outcome->result.program.instruction[i].kind]++;
     for (int kind = HAPT_COLLECTIVE_ALL_REDUCE; kind < HAPT_COLLECTIVE_COUNT; kind++)
-        json_object_set_new(made, name[kind], json_integer(count[kind]));
+        json_object_set_new(made, hapt_collective_key((enum hapt_collective_kind)kind), json_integer(count[kind]));
     return made;
 }
 
@@ -192,9 +191,10 @@ enum hapt_status spmd_print_json(const struct spmd_outcome *outcome)
         json_array_append_new(memory, json_real(outcome->memory_bytes[j]));
         json_array_append_new(power, json_real(outcome->mesh->power[j]));
     }
-    json_t *all = json_pack("{s:s, s:i, s:s, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:i, s:s, s:s, s:b, s:s, s:f, s:o, s:o, s:o, s:o, s:o, s:o}",
+    json_t *all = json_pack("{s:s, s:i, s:s, s:s, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:i, s:s, s:s, s:b, s:s, s:f, s:o, s:o, s:o, s:o, s:o, s:o}",
                             "format", "hapt-spmd", "version", 1, "mesh", outcome->mesh->kind == HAPT_SPMD_MACHINES ? "machines" : "devices",
-                            "devices", outcome->mesh->size, "microbatches", outcome->microbatches, "rows", outcome->model->microbatch,
+                            "collectives_from", outcome->mesh->collectives.measured ? "measured" : "links", "devices", outcome->mesh->size,
+                            "microbatches", outcome->microbatches, "rows", outcome->model->microbatch,
                             "step_s", result->price.cost_s * B, "compute_s", result->price.compute_s * B, "communicate_s",
                             result->price.communicate_s * B, "gradients_s", result->price.end_s * B, "stages", result->price.stages,
                             "origin", result->origin, "ended", result->ended, "optimal", result->report.optimal, "because",

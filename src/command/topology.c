@@ -1,7 +1,9 @@
 /* hapt topology: the cluster that was found or described. */
 #include <stdio.h>
 
+#include "hapt/collective_cost.h"
 #include "hapt/host.h"
+#include "hapt/link.h"
 #include "phases.h"
 
 const char hapt_command_topology_help[] =
@@ -29,6 +31,12 @@ const char hapt_command_topology_help[] =
     "      \"between\"           two names of subclusters; twice the same: between stages inside it\n"
     "      \"bandwidth\", \"latency\"   optional: per direction\n"
     "      \"paced\"             optional, true: transfers are slowed to this bandwidth (rehearsal)\n"
+    "  \"collectives\"  optional list of objects, one for each number of ranks measured (--collectives measures and adds them):\n"
+    "      \"ranks\", and \"all_reduce\", \"reduce_scatter\", \"all_gather\", \"grouped_broadcast\", \"all_to_all\": objects with\n"
+    "      \"bandwidth\"         of the whole tensor, all shards together\n"
+    "      \"latency\"           optional, 0\n"
+    "      \"padding\"           optional: what a byte costs that is missing to the largest shard, as a multiple of one that is there;\n"
+    "                          1 unless given, 0 for all_reduce and grouped_broadcast\n"
     "Link values that are absent are measured. Sizes and rates are numbers in base units (byte, byte/s, s, FLOP/s) or\n"
     "text with a unit: \"400 MB\", \"40 GiB\", \"200 Mbit/s\", \"25 GB/s\", \"50 us\", \"312 TFLOP/s\".\n"
     "\n"
@@ -66,6 +74,56 @@ static enum hapt_status write_file(const char *path, const struct hapt_cluster *
     return status;
 }
 
+#define COLLECTIVES_SECONDS 5.0
+#define COLLECTIVES_TIMEOUT_S 60.0
+
+/* The ranks that stand for devices, in order of the devices, time their collectives; over a rehearsed slow link they are slowed down. */
+static enum hapt_status time_collectives(MPI_Comm devices, const struct hapt_cluster *cluster, struct hapt_arena *arena,
+                                         struct hapt_collective_model *model)
+{
+    struct hapt_collective *collective;
+    int *rank, at = 0;
+    HAPT_NEW(rank, arena, cluster->rank_count);
+    for (int c = 0; c < cluster->count; c++)
+        for (int j = 0; j < cluster->subcluster[c].nodes * cluster->subcluster[c].devices_per_node; j++)
+            rank[at++] = cluster->subcluster[c].ranks[j];
+    HAPT_TRY(hapt_collective_create(devices, "the cluster", COLLECTIVES_TIMEOUT_S, true, &collective));
+    const struct hapt_link *paced = hapt_cluster_slowest_paced(cluster, cluster->rank_count, rank);
+    if (paced) hapt_collective_pace(collective, paced->bandwidth, paced->latency > 0 ? paced->latency : 0);
+    const enum hapt_status status = hapt_collective_measure(collective, COLLECTIVES_SECONDS, model, NULL, NULL);
+    hapt_collective_destroy(collective);
+    return status;
+}
+
+/* Measures, and puts the model in the place of what the file told of as many ranks. */
+static enum hapt_status measure_collectives(const struct hapt_env *env, struct hapt_arena *arena, struct hapt_cluster *cluster)
+{
+    struct hapt_collective_model model = {.ranks = 0}, *all;
+    int place = -1, count = 0;
+    MPI_Comm devices;
+    if (!cluster->subcluster_of_rank)
+        return hapt_fail(HAPT_ERR_USAGE, "start as many ranks as the cluster has devices", "--collectives measures nothing on paper");
+    for (int c = 0, at = 0; c < cluster->count; c++)
+        for (int j = 0; j < cluster->subcluster[c].nodes * cluster->subcluster[c].devices_per_node; j++, at++)
+            if (cluster->subcluster[c].ranks[j] == env->world_rank) place = at;
+    HAPT_MPI(MPI_Comm_split(env->world, place < 0 ? MPI_UNDEFINED : 0, place, &devices));
+    enum hapt_status status = HAPT_OK;
+    if (devices != MPI_COMM_NULL) {
+        status = time_collectives(devices, cluster, arena, &model);
+        MPI_Comm_free(&devices);
+    }
+    HAPT_TRY(hapt_env_agree(env->world, status));
+    HAPT_MPI(MPI_Bcast(&model, (int)sizeof model, MPI_BYTE, cluster->subcluster[0].ranks[0], env->world)); /* to idle ranks, too */
+    if (model.ranks < 2) return HAPT_OK;
+    HAPT_NEW(all, arena, cluster->collective_count + 1);
+    for (int i = 0; i < cluster->collective_count; i++)
+        if (cluster->collective[i].ranks != model.ranks) all[count++] = cluster->collective[i];
+    all[count++] = model;
+    cluster->collective = all;
+    cluster->collective_count = count;
+    return hapt_cluster_check(cluster);
+}
+
 static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
     struct hapt_cluster *cluster;
@@ -75,6 +133,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
         print_hosts(env, hosts);
     }
     HAPT_TRY(hapt_phase_cluster(env, config, false, arena, &cluster));
+    if (hapt_config_bool(config, "collectives")) HAPT_TRY(hapt_env_agree(env->world, measure_collectives(env, arena, cluster)));
     hapt_cluster_print(env, cluster);
     if (!cluster->subcluster_of_rank)
         hapt_note(env, "on paper: %d device%s that %d rank%s here cannot stand for; link values that the file lacks are assumed\n",

@@ -3,6 +3,30 @@
 
 #include "collective.h"
 
+const char *hapt_collective_key(enum hapt_collective_kind kind)
+{
+    static const char *const key[HAPT_COLLECTIVE_COUNT] = {
+        [HAPT_COLLECTIVE_NONE] = "none",
+        [HAPT_COLLECTIVE_ALL_REDUCE] = "all_reduce",
+        [HAPT_COLLECTIVE_REDUCE_SCATTER] = "reduce_scatter",
+        [HAPT_COLLECTIVE_ALL_GATHER] = "all_gather",
+        [HAPT_COLLECTIVE_GROUPED_BROADCAST] = "grouped_broadcast",
+        [HAPT_COLLECTIVE_ALL_TO_ALL] = "all_to_all",
+        [HAPT_COLLECTIVE_SLICE] = "slice",
+    };
+    return key[kind];
+}
+
+bool hapt_collective_moves(enum hapt_collective_kind kind)
+{
+    return kind != HAPT_COLLECTIVE_NONE && kind != HAPT_COLLECTIVE_SLICE;
+}
+
+bool hapt_collective_pads(enum hapt_collective_kind kind)
+{
+    return kind == HAPT_COLLECTIVE_ALL_GATHER || kind == HAPT_COLLECTIVE_REDUCE_SCATTER || kind == HAPT_COLLECTIVE_ALL_TO_ALL;
+}
+
 double hapt_ring_s(enum hapt_collective_kind kind, int ranks, double bytes, double largest_share, double bandwidth, double latency_s)
 {
     const double n = ranks, hops = n - 1, whole_s = bytes / bandwidth, largest_s = whole_s * fmax(largest_share, 1 / n);

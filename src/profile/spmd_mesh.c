@@ -180,6 +180,11 @@ static enum hapt_status join_devices(const struct hapt_cluster *cluster, struct 
         if (mesh->shown.kind == HAPT_SPMD_MACHINES) machine[c].devices_per_node = 1;
         devices[c] = machine[c].nodes * machine[c].devices_per_node;
     }
+    const struct hapt_collective_model *measured = hapt_collective_model_measured(cluster, mesh->shown.size);
+    if (measured && mesh->shown.kind == HAPT_SPMD_DEVICES) { /* of devices, not of machines */
+        mesh->shown.collectives = *measured;
+        return HAPT_OK;
+    }
     HAPT_TRY(hapt_collective_links_slowest(&seen, devices, &links));
     hapt_collective_model_links(&links, &mesh->shown.collectives);
     share_cards(cluster, mesh);

@@ -22,24 +22,12 @@ static const char *name_of(enum hapt_collective_kind kind)
     return name[kind];
 }
 
-/* Whether shards are sent as if all were as large as the largest. */
-static bool pads(enum hapt_collective_kind kind)
-{
-    return kind == HAPT_COLLECTIVE_ALL_GATHER || kind == HAPT_COLLECTIVE_REDUCE_SCATTER ||
-           kind == HAPT_COLLECTIVE_ALL_TO_ALL;
-}
-
-static bool moves(enum hapt_collective_kind kind)
-{
-    return kind != HAPT_COLLECTIVE_NONE && kind != HAPT_COLLECTIVE_SLICE;
-}
-
 void hapt_collective_cost_line(const struct hapt_collective_model *model, enum hapt_collective_kind kind, double bytes,
                                double *fixed_s, double *largest_s)
 {
     const struct hapt_collective_term *term = &model->term[kind];
     *fixed_s = *largest_s = 0;
-    if (model->ranks < 2 || !moves(kind)) return;
+    if (model->ranks < 2 || !hapt_collective_moves(kind)) return;
     *fixed_s = term->latency_s + bytes * (term->byte_s - term->skew_s);
     *largest_s = bytes * term->skew_s * model->ranks;
 }
@@ -48,7 +36,7 @@ double hapt_collective_cost_s(const struct hapt_collective_model *model, enum ha
                               double largest_share)
 {
     const struct hapt_collective_term *term = &model->term[kind];
-    if (model->ranks < 2 || !moves(kind)) return 0;
+    if (model->ranks < 2 || !hapt_collective_moves(kind)) return 0;
     return term->latency_s + bytes * (term->byte_s + term->skew_s * fmax(0, model->ranks * largest_share - 1));
 }
 
@@ -65,6 +53,13 @@ void hapt_collective_model_links(const struct hapt_collective_links *links, stru
         model->term[k] = (struct hapt_collective_term){hapt_ring_s(kind, n, 0, 1.0 / n, bandwidth, links->latency_s), byte_s,
                                                        hapt_ring_s(kind, n, 1, 2.0 / n, bandwidth, 0) - byte_s};
     }
+}
+
+const struct hapt_collective_model *hapt_collective_model_measured(const struct hapt_cluster *cluster, int ranks)
+{
+    for (int i = 0; i < cluster->collective_count; i++)
+        if (cluster->collective[i].ranks == ranks) return &cluster->collective[i];
+    return NULL;
 }
 
 static bool slower(double bandwidth, double latency_s, struct hapt_collective_links *links)
@@ -197,7 +192,7 @@ bool hapt_collective_fit(enum hapt_collective_kind kind, int ranks, int count,
             weight[i] = fmin(1, OUTLIER / fmax(1e-12, fabs(error)));
         }
     }
-    *term = (struct hapt_collective_term){value[0], value[1], find_skew ? value[2] : pads(kind) ? value[1] : 0};
+    *term = (struct hapt_collective_term){value[0], value[1], find_skew ? value[2] : hapt_collective_pads(kind) ? value[1] : 0};
     return true;
 }
 
@@ -208,7 +203,7 @@ void hapt_collective_model_print(const struct hapt_collective_model *model, FILE
     fprintf(stream, "collectives over %d ranks, %s\n", model->ranks, model->measured ? "measured" : "from links");
     for (int k = 0; k < HAPT_COLLECTIVE_COUNT; k++) {
         const struct hapt_collective_term *term = &model->term[k];
-        if (!moves((enum hapt_collective_kind)k) || model->ranks < 2) continue;
+        if (!hapt_collective_moves((enum hapt_collective_kind)k) || model->ranks < 2) continue;
         fprintf(stream, "  %-18s %8.2f us  %8.3f ms/MB", name_of((enum hapt_collective_kind)k), 1e6 * term->latency_s,
                 1e9 * term->byte_s);
         if (term->skew_s > 0) fprintf(stream, "  %8.3f ms/MB of padding", 1e9 * term->skew_s);

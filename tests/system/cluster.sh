@@ -55,6 +55,20 @@ for n in 1 4 5; do
     check "topology at $n ranks: HDF5" h5dump -a /format "$dir/t$n.h5" >/dev/null
 done
 check "an idle rank is mentioned" grep -q "1 of 5 ranks" "$dir/err"
+# Collectives are measured over the devices' ranks, slowed down where a link is, and the file then tells what they cost.
+ranks 5 topology --cluster inputs/two-subclusters.json --collectives --json --output "$dir/c.h5"
+check "topology --collectives: exit code $code" [ $code -eq 0 ]
+cp "$dir/out" "$dir/c.json"
+check "five collectives of 4 ranks, at most as fast as the rehearsed 25 MB/s allow" json "$dir/c.json" \
+    '[c["ranks"] for c in d["collectives"]] == [4] and len(d["collectives"][0]) == 6 and
+     5e6 < d["collectives"][0]["all_reduce"]["bandwidth"] < 17e6 and d["collectives"][0]["all_to_all"]["bandwidth"] < 140e6'
+"$hapt" model gpt --layers 1 --hidden 64 --heads 2 --sequence 32 --vocab 64 --microbatch 16 --output "$dir/m.h5" >"$dir/out" 2>"$dir/err"
+for from in links measured; do
+    [ $from = links ] && file=inputs/two-subclusters.json || file=$dir/c.json
+    ranks 1 spmd --input "$dir/m.h5" --cluster "$file" --json
+    check "hapt spmd prices collectives by $from" json "$dir/out" "d['collectives_from'] == '$from'"
+done
+refused 'on paper' 2 topology --cluster inputs/clusters/site-1024.json --collectives
 # What topology prints is a cluster file again.
 ranks 1 topology --cluster "$dir/t4.json" --json
 check "topology reads its own JSON: exit code $code" [ $code -eq 0 ]

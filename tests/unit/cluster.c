@@ -29,7 +29,30 @@ static const char good[] =
     "          \"n2\"], \"inter_node_latency\": \"5 us\" }\n"                                     /* 10 */
     "  ],\n"                                                                                    /* 11 */
     "  \"links\": [ { \"between\": [\"a100\", \"own\"],\n"                                          /* 12 */
-    "      \"bandwidth\": \"5 Gbit/s\", \"latency\": \"50 us\", \"paced\": true } ] }\n";           /* 13 */
+    "      \"bandwidth\": \"5 Gbit/s\", \"latency\": \"50 us\", \"paced\": true } ],\n"             /* 13 */
+    "  \"collectives\": [ { \"ranks\": 34, \"all_reduce\": { \"latency\": \"1 ms\", \"bandwidth\": \"500 MB/s\" },\n"  /* 14 */
+    "      \"reduce_scatter\": { \"bandwidth\": \"1 GB/s\" }, \"all_gather\": { \"bandwidth\": 8e8, \"padding\": 0.5 },\n" /* 15 */
+    "      \"grouped_broadcast\": { \"bandwidth\": 4e8 }, \"all_to_all\": { \"bandwidth\": 8e9 } } ] }\n"; /* 16 */
+
+/* In an HDF5 file and back. */
+static void keeps(const struct hapt_cluster *cluster, struct hapt_arena *arena)
+{
+    char file_path[80];
+    struct hapt_h5 *file;
+    struct hapt_cluster *again = NULL;
+    snprintf(file_path, sizeof file_path, "%s.h5", path);
+    CHECK_OK(hapt_h5_create(file_path, "test", 1, &file));
+    CHECK_OK(hapt_cluster_write(file, "/topology", cluster));
+    CHECK_OK(hapt_h5_commit(file));
+    CHECK_OK(hapt_h5_open(file_path, "test", 1, false, &file));
+    CHECK_OK(hapt_cluster_read(file, "/topology", arena, &again));
+    hapt_h5_close(file);
+    unlink(file_path);
+    if (!again || !CHECK(again->collective_count == cluster->collective_count)) return;
+    for (int i = 0; i < again->collective_count; i++)
+        CHECK(again->collective[i].ranks == cluster->collective[i].ranks &&
+              !memcmp(again->collective[i].term, cluster->collective[i].term, sizeof again->collective[i].term));
+}
 
 static void accepts(void)
 {
@@ -55,6 +78,15 @@ static void accepts(void)
         CHECK_NEAR(link->latency, 50e-6, 1e-12);
     }
     CHECK(hapt_cluster_link(cluster, 0, 0)->bandwidth == 25e9 && hapt_cluster_link(cluster, 1, 1)->bandwidth == 0);
+    if (CHECK(cluster->collective_count == 1)) {
+        const struct hapt_collective_model *model = &cluster->collective[0];
+        CHECK(model->ranks == 34 && model->measured && model->term[HAPT_COLLECTIVE_ALL_REDUCE].latency_s == 1e-3);
+        CHECK_NEAR(model->term[HAPT_COLLECTIVE_ALL_REDUCE].byte_s, 2e-9, 1e-20);
+        CHECK(model->term[HAPT_COLLECTIVE_ALL_REDUCE].skew_s == 0 && model->term[HAPT_COLLECTIVE_GROUPED_BROADCAST].skew_s == 0);
+        CHECK_NEAR(model->term[HAPT_COLLECTIVE_REDUCE_SCATTER].skew_s, 1e-9, 1e-20);
+        CHECK_NEAR(model->term[HAPT_COLLECTIVE_ALL_GATHER].skew_s, 0.5 / 8e8, 1e-20);
+    }
+    keeps(cluster, &arena);
     hapt_cluster_assume(cluster);
     CHECK_OK(hapt_cluster_check(cluster));
     CHECK(hapt_cluster_link(cluster, 1, 1)->bandwidth > 0 && hapt_cluster_link(cluster, 0, 0)->latency >= 0);
@@ -131,6 +163,14 @@ static void refuses(void)
     refuse("\"paced\": true", "\"pace\": true", 13, "unknown key");
     refuse("true } ]", "true }, { \"between\": [\"own\", \"a100\"] } ]", 13, "second link");
     refuse("  ],\n", "  \n", 12, "");
+    refuse("\"ranks\": 34", "\"ranks\": 0", 14, "ranks");
+    refuse("\"ranks\": 34", "\"rank\": 34", 14, "unknown key");
+    refuse("500 MB/s", "500 MB", 14, "500 MB");
+    refuse("\"reduce_scatter\"", "\"scatter\"", 15, "unknown key \"scatter\"");
+    refuse("\"reduce_scatter\": { \"bandwidth\": \"1 GB/s\" }, ", "", 14, "\"reduce_scatter\" is missing");
+    refuse("\"padding\": 0.5", "\"padding\": -1", 15, "outside");
+    refuse("{ \"bandwidth\": 4e8 }", "4e8", 16, "grouped_broadcast");
+    refuse("{ \"bandwidth\": 4e8 }", "{ \"latency\": 0 }", 16, "\"bandwidth\" is missing");
 }
 
 static void refuses_whole_files(void)
