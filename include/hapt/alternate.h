@@ -26,12 +26,11 @@ struct hapt_alternation {
     long most_states; /* hapt_synthesis_options; 0: 2,000, as a turn of many */
 };
 
-enum { HAPT_ALTERNATION_TURNS = 8, HAPT_ALTERNATION_STARTS = 3 };
+enum { HAPT_ALTERNATION_TURNS = 8, HAPT_ALTERNATION_STARTS = 4 };
 /* One turn: a program for the ratios, then ratios for the program. */
 struct hapt_alternation_turn {
-    const char *start; /* "proportional", "even", "segments" */
+    const char *start; /* "proportional", "even", "segments" (all at the best ratios so far), "fig. 2" (each by itself) */
     int segments;
-    long most_states; /* hapt_synthesis_options; 0: 2,000, as a turn of many */
     double program_s;  /* HAP (1) at the ratios before */
     double ratios_s;   /* HAP (2) at the new ones, in whole units; INFINITY where they cannot be had or do not fit */
     double synthesis_seconds, solve_seconds; /* how long it took */

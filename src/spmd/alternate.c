@@ -96,14 +96,29 @@ static void keep_better(const struct alternating *alternating, const struct pair
     *found = true;
 }
 
+/* The program at these ratios where it is cheaper so than `second` is. Whole units may undo what the linear program gained. */
+static enum hapt_status try_ratios(const struct alternating *alternating, const struct pair *first, const double *ratio,
+                                   struct hapt_arena *arena, struct pair *second)
+{
+    const struct hapt_alternation *asked = alternating->asked;
+    struct pair other = *first;
+    HAPT_TRY(make_axis(asked->devices, first->axis.ratio_count, ratio, true, arena, &other.axis));
+    other.solver = second->solver;
+    if (carry_over(alternating, &other.axis, arena, &other) != HAPT_OK) {
+        hapt_fail_reset();
+        return HAPT_OK;
+    }
+    if (fits(asked, &other.price) && (!fits(asked, &second->price) || other.price.cost_s < second->price.cost_s)) *second = other;
+    return HAPT_OK;
+}
+
 /* HAP (1) at the axis' ratios, then (2); *next is the axis at the new ratios. HAPT_ERR_INFEASIBLE: no program at these ratios. */
 static enum hapt_status take_turn(const struct alternating *alternating, const char *start, const struct hapt_axis *axis,
                                   struct hapt_arena *arena, struct hapt_alternation_turn *turn, struct pair *first,
                                   struct pair *second)
 {
     const struct hapt_alternation *asked = alternating->asked;
-    struct hapt_ratio_problem problem;
-    struct hapt_ratio_result ratios;
+    double *ratio;
     const double start_s = hapt_time_s();
     *turn = (struct hapt_alternation_turn){.start = start, .segments = axis->ratio_count, .ratios_s = INFINITY};
     *first = (struct pair){.axis = *axis, .origin = start, .solver = ""};
@@ -113,16 +128,15 @@ static enum hapt_status take_turn(const struct alternating *alternating, const c
     turn->program_s = first->price.cost_s;
     turn->synthesis_seconds = hapt_time_s() - start_s;
     *second = *first;
-    HAPT_TRY(alternating_ratio_problem(alternating, axis, axis->ratio_count, &first->program, &first->price, arena, &problem));
-    HAPT_TRY(hapt_ratios_solve(&problem, arena, &ratios));
-    HAPT_TRY(make_axis(asked->devices, axis->ratio_count, ratios.ratio, false, arena, &second->axis));
-    second->solver = ratios.solver;
-    if (carry_over(alternating, &second->axis, arena, second) == HAPT_OK) {
-        if (fits(asked, &second->price)) turn->ratios_s = second->price.cost_s;
-    } else {
+    HAPT_TRY(alternating_solve(alternating, axis, &first->program, &first->price, arena, &ratio, &second->solver));
+    HAPT_TRY(make_axis(asked->devices, axis->ratio_count, ratio, false, arena, &second->axis));
+    if (carry_over(alternating, &second->axis, arena, second) != HAPT_OK) {
         hapt_fail_reset();
         second->price.cost_s = INFINITY;
     }
+    HAPT_TRY(try_ratios(alternating, first, NULL, arena, second));
+    if (asked->power) HAPT_TRY(try_ratios(alternating, first, asked->power, arena, second));
+    if (fits(asked, &second->price)) turn->ratios_s = second->price.cost_s;
     turn->solve_seconds = hapt_time_s() - start_s - turn->synthesis_seconds;
     return HAPT_OK;
 }
@@ -196,6 +210,33 @@ static enum hapt_status weigh_data_parallel(const struct alternating *alternatin
     return HAPT_OK;
 }
 
+/* Proportional ratios for segments that data parallelism computes in for longest, even ones where it communicates for longest (HAP
+ * Fig. 2): programs that need both are the best at no ratios that all segments share. False: it is as good as one vector for all. */
+static enum hapt_status lean_apart(const struct alternating *alternating, const int *end, int count, struct hapt_arena *arena,
+                                   struct hapt_axis *axis, bool *differ)
+{
+    const struct hapt_alternation *asked = alternating->asked;
+    struct hapt_axis rows;
+    struct hapt_axis_program program;
+    struct hapt_program_price price;
+    bool computes[MOST_SEGMENTS];
+    double *ratio;
+    *differ = false;
+    if (!asked->power) return HAPT_OK;
+    if (hapt_alternation_data_parallel(asked, asked->power, arena, &rows, &program, &price) != HAPT_OK) {
+        hapt_fail_reset();
+        return HAPT_OK;
+    }
+    HAPT_TRY(alternating_lean(alternating, &rows, &program, end, count, arena, computes));
+    HAPT_NEW(ratio, arena, (size_t)count * asked->devices);
+    for (int k = 0; k < count; k++) {
+        *differ = *differ || computes[k] != computes[0];
+        for (int j = 0; j < asked->devices; j++) ratio[k * asked->devices + j] = computes[k] ? rows.ratio[j] : 1;
+    }
+    return make_axis(asked->devices, count, ratio, false, arena, axis);
+}
+
+/* Ratios of their own for runs of layers: from the best ratios so far, and from what suits each. */
 static enum hapt_status add_segments(struct alternating *alternating, struct hapt_arena *arena,
                                      struct hapt_alternation_result *result, struct pair *best, const char **why, int *end,
                                      int *segments)
@@ -203,18 +244,23 @@ static enum hapt_status add_segments(struct alternating *alternating, struct hap
     const struct hapt_alternation *asked = alternating->asked;
     struct pair parted = *best;
     struct hapt_axis axis;
-    bool found = true;
+    bool found = true, differ;
     const char *ended;
     int count;
     if (asked->layer_count < 2 || asked->segments < 2) return HAPT_OK;
     HAPT_TRY(alternating_segments(alternating, &best->axis, &best->program, arena, alternating->ratio_of, end, &count));
-    HAPT_TRY(make_axis(asked->devices, count, best->axis.ratio, true, arena, &axis));
     alternating->options.ratio_of = alternating->ratio_of;
-    HAPT_TRY(alternate_from(alternating, "segments", axis, arena, result, &parted, &found, &ended));
+    for (int start = 0; start < 2; start++) {
+        const double before_s = parted.price.cost_s;
+        if (start == 0) HAPT_TRY(make_axis(asked->devices, count, best->axis.ratio, true, arena, &axis));
+        else HAPT_TRY(lean_apart(alternating, end, count, arena, &axis, &differ));
+        if (start > 0 && !differ) break;
+        HAPT_TRY(alternate_from(alternating, start == 0 ? "segments" : "fig. 2", axis, arena, result, &parted, &found, &ended));
+        if (parted.price.cost_s < before_s) *why = ended;
+    }
     if (parted.price.cost_s < best->price.cost_s) {
         *best = parted;
         *segments = count;
-        *why = ended;
     }
     return HAPT_OK;
 }

@@ -15,8 +15,12 @@ struct building {
     const struct alternating *alternating;
     const struct hapt_axis *axis;
     struct hapt_arena *arena;
-    struct stages *of;         /* [segments] */
-    int segment, open;         /* the open stage; segment -1: none has been needed yet */
+    const int *run_of;         /* [segments]; what is built has runs of segments for its own */
+    struct stages *of;         /* [runs] */
+    int segment;               /* run of the open stage; -1: none has been needed yet */
+    int last;                  /* run of the last operator that was shared out */
+    int *maker;                /* [tensor] run that made the sharded version; -1: none, or a collective, which makes any */
+    unsigned *readers;         /* [tensor] bit k: run k has read it across */
     double *replicated, *sharded; /* [devices] of the open stage */
     double fixed_s;            /* waiting for a segment */
     double *waiting;           /* [devices] computed whole before a segment is known */
@@ -64,6 +68,42 @@ static enum hapt_status close_stage(struct building *building)
     return HAPT_OK;
 }
 
+/* A tensor passes from run to run: it is shared out anew, by the larger shares of the two. Half of what depends on them is laid to
+ * each, so that runs stay problems of their own. */
+static enum hapt_status cross(struct building *building, int tensor, int run)
+{
+    const struct hapt_alternation *asked = building->alternating->asked;
+    const int from = building->maker[tensor];
+    if (from < 0 || from == run || building->readers[tensor] >> run & 1u) return HAPT_OK;
+    building->readers[tensor] |= 1u << run;
+    const double bytes = hapt_whole_bytes(asked->costs, asked->sharding->graph, tensor), n = asked->devices;
+    const double even_s = asked->costs->collective_s(asked->costs->context, HAPT_COLLECTIVE_ALL_TO_ALL, bytes, 1 / n);
+    const double all_s = asked->costs->collective_s(asked->costs->context, HAPT_COLLECTIVE_ALL_TO_ALL, bytes, 1);
+    const double largest_s = n > 1 ? fmax(0, (all_s - even_s) / (1 - 1 / n)) : 0;
+    HAPT_TRY(close_stage(building));
+    building->fixed_s = (even_s - largest_s / n) / 2;
+    HAPT_TRY(open_stage(building, from, largest_s / 2, 1));
+    building->segment = -1;
+    building->fixed_s = (even_s - largest_s / n) / 2;
+    return open_stage(building, run, largest_s / 2, 1);
+}
+
+/* Which run's ratios a communication depends on: of what it starts from, or of the operator it stands behind; of a gradient, what its
+ * parameter is shared out by. (Properties do not tell: where runs have equal ratios they have one name.) */
+static int run_of_communication(const struct building *building, const struct hapt_axis_instruction *instruction, bool sum)
+{
+    const struct hapt_alternation *asked = building->alternating->asked;
+    const struct hapt_graph *graph = asked->sharding->graph;
+    if (building->maker[instruction->tensor] >= 0 && instruction->from.kind == HAPT_PROPERTY_ALL_GATHER)
+        return building->maker[instruction->tensor];
+    if (!sum) return building->last;
+    const int primal = graph->tensor[instruction->tensor].primal, *ratio_of = building->alternating->options.ratio_of;
+    for (int o = 0; ratio_of && o < graph->forward_count; o++)
+        for (int i = 0; i < graph->op[o].input_count; i++)
+            if (graph->op[o].input[i] == primal) return building->run_of[ratio_of[o]];
+    return building->run_of[0];
+}
+
 static enum hapt_status communicate(struct building *building, const struct hapt_axis_instruction *instruction)
 {
     const struct hapt_alternation *asked = building->alternating->asked;
@@ -83,7 +123,8 @@ static enum hapt_status communicate(struct building *building, const struct hapt
     const double all_s = costs.collective_s(costs.context, instruction->kind, bytes, 1);
     const double largest_s = n > 1 ? fmax(0, (all_s - even_s) / (1 - 1 / n)) : 0;
     building->fixed_s = even_s - largest_s / n;
-    HAPT_TRY(open_stage(building, sharded.ratio, largest_s, sum ? 1 / building->alternating->microbatches : 1));
+    HAPT_TRY(open_stage(building, run_of_communication(building, instruction, sum), largest_s, sum ? 1 / building->alternating->microbatches : 1));
+    building->maker[instruction->tensor] = -1;
     if (sum) building->segment = -1; /* nothing is computed behind it */
     return HAPT_OK;
 }
@@ -115,6 +156,16 @@ static enum hapt_status compute(struct building *building, const struct hapt_axi
         if (op->input[i] >= 0 && rule.rule.input[i].kind == HAPT_PROPERTY_ALL_GATHER) work.sharded_input |= 1u << i;
     for (int o = 0; o < op->output_count; o++)
         if (op->output[o] >= 0 && rule.rule.output[o].kind == HAPT_PROPERTY_ALL_GATHER) work.sharded_output |= 1u << o;
+    const int run = building->run_of[instruction->cut.ratio];
+    for (int i = 0; i < op->input_count; i++)
+        if (work.sharded_input >> i & 1u) HAPT_TRY(cross(building, op->input[i], run));
+    for (int o = 0; o < op->output_count; o++) {
+        if (op->output[o] < 0) continue;
+        const bool shared = work.sharded_output >> o & 1u;
+        if (shared && op->accumulate >> o & 1u) HAPT_TRY(cross(building, op->output[o], run));
+        else building->readers[op->output[o]] = 0;
+        building->maker[op->output[o]] = shared ? run : -1;
+    }
     if (rule.rule.exchange) {
         HAPT_TRY(close_stage(building));
         building->fixed_s = hapt_exchange_seconds(asked->costs, graph, instruction->op);
@@ -126,7 +177,8 @@ static enum hapt_status compute(struct building *building, const struct hapt_axi
         return HAPT_OK;
     }
     const int ratio = instruction->cut.ratio;
-    if (building->segment != ratio) HAPT_TRY(open_stage(building, ratio, 0, 1));
+    building->last = run;
+    if (building->segment != run) HAPT_TRY(open_stage(building, run, 0, 1));
     double *replicated = building->replicated, *sharded = building->sharded, fixed, slope;
     double its_fixed[HAPT_ALTERNATION_DEVICES], its_slope[HAPT_ALTERNATION_DEVICES];
     for (int j = 0; j < building->axis->size; j++) {
@@ -157,7 +209,7 @@ static void find_alike(struct building *building, int segments)
  * Memory is linear in the shares but for whole units. How much a device needs for each unit of share follows from the exact
  * memory at two vectors that differ on every device; what is left is there at all shares.
  */
-static enum hapt_status find_memory(const struct alternating *alternating, const struct hapt_axis *axis,
+static enum hapt_status find_memory(const struct alternating *alternating, const struct hapt_axis *axis, const int *run_of,
                                     const struct hapt_axis_program *program, const struct hapt_program_price *here,
                                     struct hapt_arena *arena, struct hapt_ratio_problem *problem)
 {
@@ -166,7 +218,7 @@ static enum hapt_status find_memory(const struct alternating *alternating, const
     problem->limit_bytes = alternating->asked->memory_bytes;
     HAPT_NEW(resident, arena, devices);
     HAPT_NEW(sharded, arena, devices * problem->segment_count);
-    HAPT_NEW(tilted, arena, devices * problem->segment_count);
+    HAPT_NEW(tilted, arena, devices * axis->ratio_count);
     problem->resident_bytes = resident;
     problem->sharded_bytes = sharded;
     for (int j = 0; j < devices; j++) resident[j] = here->memory_bytes[j];
@@ -174,46 +226,53 @@ static enum hapt_status find_memory(const struct alternating *alternating, const
         struct hapt_program_price price[2];
         double share[2][HAPT_ALTERNATION_DEVICES];
         for (int side = 0; side < 2; side++) {
-            const struct hapt_axis other = {.size = devices, .ratio_count = problem->segment_count, .ratio = tilted};
-            double sum = 0;
-            for (int r = 0; r < problem->segment_count; r++)
-                for (int j = 0; j < devices; j++) tilted[r * devices + j] = axis->ratio ? axis->ratio[r * devices + j] : 1.0 / devices;
-            for (int j = 0; j < devices; j++) sum += tilted[k * devices + j] *= j % 2 == side ? 1.5 : 1;
-            for (int j = 0; j < devices; j++) share[side][j] = tilted[k * devices + j] /= sum;
+            const struct hapt_axis other = {.size = devices, .ratio_count = axis->ratio_count, .ratio = tilted};
+            for (int r = 0; r < axis->ratio_count; r++) {
+                double sum = 0, *mine = tilted + (size_t)r * devices;
+                for (int j = 0; j < devices; j++) sum += mine[j] = share_of_axis(axis, r, j) * (run_of[r] == k && j % 2 == side ? 1.5 : 1);
+                for (int j = 0; j < devices; j++) mine[j] /= sum;
+                if (run_of[r] == k) memcpy(share[side], mine, (size_t)devices * sizeof *mine);
+            }
             if (alternating_price(alternating, &other, program, arena, &price[side]) != HAPT_OK) {
                 hapt_fail_reset(); /* the layouts exist at these ratios alone: the program keeps what it holds */
                 return HAPT_OK;
             }
         }
+        int first = 0;
+        while (run_of[first] != k) first++;
         for (int j = 0; j < devices; j++) {
             double *slope = &sharded[(size_t)k * devices + j];
             *slope = fmax(0, (price[1].memory_bytes[j] - price[0].memory_bytes[j]) / (share[1][j] - share[0][j]));
-            *slope = fmin(*slope, resident[j] / fmax(share_of_axis(axis, k, j), 1e-9));
-            resident[j] -= *slope * share_of_axis(axis, k, j);
+            *slope = fmin(*slope, resident[j] / fmax(share_of_axis(axis, first, j), 1e-9));
+            resident[j] -= *slope * share_of_axis(axis, first, j);
         }
     }
     return HAPT_OK;
 }
 
-enum hapt_status alternating_ratio_problem(const struct alternating *alternating, const struct hapt_axis *axis, int segments,
+enum hapt_status alternating_ratio_problem(const struct alternating *alternating, const struct hapt_axis *axis, const int *run_of,
                                            const struct hapt_axis_program *program, const struct hapt_program_price *here,
                                            struct hapt_arena *arena, struct hapt_ratio_problem *problem)
 {
-    struct building building = {.alternating = alternating, .axis = axis, .arena = arena, .segment = -1};
+    const int segments = axis->ratio_count, runs = run_of[segments - 1] + 1, tensors = alternating->asked->sharding->graph->tensor_count;
+    struct building building = {.alternating = alternating, .axis = axis, .arena = arena, .run_of = run_of, .segment = -1};
     struct hapt_ratio_segment *segment;
     HAPT_ASSERT(segments <= MOST_RATIOS);
-    HAPT_NEW(building.of, arena, segments);
+    HAPT_NEW(building.of, arena, runs);
+    HAPT_NEW(building.maker, arena, tensors);
+    HAPT_NEW(building.readers, arena, tensors);
+    for (int t = 0; t < tensors; t++) building.maker[t] = -1;
     HAPT_NEW(building.waiting, arena, axis->size);
     HAPT_NEW(building.like, arena, axis->size);
-    HAPT_NEW(segment, arena, segments);
+    HAPT_NEW(segment, arena, runs);
     find_alike(&building, segments);
     for (int i = 0; i < program->count; i++)
         HAPT_TRY(program->instruction[i].op < 0 ? communicate(&building, &program->instruction[i])
                                                 : compute(&building, &program->instruction[i]));
     HAPT_TRY(close_stage(&building));
-    for (int k = 0; k < segments; k++)
+    for (int k = 0; k < runs; k++)
         segment[k] = (struct hapt_ratio_segment){.stage_count = building.of[k].count, .stage = building.of[k].stage};
-    *problem = (struct hapt_ratio_problem){.devices = axis->size, .segment_count = segments, .segment = segment,
+    *problem = (struct hapt_ratio_problem){.devices = axis->size, .segment_count = runs, .segment = segment,
                                            .power = alternating->asked->power};
-    return find_memory(alternating, axis, program, here, arena, problem);
+    return find_memory(alternating, axis, run_of, program, here, arena, problem);
 }

@@ -74,6 +74,23 @@ static enum hapt_status part(int layers, const double *value, const double *weig
     return HAPT_OK;
 }
 
+enum hapt_status alternating_lean(const struct alternating *alternating, const struct hapt_axis *axis,
+                                  const struct hapt_axis_program *program, const int *end, int count, struct hapt_arena *arena,
+                                  bool *computes)
+{
+    const struct hapt_alternation *asked = alternating->asked;
+    double *compute_s, *communicate_s;
+    HAPT_NEW(compute_s, arena, asked->layer_count);
+    HAPT_NEW(communicate_s, arena, asked->layer_count);
+    HAPT_TRY(weigh_layers(alternating, axis, program, arena, compute_s, communicate_s));
+    for (int k = 0, l = 0; k < count; k++) {
+        double balance = 0;
+        for (; l < asked->layer_count && asked->end_op[l] <= end[k]; l++) balance += compute_s[l] - communicate_s[l];
+        computes[k] = balance > 0;
+    }
+    return HAPT_OK;
+}
+
 enum hapt_status alternating_segments(const struct alternating *alternating, const struct hapt_axis *axis,
                                       const struct hapt_axis_program *program, struct hapt_arena *arena, int *ratio_of, int *end,
                                       int *count)
