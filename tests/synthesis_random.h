@@ -13,7 +13,8 @@
 enum { RANDOM_DEVICES = 4 };
 struct random_instance {
     struct hapt_graph *graph;
-    struct hapt_sharding *whole; /* its trivial sharding */
+    struct hapt_sharding *whole; /* its trivial sharding, */
+    int axis_index;              /* or one with an outer axis, and the graph that that expands to */
     struct hapt_axis axis;
     struct hapt_spmd_costs costs;
     struct hapt_synthesis_options options;
@@ -131,9 +132,10 @@ __attribute__((unused)) static void random_instance(struct random_instance *inst
 
 /*
  * Depth first through the operators in the order of execution: every cut, every source and aim of every communication, nothing
- * but a bound to stop. Layouts of a tensor: 0 whole, 1 partial sums, 2 + d sharded on d.
+ * but a bound to stop. Layouts of a tensor: 0 whole, 1 partial sums, 2 + d sharded on d. What an outer axis ends a step with (operators
+ * behind reduce_first) costs 1/B, and each of them reads its gradient in one layout.
  */
-enum { BRUTE_TENSORS = 48, BRUTE_OPS = 40, BRUTE_CUTS = 8, BRUTE_LAYOUTS = 2 + HAPT_MAX_DIMS };
+enum { BRUTE_TENSORS = 96, BRUTE_OPS = 72, BRUTE_CUTS = 8, BRUTE_LAYOUTS = 2 + HAPT_MAX_DIMS };
 struct brute_cut { struct hapt_rule rule; int input[HAPT_MAX_INPUTS], output[HAPT_MAX_OUTPUTS]; double seconds[RANDOM_DEVICES]; };
 struct brute {
     const struct random_instance *instance;
@@ -144,6 +146,10 @@ struct brute {
     double share[BRUTE_TENSORS][BRUTE_LAYOUTS][RANDOM_DEVICES];
     double best;
     long nodes, most_nodes;
+    /* Every program to its end, for who asks for them all: what was decided so far. */
+    void (*found)(void *context, const struct hapt_axis_program *program);
+    void *context;
+    struct hapt_axis_program trace;
     struct brute_program { /* so far */
         unsigned made[BRUTE_TENSORS];       /* of an activation: by the forward part, */
         int maker[BRUTE_TENSORS][BRUTE_LAYOUTS]; /* for the operators of this forward operator and those behind */
@@ -174,20 +180,62 @@ static double brute_largest(const struct brute *brute, int tensor, int layout)
     return most;
 }
 
+static double brute_collective_s(const struct brute *brute, enum hapt_collective_kind kind, double bytes, double largest_share)
+{
+    return brute->instance->costs.collective_s(brute->instance->costs.context, kind, bytes, largest_share);
+}
+
+static double brute_bytes(const struct brute *brute, int tensor)
+{
+    const struct hapt_spmd_costs *costs = &brute->instance->costs;
+    return costs->tensor_bytes ? costs->tensor_bytes(costs->context, brute->graph, tensor)
+                               : (double)hapt_tensor_bytes(&brute->graph->tensor[tensor]);
+}
+
+/* The collective from one layout to another; NONE: there is none. */
+static enum hapt_collective_kind brute_kind(int from, int to)
+{
+    if (to == 1 || from == to) return HAPT_COLLECTIVE_NONE;
+    if (from == 0) return HAPT_COLLECTIVE_SLICE;
+    if (from == 1) return to == 0 ? HAPT_COLLECTIVE_ALL_REDUCE : HAPT_COLLECTIVE_REDUCE_SCATTER;
+    return to == 0 ? HAPT_COLLECTIVE_ALL_GATHER : HAPT_COLLECTIVE_ALL_TO_ALL;
+}
+
 static double brute_move_s(const struct brute *brute, int tensor, int from, int to)
 {
-    const double bytes = (double)hapt_tensor_bytes(&brute->graph->tensor[tensor]);
+    const double bytes = brute_bytes(brute, tensor);
     const double a = brute_largest(brute, tensor, from), b = brute_largest(brute, tensor, to);
     if (to == 1 || from == to) return INFINITY;
     if (from == 0) return 0;
     if (from == 1)
-        return random_collective_s(brute->instance, to == 0 ? HAPT_COLLECTIVE_ALL_REDUCE : HAPT_COLLECTIVE_REDUCE_SCATTER, bytes, b);
-    if (to > 1) return random_collective_s(brute->instance, HAPT_COLLECTIVE_ALL_TO_ALL, bytes, fmax(a, b));
-    return fmin(random_collective_s(brute->instance, HAPT_COLLECTIVE_ALL_GATHER, bytes, a),
-                random_collective_s(brute->instance, HAPT_COLLECTIVE_GROUPED_BROADCAST, bytes, a));
+        return brute_collective_s(brute, to == 0 ? HAPT_COLLECTIVE_ALL_REDUCE : HAPT_COLLECTIVE_REDUCE_SCATTER, bytes, b);
+    if (to > 1) return brute_collective_s(brute, HAPT_COLLECTIVE_ALL_TO_ALL, bytes, fmax(a, b));
+    return fmin(brute_collective_s(brute, HAPT_COLLECTIVE_ALL_GATHER, bytes, a),
+                brute_collective_s(brute, HAPT_COLLECTIVE_GROUPED_BROADCAST, bytes, a));
 }
 
 static void brute_op(struct brute *brute, int op);
+
+enum { BRUTE_INSTRUCTIONS = 256 };
+
+static struct hapt_property brute_property(int layout)
+{
+    if (layout < 2) return (struct hapt_property){.kind = layout == 0 ? HAPT_PROPERTY_IDENTITY : HAPT_PROPERTY_ALL_REDUCE};
+    return (struct hapt_property){.kind = HAPT_PROPERTY_ALL_GATHER, .dim = layout - 2};
+}
+
+static void brute_note(struct brute *brute, struct hapt_axis_instruction instruction)
+{
+    if (!brute->found) return;
+    HAPT_ASSERT(brute->trace.count < BRUTE_INSTRUCTIONS);
+    brute->trace.instruction[brute->trace.count++] = instruction;
+}
+
+static void brute_note_move(struct brute *brute, int tensor, int from, int to)
+{
+    brute_note(brute, (struct hapt_axis_instruction){
+                          .op = -1, .tensor = tensor, .kind = brute_kind(from, to), .from = brute_property(from), .to = brute_property(to)});
+}
 
 /* What memory a whole program takes, when there is a limit. */
 static bool brute_fits(const struct brute *brute)
@@ -216,14 +264,22 @@ static bool brute_fits(const struct brute *brute)
 static void brute_end(struct brute *brute)
 {
     double cost = brute->now.cost, slowest = 0;
+    const int traced = brute->trace.count;
     for (int j = 0; j < brute->size; j++) slowest = fmax(slowest, brute->now.since[j]);
     cost += slowest;
     for (int t = 0; t < brute->graph->tensor_count; t++) {
-        if (!brute_is_sum(brute->graph, t)) continue;
+        if (!brute_is_sum(brute->graph, t) || brute->graph->tensor[brute->graph->tensor[t].primal].gradient != t) continue;
         const int wrote = brute->now.layout[t] - 1, final = brute->now.layout[brute->graph->tensor[t].primal] - 1;
-        if (wrote != final) cost += brute_move_s(brute, t, wrote, final) / brute->instance->options.microbatches;
+        if (wrote < 0 || wrote == final) continue;
+        cost += brute_move_s(brute, t, wrote, final) / brute->instance->options.microbatches;
+        brute_note_move(brute, t, wrote, final);
     }
-    if (cost < brute->best && brute_fits(brute)) brute->best = cost;
+    if (brute->found) { /* all that there are */
+        if (isfinite(cost)) brute->found(brute->context, &brute->trace);
+    } else if (cost < brute->best && brute_fits(brute)) {
+        brute->best = cost;
+    }
+    brute->trace.count = traced;
 }
 
 static void brute_synchronise(struct brute *brute, double seconds)
@@ -242,11 +298,18 @@ static void brute_run(struct brute *brute, int index, const struct brute_cut *cu
     struct brute_program *now = &brute->now;
     bool fits = true;
     if (cut->rule.exchange) {
-        const double elements = (double)hapt_tensor_elements(&brute->graph->tensor[op->output[op->output_count - 1]]);
+        const int last = op->output[op->output_count - 1]; /* exchanged in fp32 */
+        const double bytes = brute_bytes(brute, last) * 4 / (double)hapt_dtype_bytes(brute->graph->tensor[last].dtype);
         brute_synchronise(brute, hapt_op_type_at(op->type)->exchanges *
-                                     random_collective_s(brute->instance, HAPT_COLLECTIVE_ALL_REDUCE, 4 * elements, 1));
+                                     brute_collective_s(brute, HAPT_COLLECTIVE_ALL_REDUCE, bytes, 1));
     }
-    for (int j = 0; j < brute->size; j++) now->since[j] += cut->seconds[j];
+    const bool ends = index >= brute->instance->whole->reduce_first;
+    const int traced = brute->trace.count;
+    double slowest = 0;
+    brute_note(brute, (struct hapt_axis_instruction){.op = index, .cut = cut->rule.cut, .tensor = -1});
+    for (int j = 0; j < brute->size; j++) slowest = fmax(slowest, cut->seconds[j]);
+    for (int j = 0; j < brute->size && !ends; j++) now->since[j] += cut->seconds[j];
+    if (ends) now->cost += slowest / brute->instance->options.microbatches;
     for (int o = 0; o < op->output_count && fits; o++) {
         const int t = op->output[o], landed = now->landed[o];
         if (brute_is_sum(brute->graph, t)) {
@@ -254,11 +317,13 @@ static void brute_run(struct brute *brute, int index, const struct brute_cut *cu
             now->layout[t] = cut->output[o] + 1;
             continue;
         }
+        if (landed != cut->output[o]) brute_note_move(brute, t, cut->output[o], landed);
         if (landed != cut->output[o] && cut->output[o] != 0) brute_synchronise(brute, brute_move_s(brute, t, cut->output[o], landed));
         now->made[t] = 1u << landed;
         now->maker[t][landed] = op->forward_op;
     }
     if (fits) brute_op(brute, index + 1);
+    brute->trace.count = traced;
     brute->now = saved;
 }
 
@@ -304,11 +369,15 @@ static void brute_move(struct brute *brute, int index, const struct brute_cut *c
     const struct brute_program saved = brute->now;
     const double seconds = brute_move_s(brute, tensor, from, to);
     if (!isfinite(seconds)) return;
+    const int traced = brute->trace.count;
     if (from != 0) brute_synchronise(brute, seconds); /* a slice is no synchronisation */
+    brute_note_move(brute, tensor, from, to);
+    if (to != need) brute_note_move(brute, tensor, to, need);
     brute_keep(brute, tensor, index, from);
     brute_add(brute, tensor, index, to);
     brute_add(brute, tensor, index, need);
     brute_need(brute, index, cut, operand);
+    brute->trace.count = traced;
     brute->now = saved;
 }
 
@@ -359,7 +428,7 @@ static void brute_need(struct brute *brute, int index, const struct brute_cut *c
     const struct hapt_op *op = &brute->graph->op[index];
     double bound = 0;
     for (int j = 0; j < brute->size; j++) bound = fmax(bound, brute->now.since[j] + brute->rest[index][j]);
-    if (brute->now.cost + bound >= brute->best || brute->nodes > brute->most_nodes) return;
+    if ((!brute->found && brute->now.cost + bound >= brute->best) || brute->nodes > brute->most_nodes) return;
     brute->nodes++;
     if (operand == op->input_count + op->output_count) {
         brute_run(brute, index, cut);
@@ -374,11 +443,28 @@ static void brute_need(struct brute *brute, int index, const struct brute_cut *c
         brute_need(brute, index, cut, operand + 1);
         return;
     }
+    if (brute_is_sum(brute->graph, tensor)) { /* on its way to the outer axis' sum */
+        const int layout = brute->now.layout[tensor];
+        const double cost = brute->now.cost, seconds = layout - 1 == need ? 0 : brute_move_s(brute, tensor, layout - 1, need);
+        const int traced = brute->trace.count;
+        if (!isfinite(seconds)) return;
+        brute->now.layout[tensor] = need + 1;
+        brute->now.cost += seconds / brute->instance->options.microbatches;
+        if (layout - 1 != need) brute_note_move(brute, tensor, layout - 1, need);
+        brute_need(brute, index, cut, operand + 1);
+        brute->trace.count = traced;
+        brute->now.layout[tensor] = layout;
+        brute->now.cost = cost;
+        return;
+    }
     if (brute->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER) {
         const int layout = brute->now.layout[tensor];
         if (layout && layout - 1 != need && layout - 1 != 0) return;
+        const int traced = brute->trace.count;
         if (!layout) brute->now.layout[tensor] = need + 1;
+        if (layout && layout - 1 != need) brute_note_move(brute, tensor, 0, need);
         brute_need(brute, index, cut, operand + 1);
+        brute->trace.count = traced;
         brute->now.layout[tensor] = layout;
         return;
     }
@@ -394,16 +480,26 @@ static void brute_op(struct brute *brute, int op)
     for (int c = 0; c < brute->cut_count[op]; c++) brute_need(brute, op, &brute->cut[op][c], 0);
 }
 
-static bool brute_split(const struct random_instance *instance, int64_t units, double *share)
+/* Shares of a dimension, of what an outer axis leaves each of its ranks (share: the first of them). */
+static bool brute_split(const struct random_instance *instance, int tensor, int dim, double *share)
 {
+    const struct hapt_sharding *over = instance->whole;
     int64_t first[RANDOM_DEVICES + 1];
-    if (!hapt_split(instance->axis.ratio, instance->axis.size, units, first)) return false;
-    for (int j = 0; j < instance->axis.size; j++) share[j] = (double)(first[j + 1] - first[j]) / (double)units;
-    return true;
+    bool fits = true;
+    for (int place = over->axis[0].size - 1; place >= 0; place--) {
+        const int at[] = {place, 0};
+        struct hapt_box box;
+        hapt_sharding_box(over, tensor, at, &box);
+        fits = fits && hapt_split(instance->axis.ratio, instance->axis.size, box.extent[dim], first);
+        for (int j = 0; fits && place == 0 && j < instance->axis.size; j++)
+            share[j] = (double)(first[j + 1] - first[j]) / (double)box.extent[dim];
+    }
+    return fits;
 }
 
 static void brute_cuts(struct brute *brute, int index)
 {
+    const struct random_instance *instance = brute->instance;
     const struct hapt_graph *graph = brute->graph;
     const struct hapt_op *op = &graph->op[index];
     static const char letters[] = "+abcdefghijklmnopqrstuvwxyz";
@@ -411,24 +507,53 @@ static void brute_cuts(struct brute *brute, int index)
         struct hapt_spmd_work work = {.graph = graph, .op = index, .cut = {.letter = letters[letter]}};
         struct brute_cut cut = {.rule = {.once = 0}};
         double share[RANDOM_DEVICES] = {1, 1, 1, 1};
-        bool fits = hapt_rule_of_signature(graph, op, 0, work.cut, &cut.rule) == HAPT_OK;
+        bool fits = hapt_rule_of_signature(graph, op, brute->instance->axis_index, work.cut, &cut.rule) == HAPT_OK;
+        fits = fits && !(cut.rule.exchange && brute->instance->whole->exchange[index] >= 0);
+        for (int i = 0; work.cut.letter == HAPT_CUT_PARTIAL && i < op->input_count; i++)
+            fits = fits && (op->input[i] < 0 || graph->tensor[op->input[i]].kind > HAPT_TENSOR_PARAMETER); /* nobody makes such sums */
         for (int k = 0; fits && k < op->input_count + op->output_count; k++) {
             const bool input = k < op->input_count;
             const int tensor = input ? op->input[k] : op->output[k - op->input_count];
             const struct hapt_property property = input ? cut.rule.input[k] : cut.rule.output[k - op->input_count];
             if (tensor < 0) continue;
+            if (property.kind == HAPT_PROPERTY_ALL_GATHER && input) work.sharded_input |= 1u << k;
+            if (property.kind == HAPT_PROPERTY_ALL_GATHER && !input) work.sharded_output |= 1u << (k - op->input_count);
             if (property.kind == HAPT_PROPERTY_ALL_GATHER)
-                fits = brute_split(brute->instance, graph->tensor[tensor].shape[property.dim], share);
+                fits = brute_split(brute->instance, tensor, property.dim, share);
             *(input ? &cut.input[k] : &cut.output[k - op->input_count]) = brute_layout(property);
         }
         hapt_fail_reset();
         if (!fits) continue;
         for (int j = 0; j < brute->size; j++) {
             work.share = share[j];
-            cut.seconds[j] = random_compute_s(brute->instance, &work, j);
+            cut.seconds[j] = instance->costs.compute_s(instance->costs.context, &work, j);
         }
         HAPT_ASSERT(brute->cut_count[index] < BRUTE_CUTS);
         brute->cut[index][brute->cut_count[index]++] = cut;
+    }
+}
+
+static void brute_prepare(struct brute *brute, const struct random_instance *instance)
+{
+    const struct hapt_graph *graph = instance->whole->graph;
+    memset(brute, 0, sizeof *brute);
+    brute->instance = instance;
+    brute->graph = graph;
+    brute->size = instance->axis.size;
+    HAPT_ASSERT(graph->op_count <= BRUTE_OPS && graph->tensor_count <= BRUTE_TENSORS);
+    for (int o = 0; o < graph->op_count; o++) brute_cuts(brute, o);
+    for (int t = 0; t < graph->tensor_count; t++)
+        for (int l = 0; l < BRUTE_LAYOUTS; l++) {
+            const bool sharded = l > 1 && l - 2 < graph->tensor[t].dims;
+            if (sharded && brute_split(instance, t, l - 2, brute->share[t][l])) continue;
+            for (int j = 0; j < brute->size; j++) brute->share[t][l][j] = sharded ? -1 : 1; /* cannot be */
+        }
+    for (int o = graph->op_count - 1; o >= 0; o--) {
+        for (int j = 0; j < brute->size; j++) {
+            double least = INFINITY;
+            for (int c = 0; c < brute->cut_count[o]; c++) least = fmin(least, brute->cut[o][c].seconds[j]);
+            brute->rest[o][j] = brute->rest[o + 1][j] + (o < instance->whole->reduce_first ? least : 0);
+        }
     }
 }
 
@@ -437,31 +562,27 @@ static void brute_cuts(struct brute *brute, int index)
 __attribute__((unused)) static double brute_force(const struct random_instance *instance, double limit, long most_nodes, long *nodes)
 {
     static struct brute brute;
-    const struct hapt_graph *graph = instance->graph;
-    memset(&brute, 0, sizeof brute);
-    brute.instance = instance;
-    brute.graph = graph;
-    brute.size = instance->axis.size;
+    brute_prepare(&brute, instance);
     brute.best = limit;
     brute.most_nodes = most_nodes;
-    HAPT_ASSERT(graph->op_count <= BRUTE_OPS && graph->tensor_count <= BRUTE_TENSORS);
-    for (int o = 0; o < graph->op_count; o++) brute_cuts(&brute, o);
-    for (int t = 0; t < graph->tensor_count; t++)
-        for (int l = 0; l < BRUTE_LAYOUTS; l++) {
-            const bool sharded = l > 1 && l - 2 < graph->tensor[t].dims;
-            if (sharded && brute_split(instance, graph->tensor[t].shape[l - 2], brute.share[t][l])) continue;
-            for (int j = 0; j < brute.size; j++) brute.share[t][l][j] = sharded ? -1 : 1; /* cannot be */
-        }
-    for (int o = graph->op_count - 1; o >= 0; o--) {
-        for (int j = 0; j < brute.size; j++) {
-            double least = INFINITY;
-            for (int c = 0; c < brute.cut_count[o]; c++) least = fmin(least, brute.cut[o][c].seconds[j]);
-            brute.rest[o][j] = brute.rest[o + 1][j] + least;
-        }
-    }
     brute_op(&brute, 0);
     *nodes = brute.nodes > most_nodes ? -brute.nodes : brute.nodes;
     return brute.best;
+}
+
+/* Calls found() with every program, however dear; false when there were too many. */
+__attribute__((unused)) static bool brute_all(const struct random_instance *instance, long most_nodes,
+                                              void (*found)(void *context, const struct hapt_axis_program *program), void *context)
+{
+    static struct brute brute;
+    static struct hapt_axis_instruction trace[BRUTE_INSTRUCTIONS];
+    brute_prepare(&brute, instance);
+    brute.most_nodes = most_nodes;
+    brute.found = found;
+    brute.context = context;
+    brute.trace.instruction = trace;
+    brute_op(&brute, 0);
+    return brute.nodes <= most_nodes;
 }
 
 #endif

@@ -133,6 +133,10 @@ enum hapt_status hapt_axis_program_complete(const struct hapt_sharding *sharding
 enum hapt_status hapt_axis_program_data_parallel(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
                                                  struct hapt_arena *arena, struct hapt_axis_program **program);
 
+/* The program that cuts products as hapt_sharding_tensor_parallel does. */
+enum hapt_status hapt_axis_program_tensor_parallel(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
+                                                   struct hapt_arena *arena, struct hapt_axis_program **program);
+
 /* Rows over both axes, as evenly as whole rows can be; the first ranks have the larger shares. HAPT_ERR_INFEASIBLE when a rank would
  * have none or an operator's signature forbids it. */
 enum hapt_status hapt_sharding_data_parallel(const struct hapt_graph *graph, int nodes, int devices, struct hapt_arena *arena,

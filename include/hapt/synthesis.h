@@ -97,6 +97,53 @@ enum hapt_status hapt_synthesise(const struct hapt_sharding *sharding, int axis_
                                  const struct hapt_synthesis_options *options, struct hapt_arena *arena,
                                  struct hapt_axis_program *program, struct hapt_synthesis_report *report);
 
+/*
+ * Both axes of a mesh (n, m) of equal devices. The axes are synthesised one after the other, either first, and the one that comes second
+ * exactly, over what the first one made of the graph: its collectives are operators then, so the price of the inner axis' program is that
+ * of the whole. Which layout the other axis will give is not known to the first one: it counts on an even share, or on what the other
+ * would do alone. Beside that each axis is completed with plain data and tensor parallelism, and the cheapest of all is kept.
+ */
+struct hapt_mesh_costs {
+    const void *context;
+    /* Seconds of that work on one device for one microbatch: work->graph has the shapes that the other axis leaves it, work->share is of
+     * the cut index, `beside` the part of all that that the other axis is expected to leave (1 where the shapes say it). */
+    double (*compute_s)(const void *context, const struct hapt_spmd_work *work, double beside);
+    /* Seconds of a collective on a tensor of `bytes` (all shards along the axis together) whose largest shard is that part (0: even
+     * ones). Every group of ranks along the axis has one at the same time. */
+    double (*collective_s)(const void *context, int axis, enum hapt_collective_kind kind, double bytes, double largest_share);
+};
+
+/* Ways to come to a program of both axes; plain programs of both are always looked at. */
+enum {
+    HAPT_MESH_OUTER_FIRST = 1, /* the outer axis as if the inner one halved, ... everything; then the inner one */
+    HAPT_MESH_INNER_FIRST = 2, /* the inner axis alone, the outer one for what that leaves, then the inner one again */
+    HAPT_MESH_PLAIN_OUTER = 4, /* rows over the outer axis, then the inner one */
+    HAPT_MESH_PLAIN_INNER = 8, /* plain programs of the inner axis on synthesised outer ones */
+    HAPT_MESH_ALL = 15
+};
+struct hapt_mesh_options {
+    int microbatches;      /* as in hapt_synthesis_options, like what follows */
+    double memory_bytes;   /* limit of every device; 0: none */
+    double in_flight, optimizer_bytes_per_element;
+    long most_states;
+    bool exact;
+    unsigned ways; /* 0: all */
+};
+struct hapt_mesh_report {
+    struct hapt_synthesis_report inner; /* cost_s, its parts and memory are of the whole; counts and seconds of its axis' last search */
+    const char *outer_by, *inner_by;    /* "synthesised", "synthesised for the inner axis", "rows", "tensor parallel" */
+    double plain_s;                     /* the cheapest whole without synthesis, INFINITY: none */
+    int tried;                          /* wholes that were priced */
+    long expanded;                      /* states of all searches */
+    double seconds;
+};
+/* program[axis] (NULL for an axis of one device) and the sharding by both, in `arena`. HAPT_ERR_INFEASIBLE when no way gives a program within
+ * the memory. Rank-local and deterministic. `report` may be NULL. */
+enum hapt_status hapt_synthesise_mesh(const struct hapt_graph *graph, const struct hapt_axis axis[HAPT_MESH_AXES],
+                                      const struct hapt_mesh_costs *costs, const struct hapt_mesh_options *options,
+                                      struct hapt_arena *arena, const struct hapt_axis_program *program[HAPT_MESH_AXES],
+                                      struct hapt_sharding **sharding, struct hapt_mesh_report *report);
+
 struct hapt_program_price {
     double cost_s, compute_s, communicate_s, end_s;
     int stages;

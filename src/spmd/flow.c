@@ -325,16 +325,29 @@ static enum hapt_status add_axis(const struct hapt_sharding *sharding, int axis_
     return status;
 }
 
-enum hapt_status hapt_axis_program_data_parallel(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
-                                                 struct hapt_arena *arena, struct hapt_axis_program **program)
+static enum hapt_status axis_program(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
+                                     bool tensor_parallel, struct hapt_arena *arena, struct hapt_axis_program **program)
 {
-    struct flow flow = {.sharding = sharding, .graph = sharding->graph, .axis_index = axis_index, .axis = *axis};
+    struct flow flow = {.sharding = sharding, .graph = sharding->graph, .axis_index = axis_index, .axis = *axis,
+                        .tensor_parallel = tensor_parallel};
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
     enum hapt_status status = find_cuts(&flow, &scratch);
     if (status == HAPT_OK) status = hapt_axis_program_complete(sharding, axis_index, axis, flow.cut, arena, program);
     hapt_arena_release(&scratch);
     return status;
+}
+
+enum hapt_status hapt_axis_program_data_parallel(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
+                                                 struct hapt_arena *arena, struct hapt_axis_program **program)
+{
+    return axis_program(sharding, axis_index, axis, false, arena, program);
+}
+
+enum hapt_status hapt_axis_program_tensor_parallel(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
+                                                   struct hapt_arena *arena, struct hapt_axis_program **program)
+{
+    return axis_program(sharding, axis_index, axis, true, arena, program);
 }
 
 static enum hapt_status build(const struct hapt_graph *graph, struct hapt_axis first, int second, bool tensor_parallel,

@@ -150,6 +150,10 @@ enum hapt_status hapt_rule_of_cut(const struct hapt_sharding *sharding, int axis
     const struct hapt_op *what = &sharding->graph->op[op];
     struct hapt_rule made;
     HAPT_TRY(hapt_rule_of_signature(sharding->graph, what, axis_index, cut, &made));
+    for (int i = 0; cut.letter == HAPT_CUT_PARTIAL && i < what->input_count; i++) {
+        const enum hapt_tensor_kind kind = what->input[i] < 0 ? HAPT_TENSOR_ACTIVATION : sharding->graph->tensor[what->input[i]].kind;
+        if (kind == HAPT_TENSOR_INPUT || kind == HAPT_TENSOR_PARAMETER) return refuse(what, "would read partial sums that nobody makes");
+    }
     for (int i = 0; i < what->input_count; i++)
         HAPT_TRY(fit(sharding, axis_index, axis, what, what->input[i], &made.input[i]));
     for (int o = 0; o < what->output_count; o++)

@@ -21,7 +21,7 @@ struct hapt_rule {
 enum hapt_status hapt_rule_of_signature(const struct hapt_graph *graph, const struct hapt_op *op, int axis_index, struct hapt_cut cut,
                                         struct hapt_rule *rule);
 /* The same of operator `op` of a sharding's graph for an axis to be added: canonical properties. HAPT_ERR_INFEASIBLE also where an operand
- * cannot be shared out over the axis so. */
+ * cannot be shared out over the axis so, or where an input of the model or a parameter would be partial sums. */
 enum hapt_status hapt_rule_of_cut(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis, int op,
                                   struct hapt_cut cut, struct hapt_rule *rule);
 /* The rule that fits given (canonical) properties of the inputs. Where all are whole, an output that is `wanted` sharded (NULL: none) on

@@ -82,12 +82,8 @@ static enum hapt_status search_prices(struct problem *problem, struct hapt_arena
                      "no program was found whose weights, gradients and activations fit the memory of %d devices", problem->axis->size);
 }
 
-static enum hapt_status check_arguments(const struct hapt_sharding *sharding, const struct hapt_axis *axis,
-                                        const struct hapt_synthesis_options *options)
+static enum hapt_status check_arguments(const struct hapt_axis *axis, const struct hapt_synthesis_options *options)
 {
-    if (sharding->reduce_first < sharding->graph->op_count)
-        return hapt_fail(HAPT_ERR_INFEASIBLE, "synthesise the outer axis of a forward graph, or take one axis",
-                         "synthesis does not cut the reductions of an outer axis yet");
     if (axis->size < 1 || (axis->ratio && axis->ratio_count < 1))
         return hapt_fail(HAPT_ERR_INPUT, NULL, "an axis has at least one device and, with ratios, at least one vector of them");
     for (int j = 0; options->memory_bytes && j < axis->size; j++)
@@ -112,6 +108,10 @@ static void fill_report(const struct problem *problem, const struct attempt *att
         report->because = "memory is kept by a price on it";
     else if (report->segments > 1)
         report->because = "tensors cross from segment to segment in one layout";
+    else if (problem->joins_parts)
+        report->because = "parts of one gradient are brought to their parameter one by one";
+    else if (problem->memory_resource && problem->reduce_count > 0)
+        report->because = "sums of gradients over the outer axis end as fast as can be, whatever memory that takes";
     else if (!problem->options->exact)
         report->because = "versions of gradients are made behind their writers";
     else
@@ -124,7 +124,7 @@ static enum hapt_status synthesise(const struct hapt_sharding *sharding, int axi
                                    struct attempt *best, struct hapt_synthesis_report *report)
 {
     struct problem problem;
-    HAPT_TRY(check_arguments(sharding, axis, options));
+    HAPT_TRY(check_arguments(axis, options));
     HAPT_TRY(hapt_problem_build(sharding, axis_index, axis, costs, options, scratch, &problem));
     HAPT_TRY(try_prices(&problem, arena, report, best));
     if (!is_within(&problem, best)) HAPT_TRY(search_prices(&problem, arena, report, best));

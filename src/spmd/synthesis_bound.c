@@ -161,7 +161,7 @@ static void step_with_layouts(const struct bounding *bounding, int s, int parame
             for (int i = 0; i < HAPT_MAX_INPUTS; i++)
                 if (step->input[i] == object && choice->input[i] != l && (l != WHOLE || choice->input[i] == PARTIAL)) its = INFINITY;
             for (int o = 0; o < HAPT_MAX_OUTPUTS; o++)
-                if (ends[o] && choice->output[o] != l) its += layouts->convert_s[choice->output[o]][l] / problem->microbatches;
+                if (ends[o]) its += problem->object[step->output[o]].ending->seconds[choice->output[o]][l] / problem->microbatches;
             for (int j = 0; j < classes; j++) least[j] = fmin(least[j], its + choice->compute_s[j]);
         }
         for (int j = 0; j < classes; j++) seconds[l * classes + j] += least[j] - bounding->least_s[s * classes + j];

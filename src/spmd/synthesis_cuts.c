@@ -34,9 +34,11 @@ enum hapt_status hapt_cut_rule_make(const struct hapt_sharding *sharding, int ax
     if (rule.cut.blocks < 1) rule.cut.blocks = 1;
     if (rule.cut.unit < 1) rule.cut.unit = 1;
     HAPT_TRY(hapt_rule_of_cut(sharding, axis_index, axis, op, rule.cut, &rule.rule));
+    if (rule.rule.exchange && sharding->exchange[op] >= 0)
+        return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "operator %s would exchange over both axes", sharding->graph->op[op].name);
     if (cut.letter != HAPT_CUT_WHOLE && cut.letter != HAPT_CUT_PARTIAL) {
-        const struct hapt_op *what = &sharding->graph->op[op];
-        rule.units = letter_size(sharding->graph, what, cut.letter) / (rule.cut.blocks * rule.cut.unit);
+        const struct hapt_op *what = &sharding->shard->op[op];
+        rule.units = letter_size(sharding->shard, what, cut.letter) / (rule.cut.blocks * rule.cut.unit);
         if (rule.units < axis->size)
             return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "operator %s: index %c has fewer units than the axis has devices", what->name,
                              cut.letter);

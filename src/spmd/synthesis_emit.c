@@ -19,7 +19,6 @@ struct emission {
     const struct chosen *chosen;
     struct hapt_axis_program *program;
     int capacity;
-    const struct layouts **layouts; /* [tensor] */
     struct versions *made;          /* [tensor] */
     int unit;                       /* forward operator of the step at hand */
     bool backward;
@@ -79,7 +78,7 @@ static void set_version(struct emission *emission, int tensor, int layout)
 
 static enum hapt_status put_conversion(struct emission *emission, int tensor, int from, int to)
 {
-    const struct layouts *layouts = emission->layouts[tensor];
+    const struct layouts *layouts = emission->problem->layouts[tensor];
     note_version(emission, tensor, to);
     return put(emission, (struct hapt_axis_instruction){.op = -1, .tensor = tensor, .kind = layouts->convert_kind[from][to],
                                                         .from = layouts->property[from], .to = layouts->property[to]});
@@ -173,7 +172,7 @@ static enum hapt_status put_borders(struct emission *emission, int step, bool ba
         const struct object *object = &emission->problem->object[chosen->border[b].object];
         if ((object->kind == OBJECT_GRADIENT) != backward) continue;
         struct versions *versions = &emission->made[object->tensor];
-        const struct layouts *layouts = emission->layouts[object->tensor];
+        const struct layouts *layouts = emission->problem->layouts[object->tensor];
         const int from = chosen->border[b].from, to = chosen->border[b].to;
         if (backward) HAPT_TRY(put_move(emission, object->tensor, from, to));
         if (backward || seen(emission, object->tensor) >> to & 1u) continue;
@@ -187,16 +186,70 @@ static enum hapt_status put_borders(struct emission *emission, int step, bool ba
     return HAPT_OK;
 }
 
+/* ---- once a step ---- */
+
+static int layout_of_parameter(const struct emission *emission, int gradient)
+{
+    const struct problem *problem = emission->problem;
+    const layout_set made = emission->made[problem->object[problem->object[gradient].parameter].tensor].made;
+    int layout = 0;
+    while (!(made >> layout & 1u)) layout++;
+    return layout;
+}
+
+/* An operator that an outer axis ends a step with, with what brings its input to where it reads it. */
+struct reduction { int object, place; };
+
+static enum hapt_status put_reduction(struct emission *emission, int index, const struct reduction *reduction)
+{
+    const struct problem *problem = emission->problem;
+    const struct step *step = &problem->reduce[index];
+    const int written = emission->written[reduction->object] - 1, k = reduction->place;
+    struct ending_way way;
+    hapt_ending_trace(problem, reduction->object, written, layout_of_parameter(emission, reduction->object), &way);
+    if (way.arrive[k] != way.need[k])
+        HAPT_TRY(put_conversion(emission, hapt_ending_tensor(problem, reduction->object, &way, k), way.arrive[k], way.need[k]));
+    return put(emission, (struct hapt_axis_instruction){.op = step->op, .cut = step->choice[way.choice[k]].rule->cut, .tensor = -1});
+}
+
+/* All of them in order; then every gradient to the layout of its parameter, once for all parts that come in one layout. */
+static enum hapt_status put_end(struct emission *emission)
+{
+    const struct problem *problem = emission->problem;
+    struct reduction *reduction;
+    layout_set *ended; /* [tensor] */
+    struct ending_way way;
+    HAPT_NEW(reduction, problem->arena, problem->reduce_count);
+    HAPT_NEW(ended, problem->arena, problem->graph->tensor_count);
+    for (int r = 0; r < problem->reduce_count; r++) reduction[r].object = -1;
+    for (int k = 0; k < problem->object_count; k++) {
+        if (problem->object[k].kind != OBJECT_PARAMETER_GRADIENT || !emission->written[k]) continue;
+        hapt_ending_trace(problem, k, emission->written[k] - 1, layout_of_parameter(emission, k), &way);
+        for (int c = 0; c < way.length; c++) reduction[way.chain[c]] = (struct reduction){k, c};
+    }
+    for (int r = 0; r < problem->reduce_count; r++) {
+        HAPT_ASSERT(reduction[r].object >= 0);
+        HAPT_TRY(put_reduction(emission, r, &reduction[r]));
+    }
+    for (int k = 0; k < problem->object_count; k++) {
+        if (problem->object[k].kind != OBJECT_PARAMETER_GRADIENT || !emission->written[k]) continue;
+        const int layout = layout_of_parameter(emission, k);
+        hapt_ending_trace(problem, k, emission->written[k] - 1, layout, &way);
+        const int tensor = hapt_ending_tensor(problem, k, &way, way.length), from = way.arrive[way.length];
+        if (from != layout && !(ended[tensor] >> from & 1u)) HAPT_TRY(put_conversion(emission, tensor, from, layout));
+        ended[tensor] |= (layout_set)(1u << from);
+    }
+    return HAPT_OK;
+}
+
 enum hapt_status hapt_program_emit(const struct problem *problem, const struct chosen *chosen, struct hapt_arena *arena,
                                    struct hapt_axis_program *program)
 {
     struct emission emission = {.problem = problem, .chosen = chosen, .program = program, .arena = arena};
     *program = (struct hapt_axis_program){0};
-    HAPT_NEW(emission.layouts, problem->arena, problem->graph->tensor_count);
     HAPT_NEW(emission.made, problem->arena, problem->graph->tensor_count);
     HAPT_NEW(emission.written, problem->arena, problem->object_count);
     HAPT_NEW(emission.border_of, problem->arena, problem->step_count);
-    for (int k = 0; k < problem->object_count; k++) emission.layouts[problem->object[k].tensor] = problem->object[k].layouts;
     for (int s = 0; s < problem->step_count; s++) emission.border_of[s] = chosen->border_count;
     for (int t = 0; t < problem->graph->tensor_count; t++) emission.made[t].local_unit = -1;
     for (int b = chosen->border_count - 1; b >= 0; b--) emission.border_of[chosen->border[b].step] = b;
@@ -208,13 +261,5 @@ enum hapt_status hapt_program_emit(const struct problem *problem, const struct c
         HAPT_TRY(put_borders(&emission, s, true));
         if (problem->step[s].backward) HAPT_TRY(put_step(&emission, s));
     }
-    for (int k = 0; k < problem->object_count; k++) {
-        const struct object *gradient = &problem->object[k];
-        if (gradient->kind != OBJECT_PARAMETER_GRADIENT || !emission.written[k]) continue;
-        const layout_set parameter = emission.made[problem->object[gradient->parameter].tensor].made;
-        int layout = 0;
-        while (!(parameter >> layout & 1u)) layout++;
-        if (emission.written[k] - 1 != layout) HAPT_TRY(put_conversion(&emission, gradient->tensor, emission.written[k] - 1, layout));
-    }
-    return HAPT_OK;
+    return put_end(&emission);
 }

@@ -37,7 +37,7 @@ static int object_of_input(struct fold *fold, int tensor)
 static void name_values(struct fold *fold)
 {
     const struct hapt_graph *graph = fold->problem->graph;
-    for (int o = 0; o < graph->op_count; o++) {
+    for (int o = 0; o < fold->problem->sharding->reduce_first; o++) {
         const struct hapt_op *op = &graph->op[o];
         for (int i = 0; i < HAPT_MAX_INPUTS; i++)
             fold->input[o][i] = i < op->input_count ? object_of_input(fold, op->input[i]) : NONE;
@@ -89,7 +89,7 @@ static bool is_ready(const struct fold *fold, int op, int unit)
 static void order_steps(struct fold *fold)
 {
     const struct hapt_graph *graph = fold->problem->graph;
-    int tail = graph->op_count;
+    int tail = fold->problem->sharding->reduce_first;
     for (int o = 0; o < graph->forward_count; o++) {
         append(fold, o, false);
         if (o + 1 < graph->forward_count && graph->op[o + 1].forward_op == graph->op[o].forward_op) continue;
@@ -161,10 +161,30 @@ static enum hapt_status note_lives(struct problem *problem)
     return HAPT_OK;
 }
 
-enum hapt_status hapt_fold(struct problem *problem, const struct layouts *const *layouts)
+/* What ends a step is done behind all steps. */
+static enum hapt_status list_reduces(struct problem *problem)
 {
     const struct hapt_graph *graph = problem->graph;
-    struct fold fold = {.problem = problem, .layouts = layouts};
+    const int first = problem->sharding->reduce_first;
+    HAPT_NEW(problem->reduce, problem->arena, graph->op_count - first);
+    HAPT_NEW(problem->reduced_by, problem->arena, graph->tensor_count);
+    HAPT_NEW(problem->written_by, problem->arena, graph->tensor_count);
+    for (int t = 0; t < graph->tensor_count; t++) problem->reduced_by[t] = NONE;
+    for (int o = 0; o < graph->op_count; o++)
+        for (int k = 0; k < graph->op[o].output_count; k++)
+            if (graph->op[o].output[k] >= 0) problem->written_by[graph->op[o].output[k]]++;
+    for (int o = first; o < graph->op_count; o++) {
+        HAPT_ASSERT(graph->op[o].input_count == 1 && graph->op[o].output_count == 1);
+        problem->reduced_by[graph->op[o].input[0]] = problem->reduce_count;
+        problem->reduce[problem->reduce_count++] = (struct step){.op = o, .backward = true};
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_fold(struct problem *problem)
+{
+    const struct hapt_graph *graph = problem->graph;
+    struct fold fold = {.problem = problem, .layouts = problem->layouts};
     HAPT_NEW(fold.value, problem->arena, graph->tensor_count);
     HAPT_NEW(fold.input, problem->arena, graph->op_count);
     HAPT_NEW(fold.output, problem->arena, graph->op_count);
@@ -175,5 +195,6 @@ enum hapt_status hapt_fold(struct problem *problem, const struct layouts *const 
     for (int t = 0; t < graph->tensor_count; t++) fold.value[t] = NONE;
     name_values(&fold);
     order_steps(&fold);
+    HAPT_TRY(list_reduces(problem));
     return note_lives(problem);
 }

@@ -5,7 +5,7 @@
 #include "synthesis_private.h"
 
 bool hapt_is_parameter_gradient(const struct hapt_graph *graph, int tensor);
-/* Operators in folded order, objects with their lives. `layouts` [tensor_count]. */
-enum hapt_status hapt_fold(struct problem *problem, const struct layouts *const *layouts);
+/* Operators in folded order, objects with their lives. */
+enum hapt_status hapt_fold(struct problem *problem);
 
 #endif

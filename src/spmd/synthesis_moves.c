@@ -18,13 +18,19 @@ static void go_on(struct advance *advance, int operand);
 
 /* ---- what ends with a step ---- */
 
-static void charge(struct advance *advance, const struct layouts *layouts, int layout, double times)
+static void charge_bytes(struct advance *advance, const double *bytes)
 {
     for (int j = 0; j < advance->problem->classes; j++) {
-        const double bytes = layout_bytes(layouts, layout, j) * times;
-        advance->memory[j] += bytes;
-        advance->later_s += advance->problem->multiplier[j] * bytes;
+        advance->memory[j] += bytes[j];
+        advance->later_s += advance->problem->multiplier[j] * bytes[j];
     }
+}
+
+static void charge(struct advance *advance, const struct layouts *layouts, int layout, double times)
+{
+    double bytes[MOST_CLASSES];
+    for (int j = 0; j < advance->problem->classes; j++) bytes[j] = layout_bytes(layouts, layout, j) * times;
+    charge_bytes(advance, bytes);
 }
 
 /* Versions that the backward part waits for are kept from the forward part on. */
@@ -48,12 +54,10 @@ static bool settle_gradient(struct advance *advance, const struct object *object
 {
     const uint32_t layout = advance->word[object->parameter];
     if (layout == 0) return false;
-    const double seconds = word == layout ? 0 : object->layouts->convert_s[word - 1][layout - 1];
+    const double seconds = object->ending->seconds[word - 1][layout - 1];
     if (!isfinite(seconds)) return false;
     advance->later_s += seconds / advance->problem->microbatches;
-    charge(advance, object->layouts, (int)word - 1, 1);
-    /* What is summed in place or is the final version already needs no second one. */
-    if (word != layout && !(word - 1 == PARTIAL && layout - 1 == WHOLE)) charge(advance, object->layouts, (int)layout - 1, 1);
+    charge_bytes(advance, object->ending->bytes[word - 1][layout - 1]);
     return true;
 }
 

@@ -142,7 +142,7 @@ static uint64_t segment_structure(const struct problem *problem, const struct se
         const struct hapt_tensor *tensor = &problem->graph->tensor[object->tensor];
         const int64_t facts[] = {object->kind, (int64_t)(intptr_t)object->layouts, object->makeable, object->tracked,
                                  tensor->trainable, tensor->dtype, object->first < segment->first, object->last >= segment->end,
-                                 object->parameter >= 0 ? number[object->parameter] : NONE};
+                                 object->parameter >= 0 ? number[object->parameter] : NONE, (int64_t)(intptr_t)object->ending};
         hash = mix(hash, facts, sizeof facts);
     }
     for (int s = segment->first; s < segment->end; s++) {

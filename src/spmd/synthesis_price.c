@@ -8,7 +8,8 @@
 
 enum { MOST_VERSIONS = 16 };
 
-struct version { struct hapt_property property; bool forward, kept; };
+/* `kept`: for the backward part; of a parameter's gradient: takes a place of its own. `past`: nobody can read it any more. */
+struct version { struct hapt_property property; bool forward, kept, past; };
 struct versions {
     int count;
     struct version version[MOST_VERSIONS];
@@ -26,7 +27,7 @@ struct pricing {
     struct hapt_arena *arena;
     int64_t *first;            /* [size + 1] */
     struct versions *of;       /* [tensor] of an activation, a gradient, or the one layout of a parameter */
-    struct hapt_property *sum; /* [tensor] of a parameter's gradient: what the backward part wrote */
+    int *writers;              /* [tensor] operators that write it */
     double *since;             /* [device] s since the last synchronisation */
     int done;                  /* operators so far */
     double microbatches, in_flight, state_bytes;
@@ -44,7 +45,7 @@ static struct version *version_of(const struct pricing *pricing, int tensor, str
 {
     struct versions *of = &pricing->of[tensor];
     for (int v = 0; v < of->count; v++)
-        if (hapt_property_same(of->version[v].property, property)) return &of->version[v];
+        if (!of->version[v].past && hapt_property_same(of->version[v].property, property)) return &of->version[v];
     return NULL;
 }
 
@@ -54,6 +55,22 @@ static void add_version(const struct pricing *pricing, int tensor, struct hapt_p
     if (version_of(pricing, tensor, property)) return;
     HAPT_ASSERT(of->count < MOST_VERSIONS);
     of->version[of->count++] = (struct version){.property = property, .forward = forward};
+}
+
+/* A version of a parameter's gradient: of several each is a part of the sum. */
+static void add_part(const struct pricing *pricing, int tensor, struct hapt_property property, bool own_place)
+{
+    struct versions *of = &pricing->of[tensor];
+    if (version_of(pricing, tensor, property)) return;
+    HAPT_ASSERT(of->count < MOST_VERSIONS);
+    of->version[of->count++] = (struct version){.property = property, .kept = own_place};
+}
+
+static int parts_of(const struct pricing *pricing, int tensor)
+{
+    int parts = 0;
+    for (int v = 0; v < pricing->of[tensor].count; v++) parts += !pricing->of[tensor].version[v].past;
+    return parts;
 }
 
 /* The part of a tensor that every device holds, into `share` (NULL: none wanted); the largest comes back. */
@@ -66,7 +83,7 @@ static enum hapt_status shares(const struct pricing *pricing, int tensor, struct
     if (property.dim < 0 || property.dim >= pricing->graph->tensor[tensor].dims)
         return refuse(pricing, tensor, "has no such dimension");
     const int64_t step = (property.blocks > 1 ? property.blocks : 1) * (property.unit > 1 ? property.unit : 1);
-    const int64_t extent = pricing->graph->tensor[tensor].shape[property.dim];
+    const int64_t extent = pricing->sharding->shard->tensor[tensor].shape[property.dim];
     if (extent % step || !hapt_axis_split(pricing->axis, property.ratio, extent / step, pricing->first))
         return refuse(pricing, tensor, "cannot be shared out so");
     *largest = 0;
@@ -109,7 +126,7 @@ static enum hapt_status communicate(struct pricing *pricing, const struct hapt_a
     HAPT_TRY(shares(pricing, tensor, instruction->from, NULL, &from_share));
     HAPT_TRY(shares(pricing, tensor, instruction->to, NULL, &to_share));
     if (!forward && source->forward) source->kept = true;
-    if (sum && pricing->done < pricing->graph->op_count)
+    if (sum && pricing->done < pricing->sharding->reduce_first)
         return refuse(pricing, tensor, "gradients of parameters are brought to their layout at the end of the step");
     if (kind != HAPT_COLLECTIVE_SLICE) {
         const double largest = kind == HAPT_COLLECTIVE_ALL_REDUCE ? 1 : kind == HAPT_COLLECTIVE_REDUCE_SCATTER ? to_share
@@ -125,7 +142,12 @@ static enum hapt_status communicate(struct pricing *pricing, const struct hapt_a
         }
     }
     if (joins) pricing->of[tensor].alone = false, pricing->of[tensor].count = 0;
-    add_version(pricing, tensor, instruction->to, forward);
+    if (sum) {
+        source->past = true;
+        add_part(pricing, tensor, instruction->to, kind != HAPT_COLLECTIVE_ALL_REDUCE);
+    } else {
+        add_version(pricing, tensor, instruction->to, forward);
+    }
     return HAPT_OK;
 }
 
@@ -138,27 +160,36 @@ static enum hapt_status read_input(struct pricing *pricing, int tensor, struct h
     if (kind == HAPT_TENSOR_PARAMETER && pricing->of[tensor].count == 0) add_version(pricing, tensor, need, true);
     struct version *version = version_of(pricing, tensor, need);
     if (pricing->of[tensor].alone) return refuse(pricing, tensor, "what was added last is not part of it yet");
+    if (hapt_is_parameter_gradient(pricing->graph, tensor) && parts_of(pricing, tensor) != 1)
+        return refuse(pricing, tensor, "is summed over the outer axis in several parts");
     if (!version) return refuse(pricing, tensor, "is not there in the layout that an operator needs");
     if (version->forward && pricing->done >= pricing->graph->forward_count) version->kept = true;
     return HAPT_OK;
 }
 
+static void write_part(struct pricing *pricing, const struct hapt_op *op, int tensor, struct hapt_property made)
+{
+    const bool ends = pricing->done >= pricing->sharding->reduce_first;
+    const bool in_place = hapt_op_type_at(op->type)->collective == HAPT_COLLECTIVE_ALL_REDUCE && pricing->writers[tensor] == 1;
+    add_part(pricing, tensor, made, !(ends && in_place));
+}
+
 static enum hapt_status write_output(struct pricing *pricing, const struct hapt_op *op, int o, struct hapt_property made)
 {
     const int tensor = op->output[o];
-    const bool sum = hapt_is_parameter_gradient(pricing->graph, tensor);
     struct versions *of = &pricing->of[tensor];
+    if (hapt_is_parameter_gradient(pricing->graph, tensor)) {
+        write_part(pricing, op, tensor, made);
+        return HAPT_OK;
+    }
     if (of->alone) return refuse(pricing, tensor, "what was added last is not part of it yet");
     if (op->accumulate >> o & 1u && of->count > 0 && !version_of(pricing, tensor, made)) {
-        if (sum) return refuse(pricing, tensor, "is added to in another layout than its own");
         of->alone = true;
         of->added = made;
         return HAPT_OK;
     }
-    if (sum && of->count > 1) return refuse(pricing, tensor, "is added to behind its communication");
     of->count = 0;
     add_version(pricing, tensor, made, pricing->done < pricing->graph->forward_count);
-    if (sum) pricing->sum[tensor] = made;
     return HAPT_OK;
 }
 
@@ -187,10 +218,15 @@ static enum hapt_status compute(struct pricing *pricing, const struct hapt_axis_
     }
     if (rule.units && !hapt_axis_split(pricing->axis, rule.cut.ratio, rule.units, pricing->first))
         return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "operator %s cannot be shared out", op->name);
+    const bool ends = instruction->op >= pricing->sharding->reduce_first;
+    double slowest = 0;
     for (int j = 0; j < pricing->axis->size; j++) {
         work.share = rule.units ? (double)(pricing->first[j + 1] - pricing->first[j]) / (double)rule.units : 1;
-        pricing->since[j] += pricing->costs->compute_s(pricing->costs->context, &work, j);
+        const double seconds = pricing->costs->compute_s(pricing->costs->context, &work, j);
+        pricing->since[j] += ends ? 0 : seconds;
+        slowest = fmax(slowest, seconds);
     }
+    if (ends) pricing->price->end_s += slowest / pricing->microbatches;
     pricing->done++;
     return HAPT_OK;
 }
@@ -202,13 +238,13 @@ static enum hapt_status check_end(const struct pricing *pricing)
     const struct hapt_graph *graph = pricing->graph;
     if (pricing->done != graph->op_count) return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "the program ends before its last operator");
     for (int t = 0; t < graph->tensor_count; t++) {
-        const struct hapt_tensor *tensor = &graph->tensor[t];
-        const int gradient = tensor->gradient;
+        const int primal = graph->tensor[t].primal;
         if (pricing->of[t].alone) return refuse(pricing, t, "what was added last never became part of it");
-        if (tensor->kind != HAPT_TENSOR_PARAMETER || gradient < 0 || pricing->of[gradient].count == 0) continue;
-        const struct hapt_property layout = pricing->of[t].count ? pricing->of[t].version[0].property : whole;
-        if (!version_of(pricing, gradient, layout))
-            return refuse(pricing, gradient, "does not get to the layout of its parameter");
+        if (!hapt_is_parameter_gradient(graph, t) || pricing->of[t].count == 0) continue;
+        if (parts_of(pricing, t) != 1) return refuse(pricing, t, "ends in several parts");
+        const struct hapt_property layout = pricing->of[primal].count ? pricing->of[primal].version[0].property : whole;
+        if (graph->tensor[primal].gradient == t && !version_of(pricing, t, layout))
+            return refuse(pricing, t, "does not get to the layout of its parameter");
     }
     return HAPT_OK;
 }
@@ -235,15 +271,10 @@ static enum hapt_status add_memory(struct pricing *pricing)
             const double state = pricing->state_bytes + (tensor->dtype == HAPT_F32 ? 0 : 4);
             const double times = 1 + (tensor->trainable ? state / (double)hapt_dtype_bytes(tensor->dtype) : 0);
             HAPT_TRY(add_bytes(pricing, t, of->version[0].property, times, scratch));
-        } else if (hapt_is_parameter_gradient(graph, t)) {
-            const struct hapt_property layout = pricing->of[tensor->primal].version[0].property;
-            const struct hapt_property sum = pricing->sum[t];
-            const bool in_place = sum.kind == HAPT_PROPERTY_ALL_REDUCE && layout.kind == HAPT_PROPERTY_IDENTITY;
-            HAPT_TRY(add_bytes(pricing, t, sum, 1, scratch));
-            if (!in_place && !hapt_property_same(sum, layout)) HAPT_TRY(add_bytes(pricing, t, layout, 1, scratch));
         } else {
+            const double times = hapt_is_parameter_gradient(graph, t) ? 1 : pricing->in_flight;
             for (int v = 0; v < of->count; v++)
-                if (of->version[v].kept) HAPT_TRY(add_bytes(pricing, t, of->version[v].property, pricing->in_flight, scratch));
+                if (of->version[v].kept) HAPT_TRY(add_bytes(pricing, t, of->version[v].property, times, scratch));
         }
     }
     return HAPT_OK;
@@ -264,7 +295,10 @@ enum hapt_status hapt_axis_program_price(const struct hapt_sharding *sharding, i
                                                                      : 8;
     HAPT_NEW(pricing.first, arena, axis->size + 1);
     HAPT_NEW(pricing.of, arena, graph->tensor_count);
-    HAPT_NEW(pricing.sum, arena, graph->tensor_count);
+    HAPT_NEW(pricing.writers, arena, graph->tensor_count);
+    for (int o = 0; o < graph->op_count; o++)
+        for (int k = 0; k < graph->op[o].output_count; k++)
+            if (graph->op[o].output[k] >= 0) pricing.writers[graph->op[o].output[k]]++;
     HAPT_NEW(pricing.since, arena, axis->size);
     HAPT_NEW(made.memory_bytes, arena, axis->size);
     for (int i = 0; i < program->count; i++) {

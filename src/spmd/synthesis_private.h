@@ -61,6 +61,17 @@ struct layouts { /* of tensors that are alike */
     bool parameter_gradient; /* priced as such */
     double share[MOST_LAYOUTS][MOST_CLASSES], largest[MOST_LAYOUTS];
     layout_set sharded; /* all shardings */
+    layout_set missing; /* those that such a tensor cannot have */
+};
+
+/*
+ * How the gradient of a parameter gets from the layout that the backward part wrote to that of the parameter, once a step. On the inner
+ * axis the collectives of the outer one stand between (operators behind reduce_first): what they read is converted before, what the last
+ * one makes behind. No other operator reads what they make, so the cheapest way is known for every two layouts.
+ */
+struct ending {
+    double seconds[MOST_LAYOUTS][MOST_LAYOUTS];             /* [written][of the parameter]; INFINITY: no way */
+    double bytes[MOST_LAYOUTS][MOST_LAYOUTS][MOST_CLASSES]; /* of all versions that take a place of their own, by kind of device */
 };
 
 enum object_kind { OBJECT_FORWARD, OBJECT_GRADIENT, OBJECT_PARAMETER, OBJECT_PARAMETER_GRADIENT };
@@ -71,6 +82,7 @@ struct object {
     const struct layouts *layouts;
     int first, last;       /* steps that touch it first and last */
     int parameter;         /* object of the parameter of a parameter's gradient, else -1 */
+    const struct ending *ending; /* of a parameter's gradient */
     layout_set makeable;   /* what the writer of a gradient value can make */
     bool is_read, partial_is_read; /* some cut of a reader takes partial sums */
     bool tracked;          /* slices count for memory: they are remembered */
@@ -107,6 +119,12 @@ struct problem {
     struct object *object;
     int step_count;
     struct step *step;
+    const struct layouts *const *layouts; /* [tensor] */
+    int reduce_count; /* operators behind reduce_first, in order: they are no part of a state, only of endings */
+    struct step *reduce;
+    int *reduced_by;  /* [tensor] the one of them that reads it, or -1 */
+    int *written_by;  /* [tensor] how many operators write it */
+    bool joins_parts; /* what is summed of one gradient in several parts is priced part by part */
     double microbatches, in_flight, state_bytes;
     bool counts_memory;   /* it has a price or is a resource: what is kept is remembered */
     bool memory_resource; /* memory is a resource of states, else priced by `multiplier` */
@@ -126,6 +144,21 @@ static inline double layout_bytes(const struct layouts *layouts, int layout, int
 {
     return layouts->bytes * layouts->share[layout][class];
 }
+
+/* ---- what ends a step (synthesis_ending.c) ---- */
+
+/* Fills every gradient's `ending`; equal ones are shared. */
+enum hapt_status hapt_endings_build(struct problem *problem);
+/* The way of gradient `object` between two layouts: in front of the k-th of the operators reduce[chain[k]] its input is brought to
+ * need[k] (from arrive[k]), which it runs with choice[k]; behind all of them there is arrive[length]. */
+enum { MOST_REDUCES = 8 };
+struct ending_way {
+    int length, chain[MOST_REDUCES], choice[MOST_REDUCES];
+    int arrive[MOST_REDUCES + 1], need[MOST_REDUCES];
+};
+void hapt_ending_trace(const struct problem *problem, int object, int written, int wanted, struct ending_way *way);
+/* The tensor that the k-th of them reads; behind the last one, the gradient as it ends. */
+int hapt_ending_tensor(const struct problem *problem, int object, const struct ending_way *way, int k);
 
 /* ---- the search of one segment (synthesis_search.c, synthesis_moves.c) ---- */
 

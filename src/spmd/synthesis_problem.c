@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "hapt/env.h"
+#include "property.h"
 #include "synthesis_fold.h"
 
 /* ---- costs ---- */
@@ -182,6 +183,18 @@ static void note_layouts(struct builder *builder)
     }
 }
 
+/* Of what an outer axis leaves its first rank. NULL: a tensor that the outer axis shares out otherwise than its parameter has too little
+ * for a layout of that. */
+static enum hapt_status shares_of_layout(struct builder *builder, int tensor, struct hapt_property property, const struct shares **found)
+{
+    struct problem *problem = builder->problem;
+    const int64_t grain = (property.blocks > 1 ? property.blocks : 1) * (property.unit > 1 ? property.unit : 1);
+    *found = NULL;
+    if (!property_fits(problem->sharding, problem->axis_index, problem->axis, tensor, property)) return HAPT_OK;
+    return shares_of(problem, &builder->shares, property.ratio,
+                     problem->sharding->shard->tensor[tensor].shape[property.dim] / grain, found);
+}
+
 static enum hapt_status fill_layouts(struct builder *builder, int tensor, struct layouts *made)
 {
     struct problem *problem = builder->problem;
@@ -191,11 +204,11 @@ static enum hapt_status fill_layouts(struct builder *builder, int tensor, struct
         made->largest[l] = 1;
         for (int j = 0; j < problem->classes; j++) made->share[l][j] = 1;
         if (property.kind != HAPT_PROPERTY_ALL_GATHER) continue;
-        made->sharded |= (layout_set)(1u << l);
-        const int64_t units = problem->graph->tensor[tensor].shape[property.dim] /
-                              ((property.blocks > 1 ? property.blocks : 1) * (property.unit > 1 ? property.unit : 1));
         const struct shares *shares;
-        HAPT_TRY(shares_of(problem, &builder->shares, property.ratio, units, &shares));
+        HAPT_TRY(shares_of_layout(builder, tensor, property, &shares));
+        made->missing |= shares ? 0 : (layout_set)(1u << l);
+        if (!shares) continue;
+        made->sharded |= (layout_set)(1u << l);
         made->largest[l] = shares->largest;
         memcpy(made->share[l], shares->share, sizeof made->share[l]);
     }
@@ -204,6 +217,9 @@ static enum hapt_status fill_layouts(struct builder *builder, int tensor, struct
             made->convert_kind[a][b] = (unsigned char)hapt_conversion(
                 &costs, problem->options->no_grouped_broadcast, made->bytes, made->property[a], made->largest[a],
                 made->property[b], made->largest[b], &made->convert_s[a][b]);
+    for (int a = 0; a < made->count; a++)
+        for (int b = 0; b < made->count; b++)
+            if ((made->missing >> a | made->missing >> b) & 1u) made->convert_s[a][b] = INFINITY;
     memcpy(made->reach_s, made->convert_s, sizeof made->reach_s);
     for (int a = 0; a < made->count; a++) made->reach_s[a][a] = 0;
     for (int k = 0; k < made->count; k++)
@@ -233,8 +249,9 @@ static enum hapt_status make_layouts(struct builder *builder)
             for (int l = SHARDED; same && l < of->count; l++) {
                 const struct shares *shares;
                 const struct hapt_property p = of->property[l];
-                HAPT_TRY(shares_of(problem, &builder->shares, p.ratio, graph->tensor[t].shape[p.dim] / ((p.blocks > 1 ? p.blocks : 1) * (p.unit > 1 ? p.unit : 1)), &shares));
-                same = shares->largest == other->largest[l] && !memcmp(shares->share, other->share[l], sizeof shares->share);
+                HAPT_TRY(shares_of_layout(builder, t, p, &shares));
+                same = (shares == NULL) == (other->missing >> l & 1u);
+                if (same && shares) same = shares->largest == other->largest[l] && !memcmp(shares->share, other->share[l], sizeof shares->share);
             }
             if (same) builder->layouts[t] = other;
         }
@@ -313,16 +330,17 @@ static bool is_allowed(const struct builder *builder, int index, const struct ha
         return forced->letter == rule->cut.letter && (forced->blocks < 1 || forced->blocks == rule->cut.blocks) &&
                (forced->unit < 1 || forced->unit == rule->cut.unit);
     if (!options->no_replicated_gradients || rule->cut.letter || builder->cuts[index].count == 1) return true;
+    if (index >= builder->problem->sharding->reduce_first) return true; /* sums what there is */
     for (int o = 0; o < graph->op[index].output_count; o++)
         if (hapt_is_parameter_gradient(graph, graph->op[index].output[o])) return false;
     return true;
 }
 
-static enum hapt_status make_choices(struct builder *builder)
+static enum hapt_status make_choices(struct builder *builder, struct step *steps, int count)
 {
     struct problem *problem = builder->problem;
-    for (int s = 0; s < problem->step_count; s++) {
-        struct step *step = &problem->step[s];
+    for (int s = 0; s < count; s++) {
+        struct step *step = &steps[s];
         const struct hapt_op_cuts *cuts = &builder->cuts[step->op];
         HAPT_NEW(step->choice, problem->arena, cuts->count);
         for (int c = 0; c < cuts->count; c++)
@@ -377,8 +395,11 @@ enum hapt_status hapt_problem_build(const struct hapt_sharding *sharding, int ax
     HAPT_TRY(hapt_cuts_enumerate(sharding, axis_index, axis, options->ratio_of, arena, builder.cuts));
     note_layouts(&builder);
     HAPT_TRY(make_layouts(&builder));
-    HAPT_TRY(hapt_fold(problem, builder.layouts));
-    HAPT_TRY(make_choices(&builder));
+    problem->layouts = builder.layouts;
+    HAPT_TRY(hapt_fold(problem));
+    HAPT_TRY(make_choices(&builder, problem->step, problem->step_count));
+    HAPT_TRY(make_choices(&builder, problem->reduce, problem->reduce_count));
+    HAPT_TRY(hapt_endings_build(problem));
     note_makeable(problem);
     return HAPT_OK;
 }

@@ -1,7 +1,7 @@
 /* ranks: 2 3 4
  * Programs at random of every family, trained for real against one rank: synthesised ones (costs, ratios, forced cuts, memory of one or
  * two axes at random, so that any collective and replicated gradients come out best) and completed random cuts; in one stage and in
- * two. Loss of two steps, gradients of the first and weights after the second are those of one rank. The long campaign trains 50
+ * two; on 4 ranks also 2 x 2, both axes synthesised together. Loss of two steps, gradients of the first and weights after the second are those of one rank. The long campaign trains 50
  * synthesised programs a model on each number of ranks, and asks of each model that every sort of program is among them.
  */
 #include "cuts.h"
@@ -191,6 +191,42 @@ static struct hapt_stage_layout *draw_layout(int ranks, uint64_t *random, struct
     return layout;
 }
 
+/* Both axes of 2 x 2 ranks by hapt_synthesise_mesh. */
+
+static double mesh_compute_s(const void *context, const struct hapt_spmd_work *work, double beside)
+{
+    return random_compute_s(context, work, 0) * beside;
+}
+
+static double mesh_collective_s(const void *context, int axis, enum hapt_collective_kind kind, double bytes, double largest_share)
+{
+    return (axis == 0 ? 2 : 1) * random_collective_s(context, kind, bytes, largest_share);
+}
+
+static bool draw_mesh(uint64_t *random, struct drawn *drawn)
+{
+    const unsigned ways[] = {HAPT_MESH_OUTER_FIRST, HAPT_MESH_INNER_FIRST};
+    struct hapt_stage_layout *layout = hapt_arena_alloc(&arena, 1, sizeof *layout);
+    struct hapt_sharding *made = NULL;
+    struct hapt_mesh_report report;
+    struct random_costs draw;
+    draw_costs(random, &draw);
+    const struct hapt_mesh_costs costs = {.context = &draw, .compute_s = mesh_compute_s, .collective_s = mesh_collective_s};
+    const struct hapt_mesh_options options = {
+        .microbatches = 1 + (int)(hapt_random_next(random) % 8), .most_states = 500, .ways = ways[hapt_random_next(random) % 2]};
+    for (int a = 0; a < HAPT_MESH_AXES; a++) layout->axis[a] = (struct hapt_axis){.size = 2};
+    CHECK_OK(hapt_synthesise_mesh(model->graph, layout->axis, &costs, &options, &arena, layout->program, &made, &report));
+    if (!made) return false;
+    struct shape *shape = &drawn->shape;
+    *drawn = (struct drawn){.synthesise = true, .sharding = {made}, .axes = HAPT_MESH_AXES};
+    *shape = one_rank();
+    shape->microbatches = 2;
+    shape->size[0] = test_env.world_size;
+    shape->end[0] = model->graph->forward_count;
+    shape->layout[0] = layout;
+    return strncmp(report.outer_by, "synthesised", 11) == 0 && strncmp(report.inner_by, "synthesised", 11) == 0;
+}
+
 /* One stage of all ranks, or two stages cut where both programs can be. */
 static bool draw_shape(bool synthesise, uint64_t *random, struct drawn *drawn)
 {
@@ -305,7 +341,7 @@ static void compare(const struct outcome *one, const struct outcome *its, const 
 
 /* Programs of a model, and how many of them are of a sort or hold such a collective. */
 struct tally {
-    int synthesised, cuts, stages, axes, uneven, forced, replicated, experts;
+    int synthesised, cuts, stages, axes, uneven, forced, replicated, experts, meshes;
     int with[HAPT_COLLECTIVE_COUNT];
 };
 
@@ -367,10 +403,10 @@ static void note(const struct drawn *drawn, struct tally *tally)
 static void print_tally(const char *name, const struct tally *tally)
 {
     if (test_env.world_rank != 0) return;
-    printf("%s on %d ranks, programs: %d synthesised (%d with forced cuts), %d of random cuts; %d in two stages, %d of two axes, %d by ratios; "
+    printf("%s on %d ranks, programs: %d synthesised (%d with forced cuts), %d of random cuts; %d in two stages, %d of two axes, %d by ratios, %d beside them of both axes together; "
            "with all-reduces %d, reduce-scatters %d, all-gathers %d, grouped broadcasts %d, all-to-alls %d, replicated gradients %d, "
            "placed experts %d\n",
-           name, test_env.world_size, tally->synthesised, tally->forced, tally->cuts, tally->stages, tally->axes, tally->uneven,
+           name, test_env.world_size, tally->synthesised, tally->forced, tally->cuts, tally->stages, tally->axes, tally->uneven, tally->meshes,
            tally->with[HAPT_COLLECTIVE_ALL_REDUCE], tally->with[HAPT_COLLECTIVE_REDUCE_SCATTER], tally->with[HAPT_COLLECTIVE_ALL_GATHER],
            tally->with[HAPT_COLLECTIVE_GROUPED_BROADCAST], tally->with[HAPT_COLLECTIVE_ALL_TO_ALL], tally->replicated, tally->experts);
 }
@@ -409,6 +445,19 @@ static void round_of_family(int family, struct tally *all)
         compare(&one, &its, what, &worst_of);
         note(&drawn, &tally);
     }
+    const int meshes = test_env.world_size == 4 ? wanted[0] : 0;
+    struct tally both = {0};
+    for (int k = 0; k < 6 * meshes && both.synthesised < meshes; k++) {
+        uint64_t random = (uint64_t)(500000 + 10000 * family + k);
+        struct outcome its = {.weight = NULL};
+        char what[64];
+        snprintf(what, sizeof what, "%s-mesh-%d", name, k);
+        if (!draw_mesh(&random, &drawn) || !run_shape(&drawn.shape, what, k % 2, &its)) continue;
+        compare(&one, &its, what, &worst_of);
+        note(&drawn, &both);
+    }
+    CHECK_MESSAGE(both.synthesised == meshes, "%s: only %d programs of both axes together", name, both.synthesised);
+    tally.meshes = both.synthesised;
     CHECK_MESSAGE(tally.synthesised == wanted[1] && tally.cuts == wanted[0], "%s: only %d and %d programs", name, tally.synthesised, tally.cuts);
     print_tally(name, &tally);
     if (test_env.world_rank == 0)

@@ -113,6 +113,7 @@ static void shape_of(int type, const struct hapt_signature_operand *signature, s
 
 static void set_tensor(int index, const struct operand *operand)
 {
+    tensors[index].kind = HAPT_TENSOR_ACTIVATION;
     tensors[index].dims = operand->dims;
     memcpy(tensors[index].shape, operand->shape, sizeof operand->shape);
 }
@@ -314,6 +315,13 @@ static void try_partial(const struct job *job)
     CHECK((rule_of(&job->op, HAPT_CUT_PARTIAL, &rule) == HAPT_OK) == linear);
     hapt_fail_reset();
     if (!linear) return;
+    /* Nobody makes partial sums of what a model is fed with, or of its weights. */
+    for (int kind = HAPT_TENSOR_INPUT; kind <= HAPT_TENSOR_PARAMETER; kind++) {
+        tensors[0].kind = (enum hapt_tensor_kind)kind;
+        CHECK_FAILS(rule_of(&job->op, HAPT_CUT_PARTIAL, &rule), HAPT_ERR_INFEASIBLE);
+        tensors[0].kind = HAPT_TENSOR_ACTIVATION;
+    }
+    CHECK_OK(rule_of(&job->op, HAPT_CUT_PARTIAL, &rule));
     for (int o = 0; o < job->op.output_count; o++) {
         CHECK(rule.output[o].kind == HAPT_PROPERTY_ALL_REDUCE);
         combined[o] = job->output[o];
