@@ -46,6 +46,21 @@ enum hapt_status zoo_input(struct zoo *zoo, const char *name, enum hapt_tensor_r
     return hapt_graph_add_tensor(zoo->graph, &tensor, index);
 }
 
+enum hapt_status zoo_tokens(struct zoo *zoo, int64_t rows, int64_t sequence, int *tokens, int *targets)
+{
+    const int64_t shape[] = {rows, sequence};
+    HAPT_TRY(zoo_input(zoo, "tokens", HAPT_ROLE_TOKENS, HAPT_I32, 2, shape, tokens));
+    return zoo_input(zoo, "targets", HAPT_ROLE_TARGETS, HAPT_I32, 2, shape, targets);
+}
+
+enum hapt_status zoo_classify(struct zoo *zoo, int logits, int labels)
+{
+    int output[HAPT_MAX_OUTPUTS];
+    HAPT_TRY(hapt_graph_add_op(zoo->graph, "cross_entropy", "loss", (int[]){logits, labels}, 2, NULL, NULL, output));
+    zoo->graph->loss = output[0];
+    return HAPT_OK;
+}
+
 enum hapt_status zoo_parameter(struct zoo *zoo, const char *name, int dims, const int64_t *shape, enum hapt_init init,
                                double std, int *index)
 {

@@ -31,6 +31,10 @@ enum hapt_status zoo_set_number(struct hapt_model *model, struct hapt_arena *are
 enum hapt_status zoo_check_blocks(int64_t layers, int64_t hidden, int64_t heads);
 enum hapt_status zoo_input(struct zoo *zoo, const char *name, enum hapt_tensor_role role, enum hapt_dtype dtype, int dims,
                            const int64_t *shape, int *index);
+/* Inputs tokens and targets [rows][sequence]. */
+enum hapt_status zoo_tokens(struct zoo *zoo, int64_t rows, int64_t sequence, int *tokens, int *targets);
+/* The loss of logits [...][classes] with a label each: the graph's end. */
+enum hapt_status zoo_classify(struct zoo *zoo, int logits, int labels);
 /* A trainable parameter under its published name; `std` counts for HAPT_INIT_NORMAL. */
 enum hapt_status zoo_parameter(struct zoo *zoo, const char *name, int dims, const int64_t *shape, enum hapt_init init,
                                double std, int *index);
@@ -67,7 +71,5 @@ enum hapt_status zoo_convolution(struct zoo *zoo, const char *prefix, const stru
 enum hapt_status zoo_batch_norm(struct zoo *zoo, const char *prefix, int x, int *y);
 enum hapt_status zoo_relu(struct zoo *zoo, const char *name, int x, int *y);
 enum hapt_status zoo_max_pool(struct zoo *zoo, const char *name, int64_t kernel, int64_t stride, int64_t padding, int x, int *y);
-/* The loss of logits [rows][classes]: the graph's end. */
-enum hapt_status zoo_classify(struct zoo *zoo, int logits, int labels);
 
 #endif

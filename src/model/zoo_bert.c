@@ -112,12 +112,12 @@ static enum hapt_status layer(struct bert *bert, int64_t index, int *x)
 }
 
 /* Word and position embeddings; *words is the table, which the output layer shares. */
-static enum hapt_status embeddings(struct bert *bert, int *words, int *x)
+static enum hapt_status embeddings(struct bert *bert, int *words, int *targets, int *x)
 {
     struct zoo *zoo = &bert->zoo;
-    const int64_t row[] = {bert->rows, bert->sequence}, d = bert->hidden;
+    const int64_t d = bert->hidden;
     int input[3];
-    HAPT_TRY(zoo_input(zoo, "tokens", HAPT_ROLE_TOKENS, HAPT_I32, 2, row, &input[0]));
+    HAPT_TRY(zoo_tokens(zoo, bert->rows, bert->sequence, &input[0], targets));
     HAPT_TRY(zoo_normal(zoo, "bert.embeddings.word_embeddings.weight", 2, (int64_t[]){bert->vocab, d}, WEIGHT_STD, words));
     HAPT_TRY(zoo_normal(zoo, "bert.embeddings.position_embeddings.weight", 2, (int64_t[]){bert->sequence, d}, WEIGHT_STD, &input[2]));
     input[1] = *words;
@@ -125,32 +125,23 @@ static enum hapt_status embeddings(struct bert *bert, int *words, int *x)
     return zoo_layer_norm(zoo, "bert.embeddings.LayerNorm", d, NORM_EPSILON, *x, x);
 }
 
-static enum hapt_status head(struct bert *bert, int words, int x)
+static enum hapt_status head(struct bert *bert, int words, int targets, int x)
 {
     struct zoo *zoo = &bert->zoo;
-    const int64_t row[] = {bert->rows, bert->sequence}, d = bert->hidden;
-    int product[3] = {0, words, 0}, loss[2], output[HAPT_MAX_OUTPUTS];
-    HAPT_TRY(zoo_input(zoo, "targets", HAPT_ROLE_TARGETS, HAPT_I32, 2, row, &loss[1]));
+    const int64_t d = bert->hidden;
+    int product[3] = {0, words, 0};
     HAPT_TRY(zoo_linear(zoo, "cls.predictions.transform.dense", d, d, WEIGHT_STD, true, x, &x));
     HAPT_TRY(gelu(bert, "cls.predictions.transform.gelu", x, &x));
     HAPT_TRY(zoo_layer_norm(zoo, "cls.predictions.transform.LayerNorm", d, NORM_EPSILON, x, &product[0]));
     if (!bert->tied) HAPT_TRY(zoo_normal(zoo, "cls.predictions.decoder.weight", 2, (int64_t[]){bert->vocab, d}, WEIGHT_STD, &product[1]));
     HAPT_TRY(zoo_parameter(zoo, "cls.predictions.bias", 1, &bert->vocab, HAPT_INIT_ZERO, 0, &product[2]));
-    HAPT_TRY(hapt_graph_add_op(zoo->graph, "linear_t", "cls.predictions", product, 3, NULL, NULL, &loss[0]));
-    HAPT_TRY(hapt_graph_add_op(zoo->graph, "cross_entropy", "loss", loss, 2, NULL, NULL, output));
-    zoo->graph->loss = output[0];
-    return HAPT_OK;
+    HAPT_TRY(hapt_graph_add_op(zoo->graph, "linear_t", "cls.predictions", product, 3, NULL, NULL, &x));
+    return zoo_classify(zoo, x, targets);
 }
 
 static enum hapt_status check(const struct bert *bert)
 {
-    if (bert->hidden % bert->heads != 0) {
-        return hapt_fail(HAPT_ERR_USAGE, "choose --hidden as a multiple of --heads",
-                         "hidden size %" PRId64 " does not divide into %" PRId64 " heads", bert->hidden, bert->heads);
-    }
-    if (bert->layers > 1024) {
-        return hapt_fail(HAPT_ERR_USAGE, "at most 1024 are possible", "%" PRId64 " layers are too many", bert->layers);
-    }
+    HAPT_TRY(zoo_check_blocks(bert->layers, bert->hidden, bert->heads));
     if (bert->experts > 0 && bert->layers < 2) {
         return hapt_fail(HAPT_ERR_USAGE, "every second layer has experts: give --layers 2 or more, or the family bert",
                          "a bert-moe of one layer has no experts");
@@ -164,12 +155,12 @@ static enum hapt_status check(const struct bert *bert)
 
 static enum hapt_status build(struct bert *bert, struct hapt_model *model)
 {
-    int words, x;
+    int words, targets, x;
     model->sequence = (int)bert->sequence;
     model->vocab = (int)bert->vocab;
-    HAPT_TRY(embeddings(bert, &words, &x));
+    HAPT_TRY(embeddings(bert, &words, &targets, &x));
     for (int64_t index = 0; index < bert->layers; index++) HAPT_TRY(layer(bert, index, &x));
-    return head(bert, words, x);
+    return head(bert, words, targets, x);
 }
 
 static struct bert bert_of(const struct hapt_config *config)

@@ -44,10 +44,9 @@ static enum hapt_status block(struct gpt *gpt, int64_t index, int *x)
 static enum hapt_status build(struct gpt *gpt)
 {
     struct zoo *zoo = &gpt->zoo;
-    const int64_t row[] = {gpt->rows, gpt->sequence}, table[] = {gpt->vocab, gpt->hidden};
-    int embedding[3], product[3] = {0, 0, -1}, loss[2], x, output[HAPT_MAX_OUTPUTS];
-    HAPT_TRY(zoo_input(zoo, "tokens", HAPT_ROLE_TOKENS, HAPT_I32, 2, row, &embedding[0]));
-    HAPT_TRY(zoo_input(zoo, "targets", HAPT_ROLE_TARGETS, HAPT_I32, 2, row, &loss[1]));
+    const int64_t table[] = {gpt->vocab, gpt->hidden};
+    int embedding[3], product[3] = {0, 0, -1}, targets, x;
+    HAPT_TRY(zoo_tokens(zoo, gpt->rows, gpt->sequence, &embedding[0], &targets));
     HAPT_TRY(zoo_normal(zoo, "wte.weight", 2, table, WEIGHT_STD, &embedding[1]));
     HAPT_TRY(zoo_normal(zoo, "wpe.weight", 2, (int64_t[]){gpt->sequence, gpt->hidden}, WEIGHT_STD, &embedding[2]));
     HAPT_TRY(hapt_graph_add_op(zoo->graph, "embedding", "embedding", embedding, 3, NULL, NULL, &x));
@@ -55,10 +54,8 @@ static enum hapt_status build(struct gpt *gpt)
     HAPT_TRY(zoo_layer_norm(zoo, "ln_f", gpt->hidden, NORM_EPSILON, x, &product[0]));
     product[1] = embedding[1];
     if (!gpt->tied) HAPT_TRY(zoo_normal(zoo, "lm_head.weight", 2, table, WEIGHT_STD, &product[1]));
-    HAPT_TRY(hapt_graph_add_op(zoo->graph, "linear_t", "lm_head", product, 3, NULL, NULL, &loss[0]));
-    HAPT_TRY(hapt_graph_add_op(zoo->graph, "cross_entropy", "loss", loss, 2, NULL, NULL, output));
-    zoo->graph->loss = output[0];
-    return HAPT_OK;
+    HAPT_TRY(hapt_graph_add_op(zoo->graph, "linear_t", "lm_head", product, 3, NULL, NULL, &x));
+    return zoo_classify(zoo, x, targets);
 }
 
 enum hapt_status hapt_zoo_gpt(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model)

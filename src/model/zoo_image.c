@@ -89,11 +89,3 @@ enum hapt_status zoo_max_pool(struct zoo *zoo, const char *name, int64_t kernel,
     const int64_t attributes[HAPT_MAX_ATTRIBUTES] = {kernel, stride, padding};
     return hapt_graph_add_op(zoo->graph, "max_pool", name, &x, 1, attributes, NULL, y);
 }
-
-enum hapt_status zoo_classify(struct zoo *zoo, int logits, int labels)
-{
-    int output[HAPT_MAX_OUTPUTS];
-    HAPT_TRY(hapt_graph_add_op(zoo->graph, "cross_entropy", "loss", (int[]){logits, labels}, 2, NULL, NULL, output));
-    zoo->graph->loss = output[0];
-    return HAPT_OK;
-}

@@ -58,20 +58,17 @@ static enum hapt_status block(struct llama *llama, int64_t index, int *x)
 static enum hapt_status build(struct llama *llama)
 {
     struct zoo *zoo = &llama->zoo;
-    const int64_t row[] = {llama->rows, llama->sequence}, table[] = {llama->vocab, llama->hidden};
-    int embedding[2], product[2], loss[2], x, output[HAPT_MAX_OUTPUTS];
-    HAPT_TRY(zoo_input(zoo, "tokens", HAPT_ROLE_TOKENS, HAPT_I32, 2, row, &embedding[0]));
-    HAPT_TRY(zoo_input(zoo, "targets", HAPT_ROLE_TARGETS, HAPT_I32, 2, row, &loss[1]));
+    const int64_t table[] = {llama->vocab, llama->hidden};
+    int embedding[2], product[2], targets, x;
+    HAPT_TRY(zoo_tokens(zoo, llama->rows, llama->sequence, &embedding[0], &targets));
     HAPT_TRY(zoo_normal(zoo, "model.embed_tokens.weight", 2, table, WEIGHT_STD, &embedding[1]));
     HAPT_TRY(hapt_graph_add_op(zoo->graph, "embedding", "model.embed_tokens", embedding, 2, NULL, NULL, &x));
     for (int64_t index = 0; index < llama->layers; index++) HAPT_TRY(block(llama, index, &x));
     HAPT_TRY(zoo_rms_norm(zoo, "model.norm", llama->hidden, NORM_EPSILON, x, &product[0]));
     product[1] = embedding[1];
     if (!llama->tied) HAPT_TRY(zoo_normal(zoo, "lm_head.weight", 2, table, WEIGHT_STD, &product[1]));
-    HAPT_TRY(hapt_graph_add_op(zoo->graph, "linear_t", "lm_head", product, 2, NULL, NULL, &loss[0]));
-    HAPT_TRY(hapt_graph_add_op(zoo->graph, "cross_entropy", "loss", loss, 2, NULL, NULL, output));
-    zoo->graph->loss = output[0];
-    return HAPT_OK;
+    HAPT_TRY(hapt_graph_add_op(zoo->graph, "linear_t", "lm_head", product, 2, NULL, NULL, &x));
+    return zoo_classify(zoo, x, targets);
 }
 
 /* Two thirds of 4 d, up to a multiple of 256: the published sizes' rule. */

@@ -331,15 +331,19 @@ static enum hapt_status communicate_parameter(struct expansion *expansion, const
 }
 
 /* Of several communications in a row each goes on from what the one before made (an older version of that layout may be there for operators
- * behind alone); else the oldest version is the one that most operators see. */
+ * behind alone); else the operator that comes next must see it, since a communication stands close before its reader; of those, and where
+ * there are none, the oldest version is the one that most operators see. */
 static int source_of(const struct expansion *expansion, int tensor, struct hapt_property from)
 {
+    int seen = NONE;
     for (int v = expansion->newest[tensor]; v != NONE; v = expansion->version[v].next) {
         const struct version *its = &expansion->version[v];
         const bool unread = its->maker != NONE && expansion->node[its->maker].anchor == NONE;
-        if (unread && its->valid && !its->alone && hapt_property_same(its->property, from)) return v;
+        if (!its->valid || its->alone || !hapt_property_same(its->property, from)) continue;
+        if (unread) return v;
+        if (expansion->next_op < expansion->graph->op_count && expansion_sees(expansion, v, expansion->next_op)) seen = v;
     }
-    return oldest_with(expansion, tensor, from);
+    return seen != NONE ? seen : oldest_with(expansion, tensor, from);
 }
 
 enum hapt_status expansion_communicate(struct expansion *expansion, const struct hapt_axis_instruction *instruction)

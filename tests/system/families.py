@@ -1,7 +1,8 @@
 """tests/data/FAMILY-small.h5: weights, exact batches, and what PyTorch makes of them in fp64 with AdamW. hapt must lose the same
 within 1e-5 at every step, and its trained weights must be away from PyTorch's by at most 1e-3 of the way that training went: on
-one rank, with the rows shared by two, in a pipeline; the long campaign goes up to four ranks, three of which share rows unevenly.
-A new family is a new file; its root attributes are the model's options."""
+one rank, with the rows shared by two, in a pipeline; the long campaign goes up to four ranks, three of which share rows unevenly,
+and to other shapes, whose references PyTorch makes on the spot (references.py). A new family is a new file; its root attributes are
+the model's options."""
 import glob
 import os
 import shutil
@@ -15,8 +16,22 @@ import numpy as np
 import profiles
 from profiles import HAPT, LONG, MPIRUN, check
 
-OPTIONS = ["layers", "hidden", "heads", "kv_heads", "ffn", "sequence", "vocab", "experts", "top_k", "image", "patch", "classes",
-           "width", "stages"]
+OPTIONS = ["layers", "hidden", "heads", "kv_heads", "ffn", "sequence", "vocab", "tied_embeddings", "experts", "top_k", "image", "channels",
+           "patch", "classes", "width", "stages", "pool"]
+SHAPES = [  # sizes that divide by nothing much; rows that four ranks share unevenly
+    ("gpt", dict(layers=3, hidden=40, heads=5, sequence=20, vocab=77, tied_embeddings="yes", rows=12)),
+    ("gpt", dict(layers=1, hidden=32, heads=2, sequence=33, vocab=50, tied_embeddings="no", rows=8)),
+    ("llama", dict(layers=3, hidden=48, heads=6, kv_heads=1, ffn=72, sequence=17, vocab=61, tied_embeddings="no", rows=12)),
+    ("llama", dict(layers=2, hidden=32, heads=4, kv_heads=4, ffn=88, sequence=24, vocab=53, tied_embeddings="yes", rows=8)),
+    ("bert", dict(layers=3, hidden=36, heads=3, sequence=15, vocab=64, tied_embeddings="yes", rows=12)),
+    ("bert", dict(layers=1, hidden=40, heads=5, sequence=19, vocab=43, tied_embeddings="no", rows=8)),
+    ("bert-moe", dict(layers=4, hidden=24, heads=2, sequence=12, vocab=40, experts=7, top_k=3, tied_embeddings="yes", rows=12)),
+    ("bert-moe", dict(layers=2, hidden=32, heads=4, sequence=10, vocab=48, experts=4, top_k=1, tied_embeddings="no", rows=8)),
+    ("vit", dict(layers=3, hidden=36, heads=3, ffn=100, image=24, patch=6, channels=1, classes=5, rows=12)),
+    ("vgg", dict(stages="1,2,3", image=24, width=6, hidden=50, channels=1, classes=9, pool=2, rows=12)),
+    ("vgg", dict(stages="3", image=20, width=5, hidden=30, channels=3, classes=6, rows=8)),
+    ("resnet", dict(stages="2,1,2", image=48, width=6, channels=3, classes=4, rows=12)),
+]
 HALF = 2e-2  # a bf16 number has 8 bits: 0.4 %, and small models average little of it away
 TRAINING = ("--optimizer adamw --learning-rate 1e-3 --lr-schedule constant --beta1 0.9 --beta2 0.95 --epsilon 1e-8 "
             "--weight-decay 0.1 --clip-norm 0 --profile-seconds 1").split()
@@ -29,18 +44,29 @@ def hapt(ranks, *arguments):
     return done.returncode == 0
 
 
+def apart(weights, reference, name):
+    """The distance of a trained parameter from the reference's, as a share of how far training moved it."""
+    expected, initial = reference["trained"][name][()], reference["parameters"][name][()]
+    distance = weights[name][()] - expected
+    if name.endswith("c_attn.bias"):  # GPT-2 keeps those of queries, keys and values in one
+        distance[len(distance) // 3:2 * len(distance) // 3] = 0
+    return np.linalg.norm(distance) / max(np.linalg.norm(expected - initial), 1e-30)
+
+
 def away(weights, reference):
-    """The largest distance of a trained parameter from the reference's, as a share of how far training moved it."""
+    """The largest such distance. Left out are biases of keys, whose gradient is 0 but for rounding, which Adam takes for one, and what
+    PyTorch in fp32 gets wrong itself for such a reason."""
     worst = ("", 0.0)
     check(set(weights) == set(reference["trained"]), f"names {sorted(set(weights) ^ set(reference['trained']))[:4]} differ")
     for name in set(weights) & set(reference["trained"]):
-        if name.endswith("key.bias"):  # its gradient is 0 but for rounding, which Adam takes for one
+        if name.endswith("key.bias"):
             continue
-        if "bn1.weight" in weights and name == "bn1.bias":  # so are some of its elements (PyTorch in fp32: 0.1 away)
+        if "bn1.weight" in weights and name == "bn1.bias":  # some elements are dead (PyTorch in fp32: 0.1 away)
             continue
-        trained, initial = reference["trained"][name][()], reference["parameters"][name][()]
-        apart = np.linalg.norm(weights[name][()] - trained) / max(np.linalg.norm(trained - initial), 1e-30)
-        worst = max(worst, (name, apart), key=lambda pair: pair[1])
+        if "trained_fp32" in reference and apart(reference["trained_fp32"], reference, name) > 3e-4:
+            print(f"{name}: PyTorch in fp32 is {apart(reference['trained_fp32'], reference, name):.1e} away")
+            continue
+        worst = max(worst, (name, apart(weights, reference, name)), key=lambda pair: pair[1])
     return worst
 
 
@@ -65,9 +91,9 @@ def train(reference, path, model, folder, ranks, microbatches, stages=None, tole
     if not hapt(1, "export", "--checkpoint", output, "--output", exported):
         return layers
     with h5py.File(exported) as file:
-        name, apart = away(file["parameters"], reference)
-    check(apart <= 1e-3, f"{where}: {name} is {apart:.1e} away")
-    print(f"{where}: losses within {worst:.1e}, weights {apart:.1e}")
+        name, most = away(file["parameters"], reference)
+    check(most <= 1e-3, f"{where}: {name} is {most:.1e} away")
+    print(f"{where}: losses within {worst:.1e}, weights {most:.1e}")
     return layers
 
 
@@ -108,9 +134,19 @@ def family(path, folder):
 
 paths = [path for path in sorted(glob.glob("tests/data/*-small.h5")) if not path.endswith("gpt-small.h5")]
 check(len(paths) >= 4, "references are missing")
+made = tempfile.mkdtemp()
+if LONG:
+    try:
+        import references
+        for seed, (name, shape) in enumerate(SHAPES):
+            paths.append(os.path.join(made, f"{name}-{seed}.h5"))
+            references.make(paths[-1], name, seed, **shape)
+    except ImportError:
+        print("other shapes need python3-torch")
 for path in paths:
     scratch = tempfile.mkdtemp()
     family(path, scratch)
     shutil.rmtree(scratch)
+shutil.rmtree(made)
 print(f"{profiles.checks} checks, {profiles.failures} failed")
 sys.exit(profiles.failures > 0)

@@ -132,25 +132,11 @@ INLINE void batch_norm_dx(const struct hapt_call *call, bool half)
     }
 }
 
-#define ENTRY(body)                                                                                                    \
-    static enum hapt_status body##_f32(const struct hapt_call *call, struct hapt_queue *queue)                         \
-    {                                                                                                                  \
-        (void)queue;                                                                                                   \
-        body(call, false);                                                                                             \
-        return HAPT_OK;                                                                                                \
-    }                                                                                                                  \
-    static enum hapt_status body##_bf16(const struct hapt_call *call, struct hapt_queue *queue)                        \
-    {                                                                                                                  \
-        (void)queue;                                                                                                   \
-        body(call, true);                                                                                              \
-        return HAPT_OK;                                                                                                \
-    }
-
-ENTRY(batch_mean)
-ENTRY(batch_variance)
-ENTRY(batch_norm)
-ENTRY(batch_norm_sums)
-ENTRY(batch_norm_dx)
+KERNEL_OF_BOTH_TYPES(batch_mean)
+KERNEL_OF_BOTH_TYPES(batch_variance)
+KERNEL_OF_BOTH_TYPES(batch_norm)
+KERNEL_OF_BOTH_TYPES(batch_norm_sums)
+KERNEL_OF_BOTH_TYPES(batch_norm_dx)
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_batch_norm)[] = {
     {HAPT_F32, {"batch_mean", NULL, batch_mean_f32}},

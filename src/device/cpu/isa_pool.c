@@ -205,27 +205,13 @@ INLINE void flatten(const struct hapt_call *call, bool half)
         }
 }
 
-#define ENTRY(body)                                                                                                    \
-    static enum hapt_status body##_f32(const struct hapt_call *call, struct hapt_queue *queue)                         \
-    {                                                                                                                  \
-        (void)queue;                                                                                                   \
-        body(call, false);                                                                                             \
-        return HAPT_OK;                                                                                                \
-    }                                                                                                                  \
-    static enum hapt_status body##_bf16(const struct hapt_call *call, struct hapt_queue *queue)                        \
-    {                                                                                                                  \
-        (void)queue;                                                                                                   \
-        body(call, true);                                                                                              \
-        return HAPT_OK;                                                                                                \
-    }
-
-ENTRY(max_pool)
-ENTRY(max_pool_dx)
-ENTRY(mean_pool)
-ENTRY(mean_pool_dx)
-ENTRY(adaptive_pool)
-ENTRY(adaptive_pool_dx)
-ENTRY(flatten)
+KERNEL_OF_BOTH_TYPES(max_pool)
+KERNEL_OF_BOTH_TYPES(max_pool_dx)
+KERNEL_OF_BOTH_TYPES(mean_pool)
+KERNEL_OF_BOTH_TYPES(mean_pool_dx)
+KERNEL_OF_BOTH_TYPES(adaptive_pool)
+KERNEL_OF_BOTH_TYPES(adaptive_pool_dx)
+KERNEL_OF_BOTH_TYPES(flatten)
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_pool)[] = {
     {HAPT_F32, {"max_pool", NULL, max_pool_f32}},
