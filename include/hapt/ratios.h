@@ -15,6 +15,8 @@
  * no shard had to be raised to one unit. False, and `first` [ranks + 1] untouched, when there are fewer units than
  * ranks or the ratios are no ratios (negative, not finite, all zero). Pure: every rank computes the same. */
 bool hapt_split(const double *ratio, int ranks, int64_t units, int64_t *first);
+/* Would that be true? */
+bool hapt_split_exists(const double *ratio, int ranks, int64_t units);
 
 /* What stands between two synchronisations of a program (HAP 3.2, Fig. 6): a communication, then computation on every
  * device. */

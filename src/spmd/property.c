@@ -108,10 +108,12 @@ bool property_fits(const struct hapt_sharding *sharding, int axis_index, const s
     if (property.dim < 0 || property.dim >= of->dims || property.ratio < 0) return false;
     if (property.ratio > 0 && property.ratio >= axis->ratio_count) return false;
     if (axis->ratio && axis->size > MOST_UNEVEN) return false;
-    int64_t before = -1, first, count;
+    const int64_t grain = grain_of(property);
+    int64_t before = -1;
     for (int place = 0; place < outer_places(sharding, axis_index, tensor, property.dim); place++) {
         const int64_t extent = extent_inside(sharding, axis_index, tensor, property.dim, place);
-        if (extent != before && !hapt_property_share(property, axis, extent, axis->size - 1, &first, &count)) return false;
+        if (extent % grain != 0) return false;
+        if (extent != before && !hapt_split_exists(ratio_of(property, axis), axis->size, extent / grain)) return false;
         before = extent;
     }
     return true;

@@ -25,7 +25,7 @@ static int pick(const double *ratio, double scale, int ranks, const int64_t *siz
     return best;
 }
 
-bool hapt_split(const double *ratio, int ranks, int64_t units, int64_t *first)
+bool hapt_split_exists(const double *ratio, int ranks, int64_t units)
 {
     double sum = 0;
     if (ranks < 1 || units < ranks) return false;
@@ -33,14 +33,19 @@ bool hapt_split(const double *ratio, int ranks, int64_t units, int64_t *first)
         if (!(ratio[j] >= 0)) return false;
         sum += ratio[j];
     }
+    return !ratio || (sum > 0 && isfinite(sum) && isfinite((double)units / sum));
+}
+
+bool hapt_split(const double *ratio, int ranks, int64_t units, int64_t *first)
+{
+    double sum = 0;
+    if (!hapt_split_exists(ratio, ranks, units)) return false;
     if (!ratio) {
         split_evenly(ranks, units, first);
         return true;
     }
-    if (!(sum > 0) || !isfinite(sum)) return false;
-
+    for (int j = 0; j < ranks; j++) sum += ratio[j];
     const double scale = (double)units / sum;
-    if (!isfinite(scale)) return false;
     int64_t *size = first + 1, total = 0;
     for (int j = 0; j < ranks; j++) {
         const int64_t nearest = llround(scale * ratio[j]);

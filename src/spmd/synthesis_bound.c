@@ -147,12 +147,11 @@ static void step_with_layouts(const struct bounding *bounding, int s, int parame
     const struct problem *problem = bounding->problem;
     const struct step *step = &problem->step[bounding->segment->first + s];
     const int object = bounding->segment->local[parameter], classes = bounding->classes;
-    const struct layouts *layouts = problem->object[object].layouts;
     bool ends[HAPT_MAX_OUTPUTS];
     for (int o = 0; o < HAPT_MAX_OUTPUTS; o++)
         ends[o] = step->output[o] >= 0 && problem->object[step->output[o]].parameter == object &&
                   ends_gradient(bounding, step->output[o], bounding->segment->first + s);
-    for (int l = 0; l < layouts->count; l++) {
+    for (int l = 0; l < problem->object[object].layouts->count; l++) {
         double least[MOST_CLASSES];
         for (int j = 0; j < classes; j++) least[j] = INFINITY;
         for (int c = 0; c < step->choice_count; c++) {
@@ -265,6 +264,28 @@ static int step_met(const struct bounding *bounding, int place, int index)
     return backward;
 }
 
+/* The same meeting may stand at the place before. */
+static bool same_meeting(const struct bound_at *a, const struct meeting *x, const struct bound_at *b, const struct meeting *y)
+{
+    bool same = x->step == y->step && x->count == y->count;
+    for (int k = 0; same && k < x->count; k++)
+        same = a->slot[x->object[k].slot] == b->slot[y->object[k].slot] && x->object[k].operand == y->object[k].operand;
+    return same;
+}
+
+static enum hapt_status remember(const struct bounding *bounding, const struct bound_at *bound, struct meeting *meeting)
+{
+    const struct bound_at *before = bound > bounding->bound ? bound - 1 : NULL;
+    for (int m = 0; before && m < before->meeting_count; m++) {
+        if (!same_meeting(before, &before->meeting[m], bound, meeting)) continue;
+        meeting->remembered = before->meeting[m].remembered;
+        return HAPT_OK;
+    }
+    HAPT_NEW(meeting->remembered, bounding->arena, 1);
+    HAPT_NEW(meeting->remembered->word, bounding->arena, REMEMBERED * meeting->count);
+    return HAPT_OK;
+}
+
 /* What of a place's objects meets a step, `met` [slot_count]. */
 static enum hapt_status add_meeting(const struct bounding *bounding, struct bound_at *bound, int s, const int *met)
 {
@@ -292,8 +313,9 @@ static enum hapt_status add_meeting(const struct bounding *bounding, struct boun
             if (step->input[i] == index)
                 meeting->object[meeting->count++] = (struct meeting_object){(unsigned char)slot, (unsigned char)i, step->backward, 0};
     }
-    bound->meeting_count += meeting->count > 0;
-    return HAPT_OK;
+    if (meeting->count == 0) return HAPT_OK;
+    bound->meeting_count++;
+    return remember(bounding, bound, meeting);
 }
 
 static enum hapt_status list_meetings(const struct bounding *bounding, int place)
@@ -392,6 +414,26 @@ static void meet_step(const struct problem *problem, const struct segment *segme
     }
 }
 
+/* The same for words that were met before. */
+static void meet_again(const struct problem *problem, const struct segment *segment, const struct bound_at *bound,
+                       const struct meeting *meeting, const uint32_t *word, double *all_s, double *own_s)
+{
+    struct remembered *remembered = meeting->remembered;
+    uint64_t hash = 0;
+    for (int k = 0; k < meeting->count; k++) hash = (hash ^ word[meeting->object[k].slot]) * 0xbf58476d1ce4e5b9u;
+    const int at = (int)(hash >> 59); /* of REMEMBERED */
+    uint32_t *known = &remembered->word[at * meeting->count];
+    bool same = remembered->known[at];
+    for (int k = 0; same && k < meeting->count; k++) same = known[k] == word[meeting->object[k].slot];
+    if (!same) {
+        meet_step(problem, segment, bound, meeting, word, &remembered->all_s[at], &remembered->own_s[at]);
+        for (int k = 0; k < meeting->count; k++) known[k] = word[meeting->object[k].slot];
+        remembered->known[at] = true;
+    }
+    *all_s = remembered->all_s[at];
+    *own_s = remembered->own_s[at];
+}
+
 double hapt_bound_meetings(const struct problem *problem, const struct segment *segment, const struct bound_at *bound, const uint32_t *word)
 {
     double sum = 0, most = 0;
@@ -409,7 +451,7 @@ double hapt_bound_meetings(const struct problem *problem, const struct segment *
             }
             continue;
         }
-        meet_step(problem, segment, bound, meeting, word, &all_s, &own_s);
+        meet_again(problem, segment, bound, meeting, word, &all_s, &own_s);
         if (problem->step[meeting->step].backward) {
             sum += own_s;
             most = fmax(most, all_s - own_s);

@@ -9,7 +9,10 @@
  * backward ones are one unit. An activation meets the unit that reads it next: the forward step and, `again`, the backward ones,
  * which count what the forward step does not.
  */
+enum { REMEMBERED = 32 };
+struct remembered { bool known[REMEMBERED]; double all_s[REMEMBERED], own_s[REMEMBERED]; uint32_t *word; /* [REMEMBERED][count] */ };
 struct meeting {
+    struct remembered *remembered; /* by the words of its objects; places share it */
     int step; /* the segment's end: the writer comes behind it */
     int count;
     bool follows; /* is of the unit of the one before */

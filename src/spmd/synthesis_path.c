@@ -173,6 +173,7 @@ struct searched { /* a segment's structure from one start */
     int outcome_count;
 };
 struct node {
+    uint64_t hash;
     uint32_t *word; /* [crossing objects] */
     double cost_s;
     int parent, order; /* of making */
@@ -246,8 +247,9 @@ static enum hapt_status add_node(struct path *path, int at, const uint32_t *word
 {
     struct border *border = &path->border[at];
     const size_t bytes = (size_t)border->object_count * sizeof *word;
+    const uint64_t hash = mix(1, word, bytes);
     int n = 0;
-    while (n < border->node_count && memcmp(border->node[n].word, word, bytes)) n++;
+    while (n < border->node_count && (border->node[n].hash != hash || memcmp(border->node[n].word, word, bytes))) n++;
     if (n < border->node_count && border->node[n].cost_s <= cost_s) return HAPT_OK;
     if (n == border->node_count) {
         if (n == border->node_capacity) {
@@ -262,6 +264,7 @@ static enum hapt_status add_node(struct path *path, int at, const uint32_t *word
         HAPT_NEW(border->node[n].word, path->arena, border->object_count);
         memcpy(border->node[n].word, word, bytes);
     }
+    border->node[n].hash = hash;
     border->node[n].cost_s = cost_s;
     border->node[n].parent = parent;
     border->node[n].outcome = outcome;
