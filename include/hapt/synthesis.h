@@ -76,6 +76,11 @@ struct hapt_synthesis_options {
     int segment_minimum;               /* forward operators a segment has at least; 0: 4 */
     long most_states;                  /* of one search of a segment; beyond it the cheapest states alone go on; 0: 1,000 (the first
                                         * segment has eight times as many), exact 200,000 */
+    int most_prices;                   /* of memory, between one that is too low and one at which a program fits; 0: 12 */
+    /* Called with every program that is found on the way to one that fits the memory, from the fastest on (NULL: not): what each costs and
+     * what its fullest device needs. The programs live in the arena of the result. */
+    void (*found)(void *context, const struct hapt_axis_program *program, double cost_s, double memory_bytes);
+    void *found_context;
 };
 
 struct hapt_synthesis_report {
@@ -119,15 +124,21 @@ enum {
     HAPT_MESH_INNER_FIRST = 2, /* the inner axis alone, the outer one for what that leaves, then the inner one again */
     HAPT_MESH_PLAIN_OUTER = 4, /* rows over the outer axis, then the inner one */
     HAPT_MESH_PLAIN_INNER = 8, /* plain programs of the inner axis on synthesised outer ones */
-    HAPT_MESH_ALL = 15
+    HAPT_MESH_LEAN_FIRST = 16, /* where nothing fits the memory, the first two with the axis that comes first within it, as is expected */
+    HAPT_MESH_ALL = 31
 };
 struct hapt_mesh_options {
     int microbatches;      /* as in hapt_synthesis_options, like what follows */
     double memory_bytes;   /* limit of every device; 0: none */
     double in_flight, optimizer_bytes_per_element;
     long most_states;
+    int most_prices;
     bool exact;
     unsigned ways; /* 0: all */
+    /* Called with every program of both axes that is priced, those of hapt_synthesis_options.found among them (NULL: not). They are gone when
+     * the call is over. */
+    void (*found)(void *context, const struct hapt_axis_program *const program[HAPT_MESH_AXES], double cost_s, double memory_bytes);
+    void *found_context;
 };
 struct hapt_mesh_report {
     struct hapt_synthesis_report inner; /* cost_s, its parts and memory are of the whole; counts and seconds of its axis' last search */

@@ -291,6 +291,16 @@ static bool is_balanced(const struct candidates *candidates, double speed, int f
     return first == last || candidates->speed <= 0 || share <= candidates->imbalance * speed / candidates->speed;
 }
 
+bool candidates_may_be_wanted(const struct candidates *candidates, int degree_index, int first, int last)
+{
+    const struct mesh *mesh = &candidates->degree[degree_index];
+    if (mesh->program == 0) return true;
+    for (int c = 0; c < candidates->cluster->count; c++)
+        if ((mesh->subclusters >> c & 1u) && is_balanced(candidates, candidates_device_speed(candidates, c) * mesh->n * mesh->m, first, last))
+            return true;
+    return false;
+}
+
 bool candidates_wanted(const struct candidates *candidates, int subcluster, struct hapt_submesh submesh, int first,
                        int last, const struct item_memory *memory)
 {

@@ -141,13 +141,15 @@ enum hapt_status candidates_plan_memory(const struct candidates *candidates, int
 /* Fits with one microbatch in flight, and is not badly unbalanced. */
 bool candidates_wanted(const struct candidates *candidates, int subcluster, struct hapt_submesh submesh, int first,
                        int last, const struct item_memory *memory);
+/* A program of few meshes: is a range balanced on any of them? Others need no figures. */
+bool candidates_may_be_wanted(const struct candidates *candidates, int degree_index, int first, int last);
 /* FLOP/s of one device of a subcluster in the model's type, slowdown included. */
 double candidates_device_speed(const struct candidates *candidates, int subcluster);
 
 /* Seconds to sum gradients of `bytes` a device over the data-parallel groups of a submesh. */
 typedef double candidates_all_reduce(const void *context, int subcluster, struct hapt_submesh submesh, double bytes);
 /* Makes the profile: memory[c] and time[c] are tables by item for subcluster c (time in real seconds of its devices). Variants
- * without any candidate are left out, and those that another variant of the same submesh beats in time and memory on every range;
+ * without any candidate are left out, and those that another variant of the same submesh (of plain ones: another plain one) beats in time and memory on every range;
  * a submesh keeps its data-parallel row when that is its only variant. */
 enum hapt_status candidates_fill(const struct candidates *candidates, struct item_memory *const *memory,
                                  struct item_time *const *time, candidates_all_reduce *all_reduce, const void *context,

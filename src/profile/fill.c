@@ -151,6 +151,7 @@ static enum hapt_status choose_rows(const struct filling *filling, int subcluste
     for (int v = 0; v < count; v++) {
         for (int w = 0; w < count && !drop[v]; w++) {
             if (w == v || drop[w] || its[w].n != its[v].n || its[w].m != its[v].m) continue;
+            if (its[v].program == 0 && its[w].program > 0) continue; /* --program may take programs out of the profile again */
             drop[v] = is_dominated(filling, subcluster, its[v], its[w]) &&
                       (w < v || !is_dominated(filling, subcluster, its[w], its[v]));
         }

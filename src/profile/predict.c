@@ -178,6 +178,7 @@ static enum hapt_status plan_mesh(const struct candidates *candidates, int degre
         const int first_op = hapt_layers_first_op(layers, candidates->first[k]), end_op = layers->end_op[candidates->last[k]];
         *mine = (struct item_memory){.parameter_bytes = INFINITY}; /* fits nowhere */
         if (!hapt_sharding_allows(candidates->sharding[degree], first_op, end_op)) continue;
+        if (!candidates_may_be_wanted(candidates, degree, candidates->first[k], candidates->last[k])) continue;
         HAPT_TRY(hapt_memory_ranges_of(ranges, first_op, end_op, work, &figures));
         *mine = candidates_memory(candidates, &figures);
     }

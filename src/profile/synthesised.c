@@ -3,21 +3,25 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "calibrate.h"
 #include "hapt/synthesis.h"
 #include "reduce.h"
 
-enum { MOST_STATES = 1000 }; /* more gain under 1 % and cost seconds on models of thousands of operators */
+enum {
+    MOST_STATES = 300, /* more gain under 1 % and cost seconds on models of thousands of operators */
+    MOST_PRICES = 3,
+    MOST_PROGRAMS = 4   /* of one mesh, from the fastest to the one that needs least memory */
+};
 
-/* What the costs of one axis are asked of. */
+/* What the costs of a mesh are asked of. */
 struct asked {
     const struct candidates *candidates;
-    int subcluster, axis;
+    int subcluster;
     struct mesh mesh;
     struct roofline roofline;
-    const struct hapt_graph *local; /* shapes that the axis shares out */
 };
 
 /* ---- costs ---- */
@@ -33,117 +37,116 @@ double synthesised_collective_s(const struct candidates *candidates, int subclus
            calibrate_sum_factor(candidates->efficiency, &where->device, candidates->model->dtype, bytes);
 }
 
-static double tensor_bytes(const void *context, const struct hapt_graph *graph, int tensor)
+/* The devices of a node share its link to others, and all of them use it at once. */
+static double collective_s(const void *context, int axis, enum hapt_collective_kind kind, double bytes, double largest_share)
 {
     const struct asked *asked = context;
-    (void)graph;
-    return (double)hapt_tensor_bytes(&asked->local->tensor[tensor]);
+    return synthesised_collective_s(asked->candidates, asked->subcluster, &asked->mesh, axis, kind, bytes * (axis == 0 ? asked->mesh.m : 1),
+                                    largest_share);
 }
 
-/* Axis 0 shares out whole nodes: what it sends between them each device of a node sends a part of. */
-static double collective_s(const void *context, enum hapt_collective_kind kind, double bytes, double largest_share)
+static double operand_bytes(const struct hapt_spmd_work *work)
 {
-    const struct asked *asked = context;
-    return synthesised_collective_s(asked->candidates, asked->subcluster, &asked->mesh, asked->axis, kind, bytes, largest_share);
-}
-
-static double operand_bytes(const struct asked *asked, const struct hapt_spmd_work *work)
-{
-    const struct hapt_op *op = &asked->local->op[work->op];
+    const struct hapt_op *op = &work->graph->op[work->op];
     double bytes = 0;
     for (int i = 0; i < op->input_count; i++)
         if (op->input[i] >= 0)
-            bytes += (double)hapt_tensor_bytes(&asked->local->tensor[op->input[i]]) * (work->sharded_input >> i & 1u ? work->share : 1);
+            bytes += (double)hapt_tensor_bytes(&work->graph->tensor[op->input[i]]) * (work->sharded_input >> i & 1u ? work->share : 1);
     for (int o = 0; o < op->output_count; o++)
         if (op->output[o] >= 0)
-            bytes += (double)hapt_tensor_bytes(&asked->local->tensor[op->output[o]]) *
-                     (work->sharded_output >> o & 1u ? work->share : 1) * (op->accumulate >> o & 1u ? 2 : 1);
+            bytes += (double)hapt_tensor_bytes(&work->graph->tensor[op->output[o]]) * (work->sharded_output >> o & 1u ? work->share : 1) *
+                     (op->accumulate >> o & 1u ? 2 : 1);
     return bytes;
 }
 
-/* The outer axis's collective on the shard that an inner device has: all devices of a node send theirs at once. */
-static double outer_collective_s(const struct asked *asked, const struct hapt_spmd_work *work, enum hapt_collective_kind kind)
-{
-    const struct hapt_op *op = &asked->local->op[work->op];
-    const double in = (double)hapt_tensor_bytes(&asked->local->tensor[op->input[0]]);
-    const double out = (double)hapt_tensor_bytes(&asked->local->tensor[op->output[0]]);
-    const double part = work->sharded_output & 1u ? work->share : 1;
-    return synthesised_collective_s(asked->candidates, asked->subcluster, &asked->mesh, 0, kind,
-                                    part * asked->mesh.m * fmax(in, out), 0);
-}
-
-static double compute_s(const void *context, const struct hapt_spmd_work *work, int device)
+static double compute_s(const void *context, const struct hapt_spmd_work *work, double beside)
 {
     const struct asked *asked = context;
-    const struct hapt_op *op = &asked->local->op[work->op];
-    const struct hapt_op_type *type = hapt_op_type_at(op->type);
-    const double inner = asked->axis == 0 ? asked->mesh.m : 1; /* axis 1 shares out what a node gets */
-    (void)device;
-    if (type->collective) return outer_collective_s(asked, work, type->collective);
-    const double all = hapt_op_bytes(asked->local, op, 1);
-    const double bytes = fmax(work->share * all, fmin(operand_bytes(asked, work), all));
-    return roofline_operator_s(&asked->roofline, efficiency_class_of(type), work->share * hapt_op_flops(asked->local, op, 1) / inner,
-                               bytes / inner);
+    const struct hapt_op *op = &work->graph->op[work->op];
+    const double all = hapt_op_bytes(work->graph, op, 1), bytes = fmax(work->share * all, fmin(operand_bytes(work), all));
+    return roofline_operator_s(&asked->roofline, efficiency_class_of(hapt_op_type_at(op->type)),
+                               work->share * hapt_op_flops(work->graph, op, 1) * beside, bytes * beside);
 }
 
-/* ---- synthesis of both axes ---- */
+/* ---- programs of a mesh ---- */
 
-static enum hapt_status synthesise_axis(struct asked *asked, const struct hapt_sharding *sharding, double memory_bytes, double in_flight,
-                                        struct hapt_arena *arena, struct hapt_stage_layout *layout, double *needed,
-                                        struct hapt_sharding **expanded)
-{
-    const struct hapt_axis *axis = &layout->axis[asked->axis];
-    const struct hapt_spmd_costs costs = {
-        .context = asked, .compute_s = compute_s, .collective_s = collective_s, .tensor_bytes = tensor_bytes};
-    struct hapt_synthesis_report report;
-    struct hapt_axis_program *program;
-    double *limit = NULL;
-    asked->local = sharding->shard;
-    if (memory_bytes > 0) {
-        HAPT_NEW(limit, arena, axis->size);
-        for (int rank = 0; rank < axis->size; rank++) limit[rank] = memory_bytes;
-    }
-    const struct hapt_synthesis_options options = {.microbatches = asked->candidates->microbatches,
-                                                   .memory_bytes = limit,
-                                                   .in_flight = in_flight,
-                                                   .most_states = MOST_STATES,
-                                                   .optimizer_bytes_per_element = asked->candidates->state_count > 0
-                                                                                      ? 4.0 * asked->candidates->state_count
-                                                                                      : -1};
-    HAPT_NEW(program, arena, 1);
-    HAPT_TRY(hapt_synthesise(sharding, asked->axis, axis, &costs, &options, arena, program, &report));
-    layout->program[asked->axis] = program;
-    *needed = report.memory_bytes;
-    return hapt_sharding_apply(sharding, asked->axis, axis, program, arena, expanded);
-}
+/* What synthesis found, as far as no other is faster and needs no more memory. */
+struct kept {
+    double cost_s, memory_bytes;
+    struct hapt_axis_program program[HAPT_MESH_AXES];
+};
+struct keeping {
+    struct hapt_arena *arena;
+    int count, capacity;
+    struct kept *kept;
+    enum hapt_status status;
+};
 
-/* memory_bytes 0: as fast as can be. *needed: bytes a device would hold of the whole model. */
-static enum hapt_status synthesise(const struct candidates *candidates, int subcluster, struct mesh mesh, double memory_bytes,
-                                   double in_flight, struct hapt_arena *arena, struct hapt_stage_layout **layout,
-                                   struct hapt_sharding **sharding, double *needed)
+static enum hapt_status copy_program(const struct hapt_axis_program *program, struct hapt_arena *arena, struct hapt_axis_program *copy)
 {
-    struct asked asked = {.candidates = candidates,
-                          .subcluster = subcluster,
-                          .mesh = mesh,
-                          .roofline = calibrate_roofline(candidates->efficiency, &candidates->cluster->subcluster[subcluster].device,
-                                                         candidates->model->dtype)};
-    struct hapt_stage_layout *made;
-    struct hapt_sharding *now;
-    HAPT_NEW(made, arena, 1);
-    made->axis[0].size = mesh.n;
-    made->axis[1].size = mesh.m;
-    HAPT_TRY(hapt_sharding_trivial(candidates->model->graph, arena, &now));
-    for (asked.axis = 0; asked.axis < HAPT_MESH_AXES; asked.axis++) {
-        /* What a device may hold binds on the last axis; before that a node's devices share it. */
-        const bool last = asked.axis == 1 || mesh.m == 1;
-        if (made->axis[asked.axis].size == 1)
-            HAPT_TRY(hapt_sharding_apply(now, asked.axis, &made->axis[asked.axis], NULL, arena, &now));
-        else
-            HAPT_TRY(synthesise_axis(&asked, now, memory_bytes * (last ? 1 : mesh.m), in_flight, arena, made, needed, &now));
-    }
-    *layout = made;
-    *sharding = now;
+    *copy = (struct hapt_axis_program){.count = program ? program->count : 0};
+    if (copy->count == 0) return HAPT_OK;
+    HAPT_NEW(copy->instruction, arena, copy->count);
+    memcpy(copy->instruction, program->instruction, (size_t)copy->count * sizeof *copy->instruction);
     return HAPT_OK;
+}
+
+static enum hapt_status keep(struct keeping *keeping, const struct hapt_axis_program *const program[HAPT_MESH_AXES], double cost_s,
+                             double memory_bytes)
+{
+    int left = 0;
+    for (int k = 0; k < keeping->count; k++) /* not worth a table: hardly faster and hardly smaller */
+        if (keeping->kept[k].cost_s <= cost_s * 1.002 && keeping->kept[k].memory_bytes <= memory_bytes * 1.01) return HAPT_OK;
+    for (int k = 0; k < keeping->count; k++)
+        if (!(cost_s <= keeping->kept[k].cost_s && memory_bytes <= keeping->kept[k].memory_bytes)) keeping->kept[left++] = keeping->kept[k];
+    keeping->count = left;
+    if (keeping->count == keeping->capacity) {
+        struct kept *grown;
+        const int capacity = keeping->capacity ? 2 * keeping->capacity : 16;
+        HAPT_NEW(grown, keeping->arena, capacity);
+        if (keeping->count) memcpy(grown, keeping->kept, (size_t)keeping->count * sizeof *grown);
+        keeping->kept = grown;
+        keeping->capacity = capacity;
+    }
+    struct kept *made = &keeping->kept[keeping->count++];
+    *made = (struct kept){.cost_s = cost_s, .memory_bytes = memory_bytes};
+    for (int axis = 0; axis < HAPT_MESH_AXES; axis++) HAPT_TRY(copy_program(program[axis], keeping->arena, &made->program[axis]));
+    return HAPT_OK;
+}
+
+static void found(void *context, const struct hapt_axis_program *const program[HAPT_MESH_AXES], double cost_s, double memory_bytes)
+{
+    struct keeping *keeping = context;
+    if (keeping->status == HAPT_OK) keeping->status = keep(keeping, program, cost_s, memory_bytes);
+}
+
+/* Programs from the fastest to one that fits `memory_bytes` a device, were the whole model on the mesh. */
+static enum hapt_status synthesise(const struct candidates *candidates, int subcluster, struct mesh mesh, double memory_bytes,
+                                   double in_flight, struct hapt_arena *scratch, struct keeping *keeping)
+{
+    const struct asked asked = {.candidates = candidates,
+                                .subcluster = subcluster,
+                                .mesh = mesh,
+                                .roofline = calibrate_roofline(candidates->efficiency, &candidates->cluster->subcluster[subcluster].device,
+                                                               candidates->model->dtype)};
+    const struct hapt_mesh_costs costs = {.context = &asked, .compute_s = compute_s, .collective_s = collective_s};
+    const struct hapt_mesh_options options = {.microbatches = candidates->microbatches,
+                                              .memory_bytes = memory_bytes,
+                                              .in_flight = in_flight,
+                                              .most_states = MOST_STATES,
+                                              .most_prices = MOST_PRICES,
+                                              .optimizer_bytes_per_element = candidates->state_count > 0 ? 4.0 * candidates->state_count : -1,
+                                              .ways = HAPT_MESH_OUTER_FIRST,
+                                              .found = found,
+                                              .found_context = keeping};
+    const struct hapt_axis axis[HAPT_MESH_AXES] = {{.size = mesh.n}, {.size = mesh.m}};
+    const struct hapt_axis_program *program[HAPT_MESH_AXES];
+    struct hapt_sharding *sharding;
+    *keeping = (struct keeping){.arena = scratch};
+    const enum hapt_status status = hapt_synthesise_mesh(candidates->model->graph, axis, &costs, &options, scratch, program, &sharding, NULL);
+    if (status != HAPT_OK && status != HAPT_ERR_INFEASIBLE) return status;
+    if (status == HAPT_ERR_INFEASIBLE) hapt_fail_reset(); /* such a mesh has no program, or none that is so small */
+    return keeping->status;
 }
 
 /* ---- which meshes ---- */
@@ -159,18 +162,18 @@ static bool alike(const struct candidates *candidates, int a, int b)
            x->inter_node_bandwidth == y->inter_node_bandwidth && x->inter_node_latency == y->inter_node_latency;
 }
 
-/* One axis: synthesis cuts no sums of another axis. Of many nodes powers of two are enough: a program is made for each. */
+/* Of many nodes powers of two are enough: a program is made for each. */
 static bool is_tried(const struct hapt_subcluster *subcluster, struct hapt_submesh submesh)
 {
-    if (submesh.n > 1 && submesh.m > 1) return false;
-    return submesh.m > 1 || (submesh.n > 1 && ((submesh.n & (submesh.n - 1)) == 0 || submesh.n == subcluster->nodes));
+    const bool nodes = (submesh.n & (submesh.n - 1)) == 0 || submesh.n == subcluster->nodes;
+    return submesh.n * submesh.m > 1 && nodes;
 }
 
 int synthesised_room(const struct candidates *candidates)
 {
     int count = 0;
     for (int c = 0; c < candidates->cluster->count; c++) count += candidates_submeshes(&candidates->cluster->subcluster[c], NULL);
-    return 2 * count;
+    return MOST_PROGRAMS * count;
 }
 
 /* Shardings that lay out every operator alike. */
@@ -194,7 +197,7 @@ static enum hapt_status find_equal(const struct candidates *candidates, const st
 }
 
 static enum hapt_status add(struct candidates *candidates, int subcluster, struct mesh mesh, struct hapt_stage_layout *layout,
-                            struct hapt_sharding *sharding, const char *kind, struct hapt_arena *arena, struct hapt_arena *scratch)
+                            struct hapt_sharding *sharding, struct hapt_arena *arena, struct hapt_arena *scratch)
 {
     int equal;
     HAPT_TRY(find_equal(candidates, &mesh, sharding, scratch, &equal));
@@ -205,7 +208,7 @@ static enum hapt_status add(struct candidates *candidates, int subcluster, struc
         candidates->degree[equal].subclusters |= 1u << subcluster;
         return HAPT_OK;
     }
-    snprintf(layout->name, sizeof layout->name, "%s %dx%d %.40s", kind, mesh.n, mesh.m,
+    snprintf(layout->name, sizeof layout->name, "synthesised %dx%d %.40s", mesh.n, mesh.m,
              candidates->cluster->subcluster[subcluster].name);
     const struct hapt_stage_layout **list;
     HAPT_NEW(list, arena, candidates->layout_count + 1);
@@ -219,26 +222,49 @@ static enum hapt_status add(struct candidates *candidates, int subcluster, struc
     return HAPT_OK;
 }
 
-/* A fast program, and for whole nodes where a stage of this mesh's share of the cluster would not fit with it, one that does. */
+static int compare_kept(const void *a, const void *b)
+{
+    const struct kept *x = a, *y = b;
+    return (x->cost_s > y->cost_s) - (x->cost_s < y->cost_s);
+}
+
+static enum hapt_status add_kept(struct candidates *candidates, int subcluster, struct mesh mesh, const struct kept *kept,
+                                 struct hapt_arena *arena, struct hapt_arena *scratch)
+{
+    struct hapt_stage_layout *layout;
+    struct hapt_sharding *sharding;
+    HAPT_NEW(layout, arena, 1);
+    layout->axis[0].size = mesh.n;
+    layout->axis[1].size = mesh.m;
+    for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
+        struct hapt_axis_program *program;
+        if (layout->axis[axis].size == 1) continue;
+        HAPT_NEW(program, arena, 1);
+        HAPT_TRY(copy_program(&kept->program[axis], arena, program));
+        layout->program[axis] = program;
+    }
+    HAPT_TRY(hapt_stage_layout_apply(layout, candidates->model->graph, arena, &sharding));
+    return add(candidates, subcluster, mesh, layout, sharding, arena, scratch);
+}
+
+/* The fastest program; where a stage of this mesh's share of the cluster would not fit with it, those that need less memory, the least
+ * first. Whole nodes alone are asked for those: it takes seconds. */
 static enum hapt_status add_mesh(struct candidates *candidates, int subcluster, struct mesh mesh, struct hapt_arena *arena,
                                  struct hapt_arena *scratch)
 {
+    const struct hapt_subcluster *own = &candidates->cluster->subcluster[subcluster];
     const double speed = candidates_device_speed(candidates, subcluster) * mesh.n * mesh.m;
     const double share = candidates->speed > 0 && speed < candidates->speed ? speed / candidates->speed : 1;
-    const double limit = candidates->cluster->subcluster[subcluster].device.memory_bytes / share;
+    const double limit = mesh.m == own->devices_per_node ? own->device.memory_bytes / share : 0;
     const double in_flight = fmin(candidates->microbatches, ceil(1 / share));
-    struct hapt_stage_layout *layout;
-    struct hapt_sharding *sharding;
-    double needed = 0, lean = 0;
-    enum hapt_status status = synthesise(candidates, subcluster, mesh, 0, in_flight, arena, &layout, &sharding, &needed);
-    if (status == HAPT_OK) status = add(candidates, subcluster, mesh, layout, sharding, "synthesised", arena, scratch);
-    const struct hapt_subcluster *own = &candidates->cluster->subcluster[subcluster];
-    if (status == HAPT_OK && needed > limit && limit > 0 && mesh.m == own->devices_per_node) { /* it takes seconds: whole nodes alone */
-        status = synthesise(candidates, subcluster, mesh, limit, in_flight, arena, &layout, &sharding, &lean);
-        if (status == HAPT_OK) status = add(candidates, subcluster, mesh, layout, sharding, "lean", arena, scratch);
+    struct keeping keeping;
+    HAPT_TRY(synthesise(candidates, subcluster, mesh, limit, in_flight, scratch, &keeping));
+    qsort(keeping.kept, (size_t)keeping.count, sizeof *keeping.kept, compare_kept);
+    for (int k = 0; k < keeping.count; k++) {
+        if (k >= MOST_PROGRAMS - 1 && k < keeping.count - 1) continue; /* the smallest is among them */
+        HAPT_TRY(add_kept(candidates, subcluster, mesh, &keeping.kept[k], arena, scratch));
+        if (limit <= 0 || keeping.kept[k].memory_bytes <= limit) break;
     }
-    if (status != HAPT_ERR_INFEASIBLE) return status;
-    hapt_fail_reset(); /* such a mesh has no program, or none that is so small */
     return HAPT_OK;
 }
 
@@ -266,7 +292,7 @@ enum hapt_status synthesised_add(struct candidates *candidates, int room, struct
                 for (int before = 0; before < c; before++)
                     if ((other->subclusters >> before & 1u) && alike(candidates, before, c)) other->subclusters |= 1u << c, like = d;
             }
-            HAPT_ASSERT(candidates->degree_count + 2 <= most);
+            HAPT_ASSERT(candidates->degree_count + MOST_PROGRAMS <= most);
             if (like < 0) status = add_mesh(candidates, c, mesh, arena, &scratch);
         }
         hapt_arena_release(&scratch);

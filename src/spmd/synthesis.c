@@ -49,35 +49,99 @@ static bool is_within(const struct problem *problem, const struct attempt *attem
 
 /*
  * Memory by a Lagrange multiplier: bytes of the kinds of devices that lack memory cost seconds. The price is raised until the program
- * fits, then bisected; every program is checked exactly.
+ * fits. Between the dearest price that does not and the cheapest that does, the next one is that at which both programs cost the
+ * same: it finds one that is cheaper there than both, or there is none. Every program is checked exactly.
  */
+struct prices {
+    struct problem *problem;
+    struct hapt_arena *arena;
+    struct hapt_synthesis_report *report;
+    bool scarce[MOST_CLASSES];
+    double low_price, high_price;
+    struct attempt low, high; /* does not fit; fits */
+    bool found;
+};
+
+static void tell(const struct problem *problem, const struct attempt *attempt)
+{
+    const struct hapt_synthesis_options *options = problem->options;
+    if (options->found)
+        options->found(options->found_context, &attempt->program, attempt->price.cost_s, attempt->price.memory_bytes[attempt->device]);
+}
+
+static enum hapt_status try_price(struct prices *prices, double price, struct attempt *attempt)
+{
+    struct problem *problem = prices->problem;
+    for (int j = 0; j < problem->classes; j++) problem->multiplier[j] = prices->scarce[j] ? price : 0;
+    problem->counts_memory = true;
+    HAPT_TRY(try_prices(problem, prices->arena, prices->report, attempt));
+    tell(problem, attempt);
+    if (is_within(problem, attempt)) {
+        if (!prices->found || attempt->price.cost_s < prices->high.price.cost_s) prices->high = *attempt;
+        prices->found = true;
+        prices->high_price = price;
+    } else {
+        prices->low = *attempt;
+        prices->low_price = price;
+    }
+    return HAPT_OK;
+}
+
+static double scarce_bytes(const struct prices *prices, const struct attempt *attempt)
+{
+    double bytes = 0;
+    for (int j = 0; j < prices->problem->classes; j++)
+        if (prices->scarce[j]) bytes += attempt->price.memory_bytes[prices->problem->representative[j]];
+    return bytes;
+}
+
+/* Until a program fits, or prices save nothing more. */
+static enum hapt_status raise_price(struct prices *prices, double first)
+{
+    enum { RAISES = 24, IDLE = 3 };
+    double least = prices->low.worst;
+    for (int round = 0, idle = 0; round < RAISES && !prices->found && idle < IDLE; round++) {
+        struct attempt attempt;
+        HAPT_TRY(try_price(prices, round == 0 ? first : 4 * prices->low_price, &attempt));
+        if (prices->found) break;
+        const int class = prices->problem->class_of[attempt.device];
+        /* A price that is many times what all else costs has saved what it can. */
+        const bool saves = attempt.worst < least * (1 - 1e-9) || !prices->scarce[class] || prices->low_price < 16 * first;
+        idle = saves ? 0 : idle + 1;
+        least = fmin(least, attempt.worst);
+        prices->scarce[class] = true;
+    }
+    return HAPT_OK;
+}
+
+static bool same_attempt(const struct attempt *a, const struct attempt *b)
+{
+    return fabs(a->price.cost_s - b->price.cost_s) <= 1e-12 * b->price.cost_s && a->worst == b->worst;
+}
+
 static enum hapt_status search_prices(struct problem *problem, struct hapt_arena *arena, struct hapt_synthesis_report *report,
                                       struct attempt *best)
 {
-    bool scarce[MOST_CLASSES] = {false}, found = false;
-    double low = 0, high = 0, unit;
-    enum { RAISES = 24, HALVINGS = 12 };
-    unit = best->price.cost_s / problem->options->memory_bytes[best->device];
+    enum { MOST_BETWEEN = 12 };
+    const int between = problem->options->most_prices > 0 ? problem->options->most_prices : MOST_BETWEEN;
+    struct prices prices = {.problem = problem, .arena = arena, .report = report, .low = *best};
+    double unit = best->price.cost_s / problem->options->memory_bytes[best->device];
     if (!(unit > 0)) unit = 1e-12;
-    scarce[problem->class_of[best->device]] = true;
-    for (int round = 0, halvings = 0; round < RAISES || halvings < HALVINGS; round++) {
+    prices.scarce[problem->class_of[best->device]] = true;
+    HAPT_TRY(raise_price(&prices, unit / 16));
+    for (int round = 0; prices.found && round < between; round++) {
+        const struct attempt low = prices.low, high = prices.high;
+        const double more = scarce_bytes(&prices, &low) - scarce_bytes(&prices, &high);
+        double price = more > 0 ? (high.price.cost_s - low.price.cost_s) / more : -1;
         struct attempt attempt;
-        const double price = found ? (low + high) / 2 : round == 0 ? unit / 16 : 4 * low;
-        if (!found && round >= RAISES) break;
-        for (int j = 0; j < problem->classes; j++) problem->multiplier[j] = scarce[j] ? price : 0;
-        problem->counts_memory = true;
-        HAPT_TRY(try_prices(problem, arena, report, &attempt));
-        if (is_within(problem, &attempt)) {
-            if (!found || attempt.price.cost_s < best->price.cost_s) *best = attempt;
-            found = true;
-            high = price;
-        } else {
-            scarce[problem->class_of[attempt.device]] = true;
-            low = price;
-        }
-        if (found && ++halvings > HALVINGS) break;
+        /* Prices differ by device and searches are cut short: the two need not be neighbours. */
+        if (!(price > prices.low_price && price < prices.high_price)) price = (prices.low_price + prices.high_price) / 2;
+        HAPT_TRY(try_price(&prices, price, &attempt));
+        prices.scarce[problem->class_of[attempt.device]] = prices.scarce[problem->class_of[attempt.device]] || !is_within(problem, &attempt);
+        if (same_attempt(&attempt, &low) || same_attempt(&attempt, &high)) break;
     }
-    if (found) return HAPT_OK;
+    *best = prices.high;
+    if (prices.found) return HAPT_OK;
     return hapt_fail(HAPT_ERR_INFEASIBLE, "use more devices, a smaller microbatch or more stages",
                      "no program was found whose weights, gradients and activations fit the memory of %d devices", problem->axis->size);
 }
@@ -127,6 +191,7 @@ static enum hapt_status synthesise(const struct hapt_sharding *sharding, int axi
     HAPT_TRY(check_arguments(axis, options));
     HAPT_TRY(hapt_problem_build(sharding, axis_index, axis, costs, options, scratch, &problem));
     HAPT_TRY(try_prices(&problem, arena, report, best));
+    tell(&problem, best);
     if (!is_within(&problem, best)) HAPT_TRY(search_prices(&problem, arena, report, best));
     fill_report(&problem, best, report);
     return HAPT_OK;

@@ -94,6 +94,7 @@ static enum hapt_status options_of(const struct mesh_search *search, int size, b
                                                .in_flight = all->in_flight,
                                                .optimizer_bytes_per_element = all->optimizer_bytes_per_element,
                                                .most_states = all->most_states,
+                                               .most_prices = all->most_prices,
                                                .exact = all->exact};
     return HAPT_OK;
 }
@@ -107,19 +108,39 @@ static enum hapt_status passed(enum hapt_status status, bool *made)
     return HAPT_OK;
 }
 
-static enum hapt_status synthesise_axis(struct mesh_search *search, const struct beside *beside, struct hapt_axis_program *program,
-                                        struct hapt_synthesis_report *report, bool *made)
+struct way { const struct hapt_axis_program *outer, *inner; const char *outer_by, *inner_by; };
+
+static void tell(const struct mesh_search *search, const struct way *way, double cost_s, double memory_bytes)
+{
+    const struct hapt_axis_program *const both[HAPT_MESH_AXES] = {way->outer, way->inner};
+    if (search->options->found) search->options->found(search->options->found_context, both, cost_s, memory_bytes);
+}
+
+/* Hears what a search of the last axis finds. */
+struct hearing { const struct mesh_search *search; struct way way; int axis; };
+
+static void hear(void *context, const struct hapt_axis_program *program, double cost_s, double memory_bytes)
+{
+    struct hearing *hearing = context;
+    *(hearing->axis == 0 ? &hearing->way.outer : &hearing->way.inner) = program;
+    tell(hearing->search, &hearing->way, cost_s, memory_bytes);
+}
+
+/* `last`: the axis that comes first is there already, or NULL. `limited`: within the memory. */
+static enum hapt_status synthesise_axis(struct mesh_search *search, const struct beside *beside, const struct way *last, bool limited,
+                                        struct hapt_axis_program *program, struct hapt_synthesis_report *report, bool *made)
 {
     const struct hapt_axis *axis = &search->axis[beside->axis];
     const struct hapt_spmd_costs costs = costs_of(beside);
     struct hapt_synthesis_options options;
-    const bool estimated = beside->op_share != NULL;
-    HAPT_TRY(options_of(search, axis->size, true, &options));
-    HAPT_TRY(passed(hapt_synthesise(beside->sharding, beside->axis, axis, &costs, &options, search->scratch, program, report), made));
-    if (!*made && estimated && options.memory_bytes) { /* the estimate may be what does not fit */
-        HAPT_TRY(options_of(search, axis->size, false, &options));
-        HAPT_TRY(passed(hapt_synthesise(beside->sharding, beside->axis, axis, &costs, &options, search->scratch, program, report), made));
+    struct hearing hearing = {.search = search, .axis = beside->axis};
+    HAPT_TRY(options_of(search, axis->size, limited, &options));
+    if (last && search->options->found) {
+        hearing.way = *last;
+        options.found = hear;
+        options.found_context = &hearing;
     }
+    HAPT_TRY(passed(hapt_synthesise(beside->sharding, beside->axis, axis, &costs, &options, search->scratch, program, report), made));
     if (*made) search->report.expanded += report->expanded;
     return HAPT_OK;
 }
@@ -131,8 +152,6 @@ static enum hapt_status copy_program(const struct hapt_axis_program *program, st
     if (program->count > 0) memcpy(copy->instruction, program->instruction, (size_t)program->count * sizeof *copy->instruction);
     return HAPT_OK;
 }
-
-struct way { const struct hapt_axis_program *outer, *inner; const char *outer_by, *inner_by; };
 
 /* A program of both: kept when it fits and costs least. */
 static void consider(struct mesh_search *search, const struct way *way, const struct hapt_synthesis_report *report, bool plain)
@@ -189,6 +208,7 @@ static enum hapt_status finish_plain(struct mesh_search *search, const struct be
         if (!made) continue;
         *(beside->axis == 0 ? &way.outer : &way.inner) = program;
         *(beside->axis == 0 ? &way.outer_by : &way.inner_by) = plain_name[tensor];
+        tell(search, &way, report.cost_s, report.memory_bytes);
         consider(search, &way, &report, plain_outer);
     }
     return HAPT_OK;
@@ -200,7 +220,7 @@ static enum hapt_status finish_synthesised(struct mesh_search *search, const str
     struct hapt_synthesis_report report;
     bool made;
     HAPT_NEW(program, search->scratch, 1);
-    HAPT_TRY(synthesise_axis(search, beside, program, &report, &made));
+    HAPT_TRY(synthesise_axis(search, beside, &way, true, program, &report, &made));
     if (!made) return HAPT_OK;
     *(beside->axis == 0 ? &way.outer : &way.inner) = program;
     *(beside->axis == 0 ? &way.outer_by : &way.inner_by) = by_synthesis;
@@ -290,36 +310,36 @@ static enum hapt_status expect_program(struct mesh_search *search, const struct 
     return HAPT_OK;
 }
 
-static enum hapt_status first_axis(struct mesh_search *search, int axis, const struct expected *expected,
+static enum hapt_status first_axis(struct mesh_search *search, int axis, const struct expected *expected, bool limited,
                                    struct hapt_axis_program **program, bool *made)
 {
     const struct beside beside = {.costs = search->costs, .axis = axis, .outer_size = search->axis[0].size, .sharding = search->trivial,
                                   .op_share = expected->op_share, .tensor_share = expected->tensor_share};
     struct hapt_synthesis_report report;
     HAPT_NEW(*program, search->scratch, 1);
-    return synthesise_axis(search, &beside, *program, &report, made);
+    return synthesise_axis(search, &beside, NULL, limited, *program, &report, made);
 }
 
-static enum hapt_status outer_first(struct mesh_search *search)
+static enum hapt_status outer_first(struct mesh_search *search, bool limited)
 {
     struct hapt_axis_program *outer;
     struct expected expected;
     bool made;
     HAPT_TRY(expect_even(search, 1, &expected));
-    HAPT_TRY(first_axis(search, 0, &expected, &outer, &made));
+    HAPT_TRY(first_axis(search, 0, &expected, limited, &outer, &made));
     return made ? go_inside(search, outer, by_synthesis, false) : HAPT_OK;
 }
 
-static enum hapt_status inner_first(struct mesh_search *search)
+static enum hapt_status inner_first(struct mesh_search *search, bool limited)
 {
     struct hapt_axis_program *outer, *inner;
     struct expected expected;
     bool made;
     HAPT_TRY(expect_even(search, 0, &expected));
-    HAPT_TRY(first_axis(search, 1, &expected, &inner, &made));
+    HAPT_TRY(first_axis(search, 1, &expected, limited, &inner, &made));
     if (!made) return HAPT_OK;
     HAPT_TRY(expect_program(search, inner, &expected));
-    HAPT_TRY(first_axis(search, 0, &expected, &outer, &made));
+    HAPT_TRY(first_axis(search, 0, &expected, limited, &outer, &made));
     return made ? go_inside(search, outer, "synthesised for the inner axis", false) : HAPT_OK;
 }
 
@@ -332,8 +352,12 @@ static enum hapt_status search_both(struct mesh_search *search)
         HAPT_TRY(plain_program(search, search->trivial, 0, tensor, &outer, &made));
         if (made) HAPT_TRY(go_inside(search, outer, plain_name[tensor], true));
     }
-    if (ways & HAPT_MESH_OUTER_FIRST) HAPT_TRY(outer_first(search));
-    if (ways & HAPT_MESH_INNER_FIRST) HAPT_TRY(inner_first(search));
+    /* What the first axis needs of memory is an estimate: it is looked at where nothing else fits. */
+    const int rounds = search->options->memory_bytes > 0 && (ways & HAPT_MESH_LEAN_FIRST) ? 2 : 1;
+    for (int limited = 0; limited < rounds && !(limited && search->found); limited++) {
+        if (ways & HAPT_MESH_OUTER_FIRST) HAPT_TRY(outer_first(search, limited));
+        if (ways & HAPT_MESH_INNER_FIRST) HAPT_TRY(inner_first(search, limited));
+    }
     return HAPT_OK;
 }
 

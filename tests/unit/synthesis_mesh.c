@@ -303,7 +303,7 @@ static void one_mesh(const struct hapt_graph *graph, int vocab, uint64_t seed, s
         outcomes->both += moves_over(sharding, 0) && moves_over(sharding, 1);
         outcomes->synthesised += report.inner.cost_s < report.plain_s * (1 - 1e-9);
         options.memory_bytes = 0.8 * report.inner.memory_bytes;
-        options.ways = HAPT_MESH_PLAIN_OUTER | HAPT_MESH_OUTER_FIRST;
+        options.ways = HAPT_MESH_PLAIN_OUTER | HAPT_MESH_OUTER_FIRST | HAPT_MESH_LEAN_FIRST;
         if (seed % 2 == 0 && hapt_synthesise_mesh(graph, axis, &costs, &options, &arena, program, &sharding, &lean) == HAPT_OK) {
 
             outcomes->limited++;
