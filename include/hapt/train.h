@@ -30,6 +30,9 @@ struct hapt_data;
  * the vocabulary, labels outside the classes. Collective over env->world; ends in agreement. */
 enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, const struct hapt_model *model, int rows,
                                 int64_t steps, uint64_t seed, struct hapt_data **data);
+/* The same of what is told without reading the data: form, rows, steps. Early, so that a wrong file fails before long work. Collective
+ * over env->world; ends in agreement. */
+enum hapt_status hapt_data_check(const struct hapt_env *env, const char *path, const struct hapt_model *model, int rows, int64_t steps);
 void hapt_data_close(struct hapt_data *data);
 /* Rows [first, first + count) of a step of the input of that role: tokens and targets [count][T] int32, images
  * [count][C][H][W] fp32, labels [count] int32. */
@@ -146,6 +149,8 @@ struct hapt_checkpoint {
  * the work shared by the ranks. Collective over env->world; ends in agreement. */
 enum hapt_status hapt_checkpoint_find(const struct hapt_env *env, const char *path, struct hapt_arena *arena,
                                       struct hapt_checkpoint **checkpoint);
+/* HAPT_ERR_INPUT unless the checkpoint's parameters are the model's, in name and size. Rank-local. */
+enum hapt_status hapt_checkpoint_fits(const struct hapt_checkpoint *checkpoint, const struct hapt_model *model);
 /* Takes the options of the checkpoint's run as defaults. */
 enum hapt_status hapt_checkpoint_defaults(const struct hapt_checkpoint *checkpoint, struct hapt_config *config);
 /* A parameter's weight (state -1) or state, whole, [elements]. Rank-local. */
@@ -182,10 +187,12 @@ enum hapt_status hapt_checkpoint_save(const struct hapt_env *env, const struct h
 /* Folder of the run: --output, or outputs/<input's name>. */
 enum hapt_status hapt_train_folder(const struct hapt_config *config, struct hapt_arena *arena, const char **folder);
 /* With --resume: the checkpoint to go on from, its options taken as defaults (give --microbatches and the like again to
- * change them); else NULL. Call before planning; keep checkpoint->plan unless --replan. Collective; ends in agreement.
- */
-enum hapt_status hapt_train_resume(const struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
-                                   struct hapt_checkpoint **checkpoint);
+ * change them); else NULL. HAPT_ERR_INPUT where it is another model's. Call before planning; keep checkpoint->plan unless
+ * --replan. Collective; ends in agreement. */
+enum hapt_status hapt_train_resume(const struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,
+                                   struct hapt_arena *arena, struct hapt_checkpoint **checkpoint);
+/* Is there data, of so many rows a step (--microbatches) and for --steps? Call before long work. Collective; ends in agreement. */
+enum hapt_status hapt_train_check_data(const struct hapt_env *env, const struct hapt_config *config, const struct hapt_model *model);
 /* Trains `plan` (stages with operator ranges) on a bound cluster until --steps, from `checkpoint` (may be NULL); ends
  * with a checkpoint. HAPT_OK with result->stopped after a signal. Collective over env->world; ends in agreement; a rank
  * that fails inside a step ends the job (hapt_die). */

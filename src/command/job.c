@@ -11,11 +11,16 @@ struct job {
     struct hapt_train_result *result;
 };
 
+static bool keeps_plan(const struct hapt_config *config, const struct job *job)
+{
+    return job->checkpoint && !hapt_config_bool(config, "replan");
+}
+
 /* A plan file, the checkpoint's plan, or profile and search. */
 static enum hapt_status make_plan(struct hapt_env *env, struct hapt_config *config, struct job *job,
                                   struct hapt_arena *arena)
 {
-    const bool keep = job->checkpoint && !hapt_config_bool(config, "replan");
+    const bool keep = keeps_plan(config, job);
     if (keep) hapt_note(env, "keeping the checkpoint's plan (--replan searches a new one)\n");
     if (keep || hapt_config_text(config, "plan"))
         return hapt_phase_plan_given(env, config, job->model, keep ? job->checkpoint : NULL, arena, &job->plan);
@@ -43,7 +48,8 @@ static enum hapt_status run_job(struct hapt_env *env, struct hapt_config *config
 {
     HAPT_TRY(hapt_env_agree(env->world, check_options(config)));
     HAPT_TRY(hapt_phase_model(env, config, arena, &job->model));
-    HAPT_TRY(hapt_train_resume(env, config, arena, &job->checkpoint));
+    HAPT_TRY(hapt_train_resume(env, config, job->model, arena, &job->checkpoint));
+    if (!keeps_plan(config, job) && !hapt_config_text(config, "plan")) HAPT_TRY(hapt_train_check_data(env, config, job->model));
     HAPT_TRY(hapt_phase_cluster(env, config, true, arena, &job->cluster));
     hapt_cluster_print(env, job->cluster);
     HAPT_TRY(hapt_phase_layers(env, config, job->model, arena, &job->layers));

@@ -30,7 +30,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     struct hapt_plan *plan = NULL;
     struct hapt_train_result *result = NULL;
     HAPT_TRY(hapt_phase_model(env, config, arena, &model));
-    HAPT_TRY(hapt_train_resume(env, config, arena, &checkpoint));
+    HAPT_TRY(hapt_train_resume(env, config, model, arena, &checkpoint));
     if (!checkpoint && !hapt_config_text(config, "plan"))
         return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_USAGE,
                                                     "make one with `hapt plan --input m.h5 --output plan.h5`, "

@@ -103,6 +103,12 @@ static bool exists(const char *path)
     return path && stat(path, &about) == 0;
 }
 
+static bool is_file(const char *path)
+{
+    struct stat about;
+    return stat(path, &about) == 0 && !S_ISDIR(about.st_mode);
+}
+
 /* Folders to try, newest first; rank 0 looks, all learn. */
 static enum hapt_status list_candidates(const struct hapt_env *env, const char *path, struct hapt_arena *arena,
                                         int *count, const char ***candidate)
@@ -112,11 +118,11 @@ static enum hapt_status list_candidates(const struct hapt_env *env, const char *
     enum hapt_status status = HAPT_OK;
     const char *inner = hapt_arena_printf(arena, "%s/checkpoints", path);
     if (env->world_rank == 0 && !exists(hapt_arena_printf(arena, "%s/manifest.h5", path))) {
+        const char *hint = "give the folder of a run that has checkpoints, or of one of them; training starts anew without --resume";
         found[1] = exists(inner);
-        status = checkpoint_list(found[1] ? inner : path, arena, &found[0], &step);
-        if (status == HAPT_OK && found[0] == 0)
-            status = hapt_fail(HAPT_ERR_INPUT, "start without --resume, or give the folder of another run",
-                               "there is no checkpoint in %s", path);
+        status = is_file(path) ? hapt_fail(HAPT_ERR_INPUT, hint, "%s is a file; a checkpoint is a folder", path)
+                               : checkpoint_list(found[1] ? inner : path, arena, &found[0], &step);
+        if (status == HAPT_OK && found[0] == 0) status = hapt_fail(HAPT_ERR_INPUT, hint, "there is no checkpoint in %s", path);
     }
     HAPT_TRY(hapt_env_agree(env->world, status));
     MPI_Bcast(found, 2, MPI_INT, 0, env->world);
@@ -148,7 +154,8 @@ enum hapt_status hapt_checkpoint_find(const struct hapt_env *env, const char *pa
         return HAPT_OK;
     }
     return hapt_env_agree(
-        env->world, hapt_fail(HAPT_ERR_INPUT, "start again without --resume", "no checkpoint in %s is whole", path));
+        env->world, hapt_fail(HAPT_ERR_INPUT, "give the folder of another run; training starts anew without --resume",
+                              "no checkpoint in %s is whole", path));
 }
 
 enum hapt_status hapt_checkpoint_defaults(const struct hapt_checkpoint *checkpoint, struct hapt_config *config)
@@ -199,6 +206,47 @@ enum hapt_status hapt_checkpoint_read(const struct hapt_checkpoint *checkpoint, 
     hapt_h5_close(file);
     hapt_arena_release(&arena);
     return status;
+}
+
+static enum hapt_status fits_tensor(const struct hapt_checkpoint *checkpoint, const struct hapt_tensor *tensor, struct hapt_arena *arena)
+{
+    const char *hint = "give the model that the run was started with (--input), or start anew without --resume";
+    const int shard = shard_of(checkpoint, tensor->name);
+    struct hapt_h5 *file = NULL;
+    int dims = 0;
+    int64_t shape[HAPT_H5_MAX_DIMS], count = 1;
+    if (shard < 0)
+        return hapt_fail(HAPT_ERR_INPUT, hint, "checkpoint %s is of another model: it has no parameter %s", checkpoint->path, tensor->name);
+    const char *path = checkpoint_shard_path(arena, checkpoint->path, shard), *dataset = checkpoint_dataset(arena, tensor->name, -1);
+    if (!path || !dataset) return HAPT_ERR_MEMORY;
+    HAPT_TRY(hapt_h5_open(path, SHARD_FORMAT, CHECKPOINT_VERSION, false, &file));
+    const enum hapt_status status = hapt_h5_shape(file, dataset, &dims, shape);
+    hapt_h5_close(file);
+    HAPT_TRY(status);
+    for (int d = 0; d < dims; d++) count *= shape[d];
+    if (count == hapt_tensor_elements(tensor)) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INPUT, hint, "checkpoint %s is of another model: its %s has %lld elements, not %lld", checkpoint->path,
+                     tensor->name, (long long)count, (long long)hapt_tensor_elements(tensor));
+}
+
+enum hapt_status hapt_checkpoint_fits(const struct hapt_checkpoint *checkpoint, const struct hapt_model *model)
+{
+    const struct hapt_graph *graph = model->graph;
+    struct hapt_arena arena;
+    enum hapt_status status = HAPT_OK;
+    int64_t count = 0;
+    hapt_arena_init(&arena);
+    for (int t = 0; t < graph->tensor_count && status == HAPT_OK; t++) {
+        if (graph->tensor[t].kind != HAPT_TENSOR_PARAMETER) continue;
+        status = fits_tensor(checkpoint, &graph->tensor[t], &arena);
+        count++;
+    }
+    hapt_arena_release(&arena);
+    HAPT_TRY(status);
+    if (count == checkpoint->parameter_count) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INPUT, "give the model that the run was started with (--input), or start anew without --resume",
+                     "checkpoint %s is of another model: it has %lld parameters, not %lld", checkpoint->path,
+                     (long long)checkpoint->parameter_count, (long long)count);
 }
 
 static enum hapt_status copy_parameter(const struct hapt_checkpoint *checkpoint, const char *parameter,

@@ -82,6 +82,19 @@ enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, co
     return HAPT_OK;
 }
 
+enum hapt_status hapt_data_check(const struct hapt_env *env, const char *path, const struct hapt_model *model, int rows, int64_t steps)
+{
+    struct hapt_h5 *file = NULL;
+    struct data_layout layout = {0};
+    enum hapt_status status = HAPT_OK;
+    if (env->node_rank == 0) {
+        status = hapt_h5_open(path, NULL, 1, true, &file);
+        if (status == HAPT_OK) status = data_layout_find(file, model, rows, steps, &layout);
+        hapt_h5_close(file);
+    }
+    return hapt_env_agree(env->world, status);
+}
+
 void hapt_data_close(struct hapt_data *data)
 {
     if (!data) return;

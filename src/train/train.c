@@ -347,18 +347,34 @@ static enum hapt_status check_options(const struct run *run)
     return HAPT_OK;
 }
 
-static const char *data_path(const struct run *run)
+static enum hapt_status find_data(const struct hapt_env *env, const struct hapt_config *config, const struct hapt_model *model, const char **path)
 {
-    const char *path = hapt_config_text(run->config, "data");
-    return path ? path : run->stage.model->has_data ? run->stage.model->path : NULL;
+    const char *given = hapt_config_text(config, "data");
+    *path = given ? given : model->has_data ? model->path : NULL;
+    if (*path) return HAPT_OK;
+    return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_INPUT, "give --data D.h5 (see hapt data --help)",
+                                                "the model file carries no data and no data file is given"));
+}
+
+/* The step to stop before, of a run that takes `steps`. */
+static int64_t end_of_run(const struct hapt_config *config, int64_t steps)
+{
+    const int64_t stop_after = hapt_config_int(config, "stop-after");
+    return stop_after > 0 && stop_after < steps ? stop_after : steps;
+}
+
+enum hapt_status hapt_train_check_data(const struct hapt_env *env, const struct hapt_config *config, const struct hapt_model *model)
+{
+    const char *path = NULL;
+    const int rows = (int)hapt_config_int(config, "microbatches") * model->microbatch;
+    HAPT_TRY(find_data(env, config, model, &path));
+    return hapt_data_check(env, path, model, rows, end_of_run(config, hapt_config_int(config, "steps")));
 }
 
 static enum hapt_status open_data(struct run *run)
 {
-    const char *path = data_path(run);
-    if (!path)
-        return hapt_env_agree(run->env->world, hapt_fail(HAPT_ERR_INPUT, "give --data D.h5 (see hapt data --help)",
-                                                         "the model file carries no data and no data file is given"));
+    const char *path = NULL;
+    HAPT_TRY(find_data(run->env, run->config, run->stage.model, &path));
     const int rows = run->plan->microbatches * run->stage.model->microbatch;
     HAPT_TRY(hapt_data_open(run->env, path, run->stage.model, rows, run->end,
                             (uint64_t)hapt_config_int(run->config, "data-seed"), &run->data));
@@ -398,10 +414,9 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
     HAPT_TRY(prepare_writer(run, folder));
     HAPT_TRY(warn_of_older(run, checkpoint));
     HAPT_NEW(run->vote, run->arena, run->env->world_size);
-    const int64_t steps = run->optimizer.steps, stop_after = hapt_config_int(run->config, "stop-after");
     run->first = checkpoint ? checkpoint->step : 0;
     run->saved = checkpoint ? checkpoint->step : -1;
-    run->end = stop_after > 0 && stop_after < steps ? stop_after : steps;
+    run->end = end_of_run(run->config, run->optimizer.steps);
     if (run->end < run->first) run->end = run->first;
     result->first_step = run->first;
     result->stage_count = run->plan->stage_count;
@@ -496,14 +511,15 @@ enum hapt_status hapt_train_folder(const struct hapt_config *config, struct hapt
     return HAPT_OK;
 }
 
-enum hapt_status hapt_train_resume(const struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
-                                   struct hapt_checkpoint **checkpoint)
+enum hapt_status hapt_train_resume(const struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,
+                                   struct hapt_arena *arena, struct hapt_checkpoint **checkpoint)
 {
     *checkpoint = NULL;
     if (!hapt_config_bool(config, "resume")) return HAPT_OK;
     const char *folder = NULL;
     HAPT_TRY(hapt_env_agree(env->world, hapt_train_folder(config, arena, &folder)));
     HAPT_TRY(hapt_checkpoint_find(env, folder, arena, checkpoint));
+    HAPT_TRY(hapt_env_agree(env->world, env->world_rank == 0 ? hapt_checkpoint_fits(*checkpoint, model) : HAPT_OK));
     hapt_note(env, "resuming after step %lld from %s\n", (long long)(*checkpoint)->step, (*checkpoint)->path);
     return hapt_env_agree(env->world, hapt_checkpoint_defaults(*checkpoint, config));
 }

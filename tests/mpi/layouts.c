@@ -205,7 +205,7 @@ static void plans_resume_each_other(void)
         part[count + 2] = "--resume";
         part[count + 1] = "20";
         struct hapt_config *config = make_config("first", part);
-        CHECK_OK(hapt_train_resume(&test_env, config, &arena, &checkpoint));
+        CHECK_OK(hapt_train_resume(&test_env, config, model, &arena, &checkpoint));
         if (!CHECK(checkpoint && checkpoint->step == 7)) return;
         struct hapt_train_result *rest = train(&next, config, checkpoint);
         if (!rest) return;
@@ -304,7 +304,7 @@ static void resume_is_bitwise(void)
         part[count + 1] = "20";
         part[count + 2] = "--resume";
         struct hapt_config *config = make_config("halves", part);
-        CHECK_OK(hapt_train_resume(&test_env, config, &arena, &checkpoint));
+        CHECK_OK(hapt_train_resume(&test_env, config, model, &arena, &checkpoint));
         if (!CHECK(checkpoint && checkpoint->step == 9)) return;
         struct hapt_train_result *rest = train(&shape, config, checkpoint);
         if (!rest) return;

@@ -96,7 +96,7 @@ static void resume_is_bitwise(void)
     CHECK(half->history.count == 10);
     struct hapt_checkpoint *checkpoint = NULL;
     struct hapt_config *config = make_config("halves", resumed);
-    CHECK_OK(hapt_train_resume(&test_env, config, &arena, &checkpoint));
+    CHECK_OK(hapt_train_resume(&test_env, config, model, &arena, &checkpoint));
     CHECK(checkpoint && checkpoint->step == 10);
     if (!checkpoint) return;
     struct hapt_train_result *rest = train(&shape, config, checkpoint);

@@ -120,6 +120,27 @@ refused 3 "a missing plan" --steps 2 --plan "$dir/nowhere.h5"
 refused 3 "a wrong number of rows" --steps 2 --plan "$dir/plan.h5" --microbatches 3
 refused 3 "too few batches" --steps 21 --plan "$dir/plan.h5"
 refused 3 "nothing to resume" --steps 2 --resume
+
+# another model than the checkpoint's, a file in place of a checkpoint, data that does not fit: said at once, with what is wrong
+says() { # CODE PATTERN OPTIONS...
+    local code=$1 pattern=$2
+    shift 2
+    "$HAPT" "$@" >"$dir/said.out" 2>"$dir/said.log"
+    local got=$?
+    check "$*: code $code, not $got" [ $got -eq "$code" ]
+    check "$*: $pattern" grep -Eq "^hapt: error: .*$pattern" "$dir/said.log"
+    check "$*: a hint" grep -q '^hint:' "$dir/said.log"
+}
+for other in "--layers 2 --hidden 32" "--layers 1 --hidden 64" "--layers 3 --hidden 64"; do
+    "$HAPT" model gpt $other --heads 4 --sequence 64 --vocab 256 --microbatch 2 --output "$dir/other.h5" >/dev/null || exit 1
+    says 3 'checkpoint .*/step-00000020 is of another model: it(s| has)' --input "$dir/other.h5" --data $reference --resume --output "$dir/whole"
+done
+says 3 'run.h5 is a file; a checkpoint is a folder' export --checkpoint "$dir/whole/run.h5" --output "$dir/none.h5"
+says 3 'there is no checkpoint in' export --checkpoint "$dir/nowhere" --output "$dir/none.h5"
+says 3 'rows' --input "$dir/m.h5" --data $reference --microbatches 3 --steps 2 --output "$dir/none"
+says 3 'cannot open .*nowhere.h5' --input "$dir/m.h5" --data "$dir/nowhere.h5" --steps 2 --output "$dir/none"
+check "data are looked at before anything is profiled" [ "$(grep -c 'Profile of\|Cluster,' "$dir/said.out" "$dir/said.log" | awk -F: '{ n += $2 } END { print n }')" -eq 0 ]
+
 sed 's/300 MB/1 MB/' "$dir/c.json" >"$dir/small.json"
 cluster=$dir/small.json
 refused 5 "a plan over the cap" --steps 2 --plan "$dir/plan.h5"

@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Tensor-parallel stages from the command line: in bf16 with sharded optimizer state, with fewer heads of keys and values than ranks,
+# and with a rank that is killed, or hangs, between two of their collectives.
+. "$(dirname "$0")/lib.sh.inc"
+cd "$(dirname "$0")/../.." || exit 1
+options=(--microbatches 4 --learning-rate 1e-3 --lr-schedule constant --threads 1 --timeout 2)
+
+for ranks in 2 4; do
+    printf '{"format":"hapt-cluster","version":1,"subclusters":[{"name":"cpu","nodes":1,"devices_per_node":%d,"device":"cpu"}]}' $ranks \
+        >"$scratch/c$ranks.json"
+done
+plan() { # RANKS MODEL STAGES: "$scratch/plan.h5"; L is the model's number of layers
+    local layers=$3
+    [[ $3 == *L* ]] && layers=${3//L/$("$HAPT" plan --input "$2" --cluster "$scratch/c$1.json" --stages "0-1@cpu:1x1" 2>&1 | sed -n 's/.*layer 1 of //p')}
+    passes 1 plan --input "$2" --cluster "$scratch/c$1.json" --microbatches 4 --stages "$layers" --output "$scratch/plan.h5"
+}
+losses() { grep -o '"loss": \[[^]]*\]' "$1" | grep -oE '[0-9.]+(e-?[0-9]+)?'; }
+same() { # WHAT TOLERANCE: the losses just printed are those of one rank
+    checks=$((checks + 1))
+    losses "$scratch/out" >"$scratch/its"
+    local worst
+    worst=$(paste "$scratch/one" "$scratch/its" | awk 'NF != 2 { bad = 1 } { d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > worst) worst = d }
+        END { print bad || NR == 0 ? 1 : worst + 0 }')
+    awk -v worst="$worst" -v most="$2" 'BEGIN { exit !(worst <= most) }' || fail "$1: losses are $worst away"
+    echo "$1: losses within $worst"
+}
+
+# bf16: a number has 8 bits (4e-3), a loss averages over 512 of them a step and what 20 steps made of the differences
+"$HAPT" model gpt --layers 2 --hidden 64 --heads 4 --sequence 64 --vocab 256 --microbatch 2 --dtype bf16 --tied-embeddings yes \
+    --weights tests/data/gpt-small.h5 --output "$scratch/half.h5" >/dev/null || exit 1
+half=(--input "$scratch/half.h5" --data tests/data/gpt-small.h5 --steps 20 "${options[@]}" --json)
+passes 1 "${half[@]}" --profile-seconds 1 --output "$scratch/one-half" && losses "$scratch/out" >"$scratch/one"
+for stages in "0-L@cpu:1x2t2" "0-4@cpu:1x2t2,4-L@cpu:1x2" "0-L@cpu:1x4t2"; do
+    ranks=4
+    [ "$stages" = "0-L@cpu:1x2t2" ] && ranks=2
+    plan $ranks "$scratch/half.h5" "$stages"
+    passes $ranks "${half[@]}" --plan "$scratch/plan.h5" --cluster "$scratch/c$ranks.json" --sharded-optimizer yes --output "$scratch/half" &&
+        same "bf16, sharded optimizer state, $stages" 5e-4
+done
+
+# one head of keys and values for two and for four ranks
+"$HAPT" model llama --layers 2 --hidden 64 --heads 4 --kv-heads 1 --ffn 160 --sequence 32 --vocab 128 --microbatch 2 --dtype fp32 \
+    --output "$scratch/llama.h5" >/dev/null || exit 1
+llama=(--input "$scratch/llama.h5" --data tests/data/llama-small.h5 --steps 5 "${options[@]}" --json)
+passes 1 "${llama[@]}" --profile-seconds 1 --output "$scratch/one-llama" && losses "$scratch/out" >"$scratch/one"
+for ranks in 2 4; do
+    plan $ranks "$scratch/llama.h5" "0-L@cpu:1x${ranks}t$ranks"
+    passes $ranks "${llama[@]}" --plan "$scratch/plan.h5" --cluster "$scratch/c$ranks.json" --output "$scratch/llama" &&
+        same "one head of keys for $ranks ranks" 1e-5
+done
+
+# The second of two ranks is struck while they train: a step is full of collectives of the two.
+"$HAPT" data tests/system/train.sh --output "$scratch/stream.h5" >/dev/null || exit 1
+"$HAPT" model gpt --layers 2 --hidden 64 --heads 4 --sequence 64 --vocab 256 --microbatch 2 --output "$scratch/gpt.h5" >/dev/null || exit 1
+plan 2 "$scratch/gpt.h5" "0-L@cpu:1x2t2"
+strike() { # SIGNAL: sets code
+    rm -rf "$scratch/struck"
+    mpirun --oversubscribe --bind-to none -np 2 "$HAPT" train --input "$scratch/gpt.h5" --data "$scratch/stream.h5" --steps 1000000 "${options[@]}" \
+        --cluster "$scratch/c2.json" --plan "$scratch/plan.h5" --checkpoint-every 5 --output "$scratch/struck" >"$scratch/out" 2>"$scratch/err" &
+    local launcher=$! victim
+    for _ in $(seq 300); do
+        compgen -G "$scratch/struck/checkpoints/step-*" >/dev/null && break
+        sleep 0.1
+    done
+    victim=$(cat /proc/$launcher/task/*/children | tr ' ' '\n' | sed -n 2p)
+    kill "-$1" "$victim"
+    (sleep 60; kill -KILL $launcher) 2>/dev/null &
+    local watch=$!
+    wait $launcher
+    code=$?
+    kill $watch 2>/dev/null
+    kill -CONT "$victim" 2>/dev/null
+}
+checks=$((checks + 5))
+strike STOP
+[ "$code" -eq 7 ] || fail "a hanging rank of a tensor-parallel stage: code $code, not 7: $(cat "$scratch/err")"
+[ "$(grep -c '^hapt: error:' "$scratch/err")" -eq 1 ] || fail "a hanging rank: not one error line: $(cat "$scratch/err")"
+grep -Eq 'error: ((stage|rank) [0-9]+ waited [0-9.]+ s|a rank did not reach the end of the phase)' "$scratch/err" ||
+    fail "a hanging rank: nobody says for what was waited: $(cat "$scratch/err")"
+strike KILL
+case $code in 137 | 7) ;; *) fail "a killed rank: code $code, neither mpirun's 137 nor 7" ;; esac
+[ "$(grep -c '^hapt: error:' "$scratch/err")" -le 1 ] || fail "a killed rank: several error lines: $(cat "$scratch/err")"
+finish
