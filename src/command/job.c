@@ -49,9 +49,9 @@ static enum hapt_status run_job(struct hapt_env *env, struct hapt_config *config
     HAPT_TRY(hapt_env_agree(env->world, check_options(config)));
     HAPT_TRY(hapt_phase_model(env, config, arena, &job->model));
     HAPT_TRY(hapt_train_resume(env, config, job->model, arena, &job->checkpoint));
-    if (!keeps_plan(config, job) && !hapt_config_text(config, "plan")) HAPT_TRY(hapt_train_check_data(env, config, job->model));
     HAPT_TRY(hapt_phase_cluster(env, config, true, arena, &job->cluster));
     hapt_cluster_print(env, job->cluster);
+    if (!keeps_plan(config, job) && !hapt_config_text(config, "plan")) HAPT_TRY(hapt_train_check_data(env, config, job->model));
     HAPT_TRY(hapt_phase_layers(env, config, job->model, arena, &job->layers));
     hapt_layers_print(env, job->layers, job->model->graph);
     HAPT_TRY(make_plan(env, config, job, arena));

@@ -73,13 +73,13 @@ struct summary {
     double layer_low_s, layer_high_s, whole_s;
 };
 
-static struct summary summarize(const struct hapt_profile *profile, const struct hapt_profile_cluster *cluster, int s)
+/* Of one table [L][L]. */
+static struct summary summarize_table(int L, const double *stage_time)
 {
-    const int L = profile->layer_count;
     struct summary summary = {.layer_low_s = INFINITY, .layer_high_s = 0};
     for (int i = 0; i < L; i++) {
         for (int j = i; j < L; j++) {
-            const double time = cluster->stage_time[hapt_profile_index(profile, s, i, j)];
+            const double time = stage_time[(size_t)i * (size_t)L + (size_t)j];
             if (!isfinite(time)) continue;
             summary.candidates++;
             if (j - i + 1 > summary.longest) summary.longest = j - i + 1;
@@ -89,8 +89,18 @@ static struct summary summarize(const struct hapt_profile *profile, const struct
             }
         }
     }
-    summary.whole_s = cluster->stage_time[hapt_profile_index(profile, s, 0, L - 1)];
+    summary.whole_s = stage_time[L - 1];
     return summary;
+}
+
+static struct summary summarize(const struct hapt_profile *profile, const struct hapt_profile_cluster *cluster, int s)
+{
+    return summarize_table(profile->layer_count, cluster->stage_time + hapt_profile_index(profile, s, 0, 0));
+}
+
+static struct summary summarize_mixed(const struct hapt_profile *profile, int group)
+{
+    return summarize_table(profile->layer_count, profile->mixed[group].stage_time);
 }
 
 static long candidates_of(const struct hapt_profile *profile)
@@ -99,6 +109,7 @@ static long candidates_of(const struct hapt_profile *profile)
     for (int c = 0; c < profile->cluster_count; c++)
         for (int s = 0; s < profile->cluster[c].submesh_count; s++)
             count += summarize(profile, &profile->cluster[c], s).candidates;
+    for (int k = 0; k < profile->mixed_count; k++) count += summarize_mixed(profile, k).candidates;
     return count;
 }
 
@@ -114,9 +125,33 @@ static void print_effort(const struct hapt_env *env, const struct hapt_profile *
     hapt_print(env, ", %s\n", hapt_units_time(effort->seconds, seconds));
 }
 
+static void print_row(const struct hapt_env *env, const char *name, const char *shape, const struct summary *summary)
+{
+    char low[32], high[32], whole[32], layer[80] = "-";
+    if (isfinite(summary->layer_low_s))
+        snprintf(layer, sizeof layer, "%s to %s", hapt_units_time(summary->layer_low_s, low),
+                 hapt_units_time(summary->layer_high_s, high));
+    hapt_print(env, "  %-16s %11s %10d %8d  %-23s %s\n", name, shape, summary->candidates, summary->longest, layer,
+               isfinite(summary->whole_s) ? hapt_units_time(summary->whole_s, whole) : "-");
+}
+
+/* Stages on devices of several subclusters, as --stages names them. */
+static void print_mixed(const struct hapt_env *env, const struct hapt_profile *profile)
+{
+    for (int k = 0; k < profile->mixed_count; k++) {
+        const struct hapt_profile_mixed *mixed = &profile->mixed[k];
+        const struct summary summary = summarize_mixed(profile, k);
+        char name[80] = "", program[24] = "mixed";
+        for (int i = 0, length = 0; i < mixed->count && length < (int)sizeof name; i++)
+            length += snprintf(name + length, sizeof name - (size_t)length, "%s%s:%d", i ? "+" : "",
+                               profile->cluster[mixed->cluster[i]].name, mixed->devices[i]);
+        if (mixed->program > 0) snprintf(program, sizeof program, "mixed p %d", mixed->program);
+        print_row(env, name, program, &summary);
+    }
+}
+
 static void print_table(const struct hapt_env *env, const struct hapt_profile *profile)
 {
-    char low[32], high[32], whole[32];
     hapt_print(env, "Profile of %d layers; seconds are per microbatch, forward and backward\n", profile->layer_count);
     hapt_print(env, "  %-16s %11s %10s %8s  %-23s %s\n", "subcluster", "submesh", "candidates", "longest", "one layer",
                "all layers");
@@ -124,20 +159,16 @@ static void print_table(const struct hapt_env *env, const struct hapt_profile *p
         const struct hapt_profile_cluster *cluster = &profile->cluster[c];
         for (int s = 0; s < cluster->submesh_count; s++) {
             const struct summary summary = summarize(profile, cluster, s);
-            char shape[32], layer[80] = "-";
+            char shape[32];
             const int length = snprintf(shape, sizeof shape, "%dx%d", cluster->submesh[s].n, cluster->submesh[s].m);
             if (cluster->submesh[s].tp > 1)
                 snprintf(shape + length, sizeof shape - (size_t)length, " tp %d", cluster->submesh[s].tp);
             if (cluster->submesh[s].program > 0)
                 snprintf(shape + length, sizeof shape - (size_t)length, " p %d", cluster->submesh[s].program);
-            if (isfinite(summary.layer_low_s))
-                snprintf(layer, sizeof layer, "%s to %s", hapt_units_time(summary.layer_low_s, low),
-                         hapt_units_time(summary.layer_high_s, high));
-            hapt_print(env, "  %-16s %11s %10d %8d  %-23s %s\n", s == 0 ? cluster->name : "", shape, summary.candidates,
-                       summary.longest, layer,
-                       isfinite(summary.whole_s) ? hapt_units_time(summary.whole_s, whole) : "-");
+            print_row(env, s == 0 ? cluster->name : "", shape, &summary);
         }
     }
+    print_mixed(env, profile);
 }
 
 static json_t *submeshes_json(const struct hapt_profile *profile, const struct hapt_profile_cluster *cluster)
@@ -154,6 +185,22 @@ static json_t *submeshes_json(const struct hapt_profile *profile, const struct h
     return submeshes;
 }
 
+static json_t *mixed_json(const struct hapt_profile *profile)
+{
+    json_t *groups = json_array();
+    for (int k = 0; groups && k < profile->mixed_count; k++) {
+        const struct hapt_profile_mixed *mixed = &profile->mixed[k];
+        const struct summary summary = summarize_mixed(profile, k);
+        json_t *whole = isfinite(summary.whole_s) ? json_real(summary.whole_s) : json_null(), *devices = json_array();
+        for (int i = 0; i < mixed->count; i++)
+            json_array_append_new(devices, json_pack("{s:s, s:i}", "subcluster", profile->cluster[mixed->cluster[i]].name, "count",
+                                                     mixed->devices[i]));
+        json_array_append_new(groups, json_pack("{s:o, s:i, s:i, s:o}", "devices", devices, "program", mixed->program, "candidates",
+                                                summary.candidates, "all_layers_s", whole));
+    }
+    return groups;
+}
+
 static json_t *profile_json(const struct hapt_profile *profile, const char *path)
 {
     json_t *subclusters = json_array();
@@ -161,11 +208,11 @@ static json_t *profile_json(const struct hapt_profile *profile, const char *path
         json_array_append_new(subclusters, json_pack("{s:s, s:o}", "name", profile->cluster[c].name, "submeshes",
                                                      submeshes_json(profile, &profile->cluster[c])));
     const struct hapt_profile_effort *effort = &profile->effort;
-    return json_pack("{s:s, s:i, s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:o}", "format", "hapt-profile-summary",
+    return json_pack("{s:s, s:i, s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:o, s:o}", "format", "hapt-profile-summary",
                      "version", 1, "layers", profile->layer_count, "output", path, "candidates",
                      (json_int_t)candidates_of(profile), "unique", (json_int_t)effort->unique, "timed",
                      (json_int_t)effort->timed, "programs", (json_int_t)effort->programs, "runs",
-                     (json_int_t)effort->runs, "seconds", effort->seconds, "subclusters", subclusters);
+                     (json_int_t)effort->runs, "seconds", effort->seconds, "subclusters", subclusters, "mixed", mixed_json(profile));
 }
 
 static json_t *efficiency_json(const struct hapt_efficiency *efficiency, const char *path)

@@ -41,6 +41,7 @@ profile 1 far.h5 --cluster "$scratch/far.json" --predict --mixed auto
 check "a slow link does not" [ "$(groups far.h5)" -eq 0 ]
 profile 3 measured.h5 --cluster "$scratch/c.json" --mixed yes
 check "measured: 1+2 and 1+1 devices" [ "$(groups measured.h5)" -eq 2 ]
+check "the summary lists both" [ "$(grep -c '^ *fast:1+slow:[12] *mixed  *[1-9]' "$scratch/out")" -eq 2 ]
 refuses 2 "mixed" 1 profile --input "$scratch/m8.h5" --output "$scratch/x.h5" --mixed perhaps
 
 layers=$(h5dump -H -d /boundary_bytes "$scratch/measured.h5" | sed -n 's/.*SIMPLE *{ *( *\([0-9]*\).*/\1/p')
