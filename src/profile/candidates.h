@@ -22,7 +22,7 @@ struct mesh {
 };
 
 /* Seconds of a group's ranges, [i * L + j] for layers [i, j + 1). */
-struct mixed_times {
+struct range_times {
     double *stage_s, *forward_s; /* per microbatch; NaN: not known */
     double *step_s;              /* per step beyond that */
 };
@@ -31,7 +31,7 @@ struct mixed_times {
 struct mixed_group {
     int cluster[2], devices[2], rows[2], degree[2], program;
     struct hapt_collective_model sums; /* over all of them */
-    struct mixed_times *times;         /* NULL: composed of the items' */
+    struct range_times *times;         /* NULL: composed of the items' */
 };
 
 /* Which programs are candidates. A single device has but one, which is all of them. */
@@ -125,7 +125,7 @@ enum hapt_status candidates_mix(struct candidates *candidates, const struct hapt
 enum hapt_status candidates_mix_program(struct candidates *candidates, const struct mixed_group *like,
                                         const struct hapt_stage_layout *layout, struct hapt_arena *arena);
 /* NaN all over. */
-enum hapt_status mixed_times_create(int layer_count, struct hapt_arena *arena, struct mixed_times **times);
+enum hapt_status range_times_create(int layer_count, struct hapt_arena *arena, struct range_times **times);
 /* Which ranges are alike, by all shardings that there are. */
 enum hapt_status candidates_find_structures(struct candidates *candidates, struct hapt_arena *arena);
 /* Fits, on every device of the group, and is not badly unbalanced. memory[k]: of the item of group->degree[k]. */

@@ -13,8 +13,9 @@
 #include <math.h>
 #include <string.h>
 
-/* Of --profile-seconds, with mixed stages: for what is timed of devices by themselves, and at least for mixed stages. */
+/* Of --profile-seconds: with mixed stages for what is timed of devices by themselves, and at least for mixed stages. */
 #define ALONE_SHARE 0.5
+#define SLOWED_SHARE 0.25 /* for running stages of slowed devices */
 #define MIXED_SHARE 0.3
 
 enum hapt_status measure_sum_over_ranks(const struct measure *measure, double *data, size_t count)
@@ -81,11 +82,16 @@ double measure_class_memory(const struct measure *measure)
 
 /* ---- the whole ---- */
 
-static double all_reduce(const void *context, int subcluster, struct hapt_submesh submesh, double bytes)
+double measure_sum_s(const struct measure *measure, int subcluster, struct hapt_submesh submesh, double bytes)
 {
-    const struct measure *measure = context;
+    if (submesh.n * submesh.m == 1) return 0;
     const int index = candidates_submesh_index(&measure->cluster->subcluster[subcluster], submesh);
     return reduce_measured_s(&measure->reduce, subcluster, index, bytes);
+}
+
+static double all_reduce(const void *context, int subcluster, struct hapt_submesh submesh, double bytes)
+{
+    return measure_sum_s(context, subcluster, submesh, bytes);
 }
 
 static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *result, struct hapt_profile **profile)
@@ -104,6 +110,7 @@ static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *
             time[c][item] = (struct item_time){.forward_s = slowdown * cpu->forward_s,
                                                .backward_s = slowdown * cpu->backward_s,
                                                .update_s = slowdown * cpu->update_s + cpu->end_s};
+            measure_take_real(measure, c, item, &time[c][item]);
         }
     }
     return candidates_fill(candidates, memory, time, all_reduce, measure, result, profile);
@@ -185,7 +192,6 @@ static enum hapt_status run_mixed(struct measure *measure, struct candidates *ca
     const struct mixed_measuring measuring = {.env = measure->env, .config = measure->config, .candidates = candidates};
     double budget_s;
     int64_t runs;
-    windows_close(&measure->windows); /* their memory is the stages' */
     HAPT_TRY(measure_budget_left(measure, &budget_s));
     budget_s = fmax(budget_s, MIXED_SHARE * hapt_config_real(measure->config, "profile-seconds"));
     return mixed_measure_times(&measuring, options, wanted, measure, budget_s, measure->scratch, &runs);
@@ -209,6 +215,8 @@ static enum hapt_status measure_all(struct measure *measure, struct candidates *
     const enum hapt_status status = measure_run_class(measure, class_comm);
     if (class_comm != MPI_COMM_NULL) MPI_Comm_free(&class_comm);
     HAPT_TRY(status);
+    windows_close(&measure->windows); /* their memory is the stages' */
+    HAPT_TRY(measure_run_submeshes(measure, options, SLOWED_SHARE * hapt_config_real(measure->config, "profile-seconds")));
     if (candidates->mixed_count > 0) HAPT_TRY(run_mixed(measure, candidates, options));
     HAPT_TRY(hapt_env_agree(env->world, make_tables(measure, result, profile)));
     return gather_effort(measure, &(*profile)->effort);

@@ -268,10 +268,10 @@ enum hapt_status candidates_few_degree(struct candidates *candidates, struct hap
     return HAPT_OK;
 }
 
-enum hapt_status mixed_times_create(int layer_count, struct hapt_arena *arena, struct mixed_times **times)
+enum hapt_status range_times_create(int layer_count, struct hapt_arena *arena, struct range_times **times)
 {
     const size_t cells = (size_t)layer_count * (size_t)layer_count;
-    struct mixed_times *made;
+    struct range_times *made;
     HAPT_NEW(made, arena, 1);
     HAPT_NEW(made->stage_s, arena, cells);
     HAPT_NEW(made->forward_s, arena, cells);

@@ -7,10 +7,9 @@
 
 #include "hapt/progress.h"
 #include "reduce.h"
-#include "team_time.h"
+#include "team_ranges.h"
 
 #define COLLECTIVE_SECONDS 0.5 /* for the collectives of a group */
-#define LONGEST_SHARE 0.3      /* of a group's time: for its longest range */
 
 /* ---- the ranks of a group ---- */
 
@@ -165,11 +164,9 @@ enum hapt_status mixed_measure_programs(const struct mixed_measuring *measuring,
 struct timing {
     const struct mixed_measuring *measuring;
     struct mixed_group *group;
-    struct team_stage *stage; /* NULL: this rank is none of the group's */
-    double start_s, budget_s;
-    int count, *order; /* cells (first * L + last), as they are to be run */
-    bool *run;         /* [L * L] */
-    int64_t runs;
+    mixed_wanted *wanted;
+    const void *context;
+    struct team_ranges ranges;
 };
 
 static enum hapt_status shard(const struct candidates *candidates, const struct mixed_group *group, int device,
@@ -189,111 +186,29 @@ static enum hapt_status shard(const struct candidates *candidates, const struct 
     return hapt_sharding_at(made, place, arena, sharding);
 }
 
-static int length_of(int cell, int L)
+static bool is_wanted(const void *context, int first, int last)
 {
-    return cell % L - cell / L;
+    const struct timing *timing = context;
+    return timing->wanted(timing->context, timing->group, first, last);
 }
 
-/* One range of each structure: the longest, then single layers, then by falling length. */
-static enum hapt_status list_ranges(struct timing *timing, mixed_wanted *wanted, const void *context, struct hapt_arena *scratch)
+/* What ranges that are not run are proportional to: the sum of their layers, by their work where not all were run by themselves. */
+static enum hapt_status sum_layers(const struct timing *timing, struct hapt_arena *scratch, double *base[3])
 {
     const struct candidates *candidates = timing->measuring->candidates;
     const int L = candidates->layer_count;
-    bool *listed;
-    int *more, others = 0;
-    HAPT_NEW(timing->order, scratch, L * L);
-    HAPT_NEW(timing->run, scratch, L * L);
-    HAPT_NEW(more, scratch, L * L);
-    HAPT_NEW(listed, scratch, candidates->structure_count);
-    for (int length = L - 1; length >= 0; length--)
-        for (int i = 0; i + length < L; i++) {
-            const int cell = i * L + i + length, structure = candidates->structure[cell];
-            if (listed[structure] || !wanted(context, timing->group, i, i + length)) continue;
-            listed[structure] = true;
-            if (length == 0 || timing->count == 0)
-                timing->order[timing->count++] = cell;
-            else
-                more[others++] = cell;
-        }
-    memcpy(timing->order + timing->count, more, (size_t)others * sizeof *more);
-    timing->count += others;
-    return HAPT_OK;
-}
-
-static void keep(struct timing *timing, int cell, const struct team_seconds *seconds)
-{
-    const struct candidates *candidates = timing->measuring->candidates;
-    const int L = candidates->layer_count;
-    for (int like = 0; like < L * L; like++) { /* equal structures take equal time */
-        if (candidates->structure[like] != candidates->structure[cell]) continue;
-        timing->run[like] = true;
-        timing->group->times->stage_s[like] = seconds->stage_s;
-        timing->group->times->forward_s[like] = seconds->forward_s;
-        timing->group->times->step_s[like] = seconds->step_s;
-    }
-}
-
-/* Ranges in order while there is time; every rank of the team stops at the same one. */
-static enum hapt_status run_ranges(struct timing *timing)
-{
-    struct team_stage *stage = timing->stage;
-    const int L = stage->candidates->layer_count;
-    for (int k = 0; k < timing->count; k++) {
-        struct team_seconds seconds;
-        double spent_s = hapt_time_s() - timing->start_s;
-        HAPT_MPI(MPI_Bcast(&spent_s, 1, MPI_DOUBLE, 0, stage->comm));
-        const double left_s = timing->budget_s - spent_s;
-        if (k > 0 && left_s <= 0) break;
-        const double budget_s = k == 0 ? LONGEST_SHARE * timing->budget_s : left_s / (timing->count - k);
-        HAPT_TRY(team_stage_time(stage, timing->order[k] / L, timing->order[k] % L, budget_s, &seconds));
-        keep(timing, timing->order[k], &seconds);
-        timing->runs++;
-    }
-    return HAPT_OK;
-}
-
-/* Of a range that was not run: the sum of its layers, by what a range around it took, or else the longest. Layers that were not run
- * themselves count by their work. */
-static void compose(const struct timing *timing, int i, int j, const double *weight[3], const double *longest)
-{
-    const int L = timing->measuring->candidates->layer_count;
-    double *const table[3] = {timing->group->times->stage_s, timing->group->times->forward_s, timing->group->times->step_s};
-    int best = -1;
-    for (int first = i; first >= 0; first--)
-        for (int last = j; last < L; last++)
-            if (timing->run[first * L + last] && (best < 0 || length_of(first * L + last, L) < length_of(best, L))) best = first * L + last;
-    for (int t = 0; t < 3; t++) {
-        double mine = 0, its = 0;
-        for (int l = i; l <= j; l++) mine += weight[t][l];
-        for (int l = best / L; best >= 0 && l <= best % L; l++) its += weight[t][l];
-        table[t][i * L + j] = best >= 0 && its > 0 ? table[t][best] * mine / its : longest[t] * mine;
-    }
-}
-
-static enum hapt_status compose_others(const struct timing *timing, mixed_wanted *wanted, const void *context,
-                                       struct hapt_arena *scratch)
-{
-    const struct candidates *candidates = timing->measuring->candidates;
-    const int L = candidates->layer_count, whole = timing->order[0];
-    const struct mixed_times *times = timing->group->times;
+    const struct range_times *times = timing->group->times;
     const double *const table[3] = {times->stage_s, times->forward_s, times->step_s};
-    const double *weight[3];
-    double longest[3];
+    bool known = true;
+    for (int l = 0; l < L; l++) known = known && timing->ranges.run[l * L + l];
     for (int t = 0; t < 3; t++) {
-        /* Where all of the longest range's layers were run, they say more than their work. */
-        double sum = 0, *own;
-        bool known = true;
-        HAPT_NEW(own, scratch, L);
-        for (int l = 0; l < L; l++) known = known && timing->run[l * L + l];
-        for (int l = 0; l < L; l++) own[l] = known ? table[t][l * L + l] : candidates->work[l + 1] - candidates->work[l] + 1;
-        for (int l = whole / L; l <= whole % L; l++) sum += own[l];
-        for (int l = 0; l < L; l++) own[l] /= sum > 0 ? sum : 1;
-        longest[t] = table[t][whole];
-        weight[t] = own;
+        HAPT_NEW(base[t], scratch, L * L);
+        for (int i = 0; i < L; i++) {
+            double sum = 0;
+            for (int j = i; j < L; j++)
+                base[t][i * L + j] = sum += known ? table[t][j * L + j] : candidates->work[j + 1] - candidates->work[j] + 1;
+        }
     }
-    for (int i = 0; i < L; i++)
-        for (int j = i; j < L; j++)
-            if (!timing->run[i * L + j] && wanted(context, timing->group, i, j)) compose(timing, i, j, weight, longest);
     return HAPT_OK;
 }
 
@@ -316,32 +231,41 @@ static enum hapt_status open_stage(const struct timing *timing, const struct hap
     return hapt_link_all_or_none(comm, "a mixed stage", pace(measuring, timing->group, stage->team.whole));
 }
 
-static enum hapt_status time_group(struct timing *timing, const struct hapt_engine_options *options, mixed_wanted *wanted,
-                                   const void *context, struct hapt_arena *scratch)
+static enum hapt_status run_group(struct timing *timing, const struct hapt_engine_options *options, MPI_Comm comm, double budget_s,
+                                  struct hapt_arena *scratch)
+{
+    struct team_stage stage = {0};
+    double *base[3];
+    enum hapt_status status = open_stage(timing, options, comm, scratch, &stage);
+    if (status == HAPT_OK) status = team_ranges_run(&timing->ranges, &stage, budget_s);
+    team_stage_close(&stage);
+    HAPT_TRY(status);
+    HAPT_TRY(sum_layers(timing, scratch, base));
+    team_ranges_compose(&timing->ranges, is_wanted, timing, (const double *const *)base);
+    return HAPT_OK;
+}
+
+static enum hapt_status time_group(struct timing *timing, const struct hapt_engine_options *options, double budget_s,
+                                   struct hapt_arena *scratch)
 {
     const struct mixed_measuring *measuring = timing->measuring;
     const struct hapt_env *env = measuring->env;
     const size_t L = (size_t)measuring->candidates->layer_count;
-    struct mixed_times *times = timing->group->times;
-    struct team_stage stage = {0};
+    struct range_times *times = timing->group->times;
     MPI_Comm comm;
-    HAPT_TRY(hapt_env_agree(env->world, list_ranges(timing, wanted, context, scratch)));
-    if (timing->count == 0) return HAPT_OK;
+    HAPT_TRY(hapt_env_agree(env->world, team_ranges_list(measuring->candidates, is_wanted, timing, times, scratch, &timing->ranges)));
+    if (timing->ranges.count == 0) return HAPT_OK;
     HAPT_TRY(split(measuring, timing->group, &comm));
     enum hapt_status status = HAPT_OK;
     if (comm != MPI_COMM_NULL) {
-        timing->stage = &stage;
-        status = open_stage(timing, options, comm, scratch, &stage);
-        if (status == HAPT_OK) status = run_ranges(timing);
-        team_stage_close(&stage);
+        status = run_group(timing, options, comm, budget_s, scratch);
         MPI_Comm_free(&comm);
-        if (status == HAPT_OK) status = compose_others(timing, wanted, context, scratch);
     }
     HAPT_TRY(reduce_meet(env->world));
     HAPT_TRY(hapt_env_agree(env->world, status));
     double *const table[3] = {times->stage_s, times->forward_s, times->step_s};
     for (int t = 0; t < 3; t++) HAPT_TRY(publish(measuring, timing->group, table[t], L * L * sizeof(double)));
-    return publish(measuring, timing->group, &timing->runs, sizeof timing->runs);
+    return publish(measuring, timing->group, &timing->ranges.runs, sizeof timing->ranges.runs);
 }
 
 enum hapt_status mixed_measure_times(const struct mixed_measuring *measuring, const struct hapt_engine_options *options,
@@ -358,16 +282,14 @@ enum hapt_status mixed_measure_times(const struct mixed_measuring *measuring, co
         struct mixed_group *group = &candidates->mixed[g];
         struct hapt_arena scratch;
         double left_s = budget_s - (hapt_time_s() - start_s);
-        status = hapt_env_agree(measuring->env->world, mixed_times_create(candidates->layer_count, arena, &group->times));
+        status = hapt_env_agree(measuring->env->world, range_times_create(candidates->layer_count, arena, &group->times));
         HAPT_MPI(MPI_Bcast(&left_s, 1, MPI_DOUBLE, 0, measuring->env->world));
-        struct timing timing = {.measuring = measuring,
-                                .group = group,
-                                .start_s = hapt_time_s(),
-                                .budget_s = fmax(left_s, 0) / (candidates->mixed_count - g)};
+        struct timing timing = {.measuring = measuring, .group = group, .wanted = wanted, .context = context};
         hapt_arena_init(&scratch);
-        if (status == HAPT_OK) status = time_group(&timing, options, wanted, context, &scratch);
+        if (status == HAPT_OK)
+            status = time_group(&timing, options, fmax(left_s, 0) / (candidates->mixed_count - g), &scratch);
         hapt_arena_release(&scratch);
-        *runs += timing.runs;
+        *runs += timing.ranges.runs;
         hapt_progress_update(&progress, g + 1, "");
     }
     hapt_progress_release(&progress);

@@ -187,7 +187,7 @@ static enum hapt_status prepare(struct predicting *with, struct hapt_arena *scra
 static void price_range(const struct predicting *with, int i, int j, struct stretch *both, double *longest_s)
 {
     const int L = with->candidates->layer_count, B = with->candidates->microbatches, n = with->devices;
-    const struct mixed_times *times = with->group->times;
+    const struct range_times *times = with->group->times;
     const size_t cell = (size_t)i * (size_t)L + (size_t)j;
     double reduce_s = 0, most = 0;
     clear(both, n);
@@ -213,7 +213,7 @@ enum hapt_status mixed_programs_predict(const struct candidates *candidates, str
     const int L = candidates->layer_count;
     struct stretch *both;
     double *longest_s;
-    HAPT_TRY(mixed_times_create(L, arena, &group->times));
+    HAPT_TRY(range_times_create(L, arena, &group->times));
     HAPT_TRY(prepare(&with, scratch));
     HAPT_TRY(new_stretches(1, with.devices, scratch, &both));
     HAPT_NEW(longest_s, scratch, with.devices);

@@ -1,0 +1,91 @@
+/* Ranges of a team: their order, their runs, the rest by proportion. */
+#include "team_ranges.h"
+
+#include <math.h>
+#include <string.h>
+
+#define LONGEST_SHARE 0.3 /* of the time: for the longest range */
+
+enum hapt_status team_ranges_list(const struct candidates *candidates, team_wanted *wanted, const void *context,
+                                  struct range_times *times, struct hapt_arena *arena, struct team_ranges *ranges)
+{
+    const int L = candidates->layer_count;
+    bool *listed;
+    int *more, others = 0;
+    *ranges = (struct team_ranges){.candidates = candidates, .times = times};
+    HAPT_NEW(ranges->order, arena, L * L);
+    HAPT_NEW(ranges->run, arena, L * L);
+    HAPT_NEW(more, arena, L * L);
+    HAPT_NEW(listed, arena, candidates->structure_count);
+    for (int length = L - 1; length >= 0; length--)
+        for (int i = 0; i + length < L; i++) {
+            const int cell = i * L + i + length, structure = candidates->structure[cell];
+            if (listed[structure] || !wanted(context, i, i + length)) continue;
+            listed[structure] = true;
+            if (length == 0 || ranges->count == 0)
+                ranges->order[ranges->count++] = cell;
+            else
+                more[others++] = cell;
+        }
+    memcpy(ranges->order + ranges->count, more, (size_t)others * sizeof *more);
+    ranges->count += others;
+    return HAPT_OK;
+}
+
+static void keep(struct team_ranges *ranges, int cell, const struct team_seconds *seconds)
+{
+    const struct candidates *candidates = ranges->candidates;
+    for (int like = 0; like < candidates->layer_count * candidates->layer_count; like++) {
+        if (candidates->structure[like] != candidates->structure[cell]) continue;
+        ranges->run[like] = true;
+        ranges->times->stage_s[like] = seconds->stage_s;
+        ranges->times->forward_s[like] = seconds->forward_s;
+        ranges->times->step_s[like] = seconds->step_s;
+    }
+}
+
+enum hapt_status team_ranges_run(struct team_ranges *ranges, struct team_stage *stage, double budget_s)
+{
+    const int L = ranges->candidates->layer_count;
+    const double start_s = hapt_time_s();
+    for (int k = 0; k < ranges->count; k++) {
+        struct team_seconds seconds;
+        double spent_s = hapt_time_s() - start_s; /* by the clock of one rank, so that all stop at the same range */
+        HAPT_MPI(MPI_Bcast(&spent_s, 1, MPI_DOUBLE, 0, stage->comm));
+        const double left_s = budget_s - spent_s;
+        if (k > 0 && left_s <= 0) break;
+        HAPT_TRY(team_stage_time(stage, ranges->order[k] / L, ranges->order[k] % L,
+                                 k == 0 ? LONGEST_SHARE * budget_s : left_s / (ranges->count - k), &seconds));
+        keep(ranges, ranges->order[k], &seconds);
+        ranges->runs++;
+    }
+    return HAPT_OK;
+}
+
+/* The shortest range around [i, j] that was run, or else the longest of all. */
+static int around(const struct team_ranges *ranges, int i, int j)
+{
+    const int L = ranges->candidates->layer_count;
+    int best = ranges->order[0], least = L;
+    for (int first = i; first >= 0; first--)
+        for (int last = j; last < L; last++) {
+            if (!ranges->run[first * L + last] || last - first >= least) continue;
+            best = first * L + last;
+            least = last - first;
+        }
+    return best;
+}
+
+void team_ranges_compose(const struct team_ranges *ranges, team_wanted *wanted, const void *context, const double *const base[3])
+{
+    const int L = ranges->candidates->layer_count;
+    double *const table[3] = {ranges->times->stage_s, ranges->times->forward_s, ranges->times->step_s};
+    for (int i = 0; ranges->count > 0 && i < L; i++)
+        for (int j = i; j < L; j++) {
+            const int cell = i * L + j;
+            if (ranges->run[cell] || !wanted(context, i, j)) continue;
+            const int whole = around(ranges, i, j);
+            for (int t = 0; t < 3; t++)
+                table[t][cell] = base[t][whole] > 0 ? table[t][whole] * base[t][cell] / base[t][whole] : 0;
+        }
+}
