@@ -110,7 +110,6 @@ static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *
             time[c][item] = (struct item_time){.forward_s = slowdown * cpu->forward_s,
                                                .backward_s = slowdown * cpu->backward_s,
                                                .update_s = slowdown * cpu->update_s + cpu->end_s};
-            measure_take_real(measure, c, item, &time[c][item]);
         }
     }
     return candidates_fill(candidates, memory, time, all_reduce, measure, result, profile);

@@ -34,9 +34,6 @@ struct measure {
     double *sample;      /* [item][MEASURE_MOST_ROUNDS][2] */
     struct hapt_profile_effort effort; /* of this rank; in the end of the whole */
     struct reduce_table reduce;
-    /* [subcluster][degree] of slowed devices, as they train; NULL: not run */
-    struct range_times **real;
-    struct hapt_submesh *real_submesh; /* which was run */
 };
 
 static inline struct item_memory *measure_memory(const struct measure *measure, int class, int item)
@@ -68,9 +65,8 @@ enum hapt_status measure_run_class(struct measure *measure, MPI_Comm class_comm)
 
 /* Seconds to sum gradients of `bytes` a device over a submesh, as measured. */
 double measure_sum_s(const struct measure *measure, int subcluster, struct hapt_submesh submesh, double bytes);
-/* Stages of slowed devices as they train, for about `budget_s`; an item's time by them, where there is one. Collective over env->world. */
+/* Runs stages of slowed devices as they train, for about `budget_s`; the times of items follow. Collective over env->world. */
 enum hapt_status measure_run_submeshes(struct measure *measure, const struct hapt_engine_options *options, double budget_s);
-void measure_take_real(const struct measure *measure, int subcluster, int item, struct item_time *time);
 
 /* The groups of mixed stages: rows by measured paces, programs by calibrated operators and measured collectives. Collective over
  * env->world. */

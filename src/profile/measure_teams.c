@@ -1,7 +1,7 @@
 /*
- * Submeshes of slowed devices as they train. Thread CPU time back to back says too little of a device that is slowed down: it sleeps between
- * computations, other ranks run meanwhile and its caches grow cold. So the stages of such devices are run by all ranks of their subcluster
- * at once, as many teams as it has room for, and the times of items follow what they took.
+ * Stages of slowed devices as they train. Thread CPU time back to back says too little of a device that is slowed down: it sleeps between
+ * computations, other ranks run meanwhile and its caches grow cold. So where a class has such devices, its subclusters run stages as training
+ * does, all at once, as many teams as each has room for; what they take over what the items say is a factor of the class's CPU time.
  */
 #include "measure.h"
 
@@ -20,7 +20,21 @@ struct submesh_runs {
 
 static bool is_slowed(const struct measure *measure, int subcluster)
 {
-    return measure->cluster->subcluster[subcluster].device.slowdown > 1;
+    for (int c = 0; c < measure->cluster->count; c++)
+        if (measure->classes.of_subcluster[c] == measure->classes.of_subcluster[subcluster] &&
+            measure->cluster->subcluster[c].device.slowdown > 1)
+            return true;
+    return false;
+}
+
+/* Seconds of an item on a subcluster's devices by CPU time: stage, forward, end of the step without the sum of gradients. */
+static void list_item(const struct measure *measure, int subcluster, int item, double seconds[3])
+{
+    const double slowdown = fmax(measure->cluster->subcluster[subcluster].device.slowdown, 1);
+    const struct item_time *time = measure_time(measure, measure->classes.of_subcluster[subcluster], item);
+    seconds[0] = slowdown * (time->forward_s + time->backward_s);
+    seconds[1] = slowdown * time->forward_s;
+    seconds[2] = slowdown * time->update_s + time->end_s;
 }
 
 static bool is_wanted(const void *context, int first, int last)
@@ -32,37 +46,49 @@ static bool is_wanted(const void *context, int first, int last)
     return candidates_wanted(candidates, runs->subcluster, runs->submesh, first, last, memory);
 }
 
-/* What the items say: stage, forward, end of the step. */
 static enum hapt_status list_base(const struct submesh_runs *runs, double *base[3])
 {
     const struct measure *measure = runs->measure;
     const struct candidates *candidates = measure->candidates;
-    const int L = candidates->layer_count, class = measure->classes.of_subcluster[runs->subcluster];
-    const double slowdown = measure->cluster->subcluster[runs->subcluster].device.slowdown;
+    const int L = candidates->layer_count;
     for (int t = 0; t < 3; t++) HAPT_NEW(base[t], runs->scratch, L * L);
     for (int i = 0; i < L; i++)
         for (int j = i; j < L; j++) {
-            const int item = candidates_item(candidates, runs->degree, i, j);
-            const struct item_time *time = measure_time(measure, class, item);
-            base[0][i * L + j] = slowdown * (time->forward_s + time->backward_s);
-            base[1][i * L + j] = slowdown * time->forward_s;
-            base[2][i * L + j] = slowdown * time->update_s + time->end_s +
-                                 measure_sum_s(measure, runs->subcluster, runs->submesh,
-                                               4 * measure_memory(measure, class, item)->trained_elements);
+            double seconds[3];
+            list_item(measure, runs->subcluster, candidates_item(candidates, runs->degree, i, j), seconds);
+            for (int t = 0; t < 3; t++) base[t][i * L + j] = seconds[t];
         }
     return HAPT_OK;
 }
 
+/* What was run or composed over what the items say, [stage, end of the step][L * L]; and 1 where there is something, [2]. */
+static void list_factors(const struct submesh_runs *runs, const struct range_times *times, const double *const base[3], double *factor)
+{
+    const struct measure *measure = runs->measure;
+    const struct candidates *candidates = measure->candidates;
+    const int L = candidates->layer_count, cells = L * L, class = measure->classes.of_subcluster[runs->subcluster];
+    for (int cell = 0; cell < cells; cell++) {
+        if (!isfinite(times->stage_s[cell])) continue;
+        const int item = candidates_item(candidates, runs->degree, cell / L, cell % L);
+        const double sum_s = measure_sum_s(measure, runs->subcluster, runs->submesh, 4 * measure_memory(measure, class, item)->trained_elements);
+        factor[cell] = base[0][cell] > 0 ? times->stage_s[cell] / base[0][cell] : 1;
+        factor[cells + cell] = base[2][cell] > 0 ? fmax(times->step_s[cell] - sum_s, 0) / base[2][cell] : 1;
+        factor[2 * cells + cell] = 1;
+    }
+}
+
 static enum hapt_status run_team(const struct submesh_runs *runs, const struct hapt_engine_options *options, MPI_Comm comm, int rank,
-                                 double budget_s, struct range_times *times, int64_t *count)
+                                 double budget_s, int64_t *count, double *factor)
 {
     const struct measure *measure = runs->measure;
     const struct candidates *candidates = measure->candidates;
     const int place[HAPT_MESH_AXES] = {rank, 0};
     struct team_ranges ranges;
+    struct range_times *times;
     struct hapt_sharding *sharding;
     double *base[3];
-    enum hapt_status status = team_ranges_list(candidates, is_wanted, runs, times, runs->scratch, &ranges);
+    enum hapt_status status = range_times_create(candidates->layer_count, runs->scratch, &times);
+    if (status == HAPT_OK) status = team_ranges_list(candidates, is_wanted, runs, times, runs->scratch, &ranges);
     if (status == HAPT_OK) status = list_base(runs, base);
     if (status == HAPT_OK) status = hapt_sharding_at(candidates->sharding[runs->degree], place, runs->scratch, &sharding);
     HAPT_TRY(hapt_link_all_or_none(comm, "a submesh's stages", status));
@@ -80,115 +106,115 @@ static enum hapt_status run_team(const struct submesh_runs *runs, const struct h
     HAPT_TRY(status);
     *count += ranges.runs;
     team_ranges_compose(&ranges, is_wanted, runs, (const double *const *)base);
+    if (rank == 0) list_factors(runs, times, (const double *const *)base, factor);
     return HAPT_OK;
 }
 
-/* The mean of a subcluster's teams, to all ranks; `mine`: of a team that this rank leads, NULL elsewhere. */
-static enum hapt_status publish(const struct measure *measure, const struct range_times *mine, double *sums, struct hapt_arena *arena,
-                                struct range_times **times)
+/* The mean over the teams of a class, to all ranks; its times follow. `mine`: of a team that this rank leads, NULL elsewhere. */
+static enum hapt_status take_factors(struct measure *measure, int class, int degree, const double *mine, double *factor)
 {
-    const int L = measure->candidates->layer_count;
+    const struct candidates *candidates = measure->candidates;
+    const int L = candidates->layer_count, D = candidates->degree_count;
     const size_t cells = (size_t)L * (size_t)L;
-    memset(sums, 0, 4 * cells * sizeof *sums);
-    for (size_t cell = 0; mine && cell < cells; cell++) {
-        if (!isfinite(mine->stage_s[cell])) continue;
-        sums[cell] = mine->stage_s[cell];
-        sums[cells + cell] = mine->forward_s[cell];
-        sums[2 * cells + cell] = mine->step_s[cell];
-        sums[3 * cells + cell] = 1;
-    }
-    HAPT_TRY(measure_sum_over_ranks(measure, sums, 4 * cells));
-    HAPT_TRY(hapt_env_agree(measure->env->world, range_times_create(L, arena, times)));
-    for (size_t cell = 0; cell < cells; cell++) {
-        const double teams = sums[3 * cells + cell];
+    memset(factor, 0, 3 * cells * sizeof *factor);
+    if (mine) memcpy(factor, mine, 3 * cells * sizeof *factor);
+    HAPT_TRY(measure_sum_over_ranks(measure, factor, 3 * cells));
+    for (int structure = 0; structure < candidates->structure_count; structure++) {
+        const size_t cell = (size_t)candidates->first[structure] * (size_t)L + (size_t)candidates->last[structure];
+        const double teams = factor[2 * cells + cell];
+        struct item_time *time = measure_time(measure, class, structure * D + degree);
         if (teams == 0) continue;
-        (*times)->stage_s[cell] = sums[cell] / teams;
-        (*times)->forward_s[cell] = sums[cells + cell] / teams;
-        (*times)->step_s[cell] = sums[2 * cells + cell] / teams;
+        time->forward_s *= factor[cell] / teams;
+        time->backward_s *= factor[cell] / teams;
+        time->update_s *= factor[cells + cell] / teams;
+        time->end_s *= factor[cells + cell] / teams;
     }
     return HAPT_OK;
 }
 
-/* One submesh of every slowed subcluster, submesh[c] of c (n 0: none). */
-static enum hapt_status run_round(struct measure *measure, const struct hapt_engine_options *options, const struct hapt_submesh *submesh,
-                                  double budget_s, double *sums, struct hapt_arena *scratch)
+struct rounds {
+    struct hapt_submesh *submesh[HAPT_MAX_SUBCLUSTERS]; /* that are to be run */
+    int count[HAPT_MAX_SUBCLUSTERS], most;
+    bool *done;              /* [class][degree] */
+    double *factor, *mean;   /* [3][L * L] */
+};
+
+/* One submesh of every subcluster, now[c] of c (n 0: none). */
+static enum hapt_status run_round(struct measure *measure, const struct hapt_engine_options *options, const struct hapt_submesh *now,
+                                  double budget_s, const struct rounds *rounds, struct hapt_arena *scratch)
 {
     const struct hapt_env *env = measure->env;
     const struct candidates *candidates = measure->candidates;
-    const int c = measure->cluster->subcluster_of_rank[env->world_rank];
+    const int c = measure->cluster->subcluster_of_rank[env->world_rank], L = candidates->layer_count, D = candidates->degree_count;
     struct submesh_runs runs = {.measure = measure, .scratch = scratch, .subcluster = c};
     int team = MPI_UNDEFINED, rank = 0;
-    if (c >= 0 && submesh[c].n > 0) {
+    enum hapt_status status = HAPT_OK;
+    MPI_Comm comm;
+    if (c >= 0 && now[c].n > 0) {
         const struct hapt_subcluster *own = &measure->cluster->subcluster[c];
-        const int all = own->nodes * own->devices_per_node, size = submesh[c].n * submesh[c].m;
+        const int all = own->nodes * own->devices_per_node, size = now[c].n * now[c].m;
         int index = 0;
         while (own->ranks[index] != env->world_rank) index++;
-        runs.submesh = submesh[c];
-        runs.degree = candidates_degree_of(candidates, submesh[c]);
+        runs.submesh = now[c];
+        runs.degree = candidates_degree_of(candidates, now[c]);
         if ((index / size + 1) * size <= all) team = own->ranks[index / size * size];
         rank = index % size;
     }
-    MPI_Comm comm;
-    struct range_times *mine = NULL;
-    enum hapt_status status = range_times_create(candidates->layer_count, scratch, &mine);
-    HAPT_TRY(hapt_env_agree(env->world, status));
+    memset(rounds->factor, 0, 3 * (size_t)L * (size_t)L * sizeof *rounds->factor);
     HAPT_MPI(MPI_Comm_split(env->world, team, rank, &comm));
     if (comm != MPI_COMM_NULL) {
-        status = run_team(&runs, options, comm, rank, budget_s, mine, &measure->effort.runs);
+        status = run_team(&runs, options, comm, rank, budget_s, &measure->effort.runs, rounds->factor);
         MPI_Comm_free(&comm);
     }
     HAPT_TRY(reduce_meet(env->world));
     HAPT_TRY(hapt_env_agree(env->world, status));
     for (int other = 0; other < measure->cluster->count; other++) {
-        if (submesh[other].n == 0) continue;
-        const int degree = candidates_degree_of(candidates, submesh[other]);
-        HAPT_TRY(publish(measure, other == c && team != MPI_UNDEFINED && rank == 0 ? mine : NULL, sums, measure->scratch,
-                         &measure->real[other * candidates->degree_count + degree]));
-        measure->real_submesh[other * candidates->degree_count + degree] = submesh[other];
+        if (now[other].n == 0) continue;
+        const int degree = candidates_degree_of(candidates, now[other]), class = measure->classes.of_subcluster[other];
+        if (rounds->done[class * D + degree]) continue;
+        rounds->done[class * D + degree] = true;
+        const bool mine = c >= 0 && now[c].n > 0 && runs.degree == degree && measure->classes.of_subcluster[c] == class;
+        HAPT_TRY(take_factors(measure, class, degree, mine ? rounds->factor : NULL, rounds->mean));
     }
     return HAPT_OK;
 }
 
-static enum hapt_status reserve(struct measure *measure, struct hapt_arena *scratch, double **sums)
+static enum hapt_status plan_rounds(const struct measure *measure, struct hapt_arena *scratch, struct rounds *rounds)
 {
-    const size_t cells = (size_t)measure->cluster->count * (size_t)measure->candidates->degree_count;
-    HAPT_NEW(measure->real, measure->scratch, cells);
-    HAPT_NEW(measure->real_submesh, measure->scratch, cells);
-    HAPT_NEW(*sums, scratch, 4 * measure->candidates->layer_count * measure->candidates->layer_count);
+    const struct hapt_cluster *cluster = measure->cluster;
+    const int L = measure->candidates->layer_count;
+    HAPT_NEW(rounds->done, scratch, measure->classes.count * measure->candidates->degree_count);
+    HAPT_NEW(rounds->factor, scratch, 3 * L * L);
+    HAPT_NEW(rounds->mean, scratch, 3 * L * L);
+    for (int c = 0; c < cluster->count; c++) {
+        if (!is_slowed(measure, c)) continue;
+        rounds->count[c] = candidates_submeshes(&cluster->subcluster[c], NULL);
+        HAPT_NEW(rounds->submesh[c], scratch, rounds->count[c]);
+        candidates_submeshes(&cluster->subcluster[c], rounds->submesh[c]);
+        if (rounds->count[c] > rounds->most) rounds->most = rounds->count[c];
+    }
     return HAPT_OK;
 }
 
 static enum hapt_status run_rounds(struct measure *measure, const struct hapt_engine_options *options, double budget_s,
                                    struct hapt_arena *scratch)
 {
-    const struct hapt_cluster *cluster = measure->cluster;
-    const struct candidates *candidates = measure->candidates;
-    struct hapt_submesh *submesh[HAPT_MAX_SUBCLUSTERS];
-    int count[HAPT_MAX_SUBCLUSTERS], most = 0;
-    double *sums;
-    enum hapt_status status = reserve(measure, scratch, &sums);
-    for (int c = 0; c < cluster->count && status == HAPT_OK; c++) {
-        count[c] = is_slowed(measure, c) ? candidates_submeshes(&cluster->subcluster[c], NULL) : 0;
-        submesh[c] = hapt_arena_alloc(scratch, (size_t)count[c] + 1, sizeof **submesh);
-        if (!submesh[c]) status = HAPT_ERR_MEMORY;
-        if (submesh[c] && count[c] > 0) candidates_submeshes(&cluster->subcluster[c], submesh[c]);
-        most = count[c] > most ? count[c] : most;
-    }
-    HAPT_TRY(hapt_env_agree(measure->env->world, status));
-    for (int s = 0; s < most; s++) {
+    struct rounds rounds = {.most = 0};
+    HAPT_TRY(hapt_env_agree(measure->env->world, plan_rounds(measure, scratch, &rounds)));
+    for (int s = 0; s < rounds.most; s++) {
         struct hapt_submesh now[HAPT_MAX_SUBCLUSTERS] = {{0}};
         struct hapt_arena round;
         bool any = false;
-        for (int c = 0; c < cluster->count; c++) {
-            if (s >= count[c]) continue;
-            const int degree = candidates_degree_of(candidates, submesh[c][s]);
-            if (degree < 0 || measure->real[c * candidates->degree_count + degree]) continue; /* as many devices are the same item */
-            now[c] = submesh[c][s];
+        for (int c = 0; c < measure->cluster->count; c++) {
+            if (s >= rounds.count[c]) continue;
+            const int degree = candidates_degree_of(measure->candidates, rounds.submesh[c][s]);
+            if (degree < 0 || rounds.done[measure->classes.of_subcluster[c] * measure->candidates->degree_count + degree]) continue;
+            now[c] = rounds.submesh[c][s];
             any = true;
         }
         if (!any) continue;
         hapt_arena_init(&round);
-        status = run_round(measure, options, now, budget_s / most, sums, &round);
+        const enum hapt_status status = run_round(measure, options, now, budget_s / rounds.most, &rounds, &round);
         hapt_arena_release(&round);
         HAPT_TRY(status);
     }
@@ -205,18 +231,4 @@ enum hapt_status measure_run_submeshes(struct measure *measure, const struct hap
     const enum hapt_status status = run_rounds(measure, options, budget_s, &scratch);
     hapt_arena_release(&scratch);
     return status;
-}
-
-void measure_take_real(const struct measure *measure, int subcluster, int item, struct item_time *time)
-{
-    const struct candidates *candidates = measure->candidates;
-    const int D = candidates->degree_count, structure = item / D, at = subcluster * D + item % D;
-    const struct range_times *real = measure->real ? measure->real[at] : NULL;
-    const size_t cell = (size_t)candidates->first[structure] * (size_t)candidates->layer_count + (size_t)candidates->last[structure];
-    if (!real || !isfinite(real->stage_s[cell])) return;
-    const double bytes = 4 * measure_memory(measure, measure->classes.of_subcluster[subcluster], item)->trained_elements;
-    time->forward_s = fmin(real->forward_s[cell], real->stage_s[cell]);
-    time->backward_s = real->stage_s[cell] - time->forward_s;
-    /* The sum of gradients is added for each submesh. */
-    time->update_s = fmax(real->step_s[cell] - measure_sum_s(measure, subcluster, measure->real_submesh[at], bytes), 0);
 }

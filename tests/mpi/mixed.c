@@ -1,25 +1,34 @@
 /* ranks: 2 3 4
- * Stages on devices of two subclusters of unlike speed, memory and links: rows by ratio, alone and between stages of one subcluster.
+ * Stages on devices of two subclusters of unlike speed, memory and links: rows by ratio, or a synthesised program with uneven shards, alone
+ * and between stages of one subcluster.
  * Losses and weights are PyTorch's (tests/data/gpt-small.h5); the same plan again, in one piece or resumed, gives the same bits.
  */
 #include "train_plans.h"
+
+#include "hapt/synthesis.h"
 
 /* Stage i takes the next devices[i][c] of subcluster c. */
 struct mixture {
     int stages, devices[MAX_STAGES][2];
     double ratio[4];
     int microbatch;
+    bool synthesised; /* mixed stages run such a program */
 };
 /* All of them place their mixed stages behind the others of a subcluster, as hapt_plan_ranks does. */
 static const struct mixture mixtures[] = {
-    {1, {{1, 1}}, {0.75, 0.25}, 4},
-    {1, {{1, 1}}, {0.4, 0.6}, 8},
-    {2, {{1, 1}, {0, 1}}, {0.75, 0.25}, 4},
-    {2, {{1, 0}, {1, 1}}, {0.5, 0.5}, 4},
-    {1, {{2, 1}}, {0.5, 0.375, 0.125}, 8},
-    {3, {{1, 0}, {1, 1}, {0, 1}}, {0.25, 0.75}, 4},
-    {2, {{2, 1}, {0, 1}}, {0.5, 0.25, 0.25}, 4},
-    {1, {{2, 2}}, {0.3, 0.3, 0.2, 0.2}, 8},
+    {1, {{1, 1}}, {0.75, 0.25}, 4, false},
+    {1, {{1, 1}}, {0.4, 0.6}, 8, false},
+    {2, {{1, 1}, {0, 1}}, {0.75, 0.25}, 4, false},
+    {2, {{1, 0}, {1, 1}}, {0.5, 0.5}, 4, false},
+    {1, {{2, 1}}, {0.5, 0.375, 0.125}, 8, false},
+    {3, {{1, 0}, {1, 1}, {0, 1}}, {0.25, 0.75}, 4, false},
+    {2, {{2, 1}, {0, 1}}, {0.5, 0.25, 0.25}, 4, false},
+    {1, {{2, 2}}, {0.3, 0.3, 0.2, 0.2}, 8, false},
+    {1, {{1, 1}}, {0.7, 0.3}, 2, true},
+    {2, {{1, 1}, {0, 1}}, {0.75, 0.25}, 4, true},
+    {1, {{2, 1}}, {0.5, 0.3, 0.2}, 2, true}, /* fewer rows than devices: other indices must be cut */
+    {1, {{2, 2}}, {0.3, 0.3, 0.25, 0.15}, 8, true},
+    {2, {{2, 1}, {0, 1}}, {0.45, 0.3, 0.25}, 4, true},
 };
 enum { MIXTURES = sizeof mixtures / sizeof *mixtures };
 
@@ -84,6 +93,49 @@ static void mix_stage(struct hapt_plan_stage *stage, const int *devices, const d
     snprintf(stage->subcluster_name, sizeof stage->subcluster_name, "fast+slow");
 }
 
+/* The dense layers in parts: the first of each pair by columns, the second by rows. All else is as synthesis finds it best. */
+static const struct hapt_stage_layout *synthesise(int devices, const double *ratio)
+{
+    static const double flops_per_s[4] = {2e9, 2e9, 1e9, 1e9}, bytes_per_s[4] = {2e8, 2e8, 1e8, 1e8};
+    const struct hapt_spmd_rates rates = {.size = devices, .flops_per_s = flops_per_s, .bytes_per_s = bytes_per_s, .latency_s = 1e-6,
+                                          .bandwidth_bytes_per_s = 1e10};
+    static const struct hapt_cut columns = {.letter = 'o'}, rows = {.letter = 'i'};
+    const struct hapt_cut **forced = hapt_arena_alloc(&arena, (size_t)model->graph->op_count, sizeof *forced);
+    const struct hapt_synthesis_options options = {.microbatches = 1, .forced = forced};
+    struct hapt_stage_layout *layout = hapt_arena_alloc(&arena, 1, sizeof *layout);
+    struct hapt_axis_program *program = hapt_arena_alloc(&arena, 1, sizeof *program);
+    struct hapt_spmd_costs costs;
+    struct hapt_sharding *sharding;
+    int kind[4];
+    for (int o = 0; o < model->graph->forward_count; o++) {
+        if (strstr(model->graph->op[o].name, "mlp.c_fc")) forced[o] = &columns;
+        if (strstr(model->graph->op[o].name, "mlp.c_proj")) forced[o] = &rows;
+    }
+    *layout = (struct hapt_stage_layout){.axis = {{.size = devices, .ratio_count = 1, .ratio = ratio}, {.size = 1}}, .name = "synthesised"};
+    layout->program[0] = program;
+    hapt_spmd_rates_costs(&rates, kind, &costs);
+    CHECK_OK(hapt_sharding_trivial(model->graph, &arena, &sharding));
+    CHECK_OK(hapt_synthesise(sharding, 0, &layout->axis[0], &costs, &options, &arena, program, NULL));
+    return layout;
+}
+
+/* Much of the weights is in parts, and the parts are uneven. */
+static void check_model_parallel(const struct hapt_stage_layout *layout)
+{
+    struct hapt_sharding *sharding, *last;
+    const int place[HAPT_MESH_AXES] = {layout->axis[0].size - 1, 0};
+    double whole = 0, first = 0, least = 0;
+    CHECK_OK(hapt_stage_layout_apply(layout, model->graph, &arena, &sharding));
+    CHECK_OK(hapt_sharding_at(sharding, place, &arena, &last));
+    for (int t = 0; t < model->graph->tensor_count; t++) {
+        if (model->graph->tensor[t].kind != HAPT_TENSOR_PARAMETER) continue;
+        whole += (double)hapt_tensor_elements(&model->graph->tensor[t]);
+        first += (double)hapt_tensor_elements(&sharding->shard->tensor[t]);
+        least += (double)hapt_tensor_elements(&last->shard->tensor[t]);
+    }
+    CHECK_MESSAGE(first < 0.85 * whole && least < first, "devices hold %g and %g of %g weights", first, least, whole);
+}
+
 static struct hapt_plan *mixed_plan(const struct mixture *mixture, const double *ratio)
 {
     struct shape shape = {.stages = mixture->stages, .schedule = HAPT_SCHEDULE_H1F1B, .microbatches = 8 / mixture->microbatch};
@@ -98,7 +150,12 @@ static struct hapt_plan *mixed_plan(const struct mixture *mixture, const double 
         stage->subcluster = mixture->devices[s][0] ? 0 : 1;
         snprintf(stage->subcluster_name, sizeof stage->subcluster_name, "%s", mixture->devices[s][0] ? "fast" : "slow");
         stage->device_memory_bytes = mixture->devices[s][0] ? 1e9 : 5e8;
-        if (mixture->devices[s][0] && mixture->devices[s][1]) mix_stage(stage, mixture->devices[s], ratio);
+        if (!mixture->devices[s][0] || !mixture->devices[s][1]) continue;
+        mix_stage(stage, mixture->devices[s], ratio);
+        if (!mixture->synthesised) continue;
+        stage->program = 1;
+        stage->layout = synthesise(stage->devices_per_node, ratio);
+        check_model_parallel(stage->layout);
     }
     CHECK_OK(hapt_plan_check(plan));
     return plan;
@@ -161,6 +218,25 @@ static void check_resumed(const struct mixture *mixture, const char *name, const
     CHECK(!memcmp(rest->history.loss, whole->history.loss, sizeof fp64));
 }
 
+/* From a synthesised program's checkpoint by rows, and the other way round. */
+static void check_crossed(const struct mixture *mixture, const char *name)
+{
+    for (int side = 0; side < 2; side++) {
+        struct mixture half = *mixture, rest = *mixture;
+        struct hapt_checkpoint *checkpoint = NULL;
+        const char *folder_name = hapt_arena_printf(&arena, "crossed-%d-%s", side, name);
+        half.synthesised = side == 0;
+        rest.synthesised = side == 1;
+        if (mixture->microbatch < half.devices[0][0] + half.devices[0][1] || !run(&half, false, folder_name, "9", NULL)) continue;
+        CHECK_OK(hapt_checkpoint_find(&test_env, hapt_arena_printf(&arena, "%s/%s", folder, folder_name), &arena, &checkpoint));
+        if (!checkpoint) continue;
+        const struct hapt_train_result *result = run(&rest, false, folder_name, NULL, checkpoint);
+        if (!result || !CHECK(result->first_step == 9 && result->history.count == STEPS)) continue;
+        const double difference = worst(result->history.loss, fp64, STEPS);
+        CHECK_MESSAGE(difference < 1e-5, "%s: losses are %g away", folder_name, difference);
+    }
+}
+
 static void mixed_stages_train(void)
 {
     for (int m = 0; m < MIXTURES; m++) {
@@ -181,13 +257,14 @@ static void mixed_stages_train(void)
         if (again) CHECK(!memcmp(result->history.loss, again->history.loss, sizeof fp64));
         if (again) CHECK(!memcmp(result->history.gradient_norm, again->history.gradient_norm, sizeof fp64));
         check_resumed(mixture, name, result);
+        if (mixture->synthesised) check_crossed(mixture, name);
     }
 }
 
 /* Every device runs the same program on rows of its own: one without rows is refused before the run, on all ranks alike. */
 static void too_small_shares(void)
 {
-    const struct mixture alone = {1, {{1, 1}}, {0.95, 0.05}, 4};
+    const struct mixture alone = {1, {{1, 1}}, {0.95, 0.05}, 4, false};
     struct hapt_train_result *result = NULL;
     if (test_env.world_size != 2) return;
     load_model(4);

@@ -74,7 +74,7 @@ static void check_same_sharding(const struct hapt_stage_layout *a, const struct 
     CHECK_OK(hapt_stage_layout_apply(b, graph, arena, &y));
     if (!x || !y || !CHECK(x->graph->tensor_count == y->graph->tensor_count && x->graph->op_count == y->graph->op_count)) return;
     for (int rank = 0; rank < 2; rank++) {
-        const int place[HAPT_MESH_AXES] = {0, rank};
+        const int place[HAPT_MESH_AXES] = {a->axis[0].size > 1 ? rank : 0, a->axis[0].size > 1 ? 0 : rank};
         struct hapt_sharding *mine, *its;
         CHECK_OK(hapt_sharding_at(x, place, arena, &mine));
         CHECK_OK(hapt_sharding_at(y, place, arena, &its));
@@ -111,6 +111,112 @@ static void files_round_trip(void)
     CHECK(again->stage[0].program == 0 && !again->stage[0].layout && again->stage[0].compute_s > plan->stage[0].compute_s);
     CHECK_FAILS(hapt_plan_force(read, &options, "0-2@a:1x2p2", &arena, &again), HAPT_ERR_INPUT);
     CHECK_FAILS(hapt_plan_force(read, &options, "0-2@a:1x2p0", &arena, &again), HAPT_ERR_INPUT);
+    hapt_arena_release(&arena);
+}
+
+/* Two subclusters of one device each; a mixed stage on both, by rows (3 s a layer) and with the layout (2 s), all devices along axis 0. */
+static struct hapt_profile *mixed_profile(const struct hapt_stage_layout *const *layout, struct hapt_arena *arena)
+{
+    static const int cluster[2] = {0, 1}, devices[2] = {1, 1};
+    static const struct hapt_submesh row[1] = {{1, 1, 1, 0}};
+    struct hapt_profile *profile;
+    CHECK_OK(hapt_profile_create(2, 2, arena, &profile));
+    for (int c = 0; c < 2; c++) CHECK_OK(hapt_profile_add_cluster_of(profile, c, c ? "b" : "a", 1, 1, 100, 1, row, 1, arena));
+    for (int l = 0; l < 4; l++) profile->link_bandwidth[l] = 1e9;
+    profile->layout_count = 1;
+    profile->layout = layout;
+    for (int program = 0; program < 2; program++) {
+        struct hapt_profile_mixed *mixed;
+        CHECK_OK(hapt_profile_add_mixed(profile, 2, cluster, devices, arena, &mixed));
+        mixed->program = program;
+        for (int i = 0; i < 2; i++)
+            for (int j = i; j < 2; j++) {
+                const size_t cell = hapt_profile_index(profile, 0, i, j);
+                mixed->stage_time[cell] = (j - i + 1) * (program ? 2 : 3);
+                mixed->stage_forward_time[cell] = 1;
+                for (int side = 0; side < 2; side++)
+                    mixed->parameter_bytes[hapt_profile_index(profile, side, i, j)] =
+                        mixed->activation_bytes[hapt_profile_index(profile, side, i, j)] = 1;
+            }
+    }
+    CHECK_OK(hapt_profile_check(profile));
+    return profile;
+}
+
+static struct hapt_stage_layout *along_axis_0(const struct hapt_graph *graph, struct hapt_arena *arena)
+{
+    static const double ratio[2] = {0.75, 0.25};
+    struct hapt_stage_layout *layout = hapt_arena_alloc(arena, 1, sizeof *layout);
+    struct hapt_sharding *one;
+    CHECK_OK(hapt_sharding_trivial(graph, arena, &one));
+    *layout = (struct hapt_stage_layout){.axis = {{.size = 2, .ratio_count = 1, .ratio = ratio}, {.size = 1}}, .name = "of both"};
+    layout->program[0] = by_rows(one, 0, &layout->axis[0], arena);
+    return layout;
+}
+
+static void mixed_files_round_trip(void)
+{
+    struct hapt_arena arena;
+    struct hapt_profile *read = NULL, *copy = NULL;
+    struct hapt_plan *plan = NULL, *again = NULL;
+    char text[HAPT_PLAN_STAGE_CHARS];
+    hapt_arena_init(&arena);
+    const struct hapt_model *model = fixture_gpt(&arena, (struct fixture_gpt){2, 16, 2, 8, 32, 4, true, false});
+    const struct hapt_stage_layout *layout = along_axis_0(model->graph, &arena);
+    const struct hapt_search_options options = {.microbatches = 4, .schedule = HAPT_SCHEDULE_H1F1B};
+    CHECK_OK(hapt_profile_save(path_of("p.h5"), mixed_profile(&layout, &arena)));
+    CHECK_OK(hapt_profile_load(path_of("p.h5"), &arena, &read));
+    if (!read || !CHECK(read->mixed_count == 2 && read->mixed[0].program == 0 && read->mixed[1].program == 1)) exit(1);
+    check_same_sharding(layout, read->layout[0], model->graph, &arena);
+    CHECK_OK(hapt_plan_search(MPI_COMM_SELF, read, &options, &arena, &plan));
+    if (!plan || !CHECK(plan->stage_count == 1 && plan->stage[0].mixed && plan->stage[0].program == 1)) exit(1);
+    CHECK(plan->stage[0].layout == read->layout[0]);
+    CHECK_OK(hapt_plan_save(path_of("plan.h5"), plan));
+    CHECK_OK(hapt_plan_load(path_of("plan.h5"), &arena, &again));
+    if (again && CHECK(again->stage[0].mixed && again->stage[0].program == 1 && again->stage[0].layout))
+        check_same_sharding(layout, again->stage[0].layout, model->graph, &arena);
+    /* forced: the faster one unless told */
+    CHECK(strcmp(hapt_plan_stage_text(&plan->stage[0], text), "0-2@a:1+b:1p1") == 0);
+    static const struct { const char *stages; int program; } forced[] = {
+        {"0-2@a:1+b:1p1", 1}, {"0-2@a:1+b:1", 1}, {"0-2@a:1+b:1p0", 0}, {"0-2@b:1+a:1p0", 0}};
+    for (int f = 0; f < 4; f++) {
+        CHECK_OK(hapt_plan_force(read, &options, forced[f].stages, &arena, &again));
+        CHECK(again->stage[0].program == forced[f].program && !again->stage[0].layout == !forced[f].program);
+        CHECK(fabs(again->stage[0].compute_s - (forced[f].program ? 4 : 6)) < 1e-12);
+    }
+    static const char *const refused[] = {"0-2@a:1+b:1p2", "0-2@a:1+b:1p", "0-2@a:1p1+b:1", "0-2@a:1+b:1p1x", "0-2@a:1+b:1+"};
+    for (int f = 0; f < 5; f++) CHECK_FAILS(hapt_plan_force(read, &options, refused[f], &arena, &again), HAPT_ERR_INPUT);
+    /* --program keeps what it names */
+    CHECK_OK(hapt_profile_copy(read, &arena, &copy));
+    hapt_profile_keep_programs(copy, "data");
+    CHECK(copy->mixed_count == 1 && copy->mixed[0].program == 0);
+    CHECK_OK(hapt_profile_copy(read, &arena, &copy));
+    hapt_profile_keep_programs(copy, "synthesised");
+    CHECK(copy->mixed_count == 1 && copy->mixed[0].program == 1);
+    hapt_arena_release(&arena);
+}
+
+static void mixed_programs_refused(void)
+{
+    struct hapt_arena arena;
+    hapt_arena_init(&arena);
+    const struct hapt_model *model = fixture_gpt(&arena, (struct fixture_gpt){2, 16, 2, 8, 32, 4, true, false});
+    const struct hapt_stage_layout *layout = along_axis_0(model->graph, &arena), *inner = uneven(model->graph, &arena);
+    struct hapt_profile *profile = mixed_profile(&layout, &arena);
+    const int wrong[] = {-1, 2, 4096, 0}; /* 0: twice the same */
+    for (int w = 0; w < 4; w++) {
+        profile->mixed[1].program = wrong[w];
+        CHECK_FAILS(hapt_profile_check(profile), HAPT_ERR_INPUT);
+    }
+    profile->mixed[1].program = 1;
+    CHECK_OK(hapt_profile_check(profile));
+    profile->layout = &inner; /* its devices stand along axis 1 */
+    CHECK_FAILS(hapt_profile_check(profile), HAPT_ERR_INPUT);
+    struct hapt_stage_layout three = *layout;
+    const struct hapt_stage_layout *larger = &three;
+    three.axis[0].size = 3;
+    profile->layout = &larger;
+    CHECK_FAILS(hapt_profile_check(profile), HAPT_ERR_INPUT);
     hapt_arena_release(&arena);
 }
 
@@ -190,6 +296,8 @@ int main(int argc, char **argv)
     snprintf(folder, sizeof folder, "/tmp/hapt-layout-test-%ld", (long)getpid());
     mkdir(folder, 0700);
     RUN(files_round_trip);
+    RUN(mixed_files_round_trip);
+    RUN(mixed_programs_refused);
     RUN(hostile_instructions);
     RUN(profiles_refuse_programs_they_lack);
     unlink(path_of("p.h5")), unlink(path_of("plan.h5")), unlink(path_of("bad.h5"));
