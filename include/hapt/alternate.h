@@ -56,6 +56,11 @@ struct hapt_alternation_result {
  * `arena`. */
 enum hapt_status hapt_alternate(const struct hapt_alternation *alternation, struct hapt_arena *arena,
                                 struct hapt_alternation_result *result);
+/* HAP (2) alone: the best ratios for a given program (one vector), and what it costs per microbatch at these, at even and at proportional
+ * ones (HAP Fig. 2); INFINITY where it cannot be had. Memory binds as asked. Everything lives in `arena`. */
+struct hapt_ratio_regimes { double best_s, even_s, proportional_s; const double *ratio; /* [devices] */ };
+enum hapt_status hapt_alternation_ratios(const struct hapt_alternation *alternation, const struct hapt_axis_program *program,
+                                         struct hapt_arena *arena, struct hapt_ratio_regimes *regimes);
 /* Data parallelism at ratios in proportion to `ratio` [devices] (NULL: even), priced in the same way. HAPT_ERR_INFEASIBLE where the
  * model's rows cannot be shared out so; memory is not looked at. */
 enum hapt_status hapt_alternation_data_parallel(const struct hapt_alternation *alternation, const double *ratio,

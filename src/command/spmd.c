@@ -75,6 +75,8 @@ static enum hapt_status find_baselines(const struct hapt_alternation *alternatio
         HAPT_TRY(status);
         baseline->exists = true;
         baseline->cost_s = price.cost_s * outcome->microbatches;
+        baseline->compute_s = price.compute_s * outcome->microbatches;
+        baseline->end_s = price.end_s * outcome->microbatches;
         HAPT_TRY(weigh_memory(alternation, outcome, &axis, NULL, &program, arena, NULL, &baseline->memory_bytes, &baseline->fits));
     }
     return HAPT_OK;

@@ -10,6 +10,7 @@ struct spmd_baseline { /* data parallelism (HAP 7.1) */
     const char *name;
     bool exists;   /* the rows can be shared out so */
     double cost_s; /* a step */
+    double compute_s, end_s; /* of it: computation; sums of gradients */
     double memory_bytes;
     bool fits;
 };

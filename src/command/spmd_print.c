@@ -184,7 +184,8 @@ enum hapt_status spmd_print_json(const struct spmd_outcome *outcome)
     for (int b = 0; b < SPMD_BASELINES; b++) {
         const struct spmd_baseline *its = &outcome->baseline[b];
         json_object_set_new(baselines, its->name, !its->exists ? json_null()
-                                                               : json_pack("{s:f, s:f, s:b}", "step_s", its->cost_s, "memory_bytes",
+                                                               : json_pack("{s:f, s:f, s:f, s:f, s:b}", "step_s", its->cost_s, "compute_s",
+                                                                           its->compute_s, "gradients_s", its->end_s, "memory_bytes",
                                                                            its->memory_bytes, "fits", its->fits));
     }
     for (int j = 0; j < result->axis.size; j++) {

@@ -178,6 +178,43 @@ static enum hapt_status alternate_from(const struct alternating *alternating, co
     return HAPT_OK;
 }
 
+enum hapt_status hapt_alternation_ratios(const struct hapt_alternation *asked, const struct hapt_axis_program *program,
+                                         struct hapt_arena *arena, struct hapt_ratio_regimes *regimes)
+{
+    enum { TANGENTS = 3 };
+    struct hapt_ratio_regimes made = {INFINITY, INFINITY, INFINITY, NULL};
+    struct alternating alternating = {.asked = asked, .microbatches = asked->microbatches > 0 ? asked->microbatches : 1};
+    struct pair best = {.program = *program, .solver = ""};
+    alternating.options = (struct hapt_synthesis_options){.microbatches = asked->microbatches, .in_flight = asked->in_flight,
+                                                          .optimizer_bytes_per_element = asked->optimizer_bytes_per_element};
+    best.price.cost_s = INFINITY;
+    for (int start = 0; start < (asked->power ? 2 : 1); start++) {
+        struct pair pair = {.program = *program, .solver = ""};
+        HAPT_TRY(make_axis(asked->devices, 1, start ? asked->power : NULL, true, arena, &pair.axis));
+        const enum hapt_status status = carry_over(&alternating, &pair.axis, arena, &pair);
+        hapt_fail_reset();
+        if (status != HAPT_OK || !fits(asked, &pair.price)) continue;
+        *(start ? &made.proportional_s : &made.even_s) = pair.price.cost_s;
+        if (pair.price.cost_s < best.price.cost_s) best = pair;
+        for (int t = 0; t < TANGENTS; t++) {
+            struct pair next = pair;
+            double *ratio;
+            HAPT_TRY(alternating_solve(&alternating, &pair.axis, &pair.program, &pair.price, arena, &ratio, &next.solver));
+            HAPT_TRY(make_axis(asked->devices, 1, ratio, false, arena, &next.axis));
+            if (carry_over(&alternating, &next.axis, arena, &next) != HAPT_OK || !fits(asked, &next.price)) break;
+            if (next.price.cost_s < best.price.cost_s) best = next;
+            pair = next;
+        }
+        hapt_fail_reset();
+    }
+    if (!isfinite(best.price.cost_s))
+        return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "the program cannot be had at even or proportional ratios, or does not fit");
+    made.best_s = best.price.cost_s;
+    made.ratio = best.axis.ratio;
+    *regimes = made;
+    return HAPT_OK;
+}
+
 enum hapt_status hapt_alternation_data_parallel(const struct hapt_alternation *asked, const double *ratio, struct hapt_arena *arena,
                                                 struct hapt_axis *axis, struct hapt_axis_program *program,
                                                 struct hapt_program_price *price)
