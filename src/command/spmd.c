@@ -16,6 +16,9 @@ const char hapt_command_spmd_help[] =
     "--mesh machines takes every machine for one virtual device that shares its rows evenly among its own; collectives\n"
     "then have three steps, inside, between the machines, inside (HAP 6).\n"
     "\n"
+    "--output P.h5 writes a plan of one stage on all these devices, which `hapt train --plan P.h5` runs: on devices of several\n"
+    "subclusters a mixed stage with uneven shards; one subcluster must be one node or nodes of one device.\n"
+    "\n"
     "Prints the cost of a step and its parts, every turn, the ratios of each segment, memory of a device, data parallelism\n"
     "at even (DP-EV) and proportional ratios (DP-CP) by the same costs, and the program: `whole`, `sharded(d)` on dimension\n"
     "d and `partial` sums are what ranks hold of a tensor. Equal layers are printed once; --full prints all.\n";
@@ -30,10 +33,17 @@ static enum hapt_status check_options(const struct hapt_config *config)
     return HAPT_OK;
 }
 
+/* What the optimizer remembers of a parameter. */
+static int state_count(const struct hapt_config *config)
+{
+    if (strcmp(hapt_config_text(config, "optimizer"), "adamw") == 0) return 2;
+    return hapt_config_real(config, "momentum") > 0 ? 1 : 0;
+}
+
 static double state_bytes(const struct hapt_config *config)
 {
-    if (strcmp(hapt_config_text(config, "optimizer"), "adamw") == 0) return 8;
-    return hapt_config_real(config, "momentum") > 0 ? 4 : -1; /* none */
+    const int states = state_count(config);
+    return states > 0 ? 4.0 * states : -1; /* none */
 }
 
 /* The most that one device needs, by tensors as it holds them. */
@@ -136,6 +146,8 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
         const char *path = hapt_config_text(config, "efficiency");
         if (path) status = hapt_efficiency_load(path, arena, &efficiency);
         if (status == HAPT_OK) status = find(config, efficiency, arena, &outcome);
+        if (status == HAPT_OK && hapt_config_text(config, "output"))
+            status = spmd_save_plan(&outcome, state_count(config), hapt_config_text(config, "output"), arena);
         if (status == HAPT_OK && !env->quiet) {
             spmd_print(env, &outcome);
             status = spmd_print_program(&outcome, hapt_config_bool(config, "full"), arena);

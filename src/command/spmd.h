@@ -31,6 +31,9 @@ struct spmd_outcome {
 void spmd_print(const struct hapt_env *env, const struct spmd_outcome *outcome);
 /* Programs of layers, unlike ones once or all. */
 enum hapt_status spmd_print_program(const struct spmd_outcome *outcome, bool full, struct hapt_arena *arena);
+/* A plan of one stage on all devices of the cluster, and its program. HAPT_ERR_USAGE where it is no stage of a plan, HAPT_ERR_INFEASIBLE
+ * where it does not fit. */
+enum hapt_status spmd_save_plan(const struct spmd_outcome *outcome, int optimizer_states, const char *path, struct hapt_arena *arena);
 enum hapt_status spmd_print_json(const struct spmd_outcome *outcome);
 
 #endif

@@ -63,6 +63,36 @@ passes 1 spmd --input "$model" --cluster "$scratch/fast-link.json" --mesh machin
 holds 'd["devices"] == 2 and d["mesh"] == "machines"'
 passes 1 spmd --help
 
+# From HAP to training: the plan of one stage that it writes trains as one rank does, evenly and unevenly, on one subcluster and two.
+head -c 60000 README.md >"$scratch/text"
+passes 1 data "$scratch/text" --type bytes --output "$scratch/tokens.h5"
+passes 1 model gpt --layers 2 --hidden 64 --heads 4 --sequence 32 --vocab 256 --microbatch 12 --tied-embeddings no --dtype fp32 \
+    --data "$scratch/tokens.h5" --output "$scratch/small.h5"
+real() { # FILE SUBCLUSTERS LINKS
+    printf '{"format": "hapt-cluster", "version": 1, "subclusters": [%s], "links": [%s]}' "$2" "$3" >"$1"
+}
+real "$scratch/node.json" '{"name": "cpu", "nodes": 1, "devices_per_node": 3, "device": "cpu"}' ''
+real "$scratch/mixed.json" '{"name": "fast", "nodes": 1, "devices_per_node": 2, "device": "cpu"},
+ {"name": "slow", "nodes": 1, "devices_per_node": 1, "device": "cpu", "slowdown": 3}' '{"between": ["fast", "slow"], "bandwidth": "10 GB/s", "latency": "5 us"}'
+passes 1 plan --input "$scratch/small.h5" --microbatches 2 --output "$scratch/alone.h5"
+passes 1 train --input "$scratch/small.h5" --plan "$scratch/alone.h5" --steps 6 --threads 1 --output "$scratch/alone"
+for cluster in node mixed; do
+    passes 1 spmd --input "$scratch/small.h5" --cluster "$scratch/$cluster.json" --microbatches 2 --output "$scratch/$cluster.h5" --json
+    [ $cluster = node ] || holds 'len(set(round(r, 3) for r in d["segments"][0]["ratios"])) == 2 and d["collectives"]["all_to_all"] > 0'
+    passes 3 train --input "$scratch/small.h5" --cluster "$scratch/$cluster.json" --plan "$scratch/$cluster.h5" --steps 6 --threads 1 \
+        --output "$scratch/$cluster"
+    checks=$((checks + 1))
+    # fp32 sums in another order: 1e-6 of the loss
+    /usr/bin/python3 -c '
+import h5py, sys
+a, b = (h5py.File(f + "/run.h5", "r")["/train/loss"][()] for f in sys.argv[1:])
+sys.exit(int(len(a) != 6 or len(b) != 6 or abs(a / b - 1).max() > 1e-6))' "$scratch/alone" "$scratch/$cluster" || fail "the plan for $cluster.json trains to other losses"
+done
+passes 1 simulate --plan "$scratch/mixed.h5"
+refuses 2 'machines' 1 spmd --input "$scratch/small.h5" --cluster "$scratch/mixed.json" --mesh machines --output "$scratch/x.h5"
+real "$scratch/square.json" '{"name": "cpu", "nodes": 2, "devices_per_node": 2, "device": "cpu"}' ''
+refuses 2 'one axis over 2 nodes of 2 devices' 1 spmd --input "$scratch/small.h5" --cluster "$scratch/square.json" --output "$scratch/x.h5"
+
 refuses 2 'no model file' 1 spmd --cluster "$scratch/equal.json"
 refuses 2 'full' 1 spmd --input "$model" --cluster "$scratch/equal.json" --json --full
 refuses 4 'memory' 1 spmd --input "$model" --cluster "$scratch/tiny.json"
