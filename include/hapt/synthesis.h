@@ -15,12 +15,15 @@
  * (4.5): inputs and parameters are fused with their readers and never communicated, a version is made once, properties that no
  * operator left can read are dropped. A state falls when another one at the same place costs no more on any kind of device and
  * has made more and waits for less; where all devices are alike also when it costs no more with the missing versions bought.
- * The heuristic is the remaining computation at the best share each operator allows, with the gradient communication that no
- * layout of a parameter avoids, and the conversions without which what lives here meets no cut of the operators it goes to next.
+ * The heuristic is the remaining computation at the best share each operator allows, with the sums that its cuts leave to be done and the
+ * gradient communication that no layout of a parameter avoids, and the conversions without which what lives here meets no cut of the
+ * operators it goes to next, a forward operator's with those of its backward ones.
  *
  * Long models are cut into segments where few tensors cross. Each structure of a segment is searched once for every layout of the
  * crossing tensors it is met with, and the segments are joined by a shortest path, so a long model costs little more than its
  * unique segments. At such a cut devices count as synchronised (HAP 5.2), and a tensor crosses in one layout that is no partial sum.
+ * Where memory is short the segments are searched under several prices of memory (Lagrange multipliers), and the ways found are joined by
+ * a shortest path with memory as a resource.
  */
 #ifndef HAPT_SYNTHESIS_H
 #define HAPT_SYNTHESIS_H
@@ -74,9 +77,9 @@ struct hapt_synthesis_options {
     bool no_grouped_broadcast;
     bool exact;                        /* the whole graph as one segment, memory as a resource, nothing left out: for small graphs */
     int segment_minimum;               /* forward operators a segment has at least; 0: 4 */
-    long most_states;                  /* of one search of a segment; beyond it the cheapest states alone go on; 0: 1,000 (the first
-                                        * segment has eight times as many), exact 200,000 */
-    int most_prices;                   /* of memory, between one that is too low and one at which a program fits; 0: 12 */
+    long most_states;                  /* of one search of a segment; beyond it the cheapest states alone go on, of every layout of what
+                                        * segments share; 0: 1,000, exact 200,000 */
+    int most_prices;                   /* of memory, between one that is too low and one at which a program fits; 0: 3 */
     /* Called with every program that is found on the way to one that fits the memory, from the fastest on (NULL: not): what each costs and
      * what its fullest device needs. The programs live in the arena of the result. */
     void (*found)(void *context, const struct hapt_axis_program *program, double cost_s, double memory_bytes);

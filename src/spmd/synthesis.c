@@ -25,20 +25,27 @@ static void judge_memory(const struct hapt_axis *axis, const struct hapt_synthes
     }
 }
 
-static enum hapt_status try_prices(struct problem *problem, struct hapt_arena *arena, struct hapt_synthesis_report *report,
-                                   struct attempt *attempt)
+/* What was chosen as a program, checked and priced device by device. */
+static enum hapt_status prove(const struct problem *problem, const struct chosen *chosen, struct hapt_arena *arena, struct attempt *attempt)
+{
+    HAPT_TRY(hapt_program_emit(problem, chosen, arena, &attempt->program));
+    HAPT_TRY(hapt_axis_program_price(problem->sharding, problem->axis_index, problem->axis, problem->costs, problem->options, &attempt->program, arena,
+                                     &attempt->price));
+    judge_memory(problem->axis, problem->options, attempt);
+    return HAPT_OK;
+}
+
+static enum hapt_status try_prices(struct problem *problem, struct hapt_arena *arena, struct hapt_path_chain *chain,
+                                   struct hapt_synthesis_report *report, struct attempt *attempt)
 {
     struct chosen chosen = {0};
     double cost_s;
-    HAPT_TRY(hapt_path_search(problem, problem->arena, &chosen, &cost_s, report));
-    HAPT_TRY(hapt_program_emit(problem, &chosen, arena, &attempt->program));
-    HAPT_TRY(hapt_axis_program_price(problem->sharding, problem->axis_index, problem->axis, problem->costs, problem->options, &attempt->program, arena,
-                                     &attempt->price));
+    HAPT_TRY(hapt_path_search(problem, problem->arena, chain, &chosen, &cost_s, report));
+    HAPT_TRY(prove(problem, &chosen, arena, attempt));
     bool priced = false;
     for (int j = 0; j < problem->classes; j++) priced = priced || problem->multiplier[j] > 0;
     /* Segments synchronise more often than the program does, memory has a price: the search may only be dearer. */
     HAPT_ASSERT(priced || attempt->price.cost_s <= cost_s * (1 + 1e-9) + 1e-12);
-    judge_memory(problem->axis, problem->options, attempt);
     return HAPT_OK;
 }
 
@@ -50,10 +57,12 @@ static bool is_within(const struct problem *problem, const struct attempt *attem
 /*
  * Memory by a Lagrange multiplier: bytes of the kinds of devices that lack memory cost seconds. The price is raised until the program
  * fits. Between the dearest price that does not and the cheapest that does, the next one is that at which both programs cost the
- * same: it finds one that is cheaper there than both, or there is none. Every program is checked exactly.
+ * same: it finds one that is cheaper there than both, or there is none. The ways through every segment that these searches find are
+ * then joined to the cheapest program that fits. Every program is checked exactly.
  */
 struct prices {
     struct problem *problem;
+    struct hapt_path_chain *chain;
     struct hapt_arena *arena;
     struct hapt_synthesis_report *report;
     bool scarce[MOST_CLASSES];
@@ -73,8 +82,7 @@ static enum hapt_status try_price(struct prices *prices, double price, struct at
 {
     struct problem *problem = prices->problem;
     for (int j = 0; j < problem->classes; j++) problem->multiplier[j] = prices->scarce[j] ? price : 0;
-    problem->counts_memory = true;
-    HAPT_TRY(try_prices(problem, prices->arena, prices->report, attempt));
+    HAPT_TRY(try_prices(problem, prices->arena, prices->chain, prices->report, attempt));
     tell(problem, attempt);
     if (is_within(problem, attempt)) {
         if (!prices->found || attempt->price.cost_s < prices->high.price.cost_s) prices->high = *attempt;
@@ -98,11 +106,11 @@ static double scarce_bytes(const struct prices *prices, const struct attempt *at
 /* Until a program fits, or prices save nothing more. */
 static enum hapt_status raise_price(struct prices *prices, double first)
 {
-    enum { RAISES = 24, IDLE = 3 };
+    enum { RAISES = 16, IDLE = 3 };
     double least = prices->low.worst;
     for (int round = 0, idle = 0; round < RAISES && !prices->found && idle < IDLE; round++) {
         struct attempt attempt;
-        HAPT_TRY(try_price(prices, round == 0 ? first : 4 * prices->low_price, &attempt));
+        HAPT_TRY(try_price(prices, round == 0 ? first : 8 * prices->low_price, &attempt));
         if (prices->found) break;
         const int class = prices->problem->class_of[attempt.device];
         /* A price that is many times what all else costs has saved what it can. */
@@ -119,16 +127,52 @@ static bool same_attempt(const struct attempt *a, const struct attempt *b)
     return fabs(a->price.cost_s - b->price.cost_s) <= 1e-12 * b->price.cost_s && a->worst == b->worst;
 }
 
+/* What a search counts differs from what a program takes where segments share what is kept: the limit is moved by that and the ways are
+ * joined again. */
+static enum hapt_status join_ways(struct prices *prices)
+{
+    enum { TRIES = 4 };
+    const struct problem *problem = prices->problem;
+    double limit[MOST_CLASSES], bytes[MOST_CLASSES];
+    for (int j = 0; j < problem->classes; j++) limit[j] = problem->options->memory_bytes[problem->representative[j]];
+    for (int k = 0; k < TRIES; k++) {
+        struct chosen chosen = {0};
+        struct attempt attempt;
+        const enum hapt_status status = hapt_path_chain_search(prices->chain, limit, problem->arena, &chosen, bytes);
+        if (status == HAPT_ERR_INFEASIBLE) {
+            hapt_fail_reset();
+            return HAPT_OK;
+        }
+        HAPT_TRY(status);
+        HAPT_TRY(prove(problem, &chosen, prices->arena, &attempt));
+        tell(problem, &attempt);
+        const bool within = is_within(problem, &attempt);
+        if (within && (!prices->found || attempt.price.cost_s < prices->high.price.cost_s)) prices->high = attempt;
+        prices->found = prices->found || within;
+        if (within && attempt.worst > 0.995) break;
+        for (int j = 0; j < problem->classes; j++) { /* by the fullest device of each kind */
+            double most = 0;
+            for (int device = 0; device < problem->axis->size; device++)
+                if (problem->class_of[device] == j) most = fmax(most, attempt.price.memory_bytes[device]);
+            const double allowed = problem->options->memory_bytes[problem->representative[j]] + bytes[j] - most;
+            limit[j] = within ? fmax(limit[j], allowed) : fmin(allowed, 0.999 * limit[j]);
+        }
+    }
+    return HAPT_OK;
+}
+
 static enum hapt_status search_prices(struct problem *problem, struct hapt_arena *arena, struct hapt_synthesis_report *report,
                                       struct attempt *best)
 {
-    enum { MOST_BETWEEN = 12 };
+    enum { MOST_BETWEEN = 3 };
     const int between = problem->options->most_prices > 0 ? problem->options->most_prices : MOST_BETWEEN;
     struct prices prices = {.problem = problem, .arena = arena, .report = report, .low = *best};
     double unit = best->price.cost_s / problem->options->memory_bytes[best->device];
     if (!(unit > 0)) unit = 1e-12;
     prices.scarce[problem->class_of[best->device]] = true;
-    HAPT_TRY(raise_price(&prices, unit / 16));
+    problem->counts_memory = true;
+    HAPT_TRY(hapt_path_chain_create(problem, problem->arena, &prices.chain));
+    HAPT_TRY(raise_price(&prices, unit));
     for (int round = 0; prices.found && round < between; round++) {
         const struct attempt low = prices.low, high = prices.high;
         const double more = scarce_bytes(&prices, &low) - scarce_bytes(&prices, &high);
@@ -140,6 +184,7 @@ static enum hapt_status search_prices(struct problem *problem, struct hapt_arena
         prices.scarce[problem->class_of[attempt.device]] = prices.scarce[problem->class_of[attempt.device]] || !is_within(problem, &attempt);
         if (same_attempt(&attempt, &low) || same_attempt(&attempt, &high)) break;
     }
+    HAPT_TRY(join_ways(&prices));
     *best = prices.high;
     if (prices.found) return HAPT_OK;
     return hapt_fail(HAPT_ERR_INFEASIBLE, "use more devices, a smaller microbatch or more stages",
@@ -190,7 +235,7 @@ static enum hapt_status synthesise(const struct hapt_sharding *sharding, int axi
     struct problem problem;
     HAPT_TRY(check_arguments(axis, options));
     HAPT_TRY(hapt_problem_build(sharding, axis_index, axis, costs, options, scratch, &problem));
-    HAPT_TRY(try_prices(&problem, arena, report, best));
+    HAPT_TRY(try_prices(&problem, arena, NULL, report, best));
     tell(&problem, best);
     if (!is_within(&problem, best)) HAPT_TRY(search_prices(&problem, arena, report, best));
     fill_report(&problem, best, report);

@@ -141,6 +141,15 @@ static bool ends_gradient(const struct bounding *bounding, int gradient, int ste
     return true;
 }
 
+/* What the end of a gradient costs a microbatch, memory by its price. */
+static double end_s(const struct problem *problem, const struct ending *ending, int written, int layout)
+{
+    double seconds = ending->seconds[written][layout] / problem->microbatches;
+    for (int j = 0; problem->counts_memory && j < problem->classes; j++)
+        seconds += problem->multiplier[j] * ending->bytes[written][layout][j];
+    return seconds;
+}
+
 /* The cheapest way of a step when a parameter has a layout, with the end of its gradient where the step alone writes it. */
 static void step_with_layouts(const struct bounding *bounding, int s, int parameter, double *seconds /* [MOST_LAYOUTS][classes], added to */)
 {
@@ -160,7 +169,7 @@ static void step_with_layouts(const struct bounding *bounding, int s, int parame
             for (int i = 0; i < HAPT_MAX_INPUTS; i++)
                 if (step->input[i] == object && choice->input[i] != l && (l != WHOLE || choice->input[i] == PARTIAL)) its = INFINITY;
             for (int o = 0; o < HAPT_MAX_OUTPUTS; o++)
-                if (ends[o]) its += problem->object[step->output[o]].ending->seconds[choice->output[o]][l] / problem->microbatches;
+                if (ends[o]) its += end_s(problem, problem->object[step->output[o]].ending, choice->output[o], l);
             for (int j = 0; j < classes; j++) least[j] = fmin(least[j], its + choice->compute_s[j]);
         }
         for (int j = 0; j < classes; j++) seconds[l * classes + j] += least[j] - bounding->least_s[s * classes + j];
@@ -173,7 +182,11 @@ static enum hapt_status price_parameter(struct bounding *bounding, int parameter
     const int classes = bounding->classes, first = bounding->head[parameter];
     double *more;
     HAPT_NEW(more, bounding->arena, MOST_LAYOUTS * classes);
+    const struct object *object = local_object(bounding, parameter);
     int step[64], count = 0;
+    for (int l = 0; bounding->problem->counts_memory && object->last < bounding->segment->end && l < object->layouts->count; l++)
+        for (int j = 0; j < classes; j++)
+            more[l * classes + j] = hapt_priced_seconds(bounding->problem, object->layouts, l, hapt_parameter_copies(bounding->problem, object));
     for (int s = first; s != NONE && count < 64; s = bounding->next[s]) step[count++] = s;
     for (int m = count - 1; m >= 0; m--) {
         step_with_layouts(bounding, step[m], parameter, more);
@@ -190,10 +203,10 @@ static enum hapt_status price_parameter(struct bounding *bounding, int parameter
         memcpy(before, more, MOST_LAYOUTS * (size_t)classes * sizeof *more);
         more = before;
     }
-    if (local_object(bounding, parameter)->first < bounding->segment->first) return HAPT_OK; /* decided */
+    if (object->first < bounding->segment->first) return HAPT_OK; /* decided */
     for (int j = 0; count && j < classes; j++) {
         double least = INFINITY;
-        for (int l = 0; l < local_object(bounding, parameter)->layouts->count; l++)
+        for (int l = 0; l < object->layouts->count; l++)
             if (l != PARTIAL) least = fmin(least, more[l * classes + j]);
         if (isfinite(least) && least > 0) extra[first * classes + j] += least;
     }
@@ -462,9 +475,13 @@ double hapt_bound_meetings(const struct problem *problem, const struct segment *
     return sum + most;
 }
 
-double hapt_bound_left(const struct problem *problem, const struct bound_at *bound, const uint32_t *word, int class)
+double hapt_bound_left(const struct problem *problem, const struct segment *segment, const struct bound_at *bound, const uint32_t *word, int class)
 {
     double sum = bound->left_s[class];
+    for (int slot = 0; problem->counts_memory && slot < bound->slot_count; slot++) {
+        const struct object *object = &problem->object[segment->local[bound->slot[slot]]];
+        if (object->kind == OBJECT_FORWARD) sum += hapt_kept_seconds(problem, object, word[slot]);
+    }
     for (int k = 0; k < bound->pending_count; k++) {
         const uint32_t layout = word[bound->pending[k].slot];
         if (layout) sum += bound->pending[k].more_s[(layout - 1) * (uint32_t)problem->classes + (uint32_t)class];

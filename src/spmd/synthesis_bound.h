@@ -39,7 +39,9 @@ enum hapt_status hapt_bounds_prepare(const struct problem *problem, const struct
                                      struct bound_at *bound);
 /* The least communication between what lives at a place and the steps that it meets next: operands that go together meet one cut. */
 double hapt_bound_meetings(const struct problem *problem, const struct segment *segment, const struct bound_at *bound, const uint32_t *word);
-/* The least computation and communication behind a place, on a class: left_s with what decided parameters make of it. */
-double hapt_bound_left(const struct problem *problem, const struct bound_at *bound, const uint32_t *word, int class);
+/* The least computation and communication behind a place, on a class: left_s with what decided parameters make of it,
+ * and with what is kept of activations where memory has a price. */
+double hapt_bound_left(const struct problem *problem, const struct segment *segment, const struct bound_at *bound, const uint32_t *word,
+                       int class);
 
 #endif

@@ -6,6 +6,7 @@
 struct border { /* being filled in */
     int state;
     double cost;
+    double bytes[MOST_CLASSES];
     uint32_t word[MOST_CROSSING_OBJECTS];
     int moves;
     struct border_move move[128];
@@ -32,15 +33,33 @@ static enum hapt_status note_outcome(struct search *search, const struct border 
         }
         search->outcome_count++;
         HAPT_NEW(search->outcome[at].word, search->result, width);
+        HAPT_NEW(search->outcome[at].bytes, search->result, search->classes);
         memcpy(search->outcome[at].word, border->word, (size_t)width * sizeof(uint32_t));
     }
     search->outcome_state[at] = border->state;
     search->outcome[at].cost_s = border->cost;
+    memcpy(search->outcome[at].bytes, border->bytes, (size_t)search->classes * sizeof(double));
     search->outcome[at].border_count = border->moves;
     HAPT_NEW(search->outcome[at].border, search->result, border->moves);
     memcpy(search->outcome[at].border, border->move, (size_t)border->moves * sizeof border->move[0]);
     if (border->cost + search->spread < search->limit) search->limit = border->cost + search->spread;
     return HAPT_OK;
+}
+
+/* What is kept of an activation for backward steps in front of the end is paid there, but for the layout that it crosses in: steps
+ * behind may want that, too, and it is kept once. */
+static layout_set cross_kept(const struct search *search, struct border *border, const struct object *object, uint32_t word, int layout)
+{
+    const layout_set set = (layout_set)(1u << layout);
+    if (!search->problem->counts_memory) return 0;
+    const layout_set kept = hapt_kept_versions(word_of((layout_set)(made_of(word) | set), awaited_of(word)));
+    for (int l = 0; l < object->layouts->count; l++)
+        if (kept >> l & 1u && l != layout) {
+            border->cost += hapt_priced_seconds(search->problem, object->layouts, l, search->problem->in_flight);
+            for (int j = 0; j < search->classes; j++)
+                border->bytes[j] += layout_bytes(object->layouts, l, j) * search->problem->in_flight;
+        }
+    return kept & set;
 }
 
 /* Every layout of crossing object k and those behind it. */
@@ -59,18 +78,25 @@ static enum hapt_status cross(struct search *search, struct border *border, int 
     for (int l = 0; l < object->layouts->count; l++) {
         const int moves = border->moves;
         const double cost = border->cost;
+        double bytes[MOST_CLASSES];
         int more;
+        memcpy(bytes, border->bytes, sizeof bytes);
         if (!hapt_border_allows(search->problem, object->layouts, l) || moves + MOST_LAYOUTS > 128) continue;
         const double seconds = hapt_border_cost(object, word, l, &border->move[moves], &more);
         if (!isfinite(seconds)) continue;
         for (int m = 0; m < more; m++) border->move[moves + m].object = segment->at_end[k];
         border->moves += more;
-        border->cost += seconds;
         const layout_set set = (layout_set)(1u << l);
-        border->word[k] = object->kind == OBJECT_FORWARD ? word_of(set, 0) : word_of(0, set);
+        border->cost += seconds;
+        if (object->kind == OBJECT_FORWARD) {
+            border->word[k] = word_of(set, cross_kept(search, border, object, word, l));
+        } else {
+            border->word[k] = word_of(0, set);
+        }
         HAPT_TRY(cross(search, border, k + 1));
         border->moves = moves;
         border->cost = cost;
+        memcpy(border->bytes, bytes, sizeof bytes);
     }
     return HAPT_OK;
 }
@@ -80,6 +106,7 @@ enum hapt_status hapt_end_reach(struct search *search, int index)
     const struct state *state = &search->state[index];
     struct border border = {.state = index, .cost = state->base};
     double together = 0;
+    for (int j = 0; search->problem->counts_memory && j < search->classes; j++) border.bytes[j] = state->vector[2 * search->classes + j];
     for (int j = 0; search->vectors && j < search->classes; j++)
         together = fmax(together, state->vector[j] + state->vector[search->classes + j]);
     if (search->vectors && !search->meets)

@@ -38,15 +38,9 @@ static bool settle_activation(struct advance *advance, const struct object *obje
 {
     const layout_set made = made_of(word), awaited = awaited_of(word);
     if (awaited & ~closure_of(object->layouts, made)) return false;
-    bool whole = awaited & 1u << WHOLE;
-    for (int l = PARTIAL; l < object->layouts->count; l++) {
-        if (!(awaited >> l & 1u)) continue;
-        if (made >> l & 1u)
-            charge(advance, object->layouts, l, advance->problem->in_flight);
-        else
-            whole = true;
-    }
-    if (whole) charge(advance, object->layouts, WHOLE, advance->problem->in_flight);
+    const layout_set kept = hapt_kept_versions(word);
+    for (int l = 0; l < object->layouts->count; l++)
+        if (kept >> l & 1u) charge(advance, object->layouts, l, advance->problem->in_flight);
     return true;
 }
 
@@ -63,10 +57,7 @@ static bool settle_gradient(struct advance *advance, const struct object *object
 
 static void settle_parameter(struct advance *advance, const struct object *object, uint32_t word)
 {
-    const struct hapt_tensor *tensor = &advance->problem->graph->tensor[object->tensor];
-    const double element = (double)hapt_dtype_bytes(tensor->dtype);
-    const double state = advance->problem->state_bytes + (tensor->dtype == HAPT_F32 ? 0 : 4); /* master weights */
-    charge(advance, object->layouts, word ? (int)word - 1 : WHOLE, 1 + (tensor->trainable ? state / element : 0));
+    charge(advance, object->layouts, word ? (int)word - 1 : WHOLE, hapt_parameter_copies(advance->problem, object));
 }
 
 static bool settle(struct advance *advance)

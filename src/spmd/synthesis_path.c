@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "hapt/env.h"
-#include "synthesis_private.h"
+#include "synthesis_chain.h"
 
 #define NONE (-1)
 
@@ -184,8 +184,16 @@ struct border { /* in front of a segment */
     int node_count, node_capacity;
     struct node *node;
 };
+/* Nodes of the borders by their words, over all searches, and the ways between them. */
+struct hapt_path_chain {
+    const struct problem *problem;
+    struct segment *segment;
+    struct chain chain;
+    struct named { int count, capacity; struct node *node; } *named; /* [segment_count + 1] */
+};
 struct path {
     const struct problem *problem;
+    struct hapt_path_chain *chain; /* or NULL */
     struct hapt_arena *arena;
     int segment_count;
     struct segment *segment;
@@ -327,6 +335,39 @@ static void sort_nodes(struct path *path, struct border *border)
     path->tally.capped = true;
 }
 
+/* The number of a node of border `at` in all searches. */
+static enum hapt_status name_node(struct hapt_path_chain *chain, int at, const uint32_t *word, int count, int *number)
+{
+    struct named *named = &chain->named[at];
+    const size_t bytes = (size_t)count * sizeof *word;
+    const uint64_t hash = mix(1, word, bytes);
+    for (*number = 0; *number < named->count; ++*number)
+        if (named->node[*number].hash == hash && memcmp(named->node[*number].word, word, bytes) == 0) return HAPT_OK;
+    if (named->count == named->capacity) {
+        struct node *grown;
+        const int capacity = named->capacity ? 2 * named->capacity : 16;
+        HAPT_NEW(grown, chain->chain.arena, capacity);
+        if (named->count) memcpy(grown, named->node, (size_t)named->count * sizeof *grown);
+        named->node = grown;
+        named->capacity = capacity;
+    }
+    struct node *made = &named->node[named->count++];
+    *made = (struct node){.hash = hash};
+    HAPT_NEW(made->word, chain->chain.arena, count);
+    memcpy(made->word, word, bytes);
+    return HAPT_OK;
+}
+
+static enum hapt_status note_way(struct path *path, int s, const uint32_t *from, const uint32_t *to, const struct outcome *outcome)
+{
+    struct chain_arc arc = {.cost_s = outcome->cost_s, .bytes = outcome->bytes, .outcome = outcome};
+    if (!path->chain) return HAPT_OK;
+    for (int j = 0; j < path->problem->classes; j++) arc.cost_s -= path->problem->multiplier[j] * outcome->bytes[j];
+    HAPT_TRY(name_node(path->chain, s, from, path->border[s].object_count, &arc.from));
+    HAPT_TRY(name_node(path->chain, s + 1, to, path->border[s + 1].object_count, &arc.to));
+    return hapt_chain_add_arc(&path->chain->chain, s, arc);
+}
+
 static enum hapt_status cross_segment(struct path *path, int s, int from)
 {
     const struct segment *segment = &path->segment[s];
@@ -339,7 +380,8 @@ static enum hapt_status cross_segment(struct path *path, int s, int from)
     for (int k = 0; k < before->object_count; k++) path->place[before->object[k]] = k;
     for (int k = 0; k < segment->start_count; k++) start[k] = word[path->place[segment->local[segment->start[k]]]];
     /* Every end is the same one: what is known already is the least to beat. Each start comes once. */
-    const double limit = behind->object_count == 0 && behind->node_count > 0 ? behind->node[0].cost_s - before->node[from].cost_s : INFINITY;
+    const double more = path->chain ? 1.05 : 1; /* what costs more may take less memory */
+    const double limit = behind->object_count == 0 && behind->node_count > 0 ? more * behind->node[0].cost_s - before->node[from].cost_s : INFINITY;
     HAPT_TRY(outcomes_of(path, s, start, limit, &found));
     for (int k = 0; k < behind->object_count; k++) { /* what the segment does not touch passes it as it is */
         const int object = behind->object[k];
@@ -350,36 +392,78 @@ static enum hapt_status cross_segment(struct path *path, int s, int from)
         const struct outcome *outcome = &found->outcome[c];
         for (int k = 0; k < segment->end_count; k++) then[path->place[segment->local[segment->at_end[k]]]] = outcome->word[k];
         HAPT_TRY(add_node(path, s + 1, then, before->node[from].cost_s + outcome->cost_s, from, outcome));
+        HAPT_TRY(note_way(path, s, word, then, outcome));
+    }
+    return HAPT_OK;
+}
+
+/* Decisions and moves of ways through all segments. */
+static enum hapt_status put_together(const struct segment *segment, int segment_count, const struct outcome *const *way,
+                                     int step_count, struct hapt_arena *arena, struct chosen *chosen)
+{
+    HAPT_NEW(chosen->decision, arena, step_count);
+    chosen->border_count = 0;
+    for (int s = 0; s < segment_count; s++) chosen->border_count += way[s]->border_count;
+    HAPT_NEW(chosen->border, arena, chosen->border_count);
+    for (int s = 0, borders = 0; s < segment_count; s++) {
+        memcpy(&chosen->decision[segment[s].first], way[s]->decision, (size_t)(segment[s].end - segment[s].first) * sizeof *way[s]->decision);
+        for (int b = 0; b < way[s]->border_count; b++)
+            chosen->border[borders++] = (struct chosen_border){segment[s].end - 1, segment[s].local[way[s]->border[b].object],
+                                                               way[s]->border[b].from, way[s]->border[b].to};
     }
     return HAPT_OK;
 }
 
 static enum hapt_status trace(struct path *path, struct hapt_arena *arena, struct chosen *chosen)
 {
-    int node = 0, borders = 0;
-    HAPT_NEW(chosen->decision, arena, path->problem->step_count);
-    for (int s = path->segment_count, n = 0; s > 0; n = path->border[s].node[n].parent, s--)
-        borders += path->border[s].node[n].outcome->border_count;
-    HAPT_NEW(chosen->border, arena, borders);
-    chosen->border_count = borders;
-    for (int s = path->segment_count; s > 0; s--) { /* from the last one on; borders stay in order */
-        const struct segment *segment = &path->segment[s - 1];
-        const struct outcome *outcome = path->border[s].node[node].outcome;
-        memcpy(&chosen->decision[segment->first], outcome->decision,
-               (size_t)(segment->end - segment->first) * sizeof *outcome->decision);
-        borders -= outcome->border_count;
-        for (int b = 0; b < outcome->border_count; b++)
-            chosen->border[borders + b] = (struct chosen_border){segment->end - 1, segment->local[outcome->border[b].object],
-                                                                 outcome->border[b].from, outcome->border[b].to};
-        node = path->border[s].node[node].parent;
-    }
+    const struct outcome **way;
+    HAPT_NEW(way, arena, path->segment_count);
+    for (int s = path->segment_count, node = 0; s > 0; node = path->border[s].node[node].parent, s--)
+        way[s - 1] = path->border[s].node[node].outcome;
+    return put_together(path->segment, path->segment_count, way, path->problem->step_count, arena, chosen);
+}
+
+/* ---- ways of several searches ---- */
+
+enum hapt_status hapt_path_chain_create(struct problem *problem, struct hapt_arena *arena, struct hapt_path_chain **chain)
+{
+    struct hapt_path_chain *made;
+    int count;
+    HAPT_NEW(made, arena, 1);
+    made->problem = problem;
+    HAPT_TRY(find_segments(problem, arena, &made->segment, &count));
+    HAPT_NEW(made->named, arena, count + 1);
+    HAPT_TRY(hapt_chain_init(&made->chain, problem->classes, count, arena));
+    *chain = made;
     return HAPT_OK;
 }
 
-enum hapt_status hapt_path_search(struct problem *problem, struct hapt_arena *arena, struct chosen *chosen, double *cost_s,
-                                  struct hapt_synthesis_report *report)
+#define WAY_TOLERANCE 1e-3 /* what is left out of the segments is more */
+
+enum hapt_status hapt_path_chain_search(const struct hapt_path_chain *chain, const double *limit, struct hapt_arena *arena,
+                                        struct chosen *chosen, double *bytes)
 {
-    struct path path = {.problem = problem, .arena = arena};
+    const int segments = chain->chain.segment_count;
+    const struct chain_arc **arc;
+    const struct outcome **way;
+    double cost_s;
+    bool exact; /* or nearly: it is no proof in any case */
+    HAPT_NEW(arc, arena, segments);
+    HAPT_NEW(way, arena, segments);
+    HAPT_TRY(hapt_chain_search(&chain->chain, limit, WAY_TOLERANCE, arc, &cost_s, &exact));
+    if (!isfinite(cost_s)) return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "no way through the segments fits");
+    for (int j = 0; j < chain->problem->classes; j++) bytes[j] = 0;
+    for (int s = 0; s < segments; s++) {
+        way[s] = arc[s]->outcome;
+        for (int j = 0; j < chain->problem->classes; j++) bytes[j] += arc[s]->bytes[j];
+    }
+    return put_together(chain->segment, segments, way, chain->problem->step_count, arena, chosen);
+}
+
+enum hapt_status hapt_path_search(struct problem *problem, struct hapt_arena *arena, struct hapt_path_chain *chain, struct chosen *chosen,
+                                  double *cost_s, struct hapt_synthesis_report *report)
+{
+    struct path path = {.problem = problem, .arena = arena, .chain = chain};
     int *number;
     HAPT_TRY(find_segments(problem, arena, &path.segment, &path.segment_count));
     HAPT_NEW(path.border, arena, path.segment_count + 1);
@@ -396,6 +480,7 @@ enum hapt_status hapt_path_search(struct problem *problem, struct hapt_arena *ar
         report->unique_segments += !known;
     }
     HAPT_TRY(add_node(&path, 0, NULL, 0, NONE, NULL));
+    if (chain) HAPT_TRY(hapt_chain_add_price(&chain->chain, problem->multiplier));
     for (int s = 0; s < path.segment_count; s++) {
         for (int n = 0; n < path.border[s].node_count; n++) HAPT_TRY(cross_segment(&path, s, n));
         drop_beaten(problem, &path.border[s + 1]);

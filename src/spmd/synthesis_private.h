@@ -175,7 +175,8 @@ struct border_move { int object; unsigned char from, to; };
 
 struct outcome {
     uint32_t *word;             /* [end_count] by local object that crosses the end */
-    double cost_s;
+    double cost_s;              /* memory by its price */
+    double *bytes;              /* [classes] of what is settled, where memory counts */
     struct decision *decision;  /* [steps] */
     int border_count;
     struct border_move *border;
@@ -215,6 +216,17 @@ static inline layout_set made_of(uint32_t word) { return (layout_set)word; }
 static inline layout_set awaited_of(uint32_t word) { return (layout_set)(word >> 16); }
 static inline uint32_t word_of(layout_set made, layout_set awaited) { return made | (uint32_t)awaited << 16; }
 
+/* ---- memory (synthesis_memory.c) ---- */
+
+/* What so many times a version's bytes cost by the price of memory. */
+double hapt_priced_seconds(const struct problem *problem, const struct layouts *layouts, int layout, double times);
+/* How often a parameter's bytes are held: itself and the state of its update. */
+double hapt_parameter_copies(const struct problem *problem, const struct object *object);
+/* The versions of an activation that are kept for the backward steps that wait for some: of a slice that is no version, the whole. */
+layout_set hapt_kept_versions(uint32_t word);
+/* What those cost at least, when some that are waited for are still to be made. */
+double hapt_kept_seconds(const struct problem *problem, const struct object *object, uint32_t word);
+
 /* ---- the whole (synthesis_path.c, synthesis_emit.c) ---- */
 
 struct chosen { /* what was decided, by step, and at the ends of segments */
@@ -222,8 +234,15 @@ struct chosen { /* what was decided, by step, and at the ends of segments */
     int border_count;
     struct chosen_border { int step, object; unsigned char from, to; } *border; /* behind that step */
 };
-enum hapt_status hapt_path_search(struct problem *problem, struct hapt_arena *arena, struct chosen *chosen, double *cost_s,
-                                  struct hapt_synthesis_report *report);
+/* With `chain` what was found is added to it (see synthesis_chain.h). */
+struct hapt_path_chain;
+enum hapt_status hapt_path_search(struct problem *problem, struct hapt_arena *arena, struct hapt_path_chain *chain, struct chosen *chosen,
+                                  double *cost_s, struct hapt_synthesis_report *report);
+/* Ways that searches under several prices of memory found, to be put together anew. */
+enum hapt_status hapt_path_chain_create(struct problem *problem, struct hapt_arena *arena, struct hapt_path_chain **chain);
+/* The cheapest of all of them within limit [classes], and the bytes that it was counted to take. HAPT_ERR_INFEASIBLE: none. */
+enum hapt_status hapt_path_chain_search(const struct hapt_path_chain *chain, const double *limit, struct hapt_arena *arena,
+                                        struct chosen *chosen, double *bytes);
 enum hapt_status hapt_program_emit(const struct problem *problem, const struct chosen *chosen, struct hapt_arena *arena,
                                    struct hapt_axis_program *program);
 

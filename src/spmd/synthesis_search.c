@@ -104,7 +104,7 @@ static void found(struct advance *advance, void *context)
     const int classes = search->classes, at = parent->place + 1;
     const struct bound_at *place = &search->bound[at];
     uint32_t word[MOST_SLOTS];
-    double vector[3 * MOST_CLASSES];
+    double vector[3 * MOST_CLASSES] = {0};
     if (search->status != HAPT_OK) return;
     struct state made = {.base = parent->base + advance->moved_s + advance->after_s + advance->later_s, .vector = vector, .word = word,
                          .place = at, .parent = search->parent, .decision = advance->decision};
@@ -114,7 +114,7 @@ static void found(struct advance *advance, void *context)
     } else {
         made.base += advance->choice->compute_s[0];
     }
-    if (search->problem->memory_resource) {
+    if (search->problem->counts_memory) {
         for (int j = 0; j < classes; j++)
             vector[2 * classes + j] = parent->vector[2 * classes + j] + advance->memory[j];
         if (!fits_memory(search, vector + 2 * classes)) return;

@@ -187,7 +187,7 @@ static void hash_words(const struct search *search, struct state *state)
 
 static int vector_length(const struct search *search)
 {
-    return search->problem->memory_resource ? 3 * search->classes : search->vectors ? 2 * search->classes : 0;
+    return search->problem->counts_memory ? 3 * search->classes : search->vectors ? 2 * search->classes : 0;
 }
 
 static enum hapt_status grow(struct search *search)
@@ -237,10 +237,10 @@ void hapt_state_set_bound(const struct search *search, struct state *state)
             const double f = state->vector[j], b = state->vector[search->classes + j];
             since = fmax(since, f + bound->forward_s[j]);
             until = fmax(until, b + bound->backward_s[j]);
-            together = fmax(together, f + b + hapt_bound_left(search->problem, bound, state->word, j));
+            together = fmax(together, f + b + hapt_bound_left(search->problem, search->segment, bound, state->word, j));
         }
     } else {
-        together = hapt_bound_left(search->problem, bound, state->word, 0);
+        together = hapt_bound_left(search->problem, search->segment, bound, state->word, 0);
     }
     state->bound = state->base + (search->meets ? together : fmax(since + until, together));
     if (state->bound <= search->limit) state->bound += hapt_bound_meetings(search->problem, search->segment, bound, state->word);
