@@ -17,6 +17,13 @@
  * on one node. tp 0 in a question: whichever serves best. program k >= 1 (then tp is 1): the profile's layout k instead. */
 struct hapt_submesh { int n, m, tp, program; };
 
+/* Seconds of a collective of a stage's program as predicted profiles price it: over an axis of the submesh, on `bytes` that all shards along
+ * the axis have together (0: shares are even). Of plain programs axis 0 are the data-parallel groups, axis 1 tensor-parallel devices.
+ * `efficiency` NULL: the built-in tables. */
+struct hapt_efficiency;
+double hapt_profile_collective_s(const struct hapt_cluster *cluster, int subcluster, struct hapt_submesh submesh, enum hapt_dtype dtype,
+                                 const struct hapt_efficiency *efficiency, int axis, enum hapt_collective_kind kind, double bytes);
+
 struct hapt_profile_cluster {
     char name[64];
     int nodes, devices_per_node;
@@ -129,7 +136,6 @@ enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const 
 
 /* Efficiency tables by kind of device and element type: measured by hapt_profile_calibrate, kept in a file, taken by prediction
  * instead of the built-in ones (src/profile/efficiency.h). */
-struct hapt_efficiency;
 /* Times every operator of the model, forward and backward, at every number of devices that the rows of a microbatch divide over,
  * on the ranks of a bound cluster, and fits the tables. Collective over env->world; every rank gets them all. */
 enum hapt_status hapt_profile_calibrate(const struct hapt_env *env, const struct hapt_cluster *cluster,

@@ -70,8 +70,14 @@ enum hapt_status hapt_program_data_parallel(const struct hapt_graph *graph, int 
 enum hapt_status hapt_program_tensor_parallel(const struct hapt_graph *graph, int first_op, int end_op, int dp, int tp,
                                               struct hapt_arena *arena, struct hapt_program **program);
 enum hapt_status hapt_program_check(const struct hapt_program *program);
-/* Readable listing, one step a line. */
-void hapt_program_print(const struct hapt_program *program, FILE *stream);
+/* Seconds of a step that moves data, or NaN where nobody says. */
+struct hapt_program_costs {
+    const void *context;
+    double (*step_s)(const void *context, const struct hapt_program *program, const struct hapt_program_step *step);
+};
+/* Readable listing, one step a line: its operator, the index by which each axis of several ranks cuts it (- none: it is whole; + it
+ * passes partial sums on), its tensors with local shapes and properties, and what moving them costs (`costs` NULL: not told). */
+void hapt_program_print(const struct hapt_program *program, const struct hapt_program_costs *costs, FILE *stream);
 /* FLOPs of one rank in a section, by its local shapes. */
 double hapt_program_flops(const struct hapt_program *program, enum hapt_section section);
 /* Bytes of the shards that one rank gives to the collectives of a section, those inside operators included; slices move nothing. */

@@ -33,7 +33,9 @@ const char hapt_command_plan_help[] =
     "names what makes it slower (the pace of its slowest stage, link or launches; filling and draining its stages; its\n"
     "transfers) or how many bytes which stage lacks. Candidates that the profile left out for want of memory are not seen.\n"
     "Last comes whether it is worth it: against each subcluster alone with as many microbatches, and against separate jobs\n"
-    "side by side. With --stages the best plan is among the rivals. JSON: \"explain\" with limit, rivals, worth.\n"
+    "side by side. With --stages the best plan is among the rivals. With --input the program of every stage follows: the index by\n"
+    "which each axis of its devices cuts an operator, the collectives between them and what they take, each kind of layer once\n"
+    "(--full: every layer). JSON: \"explain\" with limit, rivals, worth, programs.\n"
     "\n"
     "--what-if sweeps and searches the best plan at every point (with --stages: prices the given ones); commas separate sweeps:\n"
     "  link=1..25Gbit/s             every link between subclusters; link=a100-v100:1..25Gbit/s one of them\n"
@@ -71,22 +73,24 @@ const char hapt_command_plan_help[] =
 /* From --profile, or from --input: measured where the ranks are, predicted on paper. `layers` stays NULL with --profile
  * alone. */
 static enum hapt_status get_profile(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
-                                    struct hapt_layers **layers, struct hapt_plan_paper *paper,
+                                    struct hapt_layers **layers, struct hapt_plan_paper *from, struct hapt_plan_paper *paper,
                                     struct hapt_profile **profile)
 {
     const char *path = hapt_config_text(config, "profile");
     struct hapt_model *model;
     struct hapt_cluster *cluster;
     *layers = NULL;
-    *paper = (struct hapt_plan_paper){0};
+    *paper = *from = (struct hapt_plan_paper){0};
     if (hapt_config_text(config, "input")) {
         HAPT_TRY(hapt_phase_model(env, config, arena, &model));
         HAPT_TRY(hapt_phase_layers(env, config, model, arena, layers));
+        *from = (struct hapt_plan_paper){NULL, model, *layers};
     }
     if (path) return hapt_phase_profile(env, config, NULL, NULL, NULL, arena, profile); /* from there */
     HAPT_TRY(hapt_phase_cluster(env, config, false, arena, &cluster));
+    from->cluster = cluster;
     if (!cluster->subcluster_of_rank || hapt_config_bool(config, "predict"))
-        *paper = (struct hapt_plan_paper){cluster, model, *layers};
+        *paper = *from;
     return hapt_phase_profile(env, config, cluster, model, *layers, arena, profile);
 }
 
@@ -116,12 +120,13 @@ static enum hapt_status check_options(const struct hapt_config *config, struct h
 
 /* The questions about the plan, and everything as JSON. */
 static enum hapt_status answer(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
-                               const struct hapt_plan_paper *paper, const struct hapt_plan *plan,
+                               const struct hapt_plan_paper *from, const struct hapt_plan_paper *paper, const struct hapt_plan *plan,
                                struct hapt_arena *arena)
 {
     json_t *extra = json_object();
     enum hapt_status status = HAPT_OK;
     if (hapt_config_bool(config, "explain")) status = hapt_plan_why(env, config, profile, plan, arena, extra);
+    if (status == HAPT_OK && hapt_config_bool(config, "explain")) status = hapt_plan_programs(env, config, from, plan, arena, extra);
     if (status == HAPT_OK && hapt_config_text(config, "what-if"))
         status = hapt_plan_what_if(env, config, profile, paper, arena, extra);
     if (status == HAPT_OK) {
@@ -137,10 +142,10 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     struct hapt_layers *layers;
     struct hapt_profile *profile;
     struct hapt_plan *plan;
-    struct hapt_plan_paper paper;
+    struct hapt_plan_paper from, paper;
     HAPT_TRY(hapt_env_agree(env->world, check_options(config, arena)));
     if (hapt_config_bool(config, "diff")) return hapt_plan_diff_print(env, config, arena);
-    HAPT_TRY(get_profile(env, config, arena, &layers, &paper, &profile));
+    HAPT_TRY(get_profile(env, config, arena, &layers, &from, &paper, &profile));
     HAPT_TRY(hapt_plan_what_if_check(env, config, profile, &paper, arena));
     if (hapt_config_bool(config, "compare")) return hapt_plan_compare_print(env, config, profile, layers, arena);
     HAPT_TRY(hapt_phase_plan(env, config, profile, layers, arena, &plan));
@@ -150,7 +155,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     if (env->world_rank == 0 && hapt_config_text(config, "output"))
         status = hapt_plan_save(hapt_config_text(config, "output"), plan);
     HAPT_TRY(hapt_env_agree(env->world, status));
-    return answer(env, config, profile, &paper, plan, arena);
+    return answer(env, config, profile, &from, &paper, plan, arena);
 }
 
 enum hapt_status hapt_command_plan(struct hapt_env *env, struct hapt_config *config)

@@ -14,6 +14,8 @@ enum hapt_status hapt_plan_why_options(const struct hapt_config *config, struct 
     const char *sweeps = hapt_config_text(config, "what-if"), *strategy = hapt_config_text(config, "strategy");
     struct hapt_sweep_range *range;
     int count;
+    const char *const listing[] = {"full", NULL};
+    if (!hapt_config_bool(config, "explain")) HAPT_TRY(hapt_phase_unused(config, "it is for the programs that --explain shows", listing));
     if (!sweeps && !hapt_config_bool(config, "explain")) return HAPT_OK;
     const char *name = sweeps ? "what-if" : "explain";
     if (strcmp(strategy, "hapt") != 0)

@@ -22,6 +22,12 @@ struct hapt_plan_paper {
     const struct hapt_layers *layers;
 };
 
+/* The programs of a plan's stages, each kind of layer once (--full: all of them): which index each axis cuts an operator by, which
+ * collectives stand between them, and what those take where the cluster is known; explain.programs in `extra`. `from`: what there is;
+ * without a model only says so. After hapt_plan_why. Collective over env->world. */
+enum hapt_status hapt_plan_programs(const struct hapt_env *env, const struct hapt_config *config, const struct hapt_plan_paper *from,
+                                    const struct hapt_plan *plan, struct hapt_arena *arena, json_t *extra);
+
 /* HAPT_ERR_USAGE where --what-if names what the profile does not hold. Collective over env->world. */
 enum hapt_status hapt_plan_what_if_check(const struct hapt_env *env, const struct hapt_config *config,
                                          const struct hapt_profile *profile, const struct hapt_plan_paper *paper,

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "hapt/program.h"
+#include "program_print.h"
 #include "spmd.h"
 
 /* The first device behind `from` that differs from it in subcluster or in any ratio. */
@@ -93,47 +93,11 @@ void spmd_print(const struct hapt_env *env, const struct spmd_outcome *outcome)
 
 /* ---- the program ---- */
 
-static enum hapt_status print_range(const struct spmd_outcome *outcome, int first, int end, int times, struct hapt_arena *arena)
-{
-    const struct hapt_layers *layers = outcome->layers;
-    struct hapt_program *program;
-    HAPT_TRY(hapt_program_build(outcome->sharding, hapt_layers_first_op(layers, first), layers->end_op[end - 1], arena, &program));
-    printf("\nLayers [%d, %d)", first, end);
-    if (times > 1) printf(", and %d more of the kind", times - 1);
-    printf(": ");
-    hapt_program_print(program, stdout);
-    return HAPT_OK;
-}
-
 enum hapt_status spmd_print_program(const struct spmd_outcome *outcome, bool full, struct hapt_arena *arena)
 {
-    const struct hapt_layers *layers = outcome->layers;
-    const int L = layers->count;
-    uint64_t *mark, *structure;
-    int *end, ranges = 0;
-    HAPT_NEW(mark, arena, outcome->model->graph->op_count);
-    HAPT_NEW(structure, arena, (size_t)L * L);
-    HAPT_NEW(end, arena, L + 1);
-    hapt_sharding_mark(outcome->sharding, mark);
-    HAPT_TRY(hapt_layers_structures(layers, outcome->model->graph, mark, structure));
-    for (int first = 0, l = 0; l < L; l++) { /* layers between which partial sums cross stand together */
-        if (!hapt_sharding_allows(outcome->sharding, hapt_layers_first_op(layers, first), layers->end_op[l])) continue;
-        end[ranges++] = l + 1;
-        first = l + 1;
-    }
-    for (int r = 0; r < ranges; r++) {
-        const int first = r == 0 ? 0 : end[r - 1];
-        const uint64_t its = structure[(size_t)first * L + end[r] - 1];
-        int before = 0, times = 1;
-        for (int s = 0; s < ranges && !full; s++) {
-            const int other = s == 0 ? 0 : end[s - 1];
-            if (s == r || structure[(size_t)other * L + end[s] - 1] != its) continue;
-            if (s < r) before++;
-            else times++;
-        }
-        if (before == 0) HAPT_TRY(print_range(outcome, first, end[r], times, arena));
-    }
-    return HAPT_OK;
+    const struct program_listing listing = {.graph = outcome->model->graph, .layers = outcome->layers, .sharding = outcome->sharding,
+                                            .end = outcome->layers->count, .full = full};
+    return program_print_layers(&listing, NULL, arena, stdout);
 }
 
 /* ---- JSON ---- */

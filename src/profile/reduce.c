@@ -1,5 +1,7 @@
 /* All-reduces over submeshes. */
 #include "reduce.h"
+
+#include "calibrate.h"
 #include "hapt/collective_cost.h"
 
 #include <math.h>
@@ -148,6 +150,22 @@ double reduce_collective_s(enum hapt_collective_kind kind, int ranks, double byt
 double reduce_tensor_s(const struct hapt_subcluster *subcluster, int tp, double bytes)
 {
     return reduce_all_reduce_s(tp, bytes, subcluster->intra_node_bandwidth, subcluster->intra_node_latency);
+}
+
+double hapt_profile_collective_s(const struct hapt_cluster *cluster, int subcluster, struct hapt_submesh submesh, enum hapt_dtype dtype,
+                                 const struct hapt_efficiency *efficiency, int axis, enum hapt_collective_kind kind, double bytes)
+{
+    const struct hapt_subcluster *where = &cluster->subcluster[subcluster];
+    const bool outer = axis == 0;
+    double seconds;
+    if (submesh.program > 0) /* the devices of a node share its link to others */
+        seconds = reduce_collective_s(kind, outer ? submesh.n : submesh.m, bytes * (outer ? submesh.m : 1), 0,
+                                      outer ? where->inter_node_bandwidth : where->intra_node_bandwidth,
+                                      outer ? where->inter_node_latency : where->intra_node_latency);
+    else
+        seconds = (kind == HAPT_COLLECTIVE_ALL_REDUCE ? 1 : 0.5) *
+                  (outer ? reduce_predicted_s(where, submesh, bytes) : reduce_tensor_s(where, submesh.tp, bytes));
+    return seconds * calibrate_sum_factor(efficiency, &where->device, dtype, bytes);
 }
 
 double reduce_predicted_s(const struct hapt_subcluster *subcluster, struct hapt_submesh submesh, double bytes)

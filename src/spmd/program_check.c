@@ -1,10 +1,12 @@
 /* Programs check and print themselves. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "expansion.h"
 #include "property.h"
 
+#include "hapt/config.h"
 #include "hapt/program.h"
 
 static enum hapt_status broken(const struct hapt_program *program, const char *what, const char *name)
@@ -198,7 +200,29 @@ static void print_boundary(const struct hapt_program *program, const char *title
     fputc('\n', stream);
 }
 
-static void print_step(const struct hapt_program *program, const struct hapt_program_step *step, FILE *stream)
+/* "by b, -": the index of each axis that has ranks. */
+static void print_cuts(const struct hapt_program *program, const struct hapt_program_step *step, FILE *stream)
+{
+    const char *before = " by ";
+    for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
+        const char letter = program->sharding->cut[step->op][axis].letter;
+        if (program->sharding->axis[axis].size == 1) continue;
+        fprintf(stream, "%s%c", before, letter == HAPT_CUT_WHOLE ? '-' : letter);
+        before = ", ";
+    }
+}
+
+static void print_cost(const struct hapt_program *program, const struct hapt_program_step *step, const struct hapt_program_costs *costs,
+                       FILE *stream)
+{
+    const bool moves = (step->kind != HAPT_COLLECTIVE_NONE && step->kind != HAPT_COLLECTIVE_SLICE) || (step->kind == HAPT_COLLECTIVE_NONE && step->axis >= 0);
+    const double seconds = costs && moves ? costs->step_s(costs->context, program, step) : NAN;
+    char text[32];
+    if (isfinite(seconds)) fprintf(stream, "  %s", hapt_units_time(seconds, text));
+}
+
+static void print_step(const struct hapt_program *program, const struct hapt_program_step *step, const struct hapt_program_costs *costs,
+                       FILE *stream)
 {
     const struct hapt_op *op = &program->graph->op[step->op];
     const char *type = hapt_op_type_at(op->type)->name;
@@ -206,6 +230,7 @@ static void print_step(const struct hapt_program *program, const struct hapt_pro
     fprintf(stream, "  %s", type);
     if (step->kind == HAPT_COLLECTIVE_NONE && strcmp(type, op->name) != 0) fprintf(stream, " (%s)", op->name);
     if (step->kind != HAPT_COLLECTIVE_NONE && both) fprintf(stream, " over axis %d", step->axis);
+    if (step->kind == HAPT_COLLECTIVE_NONE) print_cuts(program, step, stream);
     fputc(':', stream);
     for (int i = 0; i < op->input_count; i++) {
         if (op->input[i] < 0) continue;
@@ -219,10 +244,11 @@ static void print_step(const struct hapt_program *program, const struct hapt_pro
         print_tensor(program, op->output[o], stream);
     }
     if (step->kind == HAPT_COLLECTIVE_NONE && step->axis >= 0) fprintf(stream, ", exchanging over axis %d", step->axis);
+    print_cost(program, step, costs, stream);
     fputc('\n', stream);
 }
 
-void hapt_program_print(const struct hapt_program *program, FILE *stream)
+void hapt_program_print(const struct hapt_program *program, const struct hapt_program_costs *costs, FILE *stream)
 {
     static const char *const title[HAPT_SECTION_COUNT] = {"forward", "backward", "reduce, once a step"};
     const struct hapt_sharding *sharding = program->sharding;
@@ -235,6 +261,6 @@ void hapt_program_print(const struct hapt_program *program, FILE *stream)
     for (int section = 0; section < HAPT_SECTION_COUNT; section++) {
         if (program->step_count[section] == 0) continue;
         fprintf(stream, "%s\n", title[section]);
-        for (int s = 0; s < program->step_count[section]; s++) print_step(program, &program->step[section][s], stream);
+        for (int s = 0; s < program->step_count[section]; s++) print_step(program, &program->step[section][s], costs, stream);
     }
 }

@@ -225,4 +225,45 @@ def long_names():
     check(f"on {names[0]} -> {names[1]}," in text, text)
 
 
-campaign(the_link_is_the_limit, the_explanation, the_sweeps, predicted_sweeps, differences, nothing_takes_time, long_names)
+def programs_are_shown():
+    """A GPT on two kinds of nodes: how every stage's operators are cut, what moves between them and how long that takes; each kind of
+    layer once, all of them with --full; and the same in JSON."""
+    model = run("model", "gpt", "--layers", "6", "--hidden", "64", "--heads", "4", "--sequence", "32", "--vocab", "96", "--microbatch", "8",
+                "--output", "gpt.h5")
+    check(model.returncode == 0, f"model: {model.stderr}")
+    with open("two.json", "w") as file:
+        json.dump({"format": "hapt-cluster", "version": 1,
+                   "subclusters": [{"name": name, "nodes": 2, "devices_per_node": 2, "device": device, "intra_node_bandwidth": "300 GB/s",
+                                    "intra_node_latency": "5 us", "inter_node_bandwidth": "10 Gbit/s", "inter_node_latency": "20 us"}
+                                   for name, device in (("fast", "A100-40GB"), ("slow", "V100-32GB"))],
+                   "links": [{"between": ["fast", "slow"], "bandwidth": "5 Gbit/s", "latency": "50 us"}]}, file)
+    words = ("plan", "--input", "gpt.h5", "--cluster", "two.json", "--microbatches", "8", "--program", "all", "--layers-per-model", "12")
+    half = 6
+    forced = ("--stages", f"0-{half}@fast:2x2t2,{half}-14@slow:1x2t2")
+    shown, full = run(*words, *forced, "--explain"), run(*words, *forced, "--explain", "--full")
+    check(shown.returncode == 0 and full.returncode == 0, f"--explain: {shown.stderr}{full.stderr}")
+    lines = shown.stdout.splitlines()
+    stages = [line for line in lines if line.startswith("Stage ")]
+    check(len(stages) == 2 and "2 x 2 devices, 2 data-parallel groups of 2" in stages[0] and "1 x 2 devices, 1 data-parallel group of 2" in stages[1],
+          f"every stage is introduced: {stages}")
+    check(any("linear" in line and " by b, o:" in line for line in lines), "rows over axis 0, columns over axis 1")
+    check(any("linear" in line and " by o:" in line for line in lines), "columns over the only axis with ranks")
+    moves = [line for line in lines if " over axis " in line and "slice" not in line]
+    check(len(moves) > 4 and all(line.endswith((" s", " ms", " us", " ns")) for line in moves), f"every collective has its time: {moves}")
+    check(sum("over axis 0" in line for line in moves) > 0 and sum("over axis 1" in line for line in moves) > 0, "both axes move")
+    check(len(full.stdout.splitlines()) > len(lines) + 20, "--full tells of every layer")
+    kinds = [line for line in lines if line.startswith("Layers [")]
+    check(any(", and " in line for line in kinds) and all(": communication " in line or ": as layers" in line for line in kinds), f"kinds of layers: {kinds}")
+    told = sum(1 + (int(line.split(", and ")[1].split()[0]) if ", and " in line else 0) for line in kinds)
+    check(told == sum(line.startswith("Layers [") for line in full.stdout.splitlines()), f"{told} layers are told of")
+    searched = run(*words, "--explain", "--json")
+    document = json.loads(searched.stdout) if check(searched.returncode == 0, f"--json: {searched.stderr}") else {"explain": {}}
+    programs = document["explain"].get("programs", [])
+    check([entry["stage"] for entry in programs] == list(range(len(document.get("stages", [])))), "one entry a stage")
+    check(all(entry["text"].lstrip().startswith("Stage ") for entry in programs), "with its text")
+    synthesised = run(*words[:-4], "--program", "synthesised", "--layers-per-model", "12", "--explain")
+    check(synthesised.returncode == 0 and "program " in synthesised.stdout and "(synthesised" in synthesised.stdout, f"a program by its name: {synthesised.stderr}")
+    refuses(2, *words, "--full", says="--full has no effect")
+
+
+campaign(the_link_is_the_limit, the_explanation, the_sweeps, predicted_sweeps, differences, nothing_takes_time, long_names, programs_are_shown)
