@@ -294,7 +294,7 @@ static bool is_balanced(const struct candidates *candidates, double speed, int f
 bool candidates_may_be_wanted(const struct candidates *candidates, int degree_index, int first, int last)
 {
     const struct mesh *mesh = &candidates->degree[degree_index];
-    if (mesh->program == 0) return true;
+    if (mesh->program == 0 || mesh->subclusters == 0) return true; /* of mixed stages the group is asked (candidates_wanted_mixed) */
     for (int c = 0; c < candidates->cluster->count; c++)
         if ((mesh->subclusters >> c & 1u) && is_balanced(candidates, candidates_device_speed(candidates, c) * mesh->n * mesh->m, first, last))
             return true;

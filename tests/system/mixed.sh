@@ -78,6 +78,22 @@ passes 1 plan --profile "$scratch/measured.h5" --microbatches 1 --output "$scrat
 train best best.h5
 check "the searched plan: PyTorch's losses" close best
 
+# Two rows on three devices: no rows by ratio, but a program (predicted: it needs no clock)
+passes 1 profile --input "$scratch/m2.h5" --layers-per-model 4 --cluster "$scratch/c.json" --predict --mixed yes --program synthesised \
+    --microbatches 4 --output "$scratch/synthesised.h5"
+passes 1 plan --profile "$scratch/synthesised.h5" --microbatches 4 --stages "0-$layers@fast:1+slow:2" --output "$scratch/program.h5" --json
+check "the plan's stage runs a synthesised program" grep -q '"program": "synthesised fast:1+slow:2' "$scratch/out"
+passes 3 train --input "$scratch/m2.h5" --cluster "$scratch/c.json" --data $reference --threads 1 --layers-per-model 4 --learning-rate 1e-3 \
+    --lr-schedule constant --clip-norm 0 --beta2 0.95 --steps 20 --output "$scratch/program" --plan "$scratch/program.h5" --json
+cp "$scratch/out" "$scratch/program.json"
+check "a synthesised program: PyTorch's losses" close program
+# Measured with programs: whatever is found, a plan on all devices trains
+profile 3 all.h5 --cluster "$scratch/c.json" --mixed yes --program all
+plan all.h5 "0-$layers@fast:1+slow:2" found.h5
+train found found.h5
+check "measured with programs: PyTorch's losses" close found
+refuses 2 "but for mixed stages" 3 profile --input "$scratch/m8.h5" --cluster "$scratch/c.json" --output "$scratch/x.h5" --program synthesised
+
 # A share that is less than half a row
 /usr/bin/python3 - "$scratch/two.h5" "$scratch/small.h5" <<'PY' || exit 1
 import h5py, shutil, sys
