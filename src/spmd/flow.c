@@ -47,8 +47,39 @@ static struct hapt_property input_property(const struct flow *flow, const struct
 
 static bool can_read_shards(const struct flow *flow, int tensor, int dim, int depth, int *blocks, bool *uneven);
 
-/* One reader: its other operands with that index must be parameters that are not laid out otherwise, and its outputs with
- * it must find readers in turn. */
+static bool parameter_can(const struct flow *flow, int tensor, struct hapt_property property)
+{
+    if (flow->graph->tensor[tensor].kind != HAPT_TENSOR_PARAMETER || flow->whole[tensor]) return false;
+    return !flow->decided[tensor] || hapt_property_same(*property_of(flow, tensor), property);
+}
+
+/* An activation beside the one that is to be sharded (keys beside queries, a gate's product): it is sharded alike already, or will be,
+ * since its maker can be cut so. */
+static bool can_make_shards(const struct flow *flow, int tensor, struct hapt_property property, int depth)
+{
+    const struct hapt_tensor *its = &flow->graph->tensor[tensor];
+    struct hapt_rule rule;
+    if (its->kind != HAPT_TENSOR_ACTIVATION || its->producer < 0 || depth > 32) return false;
+    if (flow->written[tensor]) return hapt_property_same(*property_of(flow, tensor), property);
+    const struct hapt_op *maker = &flow->graph->op[its->producer];
+    const struct hapt_signature *signature = hapt_op_signature_of(flow->graph, maker);
+    int output = 0;
+    while (maker->output[output] != tensor) output++;
+    if (rule_of(flow, maker, signature->output[output].along[property.dim], property.blocks, &rule) != HAPT_OK) {
+        hapt_fail_reset();
+        return false;
+    }
+    if (!hapt_property_same(rule.output[output], property)) return false;
+    for (int i = 0; i < maker->input_count; i++) {
+        if (maker->input[i] < 0 || rule.input[i].kind == HAPT_PROPERTY_IDENTITY) continue;
+        if (!parameter_can(flow, maker->input[i], rule.input[i]) && !can_make_shards(flow, maker->input[i], rule.input[i], depth + 1))
+            return false;
+    }
+    return true;
+}
+
+/* One reader: its other operands with that index must be parameters that are not laid out otherwise, or be sharded alike, and its
+ * outputs with it must find readers in turn. */
 static bool reader_can(const struct flow *flow, const struct hapt_op *op, int input, int dim, int depth, int *blocks,
                        bool *uneven)
 {
@@ -65,9 +96,7 @@ static bool reader_can(const struct flow *flow, const struct hapt_op *op, int in
     *uneven = *uneven && operand->indexed[dim];
     for (int i = 0; i < op->input_count; i++) {
         if (op->input[i] < 0 || i == input || rule.input[i].kind == HAPT_PROPERTY_IDENTITY) continue;
-        const int other = op->input[i];
-        if (graph->tensor[other].kind != HAPT_TENSOR_PARAMETER || flow->whole[other]) return false;
-        if (flow->decided[other] && !hapt_property_same(*property_of(flow, other), rule.input[i])) return false;
+        if (!parameter_can(flow, op->input[i], rule.input[i]) && !can_make_shards(flow, op->input[i], rule.input[i], depth)) return false;
     }
     for (int o = 0; o < op->output_count; o++) {
         if (rule.output[o].kind != HAPT_PROPERTY_ALL_GATHER) continue;
@@ -102,8 +131,7 @@ static bool may_cut(const struct flow *flow, const struct hapt_op *op, char lett
     for (int i = 0; status == HAPT_OK && i < op->input_count; i++) {
         const int tensor = op->input[i];
         if (tensor < 0 || rule->input[i].kind == HAPT_PROPERTY_IDENTITY) continue;
-        if (flow->graph->tensor[tensor].kind != HAPT_TENSOR_PARAMETER || flow->whole[tensor]) return false;
-        if (flow->decided[tensor] && !hapt_property_same(*property_of(flow, tensor), rule->input[i])) return false;
+        if (!parameter_can(flow, tensor, rule->input[i])) return false;
     }
     return status == HAPT_OK;
 }
@@ -199,6 +227,8 @@ static enum hapt_status write(struct flow *flow, const struct hapt_op *op, int o
     const bool partial = property.kind == HAPT_PROPERTY_ALL_REDUCE;
     struct hapt_property *known = property_of(flow, tensor);
     if (!partial) reduce(flow, tensor);
+    /* A partial sum that is added to a whole gradient is summed on the way (complete.c). */
+    if (partial && flow->written[tensor] && known->kind == HAPT_PROPERTY_IDENTITY && flow->tensor_parallel) return HAPT_OK;
     if (flow->written[tensor] && !hapt_property_same(*known, property))
         return hapt_fail(HAPT_ERR_INFEASIBLE, "use a submesh of one device for this stage",
                          "operator %s adds to %s, which is laid out otherwise", op->name,

@@ -38,16 +38,23 @@ for stages in "0-L@cpu:1x2t2" "0-4@cpu:1x2t2,4-L@cpu:1x2" "0-L@cpu:1x4t2"; do
         same "bf16, sharded optimizer state, $stages" 5e-4
 done
 
-# one head of keys and values for two and for four ranks
-"$HAPT" model llama --layers 2 --hidden 64 --heads 4 --kv-heads 1 --ffn 160 --sequence 32 --vocab 128 --microbatch 2 --dtype fp32 \
-    --output "$scratch/llama.h5" >/dev/null || exit 1
-llama=(--input "$scratch/llama.h5" --data tests/data/llama-small.h5 --steps 5 "${options[@]}" --json)
-passes 1 "${llama[@]}" --profile-seconds 1 --output "$scratch/one-llama" && losses "$scratch/out" >"$scratch/one"
-for ranks in 2 4; do
-    plan $ranks "$scratch/llama.h5" "0-L@cpu:1x${ranks}t$ranks"
-    passes $ranks "${llama[@]}" --plan "$scratch/plan.h5" --cluster "$scratch/c$ranks.json" --output "$scratch/llama" &&
-        same "one head of keys for $ranks ranks" 1e-5
-done
+# Every family of blocks, and one head of keys and values for two and for four ranks.
+shared() { # FAMILY RANKS OPTIONS...: PyTorch's initial weights where the shape is the reference's
+    local family=$1 ranks=$2
+    shift 2
+    "$HAPT" model "$family" "$@" --microbatch 2 --dtype fp32 --output "$scratch/model.h5" >/dev/null || { fail "no model of $family"; return; }
+    local run=(--input "$scratch/model.h5" --data "tests/data/$family-small.h5" --steps 5 "${options[@]}" --json)
+    passes 1 "${run[@]}" --profile-seconds 1 --output "$scratch/one-$family" && losses "$scratch/out" >"$scratch/one"
+    plan "$ranks" "$scratch/model.h5" "0-L@cpu:1x${ranks}t$ranks"
+    passes "$ranks" "${run[@]}" --plan "$scratch/plan.h5" --cluster "$scratch/c$ranks.json" --output "$scratch/$family" &&
+        same "$family, $ranks ranks share each operator${3:+ (${*: -2})}" 1e-5
+}
+shared llama 2 --layers 2 --hidden 64 --heads 4 --ffn 160 --sequence 32 --vocab 128 --kv-heads 2
+shared llama 2 --layers 2 --hidden 64 --heads 4 --ffn 160 --sequence 32 --vocab 128 --kv-heads 1
+shared llama 4 --layers 2 --hidden 64 --heads 4 --ffn 160 --sequence 32 --vocab 128 --kv-heads 1
+shared bert 2 --layers 2 --hidden 48 --heads 4 --sequence 32 --vocab 120
+shared bert-moe 2 --layers 2 --hidden 32 --heads 4 --sequence 24 --vocab 96 --experts 5
+shared vit 2 --layers 2 --hidden 48 --heads 4 --image 16 --patch 4 --classes 7
 
 # The second of two ranks is struck while they train: a step is full of collectives of the two.
 "$HAPT" data tests/system/train.sh --output "$scratch/stream.h5" >/dev/null || exit 1

@@ -45,6 +45,49 @@ static void gpt_equals_one_device(void)
     }
 }
 
+/* Queries, keys and values of their own products, gates, residual sums of what a norm gave: cut as Megatron would, two reductions a
+ * block and direction. Where heads cannot be shared attention stays whole, the feed-forward does not. */
+static void families_equal_one_device(void)
+{
+    static const struct {
+        const char *word[24];
+        int vocab, heavy, whole; /* products of a block and its attention's, with their backward parts; of those uncut on two devices */
+    } family[] = {
+        {{"bert", "--layers", "1", "--hidden", "16", "--heads", "4", "--sequence", "4", "--vocab", "14"}, 14, 20, 0},
+        {{"llama", "--layers", "1", "--hidden", "16", "--heads", "4", "--kv-heads", "2", "--ffn", "24", "--sequence", "4", "--vocab", "14"}, 14, 23, 0},
+        {{"llama", "--layers", "1", "--hidden", "16", "--heads", "4", "--kv-heads", "1", "--ffn", "24", "--sequence", "4", "--vocab", "14"}, 14, 23, 14},
+        {{"vit", "--layers", "1", "--hidden", "16", "--heads", "4", "--image", "8", "--patch", "4", "--ffn", "16", "--classes", "6"}, 6, 20, 0},
+        {{"bert-moe", "--layers", "2", "--hidden", "8", "--heads", "2", "--sequence", "4", "--vocab", "14", "--experts", "4", "--top-k", "2"}, 14, 0, 0},
+    };
+    static const int mesh[][2] = {{1, 2}, {2, 2}, {1, 4}};
+    for (size_t f = 0; f < sizeof family / sizeof *family; f++) {
+        struct hapt_arena arena;
+        struct hapt_config *config = NULL;
+        struct hapt_model *model = NULL;
+        struct hapt_sharding *sharding = NULL;
+        char *words[40] = {"hapt", "model", (char *)family[f].word[0], "--microbatch", "4", "--output", "x.h5"};
+        int count = 7, heavy = 0, whole = 0;
+        for (int w = 1; family[f].word[w]; w++) words[count++] = (char *)family[f].word[w];
+        hapt_arena_init(&arena);
+        CHECK_OK(hapt_config_parse(count, words, &arena, &config));
+        if (config) CHECK_OK(hapt_model_build(family[f].word[0], config, &arena, &model));
+        for (size_t k = 0; model && k < sizeof mesh / sizeof *mesh; k++)
+            compare(model->graph, family[f].vocab, mesh[k][0], mesh[k][1], family[f].word[0]);
+        if (model) CHECK_OK(hapt_sharding_tensor_parallel(model->graph, 1, 2, &arena, &sharding));
+        for (int o = 0; sharding && o < sharding->graph->op_count; o++) {
+            const struct hapt_op *op = &sharding->graph->op[o];
+            const char *block = strstr(op->name, "layer.0."), *llama = strstr(op->name, "layers.0.");
+            if (!hapt_op_type_at(op->type)->heavy || (!block && !llama)) continue;
+            heavy++;
+            whole += sharding->cut[o][1].letter == HAPT_CUT_WHOLE;
+        }
+        if (family[f].heavy > 0)
+            CHECK_MESSAGE(heavy == family[f].heavy && whole == family[f].whole, "%s %d: %d of %d products of a block are whole", family[f].word[0],
+                          (int)f, whole, heavy);
+        hapt_arena_release(&arena);
+    }
+}
+
 /* Networks that nobody designed for sharding: skips of any length, products beside sums. */
 static void random_graphs_equal_one_device(void)
 {
@@ -358,6 +401,7 @@ int main(int argc, char **argv)
 {
     test_init(&argc, &argv);
     RUN(gpt_equals_one_device);
+    RUN(families_equal_one_device);
     RUN(random_graphs_equal_one_device);
     RUN(parallel_branches);
     RUN(marks);
