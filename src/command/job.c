@@ -44,6 +44,13 @@ static enum hapt_status check_options(const struct hapt_config *config)
     return HAPT_OK;
 }
 
+/* What would be a pity to find only after the model was profiled. */
+static enum hapt_status check_before_profile(struct hapt_env *env, const struct hapt_config *config, const struct job *job)
+{
+    if (!hapt_config_text(config, "profile")) HAPT_TRY(hapt_env_agree(env->world, hapt_phase_profile_options(config, job->cluster)));
+    return hapt_train_check_data(env, config, job->model);
+}
+
 static enum hapt_status run_job(struct hapt_env *env, struct hapt_config *config, struct job *job, struct hapt_arena *arena)
 {
     HAPT_TRY(hapt_env_agree(env->world, check_options(config)));
@@ -51,7 +58,7 @@ static enum hapt_status run_job(struct hapt_env *env, struct hapt_config *config
     HAPT_TRY(hapt_train_resume(env, config, job->model, arena, &job->checkpoint));
     HAPT_TRY(hapt_phase_cluster(env, config, true, arena, &job->cluster));
     hapt_cluster_print(env, job->cluster);
-    if (!keeps_plan(config, job) && !hapt_config_text(config, "plan")) HAPT_TRY(hapt_train_check_data(env, config, job->model));
+    if (!keeps_plan(config, job) && !hapt_config_text(config, "plan")) HAPT_TRY(check_before_profile(env, config, job));
     HAPT_TRY(hapt_phase_layers(env, config, job->model, arena, &job->layers));
     hapt_layers_print(env, job->layers, job->model->graph);
     HAPT_TRY(make_plan(env, config, job, arena));

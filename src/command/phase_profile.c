@@ -37,7 +37,6 @@ static enum hapt_status check_programs(const struct hapt_config *config, bool me
     return hapt_fail(HAPT_ERR_USAGE, "leave it out, or add --predict yes",
                      "--program %s: measured profiles are data-parallel, but for mixed stages (--mixed)", program);
 }
-
 /* What was read keeps the programs that --program allows, in a copy. */
 static enum hapt_status keep_programs(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_profile **profile)
 {
@@ -67,23 +66,32 @@ static enum hapt_status predict_shared(struct hapt_env *env, const struct hapt_c
     return status;
 }
 
+static bool is_measured(const struct hapt_config *config, const struct hapt_cluster *cluster)
+{
+    return cluster->subcluster_of_rank && !hapt_config_bool(config, "predict");
+}
+
+enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, const struct hapt_cluster *cluster)
+{
+    const char *const predicting[] = {"efficiency", NULL};
+    const bool measured = is_measured(config, cluster);
+    HAPT_TRY(check_programs(config, measured));
+    if (!measured) return HAPT_OK;
+    return hapt_phase_unused(config, "the profile is measured here, only --predict yes and clusters on paper are predicted", predicting);
+}
+
 enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *config, const struct hapt_cluster *cluster,
                                     const struct hapt_model *model, const struct hapt_layers *layers,
                                     struct hapt_arena *arena, struct hapt_profile **profile)
 {
     const char *path = hapt_config_command(config) == HAPT_COMMAND_PROFILE ? NULL : hapt_config_text(config, "profile");
-    const char *const predicting[] = {"efficiency", NULL};
     struct hapt_efficiency *efficiency;
     if (path) {
         HAPT_TRY(hapt_profile_load_shared(env, path, arena, profile));
         return hapt_env_agree(env->world, keep_programs(config, arena, profile));
     }
-    const bool bound = cluster->subcluster_of_rank != NULL;
-    const bool measured = bound && !hapt_config_bool(config, "predict");
-    HAPT_TRY(hapt_env_agree(env->world, check_programs(config, measured)));
-    if (measured) {
-        const char *why = "the profile is measured here, only --predict yes and clusters on paper are predicted";
-        HAPT_TRY(hapt_env_agree(env->world, hapt_phase_unused(config, why, predicting)));
+    HAPT_TRY(hapt_env_agree(env->world, hapt_phase_profile_options(config, cluster)));
+    if (is_measured(config, cluster)) {
         HAPT_TRY(hapt_profile_measure(env, cluster, model, layers, config, arena, profile));
         if (strcmp(hapt_config_text(config, "program"), "synthesised") == 0) hapt_profile_keep_programs(*profile, "synthesised");
         return HAPT_OK;

@@ -22,6 +22,8 @@ enum hapt_status hapt_phase_cluster(struct hapt_env *env, struct hapt_config *co
                                     struct hapt_cluster **cluster);
 enum hapt_status hapt_phase_layers(struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,
                                    struct hapt_arena *arena, struct hapt_layers **layers);
+/* Do the options about measuring and predicting fit that cluster? Rank-local. */
+enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, const struct hapt_cluster *cluster);
 /* --profile, else measured on a bound cluster, else predicted. */
 enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *config, const struct hapt_cluster *cluster,
                                     const struct hapt_model *model, const struct hapt_layers *layers,
