@@ -13,7 +13,7 @@
 enum {
     MOST_STATES = 300, /* more gain under 1 % and cost seconds on models of thousands of operators */
     MOST_PRICES = 3,
-    MOST_PROGRAMS = 4   /* of one mesh, from the fastest to the one that needs least memory */
+    MOST_PROGRAMS = 6   /* of one mesh, from the fastest to the one that needs least memory */
 };
 
 /* What the costs of a mesh are asked of. */
@@ -196,6 +196,18 @@ static enum hapt_status find_equal(const struct candidates *candidates, const st
     return HAPT_OK;
 }
 
+/* A program may serve other devices, too: subclusters (bits) that have such a submesh. */
+static unsigned with_submesh(const struct candidates *candidates, struct hapt_submesh submesh)
+{
+    unsigned bits = 0;
+    for (int c = 0; c < candidates->cluster->count; c++) {
+        const struct hapt_subcluster *own = &candidates->cluster->subcluster[c];
+        const bool nodes = submesh.m == own->devices_per_node ? submesh.n <= own->nodes : submesh.n == 1;
+        if (nodes && own->devices_per_node % submesh.m == 0) bits |= 1u << c;
+    }
+    return bits;
+}
+
 static enum hapt_status add(struct candidates *candidates, int subcluster, struct mesh mesh, struct hapt_stage_layout *layout,
                             struct hapt_sharding *sharding, struct hapt_arena *arena, struct hapt_arena *scratch)
 {
@@ -216,7 +228,7 @@ static enum hapt_status add(struct candidates *candidates, int subcluster, struc
     list[candidates->layout_count++] = layout;
     candidates->layout = list;
     mesh.program = candidates->layout_count;
-    mesh.subclusters = 1u << subcluster;
+    mesh.subclusters = with_submesh(candidates, (struct hapt_submesh){.n = mesh.n, .m = mesh.m});
     candidates->degree[candidates->degree_count] = mesh;
     candidates->sharding[candidates->degree_count++] = sharding;
     return HAPT_OK;

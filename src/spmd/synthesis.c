@@ -161,6 +161,29 @@ static enum hapt_status join_ways(struct prices *prices)
     return HAPT_OK;
 }
 
+/* For who hears of them: programs between the fastest and the one that fits, at limits between what the two need. */
+static enum hapt_status tell_between(struct prices *prices, const struct attempt *fastest)
+{
+    enum { STEPS = 5 };
+    const struct problem *problem = prices->problem;
+    double limit[MOST_CLASSES], bytes[MOST_CLASSES];
+    for (int k = 1; k < STEPS && fastest->worst > 1; k++) {
+        struct chosen chosen = {0};
+        struct attempt attempt;
+        const double part = pow(fastest->worst, (double)k / STEPS); /* of the limit */
+        for (int j = 0; j < problem->classes; j++) limit[j] = part * problem->options->memory_bytes[problem->representative[j]];
+        const enum hapt_status status = hapt_path_chain_search(prices->chain, limit, problem->arena, &chosen, bytes);
+        if (status == HAPT_ERR_INFEASIBLE) {
+            hapt_fail_reset();
+            continue;
+        }
+        HAPT_TRY(status);
+        HAPT_TRY(prove(problem, &chosen, prices->arena, &attempt));
+        tell(problem, &attempt);
+    }
+    return HAPT_OK;
+}
+
 static enum hapt_status search_prices(struct problem *problem, struct hapt_arena *arena, struct hapt_synthesis_report *report,
                                       struct attempt *best)
 {
@@ -185,6 +208,7 @@ static enum hapt_status search_prices(struct problem *problem, struct hapt_arena
         if (same_attempt(&attempt, &low) || same_attempt(&attempt, &high)) break;
     }
     HAPT_TRY(join_ways(&prices));
+    if (problem->options->found) HAPT_TRY(tell_between(&prices, best));
     *best = prices.high;
     if (prices.found) return HAPT_OK;
     return hapt_fail(HAPT_ERR_INFEASIBLE, "use more devices, a smaller microbatch or more stages",
