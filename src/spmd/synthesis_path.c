@@ -242,7 +242,7 @@ static enum hapt_status outcomes_of(struct path *path, int s, const uint32_t *st
     struct searched *made = &path->searched[path->searched_count];
     uint32_t *copy;
     HAPT_NEW(copy, path->arena, segment->start_count);
-    memcpy(copy, start, bytes);
+    if (bytes > 0) memcpy(copy, start, bytes);
     *made = (struct searched){.structure = path->structure[s], .start_count = segment->start_count, .start = copy};
     HAPT_TRY(hapt_segment_search(path->problem, segment, start, limit, path->arena, &made->outcome, &made->outcome_count, &path->tally));
     path->searched_count++;
@@ -257,7 +257,7 @@ static enum hapt_status add_node(struct path *path, int at, const uint32_t *word
     const size_t bytes = (size_t)border->object_count * sizeof *word;
     const uint64_t hash = mix(1, word, bytes);
     int n = 0;
-    while (n < border->node_count && (border->node[n].hash != hash || memcmp(border->node[n].word, word, bytes))) n++;
+    while (n < border->node_count && (border->node[n].hash != hash || (bytes > 0 && memcmp(border->node[n].word, word, bytes)))) n++;
     if (n < border->node_count && border->node[n].cost_s <= cost_s) return HAPT_OK;
     if (n == border->node_count) {
         if (n == border->node_capacity) {
@@ -270,7 +270,7 @@ static enum hapt_status add_node(struct path *path, int at, const uint32_t *word
         }
         border->node[n].order = border->node_count++;
         HAPT_NEW(border->node[n].word, path->arena, border->object_count);
-        memcpy(border->node[n].word, word, bytes);
+        if (bytes > 0) memcpy(border->node[n].word, word, bytes);
     }
     border->node[n].hash = hash;
     border->node[n].cost_s = cost_s;

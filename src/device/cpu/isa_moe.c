@@ -50,7 +50,8 @@ static int64_t local_expert(const struct slots *slots, int64_t choice)
  */
 static bool place(const struct slots *slots, int64_t *filled, int64_t *slot, int64_t *choice)
 {
-    const int64_t row_choices = slots->tokens * slots->choices, row_slots = slots->experts * slots->capacity;
+    const int64_t row_choices = slots->tokens * slots->choices;
+    const int64_t row_slots = slot || choice ? slots->experts * slots->capacity : 0; /* who only counts gives no capacity */
     bool fits = true;
 #pragma omp parallel for schedule(static) reduction(&& : fits) num_threads(threads_for(slots->call, choice_count(slots) * 8))
     for (int64_t r = 0; r < slots->rows; r++) {
@@ -64,7 +65,8 @@ static bool place(const struct slots *slots, int64_t *filled, int64_t *slot, int
             const int64_t at = count[expert]++;
             fits = fits && at < slots->capacity;
             if (at >= slots->capacity) continue;
-            const int64_t place = (r * slots->experts + expert) * slots->capacity + at;
+            if (!slot && !choice) continue;
+            const int64_t place = r * row_slots + expert * slots->capacity + at;
             if (slot) slot[q] = place;
             if (choice) choice[place] = q;
         }
