@@ -156,7 +156,7 @@ def pooled():
     document = plan("pooled.h5", "--output", "pooled-plan.h5")
     stage = document["stages"][0]
     check(len(document["stages"]) == 1 and math.isclose(document["t_max_s"], 0.75), f"one stage: {document}")
-    check(sorted(stage) == sorted(["layers", "devices", "ratios", "compute_s", "comm_s", "warmup", "memory_bytes"]), f"its keys: {stage}")
+    check(sorted(stage) == sorted(["layers", "devices", "ratios", "program", "compute_s", "comm_s", "warmup", "memory_bytes"]), f"its keys: {stage}")
     check(stage["devices"] == [{"subcluster": "fast", "count": 2}, {"subcluster": "slow", "count": 2}], "its devices")
     check(all(math.isclose(a, b) for a, b in zip(stage["ratios"], [1 / 3, 1 / 3, 1 / 6, 1 / 6])) and len(stage["ratios"]) == 4,
           f"ratios of subclusters are spread over their devices: {stage['ratios']}")
