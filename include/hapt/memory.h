@@ -88,6 +88,7 @@ enum hapt_status hapt_memory_plan(const struct hapt_program *program, const stru
  */
 struct hapt_memory_figures {
     size_t parameter_bytes, activation_bytes;
+    size_t sharded_bytes; /* parameter_bytes, were the optimizer's state sharded */
     size_t trained_elements;
     bool copies; /* weights have compute copies */
 };

@@ -207,6 +207,20 @@ static enum hapt_status gather_versions(struct hapt_memory_ranges *made, struct 
     return HAPT_OK;
 }
 
+/* Axes over which gradients are all-reduced in place, once a step. */
+static enum hapt_status gather_axes(struct hapt_memory_ranges *made, struct hapt_arena *arena)
+{
+    const struct hapt_sharding *sharding = made->sharding;
+    HAPT_NEW(made->summed_over, arena, made->graph->tensor_count);
+    for (int o = sharding->reduce_first; o < made->graph->op_count; o++) {
+        const struct hapt_op *op = &made->graph->op[o];
+        const int to = sharding->storage[op->output[0]];
+        if (hapt_op_type_at(op->type)->collective == HAPT_COLLECTIVE_ALL_REDUCE && sharding->storage[op->input[0]] == to)
+            made->summed_over[to] |= 1u << op->integer[0];
+    }
+    return HAPT_OK;
+}
+
 static struct amounts amounts_of(const struct hapt_memory_ranges *made, int tensor)
 {
     const struct hapt_tensor *local = &made->sharding->shard->tensor[tensor];
@@ -215,6 +229,9 @@ static struct amounts amounts_of(const struct hapt_memory_ranges *made, int tens
     if (local->kind == HAPT_TENSOR_PARAMETER) {
         amounts.elements = hapt_lifetime_pad((size_t)hapt_tensor_elements(local));
         amounts.trained = hapt_lifetime_parameter_class(local) < 2 ? amounts.elements : 0;
+        const int gradient = made->graph->tensor[tensor].gradient;
+        const unsigned axes = gradient >= 0 ? made->summed_over[made->sharding->storage[gradient]] : 0;
+        amounts.summed[axes] = amounts.trained;
         amounts.copies = local->dtype != HAPT_F32;
     } else if (local->kind == HAPT_TENSOR_INPUT) {
         *(local->role == HAPT_ROLE_LOSS_SCALE ? &amounts.resident : &amounts.slot) = made->bytes[tensor];
@@ -227,6 +244,7 @@ static struct amounts amounts_of(const struct hapt_memory_ranges *made, int tens
 static enum hapt_status gather_sums(struct hapt_memory_ranges *made, struct hapt_arena *arena)
 {
     const struct hapt_graph *graph = made->graph;
+    HAPT_TRY(gather_axes(made, arena));
     HAPT_NEW(made->prefix, arena, made->places + 1);
     HAPT_NEW(made->kept_before, arena, made->places + 1);
     HAPT_NEW(made->repeat, arena, made->touch_start[graph->tensor_count]);

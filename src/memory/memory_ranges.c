@@ -36,6 +36,7 @@ static void subtract(struct amounts *sum, const struct amounts *less)
     sum->copies -= less->copies;
     sum->slot -= less->slot;
     sum->resident -= less->resident;
+    for (int g = 0; g < HAPT_MEMORY_GROUPS; g++) sum->summed[g] -= less->summed[g];
 }
 
 /* Is the tensor touched at a place of [first, end), or `written` there? */
@@ -213,6 +214,21 @@ static enum hapt_status scratch_bytes(const struct hapt_memory_ranges *ranges, i
     return status;
 }
 
+/* Elements of the optimizer's state that this place holds where it is sharded (hapt_memory_group_slice). */
+static size_t sharded_elements(const struct hapt_memory_ranges *ranges, const struct amounts *sum)
+{
+    size_t elements = sum->summed[0];
+    for (unsigned g = 1; g < HAPT_MEMORY_GROUPS; g++) {
+        const struct hapt_memory_group group = {.axes = g, .end = sum->summed[g]};
+        int index;
+        size_t first, end;
+        hapt_memory_group_ranks(ranges->sharding, g, &index);
+        hapt_memory_group_slice(ranges->sharding, &group, index, &first, &end);
+        elements += end - first;
+    }
+    return elements;
+}
+
 enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
                                        struct hapt_memory_work *work, struct hapt_memory_figures *figures)
 {
@@ -230,10 +246,14 @@ enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, 
     HAPT_TRY(scratch_bytes(ranges, first_op, end_op, &scratch));
     const size_t blocks = hapt_lifetime_align(sum.elements * sizeof(float)) +
                           (sum.copies ? hapt_lifetime_align(sum.elements * sizeof(uint16_t)) : 0) +
-                          (1 + (size_t)ranges->options.state_count) * hapt_lifetime_align(sum.trained * sizeof(float));
+                          hapt_lifetime_align(sum.trained * sizeof(float));
+    const size_t states = (size_t)ranges->options.state_count;
+    const size_t whole = states * hapt_lifetime_align(sum.trained * sizeof(float));
+    const size_t sharded = states * hapt_lifetime_align(sharded_elements(ranges, &sum) * sizeof(float));
     const size_t workspace = (forward > backward ? forward : backward) + scratch;
-    *figures = (struct hapt_memory_figures){.parameter_bytes =
-                                                blocks + sum.resident + workspace + HAPT_TRANSFER_SLOTS * transfer,
+    const size_t rest = blocks + sum.resident + workspace + HAPT_TRANSFER_SLOTS * transfer;
+    *figures = (struct hapt_memory_figures){.parameter_bytes = rest + (ranges->options.sharded_state ? sharded : whole),
+                                            .sharded_bytes = rest + sharded,
                                             .activation_bytes = slot + sum.slot,
                                             .trained_elements = sum.trained,
                                             .copies = sum.copies > 0};

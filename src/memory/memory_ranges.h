@@ -21,6 +21,7 @@ struct touch {
 /* What a tensor adds to a range that touches it anywhere: parameters, inputs, sums of gradients, gradients of frozen weights. */
 struct amounts {
     size_t elements, trained, copies, slot, resident;
+    size_t summed[HAPT_MEMORY_GROUPS]; /* of the trained elements: by the axes over which their gradients are summed */
 };
 
 /* A tensor that is touched again: ranges with both places count it once. */
@@ -57,6 +58,7 @@ struct hapt_memory_ranges {
     int *leaving;           /* by cut: tensors of the source that are made before and read, in whatever version, behind */
     int *version_start;     /* [source tensor + 1] */
     int *version;           /* of an activation: versions that may leave a range that makes them, by storage */
+    unsigned *summed_over;  /* [tensor] a gradient is all-reduced in place, once a step, over these axes (bits) */
     struct amounts *prefix; /* [places + 1] of the places before, repeats included */
     int repeat_count;
     struct repeat *repeat;
@@ -98,6 +100,7 @@ static inline void amounts_add(struct amounts *sum, const struct amounts *more)
     sum->copies += more->copies;
     sum->slot += more->slot;
     sum->resident += more->resident;
+    for (int g = 0; g < HAPT_MEMORY_GROUPS; g++) sum->summed[g] += more->summed[g];
 }
 
 #endif

@@ -253,8 +253,18 @@ struct item_memory candidates_memory(const struct candidates *candidates, const 
     const double trained = (double)figures->trained_elements;
     /* An update reads the gradient twice (norm, update), writes it once (zero), and reads and writes all the rest. */
     const double touched = 3 * 4.0 + 2 * 4.0 * (1 + candidates->state_count) + (figures->copies ? 2 : 0);
-    return (struct item_memory){(double)figures->parameter_bytes, (double)figures->activation_bytes, trained,
-                                trained * touched};
+    return (struct item_memory){.parameter_bytes = (double)figures->parameter_bytes,
+                                .activation_bytes = (double)figures->activation_bytes,
+                                .trained_elements = trained,
+                                .update_bytes = trained * touched,
+                                .sharded_bytes = (double)figures->sharded_bytes};
+}
+
+double candidates_resident_bytes(const struct candidates *candidates, const struct item_memory *memory, double limit)
+{
+    const bool fits = memory->parameter_bytes + candidates->microbatches * memory->activation_bytes <= limit;
+    const bool sharded = candidates->state_sharing == STATE_SHARDED || (candidates->state_sharing == STATE_AS_NEEDED && !fits);
+    return sharded ? memory->sharded_bytes : memory->parameter_bytes;
 }
 
 enum hapt_status candidates_plan_memory(const struct candidates *candidates, int item,
@@ -266,7 +276,7 @@ enum hapt_status candidates_plan_memory(const struct candidates *candidates, int
     struct hapt_memory_plan *plan;
     if (!hapt_sharding_allows(candidates->sharding[item % candidates->degree_count], hapt_layers_first_op(candidates->layers, first),
                               candidates->layers->end_op[last])) {
-        *memory = (struct item_memory){.parameter_bytes = INFINITY}; /* fits nowhere */
+        *memory = FITS_NOWHERE;
         return HAPT_OK;
     }
     hapt_arena_init(&scratch);
@@ -274,6 +284,7 @@ enum hapt_status candidates_plan_memory(const struct candidates *candidates, int
     if (status == HAPT_OK) status = plan_program(candidates, program, engine, &scratch, &plan);
     if (status == HAPT_OK) {
         const struct hapt_memory_figures figures = {.parameter_bytes = plan->parameter_bytes,
+                                                    .sharded_bytes = plan->parameter_bytes,
                                                     .activation_bytes = plan->activation_bytes,
                                                     .trained_elements = plan->trained_elements,
                                                     .copies = plan->copy_offset != (size_t)-1};
@@ -305,7 +316,7 @@ bool candidates_wanted(const struct candidates *candidates, int subcluster, stru
                        int last, const struct item_memory *memory)
 {
     const double limit = candidates->cluster->subcluster[subcluster].device.memory_bytes;
-    if (memory->parameter_bytes + memory->activation_bytes > limit) return false;
+    if (candidates_resident_bytes(candidates, memory, limit) + memory->activation_bytes > limit) return false;
     return is_balanced(candidates, candidates_device_speed(candidates, subcluster) * submesh.n * submesh.m, first, last);
 }
 
@@ -315,7 +326,7 @@ bool candidates_wanted_mixed(const struct candidates *candidates, const struct m
     double speed = 0;
     for (int k = 0; k < 2; k++) {
         const double limit = candidates->cluster->subcluster[group->cluster[k]].device.memory_bytes;
-        if (memory[k]->parameter_bytes + memory[k]->activation_bytes > limit) return false;
+        if (candidates_resident_bytes(candidates, memory[k], limit) + memory[k]->activation_bytes > limit) return false;
         speed += candidates_device_speed(candidates, group->cluster[k]) * group->devices[k];
     }
     return is_balanced(candidates, speed, first, last);

@@ -52,6 +52,9 @@ struct candidates {
     int layer_count;  /* L */
     double imbalance; /* candidates over this share of their submesh's speed are pruned */
     int state_count;  /* of the optimizer */
+    /* Ranks that sum a gradient hold a slice each of its optimizer's state (ZeRO-1): never, where not all
+     * microbatches of a step fit otherwise, always. */
+    enum state_sharing { STATE_WHOLE, STATE_AS_NEEDED, STATE_SHARDED } state_sharing;
     unsigned programs;
     int tensor_parallel; /* largest tensor-parallel degree; 0: the devices of a node */
     int layout_count;
@@ -75,7 +78,9 @@ struct candidates {
 /* One device's share of an item; doubles, so that ranks can sum their parts of a table. */
 struct item_memory {
     double parameter_bytes, activation_bytes, trained_elements, update_bytes;
+    double sharded_bytes; /* parameter_bytes, were the optimizer's state sharded */
 };
+#define FITS_NOWHERE ((struct item_memory){.parameter_bytes = INFINITY, .sharded_bytes = INFINITY})
 struct item_time {
     double forward_s, backward_s, update_s;
     double end_s; /* of a step besides the update, which a slowed device does not stretch; 0 where update_s has all of it */
@@ -138,6 +143,8 @@ struct item_memory candidates_memory(const struct candidates *candidates, const 
 /* Memory of an item by its program; `engine` NULL: without kernel scratch. */
 enum hapt_status candidates_plan_memory(const struct candidates *candidates, int item,
                                         const struct hapt_engine_options *engine, struct item_memory *memory);
+/* What stays on a device of `limit` bytes. A stage that fits with whole state all the same is trained so and takes more than this. */
+double candidates_resident_bytes(const struct candidates *candidates, const struct item_memory *memory, double limit);
 /* Fits with one microbatch in flight, and is not badly unbalanced. */
 bool candidates_wanted(const struct candidates *candidates, int subcluster, struct hapt_submesh submesh, int first,
                        int last, const struct item_memory *memory);

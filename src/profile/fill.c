@@ -122,11 +122,13 @@ static bool is_dominated(const struct filling *filling, int subcluster, struct h
 {
     const struct candidates *candidates = filling->candidates;
     const int mine = candidates_degree_of(candidates, variant), its = candidates_degree_of(candidates, other);
+    const double limit = candidates->cluster->subcluster[subcluster].device.memory_bytes;
     for (int k = 0; k < candidates->structure_count; k++) {
         const int a = k * candidates->degree_count + mine, b = k * candidates->degree_count + its;
         const struct item_memory *x = &filling->memory[subcluster][a], *y = &filling->memory[subcluster][b];
         if (!candidates_wanted(candidates, subcluster, variant, candidates->first[k], candidates->last[k], x)) continue;
         if (y->parameter_bytes > x->parameter_bytes || y->activation_bytes > x->activation_bytes) return false;
+        if (candidates_resident_bytes(candidates, y, limit) > candidates_resident_bytes(candidates, x, limit)) return false;
         if (stage_s(&filling->time[subcluster][b]) > stage_s(&filling->time[subcluster][a])) return false;
         if (step_s(filling, subcluster, other, b) > step_s(filling, subcluster, variant, a)) return false;
     }
@@ -205,7 +207,7 @@ static void fill_row(const struct filling *filling, int subcluster, int s, bool 
             seen[item] = true;
             table->stage_forward_time[cell] = time->forward_s;
             table->stage_time[cell] = stage_s(time);
-            table->parameter_bytes[cell] = memory->parameter_bytes;
+            table->parameter_bytes[cell] = candidates_resident_bytes(candidates, memory, table->device_memory_bytes);
             table->activation_bytes[cell] = memory->activation_bytes;
             table->step_time[cell] =
                 step_s(filling, subcluster, submesh, item) + exchange_s(filling, subcluster, i, j);
@@ -247,7 +249,8 @@ static void fill_mixed_cell(const struct filling *filling, const struct mixed_gr
     if (group->times && !isfinite(group->times->stage_s[cell])) return;
     for (int k = 0; k < 2; k++) {
         owed_s = fmax(owed_s, exchange_s(filling, group->cluster[k], i, j));
-        table->parameter_bytes[(size_t)k * cells + cell] = memory[k]->parameter_bytes;
+        table->parameter_bytes[(size_t)k * cells + cell] = candidates_resident_bytes(
+            candidates, memory[k], candidates->cluster->subcluster[group->cluster[k]].device.memory_bytes);
         table->activation_bytes[(size_t)k * cells + cell] = memory[k]->activation_bytes;
     }
     if (group->times) {
@@ -293,7 +296,7 @@ static enum hapt_status check_single_layers(const struct candidates *candidates,
             most = fmax(most, table->device_memory_bytes);
             for (int d = 0; d < candidates->degree_count; d++) {
                 const struct item_memory *need = &memory[c][candidates_item(candidates, d, l, l)];
-                least = fmin(least, need->parameter_bytes + need->activation_bytes);
+                least = fmin(least, candidates_resident_bytes(candidates, need, table->device_memory_bytes) + need->activation_bytes);
             }
             for (int s = 0; s < table->submesh_count; s++) {
                 const int degree = candidates_degree_of(candidates, table->submesh[s]);

@@ -176,7 +176,7 @@ static enum hapt_status plan_mesh(const struct candidates *candidates, int degre
         struct item_memory *mine = &memory[k * candidates->degree_count + degree];
         struct hapt_memory_figures figures;
         const int first_op = hapt_layers_first_op(layers, candidates->first[k]), end_op = layers->end_op[candidates->last[k]];
-        *mine = (struct item_memory){.parameter_bytes = INFINITY}; /* fits nowhere */
+        *mine = FITS_NOWHERE;
         if (!hapt_sharding_allows(candidates->sharding[degree], first_op, end_op)) continue;
         if (!candidates_may_be_wanted(candidates, degree, candidates->first[k], candidates->last[k])) continue;
         HAPT_TRY(hapt_memory_ranges_of(ranges, first_op, end_op, work, &figures));
@@ -247,6 +247,11 @@ static enum hapt_status mix(struct candidates *candidates, const struct hapt_con
     return HAPT_OK;
 }
 
+static enum state_sharing state_sharing_of(const char *choice)
+{
+    return strcmp(choice, "yes") == 0 ? STATE_SHARDED : strcmp(choice, "no") == 0 ? STATE_WHOLE : STATE_AS_NEEDED;
+}
+
 enum hapt_status hapt_profile_predict_with(const struct hapt_cluster *cluster, const struct hapt_model *model,
                                            const struct hapt_layers *layers, const struct hapt_config *config,
                                            const struct hapt_efficiency *efficiency, struct hapt_arena *result,
@@ -260,6 +265,7 @@ enum hapt_status hapt_profile_predict_with(const struct hapt_cluster *cluster, c
                                                .tensor_parallel = (int)hapt_config_int(config, "tensor-parallel"),
                                                .efficiency = efficiency};
     enum hapt_status status = candidates_build(cluster, model, layers, config, &options, &scratch, &candidates);
+    candidates.state_sharing = state_sharing_of(hapt_config_text(config, "sharded-optimizer"));
     if (status == HAPT_OK && candidates_may_mix(&candidates, config)) status = mix(&candidates, config, &scratch);
     if (status == HAPT_OK) status = predict(&candidates, &scratch, result, profile);
     if (status == HAPT_OK) (*profile)->effort.seconds = hapt_time_s() - start_s;

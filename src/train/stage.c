@@ -135,7 +135,7 @@ static enum hapt_status choose_state(const struct stage *stage, const struct hap
         struct hapt_sharding *sharding;
         struct hapt_program *its;
         struct hapt_memory_plan *plan;
-        const size_t cap = memory_cap(stage, stage_world_rank(stage, stage->chunk, r));
+        const size_t cap = (size_t)device_of(stage, stage_world_rank(stage, stage->chunk, r))->memory_bytes;
         if (cap == 0) continue;
         stage_place(stage, stage->chunk, r, place);
         status = hapt_sharding_at(stage->sharding[stage->chunk], place, &scratch, &sharding);

@@ -11,7 +11,7 @@ static size_t fake_scratch(void *context, const struct hapt_program *program, in
     return (size_t)(op * 7919 % 13) * 400;
 }
 
-static long compared;
+static long compared, saved;
 
 static void compare_sharding(const struct hapt_sharding *sharding, const struct hapt_memory_options *options, bool check,
                              const char *what)
@@ -33,7 +33,11 @@ static void compare_sharding(const struct hapt_sharding *sharding, const struct 
             const enum hapt_status status = hapt_program_build(sharding, first, end, &scratch_arena, &program);
             CHECK((status == HAPT_OK) == hapt_sharding_allows(sharding, first, end));
             if (status == HAPT_OK) {
+                struct hapt_memory_options sharded_options = *options;
+                struct hapt_memory_plan *sharded = NULL;
+                sharded_options.sharded_state = true;
                 CHECK_OK(hapt_memory_plan(program, options, &scratch_arena, &plan));
+                CHECK_OK(hapt_memory_plan(program, &sharded_options, &scratch_arena, &sharded));
                 if (check) CHECK_OK(hapt_program_check(program));
                 if (check) CHECK_OK(hapt_memory_check(plan, program));
                 CHECK_OK(hapt_memory_ranges_of(ranges, first, end, work, &figures));
@@ -43,7 +47,10 @@ static void compare_sharding(const struct hapt_sharding *sharding, const struct 
                                   figures.copies == (plan->copy_offset != (size_t)-1),
                               "%s, operators [%d, %d): %zu and %zu, planned %zu and %zu", what, first, end,
                               figures.parameter_bytes, figures.activation_bytes, plan->parameter_bytes, plan->activation_bytes);
+                CHECK_MESSAGE(figures.sharded_bytes == sharded->parameter_bytes, "%s, operators [%d, %d): state sharded %zu, planned %zu",
+                              what, first, end, figures.sharded_bytes, sharded->parameter_bytes);
                 compared++;
+                saved += sharded->parameter_bytes < plan->parameter_bytes;
             }
             hapt_fail_reset();
             hapt_arena_release(&scratch_arena);
@@ -139,6 +146,7 @@ static void random_graphs(void)
         hapt_arena_release(&arena);
     }
     CHECK_MESSAGE(compared > 20000, "only %ld ranges compared", compared);
+    CHECK_MESSAGE(saved > 1000, "sharded state saves memory in %ld of %ld ranges", saved, compared);
 }
 
 int main(int argc, char **argv)
