@@ -324,4 +324,26 @@ __attribute__((unused)) static void world_run_all(struct world *world, const str
     for (int section = 0; section < HAPT_SECTION_COUNT; section++) world_run(world, section);
 }
 
+/* What a program's ranks hold, put together, is what one device computes, but for fp32 sums in another order: up to 1e-5 of a tensor's
+ * largest element in small networks, `most` of gradients that cancel. */
+__attribute__((unused)) static void world_compare(const struct hapt_graph *graph, int vocab, const struct hapt_program *program, double most,
+                                                  const char *what)
+{
+    struct hapt_arena arena;
+    struct hapt_program *single = NULL;
+    struct world one, world;
+    const char *name = "";
+    hapt_arena_init(&arena);
+    CHECK_OK(hapt_program_data_parallel(graph, 0, graph->forward_count, 1, 1, &arena, &single));
+    if (single && program) {
+        world_run_all(&one, single, vocab);
+        world_run_all(&world, program, vocab);
+        const double apart = world_difference(&world, &one, &name);
+        CHECK_MESSAGE(apart < most, "%s: %s differs by %g", what, name, apart);
+        world_close(&one);
+        world_close(&world);
+    }
+    hapt_arena_release(&arena);
+}
+
 #endif

@@ -249,25 +249,13 @@ static void both_axes_against_every_program(void)
 
 /* ---- memory, and what comes out ---- */
 
-/* fp32 sums in another order, as in unit/expand. */
 static void compare_results(const struct hapt_graph *graph, int vocab, const struct hapt_sharding *sharding, const char *what)
 {
     struct hapt_arena arena;
-    struct hapt_program *single = NULL, *program = NULL;
-    struct world one, world;
-    const char *name = "";
+    struct hapt_program *program = NULL;
     hapt_arena_init(&arena);
-    CHECK_OK(hapt_program_data_parallel(graph, 0, graph->forward_count, 1, 1, &arena, &single));
     CHECK_OK(hapt_program_build(sharding, 0, graph->forward_count, &arena, &program));
-    if (single && program) {
-        CHECK_OK(hapt_program_check(program));
-        world_run_all(&one, single, vocab);
-        world_run_all(&world, program, vocab);
-        const double apart = world_difference(&world, &one, &name);
-        CHECK_MESSAGE(apart < 5e-4, "%s: %s differs by %g", what, name, apart);
-        world_close(&one);
-        world_close(&world);
-    }
+    world_compare(graph, vocab, program, 5e-4, what);
     hapt_arena_release(&arena);
 }
 

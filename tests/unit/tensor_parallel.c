@@ -6,24 +6,15 @@
 
 #include "hapt/memory.h"
 
-/* fp32 sums in another order: up to 1e-5 of a tensor's largest element in these small networks, 2e-4 of gradients that cancel. */
 static void compare(const struct hapt_graph *graph, int vocab, int dp, int tp, const char *what)
 {
     struct hapt_arena arena;
-    struct hapt_program *single = NULL, *program = NULL;
-    struct world one, world;
-    const char *name = "";
+    struct hapt_program *program = NULL;
+    char name[96];
+    snprintf(name, sizeof name, "%s, dp %d, tp %d", what, dp, tp);
     hapt_arena_init(&arena);
-    CHECK_OK(hapt_program_data_parallel(graph, 0, graph->forward_count, 1, 1, &arena, &single));
     CHECK_OK(hapt_program_tensor_parallel(graph, 0, graph->forward_count, dp, tp, &arena, &program));
-    if (single && program) {
-        world_run_all(&one, single, vocab);
-        world_run_all(&world, program, vocab);
-        const double apart = world_difference(&world, &one, &name);
-        CHECK_MESSAGE(apart < 2e-4, "%s, dp %d, tp %d: %s differs by %g", what, dp, tp, name, apart);
-        world_close(&one);
-        world_close(&world);
-    }
+    world_compare(graph, vocab, program, 2e-4, name);
     hapt_arena_release(&arena);
 }
 
