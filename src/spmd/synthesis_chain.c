@@ -164,6 +164,7 @@ static bool needs_no_more(const struct walk *walk, const struct label *a, const 
 static void drop_dominated(struct walk *walk, struct labels *labels)
 {
     int kept = 0, first = 0;
+    if (labels->count == 0) return;
     qsort(labels->label, (size_t)labels->count, sizeof *labels->label, by_node_and_cost);
     for (int k = 0; k < labels->count; k++) {
         bool dominated = false;
