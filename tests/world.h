@@ -346,4 +346,16 @@ __attribute__((unused)) static void world_compare(const struct hapt_graph *graph
     hapt_arena_release(&arena);
 }
 
+/* The same of the whole graph's program, where gradients cancel. */
+__attribute__((unused)) static void world_compare_sharding(const struct hapt_graph *graph, int vocab, const struct hapt_sharding *sharding,
+                                                           const char *what)
+{
+    struct hapt_arena arena;
+    struct hapt_program *program = NULL;
+    hapt_arena_init(&arena);
+    CHECK_OK(hapt_program_build(sharding, 0, graph->forward_count, &arena, &program));
+    world_compare(graph, vocab, program, 5e-4, what);
+    hapt_arena_release(&arena);
+}
+
 #endif

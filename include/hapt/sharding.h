@@ -86,6 +86,8 @@ struct hapt_axis_program {
     int count;
     struct hapt_axis_instruction *instruction;
 };
+/* All of it in `arena`. */
+enum hapt_status hapt_axis_program_copy(const struct hapt_axis_program *program, struct hapt_arena *arena, struct hapt_axis_program *copy);
 
 struct hapt_sharding {
     const struct hapt_graph *source; /* what was sharded */

@@ -38,6 +38,10 @@ struct hapt_spmd_work {
     unsigned sharded_input, sharded_output; /* bit i: that operand is sharded by the cut */
     double share;                           /* of the cut index; 1 where nothing is cut */
 };
+/* Bytes that it reads and writes on a device, or on one of `sharers` that share out its rows evenly: sharded operands by their share. */
+double hapt_spmd_work_bytes(const struct hapt_spmd_work *work, int sharers);
+/* Of a whole tensor, on one of `sharers` that share out its rows evenly. */
+double hapt_spmd_tensor_bytes(const struct hapt_graph *graph, int tensor, int sharers);
 
 struct hapt_spmd_costs {
     const void *context;

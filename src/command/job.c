@@ -32,8 +32,9 @@ static enum hapt_status check_options(const struct hapt_config *config)
 {
     const char *const searching[] = {"profile",         "strategy",  "stages",          "hide-threshold",
                                      "use-all-devices", "gap", "imbalance", "profile-seconds", "predict", "efficiency",
-                                     "tensor-parallel", NULL};
-    const char *const measuring[] = {"imbalance", "profile-seconds", "predict", "efficiency", "tensor-parallel", NULL};
+                                     "tensor-parallel", "program", "mixed", "mixed-rows", "segments", NULL};
+    const char *const measuring[] = {"imbalance", "profile-seconds", "predict", "efficiency", "tensor-parallel",
+                                     "mixed", "mixed-rows", "segments", NULL};
     const char *const replanning[] = {"replan", NULL};
     if (hapt_config_text(config, "plan")) HAPT_TRY(hapt_phase_unused(config, "--plan is not searched", searching));
     if (hapt_config_text(config, "profile"))

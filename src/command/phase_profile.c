@@ -76,7 +76,10 @@ enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, co
     const char *const predicting[] = {"efficiency", NULL};
     const bool measured = is_measured(config, cluster);
     HAPT_TRY(check_programs(config, measured));
+    const char *const sharing[] = {"sharded-optimizer", NULL}; /* of the job it is training's, too */
     if (!measured) return HAPT_OK;
+    if (hapt_config_command(config) != HAPT_COMMAND_JOB)
+        HAPT_TRY(hapt_phase_unused(config, "measured profiles hold the optimizer's whole state, only --predict yes counts on slices", sharing));
     return hapt_phase_unused(config, "the profile is measured here, only --predict yes and clusters on paper are predicted", predicting);
 }
 

@@ -82,8 +82,9 @@ static enum hapt_status time_collectives(MPI_Comm devices, const struct hapt_clu
                                          struct hapt_collective_model *model)
 {
     struct hapt_collective *collective;
-    int *rank, at = 0;
-    HAPT_NEW(rank, arena, cluster->rank_count);
+    int at = 0, *rank = hapt_arena_alloc(arena, (size_t)cluster->rank_count, sizeof *rank);
+    HAPT_TRY(hapt_link_all_or_none(devices, "the collectives' measuring",
+                                   rank ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the ranks of the cluster")));
     for (int c = 0; c < cluster->count; c++)
         for (int j = 0; j < cluster->subcluster[c].nodes * cluster->subcluster[c].devices_per_node; j++)
             rank[at++] = cluster->subcluster[c].ranks[j];

@@ -63,9 +63,7 @@ enum hapt_status hapt_stage_layout_copy(const struct hapt_stage_layout *layout, 
         }
         if (!layout->program[a]) continue;
         HAPT_NEW(program, arena, 1);
-        program->count = layout->program[a]->count;
-        HAPT_NEW(program->instruction, arena, program->count);
-        memcpy(program->instruction, layout->program[a]->instruction, (size_t)program->count * sizeof *program->instruction);
+        HAPT_TRY(hapt_axis_program_copy(layout->program[a], arena, program));
         made->program[a] = program;
     }
     *copy = made;

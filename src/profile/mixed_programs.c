@@ -9,7 +9,7 @@
 #include "hapt/alternate.h"
 #include "hapt/spmd_mesh.h"
 
-enum { MOST_STATES = 1000 }; /* as for programs of one subcluster (synthesised.c) */
+enum { MOST_STATES = 1000 }; /* of a search: more than in synthesised.c, groups are few */
 #define WORTH 0.99           /* of the seconds of data parallelism: programs that gain less are not tried */
 
 /* A cluster of the group's devices alone. */

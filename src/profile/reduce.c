@@ -127,10 +127,9 @@ double reduce_measured_s(const struct reduce_table *table, int subcluster, int s
 double reduce_all_reduce_s(int ranks, double bytes, double bandwidth, double latency)
 {
     if (ranks < 2 || bytes <= 0) return 0;
-    const double rate = LINK_SHARE * bandwidth, hop_s = fmax(latency, 0);
-    const double stream_s = rate > 0 ? bytes / rate : 0, share = (double)(ranks - 1) / ranks;
-    const double ring_s = 2 * (ranks - 1) * hop_s + 2 * share * stream_s;
-    const double trees_s = 2 * ceil(log2(ranks)) * hop_s + 2 * stream_s;
+    const double rate = bandwidth > 0 ? LINK_SHARE * bandwidth : INFINITY, hop_s = fmax(latency, 0);
+    const double ring_s = hapt_ring_s(HAPT_COLLECTIVE_ALL_REDUCE, ranks, bytes, 0, rate, hop_s);
+    const double trees_s = 2 * (ceil(log2(ranks)) * hop_s + bytes / rate);
     return fmin(ring_s, trees_s);
 }
 
@@ -141,10 +140,7 @@ double reduce_collective_s(enum hapt_collective_kind kind, int ranks, double byt
     if (ranks < 2 || bytes <= 0 || kind == HAPT_COLLECTIVE_SLICE || kind == HAPT_COLLECTIVE_NONE) return 0;
     if (kind == HAPT_COLLECTIVE_ALL_REDUCE) return all_reduce_s;
     if (kind == HAPT_COLLECTIVE_REDUCE_SCATTER || kind == HAPT_COLLECTIVE_ALL_GATHER) return 0.5 * all_reduce_s * skew;
-    struct hapt_collective_model model;
-    const struct hapt_collective_links links = {ranks, fmax(latency, 0), bandwidth > 0 ? LINK_SHARE * bandwidth : INFINITY};
-    hapt_collective_model_links(&links, &model);
-    return hapt_collective_cost_s(&model, kind, bytes, largest_share);
+    return hapt_ring_s(kind, ranks, bytes, largest_share, bandwidth > 0 ? LINK_SHARE * bandwidth : INFINITY, fmax(latency, 0));
 }
 
 double reduce_tensor_s(const struct hapt_subcluster *subcluster, int tp, double bytes)

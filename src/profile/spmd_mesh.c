@@ -13,36 +13,6 @@ struct mesh { /* context of the costs */
     double microbatches;
 };
 
-static bool has_rows(const struct hapt_graph *graph, int tensor)
-{
-    const struct hapt_tensor *of = &graph->tensor[tensor];
-    if (of->primal >= 0) of = &graph->tensor[of->primal];
-    return of->kind != HAPT_TENSOR_PARAMETER && of->role != HAPT_ROLE_LOSS_SCALE && tensor != graph->loss;
-}
-
-/* Bytes of an operand on one real device. */
-static double operand_bytes(const struct hapt_spmd_work *work, int tensor, bool sharded, int devices)
-{
-    return (double)hapt_tensor_bytes(&work->graph->tensor[tensor]) * (sharded ? work->share : 1) /
-           (has_rows(work->graph, tensor) ? devices : 1);
-}
-
-static double bytes_of(const struct hapt_spmd_work *work, int devices)
-{
-    const struct hapt_op *op = &work->graph->op[work->op];
-    const struct hapt_op_type *type = hapt_op_type_at(op->type);
-    /* Of tables only the named rows are touched. */
-    const double limit = type->operand_bytes_limit ? type->operand_bytes_limit(work->graph, op, work->share / devices) : INFINITY;
-    double bytes = 0;
-    for (int i = 0; i < op->input_count; i++)
-        if (op->input[i] >= 0) bytes += fmin(limit, operand_bytes(work, op->input[i], work->sharded_input >> i & 1u, devices));
-    for (int o = 0; o < op->output_count; o++)
-        if (op->output[o] >= 0)
-            bytes += fmin(limit, operand_bytes(work, op->output[o], work->sharded_output >> o & 1u, devices)) *
-                     (op->accumulate >> o & 1u ? 2 : 1);
-    return bytes;
-}
-
 /* Rings inside a machine of m devices. */
 static double inner_rounds_s(const struct mesh *mesh, int device, double rounds, double bytes)
 {
@@ -57,7 +27,7 @@ static double compute_s(const void *context, const struct hapt_spmd_work *work, 
     const struct hapt_op_type *type = hapt_op_type_at(op->type);
     const int m = mesh->shown.devices[device];
     double seconds = roofline_operator_s(&mesh->roofline[device], efficiency_class_of(type),
-                                         hapt_op_flops(work->graph, op, 1) * work->share / m, bytes_of(work, m));
+                                         hapt_op_flops(work->graph, op, 1) * work->share / m, hapt_spmd_work_bytes(work, m));
     if (m == 1 && !mesh->shown.update_s) return seconds;
     for (int o = 0; o < op->output_count; o++) {
         if (op->output[o] < 0) continue;
@@ -111,7 +81,7 @@ static double device_bytes(const void *context, const struct hapt_graph *graph, 
     const struct mesh *mesh = context;
     int fewest = mesh->shown.devices[0];
     for (int j = 1; j < mesh->shown.size; j++) fewest = mesh->shown.devices[j] < fewest ? mesh->shown.devices[j] : fewest;
-    return (double)hapt_tensor_bytes(&graph->tensor[tensor]) / (has_rows(graph, tensor) ? fewest : 1);
+    return hapt_spmd_tensor_bytes(graph, tensor, fewest);
 }
 
 static enum hapt_status list_devices(const struct hapt_cluster *cluster, enum hapt_dtype dtype, const struct hapt_efficiency *efficiency,
@@ -204,7 +174,7 @@ static void find_power(const struct hapt_graph *graph, struct mesh *mesh)
             const struct hapt_spmd_work work = {.graph = graph, .op = o, .cut = {.letter = HAPT_CUT_WHOLE}, .share = 1};
             const struct hapt_op *op = &graph->op[o];
             seconds += roofline_operator_s(&mesh->roofline[j], efficiency_class_of(hapt_op_type_at(op->type)),
-                                           hapt_op_flops(graph, op, 1) / mesh->shown.devices[j], bytes_of(&work, mesh->shown.devices[j]));
+                                           hapt_op_flops(graph, op, 1) / mesh->shown.devices[j], hapt_spmd_work_bytes(&work, mesh->shown.devices[j]));
         }
         mesh->shown.power[j] = 1 / seconds;
     }

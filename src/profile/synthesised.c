@@ -45,27 +45,13 @@ static double collective_s(const void *context, int axis, enum hapt_collective_k
                                     largest_share);
 }
 
-static double operand_bytes(const struct hapt_spmd_work *work)
-{
-    const struct hapt_op *op = &work->graph->op[work->op];
-    double bytes = 0;
-    for (int i = 0; i < op->input_count; i++)
-        if (op->input[i] >= 0)
-            bytes += (double)hapt_tensor_bytes(&work->graph->tensor[op->input[i]]) * (work->sharded_input >> i & 1u ? work->share : 1);
-    for (int o = 0; o < op->output_count; o++)
-        if (op->output[o] >= 0)
-            bytes += (double)hapt_tensor_bytes(&work->graph->tensor[op->output[o]]) * (work->sharded_output >> o & 1u ? work->share : 1) *
-                     (op->accumulate >> o & 1u ? 2 : 1);
-    return bytes;
-}
-
 static double compute_s(const void *context, const struct hapt_spmd_work *work, double beside)
 {
     const struct asked *asked = context;
     const struct hapt_op *op = &work->graph->op[work->op];
-    const double all = hapt_op_bytes(work->graph, op, 1), bytes = fmax(work->share * all, fmin(operand_bytes(work), all));
     return roofline_operator_s(&asked->roofline, efficiency_class_of(hapt_op_type_at(op->type)),
-                               work->share * hapt_op_flops(work->graph, op, 1) * beside, bytes * beside);
+                               work->share * hapt_op_flops(work->graph, op, 1) * beside,
+                               hapt_spmd_work_bytes(work, 1) * beside);
 }
 
 /* ---- programs of a mesh ---- */
@@ -81,15 +67,6 @@ struct keeping {
     struct kept *kept;
     enum hapt_status status;
 };
-
-static enum hapt_status copy_program(const struct hapt_axis_program *program, struct hapt_arena *arena, struct hapt_axis_program *copy)
-{
-    *copy = (struct hapt_axis_program){.count = program ? program->count : 0};
-    if (copy->count == 0) return HAPT_OK;
-    HAPT_NEW(copy->instruction, arena, copy->count);
-    memcpy(copy->instruction, program->instruction, (size_t)copy->count * sizeof *copy->instruction);
-    return HAPT_OK;
-}
 
 static enum hapt_status keep(struct keeping *keeping, const struct hapt_axis_program *const program[HAPT_MESH_AXES], double cost_s,
                              double memory_bytes)
@@ -110,7 +87,8 @@ static enum hapt_status keep(struct keeping *keeping, const struct hapt_axis_pro
     }
     struct kept *made = &keeping->kept[keeping->count++];
     *made = (struct kept){.cost_s = cost_s, .memory_bytes = memory_bytes};
-    for (int axis = 0; axis < HAPT_MESH_AXES; axis++) HAPT_TRY(copy_program(program[axis], keeping->arena, &made->program[axis]));
+    for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
+        if (program[axis]) HAPT_TRY(hapt_axis_program_copy(program[axis], keeping->arena, &made->program[axis]));
     return HAPT_OK;
 }
 
@@ -252,7 +230,7 @@ static enum hapt_status add_kept(struct candidates *candidates, int subcluster, 
         struct hapt_axis_program *program;
         if (layout->axis[axis].size == 1) continue;
         HAPT_NEW(program, arena, 1);
-        HAPT_TRY(copy_program(&kept->program[axis], arena, program));
+        HAPT_TRY(hapt_axis_program_copy(&kept->program[axis], arena, program));
         layout->program[axis] = program;
     }
     HAPT_TRY(hapt_stage_layout_apply(layout, candidates->model->graph, arena, &sharding));

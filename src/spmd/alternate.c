@@ -9,8 +9,6 @@
 
 #define SAME_RATIO 1e-4 /* ratios this close are the same */
 
-enum { MOST_SEGMENTS = 16 };
-
 /* A pair of program and ratios, as a turn leaves it. */
 struct pair {
     struct hapt_axis axis;

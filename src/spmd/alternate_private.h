@@ -6,7 +6,7 @@
 #include "hapt/ratios.h"
 #include "synthesis_fold.h"
 
-enum { HAPT_ALTERNATION_DEVICES = 1024 };
+enum { HAPT_ALTERNATION_DEVICES = 1024, MOST_SEGMENTS = 16 };
 
 struct alternating {
     const struct hapt_alternation *asked;

@@ -4,8 +4,6 @@
 
 #include "alternate_private.h"
 
-enum { MOST_SEGMENTS = 16 };
-
 struct parting {
     const struct alternating *alternating;
     const struct hapt_axis *axis;

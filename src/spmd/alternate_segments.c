@@ -4,8 +4,6 @@
 
 #include "alternate_private.h"
 
-enum { MOST_SEGMENTS = 16 };
-
 /* Seconds of computation (of the mean device) and of communication that belong to each layer. */
 static enum hapt_status weigh_layers(const struct alternating *alternating, const struct hapt_axis *axis,
                                      const struct hapt_axis_program *program, struct hapt_arena *arena, double *compute_s,

@@ -89,3 +89,12 @@ void hapt_sharding_mark(const struct hapt_sharding *sharding, uint64_t *mark)
         }
     }
 }
+
+enum hapt_status hapt_axis_program_copy(const struct hapt_axis_program *program, struct hapt_arena *arena, struct hapt_axis_program *copy)
+{
+    *copy = (struct hapt_axis_program){.count = program->count};
+    if (program->count == 0) return HAPT_OK;
+    HAPT_NEW(copy->instruction, arena, program->count);
+    memcpy(copy->instruction, program->instruction, (size_t)program->count * sizeof *copy->instruction);
+    return HAPT_OK;
+}

@@ -145,14 +145,6 @@ static enum hapt_status synthesise_axis(struct mesh_search *search, const struct
     return HAPT_OK;
 }
 
-static enum hapt_status copy_program(const struct hapt_axis_program *program, struct hapt_arena *arena, struct hapt_axis_program *copy)
-{
-    *copy = *program;
-    HAPT_NEW(copy->instruction, arena, program->count);
-    if (program->count > 0) memcpy(copy->instruction, program->instruction, (size_t)program->count * sizeof *copy->instruction);
-    return HAPT_OK;
-}
-
 /* A program of both: kept when it fits and costs least. */
 static void consider(struct mesh_search *search, const struct way *way, const struct hapt_synthesis_report *report, bool plain)
 {
@@ -378,7 +370,7 @@ static enum hapt_status apply_best(struct mesh_search *search, const struct hapt
         struct hapt_axis_program *kept = NULL;
         if (search->axis[axis].size > 1) {
             HAPT_NEW(kept, search->arena, 1);
-            HAPT_TRY(copy_program(&search->best[axis], search->arena, kept));
+            HAPT_TRY(hapt_axis_program_copy(&search->best[axis], search->arena, kept));
         }
         HAPT_TRY(hapt_sharding_apply(now, axis, &search->axis[axis], kept, search->arena, &now));
         program[axis] = kept;

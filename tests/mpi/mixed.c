@@ -133,7 +133,7 @@ static void check_model_parallel(const struct hapt_stage_layout *layout)
         first += (double)hapt_tensor_elements(&sharding->shard->tensor[t]);
         least += (double)hapt_tensor_elements(&last->shard->tensor[t]);
     }
-    CHECK_MESSAGE(first < 0.85 * whole && least < first, "devices hold %g and %g of %g weights", first, least, whole);
+    CHECK_MESSAGE(first < 0.9 * whole && least < first, "devices hold %g and %g of %g weights", first, least, whole);
 }
 
 static struct hapt_plan *mixed_plan(const struct mixture *mixture, const double *ratio)

@@ -48,4 +48,8 @@ passes 1 model gpt --layers 2 --hidden 32 --heads 2 --sequence 16 --vocab 64 --m
 refuses 2 'measured profiles are data-parallel' 1 profile --input "$scratch/tiny.h5" --tensor-parallel 2 --output "$P"
 refuses 2 'measured profiles are data-parallel' 1 --input "$scratch/tiny.h5" --tensor-parallel 2 --steps 1 --output "$scratch/run"
 refuses 2 'not measured again' 1 plan --profile "$P" --tensor-parallel 2
+for option in "--mixed yes" "--mixed-rows even" "--segments 2" "--sharded-optimizer yes"; do
+    refuses 2 'has no effect: --profile is not measured again' 1 plan --profile "$P" $option
+done
+refuses 2 'measured profiles hold the optimizer.s whole state' 1 profile --input "$scratch/tiny.h5" --sharded-optimizer yes --output "$P"
 finish

@@ -23,16 +23,6 @@ static void count(struct tally *tally, const struct hapt_sharding *sharding)
             tally->uneven += sharding->property[t][axis].unit > 1 || sharding->property[t][axis].ratio > 0;
 }
 
-static void compare(const struct hapt_graph *graph, int vocab, const struct hapt_sharding *sharding, const char *what)
-{
-    struct hapt_arena arena;
-    struct hapt_program *program = NULL;
-    hapt_arena_init(&arena);
-    CHECK_OK(hapt_program_build(sharding, 0, graph->forward_count, &arena, &program));
-    world_compare(graph, vocab, program, 5e-4, what);
-    hapt_arena_release(&arena);
-}
-
 /* Communications are needed: without one the program is refused, or still right. And no collective makes what another one makes. */
 static void check_refusals(const struct hapt_sharding *sharding, int vocab, const struct hapt_axis *axis,
                            const struct hapt_axis_program *program, const char *what, struct tally *tally)
@@ -51,7 +41,7 @@ static void check_refusals(const struct hapt_sharding *sharding, int vocab, cons
         CHECK(status == HAPT_OK || status == HAPT_ERR_INFEASIBLE);
         tally->refused += status != HAPT_OK;
         tally->accepted += status == HAPT_OK;
-        if (status == HAPT_OK) compare(sharding->graph, vocab, made, what);
+        if (status == HAPT_OK) world_compare_sharding(sharding->graph, vocab, made, what);
         struct hapt_axis_instruction *changed = &program->instruction[skip], kept = *changed;
         for (int kind = 1; kind < HAPT_COLLECTIVE_COUNT; kind++) {
             const bool gathers = kept.kind == HAPT_COLLECTIVE_ALL_GATHER || kept.kind == HAPT_COLLECTIVE_GROUPED_BROADCAST;
@@ -98,7 +88,7 @@ static void one_case(const struct hapt_graph *graph, int vocab, int seed, struct
     if (outer) inner = second > 1 ? cuts_add_axis(outer, 1, second, &random, &arena, &program) : outer;
     if (inner) {
         count(tally, inner);
-        compare(graph, vocab, inner, what);
+        world_compare_sharding(graph, vocab, inner, what);
     } else {
         tally->infeasible++;
     }

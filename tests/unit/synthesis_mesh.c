@@ -249,16 +249,6 @@ static void both_axes_against_every_program(void)
 
 /* ---- memory, and what comes out ---- */
 
-static void compare_results(const struct hapt_graph *graph, int vocab, const struct hapt_sharding *sharding, const char *what)
-{
-    struct hapt_arena arena;
-    struct hapt_program *program = NULL;
-    hapt_arena_init(&arena);
-    CHECK_OK(hapt_program_build(sharding, 0, graph->forward_count, &arena, &program));
-    world_compare(graph, vocab, program, 5e-4, what);
-    hapt_arena_release(&arena);
-}
-
 static bool moves_over(const struct hapt_sharding *sharding, int axis)
 {
     for (int o = 0; o < sharding->graph->op_count; o++)
@@ -286,7 +276,7 @@ static void one_mesh(const struct hapt_graph *graph, int vocab, uint64_t seed, s
     const enum hapt_status status = hapt_synthesise_mesh(graph, axis, &costs, &options, &arena, program, &sharding, &report);
     CHECK_MESSAGE(status == HAPT_OK, "%s: %s", what, hapt_fail_message());
     if (status == HAPT_OK) {
-        compare_results(graph, vocab, sharding, what);
+        world_compare_sharding(graph, vocab, sharding, what);
         outcomes->made++;
         outcomes->both += moves_over(sharding, 0) && moves_over(sharding, 1);
         outcomes->synthesised += report.inner.cost_s < report.plain_s * (1 - 1e-9);
@@ -298,7 +288,7 @@ static void one_mesh(const struct hapt_graph *graph, int vocab, uint64_t seed, s
             CHECK(lean.inner.memory_bytes <= options.memory_bytes * (1 + 1e-9));
             /* Searches under a price of memory are others, which may even be luckier. */
             CHECK_MESSAGE(lean.inner.cost_s >= report.inner.cost_s * 0.97, "%s: less memory is faster: %g s, %g s", what, lean.inner.cost_s, report.inner.cost_s);
-            compare_results(graph, vocab, sharding, what);
+            world_compare_sharding(graph, vocab, sharding, what);
         }
         options.memory_bytes = 64;
         if (seed == 0) CHECK_FAILS(hapt_synthesise_mesh(graph, axis, &costs, &options, &arena, program, &sharding, NULL), HAPT_ERR_INFEASIBLE);
