@@ -75,8 +75,9 @@ static inline const struct hapt_link *hapt_cluster_link(const struct hapt_cluste
     return &cluster->link[from * cluster->count + to];
 }
 
-/* The slowest paced link between two of these world ranks of a bound cluster; NULL: none is paced. */
-const struct hapt_link *hapt_cluster_slowest_paced(const struct hapt_cluster *cluster, int count, const int *world_rank);
+/* Collectives over these world ranks of a bound cluster rehearse the slowest paced link between any two of them; none: as fast as they go. */
+struct hapt_collective;
+void hapt_cluster_pace(const struct hapt_cluster *cluster, int count, const int *world_rank, struct hapt_collective *collective);
 
 void hapt_cluster_print(const struct hapt_env *env, const struct hapt_cluster *cluster);
 enum hapt_status hapt_cluster_print_json(const struct hapt_cluster *cluster);

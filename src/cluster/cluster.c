@@ -1,9 +1,11 @@
 /* The cluster as a structure: its invariants, and what is assumed where nothing was given or measured. */
 #include "hapt/cluster.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "database.h"
+#include "hapt/link.h"
 
 static bool within(double value, double low, double high)
 {
@@ -112,7 +114,7 @@ void hapt_cluster_assume(struct hapt_cluster *cluster)
     }
 }
 
-const struct hapt_link *hapt_cluster_slowest_paced(const struct hapt_cluster *cluster, int count, const int *world_rank)
+void hapt_cluster_pace(const struct hapt_cluster *cluster, int count, const int *world_rank, struct hapt_collective *collective)
 {
     const struct hapt_link *slowest = NULL;
     for (int i = 0; i < count; i++)
@@ -122,5 +124,5 @@ const struct hapt_link *hapt_cluster_slowest_paced(const struct hapt_cluster *cl
             if (from == to || !link->paced || !(link->bandwidth > 0)) continue;
             if (!slowest || link->bandwidth < slowest->bandwidth) slowest = link;
         }
-    return slowest;
+    if (slowest) hapt_collective_pace(collective, slowest->bandwidth, fmax(slowest->latency, 0));
 }

@@ -89,8 +89,7 @@ static enum hapt_status time_collectives(MPI_Comm devices, const struct hapt_clu
         for (int j = 0; j < cluster->subcluster[c].nodes * cluster->subcluster[c].devices_per_node; j++)
             rank[at++] = cluster->subcluster[c].ranks[j];
     HAPT_TRY(hapt_collective_create(devices, "the cluster", COLLECTIVES_TIMEOUT_S, true, &collective));
-    const struct hapt_link *paced = hapt_cluster_slowest_paced(cluster, cluster->rank_count, rank);
-    if (paced) hapt_collective_pace(collective, paced->bandwidth, paced->latency > 0 ? paced->latency : 0);
+    hapt_cluster_pace(cluster, cluster->rank_count, rank, collective);
     const enum hapt_status status = hapt_collective_measure(collective, COLLECTIVES_SECONDS, model, NULL, NULL);
     hapt_collective_destroy(collective);
     return status;

@@ -49,8 +49,7 @@ static enum hapt_status pace(const struct mixed_measuring *measuring, const stru
     int *ranks = malloc((size_t)device_count(group) * sizeof *ranks);
     if (!ranks) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the ranks of a mixed stage");
     for (int d = 0; d < device_count(group); d++) ranks[d] = rank_of(candidates, group, d);
-    const struct hapt_link *link = hapt_cluster_slowest_paced(candidates->cluster, device_count(group), ranks);
-    if (link) hapt_collective_pace(collective, link->bandwidth, fmax(link->latency, 0));
+    hapt_cluster_pace(candidates->cluster, device_count(group), ranks, collective);
     free(ranks);
     return HAPT_OK;
 }

@@ -1,7 +1,6 @@
 /* One stage on one rank: it interprets the instruction list that the simulator read. */
 #include "stage.h"
 
-#include <math.h>
 #include <string.h>
 
 int stage_size(const struct stage *stage, int chunk)
@@ -255,8 +254,7 @@ static enum hapt_status pace_stage(struct stage *stage)
     int *world_rank;
     HAPT_NEW(world_rank, stage->arena, stage->size);
     for (int r = 0; r < stage->size; r++) world_rank[r] = stage_world_rank(stage, stage->chunk, r);
-    const struct hapt_link *link = hapt_cluster_slowest_paced(stage->cluster, stage->size, world_rank);
-    if (link) hapt_collective_pace(stage->team.whole, link->bandwidth, fmax(link->latency, 0));
+    hapt_cluster_pace(stage->cluster, stage->size, world_rank, stage->team.whole);
     return HAPT_OK;
 }
 
