@@ -248,6 +248,12 @@ enum hapt_status stage_build(struct stage *stage, const struct hapt_config *conf
     return find_inputs(stage);
 }
 
+double stage_agreement_timeout_s(const struct stage *stage)
+{
+    const int waits = stage->chunk >= 0 ? 1 : 2 * stage->plan->microbatches;
+    return stage->timeout_s * (1 + waits + stage->plan->stage_count);
+}
+
 /* Stages on several subclusters rehearse the slow link between them in their collectives, too. A mixed stage has one axis. */
 static enum hapt_status pace_stage(struct stage *stage)
 {

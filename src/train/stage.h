@@ -110,6 +110,8 @@ enum hapt_status stage_add_flows(struct stage *stage);
  * its own part. Both collective over the stage; `local` has room for its elements here. */
 enum hapt_status stage_gather_parameter(struct stage *stage, int parameter, int state, float *local, float *whole);
 enum hapt_status stage_set_parameter(struct stage *stage, int parameter, int state, const float *whole, float *local);
+/* How long an agreement between steps waits for the last rank: each wait inside a step has its own deadline, and a few may follow each other. */
+double stage_agreement_timeout_s(const struct stage *stage);
 /* Waits until all messages are gone. */
 enum hapt_status stage_drain(struct stage *stage);
 void stage_release(struct stage *stage);

@@ -6,7 +6,7 @@
 
 #include "checkpoint.h"
 #include "hapt/progress.h"
-#include "stage.h"
+#include "save.h"
 
 #define SKIPPED_STEPS 3 /* left out of the steady step time: caches fill, pages are touched */
 
@@ -25,13 +25,12 @@ struct run {
     struct stage stage;
     struct hapt_data *data;
     struct hapt_optimizer_options optimizer;
-    struct hapt_checkpoint_writer writer;
+    struct saver saver;
     struct hapt_train_result *result;
-    struct vote *vote;         /* [world_size] */
-    int64_t first, end, saved; /* steps; `saved`: step of the newest checkpoint, -1: none */
+    struct vote *vote;  /* [world_size] */
+    int64_t first, end; /* steps */
     int64_t stage_capacity;
     double mark_s, comm_s;
-    float *buffer, *local; /* as large as the largest parameter */
 };
 
 static volatile sig_atomic_t signalled;
@@ -67,113 +66,11 @@ static void unwatch_signals(const struct watch *watch)
     sigaltstack(&watch->stack_before, NULL);
 }
 
-/* ---- Weights and checkpoints ---- */
-
-/* Each wait inside a step has its own deadline; an agreement may have to wait for a few of them. */
-static double agreement_timeout_s(const struct run *run)
-{
-    const int waits = run->stage.chunk >= 0 ? 1 : 2 * run->plan->microbatches;
-    return hapt_config_real(run->config, "timeout") * (1 + waits + run->plan->stage_count);
-}
-
-static enum hapt_status fill_weights(struct run *run, const struct hapt_checkpoint *checkpoint)
-{
-    struct stage *stage = &run->stage;
-    if (stage->chunk < 0) return HAPT_OK;
-    const struct hapt_program *program = stage->program[stage->chunk];
-    for (int t = 0; t < program->tensor_count; t++) {
-        const int tensor = program->tensor[t].tensor;
-        const struct hapt_tensor *parameter = &program->graph->tensor[tensor];
-        if (parameter->kind != HAPT_TENSOR_PARAMETER) continue;
-        const int states = checkpoint ? run->optimizer.state_count : 0;
-        for (int state = -1; state < states; state++) {
-            HAPT_TRY(checkpoint ? hapt_checkpoint_read(checkpoint, parameter->name, state, hapt_tensor_elements(parameter),
-                                                       run->buffer)
-                                : hapt_model_initial(stage->model, tensor, run->buffer));
-            HAPT_TRY(stage_set_parameter(stage, tensor, state, run->buffer, run->local));
-        }
-    }
-    return HAPT_OK;
-}
-
-/* Whole tensors, gathered one by one from the ranks of the stage: all of them come here, the first one writes. When it cannot, the others
- * are still served. */
-static enum hapt_status write_shard(void *context, struct hapt_h5 *file)
-{
-    struct run *run = context;
-    struct stage *stage = &run->stage;
-    const struct hapt_graph *graph = stage->graph;
-    struct hapt_arena scratch;
-    enum hapt_status status = HAPT_OK;
-    hapt_arena_init(&scratch);
-    for (int t = 0; t < graph->tensor_count; t++) {
-        const struct hapt_tensor *tensor = &graph->tensor[t];
-        if (tensor->kind != HAPT_TENSOR_PARAMETER || stage_owner(stage, t) != stage->chunk) continue;
-        for (int state = -1; state < run->optimizer.state_count; state++) {
-            const enum hapt_status gathered = stage_gather_parameter(stage, t, state, run->local, run->buffer);
-            if (gathered != HAPT_OK) hapt_die(gathered); /* peers may wait */
-            if (!file || status != HAPT_OK) continue;
-            const char *dataset = checkpoint_dataset(&scratch, tensor->name, state);
-            status = dataset ? hapt_h5_write(file, dataset, HAPT_H5_F32, tensor->dims, tensor->shape, run->buffer, "")
-                             : HAPT_ERR_MEMORY;
-        }
-    }
-    hapt_arena_release(&scratch);
-    return status;
-}
-
-#define SLOWEST_DISK 10e6 /* byte/s: a shard may take that long before its peers give up */
-
-static enum hapt_status prepare_writer(struct run *run, const char *folder)
-{
-    const struct stage *stage = &run->stage;
-    const struct hapt_graph *graph = stage->graph;
-    const char **name;
-    int32_t *shard;
-    int64_t count = 0, largest = 1;
-    double *bytes, most = 0; /* of a stage's shard */
-    HAPT_NEW(bytes, run->arena, run->plan->stage_count);
-    HAPT_NEW(name, run->arena, graph->tensor_count);
-    HAPT_NEW(shard, run->arena, graph->tensor_count);
-    for (int t = 0; t < graph->tensor_count; t++) {
-        if (graph->tensor[t].kind != HAPT_TENSOR_PARAMETER) continue;
-        const int64_t elements = hapt_tensor_elements(&graph->tensor[t]);
-        if (elements > largest) largest = elements;
-        shard[count] = stage_owner(stage, t);
-        HAPT_ASSERT(shard[count] >= 0); /* the graph has no dangling tensors */
-        bytes[shard[count]] += 4.0 * (double)elements * (1 + run->optimizer.state_count);
-        most = fmax(most, bytes[shard[count]]);
-        name[count++] = graph->tensor[t].name;
-    }
-    HAPT_NEW(run->buffer, run->arena, largest);
-    HAPT_NEW(run->local, run->arena, largest);
-    run->writer = (struct hapt_checkpoint_writer){
-        .folder = hapt_arena_printf(run->arena, "%s/checkpoints", folder),
-        .keep = hapt_config_int(run->config, "keep"),
-        .patience_s = agreement_timeout_s(run) + most / SLOWEST_DISK,
-        .shard_count = run->plan->stage_count,
-        .shard = stage->chunk >= 0 && stage->rank == 0 ? stage->chunk : -1,
-        .shared = stage->chunk >= 0,
-        .parameter_count = count,
-        .parameter = name,
-        .parameter_shard = shard,
-        .state_count = run->optimizer.state_count,
-        .plan = run->plan,
-        .config = run->config,
-        .write_shard = write_shard,
-        .context = run,
-    };
-    return run->writer.folder ? HAPT_OK : HAPT_ERR_MEMORY;
-}
-
 /* The time it takes is no part of any step. */
 static enum hapt_status save(struct run *run)
 {
-    const int64_t step = run->result->history.count;
-    if (run->saved == step) return HAPT_OK;
-    HAPT_TRY(hapt_checkpoint_save(run->env, &run->writer, step, &run->result->history, run->arena,
-                                  &run->result->checkpoint));
-    run->saved = step;
+    if (run->saver.saved == run->result->history.count) return HAPT_OK;
+    HAPT_TRY(saver_save(&run->saver, &run->result->history, run->arena, &run->result->checkpoint));
     run->mark_s = hapt_time_s();
     run->stage.team.busy_s = run->stage.team.reduce_s = 0;
     return HAPT_OK;
@@ -244,7 +141,7 @@ static enum hapt_status agree_on_step(struct run *run, int64_t step)
     stage->team.busy_s = stage->team.reduce_s = 0;
     HAPT_TRY(stage_square_sum(stage, &mine.square_sum));
     snprintf(what, sizeof what, "end of step %lld", (long long)step);
-    return hapt_link_all_gather(run->env->world, what, agreement_timeout_s(run), &mine, sizeof mine, run->vote);
+    return hapt_link_all_gather(run->env->world, what, stage_agreement_timeout_s(&run->stage), &mine, sizeof mine, run->vote);
 }
 
 /* The same sums in the same order on every rank. */
@@ -388,12 +285,12 @@ static enum hapt_status warn_of_older(const struct run *run, const struct hapt_c
     int count;
     int64_t *step;
     if (checkpoint || run->env->world_rank != 0) return HAPT_OK;
-    HAPT_TRY(checkpoint_list(run->writer.folder, run->arena, &count, &step));
+    HAPT_TRY(checkpoint_list(run->saver.writer.folder, run->arena, &count, &step));
     if (count > 0)
         hapt_warn(run->env,
                   "%s holds checkpoints of an earlier run; the first of this run replaces them (--resume would "
                   "continue it)\n",
-                  run->writer.folder);
+                  run->saver.writer.folder);
     return HAPT_OK;
 }
 
@@ -411,11 +308,11 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
                          checkpoint->state_count, run->optimizer.state_count);
     HAPT_TRY(stage_build(&run->stage, run->config, run->optimizer.state_count));
     HAPT_TRY(hapt_train_folder(run->config, run->arena, &folder));
-    HAPT_TRY(prepare_writer(run, folder));
+    HAPT_TRY(saver_prepare(&run->saver, &run->stage, run->config, run->optimizer.state_count, folder));
     HAPT_TRY(warn_of_older(run, checkpoint));
     HAPT_NEW(run->vote, run->arena, run->env->world_size);
     run->first = checkpoint ? checkpoint->step : 0;
-    run->saved = checkpoint ? checkpoint->step : -1;
+    if (checkpoint) run->saver.saved = checkpoint->step;
     run->end = end_of_run(run->config, run->optimizer.steps);
     if (run->end < run->first) run->end = run->first;
     result->first_step = run->first;
@@ -442,7 +339,7 @@ static enum hapt_status gather_memory(struct run *run)
         mine.planned = (double)hapt_engine_memory(stage->engine)->total_bytes;
         mine.measured = (double)stage->backend->memory_peak(stage->device);
     }
-    HAPT_TRY(hapt_link_all_gather(run->env->world, "memory of the stages", agreement_timeout_s(run), &mine, sizeof mine,
+    HAPT_TRY(hapt_link_all_gather(run->env->world, "memory of the stages", stage_agreement_timeout_s(&run->stage), &mine, sizeof mine,
                                   all));
     for (int c = 0; c < run->plan->stage_count; c++)
         for (int r = 0; r < stage_size(stage, c); r++) {
@@ -459,7 +356,7 @@ static enum hapt_status train(struct run *run, const struct hapt_checkpoint *che
     HAPT_TRY(hapt_env_agree(world, prepare(run, checkpoint)));
     HAPT_TRY(open_data(run));
     HAPT_TRY(hapt_env_agree(world, stage_connect(&run->stage)));
-    HAPT_TRY(hapt_env_agree(world, fill_weights(run, checkpoint)));
+    HAPT_TRY(hapt_env_agree(world, saver_fill(&run->saver, checkpoint)));
     enum hapt_status status = loop(run);
     const enum hapt_status drained = stage_drain(&run->stage);
     if (drained != HAPT_OK) hapt_die(drained);
