@@ -2,6 +2,8 @@
 #include <stdio.h>
 
 #include "hapt/command.h"
+#include "hapt/guard.h"
+#include "hapt/h5.h"
 #include "hapt/version.h"
 
 static const struct hapt_command_entry entry[HAPT_COMMAND_COUNT] = {
@@ -43,17 +45,21 @@ int main(int argc, char **argv)
     struct hapt_env env;
     struct hapt_arena arena;
     hapt_env_prepare(argv);
+    hapt_guard_start(argv, hapt_h5_rehearse);
     hapt_arena_init(&arena);
     enum hapt_status status = hapt_env_init(&env, &argc, &argv);
-    if (status == HAPT_OK)
+    if (status == HAPT_OK) {
+        hapt_guard_share(&env);
         status = run(&env, argc, argv, &arena);
-    else
+    } else {
         fprintf(stderr, "hapt: error: %s\nhint: %s\n", hapt_fail_message(), hapt_fail_hint());
+    }
     if (status == HAPT_OK && (fflush(stdout) != 0 || ferror(stdout))) {
         fprintf(stderr, "hapt: error: standard output cannot be written\nhint: check free space and the pipe's end\n");
         status = HAPT_ERR_IO;
     }
     hapt_env_release(&env);
     hapt_arena_release(&arena);
+    hapt_guard_stop();
     return (int)status;
 }

@@ -3,7 +3,8 @@
  *
  * What is written: root attributes `format`, `version`, `creator`; a `units` attribute on every number; fletcher32 checksums
  * on datasets; the file appears under its name only when complete (written aside, flushed, renamed).
- * What is read is taken as hostile: sizes are bounded before memory is reserved, every failure is HAPT_ERR_INPUT.
+ * What is read is taken as hostile: sizes are bounded before memory is reserved, every failure is HAPT_ERR_INPUT, and where the
+ * guard (guard.h) is on duty a child process reads a file before this one does.
  * Only one rank writes a file; any rank may read one.
  */
 #ifndef HAPT_H5_H
@@ -28,6 +29,9 @@ enum hapt_status hapt_h5_commit(struct hapt_h5 *file);
 /* Opens for reading. `format` NULL accepts any; else the root attribute `format` must equal it (a missing one passes
  * when `foreign`) and `version`, where present, must be at most `version`. */
 enum hapt_status hapt_h5_open(const char *path, const char *format, int version, bool foreign, struct hapt_h5 **file);
+/* Opens the file, reads all that the functions below may read of it, whatever it is, and closes it. For the guard (guard.h), in a
+ * process whose crash harms nobody. */
+void hapt_h5_rehearse(const char *path);
 /* Closes; a file being created that was not committed is discarded. NULL is allowed. */
 void hapt_h5_close(struct hapt_h5 *file);
 const char *hapt_h5_path(const struct hapt_h5 *file);

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "hapt/guard.h"
 #include "hapt/version.h"
 
 const char *hapt_h5_library_version(void)
@@ -133,6 +134,8 @@ enum hapt_status hapt_h5_commit(struct hapt_h5 *file)
     file->id = -1;
     if (flushed < 0 || closed < 0 || !sync_path(file->aside, O_RDWR) || rename(file->aside, file->path))
         status = hapt_h5_fail(file, "the file", "");
+    else
+        hapt_guard_trust(file->path);
     hapt_h5_close(file);
     return status;
 }
@@ -162,15 +165,9 @@ static enum hapt_status check_format(struct hapt_h5 *file, const char *format, i
     return status;
 }
 
-enum hapt_status hapt_h5_open(const char *path, const char *format, int version, bool foreign, struct hapt_h5 **result)
+enum hapt_status hapt_h5_open_unguarded(const char *path, const char *format, int version, bool foreign, struct hapt_h5 **result)
 {
     silence();
-    struct stat about;
-    if (stat(path, &about))
-        return hapt_fail(HAPT_ERR_INPUT, "check the path", "cannot open %s: %s", path, strerror(errno));
-    if (!S_ISREG(about.st_mode)) return hapt_fail(HAPT_ERR_INPUT, "give a file", "%s is not a file", path);
-    if (access(path, R_OK))
-        return hapt_fail(HAPT_ERR_INPUT, "check permissions", "cannot open %s: %s", path, strerror(errno));
     struct hapt_h5 *file = allocate(path);
     if (!file) return HAPT_ERR_MEMORY;
     file->id = H5Fopen(path, H5F_ACC_RDONLY, H5P_DEFAULT);
@@ -185,6 +182,18 @@ enum hapt_status hapt_h5_open(const char *path, const char *format, int version,
     }
     *result = file;
     return HAPT_OK;
+}
+
+enum hapt_status hapt_h5_open(const char *path, const char *format, int version, bool foreign, struct hapt_h5 **result)
+{
+    struct stat about;
+    if (stat(path, &about))
+        return hapt_fail(HAPT_ERR_INPUT, "check the path", "cannot open %s: %s", path, strerror(errno));
+    if (!S_ISREG(about.st_mode)) return hapt_fail(HAPT_ERR_INPUT, "give a file", "%s is not a file", path);
+    if (access(path, R_OK))
+        return hapt_fail(HAPT_ERR_INPUT, "check permissions", "cannot open %s: %s", path, strerror(errno));
+    HAPT_TRY(hapt_guard_check(path, &about));
+    return hapt_h5_open_unguarded(path, format, version, foreign, result);
 }
 
 void hapt_h5_close(struct hapt_h5 *file)

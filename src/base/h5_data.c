@@ -224,6 +224,16 @@ static enum hapt_status check_storage(struct hapt_h5 *file, hid_t id, const char
     return HAPT_OK;
 }
 
+bool hapt_h5_readable(struct hapt_h5 *file, hid_t id, const char *name, int *dims, int64_t *shape)
+{
+    double bytes = sizeof(double);
+    bool readable = is_number(id) && extent_of(file, id, name, dims, shape) == HAPT_OK;
+    for (int i = 0; readable && i < *dims; i++) bytes *= (double)shape[i];
+    readable = readable && check_storage(file, id, name, bytes) == HAPT_OK;
+    hapt_fail_reset();
+    return readable;
+}
+
 static enum hapt_status read_open(struct hapt_h5 *file, hid_t id, const char *name, enum hapt_h5_type type, int dims,
                                   int64_t *shape, int64_t limit, struct hapt_arena *arena, void **data)
 {

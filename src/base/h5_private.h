@@ -19,5 +19,9 @@ struct hapt_h5 {
 void hapt_h5_write_nowhere(const struct hapt_h5 *file);
 /* Records a read or write failure of something inside the file. */
 enum hapt_status hapt_h5_fail(struct hapt_h5 *file, const char *what, const char *name);
+/* hapt_h5_open without the guard: for its children. */
+enum hapt_status hapt_h5_open_unguarded(const char *path, const char *format, int version, bool foreign, struct hapt_h5 **result);
+/* Whether reading a dataset as numbers is tried at all: type, shape and chunks are such as hapt_h5_read takes. No record is left. */
+bool hapt_h5_readable(struct hapt_h5 *file, hid_t id, const char *name, int *dims, int64_t *shape);
 
 #endif

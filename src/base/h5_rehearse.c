@@ -1,0 +1,138 @@
+/* Everything that hapt may read of a file, read for nothing: what the guard's children do (guard.h). */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "h5_private.h"
+
+enum { MOST_OBJECTS = 1 << 16, MOST_DEPTH = 8, MOST_PATH = 1024, BLOCK_ELEMENTS = 1 << 20 };
+static const int64_t most_dataset_bytes = 1 << 26, most_file_bytes = 1 << 28; /* read; of larger ones parts */
+
+struct rehearsal {
+    struct hapt_h5 *file;
+    int64_t objects, bytes; /* so far */
+    double *block;          /* [BLOCK_ELEMENTS] */
+};
+
+/* Failures are for those who need what cannot be read. */
+static void forget(void)
+{
+    hapt_fail_reset();
+}
+
+static herr_t read_attribute(hid_t object, const char *name, const H5A_info_t *info, void *context)
+{
+    const struct rehearsal *rehearsal = context;
+    struct hapt_arena arena;
+    const char *text;
+    int count, value;
+    char path[MOST_PATH];
+    (void)info;
+    if (H5Iget_name(object, path, sizeof path) <= 0) return 0;
+    hapt_arena_init(&arena);
+    if (hapt_h5_read_attribute_text(rehearsal->file, path, name, &arena, &text) != HAPT_OK) {
+        hapt_h5_read_attribute_ints(rehearsal->file, path, name, 1, &count, &value);
+        hapt_h5_read_attribute_reals(rehearsal->file, path, name, BLOCK_ELEMENTS, &count, rehearsal->block);
+    }
+    hapt_arena_release(&arena);
+    forget();
+    return 0;
+}
+
+/* Elements [first, first + BLOCK_ELEMENTS), as far as they make a box: the last dimensions whole, one cut, those before it 1. */
+static int64_t read_box(const struct rehearsal *rehearsal, hid_t dataset, hid_t type, int dims, const hsize_t *shape, int64_t first)
+{
+    hsize_t start[H5S_MAX_RANK], extent[H5S_MAX_RANK];
+    int64_t elements = 1, rest = first;
+    bool cut = false;
+    for (int d = dims - 1; d >= 0; d--) {
+        start[d] = (hsize_t)(rest % (int64_t)shape[d]);
+        rest /= (int64_t)shape[d];
+        const int64_t room = cut ? 1 : BLOCK_ELEMENTS / elements;
+        const int64_t left = (int64_t)(shape[d] - start[d]);
+        extent[d] = (hsize_t)(left < room ? left : room);
+        cut = cut || extent[d] < shape[d];
+        elements *= (int64_t)extent[d];
+    }
+    const hid_t space = H5Dget_space(dataset), memory = H5Screate_simple(dims, extent, NULL);
+    if (space >= 0 && memory >= 0 && H5Sselect_hyperslab(space, H5S_SELECT_SET, start, NULL, extent, NULL) >= 0)
+        H5Dread(dataset, type, memory, space, H5P_DEFAULT, rehearsal->block);
+    if (memory >= 0) H5Sclose(memory);
+    if (space >= 0) H5Sclose(space);
+    return elements;
+}
+
+/* All of it, or as many boxes as there is time for, evenly spread. Where its chunks lie is looked up for each of them. */
+static void read_numbers(struct rehearsal *rehearsal, hid_t dataset, int dims, const int64_t *shape)
+{
+    hsize_t extent[H5S_MAX_RANK];
+    int64_t elements = 1;
+    const hid_t stored = H5Dget_type(dataset);
+    const bool whole = H5Tget_class(stored) == H5T_INTEGER;
+    const int64_t width = stored < 0 ? 1 : (int64_t)H5Tget_size(stored);
+    if (stored >= 0) H5Tclose(stored);
+    for (int d = 0; d < dims; d++) {
+        if (shape[d] == 0 || elements > INT64_MAX / 16 / shape[d]) return;
+        elements *= shape[d];
+        extent[d] = (hsize_t)shape[d];
+    }
+    const int64_t left = (most_file_bytes - rehearsal->bytes) / width;
+    if (H5Dget_storage_size(dataset) == 0 || left <= 0) return;
+    const int64_t most = left < most_dataset_bytes / width ? left : most_dataset_bytes / width;
+    const int64_t boxes = most / BLOCK_ELEMENTS + 1;
+    const int64_t stride = elements <= most ? 0 : elements / boxes;
+    for (int64_t first = 0, read = 0; first < elements && read <= most;) {
+        const int64_t got = read_box(rehearsal, dataset, whole ? H5T_NATIVE_INT64 : H5T_NATIVE_DOUBLE, dims, extent, first);
+        read += got;
+        rehearsal->bytes += got * width;
+        first += got > stride ? got : stride;
+    }
+}
+
+static void read_dataset(struct rehearsal *rehearsal, hid_t dataset, const char *path)
+{
+    int dims;
+    int64_t shape[HAPT_H5_MAX_DIMS], count;
+    struct hapt_arena arena;
+    const char **text;
+    hapt_arena_init(&arena);
+    if (hapt_h5_readable(rehearsal->file, dataset, path, &dims, shape))
+        read_numbers(rehearsal, dataset, dims, shape);
+    else
+        hapt_h5_read_strings(rehearsal->file, path, most_dataset_bytes / (int64_t)sizeof(char *), &arena, &count, &text);
+    hapt_arena_release(&arena);
+}
+
+static void walk(struct rehearsal *rehearsal, const char *path, int depth)
+{
+    struct hapt_arena arena;
+    int64_t count = 0;
+    const char **name = NULL;
+    hsize_t first = 0;
+    const hid_t id = ++rehearsal->objects > MOST_OBJECTS ? -1 : H5Oopen(rehearsal->file->id, path, H5P_DEFAULT);
+    if (id < 0) return;
+    hapt_arena_init(&arena);
+    H5Aiterate2(id, H5_INDEX_NAME, H5_ITER_NATIVE, &first, read_attribute, rehearsal);
+    if (H5Iget_type(id) == H5I_DATASET) read_dataset(rehearsal, id, path);
+    if (H5Iget_type(id) == H5I_GROUP && depth < MOST_DEPTH &&
+        hapt_h5_list(rehearsal->file, path, MOST_OBJECTS, &arena, &count, &name) == HAPT_OK) {
+        for (int64_t i = 0; i < count; i++) {
+            const char *member = hapt_arena_printf(&arena, "%s/%s", depth == 0 ? "" : path, name[i]);
+            if (member && hapt_h5_exists(rehearsal->file, member)) walk(rehearsal, member, depth + 1);
+        }
+    }
+    forget();
+    hapt_arena_release(&arena);
+    H5Oclose(id);
+}
+
+void hapt_h5_rehearse(const char *path)
+{
+    struct rehearsal rehearsal = {.block = malloc(BLOCK_ELEMENTS * sizeof(double))};
+    if (rehearsal.block && hapt_h5_open_unguarded(path, NULL, 0, true, &rehearsal.file) == HAPT_OK) {
+        walk(&rehearsal, "/", 0);
+        hapt_h5_close(rehearsal.file);
+    }
+    forget();
+    free(rehearsal.block);
+}

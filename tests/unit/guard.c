@@ -1,0 +1,222 @@
+/* The guard: what its child dies of becomes an error, and the helper neither outlives its process nor holds on to anything of it. */
+#include "hapt/guard.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "test.h"
+
+static char folder[] = "/tmp/hapt-guard-XXXXXX";
+
+/* A file; each has its own time of change, so none is known yet. */
+static const char *make_file(const char *name, const char *content)
+{
+    static char path[256];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "w");
+    CHECK(file && fputs(content, file) >= 0 && fclose(file) == 0);
+    return path;
+}
+
+static enum hapt_status check(const char *path)
+{
+    struct stat about;
+    CHECK(stat(path, &about) == 0);
+    return hapt_guard_check(path, &about);
+}
+
+/* Memory without end, as a damaged size asks for. */
+static void devour(void)
+{
+    enum { BLOCK = 1 << 26, MOST = 64 };
+    for (int i = 0; i < MOST; i++) {
+        char *block = malloc(BLOCK);
+        if (!block) return;
+        for (int at = 0; at < BLOCK; at += 4096) ((volatile char *)block)[at] = 1;
+    }
+    _exit(1);
+}
+
+static void count_descriptors(void)
+{
+    char target[64] = "";
+    DIR *listing = opendir("/proc/self/fd");
+    for (struct dirent *entry; listing && (entry = readdir(listing));)
+        if (atoi(entry->d_name) > 2 && atoi(entry->d_name) != dirfd(listing)) _exit(1);
+    const ssize_t length = readlink("/proc/self/fd/1", target, sizeof target - 1);
+    if (length < 0 || strcmp(target, "/dev/null")) _exit(1);
+}
+
+/* What the file's name asks for. */
+static void rehearse(const char *path)
+{
+    const char *name = strrchr(path, '/') + 1;
+    if (!strcmp(name, "crash")) raise(SIGSEGV);
+    if (!strcmp(name, "abort")) abort();
+    if (!strcmp(name, "spin")) {
+        setrlimit(RLIMIT_CPU, &(struct rlimit){1, 60});
+        for (;;) {}
+    }
+    if (!strcmp(name, "sleep")) {
+        alarm(1);
+        for (;;) pause();
+    }
+    if (!strcmp(name, "devour")) devour();
+    if (!strcmp(name, "descriptors")) count_descriptors();
+    if (!strcmp(name, "wait")) sleep(60);
+    if (!strcmp(name, "count")) {
+        FILE *file = fopen(path, "r+");
+        if (!file || fseek(file, 0, SEEK_END) || fputc('+', file) < 0 || fclose(file)) _exit(1);
+    }
+}
+
+static void a_crash_becomes_an_error(void)
+{
+    CHECK_OK(check(make_file("good", "x")));
+    CHECK_FAILS(check(make_file("crash", "x")), HAPT_ERR_INPUT);
+    CHECK_FAILS(check(make_file("abort", "x")), HAPT_ERR_INPUT);
+    CHECK_OK(check(make_file("good", "y")));
+}
+
+static void what_never_ends_becomes_an_error(void)
+{
+    check(make_file("spin", "x"));
+    CHECK(strstr(hapt_fail_message(), "does not come to an end"));
+    hapt_fail_reset();
+    check(make_file("sleep", "x"));
+    CHECK(strstr(hapt_fail_message(), "does not come to an end"));
+    hapt_fail_reset();
+}
+
+static void memory_is_bounded(void)
+{
+#ifndef __SANITIZE_ADDRESS__
+    CHECK_OK(check(make_file("devour", "x")));
+#endif
+}
+
+static void nothing_stays_open(void)
+{
+    int end[2];
+    CHECK(pipe(end) == 0);
+    CHECK_OK(check(make_file("descriptors", "x")));
+    close(end[0]), close(end[1]);
+}
+
+static long size_of(const char *path)
+{
+    struct stat about;
+    return stat(path, &about) == 0 ? (long)about.st_size : -1;
+}
+
+/* The child itself counts how often it was asked; the time of change is put back so that the file stays the same one. */
+static void a_file_is_asked_for_once(void)
+{
+    struct stat before;
+    const char *path = make_file("count", "");
+    CHECK(stat(path, &before) == 0);
+    for (int i = 0; i < 3; i++) CHECK_OK(hapt_guard_check(path, &before));
+    CHECK(size_of(path) == 1);
+    struct stat other = before; /* written anew: another time of change */
+    other.st_mtim.tv_nsec += 1;
+    CHECK_OK(hapt_guard_check(path, &other));
+    CHECK(size_of(path) == 2);
+    path = make_file("count", "");
+    hapt_guard_trust(path);
+    CHECK_OK(check(path));
+    CHECK(size_of(path) == 0);
+}
+
+/* Processes whose parent is `parent`. */
+static int children_of(pid_t parent, pid_t *child)
+{
+    int count = 0;
+    DIR *listing = opendir("/proc");
+    for (struct dirent *entry; listing && (entry = readdir(listing));) {
+        char path[300];
+        int its_parent = 0;
+        char state = 0;
+        snprintf(path, sizeof path, "/proc/%s/stat", entry->d_name);
+        FILE *file = atoi(entry->d_name) > 0 ? fopen(path, "r") : NULL;
+        if (file && fscanf(file, "%*d (%*[^)]) %c %d", &state, &its_parent) == 2 && its_parent == parent && state != 'Z') {
+            count++;
+            *child = atoi(entry->d_name);
+        }
+        if (file) fclose(file);
+    }
+    if (listing) closedir(listing);
+    return count;
+}
+
+static bool gone_soon(pid_t process)
+{
+    for (int i = 0; i < 300; i++) {
+        char path[64], state = 'Z';
+        snprintf(path, sizeof path, "/proc/%d/stat", (int)process);
+        FILE *file = fopen(path, "r");
+        if (!file) return true;
+        const bool read = fscanf(file, "%*d (%*[^)]) %c", &state) == 1;
+        fclose(file);
+        if (!read || state == 'Z') return true; /* whoever adopted it has not looked yet */
+        usleep(10000);
+    }
+    return false;
+}
+
+static void nobody_is_left_behind(void)
+{
+    const char *path = make_file("wait", "x");
+    pid_t helper = 0, child = 0;
+    const pid_t process = fork();
+    if (process == 0) {
+        hapt_guard_stop(); /* the parent's */
+        hapt_guard_start(NULL, rehearse);
+        check(path);
+        _exit(0);
+    }
+    for (int i = 0; i < 500 && !(helper && child); i++) {
+        usleep(10000);
+        if (children_of(process, &helper) > 0) children_of(helper, &child);
+    }
+    CHECK(helper > 0 && child > 0);
+    kill(helper, SIGTERM), kill(helper, SIGUSR1); /* as launchers do to the whole group */
+    usleep(50000);
+    CHECK(kill(helper, 0) == 0);
+    kill(process, SIGKILL);
+    CHECK(waitpid(process, NULL, 0) == process);
+    CHECK(gone_soon(helper));
+    CHECK(gone_soon(child));
+}
+
+static void a_killed_helper_is_done_without(void)
+{
+    pid_t helper = 0;
+    CHECK(children_of(getpid(), &helper) == 1);
+    kill(helper, SIGKILL);
+    CHECK_OK(check(make_file("crash", "z")));
+    hapt_guard_stop();
+    CHECK(waitpid(-1, NULL, 0) < 0); /* no zombie */
+}
+
+int main(int argc, char **argv)
+{
+    test_init(&argc, &argv);
+    CHECK(mkdtemp(folder) != NULL);
+    hapt_guard_start(NULL, rehearse);
+    RUN(a_crash_becomes_an_error);
+    RUN(what_never_ends_becomes_an_error);
+    RUN(memory_is_bounded);
+    RUN(nothing_stays_open);
+    RUN(a_file_is_asked_for_once);
+    RUN(nobody_is_left_behind);
+    RUN(a_killed_helper_is_done_without);
+    char command[300];
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    CHECK(system(command) == 0);
+    return test_finish();
+}
