@@ -39,7 +39,8 @@ void hapt_env_at_release(void (*function)(void));
 int hapt_env_threads(const struct hapt_env *env, int asked);
 
 /* Ends a phase: all ranks of `comm` learn the status of the lowest rank that failed, and that rank alone prints
- * its error record (one line, then a hint). Returns that status on every rank. Collective over `comm`. */
+ * its error record (one line, then a hint). Returns that status on every rank. Where all ranks meet and one was asked to leave
+ * (stop.h), that is HAPT_STOPPED. Collective over `comm`. */
 enum hapt_status hapt_env_agree(MPI_Comm comm, enum hapt_status status);
 /* The same where "there is none" is an answer: HAPT_ERR_INFEASIBLE and HAPT_ERR_INPUT are agreed upon and stay in the error
  * record of the ranks that found them, but nobody prints them. */

@@ -40,7 +40,7 @@ struct hapt_report {
     struct hapt_report_stage *stage;     /* [plan->stage_count] */
     const double *loss;                  /* [steps] */
     const char *checkpoint;              /* the newest */
-    bool stopped;                        /* by a signal */
+    bool stopped;                        /* before its last step, by a signal or for lack of time */
 };
 
 /* Writes the run file. Rank 0. */

@@ -114,7 +114,7 @@ struct hapt_train_result {
     double *comm_s;   /* during which the boundary behind the stage carried activations (hidden or not) */
     double *planned_bytes, *measured_bytes; /* [stage] device memory of its ranks at most; valid on rank 0 */
     const char *checkpoint;                 /* the newest one */
-    bool stopped;                           /* by a signal: the process leaves with HAPT_STOPPED */
+    const char *stopped_by;                 /* a signal, a limit of time: the process leaves with HAPT_STOPPED; NULL: it went to its end */
 };
 
 /* Median of the steps [from, to) of `time_s`, the first `skip` left out where enough remain. */
@@ -194,7 +194,7 @@ enum hapt_status hapt_train_resume(const struct hapt_env *env, struct hapt_confi
 /* Is there data, of so many rows a step (--microbatches) and for --steps? Call before long work. Collective; ends in agreement. */
 enum hapt_status hapt_train_check_data(const struct hapt_env *env, const struct hapt_config *config, const struct hapt_model *model);
 /* Trains `plan` (stages with operator ranges) on a bound cluster until --steps, from `checkpoint` (may be NULL); ends
- * with a checkpoint. HAPT_OK with result->stopped after a signal. Collective over env->world; ends in agreement; a rank
+ * with a checkpoint. HAPT_OK with result->stopped_by after a signal or when time is up. Collective over env->world; ends in agreement; a rank
  * that fails inside a step ends the job (hapt_die). */
 enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cluster *cluster,
                                 const struct hapt_model *model, const struct hapt_plan *plan,

@@ -9,6 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "hapt/stop.h"
+
 static bool launched(void)
 {
     return getenv("PMIX_RANK") || getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_RANK");
@@ -144,6 +146,10 @@ void hapt_env_release(struct hapt_env *env)
 
 static void print_failure(enum hapt_status status, int rank)
 {
+    if (status == HAPT_STOPPED) {
+        fprintf(stderr, "hapt: stopped by a signal before training began; start again\n");
+        return;
+    }
     const char *message = hapt_fail_message(), *hint = hapt_fail_hint();
     char where[32] = "";
     if (rank > 0) snprintf(where, sizeof where, " (rank %d)", rank);
@@ -182,9 +188,12 @@ static int wait_patiently(MPI_Request *request)
 
 static enum hapt_status agree(MPI_Comm comm, enum hapt_status status, bool quietly)
 {
-    int rank = 0, size = 1;
+    int rank = 0, size = 1, world_size = 1;
     MPI_Comm_rank(comm, &rank);
     MPI_Comm_size(comm, &size);
+    /* Parts of the ranks must not leave without the others. */
+    MPI_Comm_size(MPI_COMM_WORLD, &world_size);
+    if (status == HAPT_OK && size == world_size && hapt_stop_due()) status = HAPT_STOPPED;
     /* Ranks that passed vote behind the last rank; a stop, which is no failure, stands between. */
     const int key = status == HAPT_OK ? 2 * size : status == HAPT_STOPPED ? size + rank : rank;
     const int vote[2] = {key, (int)status};
@@ -198,7 +207,7 @@ static enum hapt_status agree(MPI_Comm comm, enum hapt_status status, bool quiet
         return broken;
     }
     const bool answer = quietly && (status == HAPT_ERR_INFEASIBLE || status == HAPT_ERR_INPUT);
-    if (result[0] == rank && !answer) print_failure(status, rank);
+    if (status != HAPT_OK && result[0] == key && !answer) print_failure(status, rank);
     return (enum hapt_status)result[1];
 }
 
@@ -259,7 +268,8 @@ void hapt_die(enum hapt_status status)
     int rank = 0;
     pthread_mutex_lock(&once); /* never unlocked: one thread ends the job */
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    print_failure(status, rank);
+    /* A launcher that tears the job down has had its message from the rank that failed first. */
+    if (status != HAPT_ERR_COMM || !hapt_stop_terminated()) print_failure(status, rank);
     MPI_Abort(MPI_COMM_WORLD, status == HAPT_OK ? HAPT_ERR_INTERNAL : (int)status);
     _exit(status == HAPT_OK ? HAPT_ERR_INTERNAL : (int)status);
 }

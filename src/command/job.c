@@ -1,4 +1,5 @@
 /* The whole job: discover, cut, profile, plan, train, report. */
+#include "hapt/stop.h"
 #include "phases.h"
 
 struct job {
@@ -74,6 +75,7 @@ enum hapt_status hapt_command_job(struct hapt_env *env, struct hapt_config *conf
     struct hapt_arena arena;
     struct job job = {0};
     hapt_arena_init(&arena);
+    hapt_stop_listen(env);
     const enum hapt_status status = run_job(env, config, &job, &arena);
     hapt_arena_release(&arena);
     return status;

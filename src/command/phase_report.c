@@ -12,13 +12,14 @@ static enum hapt_status save(struct hapt_env *env, const struct hapt_run *run, s
     HAPT_TRY(hapt_report_build(run, arena, &report));
     hapt_report_print(env, report);
     hapt_print(env, "run file     %s\n", path);
-    if (report->stopped)
-        hapt_note(env, "stopped by a signal after step %lld; start again with --resume\n", (long long)report->steps);
+    if (run->result->stopped_by)
+        hapt_note(env, "stopped by %s after step %lld; start again with --resume\n", run->result->stopped_by,
+                  (long long)report->steps);
     return env->quiet ? hapt_report_print_json(report) : HAPT_OK;
 }
 
 enum hapt_status hapt_phase_report(struct hapt_env *env, const struct hapt_run *run, struct hapt_arena *arena)
 {
     HAPT_TRY(hapt_env_agree(env->world, save(env, run, arena)));
-    return run->result->stopped ? HAPT_STOPPED : HAPT_OK;
+    return run->result->stopped_by ? HAPT_STOPPED : HAPT_OK;
 }

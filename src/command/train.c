@@ -1,4 +1,5 @@
 /* hapt train: a given plan on a given model. */
+#include "hapt/stop.h"
 #include "phases.h"
 
 const char hapt_command_train_help[] =
@@ -20,7 +21,10 @@ const char hapt_command_train_help[] =
     "published name) and manifest.h5 (step, plan, options, history, sizes and checksums). --resume continues from the "
     "newest\n"
     "whole one, bit by bit. SIGTERM and SIGUSR1 end the step under way, write a checkpoint and leave with exit code "
-    "9.\n";
+    "9; so does\n"
+    "--max-hours, or the end of the Slurm job, as soon as there is not time enough for another step and to save it. A "
+    "second signal,\n"
+    "a second or more after the first, leaves at once with 128 + its number; checkpoints are whole or not there.\n";
 
 static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
@@ -48,6 +52,7 @@ enum hapt_status hapt_command_train(struct hapt_env *env, struct hapt_config *co
 {
     struct hapt_arena arena;
     hapt_arena_init(&arena);
+    hapt_stop_listen(env);
     const enum hapt_status status = run(env, config, &arena);
     hapt_arena_release(&arena);
     return status;

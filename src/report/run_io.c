@@ -118,7 +118,7 @@ enum hapt_status hapt_report_build(const struct hapt_run *run, struct hapt_arena
                                    .items_per_s = train->items_per_s,
                                    .flops_per_item = flops_per_item(run->model),
                                    .checkpoint = train->checkpoint,
-                                   .stopped = train->stopped};
+                                   .stopped = train->stopped_by != NULL};
     const struct tables tables = {train->history.count - train->first_step, train->history.loss,  train->busy_s,
                                   train->idle_s, train->comm_s, train->reduce_s, train->planned_bytes,
                                   train->measured_bytes};

@@ -77,6 +77,7 @@ enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const s
         most = fmax(most, bytes[shard[count]]);
         name[count++] = graph->tensor[t].name;
     }
+    saver->shard_bytes = most;
     HAPT_NEW(saver->buffer, arena, largest);
     HAPT_NEW(saver->local, arena, largest);
     saver->writer = (struct hapt_checkpoint_writer){

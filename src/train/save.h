@@ -10,6 +10,7 @@ struct saver {
     int state_count;
     struct hapt_checkpoint_writer writer;
     int64_t saved;         /* step of the newest checkpoint, -1: none */
+    double shard_bytes;    /* the largest shard of a checkpoint */
     float *buffer, *local; /* as large as the largest parameter */
 };
 

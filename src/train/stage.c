@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "watch.h"
+
 int stage_size(const struct stage *stage, int chunk)
 {
     return stage->plan->stage[chunk].nodes * stage->plan->stage[chunk].devices_per_node;
@@ -236,7 +238,7 @@ enum hapt_status stage_build(struct stage *stage, const struct hapt_config *conf
     stage->comm = MPI_COMM_NULL;
     stage->graph = stage->model->graph;
     stage->chunk = -1;
-    stage->timeout_s = hapt_config_real(config, "timeout");
+    stage->timeout_s = watch_timeout_s(config, stage->plan);
     HAPT_TRY(find_place(stage));
     HAPT_TRY(build_programs(stage));
     HAPT_TRY(build_schedule(stage));
@@ -250,8 +252,8 @@ enum hapt_status stage_build(struct stage *stage, const struct hapt_config *conf
 
 double stage_agreement_timeout_s(const struct stage *stage)
 {
-    const int waits = stage->chunk >= 0 ? 1 : 2 * stage->plan->microbatches;
-    return stage->timeout_s * (1 + waits + stage->plan->stage_count);
+    /* Whoever waits for a message knows more of what is missing: it speaks first. */
+    return stage->timeout_s * (stage->chunk >= 0 ? 3 : 4);
 }
 
 /* Stages on several subclusters rehearse the slow link between them in their collectives, too. A mixed stage has one axis. */

@@ -1,12 +1,13 @@
 /* The run: set-up, the loop over steps, checkpoints. Every rank comes here; those the plan leaves idle only agree. */
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "checkpoint.h"
 #include "hapt/progress.h"
+#include "hapt/stop.h"
 #include "save.h"
+#include "watch.h"
 
 #define SKIPPED_STEPS 3 /* left out of the steady step time: caches fill, pages are touched */
 
@@ -14,7 +15,7 @@
 struct vote {
     double square_sum, loss;
     double busy_s, reduce_s, comm_s;
-    int64_t stop;
+    int64_t stop; /* enum watch_stop */
 };
 
 struct run {
@@ -26,6 +27,7 @@ struct run {
     struct hapt_data *data;
     struct hapt_optimizer_options optimizer;
     struct saver saver;
+    struct watch watch;
     struct hapt_train_result *result;
     struct vote *vote;  /* [world_size] */
     int64_t first, end; /* steps */
@@ -33,45 +35,14 @@ struct run {
     double mark_s, comm_s;
 };
 
-static volatile sig_atomic_t signalled;
-
-static void note_signal(int number)
-{
-    (void)number;
-    signalled = 1;
-}
-
-static const int watched[] = {SIGTERM, SIGUSR1};
-
-struct watch {
-    struct sigaction before[2];
-    stack_t stack_before;
-};
-
-/* The handler runs on a stack of its own: oneDNN's matrix product points the stack register into the heap while it
- * works, and a signal's frame would be written over whatever lies below. */
-static void watch_signals(struct watch *watch)
-{
-    static _Alignas(64) char stack[65536];
-    const stack_t alternate = {.ss_sp = stack, .ss_size = sizeof stack};
-    const struct sigaction action = {.sa_handler = note_signal, .sa_flags = SA_RESTART | SA_ONSTACK};
-    signalled = 0;
-    sigaltstack(&alternate, &watch->stack_before);
-    for (int i = 0; i < 2; i++) sigaction(watched[i], &action, &watch->before[i]);
-}
-
-static void unwatch_signals(const struct watch *watch)
-{
-    for (int i = 0; i < 2; i++) sigaction(watched[i], &watch->before[i], NULL);
-    sigaltstack(&watch->stack_before, NULL);
-}
-
 /* The time it takes is no part of any step. */
 static enum hapt_status save(struct run *run)
 {
     if (run->saver.saved == run->result->history.count) return HAPT_OK;
+    const double start_s = hapt_time_s();
     HAPT_TRY(saver_save(&run->saver, &run->result->history, run->arena, &run->result->checkpoint));
     run->mark_s = hapt_time_s();
+    watch_saved(&run->watch, run->mark_s - start_s);
     run->stage.team.busy_s = run->stage.team.reduce_s = 0;
     return HAPT_OK;
 }
@@ -134,7 +105,8 @@ static enum hapt_status agree_on_step(struct run *run, int64_t step)
 {
     struct stage *stage = &run->stage;
     char what[64];
-    struct vote mine = {.loss = stage->loss, .busy_s = stage->team.busy_s, .reduce_s = stage->team.reduce_s, .stop = signalled};
+    struct vote mine = {.loss = stage->loss, .busy_s = stage->team.busy_s, .reduce_s = stage->team.reduce_s};
+    mine.stop = watch_look(&run->watch);
     const double comm_s = stage->chunk >= 0 ? stage_comm_s(stage) : 0;
     mine.comm_s = comm_s - run->comm_s;
     run->comm_s = comm_s;
@@ -145,7 +117,7 @@ static enum hapt_status agree_on_step(struct run *run, int64_t step)
 }
 
 /* The same sums in the same order on every rank. */
-static void sum_votes(const struct run *run, int64_t step, double *loss, double *norm, bool *stop)
+static void sum_votes(const struct run *run, int64_t step, double *loss, double *norm, int *stop)
 {
     const struct stage *stage = &run->stage;
     const int last = run->plan->stage_count - 1;
@@ -155,12 +127,12 @@ static void sum_votes(const struct run *run, int64_t step, double *loss, double 
         for (int r = 0; r < stage_size(stage, c); r++) squares += run->vote[stage_world_rank(stage, c, r)].square_sum;
     *loss = total / (double)hapt_data_targets(run->data, step);
     *norm = sqrt(squares);
-    *stop = false;
-    for (int r = 0; r < run->env->world_size; r++) *stop = *stop || run->vote[r].stop;
+    *stop = 0;
+    for (int r = 0; r < run->env->world_size; r++) *stop |= (int)run->vote[r].stop;
 }
 
 /* One step on every rank; what it returns is agreed. A failure of one rank ends the job: its peers wait. */
-static enum hapt_status take_step(struct run *run, int64_t step, bool *stop)
+static enum hapt_status take_step(struct run *run, int64_t step, int *stop)
 {
     struct hapt_history *history = &run->result->history;
     double loss, norm;
@@ -172,6 +144,7 @@ static enum hapt_status take_step(struct run *run, int64_t step, bool *stop)
     sum_votes(run, step, &loss, &norm, stop);
     const double now_s = hapt_time_s(), time_s = now_s - run->mark_s;
     run->mark_s = now_s;
+    watch_step(&run->watch, time_s);
     if (!isfinite(loss) || !isfinite(norm))
         return hapt_env_agree(run->env->world,
                               hapt_fail(HAPT_ERR_INPUT, "lower --learning-rate or set --clip-norm, then --resume",
@@ -207,25 +180,23 @@ static enum hapt_status loop(struct run *run)
     const int64_t every = hapt_config_int(run->config, "checkpoint-every");
     enum hapt_status status = HAPT_OK;
     struct hapt_progress progress;
-    struct watch watch;
-    watch_signals(&watch);
+    int stop = 0; /* bits of enum watch_stop */
     hapt_progress_init(&progress, run->env, "train", (long)(run->end - run->first));
     run->mark_s = hapt_time_s();
-    for (int64_t step = run->first; step < run->end && status == HAPT_OK && !run->result->stopped; step++) {
-        status = take_step(run, step, &run->result->stopped);
+    for (int64_t step = run->first; step < run->end && status == HAPT_OK && !stop; step++) {
+        status = take_step(run, step, &stop);
         if (status != HAPT_OK) break;
         show(run, &progress, step);
         if (every > 0 && (step + 1) % every == 0) status = save(run);
     }
     hapt_progress_release(&progress);
-    /* A signal in the last step stopped nothing. */
-    if (run->result->history.count >= run->end) run->result->stopped = false;
+    /* What comes in the last step stops nothing. */
+    if (run->result->history.count < run->end) run->result->stopped_by = watch_reason(&run->watch, stop);
     if (status == HAPT_OK || status == HAPT_ERR_INPUT) {
         /* Also after a loss that is not finite: the weights are those before it. */
         const enum hapt_status saved = save(run);
         if (status == HAPT_OK) status = saved;
     }
-    unwatch_signals(&watch);
     return status;
 }
 
@@ -311,6 +282,7 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
     HAPT_TRY(saver_prepare(&run->saver, &run->stage, run->config, run->optimizer.state_count, folder));
     HAPT_TRY(warn_of_older(run, checkpoint));
     HAPT_NEW(run->vote, run->arena, run->env->world_size);
+    watch_init(&run->watch, run->env, run->config, run->saver.shard_bytes);
     run->first = checkpoint ? checkpoint->step : 0;
     if (checkpoint) run->saver.saved = checkpoint->step;
     run->end = end_of_run(run->config, run->optimizer.steps);
@@ -377,6 +349,7 @@ enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cl
                                .arena = arena,
                                .comm = MPI_COMM_NULL,
                                .chunk = -1};
+    hapt_stop_defer(); /* to the end of a step */
     /* An agreement may stand behind a slow disk: more patience than with a message. */
     hapt_env_set_patience(10 * hapt_config_real(config, "timeout"));
     const enum hapt_status status = train(&run, checkpoint);

@@ -1,0 +1,140 @@
+#!/usr/bin/env bash
+# What a run watches: requests to leave, the time that is left.
+. tests/system/lib.sh.inc
+pids=() launchers=() ranks_of=() begun=()
+trap 'kill -KILL "${pids[@]}" 2>/dev/null; rm -rf "$scratch"' EXIT
+
+check() { # WHAT CONDITION...
+    local what=$1
+    shift
+    checks=$((checks + 1))
+    "$@" || fail "$what: $*"
+}
+# start NAME RANKS ARGUMENTS...: hapt in the background; $launcher is mpirun, ${rank[@]} the processes of the ranks
+start() {
+    local name=$1 ranks=$2
+    shift 2
+    mpirun --oversubscribe --bind-to none -np "$ranks" "$HAPT" "$@" >"$scratch/$name.out" 2>"$scratch/$name.err" &
+    launcher=$! rank=()
+    for _ in $(seq 300); do
+        read -ra rank < <(cat /proc/$launcher/task/*/children 2>/dev/null | tr '\n' ' ')
+        [ ${#rank[@]} -eq "$ranks" ] && break
+        sleep 0.05
+    done
+    pids+=("$launcher" "${rank[@]}")
+}
+# ends SECONDS: the exit code of the launcher in $code; no rank outlives it
+ends() {
+    local deadline=$((SECONDS + $1)) left
+    while kill -0 "$launcher" 2>/dev/null && [ $SECONDS -lt $deadline ]; do sleep 0.05; done
+    check "it ends within $1 s" [ $SECONDS -lt $deadline ]
+    kill -KILL "$launcher" 2>/dev/null
+    wait "$launcher" 2>/dev/null
+    code=$?
+    for _ in $(seq 40); do
+        left=$(ps -o pid= -p "$(IFS=,; echo "${rank[*]}")" | tr -d '\n')
+        [ -z "$left" ] && break
+        sleep 0.05
+    done
+    check "no process is left" [ -z "$left" ]
+}
+# until SECONDS COMMAND...
+until_true() {
+    local deadline=$((SECONDS + $1))
+    shift
+    while [ $SECONDS -lt $deadline ]; do
+        "$@" && return 0
+        sleep 0.02
+    done
+    fail "waiting for: $*"
+    return 1
+}
+has_checkpoint() { compgen -G "$scratch/$1/checkpoints/step-*" >/dev/null; }
+steps_of() { h5dump -H -d /train/loss "$1" | sed -n 's/.*SIMPLE *{ *( *\([0-9]*\).*/\1/p'; }
+
+cat >"$scratch/c.json" <<'JSON'
+{ "format": "hapt-cluster", "version": 1,
+  "subclusters": [
+    { "name": "a", "nodes": 1, "devices_per_node": 2, "device": "cpu", "memory": "300 MB" },
+    { "name": "b", "nodes": 1, "devices_per_node": 1, "device": "cpu", "memory": "300 MB" } ],
+  "links": [ { "between": ["a", "b"], "bandwidth": "1 GB/s", "latency": "10 us" } ] }
+JSON
+$HAPT model gpt --layers 2 --hidden 64 --heads 4 --sequence 64 --vocab 256 --microbatch 2 --output "$scratch/m.h5" >/dev/null || exit 1
+$HAPT data tests/system/train.sh --output "$scratch/t.h5" >/dev/null || exit 1
+$HAPT profile --input "$scratch/m.h5" --cluster "$scratch/c.json" --predict --layers-per-model 6 --output "$scratch/p.h5" >/dev/null || exit 1
+layers=$(h5dump -H -d /boundary_bytes "$scratch/p.h5" | sed -n 's/.*SIMPLE *{ *( *\([0-9]*\).*/\1/p')
+$HAPT plan --profile "$scratch/p.h5" --microbatches 4 --stages "0-2@a:1x2,2-$layers@b:1x1" --output "$scratch/plan.h5" >/dev/null || exit 1
+cluster=$scratch/c.json
+common=(--input "$scratch/m.h5" --data "$scratch/t.h5" --threads 1 --layers-per-model 6)
+train() { # NAME OPTIONS...; $cluster may be changed
+    local name=$1
+    shift
+    start "$name" 3 train "${common[@]}" --cluster "$cluster" --plan "$scratch/plan.h5" --output "$scratch/$name" "$@"
+}
+
+# --max-hours: stopped in time, saved, code 9; the end of a Slurm job is such a limit, too
+for limit in hours slurm none; do
+    case $limit in
+    hours) train hours --steps 100000 --max-hours 0.0025 ;;
+    slurm) SLURM_JOB_END_TIME=$(($(date +%s) + 9)) train slurm --steps 100000 ;;
+    none) SLURM_JOB_END_TIME=$(date +%s) train none --steps 4 --max-hours 0 ;;
+    esac
+    launchers[${#launchers[@]}]=$launcher
+    ranks_of[$launcher]="${rank[*]}"
+    begun[$launcher]=$SECONDS
+done
+for limit in hours slurm none; do
+    launcher=${launchers[0]} launchers=("${launchers[@]:1}")
+    read -ra rank <<<"${ranks_of[$launcher]}"
+    ends 60
+    case $limit in
+    hours) reason='--max-hours' ;;
+    slurm) reason='the end of the Slurm job' ;;
+    none)
+        check "--max-hours 0 is no limit: code $code" [ "$code" -eq 0 ]
+        continue
+        ;;
+    esac
+    check "time is up: code 9, not $code" [ "$code" -eq 9 ]
+    check "the limit is kept" [ $((SECONDS - begun[launcher])) -le 11 ]
+    check "what stopped it is named" grep -q "stopped by $reason after step" "$scratch/$limit.err"
+    check "a checkpoint is there" has_checkpoint $limit
+done
+
+# one rank is asked to leave: all do, at a step's end
+train asked --steps 100000 --checkpoint-every 5
+until_true 60 has_checkpoint asked
+kill -TERM "${rank[1]}"
+ends 30
+check "a rank was asked to leave: code 9, not $code" [ "$code" -eq 9 ]
+check "a signal is named" grep -q 'stopped by a signal after step' "$scratch/asked.err"
+check "nothing is wrong" [ "$(grep -c 'error:' "$scratch/asked.err")" -eq 0 ]
+steps=$(steps_of "$scratch/asked/run.h5")
+check "the newest checkpoint is of the last step" [ -d "$scratch/asked/checkpoints/step-$(printf %08d "$steps")" ]
+
+# asked while the model is measured: no training, code 9
+$HAPT model gpt --layers 12 --hidden 384 --heads 6 --sequence 128 --vocab 256 --microbatch 2 --output "$scratch/large.h5" >/dev/null || exit 1
+start early 3 --input "$scratch/large.h5" --cluster "$scratch/c.json" --data "$scratch/t.h5" --threads 1 --profile-seconds 60 --output "$scratch/early"
+until_true 60 grep -q '^Cluster' "$scratch/early.out"
+sleep 0.5
+kill -USR1 "${rank[2]}"
+ends 20
+check "asked before training: code 9, not $code" [ "$code" -eq 9 ]
+check "one line says so" [ "$(grep -c 'stopped by a signal before training began' "$scratch/early.err")" -eq 1 ]
+check "nothing is wrong" [ "$(grep -c 'error:' "$scratch/early.err")" -eq 0 ]
+
+# asked twice: at once, in the midst of a step that takes seconds
+sed 's/"1 GB\/s"/"40 kB\/s", "paced": true/' "$scratch/c.json" >"$scratch/crawl.json"
+cluster=$scratch/crawl.json
+train twice --steps 3 --checkpoint-every 1
+until_true 60 has_checkpoint twice
+kill -USR1 "$launcher"
+sleep 1.2
+check "the first request waits for the step's end" kill -0 "$launcher"
+kill -USR1 "$launcher"
+ends 3
+check "asked twice: code 138, not $code" [ "$code" -eq 138 ]
+check "the checkpoint of the step before stands" [ "$(ls "$scratch/twice/checkpoints")" = step-00000001 ]
+cluster=$scratch/c.json
+
+finish
