@@ -2,17 +2,21 @@
 # Installs what this machine lacks for building, testing and running hapt, from Debian's or Ubuntu's packages.
 #   jobs/setup-debian.sh           build, tests, and the text that the demonstration model learns
 #   jobs/setup-debian.sh bench     also PyTorch, the peer that `make bench` runs beside
+#   jobs/setup-debian.sh lab       also Slurm and what shapes links, for the tests on a cluster of network namespaces (tests/lab)
 # It asks for each thing whether it works here, whoever installed it, so it is quick and changes nothing when all is there.
 set -euo pipefail
 
-bench=no
+bench=no lab=no
 for group in "$@"; do
-    [ "$group" = bench ] || {
+    case $group in
+    bench) bench=yes ;;
+    lab) lab=yes ;;
+    *)
         echo "setup-debian: error: unknown group $group" >&2
-        echo "hint: the only group is bench" >&2
+        echo "hint: the groups are bench and lab" >&2
         exit 2
-    }
-    bench=yes
+        ;;
+    esac
 done
 
 missing=()
@@ -45,6 +49,11 @@ need libglpk-dev header glpk.h
 need python3-h5py module h5py
 need bible-kjv program bible
 [ $bench = no ] || need python3-torch module torch
+if [ $lab = yes ]; then
+    need iproute2 program tc
+    need munge program munged
+    need slurm-wlm program slurmctld
+fi
 [ ${#missing[@]} -gt 0 ] || exit 0
 
 # Where nothing can be installed (a cluster with modules, no right to), the build says itself what it lacks.

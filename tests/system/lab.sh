@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# hapt over the lab: subclusters found by the names of their hosts, the trunk's bandwidth measured, and a training run over the trunk that
+# gives the bits of the same plan on this machine alone.
+. "$(dirname "$0")/lib.sh.inc"
+cd "$(dirname "$0")/../.." || exit 1
+lab=tests/lab/lab.sh
+$lab missing || exit 77
+
+export LAB_DIR=$scratch/lab
+trap '$lab down; rm -rf "$scratch"' EXIT
+$lab up 100mbit || { echo "no lab"; exit 1; }
+far="" four="" near=""
+over() { # HOSTS RANKS ARGUMENTS...
+    checks=$((checks + 1))
+    timeout 100 $lab run -host "$1" -np "$2" "$HAPT" "${@:3}" >"$scratch/out" 2>"$scratch/err" && return 0
+    fail "hapt ${*:3} over $1 ended with an error: $(tail -n 3 "$scratch/err")"
+    return 1
+}
+look() { # WHAT, python on standard input
+    checks=$((checks + 1))
+    /usr/bin/python3 - "$scratch/out" || fail "$1"
+}
+
+# 1. Without a file: hosts with as many ranks each are a subcluster.
+over a0:2,b0:1,b1:1 4 topology --json && look "subclusters that were discovered" <<'P'
+import json, sys
+found = {tuple(s["hosts"]): (s["nodes"], s["devices_per_node"]) for s in json.load(open(sys.argv[1]))["subclusters"]}
+assert found == {("a0",): (1, 2), ("b0", "b1"): (2, 1)}, found
+P
+
+# 2. By the file's names, whatever the order of the ranks; the link between them at two rates. It cannot be faster than the trunk but for
+# what passes at once (0.4 ms of it, up to a tenth of the probe's messages) and the latency that is taken off; headers take 1 %; other work
+# on the machine slows the pair that measures, so the best of some tries counts from below. Unshaped it is ten times faster.
+cat >"$scratch/hosts.json" <<'JSON'
+{ "format": "hapt-cluster", "version": 1,
+  "subclusters": [
+    { "name": "right", "nodes": 2, "devices_per_node": 1, "device": "cpu", "slowdown": 2, "hosts": ["b1", "b0"] },
+    { "name": "left", "nodes": 2, "devices_per_node": 1, "device": "cpu", "slowdown": 2, "hosts": ["a0", "a1"] } ] }
+JSON
+share() { # RATE IN MBIT/S: prints the bandwidth of the trunk as a share of it
+    over a0,a1,b0,b1 4 topology --cluster "$scratch/hosts.json" --json && /usr/bin/python3 - "$scratch/out" "$1" <<'P'
+import json, sys
+cluster, rate = json.load(open(sys.argv[1])), float(sys.argv[2]) * 1e6 / 8
+assert [(s["name"], s["hosts"]) for s in cluster["subclusters"]] == [("right", ["b1", "b0"]), ("left", ["a0", "a1"])]
+link, = (l for l in cluster["links"] if set(l["between"]) == {"left", "right"})
+assert cluster["subclusters"][1]["inter_node_bandwidth"] > 0
+print("%.2f" % (link["bandwidth"] / rate))
+P
+}
+for rate in 100 400; do
+    $lab trunk ${rate}mbit
+    best=0
+    for try in 1 2 3 4 5; do
+        found=$(share $rate) || { fail "no bandwidth of the trunk"; break; }
+        checks=$((checks + 1))
+        awk "BEGIN { exit !($found < 1.2) }" || fail "the trunk of $rate Mbit/s carries $found of that"
+        best=$(awk "BEGIN { print ($found > $best ? $found : $best) }")
+        awk "BEGIN { exit !($best > 0.8) }" && break
+    done
+    checks=$((checks + 1))
+    awk "BEGIN { exit !($best > 0.8) }" || fail "a trunk of $rate Mbit/s is measured as $best of that at best, in $try tries"
+done
+over a0,a1,b0,b1 4 topology --cluster "$scratch/hosts.json" && { grep -Eq '^  right .* 3,2$' "$scratch/out" || fail "ranks of the hosts: $(cat "$scratch/out")"; }
+sed 's/"b1"/"b7"/' "$scratch/hosts.json" >"$scratch/absent.json"
+checks=$((checks + 1))
+$lab run -host a0,a1,b0,b1 -np 4 "$HAPT" topology --cluster "$scratch/absent.json" >"$scratch/out" 2>"$scratch/err" && fail "a host that is not there is accepted"
+grep -q 'error:.*b7' "$scratch/err" || fail "the missing host is not named: $(head -n 3 "$scratch/err")"
+
+# 3. Two stages over the trunk.
+head -c 100000 src/model/*.c >"$scratch/text.txt"
+passes 1 data "$scratch/text.txt" --output "$scratch/tokens.h5"
+passes 1 model gpt --layers 4 --hidden 64 --heads 2 --sequence 32 --vocab 256 --microbatch 2 --tied-embeddings yes --data "$scratch/tokens.h5" \
+    --output "$scratch/m.h5"
+passes 1 plan --input "$scratch/m.h5" --cluster inputs/two-hosts.json --predict yes --microbatches 4 --layers-per-model 6 \
+    --stages "0-2@slow:1x2,2-6@fast:1x2" --output "$scratch/plan.h5"
+options="--input $scratch/m.h5 --cluster inputs/two-hosts.json --plan $scratch/plan.h5 --layers-per-model 6 --threads 1 --steps 12 --json"
+losses() { grep -o '"loss": \[[^]]*\]' "$scratch/out"; }
+# shellcheck disable=SC2086
+{
+    over a0:2,b0:2 4 train $options --output "$scratch/lab-run" && far=$(losses)
+    over a0,a1,b0,b1 4 train $options --output "$scratch/lab-run4" && four=$(losses)
+    passes 4 train $options --output "$scratch/here" && near=$(losses)
+}
+checks=$((checks + 3))
+[ "$(grep -o ',' <<<"$near" | wc -l)" -eq 11 ] || fail "losses of 12 steps are expected: $near"
+[ "$far" = "$near" ] || fail "over the trunk: $far; here: $near"
+[ "$four" = "$near" ] || fail "with every rank on a host of its own: $four; here: $near"
+for run in lab-run lab-run4 here; do passes 1 export --checkpoint "$scratch/$run/checkpoints/step-00000012" --output "$scratch/$run.h5"; done
+for run in lab-run lab-run4; do
+    checks=$((checks + 1))
+    h5diff -q "$scratch/$run.h5" "$scratch/here.h5" || fail "the weights of $run are others"
+done
+finish

@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# jobs/two-subclusters.slurm on the lab's Slurm: a heterogeneous job is stopped by a signal, writes a checkpoint, queues itself again and goes
+# on; its losses are those of a run that nobody stopped, bit by bit. Submitted once more it has nothing to do.
+# With HAPT_LONG also the signal that Slurm itself sends before the time limit.
+. "$(dirname "$0")/lib.sh.inc"
+cd "$(dirname "$0")/../.." || exit 1
+slurm=tests/lab/slurm.sh
+$slurm missing || exit 77
+
+export LAB_DIR=$scratch/lab RUN=$scratch/run SBATCH_OUTPUT=$scratch/log
+trap '$slurm down; rm -rf "$scratch"' EXIT
+$slurm up 500mbit || { echo "no Slurm"; exit 1; }
+
+head -c 100000 src/model/*.c >"$scratch/text.txt"
+passes 1 data "$scratch/text.txt" --output "$scratch/tokens.h5"
+passes 1 model gpt --layers 4 --hidden 64 --heads 2 --sequence 32 --vocab 256 --microbatch 2 --tied-embeddings yes --data "$scratch/tokens.h5" \
+    --output "$scratch/m.h5"
+passes 1 plan --input "$scratch/m.h5" --cluster inputs/two-hosts.json --predict yes --microbatches 4 --layers-per-model 6 --json \
+    --stages "0-2@slow:1x2,2-6@fast:1x2" --output "$scratch/plan.h5"
+options="--plan $scratch/plan.h5 --layers-per-model 6 --threads 1"
+
+submit() { # OPTIONS OF SBATCH -- OPTIONS OF HAPT
+    local sbatch=()
+    while [ "$1" != -- ]; do sbatch+=("$1"); shift; done
+    shift
+    # shellcheck disable=SC2086
+    $slurm on sbatch --parsable "${sbatch[@]}" jobs/two-subclusters.slurm "$scratch/m.h5" $options "$@"
+}
+value() { $slurm on scontrol show job "$1" | tr ' ' '\n' | sed -n "s/^ *$2=//p" | head -n 1; }
+wait_until() { # SECONDS COMMAND...
+    local end=$((SECONDS + $1))
+    shift
+    while [ $SECONDS -lt $end ]; do
+        "$@" && return 0
+        sleep 0.2
+    done
+    return 1
+}
+has_checkpoint() { compgen -G "$RUN/checkpoints/step-*/manifest.h5" >/dev/null; }
+over() { [[ $(value "$1" JobState) =~ COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL ]]; }
+ends_well() { # JOB RESTARTS
+    checks=$((checks + 2))
+    wait_until 90 over "$1" || fail "job $1 does not end: $(value "$1" JobState); $(tail -n 5 "$scratch/log")"
+    [ "$(value "$1" JobState)" = COMPLETED ] || fail "job $1 is $(value "$1" JobState): $(tail -n 5 "$scratch/log")"
+    [ "$(value "$1" Restarts)" = "$2" ] || fail "job $1 was restarted $(value "$1" Restarts) times, not $2"
+}
+
+# 1. Stopped on the way.
+job=$(submit -- --steps 120)
+checks=$((checks + 4))
+wait_until 60 has_checkpoint || fail "no checkpoint: $(tail -n 5 "$scratch/log")"
+$slurm on scancel --signal=USR1 "$job"
+ends_well "$job" 1
+grep -q 'hapt: stopped by a signal after step' "$scratch/log" || fail "no word of the signal in the log"
+grep -q 'resuming after step' "$scratch/log" || fail "no word of resuming in the log"
+[ "$(grep -c 'fast - slow' "$scratch/log")" = 2 ] || fail "the link of the subclusters was not measured in both runs"
+
+# 2. Nobody stops it.
+# shellcheck disable=SC2086
+tests/lab/lab.sh run -host a0:2,b0:2 -np 4 "$HAPT" --input "$scratch/m.h5" --cluster inputs/two-hosts.json $options --steps 120 \
+    --output "$scratch/whole" >"$scratch/out" 2>"$scratch/err" || fail "the run without Slurm: $(tail -n 3 "$scratch/err")"
+same() {
+    /usr/bin/python3 - "$1/run.h5" "$2/run.h5" "$3" <<'P'
+import sys, h5py
+one, two = (h5py.File(path, "r")["/train/loss"][...] for path in sys.argv[1:3])
+assert len(one) == len(two) == int(sys.argv[3]), (len(one), len(two))
+assert one[0] - one[-1] > 0.5, "nothing was learned: %g to %g" % (one[0], one[-1])
+assert (one == two).all(), "losses differ first at step %d" % (one != two).argmax()
+P
+}
+same "$RUN" "$scratch/whole" 120 || fail "the losses of the stopped job"
+
+# 3. Submitted again when all is done.
+job=$(submit -- --steps 120)
+ends_well "$job" 0
+same "$RUN" "$scratch/whole" 120 || fail "the losses after a job that had nothing to do"
+
+# 4. The signal before the time limit: Slurm may send it up to a minute early.
+if [ -n "${HAPT_LONG:-}" ]; then
+    RUN=$scratch/limited
+    job=$(submit --time=2 --signal=USR1@30 -- --steps 4000)
+    wait_until 150 eval '[ "$(value "$job" Restarts)" = 1 ]' || fail "the time limit: no signal came in time"
+    $slurm on scancel "$job"
+fi
+finish
