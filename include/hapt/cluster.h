@@ -41,6 +41,8 @@ struct hapt_link {
     double bandwidth; /* byte/s per direction; 0: not known yet */
     double latency;   /* s; negative: not known yet */
     bool paced;       /* rehearsal: transfers are slowed to this rate (never a real link) */
+    char transport[8];     /* how stage boundaries cross it between hosts: "mpi", "tcp"; "": not chosen */
+    char interface[2][16]; /* tcp: network interfaces of the hosts at its two ends */
 };
 
 struct hapt_cluster {
@@ -67,6 +69,24 @@ enum hapt_status hapt_cluster_bind(const struct hapt_env *env, struct hapt_arena
  * only. hapt_cluster_assume fills absent values of an unbound cluster from the device database instead. */
 enum hapt_status hapt_cluster_probe(const struct hapt_env *env, struct hapt_cluster *cluster);
 void hapt_cluster_assume(struct hapt_cluster *cluster);
+
+/* A way between the hosts of two subclusters (or of one: equal), as it was measured. */
+struct hapt_cluster_way {
+    int from, to; /* subclusters */
+    char transport[8], interface[2][16];
+    double bandwidth, latency; /* byte/s, s; 0: it leads nowhere */
+    bool chosen;
+};
+/* Chooses how stage boundaries cross each link between hosts where the file does not say: by MPI, unless a TCP connection over one of the
+ * networks that the hosts share is measured clearly faster; the link's absent values then are that way's. `all`: measures also where the
+ * file has chosen, and takes the values in the place of the file's (not of paced links). Some seconds at most.
+ * way [count]: what was measured. Collective over env->world; bound clusters only; ends in agreement. */
+enum hapt_status hapt_cluster_choose_ways(const struct hapt_env *env, bool all, struct hapt_arena *arena, struct hapt_cluster *cluster,
+                                          int *count, struct hapt_cluster_way **way);
+/* path [world_size]: how this rank reaches every other. Collective over env->world. */
+struct hapt_path;
+enum hapt_status hapt_cluster_paths(const struct hapt_env *env, const struct hapt_cluster *cluster, struct hapt_arena *arena,
+                                    struct hapt_path **path);
 /* Every invariant above; HAPT_ERR_INPUT. */
 enum hapt_status hapt_cluster_check(const struct hapt_cluster *cluster);
 

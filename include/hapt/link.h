@@ -18,7 +18,7 @@
 
 #define HAPT_LINK_CHUNK_BYTES 65536
 
-/* A message in flight, owned by the transfer that filled it. */
+/* A message in flight, owned by the transfer that filled it; the last byte is left to a transfer that wraps others. */
 struct hapt_transfer_request {
     _Alignas(16) unsigned char opaque[64];
 };
@@ -28,11 +28,13 @@ struct hapt_transfer_request {
  * and tag arrive in order. Buffers are borrowed until the request tests as done. To add one (nccl): one table, handed
  * to hapt_courier_create.
  */
+struct hapt_path;
 struct hapt_transfer {
     const char *name;
     const char *description;
-    /* A private space of messages between the ranks of `world`; collective. */
-    enum hapt_status (*open)(MPI_Comm world, void **context);
+    /* A private space of messages between the ranks of `world`; path [ranks of world], how each is reached, NULL: all by MPI; copied.
+     * Collective. */
+    enum hapt_status (*open)(MPI_Comm world, const struct hapt_path *path, void **context);
     void (*close)(void *context);
     /* Start one message; bytes <= HAPT_LINK_CHUNK_BYTES, 0 allowed. */
     enum hapt_status (*send)(void *context, const void *data, size_t bytes, int peer, int tag,
@@ -43,6 +45,8 @@ struct hapt_transfer {
 };
 
 extern const struct hapt_transfer hapt_transfer_mpi;
+extern const struct hapt_transfer hapt_transfer_tcp;    /* own connections, to peers whose path says so alone */
+extern const struct hapt_transfer hapt_transfer_routed; /* to each peer by one of the two, as its path says */
 
 /* Runs of bytes in a dense array, evenly spaced: `count` runs of `run` bytes, the first at `offset`, the next each `stride` further.
  * What a rank holds of one dimension of a tensor is one of these in the whole tensor; in order they are its dense local copy. */
@@ -93,8 +97,8 @@ struct hapt_flow_options {
 
 struct hapt_courier;
 
-/* Opens a courier without flows. Collective over `world`. */
-enum hapt_status hapt_courier_create(const struct hapt_transfer *transfer, MPI_Comm world, double timeout_s,
+/* Opens a courier without flows; `path`: hapt_transfer.open. Collective over `world`. */
+enum hapt_status hapt_courier_create(const struct hapt_transfer *transfer, MPI_Comm world, const struct hapt_path *path, double timeout_s,
                                      struct hapt_courier **courier);
 /* Adds a flow; *flow is its number. Before hapt_courier_start. */
 enum hapt_status hapt_courier_add(struct hapt_courier *courier, const struct hapt_flow_options *options, int *flow);

@@ -78,7 +78,8 @@ enum hapt_status hapt_cluster_check(const struct hapt_cluster *cluster)
                 return hapt_fail(HAPT_ERR_INPUT, "bandwidths are byte/s, latencies are seconds",
                                  "the link between \"%s\" and \"%s\" is impossible", cluster->subcluster[i].name,
                                  cluster->subcluster[j].name);
-            if (forth->bandwidth != back->bandwidth || forth->latency != back->latency || forth->paced != back->paced)
+            if (forth->bandwidth != back->bandwidth || forth->latency != back->latency || forth->paced != back->paced ||
+                strcmp(forth->transport, back->transport) != 0)
                 return hapt_fail(HAPT_ERR_INPUT, "links are symmetric", "the links between \"%s\" and \"%s\" differ",
                                  cluster->subcluster[i].name, cluster->subcluster[j].name);
         }

@@ -79,6 +79,42 @@ static enum hapt_status read_collectives(struct hapt_h5 *file, const char *group
     return HAPT_OK;
 }
 
+/* "", "mpi", or "tcp eth0 eth1": one text for each link, row by row. */
+static enum hapt_status write_ways(struct hapt_h5 *file, const char *group, const struct hapt_cluster *cluster)
+{
+    char text[HAPT_MAX_SUBCLUSTERS * HAPT_MAX_SUBCLUSTERS][48], name[256];
+    const char *way[HAPT_MAX_SUBCLUSTERS * HAPT_MAX_SUBCLUSTERS];
+    bool any = false;
+    for (int i = 0; i < cluster->count * cluster->count; i++) {
+        const struct hapt_link *link = &cluster->link[i];
+        const bool named = link->interface[0][0] != '\0';
+        snprintf(text[i], sizeof text[i], "%s%s%s%s%s", link->transport, named ? " " : "", link->interface[0], named ? " " : "", link->interface[1]);
+        way[i] = text[i];
+        any = any || link->transport[0];
+    }
+    if (!any) return HAPT_OK;
+    snprintf(name, sizeof name, "%s/link_transport", group);
+    return hapt_h5_write_strings(file, name, cluster->count * cluster->count, way);
+}
+
+static enum hapt_status read_ways(struct hapt_h5 *file, const char *group, struct hapt_arena *arena, struct hapt_cluster *cluster)
+{
+    int64_t count;
+    const char **way;
+    char name[256];
+    snprintf(name, sizeof name, "%s/link_transport", group);
+    if (!hapt_h5_exists(file, name)) return HAPT_OK;
+    HAPT_TRY(hapt_h5_read_strings(file, name, cluster->count * cluster->count, arena, &count, &way));
+    for (int64_t i = 0; i < count; i++) {
+        struct hapt_link *link = &cluster->link[i];
+        const int fields = sscanf(way[i], "%7s %15s %15s", link->transport, link->interface[0], link->interface[1]);
+        if (fields <= 0 || (fields == 1 && strcmp(link->transport, "mpi") == 0) || (fields == 3 && strcmp(link->transport, "tcp") == 0)) continue;
+        return hapt_fail(HAPT_ERR_INPUT, "the file was damaged or written by another program", "%s: no transport of a link is \"%.60s\"",
+                         hapt_h5_path(file), way[i]);
+    }
+    return HAPT_OK;
+}
+
 enum hapt_status hapt_cluster_write(struct hapt_h5 *file, const char *group, const struct hapt_cluster *cluster)
 {
     double bandwidth[HAPT_MAX_SUBCLUSTERS * HAPT_MAX_SUBCLUSTERS], latency[HAPT_MAX_SUBCLUSTERS * HAPT_MAX_SUBCLUSTERS];
@@ -96,6 +132,7 @@ enum hapt_status hapt_cluster_write(struct hapt_h5 *file, const char *group, con
     HAPT_TRY(hapt_h5_write(file, name, HAPT_H5_F64, 2, shape, latency, "s"));
     snprintf(name, sizeof name, "%s/link_paced", group);
     HAPT_TRY(hapt_h5_write(file, name, HAPT_H5_I32, 2, shape, paced, ""));
+    HAPT_TRY(write_ways(file, group, cluster));
     for (int i = 0; i < cluster->count; i++) {
         snprintf(name, sizeof name, "%s/subcluster_%d", group, i);
         HAPT_TRY(write_subcluster(file, name, &cluster->subcluster[i]));
@@ -178,9 +215,10 @@ static enum hapt_status read_links(struct hapt_h5 *file, const char *group, stru
     HAPT_TRY(hapt_h5_read(file, name, HAPT_H5_I32, 2, shape, entries, arena, &paced));
     HAPT_NEW(cluster->link, arena, entries);
     for (int i = 0; i < entries; i++)
-        cluster->link[i] = (struct hapt_link){((const double *)bandwidth)[i], ((const double *)latency)[i],
-                                              ((const int32_t *)paced)[i] != 0};
-    return HAPT_OK;
+        cluster->link[i] = (struct hapt_link){.bandwidth = ((const double *)bandwidth)[i],
+                                              .latency = ((const double *)latency)[i],
+                                              .paced = ((const int32_t *)paced)[i] != 0};
+    return read_ways(file, group, arena, cluster);
 }
 
 enum hapt_status hapt_cluster_read(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,

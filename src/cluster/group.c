@@ -117,7 +117,7 @@ enum hapt_status hapt_cluster_group(const struct hapt_hosts *hosts, int world_si
     cluster->count = count;
     HAPT_NEW(cluster->subcluster, arena, count);
     HAPT_NEW(cluster->link, arena, count * count);
-    for (int i = 0; i < count * count; i++) cluster->link[i] = (struct hapt_link){0, -1, false};
+    for (int i = 0; i < count * count; i++) cluster->link[i] = (struct hapt_link){.latency = -1};
     for (int i = 0; i < count; i++)
         HAPT_TRY(fill_subcluster(hosts, group, world_size, i, arena, cluster, subcluster_of_rank));
     cluster->subcluster_of_rank = subcluster_of_rank;

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "hapt/cluster.h"
+#include "probe.h"
 
 #define PROBE_BYTES (4 << 20)  /* largest message */
 #define PROBE_SECONDS 2.0      /* for all links together */
@@ -111,8 +111,7 @@ static void follow(const struct hapt_env *env, const struct probe *probe, char *
     for (int bytes; (bytes = receive(env, probe->rank[0], buffer)) > 0;) send(env, probe->rank[0], buffer, bytes);
 }
 
-/* All ranks meet; those that wait sleep, so that they leave the cores to the pair that measures. */
-static void meet(const struct hapt_env *env, double deadline_s)
+void probe_meet(const struct hapt_env *env, double deadline_s)
 {
     MPI_Request request;
     must(MPI_Ibarrier(env->world, &request));
@@ -164,14 +163,14 @@ enum hapt_status hapt_cluster_probe(const struct hapt_env *env, struct hapt_clus
         memset(buffer, 0, PROBE_BYTES);
         const double seconds = PROBE_SECONDS / count < PROBE_LINK_SECONDS ? PROBE_SECONDS / count : PROBE_LINK_SECONDS;
         for (int p = 0; p < count; p++) {
-            meet(env, 2 * PROBE_DEADLINE);
+            probe_meet(env, 2 * PROBE_DEADLINE);
             if (env->world_rank == list[p].rank[0]) lead(env, &list[p], buffer, seconds);
             if (env->world_rank == list[p].rank[1]) follow(env, &list[p], buffer);
             result[2 * p] = list[p].bandwidth;
             result[2 * p + 1] = list[p].latency;
         }
         free(buffer);
-        meet(env, 2 * PROBE_DEADLINE);
+        probe_meet(env, 2 * PROBE_DEADLINE);
         must(MPI_Allreduce(MPI_IN_PLACE, result, 2 * count, MPI_DOUBLE, MPI_MAX, env->world));
     }
     for (int p = 0; p < count; p++) {

@@ -37,14 +37,17 @@ static void print_subcluster(const struct hapt_env *env, const struct hapt_subcl
                own->devices_per_node, device->name, fp32, bf16, memory, device->slowdown, ranks);
 }
 
+/* `link` NULL: neither paced nor with a way of its own. */
 static void print_link(const struct hapt_env *env, const char *from, const char *to, double bandwidth, double latency,
-                       bool paced)
+                       const struct hapt_link *link)
 {
+    char way[64] = "";
     char label[160], rate[32] = "unknown", delay[32] = "unknown";
     snprintf(label, sizeof label, "%s %s", from, to);
     if (bandwidth > 0) hapt_units_bandwidth(bandwidth, rate);
     if (latency >= 0) hapt_units_time(latency, delay);
-    hapt_print(env, "  %-34s %-14s %s%s\n", label, rate, delay, paced ? "  (paced)" : "");
+    if (link && strcmp(link->transport, "tcp") == 0) snprintf(way, sizeof way, "  (tcp, %s - %s)", link->interface[0], link->interface[1]);
+    hapt_print(env, "  %-34s %-14s %s%s%s\n", label, rate, delay, link && link->paced ? "  (paced)" : "", way);
 }
 
 static void print_collectives(const struct hapt_env *env, const struct hapt_collective_model *model)
@@ -74,17 +77,17 @@ void hapt_cluster_print(const struct hapt_env *env, const struct hapt_cluster *c
         const struct hapt_link *self = hapt_cluster_link(cluster, i, i);
         const bool wide = own->nodes > 1;
         if (own->devices_per_node > 1)
-            print_link(env, own->name, "in a node", own->intra_node_bandwidth, own->intra_node_latency, false);
-        if (wide) print_link(env, own->name, "between nodes", own->inter_node_bandwidth, own->inter_node_latency, false);
-        if (self->paced || self->bandwidth != (wide ? own->inter_node_bandwidth : own->intra_node_bandwidth))
-            print_link(env, own->name, "between stages", self->bandwidth, self->latency, self->paced);
+            print_link(env, own->name, "in a node", own->intra_node_bandwidth, own->intra_node_latency, NULL);
+        if (wide) print_link(env, own->name, "between nodes", own->inter_node_bandwidth, own->inter_node_latency, NULL);
+        if (self->paced || self->interface[0][0] || self->bandwidth != (wide ? own->inter_node_bandwidth : own->intra_node_bandwidth))
+            print_link(env, own->name, "between stages", self->bandwidth, self->latency, self);
     }
     for (int i = 0; i < cluster->count; i++)
         for (int j = i + 1; j < cluster->count; j++) {
             char pair[144];
             const struct hapt_link *link = hapt_cluster_link(cluster, i, j);
             snprintf(pair, sizeof pair, "- %s", cluster->subcluster[j].name);
-            print_link(env, cluster->subcluster[i].name, pair, link->bandwidth, link->latency, link->paced);
+            print_link(env, cluster->subcluster[i].name, pair, link->bandwidth, link->latency, link);
         }
     for (int i = 0; i < cluster->collective_count; i++) print_collectives(env, &cluster->collective[i]);
 }
@@ -134,6 +137,8 @@ static json_t *links_json(const struct hapt_cluster *cluster)
                                      cluster->subcluster[j].name, "paced", link->paced);
             set_known(json, "bandwidth", link->bandwidth, link->bandwidth > 0);
             set_known(json, "latency", link->latency, link->latency >= 0);
+            if (link->transport[0]) json_object_set_new(json, "transport", json_string(link->transport));
+            if (link->interface[0][0]) json_object_set_new(json, "interfaces", json_pack("[s, s]", link->interface[0], link->interface[1]));
             json_array_append_new(links, json);
         }
     return links;

@@ -362,15 +362,51 @@ static enum hapt_status read_link_ends(const struct object *object, const struct
     return HAPT_OK;
 }
 
+/* "transport": "mpi", or "tcp" with the "interfaces" at both ends. */
+static enum hapt_status read_transport(const struct object *object, struct hapt_link *link)
+{
+    json_t *transport, *interfaces;
+    HAPT_TRY(find(object, "transport", false, &transport));
+    HAPT_TRY(find(object, "interfaces", false, &interfaces));
+    const char *text = json_is_string(transport) ? json_string_value(transport) : "";
+    if (transport && strcmp(text, "mpi") != 0 && strcmp(text, "tcp") != 0)
+        return refuse(object->reader, hapt_place_key(object->at, "transport"), "leave it out to have the faster one chosen",
+                      "\"transport\" must be \"mpi\" or \"tcp\"");
+    const bool tcp = strcmp(text, "tcp") == 0;
+    if (tcp != (interfaces != NULL))
+        return refuse(object->reader, hapt_place_key(object->at, tcp ? "transport" : "interfaces"),
+                      "write \"transport\": \"tcp\", \"interfaces\": [\"eth0\", \"eth0\"]", "\"tcp\" and \"interfaces\" come together");
+    snprintf(link->transport, sizeof link->transport, "%s", text);
+    for (size_t e = 0; tcp && e < 2; e++) {
+        const json_t *name = json_is_array(interfaces) && json_array_size(interfaces) == 2 ? json_array_get(interfaces, e) : NULL;
+        if (!json_is_string(name) || json_string_length(name) == 0 || json_string_length(name) >= sizeof link->interface[e])
+            return refuse(object->reader, hapt_place_key(object->at, "interfaces"), "ip link lists them",
+                          "\"interfaces\" must be the names of two network interfaces");
+        snprintf(link->interface[e], sizeof link->interface[e], "%s", json_string_value(name));
+    }
+    return HAPT_OK;
+}
+
+/* The same link from its other end. */
+static struct hapt_link reversed(struct hapt_link link)
+{
+    char name[sizeof link.interface[0]];
+    memcpy(name, link.interface[0], sizeof name);
+    memcpy(link.interface[0], link.interface[1], sizeof name);
+    memcpy(link.interface[1], name, sizeof name);
+    return link;
+}
+
 static enum hapt_status read_link(const struct object *object, struct hapt_cluster *cluster, bool *seen)
 {
-    static const char *const known[] = {"between", "bandwidth", "latency", "paced", NULL};
+    static const char *const known[] = {"between", "bandwidth", "latency", "paced", "transport", "interfaces", NULL};
     int end[2];
-    struct hapt_link link = {0, -1, false};
+    struct hapt_link link = {.latency = -1};
     HAPT_TRY(check_keys(object, known));
     HAPT_TRY(read_link_ends(object, cluster, end));
     HAPT_TRY(read_quantity(object, "bandwidth", false, &bandwidth_quantity, &link.bandwidth));
     HAPT_TRY(read_quantity(object, "latency", false, &time_quantity, &link.latency));
+    HAPT_TRY(read_transport(object, &link));
     json_t *paced;
     HAPT_TRY(find(object, "paced", false, &paced));
     if (paced && !json_is_boolean(paced))
@@ -386,7 +422,8 @@ static enum hapt_status read_link(const struct object *object, struct hapt_clust
                       "a second link between \"%s\" and \"%s\"", cluster->subcluster[end[0]].name,
                       cluster->subcluster[end[1]].name);
     seen[forth] = seen[back] = true;
-    cluster->link[forth] = cluster->link[back] = link;
+    cluster->link[back] = reversed(link);
+    cluster->link[forth] = link;
     return HAPT_OK;
 }
 
@@ -396,7 +433,7 @@ static enum hapt_status read_links(const struct object *root, struct hapt_cluste
     bool *seen;
     HAPT_NEW(cluster->link, reader->arena, cluster->count * cluster->count);
     HAPT_NEW(seen, reader->arena, cluster->count * cluster->count);
-    for (int i = 0; i < cluster->count * cluster->count; i++) cluster->link[i] = (struct hapt_link){0, -1, false};
+    for (int i = 0; i < cluster->count * cluster->count; i++) cluster->link[i] = (struct hapt_link){.latency = -1};
     json_t *json;
     HAPT_TRY(find(root, "links", false, &json));
     if (json && !json_is_array(json))

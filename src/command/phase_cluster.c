@@ -10,13 +10,22 @@ static bool runs_here(const struct hapt_cluster *cluster)
     return true;
 }
 
+/* Absent values of links, and the network that each one takes. */
+static enum hapt_status look_at_links(struct hapt_env *env, struct hapt_arena *arena, struct hapt_cluster *cluster)
+{
+    int count;
+    struct hapt_cluster_way *way;
+    HAPT_TRY(hapt_cluster_choose_ways(env, false, arena, cluster, &count, &way));
+    return hapt_cluster_probe(env, cluster);
+}
+
 enum hapt_status hapt_phase_cluster(struct hapt_env *env, struct hapt_config *config, bool bind, struct hapt_arena *arena,
                                     struct hapt_cluster **cluster)
 {
     const char *path = hapt_config_text(config, "cluster");
     if (!path) {
         HAPT_TRY(hapt_cluster_discover(env, arena, cluster));
-        return hapt_cluster_probe(env, *cluster);
+        return look_at_links(env, arena, *cluster);
     }
     HAPT_TRY(hapt_env_agree(env->world, hapt_cluster_load(path, arena, cluster)));
     const bool paper = env->world_size < (*cluster)->rank_count || !runs_here(*cluster) || hapt_config_bool(config, "predict");
@@ -25,5 +34,5 @@ enum hapt_status hapt_phase_cluster(struct hapt_env *env, struct hapt_config *co
         return HAPT_OK;
     }
     HAPT_TRY(hapt_cluster_bind(env, arena, *cluster));
-    return hapt_cluster_probe(env, *cluster);
+    return look_at_links(env, arena, *cluster);
 }

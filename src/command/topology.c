@@ -31,6 +31,9 @@ const char hapt_command_topology_help[] =
     "      \"between\"           two names of subclusters; twice the same: between stages inside it\n"
     "      \"bandwidth\", \"latency\"   optional: per direction\n"
     "      \"paced\"             optional, true: transfers are slowed to this bandwidth (rehearsal)\n"
+    "      \"transport\", \"interfaces\"   optional: how stage boundaries cross it between hosts: \"mpi\", or \"tcp\" over the\n"
+    "                          network interfaces of these names at its two ends; where the file does not say, both are\n"
+    "                          measured on every network that the hosts share, and the fastest is taken\n"
     "  \"collectives\"  optional list of objects, one for each number of ranks measured (--collectives measures and adds them):\n"
     "      \"ranks\", and \"all_reduce\", \"reduce_scatter\", \"all_gather\", \"grouped_broadcast\", \"all_to_all\": objects with\n"
     "      \"bandwidth\"         of the whole tensor, all shards together\n"
@@ -124,6 +127,44 @@ static enum hapt_status measure_collectives(const struct hapt_env *env, struct h
     return hapt_cluster_check(cluster);
 }
 
+static void print_ways(const struct hapt_env *env, const struct hapt_cluster *cluster, int count, const struct hapt_cluster_way *way)
+{
+    if (count > 0) hapt_print(env, "Ways between hosts for stage boundaries\n");
+    for (int w = 0; w < count; w++) {
+        char link[160], by[48] = "mpi", rate[32] = "leads nowhere", delay[32] = "";
+        snprintf(link, sizeof link, "%s - %s", cluster->subcluster[way[w].from].name, cluster->subcluster[way[w].to].name);
+        if (way[w].interface[0][0]) snprintf(by, sizeof by, "tcp, %s - %s", way[w].interface[0], way[w].interface[1]);
+        if (way[w].bandwidth > 0) {
+            hapt_units_bandwidth(way[w].bandwidth, rate);
+            hapt_units_time(way[w].latency, delay);
+        }
+        hapt_print(env, "  %-24s %-24s %-14s %-10s %s\n", link, by, rate, delay, way[w].chosen ? "chosen" : "");
+    }
+}
+
+/* Every link anew. What the file says of paced links stays: that is no measurement. */
+static enum hapt_status probe_links(struct hapt_env *env, struct hapt_arena *arena, struct hapt_cluster *cluster)
+{
+    int count;
+    struct hapt_cluster_way *way;
+    if (!cluster->subcluster_of_rank)
+        return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_USAGE, "start as many ranks as the cluster has devices", "--probe measures nothing on paper"));
+    for (int c = 0; c < cluster->count; c++) {
+        struct hapt_subcluster *own = &cluster->subcluster[c];
+        own->intra_node_bandwidth = own->inter_node_bandwidth = 0;
+        own->intra_node_latency = own->inter_node_latency = -1;
+    }
+    for (int l = 0; l < cluster->count * cluster->count; l++) {
+        if (cluster->link[l].paced) continue;
+        cluster->link[l].bandwidth = 0;
+        cluster->link[l].latency = -1;
+    }
+    HAPT_TRY(hapt_cluster_probe(env, cluster));
+    HAPT_TRY(hapt_cluster_choose_ways(env, true, arena, cluster, &count, &way));
+    print_ways(env, cluster, count, way);
+    return HAPT_OK;
+}
+
 static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
     struct hapt_cluster *cluster;
@@ -133,6 +174,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
         print_hosts(env, hosts);
     }
     HAPT_TRY(hapt_phase_cluster(env, config, false, arena, &cluster));
+    if (hapt_config_bool(config, "probe")) HAPT_TRY(probe_links(env, arena, cluster));
     if (hapt_config_bool(config, "collectives")) HAPT_TRY(hapt_env_agree(env->world, measure_collectives(env, arena, cluster)));
     hapt_cluster_print(env, cluster);
     if (!cluster->subcluster_of_rank)

@@ -26,7 +26,7 @@ static struct timespec at_time(double time_s)
     return due;
 }
 
-enum hapt_status hapt_courier_create(const struct hapt_transfer *transfer, MPI_Comm world, double timeout_s,
+enum hapt_status hapt_courier_create(const struct hapt_transfer *transfer, MPI_Comm world, const struct hapt_path *path, double timeout_s,
                                      struct hapt_courier **courier)
 {
     struct hapt_courier *made = calloc(1, sizeof *made);
@@ -47,7 +47,7 @@ enum hapt_status hapt_courier_create(const struct hapt_transfer *transfer, MPI_C
     pthread_cond_init(&made->work, &attributes);
     pthread_cond_init(&made->news, &attributes);
     pthread_condattr_destroy(&attributes);
-    status = transfer->open(world, &made->context);
+    status = transfer->open(world, path, &made->context);
     if (status != HAPT_OK) {
         hapt_arena_release(&made->arena);
         free(made);

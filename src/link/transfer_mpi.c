@@ -8,10 +8,11 @@ struct mpi_context {
     MPI_Comm comm;
 };
 
-_Static_assert(sizeof(MPI_Request) <= sizeof(struct hapt_transfer_request), "a request holds an MPI_Request");
+_Static_assert(sizeof(MPI_Request) < sizeof(struct hapt_transfer_request), "a request holds an MPI_Request, and a byte is free");
 
-static enum hapt_status open_space(MPI_Comm world, void **context)
+static enum hapt_status open_space(MPI_Comm world, const struct hapt_path *path, void **context)
 {
+    (void)path;
     struct mpi_context *space = calloc(1, sizeof *space);
     enum hapt_status status = HAPT_OK;
     if (!space) status = hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a communicator");

@@ -274,7 +274,9 @@ enum hapt_status stage_connect(struct stage *stage)
     if (stage->chunk >= 0) status = hapt_team_connect(&stage->team, stage->comm, stage->name, stage->timeout_s);
     if (stage->chunk >= 0 && status == HAPT_OK) status = pace_stage(stage);
     HAPT_TRY(hapt_link_all_or_none(stage->env->world, "the stages' collectives", status));
-    HAPT_TRY(hapt_courier_create(&hapt_transfer_mpi, stage->env->world, stage->timeout_s, &stage->courier));
+    struct hapt_path *path = NULL;
+    HAPT_TRY(hapt_link_all_or_none(stage->env->world, "the ways between hosts", hapt_cluster_paths(stage->env, stage->cluster, stage->arena, &path)));
+    HAPT_TRY(hapt_courier_create(&hapt_transfer_routed, stage->env->world, path, stage->timeout_s, &stage->courier));
     if (stage->chunk < 0) return HAPT_OK;
     HAPT_TRY(stage_add_flows(stage));
     return hapt_courier_start(stage->courier);

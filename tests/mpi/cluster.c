@@ -100,7 +100,7 @@ static void probes_only_what_is_absent(void)
         own->device = *hapt_device_spec_find("cpu");
         own->intra_node_latency = own->inter_node_latency = -1;
     }
-    for (int i = 0; i < count * count; i++) cluster.link[i] = (struct hapt_link){0, -1, false};
+    for (int i = 0; i < count * count; i++) cluster.link[i] = (struct hapt_link){.latency = -1};
     if (count > 1) cluster.link[1].bandwidth = cluster.link[count].bandwidth = 12345678;
     if (count > 2) cluster.link[2].latency = cluster.link[2 * count].latency = 0.25;
     CHECK_OK(hapt_cluster_bind(&test_env, &arena, &cluster));

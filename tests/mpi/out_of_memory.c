@@ -103,7 +103,7 @@ static enum hapt_status make_courier(void *context)
 {
     (void)context;
     struct hapt_courier *courier = NULL;
-    const enum hapt_status status = hapt_courier_create(&hapt_transfer_mpi, test_env.world, 10, &courier);
+    const enum hapt_status status = hapt_courier_create(&hapt_transfer_mpi, test_env.world, NULL, 10, &courier);
     if (status == HAPT_OK) hapt_courier_destroy(courier);
     return status;
 }

@@ -1,0 +1,109 @@
+/* What a transfer achieves between two ranks: the same chunks, window and tests that stage boundaries move by. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "hapt/network.h"
+
+enum { WINDOW = 16, ROUND_TRIPS = 21, LONGEST_BURST = 64 /* chunks between two answers */, PING = 1, DATA = 2, ANSWER = 3 };
+#define DEADLINE_S 2.0 /* a way on which nothing moves for so long leads nowhere */
+
+struct measuring {
+    const struct hapt_transfer *transfer;
+    void *context;
+    int peer;
+    char *buffer; /* a chunk: what it holds matters to nobody */
+};
+
+static enum hapt_status finish(const struct measuring *measuring, struct hapt_transfer_request *request)
+{
+    const double deadline = hapt_time_s() + DEADLINE_S;
+    unsigned spins = 0;
+    for (bool done = false;;) {
+        HAPT_TRY(measuring->transfer->test(measuring->context, request, &done));
+        if (done) return HAPT_OK;
+        if (hapt_time_s() > deadline)
+            return hapt_fail(HAPT_ERR_COMM, NULL, "nothing came to or from rank %d by %s in %.0f s", measuring->peer, measuring->transfer->name,
+                             DEADLINE_S);
+        hapt_link_pause(&spins);
+    }
+}
+
+/* `count` messages one way, as many under way at once as a courier has. */
+static enum hapt_status stream(const struct measuring *measuring, bool sends, int tag, int count, size_t bytes)
+{
+    struct hapt_transfer_request request[WINDOW];
+    for (int i = 0; i < count + WINDOW; i++) {
+        if (i >= WINDOW && i - WINDOW < count) HAPT_TRY(finish(measuring, &request[i % WINDOW]));
+        if (i >= count) continue;
+        HAPT_TRY(sends ? measuring->transfer->send(measuring->context, measuring->buffer, bytes, measuring->peer, tag, &request[i % WINDOW])
+                       : measuring->transfer->receive(measuring->context, measuring->buffer, bytes, measuring->peer, tag, &request[i % WINDOW]));
+    }
+    return HAPT_OK;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static enum hapt_status ping(const struct measuring *measuring, bool leads, double *latency_s)
+{
+    double sample[ROUND_TRIPS];
+    for (int i = -1; i < ROUND_TRIPS; i++) { /* the first opens the connection */
+        const double start_s = hapt_time_s();
+        HAPT_TRY(stream(measuring, leads, PING, 1, 1));
+        HAPT_TRY(stream(measuring, !leads, PING, 1, 1));
+        if (i >= 0) sample[i] = (hapt_time_s() - start_s) / 2;
+    }
+    qsort(sample, ROUND_TRIPS, sizeof *sample, ascending);
+    *latency_s = sample[ROUND_TRIPS / 2];
+    return HAPT_OK;
+}
+
+/* Bursts from rank 0, each answered by a byte when it is all there; what follows tells how large the next one is. Links let the first bytes
+ * pass faster (buffers of switches and shapers), so only the second half of the time counts. */
+static enum hapt_status flood(const struct measuring *measuring, bool leads, double seconds, double *bandwidth)
+{
+    const double start_s = hapt_time_s();
+    double half_s = 0, bytes = 0, end_s = start_s;
+    for (int burst = 1; burst > 0;) {
+        const double burst_s = hapt_time_s();
+        HAPT_TRY(stream(measuring, leads, DATA, burst, HAPT_LINK_CHUNK_BYTES));
+        HAPT_TRY(stream(measuring, !leads, ANSWER, 1, 1));
+        end_s = hapt_time_s();
+        if (half_s > 0) bytes += (double)burst * HAPT_LINK_CHUNK_BYTES;
+        if (half_s == 0 && end_s - start_s >= seconds / 2) half_s = end_s;
+        if (bytes > 0 && end_s - start_s >= seconds) burst = 0;
+        else if (end_s - burst_s < seconds / 8 && burst < LONGEST_BURST) burst *= 2;
+        measuring->buffer[0] = (char)burst;
+        HAPT_TRY(stream(measuring, leads, ANSWER, 1, 1));
+        if (!leads) burst = measuring->buffer[0];
+    }
+    *bandwidth = bytes / (end_s - half_s);
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_transfer_measure(const struct hapt_transfer *transfer, MPI_Comm pair, const struct hapt_path *path, double seconds,
+                                       double *latency_s, double *bandwidth)
+{
+    struct measuring measuring = {.transfer = transfer, .buffer = calloc(1, HAPT_LINK_CHUNK_BYTES)};
+    double result[2] = {0, 0};
+    int rank;
+    MPI_Comm_rank(pair, &rank);
+    measuring.peer = 1 - rank;
+    enum hapt_status status = hapt_link_all_or_none(pair, "measuring a link", measuring.buffer ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to measure a link"));
+    if (status == HAPT_OK) status = transfer->open(pair, path, &measuring.context);
+    if (status == HAPT_OK) {
+        status = ping(&measuring, rank == 0, &result[0]);
+        if (status == HAPT_OK) status = flood(&measuring, rank == 0, seconds, &result[1]);
+        status = hapt_link_all_or_none(pair, "measuring a link", status);
+        transfer->close(measuring.context);
+    }
+    free(measuring.buffer);
+    HAPT_TRY(status);
+    HAPT_MPI(MPI_Bcast(result, 2, MPI_DOUBLE, 0, pair));
+    *latency_s = result[0];
+    *bandwidth = result[1];
+    return HAPT_OK;
+}

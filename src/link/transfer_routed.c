@@ -1,0 +1,94 @@
+/* The transfer table that takes another one for each peer, as its path says. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "hapt/network.h"
+
+struct routed {
+    void *mpi, *tcp; /* their contexts; tcp NULL: nobody is reached that way */
+    bool *by_tcp;    /* [ranks of world] */
+};
+
+/* The last byte of a request tells whose it is; the two tables need fewer than all. */
+enum { WHOSE = sizeof(struct hapt_transfer_request) - 1 };
+
+static void release(struct routed *routed)
+{
+    if (routed->tcp) hapt_transfer_tcp.close(routed->tcp);
+    if (routed->mpi) hapt_transfer_mpi.close(routed->mpi);
+    free(routed->by_tcp);
+    free(routed);
+}
+
+static enum hapt_status reserve(MPI_Comm world, const struct hapt_path *path, struct routed **routed, int *any)
+{
+    int ranks;
+    MPI_Comm_size(world, &ranks);
+    *routed = calloc(1, sizeof **routed);
+    if (*routed) (*routed)->by_tcp = calloc((size_t)ranks, sizeof(bool));
+    if (!*routed || !(*routed)->by_tcp) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the ways to %d ranks", ranks);
+    for (int r = 0; path && r < ranks; r++) *any |= (*routed)->by_tcp[r] = path[r].tcp;
+    return HAPT_OK;
+}
+
+static enum hapt_status open_both(MPI_Comm world, const struct hapt_path *path, void **context)
+{
+    struct routed *routed = NULL;
+    int any = 0;
+    enum hapt_status status = hapt_link_all_or_none(world, "the ways to other ranks", reserve(world, path, &routed, &any));
+    if (status == HAPT_OK) status = hapt_env_mpi(MPI_Allreduce(MPI_IN_PLACE, &any, 1, MPI_INT, MPI_LOR, world), "MPI_Allreduce");
+    if (status == HAPT_OK) status = hapt_transfer_mpi.open(world, path, &routed->mpi);
+    if (status == HAPT_OK && any) status = hapt_transfer_tcp.open(world, path, &routed->tcp);
+    if (status == HAPT_OK) {
+        *context = routed;
+    } else if (routed) {
+        release(routed);
+    }
+    return status;
+}
+
+static void close_both(void *context)
+{
+    release(context);
+}
+
+static const struct hapt_transfer *table(struct routed *routed, bool tcp, void **context)
+{
+    *context = tcp ? routed->tcp : routed->mpi;
+    return tcp ? &hapt_transfer_tcp : &hapt_transfer_mpi;
+}
+
+static enum hapt_status send_chunk(void *context, const void *data, size_t bytes, int peer, int tag, struct hapt_transfer_request *request)
+{
+    struct routed *routed = context;
+    void *its;
+    const struct hapt_transfer *by = table(routed, routed->by_tcp[peer], &its);
+    request->opaque[WHOSE] = routed->by_tcp[peer];
+    return by->send(its, data, bytes, peer, tag, request);
+}
+
+static enum hapt_status receive_chunk(void *context, void *data, size_t bytes, int peer, int tag, struct hapt_transfer_request *request)
+{
+    struct routed *routed = context;
+    void *its;
+    const struct hapt_transfer *by = table(routed, routed->by_tcp[peer], &its);
+    request->opaque[WHOSE] = routed->by_tcp[peer];
+    return by->receive(its, data, bytes, peer, tag, request);
+}
+
+static enum hapt_status test_chunk(void *context, struct hapt_transfer_request *request, bool *done)
+{
+    void *its;
+    const struct hapt_transfer *by = table(context, request->opaque[WHOSE], &its);
+    return by->test(its, request, done);
+}
+
+const struct hapt_transfer hapt_transfer_routed = {
+    .name = "routed",
+    .description = "to each rank by MPI or by own connections, whichever measured faster",
+    .open = open_both,
+    .close = close_both,
+    .send = send_chunk,
+    .receive = receive_chunk,
+    .test = test_chunk,
+};
