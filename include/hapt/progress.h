@@ -9,11 +9,12 @@ struct hapt_progress {
     const char *what;
     long total;
     double start_s, printed_s;
+    double every_s; /* between lines elsewhere: 5 unless the caller changes it */
     bool terminal;
 };
 
 void hapt_progress_init(struct hapt_progress *progress, const struct hapt_env *env, const char *what, long total);
-/* `detail` may be NULL or "". Prints at most every 0.1 s (terminal) or 5 s. */
+/* `detail` may be NULL or "". Prints at most every 0.1 s (terminal) or every_s. */
 void hapt_progress_update(struct hapt_progress *progress, long done, const char *detail);
 void hapt_progress_release(struct hapt_progress *progress);
 

@@ -41,6 +41,16 @@ void hapt_data_read(const struct hapt_data *data, enum hapt_tensor_role role, in
 /* Targets in a step that a loss is taken of: what the sum of the loss is divided by. */
 int64_t hapt_data_targets(const struct hapt_data *data, int64_t step);
 
+/* What data are, beyond the name of their file: two runs with equal identities saw the same rows at the same steps. */
+struct hapt_data_identity {
+    char kind[16];    /* "tokens", "images": streams sampled by seed; "batches", "image batches": exact ones */
+    int64_t count;    /* tokens or images of a stream, targets included in the checksum; of exact batches: those of the steps done */
+    int64_t checksum; /* of all of them; of a stream beyond 64 MiB: of 64 KiB in every so many */
+    int64_t seed;     /* --data-seed; 0 where it does nothing */
+};
+/* After `steps` steps. Rank-local. */
+void hapt_data_identify(struct hapt_data *data, int64_t steps, struct hapt_data_identity *identity);
+
 /* ---- Routes: which tensor goes from which chunk to which ---- */
 
 struct hapt_route {
@@ -114,6 +124,8 @@ struct hapt_train_result {
     double *comm_s;   /* during which the boundary behind the stage carried activations (hidden or not) */
     double *planned_bytes, *measured_bytes; /* [stage] device memory of its ranks at most; valid on rank 0 */
     const char *checkpoint;                 /* the newest one */
+    int64_t checkpoints;                    /* written by this run */
+    double checkpoint_s;                    /* during which the run stood still for them, outside any step's time */
     const char *stopped_by;                 /* a signal, a limit of time: the process leaves with HAPT_STOPPED; NULL: it went to its end */
 };
 
@@ -126,14 +138,15 @@ enum hapt_status hapt_train_write(struct hapt_h5 *file, const struct hapt_train_
 
 /*
  * A folder checkpoints/step-N: shard-K.h5, one a stage, with whole tensors under their published names (/parameters,
- * /state0, /state1, fp32), and manifest.h5: step, plan, options, history, size and checksum of each shard. It is
- * written aside and renamed when complete; older ones go only afterwards.
+ * /state0, /state1, fp32), and manifest.h5: step, plan, options, history, the identity of the data, size and checksum
+ * of each shard. It is written aside and renamed when complete; older ones go only afterwards.
  */
 struct hapt_checkpoint {
     const char *path;
     int64_t step; /* steps done */
     struct hapt_plan *plan;
     struct hapt_history history;
+    struct hapt_data_identity data; /* kind "": it does not say */
     int state_count;
     int shard_count;
     int64_t *size, *checksum; /* [shard_count] */
@@ -173,6 +186,7 @@ struct hapt_checkpoint_writer {
     int state_count;
     const struct hapt_plan *plan;
     const struct hapt_config *config;
+    const struct hapt_data_identity *data; /* NULL: not told */
     enum hapt_status (*write_shard)(void *context, struct hapt_h5 *file);
     void *context;
 };
@@ -186,7 +200,7 @@ enum hapt_status hapt_checkpoint_save(const struct hapt_env *env, const struct h
 
 /* Folder of the run: --output, or outputs/<input's name>. */
 enum hapt_status hapt_train_folder(const struct hapt_config *config, struct hapt_arena *arena, const char **folder);
-/* With --resume: the checkpoint to go on from, its options taken as defaults (give --microbatches and the like again to
+/* With --resume (auto: where there is one): the checkpoint to go on from, its options taken as defaults (give --microbatches and the like again to
  * change them); else NULL. HAPT_ERR_INPUT where it is another model's. Call before planning; keep checkpoint->plan unless
  * --replan. Collective; ends in agreement. */
 enum hapt_status hapt_train_resume(const struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,

@@ -193,6 +193,9 @@ static enum hapt_status parse_option(struct hapt_config *config, int argc, char 
     const bool has_next = *at + 1 < argc && strncmp(argv[*at + 1], "--", 2) != 0;
     if (table[index].type == HAPT_OPTION_BOOL && !(has_next && parse_bool(argv[*at + 1], &truth)))
         return set_value(config, index, "yes");
+    /* A choice that has a yes may stand alone, too. */
+    if (table[index].type == HAPT_OPTION_CHOICE && !has_next && is_choice(table[index].choices, "yes"))
+        return set_value(config, index, "yes");
     if (!has_next)
         return hapt_fail(HAPT_ERR_USAGE, table[index].help, "option --%s needs a value", table[index].name);
     return set_value(config, index, argv[++*at]);

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,20 @@ bool hapt_h5_library_is_parallel(void)
 #else
     return false;
 #endif
+}
+
+static pthread_mutex_t library = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+
+struct hapt_h5_held hapt_h5_lock(void)
+{
+    pthread_mutex_lock(&library);
+    return (struct hapt_h5_held){0};
+}
+
+void hapt_h5_unlock(struct hapt_h5_held *held)
+{
+    (void)held;
+    pthread_mutex_unlock(&library);
 }
 
 /* HDF5 prints its own error stack unless told not to. */
@@ -93,6 +108,7 @@ static enum hapt_status check_replaceable(const char *path)
 
 enum hapt_status hapt_h5_create(const char *path, const char *format, int version, struct hapt_h5 **result)
 {
+    H5_HOLD_LOCK;
     silence();
     HAPT_TRY(check_replaceable(path));
     HAPT_TRY(make_folders(path));
@@ -125,14 +141,22 @@ static bool sync_path(const char *path, int flags)
     return done;
 }
 
-enum hapt_status hapt_h5_commit(struct hapt_h5 *file)
+/* The buffers of the library reach the system. */
+static bool finish_writing(struct hapt_h5 *file)
 {
-    enum hapt_status status = HAPT_OK;
+    H5_HOLD_LOCK;
     const herr_t flushed = H5Fflush(file->id, H5F_SCOPE_LOCAL);
     if (flushed < 0) hapt_h5_write_nowhere(file);
     const herr_t closed = H5Fclose(file->id);
     file->id = -1;
-    if (flushed < 0 || closed < 0 || !sync_path(file->aside, O_RDWR) || rename(file->aside, file->path))
+    return flushed >= 0 && closed >= 0;
+}
+
+enum hapt_status hapt_h5_commit(struct hapt_h5 *file)
+{
+    enum hapt_status status = HAPT_OK;
+    /* The disk is waited for without the lock. */
+    if (!finish_writing(file) || !sync_path(file->aside, O_RDWR) || rename(file->aside, file->path))
         status = hapt_h5_fail(file, "the file", "");
     else
         hapt_guard_trust(file->path);
@@ -167,6 +191,7 @@ static enum hapt_status check_format(struct hapt_h5 *file, const char *format, i
 
 enum hapt_status hapt_h5_open_unguarded(const char *path, const char *format, int version, bool foreign, struct hapt_h5 **result)
 {
+    H5_HOLD_LOCK;
     silence();
     struct hapt_h5 *file = allocate(path);
     if (!file) return HAPT_ERR_MEMORY;
@@ -198,6 +223,7 @@ enum hapt_status hapt_h5_open(const char *path, const char *format, int version,
 
 void hapt_h5_close(struct hapt_h5 *file)
 {
+    H5_HOLD_LOCK;
     if (!file) return;
     if (file->id >= 0) {
         H5Fclose(file->id);
@@ -217,6 +243,7 @@ const char *hapt_h5_path(const struct hapt_h5 *file)
 /* True when every link on the way to `name` exists. */
 bool hapt_h5_exists(struct hapt_h5 *file, const char *name)
 {
+    H5_HOLD_LOCK;
     char prefix[1024];
     if (!strcmp(name, "/")) return true;
     if (snprintf(prefix, sizeof prefix, "%s", name) >= (int)sizeof prefix) return false;
@@ -253,6 +280,7 @@ static herr_t collect(hid_t group, const char *name, const H5L_info_t *info, voi
 enum hapt_status hapt_h5_list(struct hapt_h5 *file, const char *group, int64_t limit, struct hapt_arena *arena,
                               int64_t *count, const char ***names)
 {
+    H5_HOLD_LOCK;
     if (!hapt_h5_exists(file, group)) return hapt_h5_fail(file, "the missing group", group);
     const hid_t id = H5Gopen2(file->id, group, H5P_DEFAULT);
     H5G_info_t info;

@@ -65,6 +65,7 @@ static hid_t create(struct hapt_h5 *file, const char *name, hid_t type, int dims
 enum hapt_status hapt_h5_write(struct hapt_h5 *file, const char *name, enum hapt_h5_type type, int dims,
                                const int64_t *shape, const void *data, const char *units)
 {
+    H5_HOLD_LOCK;
     HAPT_ASSERT(dims >= 1 && dims <= HAPT_H5_MAX_DIMS);
     const hid_t id = create(file, name, native(type), dims, shape, true);
     bool empty = false;
@@ -79,6 +80,7 @@ enum hapt_status hapt_h5_write(struct hapt_h5 *file, const char *name, enum hapt
 
 enum hapt_status hapt_h5_write_strings(struct hapt_h5 *file, const char *name, int64_t count, const char *const *text)
 {
+    H5_HOLD_LOCK;
     /* Fixed length: variable strings live outside the dataset, where no checksum covers them. */
     size_t width = 1;
     for (int64_t i = 0; i < count; i++) width = strlen(text[i]) > width ? strlen(text[i]) : width;
@@ -125,6 +127,7 @@ static enum hapt_status open_dataset(struct hapt_h5 *file, const char *name, hid
 
 enum hapt_status hapt_h5_shape(struct hapt_h5 *file, const char *name, int *dims, int64_t *shape)
 {
+    H5_HOLD_LOCK;
     hid_t id;
     HAPT_TRY(open_dataset(file, name, &id));
     const enum hapt_status status = extent_of(file, id, name, dims, shape);
@@ -166,6 +169,7 @@ static bool is_number_type(hid_t type)
 
 bool hapt_h5_is_byte(struct hapt_h5 *file, const char *name)
 {
+    H5_HOLD_LOCK;
     const hid_t id = hapt_h5_exists(file, name) ? H5Dopen2(file->id, name, H5P_DEFAULT) : -1;
     const hid_t type = id < 0 ? -1 : H5Dget_type(id);
     const bool byte = type >= 0 && H5Tequal(type, H5T_NATIVE_UINT8) > 0;
@@ -254,6 +258,7 @@ static enum hapt_status read_open(struct hapt_h5 *file, hid_t id, const char *na
 enum hapt_status hapt_h5_read(struct hapt_h5 *file, const char *name, enum hapt_h5_type type, int dims, int64_t *shape,
                               int64_t limit, struct hapt_arena *arena, void **data)
 {
+    H5_HOLD_LOCK;
     hid_t id;
     HAPT_TRY(open_dataset(file, name, &id));
     const enum hapt_status status = read_open(file, id, name, type, dims, shape, limit, arena, data);
@@ -286,6 +291,7 @@ static enum hapt_status read_rows_open(struct hapt_h5 *file, hid_t id, const cha
 enum hapt_status hapt_h5_read_rows(struct hapt_h5 *file, const char *name, enum hapt_h5_type type, int64_t first,
                                    int64_t count, void *data)
 {
+    H5_HOLD_LOCK;
     hid_t id;
     HAPT_TRY(open_dataset(file, name, &id));
     const enum hapt_status status = read_rows_open(file, id, name, type, first, count, data);
@@ -357,6 +363,7 @@ static enum hapt_status copy_text(hid_t id, hid_t space, hid_t type, text_reader
 enum hapt_status hapt_h5_read_strings(struct hapt_h5 *file, const char *name, int64_t limit, struct hapt_arena *arena,
                                       int64_t *count, const char ***text)
 {
+    H5_HOLD_LOCK;
     hid_t id;
     HAPT_TRY(open_dataset(file, name, &id));
     const hid_t space = H5Dget_space(id), type = H5Dget_type(id);
@@ -404,6 +411,7 @@ static enum hapt_status write_attribute(struct hapt_h5 *file, const char *object
 
 enum hapt_status hapt_h5_write_attribute_int(struct hapt_h5 *file, const char *object, const char *name, int64_t value)
 {
+    H5_HOLD_LOCK;
     return write_attribute(file, object, name, H5T_NATIVE_INT64, 0, &value);
 }
 
@@ -417,6 +425,7 @@ static enum hapt_status write_units(struct hapt_h5 *file, const char *object, co
 enum hapt_status hapt_h5_write_attribute_real(struct hapt_h5 *file, const char *object, const char *name, double value,
                                               const char *units)
 {
+    H5_HOLD_LOCK;
     HAPT_TRY(write_attribute(file, object, name, H5T_NATIVE_DOUBLE, 0, &value));
     return write_units(file, object, name, units);
 }
@@ -424,12 +433,14 @@ enum hapt_status hapt_h5_write_attribute_real(struct hapt_h5 *file, const char *
 enum hapt_status hapt_h5_write_attribute_ints(struct hapt_h5 *file, const char *object, const char *name, int count,
                                               const int *value)
 {
+    H5_HOLD_LOCK;
     return write_attribute(file, object, name, H5T_NATIVE_INT, count, value);
 }
 
 enum hapt_status hapt_h5_write_attribute_reals(struct hapt_h5 *file, const char *object, const char *name, int count,
                                                const double *value, const char *units)
 {
+    H5_HOLD_LOCK;
     HAPT_TRY(write_attribute(file, object, name, H5T_NATIVE_DOUBLE, count, value));
     return write_units(file, object, name, units);
 }
@@ -437,6 +448,7 @@ enum hapt_status hapt_h5_write_attribute_reals(struct hapt_h5 *file, const char 
 enum hapt_status hapt_h5_write_attribute_text(struct hapt_h5 *file, const char *object, const char *name,
                                               const char *value)
 {
+    H5_HOLD_LOCK;
     const hid_t type = H5Tcopy(H5T_C_S1);
     H5Tset_size(type, strlen(value) + 1);
     H5Tset_cset(type, H5T_CSET_UTF8);
@@ -447,6 +459,7 @@ enum hapt_status hapt_h5_write_attribute_text(struct hapt_h5 *file, const char *
 
 bool hapt_h5_has_attribute(struct hapt_h5 *file, const char *object, const char *name)
 {
+    H5_HOLD_LOCK;
     return hapt_h5_exists(file, object) && H5Aexists_by_name(file->id, object, name, H5P_DEFAULT) > 0;
 }
 
@@ -478,28 +491,33 @@ static enum hapt_status read_attribute_number(struct hapt_h5 *file, const char *
 enum hapt_status hapt_h5_read_attribute_ints(struct hapt_h5 *file, const char *object, const char *name, int limit,
                                              int *count, int *value)
 {
+    H5_HOLD_LOCK;
     return read_attribute_numbers(file, object, name, H5T_NATIVE_INT, limit, count, value);
 }
 
 enum hapt_status hapt_h5_read_attribute_reals(struct hapt_h5 *file, const char *object, const char *name, int limit,
                                               int *count, double *value)
 {
+    H5_HOLD_LOCK;
     return read_attribute_numbers(file, object, name, H5T_NATIVE_DOUBLE, limit, count, value);
 }
 
 enum hapt_status hapt_h5_read_attribute_int(struct hapt_h5 *file, const char *object, const char *name, int64_t *value)
 {
+    H5_HOLD_LOCK;
     return read_attribute_number(file, object, name, H5T_NATIVE_INT64, value);
 }
 
 enum hapt_status hapt_h5_read_attribute_real(struct hapt_h5 *file, const char *object, const char *name, double *value)
 {
+    H5_HOLD_LOCK;
     return read_attribute_number(file, object, name, H5T_NATIVE_DOUBLE, value);
 }
 
 enum hapt_status hapt_h5_read_attribute_text(struct hapt_h5 *file, const char *object, const char *name,
                                              struct hapt_arena *arena, const char **value)
 {
+    H5_HOLD_LOCK;
     if (!hapt_h5_has_attribute(file, object, name))
         return hapt_fail(HAPT_ERR_INPUT, H5_HINT, "attribute %s of %s is missing in %s", name, object, file->path);
     const hid_t id = H5Aopen_by_name(file->id, object, name, H5P_DEFAULT, H5P_DEFAULT);

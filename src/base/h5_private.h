@@ -6,6 +6,15 @@
 
 #include "hapt/h5.h"
 
+/* The library is not thread safe, and a checkpoint may be written while the compute thread reads or writes another file: every call
+ * into it holds one lock, taken again by the functions that call each other. Held to the end of the block. */
+struct hapt_h5_held {
+    char unused;
+};
+struct hapt_h5_held hapt_h5_lock(void);
+void hapt_h5_unlock(struct hapt_h5_held *held);
+#define H5_HOLD_LOCK __attribute__((cleanup(hapt_h5_unlock), unused)) struct hapt_h5_held held = hapt_h5_lock()
+
 #define H5_HINT "the file is damaged or of another kind: `hapt COMMAND --help` says what it must hold"
 
 struct hapt_h5 {

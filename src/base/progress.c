@@ -7,7 +7,7 @@ void hapt_progress_init(struct hapt_progress *progress, const struct hapt_env *e
 {
     const double now = hapt_time_s();
     *progress = (struct hapt_progress){
-        .env = env, .what = what, .total = total, .start_s = now, .printed_s = now, .terminal = isatty(STDERR_FILENO)};
+        .env = env, .what = what, .total = total, .start_s = now, .printed_s = now, .every_s = 5, .terminal = isatty(STDERR_FILENO)};
 }
 
 static void print_line(struct hapt_progress *progress, long done, const char *detail)
@@ -32,7 +32,7 @@ void hapt_progress_update(struct hapt_progress *progress, long done, const char 
 {
     if (progress->env->world_rank != 0) return;
     const double now = hapt_time_s();
-    if (now - progress->printed_s < (progress->terminal ? 0.1 : 5.0)) return;
+    if (now - progress->printed_s < (progress->terminal ? 0.1 : progress->every_s)) return;
     progress->printed_s = now;
     print_line(progress, done, detail);
 }

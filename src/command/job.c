@@ -1,4 +1,6 @@
 /* The whole job: discover, cut, profile, plan, train, report. */
+#include <string.h>
+
 #include "hapt/stop.h"
 #include "phases.h"
 
@@ -41,7 +43,7 @@ static enum hapt_status check_options(const struct hapt_config *config)
     if (hapt_config_text(config, "profile"))
         HAPT_TRY(hapt_phase_unused(config, "--profile is not measured again", measuring));
     HAPT_TRY(hapt_phase_plan_options(config));
-    if (!hapt_config_bool(config, "resume"))
+    if (!strcmp(hapt_config_text(config, "resume"), "no"))
         return hapt_phase_unused(config, "there is no checkpoint to leave without --resume", replanning);
     return HAPT_OK;
 }

@@ -1,3 +1,5 @@
+#include <string.h>
+
 #include "phases.h"
 
 enum hapt_status hapt_phase_plan_bind(struct hapt_plan *plan, const struct hapt_layers *layers)
@@ -156,7 +158,8 @@ enum hapt_status hapt_phase_plan_given(struct hapt_env *env, struct hapt_config 
                                        const struct hapt_checkpoint *checkpoint, struct hapt_arena *arena,
                                        struct hapt_plan **plan)
 {
-    if (checkpoint && hapt_config_given(config, "plan"))
+    /* A job that is submitted again (--resume auto) always brings the plan it started with. */
+    if (checkpoint && hapt_config_given(config, "plan") && strcmp(hapt_config_text(config, "resume"), "auto") != 0)
         hapt_warn(env, "--resume keeps the plan of %s; --plan is not read\n", checkpoint->path);
     return hapt_env_agree(env->world, load_given(config, model, checkpoint, arena, plan));
 }

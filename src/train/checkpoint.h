@@ -19,4 +19,26 @@ enum hapt_status checkpoint_measure(const char *path, int64_t *size, int64_t *ch
 enum hapt_status checkpoint_list(const char *folder, struct hapt_arena *arena, int *count, int64_t **step);
 char *checkpoint_folder(struct hapt_arena *arena, const char *folder, int64_t step);
 
+/* Is there a checkpoint in the folder of a run, good or damaged? Collective over env->world; ends in agreement. */
+enum hapt_status checkpoint_any(const struct hapt_env *env, const char *run, struct hapt_arena *arena, bool *any);
+
+/* What a writing rank tells rank 0 of its shard; `shard` -1: it has none. */
+struct checkpoint_shard {
+    int64_t shard, size, checksum;
+};
+
+/* The parts of a save, each on one rank; the caller brings the ranks together between them. */
+/* The folder of checkpoints is there and holds nothing half-made that a killed run left. */
+enum hapt_status checkpoint_clean(const char *folder, struct hapt_arena *arena);
+/* A checkpoint that a killed run had moved aside for its successor takes its name again. Best effort. */
+void checkpoint_recover(const char *folder, struct hapt_arena *arena);
+/* This rank's shard of the checkpoint after `step` steps. */
+enum hapt_status checkpoint_write_shard(const struct hapt_checkpoint_writer *writer, int64_t step, struct hapt_arena *arena,
+                                        struct checkpoint_shard *written);
+/* All shards are there, those of `ranks` ranks: the manifest is written, the folder takes its name, older ones go. */
+enum hapt_status checkpoint_publish(const struct hapt_checkpoint_writer *writer, int64_t step, const struct hapt_history *history,
+                                    const struct checkpoint_shard *shard, int ranks, struct hapt_arena *arena);
+/* What a save that failed has left. Best effort. */
+void checkpoint_discard(const struct hapt_checkpoint_writer *writer, int64_t step, struct hapt_arena *arena);
+
 #endif

@@ -24,6 +24,17 @@ static enum hapt_status read_history(struct hapt_h5 *file, int64_t step, struct 
     return HAPT_OK;
 }
 
+static enum hapt_status read_data(struct hapt_h5 *file, struct hapt_arena *arena, struct hapt_data_identity *data)
+{
+    const char *kind = "";
+    if (!hapt_h5_exists(file, "/data")) return HAPT_OK;
+    HAPT_TRY(hapt_h5_read_attribute_text(file, "/data", "kind", arena, &kind));
+    snprintf(data->kind, sizeof data->kind, "%s", kind);
+    HAPT_TRY(hapt_h5_read_attribute_int(file, "/data", "count", &data->count));
+    HAPT_TRY(hapt_h5_read_attribute_int(file, "/data", "checksum", &data->checksum));
+    return hapt_h5_read_attribute_int(file, "/data", "seed", &data->seed);
+}
+
 static enum hapt_status read_tables(struct hapt_h5 *file, struct hapt_arena *arena, struct hapt_checkpoint *checkpoint)
 {
     int64_t shards[1] = {-1}, states = 0, values = 0;
@@ -63,6 +74,7 @@ static enum hapt_status read_manifest(const char *path, struct hapt_arena *arena
         status = hapt_fail(HAPT_ERR_INPUT, NULL, "%s contradicts itself", hapt_h5_path(file));
     if (status == HAPT_OK) status = read_tables(file, arena, made);
     if (status == HAPT_OK) status = read_history(file, made->step, arena, &made->history);
+    if (status == HAPT_OK) status = read_data(file, arena, &made->data);
     if (status == HAPT_OK) status = hapt_plan_read(file, "/plan", arena, &made->plan);
     hapt_h5_close(file);
     if (status == HAPT_OK) *checkpoint = made;
@@ -120,6 +132,7 @@ static enum hapt_status list_candidates(const struct hapt_env *env, const char *
     if (env->world_rank == 0 && !exists(hapt_arena_printf(arena, "%s/manifest.h5", path))) {
         const char *hint = "give the folder of a run that has checkpoints, or of one of them; training starts anew without --resume";
         found[1] = exists(inner);
+        checkpoint_recover(found[1] ? inner : path, arena);
         status = is_file(path) ? hapt_fail(HAPT_ERR_INPUT, hint, "%s is a file; a checkpoint is a folder", path)
                                : checkpoint_list(found[1] ? inner : path, arena, &found[0], &step);
         if (status == HAPT_OK && found[0] == 0) status = hapt_fail(HAPT_ERR_INPUT, hint, "there is no checkpoint in %s", path);
@@ -135,6 +148,22 @@ static enum hapt_status list_candidates(const struct hapt_env *env, const char *
     if (env->world_rank != 0) HAPT_NEW(step, arena, found[0]);
     MPI_Bcast(step, found[0], MPI_INT64_T, 0, env->world);
     for (int i = 0; i < *count; i++) (*candidate)[i] = checkpoint_folder(arena, found[1] ? inner : path, step[i]);
+    return HAPT_OK;
+}
+
+enum hapt_status checkpoint_any(const struct hapt_env *env, const char *run, struct hapt_arena *arena, bool *any)
+{
+    int count = 0;
+    int64_t *step = NULL;
+    enum hapt_status status = HAPT_OK;
+    if (env->world_rank == 0) {
+        const char *folder = hapt_arena_printf(arena, "%s/checkpoints", run);
+        if (folder) checkpoint_recover(folder, arena);
+        status = folder ? checkpoint_list(folder, arena, &count, &step) : HAPT_ERR_MEMORY;
+    }
+    HAPT_TRY(hapt_env_agree(env->world, status));
+    MPI_Bcast(&count, 1, MPI_INT, 0, env->world);
+    *any = count > 0;
     return HAPT_OK;
 }
 

@@ -1,6 +1,7 @@
 /*
  * Writing a checkpoint: every stage its shard, aside; all agree; rank 0 writes the manifest and renames the folder. The
- * one before is removed only when the new one stands.
+ * one before is removed only when the new one stands. What has a name step-N is whole: folders are made under names that
+ * begin with a dot, and take such a name again before they are emptied.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -96,18 +97,30 @@ static enum hapt_status sync_folder(const char *path)
     return good ? HAPT_OK : hapt_fail(HAPT_ERR_IO, "is the disk full?", "folder %s: %s", path, strerror(error));
 }
 
+/* Also what is above it. A new folder is only there for good when the one above it has been synced. */
 static enum hapt_status make_folder(const char *path, struct hapt_arena *arena)
 {
     char *partial = hapt_arena_strdup(arena, path);
     if (!partial) return HAPT_ERR_MEMORY;
-    for (char *slash = strchr(partial + 1, '/');; slash = strchr(slash + 1, '/')) {
+    for (char *slash = strchr(partial + 1, '/'), *above = NULL;; above = slash, slash = strchr(slash + 1, '/')) {
         if (slash) *slash = '\0';
-        if (mkdir(partial, 0777) && errno != EEXIST)
+        const bool made = mkdir(partial, 0777) == 0;
+        if (!made && errno != EEXIST)
             return hapt_fail(HAPT_ERR_IO, "choose another --output", "folder %s cannot be made: %s", partial,
                              strerror(errno));
+        if (made) {
+            if (above) *above = '\0';
+            HAPT_TRY(sync_folder(above == partial ? "/" : above ? partial : partial[0] == '/' ? "/" : "."));
+            if (above) *above = '/';
+        }
         if (!slash) return HAPT_OK;
         *slash = '/';
     }
+}
+
+static char *aside_of(const struct hapt_checkpoint_writer *writer, int64_t step, struct hapt_arena *arena)
+{
+    return hapt_arena_printf(arena, "%s/.partial-%08lld", writer->folder, (long long)step);
 }
 
 /* An empty folder to write in; what a run that died left there goes. */
@@ -118,31 +131,59 @@ static enum hapt_status open_aside(const char *folder, const char *aside, struct
     return make_folder(aside, arena);
 }
 
-struct shard_record {
-    int64_t shard, size, checksum;
-};
-
-static enum hapt_status write_shard(const struct hapt_checkpoint_writer *writer, const char *aside, int64_t step,
-                                    struct hapt_arena *arena, struct shard_record *record)
+enum hapt_status checkpoint_clean(const char *folder, struct hapt_arena *arena)
 {
-    *record = (struct shard_record){.shard = writer->shard};
-    if (writer->shard < 0) return writer->shared ? writer->write_shard(writer->context, NULL) : HAPT_OK;
+    HAPT_TRY(make_folder(folder, arena));
+    DIR *directory = opendir(folder);
+    if (!directory) return hapt_fail(HAPT_ERR_IO, "check permissions", "folder %s cannot be read: %s", folder, strerror(errno));
+    for (struct dirent *entry; (entry = readdir(directory));) {
+        const bool ours = !strncmp(entry->d_name, ".partial-", 9) || !strncmp(entry->d_name, ".removed-", 9) ||
+                          !strncmp(entry->d_name, ".replaced-", 10);
+        const char *path = ours ? hapt_arena_printf(arena, "%s/%s", folder, entry->d_name) : NULL;
+        if (path) remove_folder(path, arena);
+    }
+    closedir(directory);
+    return HAPT_OK;
+}
+
+void checkpoint_recover(const char *folder, struct hapt_arena *arena)
+{
+    DIR *directory = opendir(folder);
+    if (!directory) return;
+    for (struct dirent *entry; (entry = readdir(directory));) {
+        struct stat about;
+        if (strncmp(entry->d_name, ".replaced-", 10)) continue;
+        const char *from = hapt_arena_printf(arena, "%s/%s", folder, entry->d_name);
+        const char *to = hapt_arena_printf(arena, "%s/step-%s", folder, entry->d_name + 10);
+        if (from && to && stat(to, &about) != 0 && rename(from, to) != 0) continue; /* read-only: then it is not needed either */
+    }
+    closedir(directory);
+}
+
+static enum hapt_status fill_shard(const struct hapt_checkpoint_writer *writer, const char *path, int64_t step)
+{
     struct hapt_h5 *file = NULL;
-    const char *path = checkpoint_shard_path(arena, aside, writer->shard);
-    if (!path) hapt_die(HAPT_ERR_MEMORY);
-    enum hapt_status status = hapt_h5_create(path, SHARD_FORMAT, CHECKPOINT_VERSION, &file);
+    enum hapt_status status = path ? hapt_h5_create(path, SHARD_FORMAT, CHECKPOINT_VERSION, &file) : HAPT_ERR_MEMORY;
     if (status == HAPT_OK) status = hapt_h5_write_attribute_int(file, "/", "step", step);
     /* The other ranks of a shard wait for this one, whatever happened. */
     const enum hapt_status written = status == HAPT_OK || writer->shared
                                          ? writer->write_shard(writer->context, status == HAPT_OK ? file : NULL)
                                          : HAPT_OK;
     if (status == HAPT_OK) status = written;
-    if (status != HAPT_OK) {
-        if (file) hapt_h5_close(file);
-        return status;
-    }
-    HAPT_TRY(hapt_h5_commit(file));
-    return checkpoint_measure(path, &record->size, &record->checksum);
+    if (status == HAPT_OK) return hapt_h5_commit(file);
+    hapt_h5_close(file);
+    return status;
+}
+
+enum hapt_status checkpoint_write_shard(const struct hapt_checkpoint_writer *writer, int64_t step, struct hapt_arena *arena,
+                                        struct checkpoint_shard *written)
+{
+    *written = (struct checkpoint_shard){.shard = writer->shard};
+    if (writer->shard < 0) return writer->shared ? writer->write_shard(writer->context, NULL) : HAPT_OK;
+    const char *aside = aside_of(writer, step, arena);
+    const char *path = aside ? checkpoint_shard_path(arena, aside, writer->shard) : NULL;
+    HAPT_TRY(fill_shard(writer, path, step));
+    return checkpoint_measure(path, &written->size, &written->checksum);
 }
 
 #define OPTION_LIMIT 1000
@@ -170,6 +211,16 @@ static enum hapt_status write_history(struct hapt_h5 *file, const struct hapt_hi
     return hapt_h5_write(file, "/history/step_time", HAPT_H5_F64, 1, shape, history->time_s, "s");
 }
 
+/* Which data, and where in them the run stands: rows are functions of seed and step, so these are the whole state of what is random. */
+static enum hapt_status write_data(struct hapt_h5 *file, const struct hapt_data_identity *data, int64_t step)
+{
+    HAPT_TRY(hapt_h5_write_attribute_text(file, "/data", "kind", data->kind));
+    HAPT_TRY(hapt_h5_write_attribute_int(file, "/data", "count", data->count));
+    HAPT_TRY(hapt_h5_write_attribute_int(file, "/data", "checksum", data->checksum));
+    HAPT_TRY(hapt_h5_write_attribute_int(file, "/data", "seed", data->seed));
+    return hapt_h5_write_attribute_int(file, "/data", "next_step", step);
+}
+
 static enum hapt_status fill_manifest(struct hapt_h5 *file, const struct hapt_checkpoint_writer *writer, int64_t step,
                                       const struct hapt_history *history, const int64_t *size, const int64_t *checksum,
                                       struct hapt_arena *arena)
@@ -188,11 +239,12 @@ static enum hapt_status fill_manifest(struct hapt_h5 *file, const struct hapt_ch
     HAPT_TRY(hapt_h5_write_strings(file, "/option_name", options->count, options->name));
     HAPT_TRY(hapt_h5_write_strings(file, "/option_value", options->count, options->value));
     HAPT_TRY(write_history(file, history));
+    if (writer->data) HAPT_TRY(write_data(file, writer->data, step));
     return hapt_plan_write(file, "/plan", writer->plan);
 }
 
 static enum hapt_status write_manifest(const struct hapt_checkpoint_writer *writer, const char *aside, int64_t step,
-                                       const struct hapt_history *history, const struct shard_record *record, int ranks,
+                                       const struct hapt_history *history, const struct checkpoint_shard *record, int ranks,
                                        struct hapt_arena *arena)
 {
     int64_t *size, *checksum;
@@ -218,7 +270,7 @@ static enum hapt_status write_manifest(const struct hapt_checkpoint_writer *writ
 
 /* The finished folder takes its name; what stood there changes places with it in one step, so that at every moment one of
  * them is whole. File systems that cannot exchange see the old one moved aside first. */
-static enum hapt_status take_place(const char *aside, const char *path, const char *old)
+static enum hapt_status take_place(const char *aside, const char *path, const char *old, struct hapt_arena *arena)
 {
     if (rename(aside, path) == 0) return HAPT_OK;
     if (renameat2(AT_FDCWD, aside, AT_FDCWD, path, RENAME_EXCHANGE) == 0) return HAPT_OK;
@@ -226,8 +278,19 @@ static enum hapt_status take_place(const char *aside, const char *path, const ch
     if (rename(aside, path) == 0) return HAPT_OK;
     const int error = errno;
     if (replaces) rename(old, path);
+    remove_folder(aside, arena);
     return hapt_fail(HAPT_ERR_IO, "check the rights in the output folder", "%s cannot be put in place: %s", path,
                      strerror(error));
+}
+
+/* A checkpoint loses its name at once and its files behind that: what a name stands for is whole. */
+static void remove_checkpoint(const char *folder, int64_t step, struct hapt_arena *arena)
+{
+    const char *path = checkpoint_folder(arena, folder, step);
+    const char *gone = hapt_arena_printf(arena, "%s/.removed-%08lld", folder, (long long)step);
+    if (!path || !gone) return;
+    remove_folder(gone, arena);
+    remove_folder(rename(path, gone) == 0 ? gone : path, arena);
 }
 
 /* The new one in place first; then those of an abandoned future and the oldest go. */
@@ -235,42 +298,53 @@ static enum hapt_status put_in_place(const struct hapt_checkpoint_writer *writer
                                      struct hapt_arena *arena)
 {
     const char *path = checkpoint_folder(arena, writer->folder, step);
-    const char *old = hapt_arena_printf(arena, "%s/.replaced", writer->folder);
+    const char *old = hapt_arena_printf(arena, "%s/.replaced-%08lld", writer->folder, (long long)step);
     if (!path || !old) return HAPT_ERR_MEMORY;
     remove_folder(old, arena);
-    HAPT_TRY(take_place(aside, path, old));
+    HAPT_TRY(take_place(aside, path, old, arena));
     HAPT_TRY(sync_folder(writer->folder));
     remove_folder(aside, arena);
     remove_folder(old, arena);
     int count, kept = 0;
     int64_t *steps;
     HAPT_TRY(checkpoint_list(writer->folder, arena, &count, &steps));
-    for (int i = 0; i < count; i++) {
-        if (steps[i] <= step && kept++ < writer->keep) continue;
-        const char *gone = checkpoint_folder(arena, writer->folder, steps[i]);
-        if (gone) remove_folder(gone, arena);
-    }
+    for (int i = 0; i < count; i++)
+        if (steps[i] > step || kept++ >= writer->keep) remove_checkpoint(writer->folder, steps[i], arena);
     return HAPT_OK;
+}
+
+enum hapt_status checkpoint_publish(const struct hapt_checkpoint_writer *writer, int64_t step, const struct hapt_history *history,
+                                    const struct checkpoint_shard *shard, int ranks, struct hapt_arena *arena)
+{
+    const char *aside = aside_of(writer, step, arena);
+    if (!aside) return HAPT_ERR_MEMORY;
+    const enum hapt_status status = write_manifest(writer, aside, step, history, shard, ranks, arena);
+    if (status != HAPT_OK) remove_folder(aside, arena);
+    return status == HAPT_OK ? put_in_place(writer, aside, step, arena) : status;
+}
+
+void checkpoint_discard(const struct hapt_checkpoint_writer *writer, int64_t step, struct hapt_arena *arena)
+{
+    const char *aside = aside_of(writer, step, arena);
+    if (aside) remove_folder(aside, arena);
 }
 
 static enum hapt_status save(const struct hapt_env *env, const struct hapt_checkpoint_writer *writer, int64_t step,
                              const struct hapt_history *history, struct hapt_arena *scratch)
 {
-    const char *aside = hapt_arena_printf(scratch, "%s/.partial", writer->folder);
-    struct shard_record mine, *all = hapt_arena_alloc(scratch, (size_t)env->world_size, sizeof *all);
+    const char *aside = aside_of(writer, step, scratch);
+    struct checkpoint_shard mine, *all = hapt_arena_alloc(scratch, (size_t)env->world_size, sizeof *all);
     char what[64];
     snprintf(what, sizeof what, "checkpoint of step %lld", (long long)step);
     enum hapt_status status = aside && all ? HAPT_OK : HAPT_ERR_MEMORY;
     if (status == HAPT_OK && env->world_rank == 0) status = open_aside(writer->folder, aside, scratch);
     HAPT_TRY(hapt_link_agree(env->world, what, writer->patience_s, status));
-    status = write_shard(writer, aside, step, scratch, &mine);
-    HAPT_TRY(hapt_link_agree(env->world, what, writer->patience_s, status));
+    status = hapt_link_agree(env->world, what, writer->patience_s, checkpoint_write_shard(writer, step, scratch, &mine));
+    if (status != HAPT_OK && env->world_rank == 0) checkpoint_discard(writer, step, scratch); /* a full disk has its room again */
+    HAPT_TRY(status);
     status = hapt_link_all_gather(env->world, what, writer->patience_s, &mine, sizeof mine, all);
     if (status != HAPT_OK) hapt_die(status);
-    if (env->world_rank == 0) {
-        status = write_manifest(writer, aside, step, history, all, env->world_size, scratch);
-        if (status == HAPT_OK) status = put_in_place(writer, aside, step, scratch);
-    }
+    if (env->world_rank == 0) status = checkpoint_publish(writer, step, history, all, env->world_size, scratch);
     return hapt_link_agree(env->world, what, writer->patience_s, status);
 }
 

@@ -4,6 +4,7 @@
  */
 #include "data.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,6 +14,10 @@ struct hapt_data {
     int rows; /* of a step */
     uint64_t seed;
     MPI_Win window;
+    struct {
+        int64_t steps;
+        uint64_t hash;
+    } known; /* of exact batches: identified so far */
 };
 
 static size_t rounded(int64_t elements, size_t size)
@@ -169,4 +174,55 @@ int64_t hapt_data_targets(const struct hapt_data *data, int64_t step)
 {
     if (data->memory.target_count) return data->memory.target_count[step];
     return data->rows * data->layout.target_width;
+}
+
+enum { SAMPLE_BLOCK = 1 << 16, SAMPLE_BLOCKS = 1 << 10 };
+
+/* All bytes, or evenly spaced blocks of very many. */
+static uint64_t hash_sample(uint64_t seed, const void *memory, size_t bytes)
+{
+    const char *at = memory;
+    if (bytes <= (size_t)SAMPLE_BLOCK * SAMPLE_BLOCKS) return hapt_hash(seed, at, bytes);
+    const size_t stride = (bytes - SAMPLE_BLOCK) / (SAMPLE_BLOCKS - 1);
+    for (size_t i = 0; i < SAMPLE_BLOCKS; i++) seed = hapt_hash(seed, at + i * stride, SAMPLE_BLOCK);
+    return seed;
+}
+
+/* Step after step, so that what comes later (--steps) changes nothing. */
+static uint64_t hash_batches(struct hapt_data *data, int64_t steps)
+{
+    const struct data_layout *layout = &data->layout;
+    const size_t inputs = (size_t)layout->unit_inputs * input_bytes(layout), targets = (size_t)layout->unit_targets * sizeof(int32_t);
+    if (steps < data->known.steps) data->known.steps = 0, data->known.hash = 0;
+    for (; data->known.steps < steps && data->known.steps < layout->units; data->known.steps++) {
+        const size_t step = (size_t)data->known.steps;
+        data->known.hash = hapt_hash(data->known.hash, (const char *)data->memory.inputs + step * inputs, inputs);
+        if (targets > 0)
+            data->known.hash = hapt_hash(data->known.hash, (const char *)data->memory.targets + step * targets, targets);
+    }
+    return data->known.hash;
+}
+
+void hapt_data_identify(struct hapt_data *data, int64_t steps, struct hapt_data_identity *identity)
+{
+    const struct data_layout *layout = &data->layout;
+    *identity = (struct hapt_data_identity){.count = layout->exact ? steps : layout->units,
+                                            .seed = layout->exact ? 0 : (int64_t)data->seed};
+    snprintf(identity->kind, sizeof identity->kind, "%s%s", layout->images ? (layout->exact ? "image " : "images") : "",
+             layout->exact ? "batches" : layout->images ? "" : "tokens");
+    uint64_t hash = data->known.hash;
+    if (layout->exact) {
+        hash = hash_batches(data, steps);
+    } else if (data->known.steps == 0) { /* once */
+        hash = hash_sample(0, data->memory.inputs, (size_t)(layout->units * layout->unit_inputs) * input_bytes(layout));
+        if (!layout->shifted)
+            hash = hash_sample(hash, data->memory.targets, (size_t)(layout->units * layout->unit_targets) * sizeof(int32_t));
+        data->known.steps = 1;
+        data->known.hash = hash;
+    }
+    for (int64_t c = 0; c < layout->channels; c++) {
+        const float scale[2] = {data->memory.mean[c], data->memory.std[c]};
+        hash = hapt_hash(hash, scale, sizeof scale);
+    }
+    identity->checksum = (int64_t)hash;
 }

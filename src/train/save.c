@@ -2,8 +2,10 @@
 #include "save.h"
 
 #include <math.h>
+#include <string.h>
+#include <sys/mman.h>
 
-#include "checkpoint.h"
+#include "hapt/link.h"
 
 enum hapt_status saver_fill(struct saver *saver, const struct hapt_checkpoint *checkpoint)
 {
@@ -25,31 +27,102 @@ enum hapt_status saver_fill(struct saver *saver, const struct hapt_checkpoint *c
     return HAPT_OK;
 }
 
-/* Whole tensors, gathered one by one from the ranks of the stage: all of them come here, the first one writes. When it cannot, the others
- * are still served. */
-static enum hapt_status write_shard(void *context, struct hapt_h5 *file)
+typedef enum hapt_status take_tensor(struct saver *saver, int tensor, int state, void *context);
+
+/* Calls `take` for each tensor that the stage saves, in one order everywhere. */
+static enum hapt_status each_tensor(struct saver *saver, take_tensor *take, void *context)
 {
-    struct saver *saver = context;
-    struct stage *stage = saver->stage;
-    const struct hapt_graph *graph = stage->graph;
-    struct hapt_arena scratch;
-    enum hapt_status status = HAPT_OK;
-    hapt_arena_init(&scratch);
-    for (int t = 0; t < graph->tensor_count; t++) {
-        const struct hapt_tensor *tensor = &graph->tensor[t];
-        if (tensor->kind != HAPT_TENSOR_PARAMETER || stage_owner(stage, t) != stage->chunk) continue;
-        for (int state = -1; state < saver->state_count; state++) {
-            const enum hapt_status gathered = stage_gather_parameter(stage, t, state, saver->local, saver->buffer);
-            if (gathered != HAPT_OK) hapt_die(gathered); /* peers may wait */
-            if (!file || status != HAPT_OK) continue;
-            const char *dataset = checkpoint_dataset(&scratch, tensor->name, state);
-            status = dataset ? hapt_h5_write(file, dataset, HAPT_H5_F32, tensor->dims, tensor->shape, saver->buffer, "")
-                             : HAPT_ERR_MEMORY;
-        }
+    const struct stage *stage = saver->stage;
+    for (int t = 0; t < stage->graph->tensor_count; t++) {
+        if (stage->graph->tensor[t].kind != HAPT_TENSOR_PARAMETER || stage_owner(stage, t) != stage->chunk) continue;
+        for (int state = -1; state < saver->state_count; state++) HAPT_TRY(take(saver, t, state, context));
     }
+    return HAPT_OK;
+}
+
+static enum hapt_status write_tensor(const struct saver *saver, struct hapt_h5 *file, int tensor, int state, const float *value)
+{
+    const struct hapt_tensor *about = &saver->stage->graph->tensor[tensor];
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
+    const char *dataset = checkpoint_dataset(&scratch, about->name, state);
+    const enum hapt_status status =
+        dataset ? hapt_h5_write(file, dataset, HAPT_H5_F32, about->dims, about->shape, value, "") : HAPT_ERR_MEMORY;
     hapt_arena_release(&scratch);
     return status;
 }
+
+/* ---- At once: whole tensors, gathered one by one from the ranks of the stage ---- */
+
+struct shard_file {
+    struct hapt_h5 *file;
+    enum hapt_status status;
+};
+
+/* When the first rank cannot write, the others are still served. */
+static enum hapt_status gather_and_write(struct saver *saver, int tensor, int state, void *context)
+{
+    struct shard_file *shard = context;
+    const enum hapt_status gathered = stage_gather_parameter(saver->stage, tensor, state, saver->local, saver->buffer);
+    if (gathered != HAPT_OK) hapt_die(gathered); /* peers may wait */
+    if (shard->file && shard->status == HAPT_OK) shard->status = write_tensor(saver, shard->file, tensor, state, saver->buffer);
+    return HAPT_OK;
+}
+
+static enum hapt_status write_shard(void *context, struct hapt_h5 *file)
+{
+    struct shard_file shard = {.file = file};
+    HAPT_TRY(each_tensor(context, gather_and_write, &shard));
+    return shard.status;
+}
+
+/* ---- From a copy ---- */
+
+struct copied {
+    struct hapt_h5 *file;
+    float *at;
+};
+
+static size_t elements_of(const struct saver *saver, int tensor)
+{
+    return (size_t)hapt_tensor_elements(&saver->stage->graph->tensor[tensor]);
+}
+
+static enum hapt_status copy_tensor(struct saver *saver, int tensor, int state, void *context)
+{
+    struct copied *copied = context;
+    const bool keeps = saver->writer.shard >= 0;
+    const enum hapt_status gathered =
+        stage_gather_parameter(saver->stage, tensor, state, saver->local, keeps ? copied->at : saver->buffer);
+    if (gathered != HAPT_OK) hapt_die(gathered);
+    if (keeps) copied->at += elements_of(saver, tensor);
+    return HAPT_OK;
+}
+
+static enum hapt_status write_copied(struct saver *saver, int tensor, int state, void *context)
+{
+    struct copied *copied = context;
+    HAPT_TRY(write_tensor(saver, copied->file, tensor, state, copied->at));
+    copied->at += elements_of(saver, tensor);
+    return HAPT_OK;
+}
+
+static enum hapt_status count_tensor(struct saver *saver, int tensor, int state, void *context)
+{
+    (void)state;
+    *(size_t *)context += elements_of(saver, tensor) * sizeof(float);
+    return HAPT_OK;
+}
+
+/* On the thread that writes. */
+static enum hapt_status write_copy(void *context, struct hapt_h5 *file)
+{
+    struct saver *saver = context;
+    struct copied copied = {.file = file, .at = saver->copy};
+    return each_tensor(saver, write_copied, &copied);
+}
+
+/* ---- Setting up ---- */
 
 #define SLOWEST_DISK 10e6 /* byte/s: a shard may take that long before its peers give up */
 
@@ -93,16 +166,168 @@ enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const s
         .state_count = state_count,
         .plan = plan,
         .config = config,
+        .data = &saver->identity,
         .write_shard = write_shard,
         .context = saver,
     };
     return saver->writer.folder ? HAPT_OK : HAPT_ERR_MEMORY;
 }
 
-enum hapt_status saver_save(struct saver *saver, const struct hapt_history *history, struct hapt_arena *arena, const char **path)
+/* Of what is left on the node, so much may go to copies. */
+#define MOST_OF_MEMORY 0.8
+
+/* Is there room for the copies of all ranks of each node? The same answer on every rank. */
+static enum hapt_status find_room(struct saver *saver, bool *room)
 {
-    if (saver->saved == history->count) return HAPT_OK;
-    HAPT_TRY(hapt_checkpoint_save(saver->env, &saver->writer, history->count, history, arena, path));
-    saver->saved = history->count;
+    const struct hapt_env *env = saver->env;
+    struct {
+        double bytes, available;
+        int64_t node;
+    } mine = {(double)saver->copy_bytes, hapt_memory_available(), env->node_index}, *all;
+    char most[32], left[32];
+    HAPT_NEW(all, saver->stage->arena, env->world_size);
+    HAPT_TRY(hapt_link_all_gather(env->world, "memory for checkpoints", saver->writer.patience_s, &mine, sizeof mine, all));
+    *room = true;
+    for (int r = 0; r < env->world_size && *room; r++) {
+        double bytes = 0, available = INFINITY;
+        for (int peer = 0; peer < env->world_size; peer++) {
+            if (all[peer].node != all[r].node) continue;
+            bytes += all[peer].bytes;
+            available = fmin(available, all[peer].available);
+        }
+        *room = bytes <= MOST_OF_MEMORY * available;
+        if (!*room)
+            hapt_note(env, "checkpoints are written while training waits: copies of them would take %s of the %s that are left on a node\n",
+                      hapt_units_bytes(bytes, most), hapt_units_bytes(available, left));
+    }
     return HAPT_OK;
+}
+
+/* Its pages are touched here, not in the first copy. */
+static bool reserve_copy(struct saver *saver)
+{
+    if (saver->copy_bytes == 0) return true;
+    void *memory = mmap(NULL, saver->copy_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (memory == MAP_FAILED) return false;
+    saver->copy = memory;
+    return true;
+}
+
+static enum hapt_status open_background(struct saver *saver)
+{
+    const struct hapt_env *env = saver->env;
+    struct hapt_checkpoint_writer writer = saver->writer;
+    bool room = false;
+    writer.write_shard = write_copy;
+    writer.shared = false;
+    if (writer.shard >= 0) HAPT_TRY(each_tensor(saver, count_tensor, &saver->copy_bytes));
+    HAPT_TRY(find_room(saver, &room));
+    if (!room) return HAPT_OK;
+    const enum hapt_status reserved =
+        reserve_copy(saver) ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a copy of a checkpoint");
+    const enum hapt_status all_reserved = hapt_link_all_or_none(env->world, "memory for checkpoints", reserved);
+    if (all_reserved != HAPT_OK) {
+        hapt_fail_reset();
+        saver_release(saver);
+        hapt_note(env, "checkpoints are written while training waits: a rank cannot reserve a copy of its own\n");
+        return HAPT_OK;
+    }
+    saver->background = true;
+    return snapshot_open(&saver->snapshot, env, &writer, saver->stage->arena);
+}
+
+enum hapt_status saver_open(struct saver *saver, const struct hapt_config *config, struct hapt_data *data, bool several)
+{
+    const struct hapt_env *env = saver->env;
+    enum hapt_status status = HAPT_OK;
+    saver->data = data;
+    if (env->world_rank == 0) {
+        struct hapt_arena scratch;
+        hapt_arena_init(&scratch);
+        status = checkpoint_clean(saver->writer.folder, &scratch);
+        hapt_arena_release(&scratch);
+    }
+    HAPT_TRY(hapt_env_agree(env->world, status));
+    if (several && hapt_config_bool(config, "checkpoint-async")) status = open_background(saver);
+    return hapt_env_agree(env->world, status);
+}
+
+void saver_compare_data(const struct saver *saver, const struct hapt_checkpoint *checkpoint)
+{
+    struct hapt_data_identity now;
+    const struct hapt_data_identity *then = &checkpoint->data;
+    if (saver->env->world_rank != 0 || !then->kind[0]) return;
+    hapt_data_identify(saver->data, checkpoint->step, &now);
+    if (strcmp(then->kind, now.kind) != 0 || then->count != now.count || then->checksum != now.checksum)
+        hapt_warn(saver->env,
+                  "the data are not those of checkpoint %s (%lld %s there, %lld %s here%s): training goes on with others\n",
+                  checkpoint->path, (long long)then->count, then->kind, (long long)now.count, now.kind,
+                  then->count == now.count && !strcmp(then->kind, now.kind) ? " of other content" : "");
+    else if (then->seed != now.seed)
+        hapt_warn(saver->env, "--data-seed is %lld, not %lld as in checkpoint %s: the data come in another order\n", (long long)now.seed,
+                  (long long)then->seed, checkpoint->path);
+}
+
+/* ---- Saving ---- */
+
+static enum hapt_status stands(struct saver *saver, int64_t step)
+{
+    saver->saved = step;
+    saver->count++;
+    saver->taken_s = hapt_time_s() - saver->started_s;
+    saver->path = checkpoint_folder(saver->stage->arena, saver->writer.folder, step);
+    return saver->path ? HAPT_OK : HAPT_ERR_MEMORY;
+}
+
+void saver_vote(struct saver *saver, struct snapshot_vote *vote)
+{
+    *vote = (struct snapshot_vote){.phase = SNAPSHOT_NONE};
+    if (saver->background) snapshot_vote(&saver->snapshot, vote);
+}
+
+enum hapt_status saver_advance(struct saver *saver)
+{
+    bool done = false;
+    if (saver->background) HAPT_TRY(snapshot_advance(&saver->snapshot, &done));
+    return done ? stands(saver, saver->snapshot.step) : HAPT_OK;
+}
+
+/* The one before is still being written: its disk is waited for. */
+static enum hapt_status finish(struct saver *saver, bool last)
+{
+    bool done;
+    const double start_s = hapt_time_s();
+    if (!saver->background || !saver->snapshot.under_way) return HAPT_OK;
+    HAPT_TRY(snapshot_finish(&saver->snapshot, &done));
+    if (!last && !saver->slow) {
+        hapt_note(saver->env, "checkpoints take longer to write than --checkpoint-every leaves time for: training waited %.2g s for one\n",
+                  hapt_time_s() - start_s);
+        saver->slow = true;
+    }
+    return done ? stands(saver, saver->snapshot.step) : HAPT_OK;
+}
+
+enum hapt_status saver_save(struct saver *saver, const struct hapt_history *history, bool last)
+{
+    HAPT_TRY(finish(saver, last));
+    if (saver->saved == history->count) return HAPT_OK;
+    saver->started_s = hapt_time_s();
+    if (saver->env->world_rank == 0) hapt_data_identify(saver->data, history->count, &saver->identity);
+    if (last || !saver->background) {
+        const char *path = NULL;
+        HAPT_TRY(hapt_checkpoint_save(saver->env, &saver->writer, history->count, history, saver->stage->arena, &path));
+        return stands(saver, history->count);
+    }
+    struct copied copied = {.at = saver->copy};
+    if (saver->stage->chunk >= 0) HAPT_TRY(each_tensor(saver, copy_tensor, &copied));
+    snapshot_start(&saver->snapshot, history->count, history);
+    return HAPT_OK;
+}
+
+void saver_release(struct saver *saver)
+{
+    if (saver->background) snapshot_release(&saver->snapshot);
+    if (saver->copy) munmap(saver->copy, saver->copy_bytes);
+    saver->copy = NULL;
+    saver->background = false;
 }

@@ -60,6 +60,10 @@ enum hapt_status stage_gather_parameter(struct stage *stage, int parameter, int 
     struct hapt_arena scratch;
     const struct hapt_program *program = stage->program[stage->chunk];
     const unsigned sliced = state < 0 ? 0 : stage_sliced_axes(stage, program->local[parameter]);
+    struct hapt_box box, all;
+    boxes_of(stage, 0, parameter, &box, &all);
+    if (sliced == 0 && hapt_reshard_same(&box, &all)) /* rank 0 has it all */
+        return stage->rank == 0 ? hapt_engine_get(stage->engine, parameter, state, whole) : HAPT_OK;
     HAPT_TRY(hapt_engine_get(stage->engine, parameter, state, local));
     /* Sharded state: what other ranks hold is 0 here. */
     if (sliced != 0)

@@ -16,6 +16,7 @@ struct vote {
     double square_sum, loss;
     double busy_s, reduce_s, comm_s;
     int64_t stop; /* enum watch_stop */
+    struct snapshot_vote saving;
 };
 
 struct run {
@@ -35,14 +36,23 @@ struct run {
     double mark_s, comm_s;
 };
 
-/* The time it takes is no part of any step. */
-static enum hapt_status save(struct run *run)
+/* How long a checkpoint takes; where one may be under way when the last one is due, both. */
+static void tell_watch(struct run *run)
 {
-    if (run->saver.saved == run->result->history.count) return HAPT_OK;
+    const struct saver *saver = &run->saver;
+    if (saver->count > run->result->checkpoints) watch_saved(&run->watch, (saver->background ? 2 : 1) * saver->taken_s);
+    run->result->checkpoints = saver->count;
+}
+
+/* The time it takes is no part of any step. */
+static enum hapt_status save(struct run *run, bool last)
+{
+    struct hapt_train_result *result = run->result;
     const double start_s = hapt_time_s();
-    HAPT_TRY(saver_save(&run->saver, &run->result->history, run->arena, &run->result->checkpoint));
+    HAPT_TRY(saver_save(&run->saver, &result->history, last));
     run->mark_s = hapt_time_s();
-    watch_saved(&run->watch, run->mark_s - start_s);
+    result->checkpoint_s += run->mark_s - start_s;
+    tell_watch(run);
     run->stage.team.busy_s = run->stage.team.reduce_s = 0;
     return HAPT_OK;
 }
@@ -111,6 +121,7 @@ static enum hapt_status agree_on_step(struct run *run, int64_t step)
     mine.comm_s = comm_s - run->comm_s;
     run->comm_s = comm_s;
     stage->team.busy_s = stage->team.reduce_s = 0;
+    saver_vote(&run->saver, &mine.saving);
     HAPT_TRY(stage_square_sum(stage, &mine.square_sum));
     snprintf(what, sizeof what, "end of step %lld", (long long)step);
     return hapt_link_all_gather(run->env->world, what, stage_agreement_timeout_s(&run->stage), &mine, sizeof mine, run->vote);
@@ -175,6 +186,16 @@ static void show(struct run *run, struct hapt_progress *progress, int64_t step)
     hapt_progress_update(progress, (long)(step + 1 - run->first), detail);
 }
 
+/* A checkpoint that is written meanwhile goes on by what the ranks told each other in this step. */
+static enum hapt_status advance_checkpoint(struct run *run)
+{
+    if (!run->saver.background) return HAPT_OK;
+    for (int r = 0; r < run->env->world_size; r++) run->saver.snapshot.all[r] = run->vote[r].saving;
+    HAPT_TRY(saver_advance(&run->saver));
+    tell_watch(run);
+    return HAPT_OK;
+}
+
 static enum hapt_status loop(struct run *run)
 {
     const int64_t every = hapt_config_int(run->config, "checkpoint-every");
@@ -182,19 +203,21 @@ static enum hapt_status loop(struct run *run)
     struct hapt_progress progress;
     int stop = 0; /* bits of enum watch_stop */
     hapt_progress_init(&progress, run->env, "train", (long)(run->end - run->first));
+    progress.every_s = hapt_config_real(run->config, "progress-every");
     run->mark_s = hapt_time_s();
     for (int64_t step = run->first; step < run->end && status == HAPT_OK && !stop; step++) {
         status = take_step(run, step, &stop);
         if (status != HAPT_OK) break;
         show(run, &progress, step);
-        if (every > 0 && (step + 1) % every == 0) status = save(run);
+        status = advance_checkpoint(run);
+        if (status == HAPT_OK && every > 0 && (step + 1) % every == 0 && step + 1 < run->end && !stop) status = save(run, false);
     }
     hapt_progress_release(&progress);
     /* What comes in the last step stops nothing. */
     if (run->result->history.count < run->end) run->result->stopped_by = watch_reason(&run->watch, stop);
     if (status == HAPT_OK || status == HAPT_ERR_INPUT) {
         /* Also after a loss that is not finite: the weights are those before it. */
-        const enum hapt_status saved = save(run);
+        const enum hapt_status saved = save(run, true);
         if (status == HAPT_OK) status = saved;
     }
     return status;
@@ -284,13 +307,14 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
     HAPT_NEW(run->vote, run->arena, run->env->world_size);
     watch_init(&run->watch, run->env, run->config, run->saver.shard_bytes);
     run->first = checkpoint ? checkpoint->step : 0;
-    if (checkpoint) run->saver.saved = checkpoint->step;
+    /* Another plan's checkpoint is written again, so that the newest one is always this run's. */
+    if (checkpoint && checkpoint->plan == run->plan) run->saver.saved = checkpoint->step;
     run->end = end_of_run(run->config, run->optimizer.steps);
     if (run->end < run->first) run->end = run->first;
     result->first_step = run->first;
     result->stage_count = run->plan->stage_count;
     if (checkpoint) {
-        result->checkpoint = checkpoint->path;
+        run->saver.path = checkpoint->path;
         result->history = checkpoint->history;
         result->history.capacity = 0; /* its arrays are the checkpoint's */
     }
@@ -329,6 +353,9 @@ static enum hapt_status train(struct run *run, const struct hapt_checkpoint *che
     HAPT_TRY(open_data(run));
     HAPT_TRY(hapt_env_agree(world, stage_connect(&run->stage)));
     HAPT_TRY(hapt_env_agree(world, saver_fill(&run->saver, checkpoint)));
+    const int64_t every = hapt_config_int(run->config, "checkpoint-every");
+    HAPT_TRY(saver_open(&run->saver, run->config, run->data, every > 0 && run->first / every < (run->end - 1) / every));
+    if (checkpoint) saver_compare_data(&run->saver, checkpoint);
     enum hapt_status status = loop(run);
     const enum hapt_status drained = stage_drain(&run->stage);
     if (drained != HAPT_OK) hapt_die(drained);
@@ -356,10 +383,12 @@ enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cl
     hapt_env_set_patience(0);
     /* A rank that was not heard of in time cannot agree on leaving, nor can its peers free what they share with it. */
     if (status == HAPT_ERR_COMM) hapt_die(status);
+    saver_release(&run.saver);
     stage_release(&run.stage);
     hapt_data_close(run.data);
     if (status != HAPT_OK) return status;
     const struct hapt_history *history = &run.result->history;
+    run.result->checkpoint = run.saver.path;
     run.result->steady_step_s = hapt_train_median(history->time_s, run.first, history->count, SKIPPED_STEPS);
     if (run.result->steady_step_s > 0)
         run.result->items_per_s = (double)run.result->items_per_step / run.result->steady_step_s;
@@ -384,10 +413,18 @@ enum hapt_status hapt_train_folder(const struct hapt_config *config, struct hapt
 enum hapt_status hapt_train_resume(const struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,
                                    struct hapt_arena *arena, struct hapt_checkpoint **checkpoint)
 {
+    const char *resume = hapt_config_text(config, "resume"), *folder = NULL;
     *checkpoint = NULL;
-    if (!hapt_config_bool(config, "resume")) return HAPT_OK;
-    const char *folder = NULL;
+    if (!strcmp(resume, "no")) return HAPT_OK;
     HAPT_TRY(hapt_env_agree(env->world, hapt_train_folder(config, arena, &folder)));
+    if (!strcmp(resume, "auto")) {
+        bool any = false;
+        HAPT_TRY(checkpoint_any(env, folder, arena, &any));
+        if (!any) {
+            hapt_note(env, "no checkpoint in %s yet: training starts anew\n", folder);
+            return HAPT_OK;
+        }
+    }
     HAPT_TRY(hapt_checkpoint_find(env, folder, arena, checkpoint));
     HAPT_TRY(hapt_env_agree(env->world, env->world_rank == 0 ? hapt_checkpoint_fits(*checkpoint, model) : HAPT_OK));
     hapt_note(env, "resuming after step %lld from %s\n", (long long)(*checkpoint)->step, (*checkpoint)->path);

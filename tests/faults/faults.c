@@ -1,0 +1,283 @@
+/*
+ * A library to preload: the n-th call of a kind on files under a folder fails, and every call on them can be recorded.
+ *
+ *   FAULTS_UNDER   folder (absolute): all else is left alone
+ *   FAULTS_CALL    write (and pwrite), fsync, rename (and renameat2), ftruncate, close, open (for writing), mkdir, unlink
+ *   FAULTS_AT      which of them, from 1, counted in each process; FAULTS_STICKY=1: also all that follow
+ *   FAULTS_ERROR   ENOSPC, EIO, EINVAL
+ *   FAULTS_RANK    only in this rank of an MPI job
+ *   FAULTS_LOG     folder of records, one a process: calls in order, and what was written
+ *   FAULTS_COUNTS  file: how many calls of FAULTS_CALL a process made, a line each, written at its end
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MOST_FILES = 1024 };
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_once_t once;
+    char under[4096];
+    const char *call, *log, *counts;
+    long at, done;
+    bool sticky, armed;
+    int error;
+    FILE *record, *data;
+    long data_bytes;
+    char *path[MOST_FILES]; /* of descriptors under the folder */
+} faults = {.lock = PTHREAD_MUTEX_INITIALIZER, .once = PTHREAD_ONCE_INIT};
+
+static __thread bool inside; /* calls of this library itself */
+
+#define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
+
+static void set_up(void)
+{
+    const char *under = getenv("FAULTS_UNDER"), *at = getenv("FAULTS_AT"), *error = getenv("FAULTS_ERROR");
+    const char *rank = getenv("FAULTS_RANK"), *mine = getenv("OMPI_COMM_WORLD_RANK");
+    if (!under) return;
+    snprintf(faults.under, sizeof faults.under, "%s/", under);
+    faults.call = getenv("FAULTS_CALL");
+    faults.log = getenv("FAULTS_LOG");
+    faults.counts = getenv("FAULTS_COUNTS");
+    faults.at = at ? atol(at) : 0;
+    faults.sticky = getenv("FAULTS_STICKY") != NULL;
+    faults.armed = !rank || !strcmp(rank, mine ? mine : "0");
+    faults.error = !error || !strcmp(error, "ENOSPC") ? ENOSPC : !strcmp(error, "EINVAL") ? EINVAL : EIO;
+}
+
+static bool ours(const char *path)
+{
+    pthread_once(&faults.once, set_up);
+    return !inside && faults.under[0] && path && !strncmp(path, faults.under, strlen(faults.under));
+}
+
+static const char *path_of(int descriptor)
+{
+    pthread_once(&faults.once, set_up);
+    return !inside && descriptor >= 0 && descriptor < MOST_FILES ? faults.path[descriptor] : NULL;
+}
+
+static void forget(int descriptor)
+{
+    if (descriptor < 0 || descriptor >= MOST_FILES) return;
+    free(faults.path[descriptor]);
+    faults.path[descriptor] = NULL;
+}
+
+static void remember(int descriptor, const char *path)
+{
+    forget(descriptor);
+    if (descriptor >= 0 && descriptor < MOST_FILES) faults.path[descriptor] = strdup(path);
+}
+
+/* One call of a kind: does it fail? */
+static bool fails(const char *call)
+{
+    bool now = false;
+    pthread_mutex_lock(&faults.lock);
+    if (faults.call && !strcmp(faults.call, call)) {
+        faults.done++;
+        now = faults.armed && faults.at > 0 && (faults.done == faults.at || (faults.sticky && faults.done > faults.at));
+    }
+    pthread_mutex_unlock(&faults.lock);
+    if (now) errno = faults.error;
+    return now;
+}
+
+/* "TIME CALL PATH [PATH2 | OFFSET BYTES PLACE]", PLACE in the file of data. */
+static void note(const char *call, const char *path, const char *other, const void *data, int64_t offset, size_t bytes)
+{
+    char name[4200];
+    struct timespec now;
+    const int saved = errno;
+    if (!faults.log) return;
+    pthread_mutex_lock(&faults.lock);
+    inside = true;
+    if (!faults.record) {
+        snprintf(name, sizeof name, "%s/%ld.calls", faults.log, (long)getpid());
+        faults.record = fopen(name, "w");
+        snprintf(name, sizeof name, "%s/%ld.data", faults.log, (long)getpid());
+        faults.data = fopen(name, "w");
+    }
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (faults.record && faults.data) {
+        fprintf(faults.record, "%lld.%09ld\t%s\t%s", (long long)now.tv_sec, now.tv_nsec, call, path);
+        if (other) fprintf(faults.record, "\t%s", other);
+        if (!strcmp(call, "write")) {
+            fprintf(faults.record, "\t%lld\t%zu\t%ld", (long long)offset, bytes, faults.data_bytes);
+            fwrite(data, 1, bytes, faults.data);
+            fflush(faults.data);
+            faults.data_bytes += (long)bytes;
+        }
+        if (!strcmp(call, "ftruncate")) fprintf(faults.record, "\t%lld", (long long)offset);
+        fputc('\n', faults.record);
+        fflush(faults.record);
+    }
+    inside = false;
+    pthread_mutex_unlock(&faults.lock);
+    errno = saved;
+}
+
+__attribute__((destructor)) static void finish(void)
+{
+    pthread_once(&faults.once, set_up);
+    if (!faults.counts || !faults.armed || faults.done == 0) return;
+    inside = true;
+    FILE *file = fopen(faults.counts, "a");
+    if (file) fprintf(file, "%ld\n", faults.done);
+    if (file) fclose(file);
+    inside = false;
+}
+
+/* ---- The calls ---- */
+
+static int opened(const char *path, int flags, int descriptor)
+{
+    if (descriptor < 0 || !ours(path)) return descriptor;
+    remember(descriptor, path);
+    if (flags & (O_CREAT | O_TRUNC)) note(flags & O_TRUNC ? "create" : "open", path, NULL, NULL, 0, 0);
+    return descriptor;
+}
+
+static bool may_not_open(const char *path, int flags)
+{
+    return ours(path) && (flags & (O_CREAT | O_WRONLY | O_RDWR | O_DIRECTORY)) && fails("open");
+}
+
+#define OPEN(name)                                                                   \
+    int name(const char *path, int flags, ...)                                       \
+    {                                                                                \
+        va_list rest;                                                                \
+        va_start(rest, flags);                                                       \
+        const mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0; \
+        va_end(rest);                                                                \
+        if (may_not_open(path, flags)) return -1;                                    \
+        return opened(path, flags, REAL(name)(path, flags, mode));                   \
+    }
+int open(const char *path, int flags, ...);
+int open64(const char *path, int flags, ...);
+OPEN(open)
+OPEN(open64)
+
+int close(int descriptor)
+{
+    const char *path = path_of(descriptor);
+    if (!path) return REAL(close)(descriptor);
+    const bool failing = fails("close");
+    forget(descriptor);
+    const int result = REAL(close)(descriptor);
+    if (!failing) return result;
+    errno = faults.error;
+    return -1;
+}
+
+int dup2(int from, int to)
+{
+    pthread_once(&faults.once, set_up);
+    if (!inside) forget(to); /* to nowhere, as far as hapt does it */
+    return REAL(dup2)(from, to);
+}
+
+ssize_t write(int descriptor, const void *data, size_t bytes)
+{
+    const char *path = path_of(descriptor);
+    if (!path) return REAL(write)(descriptor, data, bytes);
+    if (fails("write")) return -1;
+    const int64_t offset = lseek(descriptor, 0, SEEK_CUR);
+    const ssize_t result = REAL(write)(descriptor, data, bytes);
+    if (result > 0) note("write", path, NULL, data, offset, (size_t)result);
+    return result;
+}
+
+#define PWRITE(name, type)                                                  \
+    ssize_t name(int descriptor, const void *data, size_t bytes, type offset) \
+    {                                                                       \
+        const char *path = path_of(descriptor);                             \
+        if (!path) return REAL(name)(descriptor, data, bytes, offset);      \
+        if (fails("write")) return -1;                                      \
+        const ssize_t result = REAL(name)(descriptor, data, bytes, offset); \
+        if (result > 0) note("write", path, NULL, data, offset, (size_t)result); \
+        return result;                                                      \
+    }
+PWRITE(pwrite, off_t)
+PWRITE(pwrite64, off64_t)
+
+#define FTRUNCATE(name, type)                                     \
+    int name(int descriptor, type length)                         \
+    {                                                             \
+        const char *path = path_of(descriptor);                   \
+        if (path && fails("ftruncate")) return -1;                \
+        const int result = REAL(name)(descriptor, length);        \
+        if (path && result == 0) note("ftruncate", path, NULL, NULL, length, 0); \
+        return result;                                            \
+    }
+FTRUNCATE(ftruncate, off_t)
+FTRUNCATE(ftruncate64, off64_t)
+
+#define FSYNC(name)                                              \
+    int name(int descriptor)                                     \
+    {                                                            \
+        const char *path = path_of(descriptor);                  \
+        if (path && fails("fsync")) return -1;                   \
+        const int result = REAL(name)(descriptor);               \
+        if (path && result == 0) note("fsync", path, NULL, NULL, 0, 0); \
+        return result;                                           \
+    }
+FSYNC(fsync)
+FSYNC(fdatasync)
+
+int rename(const char *from, const char *to)
+{
+    const bool mine = ours(from) || ours(to);
+    if (mine && fails("rename")) return -1;
+    const int result = REAL(rename)(from, to);
+    if (mine && result == 0) note("rename", from, to, NULL, 0, 0);
+    return result;
+}
+
+int renameat2(int from_folder, const char *from, int to_folder, const char *to, unsigned flags)
+{
+    const bool mine = ours(from) || ours(to);
+    if (mine && fails("rename")) return -1;
+    const int result = (int)syscall(SYS_renameat2, from_folder, from, to_folder, to, flags);
+    if (mine && result == 0) note("exchange", from, to, NULL, 0, 0);
+    return result;
+}
+
+int mkdir(const char *path, mode_t mode)
+{
+    const bool mine = ours(path);
+    if (mine && fails("mkdir")) return -1;
+    const int result = REAL(mkdir)(path, mode);
+    if (mine && result == 0) note("mkdir", path, NULL, NULL, 0, 0);
+    return result;
+}
+
+int unlink(const char *path)
+{
+    const bool mine = ours(path);
+    if (mine && fails("unlink")) return -1;
+    const int result = REAL(unlink)(path);
+    if (mine && result == 0) note("unlink", path, NULL, NULL, 0, 0);
+    return result;
+}
+
+int rmdir(const char *path)
+{
+    const int result = REAL(rmdir)(path);
+    if (ours(path) && result == 0) note("rmdir", path, NULL, NULL, 0, 0);
+    return result;
+}
