@@ -91,6 +91,10 @@ struct hapt_flow_options {
     void *const *base; /* [slot_count][buffer_count]; copied */
     int piece_count;
     const struct hapt_piece *piece; /* copied */
+    /* Sending: when message k had its first chunk on its way; receiving: when its last one was there, of any peer. At time_s[k %
+     * time_count], to be read after hapt_courier_drain; borrowed. NULL: not kept. */
+    double *time_s;
+    int time_count;
     double bandwidth;               /* byte/s this rank may send with; 0: not paced */
     double latency_s;               /* added when paced */
 };

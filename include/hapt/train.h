@@ -109,6 +109,20 @@ struct hapt_history {
     double *loss, *gradient_norm, *learning_rate, *time_s;
 };
 
+/* Of the timeline (--trace): an instruction of the schedule, or a message between stages when it left or was there. */
+enum hapt_event_kind {
+    HAPT_EVENT_ACTIVATIONS_LEFT = HAPT_INSTRUCTION_UPDATE + 1, /* below: enum hapt_instruction_kind */
+    HAPT_EVENT_ACTIVATIONS_THERE,
+    HAPT_EVENT_GRADIENTS_LEFT,
+    HAPT_EVENT_GRADIENTS_THERE,
+    HAPT_EVENT_COUNT
+};
+struct hapt_train_event {
+    int rank, stage, peer_stage; /* peer_stage -1: none */
+    int kind, microbatch, step;
+    double begin_s, end_s; /* after the first event; a message: equal */
+};
+
 struct hapt_train_result {
     int64_t first_step; /* of this run; steps before it come from the checkpoint */
     struct hapt_history history;
@@ -123,6 +137,8 @@ struct hapt_train_result {
     double *idle_s;   /* the rest */
     double *comm_s;   /* during which the boundary behind the stage carried activations (hidden or not) */
     double *planned_bytes, *measured_bytes; /* [stage] device memory of its ranks at most; valid on rank 0 */
+    int64_t event_count;
+    const struct hapt_train_event *event;   /* by rank and step; on rank 0 */
     const char *checkpoint;                 /* the newest one */
     int64_t checkpoints;                    /* written by this run */
     double checkpoint_s;                    /* during which the run stood still for them, outside any step's time */
@@ -131,6 +147,8 @@ struct hapt_train_result {
 
 /* Median of the steps [from, to) of `time_s`, the first `skip` left out where enough remain. */
 double hapt_train_median(const double *time_s, int64_t from, int64_t to, int64_t skip);
+/* Writes /trace of a run file: a column a field, `kind` as text; nothing where there was no --trace. Rank 0. */
+enum hapt_status hapt_train_write_trace(struct hapt_h5 *file, const struct hapt_train_result *result);
 /* Writes /train/... of a run file. Rank 0. */
 enum hapt_status hapt_train_write(struct hapt_h5 *file, const struct hapt_train_result *result);
 

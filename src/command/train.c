@@ -24,7 +24,9 @@ const char hapt_command_train_help[] =
     "9; so does\n"
     "--max-hours, or the end of the Slurm job, as soon as there is not time enough for another step and to save it. A "
     "second signal,\n"
-    "a second or more after the first, leaves at once with 128 + its number; checkpoints are whole or not there.\n";
+    "a second or more after the first, leaves at once with 128 + its number; checkpoints are whole or not there.\n"
+    "--trace N adds /trace, a row an event of the last N steps: rank, stage, peer_stage (-1: none), step, microbatch, kind, begin,\n"
+    "end (s). Kinds are the schedule's instructions and the messages between stages: activations or gradients, left and there.\n";
 
 static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {

@@ -109,6 +109,11 @@ static bool has_credit(const struct flow *flow)
     return true;
 }
 
+static void keep_time(const struct flow *flow, int64_t sequence, double time_s)
+{
+    if (flow->options.time_s) flow->options.time_s[sequence % flow->options.time_count] = time_s;
+}
+
 /* Starts the next message when there is one and every receiver has a place for it. */
 static bool start_message(struct flow *flow, const struct pass *pass)
 {
@@ -123,6 +128,7 @@ static bool start_message(struct flow *flow, const struct pass *pass)
     if (flow->blocked) flow->start_s = fmax(flow->start_s, pass->now_s);
     flow->blocked = false;
     flow->under_way = true;
+    keep_time(flow, flow->started, flow->start_s);
     flow->started++;
     flow->done_bytes = 0;
     if (flow->options.bandwidth > 0)
@@ -234,6 +240,7 @@ void hapt_flow_advance_receiver(struct hapt_courier *courier, struct flow *flow,
         double start_s;
         while (window_pop(courier, &channel->window, pass, &last, &start_s)) {
             if (!last) continue;
+            keep_time(flow, atomic_load(&channel->received), hapt_time_s());
             atomic_fetch_add(&channel->received, 1);
             pass->news = true;
         }

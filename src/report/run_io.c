@@ -48,6 +48,7 @@ static enum hapt_status write_run(struct hapt_h5 *file, const struct hapt_run *r
     HAPT_TRY(hapt_plan_write(file, "/plan", run->plan));
     HAPT_TRY(write_settings(file, run->config));
     HAPT_TRY(hapt_train_write(file, run->result));
+    HAPT_TRY(hapt_train_write_trace(file, run->result));
     HAPT_TRY(hapt_h5_write_attribute_real(file, "/train", "flops_per_item", flops_per_item(run->model), "FLOP"));
     return hapt_h5_write_attribute_text(file, "/train", "checkpoint", run->result->checkpoint ? run->result->checkpoint : "");
 }

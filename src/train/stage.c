@@ -1,5 +1,5 @@
 /* One stage on one rank: it interprets the instruction list that the simulator read. */
-#include "stage.h"
+#include "trace.h"
 
 #include <string.h>
 
@@ -383,6 +383,7 @@ static enum hapt_status forward(struct stage *stage, const struct hapt_instructi
     const int transfer = stage->forward_in.count ? transfer_slot(stage, microbatch) : -1;
     stage->team.microbatch = microbatch;
     HAPT_TRY(wait_sent(stage, &stage->forward_out, slot));
+    stage->begun_s = hapt_time_s();
     HAPT_TRY(rebuild(stage, &program->forward_in, HAPT_STAGING_FORWARD_IN, stage->forward_replicas, transfer));
     hapt_team_stretch_begin(&stage->team);
     HAPT_TRY(put_inputs(stage, microbatch, slot));
@@ -406,6 +407,7 @@ static enum hapt_status backward(struct stage *stage, const struct hapt_instruct
     const int transfer = transfer_slot(stage, instruction->microbatch);
     stage->team.microbatch = instruction->microbatch;
     HAPT_TRY(wait_sent(stage, &stage->backward_out, transfer));
+    stage->begun_s = hapt_time_s();
     HAPT_TRY(rebuild(stage, &program->backward_in, HAPT_STAGING_BACKWARD_IN, stage->backward_replicas, transfer));
     hapt_team_stretch_begin(&stage->team);
     HAPT_TRY(hapt_engine_backward(stage->engine, instruction->slot, stage->backward_in.count ? transfer : -1,
@@ -457,7 +459,11 @@ enum hapt_status stage_run_step(struct stage *stage, const struct hapt_data *dat
     stage->loss = 0;
     if (stage->chunk < 0) return HAPT_OK;
     HAPT_TRY(begin_step(stage));
-    for (int i = 0; i < stage->list->count; i++) HAPT_TRY(execute(stage, &stage->list->instruction[i]));
+    for (int i = 0; i < stage->list->count; i++) {
+        stage->begun_s = hapt_time_s();
+        HAPT_TRY(execute(stage, &stage->list->instruction[i]));
+        trace_note(stage, sequence / stage->plan->microbatches, i, stage->begun_s, hapt_time_s());
+    }
     return HAPT_OK;
 }
 

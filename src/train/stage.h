@@ -43,6 +43,18 @@ struct stage_input {
     size_t bytes;
 };
 
+/* The timeline of the newest steps (trace.h). */
+struct stage_trace {
+    int64_t steps;  /* kept; 0: none */
+    double *time_s; /* [steps][instruction][2] begin, end */
+    int flow_count;
+    struct stage_trace_flow {
+        int peer_stage;
+        bool backward, sends;
+        double *time_s; /* [steps][microbatch] */
+    } *flow;
+};
+
 struct stage {
     const struct hapt_env *env;
     const struct hapt_cluster *cluster;
@@ -69,6 +81,7 @@ struct stage {
     struct stage_replicas *forward_replicas, *backward_replicas; /* of incoming boundary tensors */
     struct hapt_courier *courier;
     struct stage_flows forward_in, forward_out, backward_in, backward_out;
+    struct stage_trace trace;
     int tie_count;
     struct stage_tie *tie;
     double *counts; /* [program tensors] 1: this stage counts the parameter in the global norm */
@@ -78,6 +91,7 @@ struct stage {
     /* of the step under way */
     const struct hapt_data *data;
     int64_t step, sequence;  /* sequence: messages of earlier steps of this run */
+    double begun_s;          /* when the instruction under way began, waiting for slots to be sent left out */
     double loss;             /* sum over the microbatches, what this rank counts */
 };
 

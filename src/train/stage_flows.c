@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "stage.h"
+#include "trace.h"
 
 static int boundary_index(const struct hapt_boundary *boundary, int tensor)
 {
@@ -152,6 +152,7 @@ static enum hapt_status add_route(struct stage *stage, const struct hapt_route *
                                         .piece_count = pieces,
                                         .piece = piece};
     if (sends) HAPT_TRY(set_pace(stage, crossing, route->count, &options));
+    HAPT_TRY(trace_add_flow(stage, other, route->backward, sends, &options.time_count, &options.time_s));
     if (flows->count == MAX_STAGE_FLOWS)
         return hapt_fail(HAPT_ERR_INFEASIBLE, "use fewer stages", "stage %d trades with more than %d stages",
                          stage->chunk, MAX_STAGE_FLOWS);

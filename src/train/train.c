@@ -7,6 +7,7 @@
 #include "hapt/progress.h"
 #include "hapt/stop.h"
 #include "save.h"
+#include "trace.h"
 #include "watch.h"
 
 #define SKIPPED_STEPS 3 /* left out of the steady step time: caches fill, pages are touched */
@@ -351,6 +352,7 @@ static enum hapt_status train(struct run *run, const struct hapt_checkpoint *che
     const MPI_Comm world = run->env->world;
     HAPT_TRY(hapt_env_agree(world, prepare(run, checkpoint)));
     HAPT_TRY(open_data(run));
+    HAPT_TRY(hapt_env_agree(world, trace_create(&run->stage, hapt_config_int(run->config, "trace"))));
     HAPT_TRY(hapt_env_agree(world, stage_connect(&run->stage)));
     HAPT_TRY(hapt_env_agree(world, saver_fill(&run->saver, checkpoint)));
     const int64_t every = hapt_config_int(run->config, "checkpoint-every");
@@ -360,6 +362,7 @@ static enum hapt_status train(struct run *run, const struct hapt_checkpoint *che
     const enum hapt_status drained = stage_drain(&run->stage);
     if (drained != HAPT_OK) hapt_die(drained);
     HAPT_TRY(status);
+    HAPT_TRY(hapt_env_agree(world, trace_gather(&run->stage, run->first, run->result->history.count, run->result)));
     return hapt_env_agree(world, gather_memory(run));
 }
 
