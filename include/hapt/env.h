@@ -35,6 +35,10 @@ void hapt_env_release(struct hapt_env *env);
  * A bounded number of places; not from several threads at once. */
 void hapt_env_at_release(void (*function)(void));
 
+/* Name of the host that a world rank runs on, cut off at HAPT_HOSTNAME_CHARS; "?" before hapt_env_init. */
+#define HAPT_HOSTNAME_CHARS 64
+const char *hapt_env_host(int world_rank);
+
 /* CPU threads of a rank: `asked` when it is positive, else the node's cores shared by its ranks. */
 int hapt_env_threads(const struct hapt_env *env, int asked);
 

@@ -126,6 +126,10 @@ enum hapt_status hapt_courier_wait_received(struct hapt_courier *courier, int fl
 void hapt_courier_free(struct hapt_courier *courier, int flow);
 /* Seconds during which a message of the flow was being sent, so far (latency included). */
 double hapt_courier_active_s(struct hapt_courier *courier, int flow);
+/* What the quickest message of the flow took since this was asked last: a sender's from being handed over until it was gone, a
+ * receiver's from its first chunk on (the peer that took longest). 0: no message, or one of a single chunk received. The quickest
+ * one met no other work on its way, so it tells what the link can do. */
+double hapt_courier_shortest_s(struct hapt_courier *courier, int flow);
 
 /* ---- Collectives of the compute thread: deterministic, polled with a deadline, yielding ---- */
 

@@ -1,7 +1,8 @@
 /*
  * What a run planned, predicted and did: gathered into one structure, saved as the run file, read back, printed.
  *
- * Run file (HDF5, format "hapt-run"): /topology, /layers, /profile, /plan as their rooms write them, /settings, /train.
+ * Run file (HDF5, format "hapt-run"): /topology, /layers, /profile, /plan as their rooms write them, /settings,
+ * /environment, /train.
  */
 #ifndef HAPT_REPORT_H
 #define HAPT_REPORT_H
@@ -29,6 +30,8 @@ struct hapt_report_stage {
     double planned_bytes, measured_bytes;    /* device memory of one rank */
 };
 
+struct hapt_report_warning { int64_t step; const char *text; };
+
 struct hapt_report {
     const struct hapt_plan *plan;
     int64_t steps, first_step;           /* done in all; the first of this run */
@@ -40,6 +43,10 @@ struct hapt_report {
     struct hapt_report_stage *stage;     /* [plan->stage_count] */
     const double *loss;                  /* [steps] */
     const char *checkpoint;              /* the newest */
+    int64_t rank_count;
+    struct hapt_environment *environment; /* [rank_count] */
+    int warning_count;
+    struct hapt_report_warning *warning; /* [warning_count] ranks and links that were slower than planned */
     bool stopped;                        /* before its last step, by a signal or for lack of time */
 };
 
@@ -48,6 +55,8 @@ enum hapt_status hapt_run_save(const struct hapt_run *run, const char *path);
 enum hapt_status hapt_report_build(const struct hapt_run *run, struct hapt_arena *arena, struct hapt_report **report);
 /* From a run file. Rank-local. */
 enum hapt_status hapt_report_load(const char *path, struct hapt_arena *arena, struct hapt_report **report);
+/* Hosts with their ranks, versions. Rank 0 prints. */
+void hapt_report_print_environment(const struct hapt_env *env, const struct hapt_report *report);
 void hapt_report_print(const struct hapt_env *env, const struct hapt_report *report);
 enum hapt_status hapt_report_print_json(const struct hapt_report *report);
 

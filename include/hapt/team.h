@@ -22,6 +22,9 @@ struct hapt_team_move {
     size_t longest;
 };
 
+/* What the microbatches took: stretched; thread CPU time and wall time without the sleeping, both times slowdown; in collectives. */
+struct hapt_team_effort { double busy_s, device_s, raw_s, wait_s; };
+
 struct hapt_team {
     const struct hapt_sharding *sharding; /* as this rank sees it */
     const struct hapt_program *program;
@@ -37,6 +40,7 @@ struct hapt_team {
     int64_t step;
     int microbatch;
     double busy_s, reduce_s; /* computing; waiting for the team: since the owner last took them */
+    struct hapt_team_effort effort; /* the same */
     struct hapt_team_stretch { double start_s, cpu_s; } begun; /* of the computation under way */
 };
 

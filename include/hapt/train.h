@@ -11,6 +11,7 @@
 #include "hapt/cluster.h"
 #include "hapt/config.h"
 #include "hapt/engine.h"
+#include "hapt/environment.h"
 #include "hapt/model.h"
 #include "hapt/plan.h"
 
@@ -123,6 +124,15 @@ struct hapt_train_event {
     double begin_s, end_s; /* after the first event; a message: equal */
 };
 
+/* A rank or a link that was slower than planned. */
+struct hapt_train_warning {
+    int64_t step;
+    int rank, stage;  /* a link: of its sending end */
+    int peer_stage;   /* a link: the receiving end; -1: it is about a rank */
+    double measured_s, planned_s, ratio; /* a step's microbatches; a link: one microbatch */
+    char text[512];
+};
+
 struct hapt_train_result {
     int64_t first_step; /* of this run; steps before it come from the checkpoint */
     struct hapt_history history;
@@ -139,6 +149,10 @@ struct hapt_train_result {
     double *planned_bytes, *measured_bytes; /* [stage] device memory of its ranks at most; valid on rank 0 */
     int64_t event_count;
     const struct hapt_train_event *event;   /* by rank and step; on rank 0 */
+    int64_t rank_count;
+    struct hapt_environment *environment; /* [rank_count]; valid on rank 0 */
+    int warning_count;
+    struct hapt_train_warning *warning; /* valid on rank 0 */
     const char *checkpoint;                 /* the newest one */
     int64_t checkpoints;                    /* written by this run */
     double checkpoint_s;                    /* during which the run stood still for them, outside any step's time */
@@ -149,7 +163,7 @@ struct hapt_train_result {
 double hapt_train_median(const double *time_s, int64_t from, int64_t to, int64_t skip);
 /* Writes /trace of a run file: a column a field, `kind` as text; nothing where there was no --trace. Rank 0. */
 enum hapt_status hapt_train_write_trace(struct hapt_h5 *file, const struct hapt_train_result *result);
-/* Writes /train/... of a run file. Rank 0. */
+/* Writes /train/... of a run file, with /train/warnings where there are any: step, rank, stage, peer_stage, ratio, text. Rank 0. */
 enum hapt_status hapt_train_write(struct hapt_h5 *file, const struct hapt_train_result *result);
 
 /* ---- Checkpoints ---- */

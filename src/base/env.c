@@ -94,6 +94,25 @@ static enum hapt_status index_nodes(struct hapt_env *env)
     return HAPT_OK;
 }
 
+static char (*host)[HAPT_HOSTNAME_CHARS]; /* [host_count] of world ranks */
+static int host_count;
+
+const char *hapt_env_host(int world_rank)
+{
+    return world_rank >= 0 && world_rank < host_count ? host[world_rank] : "?";
+}
+
+static enum hapt_status name_hosts(const struct hapt_env *env)
+{
+    char mine[HAPT_HOSTNAME_CHARS] = "?";
+    if (!host) host = calloc((size_t)env->world_size, sizeof *host);
+    if (!host) hapt_die(hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the names of the hosts"));
+    gethostname(mine, sizeof mine - 1);
+    HAPT_MPI(MPI_Allgather(mine, sizeof mine, MPI_CHAR, host, sizeof mine, MPI_CHAR, env->world));
+    host_count = env->world_size;
+    return HAPT_OK;
+}
+
 enum hapt_status hapt_env_init(struct hapt_env *env, int *argc, char ***argv)
 {
     *env = (struct hapt_env){.start_s = hapt_time_s(), .world = MPI_COMM_NULL, .node = MPI_COMM_NULL};
@@ -118,6 +137,7 @@ enum hapt_status hapt_env_init(struct hapt_env *env, int *argc, char ***argv)
     HAPT_MPI(MPI_Comm_rank(env->node, &env->node_rank));
     HAPT_MPI(MPI_Comm_size(env->node, &env->node_size));
     HAPT_TRY(count_cores(env));
+    HAPT_TRY(name_hosts(env));
     return index_nodes(env);
 }
 

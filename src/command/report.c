@@ -4,8 +4,9 @@
 
 const char hapt_command_report_help[] =
     "Reads outputs/NAME/run.h5 and prints the plan, what was predicted and what was measured.\n"
-    "The run file holds /topology, /layers, /profile, /plan, /settings and /train (loss, gradient_norm, learning_rate,\n"
-    "step_time per step; per-stage busy, idle and communication time; memory), each with its units.\n";
+    "The run file holds /topology, /layers, /profile, /plan, /settings, /environment (of each rank: host, pid,\n"
+    "kernel, cpus, interfaces, device, threads, versions) and /train (loss, gradient_norm, learning_rate,\n"
+    "step_time per step; per-stage busy, idle and communication time; memory; warnings: ranks and links that were slower than planned), each with its units.\n";
 
 static enum hapt_status report(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
@@ -15,6 +16,7 @@ static enum hapt_status report(struct hapt_env *env, struct hapt_config *config,
     HAPT_TRY(hapt_report_load(path, arena, &summary));
     hapt_plan_print(env, summary->plan);
     hapt_report_print(env, summary);
+    hapt_report_print_environment(env, summary);
     return env->quiet && env->world_rank == 0 ? hapt_report_print_json(summary) : HAPT_OK;
 }
 

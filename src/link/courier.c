@@ -71,6 +71,7 @@ static enum hapt_status add_channels(struct hapt_courier *courier, struct flow *
             HAPT_NEW(channel->piece, &courier->arena, flow->options.piece_count);
         }
         flow->channel[c].piece[flow->channel[c].piece_count++] = flow->options.piece[i];
+        flow->channel[c].chunks += (int)((flow->options.piece[i].bytes + HAPT_LINK_CHUNK_BYTES - 1) / HAPT_LINK_CHUNK_BYTES);
         flow->piece_channel[i] = c;
         flow->message_bytes += flow->options.piece[i].bytes;
         struct window *window = flow->options.sends ? &flow->window : &flow->channel[c].window;
@@ -280,6 +281,18 @@ void hapt_courier_free(struct hapt_courier *courier, int flow)
 double hapt_courier_active_s(struct hapt_courier *courier, int flow)
 {
     return 1e-9 * (double)atomic_load(&courier->flow[flow]->active_ns);
+}
+
+double hapt_courier_shortest_s(struct hapt_courier *courier, int number)
+{
+    struct flow *flow = courier->flow[number];
+    long long longest_ns = 0;
+    if (flow->options.sends) return 1e-9 * (double)atomic_exchange(&flow->shortest_ns, 0);
+    for (int c = 0; c < flow->channel_count; c++) {
+        const long long shortest_ns = atomic_exchange(&flow->channel[c].shortest_ns, 0);
+        if (shortest_ns > longest_ns) longest_ns = shortest_ns;
+    }
+    return 1e-9 * (double)longest_ns;
 }
 
 enum hapt_status hapt_courier_drain(struct hapt_courier *courier)

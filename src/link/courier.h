@@ -39,6 +39,10 @@ struct channel {
     int64_t posted;        /* messages whose chunks are all posted */
     atomic_llong received; /* messages complete */
     int64_t credited;      /* slots whose release the peer was told of */
+    int chunks;            /* of a message */
+    int arrived;           /* of the message under way */
+    double first_s;        /* when its first chunk was there */
+    atomic_llong shortest_ns; /* from the first to the last chunk, since asked; 0: none */
     /* either side of the credits */
     bool credit_in_flight;
     struct hapt_transfer_request credit;
@@ -64,7 +68,7 @@ struct flow {
     double port_free_s; /* paced: when the link has taken the message before */
     double finished_s;  /* when the last message was gone */
     struct window window;
-    atomic_llong active_ns;
+    atomic_llong active_ns, shortest_ns; /* of one message, since asked; 0: none */
     /* receiving */
     atomic_llong expected, freed;
 };

@@ -167,6 +167,13 @@ static void post_sends(struct hapt_courier *courier, struct flow *flow, struct p
     }
 }
 
+/* The other side takes the value and leaves 0. */
+static void keep_shortest(atomic_llong *shortest_ns, double time_s)
+{
+    const long long mine = (long long)(1e9 * fmax(time_s, 1e-9)), before = atomic_load(shortest_ns);
+    if (before == 0 || mine < before) atomic_store(shortest_ns, mine);
+}
+
 void hapt_flow_advance_sender(struct hapt_courier *courier, struct flow *flow, struct pass *pass)
 {
     bool last;
@@ -174,7 +181,9 @@ void hapt_flow_advance_sender(struct hapt_courier *courier, struct flow *flow, s
     while (window_pop(courier, &flow->window, pass, &last, &start_s)) {
         if (!last) continue;
         const double now_s = hapt_time_s();
-        atomic_fetch_add(&flow->active_ns, (long long)(1e9 * (now_s - fmax(start_s, flow->finished_s))));
+        const double active_s = now_s - fmax(start_s, flow->finished_s);
+        atomic_fetch_add(&flow->active_ns, (long long)(1e9 * active_s));
+        keep_shortest(&flow->shortest_ns, active_s);
         flow->finished_s = now_s;
         atomic_fetch_add(&flow->sent, 1);
         pass->news = true;
@@ -231,6 +240,17 @@ static void tell_credits(struct hapt_courier *courier, const struct flow *flow, 
     }
 }
 
+/* Between the first and the last of n chunks lie n - 1 of them. */
+static void note_arrival(struct channel *channel, bool last)
+{
+    if (channel->chunks < 2) return;
+    const double now_s = hapt_time_s();
+    if (channel->arrived++ == 0) channel->first_s = now_s;
+    if (!last) return;
+    keep_shortest(&channel->shortest_ns, (now_s - channel->first_s) * channel->chunks / (channel->chunks - 1));
+    channel->arrived = 0;
+}
+
 void hapt_flow_advance_receiver(struct hapt_courier *courier, struct flow *flow, struct pass *pass)
 {
     const int64_t expected = atomic_load(&flow->expected);
@@ -239,6 +259,7 @@ void hapt_flow_advance_receiver(struct hapt_courier *courier, struct flow *flow,
         bool last;
         double start_s;
         while (window_pop(courier, &channel->window, pass, &last, &start_s)) {
+            note_arrival(channel, last);
             if (!last) continue;
             keep_time(flow, atomic_load(&channel->received), hapt_time_s());
             atomic_fetch_add(&channel->received, 1);

@@ -47,6 +47,7 @@ static enum hapt_status write_run(struct hapt_h5 *file, const struct hapt_run *r
     if (run->profile) HAPT_TRY(hapt_profile_write(file, "/profile", run->profile));
     HAPT_TRY(hapt_plan_write(file, "/plan", run->plan));
     HAPT_TRY(write_settings(file, run->config));
+    HAPT_TRY(hapt_environment_write(file, run->result->rank_count, run->result->environment));
     HAPT_TRY(hapt_train_write(file, run->result));
     HAPT_TRY(hapt_train_write_trace(file, run->result));
     HAPT_TRY(hapt_h5_write_attribute_real(file, "/train", "flops_per_item", flops_per_item(run->model), "FLOP"));
@@ -120,6 +121,11 @@ enum hapt_status hapt_report_build(const struct hapt_run *run, struct hapt_arena
                                    .flops_per_item = flops_per_item(run->model),
                                    .checkpoint = train->checkpoint,
                                    .stopped = train->stopped_by != NULL};
+    report->rank_count = train->rank_count;
+    report->environment = train->environment;
+    report->warning_count = train->warning_count;
+    HAPT_NEW(report->warning, arena, train->warning_count > 0 ? train->warning_count : 1);
+    for (int w = 0; w < train->warning_count; w++) report->warning[w] = (struct hapt_report_warning){train->warning[w].step, train->warning[w].text};
     const struct tables tables = {train->history.count - train->first_step, train->history.loss,  train->busy_s,
                                   train->idle_s, train->comm_s, train->reduce_s, train->planned_bytes,
                                   train->measured_bytes};
@@ -168,6 +174,23 @@ static enum hapt_status read_train(struct hapt_h5 *file, struct hapt_report *rep
     return fill(report, &tables, arena);
 }
 
+enum { MOST_WARNINGS = 1 << 20 };
+
+static enum hapt_status read_warnings(struct hapt_h5 *file, struct hapt_report *report, struct hapt_arena *arena)
+{
+    int64_t count = 0, rows = -1;
+    const char **text = NULL;
+    void *step = NULL;
+    if (!hapt_h5_exists(file, "/train/warnings/text")) return HAPT_OK;
+    HAPT_TRY(hapt_h5_read_strings(file, "/train/warnings/text", MOST_WARNINGS, arena, &count, &text));
+    rows = count;
+    HAPT_TRY(hapt_h5_read(file, "/train/warnings/step", HAPT_H5_I64, 1, &rows, MOST_WARNINGS, arena, &step));
+    HAPT_NEW(report->warning, arena, count > 0 ? count : 1);
+    for (int64_t w = 0; w < count; w++) report->warning[w] = (struct hapt_report_warning){((const int64_t *)step)[w], text[w]};
+    report->warning_count = (int)count;
+    return HAPT_OK;
+}
+
 enum hapt_status hapt_report_load(const char *path, struct hapt_arena *arena, struct hapt_report **result)
 {
     struct hapt_h5 *file = NULL;
@@ -178,6 +201,8 @@ enum hapt_status hapt_report_load(const char *path, struct hapt_arena *arena, st
     enum hapt_status status = hapt_plan_read(file, "/plan", arena, &plan);
     report->plan = plan;
     if (status == HAPT_OK) status = read_train(file, report, arena);
+    if (status == HAPT_OK) status = read_warnings(file, report, arena);
+    if (status == HAPT_OK) status = hapt_environment_read(file, arena, &report->rank_count, &report->environment);
     hapt_h5_close(file);
     if (status == HAPT_OK) *result = report;
     return status;

@@ -41,6 +41,8 @@ void hapt_report_print(const struct hapt_env *env, const struct hapt_report *rep
                    hapt_units_flops(report->items_per_s * report->flops_per_item, flops));
     }
     if (report->checkpoint && report->checkpoint[0]) hapt_print(env, "checkpoint   %s\n", report->checkpoint);
+    for (int w = 0; w < report->warning_count; w++)
+        hapt_print(env, "warning      step %lld: %s\n", (long long)report->warning[w].step, report->warning[w].text);
 }
 
 static json_t *stage_json(const struct hapt_report_stage *stage)

@@ -156,9 +156,15 @@ void hapt_team_stretch_begin(struct hapt_team *team)
 void hapt_team_stretch_end(struct hapt_team *team)
 {
     const struct hapt_team_stretch begun = team->begun;
-    if (team->slowdown > 1)
-        hapt_time_sleep_until(begun.start_s + team->slowdown * (hapt_time_thread_cpu_s() - begun.cpu_s));
-    team->busy_s += hapt_time_s() - begun.start_s;
+    const double slowdown = team->slowdown > 1 ? team->slowdown : 1;
+    const double device_s = slowdown * (hapt_time_thread_cpu_s() - begun.cpu_s), raw_s = hapt_time_s() - begun.start_s;
+    if (slowdown > 1) hapt_time_sleep_until(begun.start_s + device_s);
+    const double busy_s = slowdown > 1 ? hapt_time_s() - begun.start_s : raw_s;
+    team->busy_s += busy_s;
+    if (team->microbatch < 0) return;
+    team->effort.busy_s += busy_s;
+    team->effort.device_s += device_s;
+    team->effort.raw_s += slowdown * raw_s;
 }
 
 const char *hapt_team_describe(const struct hapt_team *team, const char *what, char *text, size_t size)
@@ -179,7 +185,9 @@ static double leave_computation(struct hapt_team *team)
 
 static enum hapt_status resume_computation(struct hapt_team *team, double start_s, enum hapt_status status)
 {
-    team->reduce_s += hapt_time_s() - start_s;
+    const double wait_s = hapt_time_s() - start_s;
+    team->reduce_s += wait_s;
+    if (team->microbatch >= 0) team->effort.wait_s += wait_s;
     if (team->microbatch >= 0) hapt_team_stretch_begin(team);
     return status;
 }

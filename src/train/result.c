@@ -56,10 +56,39 @@ static enum hapt_status write_stages(struct hapt_h5 *file, const struct hapt_tra
     return hapt_h5_write(file, "/train/stage_communication", HAPT_H5_F64, 2, shape, result->comm_s, "s");
 }
 
+/* A warning is a row of flat tables. */
+static enum hapt_status write_warnings(struct hapt_h5 *file, const struct hapt_train_result *result)
+{
+    const int64_t count = result->warning_count;
+    int64_t *number = malloc((size_t)count * 4 * sizeof *number);
+    double *ratio = malloc((size_t)count * sizeof *ratio);
+    const char **text = malloc((size_t)count * sizeof *text);
+    static const char *const column[] = {"/train/warnings/step", "/train/warnings/rank", "/train/warnings/stage",
+                                         "/train/warnings/peer_stage"};
+    enum hapt_status status = HAPT_OK;
+    if (!number || !ratio || !text) status = hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the warnings");
+    for (int64_t w = 0; w < count && status == HAPT_OK; w++) {
+        const struct hapt_train_warning *warning = &result->warning[w];
+        const int64_t row[] = {warning->step, warning->rank, warning->stage, warning->peer_stage};
+        for (int c = 0; c < 4; c++) number[c * count + w] = row[c];
+        ratio[w] = warning->ratio;
+        text[w] = warning->text;
+    }
+    for (int c = 0; c < 4 && status == HAPT_OK; c++)
+        status = hapt_h5_write(file, column[c], HAPT_H5_I64, 1, &count, number + c * count, "");
+    if (status == HAPT_OK) status = hapt_h5_write(file, "/train/warnings/ratio", HAPT_H5_F64, 1, &count, ratio, "");
+    if (status == HAPT_OK) status = hapt_h5_write_strings(file, "/train/warnings/text", count, text);
+    free(number);
+    free(ratio);
+    free(text);
+    return status;
+}
+
 enum hapt_status hapt_train_write(struct hapt_h5 *file, const struct hapt_train_result *result)
 {
     HAPT_TRY(write_curves(file, result));
     HAPT_TRY(write_stages(file, result));
+    if (result->warning_count > 0) HAPT_TRY(write_warnings(file, result));
     HAPT_TRY(hapt_h5_write_attribute_int(file, "/train", "first_step", result->first_step));
     HAPT_TRY(hapt_h5_write_attribute_text(file, "/train", "item", result->item));
     HAPT_TRY(hapt_h5_write_attribute_int(file, "/train", "items_per_step", result->items_per_step));

@@ -161,7 +161,7 @@ static enum hapt_status build_engine(struct stage *stage, const struct hapt_conf
         return hapt_fail(HAPT_ERR_INPUT, "see hapt doctor", "no %s device: %s", stage->backend->name, reason);
     int threads = (int)hapt_config_int(config, "threads");
     if (threads == 0) threads = stage->plan->threads;
-    threads = hapt_env_threads(stage->env, threads);
+    threads = stage->threads = hapt_env_threads(stage->env, threads);
     HAPT_TRY(stage->backend->open(stage->env->node_rank % devices, threads, memory_cap(stage, stage->env->world_rank), &stage->device));
     struct hapt_engine_options options = {.backend = stage->backend,
                                                 .device = stage->device,
@@ -477,10 +477,31 @@ enum hapt_status stage_square_sum(struct stage *stage, double *sum)
 enum hapt_status stage_update(struct stage *stage, const struct hapt_update *update)
 {
     if (stage->chunk < 0) return HAPT_OK;
+    stage->team.microbatch = -1;
     hapt_team_stretch_begin(&stage->team);
     HAPT_TRY(hapt_engine_update(stage->engine, update));
     hapt_team_stretch_end(&stage->team);
     return HAPT_OK;
+}
+
+static double longest_link(const struct stage *stage, const struct stage_flows *flows, int peer)
+{
+    double longest_s = 0;
+    for (int f = 0; f < flows->count; f++) {
+        const double time_s = hapt_courier_shortest_s(stage->courier, flows->flow[f]);
+        if (flows->peer[f] == peer && time_s > longest_s) longest_s = time_s;
+    }
+    return longest_s;
+}
+
+void stage_take_link_times(const struct stage *stage, double time_s[STAGE_LINKS])
+{
+    memset(time_s, 0, STAGE_LINKS * sizeof *time_s);
+    if (stage->chunk < 0) return;
+    time_s[STAGE_LINK_FORWARD_OUT] = longest_link(stage, &stage->forward_out, stage->chunk + 1);
+    time_s[STAGE_LINK_BACKWARD_OUT] = longest_link(stage, &stage->backward_out, stage->chunk - 1);
+    time_s[STAGE_LINK_FORWARD_IN] = longest_link(stage, &stage->forward_in, stage->chunk - 1);
+    time_s[STAGE_LINK_BACKWARD_IN] = longest_link(stage, &stage->backward_in, stage->chunk + 1);
 }
 
 double stage_comm_s(const struct stage *stage)

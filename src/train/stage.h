@@ -12,7 +12,7 @@
 /* The flows of one direction at one side of the stage. */
 struct stage_flows {
     int count;
-    int flow[MAX_STAGE_FLOWS];
+    int flow[MAX_STAGE_FLOWS], peer[MAX_STAGE_FLOWS]; /* the peer's chunk */
 };
 
 /* A tensor that ranks of the stage hold alike: each fetches its part, then all gather the parts. */
@@ -71,6 +71,7 @@ struct stage {
     int chunk;           /* -1: this rank idles */
     int rank, size;                /* among the ranks of the stage */
     char name[32];                 /* "stage 1" */
+    int threads; /* of its device */
     const struct hapt_backend *backend;
     struct hapt_device *device;
     struct hapt_engine *engine;
@@ -136,6 +137,9 @@ enum hapt_status stage_run_step(struct stage *stage, const struct hapt_data *dat
 enum hapt_status stage_exchange(struct stage *stage);
 enum hapt_status stage_square_sum(struct stage *stage, double *sum);
 enum hapt_status stage_update(struct stage *stage, const struct hapt_update *update);
+/* What the quickest message to or from a neighbouring chunk took since this was asked last; 0: unknown. */
+enum stage_link { STAGE_LINK_FORWARD_OUT, STAGE_LINK_BACKWARD_OUT, STAGE_LINK_FORWARD_IN, STAGE_LINK_BACKWARD_IN, STAGE_LINKS };
+void stage_take_link_times(const struct stage *stage, double time_s[STAGE_LINKS]);
 /* Seconds so far during which the boundary behind carried activations. */
 double stage_comm_s(const struct stage *stage);
 

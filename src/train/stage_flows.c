@@ -156,6 +156,7 @@ static enum hapt_status add_route(struct stage *stage, const struct hapt_route *
     if (flows->count == MAX_STAGE_FLOWS)
         return hapt_fail(HAPT_ERR_INFEASIBLE, "use fewer stages", "stage %d trades with more than %d stages",
                          stage->chunk, MAX_STAGE_FLOWS);
+    flows->peer[flows->count] = other;
     return hapt_courier_add(stage->courier, &options, &flows->flow[flows->count++]);
 }
 

@@ -9,6 +9,7 @@
 #include "save.h"
 #include "trace.h"
 #include "watch.h"
+#include "watch_slow.h"
 
 #define SKIPPED_STEPS 3 /* left out of the steady step time: caches fill, pages are touched */
 
@@ -18,6 +19,7 @@ struct vote {
     double busy_s, reduce_s, comm_s;
     int64_t stop; /* enum watch_stop */
     struct snapshot_vote saving;
+    struct watch_sample sample;
 };
 
 struct run {
@@ -30,6 +32,8 @@ struct run {
     struct hapt_optimizer_options optimizer;
     struct saver saver;
     struct watch watch;
+    struct watch_slow *slow;     /* on rank 0, as the samples */
+    struct watch_sample *sample; /* [world_size] */
     struct hapt_train_result *result;
     struct vote *vote;  /* [world_size] */
     int64_t first, end; /* steps */
@@ -123,6 +127,9 @@ static enum hapt_status agree_on_step(struct run *run, int64_t step)
     run->comm_s = comm_s;
     stage->team.busy_s = stage->team.reduce_s = 0;
     saver_vote(&run->saver, &mine.saving);
+    mine.sample.effort = stage->team.effort;
+    stage->team.effort = (struct hapt_team_effort){0};
+    stage_take_link_times(stage, mine.sample.link_s);
     HAPT_TRY(stage_square_sum(stage, &mine.square_sum));
     snprintf(what, sizeof what, "end of step %lld", (long long)step);
     return hapt_link_all_gather(run->env->world, what, stage_agreement_timeout_s(&run->stage), &mine, sizeof mine, run->vote);
@@ -141,6 +148,13 @@ static void sum_votes(const struct run *run, int64_t step, double *loss, double 
     *norm = sqrt(squares);
     *stop = 0;
     for (int r = 0; r < run->env->world_size; r++) *stop |= (int)run->vote[r].stop;
+}
+
+static enum hapt_status watch_ranks(struct run *run, int64_t step)
+{
+    if (!run->slow) return HAPT_OK;
+    for (int r = 0; r < run->env->world_size; r++) run->sample[r] = run->vote[r].sample;
+    return watch_slow_step(run->slow, step, run->sample, run->result);
 }
 
 /* One step on every rank; what it returns is agreed. A failure of one rank ends the job: its peers wait. */
@@ -167,6 +181,8 @@ static enum hapt_status take_step(struct run *run, int64_t step, int *stop)
     status = stage_update(&run->stage, &update);
     if (status != HAPT_OK) hapt_die(status);
     record_stages(run, time_s);
+    status = watch_ranks(run, step);
+    if (status != HAPT_OK) hapt_die(status);
     history->loss[step] = loss;
     history->gradient_norm[step] = norm;
     history->learning_rate[step] = update.learning_rate;
@@ -306,6 +322,9 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
     HAPT_TRY(saver_prepare(&run->saver, &run->stage, run->config, run->optimizer.state_count, folder));
     HAPT_TRY(warn_of_older(run, checkpoint));
     HAPT_NEW(run->vote, run->arena, run->env->world_size);
+    HAPT_NEW(run->sample, run->arena, run->env->world_size);
+    if (run->env->world_rank == 0)
+        HAPT_TRY(watch_slow_create(&run->stage, hapt_config_real(run->config, "slow-threshold"), run->arena, &run->slow));
     watch_init(&run->watch, run->env, run->config, run->saver.shard_bytes);
     run->first = checkpoint ? checkpoint->step : 0;
     /* Another plan's checkpoint is written again, so that the newest one is always this run's. */
@@ -322,6 +341,27 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
     HAPT_NEW(result->planned_bytes, run->arena, result->stage_count);
     HAPT_NEW(result->measured_bytes, run->arena, result->stage_count);
     return reserve_history(run, run->end - run->first < 1000000 ? run->end + 1 : run->first + 1000000);
+}
+
+static enum hapt_status gather_environment(struct run *run)
+{
+    const struct stage *stage = &run->stage;
+    const int subcluster = stage->cluster->subcluster_of_rank[run->env->world_rank];
+    struct hapt_environment mine;
+    hapt_environment_look(&mine);
+    mine.stage = stage->chunk;
+    if (subcluster >= 0) {
+        const struct hapt_subcluster *home = &stage->cluster->subcluster[subcluster];
+        snprintf(mine.subcluster, sizeof mine.subcluster, "%s", home->name);
+        snprintf(mine.device, sizeof mine.device, "%s", home->device.name);
+        snprintf(mine.back_end, sizeof mine.back_end, "%s", home->device.backend);
+    }
+    if (stage->backend) {
+        mine.threads = stage->threads;
+        if (stage->backend->libraries) snprintf(mine.libraries, sizeof mine.libraries, "%s", stage->backend->libraries());
+    }
+    run->result->rank_count = run->env->world_size;
+    return hapt_environment_gather(run->env, &mine, run->arena, &run->result->environment);
 }
 
 /* Device memory of the stages, planned and measured. */
@@ -351,6 +391,7 @@ static enum hapt_status train(struct run *run, const struct hapt_checkpoint *che
 {
     const MPI_Comm world = run->env->world;
     HAPT_TRY(hapt_env_agree(world, prepare(run, checkpoint)));
+    HAPT_TRY(gather_environment(run));
     HAPT_TRY(open_data(run));
     HAPT_TRY(hapt_env_agree(world, trace_create(&run->stage, hapt_config_int(run->config, "trace"))));
     HAPT_TRY(hapt_env_agree(world, stage_connect(&run->stage)));

@@ -66,10 +66,11 @@ layers=$(h5dump -H -d /boundary_bytes "$scratch/p.h5" | sed -n 's/.*SIMPLE *{ *(
 $HAPT plan --profile "$scratch/p.h5" --microbatches 4 --stages "0-2@a:1x2,2-$layers@b:1x1" --output "$scratch/plan.h5" >/dev/null || exit 1
 cluster=$scratch/c.json
 common=(--input "$scratch/m.h5" --data "$scratch/t.h5" --threads 1 --layers-per-model 6)
-train() { # NAME OPTIONS...; $cluster may be changed
+plan=$scratch/plan.h5
+train() { # NAME OPTIONS...; $cluster and $plan may be changed
     local name=$1
     shift
-    start "$name" 3 train "${common[@]}" --cluster "$cluster" --plan "$scratch/plan.h5" --output "$scratch/$name" "$@"
+    start "$name" 3 train "${common[@]}" --cluster "$cluster" --plan "$plan" --output "$scratch/$name" "$@"
 }
 
 # --max-hours: stopped in time, saved, code 9; the end of a Slurm job is such a limit, too
@@ -86,7 +87,7 @@ done
 for limit in hours slurm none; do
     launcher=${launchers[0]} launchers=("${launchers[@]:1}")
     read -ra rank <<<"${ranks_of[$launcher]}"
-    ends 60
+    ends 200
     case $limit in
     hours) reason='--max-hours' ;;
     slurm) reason='the end of the Slurm job' ;;
@@ -101,11 +102,39 @@ for limit in hours slurm none; do
     check "a checkpoint is there" has_checkpoint $limit
 done
 
+# ranks and links that are slower than planned; devices that are slowed down leave the cores some room
+sed 's/"device": "cpu"/"device": "cpu", "slowdown": 4/; s/"1 GB\/s"/"10 MB\/s", "paced": true/' "$scratch/c.json" >"$scratch/planned.json"
+sed '/"b", "nodes"/s/"slowdown": 4/"slowdown": 20/' "$scratch/planned.json" >"$scratch/rank.json"
+sed 's/"10 MB/"1 MB/' "$scratch/planned.json" >"$scratch/link.json"
+passes 3 profile --input "$scratch/m.h5" --cluster "$scratch/planned.json" --threads 1 --layers-per-model 6 --profile-seconds 3 --output "$scratch/measured.h5"
+$HAPT plan --profile "$scratch/measured.h5" --microbatches 4 --stages "0-4@a:1x2,4-$layers@b:1x1" --output "$scratch/measured-plan.h5" >/dev/null || exit 1
+plan=$scratch/measured-plan.h5
+for run in planned rank link; do
+    cluster=$scratch/$run.json
+    train $run --steps 20
+    ends 200
+    check "$run: code $code" [ "$code" -eq 0 ]
+    grep 'warning: step' "$scratch/$run.err" >"$scratch/$run.warnings"
+    $HAPT report --input "$scratch/$run/run.h5" >"$scratch/$run.report"
+    check "$run: the run file holds the warnings" \
+        [ "$(grep -c '^warning ' "$scratch/$run.report")" -eq "$(grep -c . "$scratch/$run.warnings")" ]
+done
+check "nobody is named where all is as planned" [ ! -s "$scratch/planned.warnings" ]
+check "the slow rank is named: $(cat "$scratch/rank.warnings")" \
+    grep -Eq 'rank 2 of stage 1 on host .* computes [3-8]\.[0-9] times as long .*--resume --replan' "$scratch/rank.warnings"
+check "the slow rank alone is named, once" [ "$(grep -c 'computes' "$scratch/rank.warnings")" -eq 1 ]
+for direction in 'stage 0 .* to stage 1' 'stage 1 .* to stage 0'; do
+    check "the slow link is named once: $direction" [ "$(grep -c "link from $direction .* times as long" "$scratch/link.warnings")" -eq 1 ]
+done
+check "no rank is named for its link" [ "$(grep -c 'computes' "$scratch/link.warnings")" -eq 0 ]
+check "every rank's environment is recorded" [ "$(grep -c '^    rank [0-9]*: stage [01], cpu .*cpus [0-9].*pid [0-9]' "$scratch/planned.report")" -eq 3 ]
+cluster=$scratch/c.json plan=$scratch/plan.h5
+
 # one rank is asked to leave: all do, at a step's end
 train asked --steps 100000 --checkpoint-every 5
 until_true 60 has_checkpoint asked
 kill -TERM "${rank[1]}"
-ends 30
+ends 100
 check "a rank was asked to leave: code 9, not $code" [ "$code" -eq 9 ]
 check "a signal is named" grep -q 'stopped by a signal after step' "$scratch/asked.err"
 check "nothing is wrong" [ "$(grep -c 'error:' "$scratch/asked.err")" -eq 0 ]

@@ -1,0 +1,301 @@
+/* Who is slower than planned. */
+#include "watch_slow.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    WINDOW = 8,   /* steps; of each the median counts */
+    IN_A_ROW = 9, /* windows: the last one shares no step with the first */
+    SKIPPED = 2,  /* first steps: caches fill, pages are touched */
+};
+/* A rank whose cores are taken away is named when it takes this many times as long as the others: where all share cores, some
+ * wait a little longer than others. */
+#define STARVED 3.0
+/* How uncertain CPU time is: where cores are shared caches are, too, and it grows with the time spent waiting for a core, by this share
+ * at most; and by how it varies from step to step (the middle half of them), beyond what is usual on an idle machine. */
+#define CROWD_NOISE 0.5
+#define CROWD_USUAL 1.05
+#define CROWD_MOST 5.0
+#define SPREAD_NOISE 2.0
+#define SPREAD_USUAL 0.05
+/* A core may be slower for a moment: a difference that was seen for a short time only must be larger by this share, half of it after
+ * DRIFT_S, and so on. */
+#define DRIFT_NOISE 1.0
+#define DRIFT_S 0.5
+/* A link's time is known to about the courier's sleep and, where cores are shared, to some time slices of the system. */
+#define LINK_TICK_S 1e-3
+#define SLICES_S 30e-3
+
+struct ring {
+    double of_step[WINDOW];
+};
+
+/* What the newest steps took; times of a step in its microbatches. */
+struct rank_window {
+    struct ring busy_s, device_s, raw_s;
+};
+
+struct suspect {
+    int windows; /* in a row in which it was slow */
+    double since_s;
+    bool named;
+};
+
+struct watch_slow {
+    const struct stage *stage;
+    struct hapt_arena *arena;
+    double threshold;
+    int64_t steps;
+    int *chunk_of;             /* [world_size] -1: idle */
+    int *host_of;              /* [world_size] lowest rank of the same host */
+    double *planned_s;         /* [stages] for the microbatches of a step */
+    struct rank_window *rank;  /* [world_size] */
+    struct ring *link;         /* [2 * stages] boundary behind stage k, forward and backward */
+    struct suspect *rank_suspect, *link_suspect;
+    double *device, *clock;    /* [world_size] medians against the plan; 0: idle */
+    double *crowd;             /* [world_size] by the clock against CPU time, the worst rank of the host; at its lowest rank */
+    double *sorted;            /* [world_size] */
+};
+
+enum hapt_status watch_slow_create(const struct stage *stage, double threshold, struct hapt_arena *arena, struct watch_slow **result)
+{
+    const int ranks = stage->env->world_size, stages = stage->plan->stage_count;
+    struct watch_slow *slow;
+    HAPT_NEW(slow, arena, 1);
+    *slow = (struct watch_slow){.stage = stage, .arena = arena, .threshold = threshold};
+    HAPT_NEW(slow->chunk_of, arena, ranks);
+    HAPT_NEW(slow->host_of, arena, ranks);
+    HAPT_NEW(slow->planned_s, arena, stages);
+    HAPT_NEW(slow->rank, arena, ranks);
+    HAPT_NEW(slow->link, arena, 2 * stages);
+    HAPT_NEW(slow->rank_suspect, arena, ranks);
+    HAPT_NEW(slow->link_suspect, arena, 2 * stages);
+    HAPT_NEW(slow->device, arena, ranks);
+    HAPT_NEW(slow->clock, arena, ranks);
+    HAPT_NEW(slow->crowd, arena, ranks);
+    HAPT_NEW(slow->sorted, arena, ranks);
+    for (int r = 0; r < ranks; r++) {
+        slow->chunk_of[r] = -1;
+        while (strcmp(hapt_env_host(slow->host_of[r]), hapt_env_host(r)) != 0) slow->host_of[r]++;
+    }
+    for (int c = 0; c < stages; c++) {
+        const struct hapt_plan_stage *part = &stage->plan->stage[c];
+        slow->planned_s[c] = stage->plan->microbatches * part->compute_s - part->step_s;
+        for (int r = 0; r < stage_size(stage, c); r++) slow->chunk_of[stage_world_rank(stage, c, r)] = c;
+    }
+    *result = slow;
+    return HAPT_OK;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static double median(const struct ring *ring, double *spread)
+{
+    double sorted[WINDOW];
+    memcpy(sorted, ring->of_step, sizeof sorted);
+    qsort(sorted, WINDOW, sizeof *sorted, ascending);
+    const double middle = 0.5 * (sorted[(WINDOW - 1) / 2] + sorted[WINDOW / 2]);
+    if (spread) *spread = middle > 0 ? (sorted[3 * WINDOW / 4 - 1] - sorted[WINDOW / 4]) / middle : 0;
+    return middle;
+}
+
+static double sum(const struct ring *ring)
+{
+    double total = 0;
+    for (int i = 0; i < WINDOW; i++) total += ring->of_step[i];
+    return total;
+}
+
+/* What the better ones of the other ranks take: their lower quartile. 0: there are none. */
+static double others(struct watch_slow *slow, const double *value, int rank)
+{
+    int count = 0;
+    for (int r = 0; r < slow->stage->env->world_size; r++)
+        if (r != rank && value[r] > 0) slow->sorted[count++] = value[r];
+    if (count == 0) return 0;
+    qsort(slow->sorted, (size_t)count, sizeof *slow->sorted, ascending);
+    return slow->sorted[(count - 1) / 4];
+}
+
+/* By what share more it must be slower, the shorter it has been so. */
+static double drift(const struct suspect *suspect)
+{
+    return suspect->windows == 0 ? DRIFT_NOISE : DRIFT_NOISE / (1 + (hapt_time_s() - suspect->since_s) / DRIFT_S);
+}
+
+/* True when the suspect is to be named now: it has been slower for long enough, and `clearly` so. */
+static bool suspect_add(struct suspect *suspect, bool slower, bool clearly)
+{
+    if (slower && suspect->windows == 0) suspect->since_s = hapt_time_s();
+    suspect->windows = slower ? suspect->windows + 1 : 0;
+    if (suspect->named || suspect->windows < IN_A_ROW || !clearly) return false;
+    return suspect->named = true;
+}
+
+static enum hapt_status warn(struct watch_slow *slow, struct hapt_train_result *result, const struct hapt_train_warning *warning)
+{
+    const int most = slow->stage->env->world_size + 2 * slow->stage->plan->stage_count;
+    if (!result->warning) HAPT_NEW(result->warning, slow->arena, most); /* each is named once */
+    HAPT_ASSERT(result->warning_count < most);
+    result->warning[result->warning_count++] = *warning;
+    hapt_warn(slow->stage->env, "step %lld: %s\n", (long long)warning->step, warning->text);
+    return HAPT_OK;
+}
+
+static enum hapt_status name_rank(struct watch_slow *slow, int64_t step, int rank, double measured_s, bool starved,
+                                  struct hapt_train_result *result)
+{
+    const int chunk = slow->chunk_of[rank];
+    char measured[32], planned[32];
+    struct hapt_train_warning warning = {.step = step, .rank = rank, .stage = chunk, .peer_stage = -1,
+                                         .measured_s = measured_s, .planned_s = slow->planned_s[chunk]};
+    warning.ratio = measured_s / warning.planned_s;
+    snprintf(warning.text, sizeof warning.text,
+             "rank %d of stage %d on host %s computes %.1f times as long as the plan assumes (%s a step, planned %s), unlike the "
+             "others: %splan again (--resume --replan)",
+             rank, chunk, hapt_env_host(rank), warning.ratio, hapt_units_time(measured_s, measured),
+             hapt_units_time(warning.planned_s, planned), starved ? "see what else runs on its cores, or " : "");
+    return warn(slow, result, &warning);
+}
+
+static enum hapt_status name_link(struct watch_slow *slow, int64_t step, int boundary, bool backward, double measured_s,
+                                  struct hapt_train_result *result)
+{
+    const int from = boundary + backward, to = boundary + !backward;
+    const int rank = stage_world_rank(slow->stage, from, 0), peer = stage_world_rank(slow->stage, to, 0);
+    char measured[32], planned[32];
+    struct hapt_train_warning warning = {.step = step, .rank = rank, .stage = from, .peer_stage = to,
+                                         .measured_s = measured_s, .planned_s = slow->stage->plan->stage[boundary].comm_s};
+    warning.ratio = measured_s / warning.planned_s;
+    snprintf(warning.text, sizeof warning.text,
+             "the link from stage %d (rank %d on host %s) to stage %d (rank %d on host %s) takes %.1f times as long as the plan "
+             "assumes (%s a microbatch, planned %s): plan again (--resume --replan)",
+             from, rank, hapt_env_host(rank), to, peer, hapt_env_host(peer), warning.ratio,
+             hapt_units_time(measured_s, measured), hapt_units_time(warning.planned_s, planned));
+    return warn(slow, result, &warning);
+}
+
+/* Least time that a rank of the stage spent in collectives: what they take themselves, all else is waiting for the slowest. */
+static double collectives_s(const struct watch_slow *slow, const struct watch_sample *sample, int chunk)
+{
+    double least_s = INFINITY;
+    for (int r = 0; r < stage_size(slow->stage, chunk); r++)
+        least_s = fmin(least_s, sample[stage_world_rank(slow->stage, chunk, r)].effort.wait_s);
+    return least_s;
+}
+
+/* The plan's times hold the collectives of the microbatches, too. */
+static void keep_sample(struct watch_slow *slow, const struct watch_sample *sample)
+{
+    const int at = (int)(slow->steps % WINDOW);
+    for (int r = 0; r < slow->stage->env->world_size; r++) {
+        const int chunk = slow->chunk_of[r];
+        const double shared_s = chunk < 0 ? 0 : collectives_s(slow, sample, chunk);
+        slow->rank[r].busy_s.of_step[at] = sample[r].effort.busy_s + shared_s;
+        slow->rank[r].device_s.of_step[at] = sample[r].effort.device_s + shared_s;
+        slow->rank[r].raw_s.of_step[at] = sample[r].effort.raw_s + shared_s;
+    }
+}
+
+/* How far the CPU times of these steps are to be trusted: what their ratios may differ by for no reason. */
+static double weigh_window(struct watch_slow *slow)
+{
+    double widest = 0, fullest = 1;
+    for (int r = 0; r < slow->stage->env->world_size; r++) slow->crowd[r] = 1;
+    for (int r = 0; r < slow->stage->env->world_size; r++) {
+        const int chunk = slow->chunk_of[r];
+        double spread = 0;
+        slow->device[r] = slow->clock[r] = 0;
+        if (chunk < 0 || !(slow->planned_s[chunk] > 0)) continue;
+        slow->device[r] = median(&slow->rank[r].device_s, &spread) / slow->planned_s[chunk];
+        slow->clock[r] = median(&slow->rank[r].raw_s, NULL) / slow->planned_s[chunk];
+        widest = fmax(widest, spread);
+        if (slow->device[r] <= 0) continue;
+        double *crowd = &slow->crowd[slow->host_of[r]];
+        *crowd = fmax(*crowd, sum(&slow->rank[r].raw_s) / sum(&slow->rank[r].device_s));
+        fullest = fmax(fullest, *crowd);
+    }
+    return CROWD_NOISE * fmax(fmin(fullest, CROWD_MOST) - CROWD_USUAL, 0) + SPREAD_NOISE * fmax(widest - SPREAD_USUAL, 0);
+}
+
+static enum hapt_status judge_ranks(struct watch_slow *slow, int64_t step, struct hapt_train_result *result)
+{
+    const double limit = 1 + slow->threshold, unsure = limit + weigh_window(slow);
+    for (int r = 0; r < slow->stage->env->world_size; r++) {
+        const double device_others = others(slow, slow->device, r), clock_others = others(slow, slow->clock, r);
+        if (slow->device[r] <= 0 || device_others <= 0) continue;
+        const double planned_s = slow->planned_s[slow->chunk_of[r]], busy_s = median(&slow->rank[r].busy_s, NULL);
+        const bool device_slow = slow->device[r] > unsure && slow->device[r] > unsure * device_others;
+        const bool starved = slow->clock[r] > fmax(STARVED, limit) * clock_others;
+        const bool slower = busy_s > limit * planned_s && (device_slow || starved);
+        const double clear = unsure + drift(&slow->rank_suspect[r]);
+        const bool clearly = starved || (slow->device[r] > clear && slow->device[r] > clear * device_others);
+        if (suspect_add(&slow->rank_suspect[r], slower, clearly))
+            HAPT_TRY(name_rank(slow, step, r, device_slow ? slow->device[r] * planned_s : busy_s, !device_slow, result));
+    }
+    return HAPT_OK;
+}
+
+/* The slowest of a stage's ranks at a link. */
+static double slowest(const struct watch_slow *slow, const struct watch_sample *sample, int chunk, enum stage_link link)
+{
+    double longest_s = 0;
+    for (int r = 0; r < stage_size(slow->stage, chunk); r++)
+        longest_s = fmax(longest_s, sample[stage_world_rank(slow->stage, chunk, r)].link_s[link]);
+    return longest_s;
+}
+
+static double crowd_of(const struct watch_slow *slow, int chunk)
+{
+    double fullest = 1;
+    for (int r = 0; r < stage_size(slow->stage, chunk); r++)
+        fullest = fmax(fullest, slow->crowd[slow->host_of[stage_world_rank(slow->stage, chunk, r)]]);
+    return fullest;
+}
+
+static void keep_links(struct watch_slow *slow, const struct watch_sample *sample)
+{
+    const int at = (int)(slow->steps % WINDOW);
+    for (int b = 0; b + 1 < slow->stage->plan->stage_count; b++) {
+        slow->link[2 * b].of_step[at] =
+            fmax(slowest(slow, sample, b, STAGE_LINK_FORWARD_OUT), slowest(slow, sample, b + 1, STAGE_LINK_FORWARD_IN));
+        slow->link[2 * b + 1].of_step[at] =
+            fmax(slowest(slow, sample, b + 1, STAGE_LINK_BACKWARD_OUT), slowest(slow, sample, b, STAGE_LINK_BACKWARD_IN));
+    }
+}
+
+static enum hapt_status judge_links(struct watch_slow *slow, int64_t step, struct hapt_train_result *result)
+{
+    const struct hapt_plan *plan = slow->stage->plan;
+    for (int b = 0; b + 1 < plan->stage_count; b++)
+        for (int backward = 0; backward < 2; backward++) {
+            const double planned_s = plan->stage[b].comm_s, time_s = median(&slow->link[2 * b + backward], NULL);
+            const double crowd = fmax(crowd_of(slow, b), crowd_of(slow, b + 1));
+            /* What the plan itself counts as free is no matter. */
+            const double tolerated_s = fmax(plan->hide_threshold * plan->t_max_s, LINK_TICK_S + SLICES_S * (crowd - 1));
+            const bool slower =
+                planned_s > 0 && time_s > planned_s + tolerated_s && time_s > (1 + slow->threshold) * planned_s;
+            struct suspect *suspect = &slow->link_suspect[2 * b + backward];
+            if (suspect_add(suspect, slower, time_s > (1 + slow->threshold + drift(suspect)) * planned_s))
+                HAPT_TRY(name_link(slow, step, b, backward, time_s, result));
+        }
+    return HAPT_OK;
+}
+
+enum hapt_status watch_slow_step(struct watch_slow *slow, int64_t step, const struct watch_sample *sample,
+                                 struct hapt_train_result *result)
+{
+    if (slow->threshold <= 0 || slow->steps++ < SKIPPED) return HAPT_OK;
+    keep_sample(slow, sample);
+    keep_links(slow, sample);
+    if (slow->steps < SKIPPED + WINDOW) return HAPT_OK;
+    HAPT_TRY(judge_ranks(slow, step, result));
+    return judge_links(slow, step, result);
+}

@@ -1,0 +1,29 @@
+/*
+ * Ranks and links that are slower than the plan assumes, and slower than the others are: named once each.
+ *
+ * A step's sample of a rank is compared with what the plan predicts and with the other ranks in the same step: where all are slower
+ * alike, another plan would not help. A rank counts as slow by the CPU time of its device; or, far more slowly than the others, by
+ * the clock: its cores are taken away. A link counts by its quickest message of each step. It must hold for the medians of eight
+ * steps, nine times in a row, so that a slow moment names nobody: what is slow from the start on is named after 18 steps. The bar is
+ * higher where there is noise: on shared cores, and while all of those steps took less than some seconds.
+ */
+#ifndef HAPT_TRAIN_WATCH_SLOW_H
+#define HAPT_TRAIN_WATCH_SLOW_H
+
+#include "stage.h"
+
+/* What every rank tells of one step. */
+struct watch_sample {
+    struct hapt_team_effort effort;
+    double link_s[STAGE_LINKS];
+};
+
+struct watch_slow;
+
+/* `threshold`: --slow-threshold. On the rank that judges. */
+enum hapt_status watch_slow_create(const struct stage *stage, double threshold, struct hapt_arena *arena, struct watch_slow **slow);
+/* One step later, with the samples of all world ranks; adds to result->warning and warns. */
+enum hapt_status watch_slow_step(struct watch_slow *slow, int64_t step, const struct watch_sample *sample,
+                                 struct hapt_train_result *result);
+
+#endif
