@@ -171,8 +171,8 @@ static void print_failure(enum hapt_status status, int rank)
         return;
     }
     const char *message = hapt_fail_message(), *hint = hapt_fail_hint();
-    char where[32] = "";
-    if (rank > 0) snprintf(where, sizeof where, " (rank %d)", rank);
+    char where[96] = "";
+    if (rank > 0) snprintf(where, sizeof where, " (rank %d on host %s)", rank, hapt_env_host(rank));
     fprintf(stderr, "hapt: error: %s%s\n", message[0] ? message : hapt_status_name(status), where);
     if (hint[0]) fprintf(stderr, "hint: %s\n", hint);
     fflush(stderr);

@@ -1,6 +1,7 @@
 /* The whole job: discover, cut, profile, plan, train, report. */
 #include <string.h>
 
+#include "hapt/pulse.h"
 #include "hapt/stop.h"
 #include "phases.h"
 
@@ -27,7 +28,9 @@ static enum hapt_status make_plan(struct hapt_env *env, struct hapt_config *conf
     if (keep) hapt_note(env, "keeping the checkpoint's plan (--replan searches a new one)\n");
     if (keep || hapt_config_text(config, "plan"))
         return hapt_phase_plan_given(env, config, job->model, keep ? job->checkpoint : NULL, arena, &job->plan);
+    hapt_pulse_note((struct hapt_activity){"profiling", -1, -1, -1, -1});
     HAPT_TRY(hapt_phase_profile(env, config, job->cluster, job->model, job->layers, arena, &job->profile));
+    hapt_pulse_note((struct hapt_activity){"planning", -1, -1, -1, -1});
     return hapt_phase_plan(env, config, job->profile, job->layers, arena, &job->plan);
 }
 
@@ -78,7 +81,8 @@ enum hapt_status hapt_command_job(struct hapt_env *env, struct hapt_config *conf
     struct job job = {0};
     hapt_arena_init(&arena);
     hapt_stop_listen(env);
-    const enum hapt_status status = run_job(env, config, &job, &arena);
+    enum hapt_status status = hapt_phase_pulse(env, config);
+    if (status == HAPT_OK) status = run_job(env, config, &job, &arena);
     hapt_arena_release(&arena);
     return status;
 }

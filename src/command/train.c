@@ -55,7 +55,8 @@ enum hapt_status hapt_command_train(struct hapt_env *env, struct hapt_config *co
     struct hapt_arena arena;
     hapt_arena_init(&arena);
     hapt_stop_listen(env);
-    const enum hapt_status status = run(env, config, &arena);
+    enum hapt_status status = hapt_phase_pulse(env, config);
+    if (status == HAPT_OK) status = run(env, config, &arena);
     hapt_arena_release(&arena);
     return status;
 }

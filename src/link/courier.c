@@ -208,9 +208,9 @@ static enum hapt_status timed_out(const struct hapt_courier *courier, const stru
     const struct hapt_flow_options *options = &flow->options;
     const long step = (long)(sequence / options->per_step), microbatch = (long)(sequence % options->per_step);
     return hapt_fail(HAPT_ERR_COMM, "look for a rank that died or hangs; --timeout sets the limit",
-                     "stage %d waited %.3g s for %s of step %ld, microbatch %ld, %s stage %d (rank %d)", options->stage,
+                     "stage %d waited %.3g s for %s of step %ld, microbatch %ld, %s stage %d (rank %d on host %s)", options->stage,
                      courier->timeout_s, options->what, step, microbatch, options->sends ? "to be taken by" : "from",
-                     options->peer_stage, lagging_peer(flow, sequence));
+                     options->peer_stage, lagging_peer(flow, sequence), hapt_env_host(lagging_peer(flow, sequence)));
 }
 
 /* Waits until *counter > sequence. */

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "hapt/pulse.h"
 #include "watch.h"
 
 int stage_size(const struct stage *stage, int chunk)
@@ -451,6 +452,22 @@ static enum hapt_status execute(struct stage *stage, const struct hapt_instructi
     return HAPT_OK;
 }
 
+/* For a peer that misses this rank. */
+static void tell_activity(const struct stage *stage, const struct hapt_instruction *instruction)
+{
+    static const char *const what[] = {
+        [HAPT_INSTRUCTION_RECEIVE_FORWARD] = "waiting for activations", [HAPT_INSTRUCTION_FORWARD] = "forward",
+        [HAPT_INSTRUCTION_SEND_FORWARD] = "sending activations",        [HAPT_INSTRUCTION_RECEIVE_BACKWARD] = "waiting for gradients",
+        [HAPT_INSTRUCTION_BACKWARD] = "backward",                       [HAPT_INSTRUCTION_SEND_BACKWARD] = "sending gradients",
+        [HAPT_INSTRUCTION_REDUCE] = "sum of the gradients",             [HAPT_INSTRUCTION_EXCHANGE] = "sum of tied gradients",
+        [HAPT_INSTRUCTION_UPDATE] = "end"};
+    const bool back = instruction->kind == HAPT_INSTRUCTION_RECEIVE_FORWARD || instruction->kind == HAPT_INSTRUCTION_SEND_BACKWARD;
+    const bool ahead = instruction->kind == HAPT_INSTRUCTION_SEND_FORWARD || instruction->kind == HAPT_INSTRUCTION_RECEIVE_BACKWARD;
+    const int peer = back ? stage->chunk - 1 : ahead ? stage->chunk + 1 : -1;
+    hapt_pulse_note((struct hapt_activity){what[instruction->kind], stage->chunk, peer < stage->plan->stage_count ? peer : -1,
+                                           stage->step, instruction->microbatch});
+}
+
 enum hapt_status stage_run_step(struct stage *stage, const struct hapt_data *data, int64_t step, int64_t sequence)
 {
     stage->data = data;
@@ -461,6 +478,7 @@ enum hapt_status stage_run_step(struct stage *stage, const struct hapt_data *dat
     HAPT_TRY(begin_step(stage));
     for (int i = 0; i < stage->list->count; i++) {
         stage->begun_s = hapt_time_s();
+        tell_activity(stage, &stage->list->instruction[i]);
         HAPT_TRY(execute(stage, &stage->list->instruction[i]));
         trace_note(stage, sequence / stage->plan->microbatches, i, stage->begun_s, hapt_time_s());
     }

@@ -5,10 +5,12 @@
 
 #include "checkpoint.h"
 #include "hapt/progress.h"
+#include "hapt/pulse.h"
 #include "hapt/stop.h"
 #include "save.h"
 #include "trace.h"
 #include "watch.h"
+#include "watch_origin.h"
 #include "watch_slow.h"
 
 #define SKIPPED_STEPS 3 /* left out of the steady step time: caches fill, pages are touched */
@@ -32,6 +34,7 @@ struct run {
     struct hapt_optimizer_options optimizer;
     struct saver saver;
     struct watch watch;
+    bool spoilt; /* weights are not finite: no checkpoint of them */
     struct watch_slow *slow;     /* on rank 0, as the samples */
     struct watch_sample *sample; /* [world_size] */
     struct hapt_train_result *result;
@@ -52,6 +55,7 @@ static void tell_watch(struct run *run)
 /* The time it takes is no part of any step. */
 static enum hapt_status save(struct run *run, bool last)
 {
+    hapt_pulse_note((struct hapt_activity){"checkpoint at the end", run->stage.chunk, -1, run->result->history.count - 1, -1});
     struct hapt_train_result *result = run->result;
     const double start_s = hapt_time_s();
     HAPT_TRY(saver_save(&run->saver, &result->history, last));
@@ -132,6 +136,7 @@ static enum hapt_status agree_on_step(struct run *run, int64_t step)
     stage_take_link_times(stage, mine.sample.link_s);
     HAPT_TRY(stage_square_sum(stage, &mine.square_sum));
     snprintf(what, sizeof what, "end of step %lld", (long long)step);
+    hapt_pulse_note((struct hapt_activity){"end", stage->chunk, -1, step, -1});
     return hapt_link_all_gather(run->env->world, what, stage_agreement_timeout_s(&run->stage), &mine, sizeof mine, run->vote);
 }
 
@@ -157,6 +162,18 @@ static enum hapt_status watch_ranks(struct run *run, int64_t step)
     return watch_slow_step(run->slow, step, run->sample, run->result);
 }
 
+/* Before the update: the weights are those of the step before. */
+static enum hapt_status refuse_step(struct run *run, int64_t step, double loss, double norm)
+{
+    char origin[320];
+    const enum hapt_status found = watch_origin_find(&run->stage, origin, sizeof origin, &run->spoilt);
+    if (found != HAPT_OK) hapt_die(found);
+    return hapt_env_agree(run->env->world,
+                          hapt_fail(HAPT_ERR_INPUT, "lower --learning-rate or set --clip-norm, then --resume",
+                                    "step %lld: the loss is %g and the gradient's norm %g; nothing was updated%s", (long long)step,
+                                    loss, norm, origin));
+}
+
 /* One step on every rank; what it returns is agreed. A failure of one rank ends the job: its peers wait. */
 static enum hapt_status take_step(struct run *run, int64_t step, int *stop)
 {
@@ -171,11 +188,7 @@ static enum hapt_status take_step(struct run *run, int64_t step, int *stop)
     const double now_s = hapt_time_s(), time_s = now_s - run->mark_s;
     run->mark_s = now_s;
     watch_step(&run->watch, time_s);
-    if (!isfinite(loss) || !isfinite(norm))
-        return hapt_env_agree(run->env->world,
-                              hapt_fail(HAPT_ERR_INPUT, "lower --learning-rate or set --clip-norm, then --resume",
-                                        "step %lld: the loss is %g and the gradient's norm %g; nothing was updated",
-                                        (long long)step, loss, norm));
+    if (!isfinite(loss) || !isfinite(norm)) return refuse_step(run, step, loss, norm);
     struct hapt_update update;
     hapt_optimizer_update(&run->optimizer, step, norm, &update);
     status = stage_update(&run->stage, &update);
@@ -232,7 +245,7 @@ static enum hapt_status loop(struct run *run)
     hapt_progress_release(&progress);
     /* What comes in the last step stops nothing. */
     if (run->result->history.count < run->end) run->result->stopped_by = watch_reason(&run->watch, stop);
-    if (status == HAPT_OK || status == HAPT_ERR_INPUT) {
+    if (status == HAPT_OK || (status == HAPT_ERR_INPUT && !run->spoilt)) {
         /* Also after a loss that is not finite: the weights are those before it. */
         const enum hapt_status saved = save(run, true);
         if (status == HAPT_OK) status = saved;

@@ -323,7 +323,7 @@ static void deadline(void)
         CHECK(status == HAPT_ERR_COMM);
         const char *message = hapt_fail_message();
         CHECK_MESSAGE(strstr(message, "stage 5 waited") && strstr(message, "gradients of step 0, microbatch 0") &&
-                          strstr(message, "from stage 4 (rank 0)"),
+                          strstr(message, "from stage 4 (rank 0 on host "),
                       "message: %s", message);
         hapt_fail_reset();
     }

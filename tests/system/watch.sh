@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What a run watches: requests to leave, the time that is left.
 . tests/system/lib.sh.inc
-pids=() launchers=() ranks_of=() begun=()
+pids=() guards=() launchers=() ranks_of=() begun=()
 trap 'kill -KILL "${pids[@]}" 2>/dev/null; rm -rf "$scratch"' EXIT
 
 check() { # WHAT CONDITION...
@@ -21,6 +21,8 @@ start() {
         [ ${#rank[@]} -eq "$ranks" ] && break
         sleep 0.05
     done
+    guards=()
+    for process in "${rank[@]}"; do read -ra children <"/proc/$process/task/$process/children" && guards+=("${children[@]}"); done 2>/dev/null
     pids+=("$launcher" "${rank[@]}")
 }
 # ends SECONDS: the exit code of the launcher in $code; no rank outlives it
@@ -32,7 +34,8 @@ ends() {
     wait "$launcher" 2>/dev/null
     code=$?
     for _ in $(seq 40); do
-        left=$(ps -o pid= -p "$(IFS=,; echo "${rank[*]}")" | tr -d '\n')
+        # a process that ended and that nobody asked for yet is none
+        left=$(ps -o stat=,pid= -p "$(echo "${rank[@]}" "${guards[@]}" | tr ' ' ,)" | grep -v '^Z' | tr -d '\n')
         [ -z "$left" ] && break
         sleep 0.05
     done
@@ -60,6 +63,7 @@ cat >"$scratch/c.json" <<'JSON'
   "links": [ { "between": ["a", "b"], "bandwidth": "1 GB/s", "latency": "10 us" } ] }
 JSON
 $HAPT model gpt --layers 2 --hidden 64 --heads 4 --sequence 64 --vocab 256 --microbatch 2 --output "$scratch/m.h5" >/dev/null || exit 1
+$HAPT model gpt --layers 12 --hidden 384 --heads 6 --sequence 128 --vocab 256 --microbatch 2 --output "$scratch/large.h5" >/dev/null || exit 1
 $HAPT data tests/system/train.sh --output "$scratch/t.h5" >/dev/null || exit 1
 $HAPT profile --input "$scratch/m.h5" --cluster "$scratch/c.json" --predict --layers-per-model 6 --output "$scratch/p.h5" >/dev/null || exit 1
 layers=$(h5dump -H -d /boundary_bytes "$scratch/p.h5" | sed -n 's/.*SIMPLE *{ *( *\([0-9]*\).*/\1/p')
@@ -141,8 +145,53 @@ check "nothing is wrong" [ "$(grep -c 'error:' "$scratch/asked.err")" -eq 0 ]
 steps=$(steps_of "$scratch/asked/run.h5")
 check "the newest checkpoint is of the last step" [ -d "$scratch/asked/checkpoints/step-$(printf %08d "$steps")" ]
 
+# a rank that stands still is named by its neighbour, with what it did last; nothing is left of the job
+for phase in profile train; do
+    if [ $phase = train ]; then
+        train still-train --steps 100000 --checkpoint-every 5 --timeout 5
+        until_true 100 has_checkpoint still-train
+    else
+        start still-profile 3 --input "$scratch/large.h5" --cluster "$scratch/c.json" --data "$scratch/t.h5" --threads 1 \
+            --profile-seconds 60 --timeout 5 --output "$scratch/still-profile"
+        until_true 60 grep -q '^Cluster' "$scratch/still-profile.out"
+    fi
+    kill -STOP "${rank[1]}"
+    ends 40
+    check "a rank stands still in $phase: code 7, not $code" [ "$code" -eq 7 ]
+    check "one line tells of it" [ "$(grep -c 'error:' "$scratch/still-$phase.err")" -eq 1 ]
+    check "it is named: $(cat "$scratch/still-$phase.err")" \
+        grep -Eq 'error: rank 1 on host .* has not been heard of for [0-9.]+ s; its last word: (stage 0, .* of step [0-9]+|profiling)' "$scratch/still-$phase.err"
+done
+
+# a rank that dies, in whatever phase: the job ends, what was saved stands
+for phase in profile train; do
+    if [ $phase = train ]; then
+        train dead-train --steps 100000 --checkpoint-every 1 --keep 3
+        until_true 100 has_checkpoint dead-train
+    else
+        start dead-profile 3 --input "$scratch/large.h5" --cluster "$scratch/c.json" --data "$scratch/t.h5" --threads 1 \
+            --profile-seconds 60 --output "$scratch/dead-profile"
+        until_true 60 grep -q '^Cluster' "$scratch/dead-profile.out"
+    fi
+    kill -KILL "${rank[2]}"
+    ends 40
+    check "a rank dies in $phase: code $code" [ "$code" -ne 0 ]
+done
+steps=$(($(ls "$scratch/dead-train/checkpoints" | sed -n 's/^step-0*\([0-9]*\)$/\1/p' | tail -n 1) + 2))
+train dead-train --resume --steps 100000 --stop-after $steps
+ends 100
+check "the run goes on from there: code $code" [ "$code" -eq 0 ]
+
+# values that are not finite: nothing is updated, the last good checkpoint stands, where it began is named
+train burst --steps 50 --optimizer sgd --learning-rate 1e6 --lr-schedule constant --clip-norm 0 --checkpoint-every 1
+ends 100
+check "a loss that is not finite: code 3, not $code" [ "$code" -eq 3 ]
+check "one line tells of it" [ "$(grep -c 'error:' "$scratch/burst.err")" -eq 1 ]
+check "where it began is named: $(grep error: "$scratch/burst.err")" \
+    grep -Eq 'nothing was updated; it began at the (weight|gradient of) [a-z0-9._]+ on rank [0-2] of stage [01]' "$scratch/burst.err"
+check "what stands is good" $HAPT export --checkpoint "$scratch/burst" --output "$scratch/burst-weights.h5" >/dev/null
+
 # asked while the model is measured: no training, code 9
-$HAPT model gpt --layers 12 --hidden 384 --heads 6 --sequence 128 --vocab 256 --microbatch 2 --output "$scratch/large.h5" >/dev/null || exit 1
 start early 3 --input "$scratch/large.h5" --cluster "$scratch/c.json" --data "$scratch/t.h5" --threads 1 --profile-seconds 60 --output "$scratch/early"
 until_true 60 grep -q '^Cluster' "$scratch/early.out"
 sleep 0.5
