@@ -24,6 +24,7 @@ struct hapt_device_spec {
     double memory_bandwidth;             /* byte/s */
     double slowdown;                     /* >= 1: compute is stretched by this factor */
     bool memory_capped;                  /* memory_bytes is a limit to enforce, not a property found */
+    bool emulated;                       /* modelled by whatever process stands for it (hapt_cluster_emulate) */
 };
 
 struct hapt_subcluster {
@@ -62,6 +63,14 @@ enum hapt_status hapt_cluster_load(const char *path, struct hapt_arena *arena, s
  * Collective over env->world; every rank gets the same cluster, already bound. */
 enum hapt_status hapt_cluster_discover(const struct hapt_env *env, struct hapt_arena *arena,
                                        struct hapt_cluster **cluster);
+/* The name of the back end that runs the device. */
+static inline const char *hapt_device_backend(const struct hapt_device_spec *device)
+{
+    return device->emulated ? "emulated" : device->backend;
+}
+/* Every device is modelled from here on: any rank stands for any device, memory is a limit, link values that are absent are assumed, and
+ * all links are paced. */
+void hapt_cluster_emulate(struct hapt_cluster *cluster);
 /* Gives world ranks to the devices of a loaded cluster (by "hosts", else in order of world rank). HAPT_ERR_INPUT when there
  * are fewer ranks than devices. Collective. */
 enum hapt_status hapt_cluster_bind(const struct hapt_env *env, struct hapt_arena *arena, struct hapt_cluster *cluster);

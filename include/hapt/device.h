@@ -2,7 +2,7 @@
  * Devices: a back end is one table of functions; a kernel is found by its operator's name.
  *
  * Rank-local, no MPI. The engine binds every kernel once to planned memory, so a call carries final pointers.
- * `cpu` is always there. To add a back end: one table, one line in src/device/device.c.
+ * `cpu` and `emulated` are always there. To add a back end: one table, one line in src/device/device.c.
  */
 #ifndef HAPT_DEVICE_H
 #define HAPT_DEVICE_H
@@ -94,7 +94,7 @@ struct hapt_backend {
     enum hapt_status (*copy)(struct hapt_queue *queue, void *to, const void *from, size_t bytes);
 };
 
-/* The back end of that name ("cpu"), or NULL. */
+/* The back end of that name ("cpu", "emulated"), or NULL. */
 const struct hapt_backend *hapt_backend_find(const char *name);
 const struct hapt_backend *hapt_backend_at(int index); /* NULL past the end */
 

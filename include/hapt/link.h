@@ -17,6 +17,7 @@
 #include "hapt/env.h"
 
 #define HAPT_LINK_CHUNK_BYTES 65536
+#define HAPT_LINK_SHORT_BYTES 2048 /* MPI libraries send so few bytes eagerly */
 
 /* A message in flight, owned by the transfer that filled it; the last byte is left to a transfer that wraps others. */
 struct hapt_transfer_request {
@@ -71,6 +72,7 @@ struct hapt_piece {
     int buffer;
     size_t offset, bytes;
     struct hapt_strided_list runs; /* its parts are borrowed as long as the courier lives */
+    size_t modelled_bytes; /* rehearsal: it is paced as if it had so many bytes and comes in one; 0: as many as it has */
 };
 
 /*
@@ -97,6 +99,10 @@ struct hapt_flow_options {
     int time_count;
     double bandwidth;               /* byte/s this rank may send with; 0: not paced */
     double latency_s;               /* added when paced */
+    /* Modelled messages between ranks that share a clock: the first 8 bytes of each become the time (hapt_time_s) at which it is due, and
+     * releases of slots carry the time of the release. These times count for what follows, not when threads were woken. All pieces are
+     * modelled ones, of one chunk. */
+    bool stamped;
 };
 
 struct hapt_courier;
@@ -106,6 +112,13 @@ enum hapt_status hapt_courier_create(const struct hapt_transfer *transfer, MPI_C
                                      struct hapt_courier **courier);
 /* Adds a flow; *flow is its number. Before hapt_courier_start. */
 enum hapt_status hapt_courier_add(struct hapt_courier *courier, const struct hapt_flow_options *options, int *flow);
+/* For messages of one chunk that the library delivers without an answer (HAPT_LINK_SHORT_BYTES): ranks of a node ring each other, so that
+ * a courier whose peers are all on its node sleeps instead of asking the library over and over. With many more ranks than cores that is
+ * what keeps couriers cheap. Before hapt_courier_start. Collective over `node`, which are the ranks of this node, `world` as in
+ * hapt_courier_create. */
+enum hapt_status hapt_courier_use_bells(struct hapt_courier *courier, MPI_Comm world, MPI_Comm node);
+/* Is that rank on this node? Where there are bells. */
+bool hapt_courier_rings(const struct hapt_courier *courier, int world_rank);
 /* Starts the thread (none where there are no flows). */
 enum hapt_status hapt_courier_start(struct hapt_courier *courier);
 /* Waits until every message handed over has been taken by its receivers, then ends the thread. */
@@ -118,12 +131,17 @@ void hapt_courier_expect(struct hapt_courier *courier, int flow, int64_t count);
 /* Hands over the next message, standing in `slot`; its data must not change before hapt_courier_wait_sent. Never waits.
  */
 void hapt_courier_send(struct hapt_courier *courier, int flow, int slot);
+/* The same for a message that was ready at `ready_s`, which may be past. */
+void hapt_courier_send_at(struct hapt_courier *courier, int flow, int slot, double ready_s);
+/* When the newest message handed over from `slot`, and sent, was due at its receivers; stamped flows. */
+double hapt_courier_due_s(struct hapt_courier *courier, int flow, int slot);
 /* Waits until nothing that was handed over from `slot` is still on its way out. */
 enum hapt_status hapt_courier_wait_sent(struct hapt_courier *courier, int flow, int slot);
 /* Waits until message `sequence` stands in its transfer slot. */
 enum hapt_status hapt_courier_wait_received(struct hapt_courier *courier, int flow, int64_t sequence);
 /* The oldest message received is consumed: its transfer slot is free. */
 void hapt_courier_free(struct hapt_courier *courier, int flow);
+void hapt_courier_free_at(struct hapt_courier *courier, int flow, double time_s);
 /* Seconds during which a message of the flow was being sent, so far (latency included). */
 double hapt_courier_active_s(struct hapt_courier *courier, int flow);
 /* What the quickest message of the flow took since this was asked last: a sender's from being handed over until it was gone, a

@@ -2,7 +2,7 @@
  * What a run planned, predicted and did: gathered into one structure, saved as the run file, read back, printed.
  *
  * Run file (HDF5, format "hapt-run"): /topology, /layers, /profile, /plan as their rooms write them, /settings,
- * /environment, /train.
+ * /environment, /train, /trace.
  */
 #ifndef HAPT_REPORT_H
 #define HAPT_REPORT_H
@@ -41,7 +41,9 @@ struct hapt_report {
     const char *item;                    /* "token" or "image" */
     double items_per_s, flops_per_item;
     struct hapt_report_stage *stage;     /* [plan->stage_count] */
-    const double *loss;                  /* [steps] */
+    const double *loss;                  /* [steps]; NULL: modelled devices compute none */
+    double time_scale;                   /* seconds that a modelled second lasted; 0: devices computed */
+    double late_s;                       /* modelled: by which a computation ended late at most */
     const char *checkpoint;              /* the newest */
     int64_t rank_count;
     struct hapt_environment *environment; /* [rank_count] */
@@ -57,6 +59,8 @@ enum hapt_status hapt_report_build(const struct hapt_run *run, struct hapt_arena
 enum hapt_status hapt_report_load(const char *path, struct hapt_arena *arena, struct hapt_report **report);
 /* Hosts with their ranks, versions. Rank 0 prints. */
 void hapt_report_print_environment(const struct hapt_env *env, const struct hapt_report *report);
+/* /trace of a run file as Chrome trace events, which Perfetto shows: a process a stage, a thread a rank. One rank. */
+enum hapt_status hapt_report_trace(const char *run_path, const char *path);
 void hapt_report_print(const struct hapt_env *env, const struct hapt_report *report);
 enum hapt_status hapt_report_print_json(const struct hapt_report *report);
 

@@ -42,6 +42,11 @@ struct hapt_team {
     double busy_s, reduce_s; /* computing; waiting for the team: since the owner last took them */
     struct hapt_team_effort effort; /* the same */
     struct hapt_team_stretch { double start_s, cpu_s; } begun; /* of the computation under way */
+    /* A modelled device (hapt_team_model). */
+    bool modelled;
+    double length_s; /* of the computation under way */
+    double free_s;   /* when the device ended what it did before, or had what it waited for */
+    double late_s;   /* by which a computation ended late here at most: since the owner last took it */
 };
 
 /* Where rank `rank` of a mesh stands on its axes. */
@@ -60,8 +65,13 @@ struct hapt_collective *hapt_team_over(const struct hapt_team *team, unsigned ax
 /* "WHAT of step 3, microbatch 1", for messages. */
 const char *hapt_team_describe(const struct hapt_team *team, const char *what, char *text, size_t size);
 
-/* A computation of a slowed device begins; ends: no earlier than its start plus slowdown x the CPU time it took. */
+/* A computation of a slowed device begins; ends: no earlier than its start plus slowdown x the CPU time it took.
+ * Of a modelled device it ends `length_s` behind its start, which is the end of the one before or when what it waited for since was there:
+ * that this process was woken late delays no device. */
 void hapt_team_stretch_begin(struct hapt_team *team);
 void hapt_team_stretch_end(struct hapt_team *team);
+void hapt_team_model(struct hapt_team *team, double length_s);
+/* The device cannot go on before `time_s`. */
+void hapt_team_waited(struct hapt_team *team, double time_s);
 
 #endif

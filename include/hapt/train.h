@@ -141,11 +141,13 @@ struct hapt_train_result {
     double steady_step_s; /* median time of a step, the first few left out; 0 when there were none */
     double items_per_s;   /* at that time */
     int stage_count;
-    /* [history.count - first_step][stage], seconds from update to update, mean of the stage's ranks; valid on rank 0 */
+    /* [history.count - first_step][stage], seconds from update to update, mean of the stage's ranks (comm_s: largest); valid on rank 0; modelled ones of modelled devices */
     double *busy_s;   /* forward, backward, update; stretched by the slowdown */
     double *reduce_s; /* gradients across the submesh and of tied parameters */
     double *idle_s;   /* the rest */
     double *comm_s;   /* during which the boundary behind the stage carried activations (hidden or not) */
+    double time_scale;                      /* of modelled devices, whose times are modelled ones and losses NaN; 0: devices computed */
+    double late_s;                          /* by which a modelled computation ended late at most */
     double *planned_bytes, *measured_bytes; /* [stage] device memory of its ranks at most; valid on rank 0 */
     int64_t event_count;
     const struct hapt_train_event *event;   /* by rank and step; on rank 0 */
@@ -170,8 +172,8 @@ enum hapt_status hapt_train_write(struct hapt_h5 *file, const struct hapt_train_
 
 /*
  * A folder checkpoints/step-N: shard-K.h5, one a stage, with whole tensors under their published names (/parameters,
- * /state0, /state1, fp32), and manifest.h5: step, plan, options, history, the identity of the data, size and checksum
- * of each shard. It is written aside and renamed when complete; older ones go only afterwards.
+ * /state0, /state1, fp32; of modelled devices a sample of them), and manifest.h5: step, plan, options, history, the identity of
+ * the data, size and checksum of each shard. It is written aside and renamed when complete; older ones go only afterwards.
  */
 struct hapt_checkpoint {
     const char *path;
@@ -180,6 +182,7 @@ struct hapt_checkpoint {
     struct hapt_history history;
     struct hapt_data_identity data; /* kind "": it does not say */
     int state_count;
+    bool sampled; /* a rehearsal's (--device emulated) */
     int shard_count;
     int64_t *size, *checksum; /* [shard_count] */
     int64_t parameter_count;
@@ -216,6 +219,7 @@ struct hapt_checkpoint_writer {
     const char **parameter;
     const int32_t *parameter_shard;
     int state_count;
+    bool sampled; /* a rehearsal's: of each tensor there are its first elements */
     const struct hapt_plan *plan;
     const struct hapt_config *config;
     const struct hapt_data_identity *data; /* NULL: not told */

@@ -58,7 +58,7 @@ static enum hapt_status fill_by_host(const struct hapt_hosts *hosts, int world_s
 /* The ranks' hosts must have what the file says: a back end, and as many of its devices as ranks use them. */
 static enum hapt_status check_devices(const struct hapt_hosts *hosts, const struct hapt_subcluster *own)
 {
-    if (strcmp(own->device.backend, "cpu") == 0) return HAPT_OK;
+    if (own->device.emulated || strcmp(own->device.backend, "cpu") == 0) return HAPT_OK;
     for (int i = 0; i < own->nodes * own->devices_per_node; i++) {
         const struct hapt_host *host = &hosts->host[hosts->host_of_rank[own->ranks[i]]];
         if (strcmp(own->device.backend, "cuda") == 0 && host->gpus_usable >= own->devices_per_node) continue;
@@ -75,7 +75,7 @@ static void fit_cpu(const struct hapt_hosts *hosts, struct hapt_subcluster *own)
 {
     const struct hapt_device_spec *paper = hapt_device_spec_find("cpu");
     struct hapt_device_spec *device = &own->device;
-    if (strcmp(device->name, paper->name) != 0 ||
+    if (device->emulated || strcmp(device->name, paper->name) != 0 ||
         memcmp(device->peak_flops, paper->peak_flops, sizeof paper->peak_flops) != 0)
         return;
     for (int i = 0; i < own->nodes * own->devices_per_node; i++) {
@@ -125,8 +125,8 @@ enum hapt_status hapt_cluster_assign(const struct hapt_hosts *hosts, int world_s
 
 enum hapt_status hapt_cluster_bind(const struct hapt_env *env, struct hapt_arena *arena, struct hapt_cluster *cluster)
 {
-    struct hapt_hosts *hosts;
-    enum hapt_status status = hapt_hosts_gather(env, arena, &hosts);
+    struct hapt_hosts none = {0}, *hosts = &none; /* modelled devices ask nothing of their hosts */
+    enum hapt_status status = cluster->subcluster[0].device.emulated ? HAPT_OK : hapt_hosts_gather(env, arena, &hosts);
     if (status == HAPT_OK) status = hapt_cluster_assign(hosts, env->world_size, arena, cluster);
     return hapt_env_agree(env->world, status);
 }

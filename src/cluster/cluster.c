@@ -115,6 +115,17 @@ void hapt_cluster_assume(struct hapt_cluster *cluster)
     }
 }
 
+void hapt_cluster_emulate(struct hapt_cluster *cluster)
+{
+    for (int i = 0; i < cluster->count; i++) {
+        struct hapt_subcluster *own = &cluster->subcluster[i];
+        own->device.emulated = own->device.memory_capped = true;
+        own->host_count = 0; /* of machines that need not be here */
+    }
+    hapt_cluster_assume(cluster);
+    for (int i = 0; i < cluster->count * cluster->count; i++) cluster->link[i].paced = true;
+}
+
 void hapt_cluster_pace(const struct hapt_cluster *cluster, int count, const int *world_rank, struct hapt_collective *collective)
 {
     const struct hapt_link *slowest = NULL;

@@ -1,4 +1,7 @@
 /* The cluster and the threads of a command: apart from the other phases, since topology and doctor need nothing else. */
+#include <stdio.h>
+#include <string.h>
+
 #include "hapt/device.h"
 #include "phases.h"
 
@@ -6,7 +9,7 @@
 static bool runs_here(const struct hapt_cluster *cluster)
 {
     for (int c = 0; c < cluster->count; c++)
-        if (!hapt_backend_find(cluster->subcluster[c].device.backend)) return false;
+        if (!hapt_backend_find(hapt_device_backend(&cluster->subcluster[c].device))) return false;
     return true;
 }
 
@@ -19,20 +22,31 @@ static enum hapt_status look_at_links(struct hapt_env *env, struct hapt_arena *a
     return hapt_cluster_probe(env, cluster);
 }
 
+/* --device. */
+static bool choose_devices(const struct hapt_config *config, struct hapt_cluster *cluster)
+{
+    const char *choice = hapt_config_text(config, "device");
+    if (strcmp(choice, "emulated") == 0) hapt_cluster_emulate(cluster);
+    for (int c = 0; strcmp(choice, "cpu") == 0 && c < cluster->count; c++)
+        snprintf(cluster->subcluster[c].device.backend, sizeof cluster->subcluster[c].device.backend, "%s", choice);
+    return cluster->subcluster[0].device.emulated;
+}
+
 enum hapt_status hapt_phase_cluster(struct hapt_env *env, struct hapt_config *config, bool bind, struct hapt_arena *arena,
                                     struct hapt_cluster **cluster)
 {
     const char *path = hapt_config_text(config, "cluster");
     if (!path) {
         HAPT_TRY(hapt_cluster_discover(env, arena, cluster));
-        return look_at_links(env, arena, *cluster);
+        return choose_devices(config, *cluster) ? HAPT_OK : look_at_links(env, arena, *cluster);
     }
     HAPT_TRY(hapt_env_agree(env->world, hapt_cluster_load(path, arena, cluster)));
+    const bool emulated = choose_devices(config, *cluster);
     const bool paper = env->world_size < (*cluster)->rank_count || !runs_here(*cluster) || hapt_config_bool(config, "predict");
     if (!bind && paper) {
         hapt_cluster_assume(*cluster);
         return HAPT_OK;
     }
     HAPT_TRY(hapt_cluster_bind(env, arena, *cluster));
-    return look_at_links(env, arena, *cluster);
+    return emulated ? HAPT_OK : look_at_links(env, arena, *cluster);
 }

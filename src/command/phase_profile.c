@@ -68,7 +68,7 @@ static enum hapt_status predict_shared(struct hapt_env *env, const struct hapt_c
 
 static bool is_measured(const struct hapt_config *config, const struct hapt_cluster *cluster)
 {
-    return cluster->subcluster_of_rank && !hapt_config_bool(config, "predict");
+    return cluster->subcluster_of_rank && !cluster->subcluster[0].device.emulated && !hapt_config_bool(config, "predict");
 }
 
 enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, const struct hapt_cluster *cluster)

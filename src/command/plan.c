@@ -106,7 +106,7 @@ static enum hapt_status check_options(const struct hapt_config *config, struct h
         return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
                          "--profile already holds its cluster: --cluster says it twice");
     const char *const measuring[] = {"imbalance", "profile-seconds", "predict", "efficiency", "tensor-parallel", "optimizer", "momentum",
-                                     "mixed", "mixed-rows", "segments", "sharded-optimizer", NULL};
+                                     "mixed", "mixed-rows", "segments", "sharded-optimizer", "device", NULL};
     const char *const choosing[] = {"strategy", "schedule", "stages", "granularity", "ignore-communication", "output",
                                     "explain", "what-if", NULL};
     const char *const cutting[] = {"layers-per-model", "heavy-minimum", "threads", NULL};

@@ -296,9 +296,9 @@ static enum hapt_status calibrate(struct hapt_env *env, struct hapt_config *conf
                                   struct hapt_arena *arena, struct hapt_efficiency **efficiency)
 {
     enum hapt_status status = HAPT_OK;
-    if (!cluster->subcluster_of_rank)
+    if (!cluster->subcluster_of_rank || cluster->subcluster[0].device.emulated)
         status = hapt_fail(HAPT_ERR_INPUT, "start one rank for each device, where the devices are",
-                           "--calibrate has no devices to measure: the cluster is on paper");
+                           "--calibrate has no devices to measure: the cluster is on paper or modelled");
     HAPT_TRY(hapt_env_agree(env->world, status));
     HAPT_TRY(hapt_profile_calibrate(env, cluster, model, layers, config, arena, efficiency));
     hapt_print(env, "Efficiency of the operators: shares of the devices' rates, predicted against measured\n");

@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "hapt/collective_cost.h"
+#include "hapt/device.h"
 #include "hapt/host.h"
 #include "hapt/link.h"
 #include "phases.h"
@@ -10,7 +11,8 @@ const char hapt_command_topology_help[] =
     "Without --cluster every rank's host is looked at and hosts with equal devices, memory and rank count form one\n"
     "subcluster. With it the file is shown: bound to the ranks and with absent link values measured when there are\n"
     "enough ranks, else as a plan on paper with assumed ones. --json prints a cluster file, --output writes HDF5.\n"
-    "HWLOC_XMLFILE and HWLOC_SYNTHETIC fake the topology that is discovered.\n"
+    "HWLOC_XMLFILE and HWLOC_SYNTHETIC fake the topology that is discovered. Devices that are not here are rehearsed by\n"
+    "--device emulated of hapt and hapt train.\n"
     "\n"
     "A cluster file (JSON) holds:\n"
     "  \"format\"       \"hapt-cluster\"\n"
@@ -64,6 +66,18 @@ static void print_hosts(const struct hapt_env *env, const struct hapt_hosts *hos
         for (int n = 0; n < host->nic_count; n++)
             hapt_print(env, "  NIC %-40s %s\n", host->nic[n].name,
                        host->nic[n].bandwidth > 0 ? hapt_units_bandwidth(host->nic[n].bandwidth, rate) : "");
+    }
+}
+
+static void print_backends(const struct hapt_env *env)
+{
+    const struct hapt_backend *backend;
+    for (int i = 0; (backend = hapt_backend_at(i)); i++) {
+        const char *reason = "";
+        if (backend->device_count(&reason) > 0)
+            hapt_print(env, "Back end %-10s %s\n", backend->name, backend->description);
+        else
+            hapt_print(env, "Back end %-10s no devices: %s\n", backend->name, reason);
     }
 }
 
@@ -172,6 +186,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
         struct hapt_hosts *hosts;
         HAPT_TRY(hapt_env_agree(env->world, hapt_hosts_gather(env, arena, &hosts)));
         print_hosts(env, hosts);
+        print_backends(env);
     }
     HAPT_TRY(hapt_phase_cluster(env, config, false, arena, &cluster));
     if (hapt_config_bool(config, "probe")) HAPT_TRY(probe_links(env, arena, cluster));

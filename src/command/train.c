@@ -26,7 +26,12 @@ const char hapt_command_train_help[] =
     "second signal,\n"
     "a second or more after the first, leaves at once with 128 + its number; checkpoints are whole or not there.\n"
     "--trace N adds /trace, a row an event of the last N steps: rank, stage, peer_stage (-1: none), step, microbatch, kind, begin,\n"
-    "end (s). Kinds are the schedule's instructions and the messages between stages: activations or gradients, left and there.\n";
+    "end (s). Kinds are the schedule's instructions and the messages between stages: activations or gradients, left and there.\n"
+    "\n"
+    "--device emulated rehearses a plan without its devices, 64 of them on a laptop if need be: the same runtime, schedule and limits of\n"
+    "memory, but computing lasts as long as the plan says, messages are a header and a few bytes paced to their true size, and nothing is\n"
+    "learned (no loss; checkpoints hold a sample of the weights, output goes to outputs/<input's name>-emulated). No data are needed.\n"
+    "All times are reported in modelled seconds; --time-scale 0.5 lets them pass twice as fast.\n";
 
 static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {

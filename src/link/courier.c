@@ -18,6 +18,8 @@
 #define POLL_SHARE 0.1
 #define POLL_SHORTEST_S 50e-6
 #define POLL_LONGEST_S 400e-6
+/* Where peers ring: only for what a full queue inside the library holds back. */
+#define POLL_RUNG_S 20e-3
 
 static struct timespec at_time(double time_s)
 {
@@ -69,11 +71,12 @@ static enum hapt_status add_channels(struct hapt_courier *courier, struct flow *
             struct channel *channel = &flow->channel[flow->channel_count++];
             channel->peer = peer;
             HAPT_NEW(channel->piece, &courier->arena, flow->options.piece_count);
+            HAPT_NEW(channel->released_s, &courier->arena, flow->options.peer_slots);
         }
         flow->channel[c].piece[flow->channel[c].piece_count++] = flow->options.piece[i];
         flow->channel[c].chunks += (int)((flow->options.piece[i].bytes + HAPT_LINK_CHUNK_BYTES - 1) / HAPT_LINK_CHUNK_BYTES);
         flow->piece_channel[i] = c;
-        flow->message_bytes += flow->options.piece[i].bytes;
+        flow->message_bytes += flow->options.piece[i].modelled_bytes ? flow->options.piece[i].modelled_bytes : flow->options.piece[i].bytes;
         struct window *window = flow->options.sends ? &flow->window : &flow->channel[c].window;
         if (flow->options.piece[i].runs.count > 0 && !window->buffer)
             HAPT_NEW(window->buffer, &courier->arena, WINDOW * HAPT_LINK_CHUNK_BYTES);
@@ -84,6 +87,11 @@ static enum hapt_status add_channels(struct hapt_courier *courier, struct flow *
 enum hapt_status hapt_courier_add(struct hapt_courier *courier, const struct hapt_flow_options *options, int *flow)
 {
     HAPT_ASSERT(!courier->running && options->piece_count > 0 && options->slot_count > 0 && options->peer_slots > 0);
+    for (int i = 0; i < options->piece_count; i++) {
+        const struct hapt_piece *piece = &options->piece[i];
+        HAPT_ASSERT((piece->modelled_bytes > 0 || !options->stamped) && (piece->modelled_bytes == 0 || piece->bytes <= HAPT_LINK_CHUNK_BYTES));
+        HAPT_ASSERT(!options->stamped || (piece->bytes >= sizeof(double) && piece->runs.count == 0));
+    }
     if (courier->flow_count == courier->flow_capacity) {
         struct flow **grown;
         const int capacity = courier->flow_capacity ? 2 * courier->flow_capacity : 8;
@@ -107,6 +115,8 @@ enum hapt_status hapt_courier_add(struct hapt_courier *courier, const struct hap
     HAPT_NEW(made->queue_slot, &courier->arena, options->slot_count);
     HAPT_NEW(made->queue_ready_s, &courier->arena, options->slot_count);
     HAPT_NEW(made->last_of_slot, &courier->arena, options->slot_count);
+    HAPT_NEW(made->slot_due_s, &courier->arena, options->slot_count);
+    HAPT_NEW(made->freed_s, &courier->arena, options->peer_slots);
     HAPT_TRY(add_channels(courier, made));
     *flow = courier->flow_count;
     courier->flow[courier->flow_count++] = made;
@@ -126,6 +136,7 @@ static void wake_courier(struct hapt_courier *courier)
     courier->kicks++;
     pthread_cond_signal(&courier->work);
     pthread_mutex_unlock(&courier->mutex);
+    if (courier->bells) bells_ring_own(courier->bells);
 }
 
 /* Sleeps until `until_s` (NAN: for ever), or until the compute thread brings work it brought since `kicks`. */
@@ -143,12 +154,25 @@ static void sleep_courier(struct hapt_courier *courier, uint64_t kicks, double u
     pthread_mutex_unlock(&courier->mutex);
 }
 
+/* Whether every peer rings when it sends something. */
+static bool all_ring(const struct hapt_courier *courier)
+{
+    if (!courier->bells) return false;
+    for (int f = 0; f < courier->flow_count; f++)
+        for (int c = 0; c < courier->flow[f]->channel_count; c++)
+            if (!bells_reach(courier->bells, courier->flow[f]->channel[c].peer)) return false;
+    return true;
+}
+
 static void *run_courier(void *argument)
 {
     struct hapt_courier *courier = argument;
     double moved_s = hapt_time_s();
+    const double longest_s = all_ring(courier) ? POLL_RUNG_S : POLL_LONGEST_S;
+    const double shortest_s = all_ring(courier) ? POLL_RUNG_S : POLL_SHORTEST_S;
     hapt_link_sharpen_timers();
     for (;;) {
+        const unsigned rung = courier->bells ? bells_count(courier->bells) : 0;
         pthread_mutex_lock(&courier->mutex);
         const uint64_t kicks = courier->kicks;
         const bool stopping = courier->stopping;
@@ -174,10 +198,13 @@ static void *run_courier(void *argument)
             moved_s = pass.now_s;
             continue;
         }
-        const double poll_s = fmin(fmax(POLL_SHARE * (pass.now_s - moved_s), POLL_SHORTEST_S), POLL_LONGEST_S);
+        const double poll_s = fmin(fmax(POLL_SHARE * (pass.now_s - moved_s), shortest_s), longest_s);
         double until_s = pass.wake_s;
         if (pass.in_flight) until_s = fmin(until_s, pass.now_s + poll_s); /* fmin ignores NAN */
-        sleep_courier(courier, kicks, until_s);
+        if (courier->bells)
+            bells_wait(courier->bells, rung, until_s);
+        else
+            sleep_courier(courier, kicks, until_s);
     }
 }
 
@@ -241,6 +268,11 @@ void hapt_courier_expect(struct hapt_courier *courier, int flow, int64_t count)
 
 void hapt_courier_send(struct hapt_courier *courier, int flow, int slot)
 {
+    hapt_courier_send_at(courier, flow, slot, hapt_time_s());
+}
+
+void hapt_courier_send_at(struct hapt_courier *courier, int flow, int slot, double ready_s)
+{
     struct flow *sender = courier->flow[flow];
     const int64_t sequence = atomic_load(&sender->queued);
     HAPT_ASSERT(sender->options.sends && slot >= 0 && slot < sender->options.slot_count);
@@ -249,7 +281,7 @@ void hapt_courier_send(struct hapt_courier *courier, int flow, int slot)
     const int place = (int)(sequence % sender->options.slot_count);
     HAPT_ASSERT(sequence - atomic_load(&sender->sent) < sender->options.slot_count);
     sender->queue_slot[place] = slot;
-    sender->queue_ready_s[place] = hapt_time_s();
+    sender->queue_ready_s[place] = ready_s;
     sender->last_of_slot[slot] = sequence + 1;
     atomic_store(&sender->queued, sequence + 1);
     wake_courier(courier);
@@ -269,11 +301,22 @@ enum hapt_status hapt_courier_wait_received(struct hapt_courier *courier, int fl
     return HAPT_OK;
 }
 
+double hapt_courier_due_s(struct hapt_courier *courier, int flow, int slot)
+{
+    return courier->flow[flow]->slot_due_s[slot];
+}
+
 void hapt_courier_free(struct hapt_courier *courier, int flow)
+{
+    hapt_courier_free_at(courier, flow, hapt_time_s());
+}
+
+void hapt_courier_free_at(struct hapt_courier *courier, int flow, double time_s)
 {
     struct flow *receiver = courier->flow[flow];
     for (int c = 0; c < receiver->channel_count; c++)
         HAPT_ASSERT(atomic_load(&receiver->channel[c].received) > atomic_load(&receiver->freed));
+    receiver->freed_s[atomic_load(&receiver->freed) % receiver->options.peer_slots] = time_s;
     atomic_fetch_add(&receiver->freed, 1);
     wake_courier(courier);
 }
@@ -304,6 +347,7 @@ enum hapt_status hapt_courier_drain(struct hapt_courier *courier)
     courier->stopping = true;
     courier->kicks++;
     pthread_cond_signal(&courier->work);
+    if (courier->bells) bells_ring_own(courier->bells);
     while (!courier->finished && !late)
         late = pthread_cond_timedwait(&courier->news, &courier->mutex, &deadline) == ETIMEDOUT;
     const enum hapt_status status = courier->status;
@@ -322,6 +366,7 @@ void hapt_courier_destroy(struct hapt_courier *courier)
 {
     if (!courier) return;
     HAPT_ASSERT(!courier->running);
+    bells_destroy(courier->bells);
     courier->transfer->close(courier->context);
     pthread_cond_destroy(&courier->work);
     pthread_cond_destroy(&courier->news);

@@ -19,7 +19,7 @@ struct window {
     size_t offset[WINDOW], bytes[WINDOW];
     struct hapt_transfer_request request[WINDOW];
     bool last[WINDOW];
-    double start_s[WINDOW]; /* sending: of the message */
+    double start_s[WINDOW], due_s[WINDOW]; /* sending: of the message; due: stamped ones */
 };
 
 /* Where in the pieces the next chunk starts. */
@@ -47,6 +47,8 @@ struct channel {
     bool credit_in_flight;
     struct hapt_transfer_request credit;
     int64_t credits; /* sending: releases the peer told us of */
+    double credit_s;  /* of a stamped flow: time of the release, on its way */
+    double *released_s; /* [peer_slots] sending: of the last releases, by their number */
 };
 
 struct flow {
@@ -67,11 +69,16 @@ struct flow {
     double start_s;     /* of the message under way */
     double port_free_s; /* paced: when the link has taken the message before */
     double finished_s;  /* when the last message was gone */
+    double due_s;       /* stamped: of the message under way */
+    double *slot_due_s; /* [slot_count] stamped: of the newest message sent from there */
+    double *freed_s;    /* [peer_slots] receiving, stamped: when slots were released, by number of the release */
     struct window window;
     atomic_llong active_ns, shortest_ns; /* of one message, since asked; 0: none */
     /* receiving */
     atomic_llong expected, freed;
 };
+
+struct bells; /* of the ranks of the node (bells.c) */
 
 struct hapt_courier {
     struct hapt_arena arena;
@@ -83,6 +90,7 @@ struct hapt_courier {
     pthread_t thread;
     pthread_mutex_t mutex;
     pthread_cond_t work, news; /* for the courier; for the compute thread */
+    struct bells *bells;       /* NULL: the courier sleeps on `work` and asks the library again and again */
     uint64_t kicks;            /* under the mutex, as all below */
     bool running, stopping, finished;
     enum hapt_status status;
@@ -98,6 +106,16 @@ struct pass {
     bool unfinished; /* something is still to be sent, taken or told */
     enum hapt_status status;
 };
+
+/* Rings the courier of a rank, so that it looks what came in; false: it is not on this node. */
+bool bells_ring(struct bells *bells, int world_rank);
+/* How often this courier was rung. */
+unsigned bells_count(const struct bells *bells);
+/* Sleeps until it is rung more often than `count` times or until `until_s` (NAN: for ever). */
+void bells_wait(struct bells *bells, unsigned count, double until_s);
+void bells_ring_own(struct bells *bells);
+bool bells_reach(const struct bells *bells, int world_rank);
+void bells_destroy(struct bells *bells);
 
 void hapt_flow_advance_sender(struct hapt_courier *courier, struct flow *flow, struct pass *pass);
 void hapt_flow_advance_receiver(struct hapt_courier *courier, struct flow *flow, struct pass *pass);

@@ -65,7 +65,7 @@ static void unpack(const struct window *window, int entry)
 
 /* Takes the oldest chunk out when it is done. */
 static bool window_pop(struct hapt_courier *courier, struct window *window, struct pass *pass, bool *last,
-                       double *start_s)
+                       double *start_s, double *due_s)
 {
     if (window->count == 0 || pass->status != HAPT_OK) return false;
     bool done = false;
@@ -74,10 +74,26 @@ static bool window_pop(struct hapt_courier *courier, struct window *window, stru
     unpack(window, window->first);
     *last = window->last[window->first];
     *start_s = window->start_s[window->first];
+    *due_s = window->due_s[window->first];
     window->first = (window->first + 1) % WINDOW;
     window->count--;
     pass->progress = true;
     return true;
+}
+
+/* A release is an empty message, or its time. */
+static size_t credit_bytes(const struct flow *flow)
+{
+    return flow->options.stamped ? sizeof(double) : 0;
+}
+
+/* When the receivers released the slots that the next message will take; stamped flows. */
+static double released_s(const struct flow *flow)
+{
+    double latest_s = 0;
+    for (int c = 0; c < flow->channel_count && flow->started >= flow->options.peer_slots; c++)
+        latest_s = fmax(latest_s, flow->channel[c].released_s[flow->started % flow->options.peer_slots]);
+    return latest_s;
 }
 
 /* Hears which transfer slots the receivers released. */
@@ -86,7 +102,7 @@ static void hear_credits(struct hapt_courier *courier, struct flow *flow, struct
     for (int c = 0; c < flow->channel_count && pass->status == HAPT_OK; c++) {
         struct channel *channel = &flow->channel[c];
         if (!channel->credit_in_flight && channel->credits < flow->started) {
-            pass->status = courier->transfer->receive(courier->context, NULL, 0, channel->peer,
+            pass->status = courier->transfer->receive(courier->context, &channel->credit_s, credit_bytes(flow), channel->peer,
                                                       2 * flow->options.tag + 1, &channel->credit);
             channel->credit_in_flight = pass->status == HAPT_OK;
         }
@@ -96,6 +112,7 @@ static void hear_credits(struct hapt_courier *courier, struct flow *flow, struct
         if (pass->status != HAPT_OK) return;
         if (done) {
             channel->credit_in_flight = false;
+            channel->released_s[channel->credits % flow->options.peer_slots] = channel->credit_s;
             channel->credits++;
             pass->progress = true;
         }
@@ -125,7 +142,10 @@ static bool start_message(struct flow *flow, const struct pass *pass)
     }
     const double ready_s = flow->queue_ready_s[flow->started % flow->options.slot_count];
     flow->start_s = fmax(ready_s, flow->port_free_s);
-    if (flow->blocked) flow->start_s = fmax(flow->start_s, pass->now_s);
+    if (flow->options.stamped)
+        flow->start_s = fmax(flow->start_s, released_s(flow));
+    else if (flow->blocked)
+        flow->start_s = fmax(flow->start_s, pass->now_s);
     flow->blocked = false;
     flow->under_way = true;
     keep_time(flow, flow->started, flow->start_s);
@@ -133,6 +153,7 @@ static bool start_message(struct flow *flow, const struct pass *pass)
     flow->done_bytes = 0;
     if (flow->options.bandwidth > 0)
         flow->port_free_s = flow->start_s + (double)flow->message_bytes / flow->options.bandwidth;
+    flow->due_s = (flow->options.bandwidth > 0 ? flow->port_free_s : flow->start_s) + flow->options.latency_s;
     return true;
 }
 
@@ -153,15 +174,21 @@ static void post_sends(struct hapt_courier *courier, struct flow *flow, struct p
         const int p = flow->cursor.piece;
         const struct hapt_piece *piece = &flow->options.piece[p];
         const size_t bytes = chunk_bytes(piece, flow->cursor.offset);
-        if (!chunk_is_due(flow, bytes, pass)) return;
+        /* Nobody computes with a part of a message: what stands for a whole one comes when its last byte would. */
+        const size_t paced = piece->modelled_bytes ? flow->message_bytes - flow->done_bytes : bytes;
+        if (!chunk_is_due(flow, paced, pass)) return;
         const int slot = flow->queue_slot[(flow->started - 1) % flow->options.slot_count];
         const int entry = window_push(&flow->window);
+        if (flow->options.stamped) memcpy(base_of(flow, slot, piece) + piece->offset, &flow->due_s, sizeof flow->due_s);
+        flow->slot_due_s[slot] = flow->due_s;
         pass->status = courier->transfer->send(courier->context,
                                                send_address(flow, slot, piece, flow->cursor.offset, bytes, entry), bytes,
                                                piece->peer, 2 * flow->options.tag, &flow->window.request[entry]);
-        flow->done_bytes += bytes;
+        if (courier->bells) bells_ring(courier->bells, piece->peer);
+        flow->done_bytes += piece->modelled_bytes ? 0 : bytes;
         flow->window.last[entry] = advance(&flow->cursor, flow->options.piece, flow->options.piece_count, bytes);
         flow->window.start_s[entry] = flow->start_s;
+        flow->window.due_s[entry] = flow->due_s;
         if (flow->window.last[entry]) flow->under_way = false;
         pass->progress = true;
     }
@@ -177,10 +204,10 @@ static void keep_shortest(atomic_llong *shortest_ns, double time_s)
 void hapt_flow_advance_sender(struct hapt_courier *courier, struct flow *flow, struct pass *pass)
 {
     bool last;
-    double start_s;
-    while (window_pop(courier, &flow->window, pass, &last, &start_s)) {
+    double start_s, due_s;
+    while (window_pop(courier, &flow->window, pass, &last, &start_s, &due_s)) {
         if (!last) continue;
-        const double now_s = hapt_time_s();
+        const double now_s = flow->options.stamped ? due_s : hapt_time_s();
         const double active_s = now_s - fmax(start_s, flow->finished_s);
         atomic_fetch_add(&flow->active_ns, (long long)(1e9 * active_s));
         keep_shortest(&flow->shortest_ns, active_s);
@@ -232,10 +259,12 @@ static void tell_credits(struct hapt_courier *courier, const struct flow *flow, 
             channel->credit_in_flight = false;
         }
         if (channel->credited >= atomic_load(&flow->freed)) return;
-        pass->status = courier->transfer->send(courier->context, NULL, 0, channel->peer, 2 * flow->options.tag + 1,
-                                               &channel->credit);
+        channel->credit_s = flow->freed_s[channel->credited % flow->options.peer_slots];
+        pass->status = courier->transfer->send(courier->context, &channel->credit_s, credit_bytes(flow), channel->peer,
+                                               2 * flow->options.tag + 1, &channel->credit);
         channel->credit_in_flight = pass->status == HAPT_OK;
         channel->credited++;
+        if (courier->bells) bells_ring(courier->bells, channel->peer);
         pass->progress = true;
     }
 }
@@ -257,8 +286,8 @@ void hapt_flow_advance_receiver(struct hapt_courier *courier, struct flow *flow,
     for (int c = 0; c < flow->channel_count && pass->status == HAPT_OK; c++) {
         struct channel *channel = &flow->channel[c];
         bool last;
-        double start_s;
-        while (window_pop(courier, &channel->window, pass, &last, &start_s)) {
+        double start_s, due_s;
+        while (window_pop(courier, &channel->window, pass, &last, &start_s, &due_s)) {
             note_arrival(channel, last);
             if (!last) continue;
             keep_time(flow, atomic_load(&channel->received), hapt_time_s());

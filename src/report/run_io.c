@@ -86,8 +86,8 @@ static enum hapt_status fill(struct hapt_report *report, const struct tables *ta
 {
     const int stages = report->plan->stage_count;
     report->predicted_step_s = report->plan->simulated_s;
-    report->loss = tables->loss;
-    if (report->steps > 0) {
+    report->loss = report->time_scale > 0 ? NULL : tables->loss;
+    if (report->steps > 0 && report->loss) {
         report->first_loss = tables->loss[0];
         report->last_loss = tables->loss[report->steps - 1];
         report->loss_window = report->steps < LOSS_WINDOW ? (int)report->steps : LOSS_WINDOW;
@@ -119,6 +119,8 @@ enum hapt_status hapt_report_build(const struct hapt_run *run, struct hapt_arena
                                    .item = train->item,
                                    .items_per_s = train->items_per_s,
                                    .flops_per_item = flops_per_item(run->model),
+                                   .time_scale = train->time_scale,
+                                   .late_s = train->late_s,
                                    .checkpoint = train->checkpoint,
                                    .stopped = train->stopped_by != NULL};
     report->rank_count = train->rank_count;
@@ -152,7 +154,11 @@ static enum hapt_status read_train(struct hapt_h5 *file, struct hapt_report *rep
     int64_t items_per_step = 0, shape[HAPT_H5_MAX_DIMS] = {0};
     int dims = 0;
     const int64_t stages = report->plan->stage_count;
-    if (hapt_h5_exists(file, "/train/loss")) HAPT_TRY(hapt_h5_shape(file, "/train/loss", &dims, shape));
+    if (hapt_h5_exists(file, "/train/step_time")) HAPT_TRY(hapt_h5_shape(file, "/train/step_time", &dims, shape));
+    if (hapt_h5_has_attribute(file, "/train", "time_scale")) {
+        HAPT_TRY(hapt_h5_read_attribute_real(file, "/train", "time_scale", &report->time_scale));
+        HAPT_TRY(hapt_h5_read_attribute_real(file, "/train", "latest", &report->late_s));
+    }
     report->steps = dims == 1 ? shape[0] : 0;
     HAPT_TRY(hapt_h5_read_attribute_int(file, "/train", "first_step", &report->first_step));
     HAPT_TRY(hapt_h5_read_attribute_int(file, "/train", "items_per_step", &items_per_step));
@@ -163,7 +169,7 @@ static enum hapt_status read_train(struct hapt_h5 *file, struct hapt_report *rep
     if (report->first_step < 0 || report->first_step > report->steps)
         return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "%s: first_step is out of range", hapt_h5_path(file));
     tables.steps = report->steps - report->first_step;
-    HAPT_TRY(read_table(file, "/train/loss", 1, report->steps, -1, arena, &tables.loss));
+    if (report->time_scale == 0) HAPT_TRY(read_table(file, "/train/loss", 1, report->steps, -1, arena, &tables.loss));
     HAPT_TRY(read_table(file, "/train/stage_busy", 2, tables.steps, stages, arena, &tables.busy_s));
     HAPT_TRY(read_table(file, "/train/stage_idle", 2, tables.steps, stages, arena, &tables.idle_s));
     HAPT_TRY(read_table(file, "/train/stage_reduce", 2, tables.steps, stages, arena, &tables.reduce_s));

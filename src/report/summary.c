@@ -6,6 +6,8 @@
 
 #include "hapt/report.h"
 
+#define LATE_SHARE 0.05 /* of a step: lateness that may be seen in its time */
+
 static double ratio_percent(double measured, double predicted)
 {
     return predicted > 0 ? 100 * (measured / predicted - 1) : 0;
@@ -27,12 +29,19 @@ static void print_stages(const struct hapt_env *env, const struct hapt_report *r
 void hapt_report_print(const struct hapt_env *env, const struct hapt_report *report)
 {
     char measured[32], predicted[32], flops[32];
-    hapt_print(env, "\nRun\n");
+    hapt_print(env, report->time_scale > 0 ? "\nRehearsal\n" : "\nRun\n");
     print_stages(env, report);
     hapt_print(env, "\nsteps        %lld", (long long)report->steps);
     if (report->first_step > 0) hapt_print(env, " (resumed at %lld)", (long long)report->first_step);
-    hapt_print(env, "\nloss         %.4f first, %.4f last, %.4f mean of the last %d\n", report->first_loss,
-               report->last_loss, report->mean_loss, report->loss_window);
+    if (report->loss)
+        hapt_print(env, "\nloss         %.4f first, %.4f last, %.4f mean of the last %d\n", report->first_loss,
+                   report->last_loss, report->mean_loss, report->loss_window);
+    else
+        hapt_print(env, "\nrehearsal    devices were modelled: nothing was computed, there is no loss; times are modelled ones, of which a second "
+                        "lasted %.4g s\n", report->time_scale);
+    if (report->step_s > 0 && report->late_s > LATE_SHARE * report->step_s)
+        hapt_warn(env, "this host woke modelled devices up to %s late, in modelled time: it is too busy for --time-scale %.4g; raise it\n",
+                  hapt_units_time(report->late_s, measured), report->time_scale);
     if (report->step_s > 0) {
         hapt_print(env, "step time    %s measured, %s predicted (%+.1f %%)\n", hapt_units_time(report->step_s, measured),
                    hapt_units_time(report->predicted_step_s, predicted),
@@ -52,6 +61,12 @@ static json_t *stage_json(const struct hapt_report_stage *stage)
                      stage->measured_bytes);
 }
 
+/* Modelled devices have no loss. */
+static json_t *real_or_null(const struct hapt_report *report, double value)
+{
+    return report->loss ? json_real(value) : json_null();
+}
+
 enum hapt_status hapt_report_print_json(const struct hapt_report *report)
 {
     char rate_name[64], flops_name[64];
@@ -59,14 +74,16 @@ enum hapt_status hapt_report_print_json(const struct hapt_report *report)
     snprintf(flops_name, sizeof flops_name, "model_flops_per_%s", report->item);
     json_t *stages = json_array();
     for (int i = 0; i < report->plan->stage_count; i++) json_array_append_new(stages, stage_json(&report->stage[i]));
-    json_t *loss = json_array();
-    for (int64_t i = 0; i < report->steps; i++) json_array_append_new(loss, json_real(report->loss[i]));
+    json_t *loss = report->loss ? json_array() : json_null();
+    for (int64_t i = 0; report->loss && i < report->steps; i++) json_array_append_new(loss, json_real(report->loss[i]));
     json_t *train = json_pack(
-        "{s:I, s:I, s:b, s:o, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:s, s:o}", "steps", (json_int_t)report->steps, "first_step",
-        (json_int_t)report->first_step, "stopped", (int)report->stopped, "loss", loss, "layers", report->plan->layer_count, "first_loss", report->first_loss, "last_loss", report->last_loss, "mean_loss",
-        report->mean_loss, "step_time_s", report->step_s, "predicted_step_time_s", report->predicted_step_s,
+        "{s:I, s:I, s:b, s:o, s:i, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:s, s:o}", "steps", (json_int_t)report->steps, "first_step",
+        (json_int_t)report->first_step, "stopped", (int)report->stopped, "loss", loss, "layers", report->plan->layer_count, "first_loss", real_or_null(report, report->first_loss),
+        "last_loss", real_or_null(report, report->last_loss), "mean_loss", real_or_null(report, report->mean_loss), "step_time_s", report->step_s, "predicted_step_time_s", report->predicted_step_s,
         rate_name, report->items_per_s, flops_name, report->flops_per_item, "checkpoint",
         report->checkpoint ? report->checkpoint : "", "stages", stages);
+    if (train && report->time_scale > 0)
+        json_object_set_new(train, "rehearsal", json_pack("{s:f, s:f}", "time_scale", report->time_scale, "latest_s", report->late_s));
     json_t *root = json_pack("{s:s, s:i, s:o*}", "format", "hapt-run", "version", 1, "train", train);
     char *text = train && root ? json_dumps(root, JSON_REAL_PRECISION(17)) : NULL;
     json_decref(root);

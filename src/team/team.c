@@ -151,11 +151,38 @@ struct hapt_collective *hapt_team_over(const struct hapt_team *team, unsigned ax
 void hapt_team_stretch_begin(struct hapt_team *team)
 {
     team->begun = (struct hapt_team_stretch){hapt_time_s(), hapt_time_thread_cpu_s()};
+    if (team->modelled) team->begun.start_s = team->free_s;
+}
+
+void hapt_team_model(struct hapt_team *team, double length_s)
+{
+    team->modelled = true;
+    team->length_s = length_s;
+}
+
+void hapt_team_waited(struct hapt_team *team, double time_s)
+{
+    if (time_s > team->free_s) team->free_s = time_s;
+}
+
+static void end_modelled(struct hapt_team *team)
+{
+    const double due_s = team->begun.start_s + team->length_s;
+    hapt_time_sleep_until(due_s);
+    const double late_s = hapt_time_s() - due_s;
+    if (late_s > team->late_s) team->late_s = late_s;
+    team->busy_s += team->length_s;
+    team->free_s = due_s;
+    team->length_s = 0;
 }
 
 void hapt_team_stretch_end(struct hapt_team *team)
 {
     const struct hapt_team_stretch begun = team->begun;
+    if (team->modelled) {
+        end_modelled(team);
+        return;
+    }
     const double slowdown = team->slowdown > 1 ? team->slowdown : 1;
     const double device_s = slowdown * (hapt_time_thread_cpu_s() - begun.cpu_s), raw_s = hapt_time_s() - begun.start_s;
     if (slowdown > 1) hapt_time_sleep_until(begun.start_s + device_s);

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include "checkpoint.h"
+#include "emulate.h"
 
 static enum hapt_status read_history(struct hapt_h5 *file, int64_t step, struct hapt_arena *arena,
                                      struct hapt_history *history)
@@ -37,13 +38,15 @@ static enum hapt_status read_data(struct hapt_h5 *file, struct hapt_arena *arena
 
 static enum hapt_status read_tables(struct hapt_h5 *file, struct hapt_arena *arena, struct hapt_checkpoint *checkpoint)
 {
-    int64_t shards[1] = {-1}, states = 0, values = 0;
+    int64_t shards[1] = {-1}, states = 0, values = 0, sampled = 0;
     HAPT_TRY(
         hapt_h5_read(file, "/shard_size", HAPT_H5_I64, 1, shards, CHECKPOINT_LIMIT, arena, (void **)&checkpoint->size));
     HAPT_TRY(hapt_h5_read(file, "/shard_checksum", HAPT_H5_I64, 1, shards, CHECKPOINT_LIMIT, arena,
                           (void **)&checkpoint->checksum));
     checkpoint->shard_count = (int)shards[0];
     HAPT_TRY(hapt_h5_read_attribute_int(file, "/", "state_count", &states));
+    if (hapt_h5_has_attribute(file, "/", "sampled")) HAPT_TRY(hapt_h5_read_attribute_int(file, "/", "sampled", &sampled));
+    checkpoint->sampled = sampled != 0;
     HAPT_TRY(hapt_h5_read_strings(file, "/parameter_name", 10000000, arena, &checkpoint->parameter_count,
                                   &checkpoint->parameter));
     int64_t parameters[1] = {checkpoint->parameter_count};
@@ -253,9 +256,10 @@ static enum hapt_status fits_tensor(const struct hapt_checkpoint *checkpoint, co
     hapt_h5_close(file);
     HAPT_TRY(status);
     for (int d = 0; d < dims; d++) count *= shape[d];
-    if (count == hapt_tensor_elements(tensor)) return HAPT_OK;
+    const int64_t elements = checkpoint->sampled ? emulation_sample(tensor) : hapt_tensor_elements(tensor);
+    if (count == elements) return HAPT_OK;
     return hapt_fail(HAPT_ERR_INPUT, hint, "checkpoint %s is of another model: its %s has %lld elements, not %lld", checkpoint->path,
-                     tensor->name, (long long)count, (long long)hapt_tensor_elements(tensor));
+                     tensor->name, (long long)count, (long long)elements);
 }
 
 enum hapt_status hapt_checkpoint_fits(const struct hapt_checkpoint *checkpoint, const struct hapt_model *model)
@@ -301,6 +305,9 @@ enum hapt_status hapt_checkpoint_export(const struct hapt_checkpoint *checkpoint
 {
     struct hapt_h5 *file = NULL;
     struct hapt_arena arena;
+    if (checkpoint->sampled)
+        return hapt_fail(HAPT_ERR_INPUT, "train on real devices to have weights",
+                         "checkpoint %s is of a rehearsal (--device emulated): it holds samples, no weights", checkpoint->path);
     hapt_arena_init(&arena);
     HAPT_TRY(hapt_h5_create(path, "hapt-weights", 1, &file));
     enum hapt_status status = hapt_h5_write_attribute_int(file, "/", "step", checkpoint->step);

@@ -232,6 +232,7 @@ static enum hapt_status fill_manifest(struct hapt_h5 *file, const struct hapt_ch
     hapt_config_visit_training(writer->config, add_option, options);
     HAPT_TRY(hapt_h5_write_attribute_int(file, "/", "step", step));
     HAPT_TRY(hapt_h5_write_attribute_int(file, "/", "state_count", writer->state_count));
+    HAPT_TRY(hapt_h5_write_attribute_int(file, "/", "sampled", writer->sampled));
     HAPT_TRY(hapt_h5_write(file, "/shard_size", HAPT_H5_I64, 1, shards, size, "byte"));
     HAPT_TRY(hapt_h5_write(file, "/shard_checksum", HAPT_H5_I64, 1, shards, checksum, ""));
     HAPT_TRY(hapt_h5_write_strings(file, "/parameter_name", writer->parameter_count, writer->parameter));

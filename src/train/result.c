@@ -29,8 +29,10 @@ static enum hapt_status write_curves(struct hapt_h5 *file, const struct hapt_tra
     const struct hapt_history *history = &result->history;
     const int64_t shape[1] = {history->count};
     if (history->count == 0) return HAPT_OK;
-    HAPT_TRY(hapt_h5_write(file, "/train/loss", HAPT_H5_F64, 1, shape, history->loss, "nat"));
-    HAPT_TRY(hapt_h5_write(file, "/train/gradient_norm", HAPT_H5_F64, 1, shape, history->gradient_norm, "nat"));
+    if (result->time_scale == 0) {
+        HAPT_TRY(hapt_h5_write(file, "/train/loss", HAPT_H5_F64, 1, shape, history->loss, "nat"));
+        HAPT_TRY(hapt_h5_write(file, "/train/gradient_norm", HAPT_H5_F64, 1, shape, history->gradient_norm, "nat"));
+    }
     HAPT_TRY(hapt_h5_write(file, "/train/learning_rate", HAPT_H5_F64, 1, shape, history->learning_rate, ""));
     HAPT_TRY(hapt_h5_write(file, "/train/step_time", HAPT_H5_F64, 1, shape, history->time_s, "s"));
     double *rate = malloc((size_t)history->count * sizeof *rate);
@@ -89,6 +91,10 @@ enum hapt_status hapt_train_write(struct hapt_h5 *file, const struct hapt_train_
     HAPT_TRY(write_curves(file, result));
     HAPT_TRY(write_stages(file, result));
     if (result->warning_count > 0) HAPT_TRY(write_warnings(file, result));
+    if (result->time_scale > 0) {
+        HAPT_TRY(hapt_h5_write_attribute_real(file, "/train", "time_scale", result->time_scale, "s/s"));
+        HAPT_TRY(hapt_h5_write_attribute_real(file, "/train", "latest", result->late_s, "s"));
+    }
     HAPT_TRY(hapt_h5_write_attribute_int(file, "/train", "first_step", result->first_step));
     HAPT_TRY(hapt_h5_write_attribute_text(file, "/train", "item", result->item));
     HAPT_TRY(hapt_h5_write_attribute_int(file, "/train", "items_per_step", result->items_per_step));

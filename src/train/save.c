@@ -16,11 +16,11 @@ enum hapt_status saver_fill(struct saver *saver, const struct hapt_checkpoint *c
         const int tensor = program->tensor[t].tensor;
         const struct hapt_tensor *parameter = &program->graph->tensor[tensor];
         if (parameter->kind != HAPT_TENSOR_PARAMETER) continue;
+        const int64_t elements = stage_kept(stage, parameter, NULL, NULL);
         const int states = checkpoint ? saver->state_count : 0;
         for (int state = -1; state < states; state++) {
-            HAPT_TRY(checkpoint ? hapt_checkpoint_read(checkpoint, parameter->name, state, hapt_tensor_elements(parameter),
-                                                       saver->buffer)
-                                : hapt_model_initial(stage->model, tensor, saver->buffer));
+            HAPT_TRY(checkpoint ? hapt_checkpoint_read(checkpoint, parameter->name, state, elements, saver->buffer)
+                                : stage_initial(stage, tensor, saver->buffer));
             HAPT_TRY(stage_set_parameter(stage, tensor, state, saver->buffer, saver->local));
         }
     }
@@ -44,10 +44,13 @@ static enum hapt_status write_tensor(const struct saver *saver, struct hapt_h5 *
 {
     const struct hapt_tensor *about = &saver->stage->graph->tensor[tensor];
     struct hapt_arena scratch;
+    int dims;
+    int64_t shape[HAPT_MAX_DIMS];
+    stage_kept(saver->stage, about, &dims, shape);
     hapt_arena_init(&scratch);
     const char *dataset = checkpoint_dataset(&scratch, about->name, state);
     const enum hapt_status status =
-        dataset ? hapt_h5_write(file, dataset, HAPT_H5_F32, about->dims, about->shape, value, "") : HAPT_ERR_MEMORY;
+        dataset ? hapt_h5_write(file, dataset, HAPT_H5_F32, dims, shape, value, "") : HAPT_ERR_MEMORY;
     hapt_arena_release(&scratch);
     return status;
 }
@@ -85,7 +88,7 @@ struct copied {
 
 static size_t elements_of(const struct saver *saver, int tensor)
 {
-    return (size_t)hapt_tensor_elements(&saver->stage->graph->tensor[tensor]);
+    return (size_t)stage_kept(saver->stage, &saver->stage->graph->tensor[tensor], NULL, NULL);
 }
 
 static enum hapt_status copy_tensor(struct saver *saver, int tensor, int state, void *context)
@@ -142,7 +145,7 @@ enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const s
     HAPT_NEW(shard, arena, graph->tensor_count);
     for (int t = 0; t < graph->tensor_count; t++) {
         if (graph->tensor[t].kind != HAPT_TENSOR_PARAMETER) continue;
-        const int64_t elements = hapt_tensor_elements(&graph->tensor[t]);
+        const int64_t elements = stage_kept(stage, &graph->tensor[t], NULL, NULL);
         if (elements > largest) largest = elements;
         shard[count] = stage_owner(stage, t);
         HAPT_ASSERT(shard[count] >= 0); /* the graph has no dangling tensors */
@@ -164,6 +167,7 @@ enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const s
         .parameter = name,
         .parameter_shard = shard,
         .state_count = state_count,
+        .sampled = stage->emulated,
         .plan = plan,
         .config = config,
         .data = &saver->identity,
@@ -256,7 +260,7 @@ void saver_compare_data(const struct saver *saver, const struct hapt_checkpoint 
 {
     struct hapt_data_identity now;
     const struct hapt_data_identity *then = &checkpoint->data;
-    if (saver->env->world_rank != 0 || !then->kind[0]) return;
+    if (saver->env->world_rank != 0 || !then->kind[0] || !saver->data) return; /* rehearsals need no data */
     hapt_data_identify(saver->data, checkpoint->step, &now);
     if (strcmp(then->kind, now.kind) != 0 || then->count != now.count || then->checksum != now.checksum)
         hapt_warn(saver->env,
@@ -312,7 +316,7 @@ enum hapt_status saver_save(struct saver *saver, const struct hapt_history *hist
     HAPT_TRY(finish(saver, last));
     if (saver->saved == history->count) return HAPT_OK;
     saver->started_s = hapt_time_s();
-    if (saver->env->world_rank == 0) hapt_data_identify(saver->data, history->count, &saver->identity);
+    if (saver->env->world_rank == 0 && saver->data) hapt_data_identify(saver->data, history->count, &saver->identity);
     if (last || !saver->background) {
         const char *path = NULL;
         HAPT_TRY(hapt_checkpoint_save(saver->env, &saver->writer, history->count, history, saver->stage->arena, &path));

@@ -1,9 +1,11 @@
 /* One stage on one rank: it interprets the instruction list that the simulator read. */
-#include "trace.h"
+#include "emulate.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "hapt/pulse.h"
+#include "trace.h"
 #include "watch.h"
 
 int stage_size(const struct stage *stage, int chunk)
@@ -117,7 +119,7 @@ static const struct hapt_device_spec *device_of(const struct stage *stage, int w
 /* Bytes of its memory that a rank may take; 0: any number. */
 static size_t memory_cap(const struct stage *stage, int world_rank)
 {
-    const struct hapt_device_spec *spec = device_of(stage, world_rank);
+    const struct hapt_device_spec *spec = device_of(stage, world_rank); /* of emulated ones capped */
     return spec->memory_capped ? (size_t)spec->memory_bytes : 0;
 }
 
@@ -152,7 +154,7 @@ static enum hapt_status choose_state(const struct stage *stage, const struct hap
 static enum hapt_status build_engine(struct stage *stage, const struct hapt_config *config, int state_count)
 {
     const struct hapt_device_spec *spec = device_of(stage, stage->env->world_rank);
-    stage->backend = hapt_backend_find(spec->backend);
+    stage->backend = hapt_backend_find(hapt_device_backend(spec));
     if (!stage->backend)
         return hapt_fail(HAPT_ERR_INPUT, "see hapt doctor",
                          "device %s needs the back end %s, which is not in this build", spec->name, spec->backend);
@@ -169,7 +171,7 @@ static enum hapt_status build_engine(struct stage *stage, const struct hapt_conf
                                                 .threads = threads,
                                                 .state_count = state_count,
                                                 .slots = stage->list->slots};
-    hapt_team_links(&stage->team, &options.links);
+    if (!stage->emulated) hapt_team_links(&stage->team, &options.links);
     HAPT_TRY(choose_state(stage, config, &options));
     for (int t = 0; t < stage->ties->count; t++)
         for (int c = 0; c < stage->ties->tie[t].chunk_count; c++)
@@ -239,7 +241,8 @@ enum hapt_status stage_build(struct stage *stage, const struct hapt_config *conf
     stage->comm = MPI_COMM_NULL;
     stage->graph = stage->model->graph;
     stage->chunk = -1;
-    stage->timeout_s = watch_timeout_s(config, stage->plan);
+    stage->emulated = emulation_of(stage->cluster, config, &stage->time_scale);
+    stage->timeout_s = fmax(1, stage->time_scale) * watch_timeout_s(config, stage->plan);
     HAPT_TRY(find_place(stage));
     HAPT_TRY(build_programs(stage));
     HAPT_TRY(build_schedule(stage));
@@ -248,6 +251,7 @@ enum hapt_status stage_build(struct stage *stage, const struct hapt_config *conf
     HAPT_TRY(hapt_team_prepare(&stage->team, stage->sharding[stage->chunk], stage->program[stage->chunk], stage->rank,
                                device_of(stage, stage->env->world_rank)->slowdown, stage->arena));
     HAPT_TRY(build_engine(stage, config, state_count));
+    if (stage->emulated) HAPT_TRY(emulation_create(stage, state_count));
     return find_inputs(stage);
 }
 
@@ -272,12 +276,16 @@ enum hapt_status stage_connect(struct stage *stage)
     const int color = stage->chunk < 0 ? MPI_UNDEFINED : stage->chunk;
     HAPT_MPI(MPI_Comm_split(stage->env->world, color, stage->rank, &stage->comm));
     enum hapt_status status = HAPT_OK;
-    if (stage->chunk >= 0) status = hapt_team_connect(&stage->team, stage->comm, stage->name, stage->timeout_s);
-    if (stage->chunk >= 0 && status == HAPT_OK) status = pace_stage(stage);
+    const bool computes = stage->chunk >= 0 && !stage->emulated;
+    if (computes) status = hapt_team_connect(&stage->team, stage->comm, stage->name, stage->timeout_s);
+    if (computes && status == HAPT_OK) status = pace_stage(stage);
     HAPT_TRY(hapt_link_all_or_none(stage->env->world, "the stages' collectives", status));
-    struct hapt_path *path = NULL;
-    HAPT_TRY(hapt_link_all_or_none(stage->env->world, "the ways between hosts", hapt_cluster_paths(stage->env, stage->cluster, stage->arena, &path)));
-    HAPT_TRY(hapt_courier_create(&hapt_transfer_routed, stage->env->world, path, stage->timeout_s, &stage->courier));
+    struct hapt_path *path = NULL; /* modelled messages are short: as MPI takes them */
+    if (!stage->emulated) status = hapt_cluster_paths(stage->env, stage->cluster, stage->arena, &path);
+    HAPT_TRY(hapt_link_all_or_none(stage->env->world, "the ways between hosts", status));
+    HAPT_TRY(hapt_courier_create(stage->emulated ? &hapt_transfer_mpi : &hapt_transfer_routed, stage->env->world, path, stage->timeout_s,
+                                 &stage->courier));
+    if (stage->emulated) HAPT_TRY(hapt_courier_use_bells(stage->courier, stage->env->world, stage->env->node));
     if (stage->chunk < 0) return HAPT_OK;
     HAPT_TRY(stage_add_flows(stage));
     return hapt_courier_start(stage->courier);
@@ -308,7 +316,7 @@ static enum hapt_status put(struct stage *stage, int tensor, int slot, const voi
 
 static enum hapt_status put_inputs(struct stage *stage, int microbatch, int slot)
 {
-    for (int i = 0; i < stage->input_count; i++) {
+    for (int i = 0; stage->data && i < stage->input_count; i++) {
         const struct stage_input *input = &stage->input[i];
         const int first = microbatch * stage->model->microbatch + input->first_row;
         const void *value = stage->row_buffer;
@@ -328,8 +336,9 @@ static enum hapt_status put_inputs(struct stage *stage, int microbatch, int slot
 
 static enum hapt_status begin_step(struct stage *stage)
 {
-    const float scale = (float)(1.0 / (double)hapt_data_targets(stage->data, stage->step));
+    const float scale = stage->data ? (float)(1.0 / (double)hapt_data_targets(stage->data, stage->step)) : 0;
     HAPT_TRY(hapt_engine_begin_step(stage->engine));
+    stage->team.free_s = hapt_time_s(); /* all stages have agreed on the step before */
     for (int i = 0; i < stage->input_count; i++)
         if (stage->input[i].role == HAPT_ROLE_LOSS_SCALE) HAPT_TRY(put(stage, stage->input[i].tensor, 0, &scale));
     const struct stage_flows *incoming[] = {&stage->forward_in, &stage->backward_in};
@@ -341,25 +350,40 @@ static enum hapt_status begin_step(struct stage *stage)
 
 static enum hapt_status wait_received(struct stage *stage, const struct stage_flows *flows, int microbatch)
 {
-    for (int f = 0; f < flows->count; f++)
-        HAPT_TRY(hapt_courier_wait_received(stage->courier, flows->flow[f], stage->sequence + microbatch));
+    for (int f = 0; f < flows->count; f++) {
+        const int64_t sequence = stage->sequence + microbatch;
+        HAPT_TRY(stage->emulation ? emulation_wait_received(stage, flows->flow[f], sequence)
+                                  : hapt_courier_wait_received(stage->courier, flows->flow[f], sequence));
+    }
     return HAPT_OK;
 }
 
 static enum hapt_status wait_sent(struct stage *stage, const struct stage_flows *flows, int slot)
 {
-    for (int f = 0; f < flows->count; f++) HAPT_TRY(hapt_courier_wait_sent(stage->courier, flows->flow[f], slot));
+    for (int f = 0; f < flows->count; f++)
+        HAPT_TRY(stage->emulation ? emulation_wait_sent(stage, flows->flow[f], slot)
+                                  : hapt_courier_wait_sent(stage->courier, flows->flow[f], slot));
     return HAPT_OK;
 }
 
 static void send(struct stage *stage, const struct stage_flows *flows, int slot)
 {
-    for (int f = 0; f < flows->count; f++) hapt_courier_send(stage->courier, flows->flow[f], slot);
+    for (int f = 0; f < flows->count; f++) {
+        if (stage->emulation)
+            emulation_send(stage, flows->flow[f], slot);
+        else
+            hapt_courier_send(stage->courier, flows->flow[f], slot);
+    }
 }
 
 static void free_received(struct stage *stage, const struct stage_flows *flows)
 {
-    for (int f = 0; f < flows->count; f++) hapt_courier_free(stage->courier, flows->flow[f]);
+    for (int f = 0; f < flows->count; f++) {
+        if (stage->emulation)
+            emulation_free(stage, flows->flow[f]);
+        else
+            hapt_courier_free(stage->courier, flows->flow[f]);
+    }
 }
 
 static int transfer_slot(const struct stage *stage, int microbatch)
@@ -377,6 +401,18 @@ static enum hapt_status rebuild(struct stage *stage, const struct hapt_boundary 
     return HAPT_OK;
 }
 
+static const struct hapt_plan_stage *own_plan(const struct stage *stage)
+{
+    return &stage->plan->stage[stage->chunk];
+}
+
+/* As the simulator reads the plan. */
+static double backward_s(const struct stage *stage)
+{
+    const struct hapt_plan_stage *own = own_plan(stage);
+    return fmax(0, own->compute_s - own->step_s / stage->plan->microbatches - own->forward_s);
+}
+
 static enum hapt_status forward(struct stage *stage, const struct hapt_instruction *instruction)
 {
     const struct hapt_program *program = stage->program[stage->chunk];
@@ -386,11 +422,12 @@ static enum hapt_status forward(struct stage *stage, const struct hapt_instructi
     HAPT_TRY(wait_sent(stage, &stage->forward_out, slot));
     stage->begun_s = hapt_time_s();
     HAPT_TRY(rebuild(stage, &program->forward_in, HAPT_STAGING_FORWARD_IN, stage->forward_replicas, transfer));
+    if (stage->emulation) hapt_team_model(&stage->team, stage->time_scale * own_plan(stage)->forward_s);
     hapt_team_stretch_begin(&stage->team);
     HAPT_TRY(put_inputs(stage, microbatch, slot));
     HAPT_TRY(hapt_engine_forward(stage->engine, slot, transfer));
     const int loss = program->graph->loss;
-    if (stage->chunk == stage->plan->stage_count - 1 && stage_counts(stage, loss, 0)) {
+    if (!stage->emulated && stage->chunk == stage->plan->stage_count - 1 && stage_counts(stage, loss, 0)) {
         float value;
         struct hapt_queue *queue = stage->backend->queue(stage->device, 0);
         HAPT_TRY(stage->backend->copy(queue, &value, hapt_engine_tensor(stage->engine, loss, slot), sizeof value));
@@ -410,6 +447,7 @@ static enum hapt_status backward(struct stage *stage, const struct hapt_instruct
     HAPT_TRY(wait_sent(stage, &stage->backward_out, transfer));
     stage->begun_s = hapt_time_s();
     HAPT_TRY(rebuild(stage, &program->backward_in, HAPT_STAGING_BACKWARD_IN, stage->backward_replicas, transfer));
+    if (stage->emulation) hapt_team_model(&stage->team, stage->time_scale * backward_s(stage));
     hapt_team_stretch_begin(&stage->team);
     HAPT_TRY(hapt_engine_backward(stage->engine, instruction->slot, stage->backward_in.count ? transfer : -1,
                                   stage->backward_out.count ? transfer : -1));
@@ -421,7 +459,16 @@ static enum hapt_status backward(struct stage *stage, const struct hapt_instruct
 static enum hapt_status reduce(struct stage *stage)
 {
     stage->team.microbatch = -1;
-    return stage->size == 1 ? HAPT_OK : hapt_engine_reduce(stage->engine);
+    if (stage->size == 1) return HAPT_OK;
+    return stage->emulation ? emulation_meet(stage) : hapt_engine_reduce(stage->engine);
+}
+
+/* What the plan says of the end of a step, sums of gradients included, in one piece: where the simulator has it, too. */
+static void model_end_of_step(struct stage *stage)
+{
+    hapt_team_model(&stage->team, stage->time_scale * own_plan(stage)->step_s);
+    hapt_team_stretch_begin(&stage->team);
+    hapt_team_stretch_end(&stage->team);
 }
 
 static enum hapt_status execute(struct stage *stage, const struct hapt_instruction *instruction)
@@ -447,6 +494,7 @@ static enum hapt_status execute(struct stage *stage, const struct hapt_instructi
         stage->team.microbatch = -1;
         return stage_exchange(stage);
     case HAPT_INSTRUCTION_UPDATE:
+        if (stage->emulation) model_end_of_step(stage);
         break; /* after the agreement of all stages: stage_update */
     }
     return HAPT_OK;
@@ -495,6 +543,7 @@ enum hapt_status stage_square_sum(struct stage *stage, double *sum)
 enum hapt_status stage_update(struct stage *stage, const struct hapt_update *update)
 {
     if (stage->chunk < 0) return HAPT_OK;
+    if (stage->emulation) return emulation_update(stage, update);
     stage->team.microbatch = -1;
     hapt_team_stretch_begin(&stage->team);
     HAPT_TRY(hapt_engine_update(stage->engine, update));

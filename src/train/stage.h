@@ -9,6 +9,8 @@
 
 #define MAX_STAGE_FLOWS 64
 
+struct emulation; /* emulate.h */
+
 /* The flows of one direction at one side of the stage. */
 struct stage_flows {
     int count;
@@ -62,6 +64,9 @@ struct stage {
     const struct hapt_plan *plan;
     const struct hapt_graph *graph;
     struct hapt_arena *arena;
+    bool emulated;     /* devices are modelled: nothing is computed (emulate.h) */
+    double time_scale; /* seconds that a modelled second lasts; 1 unless emulated */
+    struct emulation *emulation; /* NULL: the device of this rank computes, or the rank idles */
     double timeout_s;
     int **ranks;                     /* [stage_count][stage_size] world ranks */
     struct hapt_sharding **sharding; /* [stage_count] as its first rank sees it; of the own chunk: as this rank does */
@@ -93,7 +98,7 @@ struct stage {
     const struct hapt_data *data;
     int64_t step, sequence;  /* sequence: messages of earlier steps of this run */
     double begun_s;          /* when the instruction under way began, waiting for slots to be sent left out */
-    double loss;             /* sum over the microbatches, what this rank counts */
+    double loss;             /* sum over the microbatches, what this rank counts; none where emulated */
 };
 
 /* Where rank `index` of a chunk stands on the axes of its mesh. */
@@ -123,6 +128,10 @@ enum hapt_status stage_add_flows(struct stage *stage);
 
 /* A parameter's weight (state -1) or optimizer state: whole, to the rank 0 of the stage that holds it (else NULL); from whole, each rank
  * its own part. Both collective over the stage; `local` has room for its elements here. */
+/* What is kept of a parameter: all of it, or its sample; so many elements, and where `dims` is not NULL their dimensions. */
+int64_t stage_kept(const struct stage *stage, const struct hapt_tensor *parameter, int *dims, int64_t shape[HAPT_MAX_DIMS]);
+/* Its values before the first step. */
+enum hapt_status stage_initial(const struct stage *stage, int parameter, float *value);
 enum hapt_status stage_gather_parameter(struct stage *stage, int parameter, int state, float *local, float *whole);
 enum hapt_status stage_set_parameter(struct stage *stage, int parameter, int state, const float *whole, float *local);
 /* How long an agreement between steps waits for the last rank: each wait inside a step has its own deadline, and a few may follow each other. */

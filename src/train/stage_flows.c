@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "emulate.h"
 #include "trace.h"
 
 static int boundary_index(const struct hapt_boundary *boundary, int tensor)
@@ -157,6 +158,7 @@ static enum hapt_status add_route(struct stage *stage, const struct hapt_route *
         return hapt_fail(HAPT_ERR_INFEASIBLE, "use fewer stages", "stage %d trades with more than %d stages",
                          stage->chunk, MAX_STAGE_FLOWS);
     flows->peer[flows->count] = other;
+    if (stage->emulation) return emulation_add_flow(stage, &options, true, &flows->flow[flows->count++]);
     return hapt_courier_add(stage->courier, &options, &flows->flow[flows->count++]);
 }
 
@@ -190,6 +192,8 @@ static enum hapt_status add_tie_flow(struct stage *stage, int tie, const struct 
                                         .base = base,
                                         .piece_count = pieces,
                                         .piece = piece};
+    /* Of a modelled stage its time is part of the plan's end of a step. */
+    if (stage->emulation) return emulation_add_flow(stage, &options, false, flow);
     if (sends) HAPT_TRY(set_pace(stage, crossing, 1, &options));
     return hapt_courier_add(stage->courier, &options, flow);
 }
@@ -221,7 +225,7 @@ static enum hapt_status add_tie(struct stage *stage, int index, const struct hap
         HAPT_TRY(add_tie_flow(stage, index, &out, true, mine->gradient, &flow));
         HAPT_ASSERT(mine->send.count < MAX_STAGE_FLOWS);
         if (flow >= 0) mine->send.flow[mine->send.count++] = flow;
-        HAPT_NEW(mine->received[c], stage->arena, mine->mine.count * mine->mine.run / sizeof(float));
+        if (!stage->emulation) HAPT_NEW(mine->received[c], stage->arena, mine->mine.count * mine->mine.run / sizeof(float));
         HAPT_TRY(add_tie_flow(stage, index, &in, false, mine->received[c], &mine->receive_flow[c]));
     }
     return HAPT_OK;
@@ -279,7 +283,12 @@ enum hapt_status stage_exchange(struct stage *stage)
     const double start_s = hapt_time_s();
     for (int t = 0; t < stage->tie_count; t++) {
         struct stage_tie *tie = &stage->tie[t];
-        for (int f = 0; f < tie->send.count; f++) hapt_courier_send(stage->courier, tie->send.flow[f], 0);
+        for (int f = 0; f < tie->send.count; f++) {
+            if (stage->emulation)
+                emulation_send(stage, tie->send.flow[f], 0);
+            else
+                hapt_courier_send(stage->courier, tie->send.flow[f], 0);
+        }
         for (int c = 0; c < tie->tie->chunk_count; c++)
             if (tie->receive_flow[c] >= 0) hapt_courier_expect(stage->courier, tie->receive_flow[c], 1);
     }
@@ -288,15 +297,17 @@ enum hapt_status stage_exchange(struct stage *stage)
         for (int f = 0; f < tie->send.count; f++)
             HAPT_TRY(hapt_courier_wait_sent(stage->courier, tie->send.flow[f], 0));
         /* One exchange a step: as many as there were whole steps before. */
-        for (int c = 0; c < tie->tie->chunk_count; c++)
-            if (tie->receive_flow[c] >= 0)
-                HAPT_TRY(hapt_courier_wait_received(stage->courier, tie->receive_flow[c],
-                                                    stage->sequence / stage->plan->microbatches));
-        sum_part(stage, tie);
+        const int64_t exchanges = stage->sequence / stage->plan->microbatches;
+        for (int c = 0; c < tie->tie->chunk_count; c++) {
+            if (tie->receive_flow[c] < 0) continue;
+            HAPT_TRY(stage->emulation ? emulation_wait_received(stage, tie->receive_flow[c], exchanges)
+                                      : hapt_courier_wait_received(stage->courier, tie->receive_flow[c], exchanges));
+        }
+        if (!stage->emulation) sum_part(stage, tie);
         for (int c = 0; c < tie->tie->chunk_count; c++)
             if (tie->receive_flow[c] >= 0) hapt_courier_free(stage->courier, tie->receive_flow[c]);
         HAPT_TRY(stage_rebuild(stage, &tie->replicas, gradient_in(stage, stage->chunk, tie->tie->tensor), tie->gradient));
     }
-    stage->team.reduce_s += hapt_time_s() - start_s;
+    if (!stage->emulation) stage->team.reduce_s += hapt_time_s() - start_s; /* modelled: waiting */
     return HAPT_OK;
 }

@@ -1,14 +1,39 @@
 /* Parameters between the ranks of a stage and the whole tensors that initial values and checkpoints hold. */
 #include "stage.h"
 
+#include <string.h>
+
+#include "emulate.h"
+
 static void boxes_of(const struct stage *stage, int rank, int parameter, struct hapt_box *box, struct hapt_box *whole)
 {
     stage_box(stage, stage->chunk, rank, parameter, box);
     hapt_reshard_whole(&stage->graph->tensor[parameter], whole);
 }
 
+int64_t stage_kept(const struct stage *stage, const struct hapt_tensor *parameter, int *dims, int64_t shape[HAPT_MAX_DIMS])
+{
+    const int64_t elements = stage->emulated ? emulation_sample(parameter) : hapt_tensor_elements(parameter);
+    if (!dims) return elements;
+    *dims = stage->emulated ? 1 : parameter->dims;
+    memcpy(shape, parameter->shape, sizeof parameter->shape);
+    if (stage->emulated) shape[0] = elements;
+    return elements;
+}
+
+enum hapt_status stage_initial(const struct stage *stage, int parameter, float *value)
+{
+    if (!stage->emulated) return hapt_model_initial(stage->model, parameter, value);
+    emulation_initial(stage, &stage->graph->tensor[parameter], value);
+    return HAPT_OK;
+}
+
 enum hapt_status stage_set_parameter(struct stage *stage, int parameter, int state, const float *whole, float *local)
 {
+    if (stage->emulation) {
+        emulation_set(stage, parameter, state, whole);
+        return HAPT_OK;
+    }
     struct hapt_box box, all;
     struct hapt_strided_list in_whole, here;
     struct hapt_arena scratch;
@@ -59,6 +84,10 @@ enum hapt_status stage_gather_parameter(struct stage *stage, int parameter, int 
 {
     struct hapt_arena scratch;
     const struct hapt_program *program = stage->program[stage->chunk];
+    if (stage->emulation) {
+        emulation_get(stage, parameter, state, whole);
+        return HAPT_OK;
+    }
     const unsigned sliced = state < 0 ? 0 : stage_sliced_axes(stage, program->local[parameter]);
     struct hapt_box box, all;
     boxes_of(stage, 0, parameter, &box, &all);

@@ -88,8 +88,8 @@ enum hapt_status trace_gather(struct stage *stage, int64_t run_first, int64_t en
             first_s = fmin(first_s, all[result->event_count++].begin_s);
         }
     for (int64_t i = 0; i < result->event_count; i++) {
-        all[i].begin_s -= first_s;
-        all[i].end_s -= first_s;
+        all[i].begin_s = (all[i].begin_s - first_s) / stage->time_scale;
+        all[i].end_s = (all[i].end_s - first_s) / stage->time_scale;
     }
     result->event = all;
     return HAPT_OK;

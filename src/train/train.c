@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "checkpoint.h"
+#include "emulate.h"
 #include "hapt/progress.h"
 #include "hapt/pulse.h"
 #include "hapt/stop.h"
@@ -18,7 +19,7 @@
 /* What every rank tells all others once a step. */
 struct vote {
     double square_sum, loss;
-    double busy_s, reduce_s, comm_s;
+    double busy_s, reduce_s, comm_s, late_s;
     int64_t stop; /* enum watch_stop */
     struct snapshot_vote saving;
     struct watch_sample sample;
@@ -109,7 +110,8 @@ static void record_stages(struct run *run, double time_s)
             const struct vote *vote = &run->vote[stage_world_rank(stage, c, r)];
             busy_s += vote->busy_s / size;
             reduce_s += vote->reduce_s / size;
-            comm_s += vote->comm_s / size;
+            comm_s = fmax(comm_s, vote->comm_s); /* where a few ranks send for all */
+            result->late_s = fmax(result->late_s, vote->late_s);
         }
         result->busy_s[row + c] = busy_s;
         result->reduce_s[row + c] = reduce_s;
@@ -124,12 +126,16 @@ static enum hapt_status agree_on_step(struct run *run, int64_t step)
 {
     struct stage *stage = &run->stage;
     char what[64];
-    struct vote mine = {.loss = stage->loss, .busy_s = stage->team.busy_s, .reduce_s = stage->team.reduce_s};
-    mine.stop = watch_look(&run->watch);
-    const double comm_s = stage->chunk >= 0 ? stage_comm_s(stage) : 0;
-    mine.comm_s = comm_s - run->comm_s;
+    struct hapt_team *team = &stage->team;
+    const double comm_s = stage->chunk >= 0 ? stage_comm_s(stage) : 0, scale = stage->time_scale;
+    struct vote mine = {.loss = stage->loss,
+                        .busy_s = team->busy_s / scale,
+                        .reduce_s = team->reduce_s / scale,
+                        .comm_s = (comm_s - run->comm_s) / scale,
+                        .late_s = team->late_s / scale,
+                        .stop = watch_look(&run->watch)};
     run->comm_s = comm_s;
-    stage->team.busy_s = stage->team.reduce_s = 0;
+    team->busy_s = team->reduce_s = team->late_s = 0;
     saver_vote(&run->saver, &mine.saving);
     mine.sample.effort = stage->team.effort;
     stage->team.effort = (struct hapt_team_effort){0};
@@ -140,7 +146,7 @@ static enum hapt_status agree_on_step(struct run *run, int64_t step)
     return hapt_link_all_gather(run->env->world, what, stage_agreement_timeout_s(&run->stage), &mine, sizeof mine, run->vote);
 }
 
-/* The same sums in the same order on every rank. */
+/* The same sums in the same order on every rank; no loss and no norm where nothing is computed. */
 static void sum_votes(const struct run *run, int64_t step, double *loss, double *norm, int *stop)
 {
     const struct stage *stage = &run->stage;
@@ -149,8 +155,8 @@ static void sum_votes(const struct run *run, int64_t step, double *loss, double 
     for (int r = 0; r < stage_size(stage, last); r++) total += run->vote[stage_world_rank(stage, last, r)].loss;
     for (int c = 0; c <= last; c++)
         for (int r = 0; r < stage_size(stage, c); r++) squares += run->vote[stage_world_rank(stage, c, r)].square_sum;
-    *loss = total / (double)hapt_data_targets(run->data, step);
-    *norm = sqrt(squares);
+    *loss = stage->emulated ? NAN : total / (double)hapt_data_targets(run->data, step);
+    *norm = stage->emulated ? NAN : sqrt(squares);
     *stop = 0;
     for (int r = 0; r < run->env->world_size; r++) *stop |= (int)run->vote[r].stop;
 }
@@ -185,12 +191,12 @@ static enum hapt_status take_step(struct run *run, int64_t step, int *stop)
     if (status == HAPT_OK) status = agree_on_step(run, step);
     if (status != HAPT_OK) hapt_die(status);
     sum_votes(run, step, &loss, &norm, stop);
-    const double now_s = hapt_time_s(), time_s = now_s - run->mark_s;
+    const double now_s = hapt_time_s(), time_s = (now_s - run->mark_s) / run->stage.time_scale;
     run->mark_s = now_s;
-    watch_step(&run->watch, time_s);
-    if (!isfinite(loss) || !isfinite(norm)) return refuse_step(run, step, loss, norm);
+    watch_step(&run->watch, time_s * run->stage.time_scale);
+    if (!run->stage.emulated && (!isfinite(loss) || !isfinite(norm))) return refuse_step(run, step, loss, norm);
     struct hapt_update update;
-    hapt_optimizer_update(&run->optimizer, step, norm, &update);
+    hapt_optimizer_update(&run->optimizer, step, run->stage.emulated ? 0 : norm, &update);
     status = stage_update(&run->stage, &update);
     if (status != HAPT_OK) hapt_die(status);
     record_stages(run, time_s);
@@ -210,8 +216,9 @@ static void show(struct run *run, struct hapt_progress *progress, int64_t step)
     const int64_t from = step - run->first >= 20 ? step - 20 : run->first;
     double time_s = 0;
     for (int64_t s = from; s <= step; s++) time_s += history->time_s[s];
-    char detail[96];
-    snprintf(detail, sizeof detail, "loss %.4f, %.0f %ss/s", history->loss[step],
+    char detail[96], loss[32];
+    snprintf(loss, sizeof loss, run->stage.emulated ? "no loss (modelled)" : "loss %.4f", history->loss[step]);
+    snprintf(detail, sizeof detail, "%s, %.0f %ss/s", loss,
              (double)run->result->items_per_step * (double)(step + 1 - from) / time_s, run->result->item);
     hapt_progress_update(progress, (long)(step + 1 - run->first), detail);
 }
@@ -262,6 +269,8 @@ static enum hapt_status check_options(const struct run *run)
         return hapt_fail(HAPT_ERR_USAGE, "with --resume: hapt --replan plans again for that number",
                          "the plan is for %d microbatches a step, not %lld", run->plan->microbatches,
                          (long long)hapt_config_int(config, "microbatches"));
+    if (!emulation_asked(config) && hapt_config_given(config, "time-scale"))
+        return hapt_fail(HAPT_ERR_USAGE, "add --device emulated, or leave out --time-scale", "--time-scale is for modelled devices");
     if (!run->optimizer.cosine && hapt_config_given(config, "warmup-steps") && run->optimizer.warmup_steps > 0)
         return hapt_fail(HAPT_ERR_USAGE, "leave out --warmup-steps, or give --lr-schedule cosine",
                          "a constant learning rate has no warm-up");
@@ -277,6 +286,12 @@ static enum hapt_status find_data(const struct hapt_env *env, const struct hapt_
                                                 "the model file carries no data and no data file is given"));
 }
 
+/* Modelled devices learn nothing: data are read where there are any, so that they are rehearsed, too. */
+static bool needs_no_data(const struct hapt_config *config, const struct hapt_model *model)
+{
+    return emulation_asked(config) && !hapt_config_text(config, "data") && !model->has_data;
+}
+
 /* The step to stop before, of a run that takes `steps`. */
 static int64_t end_of_run(const struct hapt_config *config, int64_t steps)
 {
@@ -288,6 +303,7 @@ enum hapt_status hapt_train_check_data(const struct hapt_env *env, const struct 
 {
     const char *path = NULL;
     const int rows = (int)hapt_config_int(config, "microbatches") * model->microbatch;
+    if (needs_no_data(config, model)) return HAPT_OK;
     HAPT_TRY(find_data(env, config, model, &path));
     return hapt_data_check(env, path, model, rows, end_of_run(config, hapt_config_int(config, "steps")));
 }
@@ -295,13 +311,13 @@ enum hapt_status hapt_train_check_data(const struct hapt_env *env, const struct 
 static enum hapt_status open_data(struct run *run)
 {
     const char *path = NULL;
-    HAPT_TRY(find_data(run->env, run->config, run->stage.model, &path));
-    const int rows = run->plan->microbatches * run->stage.model->microbatch;
-    HAPT_TRY(hapt_data_open(run->env, path, run->stage.model, rows, run->end,
-                            (uint64_t)hapt_config_int(run->config, "data-seed"), &run->data));
     run->result->item = hapt_model_item(run->stage.model);
     run->result->items_per_step = run->plan->microbatches * hapt_model_items(run->stage.model);
-    return HAPT_OK;
+    if (needs_no_data(run->config, run->stage.model)) return HAPT_OK;
+    HAPT_TRY(find_data(run->env, run->config, run->stage.model, &path));
+    const int rows = run->plan->microbatches * run->stage.model->microbatch;
+    return hapt_data_open(run->env, path, run->stage.model, rows, run->end,
+                          (uint64_t)hapt_config_int(run->config, "data-seed"), &run->data);
 }
 
 static enum hapt_status warn_of_older(const struct run *run, const struct hapt_checkpoint *checkpoint)
@@ -336,7 +352,7 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
     HAPT_TRY(warn_of_older(run, checkpoint));
     HAPT_NEW(run->vote, run->arena, run->env->world_size);
     HAPT_NEW(run->sample, run->arena, run->env->world_size);
-    if (run->env->world_rank == 0)
+    if (run->env->world_rank == 0 && !run->stage.emulated) /* modelled devices keep to the plan */
         HAPT_TRY(watch_slow_create(&run->stage, hapt_config_real(run->config, "slow-threshold"), run->arena, &run->slow));
     watch_init(&run->watch, run->env, run->config, run->saver.shard_bytes);
     run->first = checkpoint ? checkpoint->step : 0;
@@ -345,6 +361,7 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
     run->end = end_of_run(run->config, run->optimizer.steps);
     if (run->end < run->first) run->end = run->first;
     result->first_step = run->first;
+    result->time_scale = run->stage.emulated ? run->stage.time_scale : 0;
     result->stage_count = run->plan->stage_count;
     if (checkpoint) {
         run->saver.path = checkpoint->path;
@@ -459,12 +476,21 @@ enum hapt_status hapt_train_folder(const struct hapt_config *config, struct hapt
     if (!output && input) {
         const char *slash = strrchr(input, '/'), *name = slash ? slash + 1 : input, *dot = strrchr(name, '.');
         const int length = dot && dot > name ? (int)(dot - name) : (int)strlen(name);
-        output = hapt_arena_printf(arena, "outputs/%.*s", length, name);
+        output = hapt_arena_printf(arena, "outputs/%.*s%s", length, name, emulation_asked(config) ? "-emulated" : "");
     }
     if (!output) output = hapt_arena_strdup(arena, "outputs/run");
     if (!output) return HAPT_ERR_MEMORY;
     *folder = output;
     return HAPT_OK;
+}
+
+static enum hapt_status check_kind(const struct hapt_config *config, const struct hapt_checkpoint *checkpoint)
+{
+    const bool emulated = emulation_asked(config);
+    if (checkpoint->sampled == emulated) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INPUT, emulated ? "rehearse into another --output" : "add --device emulated to go on with the rehearsal",
+                     emulated ? "checkpoint %s is of a training, not of a rehearsal" : "checkpoint %s is of a rehearsal: it holds samples, no weights",
+                     checkpoint->path);
 }
 
 enum hapt_status hapt_train_resume(const struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,
@@ -483,6 +509,7 @@ enum hapt_status hapt_train_resume(const struct hapt_env *env, struct hapt_confi
         }
     }
     HAPT_TRY(hapt_checkpoint_find(env, folder, arena, checkpoint));
+    HAPT_TRY(hapt_env_agree(env->world, check_kind(config, *checkpoint)));
     HAPT_TRY(hapt_env_agree(env->world, env->world_rank == 0 ? hapt_checkpoint_fits(*checkpoint, model) : HAPT_OK));
     hapt_note(env, "resuming after step %lld from %s\n", (long long)(*checkpoint)->step, (*checkpoint)->path);
     return hapt_env_agree(env->world, hapt_checkpoint_defaults(*checkpoint, config));

@@ -1,5 +1,5 @@
 /* ranks: 1 2 3 4
- * The courier: random flows in both directions, flow control, pacing, time-outs. */
+ * The courier: random flows in both directions, flow control, pacing, time-outs; modelled messages and their times. */
 #include "test.h"
 
 #include <unistd.h>
@@ -8,6 +8,7 @@
 
 #define MAX_FLOWS 64
 #define MAX_RANKS 64
+#define STAMPED 40
 
 /* How messages go in the test under way. */
 static const struct hapt_transfer *transfer;
@@ -294,6 +295,86 @@ static void flow_control(void)
     hapt_courier_destroy(courier);
 }
 
+/* Modelled messages of one flow with two transfer slots: when each is handed over, arrives and is released, by the recurrence that pacing
+ * and flow control stand for. Both ends know it, since all numbers come from one seed. */
+struct stamped_plan {
+    double ready_s[STAMPED], due_s[STAMPED], freed_s[STAMPED];
+};
+
+static void play_on_paper(double base_s, double rate, double latency_s, struct stamped_plan *plan)
+{
+    uint64_t random = 4711;
+    double port_s = base_s, ready_s = base_s, freed_s = base_s;
+    for (int m = 0; m < STAMPED; m++) {
+        plan->ready_s[m] = ready_s += hapt_random_unit(&random) * 0.004;
+        double start_s = fmax(plan->ready_s[m], port_s);
+        if (m >= 2) start_s = fmax(start_s, plan->freed_s[m - 2]);
+        port_s = start_s + 2e6 / rate;
+        plan->due_s[m] = port_s + latency_s;
+        plan->freed_s[m] = freed_s = fmax(plan->due_s[m], freed_s) + hapt_random_unit(&random) * 0.006;
+    }
+}
+
+/* Seconds during which one was on its way, counting none twice. */
+static double active_on_paper(const struct stamped_plan *plan, double rate, double latency_s)
+{
+    double active_s = 0, until_s = 0;
+    for (int m = 0; m < STAMPED; m++) {
+        active_s += plan->due_s[m] - fmax(until_s, plan->due_s[m] - latency_s - 2e6 / rate);
+        until_s = plan->due_s[m];
+    }
+    return active_s;
+}
+
+/* However late the threads wake, the stamps are those of the recurrence; and no message is seen before it is due. */
+static void stamps(void)
+{
+    struct hapt_courier *courier = NULL;
+    const int me = test_env.world_rank;
+    const double rate = 1e9, latency_s = 0.001;
+    struct stamped_plan plan;
+    unsigned char memory[2][HAPT_LINK_SHORT_BYTES];
+    void *base[2] = {memory[0], memory[1]};
+    uint64_t random = 99 + (uint64_t)me;
+    int flow = -1;
+    CHECK_OK(hapt_courier_create(&hapt_transfer_mpi, test_env.world, NULL, 60, &courier));
+    CHECK_OK(hapt_courier_use_bells(courier, test_env.world, test_env.node));
+    for (int r = 0; r < test_env.world_size; r++) CHECK(hapt_courier_rings(courier, r));
+    CHECK(!hapt_courier_rings(courier, -1) && !hapt_courier_rings(courier, test_env.world_size));
+    const struct hapt_piece piece = {.peer = 1 - me, .bytes = sizeof memory[0], .modelled_bytes = 2000000};
+    const struct hapt_flow_options options = {.what = "stamps", .stage = me, .peer_stage = 1 - me, .sends = me == 0, .per_step = 1,
+                                              .peer_slots = 2, .slot_count = 2, .buffer_count = 1, .base = base, .piece_count = 1,
+                                              .piece = &piece, .bandwidth = me == 0 ? rate : 0, .latency_s = me == 0 ? latency_s : 0,
+                                              .stamped = true};
+    if (me < 2) CHECK_OK(hapt_courier_add(courier, &options, &flow));
+    CHECK_OK(hapt_courier_start(courier));
+    double base_s = hapt_time_s() + 0.01;
+    MPI_Bcast(&base_s, 1, MPI_DOUBLE, 0, test_env.world);
+    play_on_paper(base_s, rate, latency_s, &plan);
+    if (me == 1) hapt_courier_expect(courier, flow, STAMPED);
+    for (int m = 0; m < STAMPED && me < 2; m++) {
+        if (me == 0) {
+            CHECK_OK(hapt_courier_wait_sent(courier, flow, m % 2));
+            if (m >= 2) CHECK_NEAR(hapt_courier_due_s(courier, flow, m % 2), plan.due_s[m - 2], 1e-9);
+            memset(memory[m % 2], m, sizeof memory[0]);
+            hapt_time_sleep_until(plan.ready_s[m] + hapt_random_unit(&random) * 0.002); /* woken late */
+            hapt_courier_send_at(courier, flow, m % 2, plan.ready_s[m]);
+        } else {
+            double due_s;
+            CHECK_OK(hapt_courier_wait_received(courier, flow, m));
+            memcpy(&due_s, memory[m % 2], sizeof due_s);
+            CHECK_NEAR(due_s, plan.due_s[m], 1e-9);
+            CHECK_MESSAGE(hapt_time_s() > plan.due_s[m], "message %d was seen before it was due", m);
+            CHECK(memory[m % 2][sizeof memory[0] - 1] == (unsigned char)m);
+            hapt_time_sleep_until(plan.freed_s[m] + hapt_random_unit(&random) * 0.002);
+            hapt_courier_free_at(courier, flow, plan.freed_s[m]);
+        }
+    }
+    CHECK_OK(hapt_courier_drain(courier));
+    if (me == 0) CHECK_NEAR(hapt_courier_active_s(courier, flow), active_on_paper(&plan, rate, latency_s), 1e-6);
+    hapt_courier_destroy(courier);
+}
+
 /* A message that never comes: the wait ends and names stage, step, microbatch, peer and what was awaited. */
 static void deadline(void)
 {
@@ -366,6 +447,7 @@ int main(int argc, char **argv)
         if (way == 2) continue; /* what paces is above the transfers */
         RUN(pacing);
         RUN(latency);
+        if (way == 0) RUN(stamps);
     }
     return test_finish();
 }

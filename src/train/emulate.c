@@ -1,0 +1,317 @@
+/* Modelled devices in training: times, messages and the sample of the weights. */
+#include "emulate.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* What a message says of itself; behind it stand bytes that follow from it. */
+struct message {
+    double arrival_s; /* written by the courier */
+    int64_t step, microbatch, sequence, modelled_bytes;
+    int32_t tag, from_stage, from_rank, to_rank;
+    uint64_t seed;
+};
+
+#define MESSAGE_BYTES ((size_t)1024)
+_Static_assert(sizeof(struct message) < 1024 && 1024 <= HAPT_LINK_SHORT_BYTES, "a message is short");
+
+struct emulated_flow {
+    struct hapt_flow_options options;
+    int64_t next; /* message to be sent */
+    int peers;
+    int *peer;        /* [peers] world ranks */
+    size_t *modelled; /* [peers] bytes */
+    char *memory;     /* [slot_count][peers][MESSAGE_BYTES] */
+};
+
+struct emulation {
+    struct emulated_flow *flow; /* [flow_count] by the courier's numbers */
+    int flow_count, flow_capacity;
+    char *meeting; /* [ranks of the stage] */
+    /* Of all parameters here, those that decay first: weights and states, one array each. */
+    const struct hapt_kernel *optimizer;
+    int state_count;
+    int64_t elements, decayed;
+    int64_t *first; /* [tensors of the graph] place of its sample; -1: not here */
+    float *value[3], *gradient;
+};
+
+bool emulation_asked(const struct hapt_config *config)
+{
+    return strcmp(hapt_config_text(config, "device"), "emulated") == 0;
+}
+
+bool emulation_of(const struct hapt_cluster *cluster, const struct hapt_config *config, double *time_scale)
+{
+    const bool emulated = cluster->subcluster[0].device.emulated;
+    *time_scale = emulated ? hapt_config_real(config, "time-scale") : 1;
+    return emulated;
+}
+
+/* ---- the sample ---- */
+
+int64_t emulation_sample(const struct hapt_tensor *parameter)
+{
+    const int64_t elements = hapt_tensor_elements(parameter);
+    return elements < EMULATED_SAMPLE ? elements : EMULATED_SAMPLE;
+}
+
+/* A number in [-1, 1) that only depends on what it is for. */
+static float by_rule(uint64_t seed, const char *name, int64_t step, int64_t element)
+{
+    const int64_t key[2] = {step, element};
+    uint64_t state = hapt_hash(hapt_hash(seed, name, strlen(name)), key, sizeof key);
+    return (float)(2 * hapt_random_unit(&state) - 1);
+}
+
+void emulation_initial(const struct stage *stage, const struct hapt_tensor *parameter, float *value)
+{
+    const int64_t count = emulation_sample(parameter);
+    for (int64_t i = 0; i < count; i++) value[i] = 0.02f * by_rule(stage->model->seed, parameter->name, -1, i);
+}
+
+static bool is_sampled(const struct stage *stage, int tensor)
+{
+    return stage->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER && stage->program[stage->chunk]->local[tensor] >= 0;
+}
+
+static enum hapt_status create_sample(struct stage *stage, struct emulation *made)
+{
+    const struct hapt_graph *graph = stage->graph;
+    HAPT_NEW(made->first, stage->arena, graph->tensor_count);
+    for (int decays = 1; decays >= 0; decays--) {
+        for (int t = 0; t < graph->tensor_count; t++) {
+            const struct hapt_tensor *parameter = &graph->tensor[t];
+            if (decays) made->first[t] = -1;
+            if (!is_sampled(stage, t) || (parameter->dims >= 2) != (decays == 1)) continue;
+            made->first[t] = made->elements;
+            made->elements += emulation_sample(parameter);
+        }
+        if (decays) made->decayed = made->elements;
+    }
+    for (int k = 0; k <= made->state_count; k++) HAPT_NEW(made->value[k], stage->arena, made->elements + 1);
+    HAPT_NEW(made->gradient, stage->arena, made->elements + 1);
+    return HAPT_OK;
+}
+
+enum hapt_status emulation_create(struct stage *stage, int state_count)
+{
+    struct emulation *made;
+    HAPT_NEW(made, stage->arena, 1);
+    made->state_count = state_count;
+    /* The optimizer is the one that trains: the sample is on the host. */
+    made->optimizer = hapt_backend_find("cpu")->find_kernel(NULL, state_count == 2 ? "adamw" : "sgd", HAPT_F32);
+    HAPT_ASSERT(made->optimizer && state_count <= 2);
+    HAPT_NEW(made->meeting, stage->arena, stage->size);
+    HAPT_TRY(create_sample(stage, made));
+    stage->emulation = made;
+    return HAPT_OK;
+}
+
+static struct hapt_view part_of(float *values, int64_t first, int64_t end)
+{
+    return (struct hapt_view){.data = values + first, .dtype = HAPT_F32, .dims = 1, .shape = {end - first}};
+}
+
+static enum hapt_status update_part(struct emulation *sample, const struct hapt_update *update, int64_t first, int64_t end, double decay)
+{
+    struct hapt_call call = {.input_count = 1, .output_count = update->optimizer == HAPT_OPTIMIZER_ADAMW ? 4 : 3, .threads = 1};
+    const double adamw[] = {update->learning_rate, update->beta1, update->beta2, update->epsilon, decay, 1};
+    const double sgd[] = {update->learning_rate, update->momentum, 0, 0, decay, 1};
+    if (first == end) return HAPT_OK;
+    memcpy(call.real, update->optimizer == HAPT_OPTIMIZER_ADAMW ? adamw : sgd, sizeof adamw);
+    call.integer[0] = update->step;
+    call.input[0] = part_of(sample->gradient, first, end);
+    for (int k = 0; k <= sample->state_count; k++) call.output[k] = part_of(sample->value[k], first, end);
+    return sample->optimizer->run(&call, NULL);
+}
+
+enum hapt_status emulation_update(struct stage *stage, const struct hapt_update *update)
+{
+    struct emulation *sample = stage->emulation;
+    const struct hapt_graph *graph = stage->graph;
+    for (int t = 0; t < graph->tensor_count; t++) {
+        if (sample->first[t] < 0) continue;
+        const int64_t count = emulation_sample(&graph->tensor[t]);
+        for (int64_t i = 0; i < count; i++)
+            sample->gradient[sample->first[t] + i] = by_rule(stage->model->seed, graph->tensor[t].name, update->step, i);
+    }
+    HAPT_TRY(update_part(sample, update, 0, sample->decayed, update->weight_decay));
+    return update_part(sample, update, sample->decayed, sample->elements, 0);
+}
+
+void emulation_set(struct stage *stage, int parameter, int state, const float *value)
+{
+    struct emulation *sample = stage->emulation;
+    memcpy(sample->value[state + 1] + sample->first[parameter], value,
+           (size_t)emulation_sample(&stage->graph->tensor[parameter]) * sizeof *value);
+}
+
+void emulation_get(const struct stage *stage, int parameter, int state, float *value)
+{
+    const struct emulation *sample = stage->emulation;
+    memcpy(value, sample->value[state + 1] + sample->first[parameter],
+           (size_t)emulation_sample(&stage->graph->tensor[parameter]) * sizeof *value);
+}
+
+/* ---- messages ---- */
+
+static enum hapt_status list_peers(const struct hapt_flow_options *options, struct hapt_arena *arena, struct emulated_flow *flow)
+{
+    HAPT_NEW(flow->peer, arena, options->piece_count);
+    HAPT_NEW(flow->modelled, arena, options->piece_count);
+    for (int i = 0; i < options->piece_count; i++) {
+        int p = 0;
+        while (p < flow->peers && flow->peer[p] != options->piece[i].peer) p++;
+        if (p == flow->peers) flow->peer[flow->peers++] = options->piece[i].peer;
+        flow->modelled[p] += options->piece[i].bytes;
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status keep_flow(struct stage *stage, const struct emulated_flow *flow, int number)
+{
+    struct emulation *emulation = stage->emulation;
+    HAPT_ASSERT(number == emulation->flow_count);
+    if (emulation->flow_count == emulation->flow_capacity) {
+        struct emulated_flow *grown;
+        const int capacity = emulation->flow_capacity ? 2 * emulation->flow_capacity : 16;
+        HAPT_NEW(grown, stage->arena, capacity);
+        if (emulation->flow_count) memcpy(grown, emulation->flow, (size_t)emulation->flow_count * sizeof *grown);
+        emulation->flow = grown;
+        emulation->flow_capacity = capacity;
+    }
+    emulation->flow[emulation->flow_count++] = *flow;
+    return HAPT_OK;
+}
+
+enum hapt_status emulation_add_flow(struct stage *stage, const struct hapt_flow_options *options, bool paced, int *flow)
+{
+    struct hapt_arena *arena = stage->arena;
+    struct emulated_flow made = {.options = *options};
+    struct hapt_piece *piece;
+    void **base;
+    HAPT_TRY(list_peers(options, arena, &made));
+    HAPT_NEW(piece, arena, made.peers);
+    HAPT_NEW(base, arena, options->slot_count * made.peers);
+    HAPT_NEW(made.memory, arena, (size_t)options->slot_count * (size_t)made.peers * MESSAGE_BYTES);
+    for (int p = 0; p < made.peers; p++)
+        piece[p] = (struct hapt_piece){.peer = made.peer[p], .buffer = p, .bytes = MESSAGE_BYTES, .modelled_bytes = made.modelled[p]};
+    for (int i = 0; i < options->slot_count * made.peers; i++) base[i] = made.memory + (size_t)i * MESSAGE_BYTES;
+    made.options.buffer_count = made.options.piece_count = made.peers;
+    made.options.base = base;
+    made.options.piece = piece;
+    made.options.stamped = true;
+    for (int p = 0; p < made.peers; p++) made.options.stamped = made.options.stamped && hapt_courier_rings(stage->courier, made.peer[p]);
+    made.options.bandwidth = paced ? options->bandwidth / stage->time_scale : 0;
+    made.options.latency_s = paced ? options->latency_s * stage->time_scale : 0;
+    HAPT_TRY(hapt_courier_add(stage->courier, &made.options, flow));
+    return keep_flow(stage, &made, *flow);
+}
+
+static struct message message_of(const struct stage *stage, const struct emulated_flow *flow, int peer, int64_t sequence)
+{
+    const bool sends = flow->options.sends;
+    const int me = stage->env->world_rank;
+    struct message message = {.step = stage->step,
+                              .microbatch = sequence % flow->options.per_step,
+                              .sequence = sequence,
+                              .modelled_bytes = (int64_t)flow->modelled[peer],
+                              .tag = flow->options.tag,
+                              .from_stage = sends ? flow->options.stage : flow->options.peer_stage,
+                              .from_rank = sends ? me : flow->peer[peer],
+                              .to_rank = sends ? flow->peer[peer] : me};
+    message.seed = hapt_hash(stage->model->seed, &message, sizeof message); /* arrival_s is still 0 */
+    return message;
+}
+
+static char *place_of(const struct emulated_flow *flow, int slot, int peer)
+{
+    return flow->memory + ((size_t)slot * (size_t)flow->peers + (size_t)peer) * MESSAGE_BYTES;
+}
+
+static void fill_sample(uint64_t seed, char sample[MESSAGE_BYTES - sizeof(struct message)])
+{
+    for (size_t i = 0; i < MESSAGE_BYTES - sizeof(struct message); i += sizeof seed) {
+        const uint64_t value = hapt_random_next(&seed);
+        memcpy(sample + i, &value, sizeof value);
+    }
+}
+
+_Static_assert((1024 - sizeof(struct message)) % sizeof(uint64_t) == 0, "samples are whole words");
+
+void emulation_send(struct stage *stage, int number, int slot)
+{
+    struct emulated_flow *flow = &stage->emulation->flow[number];
+    const int64_t sequence = flow->next++;
+    for (int p = 0; p < flow->peers; p++) {
+        const struct message message = message_of(stage, flow, p, sequence);
+        memcpy(place_of(flow, slot, p), &message, sizeof message);
+        fill_sample(message.seed, place_of(flow, slot, p) + sizeof message);
+    }
+    hapt_courier_send_at(stage->courier, number, slot, stage->team.free_s);
+}
+
+/* One part of message `sequence`: is it what it should be? */
+static enum hapt_status check(const struct stage *stage, const struct emulated_flow *flow, int64_t sequence, int peer, double *arrival_s)
+{
+    const char *place = place_of(flow, (int)(sequence % flow->options.slot_count), peer);
+    struct message wanted = message_of(stage, flow, peer, sequence), found;
+    char sample[MESSAGE_BYTES - sizeof(struct message)];
+    memcpy(&found, place, sizeof found);
+    fill_sample(wanted.seed, sample);
+    wanted.arrival_s = *arrival_s = found.arrival_s;
+    if (memcmp(&found, &wanted, sizeof found) == 0 && memcmp(place + sizeof found, sample, sizeof sample) == 0) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INTERNAL, NULL,
+                     "stage %d expected %s of step %lld, microbatch %lld from rank %d and got a message of step %lld, microbatch %lld from "
+                     "rank %d to rank %d (flow %d, %lld modelled bytes)",
+                     stage->chunk, flow->options.what, (long long)wanted.step, (long long)wanted.microbatch, wanted.from_rank,
+                     (long long)found.step, (long long)found.microbatch, found.from_rank, found.to_rank, found.tag,
+                     (long long)found.modelled_bytes);
+}
+
+/* From another host, whose clock is not ours, there is only the time of waking. */
+static void wait_until_now(struct stage *stage, double start_s)
+{
+    const double looking_s = 100e-6;
+    if (hapt_time_s() - start_s > looking_s) hapt_team_waited(&stage->team, hapt_time_s());
+}
+
+enum hapt_status emulation_wait_received(struct stage *stage, int number, int64_t sequence)
+{
+    const struct emulated_flow *flow = &stage->emulation->flow[number];
+    const double start_s = hapt_time_s();
+    HAPT_TRY(hapt_courier_wait_received(stage->courier, number, sequence));
+    if (!flow->options.stamped) wait_until_now(stage, start_s);
+    for (int p = 0; p < flow->peers; p++) {
+        double arrival_s;
+        HAPT_TRY(check(stage, flow, sequence, p, &arrival_s));
+        if (flow->options.stamped) hapt_team_waited(&stage->team, arrival_s);
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status emulation_wait_sent(struct stage *stage, int number, int slot)
+{
+    const struct emulated_flow *flow = &stage->emulation->flow[number];
+    const double start_s = hapt_time_s();
+    HAPT_TRY(hapt_courier_wait_sent(stage->courier, number, slot));
+    if (flow->options.stamped)
+        hapt_team_waited(&stage->team, hapt_courier_due_s(stage->courier, number, slot));
+    else
+        wait_until_now(stage, start_s);
+    return HAPT_OK;
+}
+
+void emulation_free(struct stage *stage, int number)
+{
+    hapt_courier_free_at(stage->courier, number, stage->team.free_s);
+}
+
+enum hapt_status emulation_meet(const struct stage *stage)
+{
+    char what[64], mine = 0, *all = stage->emulation->meeting;
+    hapt_team_describe(&stage->team, "sum of the gradients", what, sizeof what);
+    return hapt_link_all_gather(stage->comm, what, stage->timeout_s, &mine, sizeof mine, all);
+}
