@@ -46,7 +46,7 @@ sources := $(filter-out src/main.c $(absent),$(shell find src -name '*.c' | sort
 isa_sources := $(filter src/device/cpu/isa_%.c,$(sources))
 plain_sources := $(filter-out $(isa_sources),$(sources))
 objects := $(plain_sources:%.c=$(BUILD)/%.o) $(foreach i,$(ISAS),$(isa_sources:%.c=$(BUILD)/%.$(i).o))
-tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/unit/*.c tests/mpi/*.c))
+tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/unit/*.c tests/mpi/*.c)) $(BUILD)/tests/fuzz/fuzz
 benches := $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c))
 
 all: build/hapt $(tests) $(benches)
@@ -92,6 +92,10 @@ $(BUILD)/tests/%: tests/%.c $(BUILD)/libhapt.a
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) -Itests -MMD -MP -MF $@.d -o $@ $< $(BUILD)/libhapt.a $(LIBS)
 
+$(BUILD)/tests/fuzz/fuzz: $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/fuzz/*.c)) $(BUILD)/libhapt.a
+	@echo "LD   $@"
+	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) -o $@ $^ $(LIBS)
+
 $(BUILD)/bench/%: bench/%.c $(BUILD)/libhapt.a
 	@echo "LD   $@"
 	$(Q)mkdir -p $(@D)
@@ -128,6 +132,14 @@ asan: deps
 
 asan-tests: $(tests)
 
+# Damaged inputs under sanitizers: FUZZ_INPUTS of them, FUZZ_SEED repeats a campaign (the seed is printed), FUZZ_JOBS at a time.
+FUZZ_INPUTS ?= 100000
+FUZZ_JOBS ?= $(shell nproc)
+fuzz: deps
+	$(Q)$(MAKE) --no-print-directory VARIANT=asan build/asan/tests/fuzz/fuzz
+	$(Q)mkdir -p build/fuzz
+	$(Q)OMP_NUM_THREADS=1 build/asan/tests/fuzz/fuzz --inputs $(FUZZ_INPUTS) --seed "$(FUZZ_SEED)" --jobs $(FUZZ_JOBS) --keep build/fuzz tests/fuzz/corpus
+
 tidy:
 	$(Q)clang-tidy --quiet $(plain_sources) src/main.c -- -std=c11 -D_GNU_SOURCE -Iinclude $(PACKAGE_CFLAGS) $(PETSC_CFLAGS) $(PETSC_NAMES) $(shell $(CC) --showme:compile)
 
@@ -141,9 +153,9 @@ clean:
 	$(Q)rm -rf build
 
 help:
-	@echo "targets:   all run check check-long bench asan tidy format check-layers inputs deps clean help"
+	@echo "targets:   all run check check-long bench asan fuzz tidy format check-layers inputs deps clean help"
 	@echo "variables: V=1 shows commands; WERROR=1 makes warnings errors; TESTS=REGEX picks tests (unit/plan, ^system);"
-	@echo "           VARIANT=release|asan; PETSC=0, GLPK=0 leave a solver out; CC, CFLAGS as usual"
+	@echo "           FUZZ_INPUTS=N, FUZZ_SEED=N, FUZZ_JOBS=N for fuzz; VARIANT=release|asan; PETSC=0, GLPK=0 leave a solver out; CC, CFLAGS as usual"
 
-.PHONY: FORCE all run check check-long bench asan asan-tests tidy format check-layers inputs deps clean help
+.PHONY: FORCE all run check check-long bench asan asan-tests fuzz tidy format check-layers inputs deps clean help
 .SECONDARY:

@@ -3,9 +3,9 @@
  *
  * The HDF5 library can crash or hang on a damaged file, and would take the job with it. So a helper process, forked before MPI
  * starts, holds a copy of the program that knows neither ranks nor threads. For each file it forks a child that opens the file and
- * reads what hapt may read (h5.h: hapt_h5_rehearse), within limits of memory and time. What that child dies of becomes
- * HAPT_ERR_INPUT here: one clear line instead of a dead job. A file is asked for once, known by device, inode, size and time of
- * change; once per node where its ranks share what they know.
+ * reads what hapt may read (h5.h: hapt_h5_rehearse), within limits of memory and time. What that child dies of, or finds broken,
+ * becomes HAPT_ERR_INPUT here: one clear line instead of a dead job. A file is asked for once, known by device, inode, size and time
+ * of change; once per node where its ranks share what they know.
  *
  * The helper holds no descriptor but its socket, ignores the signals that launchers send around, and ends with its process, however
  * that ends. Where it cannot be had (limits on processes, or it was killed) files are opened without it.
@@ -13,18 +13,20 @@
 #ifndef HAPT_GUARD_H
 #define HAPT_GUARD_H
 
+#include <stdbool.h>
 #include <sys/stat.h>
 
 #include "hapt/status.h"
 
 struct hapt_env;
 
-/* Forks the helper; `rehearse` runs in its children. In main behind hapt_env_prepare, before any thread and before MPI. `argv` is
+/* Forks the helper; `rehearse` runs in its children and says whether the file may be opened. In main behind hapt_env_prepare, before any thread and before MPI. `argv` is
  * what the process was called with: the helper writes its own name over its copy, so that process lists tell them apart. */
-void hapt_guard_start(char **argv, void (*rehearse)(const char *path));
+typedef bool hapt_guard_rehearsal(const char *path);
+void hapt_guard_start(char **argv, hapt_guard_rehearsal *rehearse);
 /* From here on the ranks of a node ask for a file once together. Collective over env->node. */
 void hapt_guard_share(const struct hapt_env *env);
-/* HAPT_ERR_INPUT when the child crashed over `path`, or needed more than the allowed time. Thread safe. HAPT_OK without a helper. */
+/* HAPT_ERR_INPUT when the child crashed over `path`, found it broken, or needed more than the allowed time. Thread safe. HAPT_OK without a helper. */
 enum hapt_status hapt_guard_check(const char *path, const struct stat *about);
 /* This process wrote the file itself: nobody is asked. */
 void hapt_guard_trust(const char *path);

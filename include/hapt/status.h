@@ -23,7 +23,8 @@ enum hapt_status {
     HAPT_STOPPED = 9         /* stopped early with a checkpoint: start again with --resume */
 };
 
-/* Records the first failure of this process and returns `status`. `hint` may be NULL. Thread safe. */
+/* Records the first failure of this process and returns `status`; control characters become '?'. `hint` NULL: the
+ * usual one of that status. Thread safe. */
 enum hapt_status hapt_fail(enum hapt_status status, const char *hint, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

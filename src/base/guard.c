@@ -18,7 +18,7 @@
 
 #include "hapt/env.h"
 
-enum verdict { UNKNOWN, CHECKING, GOOD, CRASHES, HANGS };
+enum verdict { UNKNOWN, CHECKING, GOOD, BROKEN, CRASHES, HANGS };
 
 enum {
     MOST_CPU_S = 20,     /* a rehearsal reads at most 256 MiB: a second or two */
@@ -27,6 +27,7 @@ enum {
     MOST_PATH = 4096,
     KNOWN_FILES = 1024,
     VERDICT_BITS = 3,
+    BROKEN_CODE = 3, /* of the child that came to an end */
 };
 
 static struct {
@@ -79,7 +80,7 @@ static void limit_memory(void)
 #endif
 }
 
-_Noreturn static void rehearse_alone(const char *path, pid_t parent, void (*rehearse)(const char *))
+_Noreturn static void rehearse_alone(const char *path, pid_t parent, hapt_guard_rehearsal *rehearse)
 {
     live_under(parent);
     limit(RLIMIT_CORE, 0);
@@ -88,11 +89,10 @@ _Noreturn static void rehearse_alone(const char *path, pid_t parent, void (*rehe
     signal(SIGXCPU, SIG_DFL);
     signal(SIGALRM, SIG_DFL);
     alarm(MOST_WALL_S);
-    rehearse(path);
-    _exit(0);
+    _exit(rehearse(path) ? 0 : BROKEN_CODE);
 }
 
-static enum verdict judge(const char *path, int from, void (*rehearse)(const char *))
+static enum verdict judge(const char *path, int from, hapt_guard_rehearsal *rehearse)
 {
     const pid_t self = getpid(), child = fork();
     if (child < 0) return UNKNOWN;
@@ -103,7 +103,7 @@ static enum verdict judge(const char *path, int from, void (*rehearse)(const cha
     int status;
     while (waitpid(child, &status, 0) < 0)
         if (errno != EINTR) return UNKNOWN;
-    if (WIFEXITED(status)) return WEXITSTATUS(status) == 0 ? GOOD : CRASHES;
+    if (WIFEXITED(status)) return WEXITSTATUS(status) == 0 ? GOOD : WEXITSTATUS(status) == BROKEN_CODE ? BROKEN : CRASHES;
     return WTERMSIG(status) == SIGXCPU || WTERMSIG(status) == SIGALRM ? HANGS : CRASHES;
 }
 
@@ -119,7 +119,7 @@ static void take_name(char **argv)
     memcpy(argv[0], name, room > sizeof name ? sizeof name - 1 : room - 1);
 }
 
-_Noreturn static void help(int socket, pid_t parent, char **argv, void (*rehearse)(const char *))
+_Noreturn static void help(int socket, pid_t parent, char **argv, hapt_guard_rehearsal *rehearse)
 {
     static const int ignored[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGPIPE, SIGALRM, SIGXCPU};
     char path[MOST_PATH + 1];
@@ -138,7 +138,7 @@ _Noreturn static void help(int socket, pid_t parent, char **argv, void (*rehears
     }
 }
 
-void hapt_guard_start(char **argv, void (*rehearse)(const char *path))
+void hapt_guard_start(char **argv, hapt_guard_rehearsal *rehearse)
 {
     int end[2];
     HAPT_ASSERT(guard.socket < 0);
@@ -228,9 +228,11 @@ enum hapt_status hapt_guard_check(const char *path, const struct stat *about)
     }
     pthread_mutex_unlock(&guard.lock);
     if (verdict == GOOD || verdict == UNKNOWN) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, "it is damaged, or made to do so: take another copy or make it again",
-                     verdict == HANGS ? "%s: the HDF5 library does not come to an end over this file"
-                                      : "%s: the HDF5 library crashes over this file", path);
+    return hapt_fail(HAPT_ERR_INPUT, "take another copy or make it again",
+                     verdict == HANGS    ? "%s is damaged: the HDF5 library does not come to an end over it"
+                     : verdict == BROKEN ? "%s is damaged: what it holds cannot be listed"
+                                         : "%s is damaged: the HDF5 library crashes over it",
+                     path);
 }
 
 void hapt_guard_trust(const char *path)

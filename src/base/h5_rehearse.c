@@ -11,23 +11,38 @@ static const int64_t most_dataset_bytes = 1 << 26, most_file_bytes = 1 << 28; /*
 struct rehearsal {
     struct hapt_h5 *file;
     int64_t objects, bytes; /* so far */
+    bool broken;
     double *block;          /* [BLOCK_ELEMENTS] */
 };
 
-/* Failures are for those who need what cannot be read. */
+/* Values that cannot be read are for those who need them. */
 static void forget(void)
 {
     hapt_fail_reset();
 }
 
+/* An attribute that is there can be opened, and so can its type and shape. */
+static bool opens(hid_t object, const char *name)
+{
+    const hid_t id = H5Aopen(object, name, H5P_DEFAULT);
+    const hid_t type = id < 0 ? -1 : H5Aget_type(id), space = id < 0 ? -1 : H5Aget_space(id);
+    const bool good = type >= 0 && space >= 0;
+    if (space >= 0) H5Sclose(space);
+    if (type >= 0) H5Tclose(type);
+    if (id >= 0) H5Aclose(id);
+    return good;
+}
+
 static herr_t read_attribute(hid_t object, const char *name, const H5A_info_t *info, void *context)
 {
-    const struct rehearsal *rehearsal = context;
+    struct rehearsal *rehearsal = context;
     struct hapt_arena arena;
     const char *text;
     int count, value;
     char path[MOST_PATH];
     (void)info;
+    rehearsal->broken = rehearsal->broken || !opens(object, name);
+    if (rehearsal->broken) return -1;
     if (H5Iget_name(object, path, sizeof path) <= 0) return 0;
     hapt_arena_init(&arena);
     if (hapt_h5_read_attribute_text(rehearsal->file, path, name, &arena, &text) != HAPT_OK) {
@@ -103,30 +118,36 @@ static void read_dataset(struct rehearsal *rehearsal, hid_t dataset, const char 
     hapt_arena_release(&arena);
 }
 
-static void walk(struct rehearsal *rehearsal, const char *path, int depth)
+static void walk(struct rehearsal *rehearsal, const char *path, int depth);
+
+static void walk_group(struct rehearsal *rehearsal, const char *path, int depth)
 {
     struct hapt_arena arena;
     int64_t count = 0;
     const char **name = NULL;
-    hsize_t first = 0;
-    const hid_t id = ++rehearsal->objects > MOST_OBJECTS ? -1 : H5Oopen(rehearsal->file->id, path, H5P_DEFAULT);
-    if (id < 0) return;
     hapt_arena_init(&arena);
-    H5Aiterate2(id, H5_INDEX_NAME, H5_ITER_NATIVE, &first, read_attribute, rehearsal);
-    if (H5Iget_type(id) == H5I_DATASET) read_dataset(rehearsal, id, path);
-    if (H5Iget_type(id) == H5I_GROUP && depth < MOST_DEPTH &&
-        hapt_h5_list(rehearsal->file, path, MOST_OBJECTS, &arena, &count, &name) == HAPT_OK) {
-        for (int64_t i = 0; i < count; i++) {
-            const char *member = hapt_arena_printf(&arena, "%s/%s", depth == 0 ? "" : path, name[i]);
-            if (member && hapt_h5_exists(rehearsal->file, member)) walk(rehearsal, member, depth + 1);
-        }
+    if (hapt_h5_list(rehearsal->file, path, MOST_OBJECTS, &arena, &count, &name) != HAPT_OK) rehearsal->broken = true;
+    for (int64_t i = 0; i < count && !rehearsal->broken; i++) {
+        const char *member = hapt_arena_printf(&arena, "%s/%s", depth == 0 ? "" : path, name[i]);
+        /* Links that lead nowhere are no damage; hapt sees nothing there. */
+        if (member && hapt_h5_exists(rehearsal->file, member)) walk(rehearsal, member, depth + 1);
     }
-    forget();
     hapt_arena_release(&arena);
-    H5Oclose(id);
 }
 
-void hapt_h5_rehearse(const char *path)
+static void walk(struct rehearsal *rehearsal, const char *path, int depth)
+{
+    hsize_t first = 0;
+    if (++rehearsal->objects > MOST_OBJECTS) return;
+    const hid_t id = H5Oopen(rehearsal->file->id, path, H5P_DEFAULT);
+    if (id < 0 || H5Aiterate2(id, H5_INDEX_NAME, H5_ITER_NATIVE, &first, read_attribute, rehearsal) < 0) rehearsal->broken = true;
+    if (!rehearsal->broken && H5Iget_type(id) == H5I_DATASET) read_dataset(rehearsal, id, path);
+    if (!rehearsal->broken && H5Iget_type(id) == H5I_GROUP && depth < MOST_DEPTH) walk_group(rehearsal, path, depth);
+    forget();
+    if (id >= 0) H5Oclose(id);
+}
+
+bool hapt_h5_rehearse(const char *path)
 {
     struct rehearsal rehearsal = {.block = malloc(BLOCK_ELEMENTS * sizeof(double))};
     if (rehearsal.block && hapt_h5_open_unguarded(path, NULL, 0, true, &rehearsal.file) == HAPT_OK) {
@@ -135,4 +156,5 @@ void hapt_h5_rehearse(const char *path)
     }
     forget();
     free(rehearsal.block);
+    return !rehearsal.broken;
 }

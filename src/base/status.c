@@ -12,6 +12,24 @@ static struct {
     char hint[512];
 } record = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+/* What to do where the failing function knows no better. */
+static const char *usual_hint(enum hapt_status status)
+{
+    switch (status) {
+    case HAPT_ERR_INPUT: return "it is damaged or says what cannot be: make it again";
+    case HAPT_ERR_MEMORY: return "give the job more host memory";
+    case HAPT_ERR_IO: return "check free space and permissions";
+    default: return "";
+    }
+}
+
+/* Names out of hostile files must neither end the line nor speak to the terminal. */
+static void make_printable(char *text)
+{
+    for (; *text; text++)
+        if ((unsigned char)*text < 0x20 || *text == 0x7f) *text = '?';
+}
+
 enum hapt_status hapt_fail(enum hapt_status status, const char *hint, const char *format, ...)
 {
     pthread_mutex_lock(&record.lock);
@@ -20,7 +38,9 @@ enum hapt_status hapt_fail(enum hapt_status status, const char *hint, const char
         va_start(arguments, format);
         vsnprintf(record.message, sizeof record.message, format, arguments);
         va_end(arguments);
-        snprintf(record.hint, sizeof record.hint, "%s", hint ? hint : "");
+        snprintf(record.hint, sizeof record.hint, "%s", hint ? hint : usual_hint(status));
+        make_printable(record.message);
+        make_printable(record.hint);
         record.status = status;
     }
     pthread_mutex_unlock(&record.lock);

@@ -1,0 +1,65 @@
+/* The parts of the fuzzer (fuzz.c): mutations, what is done with a mutated file, and what a file says. */
+#ifndef HAPT_FUZZ_H
+#define HAPT_FUZZ_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "hapt/arena.h"
+#include "hapt/env.h"
+
+/* ---- Chance ---- */
+
+static inline int fuzz_below(uint64_t *random, int count)
+{
+    return count > 0 ? (int)(hapt_random_next(random) % (uint64_t)count) : 0;
+}
+static inline bool fuzz_chance(uint64_t *random, double probability)
+{
+    return hapt_random_unit(random) < probability;
+}
+/* Numbers that programs stumble over, some near `old`. */
+int64_t fuzz_integer(uint64_t *random, int64_t old);
+double fuzz_real(uint64_t *random, double old);
+const char *fuzz_text(uint64_t *random);
+
+/* ---- Mutations ---- */
+
+/* A few of the bytes become others; length and places stay. */
+void fuzz_flip(uint64_t *random, unsigned char *data, size_t size);
+/* Bytes are changed, moved, cut out, put in; `data` has room for `room` bytes. Returns the new size. */
+size_t fuzz_bytes(uint64_t *random, unsigned char *data, size_t size, size_t room);
+/* Tokens of a JSON text are changed, doubled, left out. */
+size_t fuzz_json(uint64_t *random, char *text, size_t size, size_t room);
+/* Objects of an HDF5 file become others, by the HDF5 library itself, so that all its own checksums are right. */
+bool fuzz_tables(uint64_t *random, const char *path);
+/* The content of an HDF5 file as other programs write it: oldest format, no checksums, contiguous, strings of variable length. */
+bool fuzz_foreign(const char *from, const char *to);
+
+/* ---- What is done with a file ---- */
+
+enum fuzz_kind { FUZZ_MODEL, FUZZ_WEIGHTS, FUZZ_TOKENS, FUZZ_IMAGES, FUZZ_PROFILE, FUZZ_PLAN, FUZZ_CHECKPOINT, FUZZ_CLUSTER,
+                 FUZZ_EFFICIENCY, FUZZ_RUN, FUZZ_KINDS };
+const char *fuzz_kind_name(enum fuzz_kind kind);
+/* Of what kind a file of the corpus is, by its name: "plan-mixed.h5"; FUZZ_KINDS: none. A checkpoint is a folder. */
+enum fuzz_kind fuzz_kind_of(const char *name);
+
+struct fuzz_place {
+    struct hapt_env *env;
+    const char *corpus;  /* folder */
+    const char *output;  /* may be written */
+    uint64_t *random;
+};
+/* What users do with such a file: the commands of hapt, in this process. */
+enum hapt_status fuzz_use(const struct fuzz_place *place, enum fuzz_kind kind, const char *path);
+/* Reads the file by its own reader and hashes what was read. */
+enum hapt_status fuzz_read(const struct fuzz_place *place, enum fuzz_kind kind, const char *path, uint64_t *content);
+/* Hashes the content of an HDF5 file: names, shapes, values, attributes. 0: it cannot be read. */
+uint64_t fuzz_content(const char *path);
+/* Writes sizes and checksums of the shards into the checkpoint's manifest, so that damage is met by the readers behind it. */
+bool fuzz_repair(const char *folder);
+/* Writes a row of numbers over a dataset that is there. */
+bool fuzz_put(const char *path, const char *dataset, int64_t count, const int64_t *value);
+
+#endif
