@@ -45,6 +45,9 @@ enum hapt_status hapt_h5_write_strings(struct hapt_h5 *file, const char *name, i
 bool hapt_h5_exists(struct hapt_h5 *file, const char *name);
 /* The extent of a dataset; dims must fit in HAPT_H5_MAX_DIMS. */
 enum hapt_status hapt_h5_shape(struct hapt_h5 *file, const char *name, int *dims, int64_t *shape);
+/* Fails unless all of a dataset was written, in chunks of a sane size: before memory is reserved for it and hapt_h5_read_rows is
+ * called (hapt_h5_read looks by itself). */
+enum hapt_status hapt_h5_check_written(struct hapt_h5 *file, const char *name);
 /* Is it stored as unsigned bytes? */
 bool hapt_h5_is_byte(struct hapt_h5 *file, const char *name);
 /* Reads a whole dataset of exactly `dims` dimensions, converted to `type`. `shape` is in-out: entries >= 0 must match,

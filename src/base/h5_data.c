@@ -206,8 +206,25 @@ static enum hapt_status match_shape(struct hapt_h5 *file, const char *name, int 
     return HAPT_OK;
 }
 
+/* Chunks that an extent needs, and chunks that are there. */
+static bool all_chunks_written(hid_t id, int dims, const hsize_t *chunk)
+{
+#if H5_VERSION_GE(1, 10, 5)
+    hsize_t extent[H5S_MAX_RANK], there = 0;
+    double needed = 1;
+    const hid_t space = H5Dget_space(id);
+    const bool counted = space >= 0 && H5Sget_simple_extent_dims(space, extent, NULL) == dims && H5Dget_num_chunks(id, space, &there) >= 0;
+    if (space >= 0) H5Sclose(space);
+    for (int i = 0; counted && i < dims; i++) needed *= (double)((extent[i] + chunk[i] - 1) / chunk[i]);
+    return counted && (double)there >= needed;
+#else
+    (void)dims, (void)chunk;
+    return H5Dget_storage_size(id) > 0;
+#endif
+}
+
 /* Chunks are read whole, so a file may ask for gigabytes to yield a small table; and storage that was never written reads as the
- * zeros that nobody meant, unless the writer chose the value that stands for absence. */
+ * zeros that nobody meant, be they terabytes, unless the writer chose the value that stands for absence. */
 static enum hapt_status check_storage(struct hapt_h5 *file, hid_t id, const char *name, double bytes)
 {
     const double most_chunk_bytes = bytes > MOST_SPARE_BYTES / 4 ? 4 * bytes : MOST_SPARE_BYTES;
@@ -223,9 +240,23 @@ static enum hapt_status check_storage(struct hapt_h5 *file, hid_t id, const char
     if (dims > 0 && chunk_bytes > most_chunk_bytes)
         return hapt_fail(HAPT_ERR_INPUT, "write it in chunks of at most 64 MB", "%s of %s has absurdly large chunks of %.3g bytes", name,
                          file->path, chunk_bytes);
-    if (bytes > 0 && !filled && H5Dget_storage_size(id) == 0)
+    if (bytes > 0 && !filled && (dims > 0 ? !all_chunks_written(id, dims, extent) : H5Dget_storage_size(id) == 0))
         return hapt_fail(HAPT_ERR_INPUT, "write the dataset, or give it a fill value", "%s of %s was never written", name, file->path);
     return HAPT_OK;
+}
+
+enum hapt_status hapt_h5_check_written(struct hapt_h5 *file, const char *name)
+{
+    hid_t id;
+    int dims;
+    int64_t shape[HAPT_H5_MAX_DIMS];
+    double bytes = sizeof(double);
+    HAPT_TRY(open_dataset(file, name, &id));
+    enum hapt_status status = extent_of(file, id, name, &dims, shape);
+    for (int i = 0; status == HAPT_OK && i < dims; i++) bytes *= (double)shape[i];
+    if (status == HAPT_OK) status = check_storage(file, id, name, bytes);
+    H5Dclose(id);
+    return status;
 }
 
 bool hapt_h5_readable(struct hapt_h5 *file, hid_t id, const char *name, int *dims, int64_t *shape)

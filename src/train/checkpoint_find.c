@@ -294,6 +294,8 @@ static enum hapt_status copy_parameter(const struct hapt_checkpoint *checkpoint,
     int64_t shape[HAPT_H5_MAX_DIMS];
     void *value = NULL;
     enum hapt_status status = hapt_h5_shape(from, dataset, &dims, shape);
+    if (status == HAPT_OK && dims < 1)
+        status = hapt_fail(HAPT_ERR_INPUT, NULL, "%s: %s is a single number", hapt_h5_path(from), dataset);
     if (status == HAPT_OK)
         status = hapt_h5_read(from, dataset, HAPT_H5_F32, dims, shape, (int64_t)1 << 40, arena, &value);
     if (status == HAPT_OK) status = hapt_weights_write(to, parameter, dims, shape, value);

@@ -131,6 +131,8 @@ enum hapt_status data_layout_find(struct hapt_h5 *file, const struct hapt_model 
         layout->width = layout->target_width = model->sequence;
         layout->limit = model->vocab;
     }
+    HAPT_TRY(hapt_h5_check_written(file, layout->images ? "/images" : layout->exact ? "/batches" : "/tokens"));
+    if (layout->images || !layout->shifted) HAPT_TRY(hapt_h5_check_written(file, layout->images ? "/labels" : "/targets"));
     if (layout->units > 0 && layout->unit_inputs > MAX_ELEMENTS / layout->units)
         return hapt_fail(HAPT_ERR_INPUT, "split it", "%s holds more than %lld elements", hapt_h5_path(file),
                          (long long)MAX_ELEMENTS);

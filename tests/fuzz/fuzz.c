@@ -3,10 +3,10 @@
  * with sanitizers: make fuzz). Nothing may crash or hang; a failure is one line with a hint; and of the files that hapt writes itself,
  * all under checksums, none with changed bytes may be taken for something else than it was.
  *
- *   fuzz [--inputs N] [--seed S] [--jobs J] [--kind NAME] [--only I] [--keep FOLDER] CORPUS
+ *   fuzz [--inputs N] [--seed S] [--jobs J] [--kind NAME] [--only I] [--keep FOLDER] [--crashes] CORPUS
  *
  * Input i is a function of seed and i alone: --only I repeats it. As in hapt the guard reads every file first; what it refuses is
- * refused. A process for each job runs the inputs, and where it dies the supervisor names the input, keeps it and starts another.
+ * refused (--crashes keeps what the HDF5 library dies of there). A process for each job runs the inputs, and where it dies the supervisor names the input, keeps it and starts another.
  */
 #include "fuzz.h"
 
@@ -49,6 +49,7 @@ static struct {
     int jobs;
     enum fuzz_kind kind;
     const char *corpus, *keep;
+    bool crashes;
 } option = {.inputs = 1000, .only = -1, .seed = 1, .jobs = 1, .kind = FUZZ_KINDS, .keep = "."};
 
 /* What a worker tells the supervisor. */
@@ -164,9 +165,16 @@ static void add_foreign(void)
 
 static int64_t current;
 
-__attribute__((format(printf, 2, 3))) static void fail(const struct seed *from, const char *format, ...)
+static void keep_input(const struct seed *from, const char *why)
 {
     char path[2 * PATH_CHARS], input[PATH_CHARS];
+    snprintf(input, sizeof input, "%s/input", scratch);
+    snprintf(path, sizeof path, "%s/%s-%s-%lld", option.keep, why, fuzz_kind_name(from->kind), (long long)current);
+    copy_all(input, path);
+}
+
+__attribute__((format(printf, 2, 3))) static void fail(const struct seed *from, const char *format, ...)
+{
     va_list arguments;
     va_start(arguments, format);
     fprintf(console, "fuzz: input %lld (seed %llu, from %s): ", (long long)current, (unsigned long long)option.seed, from->path);
@@ -175,9 +183,7 @@ __attribute__((format(printf, 2, 3))) static void fail(const struct seed *from, 
     fflush(console);
     va_end(arguments);
     shared->failures++;
-    snprintf(input, sizeof input, "%s/input", scratch);
-    snprintf(path, sizeof path, "%s/failed-%s-%lld", option.keep, fuzz_kind_name(from->kind), (long long)current);
-    copy_all(input, path);
+    keep_input(from, "failed");
 }
 
 /* The record of a failure, and what a user saw of it. */
@@ -223,6 +229,7 @@ static bool judge(const struct fuzz_place *place, const struct seed *from, const
     if (status == HAPT_OK && content != from->content) outcome = OTHER;
     if (status == HAPT_OK && content == from->content) outcome = SAME;
     if (flipped && outcome == OTHER) fail(from, "changed bytes of a file under checksums are read as something else");
+    if (option.crashes && (outcome == CRASHED_GUARD || outcome == HUNG_GUARD)) keep_input(from, outcome == CRASHED_GUARD ? "crash" : "hang");
     shared->count[from->kind][outcome]++;
     if (status == HAPT_OK || fuzz_chance(place->random, 0.2)) {
         if (ftruncate(STDERR_FILENO, 0)) {}
@@ -451,6 +458,7 @@ static void parse(int argc, char **argv)
         else if (!strcmp(argv[i], "--jobs")) option.jobs = atoi(value), i++;
         else if (!strcmp(argv[i], "--only")) option.only = atoll(value), i++;
         else if (!strcmp(argv[i], "--keep")) option.keep = value, i++;
+        else if (!strcmp(argv[i], "--crashes")) option.crashes = true;
         else if (!strcmp(argv[i], "--kind")) {
             char name[64];
             snprintf(name, sizeof name, "%s-", value);
@@ -469,7 +477,7 @@ int main(int argc, char **argv)
     snprintf(scratch, sizeof scratch, "%s/hapt-fuzz-XXXXXX", stat("/dev/shm", &about) == 0 ? "/dev/shm" : "/tmp");
     if (option.corpus) list_corpus();
     if (shared == MAP_FAILED || seed_count == 0 || !mkdtemp(scratch)) {
-        fprintf(stderr, "usage: fuzz [--inputs N] [--seed S] [--jobs J] [--kind NAME] [--only I] [--keep FOLDER] CORPUS\n");
+        fprintf(stderr, "usage: fuzz [--inputs N] [--seed S] [--jobs J] [--kind NAME] [--only I] [--keep FOLDER] [--crashes] CORPUS\n");
         return 2;
     }
     printf("seed %llu, %lld inputs from %d seeds\n", (unsigned long long)option.seed, (long long)option.inputs, seed_count);
