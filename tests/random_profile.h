@@ -20,7 +20,8 @@ static inline bool random_chance(uint64_t *seed, double probability)
 /* Times are multiples of a grain (ties; 0.1 also rounds) or arbitrary. */
 static inline double random_time(uint64_t *seed, double grain, double high)
 {
-    return grain > 0 ? grain * (1 + random_below(seed, (int)(high / grain))) : 0.01 + high * hapt_random_unit(seed);
+    if (grain == 0) return 0.01 + high * hapt_random_unit(seed);
+    return grain * (1 + random_below(seed, high > grain ? (int)(high / grain) : 1));
 }
 
 /* Parts of a node by powers of two, whole nodes, each for every tensor-parallel degree if asked. */
