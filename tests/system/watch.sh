@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What a run watches: requests to leave, the time that is left.
 . tests/system/lib.sh.inc
-pids=() guards=() launchers=() ranks_of=() begun=()
+pids=() guards=() begun=()
 trap 'kill -KILL "${pids[@]}" 2>/dev/null; rm -rf "$scratch"' EXIT
 
 check() { # WHAT CONDITION...
@@ -41,7 +41,15 @@ ends() {
     done
     check "no process is left" [ -z "$left" ]
 }
-# until SECONDS COMMAND...
+# A job among several: remember NAME, then recall NAME before `ends`.
+declare -A job_launcher job_ranks job_guards
+remember() { job_launcher[$1]=$launcher job_ranks[$1]="${rank[*]}" job_guards[$1]="${guards[*]}"; }
+recall() {
+    launcher=${job_launcher[$1]}
+    read -ra rank <<<"${job_ranks[$1]}"
+    read -ra guards <<<"${job_guards[$1]}"
+}
+# until_true SECONDS COMMAND...
 until_true() {
     local deadline=$((SECONDS + $1))
     shift
@@ -84,13 +92,11 @@ for limit in hours slurm none; do
     slurm) SLURM_JOB_END_TIME=$(($(date +%s) + 9)) train slurm --steps 100000 ;;
     none) SLURM_JOB_END_TIME=$(date +%s) train none --steps 4 --max-hours 0 ;;
     esac
-    launchers[${#launchers[@]}]=$launcher
-    ranks_of[$launcher]="${rank[*]}"
-    begun[$launcher]=$SECONDS
+    remember $limit
+    begun[launcher]=$SECONDS
 done
 for limit in hours slurm none; do
-    launcher=${launchers[0]} launchers=("${launchers[@]:1}")
-    read -ra rank <<<"${ranks_of[$launcher]}"
+    recall $limit
     ends 200
     case $limit in
     hours) reason='--max-hours' ;;
@@ -146,33 +152,37 @@ steps=$(steps_of "$scratch/asked/run.h5")
 check "the newest checkpoint is of the last step" [ -d "$scratch/asked/checkpoints/step-$(printf %08d "$steps")" ]
 
 # a rank that stands still is named by its neighbour, with what it did last; nothing is left of the job
+start still-profile 3 --input "$scratch/large.h5" --cluster "$scratch/c.json" --data "$scratch/t.h5" --threads 1 \
+    --profile-seconds 60 --timeout 5 --output "$scratch/still-profile"
+remember still-profile
+train still-train --steps 100000 --checkpoint-every 5 --timeout 5
+remember still-train
+until_true 100 has_checkpoint still-train
+until_true 60 grep -q '^Cluster' "$scratch/still-profile.out"
+sleep 1.5 # a beat or two
 for phase in profile train; do
-    if [ $phase = train ]; then
-        train still-train --steps 100000 --checkpoint-every 5 --timeout 5
-        until_true 100 has_checkpoint still-train
-    else
-        start still-profile 3 --input "$scratch/large.h5" --cluster "$scratch/c.json" --data "$scratch/t.h5" --threads 1 \
-            --profile-seconds 60 --timeout 5 --output "$scratch/still-profile"
-        until_true 60 grep -q '^Cluster' "$scratch/still-profile.out"
-    fi
+    recall still-$phase
     kill -STOP "${rank[1]}"
+done
+for phase in profile train; do
+    recall still-$phase
     ends 40
     check "a rank stands still in $phase: code 7, not $code" [ "$code" -eq 7 ]
     check "one line tells of it" [ "$(grep -c 'error:' "$scratch/still-$phase.err")" -eq 1 ]
-    check "it is named: $(cat "$scratch/still-$phase.err")" \
+    check "it is named: $(grep error: "$scratch/still-$phase.err")" \
         grep -Eq 'error: rank 1 on host .* has not been heard of for [0-9.]+ s; its last word: (stage 0, .* of step [0-9]+|profiling)' "$scratch/still-$phase.err"
 done
 
 # a rank that dies, in whatever phase: the job ends, what was saved stands
+start dead-profile 3 --input "$scratch/large.h5" --cluster "$scratch/c.json" --data "$scratch/t.h5" --threads 1 \
+    --profile-seconds 60 --output "$scratch/dead-profile"
+remember dead-profile
+train dead-train --steps 100000 --checkpoint-every 1 --keep 3
+remember dead-train
+until_true 100 has_checkpoint dead-train
+until_true 60 grep -q '^Cluster' "$scratch/dead-profile.out"
 for phase in profile train; do
-    if [ $phase = train ]; then
-        train dead-train --steps 100000 --checkpoint-every 1 --keep 3
-        until_true 100 has_checkpoint dead-train
-    else
-        start dead-profile 3 --input "$scratch/large.h5" --cluster "$scratch/c.json" --data "$scratch/t.h5" --threads 1 \
-            --profile-seconds 60 --output "$scratch/dead-profile"
-        until_true 60 grep -q '^Cluster' "$scratch/dead-profile.out"
-    fi
+    recall dead-$phase
     kill -KILL "${rank[2]}"
     ends 40
     check "a rank dies in $phase: code $code" [ "$code" -ne 0 ]
