@@ -49,7 +49,9 @@ objects := $(plain_sources:%.c=$(BUILD)/%.o) $(foreach i,$(ISAS),$(isa_sources:%
 tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/unit/*.c tests/mpi/*.c)) $(BUILD)/tests/fuzz/fuzz
 benches := $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c))
 
-all: build/hapt $(tests) $(benches)
+faults := $(BUILD)/tests/faults/faults.so
+
+all: build/hapt $(tests) $(benches) $(faults)
 
 build/hapt: $(BUILD)/hapt
 	$(Q)ln -sf $(VARIANT)/hapt $@
@@ -95,6 +97,12 @@ $(BUILD)/tests/%: tests/%.c $(BUILD)/libhapt.a
 $(BUILD)/tests/fuzz/fuzz: $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/fuzz/*.c)) $(BUILD)/libhapt.a
 	@echo "LD   $@"
 	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) -o $@ $^ $(LIBS)
+
+# Preloaded by tests: calls that fail.
+$(BUILD)/tests/faults/%.so: tests/faults/%.c
+	@echo "LD   $@"
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) -g -O2 -std=c11 -D_GNU_SOURCE $(WARNINGS) -shared -fPIC -o $@ $< -ldl
 
 $(BUILD)/bench/%: bench/%.c $(BUILD)/libhapt.a
 	@echo "LD   $@"

@@ -45,6 +45,7 @@ struct hapt_report {
     double time_scale;                   /* seconds that a modelled second lasted; 0: devices computed */
     double late_s;                       /* modelled: by which a computation ended late at most */
     const char *checkpoint;              /* the newest */
+    double checkpoint_s;                 /* training stood still for checkpoints, in all */
     int64_t rank_count;
     struct hapt_environment *environment; /* [rank_count] */
     int warning_count;

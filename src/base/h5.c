@@ -47,22 +47,11 @@ static void silence(void)
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
 }
 
-void hapt_h5_write_nowhere(const struct hapt_h5 *file)
-{
-    int *descriptor = NULL;
-    if (file->id < 0 || H5Fget_vfd_handle(file->id, H5P_DEFAULT, (void **)&descriptor) < 0 || !descriptor) return;
-    const int nowhere = open("/dev/null", O_RDWR);
-    if (nowhere < 0) return;
-    dup2(nowhere, *descriptor);
-    close(nowhere);
-}
-
 enum hapt_status hapt_h5_fail(struct hapt_h5 *file, const char *what, const char *name)
 {
-    if (file->writing) hapt_h5_write_nowhere(file);
     if (file->writing)
-        return hapt_fail(HAPT_ERR_IO, "check free space and permissions", "cannot write %s%s%s to %s", what, *name ? " " : "",
-                         name, file->path);
+        return hapt_fail(HAPT_ERR_IO, "check free space and permissions", "cannot write %s%s%s to %s%s%s", what, *name ? " " : "",
+                         name, file->path, file->error ? ": " : "", file->error ? strerror(file->error) : "");
     return hapt_fail(HAPT_ERR_INPUT, "the file is damaged or was made by something else", "cannot read %s%s%s of %s", what,
                      *name ? " " : "", name, file->path);
 }
@@ -118,6 +107,7 @@ enum hapt_status hapt_h5_create(const char *path, const char *format, int versio
     const hid_t access = H5Pcreate(H5P_FILE_ACCESS);
     H5Pset_libver_bounds(access, H5F_LIBVER_LATEST, H5F_LIBVER_LATEST);
     H5Pset_fclose_degree(access, H5F_CLOSE_STRONG); /* also what a failed write left open */
+    hapt_h5_use_disk(access, &file->error);
     file->id = H5Fcreate(file->aside, H5F_ACC_TRUNC, H5P_DEFAULT, access);
     H5Pclose(access);
     enum hapt_status status = file->id < 0 ? hapt_h5_fail(file, "a new file", "") : HAPT_OK;
@@ -132,13 +122,16 @@ enum hapt_status hapt_h5_create(const char *path, const char *format, int versio
     return HAPT_OK;
 }
 
-static bool sync_path(const char *path, int flags)
+/* On the disk under its own name; else the error is kept. */
+static bool put_in_place(struct hapt_h5 *file)
 {
-    const int descriptor = open(path, flags);
-    if (descriptor < 0) return false;
-    const bool done = fsync(descriptor) == 0;
-    close(descriptor);
-    return done;
+    const int descriptor = open(file->aside, O_RDWR);
+    const bool done = descriptor >= 0 && fsync(descriptor) == 0;
+    if (!done) file->error = errno;
+    if (descriptor >= 0) close(descriptor);
+    if (done && rename(file->aside, file->path) == 0) return true;
+    if (done) file->error = errno;
+    return false;
 }
 
 /* The buffers of the library reach the system. */
@@ -146,17 +139,16 @@ static bool finish_writing(struct hapt_h5 *file)
 {
     H5_HOLD_LOCK;
     const herr_t flushed = H5Fflush(file->id, H5F_SCOPE_LOCAL);
-    if (flushed < 0) hapt_h5_write_nowhere(file);
     const herr_t closed = H5Fclose(file->id);
     file->id = -1;
-    return flushed >= 0 && closed >= 0;
+    return flushed >= 0 && closed >= 0 && file->error == 0;
 }
 
 enum hapt_status hapt_h5_commit(struct hapt_h5 *file)
 {
     enum hapt_status status = HAPT_OK;
     /* The disk is waited for without the lock. */
-    if (!finish_writing(file) || !sync_path(file->aside, O_RDWR) || rename(file->aside, file->path))
+    if (!finish_writing(file) || !put_in_place(file))
         status = hapt_h5_fail(file, "the file", "");
     else
         hapt_guard_trust(file->path);

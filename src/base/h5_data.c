@@ -71,8 +71,7 @@ enum hapt_status hapt_h5_write(struct hapt_h5 *file, const char *name, enum hapt
     bool empty = false;
     for (int i = 0; i < dims; i++) empty = empty || shape[i] == 0;
     const bool failed = id < 0 || (!empty && H5Dwrite(id, native(type), H5S_ALL, H5S_ALL, H5P_DEFAULT, data) < 0) ||
-                        H5Dflush(id) < 0;
-    if (failed) hapt_h5_write_nowhere(file);
+                        H5Dflush(id) < 0 || file->error != 0;
     const bool closed = id >= 0 && H5Dclose(id) >= 0;
     if (failed || !closed) return hapt_h5_fail(file, "dataset", name);
     return units ? hapt_h5_write_attribute_text(file, name, "units", units) : HAPT_OK;
@@ -92,8 +91,7 @@ enum hapt_status hapt_h5_write_strings(struct hapt_h5 *file, const char *name, i
     H5Tset_cset(type, H5T_CSET_UTF8);
     const hid_t id = create(file, name, type, 1, &count, true);
     const bool failed =
-        id < 0 || (count > 0 && H5Dwrite(id, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, table) < 0) || H5Dflush(id) < 0;
-    if (failed) hapt_h5_write_nowhere(file);
+        id < 0 || (count > 0 && H5Dwrite(id, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, table) < 0) || H5Dflush(id) < 0 || file->error != 0;
     const bool closed = id >= 0 && H5Dclose(id) >= 0;
     H5Tclose(type);
     free(table);

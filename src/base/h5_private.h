@@ -20,12 +20,12 @@ void hapt_h5_unlock(struct hapt_h5_held *held);
 struct hapt_h5 {
     hid_t id;
     bool writing;
+    int error;          /* errno of the first write that failed (h5_disk.c), 0: none did */
     char *path, *aside; /* written aside, renamed by the commit */
 };
 
-/* HDF5 cannot let go of an object whose cache it cannot write out (it crashes when the library ends). So a write is flushed
- * at once, and when that has failed the rest goes nowhere: the file is discarded anyway. */
-void hapt_h5_write_nowhere(const struct hapt_h5 *file);
+/* A new file goes to the disk by h5_disk.c, which keeps errors to itself: in *error. Under the lock, up to H5Fcreate. */
+bool hapt_h5_use_disk(hid_t access, int *error);
 /* Records a read or write failure of something inside the file. */
 enum hapt_status hapt_h5_fail(struct hapt_h5 *file, const char *what, const char *name);
 /* hapt_h5_open without the guard: for its children. */

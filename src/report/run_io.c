@@ -122,6 +122,7 @@ enum hapt_status hapt_report_build(const struct hapt_run *run, struct hapt_arena
                                    .time_scale = train->time_scale,
                                    .late_s = train->late_s,
                                    .checkpoint = train->checkpoint,
+                                   .checkpoint_s = train->checkpoint_s,
                                    .stopped = train->stopped_by != NULL};
     report->rank_count = train->rank_count;
     report->environment = train->environment;
@@ -166,6 +167,8 @@ static enum hapt_status read_train(struct hapt_h5 *file, struct hapt_report *rep
     HAPT_TRY(hapt_h5_read_attribute_real(file, "/train", "steady_step_time", &report->step_s));
     HAPT_TRY(hapt_h5_read_attribute_real(file, "/train", "flops_per_item", &report->flops_per_item));
     HAPT_TRY(hapt_h5_read_attribute_text(file, "/train", "checkpoint", arena, &report->checkpoint));
+    if (hapt_h5_has_attribute(file, "/train", "checkpoint_time"))
+        HAPT_TRY(hapt_h5_read_attribute_real(file, "/train", "checkpoint_time", &report->checkpoint_s));
     if (report->first_step < 0 || report->first_step > report->steps)
         return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "%s: first_step is out of range", hapt_h5_path(file));
     tables.steps = report->steps - report->first_step;

@@ -49,7 +49,9 @@ void hapt_report_print(const struct hapt_env *env, const struct hapt_report *rep
         hapt_print(env, "speed        %.0f %ss/s, %s\n", report->items_per_s, report->item,
                    hapt_units_flops(report->items_per_s * report->flops_per_item, flops));
     }
-    if (report->checkpoint && report->checkpoint[0]) hapt_print(env, "checkpoint   %s\n", report->checkpoint);
+    if (report->checkpoint && report->checkpoint[0])
+        hapt_print(env, "checkpoint   %s (training waited %s for checkpoints in all)\n", report->checkpoint,
+                   hapt_units_time(report->checkpoint_s, measured));
     for (int w = 0; w < report->warning_count; w++)
         hapt_print(env, "warning      step %lld: %s\n", (long long)report->warning[w].step, report->warning[w].text);
 }
@@ -77,10 +79,10 @@ enum hapt_status hapt_report_print_json(const struct hapt_report *report)
     json_t *loss = report->loss ? json_array() : json_null();
     for (int64_t i = 0; report->loss && i < report->steps; i++) json_array_append_new(loss, json_real(report->loss[i]));
     json_t *train = json_pack(
-        "{s:I, s:I, s:b, s:o, s:i, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:s, s:o}", "steps", (json_int_t)report->steps, "first_step",
+        "{s:I, s:I, s:b, s:o, s:i, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:s, s:o}", "steps", (json_int_t)report->steps, "first_step",
         (json_int_t)report->first_step, "stopped", (int)report->stopped, "loss", loss, "layers", report->plan->layer_count, "first_loss", real_or_null(report, report->first_loss),
         "last_loss", real_or_null(report, report->last_loss), "mean_loss", real_or_null(report, report->mean_loss), "step_time_s", report->step_s, "predicted_step_time_s", report->predicted_step_s,
-        rate_name, report->items_per_s, flops_name, report->flops_per_item, "checkpoint",
+        rate_name, report->items_per_s, flops_name, report->flops_per_item, "checkpoint_time_s", report->checkpoint_s, "checkpoint",
         report->checkpoint ? report->checkpoint : "", "stages", stages);
     if (train && report->time_scale > 0)
         json_object_set_new(train, "rehearsal", json_pack("{s:f, s:f}", "time_scale", report->time_scale, "latest_s", report->late_s));

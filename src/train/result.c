@@ -98,5 +98,7 @@ enum hapt_status hapt_train_write(struct hapt_h5 *file, const struct hapt_train_
     HAPT_TRY(hapt_h5_write_attribute_int(file, "/train", "first_step", result->first_step));
     HAPT_TRY(hapt_h5_write_attribute_text(file, "/train", "item", result->item));
     HAPT_TRY(hapt_h5_write_attribute_int(file, "/train", "items_per_step", result->items_per_step));
+    HAPT_TRY(hapt_h5_write_attribute_int(file, "/train", "checkpoints", result->checkpoints));
+    HAPT_TRY(hapt_h5_write_attribute_real(file, "/train", "checkpoint_time", result->checkpoint_s, "s"));
     return hapt_h5_write_attribute_real(file, "/train", "steady_step_time", result->steady_step_s, "s");
 }

@@ -7,7 +7,7 @@
  *   FAULTS_ERROR   ENOSPC, EIO, EINVAL
  *   FAULTS_RANK    only in this rank of an MPI job
  *   FAULTS_LOG     folder of records, one a process: calls in order, and what was written
- *   FAULTS_COUNTS  file: how many calls of FAULTS_CALL a process made, a line each, written at its end
+ *   FAULTS_COUNTS  file: how many calls of each kind a process made, "KIND N" a line, written at its end
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -31,13 +31,15 @@ static struct {
     pthread_once_t once;
     char under[4096];
     const char *call, *log, *counts;
-    long at, done;
+    long at, done[8];
     bool sticky, armed;
     int error;
     FILE *record, *data;
     long data_bytes;
     char *path[MOST_FILES]; /* of descriptors under the folder */
 } faults = {.lock = PTHREAD_MUTEX_INITIALIZER, .once = PTHREAD_ONCE_INIT};
+
+static const char *const kinds[] = {"write", "fsync", "rename", "ftruncate", "close", "open", "mkdir", "unlink"};
 
 static __thread bool inside; /* calls of this library itself */
 
@@ -86,13 +88,13 @@ static void remember(int descriptor, const char *path)
 /* One call of a kind: does it fail? */
 static bool fails(const char *call)
 {
-    bool now = false;
+    int kind = 0;
     pthread_mutex_lock(&faults.lock);
-    if (faults.call && !strcmp(faults.call, call)) {
-        faults.done++;
-        now = faults.armed && faults.at > 0 && (faults.done == faults.at || (faults.sticky && faults.done > faults.at));
-    }
+    while (strcmp(kinds[kind], call) != 0) kind++;
+    const long done = ++faults.done[kind];
     pthread_mutex_unlock(&faults.lock);
+    const bool now = faults.armed && faults.call && !strcmp(faults.call, call) && faults.at > 0 &&
+                     (done == faults.at || (faults.sticky && done > faults.at));
     if (now) errno = faults.error;
     return now;
 }
@@ -134,10 +136,11 @@ static void note(const char *call, const char *path, const char *other, const vo
 __attribute__((destructor)) static void finish(void)
 {
     pthread_once(&faults.once, set_up);
-    if (!faults.counts || !faults.armed || faults.done == 0) return;
+    if (!faults.counts || !faults.armed) return;
     inside = true;
     FILE *file = fopen(faults.counts, "a");
-    if (file) fprintf(file, "%ld\n", faults.done);
+    for (int k = 0; file && k < 8; k++)
+        if (faults.done[k] > 0) fprintf(file, "%s %ld\n", kinds[k], faults.done[k]);
     if (file) fclose(file);
     inside = false;
 }
@@ -146,12 +149,13 @@ __attribute__((destructor)) static void finish(void)
 
 static int opened(const char *path, int flags, int descriptor)
 {
-    if (descriptor < 0 || !ours(path)) return descriptor;
+    if (descriptor < 0 || !ours(path) || !(flags & (O_CREAT | O_WRONLY | O_RDWR | O_DIRECTORY))) return descriptor;
     remember(descriptor, path);
     if (flags & (O_CREAT | O_TRUNC)) note(flags & O_TRUNC ? "create" : "open", path, NULL, NULL, 0, 0);
     return descriptor;
 }
 
+/* For writing, or to sync a folder: what is only read is no matter of these tests. */
 static bool may_not_open(const char *path, int flags)
 {
     return ours(path) && (flags & (O_CREAT | O_WRONLY | O_RDWR | O_DIRECTORY)) && fails("open");

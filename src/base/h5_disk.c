@@ -1,0 +1,160 @@
+/*
+ * The file driver behind what hapt writes. HDF5 cannot let go of a file that it fails to write: it keeps what it could not flush,
+ * refuses to close, and crashes when the library ends. So it is never told: the first error is kept for hapt_h5_fail, and from there
+ * on everything seems to succeed. The file is discarded anyway.
+ */
+#include "h5_private.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#if H5_VERSION_GE(1, 13, 0)
+#include <H5FDdevelop.h>
+#endif
+
+struct disk {
+    H5FD_t base; /* HDF5's part: first */
+    int descriptor;
+    int *error; /* errno of the first call that failed, 0: none did */
+    haddr_t eoa, eof;
+};
+
+static int *opening; /* where the next file keeps its error; under the library's lock */
+
+static void keep(struct disk *disk)
+{
+    if (*disk->error == 0) *disk->error = errno ? errno : EIO;
+}
+
+static H5FD_t *disk_open(const char *name, unsigned flags, hid_t access, haddr_t most)
+{
+    (void)flags, (void)access, (void)most;
+    struct disk *disk = calloc(1, sizeof *disk);
+    if (!disk) return NULL;
+    disk->error = opening;
+    disk->descriptor = open(name, O_RDWR | O_CREAT | O_TRUNC, 0666);
+    if (disk->descriptor >= 0) return &disk->base;
+    keep(disk);
+    free(disk);
+    return NULL;
+}
+
+static herr_t disk_close(H5FD_t *base)
+{
+    struct disk *disk = (struct disk *)base;
+    if (close(disk->descriptor) != 0) keep(disk);
+    free(disk);
+    return 0;
+}
+
+static int disk_compare(const H5FD_t *a, const H5FD_t *b)
+{
+    return a < b ? -1 : a > b;
+}
+
+static herr_t disk_query(const H5FD_t *base, unsigned long *flags)
+{
+    (void)base;
+    if (flags) *flags = H5FD_FEAT_AGGREGATE_METADATA | H5FD_FEAT_ACCUMULATE_METADATA | H5FD_FEAT_DATA_SIEVE | H5FD_FEAT_AGGREGATE_SMALLDATA;
+    return 0;
+}
+
+static haddr_t disk_get_eoa(const H5FD_t *base, H5FD_mem_t type)
+{
+    (void)type;
+    return ((const struct disk *)base)->eoa;
+}
+
+static herr_t disk_set_eoa(H5FD_t *base, H5FD_mem_t type, haddr_t address)
+{
+    (void)type;
+    ((struct disk *)base)->eoa = address;
+    return 0;
+}
+
+static haddr_t disk_get_eof(const H5FD_t *base, H5FD_mem_t type)
+{
+    (void)type;
+    return ((const struct disk *)base)->eof;
+}
+
+static herr_t disk_read(H5FD_t *base, H5FD_mem_t type, hid_t transfer, haddr_t address, size_t bytes, void *data)
+{
+    (void)type, (void)transfer;
+    struct disk *disk = (struct disk *)base;
+    char *to = data;
+    while (bytes > 0) {
+        const ssize_t got = pread(disk->descriptor, to, bytes, (off_t)address);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) keep(disk);
+        if (got <= 0) break;
+        to += got;
+        address += (haddr_t)got;
+        bytes -= (size_t)got;
+    }
+    memset(to, 0, bytes); /* behind the end */
+    return 0;
+}
+
+static herr_t disk_write(H5FD_t *base, H5FD_mem_t type, hid_t transfer, haddr_t address, size_t bytes, const void *data)
+{
+    (void)type, (void)transfer;
+    struct disk *disk = (struct disk *)base;
+    const char *from = data;
+    const haddr_t end = address + bytes;
+    while (bytes > 0 && *disk->error == 0) {
+        const ssize_t put = pwrite(disk->descriptor, from, bytes, (off_t)address);
+        if (put < 0 && errno == EINTR) continue;
+        if (put <= 0) {
+            keep(disk);
+            break;
+        }
+        from += put;
+        address += (haddr_t)put;
+        bytes -= (size_t)put;
+    }
+    if (end > disk->eof) disk->eof = end;
+    return 0;
+}
+
+static herr_t disk_truncate(H5FD_t *base, hid_t transfer, hbool_t closing)
+{
+    (void)transfer, (void)closing;
+    struct disk *disk = (struct disk *)base;
+    if (disk->eoa == disk->eof) return 0;
+    if (*disk->error == 0 && ftruncate(disk->descriptor, (off_t)disk->eoa) != 0) keep(disk);
+    disk->eof = disk->eoa;
+    return 0;
+}
+
+static const H5FD_class_t driver = {
+#if H5_VERSION_GE(1, 13, 0)
+    .version = H5FD_CLASS_VERSION,
+    .value = (H5FD_class_value_t)600, /* of those left to drivers outside the library */
+#endif
+    .name = "hapt",
+    .maxaddr = INT64_MAX,
+    .fc_degree = H5F_CLOSE_WEAK,
+    .open = disk_open,
+    .close = disk_close,
+    .cmp = disk_compare,
+    .query = disk_query,
+    .get_eoa = disk_get_eoa,
+    .set_eoa = disk_set_eoa,
+    .get_eof = disk_get_eof,
+    .read = disk_read,
+    .write = disk_write,
+    .truncate = disk_truncate,
+    .fl_map = H5FD_FLMAP_DICHOTOMY,
+};
+
+bool hapt_h5_use_disk(hid_t access, int *error)
+{
+    static hid_t id = -1;
+    if (id < 0) id = H5FDregister(&driver);
+    opening = error;
+    return id >= 0 && H5Pset_driver(access, id, NULL) >= 0;
+}

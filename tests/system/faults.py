@@ -1,0 +1,191 @@
+"""Disks that fail under a checkpoint: faults.py HAPT FOLDER LIBRARY calls|crash|disk. In FOLDER: m.h5, c1.json, c2.json, plan1.h5, plan2.h5."""
+import os
+import random
+import shutil
+import subprocess
+import sys
+
+import h5py
+
+import crash_states
+
+hapt, folder, library, part = sys.argv[1:5]
+long_round = bool(os.environ.get("HAPT_LONG"))
+STEPS, EVERY = 6, 2
+seed = int(os.environ.get("HAPT_SEED", random.randrange(1 << 30)))
+random.seed(seed)
+
+
+def command(ranks, output, *more):
+    launcher = [] if ranks == 1 else ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)]
+    return launcher + [hapt, "train", "--input", folder + "/m.h5", "--plan", "%s/plan%d.h5" % (folder, ranks),
+                       "--cluster", "%s/c%d.json" % (folder, ranks), "--threads", "1", "--layers-per-model", "4", "--resume", "auto",
+                       "--steps", str(STEPS), "--checkpoint-every", str(EVERY), "--output", output] + list(more)
+
+
+def start(ranks, output, *more, wrap=(), **environment):
+    try:
+        return subprocess.run(list(wrap) + command(ranks, output, *more), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              universal_newlines=True, timeout=240, env=dict(os.environ, **environment))
+    except subprocess.TimeoutExpired:
+        sys.exit("it hangs: %s %s" % (more, environment))
+
+
+def weights(output):
+    """(step, weights) of the newest good checkpoint, or (None, None)."""
+    exported = folder + "/w.h5"
+    done = subprocess.run([hapt, "export", "--checkpoint", output, "--output", exported], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          universal_newlines=True, timeout=60)
+    if done.returncode == 3:
+        return None, None
+    if done.returncode:
+        sys.exit("export ended with code %d: %s" % (done.returncode, done.stderr))
+    with h5py.File(exported, "r") as file:
+        return int(file.attrs["step"]), {name: file["parameters"][name][()].tobytes() for name in file["parameters"]}
+
+
+def reference(ranks):
+    """Weights after each checkpoint of a run on a good disk."""
+    output = "%s/good%d" % (folder, ranks)
+    done = start(ranks, output, "--keep", "10")
+    if done.returncode:
+        sys.exit(done.stderr)
+    return {step: weights("%s/checkpoints/step-%08d" % (output, step))[1] for step in range(EVERY, STEPS + 1, EVERY)}
+
+
+def check_intact(good, output, least, why):
+    step, found = weights(output)
+    if step is None or step < least:
+        sys.exit("%s: the checkpoint of step %s is gone (%s is left)" % (why, least, step))
+    if found != good[step]:
+        sys.exit("%s: the checkpoint of step %d has other weights" % (why, step))
+
+
+# A call may fail unharmed where another way leads on (rename), where nothing but an old file was at stake (unlink, the names of
+# checkpoints that go), or where the data are known to be on the disk already (close behind fsync).
+MAY_PASS = {"rename", "unlink", "close"}
+
+
+def count_calls(path):
+    """Calls of each kind; the largest number where several processes made some."""
+    found = {}
+    for line in open(path):
+        kind, number = line.split()
+        found[kind] = max(found.get(kind, 0), int(number))
+    os.remove(path)
+    return found
+
+
+def attempt(ranks, asynchronous, **fault):
+    """A run that goes on from the checkpoint of `base`, disturbed."""
+    base, work = folder + "/base", folder + "/work"
+    shutil.rmtree(work, ignore_errors=True)
+    shutil.copytree(base, work)
+    return start(ranks, work, "--checkpoint-async", asynchronous, LD_PRELOAD=library, FAULTS_UNDER=work, FAULTS_RANK=str(ranks - 1), **fault)
+
+
+def judge(done, good, ranks, call, why):
+    """Did the failing call end the run (true), as it should, or do no harm?"""
+    work = folder + "/work"
+    if done.returncode == 0 and call in MAY_PASS:
+        check_intact(good, work, STEPS, why)
+        return False
+    errors = [line for line in done.stderr.splitlines() if line.startswith("hapt: error:")]
+    if done.returncode != 6 or len(errors) != 1 or "hint:" not in done.stderr:
+        sys.exit("%s: code %d\n%s" % (why, done.returncode, done.stderr))
+    check_intact(good, work, EVERY, why)
+    if long_round or random.random() < 0.1:  # a good disk again: it goes on
+        again = start(ranks, work)
+        if again.returncode:
+            sys.exit("%s: then code %d\n%s" % (why, again.returncode, again.stderr))
+        check_intact(good, work, STEPS, why + ", resumed")
+    return True
+
+
+def calls():
+    tried = failed = 0
+    for ranks in (1, 2):
+        good, counts = reference(ranks), folder + "/counts"
+        shutil.rmtree(folder + "/base", ignore_errors=True)
+        start(ranks, folder + "/base", "--stop-after", str(EVERY))
+        for asynchronous in ("yes", "no"):
+            if attempt(ranks, asynchronous, FAULTS_COUNTS=counts).returncode:
+                sys.exit("the library alone disturbs it")
+            places = [(call, at, total) for call, total in count_calls(counts).items() for at in range(1, total + 1)]
+            if not long_round:  # of each kind one, on two ranks a few of all
+                kinds = sorted({call for call, _, _ in places})
+                places = [random.choice([place for place in places if place[0] == kind]) for kind in kinds]
+                places = places if ranks == 1 else random.sample(places, 2)
+            for call, at, total in places:
+                error = random.choice(["ENOSPC", "EIO"])
+                more = {"FAULTS_STICKY": "1"} if random.random() < 0.3 else {}
+                done = attempt(ranks, asynchronous, FAULTS_CALL=call, FAULTS_AT=str(at), FAULTS_ERROR=error, **more)
+                tried += 1
+                failed += judge(done, good, ranks, call, "%d ranks, asynchronous %s, %s %d of %d, %s%s, seed %d" % (
+                    ranks, asynchronous, call, at, total, error, " from there on" if more else "", seed))
+    print("%d failing calls, %d of them end the run, seed %d" % (tried, failed, seed))
+    if failed < 8:
+        sys.exit("hardly any call was tried")
+
+
+def crash():
+    """The machine stops after any call: what was not synced may be lost."""
+    states = 0
+    for ranks in (1, 2):
+        good, work, log = reference(ranks), "%s/crash%d/run" % (folder, ranks), "%s/log%d" % (folder, ranks)
+        for asynchronous in ("yes", "no") if ranks == 1 or long_round else ("yes",):
+            shutil.rmtree(log, ignore_errors=True)
+            shutil.rmtree(os.path.dirname(work), ignore_errors=True)
+            os.mkdir(os.path.dirname(work))
+            os.mkdir(log)
+            done = start(ranks, work, "--checkpoint-async", asynchronous, "--keep", "1", LD_PRELOAD=library, FAULTS_UNDER=folder, FAULTS_LOG=log)
+            if done.returncode:
+                sys.exit(done.stderr)
+            recorded = crash_states.read(log, os.path.dirname(work))
+            crash_states.check_order(recorded, work)
+            # everywhere in the long round, else at a few places
+            places = range(1, len(recorded) + 1)
+            if not long_round:
+                places = sorted(random.sample(places, min(len(places), 8)))
+            for place in places:
+                for how in ("all", "synced") + ("some",) * (3 if long_round else 1):
+                    again = folder + "/again"
+                    safe = crash_states.rebuild(recorded[:place], work, again, how, random)
+                    states += 1
+                    if safe:
+                        check_intact(good, again, safe, "a crash after call %d (%s), %s kept, asynchronous %s, seed %d" %
+                                     (place, " ".join(str(word) for word in recorded[place - 1][1:3]), how, asynchronous, seed))
+    print("%d states after a crash, seed %d" % (states, seed))
+
+
+def disk():
+    """A file system that is too small, then larger."""
+    if os.geteuid() or subprocess.run(["unshare", "-m", "true"], stderr=subprocess.DEVNULL).returncode:
+        print("a full file system needs root")
+        return
+    good, place = reference(1), folder + "/small"
+    os.mkdir(place)
+    size = sum(os.path.getsize(os.path.join(path, name)) for path, _, names in os.walk(folder + "/good1/checkpoints/step-%08d" % EVERY)
+               for name in names)
+    # room for a checkpoint and a half: the second does not fit beside the first
+    script = """
+        mount -t tmpfs -o size=%d tmpfs "$0" || exit 100
+        "$@"; first=$?
+        cp -r "$0"/run "$0".kept
+        mount -o remount,size=%d tmpfs "$0" || exit 101
+        "$@" || exit 102
+        cp -r "$0"/run "$0".whole
+        exit $first""" % (size * 3 // 2 // 4096 * 4096, size * 20)
+    for asynchronous in ("yes", "no"):
+        for kept in (place + ".kept", place + ".whole"):
+            shutil.rmtree(kept, ignore_errors=True)
+        done = start(1, place + "/run", "--keep", "1", "--checkpoint-async", asynchronous, wrap=["unshare", "-m", "sh", "-c", script, place])
+        errors = [line for line in done.stderr.splitlines() if line.startswith("hapt: error:")]
+        if done.returncode != 6 or len(errors) != 1:
+            sys.exit("a full disk: code %d\n%s" % (done.returncode, done.stderr))
+        check_intact(good, place + ".kept", EVERY, "a full disk")
+        check_intact(good, place + ".whole", STEPS, "a full disk that was enlarged")
+    print("a full disk: " + errors[0])
+
+
+{"calls": calls, "crash": crash, "disk": disk}[part]()
