@@ -4,9 +4,11 @@
  *
  * The model. Every communication synchronises the devices of the axis; between two such points a device computes on its own. A
  * program costs the sum over these stages of the communication and of the slowest device's computation. Communications of
- * parameters' gradients, once a step at its end, cost 1/B of their time per microbatch. Partial sums are removed behind their
- * writer; other communications stand just before the first operator that needs what they make (in long models, of gradients: just
- * behind their writer). Slices of whole tensors move nothing and are free. Devices of one kind and of equal ratios are counted as one, with the largest of their shards.
+ * parameters' gradients, once a step at its end and straight from one layout to the next, cost 1/B of their time per microbatch.
+ * Partial sums are removed behind their writer; other communications stand just before the first operator that needs what they make
+ * (in long models, of gradients: just behind their writer). A tensor is laid out as some cut of an operator has it; where the
+ * search is exact sums may stop over in plain shards of any other dimension, too. Slices of whole tensors move nothing and are
+ * free. Devices of one kind and of equal ratios are counted as one, with the largest of their shards.
  *
  * The search. The operators are folded: a forward operator is decided together with its backward operators, so that what lives
  * between the two is no part of the state. A state is a forward prefix and a backward suffix of the program; it keeps which

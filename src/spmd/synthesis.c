@@ -237,6 +237,8 @@ static void fill_report(const struct problem *problem, const struct attempt *att
     if (report->because[0] != '\0') return;
     if (problem->merged)
         report->because = "devices of too many kinds count as alike";
+    else if (problem->crowded)
+        report->because = "a tensor has more layouts than are told apart";
     else if (priced)
         report->because = "memory is kept by a price on it";
     else if (report->segments > 1)

@@ -115,6 +115,7 @@ struct problem {
     struct hapt_arena *arena;
     int classes, *class_of, representative[MOST_CLASSES];
     bool merged;          /* devices that differ count as one class: there were too many kinds */
+    bool crowded;         /* a tensor has more layouts than are told apart */
     int object_count;
     struct object *object;
     int step_count;

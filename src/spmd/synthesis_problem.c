@@ -178,6 +178,7 @@ static void note_layouts(struct builder *builder)
             for (int i = 0; i < op->input_count; i++) fits = note_layout(builder, op->input[i], rule->rule.input[i]) && fits;
             for (int i = 0; i < op->output_count; i++) fits = note_layout(builder, op->output[i], rule->rule.output[i]) && fits;
             if (fits) builder->cuts[o].rule[kept++] = *rule;
+            else builder->problem->crowded = true;
         }
         builder->cuts[o].count = kept;
     }
@@ -193,6 +194,105 @@ static enum hapt_status shares_of_layout(struct builder *builder, int tensor, st
     if (!property_fits(problem->sharding, problem->axis_index, problem->axis, tensor, property)) return HAPT_OK;
     return shares_of(problem, &builder->shares, property.ratio,
                      problem->sharding->shard->tensor[tensor].shape[property.dim] / grain, found);
+}
+
+/* ---- layouts to stop over in ---- */
+
+/*
+ * Partial sums may become shards that no operator reads, and the whole be gathered from those; so may what is added to a gradient. Where
+ * the answer is to be exact there are plain layouts of all dimensions and ratios for that, too, but for those that another shard replaces
+ * at no more cost wherever communications come from and lead to: such programs have an equal without them.
+ */
+enum { MOST_STOPS = 2 * MOST_LAYOUTS };
+struct stop {
+    struct hapt_property property;
+    const struct shares *shares; /* NULL: it is whole, or partial sums */
+    bool left_out;
+};
+struct stops { double bytes; int count; struct stop stop[MOST_STOPS]; };
+
+static double stop_to_stop_s(const struct problem *problem, double bytes, const struct stop *from, const struct stop *to)
+{
+    double seconds;
+    hapt_conversion(problem->costs, problem->options->no_grouped_broadcast, bytes, from->property, from->shares ? from->shares->largest : 1,
+                    to->property, to->shares ? to->shares->largest : 1, &seconds);
+    return seconds;
+}
+
+static bool replaces(const struct problem *problem, const struct stops *stops, const struct stop *a, const struct stop *b)
+{
+    if (a == b || a->left_out || !a->shares) return false;
+    for (int j = 0; problem->options->memory_bytes && j < problem->classes; j++)
+        if (a->shares->share[j] > b->shares->share[j]) return false;
+    for (int k = 0; k < stops->count; k++) {
+        const struct stop *other = &stops->stop[k];
+        if (other == a || other == b) continue;
+        if (stop_to_stop_s(problem, stops->bytes, other, a) > stop_to_stop_s(problem, stops->bytes, other, b) ||
+            stop_to_stop_s(problem, stops->bytes, a, other) > stop_to_stop_s(problem, stops->bytes, b, other))
+            return false;
+    }
+    return true;
+}
+
+/* Adds a layout that fits, once. */
+static enum hapt_status add_stop(struct builder *builder, int tensor, struct hapt_property property, struct stops *stops)
+{
+    struct stop made = {.property = property};
+    for (int k = 0; k < stops->count; k++)
+        if (hapt_property_same(stops->stop[k].property, property)) return HAPT_OK;
+    if (property.kind == HAPT_PROPERTY_ALL_GATHER) {
+        HAPT_TRY(shares_of_layout(builder, tensor, property, &made.shares));
+        if (!made.shares) return HAPT_OK;
+    }
+    if (stops->count == MOST_STOPS)
+        builder->problem->crowded = true;
+    else
+        stops->stop[stops->count++] = made;
+    return HAPT_OK;
+}
+
+static enum hapt_status note_stops_of(struct builder *builder, int tensor)
+{
+    struct problem *problem = builder->problem;
+    const struct tensor_layouts *of = &builder->of[tensor];
+    const int ratios = problem->axis->ratio ? problem->axis->ratio_count : 1;
+    struct stops stops = {.bytes = hapt_whole_bytes(problem->costs, problem->graph, tensor)};
+    for (int l = 0; l < of->count; l++) HAPT_TRY(add_stop(builder, tensor, of->property[l], &stops));
+    const int asked = stops.count;
+    for (int dim = 0; dim < problem->graph->tensor[tensor].dims; dim++)
+        for (int ratio = 0; ratio < ratios; ratio++) {
+            struct hapt_property property = {.kind = HAPT_PROPERTY_ALL_GATHER, .dim = dim, .blocks = 1, .unit = 1, .ratio = ratio};
+            if (!property_fits(problem->sharding, problem->axis_index, problem->axis, tensor, property)) continue;
+            property = property_canonical(problem->sharding, problem->axis_index, problem->axis, tensor, property);
+            HAPT_TRY(add_stop(builder, tensor, property, &stops));
+        }
+    for (int k = asked; k < stops.count; k++) {
+        struct stop *stop = &stops.stop[k];
+        for (int other = 0; other < stops.count && !stop->left_out; other++)
+            stop->left_out = replaces(problem, &stops, &stops.stop[other], stop);
+        if (!stop->left_out && !note_layout(builder, tensor, stop->property)) problem->crowded = true;
+    }
+    return HAPT_OK;
+}
+
+/* Of what some operator makes as partial sums or adds to. Gradients of parameters go straight to the layout of their parameter. */
+static enum hapt_status note_stops(struct builder *builder)
+{
+    const struct hapt_graph *graph = builder->problem->graph;
+    bool *stops_over; /* [tensor] */
+    HAPT_NEW(stops_over, builder->problem->arena, graph->tensor_count);
+    for (int o = 0; o < graph->op_count; o++)
+        for (int k = 0; k < graph->op[o].output_count; k++) {
+            const int tensor = graph->op[o].output[k];
+            if (tensor < 0 || hapt_is_parameter_gradient(graph, tensor)) continue;
+            bool stops = graph->op[o].accumulate >> k & 1u;
+            for (int c = 0; c < builder->cuts[o].count; c++)
+                stops = stops || builder->cuts[o].rule[c].rule.output[k].kind == HAPT_PROPERTY_ALL_REDUCE;
+            stops_over[tensor] = stops_over[tensor] || stops;
+        }
+    for (int t = 0; t < graph->tensor_count; t++)
+        if (stops_over[t]) HAPT_TRY(note_stops_of(builder, t));
+    return HAPT_OK;
 }
 
 static enum hapt_status fill_layouts(struct builder *builder, int tensor, struct layouts *made)
@@ -394,6 +494,7 @@ enum hapt_status hapt_problem_build(const struct hapt_sharding *sharding, int ax
     HAPT_NEW(builder.layouts, arena, graph->tensor_count);
     HAPT_TRY(hapt_cuts_enumerate(sharding, axis_index, axis, options->ratio_of, arena, builder.cuts));
     note_layouts(&builder);
+    if (options->exact) HAPT_TRY(note_stops(&builder));
     HAPT_TRY(make_layouts(&builder));
     problem->layouts = builder.layouts;
     HAPT_TRY(hapt_fold(problem));

@@ -94,6 +94,15 @@ static void inner_axis_agrees_with_every_program(void)
     CHECK_MESSAGE(tally.reduced > wanted / 2, "only %d have sums of the outer axis", tally.reduced);
 }
 
+/* The cheapest program removes sums to a shard that no cut of any operator reads, and gathers the whole from that: the outer axis'
+ * collectives have dimension 0 and none of them can be cut there, while dimension 2 cannot be shared out evenly. */
+static void sums_stop_over_in_shards_that_nobody_reads(void)
+{
+    struct tally tally = {0};
+    compare_inner(662, &tally);
+    CHECK(tally.compared == 1 && tally.parts == 0);
+}
+
 /* ---- both axes ---- */
 
 /* Costs of a mesh at random; equal devices. */
@@ -325,6 +334,7 @@ int main(int argc, char **argv)
 {
     test_init(&argc, &argv);
     RUN(inner_axis_agrees_with_every_program);
+    RUN(sums_stop_over_in_shards_that_nobody_reads);
     RUN(both_axes_against_every_program);
     RUN(results_are_one_device_s);
     return test_finish();
