@@ -41,4 +41,7 @@ enum hapt_status checkpoint_publish(const struct hapt_checkpoint_writer *writer,
 /* What a save that failed has left. Best effort. */
 void checkpoint_discard(const struct hapt_checkpoint_writer *writer, int64_t step, struct hapt_arena *arena);
 
+/* Is the checkpoint of that step certainly a rehearsal's? */
+bool checkpoint_is_sampled(const char *folder, int64_t step, struct hapt_arena *arena);
+
 #endif

@@ -154,6 +154,19 @@ static enum hapt_status list_candidates(const struct hapt_env *env, const char *
     return HAPT_OK;
 }
 
+bool checkpoint_is_sampled(const char *folder, int64_t step, struct hapt_arena *arena)
+{
+    const char *path = checkpoint_folder(arena, folder, step), *manifest = path ? hapt_arena_printf(arena, "%s/manifest.h5", path) : NULL;
+    struct hapt_h5 *file = NULL;
+    int64_t sampled = 0;
+    if (!manifest || hapt_h5_open(manifest, CHECKPOINT_FORMAT, CHECKPOINT_VERSION, false, &file) != HAPT_OK ||
+        !hapt_h5_has_attribute(file, "/", "sampled") || hapt_h5_read_attribute_int(file, "/", "sampled", &sampled) != HAPT_OK)
+        sampled = 0;
+    hapt_h5_close(file);
+    hapt_fail_reset();
+    return sampled != 0;
+}
+
 enum hapt_status checkpoint_any(const struct hapt_env *env, const char *run, struct hapt_arena *arena, bool *any)
 {
     int count = 0;

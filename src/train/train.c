@@ -326,6 +326,11 @@ static enum hapt_status warn_of_older(const struct run *run, const struct hapt_c
     int64_t *step;
     if (checkpoint || run->env->world_rank != 0) return HAPT_OK;
     HAPT_TRY(checkpoint_list(run->saver.writer.folder, run->arena, &count, &step));
+    /* Weights are never given for samples. */
+    for (int i = 0; i < count && run->stage.emulated; i++)
+        if (!checkpoint_is_sampled(run->saver.writer.folder, step[i], run->arena))
+            return hapt_fail(HAPT_ERR_USAGE, "rehearse into another --output", "%s holds checkpoints of a training; a rehearsal would replace them",
+                             run->saver.writer.folder);
     if (count > 0)
         hapt_warn(run->env,
                   "%s holds checkpoints of an earlier run; the first of this run replaces them (--resume would "

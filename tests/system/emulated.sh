@@ -59,6 +59,10 @@ refuses 2 'time-scale is for modelled devices' 8 train --input "$model" --cluste
     --steps 1
 refuses 3 'of a rehearsal' 1 export --checkpoint "$scratch/parts" --output "$scratch/w.h5"
 
+# Weights that were trained are never replaced by samples.
+mkdir -p "$scratch/real/checkpoints/step-00000003"
+refuses 2 'checkpoints of a training' 8 train --input "$model" --cluster "$c" --plan "$plan" --device emulated --steps 1 --output "$scratch/real"
+
 # A plan that needs more than the devices have; and no plan where they have too little for any.
 sed 's/"A100-40GB"/"A100-40GB", "memory": "500 MB"/' "$c" >"$scratch/small.json"
 refuses 5 'do not fit the emulated device' 8 train --input "$model" --cluster "$scratch/small.json" --plan "$plan" --device emulated --steps 1 \
