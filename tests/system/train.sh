@@ -96,7 +96,7 @@ check "a hanging rank ends the job with code 7" [ $? -eq 7 ]
 kill -CONT "$victim" 2>/dev/null
 # a rank that stops inside an agreement or a checkpoint is missed there
 check "the time-out names who waited for what" grep -Eq \
-    'error: ((stage|rank) [0-9]+ waited [0-9.e+]+ s for .*(step|last messages|checkpoint)|a rank did not reach the end of the phase)' "$dir/hang.log"
+    'error: ((stage|rank) [0-9]+ waited [0-9.e+]+ s for .*(step|last messages|checkpoint)|a rank did not reach the end of the phase|rank [0-9]+ on host [^ ]+ has not been heard of .*step)' "$dir/hang.log"
 [ $failed -eq 0 ] || grep error "$dir/hang.log"
 data=$reference
 
