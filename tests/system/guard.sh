@@ -17,7 +17,9 @@ for ranks in 1 2; do
 done
 
 # A rank that is killed takes its helper with it.
-"$HAPT" --input tests/data/gpt-small.h5 --steps 100000 --output "$scratch/long" >"$scratch/long.out" 2>&1 &
+# shellcheck disable=SC2086
+passes 1 model $gpt --output "$scratch/m.h5" && passes 1 data LICENSE --output "$scratch/t.h5"
+"$HAPT" --input "$scratch/m.h5" --data "$scratch/t.h5" --steps 100000000 --output "$scratch/long" >"$scratch/long.out" 2>&1 &
 rank=$!
 helper=
 for _ in $(seq 200); do
@@ -25,7 +27,7 @@ for _ in $(seq 200); do
     sleep 0.05
 done
 checks=$((checks + 1))
-[ -n "$helper" ] || fail "no helper beside a running hapt"
+[ -n "$helper" ] || fail "no helper beside a running hapt: $(tail -n 3 "$scratch/long.out")"
 kill -KILL $rank
 wait $rank 2>/dev/null
 for _ in $(seq 100); do
