@@ -11,7 +11,7 @@ struct measuring {
     const struct hapt_transfer *transfer;
     void *context;
     int peer;
-    char *buffer; /* a chunk: what it holds matters to nobody */
+    char *buffer; /* [WINDOW] chunks: what they hold matters to nobody */
 };
 
 static enum hapt_status finish(const struct measuring *measuring, struct hapt_transfer_request *request)
@@ -35,8 +35,9 @@ static enum hapt_status stream(const struct measuring *measuring, bool sends, in
     for (int i = 0; i < count + WINDOW; i++) {
         if (i >= WINDOW && i - WINDOW < count) HAPT_TRY(finish(measuring, &request[i % WINDOW]));
         if (i >= count) continue;
-        HAPT_TRY(sends ? measuring->transfer->send(measuring->context, measuring->buffer, bytes, measuring->peer, tag, &request[i % WINDOW])
-                       : measuring->transfer->receive(measuring->context, measuring->buffer, bytes, measuring->peer, tag, &request[i % WINDOW]));
+        char *place = measuring->buffer + (size_t)(i % WINDOW) * HAPT_LINK_CHUNK_BYTES;
+        HAPT_TRY(sends ? measuring->transfer->send(measuring->context, place, bytes, measuring->peer, tag, &request[i % WINDOW])
+                       : measuring->transfer->receive(measuring->context, place, bytes, measuring->peer, tag, &request[i % WINDOW]));
     }
     return HAPT_OK;
 }
@@ -87,7 +88,7 @@ static enum hapt_status flood(const struct measuring *measuring, bool leads, dou
 enum hapt_status hapt_transfer_measure(const struct hapt_transfer *transfer, MPI_Comm pair, const struct hapt_path *path, double seconds,
                                        double *latency_s, double *bandwidth)
 {
-    struct measuring measuring = {.transfer = transfer, .buffer = calloc(1, HAPT_LINK_CHUNK_BYTES)};
+    struct measuring measuring = {.transfer = transfer, .buffer = calloc(WINDOW, HAPT_LINK_CHUNK_BYTES)};
     double result[2] = {0, 0};
     int rank;
     MPI_Comm_rank(pair, &rank);
@@ -100,8 +101,9 @@ enum hapt_status hapt_transfer_measure(const struct hapt_transfer *transfer, MPI
         status = hapt_link_all_or_none(pair, "measuring a link", status);
         transfer->close(measuring.context);
     }
-    free(measuring.buffer);
+    /* After a failure messages may still be under way in the library, which will write where they were to go: that place is never reused. */
     HAPT_TRY(status);
+    free(measuring.buffer);
     HAPT_MPI(MPI_Bcast(result, 2, MPI_DOUBLE, 0, pair));
     *latency_s = result[0];
     *bandwidth = result[1];

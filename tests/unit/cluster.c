@@ -29,7 +29,7 @@ static const char good[] =
     "          \"n2\"], \"inter_node_latency\": \"5 us\" }\n"                                     /* 10 */
     "  ],\n"                                                                                    /* 11 */
     "  \"links\": [ { \"between\": [\"a100\", \"own\"],\n"                                          /* 12 */
-    "      \"bandwidth\": \"5 Gbit/s\", \"latency\": \"50 us\", \"paced\": true } ],\n"             /* 13 */
+    "      \"bandwidth\": \"5 Gbit/s\", \"latency\": \"50 us\", \"paced\": true, \"transport\": \"tcp\", \"interfaces\": [\"eth0\", \"ib1\"] } ],\n" /* 13 */
     "  \"collectives\": [ { \"ranks\": 34, \"all_reduce\": { \"latency\": \"1 ms\", \"bandwidth\": \"500 MB/s\" },\n"  /* 14 */
     "      \"reduce_scatter\": { \"bandwidth\": \"1 GB/s\" }, \"all_gather\": { \"bandwidth\": 8e8, \"padding\": 0.5 },\n" /* 15 */
     "      \"grouped_broadcast\": { \"bandwidth\": 4e8 }, \"all_to_all\": { \"bandwidth\": 8e9 } } ] }\n"; /* 16 */
@@ -76,7 +76,9 @@ static void accepts(void)
         const struct hapt_link *link = hapt_cluster_link(cluster, i, 1 - i);
         CHECK(link->bandwidth == 625e6 && link->paced);
         CHECK_NEAR(link->latency, 50e-6, 1e-12);
+        CHECK(!strcmp(link->transport, "tcp") && !strcmp(link->interface[i], "eth0") && !strcmp(link->interface[1 - i], "ib1"));
     }
+    CHECK(!hapt_cluster_link(cluster, 0, 0)->transport[0]);
     CHECK(hapt_cluster_link(cluster, 0, 0)->bandwidth == 25e9 && hapt_cluster_link(cluster, 1, 1)->bandwidth == 0);
     if (CHECK(cluster->collective_count == 1)) {
         const struct hapt_collective_model *model = &cluster->collective[0];
@@ -161,7 +163,13 @@ static void refuses(void)
     refuse("\"bandwidth\": \"5 Gbit/s\", ", "", 13, "paced");
     refuse("\"paced\": true", "\"paced\": 1", 13, "paced");
     refuse("\"paced\": true", "\"pace\": true", 13, "unknown key");
-    refuse("true } ]", "true }, { \"between\": [\"own\", \"a100\"] } ]", 13, "second link");
+    refuse("\"transport\": \"tcp\"", "\"transport\": \"ucx\"", 13, "transport");
+    refuse("\"transport\": \"tcp\"", "\"transport\": \"mpi\"", 13, "interfaces");
+    refuse("\"transport\": \"tcp\", ", "", 13, "interfaces");
+    refuse(", \"interfaces\": [\"eth0\", \"ib1\"]", "", 13, "interfaces");
+    refuse("[\"eth0\", \"ib1\"]", "[\"eth0\"]", 13, "two network interfaces");
+    refuse("\"ib1\"", "\"an-interface-whose-name-is-too-long\"", 13, "two network interfaces");
+    refuse("\"ib1\"] } ]", "\"ib1\"] }, { \"between\": [\"own\", \"a100\"] } ]", 13, "second link");
     refuse("  ],\n", "  \n", 12, "");
     refuse("\"ranks\": 34", "\"ranks\": 0", 14, "ranks");
     refuse("\"ranks\": 34", "\"rank\": 34", 14, "unknown key");
@@ -298,6 +306,7 @@ static void saves_and_loads(void)
             for (int j = 0; j < again->count; j++) {
                 const struct hapt_link *x = hapt_cluster_link(cluster, i, j), *y = hapt_cluster_link(again, i, j);
                 CHECK(x->bandwidth == y->bandwidth && x->latency == y->latency && x->paced == y->paced);
+                CHECK(!strcmp(x->transport, y->transport) && !memcmp(x->interface, y->interface, sizeof x->interface));
             }
         }
     }
