@@ -86,8 +86,8 @@ struct hapt_cluster_way {
     double bandwidth, latency; /* byte/s, s; 0: it leads nowhere */
     bool chosen;
 };
-/* Chooses how stage boundaries cross each link between hosts where the file does not say: by MPI, unless a TCP connection over one of the
- * networks that the hosts share is measured clearly faster; the link's absent values then are that way's. `all`: measures also where the
+/* Chooses how stage boundaries cross each link between hosts where the file does not say: by the TCP connection over the fastest of the
+ * networks that the hosts share, unless MPI is measured clearly faster; the link's absent values then are that way's. `all`: measures also where the
  * file has chosen, and takes the values in the place of the file's (not of paced links). Some seconds at most.
  * way [count]: what was measured. Collective over env->world; bound clusters only; ends in agreement. */
 enum hapt_status hapt_cluster_choose_ways(const struct hapt_env *env, bool all, struct hapt_arena *arena, struct hapt_cluster *cluster,

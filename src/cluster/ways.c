@@ -13,7 +13,8 @@
 
 #define WAYS_SECONDS 3.0     /* for all of them together */
 #define WAY_SECONDS 0.25     /* for one */
-#define CLEARLY_FASTER 1.15  /* than MPI, which needs no connections of ours and which noise may have held up */
+#define CLEARLY_FASTER 1.15  /* than our own connections on a quiet machine, for MPI to be chosen: it moves data only while it is called, and beside
+                                ranks that compute it was measured to lose about half of a link that these still fill */
 #define MEETING_DEADLINE 60.0
 
 /* Where every rank runs and what it can be reached by. */
@@ -140,12 +141,12 @@ static void take(struct choosing *choosing, const struct hapt_cluster_way *way, 
     }
 }
 
-/* The fastest of the ways of a link, from `first` to `end`; the first is MPI's. */
+/* The fastest of the ways of a link, from `first` to `end`; the first is MPI's. A way without bandwidth leads nowhere. */
 static void choose(struct choosing *choosing, int first, int end, bool all)
 {
     struct hapt_cluster_way *best = &choosing->way[first];
     for (int w = first + 1; w < end; w++)
-        if (choosing->way[w].bandwidth > best->bandwidth * (best == &choosing->way[first] ? CLEARLY_FASTER : 1)) best = &choosing->way[w];
+        if (choosing->way[w].bandwidth > best->bandwidth / (best == &choosing->way[first] ? CLEARLY_FASTER : 1)) best = &choosing->way[w];
     best->chosen = true;
     take(choosing, best, all);
 }
