@@ -233,9 +233,19 @@ static enum hapt_status advance_checkpoint(struct run *run)
     return HAPT_OK;
 }
 
-static enum hapt_status loop(struct run *run)
+/*
+ * Is a checkpoint begun after so many steps? One that is written while training goes on stands, at the latest, when the next one begins:
+ * until then a crash leads back to the one before. So there are two in each interval, and no more than an interval is ever lost.
+ */
+static bool is_due(const struct run *run, int64_t done)
 {
     const int64_t every = hapt_config_int(run->config, "checkpoint-every");
+    if (every == 0 || done == run->end) return false; /* the last one comes by itself */
+    return done % every == 0 || (run->saver.background && done % every == (every + 1) / 2);
+}
+
+static enum hapt_status loop(struct run *run)
+{
     enum hapt_status status = HAPT_OK;
     struct hapt_progress progress;
     int stop = 0; /* bits of enum watch_stop */
@@ -247,7 +257,7 @@ static enum hapt_status loop(struct run *run)
         if (status != HAPT_OK) break;
         show(run, &progress, step);
         status = advance_checkpoint(run);
-        if (status == HAPT_OK && every > 0 && (step + 1) % every == 0 && step + 1 < run->end && !stop) status = save(run, false);
+        if (status == HAPT_OK && !stop && is_due(run, step + 1)) status = save(run, false);
     }
     hapt_progress_release(&progress);
     /* What comes in the last step stops nothing. */
@@ -432,7 +442,9 @@ static enum hapt_status train(struct run *run, const struct hapt_checkpoint *che
     HAPT_TRY(hapt_env_agree(world, stage_connect(&run->stage)));
     HAPT_TRY(hapt_env_agree(world, saver_fill(&run->saver, checkpoint)));
     const int64_t every = hapt_config_int(run->config, "checkpoint-every");
-    HAPT_TRY(saver_open(&run->saver, run->config, run->data, every > 0 && run->first / every < (run->end - 1) / every));
+    /* Where each step is saved, nothing goes on meanwhile; where no interval ends before the run does, one at its end is enough. */
+    const bool several = every > 1 && run->first / every < (run->end - 1) / every;
+    HAPT_TRY(saver_open(&run->saver, run->config, run->data, several));
     if (checkpoint) saver_compare_data(&run->saver, checkpoint);
     enum hapt_status status = loop(run);
     const enum hapt_status drained = stage_drain(&run->stage);

@@ -1,10 +1,11 @@
 /*
- * A library to preload: the n-th call of a kind on files under a folder fails, and every call on them can be recorded.
+ * A library to preload: the n-th call of a kind on files under a folder fails, or ends the process; every call on them can be recorded.
  *
  *   FAULTS_UNDER   folder (absolute): all else is left alone
  *   FAULTS_CALL    write (and pwrite), fsync, rename (and renameat2), ftruncate, close, open (for writing), mkdir, unlink
  *   FAULTS_AT      which of them, from 1, counted in each process; FAULTS_STICKY=1: also all that follow
- *   FAULTS_ERROR   ENOSPC, EIO, EINVAL
+ *   FAULTS_PATH    only calls on files whose name matches this pattern
+ *   FAULTS_ERROR   ENOSPC, EIO, EINVAL; KILL: the process dies there, before the call
  *   FAULTS_RANK    only in this rank of an MPI job
  *   FAULTS_LOG     folder of records, one a process: calls in order, and what was written
  *   FAULTS_COUNTS  file: how many calls of each kind a process made, "KIND N" a line, written at its end
@@ -12,7 +13,9 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -30,9 +33,9 @@ static struct {
     pthread_mutex_t lock;
     pthread_once_t once;
     char under[4096];
-    const char *call, *log, *counts;
+    const char *call, *pattern, *log, *counts;
     long at, done[8];
-    bool sticky, armed;
+    bool sticky, armed, deadly;
     int error;
     FILE *record, *data;
     long data_bytes;
@@ -52,11 +55,13 @@ static void set_up(void)
     if (!under) return;
     snprintf(faults.under, sizeof faults.under, "%s/", under);
     faults.call = getenv("FAULTS_CALL");
+    faults.pattern = getenv("FAULTS_PATH");
     faults.log = getenv("FAULTS_LOG");
     faults.counts = getenv("FAULTS_COUNTS");
     faults.at = at ? atol(at) : 0;
     faults.sticky = getenv("FAULTS_STICKY") != NULL;
     faults.armed = !rank || !strcmp(rank, mine ? mine : "0");
+    faults.deadly = error && !strcmp(error, "KILL");
     faults.error = !error || !strcmp(error, "ENOSPC") ? ENOSPC : !strcmp(error, "EINVAL") ? EINVAL : EIO;
 }
 
@@ -86,15 +91,17 @@ static void remember(int descriptor, const char *path)
 }
 
 /* One call of a kind: does it fail? */
-static bool fails(const char *call)
+static bool fails(const char *call, const char *path)
 {
     int kind = 0;
+    if (faults.pattern && fnmatch(faults.pattern, path, 0) != 0) return false;
     pthread_mutex_lock(&faults.lock);
     while (strcmp(kinds[kind], call) != 0) kind++;
     const long done = ++faults.done[kind];
     pthread_mutex_unlock(&faults.lock);
     const bool now = faults.armed && faults.call && !strcmp(faults.call, call) && faults.at > 0 &&
                      (done == faults.at || (faults.sticky && done > faults.at));
+    if (now && faults.deadly) kill(getpid(), SIGKILL);
     if (now) errno = faults.error;
     return now;
 }
@@ -158,7 +165,7 @@ static int opened(const char *path, int flags, int descriptor)
 /* For writing, or to sync a folder: what is only read is no matter of these tests. */
 static bool may_not_open(const char *path, int flags)
 {
-    return ours(path) && (flags & (O_CREAT | O_WRONLY | O_RDWR | O_DIRECTORY)) && fails("open");
+    return ours(path) && (flags & (O_CREAT | O_WRONLY | O_RDWR | O_DIRECTORY)) && fails("open", path);
 }
 
 #define OPEN(name)                                                                   \
@@ -180,7 +187,7 @@ int close(int descriptor)
 {
     const char *path = path_of(descriptor);
     if (!path) return REAL(close)(descriptor);
-    const bool failing = fails("close");
+    const bool failing = fails("close", path);
     forget(descriptor);
     const int result = REAL(close)(descriptor);
     if (!failing) return result;
@@ -199,7 +206,7 @@ ssize_t write(int descriptor, const void *data, size_t bytes)
 {
     const char *path = path_of(descriptor);
     if (!path) return REAL(write)(descriptor, data, bytes);
-    if (fails("write")) return -1;
+    if (fails("write", path)) return -1;
     const int64_t offset = lseek(descriptor, 0, SEEK_CUR);
     const ssize_t result = REAL(write)(descriptor, data, bytes);
     if (result > 0) note("write", path, NULL, data, offset, (size_t)result);
@@ -211,7 +218,7 @@ ssize_t write(int descriptor, const void *data, size_t bytes)
     {                                                                       \
         const char *path = path_of(descriptor);                             \
         if (!path) return REAL(name)(descriptor, data, bytes, offset);      \
-        if (fails("write")) return -1;                                      \
+        if (fails("write", path)) return -1;                                      \
         const ssize_t result = REAL(name)(descriptor, data, bytes, offset); \
         if (result > 0) note("write", path, NULL, data, offset, (size_t)result); \
         return result;                                                      \
@@ -223,7 +230,7 @@ PWRITE(pwrite64, off64_t)
     int name(int descriptor, type length)                         \
     {                                                             \
         const char *path = path_of(descriptor);                   \
-        if (path && fails("ftruncate")) return -1;                \
+        if (path && fails("ftruncate", path)) return -1;                \
         const int result = REAL(name)(descriptor, length);        \
         if (path && result == 0) note("ftruncate", path, NULL, NULL, length, 0); \
         return result;                                            \
@@ -235,7 +242,7 @@ FTRUNCATE(ftruncate64, off64_t)
     int name(int descriptor)                                     \
     {                                                            \
         const char *path = path_of(descriptor);                  \
-        if (path && fails("fsync")) return -1;                   \
+        if (path && fails("fsync", path)) return -1;                   \
         const int result = REAL(name)(descriptor);               \
         if (path && result == 0) note("fsync", path, NULL, NULL, 0, 0); \
         return result;                                           \
@@ -246,7 +253,7 @@ FSYNC(fdatasync)
 int rename(const char *from, const char *to)
 {
     const bool mine = ours(from) || ours(to);
-    if (mine && fails("rename")) return -1;
+    if (mine && fails("rename", from)) return -1;
     const int result = REAL(rename)(from, to);
     if (mine && result == 0) note("rename", from, to, NULL, 0, 0);
     return result;
@@ -255,7 +262,7 @@ int rename(const char *from, const char *to)
 int renameat2(int from_folder, const char *from, int to_folder, const char *to, unsigned flags)
 {
     const bool mine = ours(from) || ours(to);
-    if (mine && fails("rename")) return -1;
+    if (mine && fails("rename", from)) return -1;
     const int result = (int)syscall(SYS_renameat2, from_folder, from, to_folder, to, flags);
     if (mine && result == 0) note("exchange", from, to, NULL, 0, 0);
     return result;
@@ -264,7 +271,7 @@ int renameat2(int from_folder, const char *from, int to_folder, const char *to, 
 int mkdir(const char *path, mode_t mode)
 {
     const bool mine = ours(path);
-    if (mine && fails("mkdir")) return -1;
+    if (mine && fails("mkdir", path)) return -1;
     const int result = REAL(mkdir)(path, mode);
     if (mine && result == 0) note("mkdir", path, NULL, NULL, 0, 0);
     return result;
@@ -273,7 +280,7 @@ int mkdir(const char *path, mode_t mode)
 int unlink(const char *path)
 {
     const bool mine = ours(path);
-    if (mine && fails("unlink")) return -1;
+    if (mine && fails("unlink", path)) return -1;
     const int result = REAL(unlink)(path);
     if (mine && result == 0) note("unlink", path, NULL, NULL, 0, 0);
     return result;

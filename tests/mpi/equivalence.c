@@ -165,9 +165,9 @@ static bool draw_shape(bool synthesise, uint64_t *random, struct drawn *drawn)
 
 /* ---- one rank's result, and others' beside it ---- */
 
-static const char *const round_options[] = {"--steps", "2",    "--optimizer",    "adamw", "--learning-rate", "1e-2", "--lr-schedule",
+static const char *const round_options[] = {"--steps", "3",    "--optimizer",    "adamw", "--learning-rate", "1e-2", "--lr-schedule",
                                             "constant", "--epsilon", "1e-3", "--weight-decay", "0.1", "--clip-norm", "0",
-                                            "--checkpoint-every", "1", "--keep", "2", "--data", NULL, "--sharded-optimizer", NULL, NULL};
+                                            "--checkpoint-every", "2", "--keep", "3", "--data", NULL, "--sharded-optimizer", NULL, NULL};
 
 struct outcome {
     double loss[ROUND_STEPS], norm[ROUND_STEPS];

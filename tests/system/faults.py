@@ -1,4 +1,4 @@
-"""Disks that fail under a checkpoint: faults.py HAPT FOLDER LIBRARY calls|crash|disk. In FOLDER: m.h5, c1.json, c2.json, plan1.h5, plan2.h5."""
+"""Disks that fail under a checkpoint: faults.py HAPT FOLDER LIBRARY calls|kill|crash|disk. In FOLDER: m.h5, c1.json, c2.json, plan1.h5, plan2.h5."""
 import os
 import random
 import shutil
@@ -18,9 +18,10 @@ random.seed(seed)
 
 def command(ranks, output, *more):
     launcher = [] if ranks == 1 else ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)]
+    every = [] if "--checkpoint-every" in more else ["--checkpoint-every", str(EVERY)]
     return launcher + [hapt, "train", "--input", folder + "/m.h5", "--plan", "%s/plan%d.h5" % (folder, ranks),
                        "--cluster", "%s/c%d.json" % (folder, ranks), "--threads", "1", "--layers-per-model", "4", "--resume", "auto",
-                       "--steps", str(STEPS), "--checkpoint-every", str(EVERY), "--output", output] + list(more)
+                       "--steps", str(STEPS), "--output", output] + every + list(more)
 
 
 def start(ranks, output, *more, wrap=(), **environment):
@@ -45,12 +46,14 @@ def weights(output):
 
 
 def reference(ranks):
-    """Weights after each checkpoint of a run on a good disk."""
-    output = "%s/good%d" % (folder, ranks)
-    done = start(ranks, output, "--keep", "10")
-    if done.returncode:
-        sys.exit(done.stderr)
-    return {step: weights("%s/checkpoints/step-%08d" % (output, step))[1] for step in range(EVERY, STEPS + 1, EVERY)}
+    """Weights after each step of a run on a good disk; also a checkpoint to start from, `base`."""
+    output, base = "%s/good%d" % (folder, ranks), folder + "/base"
+    shutil.rmtree(base, ignore_errors=True)
+    for where, more in ((output, ("--keep", "10", "--checkpoint-every", "1")), (base, ("--stop-after", str(EVERY)))):
+        done = start(ranks, where, *more)
+        if done.returncode:
+            sys.exit(done.stderr)
+    return {step: weights("%s/checkpoints/step-%08d" % (output, step))[1] for step in range(1, STEPS + 1)}
 
 
 def check_intact(good, output, least, why):
@@ -76,12 +79,24 @@ def count_calls(path):
     return found
 
 
-def attempt(ranks, asynchronous, **fault):
-    """A run that goes on from the checkpoint of `base`, disturbed."""
+def attempt(ranks, asynchronous, rank, *more, **fault):
+    """A run that goes on from the checkpoint of `base`, disturbed in one rank."""
     base, work = folder + "/base", folder + "/work"
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(base, work)
-    return start(ranks, work, "--checkpoint-async", asynchronous, LD_PRELOAD=library, FAULTS_UNDER=work, FAULTS_RANK=str(ranks - 1), **fault)
+    return start(ranks, work, "--checkpoint-async", asynchronous, *more, LD_PRELOAD=library, FAULTS_UNDER=work, FAULTS_RANK=str(rank), **fault)
+
+
+def go_on(good, ranks, why):
+    """A good disk again: the run comes to its end, and nothing half-made is left."""
+    work = folder + "/work"
+    again = start(ranks, work)
+    if again.returncode:
+        sys.exit("%s: then code %d\n%s" % (why, again.returncode, again.stderr))
+    check_intact(good, work, STEPS, why + ", resumed")
+    left = [name for name in os.listdir(work + "/checkpoints") if not name.startswith("step-")]
+    if left:
+        sys.exit("%s: the run that went on left %s" % (why, left))
 
 
 def judge(done, good, ranks, call, why):
@@ -94,38 +109,73 @@ def judge(done, good, ranks, call, why):
     if done.returncode != 6 or len(errors) != 1 or "hint:" not in done.stderr:
         sys.exit("%s: code %d\n%s" % (why, done.returncode, done.stderr))
     check_intact(good, work, EVERY, why)
-    if long_round or random.random() < 0.1:  # a good disk again: it goes on
-        again = start(ranks, work)
-        if again.returncode:
-            sys.exit("%s: then code %d\n%s" % (why, again.returncode, again.stderr))
-        check_intact(good, work, STEPS, why + ", resumed")
+    if long_round or random.random() < 0.1:
+        go_on(good, ranks, why)
     return True
+
+
+def ways():
+    """Ranks, the one that is disturbed, checkpoints in the background or not."""
+    return [(ranks, rank, asynchronous) for ranks in (1, 2) for rank in range(ranks) for asynchronous in ("yes", "no")]
+
+
+def all_calls(ranks, rank, asynchronous, *more):
+    """Every call that a rank makes: (kind, which, of how many)."""
+    counts = folder + "/counts"
+    if attempt(ranks, asynchronous, rank, *more, FAULTS_COUNTS=counts).returncode:
+        sys.exit("the library alone disturbs it")
+    return [(call, at, total) for call, total in count_calls(counts).items() for at in range(1, total + 1)]
 
 
 def calls():
     tried = failed = 0
-    for ranks in (1, 2):
-        good, counts = reference(ranks), folder + "/counts"
-        shutil.rmtree(folder + "/base", ignore_errors=True)
-        start(ranks, folder + "/base", "--stop-after", str(EVERY))
-        for asynchronous in ("yes", "no"):
-            if attempt(ranks, asynchronous, FAULTS_COUNTS=counts).returncode:
-                sys.exit("the library alone disturbs it")
-            places = [(call, at, total) for call, total in count_calls(counts).items() for at in range(1, total + 1)]
-            if not long_round:  # of each kind one, on two ranks a few of all
-                kinds = sorted({call for call, _, _ in places})
-                places = [random.choice([place for place in places if place[0] == kind]) for kind in kinds]
-                places = places if ranks == 1 else random.sample(places, 2)
-            for call, at, total in places:
-                error = random.choice(["ENOSPC", "EIO"])
-                more = {"FAULTS_STICKY": "1"} if random.random() < 0.3 else {}
-                done = attempt(ranks, asynchronous, FAULTS_CALL=call, FAULTS_AT=str(at), FAULTS_ERROR=error, **more)
-                tried += 1
-                failed += judge(done, good, ranks, call, "%d ranks, asynchronous %s, %s %d of %d, %s%s, seed %d" % (
-                    ranks, asynchronous, call, at, total, error, " from there on" if more else "", seed))
+    good = {}
+    for ranks, rank, asynchronous in ways():
+        if rank == 0 and asynchronous == "yes":
+            good = reference(ranks)
+        places = all_calls(ranks, rank, asynchronous)
+        if not long_round:  # of each kind one, on two ranks one of all
+            kinds = sorted({call for call, _, _ in places})
+            places = [random.choice([place for place in places if place[0] == kind]) for kind in kinds]
+            places = places if ranks == 1 else random.sample(places, 1)
+        for call, at, total in places:
+            error = random.choice(["ENOSPC", "EIO"])
+            more = {"FAULTS_STICKY": "1"} if random.random() < 0.3 else {}
+            done = attempt(ranks, asynchronous, rank, FAULTS_CALL=call, FAULTS_AT=str(at), FAULTS_ERROR=error, **more)
+            tried += 1
+            failed += judge(done, good, ranks, call, "rank %d of %d, asynchronous %s, %s %d of %d, %s%s, seed %d" % (
+                rank, ranks, asynchronous, call, at, total, error, " from there on" if more else "", seed))
     print("%d failing calls, %d of them end the run, seed %d" % (tried, failed, seed))
     if failed < 8:
         sys.exit("hardly any call was tried")
+
+
+# Moments of a checkpoint at which rank 0 may die: call, files.
+MOMENTS = [("open", "*/shard-*"), ("write", "*/shard-*"), ("fsync", "*/shard-*"), ("open", "*/manifest.h5*"), ("fsync", "*/manifest.h5*"),
+           ("rename", "*/.partial-????????"), ("fsync", "*/checkpoints"), ("rename", "*/step-*"), ("unlink", "*/.removed-*")]
+
+
+def kill():
+    """A rank dies before any call: what stood before stands, the next start goes on from there."""
+    killed, good = 0, {}
+    for ranks, rank, asynchronous in ways():
+        if rank == 0 and asynchronous == "yes":
+            good = reference(ranks)
+        places = [(call, 1, pattern) for call, pattern in MOMENTS] if rank == 0 else []
+        if long_round:
+            places += [(call, at, None) for call, at, _ in all_calls(ranks, rank, asynchronous, "--keep", "1")]
+        elif ranks > 1 or asynchronous == "no":
+            places = random.sample(places, min(len(places), 1))
+        for call, at, pattern in places:
+            more = {"FAULTS_PATH": pattern} if pattern else {}
+            why = "rank %d of %d dies before %s %d%s, asynchronous %s" % (rank, ranks, call, at, " of " + pattern if pattern else "", asynchronous)
+            done = attempt(ranks, asynchronous, rank, "--keep", "1", FAULTS_CALL=call, FAULTS_AT=str(at), FAULTS_ERROR="KILL", **more)
+            if done.returncode not in (-9, 137, 7):
+                sys.exit("%s: code %d\n%s" % (why, done.returncode, done.stderr))
+            check_intact(good, folder + "/work", EVERY, why)
+            go_on(good, ranks, why)
+            killed += 1
+    print("%d runs killed before a call" % killed)
 
 
 def crash():
@@ -183,9 +233,9 @@ def disk():
         errors = [line for line in done.stderr.splitlines() if line.startswith("hapt: error:")]
         if done.returncode != 6 or len(errors) != 1:
             sys.exit("a full disk: code %d\n%s" % (done.returncode, done.stderr))
-        check_intact(good, place + ".kept", EVERY, "a full disk")
+        check_intact(good, place + ".kept", EVERY if asynchronous == "no" else (EVERY + 1) // 2, "a full disk")
         check_intact(good, place + ".whole", STEPS, "a full disk that was enlarged")
     print("a full disk: " + errors[0])
 
 
-{"calls": calls, "crash": crash, "disk": disk}[part]()
+{"calls": calls, "kill": kill, "crash": crash, "disk": disk}[part]()

@@ -104,7 +104,7 @@ def main():
     while kills < wanted:
         output = tempfile.mkdtemp(prefix="run", dir=folder)
         runs += 1
-        lost_to = None  # done steps, newest checkpoint, kind of the killed run before
+        lost_to = None  # of the killed run before: its steps, its newest checkpoint, whether it trained on while writing
         while True:
             run, killed = Run(output, random.random() < 0.6), False
             if kills < wanted:
@@ -133,13 +133,12 @@ def main():
             if "damaged" in text or "no checkpoint in %s is whole" % output in text:
                 sys.exit("a checkpoint that is not whole:\n" + text)
             if lost_to and run.done:
-                done, newest, asynchronous, writing = lost_to
+                done, newest, asynchronous = lost_to
                 if run.first != newest:
                     sys.exit("resumed after %d, the newest checkpoint was %d:\n%s" % (run.first, newest, text))
                 lost = done - run.first
                 most_lost[asynchronous] = max(most_lost[asynchronous], lost)
-                # one that was under way costs its interval, too: the steps that were taken while it was written
-                if lost > (2 * EVERY - 1 if asynchronous and writing else EVERY):
+                if lost > EVERY:
                     sys.exit("%d steps lost, a checkpoint every %d:\n%s" % (lost, EVERY, text))
             if leftovers(output):
                 time.sleep(2)
@@ -150,10 +149,9 @@ def main():
             if not killed:
                 sys.exit("the job ended by itself with code %d:\n%s" % (code, text))
             kills += 1
-            writing = under_way(output)
-            in_checkpoint += writing
+            in_checkpoint += under_way(output)
             steps = visible(output)
-            lost_to = (max(run.done, run.first), steps[-1] if steps else 0, run.asynchronous, writing)
+            lost_to = (max(run.done, run.first), steps[-1] if steps else 0, run.asynchronous)
         got = weights(output)
         if got.keys() != expected.keys() or any(got[name] != expected[name] for name in expected):
             sys.exit("other weights than those of the run without kills")

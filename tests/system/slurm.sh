@@ -75,11 +75,27 @@ job=$(submit -- --steps 120)
 ends_well "$job" 0
 same "$RUN" "$scratch/whole" 120 || fail "the losses after a job that had nothing to do"
 
-# 4. The signal before the time limit: Slurm may send it up to a minute early.
+# 4. The signal before the time limit: Slurm may send it up to a minute early. Then the same job where srun never ends by itself: the codes
+#    9 and 0 come from the controller.
 if [ -n "${HAPT_LONG:-}" ]; then
     RUN=$scratch/limited
+    : >"$scratch/log"
     job=$(submit --time=2 --signal=USR1@30 -- --steps 4000)
+    checks=$((checks + 2))
     wait_until 150 eval '[ "$(value "$job" Restarts)" = 1 ]' || fail "the time limit: no signal came in time"
+    wait_until 60 grep -q 'resuming after step' "$scratch/log" || fail "the job does not go on after the time limit: $(tail -n 5 "$scratch/log")"
     $slurm on scancel "$job"
+    wait_until 60 over "$job"
+
+    RUN=$scratch/hanging
+    mkdir "$scratch/bin"
+    printf '#!/bin/sh\n%s "$@"\nexec sleep 1000\n' "$(command -v srun)" >"$scratch/bin/srun"
+    chmod +x "$scratch/bin/srun"
+    job=$(PATH=$scratch/bin:$PATH submit -- --steps 120)
+    checks=$((checks + 1))
+    wait_until 60 has_checkpoint || fail "no checkpoint: $(tail -n 5 "$scratch/log")"
+    $slurm on scancel --signal=USR1 "$job"
+    ends_well "$job" 1
+    same "$RUN" "$scratch/whole" 120 || fail "the losses of the job whose srun hangs"
 fi
 finish
