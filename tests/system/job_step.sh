@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# jobs/heterogeneous-step.sh.inc where srun stays although its step is over: the job ends as the controller says that the step did. srun,
-# squeue and scontrol are stand-ins; jobs/two-subclusters.slurm is the true script.
+# jobs/heterogeneous-step.sh.inc where srun stays although its step is over: the job ends with the code of rank 0. srun, squeue, scontrol and
+# hapt are stand-ins; jobs/two-subclusters.slurm is the true script.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 bin=$scratch/bin
-mkdir "$bin"
+mkdir "$bin" "$scratch/build"
+ln -s "$PWD/jobs" "$scratch/jobs"
 # The step is there for the first questions (STEPS of them), then no more; with AWAY the controller is away at every second one.
 cat >"$bin/squeue" <<'SH'
 #!/bin/bash
@@ -14,59 +15,74 @@ if [ -n "$AWAY" ] && [ $((asked % 2)) -eq 0 ]; then echo "slurm_load_jobs error:
 printf '7+0.batch\n7+0.extern\n'
 [ $asked -gt $STEPS ] || printf '7+0.0\n7+1.0\n'
 SH
-# LEAVES: it ends with that code after a second, else never.
+# Four ranks; LEAVES: it ends with that code, else never.
 cat >"$bin/srun" <<'SH'
 #!/bin/bash
-[ -z "$LEAVES" ] || { /bin/sleep 1; exit $LEAVES; }
+while [[ $1 = --* ]]; do shift; done
+[ -n "$LOST" ] || PMIX_RANK=0 "$@" &
+for rank in 1 2 3; do PMIX_RANK=$rank "$@" & done
+wait
+[ -z "$LEAVES" ] || exit $LEAVES
 exec /bin/sleep 100
+SH
+# The program; while it runs, the step is signalled as Slurm does it: every process.
+cat >"$scratch/build/hapt" <<'SH'
+#!/bin/bash
+asked=no
+trap 'asked=yes' USR1
+if [ -n "$SIGNAL" ]; then kill -USR1 $$; [ "$PMIX_RANK" != 0 ] || kill -USR1 $PPID; fi
+/bin/sleep 0.2
+[ -z "$SIGNAL" ] || [ $asked = yes ] || exit 99
+[ $CODE -lt 128 ] || kill -$((CODE - 128)) $$
+exit $CODE
 SH
 cat >"$bin/scontrol" <<'SH'
 #!/bin/bash
 echo "$@" >>"$CASE/scontrol"
-[ "$1" != requeue ] || exit 0
-for code in $CODES; do printf 'JobId=7 JobName=hapt-two\n   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0\n   DerivedExitCode=%s\n   RunTime=00:00:09\n' $code; done
 SH
-printf '#!/bin/sh\nexec /bin/sleep 0.05\n' >"$bin/sleep"
-chmod +x "$bin"/*
+printf '#!/bin/sh\nexec /bin/sleep 0.1\n' >"$bin/sleep"
+chmod +x "$bin"/* "$scratch/build/hapt"
 
-cases=()
 begin() { # NAME VARIABLES...
     local name=$1
     shift
     mkdir "$scratch/$name"
-    cases+=("$name")
     (
-        env PATH="$bin:$PATH" SLURM_JOB_ID=7 CASE="$scratch/$name" STEPS=3 AWAY= LEAVES= CODES= "$@" \
-            timeout 60 bash jobs/two-subclusters.slurm "$scratch/m.h5" >"$scratch/$name/out" 2>&1
+        cd "$scratch" || exit
+        env PATH="$bin:$PATH" TMPDIR="$scratch/$name" SLURM_JOB_ID=7 CASE="$scratch/$name" STEPS=8 AWAY= LEAVES= LOST= SIGNAL= CODE=0 "$@" \
+            timeout 60 bash jobs/two-subclusters.slurm m.h5 >"$scratch/$name/out" 2>&1
         echo $? >"$scratch/$name/code"
     ) &
 }
 expect() { # NAME CODE REQUEUES
-    checks=$((checks + 2))
+    checks=$((checks + 3))
     [ "$(cat "$scratch/$1/code")" = "$2" ] || fail "$1: code $(cat "$scratch/$1/code"), not $2: $(cat "$scratch/$1/out")"
-    [ "$(grep -c '^requeue 7' "$scratch/$1/scontrol" 2>/dev/null)" = "${3:-}" ] || fail "$1: $(cat "$scratch/$1/scontrol" 2>&1)"
+    [ "$(cat "$scratch/$1/scontrol" 2>/dev/null)" = "${3:-}" ] || fail "$1: scontrol $(cat "$scratch/$1/scontrol" 2>&1)"
+    ! compgen -G "$scratch/$1/tmp.*" >/dev/null || fail "$1 leaves $(ls "$scratch/$1")"
 }
-begin hangs-stopped CODES="9:0 9:0"
-begin hangs-failed CODES="3:0 3:0"
-begin hangs-done CODES="0:0 0:0"
-begin hangs-killed CODES="0:9 0:9"        # all ranks died of a signal
-begin hangs-second CODES="0:0 7:0"        # only the second component knows
-begin hangs-unknown CODES=""              # the controller has forgotten the job
-begin hangs-away CODES="9:0 9:0" AWAY=yes STEPS=9 # the controller is away now and then: no step is ended for that
-begin leaves-stopped LEAVES=9 STEPS=1000
-begin leaves-failed LEAVES=3 STEPS=1000
-begin leaves-killed LEAVES=137 STEPS=1000 # srun's own word for a rank that was killed
+begin hangs-done
+begin hangs-stopped CODE=9 SIGNAL=yes
+begin hangs-failed CODE=3
+begin hangs-killed CODE=137
+begin hangs-quick CODE=2 STEPS=0            # over before the controller was asked first
+begin hangs-away CODE=9 AWAY=yes STEPS=15   # the controller is away now and then: no step is ended for that
+begin hangs-lost LOST=yes                   # the node of rank 0 died with it
+begin leaves-done LEAVES=0 STEPS=1000
+begin leaves-stopped CODE=9 LEAVES=9 STEPS=1000
+begin leaves-failed CODE=3 LEAVES=3 STEPS=1000
+begin leaves-killed LEAVES=137 STEPS=1000   # srun's own word for a rank that was killed
 wait
-expect hangs-stopped 0 1
-expect hangs-failed 3 0
-expect hangs-done 0 0
-expect hangs-killed 137 0
-expect hangs-second 7 0
-expect hangs-unknown 8 0
-expect hangs-away 0 1
-checks=$((checks + 1))
-[ "$(wc -l <"$scratch/hangs-away/asked")" -ge 10 ] || fail "a step was ended while the controller was away"
-expect leaves-stopped 0 1
+expect hangs-done 0
+expect hangs-stopped 0 "requeue 7"
+expect hangs-failed 3
+expect hangs-killed 137
+expect hangs-quick 2
+expect hangs-away 0 "requeue 7"
+expect hangs-lost 8
+expect leaves-done 0
+expect leaves-stopped 0 "requeue 7"
 expect leaves-failed 3
 expect leaves-killed 137
+checks=$((checks + 1))
+[ "$(wc -l <"$scratch/hangs-away/asked")" -gt 15 ] || fail "a step was ended while the controller was away"
 finish
