@@ -24,6 +24,11 @@ struct hapt_transfer_request {
     _Alignas(16) unsigned char opaque[64];
 };
 
+/* Of the messages sent to a peer with a tag, so far: bytes that are there, and during how long any were under way. */
+struct hapt_transfer_rate {
+    double bytes, busy_s;
+};
+
 /*
  * A message library as one table. Calls come from the courier's thread alone and never block. Messages of equal peer
  * and tag arrive in order. Buffers are borrowed until the request tests as done. To add one (nccl): one table, handed
@@ -43,6 +48,8 @@ struct hapt_transfer {
     enum hapt_status (*receive)(void *context, void *data, size_t bytes, int peer, int tag,
                                 struct hapt_transfer_request *request);
     enum hapt_status (*test)(void *context, struct hapt_transfer_request *request, bool *done);
+    /* Optional: what the network itself counts; before the first message zeros. False: it does not tell of that peer. */
+    bool (*rate)(void *context, int peer, int tag, struct hapt_transfer_rate *rate);
 };
 
 extern const struct hapt_transfer hapt_transfer_mpi;
@@ -144,10 +151,10 @@ void hapt_courier_free(struct hapt_courier *courier, int flow);
 void hapt_courier_free_at(struct hapt_courier *courier, int flow, double time_s);
 /* Seconds during which a message of the flow was being sent, so far (latency included). */
 double hapt_courier_active_s(struct hapt_courier *courier, int flow);
-/* What the quickest message of the flow took since this was asked last: a sender's from being handed over until it was gone, a
- * receiver's from its first chunk on (the peer that took longest). 0: no message, or one of a single chunk received. The quickest
- * one met no other work on its way, so it tells what the link can do. */
-double hapt_courier_shortest_s(struct hapt_courier *courier, int flow);
+/* What a message of the flow takes on its way, by those since this was asked last (the peer that took longest); 0: unknown.
+ * Where the network counts (hapt_transfer.rate) `counted`, and its mean; the sender knows it. Else what the quickest one took, which met
+ * no other work on its way: a sender's from being handed over until it was gone, a receiver's, of several chunks, from the first on. */
+double hapt_courier_message_s(struct hapt_courier *courier, int flow, bool *counted);
 
 /* ---- Collectives of the compute thread: deterministic, polled with a deadline, yielding ---- */
 
@@ -206,6 +213,9 @@ enum hapt_status hapt_link_agree(MPI_Comm comm, const char *what, double timeout
 /* Before a collective that a rank would not reach: every rank fails when one does. Nothing is printed, that is for the agreement
  * behind. `what` names the operation. Collective. */
 enum hapt_status hapt_link_all_or_none(MPI_Comm comm, const char *what, enum hapt_status status);
+/* Before a rank says that a peer did not come in time, or is gone: where another one has spoken already, who may know better, its launcher tears
+ * the job down and tells this one within seconds; hapt_die then says nothing more. The same for a rank that stood still itself. */
+void hapt_link_await_end(double timeout_s);
 /* Sleeps a little while polling: yields first, then short sleeps. `spins` counts from 0 and belongs to the wait. */
 void hapt_link_pause(unsigned *spins);
 /* Wakes the calling thread's timers at once instead of 50 us late. */

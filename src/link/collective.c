@@ -1,5 +1,5 @@
 /*
- * Where ranks meet: agreements, and the two ways that collectives take. On one node: slabs in a shared memory window, two
+ * Where ranks meet: the two ways that collectives take. On one node: slabs in a shared memory window, two
  * of each, so that filling one needs no barrier. Over several nodes: messages of a segment a peer. Waiting never spins
  * for long: other ranks may share the core.
  */
@@ -13,7 +13,8 @@
 #include "collective.h"
 
 struct shared_head {
-    _Alignas(64) atomic_ullong arrived;
+    _Alignas(64) atomic_ullong arrived; /* rank 0's: over all barriers and ranks */
+    atomic_ullong reached;              /* the barriers that this rank came to: for messages */
 };
 
 void hapt_link_sharpen_timers(void)
@@ -32,93 +33,12 @@ void hapt_link_pause(unsigned *spins)
     }
 }
 
-static enum hapt_status late(const char *who, double timeout_s, const char *what)
-{
-    return hapt_fail(HAPT_ERR_COMM, "look for a rank that died or hangs; --timeout sets the limit",
-                     "%s waited %.3g s for its peers in: %s", who, timeout_s, what);
-}
-
-static enum hapt_status wait_requests(MPI_Request *request, int count, const char *who, double timeout_s,
-                                      const char *what)
-{
-    const double deadline_s = hapt_time_s() + timeout_s;
-    unsigned spins = 0;
-    for (;;) {
-        int done = 0;
-        HAPT_MPI(MPI_Testall(count, request, &done, MPI_STATUSES_IGNORE));
-        if (done) return HAPT_OK;
-        if (hapt_time_s() > deadline_s) return late(who, timeout_s, what);
-        hapt_link_pause(&spins);
-    }
-}
-
-#define GATHER_TAG 28673 /* on the caller's communicator */
-
-/* Posts the blocks of ranks [first, first + count), wrapping round, as one or two messages. */
-static enum hapt_status post_blocks(MPI_Comm comm, bool sends, int peer, int first, int count, size_t bytes, char *all,
-                                    MPI_Request *request, int *posted)
-{
-    int size;
-    HAPT_MPI(MPI_Comm_size(comm, &size));
-    const int here = first + count > size ? size - first : count;
-    for (int part = 0; part < 2; part++) {
-        const int blocks = part == 0 ? here : count - here;
-        char *data = all + (part == 0 ? (size_t)first * bytes : 0);
-        const int length = (int)((size_t)blocks * bytes);
-        if (blocks == 0) continue;
-        if (sends)
-            HAPT_MPI(MPI_Isend(data, length, MPI_BYTE, peer, GATHER_TAG, comm, &request[(*posted)++]));
-        else
-            HAPT_MPI(MPI_Irecv(data, length, MPI_BYTE, peer, GATHER_TAG, comm, &request[(*posted)++]));
-    }
-    return HAPT_OK;
-}
-
-/* Bruck's algorithm: after round k a rank has the blocks of 2^k ranks from itself on. */
-enum hapt_status hapt_link_all_gather(MPI_Comm comm, const char *what, double timeout_s, const void *mine, size_t bytes,
-                                      void *all)
-{
-    int rank, size;
-    char who[32];
-    HAPT_MPI(MPI_Comm_rank(comm, &rank));
-    HAPT_MPI(MPI_Comm_size(comm, &size));
-    snprintf(who, sizeof who, "rank %d", rank);
-    memcpy((char *)all + (size_t)rank * bytes, mine, bytes);
-    for (int distance = 1; distance < size; distance *= 2) {
-        const int count = distance < size - distance ? distance : size - distance;
-        const int to = (rank - distance + size) % size, from = (rank + distance) % size;
-        MPI_Request request[4];
-        int posted = 0;
-        HAPT_TRY(post_blocks(comm, false, from, from, count, bytes, all, request, &posted));
-        HAPT_TRY(post_blocks(comm, true, to, rank, count, bytes, all, request, &posted));
-        HAPT_TRY(wait_requests(request, posted, who, timeout_s, what));
-    }
-    return HAPT_OK;
-}
-
-enum hapt_status hapt_link_agree(MPI_Comm comm, const char *what, double timeout_s, enum hapt_status status)
-{
-    int size = 1, all_good = 1;
-    MPI_Comm_size(comm, &size);
-    int *votes = calloc((size_t)size, sizeof *votes);
-    const int mine = (int)status;
-    if (!votes) hapt_die(hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for an agreement"));
-    const enum hapt_status heard = hapt_link_all_gather(comm, what, timeout_s, &mine, sizeof mine, votes);
-    if (heard != HAPT_OK) hapt_die(heard);
-    for (int r = 0; r < size; r++) all_good = all_good && votes[r] == HAPT_OK;
-    free(votes);
-    return all_good ? HAPT_OK : hapt_env_agree(comm, status); /* everyone is there: it will not wait */
-}
-
-enum hapt_status hapt_link_all_or_none(MPI_Comm comm, const char *what, enum hapt_status status)
-{
-    int worst = (int)status;
-    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &worst, 1, MPI_INT, MPI_MAX, comm));
-    if (status != HAPT_OK || worst == HAPT_OK) return status;
-    return hapt_fail((enum hapt_status)worst, NULL, "a peer failed before it could join in: %s", what);
-}
-
 /* ---- one node ---- */
+
+static struct shared_head *head_of(const struct hapt_collective *collective, int rank)
+{
+    return (struct shared_head *)(collective->slab[rank] - sizeof(struct shared_head));
+}
 
 /* The slabs' places are reserved by the caller: nothing fails on one rank alone between these collectives. */
 static enum hapt_status open_window(struct hapt_collective *collective)
@@ -140,20 +60,29 @@ static enum hapt_status open_window(struct hapt_collective *collective)
     /* Pages are touched first by the rank that fills them. */
     memset(mine, 0, (size_t)bytes);
     if (collective->rank == 0) atomic_init(&collective->head->arrived, 0);
+    atomic_init(&head_of(collective, collective->rank)->reached, 0);
     HAPT_MPI(MPI_Barrier(collective->comm));
     return HAPT_OK;
+}
+
+static enum hapt_status barrier_late(const struct hapt_collective *collective, const char *what)
+{
+    for (int r = 0; r < collective->size; r++)
+        collective->absent[r] = atomic_load(&head_of(collective, r)->reached) < collective->barriers;
+    return link_late(collective->comm, collective->absent, collective->who, collective->timeout_s, what);
 }
 
 enum hapt_status collective_barrier(struct hapt_collective *collective, const char *what)
 {
     const unsigned long long goal = ++collective->barriers * (unsigned long long)collective->size;
+    atomic_store_explicit(&head_of(collective, collective->rank)->reached, collective->barriers, memory_order_relaxed);
     atomic_fetch_add_explicit(&collective->head->arrived, 1, memory_order_acq_rel);
     const double deadline_s = hapt_time_s() + collective->timeout_s;
     unsigned spins = 0;
     for (int quick = 0; quick < 200; quick++)
         if (atomic_load_explicit(&collective->head->arrived, memory_order_acquire) >= goal) return HAPT_OK;
     while (atomic_load_explicit(&collective->head->arrived, memory_order_acquire) < goal) {
-        if (hapt_time_s() > deadline_s) return late(collective->who, collective->timeout_s, what);
+        if (hapt_time_s() > deadline_s) return barrier_late(collective, what);
         hapt_link_pause(&spins);
     }
     return HAPT_OK;
@@ -167,9 +96,33 @@ char *const *collective_next_slabs(struct hapt_collective *collective)
 
 /* ---- messages ---- */
 
+enum hapt_status collective_send(struct hapt_collective *collective, const void *data, int length, MPI_Datatype type, int peer, int tag,
+                                 int *count)
+{
+    collective->peer[*count] = peer;
+    return hapt_env_mpi(MPI_Isend(data, length, type, peer, tag, collective->comm, &collective->request[(*count)++]), "MPI_Isend");
+}
+
+enum hapt_status collective_receive(struct hapt_collective *collective, void *data, int length, MPI_Datatype type, int peer, int tag,
+                                    int *count)
+{
+    collective->peer[*count] = peer;
+    return hapt_env_mpi(MPI_Irecv(data, length, type, peer, tag, collective->comm, &collective->request[(*count)++]), "MPI_Irecv");
+}
+
 enum hapt_status collective_wait(struct hapt_collective *collective, int count, const char *what)
 {
-    return wait_requests(collective->request, count, collective->who, collective->timeout_s, what);
+    const double deadline_s = hapt_time_s() + collective->timeout_s;
+    bool late = false;
+    HAPT_TRY(link_wait(count, collective->request, deadline_s, &late));
+    if (!late) return HAPT_OK;
+    memset(collective->absent, 0, (size_t)collective->size * sizeof *collective->absent);
+    for (int i = 0; i < count; i++) {
+        int done = 0;
+        HAPT_MPI(MPI_Test(&collective->request[i], &done, MPI_STATUS_IGNORE));
+        if (!done) collective->absent[collective->peer[i]] = true;
+    }
+    return link_late(collective->comm, collective->absent, collective->who, collective->timeout_s, what);
 }
 
 #define TRADE_TAG 2
@@ -180,12 +133,10 @@ static enum hapt_status trade_messages(struct hapt_collective *collective, const
     int count = 0;
     for (int r = 0; r < collective->size; r++) {
         if (r == me) continue;
-        if (collective->in_bytes[r] > 0)
-            HAPT_MPI(MPI_Irecv(collective->received + (size_t)r * SEGMENT_BYTES, (int)collective->in_bytes[r], MPI_BYTE,
-                               r, TRADE_TAG, collective->comm, &collective->request[count++]));
-        if (collective->out_bytes[r] > 0)
-            HAPT_MPI(MPI_Isend(collective->sent + (size_t)r * SEGMENT_BYTES, (int)collective->out_bytes[r], MPI_BYTE, r,
-                               TRADE_TAG, collective->comm, &collective->request[count++]));
+        const size_t place = (size_t)r * SEGMENT_BYTES;
+        const int in = (int)collective->in_bytes[r], out = (int)collective->out_bytes[r];
+        if (in > 0) HAPT_TRY(collective_receive(collective, collective->received + place, in, MPI_BYTE, r, TRADE_TAG, &count));
+        if (out > 0) HAPT_TRY(collective_send(collective, collective->sent + place, out, MPI_BYTE, r, TRADE_TAG, &count));
     }
     return collective_wait(collective, count, what);
 }
@@ -268,10 +219,12 @@ static struct hapt_collective *reserve(int size)
     made->size = size;
     made->slab = calloc((size_t)(2 * size), sizeof *made->slab);
     made->request = calloc((size_t)(2 * size), sizeof *made->request);
+    made->peer = calloc((size_t)(2 * size), sizeof *made->peer);
+    made->absent = calloc((size_t)size, sizeof *made->absent);
     made->out_bytes = calloc((size_t)size, sizeof *made->out_bytes);
     made->in_bytes = calloc((size_t)size, sizeof *made->in_bytes);
     made->term = calloc((size_t)size, sizeof *made->term);
-    if (made->slab && made->request && made->out_bytes && made->in_bytes && made->term) return made;
+    if (made->slab && made->request && made->peer && made->absent && made->out_bytes && made->in_bytes && made->term) return made;
     hapt_collective_destroy(made);
     return NULL;
 }
@@ -307,6 +260,8 @@ void hapt_collective_destroy(struct hapt_collective *collective)
     free(collective->received);
     free(collective->sent);
     free(collective->request);
+    free(collective->peer);
+    free(collective->absent);
     free(collective->out_bytes);
     free(collective->in_bytes);
     free(collective->term);

@@ -166,10 +166,8 @@ static enum hapt_status gather_slices_messages(struct hapt_collective *collectiv
         if (r == collective->rank) continue;
         const size_t first = hapt_collective_slice(elements, collective->size, r);
         const size_t stop = hapt_collective_slice(elements, collective->size, r + 1);
-        HAPT_MPI(MPI_Irecv(data + first, (int)(stop - first), MPI_FLOAT, r, SLICE_TAG, collective->comm,
-                           &collective->request[count++]));
-        HAPT_MPI(MPI_Isend(data + mine, (int)(end - mine), MPI_FLOAT, r, SLICE_TAG, collective->comm,
-                           &collective->request[count++]));
+        HAPT_TRY(collective_receive(collective, data + first, (int)(stop - first), MPI_FLOAT, r, SLICE_TAG, &count));
+        HAPT_TRY(collective_send(collective, data + mine, (int)(end - mine), MPI_FLOAT, r, SLICE_TAG, &count));
     }
     return collective_wait(collective, count, what);
 }
@@ -231,14 +229,13 @@ static enum hapt_status broadcast_messages(struct hapt_collective *collective, c
         int bit = 1, count = 0;
         while (bit < size && !(place & bit)) bit *= 2;
         if (place > 0) {
-            HAPT_MPI(MPI_Irecv(data + first, length, MPI_BYTE, (place - bit + root) % size, BROADCAST_TAG,
-                               collective->comm, collective->request));
-            HAPT_TRY(collective_wait(collective, 1, what));
+            HAPT_TRY(collective_receive(collective, data + first, length, MPI_BYTE, (place - bit + root) % size, BROADCAST_TAG, &count));
+            HAPT_TRY(collective_wait(collective, count, what));
         }
+        count = 0;
         for (bit /= 2; bit > 0; bit /= 2)
             if (place + bit < size)
-                HAPT_MPI(MPI_Isend(data + first, length, MPI_BYTE, (place + bit + root) % size, BROADCAST_TAG,
-                                   collective->comm, &collective->request[count++]));
+                HAPT_TRY(collective_send(collective, data + first, length, MPI_BYTE, (place + bit + root) % size, BROADCAST_TAG, &count));
         HAPT_TRY(collective_wait(collective, count, what));
     }
     return HAPT_OK;

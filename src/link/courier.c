@@ -75,6 +75,7 @@ static enum hapt_status add_channels(struct hapt_courier *courier, struct flow *
         }
         flow->channel[c].piece[flow->channel[c].piece_count++] = flow->options.piece[i];
         flow->channel[c].chunks += (int)((flow->options.piece[i].bytes + HAPT_LINK_CHUNK_BYTES - 1) / HAPT_LINK_CHUNK_BYTES);
+        flow->channel[c].bytes += flow->options.piece[i].bytes;
         flow->piece_channel[i] = c;
         flow->message_bytes += flow->options.piece[i].modelled_bytes ? flow->options.piece[i].modelled_bytes : flow->options.piece[i].bytes;
         struct window *window = flow->options.sends ? &flow->window : &flow->channel[c].window;
@@ -118,6 +119,11 @@ enum hapt_status hapt_courier_add(struct hapt_courier *courier, const struct hap
     HAPT_NEW(made->slot_due_s, &courier->arena, options->slot_count);
     HAPT_NEW(made->freed_s, &courier->arena, options->peer_slots);
     HAPT_TRY(add_channels(courier, made));
+    for (int c = 0; c < made->channel_count && courier->transfer->rate && made->options.bandwidth <= 0; c++) {
+        struct channel *channel = &made->channel[c];
+        channel->counts = courier->transfer->rate(courier->context, channel->peer, 2 * options->tag, &channel->counted);
+        channel->taken = channel->counted;
+    }
     *flow = courier->flow_count;
     courier->flow[courier->flow_count++] = made;
     return HAPT_OK;
@@ -186,6 +192,7 @@ static void *run_courier(void *argument)
             }
         }
         if (pass.news) wake_compute(courier);
+        if (pass.status != HAPT_OK) hapt_link_await_end(courier->timeout_s); /* connections break when a peer dies */
         if (pass.status != HAPT_OK || (stopping && !pass.unfinished)) {
             pthread_mutex_lock(&courier->mutex);
             courier->status = pass.status;
@@ -233,6 +240,7 @@ static int lagging_peer(const struct flow *flow, int64_t sequence)
 static enum hapt_status timed_out(const struct hapt_courier *courier, const struct flow *flow, int64_t sequence)
 {
     const struct hapt_flow_options *options = &flow->options;
+    hapt_link_await_end(courier->timeout_s);
     const long step = (long)(sequence / options->per_step), microbatch = (long)(sequence % options->per_step);
     return hapt_fail(HAPT_ERR_COMM, "look for a rank that died or hangs; --timeout sets the limit",
                      "stage %d waited %.3g s for %s of step %ld, microbatch %ld, %s stage %d (rank %d on host %s)", options->stage,
@@ -326,10 +334,31 @@ double hapt_courier_active_s(struct hapt_courier *courier, int flow)
     return 1e-9 * (double)atomic_load(&courier->flow[flow]->active_ns);
 }
 
-double hapt_courier_shortest_s(struct hapt_courier *courier, int number)
+/* Once a message or more went since the compute thread was told last. */
+static double take_counted(struct hapt_courier *courier, struct channel *channel)
+{
+    double time_s = 0;
+    pthread_mutex_lock(&courier->mutex);
+    const double bytes = channel->counted.bytes - channel->taken.bytes;
+    if (bytes >= (double)channel->bytes) {
+        time_s = (channel->counted.busy_s - channel->taken.busy_s) * (double)channel->bytes / bytes;
+        channel->taken = channel->counted;
+    }
+    pthread_mutex_unlock(&courier->mutex);
+    return time_s;
+}
+
+double hapt_courier_message_s(struct hapt_courier *courier, int number, bool *counted)
 {
     struct flow *flow = courier->flow[number];
     long long longest_ns = 0;
+    double longest_s = 0;
+    *counted = false;
+    for (int c = 0; c < flow->channel_count; c++) {
+        *counted = *counted || flow->channel[c].counts;
+        if (flow->channel[c].counts && flow->options.sends) longest_s = fmax(longest_s, take_counted(courier, &flow->channel[c]));
+    }
+    if (*counted) return longest_s;
     if (flow->options.sends) return 1e-9 * (double)atomic_exchange(&flow->shortest_ns, 0);
     for (int c = 0; c < flow->channel_count; c++) {
         const long long shortest_ns = atomic_exchange(&flow->channel[c].shortest_ns, 0);
@@ -353,6 +382,7 @@ enum hapt_status hapt_courier_drain(struct hapt_courier *courier)
     const enum hapt_status status = courier->status;
     const bool finished = courier->finished;
     pthread_mutex_unlock(&courier->mutex);
+    if (!finished) hapt_link_await_end(courier->timeout_s);
     if (!finished)
         return hapt_fail(HAPT_ERR_COMM, "look for a rank that died or hangs; --timeout sets the limit",
                          "stage %d waited %.3g s for its peers to take its last messages",

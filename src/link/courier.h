@@ -42,6 +42,9 @@ struct channel {
     int chunks;            /* of a message */
     int arrived;           /* of the message under way */
     double first_s;        /* when its first chunk was there */
+    size_t bytes;          /* of a message */
+    bool counts;           /* the network does, at the sending end; under the mutex: */
+    struct hapt_transfer_rate counted, taken; /* when it was asked last; when the compute thread was told last */
     atomic_llong shortest_ns; /* from the first to the last chunk, since asked; 0: none */
     /* either side of the credits */
     bool credit_in_flight;

@@ -131,8 +131,21 @@ static void keep_time(const struct flow *flow, int64_t sequence, double time_s)
     if (flow->options.time_s) flow->options.time_s[sequence % flow->options.time_count] = time_s;
 }
 
+/* Between two messages. */
+static void ask_network(struct hapt_courier *courier, struct flow *flow)
+{
+    for (int c = 0; c < flow->channel_count; c++) {
+        struct channel *channel = &flow->channel[c];
+        struct hapt_transfer_rate rate;
+        if (!channel->counts || !courier->transfer->rate(courier->context, channel->peer, 2 * flow->options.tag, &rate)) continue;
+        pthread_mutex_lock(&courier->mutex);
+        channel->counted = rate;
+        pthread_mutex_unlock(&courier->mutex);
+    }
+}
+
 /* Starts the next message when there is one and every receiver has a place for it. */
-static bool start_message(struct flow *flow, const struct pass *pass)
+static bool start_message(struct hapt_courier *courier, struct flow *flow, const struct pass *pass)
 {
     if (flow->under_way) return true;
     if (flow->started >= atomic_load(&flow->queued)) return false;
@@ -140,6 +153,7 @@ static bool start_message(struct flow *flow, const struct pass *pass)
         flow->blocked = true;
         return false;
     }
+    ask_network(courier, flow);
     const double ready_s = flow->queue_ready_s[flow->started % flow->options.slot_count];
     flow->start_s = fmax(ready_s, flow->port_free_s);
     if (flow->options.stamped)
@@ -170,7 +184,7 @@ static bool chunk_is_due(const struct flow *flow, size_t bytes, struct pass *pas
 
 static void post_sends(struct hapt_courier *courier, struct flow *flow, struct pass *pass)
 {
-    while (pass->status == HAPT_OK && flow->window.count < WINDOW && start_message(flow, pass)) {
+    while (pass->status == HAPT_OK && flow->window.count < WINDOW && start_message(courier, flow, pass)) {
         const int p = flow->cursor.piece;
         const struct hapt_piece *piece = &flow->options.piece[p];
         const size_t bytes = chunk_bytes(piece, flow->cursor.offset);

@@ -83,6 +83,14 @@ static enum hapt_status test_chunk(void *context, struct hapt_transfer_request *
     return by->test(its, request, done);
 }
 
+static bool tell_rate(void *context, int peer, int tag, struct hapt_transfer_rate *rate)
+{
+    struct routed *routed = context;
+    void *its;
+    const struct hapt_transfer *by = table(routed, routed->by_tcp[peer], &its);
+    return by->rate && by->rate(its, peer, tag, rate);
+}
+
 const struct hapt_transfer hapt_transfer_routed = {
     .name = "routed",
     .description = "to each rank by MPI or by own connections, whichever measured faster",
@@ -91,4 +99,5 @@ const struct hapt_transfer hapt_transfer_routed = {
     .send = send_chunk,
     .receive = receive_chunk,
     .test = test_chunk,
+    .rate = tell_rate,
 };

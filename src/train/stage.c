@@ -551,24 +551,27 @@ enum hapt_status stage_update(struct stage *stage, const struct hapt_update *upd
     return HAPT_OK;
 }
 
-static double longest_link(const struct stage *stage, const struct stage_flows *flows, int peer)
+static struct stage_link_time longest_link(const struct stage *stage, const struct stage_flows *flows, int peer)
 {
-    double longest_s = 0;
+    struct stage_link_time longest = {0, false};
     for (int f = 0; f < flows->count; f++) {
-        const double time_s = hapt_courier_shortest_s(stage->courier, flows->flow[f]);
-        if (flows->peer[f] == peer && time_s > longest_s) longest_s = time_s;
+        bool counted;
+        const double time_s = hapt_courier_message_s(stage->courier, flows->flow[f], &counted);
+        if (flows->peer[f] != peer) continue;
+        longest.time_s = fmax(longest.time_s, time_s);
+        longest.counted = longest.counted || counted;
     }
-    return longest_s;
+    return longest;
 }
 
-void stage_take_link_times(const struct stage *stage, double time_s[STAGE_LINKS])
+void stage_take_link_times(const struct stage *stage, struct stage_link_time link[STAGE_LINKS])
 {
-    memset(time_s, 0, STAGE_LINKS * sizeof *time_s);
+    memset(link, 0, STAGE_LINKS * sizeof *link);
     if (stage->chunk < 0) return;
-    time_s[STAGE_LINK_FORWARD_OUT] = longest_link(stage, &stage->forward_out, stage->chunk + 1);
-    time_s[STAGE_LINK_BACKWARD_OUT] = longest_link(stage, &stage->backward_out, stage->chunk - 1);
-    time_s[STAGE_LINK_FORWARD_IN] = longest_link(stage, &stage->forward_in, stage->chunk - 1);
-    time_s[STAGE_LINK_BACKWARD_IN] = longest_link(stage, &stage->backward_in, stage->chunk + 1);
+    link[STAGE_LINK_FORWARD_OUT] = longest_link(stage, &stage->forward_out, stage->chunk + 1);
+    link[STAGE_LINK_BACKWARD_OUT] = longest_link(stage, &stage->backward_out, stage->chunk - 1);
+    link[STAGE_LINK_FORWARD_IN] = longest_link(stage, &stage->forward_in, stage->chunk - 1);
+    link[STAGE_LINK_BACKWARD_IN] = longest_link(stage, &stage->backward_in, stage->chunk + 1);
 }
 
 double stage_comm_s(const struct stage *stage)

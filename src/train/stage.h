@@ -146,9 +146,13 @@ enum hapt_status stage_run_step(struct stage *stage, const struct hapt_data *dat
 enum hapt_status stage_exchange(struct stage *stage);
 enum hapt_status stage_square_sum(struct stage *stage, double *sum);
 enum hapt_status stage_update(struct stage *stage, const struct hapt_update *update);
-/* What the quickest message to or from a neighbouring chunk took since this was asked last; 0: unknown. */
+/* What a message to or from a neighbouring chunk took since this was asked last; 0: unknown. Counted: by the network (hapt_courier_message_s). */
+struct stage_link_time {
+    double time_s;
+    bool counted;
+};
 enum stage_link { STAGE_LINK_FORWARD_OUT, STAGE_LINK_BACKWARD_OUT, STAGE_LINK_FORWARD_IN, STAGE_LINK_BACKWARD_IN, STAGE_LINKS };
-void stage_take_link_times(const struct stage *stage, double time_s[STAGE_LINKS]);
+void stage_take_link_times(const struct stage *stage, struct stage_link_time link[STAGE_LINKS]);
 /* Seconds so far during which the boundary behind carried activations. */
 double stage_comm_s(const struct stage *stage);
 

@@ -139,7 +139,7 @@ static enum hapt_status agree_on_step(struct run *run, int64_t step)
     saver_vote(&run->saver, &mine.saving);
     mine.sample.effort = stage->team.effort;
     stage->team.effort = (struct hapt_team_effort){0};
-    stage_take_link_times(stage, mine.sample.link_s);
+    stage_take_link_times(stage, mine.sample.link);
     HAPT_TRY(stage_square_sum(stage, &mine.square_sum));
     snprintf(what, sizeof what, "end of step %lld", (long long)step);
     hapt_pulse_note((struct hapt_activity){"end", stage->chunk, -1, step, -1});

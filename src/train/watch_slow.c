@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum {
     WINDOW = 8,   /* steps; of each the median counts */
@@ -28,6 +29,9 @@ enum {
 /* A link's time is known to about the courier's sleep and, where cores are shared, to some time slices of the system. */
 #define LINK_TICK_S 1e-3
 #define SLICES_S 30e-3
+/* Where the network counts, processes that wait for a core hardly matter: the system itself, which moves the packets, runs ahead of them. What
+ * of them was measured is this share, where cores are shared four times over. */
+#define COUNTED_NOISE 0.05
 
 struct ring {
     double of_step[WINDOW];
@@ -36,6 +40,13 @@ struct ring {
 /* What the newest steps took; times of a step in its microbatches. */
 struct rank_window {
     struct ring busy_s, device_s, raw_s;
+};
+
+/* A boundary in one direction. */
+struct link_window {
+    struct ring time_s;
+    bool counted; /* by the network, in the newest step */
+    int sharing;  /* boundaries and directions that leave the same host, at most: each may have so large a part of its port */
 };
 
 struct suspect {
@@ -53,12 +64,42 @@ struct watch_slow {
     int *host_of;              /* [world_size] lowest rank of the same host */
     double *planned_s;         /* [stages] for the microbatches of a step */
     struct rank_window *rank;  /* [world_size] */
-    struct ring *link;         /* [2 * stages] boundary behind stage k, forward and backward */
+    struct link_window *link;  /* [2 * stages] boundary behind stage k, forward and backward */
     struct suspect *rank_suspect, *link_suspect;
     double *device, *clock;    /* [world_size] medians against the plan; 0: idle */
     double *crowd;             /* [world_size] by the clock against CPU time, the worst rank of the host; at its lowest rank */
+    double tick_s;             /* of the system's clock that the network counts by */
     double *sorted;            /* [world_size] */
 };
+
+static bool is_on(const struct watch_slow *slow, int chunk, int host, bool elsewhere)
+{
+    bool found = false;
+    for (int r = 0; r < stage_size(slow->stage, chunk); r++)
+        found = found || (slow->host_of[stage_world_rank(slow->stage, chunk, r)] == host) != elsewhere;
+    return found;
+}
+
+/* Of a host: in how many directions stages there have neighbours elsewhere. */
+static int ways_out(const struct watch_slow *slow, int host)
+{
+    const int stages = slow->stage->plan->stage_count;
+    int count = 0;
+    for (int c = 0; c < stages; c++)
+        for (int to = c - 1; to <= c + 1; to += 2)
+            count += to >= 0 && to < stages && is_on(slow, c, host, false) && is_on(slow, to, host, true);
+    return count;
+}
+
+static int most_ways_out(const struct watch_slow *slow, int chunk)
+{
+    int most = 1;
+    for (int r = 0; r < stage_size(slow->stage, chunk); r++) {
+        const int ways = ways_out(slow, slow->host_of[stage_world_rank(slow->stage, chunk, r)]);
+        most = ways > most ? ways : most;
+    }
+    return most;
+}
 
 enum hapt_status watch_slow_create(const struct stage *stage, double threshold, struct hapt_arena *arena, struct watch_slow **result)
 {
@@ -86,6 +127,13 @@ enum hapt_status watch_slow_create(const struct stage *stage, double threshold, 
         slow->planned_s[c] = stage->plan->microbatches * part->compute_s - part->step_s;
         for (int r = 0; r < stage_size(stage, c); r++) slow->chunk_of[stage_world_rank(stage, c, r)] = c;
     }
+    for (int b = 0; b + 1 < stages; b++) {
+        const int one = most_ways_out(slow, b), other = most_ways_out(slow, b + 1);
+        slow->link[2 * b].sharing = slow->link[2 * b + 1].sharing = one > other ? one : other;
+    }
+    struct timespec tick = {0, 0};
+    clock_getres(CLOCK_MONOTONIC_COARSE, &tick);
+    slow->tick_s = (double)tick.tv_sec + 1e-9 * (double)tick.tv_nsec;
     *result = slow;
     return HAPT_OK;
 }
@@ -170,14 +218,15 @@ static enum hapt_status name_link(struct watch_slow *slow, int64_t step, int bou
 {
     const int from = boundary + backward, to = boundary + !backward;
     const int rank = stage_world_rank(slow->stage, from, 0), peer = stage_world_rank(slow->stage, to, 0);
+    const char *own = slow->stage->plan->stage[from].subcluster_name, *its = slow->stage->plan->stage[to].subcluster_name;
     char measured[32], planned[32];
     struct hapt_train_warning warning = {.step = step, .rank = rank, .stage = from, .peer_stage = to,
                                          .measured_s = measured_s, .planned_s = slow->stage->plan->stage[boundary].comm_s};
     warning.ratio = measured_s / warning.planned_s;
     snprintf(warning.text, sizeof warning.text,
-             "the link from stage %d (rank %d on host %s) to stage %d (rank %d on host %s) takes %.1f times as long as the plan "
-             "assumes (%s a microbatch, planned %s): plan again (--resume --replan)",
-             from, rank, hapt_env_host(rank), to, peer, hapt_env_host(peer), warning.ratio,
+             "the link from stage %d (subcluster %s, rank %d on host %s) to stage %d (subcluster %s, rank %d on host %s) takes %.1f times as "
+             "long as the plan assumes (%s a microbatch, planned %s): plan again (--resume --replan)",
+             from, own, rank, hapt_env_host(rank), to, its, peer, hapt_env_host(peer), warning.ratio,
              hapt_units_time(measured_s, measured), hapt_units_time(warning.planned_s, planned));
     return warn(slow, result, &warning);
 }
@@ -244,12 +293,15 @@ static enum hapt_status judge_ranks(struct watch_slow *slow, int64_t step, struc
 }
 
 /* The slowest of a stage's ranks at a link. */
-static double slowest(const struct watch_slow *slow, const struct watch_sample *sample, int chunk, enum stage_link link)
+static struct stage_link_time slowest(const struct watch_slow *slow, const struct watch_sample *sample, int chunk, enum stage_link link)
 {
-    double longest_s = 0;
-    for (int r = 0; r < stage_size(slow->stage, chunk); r++)
-        longest_s = fmax(longest_s, sample[stage_world_rank(slow->stage, chunk, r)].link_s[link]);
-    return longest_s;
+    struct stage_link_time longest = {0, false};
+    for (int r = 0; r < stage_size(slow->stage, chunk); r++) {
+        const struct stage_link_time *its = &sample[stage_world_rank(slow->stage, chunk, r)].link[link];
+        longest.time_s = fmax(longest.time_s, its->time_s);
+        longest.counted = longest.counted || its->counted;
+    }
+    return longest;
 }
 
 static double crowd_of(const struct watch_slow *slow, int chunk)
@@ -260,15 +312,30 @@ static double crowd_of(const struct watch_slow *slow, int chunk)
     return fullest;
 }
 
+static void keep_link(struct link_window *link, int at, struct stage_link_time out, struct stage_link_time in)
+{
+    link->time_s.of_step[at] = fmax(out.time_s, in.time_s);
+    link->counted = out.counted;
+}
+
 static void keep_links(struct watch_slow *slow, const struct watch_sample *sample)
 {
     const int at = (int)(slow->steps % WINDOW);
     for (int b = 0; b + 1 < slow->stage->plan->stage_count; b++) {
-        slow->link[2 * b].of_step[at] =
-            fmax(slowest(slow, sample, b, STAGE_LINK_FORWARD_OUT), slowest(slow, sample, b + 1, STAGE_LINK_FORWARD_IN));
-        slow->link[2 * b + 1].of_step[at] =
-            fmax(slowest(slow, sample, b + 1, STAGE_LINK_BACKWARD_OUT), slowest(slow, sample, b, STAGE_LINK_BACKWARD_IN));
+        keep_link(&slow->link[2 * b], at, slowest(slow, sample, b, STAGE_LINK_FORWARD_OUT),
+                  slowest(slow, sample, b + 1, STAGE_LINK_FORWARD_IN));
+        keep_link(&slow->link[2 * b + 1], at, slowest(slow, sample, b + 1, STAGE_LINK_BACKWARD_OUT),
+                  slowest(slow, sample, b, STAGE_LINK_BACKWARD_IN));
     }
+}
+
+/* How much longer than planned a message may take: by this share, and by this time. What the plan itself counts as free is no matter. */
+static void tolerate(const struct watch_slow *slow, const struct link_window *link, double crowd, double *share, double *time_s)
+{
+    const struct hapt_plan *plan = slow->stage->plan;
+    const double noise = link->counted ? COUNTED_NOISE * (fmin(crowd, CROWD_MOST) - 1) : 0;
+    *share = (1 + slow->threshold + noise) * (link->counted ? link->sharing : 1) - 1;
+    *time_s = fmax(plan->hide_threshold * plan->t_max_s, link->counted ? slow->tick_s : LINK_TICK_S + SLICES_S * (crowd - 1));
 }
 
 static enum hapt_status judge_links(struct watch_slow *slow, int64_t step, struct hapt_train_result *result)
@@ -276,14 +343,13 @@ static enum hapt_status judge_links(struct watch_slow *slow, int64_t step, struc
     const struct hapt_plan *plan = slow->stage->plan;
     for (int b = 0; b + 1 < plan->stage_count; b++)
         for (int backward = 0; backward < 2; backward++) {
-            const double planned_s = plan->stage[b].comm_s, time_s = median(&slow->link[2 * b + backward], NULL);
-            const double crowd = fmax(crowd_of(slow, b), crowd_of(slow, b + 1));
-            /* What the plan itself counts as free is no matter. */
-            const double tolerated_s = fmax(plan->hide_threshold * plan->t_max_s, LINK_TICK_S + SLICES_S * (crowd - 1));
-            const bool slower =
-                planned_s > 0 && time_s > planned_s + tolerated_s && time_s > (1 + slow->threshold) * planned_s;
+            const struct link_window *link = &slow->link[2 * b + backward];
+            const double planned_s = plan->stage[b].comm_s, time_s = median(&link->time_s, NULL);
+            double share, tolerated_s;
+            tolerate(slow, link, fmax(crowd_of(slow, b), crowd_of(slow, b + 1)), &share, &tolerated_s);
+            const bool slower = planned_s > 0 && time_s > planned_s + tolerated_s && time_s > (1 + share) * planned_s;
             struct suspect *suspect = &slow->link_suspect[2 * b + backward];
-            if (suspect_add(suspect, slower, time_s > (1 + slow->threshold + drift(suspect)) * planned_s))
+            if (suspect_add(suspect, slower, time_s > (1 + share + drift(suspect)) * planned_s))
                 HAPT_TRY(name_link(slow, step, b, backward, time_s, result));
         }
     return HAPT_OK;

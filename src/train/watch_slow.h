@@ -3,7 +3,8 @@
  *
  * A step's sample of a rank is compared with what the plan predicts and with the other ranks in the same step: where all are slower
  * alike, another plan would not help. A rank counts as slow by the CPU time of its device; or, far more slowly than the others, by
- * the clock: its cores are taken away. A link counts by its quickest message of each step. It must hold for the medians of eight
+ * the clock: its cores are taken away. A link counts by what the network itself counted in each step, where it
+ * does, else by its quickest message. It must hold for the medians of eight
  * steps, nine times in a row, so that a slow moment names nobody: what is slow from the start on is named after 18 steps. The bar is
  * higher where there is noise: on shared cores, and while all of those steps took less than some seconds.
  */
@@ -15,7 +16,7 @@
 /* What every rank tells of one step. */
 struct watch_sample {
     struct hapt_team_effort effort;
-    double link_s[STAGE_LINKS];
+    struct stage_link_time link[STAGE_LINKS];
 };
 
 struct watch_slow;

@@ -7,13 +7,14 @@
 #   lab.sh trunk RATE            another rate, also while something runs
 #   lab.sh run ARGUMENTS...      mpirun ARGUMENTS from a0 over all hosts (-host a0:2,b0:2 chooses)
 #   lab.sh on HOST COMMAND...    a command on one host
+#   lab.sh processes             what runs in it, a line each: PID, state, command
 #   lab.sh down                  end it and all that runs in it
 #   lab.sh missing               what this machine lacks for it, one line; ends with 77 then
 #
 # LAB_DIR (required) is a folder of its own; labs in different folders do not see each other. LAB_HOSTS: names, b* behind switch B and all others behind A; the
 # default is "a0 a1 b0 b1". Addresses are 10.77.0.1, ... in that order. Needs root.
 set -euo pipefail
-[ $# -gt 0 ] || { sed -n 2,14p "$0"; exit 2; }
+[ $# -gt 0 ] || { sed -n 2,15p "$0"; exit 2; }
 
 missing() {
     local program lacks=""
@@ -129,14 +130,29 @@ inhabitants() {
     stat -L -c '%i %n' /proc/[0-9]*/ns/net 2>/dev/null | awk -F '[ /]' -v nets=" $* " 'index(nets, " " $1 " ") { print $4 }' || true
 }
 
-down() {
-    local nets="" name net processes turn
+# Networks of the lab.
+networks() {
+    local name net
     for name in "${HOSTS[@]}" switch-A switch-B; do
         [ -s "$D/$name.pid" ] || continue
         net=$(stat -L -c %i "/proc/$(pid "$name")/ns/net" 2>/dev/null) || continue
         # A number that another process got since is not ours.
-        [ "$net" = "$(stat -L -c %i /proc/self/ns/net)" ] || nets+=" $net"
+        [ "$net" = "$(stat -L -c %i /proc/self/ns/net)" ] || echo "$net"
     done
+}
+
+# Beside those that hold it open, and those that ended.
+processes() {
+    local found holders
+    # shellcheck disable=SC2046
+    found=$(inhabitants $(networks) | tr '\n' ,)
+    holders=$(cat "$D"/*.pid | tr '\n' ' ')
+    [ -z "$found" ] || ps -o pid=,stat=,args= -p "${found%,}" | awk -v holders=" $holders" '!index(holders, " " $1 " ") && $2 !~ /^Z/' || true
+}
+
+down() {
+    local nets processes turn
+    nets=$(networks)
     for turn in $(seq 40); do
         processes=$(inhabitants $nets)
         [ -n "$nets" ] && [ -n "$processes" ] || break
@@ -150,7 +166,7 @@ down() {
 command=$1
 shift
 case $command in
-up | trunk | run | down) "$command" "$@" ;;
+up | trunk | run | processes | down) "$command" "$@" ;;
 on) inside "$1" env -C "$PWD" "${@:2}" ;;
-*) sed -n 2,14p "$0" >&2; exit 2 ;;
+*) sed -n 2,15p "$0" >&2; exit 2 ;;
 esac

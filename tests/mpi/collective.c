@@ -263,7 +263,30 @@ static void gather_all(void)
     for (int r = 0; r < test_env.world_size; r++) CHECK(all[r] == 100 + r);
 }
 
-/* A peer that never comes: the wait ends, and says who waited for what. */
+/* A rank that never comes to an agreement: the one before it speaks first, and names it alone; the others' words are of some. */
+static void absent_from_agreement(void)
+{
+    static int all[64], mine; /* receives stay pending in them */
+    const int absent = test_env.world_size - 1, me = test_env.world_rank;
+    double spoke_s = INFINITY, *spoken = calloc((size_t)test_env.world_size, sizeof *spoken);
+    char name[64];
+    MPI_Comm comm;
+    MPI_Comm_dup(test_env.world, &comm); /* never freed: it is broken */
+    if (me != absent) {
+        CHECK(hapt_link_all_gather(comm, "end of step 3", 2.0, &mine, sizeof mine, all) == HAPT_ERR_COMM);
+        spoke_s = hapt_time_s();
+        snprintf(name, sizeof name, "word of rank %d on host ", absent);
+        const char *message = hapt_fail_message();
+        CHECK_MESSAGE(strstr(message, "end of step 3") && strstr(message, "waited 2 s for word of rank "), "%s", message);
+        if (me == absent - 1) CHECK_MESSAGE(strstr(message, name) && !strstr(message, "one of"), "%s", message);
+        hapt_fail_reset();
+    }
+    MPI_Allgather(&spoke_s, 1, MPI_DOUBLE, spoken, 1, MPI_DOUBLE, test_env.world);
+    CHECK_MESSAGE(spoken[2] < spoken[1] && spoken[2] < spoken[0], "%g, %g, %g", spoken[0], spoken[1], spoken[2]);
+    free(spoken);
+}
+
+/* A peer that never comes: the wait ends, and says who waited for what, and for whom. */
 static enum hapt_status call_alone(struct hapt_collective *collective, int operation, const char *what)
 {
     static float data[4], shard[2];
@@ -292,12 +315,34 @@ static void absent_peer(void)
             if (test_env.world_rank == 0) {
                 CHECK(call_alone(collective, operation, "gradients of step 3") == HAPT_ERR_COMM);
                 CHECK(strstr(hapt_fail_message(), "stage 7") && strstr(hapt_fail_message(), "gradients of step 3"));
+                if (test_env.world_size == 2)
+                    CHECK_MESSAGE(strstr(hapt_fail_message(), "for rank 1 on host "), "%s", hapt_fail_message());
                 hapt_fail_reset();
             }
             /* Left alone on purpose: an operation is still pending in it. */
         }
     }
     MPI_Barrier(test_env.world);
+}
+
+/* Of several ranks the absent one alone is named. */
+static void absent_from_sum(void)
+{
+    const int absent = 2;
+    char name[64];
+    snprintf(name, sizeof name, "for rank %d on host %s in: gradients of step 4", absent, hapt_env_host(absent));
+    for (int shared = 0; shared < 2; shared++) {
+        struct hapt_collective *collective = NULL;
+        float data[4] = {0};
+        CHECK_OK(hapt_collective_create(test_env.world, "stage 7", 0.5, shared, &collective));
+        if (test_env.world_rank != absent) {
+            CHECK(hapt_collective_all_reduce(collective, "gradients of step 4", data, 4) == HAPT_ERR_COMM);
+            CHECK_MESSAGE(strstr(hapt_fail_message(), name), "%s", hapt_fail_message());
+            hapt_fail_reset();
+        }
+        MPI_Barrier(test_env.world);
+        /* Left alone: an operation is still pending in it. */
+    }
 }
 
 /* Rehearsed links: sums stay the same, and no call ends before the bytes that cross the slowest place of a ring have had their time. */
@@ -335,5 +380,7 @@ int main(int argc, char **argv)
     RUN(gather_all);
     RUN(paced);
     if (test_env.world_size == 2) RUN(absent_peer);
+    if (test_env.world_size == 4) RUN(absent_from_sum);
+    if (test_env.world_size == 4) RUN(absent_from_agreement);
     return test_finish();
 }

@@ -70,6 +70,61 @@ static void leads_nowhere(void)
     CHECK_MESSAGE(hapt_time_s() - start_s < 30, "found out after %g s", hapt_time_s() - start_s);
 }
 
+#define SENT 400 /* chunks: more than all buffers on the way hold */
+
+/* Rank 0 sends, rank 1 takes from `later_s` on; what the system counted, and the seconds from the first chunk to the last. */
+static struct hapt_transfer_rate count_bytes(const struct hapt_path *path, double later_s, double *seconds)
+{
+    static char chunk[HAPT_LINK_CHUNK_BYTES];
+    struct hapt_transfer_request request[SENT];
+    struct hapt_transfer_rate rate = {-1, -1};
+    void *context = NULL;
+    const int window = 60; /* requests under way, at most */
+    CHECK_OK(hapt_transfer_tcp.open(test_env.world, path, &context));
+    const int me = test_env.world_rank;
+    CHECK(hapt_transfer_tcp.rate(context, 1 - me, 4, &rate) && rate.bytes == 0 && rate.busy_s == 0);
+    MPI_Barrier(test_env.world);
+    const double start_s = hapt_time_s();
+    if (me == 1) hapt_time_sleep_until(start_s + later_s);
+    for (int begun = 0, ended = 0; ended < SENT;) {
+        bool done = true;
+        if (begun < SENT && begun - ended < window) {
+            CHECK_OK(me == 0 ? hapt_transfer_tcp.send(context, chunk, sizeof chunk, 1, 4, &request[begun])
+                             : hapt_transfer_tcp.receive(context, chunk, sizeof chunk, 0, 4, &request[begun]));
+            begun++;
+        }
+        CHECK_OK(hapt_transfer_tcp.test(context, &request[ended], &done));
+        ended += done;
+        if (!done) hapt_time_sleep_until(hapt_time_s() + 1e-4);
+    }
+    MPI_Barrier(test_env.world);
+    *seconds = hapt_time_s() - start_s;
+    /* The last bytes may be acknowledged a moment later. */
+    for (int turn = 0; me == 0 && turn < 500 && rate.bytes < (double)SENT * sizeof chunk; turn++) {
+        hapt_time_sleep_until(hapt_time_s() + 1e-2);
+        CHECK(hapt_transfer_tcp.rate(context, 1, 4, &rate));
+    }
+    hapt_transfer_tcp.close(context);
+    MPI_Bcast(&rate, 2, MPI_DOUBLE, 0, test_env.world);
+    return rate;
+}
+
+/* The system counts each byte once; a peer that takes nothing for a while makes the link no slower. */
+static void counts(void)
+{
+    struct hapt_path path[2] = {{0}};
+    double seconds;
+    if (!loopback(&path[0].own)) return;
+    for (int r = 0; r < 2; r++) path[r] = (struct hapt_path){true, path[0].own, path[0].own};
+    const double sent = (double)SENT * HAPT_LINK_CHUNK_BYTES, framing = 4 * SENT + 100, tick_s = 0.01;
+    for (int late = 0; late < 2; late++) {
+        const struct hapt_transfer_rate rate = count_bytes(path, late ? 2.0 : 0, &seconds);
+        CHECK_MESSAGE(rate.bytes >= sent && rate.bytes <= sent + framing, "%.0f bytes of %.0f", rate.bytes, sent);
+        CHECK_MESSAGE(rate.busy_s >= 0 && rate.busy_s <= seconds + tick_s, "busy for %g of %g s", rate.busy_s, seconds);
+        if (late) CHECK_MESSAGE(seconds > 2 && rate.busy_s < seconds - 1, "busy for %g of %g s, of which the peer slept 2", rate.busy_s, seconds);
+    }
+}
+
 int main(int argc, char **argv)
 {
     test_init_mpi(&argc, &argv);
@@ -77,5 +132,6 @@ int main(int argc, char **argv)
     RUN(lists_interfaces);
     RUN(measures);
     RUN(leads_nowhere);
+    RUN(counts);
     return test_finish();
 }

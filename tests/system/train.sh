@@ -1,32 +1,11 @@
 #!/usr/bin/env bash
 # hapt train and hapt export from the command line: a plan from a file, schedules, a signal, resuming, refusals.
-set -u
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
+. tests/system/lib.sh.inc
+dir=$scratch
 mpirun="mpirun --oversubscribe --bind-to none"
 reference=tests/data/gpt-small.h5
-failed=0 checks=0
-
-check() { # WHAT CONDITION...
-    local what=$1
-    shift
-    checks=$((checks + 1))
-    "$@" || { echo "$what does not hold: $*"; failed=$((failed + 1)); }
-}
 losses() { grep -o '"loss": \[[^]]*\]' "$1"; }
-
-cat >"$dir/c.json" <<'JSON'
-{ "format": "hapt-cluster", "version": 1,
-  "subclusters": [
-    { "name": "a", "nodes": 1, "devices_per_node": 2, "device": "cpu", "memory": "300 MB" },
-    { "name": "b", "nodes": 1, "devices_per_node": 1, "device": "cpu", "memory": "300 MB" } ],
-  "links": [ { "between": ["a", "b"], "bandwidth": "1 GB/s", "latency": "10 us" } ] }
-JSON
-$HAPT model gpt --layers 2 --hidden 64 --heads 4 --sequence 64 --vocab 256 --microbatch 2 --dtype fp32 \
-    --tied-embeddings yes --weights $reference --output "$dir/m.h5" >/dev/null || exit 1
-$HAPT profile --input "$dir/m.h5" --cluster "$dir/c.json" --predict --layers-per-model 6 --output "$dir/p.h5" >/dev/null || exit 1
-layers=$(h5dump -H -d /boundary_bytes "$dir/p.h5" | sed -n 's/.*SIMPLE *{ *( *\([0-9]*\).*/\1/p')
-$HAPT plan --profile "$dir/p.h5" --microbatches 4 --stages "0-2@a:1x2,2-$layers@b:1x1" --output "$dir/plan.h5" >/dev/null || exit 1
+small_plan --dtype fp32 --tied-embeddings yes --weights $reference
 
 data=$reference cluster=$dir/c.json
 train() { # NAME OPTIONS...; $data and $cluster may be changed
@@ -97,7 +76,7 @@ kill -CONT "$victim" 2>/dev/null
 # a rank that stops inside an agreement or a checkpoint is missed there
 check "the time-out names who waited for what" grep -Eq \
     'error: ((stage|rank) [0-9]+ waited [0-9.e+]+ s for .*(step|last messages|checkpoint)|a rank did not reach the end of the phase|rank [0-9]+ on host [^ ]+ has not been heard of .*step)' "$dir/hang.log"
-[ $failed -eq 0 ] || grep error "$dir/hang.log"
+[ $failures -eq 0 ] || grep error "$dir/hang.log"
 data=$reference
 
 # weights
@@ -146,5 +125,4 @@ sed 's/300 MB/1 MB/' "$dir/c.json" >"$dir/small.json"
 cluster=$dir/small.json
 refused 5 "a plan over the cap" --steps 2 --plan "$dir/plan.h5"
 
-echo "$checks checks, $failed failed"
-exit $((failed > 0))
+finish

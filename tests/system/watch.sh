@@ -4,12 +4,6 @@
 pids=() guards=() begun=()
 trap 'kill -KILL "${pids[@]}" 2>/dev/null; rm -rf "$scratch"' EXIT
 
-check() { # WHAT CONDITION...
-    local what=$1
-    shift
-    checks=$((checks + 1))
-    "$@" || fail "$what: $*"
-}
 # start NAME RANKS ARGUMENTS...: hapt in the background; $launcher is mpirun, ${rank[@]} the processes of the ranks
 start() {
     local name=$1 ranks=$2
@@ -63,19 +57,9 @@ until_true() {
 has_checkpoint() { compgen -G "$scratch/$1/checkpoints/step-*" >/dev/null; }
 steps_of() { h5dump -H -d /train/loss "$1" | sed -n 's/.*SIMPLE *{ *( *\([0-9]*\).*/\1/p'; }
 
-cat >"$scratch/c.json" <<'JSON'
-{ "format": "hapt-cluster", "version": 1,
-  "subclusters": [
-    { "name": "a", "nodes": 1, "devices_per_node": 2, "device": "cpu", "memory": "300 MB" },
-    { "name": "b", "nodes": 1, "devices_per_node": 1, "device": "cpu", "memory": "300 MB" } ],
-  "links": [ { "between": ["a", "b"], "bandwidth": "1 GB/s", "latency": "10 us" } ] }
-JSON
-$HAPT model gpt --layers 2 --hidden 64 --heads 4 --sequence 64 --vocab 256 --microbatch 2 --output "$scratch/m.h5" >/dev/null || exit 1
+small_plan
 $HAPT model gpt --layers 12 --hidden 384 --heads 6 --sequence 128 --vocab 256 --microbatch 2 --output "$scratch/large.h5" >/dev/null || exit 1
 $HAPT data tests/system/train.sh --output "$scratch/t.h5" >/dev/null || exit 1
-$HAPT profile --input "$scratch/m.h5" --cluster "$scratch/c.json" --predict --layers-per-model 6 --output "$scratch/p.h5" >/dev/null || exit 1
-layers=$(h5dump -H -d /boundary_bytes "$scratch/p.h5" | sed -n 's/.*SIMPLE *{ *( *\([0-9]*\).*/\1/p')
-$HAPT plan --profile "$scratch/p.h5" --microbatches 4 --stages "0-2@a:1x2,2-$layers@b:1x1" --output "$scratch/plan.h5" >/dev/null || exit 1
 cluster=$scratch/c.json
 common=(--input "$scratch/m.h5" --data "$scratch/t.h5" --threads 1 --layers-per-model 6)
 plan=$scratch/plan.h5

@@ -1,0 +1,133 @@
+/* Ranks and links slower than planned: who is named, who is not, by samples of steps made up here. */
+#include "test.h"
+
+#include "../../src/train/watch_slow.h"
+
+enum { STAGES = 2, SIZE = 2, RANKS = STAGES * SIZE, MICROBATCHES = 4 };
+#define COMPUTE_S 0.05
+#define COMM_S 0.04
+
+/* Two stages of two ranks each. */
+struct run {
+    struct hapt_env env;
+    struct hapt_plan_stage part[STAGES];
+    struct hapt_plan plan;
+    int rank[STAGES][SIZE], *ranks[STAGES];
+    struct stage stage;
+    struct hapt_arena arena;
+    struct watch_slow *slow;
+    struct hapt_train_result result;
+    struct watch_sample sample[RANKS];
+    int64_t step;
+};
+
+static void begin(struct run *run)
+{
+    *run = (struct run){.env = {.world_size = RANKS, .world_rank = 1}}; /* warnings are printed by rank 0 */
+    for (int c = 0; c < STAGES; c++) {
+        run->part[c] = (struct hapt_plan_stage){.nodes = 1, .devices_per_node = SIZE, .compute_s = COMPUTE_S};
+        snprintf(run->part[c].subcluster_name, sizeof run->part[c].subcluster_name, c == 0 ? "fast" : "slow");
+        for (int r = 0; r < SIZE; r++) run->rank[c][r] = c * SIZE + r;
+        run->ranks[c] = run->rank[c];
+    }
+    run->part[0].comm_s = COMM_S;
+    run->plan = (struct hapt_plan){.microbatches = MICROBATCHES, .stage_count = STAGES, .t_max_s = COMPUTE_S, .hide_threshold = 0.02, .stage = run->part};
+    run->stage = (struct stage){.env = &run->env, .plan = &run->plan, .ranks = run->ranks};
+    hapt_arena_init(&run->arena);
+    CHECK_OK(watch_slow_create(&run->stage, 0.2, &run->arena, &run->slow));
+}
+
+static void end(struct run *run)
+{
+    hapt_arena_release(&run->arena);
+}
+
+/* One step: what a message took forward and backward at every sender, and how long its ranks waited for cores, as a share of the CPU time. */
+static void step(struct run *run, double forward_s, double backward_s, double crowd)
+{
+    const double cpu_s = MICROBATCHES * COMPUTE_S;
+    for (int r = 0; r < RANKS; r++) {
+        const bool first = r < SIZE;
+        run->sample[r] = (struct watch_sample){.effort = {.busy_s = cpu_s * crowd, .device_s = cpu_s, .raw_s = cpu_s * crowd}};
+        run->sample[r].link[STAGE_LINK_FORWARD_OUT] = (struct stage_link_time){first ? forward_s : 0, first};
+        run->sample[r].link[STAGE_LINK_FORWARD_IN] = (struct stage_link_time){0, !first};
+        run->sample[r].link[STAGE_LINK_BACKWARD_OUT] = (struct stage_link_time){first ? 0 : backward_s, !first};
+        run->sample[r].link[STAGE_LINK_BACKWARD_IN] = (struct stage_link_time){0, first};
+    }
+    CHECK_OK(watch_slow_step(run->slow, run->step++, run->sample, &run->result));
+}
+
+/* As counted over a trunk that stays as it is: single steps differ by more than half, the median by little. */
+static double noisy(uint64_t *random)
+{
+    const double u = hapt_random_unit(random);
+    return COMM_S * (u < 0.1 ? 1.6 : u < 0.3 ? 1.25 : 0.7 + 0.4 * hapt_random_unit(random));
+}
+
+static void constant(void)
+{
+    for (uint64_t seed = 1; seed <= 200; seed++) {
+        uint64_t random = seed;
+        struct run run;
+        begin(&run);
+        const double crowd = 1 + 6 * hapt_random_unit(&random);
+        for (int s = 0; s < 300; s++) step(&run, noisy(&random), noisy(&random), crowd);
+        CHECK_MESSAGE(run.result.warning_count == 0, "seed %ld: %s", (long)seed, run.result.warning[0].text);
+        end(&run);
+    }
+}
+
+/* A tenth of the rate from some step on, in one direction or in both: named within 20 steps, once, on quiet and on crowded machines. */
+static void dropped(void)
+{
+    for (uint64_t seed = 1; seed <= 200; seed++) {
+        uint64_t random = seed;
+        struct run run;
+        begin(&run);
+        const double crowd = 1 + 6 * hapt_random_unit(&random);
+        const int from = (int)(hapt_random_next(&random) % 40), both = (int)(seed % 2);
+        for (int s = 0; s < from + 60; s++) {
+            const double factor = s < from ? 1 : 10;
+            step(&run, factor * noisy(&random), both ? factor * noisy(&random) : noisy(&random), crowd);
+        }
+        CHECK_MESSAGE(run.result.warning_count == 1 + both, "seed %ld: %d warnings", (long)seed, run.result.warning_count);
+        for (int w = 0; w < run.result.warning_count; w++) {
+            const struct hapt_train_warning *warning = &run.result.warning[w];
+            CHECK_MESSAGE(warning->step >= from && warning->step < from + 20, "from step %d, named in step %d", from, (int)warning->step);
+            CHECK(warning->stage + warning->peer_stage == 1 && warning->planned_s == COMM_S && warning->ratio > 3 && warning->ratio < 16);
+            CHECK_MESSAGE(strstr(warning->text, warning->stage == 0 ? "from stage 0 (subcluster fast" : "from stage 1 (subcluster slow") &&
+                              strstr(warning->text, "plan again"),
+                          "%s", warning->text);
+        }
+        end(&run);
+    }
+}
+
+/* What passes by: seven steps, then as before; and again. */
+static void passing(void)
+{
+    struct run run;
+    begin(&run);
+    for (int s = 0; s < 400; s++) step(&run, s % 30 < 7 ? 20 * COMM_S : COMM_S, COMM_S, 1);
+    CHECK_MESSAGE(run.result.warning_count == 0, "%s", run.result.warning[0].text);
+    end(&run);
+}
+
+/* What the network has not counted in a step is no time. */
+static void silent(void)
+{
+    struct run run;
+    begin(&run);
+    for (int s = 0; s < 100; s++) step(&run, 0, 0, 1);
+    CHECK(run.result.warning_count == 0);
+    end(&run);
+}
+
+int main(void)
+{
+    RUN(constant);
+    RUN(dropped);
+    RUN(passing);
+    RUN(silent);
+    return test_finish();
+}
