@@ -42,6 +42,7 @@ struct hapt_plan_stage {
     const struct hapt_stage_layout *layout; /* how its operators are laid out (borrowed); NULL where program is 0 */
     double compute_s;            /* t_i, step_time / B included */
     double forward_s, step_s;
+    double tied_s;               /* the share of step_s that stands for the exchange of tied parameters; first and last stage */
     double comm_s;               /* c_i */
     int warmup;                  /* N_i */
     double parameter_bytes, activation_bytes; /* mixed: of the tightest device relative to its memory */
@@ -59,6 +60,7 @@ struct hapt_plan {
     int threads;           /* CPU threads per rank it was measured with; 0 unknown */
     int stage_count;
     struct hapt_plan_stage *stage;
+    double exchange_s;  /* of tied parameters between the first and the last stage, once a step; 0: none */
     double latency_s;   /* the objective's value */
     double simulated_s; /* the simulator's */
     double t_max_s;

@@ -73,6 +73,7 @@ struct hapt_profile {
     int mixed_count;
     struct hapt_profile_mixed *mixed; /* [mixed_count] */
     double *boundary_bytes;        /* [L] */
+    double *tied_bytes;            /* [L] of parameters that layers before l and layers from l on both read; NULL: none */
     double *link_bandwidth;        /* [C][C] byte/s */
     double *link_latency;          /* [C][C] s */
     struct hapt_profile_effort effort;
@@ -184,7 +185,18 @@ struct hapt_subclusters { int count; const int *index; };
  * prices a boundary comes here. */
 double hapt_profile_boundary_s(const struct hapt_profile *profile, int last, struct hapt_subclusters from,
                                struct hapt_subclusters to, int link[2]);
-/* The same between two single subclusters. */
+/*
+ * The exchange of tied parameters' gradients between the first and the last stage, once a step: all shards together cross the link once,
+ * whatever the variants. Its price depends on both stages' subclusters, a candidate knows its own only; so step_time holds a share: what the
+ * last stage's subcluster owes at least, over its best link to any other, and what the first stage's owes on top at least. The shares never
+ * exceed the price and are exact where the prices are such sums: always with two subclusters, and when all links between subclusters are
+ * equal. (A pipeline inside one of several subclusters is charged as if it left it.) The simulator takes the price, and step_time without
+ * the shares (price.c).
+ */
+double hapt_profile_tied_share_s(const struct hapt_profile *profile, int subcluster, int first, int last);
+/* The price, when the last stage begins at layer `cut`: over the slowest link between a subcluster of one and one of the other. */
+double hapt_profile_tied_s(const struct hapt_profile *profile, int cut, struct hapt_subclusters first, struct hapt_subclusters last);
+/* The same as hapt_profile_boundary_s between two single subclusters. */
 double hapt_profile_comm_s(const struct hapt_profile *profile, int last, int from, int to);
 
 #endif

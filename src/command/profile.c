@@ -37,6 +37,8 @@ const char hapt_command_profile_help[] =
     "\n"
     "A profile (HDF5; c: subcluster, L layers, S submeshes; entry [s][i][j] covers layers i to j, both included):\n"
     "  /boundary_bytes [L]                       byte, across the cut after each layer; the last is 0\n"
+    "  /tied_bytes [L]                           byte of parameters that layers before a layer and layers from it on both\n"
+    "                                            read: exchanged every step when a stage begins there; optional\n"
     "  /link_bandwidth [C][C], /link_latency     byte/s, s; the diagonal is between stages inside one subcluster\n"
     "  /cluster_c/                               attributes name, nodes, devices_per_node, device_memory_bytes, "
     "peak_flops\n"

@@ -207,6 +207,10 @@ enum hapt_status coarse_make(const struct hapt_profile *fine, const bool *cut, s
         if (cut[l] || l == fine->layer_count - 1) coarse->end_layer[count++] = l + 1;
     HAPT_TRY(hapt_profile_create(count, fine->cluster_count, arena, &coarse->profile));
     for (int k = 0; k < count; k++) coarse->profile->boundary_bytes[k] = fine->boundary_bytes[coarse->end_layer[k] - 1];
+    if (fine->tied_bytes) {
+        HAPT_NEW(coarse->profile->tied_bytes, arena, count);
+        for (int k = 1; k < count; k++) coarse->profile->tied_bytes[k] = fine->tied_bytes[coarse->end_layer[k - 1]];
+    }
     memcpy(coarse->profile->link_bandwidth, fine->link_bandwidth, links * sizeof(double));
     memcpy(coarse->profile->link_latency, fine->link_latency, links * sizeof(double));
     coarse->profile->flops = fine->flops;

@@ -45,7 +45,7 @@ static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
     const struct hapt_plan_stage *stage = &plan->stage[i];
     const double amounts[] = {stage->compute_s,    stage->forward_s,          stage->step_s,
                               stage->comm_s,       stage->parameter_bytes,    stage->activation_bytes,
-                              stage->memory_bytes, stage->device_memory_bytes};
+                              stage->memory_bytes, stage->device_memory_bytes, stage->tied_s};
     const int before = i == 0 ? 0 : plan->stage[i - 1].end_layer;
     const bool last = i == plan->stage_count - 1;
     if (stage->first_layer != before || stage->end_layer <= before || stage->end_layer > plan->layer_count)
@@ -75,6 +75,7 @@ static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
         return BAD("stage %d launches %d of %d microbatches", i, stage->warmup, plan->microbatches);
     for (int k = 0; k < (int)(sizeof amounts / sizeof amounts[0]); k++)
         if (!is_amount(amounts[k])) return BAD("stage %d has a time or size of %g", i, amounts[k]);
+    if (stage->tied_s > stage->step_s) return BAD("stage %d exchanges tied parameters for longer than it works at a step's end", i);
     if (stage->mixed) HAPT_TRY(check_mixed(plan, i));
     if (!hapt_at_most(stage->memory_bytes, stage->device_memory_bytes))
         return BAD("stage %d needs %g of %g bytes", i, stage->memory_bytes, stage->device_memory_bytes);
@@ -90,7 +91,7 @@ enum hapt_status hapt_plan_check(const struct hapt_plan *plan)
         return BAD("%d stages of %d layers", plan->stage_count, plan->layer_count);
     if (!is_amount(plan->latency_s) || !is_amount(plan->simulated_s) || !is_amount(plan->t_max_s) ||
         !is_amount(plan->hide_threshold) || !is_amount(plan->balance_eta) || !is_amount(plan->flops) ||
-        !is_amount(plan->peak_flops) || !is_amount(plan->search.gap))
+        !is_amount(plan->peak_flops) || !is_amount(plan->exchange_s) || !is_amount(plan->search.gap))
         return BAD("it predicts %g s a step, simulated %g s, at a pace of %g s", plan->latency_s, plan->simulated_s,
                    plan->t_max_s);
     for (int i = 0; i < plan->stage_count; i++) HAPT_TRY(check_stage(plan, i));

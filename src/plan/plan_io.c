@@ -31,6 +31,7 @@ static const struct {
     {"stage_activation_bytes", "byte", offsetof(struct hapt_plan_stage, activation_bytes)},
     {"stage_memory_bytes", "byte", offsetof(struct hapt_plan_stage, memory_bytes)},
     {"stage_device_memory_bytes", "byte", offsetof(struct hapt_plan_stage, device_memory_bytes)},
+    {"stage_tied", "s", offsetof(struct hapt_plan_stage, tied_s)}, /* only where parameters are exchanged */
 };
 #define COLUMNS ((int)(sizeof columns / sizeof columns[0]))
 
@@ -66,6 +67,7 @@ static enum hapt_status write_attributes(struct hapt_h5 *file, const char *at, c
     HAPT_TRY(hapt_h5_write_attribute_int(file, at, "blocking", plan->blocking));
     HAPT_TRY(hapt_h5_write_attribute_real(file, at, "flops_per_microbatch", plan->flops, "FLOP"));
     HAPT_TRY(hapt_h5_write_attribute_real(file, at, "peak_flops", plan->peak_flops, "FLOP/s"));
+    if (plan->exchange_s > 0) HAPT_TRY(hapt_h5_write_attribute_real(file, at, "exchange", plan->exchange_s, "s"));
     HAPT_TRY(hapt_h5_write_attribute_real(file, at, "search_gap", plan->search.gap, ""));
     HAPT_TRY(hapt_h5_write_attribute_real(file, at, "search_seconds", plan->search.seconds, "s"));
     HAPT_TRY(hapt_h5_write_attribute_int(file, at, "search_candidates", plan->search.candidates));
@@ -110,7 +112,7 @@ static enum hapt_status write_tables(struct hapt_h5 *file, const char *group, co
     HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_tensor_parallel"), HAPT_H5_I32, 1, &S, tp, ""));
     if (named) HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_program"), HAPT_H5_I32, 1, &S, program, ""));
     HAPT_TRY(hapt_h5_write_strings(file, join(path, group, "stage_subcluster_name"), S, name));
-    for (int column = 0; column < COLUMNS; column++) {
+    for (int column = 0; column < COLUMNS - (plan->exchange_s == 0); column++) {
         for (int i = 0; i < S; i++) values[i] = *column_of(&plan->stage[i], column);
         HAPT_TRY(hapt_h5_write(file, join(path, group, columns[column].name), HAPT_H5_F64, 1, &S, values,
                                columns[column].units));
@@ -174,8 +176,9 @@ static enum hapt_status read_newer_attributes(struct hapt_h5 *file, const char *
         double *value;
     } reals[] = {{"flops_per_microbatch", &plan->flops},
                  {"peak_flops", &plan->peak_flops},
+                 {"exchange", &plan->exchange_s},
                  {"search_gap", &plan->search.gap}};
-    for (int k = 0; k < 3; k++)
+    for (int k = 0; k < 4; k++)
         if (hapt_h5_has_attribute(file, at, reals[k].name))
             HAPT_TRY(hapt_h5_read_attribute_real(file, at, reals[k].name, reals[k].value));
     int64_t blocking = 0;
@@ -285,7 +288,7 @@ static enum hapt_status read_tables(struct hapt_h5 *file, const char *group, str
         if (strlen(name[i]) >= sizeof stage->subcluster_name) return damaged(file, "a subcluster's name is too long");
         snprintf(stage->subcluster_name, sizeof stage->subcluster_name, "%s", name[i]);
     }
-    for (int column = 0; column < COLUMNS; column++) {
+    for (int column = 0; column < COLUMNS - (plan->exchange_s == 0); column++) {
         HAPT_TRY(
             hapt_h5_read(file, join(path, group, columns[column].name), HAPT_H5_F64, 1, &S, MAX_STAGES, arena, &data));
         for (int i = 0; i < S; i++) *column_of(&plan->stage[i], column) = ((double *)data)[i];

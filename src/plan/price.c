@@ -108,6 +108,25 @@ static enum hapt_status check_devices(const struct hapt_profile *profile, const 
     return plan_check_mixed_order(plan);
 }
 
+/* Tied parameters: their exchange, and the shares of it in what a step costs the two stages. */
+static void price_exchange(const struct hapt_profile *profile, struct hapt_plan *plan)
+{
+    const int S = plan->stage_count;
+    struct hapt_plan_stage *end[2] = {&plan->stage[0], &plan->stage[S - 1]};
+    plan->exchange_s = 0;
+    for (int i = 0; i < S; i++) plan->stage[i].tied_s = 0;
+    if (S > 1)
+        plan->exchange_s = hapt_profile_tied_s(profile, end[1]->first_layer, hapt_plan_stage_subclusters(end[0]),
+                                               hapt_plan_stage_subclusters(end[1]));
+    for (int e = 0; e < 2 && plan->exchange_s > 0; e++) {
+        const struct hapt_subclusters own = hapt_plan_stage_subclusters(end[e]);
+        for (int k = 0; k < own.count; k++)
+            end[e]->tied_s = fmax(end[e]->tied_s, hapt_profile_tied_share_s(profile, own.index[k], end[e]->first_layer,
+                                                                            end[e]->end_layer - 1));
+        end[e]->tied_s = fmin(end[e]->tied_s, end[e]->step_s);
+    }
+}
+
 static enum hapt_status price_stages(const struct hapt_profile *profile, struct hapt_plan *plan)
 {
     int layer = 0;
@@ -127,6 +146,7 @@ static enum hapt_status price_stages(const struct hapt_profile *profile, struct 
         return hapt_fail(HAPT_ERR_INPUT, "stages are half-open layer ranges, one behind the other",
                          "the stages end at layer %d of %d", layer, profile->layer_count);
     for (int i = 0; i < plan->stage_count; i++) HAPT_TRY(price_stage(profile, plan, i));
+    price_exchange(profile, plan);
     return check_devices(profile, plan);
 }
 
@@ -208,7 +228,7 @@ static enum hapt_status lay_out(const struct hapt_plan *plan, enum hapt_schedule
         cost[0][i] = stage->forward_s;
         cost[1][i] = fmax(0, stage->compute_s - stage->step_s / plan->microbatches - stage->forward_s);
         cost[2][i] = stage->comm_s;
-        cost[3][i] = stage->step_s;
+        cost[3][i] = stage->step_s - stage->tied_s;
         warmup[i] = stage->warmup;
     }
     if (kind != plan->schedule)
@@ -217,9 +237,10 @@ static enum hapt_status lay_out(const struct hapt_plan *plan, enum hapt_schedule
                                  .backward_s = cost[1],
                                  .comm_s = cost[2],
                                  .step_s = cost[3],
+                                 .exchange_s = plan->exchange_s,
                                  .blocking = plan->blocking,
                                  .transfer_slots = HAPT_TRANSFER_SLOTS};
-    return hapt_schedule_build(kind, S, plan->microbatches, warmup, false, arena, schedule);
+    return hapt_schedule_build(kind, S, plan->microbatches, warmup, plan->exchange_s > 0, arena, schedule);
 }
 
 enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, enum hapt_schedule_kind kind,

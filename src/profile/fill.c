@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "candidates.h"
+#include "profile_private.h"
 
 struct filling {
     const struct candidates *candidates;
@@ -10,85 +11,7 @@ struct filling {
     struct item_time *const *time;     /* [subcluster][item] */
     candidates_all_reduce *all_reduce;
     const void *context;
-    double *tied; /* [forward operator] bytes of tied weights across the cut before it */
 };
-
-/* fp32 bytes of the parameters that operators on both sides of a cut read: exchanged every step when the cut is made.
- * bytes[cut], 0 <= cut < forward_count. */
-static enum hapt_status tied_bytes(const struct hapt_graph *graph, struct hapt_arena *arena, double **bytes)
-{
-    int *first, *last; /* [tensor] forward operators that read it; first counts from 1, 0: none */
-    HAPT_NEW(first, arena, graph->tensor_count);
-    HAPT_NEW(last, arena, graph->tensor_count);
-    HAPT_NEW(*bytes, arena, graph->forward_count + 1);
-    for (int o = 0; o < graph->forward_count; o++) {
-        for (int i = 0; i < graph->op[o].input_count; i++) {
-            const int t = graph->op[o].input[i];
-            if (t < 0) continue;
-            if (!first[t]) first[t] = o + 1;
-            last[t] = o;
-        }
-    }
-    for (int t = 0; t < graph->tensor_count; t++) {
-        const struct hapt_tensor *tensor = &graph->tensor[t];
-        if (tensor->kind != HAPT_TENSOR_PARAMETER || !tensor->trainable || !first[t]) continue;
-        (*bytes)[first[t]] += 4.0 * (double)hapt_tensor_elements(tensor);
-        (*bytes)[last[t] + 1] -= 4.0 * (double)hapt_tensor_elements(tensor); /* whole numbers: exact */
-    }
-    for (int cut = 1; cut <= graph->forward_count; cut++) (*bytes)[cut] += (*bytes)[cut - 1];
-    return HAPT_OK;
-}
-
-/* Seconds in which both ends of a link send their gradients to each other. */
-static double link_s(const struct hapt_cluster *cluster, int a, int b, double bytes)
-{
-    const struct hapt_link *link = hapt_cluster_link(cluster, a, b);
-    return fmax(link->latency, 0) + (link->bandwidth > 0 ? bytes / link->bandwidth : 0);
-}
-
-/*
- * Tied weights stand on the first and the last stage, which exchange gradients once a step: all shards together cross the
- * link once, whatever the variants. Its price depends on both stages' subclusters, a candidate knows its own only; so it is
- * split into what the last stage's subcluster owes at least, over its best link to any other, and what the first stage's
- * owes on top at least. The sum never exceeds the price and is exact where the prices are such sums: always with two
- * subclusters, and when all links between subclusters are equal. (A pipeline inside one of several subclusters is charged
- * as if it left it.)
- */
-static double last_owes(const struct hapt_cluster *cluster, int last, double bytes)
-{
-    double least = INFINITY;
-    if (cluster->count == 1) return link_s(cluster, 0, 0, bytes);
-    for (int first = 0; first < cluster->count; first++)
-        if (first != last) least = fmin(least, link_s(cluster, first, last, bytes));
-    return least;
-}
-
-static double first_owes(const struct hapt_cluster *cluster, int first, double bytes)
-{
-    double least = INFINITY;
-    if (cluster->count == 1) return 0;
-    for (int last = 0; last < cluster->count; last++)
-        if (last != first) least = fmin(least, link_s(cluster, first, last, bytes) - last_owes(cluster, last, bytes));
-    return least;
-}
-
-/* bytes of a candidate's share of the exchange: what ties the first stage to what stands behind it, or the last to what stands
- * before. */
-static double exchange_s(const struct filling *filling, int subcluster, int first, int last)
-{
-    const struct candidates *candidates = filling->candidates;
-    const int L = candidates->layer_count;
-    double seconds = 0;
-    if (first > 0 && last == L - 1) {
-        const double bytes = filling->tied[hapt_layers_first_op(candidates->layers, first)];
-        if (bytes > 0) seconds += last_owes(candidates->cluster, subcluster, bytes);
-    }
-    if (first == 0 && last < L - 1) {
-        const double bytes = filling->tied[hapt_layers_first_op(candidates->layers, L - 1)];
-        if (bytes > 0) seconds += first_owes(candidates->cluster, subcluster, bytes);
-    }
-    return seconds;
-}
 
 /* What a candidate costs outside the pipeline. */
 static double step_s(const struct filling *filling, int subcluster, struct hapt_submesh submesh, int item)
@@ -210,7 +133,7 @@ static void fill_row(const struct filling *filling, int subcluster, int s, bool 
             table->parameter_bytes[cell] = candidates_resident_bytes(candidates, memory, table->device_memory_bytes);
             table->activation_bytes[cell] = memory->activation_bytes;
             table->step_time[cell] =
-                step_s(filling, subcluster, submesh, item) + exchange_s(filling, subcluster, i, j);
+                step_s(filling, subcluster, submesh, item) + hapt_profile_tied_share_s(profile, subcluster, i, j);
         }
     }
 }
@@ -237,7 +160,7 @@ static void compose_mixed(const struct filling *filling, const struct mixed_grou
 }
 
 static void fill_mixed_cell(const struct filling *filling, const struct mixed_group *group, int i, int j, size_t cells,
-                            struct hapt_profile_mixed *table)
+                            const struct hapt_profile *profile, struct hapt_profile_mixed *table)
 {
     const struct candidates *candidates = filling->candidates;
     const size_t cell = (size_t)i * (size_t)candidates->layer_count + (size_t)j;
@@ -248,7 +171,7 @@ static void fill_mixed_cell(const struct filling *filling, const struct mixed_gr
     if (!candidates_wanted_mixed(candidates, group, i, j, memory)) return;
     if (group->times && !isfinite(group->times->stage_s[cell])) return;
     for (int k = 0; k < 2; k++) {
-        owed_s = fmax(owed_s, exchange_s(filling, group->cluster[k], i, j));
+        owed_s = fmax(owed_s, hapt_profile_tied_share_s(profile, group->cluster[k], i, j));
         table->parameter_bytes[(size_t)k * cells + cell] = candidates_resident_bytes(
             candidates, memory[k], candidates->cluster->subcluster[group->cluster[k]].device.memory_bytes);
         table->activation_bytes[(size_t)k * cells + cell] = memory[k]->activation_bytes;
@@ -280,7 +203,7 @@ static enum hapt_status fill_mixed(const struct filling *filling, const struct m
                           : group->program > 0 ? 1.0 / devices
                                                : (double)group->rows[d >= group->devices[0]] / candidates->model->microbatch;
     for (int i = 0; i < L; i++)
-        for (int j = i; j < L; j++) fill_mixed_cell(filling, group, i, j, cells, table);
+        for (int j = i; j < L; j++) fill_mixed_cell(filling, group, i, j, cells, profile, table);
     return HAPT_OK;
 }
 
@@ -354,9 +277,9 @@ static enum hapt_status fill(struct filling *filling, struct hapt_arena *result,
     struct hapt_profile *made;
     bool *seen; /* [item] of a subcluster */
     HAPT_NEW(seen, scratch, candidates->item_count);
-    HAPT_TRY(tied_bytes(candidates->model->graph, scratch, &filling->tied));
     HAPT_TRY(hapt_profile_create(candidates->layer_count, candidates->cluster->count, result, &made));
     HAPT_TRY(fill_frame(filling, result, scratch, made));
+    HAPT_TRY(profile_tied_bytes(candidates->model->graph, candidates->layers, result, scratch, &made->tied_bytes));
     made->flops = hapt_model_flops(candidates->model);
     for (int c = 0; c < made->cluster_count; c++) {
         memset(seen, 0, (size_t)candidates->item_count * sizeof *seen);

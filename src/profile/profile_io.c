@@ -103,6 +103,8 @@ enum hapt_status hapt_profile_write(struct hapt_h5 *file, const char *group, con
     const int64_t L = profile->layer_count, square[2] = {profile->cluster_count, profile->cluster_count};
     HAPT_TRY(
         hapt_h5_write(file, join(path, group, "boundary_bytes"), HAPT_H5_F64, 1, &L, profile->boundary_bytes, "byte"));
+    if (profile->tied_bytes)
+        HAPT_TRY(hapt_h5_write(file, join(path, group, "tied_bytes"), HAPT_H5_F64, 1, &L, profile->tied_bytes, "byte"));
     HAPT_TRY(hapt_h5_write(file, join(path, group, "link_bandwidth"), HAPT_H5_F64, 2, square, profile->link_bandwidth,
                            "byte/s"));
     HAPT_TRY(
@@ -224,6 +226,10 @@ enum hapt_status hapt_profile_read(struct hapt_h5 *file, const char *group, stru
     HAPT_TRY(hapt_h5_read(file, join(path, group, "boundary_bytes"), HAPT_H5_F64, 1, &L, HAPT_PROFILE_MAX_LAYERS, arena,
                           &data));
     read->boundary_bytes = data;
+    if (hapt_h5_exists(file, join(path, group, "tied_bytes"))) {
+        HAPT_TRY(hapt_h5_read(file, path, HAPT_H5_F64, 1, &L, HAPT_PROFILE_MAX_LAYERS, arena, &data));
+        read->tied_bytes = data;
+    }
     HAPT_TRY(hapt_h5_read(file, join(path, group, "link_bandwidth"), HAPT_H5_F64, 2, square,
                           HAPT_MAX_SUBCLUSTERS * HAPT_MAX_SUBCLUSTERS, arena, &data));
     read->link_bandwidth = data;

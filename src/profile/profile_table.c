@@ -87,6 +87,8 @@ static enum hapt_status check_links(const struct hapt_profile *profile)
     for (int layer = 0; layer < profile->layer_count; layer++)
         if (!is_amount(profile->boundary_bytes[layer]))
             return BAD("boundary_bytes[%d] is %g", layer, profile->boundary_bytes[layer]);
+    for (int layer = 0; profile->tied_bytes && layer < profile->layer_count; layer++)
+        if (!is_amount(profile->tied_bytes[layer])) return BAD("tied_bytes[%d] is %g", layer, profile->tied_bytes[layer]);
     for (int a = 0; a < C; a++) {
         for (int b = 0; b < C; b++) {
             const double bandwidth = profile->link_bandwidth[a * C + b], back = profile->link_bandwidth[b * C + a];

@@ -31,6 +31,10 @@ enum hapt_status hapt_profile_copy(const struct hapt_profile *profile, struct ha
     const size_t C = (size_t)profile->cluster_count;
     HAPT_TRY(hapt_profile_create(profile->layer_count, profile->cluster_count, arena, &made));
     memcpy(made->boundary_bytes, profile->boundary_bytes, (size_t)profile->layer_count * sizeof(double));
+    if (profile->tied_bytes) {
+        HAPT_NEW(made->tied_bytes, arena, profile->layer_count);
+        memcpy(made->tied_bytes, profile->tied_bytes, (size_t)profile->layer_count * sizeof(double));
+    }
     memcpy(made->link_bandwidth, profile->link_bandwidth, C * C * sizeof(double));
     memcpy(made->link_latency, profile->link_latency, C * C * sizeof(double));
     made->flops = profile->flops;

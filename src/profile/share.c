@@ -101,6 +101,8 @@ static enum hapt_status place_profile(struct layout *layout, const struct hapt_p
     memcpy(to->cluster, cluster, C * sizeof *cluster);
     to->boundary_bytes =
         place(layout, from ? from->boundary_bytes : NULL, (size_t)to->layer_count * sizeof *to->boundary_bytes);
+    if (to->tied_bytes)
+        to->tied_bytes = place(layout, from ? from->tied_bytes : NULL, (size_t)to->layer_count * sizeof *to->tied_bytes);
     to->link_bandwidth = place(layout, from ? from->link_bandwidth : NULL, C * C * sizeof *to->link_bandwidth);
     to->link_latency = place(layout, from ? from->link_latency : NULL, C * C * sizeof *to->link_latency);
     for (size_t c = 0; c < C; c++)

@@ -466,7 +466,7 @@ static enum hapt_status reduce(struct stage *stage)
 /* What the plan says of the end of a step, sums of gradients included, in one piece: where the simulator has it, too. */
 static void model_end_of_step(struct stage *stage)
 {
-    hapt_team_model(&stage->team, stage->time_scale * own_plan(stage)->step_s);
+    hapt_team_model(&stage->team, stage->time_scale * (own_plan(stage)->step_s - own_plan(stage)->tied_s));
     hapt_team_stretch_begin(&stage->team);
     hapt_team_stretch_end(&stage->team);
 }

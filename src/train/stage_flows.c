@@ -192,7 +192,7 @@ static enum hapt_status add_tie_flow(struct stage *stage, int tie, const struct 
                                         .base = base,
                                         .piece_count = pieces,
                                         .piece = piece};
-    /* Of a modelled stage its time is part of the plan's end of a step. */
+    /* Of a modelled stage the plan has its time (stage_exchange). */
     if (stage->emulation) return emulation_add_flow(stage, &options, false, flow);
     if (sends) HAPT_TRY(set_pace(stage, crossing, 1, &options));
     return hapt_courier_add(stage->courier, &options, flow);
@@ -308,6 +308,9 @@ enum hapt_status stage_exchange(struct stage *stage)
             if (tie->receive_flow[c] >= 0) hapt_courier_free(stage->courier, tie->receive_flow[c]);
         HAPT_TRY(stage_rebuild(stage, &tie->replicas, gradient_in(stage, stage->chunk, tie->tie->tensor), tie->gradient));
     }
-    if (!stage->emulation) stage->team.reduce_s += hapt_time_s() - start_s; /* modelled: waiting */
+    if (!stage->emulation)
+        stage->team.reduce_s += hapt_time_s() - start_s;
+    else if (stage->tie_count > 0) /* all that hold them have met */
+        hapt_team_waited(&stage->team, stage->team.free_s + stage->time_scale * stage->plan->exchange_s);
     return HAPT_OK;
 }

@@ -330,6 +330,47 @@ static void forced_stages(void)
     hapt_arena_release(&arena);
 }
 
+/* What the exchange of tied parameters adds: it begins once the first stage, the last to end its passes, is there; the last stage's
+ * share of it in step_time is not paid twice. */
+static void tied_parameters(void)
+{
+    struct hapt_arena arena;
+    struct hapt_plan *untied, *tied, *loaded;
+    struct hapt_profile *profile, *read;
+    const struct hapt_search_options options = {.microbatches = 4, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02};
+    static const char *const stages = "0-4@fast:1x2,4-6@slow:1x2";
+    hapt_arena_init(&arena);
+    profile = two_subclusters(&arena);
+    CHECK_OK(hapt_plan_force(profile, &options, stages, &arena, &untied));
+    CHECK(untied->exchange_s == 0);
+    HAPT_ASSERT((profile->tied_bytes = calloc(6, sizeof *profile->tied_bytes)));
+    for (int layer = 1; layer < 6; layer++) profile->tied_bytes[layer] = 30; /* 1.5 s over 20 byte/s */
+    CHECK_NEAR(hapt_profile_tied_share_s(profile, 0, 0, 3) + hapt_profile_tied_share_s(profile, 1, 4, 5), 1.5, 1e-12);
+    CHECK(hapt_profile_tied_share_s(profile, 1, 2, 4) == 0 && hapt_profile_tied_share_s(profile, 1, 0, 5) == 0);
+    profile->cluster[1].step_time[hapt_profile_index(profile, 1, 4, 5)] += 1.5;
+    CHECK_OK(hapt_profile_save(path_of("tied.h5"), profile));
+    CHECK_OK(hapt_profile_load(path_of("tied.h5"), &arena, &read));
+    CHECK(read->tied_bytes && same_tables(read->tied_bytes, profile->tied_bytes, 6));
+    CHECK_OK(hapt_plan_force(read, &options, stages, &arena, &tied));
+    CHECK_NEAR(tied->exchange_s, 1.5, 1e-12);
+    CHECK(tied->stage[0].tied_s == 0);
+    CHECK_NEAR(tied->stage[1].tied_s, 1.5, 1e-12);
+    CHECK_NEAR(tied->simulated_s, untied->simulated_s + 1.5, 1e-12);
+    CHECK_NEAR(tied->latency_s - untied->latency_s, (1 + 3) * 1.5 / 4, 1e-12); /* the objective's t_i is as it was */
+    CHECK_OK(hapt_plan_save(path_of("plan.h5"), tied));
+    CHECK_OK(hapt_plan_load(path_of("plan.h5"), &arena, &loaded));
+    CHECK(loaded->exchange_s == tied->exchange_s && loaded->stage[1].tied_s == tied->stage[1].tied_s);
+    struct hapt_simulation *simulation;
+    CHECK_OK(hapt_plan_simulate(loaded, loaded->schedule, &arena, &simulation));
+    CHECK(simulation->total_s == tied->simulated_s);
+    loaded->stage[1].tied_s = loaded->stage[1].step_s + 1;
+    CHECK_FAILS(hapt_plan_check(loaded), HAPT_ERR_INPUT);
+    profile->tied_bytes[2] = -1;
+    CHECK_FAILS(hapt_profile_check(profile), HAPT_ERR_INPUT);
+    free(profile->tied_bytes);
+    hapt_arena_release(&arena);
+}
+
 /* A changed plan is the one that would have been priced so from the start, as long as its pace is. */
 static void changed_plans(void)
 {
@@ -496,6 +537,7 @@ int main(int argc, char **argv)
     RUN(groups_of_a_run_file);
     RUN(long_steps);
     RUN(forced_stages);
+    RUN(tied_parameters);
     RUN(changed_plans);
     RUN(even_split);
     RUN(placing);
