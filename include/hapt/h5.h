@@ -31,7 +31,8 @@ enum hapt_status hapt_h5_commit(struct hapt_h5 *file);
 enum hapt_status hapt_h5_open(const char *path, const char *format, int version, bool foreign, struct hapt_h5 **file);
 /* Opens the file, reads all that the functions below may read of it, whatever it is, and closes it. For the guard (guard.h), in a
  * process whose crash harms nobody. False when the library fails over groups, objects or attributes that are there: it must not go on
- * with them. (Values that cannot be read are told by those who need them, and so is what is no HDF5 file at all.) */
+ * with them. (Values that cannot be read are told by those who need them, and so is what is no HDF5 file at all.) NULL: nothing but the
+ * library's own preparations. */
 bool hapt_h5_rehearse(const char *path);
 /* Closes; a file being created that was not committed is discarded. NULL is allowed. */
 void hapt_h5_close(struct hapt_h5 *file);

@@ -6,7 +6,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ALIGNMENT = 64, BLOCK_BYTES = 1 << 18, LARGE_BYTES = 1 << 28 /* worth a look at what is left */ };
+enum {
+    ALIGNMENT = 64,
+    LARGE_BYTES = 1 << 28, /* worth a look at what is left */
+#ifdef __SANITIZE_ADDRESS__
+    BLOCK_BYTES = 0, /* each piece by itself, so that what lies behind it is seen to be used */
+#else
+    BLOCK_BYTES = 1 << 18,
+#endif
+};
 
 struct hapt_arena_block {
     struct hapt_arena_block *next;

@@ -33,10 +33,10 @@ enum {
 static struct {
     pthread_mutex_t lock; /* one question at a time */
     pid_t helper;
-    int socket;
+    int socket, batch, most_cpu_s;
     uint64_t good[KNOWN_FILES];      /* keys of files that this process may open */
     _Atomic uint64_t *node;          /* [KNOWN_FILES] key and verdict, common to the ranks of the node; NULL: none */
-} guard = {.lock = PTHREAD_MUTEX_INITIALIZER, .socket = -1};
+} guard = {.lock = PTHREAD_MUTEX_INITIALIZER, .socket = -1, .most_cpu_s = MOST_CPU_S};
 
 /* ---- The helper ---- */
 
@@ -80,16 +80,35 @@ static void limit_memory(void)
 #endif
 }
 
-_Noreturn static void rehearse_alone(const char *path, pid_t parent, hapt_guard_rehearsal *rehearse)
+static void limit_child(pid_t parent)
 {
     live_under(parent);
     limit(RLIMIT_CORE, 0);
-    limit(RLIMIT_CPU, MOST_CPU_S);
     limit_memory();
-    signal(SIGXCPU, SIG_DFL);
-    signal(SIGALRM, SIG_DFL);
+    static const int deadly[] = {SIGXCPU, SIGALRM, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+    for (size_t i = 0; i < sizeof deadly / sizeof *deadly; i++) signal(deadly[i], SIG_DFL); /* whatever libraries do there otherwise */
+}
+
+static void limit_time(void)
+{
+    struct rusage used = {0};
+    getrusage(RUSAGE_SELF, &used);
+    limit(RLIMIT_CPU, (rlim_t)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) + (rlim_t)guard.most_cpu_s);
     alarm(MOST_WALL_S);
+}
+
+_Noreturn static void rehearse_alone(const char *path, pid_t parent, hapt_guard_rehearsal *rehearse)
+{
+    limit_child(parent);
+    limit_time();
     _exit(rehearse(path) ? 0 : BROKEN_CODE);
+}
+
+/* Of a child that ended. */
+static enum verdict verdict_of(int status)
+{
+    if (WIFEXITED(status)) return WEXITSTATUS(status) == 0 ? GOOD : WEXITSTATUS(status) == BROKEN_CODE ? BROKEN : CRASHES;
+    return WTERMSIG(status) == SIGXCPU || WTERMSIG(status) == SIGALRM ? HANGS : CRASHES;
 }
 
 static enum verdict judge(const char *path, int from, hapt_guard_rehearsal *rehearse)
@@ -103,8 +122,69 @@ static enum verdict judge(const char *path, int from, hapt_guard_rehearsal *rehe
     int status;
     while (waitpid(child, &status, 0) < 0)
         if (errno != EINTR) return UNKNOWN;
-    if (WIFEXITED(status)) return WEXITSTATUS(status) == 0 ? GOOD : WEXITSTATUS(status) == BROKEN_CODE ? BROKEN : CRASHES;
-    return WTERMSIG(status) == SIGXCPU || WTERMSIG(status) == SIGALRM ? HANGS : CRASHES;
+    return verdict_of(status);
+}
+
+/* A child that reads one file after another (hapt_guard_batch). */
+static struct {
+    pid_t pid; /* 0: none */
+    int socket, files;
+} reader;
+
+_Noreturn static void rehearse_many(int socket, pid_t parent, hapt_guard_rehearsal *rehearse)
+{
+    char path[MOST_PATH + 1];
+    limit_child(parent);
+    for (ssize_t bytes; (bytes = recv(socket, path, MOST_PATH, 0)) > 0;) {
+        path[bytes] = '\0';
+        limit_time();
+        const enum verdict verdict = rehearse(path) ? GOOD : BROKEN;
+        if (send(socket, &verdict, sizeof verdict, MSG_NOSIGNAL) < 0) break;
+    }
+    _exit(0);
+}
+
+/* What it ended with. */
+static int end_reader(void)
+{
+    int status = 0;
+    close(reader.socket);
+    while (waitpid(reader.pid, &status, 0) < 0 && errno == EINTR) {}
+    reader.pid = 0;
+    return status;
+}
+
+static void start_reader(int from, hapt_guard_rehearsal *rehearse)
+{
+    int end[2];
+    const pid_t self = getpid();
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, end)) return;
+    reader.pid = fork();
+    if (reader.pid == 0) {
+        close(from);
+        close(end[0]);
+        rehearse_many(end[1], self, rehearse);
+    }
+    close(end[1]);
+    reader.socket = end[0];
+    reader.files = 0;
+    if (reader.pid > 0) return;
+    close(end[0]);
+    reader.pid = 0;
+}
+
+/* What the reader dies of is read again by a child of its own: files before it may have led to that. */
+static enum verdict judge_in_batch(const char *path, int from, hapt_guard_rehearsal *rehearse)
+{
+    enum verdict verdict = UNKNOWN;
+    if (reader.pid == 0) start_reader(from, rehearse);
+    if (reader.pid > 0 && send(reader.socket, path, strlen(path), MSG_NOSIGNAL) > 0) recv(reader.socket, &verdict, sizeof verdict, 0);
+    if (verdict == UNKNOWN) {
+        if (reader.pid > 0 && verdict_of(end_reader()) == HANGS) return HANGS;
+        return judge(path, from, rehearse);
+    }
+    if (++reader.files == guard.batch) end_reader();
+    return verdict;
 }
 
 static void take_name(char **argv)
@@ -128,14 +208,22 @@ _Noreturn static void help(int socket, pid_t parent, char **argv, hapt_guard_reh
     signal(SIGCHLD, SIG_DFL);
     close_all_but(socket);
     take_name(argv);
+    bool prepared = false;
     for (;;) {
         const ssize_t bytes = recv(socket, path, MOST_PATH, 0);
         if (bytes < 0 && errno == EINTR) continue;
         if (bytes <= 0) _exit(0);
         path[bytes] = '\0';
-        const enum verdict verdict = judge(path, socket, rehearse);
+        if (!prepared) prepared = rehearse(NULL); /* what all children need is done once */
+        const enum verdict verdict = guard.batch > 1 ? judge_in_batch(path, socket, rehearse) : judge(path, socket, rehearse);
         if (send(socket, &verdict, sizeof verdict, MSG_NOSIGNAL) < 0) _exit(0);
     }
+}
+
+void hapt_guard_batch(int files, int most_cpu_s)
+{
+    guard.batch = files;
+    guard.most_cpu_s = most_cpu_s;
 }
 
 void hapt_guard_start(char **argv, hapt_guard_rehearsal *rehearse)

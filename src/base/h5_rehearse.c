@@ -5,20 +5,32 @@
 
 #include "h5_private.h"
 
-enum { MOST_OBJECTS = 1 << 16, MOST_DEPTH = 8, MOST_PATH = 1024, BLOCK_ELEMENTS = 1 << 20 };
+enum { MOST_OBJECTS = 1 << 16, MOST_DEPTH = 8, MOST_PATH = 1024, BLOCK_ELEMENTS = 1 << 20, ATTRIBUTE_ELEMENTS = 1 << 13 };
 static const int64_t most_dataset_bytes = 1 << 26, most_file_bytes = 1 << 28; /* read; of larger ones parts */
 
 struct rehearsal {
     struct hapt_h5 *file;
     int64_t objects, bytes; /* so far */
     bool broken;
-    double *block;          /* [BLOCK_ELEMENTS] */
+    double *block;          /* [room], BLOCK_ELEMENTS at most: small files need little */
+    int64_t room;
+    struct hapt_arena arena; /* for what is forgotten at once */
 };
 
 /* Values that cannot be read are for those who need them. */
-static void forget(void)
+static void forget(struct rehearsal *rehearsal)
 {
+    hapt_arena_reset(&rehearsal->arena);
     hapt_fail_reset();
+}
+
+static bool make_room(struct rehearsal *rehearsal, int64_t elements)
+{
+    if (elements <= rehearsal->room) return true;
+    free(rehearsal->block);
+    rehearsal->block = malloc((size_t)elements * sizeof *rehearsal->block);
+    rehearsal->room = rehearsal->block ? elements : 0;
+    return rehearsal->block != NULL;
 }
 
 /* An attribute that is there can be opened, and so can its type and shape. */
@@ -36,7 +48,6 @@ static bool opens(hid_t object, const char *name)
 static herr_t read_attribute(hid_t object, const char *name, const H5A_info_t *info, void *context)
 {
     struct rehearsal *rehearsal = context;
-    struct hapt_arena arena;
     const char *text;
     int count, value;
     char path[MOST_PATH];
@@ -44,18 +55,17 @@ static herr_t read_attribute(hid_t object, const char *name, const H5A_info_t *i
     rehearsal->broken = rehearsal->broken || !opens(object, name);
     if (rehearsal->broken) return -1;
     if (H5Iget_name(object, path, sizeof path) <= 0) return 0;
-    hapt_arena_init(&arena);
-    if (hapt_h5_read_attribute_text(rehearsal->file, path, name, &arena, &text) != HAPT_OK) {
+    if (hapt_h5_read_attribute_text(rehearsal->file, path, name, &rehearsal->arena, &text) != HAPT_OK) {
         hapt_h5_read_attribute_ints(rehearsal->file, path, name, 1, &count, &value);
-        hapt_h5_read_attribute_reals(rehearsal->file, path, name, BLOCK_ELEMENTS, &count, rehearsal->block);
+        if (make_room(rehearsal, ATTRIBUTE_ELEMENTS))
+            hapt_h5_read_attribute_reals(rehearsal->file, path, name, ATTRIBUTE_ELEMENTS, &count, rehearsal->block);
     }
-    hapt_arena_release(&arena);
-    forget();
+    forget(rehearsal);
     return 0;
 }
 
 /* Elements [first, first + BLOCK_ELEMENTS), as far as they make a box: the last dimensions whole, one cut, those before it 1. */
-static int64_t read_box(const struct rehearsal *rehearsal, hid_t dataset, hid_t type, int dims, const hsize_t *shape, int64_t first)
+static int64_t read_box(struct rehearsal *rehearsal, hid_t dataset, hid_t type, int dims, const hsize_t *shape, int64_t first)
 {
     hsize_t start[H5S_MAX_RANK], extent[H5S_MAX_RANK];
     int64_t elements = 1, rest = first;
@@ -70,7 +80,7 @@ static int64_t read_box(const struct rehearsal *rehearsal, hid_t dataset, hid_t 
         elements *= (int64_t)extent[d];
     }
     const hid_t space = H5Dget_space(dataset), memory = H5Screate_simple(dims, extent, NULL);
-    if (space >= 0 && memory >= 0 && H5Sselect_hyperslab(space, H5S_SELECT_SET, start, NULL, extent, NULL) >= 0)
+    if (space >= 0 && memory >= 0 && make_room(rehearsal, elements) && H5Sselect_hyperslab(space, H5S_SELECT_SET, start, NULL, extent, NULL) >= 0)
         H5Dread(dataset, type, memory, space, H5P_DEFAULT, rehearsal->block);
     if (memory >= 0) H5Sclose(memory);
     if (space >= 0) H5Sclose(space);
@@ -108,14 +118,11 @@ static void read_dataset(struct rehearsal *rehearsal, hid_t dataset, const char 
 {
     int dims;
     int64_t shape[HAPT_H5_MAX_DIMS], count;
-    struct hapt_arena arena;
     const char **text;
-    hapt_arena_init(&arena);
     if (hapt_h5_readable(rehearsal->file, dataset, path, &dims, shape))
         read_numbers(rehearsal, dataset, dims, shape);
     else
-        hapt_h5_read_strings(rehearsal->file, path, most_dataset_bytes / (int64_t)sizeof(char *), &arena, &count, &text);
-    hapt_arena_release(&arena);
+        hapt_h5_read_strings(rehearsal->file, path, most_dataset_bytes / (int64_t)sizeof(char *), &rehearsal->arena, &count, &text);
 }
 
 static void walk(struct rehearsal *rehearsal, const char *path, int depth);
@@ -143,18 +150,21 @@ static void walk(struct rehearsal *rehearsal, const char *path, int depth)
     if (id < 0 || H5Aiterate2(id, H5_INDEX_NAME, H5_ITER_NATIVE, &first, read_attribute, rehearsal) < 0) rehearsal->broken = true;
     if (!rehearsal->broken && H5Iget_type(id) == H5I_DATASET) read_dataset(rehearsal, id, path);
     if (!rehearsal->broken && H5Iget_type(id) == H5I_GROUP && depth < MOST_DEPTH) walk_group(rehearsal, path, depth);
-    forget();
+    forget(rehearsal);
     if (id >= 0) H5Oclose(id);
 }
 
 bool hapt_h5_rehearse(const char *path)
 {
-    struct rehearsal rehearsal = {.block = malloc(BLOCK_ELEMENTS * sizeof(double))};
-    if (rehearsal.block && hapt_h5_open_unguarded(path, NULL, 0, true, &rehearsal.file) == HAPT_OK) {
+    if (!path) return H5open() >= 0;
+    struct rehearsal rehearsal = {0};
+    hapt_arena_init(&rehearsal.arena);
+    if (hapt_h5_open_unguarded(path, NULL, 0, true, &rehearsal.file) == HAPT_OK) {
         walk(&rehearsal, "/", 0);
         hapt_h5_close(rehearsal.file);
     }
-    forget();
+    hapt_fail_reset();
+    hapt_arena_release(&rehearsal.arena);
     free(rehearsal.block);
     return !rehearsal.broken;
 }

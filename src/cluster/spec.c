@@ -19,6 +19,7 @@ enum {
     MAX_DEVICES_PER_NODE = 1024,
     MAX_DEVICES = 1 << 20,
     MAX_HINT = 640,
+    HOST_CHARS = 256,
 };
 
 struct reader {
@@ -175,17 +176,23 @@ static enum hapt_status read_count(const struct object *object, const char *key,
     return HAPT_OK;
 }
 
+static bool is_name(const json_t *json, size_t size)
+{
+    const char *text = json_string_value(json);
+    bool plain = text && text[0] != '\0' && strlen(text) < size;
+    for (const char *c = text; plain && *c; c++) plain = (unsigned char)*c > 0x20 && *c != 0x7f;
+    return plain;
+}
+
 static enum hapt_status check_name(const struct reader *reader, const char *at, const char *key, const json_t *json,
                                    size_t size)
 {
+    if (is_name(json, size)) return HAPT_OK;
     if (!json_is_string(json))
         return refuse(reader, at, "write a name in quotes", "\"%s\" must be text, not %s", key, type_name(json));
-    const char *text = json_string_value(json);
-    bool plain = text[0] != '\0' && strlen(text) < size;
-    for (const char *c = text; *c; c++) plain = plain && (unsigned char)*c > 0x20 && *c != 0x7f;
     char shown[64], hint[96];
     snprintf(hint, sizeof hint, "write 1 to %zu bytes without spaces", size - 1);
-    return plain ? HAPT_OK : refuse(reader, at, hint, "\"%s\": \"%s\" is not a name", key, printable(text, shown));
+    return refuse(reader, at, hint, "\"%s\": \"%s\" is not a name", key, printable(json_string_value(json), shown));
 }
 
 static enum hapt_status read_name(const struct object *object, const char *key, bool required, char *buffer, size_t size)
@@ -253,6 +260,24 @@ static enum hapt_status read_device(const struct object *subcluster, struct hapt
     return read_quantity(&object, "memory_bandwidth", true, &bandwidth_quantity, &device->memory_bandwidth);
 }
 
+/* Lists may be long: where an element stands is looked for when there is something to say about it. */
+static enum hapt_status take_hosts(const struct reader *reader, const char *list_at, json_t *json, json_t *seen, const char *hint,
+                                   struct hapt_subcluster *subcluster)
+{
+    for (int i = 0; i < subcluster->nodes; i++) {
+        const json_t *host = json_array_get(json, (size_t)i);
+        const char *name = json_string_value(host);
+        char shown[64];
+        if (!is_name(host, HOST_CHARS)) return check_name(reader, hapt_place_element(list_at, i), "hosts", host, HOST_CHARS);
+        if (json_object_get(seen, name))
+            return refuse(reader, hapt_place_element(list_at, i), hint, "host \"%s\" is named twice", printable(name, shown));
+        subcluster->hosts[i] = hapt_arena_strdup(reader->arena, name);
+        if (!subcluster->hosts[i]) return HAPT_ERR_MEMORY;
+        if (json_object_set_new(seen, name, json_true()) != 0) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the names of hosts");
+    }
+    return HAPT_OK;
+}
+
 static enum hapt_status read_hosts(const struct object *object, struct hapt_subcluster *subcluster)
 {
     const struct reader *reader = object->reader;
@@ -266,18 +291,10 @@ static enum hapt_status read_hosts(const struct object *object, struct hapt_subc
         return refuse(reader, key_at, hint, "\"hosts\" names %zu hosts for %d nodes", json_array_size(json),
                       subcluster->nodes);
     HAPT_NEW(subcluster->hosts, reader->arena, subcluster->nodes);
-    for (int i = 0; i < subcluster->nodes; i++) {
-        const json_t *host = json_array_get(json, (size_t)i);
-        const char *at = hapt_place_element(list_at, i);
-        HAPT_TRY(check_name(reader, at, "hosts", host, 256));
-        for (int j = 0; j < i; j++)
-            if (strcmp(subcluster->hosts[j], json_string_value(host)) == 0) {
-                char shown[64];
-                return refuse(reader, at, hint, "host \"%s\" is named twice", printable(json_string_value(host), shown));
-            }
-        subcluster->hosts[i] = hapt_arena_strdup(reader->arena, json_string_value(host));
-        if (!subcluster->hosts[i]) return HAPT_ERR_MEMORY;
-    }
+    json_t *seen = json_object();
+    const enum hapt_status status = take_hosts(reader, list_at, json, seen, hint, subcluster);
+    json_decref(seen);
+    HAPT_TRY(status);
     subcluster->host_count = subcluster->nodes;
     return HAPT_OK;
 }

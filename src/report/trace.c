@@ -1,11 +1,13 @@
 /* The timeline of a run as a file that trace viewers open. */
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "hapt/report.h"
 
 #define MOST ((int64_t)1 << 28)
+#define MOST_S 1e12
 
 struct columns {
     int64_t count;
@@ -13,6 +15,13 @@ struct columns {
     double *begin_s, *end_s;
     const char **kind;
 };
+
+/* Trace viewers want UTF-8; the kinds of events need less. */
+static bool is_plain(const char *text)
+{
+    while (*text >= 0x20 && *text < 0x7f) text++;
+    return !*text;
+}
 
 static enum hapt_status read_columns(struct hapt_h5 *file, struct hapt_arena *arena, struct columns *columns)
 {
@@ -29,8 +38,12 @@ static enum hapt_status read_columns(struct hapt_h5 *file, struct hapt_arena *ar
     for (size_t i = 0; i < sizeof part / sizeof *part; i++)
         HAPT_TRY(hapt_h5_read(file, part[i].name, part[i].type, 1, shape, MOST, arena, part[i].to));
     HAPT_TRY(hapt_h5_read_strings(file, "/trace/kind", MOST, arena, &columns->count, &columns->kind));
-    if (columns->count == shape[0]) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "%s: the columns of /trace differ in length", hapt_h5_path(file));
+    if (columns->count != shape[0])
+        return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "%s: the columns of /trace differ in length", hapt_h5_path(file));
+    for (int64_t i = 0; i < columns->count; i++)
+        if (!(fabs(columns->begin_s[i]) < MOST_S && fabs(columns->end_s[i]) < MOST_S) || !is_plain(columns->kind[i]))
+            return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "%s: row %lld of /trace is no event", hapt_h5_path(file), (long long)i);
+    return HAPT_OK;
 }
 
 /* Messages are marks, instructions have a length. */

@@ -1,5 +1,4 @@
-/* Mutations that know nothing of formats, and those of JSON text. */
-#include <ctype.h>
+/* Mutations that know nothing of formats. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -91,78 +90,6 @@ size_t fuzz_bytes(uint64_t *random, unsigned char *data, size_t size, size_t roo
         case 7: put_number(random, data, size); break;
         default: fuzz_flip(random, data, size); break;
         }
-    }
-    return size;
-}
-
-/* A piece of `length` bytes at `at` becomes `text`. */
-static size_t replace(char *data, size_t size, size_t room, size_t at, size_t length, const char *text)
-{
-    const size_t more = strlen(text);
-    if (size - length + more > room) return size;
-    memmove(data + at + more, data + at + length, size - at - length);
-    memcpy(data + at, text, more);
-    return size - length + more;
-}
-
-/* The token that begins at or behind `at`: a string, a number or word, or one character. */
-static size_t find_token(const char *data, size_t size, size_t *at)
-{
-    while (*at < size && isspace((unsigned char)data[*at])) ++*at;
-    size_t end = *at;
-    if (end == size) return 0;
-    if (data[end] == '"') {
-        for (end++; end < size && data[end] != '"'; end++) {}
-        return (end < size ? end + 1 : size) - *at;
-    }
-    while (end < size && (isalnum((unsigned char)data[end]) || strchr("+-.", data[end]))) end++;
-    return end > *at ? end - *at : 1;
-}
-
-static void make_value(uint64_t *random, char *value, size_t size, bool quoted)
-{
-    static const char *const known[] = {"null", "true", "[]", "{}", "1e999", "-0", "\"\"", "\"1 GB\"", "\"5 Gbit/s\"", "\"-1 us\"", "\"cpu\"",
-                                        "[[[[[[[[", "\"\\u0000\"", "\"\\ud800\"", "9223372036854775808", "1.5", "\"1e400 GB\"", "{\"a\":1,\"a\":2}"};
-    switch (fuzz_below(random, 4)) {
-    case 0: snprintf(value, size, "%lld", (long long)fuzz_integer(random, 4)); break;
-    case 1: snprintf(value, size, quoted ? "\"%.200g\"" : "%.17g", fuzz_real(random, 1)); break;
-    case 2: snprintf(value, size, "\"%.200s\"", fuzz_text(random)); break;
-    default: snprintf(value, size, "%s", known[fuzz_below(random, (int)(sizeof known / sizeof *known))]); break;
-    }
-}
-
-/* The value behind some colon: what the reader understands otherwise. */
-static size_t change_value(uint64_t *random, char *text, size_t size, size_t room)
-{
-    static const char *const known[] = {"1", "2", "3", "8", "0", "1.5", "\"1 TB\"", "\"3 us\"", "\"10 Gbit/s\"", "\"fast\"", "\"slow\"", "\"A100-40GB\"",
-                                        "\"V100-32GB\"", "\"cpu\"", "true", "false", "1e12", "4096", "\"1e-300 s\"", "0.001"};
-    size_t at = (size_t)fuzz_below(random, (int)size);
-    while (at < size && text[at] != ':') at++;
-    if (at++ >= size) return size;
-    const size_t length = find_token(text, size, &at);
-    return replace(text, size, room, at, length, known[fuzz_below(random, (int)(sizeof known / sizeof *known))]);
-}
-
-size_t fuzz_json(uint64_t *random, char *text, size_t size, size_t room)
-{
-    const int rounds = fuzz_chance(random, 0.6) ? 1 : 1 + fuzz_below(random, 4);
-    char other[512];
-    if (fuzz_chance(random, 0.5)) {
-        for (int round = 0; round < rounds; round++) size = change_value(random, text, size, room);
-        return size;
-    }
-    for (int round = 0; round < rounds && size > 0; round++) {
-        size_t at = (size_t)fuzz_below(random, (int)size), from = (size_t)fuzz_below(random, (int)size);
-        const size_t length = find_token(text, size, &at), length_from = find_token(text, size, &from);
-        switch (fuzz_below(random, 5)) {
-        case 0: /* another token of the text */
-            snprintf(other, sizeof other, "%.*s", (int)(length_from < sizeof other ? length_from : 0), text + from);
-            break;
-        case 1: other[0] = '\0'; break;
-        case 2: snprintf(other, sizeof other, "%.*s,%.*s", (int)(length < 200 ? length : 0), text + at, (int)(length < 200 ? length : 0), text + at); break;
-        default: make_value(random, other, sizeof other, text[at < size ? at : 0] == '"'); break;
-        }
-        size = replace(text, size, room, at, length, other);
     }
     return size;
 }

@@ -3,10 +3,10 @@
  * with sanitizers: make fuzz). Nothing may crash or hang; a failure is one line with a hint; and of the files that hapt writes itself,
  * all under checksums, none with changed bytes may be taken for something else than it was.
  *
- *   fuzz [--inputs N] [--seed S] [--jobs J] [--kind NAME] [--only I] [--keep FOLDER] [--crashes] CORPUS
+ *   fuzz [--inputs N] [--seed S] [--jobs J] [--kind NAME] [--only I] [--keep FOLDER] [--batch FILES] [--crashes] CORPUS
  *
  * Input i is a function of seed and i alone: --only I repeats it. As in hapt the guard reads every file first; what it refuses is
- * refused (--crashes keeps what the HDF5 library dies of there). A process for each job runs the inputs, and where it dies the supervisor names the input, keeps it and starts another.
+ * refused (--batch lets one child of it read several files; --crashes keeps what the HDF5 library dies of there). A process for each job runs the inputs, and where it dies the supervisor names the input, keeps it and starts another.
  */
 #include "fuzz.h"
 
@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -29,7 +30,8 @@
 #include "hapt/guard.h"
 #include "hapt/h5.h"
 
-enum { MOST_SEEDS = 200, MOST_JOBS = 64, PATH_CHARS = 512, MOST_BYTES = 1 << 20, MOST_FAILURES = 40, CPU_S = 60 };
+enum { MOST_SEEDS = 200, MOST_JOBS = 64, PATH_CHARS = 512, MOST_FAILURES = 40, CPU_S = 60, WALL_S = 300, REPORT_S = 60, GUARD_CPU_S = 2 };
+static const int64_t most_memory = (int64_t)1 << 30; /* in one piece; the files are small */
 
 enum outcome { ACCEPTED, REFUSED, BROKEN, CRASHED_GUARD, HUNG_GUARD, SAME, OTHER, OUTCOMES };
 static const char *const outcome_name[OUTCOMES] = {"accepted", "refused", "by guard", "crash HDF5", "hang HDF5", "same though changed", "read as other"};
@@ -41,6 +43,7 @@ struct seed {
     bool own;        /* hapt wrote it: everything in it is under checksums */
     bool regression;
     uint64_t content;
+    uint64_t weights[2]; /* of a checkpoint to resume from: what the run ends with; [1]: from the checkpoint before it */
 };
 
 static struct {
@@ -50,14 +53,21 @@ static struct {
     enum fuzz_kind kind;
     const char *corpus, *keep;
     bool crashes;
+    int batch;
 } option = {.inputs = 1000, .only = -1, .seed = 1, .jobs = 1, .kind = FUZZ_KINDS, .keep = "."};
 
 /* What a worker tells the supervisor. */
 static struct shared {
     _Atomic int64_t current[MOST_JOBS];
-    _Atomic int64_t count[FUZZ_KINDS][OUTCOMES];
+    _Atomic int64_t count[FUZZ_KINDS][OUTCOMES], used[FUZZ_KINDS][2]; /* [1]: to the end, [0]: refused by the command */
+    _Atomic int64_t slowest_us[FUZZ_KINDS], read_us[FUZZ_KINDS], used_us[FUZZ_KINDS], resumed, fell_back;
     _Atomic int failures;
 } *shared;
+
+/* Commands take much longer than readers: so many of the inputs that their readers accept go on to them, a fifth of that of others. */
+static const double use_share[FUZZ_KINDS] = {[FUZZ_MODEL] = 0.15, [FUZZ_WEIGHTS] = 0.5, [FUZZ_TOKENS] = 0.5, [FUZZ_IMAGES] = 0.5, [FUZZ_PROFILE] = 0.4,
+                                             [FUZZ_PLAN] = 0.3, [FUZZ_CHECKPOINT] = 0.2, [FUZZ_CLUSTER] = 0.4, [FUZZ_EFFICIENCY] = 0.3,
+                                             [FUZZ_RUN] = 0.5, [FUZZ_RESUME] = 0.1, [FUZZ_RAW] = 1};
 
 static char scratch[PATH_CHARS - 128];
 static struct seed seed[MOST_SEEDS];
@@ -68,68 +78,55 @@ static FILE *console; /* the commands' own output goes elsewhere */
 const char *__asan_default_options(void);
 const char *__asan_default_options(void)
 {
-    return "detect_leaks=0:allocator_may_return_null=1:hard_rss_limit_mb=6000:max_allocation_size_mb=8192";
+    /* Names of functions take half a second for each file that the HDF5 library dies of: ASAN_OPTIONS=symbolize=1 with --only. */
+    return "detect_leaks=0:allocator_may_return_null=1:hard_rss_limit_mb=6000:max_allocation_size_mb=8192:symbolize=0:malloc_context_size=2:"
+           "quarantine_size_mb=32:allocator_release_to_os_interval_ms=-1";
+}
+
+/* Not every compiler brings sanitizer/allocator_interface.h. */
+int __sanitizer_install_malloc_and_free_hooks(void (*took)(const volatile void *, size_t), void (*gave)(const volatile void *));
+
+static _Atomic size_t largest; /* piece of memory since it was set to 0 */
+static void note_memory(const volatile void *memory, size_t bytes)
+{
+    size_t before = largest;
+    while (memory && bytes > before && !atomic_compare_exchange_weak(&largest, &before, bytes)) {}
+}
+static void forget_memory(const volatile void *memory)
+{
+    (void)memory;
+}
+static void watch_memory(void)
+{
+    __sanitizer_install_malloc_and_free_hooks(note_memory, forget_memory);
+}
+static size_t largest_memory(void)
+{
+    return atomic_exchange(&largest, 0);
+}
+#else
+static void watch_memory(void)
+{
+}
+static size_t largest_memory(void)
+{
+    return 0;
 }
 #endif
 
-/* ---- Files ---- */
-
-static size_t load(const char *path, unsigned char *data, size_t room)
-{
-    FILE *file = fopen(path, "rb");
-    const size_t size = file ? fread(data, 1, room, file) : 0;
-    if (file) fclose(file);
-    return size;
-}
-
-static void store(const char *path, const unsigned char *data, size_t size)
-{
-    FILE *file = fopen(path, "wb");
-    if (!file || fwrite(data, 1, size, file) != size || fclose(file)) {
-        fprintf(console, "fuzz: cannot write %s: %s\n", path, strerror(errno));
-        _exit(1);
-    }
-}
-
-static void copy(const char *from, const char *to)
-{
-    static unsigned char data[2 * MOST_BYTES];
-    store(to, data, load(from, data, sizeof data));
-}
-
-static bool is_folder(const char *path)
-{
-    struct stat about;
-    return stat(path, &about) == 0 && S_ISDIR(about.st_mode);
-}
-
-/* A file, or a folder of files. */
-static void copy_all(const char *from, const char *to)
-{
-    if (!is_folder(from)) {
-        copy(from, to);
-        return;
-    }
-    mkdir(to, 0777);
-    DIR *listing = opendir(from);
-    for (struct dirent *entry; listing && (entry = readdir(listing));) {
-        char source[2 * PATH_CHARS], target[2 * PATH_CHARS];
-        if (entry->d_name[0] == '.') continue;
-        snprintf(source, sizeof source, "%s/%s", from, entry->d_name);
-        snprintf(target, sizeof target, "%s/%s", to, entry->d_name);
-        copy(source, target);
-    }
-    if (listing) closedir(listing);
-}
-
 /* ---- Corpus ---- */
+
+static bool is_hdf5(enum fuzz_kind kind)
+{
+    return kind != FUZZ_CLUSTER && kind != FUZZ_RAW;
+}
 
 static void add_seed(const char *folder, const char *name, bool own)
 {
     struct seed *made = &seed[seed_count];
     if (seed_count == MOST_SEEDS || fuzz_kind_of(name) == FUZZ_KINDS) return;
     *made = (struct seed){.kind = fuzz_kind_of(name), .regression = strncmp(name, "regression-", 11) == 0};
-    made->own = own && !made->regression && made->kind != FUZZ_CLUSTER;
+    made->own = own && !made->regression && is_hdf5(made->kind);
     snprintf(made->name, sizeof made->name, "%s", name);
     snprintf(made->path, sizeof made->path, "%s/%s", folder, name);
     seed_count++;
@@ -155,7 +152,7 @@ static void add_foreign(void)
     snprintf(folder, sizeof folder, "%s/foreign", scratch);
     mkdir(folder, 0777);
     for (int i = 0, count = seed_count; i < count; i++) {
-        if (!seed[i].own || seed[i].kind == FUZZ_CHECKPOINT) continue;
+        if (!seed[i].own || fuzz_is_folder(seed[i].path)) continue;
         snprintf(path, sizeof path, "%s/%s", folder, seed[i].name);
         if (fuzz_foreign(seed[i].path, path)) add_seed(folder, seed[i].name, false);
     }
@@ -170,7 +167,7 @@ static void keep_input(const struct seed *from, const char *why)
     char path[2 * PATH_CHARS], input[PATH_CHARS];
     snprintf(input, sizeof input, "%s/input", scratch);
     snprintf(path, sizeof path, "%s/%s-%s-%lld", option.keep, why, fuzz_kind_name(from->kind), (long long)current);
-    copy_all(input, path);
+    fuzz_copy(input, path);
 }
 
 __attribute__((format(printf, 2, 3))) static void fail(const struct seed *from, const char *format, ...)
@@ -216,12 +213,48 @@ static enum outcome outcome_of(enum hapt_status status)
     return strstr(hapt_fail_message(), "crashes") ? CRASHED_GUARD : HUNG_GUARD;
 }
 
+/* What users do with it. An older checkpoint stands beside the damaged one: the run goes on from there. */
+static void use(const struct fuzz_place *place, const struct seed *from, const char *path, bool flipped)
+{
+    uint64_t weights = 0;
+    bool fell_back = false;
+    const bool resumes = from->kind == FUZZ_RESUME;
+    if (ftruncate(STDERR_FILENO, 0)) {}
+    const enum hapt_status status = resumes ? fuzz_resume(place, path, &weights, &fell_back) : fuzz_use(place, from->kind, path);
+    check_failure(from, status, true);
+    if (resumes && flipped && status != HAPT_OK) fail(from, "a run does not go on from the checkpoint before the damaged one: %s", hapt_fail_message());
+    if (resumes && flipped && status == HAPT_OK && weights != from->weights[fell_back]) fail(from, "a damaged checkpoint leads to other weights");
+    if (resumes && status == HAPT_OK) fell_back ? shared->fell_back++ : shared->resumed++;
+    hapt_fail_reset();
+    shared->used[from->kind][status == HAPT_OK]++;
+}
+
+static double cpu_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static void check_cost(const struct seed *from, double start_s, double read_s)
+{
+    const int64_t taken_us = (int64_t)(1e6 * (cpu_s() - start_s));
+    const size_t bytes = largest_memory();
+    int64_t before = shared->slowest_us[from->kind];
+    while (taken_us > before && !atomic_compare_exchange_weak(&shared->slowest_us[from->kind], &before, taken_us)) {}
+    shared->read_us[from->kind] += (int64_t)(1e6 * read_s);
+    shared->used_us[from->kind] += taken_us - (int64_t)(1e6 * read_s);
+    if ((int64_t)bytes > most_memory) fail(from, "reserves %zu bytes at once", bytes);
+}
+
 /* `flipped`: bytes of a file under checksums. Returns whether the file was accepted. */
 static bool judge(const struct fuzz_place *place, const struct seed *from, const char *path, bool flipped)
 {
     uint64_t content = 0;
     const struct itimerval limit = {.it_value = {.tv_sec = CPU_S}};
+    const double start_s = cpu_s();
     setitimer(ITIMER_PROF, &limit, NULL);
+    largest_memory();
     const enum hapt_status status = fuzz_read(place, from->kind, path, &content);
     enum outcome outcome = outcome_of(status);
     check_failure(from, status, false);
@@ -231,36 +264,42 @@ static bool judge(const struct fuzz_place *place, const struct seed *from, const
     if (flipped && outcome == OTHER) fail(from, "changed bytes of a file under checksums are read as something else");
     if (option.crashes && (outcome == CRASHED_GUARD || outcome == HUNG_GUARD)) keep_input(from, outcome == CRASHED_GUARD ? "crash" : "hang");
     shared->count[from->kind][outcome]++;
-    if (status == HAPT_OK || fuzz_chance(place->random, 0.2)) {
-        if (ftruncate(STDERR_FILENO, 0)) {}
-        const enum hapt_status used = fuzz_use(place, from->kind, path);
-        check_failure(from, used, true);
-        hapt_fail_reset();
-    }
+    const double read_s = cpu_s() - start_s;
+    if (fuzz_chance(place->random, (status == HAPT_OK ? 1 : 0.2) * use_share[from->kind])) use(place, from, path, flipped);
+    check_cost(from, start_s, read_s);
     const ssize_t open_objects = H5Fget_obj_count((hid_t)H5F_OBJ_ALL, H5F_OBJ_ALL);
     if (open_objects > 0) fail(from, "%ld objects of HDF5 stay open", (long)open_objects);
     return status == HAPT_OK;
 }
 
-/* The file of the input that is changed. */
-static void choose_target(uint64_t *random, const struct seed *from, const char *input, char target[PATH_CHARS])
+_Noreturn static void give_up(const char *what)
+{
+    fprintf(console, "fuzz: %s cannot be written: %s\n", what, strerror(errno));
+    _exit(1);
+}
+
+/* The file of the input that is changed, and what it was copied from. */
+static void choose_target(uint64_t *random, const struct seed *from, const char *input, char target[PATH_CHARS], char origin[2 * PATH_CHARS])
 {
     static const char *const part[] = {"/manifest.h5", "/shard-0000.h5", "/shard-0001.h5"};
-    snprintf(target, PATH_CHARS, "%s%s", input, is_folder(from->path) ? part[fuzz_below(random, 3)] : "");
+    const int parts = !fuzz_is_folder(from->path) ? 0 : from->kind == FUZZ_RESUME ? 2 : 3;
+    const char *chosen = parts > 0 ? part[fuzz_below(random, parts)] : "";
+    snprintf(target, PATH_CHARS, "%s%s", input, chosen);
+    snprintf(origin, 2 * PATH_CHARS, "%s%s", from->path, chosen);
 }
 
 static bool mutate(uint64_t *random, const struct seed *from, const char *input)
 {
-    static unsigned char data[2 * MOST_BYTES];
-    char target[PATH_CHARS];
+    static unsigned char data[2 * FUZZ_MOST_BYTES];
+    char target[PATH_CHARS], origin[2 * PATH_CHARS];
     bool flipped = false;
-    copy_all(from->path, input);
-    choose_target(random, from, input, target);
+    if (!fuzz_copy(from->path, input)) give_up("the input");
+    choose_target(random, from, input, target, origin);
     const double way = hapt_random_unit(random);
-    if (from->kind != FUZZ_CLUSTER && !from->regression && way < 0.5) { /* the library would die of regressions here */
-        fuzz_tables(random, target);
+    if (is_hdf5(from->kind) && !from->regression && way < 0.5) { /* the library would die of regressions here */
+        fuzz_tables(random, target, origin);
     } else {
-        size_t size = load(target, data, MOST_BYTES);
+        size_t size = fuzz_load(target, data, FUZZ_MOST_BYTES);
         flipped = from->own && way < 0.8;
         if (flipped)
             fuzz_flip(random, data, size);
@@ -268,9 +307,9 @@ static bool mutate(uint64_t *random, const struct seed *from, const char *input)
             size = fuzz_json(random, (char *)data, size, sizeof data);
         else
             size = fuzz_bytes(random, data, size, sizeof data);
-        store(target, data, size);
+        if (!fuzz_store(target, data, size)) give_up(target);
     }
-    if (from->kind == FUZZ_CHECKPOINT && !flipped && fuzz_chance(random, 0.7)) fuzz_repair(input);
+    if (fuzz_is_folder(from->path) && !flipped && fuzz_chance(random, 0.7)) fuzz_repair(input);
     return flipped;
 }
 
@@ -288,25 +327,16 @@ static void stamp(const char *input, int64_t number)
 
 static const struct seed *choose_seed(uint64_t *random)
 {
+    static const enum fuzz_kind often[] = {FUZZ_CLUSTER, FUZZ_CLUSTER, FUZZ_CLUSTER, FUZZ_CLUSTER, FUZZ_CLUSTER,    FUZZ_TOKENS,     FUZZ_TOKENS,
+                                           FUZZ_TOKENS,  FUZZ_RAW,     FUZZ_RAW,     FUZZ_MODEL,   FUZZ_MODEL,      FUZZ_MODEL,      FUZZ_PLAN,
+                                           FUZZ_PLAN,    FUZZ_PLAN,    FUZZ_PROFILE, FUZZ_PROFILE, FUZZ_CHECKPOINT, FUZZ_CHECKPOINT, FUZZ_IMAGES,
+                                           FUZZ_WEIGHTS, FUZZ_RUN,     FUZZ_RESUME,  FUZZ_EFFICIENCY};
     for (;;) {
-        const enum fuzz_kind kind = option.kind < FUZZ_KINDS ? option.kind : (enum fuzz_kind)fuzz_below(random, FUZZ_KINDS);
+        const enum fuzz_kind kind = option.kind < FUZZ_KINDS ? option.kind : often[fuzz_below(random, (int)(sizeof often / sizeof *often))];
         const int start = fuzz_below(random, seed_count);
         for (int i = 0; i < seed_count; i++)
             if (seed[(start + i) % seed_count].kind == kind) return &seed[(start + i) % seed_count];
     }
-}
-
-static void remove_all(const char *path)
-{
-    DIR *listing = opendir(path);
-    for (struct dirent *entry; listing && (entry = readdir(listing));) {
-        char inner[PATH_CHARS + 300];
-        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
-        snprintf(inner, sizeof inner, "%s/%s", path, entry->d_name);
-        remove_all(inner);
-    }
-    if (listing) closedir(listing);
-    remove(path);
 }
 
 static void run_input(struct fuzz_place *place, int64_t number)
@@ -315,7 +345,7 @@ static void run_input(struct fuzz_place *place, int64_t number)
     char input[PATH_CHARS];
     current = number;
     snprintf(input, sizeof input, "%s/input", scratch);
-    remove_all(input);
+    fuzz_remove(input);
     if (ftruncate(STDERR_FILENO, 0)) {}
     const struct seed *from = choose_seed(&random);
     const bool flipped = mutate(&random, from, input);
@@ -325,6 +355,21 @@ static void run_input(struct fuzz_place *place, int64_t number)
 }
 
 /* ---- Workers ---- */
+
+/* With what a run ends that goes on from the newer checkpoint, and from the older one alone. Here, that is: the kernels of another
+ * machine round in other ways than those that wrote the corpus. */
+static void learn_weights(struct fuzz_place *place, struct seed *made)
+{
+    char older[PATH_CHARS];
+    bool fell_back = false;
+    snprintf(older, sizeof older, "%s/older-tiny", option.corpus);
+    const char *const path[] = {made->path, older};
+    for (int i = 0; i < 2; i++) {
+        const enum hapt_status status = fuzz_resume(place, path[i], &made->weights[i], &fell_back);
+        if (status != HAPT_OK || fell_back) fail(made, "%s is not resumed from: %s", path[i], hapt_fail_message());
+        hapt_fail_reset();
+    }
+}
 
 /* Every seed as it is: those of the corpus must be read, regressions must not crash. */
 static void check_seeds(struct fuzz_place *place, bool report)
@@ -337,6 +382,7 @@ static void check_seeds(struct fuzz_place *place, bool report)
         if (status != HAPT_OK && !seed[i].regression && report)
             fail(&seed[i], "a seed is refused: %s (has a format changed? tests/fuzz/make-corpus writes the seeds anew)", hapt_fail_message());
         hapt_fail_reset();
+        if (seed[i].kind == FUZZ_RESUME) learn_weights(place, &seed[i]);
         if (!report || !seed[i].regression) continue;
         for (int k = 0; k < 8; k++) fuzz_use(place, seed[i].kind, seed[i].path), hapt_fail_reset();
     }
@@ -345,20 +391,26 @@ static void check_seeds(struct fuzz_place *place, bool report)
 static void run_worker(int job, int64_t first)
 {
     struct hapt_env env;
-    char output[PATH_CHARS], errors[PATH_CHARS];
+    char output[PATH_CHARS], errors[PATH_CHARS], folder[PATH_CHARS];
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     console = fdopen(dup(STDERR_FILENO), "w");
     snprintf(scratch + strlen(scratch), sizeof scratch - strlen(scratch), "/job-%d", job);
     mkdir(scratch, 0777);
     snprintf(output, sizeof output, "%s/output.h5", scratch);
     snprintf(errors, sizeof errors, "%s/errors", scratch);
+    snprintf(folder, sizeof folder, "%s/run", scratch);
     const int sink = open(errors, O_RDWR | O_CREAT | O_TRUNC | O_APPEND, 0666), nowhere = open("/dev/null", O_RDWR);
     dup2(sink, STDERR_FILENO), dup2(nowhere, STDOUT_FILENO), dup2(nowhere, STDIN_FILENO);
+    /* What the library keeps for each open file is large: it is kept, not given back to the system each time. */
+    H5set_free_list_limits(64 << 20, 16 << 20, 16 << 20, 4 << 20, 64 << 20, 4 << 20);
+    if (option.batch > 1) hapt_guard_batch(option.batch, GUARD_CPU_S);
     hapt_guard_start(NULL, hapt_h5_rehearse);
     if (hapt_env_init(&env, NULL, NULL) != HAPT_OK) {
         fprintf(console, "fuzz: %s\n", hapt_fail_message());
         _exit(1);
     }
-    struct fuzz_place place = {.env = &env, .corpus = option.corpus, .output = output};
+    struct fuzz_place place = {.env = &env, .corpus = option.corpus, .output = output, .run = folder};
+    watch_memory();
     add_foreign();
     check_seeds(&place, job == 0 && first == 0);
     for (int64_t i = first; i < option.inputs && shared->failures < MOST_FAILURES; i += option.jobs) {
@@ -394,33 +446,91 @@ static void report_death(int job, int status)
     const long long number = (long long)shared->current[job];
     fprintf(stderr, "fuzz: input %lld (seed %llu) ends the process: %s %d%s\n", number, (unsigned long long)option.seed,
             WIFSIGNALED(status) ? "signal" : "code", WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status),
-            WIFSIGNALED(status) && WTERMSIG(status) == SIGPROF ? " (it does not come to an end)" : "");
+            WIFSIGNALED(status) && (WTERMSIG(status) == SIGPROF || WTERMSIG(status) == SIGKILL) ? " (it does not come to an end)" : "");
     show_errors(job);
     snprintf(input, sizeof input, "%s/job-%d/input", scratch, job);
     snprintf(path, sizeof path, "%s/failed-%lld", option.keep, number);
-    copy_all(input, path);
+    fuzz_copy(input, path);
     fprintf(stderr, "    kept as %s\n", path);
     shared->failures++;
+}
+
+/* Between two deaths of workers: one that does not go on, be it asleep, is ended; and a word now and then. */
+static void look_after(const pid_t *worker)
+{
+    static int64_t seen[MOST_JOBS];
+    static double seen_s[MOST_JOBS], told_s;
+    const double now_s = hapt_time_s();
+    int64_t done = 0;
+    for (int job = 0; job < option.jobs; job++) {
+        done += shared->current[job] / option.jobs;
+        if (seen_s[job] == 0 || shared->current[job] != seen[job]) seen[job] = shared->current[job], seen_s[job] = now_s;
+        if (worker[job] > 0 && now_s - seen_s[job] > WALL_S) kill(worker[job], SIGKILL), seen_s[job] = now_s;
+    }
+    if (told_s == 0) told_s = now_s;
+    if (now_s - told_s < REPORT_S) return;
+    told_s = now_s;
+    fprintf(stderr, "fuzz: about %lld inputs, %d failed\n", (long long)done, (int)shared->failures);
+}
+
+static sigset_t awaited_signals(void)
+{
+    sigset_t awaited;
+    sigemptyset(&awaited);
+    sigaddset(&awaited, SIGCHLD);
+    sigaddset(&awaited, SIGTERM);
+    sigaddset(&awaited, SIGINT);
+    return awaited;
+}
+
+/* Asked to leave: what was counted so far is printed. */
+static pid_t end_all(const pid_t *worker)
+{
+    for (int job = 0; job < option.jobs; job++)
+        if (worker[job] > 0) kill(worker[job], SIGKILL);
+    while (waitpid(-1, NULL, 0) > 0 || errno == EINTR) {}
+    errno = ECHILD;
+    return -1;
+}
+
+/* The next worker that ended; -1: there are none any more. */
+static pid_t wait_for_worker(const pid_t *worker, int *status)
+{
+    const struct timespec tick = {.tv_sec = 2};
+    const sigset_t awaited = awaited_signals();
+    for (;;) {
+        const pid_t gone = waitpid(-1, status, WNOHANG);
+        if (gone != 0) return gone;
+        const int signal = sigtimedwait(&awaited, NULL, &tick);
+        if (signal == SIGTERM || signal == SIGINT) return end_all(worker);
+        look_after(worker);
+    }
 }
 
 static void supervise(void)
 {
     pid_t worker[MOST_JOBS];
     int running = option.jobs;
+    const sigset_t awaited = awaited_signals();
+    sigset_t before;
     for (int job = 0; job < option.jobs; job++) worker[job] = start_worker(job, option.only >= 0 ? option.only : job);
+    sigprocmask(SIG_BLOCK, &awaited, &before);
     while (running > 0) {
         int status;
-        const pid_t gone = waitpid(-1, &status, 0);
+        const pid_t gone = wait_for_worker(worker, &status);
         if (gone < 0 && errno != EINTR) break;
         for (int job = 0; job < option.jobs; job++) {
             if (worker[job] != gone) continue;
             worker[job] = 0;
             if (!(WIFEXITED(status) && WEXITSTATUS(status) == 0)) report_death(job, status);
             const int64_t next = shared->current[job] + option.jobs;
-            if ((WIFEXITED(status) && WEXITSTATUS(status) == 0) || next >= option.inputs || shared->failures >= MOST_FAILURES)
+            if ((WIFEXITED(status) && WEXITSTATUS(status) == 0) || next >= option.inputs || shared->failures >= MOST_FAILURES) {
                 running--;
-            else
-                worker[job] = start_worker(job, next);
+                continue;
+            }
+            sigprocmask(SIG_SETMASK, &before, NULL);
+            worker[job] = start_worker(job, next);
+            sigprocmask(SIG_BLOCK, &awaited, NULL);
         }
     }
 }
@@ -430,17 +540,23 @@ static int64_t print_counts(void)
     int64_t total = 0, tables = 0;
     printf("%-12s %10s", "", "inputs");
     for (int o = 0; o < OUTCOMES; o++) printf("  %s", o == ACCEPTED ? "" : outcome_name[o]);
-    printf("\n");
+    printf("  command: ends well  refuses  slowest ms  reading ms  commands ms\n");
     for (int kind = 0; kind < FUZZ_KINDS; kind++) {
         int64_t inputs = 0;
         for (int o = 0; o < OUTCOMES; o++) inputs += shared->count[kind][o];
         if (inputs == 0) continue;
         printf("%-12s %10lld", fuzz_kind_name((enum fuzz_kind)kind), (long long)inputs);
         for (int o = 1; o < OUTCOMES; o++) printf("  %*lld", (int)strlen(outcome_name[o]), (long long)shared->count[kind][o]);
-        printf("\n");
+        const int64_t used = shared->used[kind][0] + shared->used[kind][1];
+        printf("  %18lld  %7lld  %10.0f  %10.2f  %11.1f\n", (long long)shared->used[kind][1], (long long)shared->used[kind][0],
+               1e-3 * (double)shared->slowest_us[kind], 1e-3 * (double)shared->read_us[kind] / (double)inputs,
+               1e-3 * (double)shared->used_us[kind] / (double)(used > 0 ? used : 1));
         total += inputs;
         tables += shared->count[kind][OTHER];
     }
+    if (shared->resumed + shared->fell_back > 0)
+        printf("runs went on from the newest checkpoint %lld times, from the one before a damaged one %lld times\n", (long long)shared->resumed,
+               (long long)shared->fell_back);
     /* Values that were changed and checksummed anew are read as what they are now: else nobody compares. */
     if (total >= 500 && tables == 0) {
         fprintf(stderr, "fuzz: no changed value was ever noticed\n");
@@ -458,6 +574,7 @@ static void parse(int argc, char **argv)
         else if (!strcmp(argv[i], "--jobs")) option.jobs = atoi(value), i++;
         else if (!strcmp(argv[i], "--only")) option.only = atoll(value), i++;
         else if (!strcmp(argv[i], "--keep")) option.keep = value, i++;
+        else if (!strcmp(argv[i], "--batch")) option.batch = atoi(value), i++;
         else if (!strcmp(argv[i], "--crashes")) option.crashes = true;
         else if (!strcmp(argv[i], "--kind")) {
             char name[64];
@@ -469,21 +586,30 @@ static void parse(int argc, char **argv)
     if (option.jobs < 1 || option.jobs > MOST_JOBS) option.jobs = 1;
 }
 
+/* Children of the guard would look up the same functions again and again. */
+static void bind_early(char **argv)
+{
+    if (getenv("LD_BIND_NOW")) return;
+    setenv("LD_BIND_NOW", "1", 1);
+    execv("/proc/self/exe", argv);
+}
+
 int main(int argc, char **argv)
 {
     struct stat about;
+    bind_early(argv);
     parse(argc, argv);
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     snprintf(scratch, sizeof scratch, "%s/hapt-fuzz-XXXXXX", stat("/dev/shm", &about) == 0 ? "/dev/shm" : "/tmp");
     if (option.corpus) list_corpus();
     if (shared == MAP_FAILED || seed_count == 0 || !mkdtemp(scratch)) {
-        fprintf(stderr, "usage: fuzz [--inputs N] [--seed S] [--jobs J] [--kind NAME] [--only I] [--keep FOLDER] [--crashes] CORPUS\n");
+        fprintf(stderr, "usage: fuzz [--inputs N] [--seed S] [--jobs J] [--kind NAME] [--only I] [--keep FOLDER] [--batch FILES] [--crashes] CORPUS\n");
         return 2;
     }
     printf("seed %llu, %lld inputs from %d seeds\n", (unsigned long long)option.seed, (long long)option.inputs, seed_count);
     fflush(stdout);
     supervise();
-    remove_all(scratch);
+    fuzz_remove(scratch);
     const int64_t total = print_counts();
     printf("%lld inputs, %d failed\n", (long long)total, (int)shared->failures);
     return shared->failures > 0 || total == 0;

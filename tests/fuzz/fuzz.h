@@ -30,29 +30,34 @@ const char *fuzz_text(uint64_t *random);
 void fuzz_flip(uint64_t *random, unsigned char *data, size_t size);
 /* Bytes are changed, moved, cut out, put in; `data` has room for `room` bytes. Returns the new size. */
 size_t fuzz_bytes(uint64_t *random, unsigned char *data, size_t size, size_t room);
-/* Tokens of a JSON text are changed, doubled, left out. */
+/* A JSON text says something else, or is no JSON any more. */
 size_t fuzz_json(uint64_t *random, char *text, size_t size, size_t room);
-/* Objects of an HDF5 file become others, by the HDF5 library itself, so that all its own checksums are right. */
-bool fuzz_tables(uint64_t *random, const char *path);
+/* Objects of an HDF5 file become others, by the HDF5 library itself, so that all its own checksums are right. `origin`: the file that
+ * it is a copy of, whose objects are listed once. */
+bool fuzz_tables(uint64_t *random, const char *path, const char *origin);
 /* The content of an HDF5 file as other programs write it: oldest format, no checksums, contiguous, strings of variable length. */
 bool fuzz_foreign(const char *from, const char *to);
 
 /* ---- What is done with a file ---- */
 
 enum fuzz_kind { FUZZ_MODEL, FUZZ_WEIGHTS, FUZZ_TOKENS, FUZZ_IMAGES, FUZZ_PROFILE, FUZZ_PLAN, FUZZ_CHECKPOINT, FUZZ_CLUSTER,
-                 FUZZ_EFFICIENCY, FUZZ_RUN, FUZZ_KINDS };
+                 FUZZ_EFFICIENCY, FUZZ_RUN, FUZZ_RESUME, FUZZ_RAW, FUZZ_KINDS };
 const char *fuzz_kind_name(enum fuzz_kind kind);
-/* Of what kind a file of the corpus is, by its name: "plan-mixed.h5"; FUZZ_KINDS: none. A checkpoint is a folder. */
+/* Of what kind a file of the corpus is, by its name: "plan-mixed.h5"; FUZZ_KINDS: none. Checkpoints are folders: FUZZ_RESUME those
+ * that one rank goes on from, FUZZ_CHECKPOINT others. FUZZ_RAW: what `hapt data` turns into data files. */
 enum fuzz_kind fuzz_kind_of(const char *name);
 
 struct fuzz_place {
     struct hapt_env *env;
     const char *corpus;  /* folder */
     const char *output;  /* may be written */
+    const char *run;     /* a folder that may be written */
     uint64_t *random;
 };
 /* What users do with such a file: the commands of hapt, in this process. */
 enum hapt_status fuzz_use(const struct fuzz_place *place, enum fuzz_kind kind, const char *path);
+/* hapt train --resume from a run whose newest checkpoint is the one at `path`, with an older one that is whole. *weights: a hash of what the run ends with; *fell_back: it went on from the older one. */
+enum hapt_status fuzz_resume(const struct fuzz_place *place, const char *path, uint64_t *weights, bool *fell_back);
 /* Reads the file by its own reader and hashes what was read. */
 enum hapt_status fuzz_read(const struct fuzz_place *place, enum fuzz_kind kind, const char *path, uint64_t *content);
 /* Hashes the content of an HDF5 file: names, shapes, values, attributes. 0: it cannot be read. */
@@ -61,5 +66,17 @@ uint64_t fuzz_content(const char *path);
 bool fuzz_repair(const char *folder);
 /* Writes a row of numbers over a dataset that is there. */
 bool fuzz_put(const char *path, const char *dataset, int64_t count, const int64_t *value);
+
+/* ---- Files (files.c) ---- */
+
+enum { FUZZ_MOST_BYTES = 1 << 20 };
+size_t fuzz_load(const char *path, unsigned char *data, size_t room);
+bool fuzz_store(const char *path, const unsigned char *data, size_t size);
+bool fuzz_is_folder(const char *path);
+/* A file, or a folder of files. */
+bool fuzz_copy(const char *from, const char *to);
+/* Names for the files of a folder in another one, new: no copies where they can be had without. */
+bool fuzz_link(const char *from, const char *to);
+void fuzz_remove(const char *path);
 
 #endif

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "../../src/train/checkpoint.h"
@@ -14,13 +15,14 @@
 #include "hapt/report.h"
 #include "hapt/train.h"
 
-enum { MOST_WORDS = 32, ROWS = 4, STEPS = 2 };
+enum { MOST_WORDS = 40, ROWS = 4, STEPS = 2, MOST_MICROBATCHES = 64 };
 
-#define GPT "--layers", "2", "--hidden", "8", "--heads", "2", "--sequence", "8", "--vocab", "256", "--microbatch", "2"
+#define GPT "--layers", "1", "--hidden", "8", "--heads", "2", "--sequence", "8", "--vocab", "256", "--microbatch", "2"
 #define VIT "--image", "8", "--patch", "4", "--layers", "1", "--hidden", "8", "--heads", "2", "--classes", "10", "--microbatch", "2"
+#define TINY "--layers", "1", "--hidden", "8", "--heads", "2", "--sequence", "8", "--vocab", "16", "--microbatch", "2"
 
 static const char *const names[FUZZ_KINDS] = {"model", "weights", "tokens", "images", "profile", "plan", "checkpoint", "cluster",
-                                              "efficiency", "run"};
+                                              "efficiency", "run", "resume", "raw"};
 
 const char *fuzz_kind_name(enum fuzz_kind kind)
 {
@@ -44,7 +46,8 @@ typedef enum hapt_status command(struct hapt_env *env, struct hapt_config *confi
 static enum hapt_status run(struct hapt_env *env, const char *const *words, struct hapt_arena *arena)
 {
     static command *const commands[HAPT_COMMAND_COUNT] = {
-        [HAPT_COMMAND_TOPOLOGY] = hapt_command_topology, [HAPT_COMMAND_PROFILE] = hapt_command_profile,
+        [HAPT_COMMAND_JOB] = hapt_command_job,           [HAPT_COMMAND_TRAIN] = hapt_command_train,
+        [HAPT_COMMAND_DATA] = hapt_command_data,         [HAPT_COMMAND_TOPOLOGY] = hapt_command_topology, [HAPT_COMMAND_PROFILE] = hapt_command_profile,
         [HAPT_COMMAND_PLAN] = hapt_command_plan,         [HAPT_COMMAND_SPMD] = hapt_command_spmd,
         [HAPT_COMMAND_EXPORT] = hapt_command_export,     [HAPT_COMMAND_SIMULATE] = hapt_command_simulate,
         [HAPT_COMMAND_MODEL] = hapt_command_model,       [HAPT_COMMAND_REPORT] = hapt_command_report};
@@ -74,11 +77,32 @@ static enum hapt_status use_profile(const struct fuzz_place *place, const char *
     }
 }
 
+/* Training takes as long as the plan says: here few microbatches. */
+static bool is_short(const struct hapt_plan *plan)
+{
+    return plan->microbatches <= MOST_MICROBATCHES;
+}
+
+static enum hapt_status train_by_plan(const struct fuzz_place *place, const char *path, struct hapt_arena *arena)
+{
+    struct hapt_plan *plan;
+    char model[512], cluster[512];
+    const bool loaded = hapt_plan_load(path, arena, &plan) == HAPT_OK;
+    hapt_fail_reset();
+    if (!loaded || !is_short(plan)) return RUN("simulate", "--plan", path);
+    snprintf(model, sizeof model, "%s/model-tiny.h5", place->corpus);
+    snprintf(cluster, sizeof cluster, "%s/cluster-one.json", place->corpus);
+    fuzz_remove(place->run);
+    return RUN("train", "--input", model, "--plan", path, "--cluster", cluster, "--steps", "1", "--threads", "1", "--output", place->run);
+}
+
 static enum hapt_status use_plan(const struct fuzz_place *place, const char *path, struct hapt_arena *arena)
 {
     char other[512];
     snprintf(other, sizeof other, "%s/plan-plain.h5", place->corpus);
-    switch (fuzz_below(place->random, 5)) {
+    switch (fuzz_below(place->random, 7)) {
+    case 3:
+    case 4: return train_by_plan(place, path, arena);
     case 0: return RUN("plan", "--diff", path, other);
     case 1: return RUN("plan", "--diff", other, path, "--json");
     case 2: return RUN("simulate", "--plan", path, "--schedule", "gpipe", "--microbatches", "7", "--json");
@@ -107,6 +131,54 @@ static enum hapt_status use_cluster(const struct fuzz_place *place, const char *
     return RUN("profile", "--input", model, "--cluster", path, "--predict", "--layers-per-model", "2", "--output", place->output);
 }
 
+/* Which input of `hapt data` it is can only be guessed. */
+static enum hapt_status use_raw(const struct fuzz_place *place, const char *path, struct hapt_arena *arena)
+{
+    static const char *const type[] = {"auto", "auto", "bytes", "uint16", "llmc", "cifar10", "cifar10"};
+    return RUN("data", path, "--type", type[fuzz_below(place->random, 7)], "--output", place->output,
+               fuzz_chance(place->random, 0.5) ? "--json" : NULL);
+}
+
+static enum hapt_status use_report(const struct fuzz_place *place, const char *path, struct hapt_arena *arena)
+{
+    switch (fuzz_below(place->random, 3)) {
+    case 0: return RUN("report", "--input", path);
+    case 1: return RUN("report", "--input", path, "--json");
+    default: return RUN("report", "--input", path, "--timeline", place->output);
+    }
+}
+
+/* The folder of a run whose checkpoints are the one at `path` and an older one of the corpus. */
+static enum hapt_status make_run(const struct fuzz_place *place, const char *path, const char *older)
+{
+    char folder[512], from[512];
+    fuzz_remove(place->run);
+    mkdir(place->run, 0777);
+    snprintf(folder, sizeof folder, "%s/checkpoints", place->run);
+    mkdir(folder, 0777);
+    snprintf(folder, sizeof folder, "%s/checkpoints/step-00000002", place->run);
+    bool made = fuzz_link(path, folder);
+    if (older) {
+        snprintf(folder, sizeof folder, "%s/checkpoints/step-00000001", place->run);
+        snprintf(from, sizeof from, "%s/%s", place->corpus, older);
+        made = fuzz_copy(from, folder) && made;
+    }
+    return made ? HAPT_OK : hapt_fail(HAPT_ERR_IO, NULL, "the folder of a run cannot be made");
+}
+
+/* Of two stages, on one rank: another plan, and weights out of both shards. */
+static enum hapt_status resume_anew(const struct fuzz_place *place, const char *path, struct hapt_arena *arena)
+{
+    char model[512], cluster[512], profile[512], data[512];
+    snprintf(model, sizeof model, "%s/model-gpt.h5", place->corpus);
+    snprintf(cluster, sizeof cluster, "%s/cluster-one.json", place->corpus);
+    snprintf(profile, sizeof profile, "%s/profile-one.h5", place->corpus);
+    snprintf(data, sizeof data, "%s/tokens-stream.h5", place->corpus);
+    HAPT_TRY(make_run(place, path, NULL));
+    return RUN("--input", model, "--data", data, "--cluster", cluster, "--profile", profile, "--resume", "yes", "--replan", "--steps", "3",
+               "--microbatches", "2", "--threads", "1", "--output", place->run);
+}
+
 static enum hapt_status use(const struct fuzz_place *place, enum fuzz_kind kind, const char *path, struct hapt_arena *arena)
 {
     char model[512], cluster[512];
@@ -119,13 +191,16 @@ static enum hapt_status use(const struct fuzz_place *place, enum fuzz_kind kind,
     case FUZZ_IMAGES: return RUN("model", "vit", VIT, "--data", path, "--output", place->output);
     case FUZZ_PROFILE: return use_profile(place, path, arena);
     case FUZZ_PLAN: return use_plan(place, path, arena);
-    case FUZZ_CHECKPOINT: return RUN("export", "--checkpoint", path, "--output", place->output);
+    case FUZZ_CHECKPOINT:
+        if (fuzz_chance(place->random, 0.4)) return resume_anew(place, path, arena);
+        return RUN("export", "--checkpoint", path, "--output", place->output);
+    case FUZZ_RESUME: return RUN("export", "--checkpoint", path, "--output", place->output);
+    case FUZZ_RAW: return use_raw(place, path, arena);
     case FUZZ_CLUSTER: return use_cluster(place, path, arena);
     case FUZZ_EFFICIENCY:
         return RUN("profile", "--input", model, "--cluster", cluster, "--predict", "--layers-per-model", "2", "--efficiency", path, "--output",
                    place->output);
-    case FUZZ_RUN:
-        return fuzz_chance(place->random, 0.5) ? RUN("report", "--input", path) : RUN("report", "--input", path, "--json");
+    case FUZZ_RUN: return use_report(place, path, arena);
     case FUZZ_KINDS: break;
     }
     return HAPT_OK;
@@ -143,18 +218,31 @@ enum hapt_status fuzz_use(const struct fuzz_place *place, enum fuzz_kind kind, c
 /* ---- What was read ---- */
 
 /* The zoo's model with the shapes above: what weights and data are read for. */
-static enum hapt_status known_model(const char *family, struct hapt_arena *arena, struct hapt_model **model)
+static enum hapt_status build_model(const char *family, struct hapt_arena *arena, struct hapt_model **model)
 {
-    const char *const gpt[] = {"hapt", "model", "gpt", GPT}, *const vit[] = {"hapt", "model", "vit", VIT};
-    const bool images = strcmp(family, "vit") == 0;
-    const char *const *words = images ? vit : gpt;
+    const char *const gpt[] = {"hapt", "model", "gpt", GPT}, *const vit[] = {"hapt", "model", "vit", VIT}, *const tiny[] = {"hapt", "model", "gpt", TINY};
+    const bool images = strcmp(family, "vit") == 0, is_tiny = strcmp(family, "tiny") == 0;
+    const char *const *words = images ? vit : is_tiny ? tiny : gpt;
     const int count = (int)(images ? sizeof vit / sizeof *vit : sizeof gpt / sizeof *gpt);
     char *argument[MOST_WORDS];
     struct hapt_config *config;
     for (int i = 0; i < count; i++)
         if (!(argument[i] = hapt_arena_strdup(arena, words[i]))) return HAPT_ERR_MEMORY;
     HAPT_TRY(hapt_config_parse(count, argument, arena, &config));
-    return hapt_model_build(family, config, arena, model);
+    return hapt_model_build(images ? "vit" : "gpt", config, arena, model);
+}
+
+/* Built once. */
+static enum hapt_status known_model(const char *family, struct hapt_model **model)
+{
+    static const char *const name[] = {"gpt", "tiny", "vit"};
+    static struct hapt_model *built[3];
+    static struct hapt_arena arena;
+    int i = 0;
+    while (strcmp(name[i], family) != 0) i++;
+    if (!built[i]) HAPT_TRY(build_model(family, &arena, &built[i]));
+    *model = built[i];
+    return HAPT_OK;
 }
 
 /* What is read is written again by the writer of its kind: all that the reader knows stands there. */
@@ -194,22 +282,21 @@ static enum hapt_status read_rows(const struct fuzz_place *place, const struct h
     return HAPT_OK;
 }
 
-static enum hapt_status read_data(const struct fuzz_place *place, const char *family, const char *path, struct hapt_arena *arena,
-                                  uint64_t *content)
+static enum hapt_status read_data(const struct fuzz_place *place, const char *family, const char *path, uint64_t *content)
 {
     struct hapt_model *model;
     uint64_t rows = 0;
-    HAPT_TRY(known_model(family, arena, &model));
+    HAPT_TRY(known_model(family, &model));
     HAPT_TRY(read_rows(place, model, path, &rows));
     HAPT_TRY(content_of_output(place, hapt_model_save(model, NULL, path, place->output), content));
     *content = hapt_hash(*content, &rows, sizeof rows);
     return HAPT_OK;
 }
 
-static enum hapt_status read_weights(const struct fuzz_place *place, const char *path, struct hapt_arena *arena, uint64_t *content)
+static enum hapt_status read_weights(const struct fuzz_place *place, const char *path, uint64_t *content)
 {
     struct hapt_model *model;
-    HAPT_TRY(known_model("gpt", arena, &model));
+    HAPT_TRY(known_model("gpt", &model));
     return content_of_output(place, hapt_model_save(model, path, NULL, place->output), content);
 }
 
@@ -240,6 +327,8 @@ static enum hapt_status read_report(const char *path, struct hapt_arena *arena, 
     *content = hapt_hash(*content, report->checkpoint, strlen(report->checkpoint));
     *content = hapt_hash(*content, report->item, strlen(report->item));
     if (report->loss) *content = hapt_hash(*content, report->loss, (size_t)report->steps * sizeof *report->loss);
+    if (report->rank_count > 0) *content = hapt_hash(*content, report->environment, (size_t)report->rank_count * sizeof *report->environment);
+    for (int w = 0; w < report->warning_count; w++) *content = hapt_hash(*content, report->warning[w].text, strlen(report->warning[w].text));
     return HAPT_OK;
 }
 
@@ -255,12 +344,22 @@ static enum hapt_status read_state(const struct hapt_checkpoint *checkpoint, int
     return status;
 }
 
+static enum hapt_status read_states(const struct hapt_checkpoint *checkpoint, const struct hapt_model *model, uint64_t *content)
+{
+    for (int64_t p = 0; p < checkpoint->parameter_count; p++) {
+        const int t = hapt_graph_find_tensor(model->graph, checkpoint->parameter[p]);
+        if (t >= 0) HAPT_TRY(read_state(checkpoint, p, hapt_tensor_elements(&model->graph->tensor[t]), content));
+    }
+    return HAPT_OK;
+}
+
 /* Weights and states, options, history and plan. */
-static enum hapt_status read_checkpoint(const struct fuzz_place *place, const char *path, struct hapt_arena *arena, uint64_t *content)
+static enum hapt_status read_checkpoint(const struct fuzz_place *place, const char *family, const char *path, struct hapt_arena *arena,
+                                        uint64_t *content)
 {
     struct hapt_checkpoint *checkpoint;
     struct hapt_model *model;
-    HAPT_TRY(known_model("gpt", arena, &model));
+    HAPT_TRY(known_model(family, &model));
     HAPT_TRY(hapt_checkpoint_find(place->env, path, arena, &checkpoint));
     HAPT_TRY(hapt_checkpoint_fits(checkpoint, model));
     HAPT_TRY(content_of_output(place, hapt_plan_save(place->output, checkpoint->plan), content));
@@ -272,11 +371,42 @@ static enum hapt_status read_checkpoint(const struct fuzz_place *place, const ch
         *content = hapt_hash(*content, checkpoint->option[i], strlen(checkpoint->option[i]));
         *content = hapt_hash(*content, checkpoint->value[i], strlen(checkpoint->value[i]));
     }
-    for (int64_t p = 0; p < checkpoint->parameter_count; p++) {
-        const int t = hapt_graph_find_tensor(model->graph, checkpoint->parameter[p]);
-        if (t >= 0) HAPT_TRY(read_state(checkpoint, p, hapt_tensor_elements(&model->graph->tensor[t]), content));
-    }
-    return HAPT_OK;
+    return read_states(checkpoint, model, content);
+}
+
+static enum hapt_status resume(const struct fuzz_place *place, const char *path, struct hapt_arena *arena, uint64_t *weights, bool *fell_back)
+{
+    char model[512], cluster[512];
+    struct hapt_checkpoint *checkpoint;
+    struct hapt_model *tiny;
+    snprintf(model, sizeof model, "%s/model-tiny.h5", place->corpus);
+    snprintf(cluster, sizeof cluster, "%s/cluster-one.json", place->corpus);
+    HAPT_TRY(make_run(place, path, "older-tiny"));
+    const bool found = hapt_checkpoint_find(place->env, place->run, arena, &checkpoint) == HAPT_OK;
+    hapt_fail_reset();
+    *fell_back = found && strstr(checkpoint->path, "step-00000001");
+    if (found && !is_short(checkpoint->plan)) return RUN("export", "--checkpoint", path, "--output", place->output);
+    HAPT_TRY(RUN("train", "--input", model, "--cluster", cluster, "--resume", "yes", "--steps", "3", "--threads", "1", "--output", place->run));
+    HAPT_TRY(known_model("tiny", &tiny));
+    HAPT_TRY(hapt_checkpoint_find(place->env, place->run, arena, &checkpoint));
+    *weights = hapt_hash(1, &checkpoint->step, sizeof checkpoint->step);
+    return read_states(checkpoint, tiny, weights);
+}
+
+enum hapt_status fuzz_resume(const struct fuzz_place *place, const char *path, uint64_t *weights, bool *fell_back)
+{
+    struct hapt_arena arena;
+    hapt_arena_init(&arena);
+    *weights = 0;
+    *fell_back = false;
+    const enum hapt_status status = resume(place, path, &arena, weights, fell_back);
+    hapt_arena_release(&arena);
+    return status;
+}
+
+static enum hapt_status read_raw(const struct fuzz_place *place, const char *path, struct hapt_arena *arena, uint64_t *content)
+{
+    return content_of_output(place, RUN("data", path, "--output", place->output), content);
 }
 
 static enum hapt_status read_kind(const struct fuzz_place *place, enum fuzz_kind kind, const char *path, struct hapt_arena *arena,
@@ -287,9 +417,9 @@ static enum hapt_status read_kind(const struct fuzz_place *place, enum fuzz_kind
     struct hapt_efficiency *efficiency;
     switch (kind) {
     case FUZZ_MODEL: return read_model(place, path, arena, content);
-    case FUZZ_WEIGHTS: return read_weights(place, path, arena, content);
-    case FUZZ_TOKENS: return read_data(place, "gpt", path, arena, content);
-    case FUZZ_IMAGES: return read_data(place, "vit", path, arena, content);
+    case FUZZ_WEIGHTS: return read_weights(place, path, content);
+    case FUZZ_TOKENS: return read_data(place, "gpt", path, content);
+    case FUZZ_IMAGES: return read_data(place, "vit", path, content);
     case FUZZ_PROFILE:
         HAPT_TRY(hapt_profile_load(path, arena, &profile));
         return content_of_output(place, hapt_profile_save(place->output, profile), content);
@@ -300,7 +430,9 @@ static enum hapt_status read_kind(const struct fuzz_place *place, enum fuzz_kind
         HAPT_TRY(hapt_efficiency_load(path, arena, &efficiency));
         return content_of_output(place, hapt_efficiency_save(place->output, efficiency), content);
     case FUZZ_CLUSTER: return read_cluster(place, path, arena, content);
-    case FUZZ_CHECKPOINT: return read_checkpoint(place, path, arena, content);
+    case FUZZ_CHECKPOINT: return read_checkpoint(place, "gpt", path, arena, content);
+    case FUZZ_RESUME: return read_checkpoint(place, "tiny", path, arena, content);
+    case FUZZ_RAW: return read_raw(place, path, arena, content);
     case FUZZ_RUN: return read_report(path, arena, content);
     case FUZZ_KINDS: break;
     }
@@ -321,10 +453,12 @@ bool fuzz_repair(const char *folder)
     enum { SHARDS = 2 };
     char path[512];
     int64_t size[SHARDS], checksum[SHARDS];
-    for (int shard = 0; shard < SHARDS; shard++) {
-        snprintf(path, sizeof path, "%s/shard-%04d.h5", folder, shard);
-        if (checkpoint_measure(path, &size[shard], &checksum[shard]) != HAPT_OK) return false;
+    int count = 0;
+    while (count < SHARDS) {
+        snprintf(path, sizeof path, "%s/shard-%04d.h5", folder, count);
+        if (access(path, R_OK) != 0 || checkpoint_measure(path, &size[count], &checksum[count]) != HAPT_OK) break;
+        count++;
     }
     snprintf(path, sizeof path, "%s/manifest.h5", folder);
-    return fuzz_put(path, "/shard_size", SHARDS, size) && fuzz_put(path, "/shard_checksum", SHARDS, checksum);
+    return fuzz_put(path, "/shard_size", count, size) && fuzz_put(path, "/shard_checksum", count, checksum);
 }
