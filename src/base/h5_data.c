@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_TEXT = 1 << 20, CHUNK_ELEMENTS = 1 << 18, MOST_SPARE_BYTES = 1 << 26 };
+enum { MAX_TEXT = 1 << 20, CHUNK_ELEMENTS = 1 << 18, MOST_SPARE_BYTES = 1 << 26, MOST_FILLED_BYTES = 1 << 30 };
 
 static hid_t native(enum hapt_h5_type type)
 {
@@ -222,7 +222,7 @@ static bool all_chunks_written(hid_t id, int dims, const hsize_t *chunk)
 }
 
 /* Chunks are read whole, so a file may ask for gigabytes to yield a small table; and storage that was never written reads as the
- * zeros that nobody meant, be they terabytes, unless the writer chose the value that stands for absence. */
+ * zeros that nobody meant, be they terabytes, unless the writer chose the value that stands for absence; then of at most a gigabyte. */
 static enum hapt_status check_storage(struct hapt_h5 *file, hid_t id, const char *name, double bytes)
 {
     const double most_chunk_bytes = bytes > MOST_SPARE_BYTES / 4 ? 4 * bytes : MOST_SPARE_BYTES;
@@ -232,7 +232,8 @@ static enum hapt_status check_storage(struct hapt_h5 *file, hid_t id, const char
     double chunk_bytes = type < 0 ? 0 : (double)H5Tget_size(type);
     const int dims = layout < 0 || H5Pget_layout(layout) != H5D_CHUNKED ? 0 : H5Pget_chunk(layout, H5S_MAX_RANK, extent);
     for (int i = 0; i < dims; i++) chunk_bytes *= (double)extent[i];
-    const bool filled = layout >= 0 && H5Pfill_value_defined(layout, &fill) >= 0 && fill == H5D_FILL_VALUE_USER_DEFINED;
+    const bool filled = layout >= 0 && H5Pfill_value_defined(layout, &fill) >= 0 && fill == H5D_FILL_VALUE_USER_DEFINED &&
+                        bytes <= MOST_FILLED_BYTES;
     if (layout >= 0) H5Pclose(layout);
     if (type >= 0) H5Tclose(type);
     if (dims > 0 && chunk_bytes > most_chunk_bytes)

@@ -40,6 +40,7 @@ static void check_together(const char *folder, const char *name, enum hapt_statu
     CHECK(stat(path, &after) == 0);
     const long most = expected == HAPT_OK || test_env.node_size > 1 ? 1 : 3; /* alone nobody remembers what is bad */
     CHECK_MESSAGE(after.st_size >= 1 && after.st_size <= most, "asked %ld times", (long)after.st_size);
+    MPI_Barrier(test_env.world); /* then the file may go */
 }
 
 int main(int argc, char **argv)
