@@ -214,7 +214,8 @@ enum hapt_status hapt_link_agree(MPI_Comm comm, const char *what, double timeout
  * behind. `what` names the operation. Collective. */
 enum hapt_status hapt_link_all_or_none(MPI_Comm comm, const char *what, enum hapt_status status);
 /* Before a rank says that a peer did not come in time, or is gone: where another one has spoken already, who may know better, its launcher tears
- * the job down and tells this one within seconds; hapt_die then says nothing more. The same for a rank that stood still itself. */
+ * the job down and tells this one within seconds; hapt_die then says nothing more. The same for a rank that stood still itself. Waits a share
+ * of the time-out, seconds at most. */
 void hapt_link_await_end(double timeout_s);
 /* Sleeps a little while polling: yields first, then short sleeps. `spins` counts from 0 and belongs to the wait. */
 void hapt_link_pause(unsigned *spins);

@@ -1,4 +1,5 @@
 /* Agreements between any ranks, with a deadline: amid training a peer may have died. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,11 +9,11 @@
 
 #define NAMED 4 /* absent ranks in a message */
 #define AWAIT_SHARE 0.25 /* of the time-out */
-#define AWAIT_MOST_S 3.0
+#define AWAIT_MOST_S 5.0
 
 void hapt_link_await_end(double timeout_s)
 {
-    const double until_s = hapt_time_s() + (AWAIT_SHARE * timeout_s < AWAIT_MOST_S ? AWAIT_SHARE * timeout_s : AWAIT_MOST_S);
+    const double until_s = hapt_time_s() + fmin(AWAIT_SHARE * timeout_s, AWAIT_MOST_S);
     while (hapt_time_s() < until_s && !hapt_stop_terminated()) hapt_time_sleep_until(hapt_time_s() + 10e-3);
 }
 

@@ -192,7 +192,7 @@ static void *run_courier(void *argument)
             }
         }
         if (pass.news) wake_compute(courier);
-        if (pass.status != HAPT_OK) hapt_link_await_end(courier->timeout_s); /* connections break when a peer dies */
+        if (pass.status != HAPT_OK) hapt_link_await_end(INFINITY); /* connections break when a peer dies */
         if (pass.status != HAPT_OK || (stopping && !pass.unfinished)) {
             pthread_mutex_lock(&courier->mutex);
             courier->status = pass.status;

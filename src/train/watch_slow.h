@@ -3,10 +3,10 @@
  *
  * A step's sample of a rank is compared with what the plan predicts and with the other ranks in the same step: where all are slower
  * alike, another plan would not help. A rank counts as slow by the CPU time of its device; or, far more slowly than the others, by
- * the clock: its cores are taken away. A link counts by what the network itself counted in each step, where it
- * does, else by its quickest message. It must hold for the medians of eight
- * steps, nine times in a row, so that a slow moment names nobody: what is slow from the start on is named after 18 steps. The bar is
- * higher where there is noise: on shared cores, and while all of those steps took less than some seconds.
+ * the clock: its cores are taken away. A link counts by what the network itself counted in each step, where it does, else by its
+ * quickest message. It must hold for the medians of eight steps, nine times in a row, so that a slow moment names nobody: what is slow
+ * from the start on is named after 18 steps, what becomes slow after 13. The bar is higher where there is noise: on shared cores, and
+ * while all of those steps took less than some seconds.
  */
 #ifndef HAPT_TRAIN_WATCH_SLOW_H
 #define HAPT_TRAIN_WATCH_SLOW_H
