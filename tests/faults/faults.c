@@ -45,6 +45,8 @@ static struct {
 static const char *const kinds[] = {"write", "fsync", "rename", "ftruncate", "close", "open", "mkdir", "unlink"};
 
 static __thread bool inside; /* calls of this library itself */
+/* When the call began: what another process does because of it comes later, also where this one is held up before it takes its note. */
+static __thread struct timespec began;
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
@@ -94,6 +96,7 @@ static void remember(int descriptor, const char *path)
 static bool fails(const char *call, const char *path)
 {
     int kind = 0;
+    clock_gettime(CLOCK_MONOTONIC, &began);
     if (faults.pattern && fnmatch(faults.pattern, path, 0) != 0) return false;
     pthread_mutex_lock(&faults.lock);
     while (strcmp(kinds[kind], call) != 0) kind++;
@@ -110,7 +113,6 @@ static bool fails(const char *call, const char *path)
 static void note(const char *call, const char *path, const char *other, const void *data, int64_t offset, size_t bytes)
 {
     char name[4200];
-    struct timespec now;
     const int saved = errno;
     if (!faults.log) return;
     pthread_mutex_lock(&faults.lock);
@@ -121,9 +123,8 @@ static void note(const char *call, const char *path, const char *other, const vo
         snprintf(name, sizeof name, "%s/%ld.data", faults.log, (long)getpid());
         faults.data = fopen(name, "w");
     }
-    clock_gettime(CLOCK_MONOTONIC, &now);
     if (faults.record && faults.data) {
-        fprintf(faults.record, "%lld.%09ld\t%s\t%s", (long long)now.tv_sec, now.tv_nsec, call, path);
+        fprintf(faults.record, "%lld.%09ld\t%s\t%s", (long long)began.tv_sec, began.tv_nsec, call, path);
         if (other) fprintf(faults.record, "\t%s", other);
         if (!strcmp(call, "write")) {
             fprintf(faults.record, "\t%lld\t%zu\t%ld", (long long)offset, bytes, faults.data_bytes);
@@ -288,6 +289,7 @@ int unlink(const char *path)
 
 int rmdir(const char *path)
 {
+    clock_gettime(CLOCK_MONOTONIC, &began);
     const int result = REAL(rmdir)(path);
     if (ours(path) && result == 0) note("rmdir", path, NULL, NULL, 0, 0);
     return result;

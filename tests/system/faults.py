@@ -49,7 +49,8 @@ def weights(output):
 def reference(ranks):
     """Weights after each step of a run on a good disk; also a checkpoint to start from, `base`."""
     output, base = "%s/good%d" % (folder, ranks), folder + "/base"
-    shutil.rmtree(base, ignore_errors=True)
+    for where in (output, base):
+        shutil.rmtree(where, ignore_errors=True)
     for where, more in ((output, ("--keep", "10", "--checkpoint-every", "1")), (base, ("--stop-after", str(EVERY)))):
         done = start(ranks, where, *more)
         if done.returncode:
@@ -135,10 +136,12 @@ def calls():
         if rank == 0 and asynchronous == "yes":
             good = reference(ranks)
         places = all_calls(ranks, rank, asynchronous)
+        count = len(places)
         if not long_round:  # of each kind one, on two ranks one of all
             kinds = sorted({call for call, _, _ in places})
             places = [random.choice([place for place in places if place[0] == kind]) for kind in kinds]
             places = places if ranks == 1 else random.sample(places, 1)
+        print("rank %d of %d, asynchronous %s: %d of %d calls" % (rank, ranks, asynchronous, len(places), count), flush=True)
         for call, at, total in places:
             error = random.choice(["ENOSPC", "EIO"])
             more = {"FAULTS_STICKY": "1"} if random.random() < 0.3 else {}

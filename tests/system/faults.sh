@@ -19,6 +19,7 @@ JSON
 done
 for part in ${HAPT_PARTS:-calls kill crash disk}; do
     checks=$((checks + 1))
-    /usr/bin/python3 tests/system/faults.py "$HAPT" "$scratch" "$library" $part || fail "$part"
+    /usr/bin/python3 tests/system/faults.py "$HAPT" "$scratch" "$library" $part >"$scratch/said" || fail "$part: $(cat "$scratch/said")"
+    figures="${figures:+$figures; }$(tail -n 1 "$scratch/said")"
 done
 finish

@@ -158,8 +158,8 @@ def main():
         if under_way(output):
             sys.exit("half a checkpoint is left after the end")
         shutil.rmtree(output)
-    print("%d kills in %d runs, %d of them in a checkpoint; most steps lost: %d in the background, %d waiting, of intervals of %d"
-          % (kills, runs, in_checkpoint, most_lost[True], most_lost[False], EVERY))
+    print("%d kills in %d runs, %d of them in a checkpoint; most steps lost: %d in the background, %d waiting, of intervals of %d; seed %d"
+          % (kills, runs, in_checkpoint, most_lost[True], most_lost[False], EVERY, seed))
     if 3 * in_checkpoint < kills and kills >= 30:
         sys.exit("too few kills hit a checkpoint")
 

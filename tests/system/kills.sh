@@ -18,5 +18,6 @@ passes 1 profile --input "$scratch/m.h5" --cluster "$scratch/c.json" --predict -
 layers=$(h5dump -H -d /boundary_bytes "$scratch/p.h5" | sed -n 's/.*SIMPLE *{ *( *\([0-9]*\).*/\1/p')
 passes 1 plan --profile "$scratch/p.h5" --microbatches 2 --stages "0-3@a:1x2,3-$layers@b:1x1" --output "$scratch/plan.h5" || finish
 checks=$((checks + 1))
-/usr/bin/python3 tests/system/kills.py "$HAPT" "$scratch" "$kills" || fail "the campaign of kills"
+/usr/bin/python3 tests/system/kills.py "$HAPT" "$scratch" "$kills" >"$scratch/said" || fail "the campaign of kills: $(cat "$scratch/said")"
+figures=$(tail -n 1 "$scratch/said")
 finish
