@@ -1,6 +1,9 @@
 /*
  * The courier: one communication thread per rank that moves stage boundaries while the compute thread works.
  *
+ * A thread, since polling between kernels measured worse where the processor computes: four slowed ranks on two cores, a trunk of 150 Mbit/s,
+ * steps 1.36 times as long (1.20 to 1.80). Where polls cost the device nothing they gained 4 % (0.94 to 0.99).
+ *
  * Counters of messages are the only state both threads touch: the compute thread raises queued, expected and freed, the
  * courier raises sent and received. The mutex orders waiting and waking, not the data.
  */
