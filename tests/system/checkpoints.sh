@@ -8,20 +8,14 @@ check() { # WHAT CONDITION...
     checks=$((checks + 1))
     "$@" || fail "$what: $*"
 }
-cat >"$scratch/c.json" <<'JSON'
-{ "format": "hapt-cluster", "version": 1,
-  "subclusters": [
-    { "name": "a", "nodes": 1, "devices_per_node": 2, "device": "cpu", "memory": "900 MB" },
-    { "name": "b", "nodes": 1, "devices_per_node": 1, "device": "cpu", "memory": "900 MB" } ],
-  "links": [ { "between": ["a", "b"], "bandwidth": "1 GB/s", "latency": "10 us" } ] }
-JSON
+three_devices "900 MB"
 head -c 30000 README.md >"$scratch/text"
 head -c 30000 Makefile >"$scratch/other"
 passes 1 data "$scratch/text" --output "$scratch/t.h5" || finish
 passes 1 data "$scratch/other" --output "$scratch/other.h5" || finish
 passes 1 model gpt --layers 2 --hidden 64 --heads 4 --sequence 32 --vocab 256 --microbatch 2 --tied-embeddings no --output "$scratch/m.h5" || finish
 passes 1 profile --input "$scratch/m.h5" --cluster "$scratch/c.json" --predict --layers-per-model 6 --output "$scratch/p.h5" || finish
-layers=$(h5dump -H -d /boundary_bytes "$scratch/p.h5" | sed -n 's/.*SIMPLE *{ *( *\([0-9]*\).*/\1/p')
+count_layers
 passes 1 plan --profile "$scratch/p.h5" --microbatches 2 --stages "0-2@a:1x2,2-$layers@b:1x1" --output "$scratch/plan.h5" || finish
 train="train --cluster $scratch/c.json --plan $scratch/plan.h5 --threads 1 --layers-per-model 6"
 sum() { (cd "$1" && find . -type f | sort | xargs sha256sum); }

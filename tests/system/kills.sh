@@ -4,18 +4,12 @@
 . tests/system/lib.sh.inc
 kills=6
 [ -z "${HAPT_LONG:-}" ] || kills=300
-cat >"$scratch/c.json" <<'JSON'
-{ "format": "hapt-cluster", "version": 1,
-  "subclusters": [
-    { "name": "a", "nodes": 1, "devices_per_node": 2, "device": "cpu", "memory": "900 MB" },
-    { "name": "b", "nodes": 1, "devices_per_node": 1, "device": "cpu", "memory": "900 MB" } ],
-  "links": [ { "between": ["a", "b"], "bandwidth": "1 GB/s", "latency": "10 us" } ] }
-JSON
+three_devices "900 MB"
 # much to write for the little it computes: 1.7 million parameters, 20 MB a checkpoint, a few milliseconds a step
 passes 1 data tests/system/train.sh --output "$scratch/t.h5" || finish
 passes 1 model gpt --layers 2 --hidden 256 --heads 4 --sequence 16 --vocab 256 --microbatch 1 --output "$scratch/m.h5" || finish
 passes 1 profile --input "$scratch/m.h5" --cluster "$scratch/c.json" --predict --layers-per-model 6 --output "$scratch/p.h5" || finish
-layers=$(h5dump -H -d /boundary_bytes "$scratch/p.h5" | sed -n 's/.*SIMPLE *{ *( *\([0-9]*\).*/\1/p')
+count_layers
 passes 1 plan --profile "$scratch/p.h5" --microbatches 2 --stages "0-3@a:1x2,3-$layers@b:1x1" --output "$scratch/plan.h5" || finish
 checks=$((checks + 1))
 /usr/bin/python3 tests/system/kills.py "$HAPT" "$scratch" "$kills" >"$scratch/said" || fail "the campaign of kills: $(cat "$scratch/said")"
