@@ -12,6 +12,7 @@ import crash_states
 
 hapt, folder, library, part = sys.argv[1:5]
 long_round = bool(os.environ.get("HAPT_LONG"))
+rank_counts = [int(count) for count in os.environ.get("HAPT_RANKS", "1 2").split()]
 STEPS, EVERY = 4 if part in ("calls", "kill") else 6, 2
 seed = int(os.environ.get("HAPT_SEED", random.randrange(1 << 30)))
 random.seed(seed)
@@ -118,7 +119,7 @@ def judge(done, good, ranks, call, why):
 
 def ways():
     """Ranks, the one that is disturbed, checkpoints in the background or not."""
-    return [(ranks, rank, asynchronous) for ranks in (1, 2) for rank in range(ranks) for asynchronous in ("yes", "no")]
+    return [(ranks, rank, asynchronous) for ranks in rank_counts for rank in range(ranks) for asynchronous in ("yes", "no")]
 
 
 def all_calls(ranks, rank, asynchronous, *more):
@@ -198,7 +199,7 @@ def digest(top):
 def crash():
     """The machine stops after any call: what was not synced may be lost."""
     states = 0
-    for ranks in (1, 2):
+    for ranks in rank_counts:
         good, work, log = reference(ranks), "%s/crash%d/run" % (folder, ranks), "%s/log%d" % (folder, ranks)
         for asynchronous in ("yes", "no") if ranks == 1 or long_round else ("yes",):
             shutil.rmtree(log, ignore_errors=True)
