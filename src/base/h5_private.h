@@ -1,4 +1,4 @@
-/* Shared by h5.c and h5_data.c alone. */
+/* Shared by the files that wrap the HDF5 library alone. */
 #ifndef HAPT_H5_PRIVATE_H
 #define HAPT_H5_PRIVATE_H
 
@@ -32,5 +32,11 @@ enum hapt_status hapt_h5_fail(struct hapt_h5 *file, const char *what, const char
 enum hapt_status hapt_h5_open_unguarded(const char *path, const char *format, int version, bool foreign, struct hapt_h5 **result);
 /* Whether reading a dataset as numbers is tried at all: type, shape and chunks are such as hapt_h5_read takes. No record is left. */
 bool hapt_h5_readable(struct hapt_h5 *file, hid_t id, const char *name, int *dims, int64_t *shape);
+
+/* Follows the references of strings of variable length in the bytes of the file (h5_heap.c). NULL: the file cannot be read so, or no memory. */
+struct hapt_h5_heap *hapt_h5_heap_create(struct hapt_h5 *file);
+void hapt_h5_heap_destroy(struct hapt_h5_heap *heap);
+/* False: a string of the dataset `object`, or of its attribute, lies where the file has none of that length. Another type: true. */
+bool hapt_h5_heap_leads(struct hapt_h5_heap *heap, hid_t object, const char *attribute);
 
 #endif

@@ -10,6 +10,7 @@ static const int64_t most_dataset_bytes = 1 << 26, most_file_bytes = 1 << 28; /*
 
 struct rehearsal {
     struct hapt_h5 *file;
+    struct hapt_h5_heap *heap;
     int64_t objects, bytes; /* so far */
     bool broken;
     double *block;          /* [room], BLOCK_ELEMENTS at most: small files need little */
@@ -52,7 +53,7 @@ static herr_t read_attribute(hid_t object, const char *name, const H5A_info_t *i
     int count, value;
     char path[MOST_PATH];
     (void)info;
-    rehearsal->broken = rehearsal->broken || !opens(object, name);
+    rehearsal->broken = rehearsal->broken || !opens(object, name) || !hapt_h5_heap_leads(rehearsal->heap, object, name);
     if (rehearsal->broken) return -1;
     if (H5Iget_name(object, path, sizeof path) <= 0) return 0;
     if (hapt_h5_read_attribute_text(rehearsal->file, path, name, &rehearsal->arena, &text) != HAPT_OK) {
@@ -121,6 +122,8 @@ static void read_dataset(struct rehearsal *rehearsal, hid_t dataset, const char 
     const char **text;
     if (hapt_h5_readable(rehearsal->file, dataset, path, &dims, shape))
         read_numbers(rehearsal, dataset, dims, shape);
+    else if (!hapt_h5_heap_leads(rehearsal->heap, dataset, NULL))
+        rehearsal->broken = true;
     else
         hapt_h5_read_strings(rehearsal->file, path, most_dataset_bytes / (int64_t)sizeof(char *), &rehearsal->arena, &count, &text);
 }
@@ -161,7 +164,10 @@ bool hapt_h5_rehearse(const char *path)
     struct rehearsal rehearsal = {0};
     hapt_arena_init(&rehearsal.arena);
     if (hapt_h5_open_unguarded(path, NULL, 0, true, &rehearsal.file) == HAPT_OK) {
-        walk(&rehearsal, "/", 0);
+        rehearsal.heap = hapt_h5_heap_create(rehearsal.file);
+        rehearsal.broken = !rehearsal.heap;
+        if (rehearsal.heap) walk(&rehearsal, "/", 0);
+        hapt_h5_heap_destroy(rehearsal.heap);
         hapt_h5_close(rehearsal.file);
     }
     hapt_fail_reset();

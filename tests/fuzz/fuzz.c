@@ -87,9 +87,12 @@ const char *__asan_default_options(void)
 int __sanitizer_install_malloc_and_free_hooks(void (*took)(const volatile void *, size_t), void (*gave)(const volatile void *));
 
 static _Atomic size_t largest; /* piece of memory since it was set to 0 */
+static pid_t watched;
 static void note_memory(const volatile void *memory, size_t bytes)
 {
     size_t before = largest;
+    /* The guard cannot limit its children's memory here (guard.c): what would not get it dies of that. */
+    if (bytes > (size_t)most_memory && getpid() != watched) _exit(1);
     while (memory && bytes > before && !atomic_compare_exchange_weak(&largest, &before, bytes)) {}
 }
 static void forget_memory(const volatile void *memory)
@@ -98,6 +101,7 @@ static void forget_memory(const volatile void *memory)
 }
 static void watch_memory(void)
 {
+    watched = getpid();
     __sanitizer_install_malloc_and_free_hooks(note_memory, forget_memory);
 }
 static size_t largest_memory(void)
@@ -403,6 +407,7 @@ static void run_worker(int job, int64_t first)
     dup2(sink, STDERR_FILENO), dup2(nowhere, STDOUT_FILENO), dup2(nowhere, STDIN_FILENO);
     /* What the library keeps for each open file is large: it is kept, not given back to the system each time. */
     H5set_free_list_limits(64 << 20, 16 << 20, 16 << 20, 4 << 20, 64 << 20, 4 << 20);
+    watch_memory();
     if (option.batch > 1) hapt_guard_batch(option.batch, GUARD_CPU_S);
     hapt_guard_start(NULL, hapt_h5_rehearse);
     if (hapt_env_init(&env, NULL, NULL) != HAPT_OK) {
@@ -410,7 +415,6 @@ static void run_worker(int job, int64_t first)
         _exit(1);
     }
     struct fuzz_place place = {.env = &env, .corpus = option.corpus, .output = output, .run = folder};
-    watch_memory();
     add_foreign();
     check_seeds(&place, job == 0 && first == 0);
     for (int64_t i = first; i < option.inputs && shared->failures < MOST_FAILURES; i += option.jobs) {

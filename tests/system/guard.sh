@@ -9,8 +9,9 @@ gpt="gpt --layers 1 --hidden 8 --heads 2 --sequence 8 --vocab 256 --microbatch 2
 for ranks in 1 2; do
     refuses 3 . $ranks profile --input $corpus/regression-model-crash.h5 --cluster $corpus/cluster-two.json --predict --output "$scratch/p.h5"
     refuses 3 . $ranks --input $corpus/regression-model-crash.h5 --steps 1 --output "$scratch/run"
-    # No seed of the fuzzer: what the library takes for sizes was never written, and allocators of sanitizers hide that from the guard.
-    refuses 3 . $ranks profile --input $corpus/uninitialised-model.h5 --cluster $corpus/cluster-two.json --predict --output "$scratch/p.h5"
+    for model in uninitialised heap reserves; do
+        refuses 3 . $ranks profile --input $corpus/regression-model-$model.h5 --cluster $corpus/cluster-two.json --predict --output "$scratch/p.h5"
+    done
     # shellcheck disable=SC2086
     refuses 3 . $ranks model $gpt --data $corpus/regression-tokens-heap.h5 --output "$scratch/m.h5"
     refuses 3 . $ranks profile --input $corpus/model-gpt.h5 --cluster $corpus/cluster-two.json --predict \
