@@ -293,7 +293,7 @@ enum hapt_status stage_connect(struct stage *stage)
 
 enum hapt_status stage_drain(struct stage *stage)
 {
-    return hapt_courier_drain(stage->courier);
+    return stage->courier ? hapt_courier_drain(stage->courier) : HAPT_OK;
 }
 
 void stage_release(struct stage *stage)

@@ -474,6 +474,8 @@ enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cl
     hapt_env_set_patience(0);
     /* A rank that was not heard of in time cannot agree on leaving, nor can its peers free what they share with it. */
     if (status == HAPT_ERR_COMM) hapt_die(status);
+    const enum hapt_status drained = stage_drain(&run.stage); /* what failed before the first step left it running */
+    if (drained != HAPT_OK) hapt_die(drained);
     saver_release(&run.saver);
     stage_release(&run.stage);
     hapt_data_close(run.data);

@@ -56,6 +56,10 @@ for how in auto yes; do
     check "nothing is overwritten" [ "$before" = "$(sum "$scratch/spoilt")" ]
 done
 
+# A file where the folder of the checkpoints goes: found when stages are connected already.
+mkdir "$scratch/blocked" && touch "$scratch/blocked/checkpoints"
+refuses 6 'checkpoints' 3 $train --input "$scratch/m.h5" --data "$scratch/t.h5" --steps 2 --output "$scratch/blocked"
+
 # 3. Other data than the checkpoint's: training goes on, and says so; the same data in another order, too; the same ones in silence.
 resumed() { # PATTERN OPTIONS...
     local pattern=$1
