@@ -9,6 +9,7 @@ MAKEFLAGS += --no-builtin-rules
 VARIANT ?= release
 BUILD := build/$(VARIANT)
 CC := mpicc
+CXX := c++
 Q := $(if $(filter 1,$(V)),,@)
 
 hdf5 := $(firstword $(foreach p,hdf5-openmpi hdf5,$(shell pkg-config --exists $(p) 2>/dev/null && echo $(p))))
@@ -51,7 +52,19 @@ benches := $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c))
 
 faults := $(BUILD)/tests/faults/faults.so
 
-all: build/hapt $(tests) $(benches) $(faults)
+# The CUDA back end: a plug-in that is built where a toolkit is (CUDA_HOME, the compiler on the PATH, or the usual folder) and CUDA=0 does not
+# forbid it. For the first architectures of its kind that the toolkit knows; newer devices compile the last one's code when it is loaded.
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc)))
+NVCC := $(if $(filter 0,$(CUDA)),,$(wildcard $(CUDA_HOME)/bin/nvcc))
+CUDA_ARCHS ?= $(if $(NVCC),$(filter 60 70 80 90,$(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch))))
+cuda_code = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS))
+NVCC_FLAGS = -O3 -std=c++17 -Iinclude -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra $(if $(filter 1,$(WERROR)),-Xcompiler -Werror -Werror all-warnings) $(cuda_code)
+cuda_sources := $(sort $(wildcard src/device/cuda/*.cu))
+cuda_plugin := $(if $(NVCC),$(BUILD)/hapt-cuda.so)
+# The same sources on this machine's cores (tests/gpu/host).
+cuda_host := $(BUILD)/tests/gpu/hapt-cuda-host.so
+
+all: build/hapt $(tests) $(benches) $(faults) $(cuda_plugin) $(cuda_host)
 
 build/hapt: $(BUILD)/hapt
 	$(Q)ln -sf $(VARIANT)/hapt $@
@@ -97,6 +110,31 @@ $(BUILD)/tests/%: tests/%.c $(BUILD)/libhapt.a
 $(BUILD)/tests/fuzz/fuzz: $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/fuzz/*.c)) $(BUILD)/libhapt.a
 	@echo "LD   $@"
 	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) -o $@ $^ $(LIBS)
+
+$(BUILD)/hapt-cuda.so: $(cuda_sources:%.cu=$(BUILD)/%.cu.o)
+	@echo "LD   $@"
+	$(Q)$(NVCC) -shared -cudart static -o $@ $^ -lcublasLt -Xlinker -rpath,$(CUDA_HOME)/lib64
+
+$(BUILD)/src/device/cuda/%.cu.o: src/device/cuda/%.cu
+	@echo "NVCC $<"
+	$(Q)mkdir -p $(@D)
+	$(Q)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c -o $@ $<
+
+host_cuda_sources := $(sort $(filter-out %/selftest.cpp,$(wildcard tests/gpu/host/*.cpp)))
+$(cuda_host): $(cuda_sources:%.cu=$(BUILD)/tests/gpu/%.o) $(host_cuda_sources:%.cpp=$(BUILD)/%.o)
+	@echo "LD   $@"
+	$(Q)$(CXX) -shared -o $@ $^ -lpthread
+
+HOST_CUDA_FLAGS = -g -O2 -std=c++17 -fPIC -fvisibility=hidden -DHAPT_HOST_CUDA -Itests/gpu/host -Iinclude -Wall -Wextra $(if $(filter 1,$(WERROR)),-Werror)
+$(BUILD)/tests/gpu/%.o: %.cu
+	@echo "CXX  $< (host)"
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CXX) -x c++ $(HOST_CUDA_FLAGS) -MMD -MP -c -o $@ $<
+
+$(BUILD)/tests/gpu/host/%.o: tests/gpu/host/%.cpp
+	@echo "CXX  $<"
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CXX) $(HOST_CUDA_FLAGS) -MMD -MP -c -o $@ $<
 
 # Preloaded by tests: calls that fail.
 $(BUILD)/tests/faults/%.so: tests/faults/%.c
@@ -163,7 +201,7 @@ clean:
 help:
 	@echo "targets:   all run check check-long bench asan fuzz tidy format check-layers inputs deps clean help"
 	@echo "variables: V=1 shows commands; WERROR=1 makes warnings errors; TESTS=REGEX picks tests (unit/plan, ^system);"
-	@echo "           FUZZ_INPUTS=N, FUZZ_SEED=N, FUZZ_JOBS=N for fuzz; VARIANT=release|asan; PETSC=0, GLPK=0 leave a solver out; CC, CFLAGS as usual"
+	@echo "           FUZZ_INPUTS=N, FUZZ_SEED=N, FUZZ_JOBS=N for fuzz; VARIANT=release|asan; PETSC=0, GLPK=0 leave a solver out, CUDA=0 the back end of GPUs (CUDA_HOME: the toolkit); CC, CFLAGS as usual"
 
 .PHONY: FORCE all run check check-long bench asan asan-tests fuzz tidy format check-layers inputs deps clean help
 .SECONDARY:

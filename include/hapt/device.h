@@ -2,7 +2,7 @@
  * Devices: a back end is one table of functions; a kernel is found by its operator's name.
  *
  * Rank-local, no MPI. The engine binds every kernel once to planned memory, so a call carries final pointers.
- * `cpu` and `emulated` are always there. To add a back end: one table, one line in src/device/device.c.
+ * `cpu` and `emulated` are always there; `cuda` is a plug-in, loaded when it is asked for. To add a back end: one table, one line in src/device/device.c.
  */
 #ifndef HAPT_DEVICE_H
 #define HAPT_DEVICE_H

@@ -46,6 +46,11 @@ const char *hapt_status_name(enum hapt_status status);
 /* A condition that only a bug of ours can break. */
 #define HAPT_ASSERT(condition) \
     ((condition) ? (void)0 : hapt_assert_failed(#condition, __FILE__, __LINE__))
-_Noreturn void hapt_assert_failed(const char *condition, const char *file, int line);
+#ifdef __cplusplus
+[[noreturn]]
+#else
+_Noreturn
+#endif
+void hapt_assert_failed(const char *condition, const char *file, int line);
 
 #endif

@@ -3,11 +3,12 @@
 
 #include "hapt/device.h"
 
-extern const struct hapt_backend hapt_cpu_backend, hapt_emulated_backend;
+extern const struct hapt_backend hapt_cpu_backend, hapt_emulated_backend, hapt_cuda_backend;
 
 static const struct hapt_backend *const backends[] = {
     &hapt_cpu_backend,
     &hapt_emulated_backend,
+    &hapt_cuda_backend,
 };
 
 const struct hapt_backend *hapt_backend_at(int index)

@@ -1,5 +1,5 @@
 /*
- * For kernels_*.c: calls of cpu kernels on random tensors, checked against double-precision forward functions written
+ * For kernels_*.c: calls of kernels (the cpu back end's, or those of HAPT_TEST_BACKEND) on random tensors, checked against double-precision forward functions written
  * in the tests. Expected gradients are central differences of those forward functions, never a second derivation by
  * hand. Every test runs once per instruction-set level that this CPU has (HAPT_ISA), with 1 and with 2 threads.
  */
@@ -91,24 +91,119 @@ static inline void check_guard(const struct hapt_view *view, const char *op)
 }
 
 static struct hapt_device *test_device;
+static const struct hapt_backend *test_backend; /* HAPT_TEST_BACKEND, or cpu */
 
-/* Runs a kernel with a workspace full of NaN; outputs must be `guarded` tensors. */
+/* Operands where the kernel runs: on other back ends copies, tensors at the same address together. */
+struct mirror {
+    int count;
+    struct {
+        void *host, *device;
+        size_t bytes;
+    } block[HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS];
+};
+
+static inline size_t view_bytes(const struct hapt_view *view)
+{
+    return (size_t)hapt_view_elements(view) * hapt_dtype_bytes(view->dtype);
+}
+
+static inline bool mirror_copy(struct hapt_queue *queue, void *to, const void *from, size_t bytes)
+{
+    return CHECK(test_backend->copy(queue, to, from, bytes) == HAPT_OK) && CHECK(test_backend->wait(test_backend->record(queue)) == HAPT_OK);
+}
+
+static inline void mirror_add(struct mirror *mirror, const struct hapt_view *view)
+{
+    int i = 0;
+    if (!view->data) return;
+    while (i < mirror->count && mirror->block[i].host != view->data) i++;
+    if (i == mirror->count) mirror->block[mirror->count++].bytes = 0;
+    mirror->block[i].host = view->data;
+    if (view_bytes(view) > mirror->block[i].bytes) mirror->block[i].bytes = view_bytes(view);
+}
+
+static inline void *mirror_find(const struct mirror *mirror, const void *host)
+{
+    for (int i = 0; i < mirror->count; i++)
+        if (mirror->block[i].host == host) return mirror->block[i].device;
+    return NULL;
+}
+
+enum { MIRROR_GUARD = 64 };
+
+/* With guard bytes behind each. */
+static inline void mirror_fill(struct mirror *mirror, struct hapt_queue *queue)
+{
+    unsigned char guard[MIRROR_GUARD];
+    memset(guard, 0xab, sizeof guard);
+    for (int i = 0; i < mirror->count; i++) {
+        const size_t bytes = mirror->block[i].bytes;
+        CHECK_OK(test_backend->allocate(test_device, bytes + MIRROR_GUARD, &mirror->block[i].device));
+        mirror_copy(queue, mirror->block[i].device, mirror->block[i].host, bytes);
+        mirror_copy(queue, (char *)mirror->block[i].device + bytes, guard, sizeof guard);
+    }
+}
+
+static inline void mirror_read(struct mirror *mirror, struct hapt_queue *queue, const char *op)
+{
+    for (int i = 0; i < mirror->count; i++) {
+        unsigned char guard[MIRROR_GUARD];
+        const size_t bytes = mirror->block[i].bytes;
+        mirror_copy(queue, mirror->block[i].host, mirror->block[i].device, bytes);
+        mirror_copy(queue, guard, (char *)mirror->block[i].device + bytes, sizeof guard);
+        for (int g = 0; g < MIRROR_GUARD; g++)
+            if (!CHECK_MESSAGE(guard[g] == 0xab, "%s wrote behind an operand", op)) break;
+        test_backend->free(test_device, mirror->block[i].device);
+    }
+}
+
+static inline enum hapt_status kernel_call(const struct hapt_kernel *kernel, const char *op, const struct hapt_call *call, void *workspace,
+                                           struct hapt_queue *queue)
+{
+    struct hapt_call mirrored = *call;
+    struct mirror mirror = {0};
+    mirrored.workspace = workspace;
+    if (strcmp(test_backend->name, "cpu") == 0) return kernel->run(&mirrored, queue);
+    for (int i = 0; i < call->input_count; i++) mirror_add(&mirror, &call->input[i]);
+    for (int o = 0; o < call->output_count; o++) mirror_add(&mirror, &call->output[o]);
+    mirror_fill(&mirror, queue);
+    for (int i = 0; i < call->input_count; i++) mirrored.input[i].data = mirror_find(&mirror, call->input[i].data);
+    for (int o = 0; o < call->output_count; o++) mirrored.output[o].data = mirror_find(&mirror, call->output[o].data);
+    enum hapt_status status = kernel->run(&mirrored, queue);
+    const enum hapt_status waited = test_backend->wait(test_backend->record(queue));
+    if (status == HAPT_OK) status = waited;
+    mirror_read(&mirror, queue, op);
+    return status;
+}
+
+/* Runs a kernel on a queue with a workspace full of NaN, and waits for it. */
+static inline enum hapt_status kernel_run_on(int queue_index, const char *op, enum hapt_dtype dtype, struct hapt_call *call)
+{
+    const struct hapt_kernel *kernel = test_backend->find_kernel(test_device, op, dtype);
+    struct hapt_queue *queue = test_backend->queue(test_device, queue_index);
+    if (!CHECK_MESSAGE(kernel != NULL, "no kernel %s for %s", op, hapt_dtype_name(dtype))) return HAPT_ERR_INTERNAL;
+    const size_t bytes = kernel->workspace_bytes ? kernel->workspace_bytes(call) : 0, room = bytes / 64 * 64 + 128;
+    unsigned char *garbage = malloc(room);
+    void *workspace = NULL;
+    memset(garbage, 0xff, room);
+    CHECK_OK(test_backend->allocate(test_device, room, &workspace));
+    mirror_copy(queue, workspace, garbage, room);
+    call->workspace_bytes = bytes;
+    const enum hapt_status status = kernel_call(kernel, op, call, workspace, queue);
+    mirror_copy(queue, garbage, workspace, room);
+    for (size_t i = bytes; i < room; i++)
+        if (!CHECK_MESSAGE(garbage[i] == 0xff, "%s wrote behind its workspace", op)) break;
+    test_backend->free(test_device, workspace);
+    free(garbage);
+    return status;
+}
+
+/* Outputs must be `guarded` tensors. */
 __attribute__((unused)) static void kernel_run(const char *op, enum hapt_dtype dtype, struct hapt_call *call)
 {
-    const struct hapt_backend *cpu = hapt_backend_find("cpu");
-    const struct hapt_kernel *kernel = cpu->find_kernel(test_device, op, dtype);
-    if (!CHECK_MESSAGE(kernel != NULL, "no kernel %s for %s", op, hapt_dtype_name(dtype))) return;
-    const size_t bytes = kernel->workspace_bytes ? kernel->workspace_bytes(call) : 0, room = bytes / 64 * 64 + 128;
-    unsigned char *workspace = aligned_alloc(64, room);
-    memset(workspace, 0xff, room);
-    call->workspace = workspace;
-    call->workspace_bytes = bytes;
-    CHECK_OK(kernel->run(call, cpu->queue(test_device, 0)));
-    for (size_t i = bytes; i < room; i++)
-        if (!CHECK_MESSAGE(workspace[i] == 0xff, "%s wrote behind its workspace", op)) break;
+    CHECK_OK(kernel_run_on(0, op, dtype, call));
     for (int o = 0; o < call->output_count; o++)
         if (call->output[o].data && call->output[o].shape[0]) check_guard(&call->output[o], op);
-    free(workspace);
 }
 
 /* |got - expected| <= tolerance * (largest |expected| / 2 + |expected|); a NaN is never accepted. */
@@ -187,7 +282,13 @@ __attribute__((unused)) static void kernels_init(int *argc, char ***argv)
 {
     test_init(argc, argv);
     static const char *const levels[] = {"v2", "v3"};
-    for (int i = 0; i < 2 && !getenv("HAPT_ISA"); i++) {
+    const char *asked = getenv("HAPT_TEST_BACKEND"), *reason = "";
+    test_backend = hapt_backend_find(asked ? asked : "cpu");
+    if (!test_backend || test_backend->device_count(&reason) == 0) {
+        printf("no %s device: %s\n", asked, reason);
+        exit(77);
+    }
+    for (int i = 0; i < 2 && !asked && !getenv("HAPT_ISA"); i++) {
         const pid_t child = fork();
         if (child == 0) {
             setenv("HAPT_ISA", levels[i], 1);
@@ -198,12 +299,12 @@ __attribute__((unused)) static void kernels_init(int *argc, char ***argv)
         waitpid(child, &status, 0);
         CHECK_MESSAGE(WIFEXITED(status) && WEXITSTATUS(status) == 0, "level %s failed", levels[i]);
     }
-    CHECK_OK(hapt_backend_find("cpu")->open(0, 2, 0, &test_device));
+    CHECK_OK(test_backend->open(0, 2, 0, &test_device));
 }
 
 __attribute__((unused)) static int kernels_finish(void)
 {
-    hapt_backend_find("cpu")->close(test_device);
+    test_backend->close(test_device);
     return test_finish();
 }
 

@@ -304,19 +304,16 @@ static void no_room(void)
     for (int t = 0; t < 6; t++) expert[t] = t == 0 ? 1 : 2; /* five at expert 2 */
     struct tensor x = TENSOR(HAPT_F32, -1, 1, 1, 6, 8), y = slots_make(HAPT_F32, 8);
     struct hapt_call call = {.input_count = 2, .output_count = 1, .input = {x.view, choices_view()}, .output = {y.view}, .threads = 1};
-    const struct hapt_kernel *kernel = hapt_backend_find("cpu")->find_kernel(test_device, "moe_dispatch", HAPT_F32);
-    call.workspace = malloc(kernel->workspace_bytes(&call));
-    CHECK(kernel->run(&call, NULL) == HAPT_ERR_INPUT);
+    CHECK(kernel_run_on(0, "moe_dispatch", HAPT_F32, &call) == HAPT_ERR_INPUT);
     CHECK(strstr(hapt_fail_message(), "5 tokens of one row go to expert 2, which has room for 3") != NULL);
     hapt_fail_reset();
     call.output[0].shape[1] = 2;
     call.first_value = 1;
-    CHECK(kernel->run(&call, NULL) == HAPT_ERR_INPUT);
+    CHECK(kernel_run_on(0, "moe_dispatch", HAPT_F32, &call) == HAPT_ERR_INPUT);
     CHECK(strstr(hapt_fail_message(), "expert 2,") != NULL);
     hapt_fail_reset();
     call.output[0].shape[1] = 1;
-    CHECK_OK(kernel->run(&call, NULL)); /* expert 1 has room */
-    free(call.workspace);
+    CHECK_OK(kernel_run_on(0, "moe_dispatch", HAPT_F32, &call)); /* expert 1 has room */
     tensor_free(&x);
     tensor_free(&y);
 }

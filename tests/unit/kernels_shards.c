@@ -50,14 +50,8 @@ static enum hapt_status exchange(void *context, float *data, size_t elements, bo
 static void *run_shard(void *argument)
 {
     struct shard *shard = argument;
-    const struct hapt_backend *cpu = hapt_backend_find("cpu");
-    const struct hapt_kernel *kernel = cpu->find_kernel(test_device, shard->op, shard->dtype);
-    const size_t bytes = kernel->workspace_bytes ? kernel->workspace_bytes(&shard->call) : 0;
-    shard->call.workspace = aligned_alloc(64, bytes / 64 * 64 + 64);
-    shard->call.workspace_bytes = bytes;
     shard->call.exchange_context = shard;
-    shard->status = kernel->run(&shard->call, cpu->queue(test_device, 0));
-    free(shard->call.workspace);
+    shard->status = kernel_run_on(shard->index, shard->op, shard->dtype, &shard->call);
     return NULL;
 }
 
@@ -162,8 +156,7 @@ static void check_embedding(enum hapt_dtype dtype, int shards, int64_t words, in
         CHECK(element_get(&dplaces[0].view, i) == element_get(&dplace.view, i));
     element_set(&token.view, 3, (double)words); /* in no shard's table */
     for (int s = 0; s < shards; s++)
-        CHECK_FAILS(hapt_backend_find("cpu")->find_kernel(test_device, "embedding", dtype)->run(&shard[s].call, NULL),
-                    HAPT_ERR_INPUT);
+        CHECK_FAILS(kernel_run_on(0, "embedding", dtype, &shard[s].call), HAPT_ERR_INPUT);
     struct tensor *const all[] = {&token, &table, &place, &x, &dy, &dtable, &dplace};
     for (int k = 0; k < 7; k++) tensor_free(all[k]);
     for (int s = 0; s < shards; s++) {

@@ -1,0 +1,159 @@
+/*
+ * The cuda back end: hapt-cuda.so, loaded when somebody asks for it, so that one executable runs everywhere. It lies beside the
+ * executable, or where HAPT_CUDA_PLUGIN says. What is missing is said as the reason why there is no device.
+ */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "blocks.h"
+#include "cuda/plugin.h"
+
+enum { PATH_CHARS = 4096, REASON_CHARS = 512 };
+
+static struct {
+    pthread_once_t once;
+    const struct cuda_plugin *plugin; /* NULL: see the reason */
+    char reason[REASON_CHARS];
+} cuda = {.once = PTHREAD_ONCE_INIT};
+
+static void plugin_path(char path[PATH_CHARS])
+{
+    static const char name[] = "hapt-cuda.so";
+    const char *asked = getenv("HAPT_CUDA_PLUGIN");
+    if (asked && *asked) {
+        snprintf(path, PATH_CHARS, "%s", asked);
+        return;
+    }
+    const ssize_t length = readlink("/proc/self/exe", path, PATH_CHARS - sizeof name - 1);
+    path[length > 0 ? length : 0] = '\0';
+    char *slash = strrchr(path, '/');
+    strcpy(slash ? slash + 1 : path, name);
+}
+
+/* Loading CUDA's libraries takes longer than many a command: not where no driver has made its device files (WSL's is dxg). */
+static bool has_driver(void)
+{
+    return getenv("HAPT_CUDA_PLUGIN") || access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0;
+}
+
+static void load(void)
+{
+    static const struct cuda_host host = {.fail = hapt_fail};
+    char path[PATH_CHARS];
+    plugin_path(path);
+    if (access(path, R_OK)) {
+        snprintf(cuda.reason, sizeof cuda.reason, "this build has no CUDA back end (%.200s): make it where a CUDA toolkit is", path);
+        return;
+    }
+    if (!has_driver()) {
+        snprintf(cuda.reason, sizeof cuda.reason, "no NVIDIA driver on this machine");
+        return;
+    }
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        snprintf(cuda.reason, sizeof cuda.reason, "%s", dlerror());
+        return;
+    }
+    cuda_plugin_getter *get;
+    void *symbol = dlsym(library, "hapt_cuda_plugin");
+    memcpy(&get, &symbol, sizeof get);
+    cuda.plugin = symbol ? get(&host, CUDA_PLUGIN_ABI) : NULL;
+    if (cuda.plugin && cuda.plugin->call_bytes == sizeof(struct hapt_call)) return;
+    cuda.plugin = NULL;
+    snprintf(cuda.reason, sizeof cuda.reason, "%.200s is of another build: make both anew", path);
+}
+
+static const struct cuda_plugin *plugin(void)
+{
+    pthread_once(&cuda.once, load);
+    return cuda.plugin;
+}
+
+static const char *cuda_libraries(void)
+{
+    return plugin() ? plugin()->libraries() : NULL;
+}
+
+static int cuda_device_count(const char **reason)
+{
+    if (plugin()) return plugin()->device_count(reason);
+    *reason = cuda.reason;
+    return 0;
+}
+
+static void *reserve(size_t bytes)
+{
+    return plugin()->reserve(bytes);
+}
+
+static void release(void *memory, size_t bytes)
+{
+    plugin()->release(memory, bytes);
+}
+
+static enum hapt_status cuda_open(int index, int threads, size_t memory_bytes, struct hapt_device **device)
+{
+    static const struct device_memory memory = {.reserve = reserve,
+                                                .release = release,
+                                                .lack = "the CUDA device has no %zu bytes of memory left",
+                                                .hint = "use more devices, a smaller microbatch or devices with more memory"};
+    (void)threads;
+    if (!plugin()) return hapt_fail(HAPT_ERR_INPUT, "see hapt doctor", "no cuda device: %s", cuda.reason);
+    HAPT_TRY(plugin()->open(index));
+    return device_open("cuda", &memory, 0, memory_bytes, device);
+}
+
+static const struct hapt_kernel *cuda_find_kernel(const struct hapt_device *device, const char *op, enum hapt_dtype dtype)
+{
+    (void)device;
+    return plugin() ? plugin()->find_kernel(op, dtype) : NULL;
+}
+
+static struct hapt_queue *cuda_queue(struct hapt_device *device, int index)
+{
+    (void)device;
+    return plugin()->queue(index);
+}
+
+static struct hapt_event *cuda_record(struct hapt_queue *queue)
+{
+    return plugin()->record(queue);
+}
+
+static bool cuda_done(struct hapt_event *event)
+{
+    return plugin()->done(event);
+}
+
+static enum hapt_status cuda_wait(struct hapt_event *event)
+{
+    return plugin()->wait(event);
+}
+
+static enum hapt_status cuda_copy(struct hapt_queue *queue, void *to, const void *from, size_t bytes)
+{
+    return plugin()->copy(queue, to, from, bytes);
+}
+
+extern const struct hapt_backend hapt_cuda_backend;
+const struct hapt_backend hapt_cuda_backend = {
+    .name = "cuda",
+    .description = "NVIDIA GPUs: cuBLASLt matrix products, own kernels",
+    .libraries = cuda_libraries,
+    .device_count = cuda_device_count,
+    .open = cuda_open,
+    .close = device_close,
+    .allocate = device_allocate,
+    .free = device_free,
+    .memory_used = device_memory_used,
+    .memory_peak = device_memory_peak,
+    .find_kernel = cuda_find_kernel,
+    .queue = cuda_queue,
+    .record = cuda_record,
+    .done = cuda_done,
+    .wait = cuda_wait,
+    .copy = cuda_copy,
+};

@@ -1,0 +1,178 @@
+/*
+ * What every kernel file of the cuda back end includes: launching, element types, reductions over a block.
+ *
+ * Determinism: reductions have an order that shapes alone decide; there are no atomic sums of floats.
+ * Kernels compute in fp32, whatever their elements are. Sources run on compute capability 6.0 and newer.
+ */
+#ifndef HAPT_CUDA_KERNEL_CUH
+#define HAPT_CUDA_KERNEL_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "plugin.h"
+
+struct cuda_kernel {
+    enum hapt_dtype dtype;
+    struct hapt_kernel kernel; /* op NULL: end of the table */
+};
+
+/* Rows of an operator whose run function is a template over the element type. */
+#define CUDA_KERNEL_F32(op, workspace, run) {HAPT_F32, {op, workspace, run<float>}}
+#define CUDA_KERNELS(op, workspace, run)                                                                              \
+    CUDA_KERNEL_F32(op, workspace, run), {HAPT_BF16, {op, workspace, run<__nv_bfloat16>}}, {HAPT_F16, {op, workspace, run<__half>}}
+#define CUDA_KERNELS_END {HAPT_F32, {NULL, NULL, NULL}}
+
+/* What kernels find out about integer operands while they run: HAPT_ERR_INPUT for who waits for their queue. The first one counts. */
+enum cuda_fault_kind {
+    CUDA_FAULT_NONE,
+    CUDA_FAULT_INDEX,     /* embedding: a, of b */
+    CUDA_FAULT_POSITION,  /* embedding: position a, of b */
+    CUDA_FAULT_TARGET,    /* cross_entropy: class a, of b */
+    CUDA_FAULT_ROOM       /* moe_dispatch: a tokens of a row, to expert b, which has room for c */
+};
+
+struct cuda_fault {
+    int kind, a, b, c;
+};
+
+struct hapt_queue {
+    cudaStream_t stream;
+    struct cuda_fault *fault; /* the device's, on the host; kernels write there with fault_set */
+};
+
+extern const struct cuda_host *cuda_host; /* set before anything runs */
+
+/* HAPT_OK, or the record of what CUDA says: memory, a device that is lost, a bug of ours. */
+enum hapt_status cuda_check(cudaError_t error, const char *what);
+/* Reads `bytes` of device memory, or writes them, and waits: for the few kernels that exchange among shards while they run. */
+enum hapt_status cuda_download(struct hapt_queue *queue, void *host, const void *device, size_t bytes);
+enum hapt_status cuda_upload(struct hapt_queue *queue, void *device, const void *host, size_t bytes);
+
+/* `shared`: bytes of dynamic shared memory (SHARED). An empty grid launches nothing. */
+template <class... Parameters, class... Arguments>
+static enum hapt_status launch(void (*kernel)(Parameters...), dim3 grid, int block, size_t shared, struct hapt_queue *queue, Arguments... arguments)
+{
+    cudaLaunchConfig_t config = {};
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return HAPT_OK;
+    if (shared > 48 << 10) {
+        const cudaError_t error = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+        if (error != cudaSuccess) return cuda_check(error, "shared memory of a kernel");
+    }
+    config.gridDim = grid;
+    config.blockDim = dim3((unsigned)block);
+    config.dynamicSmemBytes = shared;
+    config.stream = queue->stream;
+    return cuda_check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "a kernel's launch");
+}
+
+/* Blocks of `per_block` that cover `count`, at most enough to fill any device many times: kernels stride by the grid (GRID_STRIDE). */
+static inline dim3 blocks_for(int64_t count, int64_t per_block)
+{
+    const int64_t blocks = (count + per_block - 1) / per_block, most = 1 << 16;
+    return dim3((unsigned)(blocks < most ? blocks : most));
+}
+
+/* for (GRID_STRIDE(i, count)): the elements of this thread, 64-bit. */
+#define GRID_STRIDE(i, count) int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < (count); i += (int64_t)gridDim.x * blockDim.x
+
+#ifdef HAPT_HOST_CUDA /* tests/gpu/host */
+#define SHARED(type, name) type *name = (type *)host_cuda_shared()
+#else
+/* The block's dynamic shared memory, once in a kernel; 16-byte aligned. */
+#define SHARED(type, name)                                  \
+    extern __shared__ __align__(16) unsigned char cuda_shared_memory[]; \
+    type *name = reinterpret_cast<type *>(cuda_shared_memory)
+#endif
+
+/* ---- Elements ---- */
+
+__device__ __forceinline__ float to_float(float x)
+{
+    return x;
+}
+__device__ __forceinline__ float to_float(__nv_bfloat16 x)
+{
+    return __bfloat162float(x);
+}
+__device__ __forceinline__ float to_float(__half x)
+{
+    return __half2float(x);
+}
+
+template <class Element> __device__ __forceinline__ Element from_float(float x);
+template <> __device__ __forceinline__ float from_float<float>(float x)
+{
+    return x;
+}
+template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x)
+{
+    return __float2bfloat16(x);
+}
+template <> __device__ __forceinline__ __half from_float<__half>(float x)
+{
+    return __float2half(x);
+}
+
+/* Sixteen bytes of elements: what a thread moves at once where addresses are multiples of 16. */
+template <class Element> struct alignas(16) pack {
+    enum { COUNT = 16 / sizeof(Element) };
+    Element element[COUNT];
+};
+
+static inline bool aligned_16(const void *address)
+{
+    return ((uintptr_t)address & 15) == 0;
+}
+
+__device__ __forceinline__ void fault_set(struct cuda_fault *fault, enum cuda_fault_kind kind, int64_t a, int64_t b, int64_t c)
+{
+    if (atomicCAS(&fault->kind, (int)CUDA_FAULT_NONE, -1) != (int)CUDA_FAULT_NONE) return;
+    fault->a = (int)a;
+    fault->b = (int)b;
+    fault->c = (int)c;
+    __threadfence_system();
+    *(volatile int *)&fault->kind = (int)kind;
+}
+
+/* ---- Reductions: every thread of the block calls them, and all get the result. Blocks are whole warps, at most 1024 threads. ---- */
+
+__device__ __forceinline__ float warp_sum(float value)
+{
+    for (int apart = 16; apart > 0; apart >>= 1) value += __shfl_xor_sync(0xffffffffu, value, apart);
+    return value;
+}
+
+__device__ __forceinline__ float warp_largest(float value)
+{
+    for (int apart = 16; apart > 0; apart >>= 1) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, apart));
+    return value;
+}
+
+/* `place`: 32 floats of shared memory of this reduction's own; free again behind the call. */
+__device__ __forceinline__ float block_sum(float value, float *place)
+{
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = (blockDim.x + 31) >> 5;
+    value = warp_sum(value);
+    if (lane == 0) place[warp] = value;
+    __syncthreads();
+    float total = 0;
+    for (int w = 0; w < warps; w++) total += place[w];
+    __syncthreads();
+    return total;
+}
+
+__device__ __forceinline__ float block_largest(float value, float *place)
+{
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = (blockDim.x + 31) >> 5;
+    value = warp_largest(value);
+    if (lane == 0) place[warp] = value;
+    __syncthreads();
+    float largest = place[0];
+    for (int w = 1; w < warps; w++) largest = fmaxf(largest, place[w]);
+    __syncthreads();
+    return largest;
+}
+
+#endif

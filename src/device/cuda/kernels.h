@@ -1,0 +1,15 @@
+/* The kernel tables of the cuda back end, one per operator family. */
+#ifndef HAPT_CUDA_KERNELS_H
+#define HAPT_CUDA_KERNELS_H
+
+#include "kernel.cuh"
+
+#define CUDA_FAMILIES(family) family(optimizer) family(pointwise)
+
+#define CUDA_FAMILY_DECLARE(name) extern const struct cuda_kernel hapt_cuda_##name[];
+CUDA_FAMILIES(CUDA_FAMILY_DECLARE)
+
+/* NULL when there is none. */
+const struct hapt_kernel *cuda_kernel_find(const char *op, enum hapt_dtype dtype);
+
+#endif

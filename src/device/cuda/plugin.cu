@@ -1,0 +1,231 @@
+/* The plug-in's table: devices, memory, queues and events of the CUDA runtime. */
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels.h"
+
+enum { QUEUES = 8, EVENTS = 64 };
+
+const struct cuda_host *cuda_host;
+
+struct hapt_event {
+    cudaEvent_t event;
+    struct hapt_queue *queue;
+};
+
+/* Queue 0 computes. Its events are used in turn: no more than EVENTS of a queue are waited for at a time. */
+static struct {
+    int device; /* -1: none is open */
+    struct cuda_fault *fault; /* on the host, where kernels write, too */
+    struct hapt_queue queue[QUEUES];
+    struct hapt_event event[QUEUES][EVENTS];
+    unsigned next[QUEUES];
+} cuda = {-1, NULL, {}, {}, {}};
+
+enum hapt_status cuda_check(cudaError_t error, const char *what)
+{
+    if (error == cudaSuccess) return HAPT_OK;
+    cudaGetLastError(); /* or the next call reports it again */
+    const bool memory = error == cudaErrorMemoryAllocation;
+    return cuda_host->fail(memory ? HAPT_ERR_MEMORY : HAPT_ERR_INTERNAL,
+                           memory ? "use more devices, a smaller microbatch or devices with more memory" : "see hapt doctor and the driver's log (dmesg)",
+                           "CUDA device %d: %s: %s", cuda.device, what, cudaGetErrorString(error));
+}
+
+/* The current device is a thread's own. */
+static void use_device(void)
+{
+    static thread_local int current = -1;
+    if (current == cuda.device || cuda.device < 0) return;
+    if (cudaSetDevice(cuda.device) == cudaSuccess) current = cuda.device;
+}
+
+static const char *libraries(void)
+{
+    static char text[96];
+    int runtime = 0;
+    cudaRuntimeGetVersion(&runtime);
+    snprintf(text, sizeof text, "CUDA %d.%d", runtime / 1000, runtime % 1000 / 10);
+    return text;
+}
+
+static int device_count(const char **reason)
+{
+    int count = 0;
+    const cudaError_t error = cudaGetDeviceCount(&count);
+    if (error == cudaSuccess && count > 0) return count;
+    cudaGetLastError();
+    *reason = error == cudaSuccess ? "no CUDA device" : cudaGetErrorString(error);
+    return 0;
+}
+
+static enum hapt_status describe(int index, struct cuda_description *description)
+{
+    cudaDeviceProp property;
+    int clock_khz = 0;
+    const enum hapt_status status = cuda_check(cudaGetDeviceProperties(&property, index), "its properties");
+    if (status != HAPT_OK) return status;
+    cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, index);
+    memset(description, 0, sizeof *description);
+    snprintf(description->name, sizeof description->name, "%s", property.name);
+    cudaDeviceGetPCIBusId(description->pci, sizeof description->pci, index);
+    description->memory_bytes = property.totalGlobalMem;
+    description->processors = property.multiProcessorCount;
+    description->major = property.major;
+    description->minor = property.minor;
+    description->clock_hz = 1e3 * clock_khz;
+    return HAPT_OK;
+}
+
+static enum hapt_status make_queues(void)
+{
+    HAPT_TRY(cuda_check(cudaHostAlloc((void **)&cuda.fault, sizeof *cuda.fault, cudaHostAllocMapped), "page-locked memory"));
+    cuda.fault->kind = CUDA_FAULT_NONE;
+    for (int q = 0; q < QUEUES; q++) {
+        cuda.queue[q].fault = cuda.fault;
+        HAPT_TRY(cuda_check(cudaStreamCreateWithFlags(&cuda.queue[q].stream, cudaStreamNonBlocking), "a stream"));
+        for (int e = 0; e < EVENTS; e++) {
+            cuda.event[q][e].queue = &cuda.queue[q];
+            HAPT_TRY(cuda_check(cudaEventCreateWithFlags(&cuda.event[q][e].event, cudaEventDisableTiming), "an event"));
+        }
+    }
+    return HAPT_OK;
+}
+
+/* Its queues stay until the process ends. */
+static enum hapt_status open_device(int index)
+{
+    if (cuda.device == index) return HAPT_OK;
+    if (cuda.device >= 0)
+        return cuda_host->fail(HAPT_ERR_INTERNAL, NULL, "CUDA device %d beside device %d: each process has one", index, cuda.device);
+    HAPT_TRY(cuda_check(cudaSetDevice(index), "it cannot be used"));
+    cuda.device = index;
+    use_device();
+    const enum hapt_status status = make_queues();
+    if (status != HAPT_OK) cuda.device = -1;
+    return status;
+}
+
+static void *reserve(size_t bytes)
+{
+    void *memory = NULL;
+    use_device();
+    if (cudaMalloc(&memory, bytes ? bytes : 1) != cudaSuccess) {
+        cudaGetLastError();
+        return NULL;
+    }
+    if (cudaMemset(memory, 0, bytes) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess) return memory;
+    cudaGetLastError();
+    cudaFree(memory);
+    return NULL;
+}
+
+static void release(void *memory, size_t bytes)
+{
+    (void)bytes;
+    use_device();
+    cudaFree(memory); /* waits for what still uses it */
+}
+
+static void *pin(size_t bytes)
+{
+    void *memory = NULL;
+    use_device();
+    if (cudaMallocHost(&memory, bytes ? bytes : 1) == cudaSuccess) return memory;
+    cudaGetLastError();
+    return NULL;
+}
+
+static void unpin(void *memory)
+{
+    use_device();
+    cudaFreeHost(memory);
+}
+
+static struct hapt_queue *queue_at(int index)
+{
+    return &cuda.queue[(unsigned)index % QUEUES];
+}
+
+static struct hapt_event *record(struct hapt_queue *queue)
+{
+    const int q = (int)(queue - cuda.queue);
+    use_device();
+    struct hapt_event *event = &cuda.event[q][cuda.next[q]++ % EVENTS];
+    cudaEventRecord(event->event, queue->stream); /* what fails here is seen by the wait */
+    return event;
+}
+
+static bool done(struct hapt_event *event)
+{
+    use_device();
+    return cudaEventQuery(event->event) != cudaErrorNotReady;
+}
+
+/* In the words of the cpu back end. */
+static enum hapt_status fault_status(void)
+{
+    const struct cuda_fault found = *cuda.fault;
+    cuda.fault->kind = CUDA_FAULT_NONE;
+    switch (found.kind) {
+    case CUDA_FAULT_NONE: return HAPT_OK;
+    case CUDA_FAULT_INDEX:
+        return cuda_host->fail(HAPT_ERR_INPUT, "tokens must be below the model's vocabulary", "token %d in a table of %d rows", found.a, found.b);
+    case CUDA_FAULT_POSITION:
+        return cuda_host->fail(HAPT_ERR_INPUT, "shorten the sequence or enlarge the position table", "%d positions, but the table has %d", found.a, found.b);
+    case CUDA_FAULT_TARGET:
+        return cuda_host->fail(HAPT_ERR_INPUT, "targets must be below the model's vocabulary (or -100: ignored)", "target %d of %d classes", found.a, found.b);
+    case CUDA_FAULT_ROOM:
+        return cuda_host->fail(HAPT_ERR_INPUT, "give the model a larger --capacity-factor, or 0: room for every token",
+                               "%d tokens of one row go to expert %d, which has room for %d", found.a, found.b, found.c);
+    default: return cuda_host->fail(HAPT_ERR_INTERNAL, NULL, "a kernel's fault is half written");
+    }
+}
+
+static enum hapt_status wait(struct hapt_event *event)
+{
+    use_device();
+    HAPT_TRY(cuda_check(cudaEventSynchronize(event->event), "work that was queued"));
+    HAPT_TRY(cuda_check(cudaGetLastError(), "work that was queued"));
+    return fault_status();
+}
+
+static enum hapt_status copy(struct hapt_queue *queue, void *to, const void *from, size_t bytes)
+{
+    use_device();
+    return bytes == 0 ? HAPT_OK : cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, queue->stream), "a copy");
+}
+
+enum hapt_status cuda_download(struct hapt_queue *queue, void *host, const void *device, size_t bytes)
+{
+    HAPT_TRY(copy(queue, host, device, bytes));
+    return cuda_check(cudaStreamSynchronize(queue->stream), "work that was queued");
+}
+
+enum hapt_status cuda_upload(struct hapt_queue *queue, void *device, const void *host, size_t bytes)
+{
+    return cuda_download(queue, device, host, bytes);
+}
+
+extern "C" __attribute__((visibility("default"))) const struct cuda_plugin *hapt_cuda_plugin(const struct cuda_host *host, int abi)
+{
+    static struct cuda_plugin plugin;
+    cuda_host = host;
+    plugin.abi = CUDA_PLUGIN_ABI;
+    plugin.call_bytes = sizeof(struct hapt_call);
+    plugin.libraries = libraries;
+    plugin.device_count = device_count;
+    plugin.describe = describe;
+    plugin.open = open_device;
+    plugin.reserve = reserve;
+    plugin.release = release;
+    plugin.pin = pin;
+    plugin.unpin = unpin;
+    plugin.find_kernel = cuda_kernel_find;
+    plugin.queue = queue_at;
+    plugin.record = record;
+    plugin.done = done;
+    plugin.wait = wait;
+    plugin.copy = copy;
+    return abi == CUDA_PLUGIN_ABI ? &plugin : NULL;
+}

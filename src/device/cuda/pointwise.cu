@@ -1,0 +1,191 @@
+/* Element-wise kernels: add, copy, gelu, relu, convert, zero. */
+#include "kernels.h"
+
+enum { THREADS = 256 };
+
+static int64_t elements_of(const struct hapt_view *view)
+{
+    return hapt_view_elements(view);
+}
+
+/* out[i] = f(a[i], b[i]) (+ out[i]); b may be absent, then it is 0. Four elements a thread and turn. */
+template <class From, class To, class Function>
+__global__ void map_kernel(const From *a, const From *b, To *out, int64_t count, bool accumulate, Function function)
+{
+    for (GRID_STRIDE(i, count)) {
+        const float value = function(to_float(a[i]), b ? to_float(b[i]) : 0.0f);
+        out[i] = from_float<To>(accumulate ? to_float(out[i]) + value : value);
+    }
+}
+
+/* The same, sixteen bytes at a time, elements of one type. */
+template <class Element, class Function>
+__global__ void map_packs(const pack<Element> *a, const pack<Element> *b, pack<Element> *out, int64_t packs, bool accumulate, Function function)
+{
+    for (GRID_STRIDE(i, packs)) {
+        const pack<Element> x = a[i], y = b ? b[i] : a[i];
+        pack<Element> result = {};
+        if (accumulate) result = out[i];
+        for (int e = 0; e < pack<Element>::COUNT; e++) {
+            const float value = function(to_float(x.element[e]), b ? to_float(y.element[e]) : 0.0f);
+            result.element[e] = from_float<Element>(accumulate ? to_float(result.element[e]) + value : value);
+        }
+        out[i] = result;
+    }
+}
+
+template <class From, class To, class Function>
+static enum hapt_status map(const struct hapt_call *call, struct hapt_queue *queue, const void *a, const void *b, Function function)
+{
+    const int64_t count = elements_of(&call->output[0]);
+    const bool accumulate = call->accumulate & 1u;
+    void *out = call->output[0].data;
+    int64_t packed = 0;
+    if constexpr (sizeof(From) == sizeof(To)) {
+        if (aligned_16(a) && aligned_16(b) && aligned_16(out)) packed = count / pack<From>::COUNT;
+        HAPT_TRY(launch(map_packs<From, Function>, blocks_for(packed, THREADS), THREADS, 0, queue, (const pack<From> *)a, (const pack<From> *)b,
+                        (pack<From> *)out, packed, accumulate, function));
+        packed *= pack<From>::COUNT;
+    }
+    return launch(map_kernel<From, To, Function>, blocks_for(count - packed, THREADS), THREADS, 0, queue, (const From *)a + packed,
+                  b ? (const From *)b + packed : NULL, (To *)out + packed, count - packed, accumulate, function);
+}
+
+/* gelu(x) = x P(x): the tanh form's P is sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3); the other's is the normal distribution. */
+struct gelu {
+    float value, slope;
+};
+
+__device__ __forceinline__ struct gelu gelu_at(float x, bool erf)
+{
+    struct gelu gelu;
+    if (erf) {
+        const float p = 0.5f * erfcf(-0.70710678118654752f * x);
+        gelu.value = x * p;
+        gelu.slope = p + x * 0.3989422804014327f * expf(-0.5f * x * x);
+        return gelu;
+    }
+    const float square = x * x, twice = x * (square * 0.0713548162726f + 1.59576912161f);
+    const float falling = expf(-twice), p = 1.0f / (1.0f + falling);
+    const float q = isinf(falling) ? 1.0f : falling * p; /* 1 - P */
+    gelu.value = x * p;
+    gelu.slope = p + x * p * (q * (square * 0.2140644488178f + 1.59576912161f));
+    return gelu;
+}
+
+struct gelu_forward {
+    bool erf;
+    __device__ float operator()(float x, float) const
+    {
+        return gelu_at(x, erf).value;
+    }
+};
+
+struct gelu_backward {
+    bool erf;
+    __device__ float operator()(float x, float dy) const
+    {
+        return gelu_at(x, erf).slope * dy;
+    }
+};
+
+struct relu_forward {
+    __device__ float operator()(float x, float) const
+    {
+        return x <= 0.0f ? 0.0f : x; /* a NaN stays */
+    }
+};
+
+struct relu_backward {
+    __device__ float operator()(float y, float dy) const
+    {
+        return y <= 0.0f ? 0.0f : dy;
+    }
+};
+
+struct sum {
+    __device__ float operator()(float a, float b) const
+    {
+        return a + b;
+    }
+};
+
+template <class Element> static enum hapt_status gelu_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    struct hapt_call plain = *call;
+    plain.accumulate = 0; /* the operator's own meaning: only its gradient is added to */
+    return map<Element, Element>(&plain, queue, call->input[0].data, NULL, gelu_forward{call->integer[0] != 0});
+}
+
+template <class Element> static enum hapt_status gelu_dx_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    return map<Element, Element>(call, queue, call->input[0].data, call->input[1].data, gelu_backward{call->integer[0] != 0});
+}
+
+template <class Element> static enum hapt_status relu_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    return map<Element, Element>(call, queue, call->input[0].data, NULL, relu_forward{});
+}
+
+template <class Element> static enum hapt_status relu_dx_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    return map<Element, Element>(call, queue, call->input[0].data, call->input[1].data, relu_backward{});
+}
+
+template <class Element> static enum hapt_status add_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    return map<Element, Element>(call, queue, call->input[0].data, call->input[1].data, sum{});
+}
+
+template <class From> static enum hapt_status copy_from(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    const void *x = call->input[0].data;
+    switch (call->output[0].dtype) {
+    case HAPT_F32: return map<From, float>(call, queue, x, NULL, sum{});
+    case HAPT_BF16: return map<From, __nv_bfloat16>(call, queue, x, NULL, sum{});
+    case HAPT_F16: return map<From, __half>(call, queue, x, NULL, sum{});
+    default: break;
+    }
+    return cuda_host->fail(HAPT_ERR_INTERNAL, NULL, "a copy of reals to integers");
+}
+
+/* copy and convert alike: the views' types decide. */
+static enum hapt_status copy_any(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    const enum hapt_dtype from = call->input[0].dtype, to = call->output[0].dtype;
+    if (from == to && !call->accumulate) {
+        const int64_t bytes = elements_of(&call->output[0]) * (to == HAPT_F32 || to == HAPT_I32 ? 4 : 2);
+        return cuda_check(cudaMemcpyAsync(call->output[0].data, call->input[0].data, (size_t)bytes, cudaMemcpyDeviceToDevice, queue->stream), "a copy");
+    }
+    if (from == HAPT_F32) return copy_from<float>(call, queue);
+    if (from == HAPT_BF16) return copy_from<__nv_bfloat16>(call, queue);
+    if (from == HAPT_F16) return copy_from<__half>(call, queue);
+    return cuda_host->fail(HAPT_ERR_INTERNAL, NULL, "a sum of integers");
+}
+
+static enum hapt_status zero_any(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    for (int o = 0; o < call->output_count; o++) {
+        const struct hapt_view *view = &call->output[o];
+        const int64_t bytes = elements_of(view) * (view->dtype == HAPT_F32 || view->dtype == HAPT_I32 ? 4 : 2);
+        if (bytes > 0) HAPT_TRY(cuda_check(cudaMemsetAsync(view->data, 0, (size_t)bytes, queue->stream), "zeroing"));
+    }
+    return HAPT_OK;
+}
+
+#define ANY_TYPE(op, run) {HAPT_F32, {op, NULL, run}}, {HAPT_BF16, {op, NULL, run}}, {HAPT_F16, {op, NULL, run}}
+
+extern const struct cuda_kernel hapt_cuda_pointwise[] = {
+    CUDA_KERNELS("gelu", NULL, gelu_run),
+    CUDA_KERNELS("gelu_dx", NULL, gelu_dx_run),
+    CUDA_KERNELS("relu", NULL, relu_run),
+    CUDA_KERNELS("relu_dx", NULL, relu_dx_run),
+    CUDA_KERNELS("add", NULL, add_run),
+    ANY_TYPE("cast", copy_any),
+    ANY_TYPE("copy", copy_any),
+    ANY_TYPE("convert", copy_any),
+    ANY_TYPE("zero", zero_any),
+    {HAPT_I32, {"copy", NULL, copy_any}},
+    {HAPT_I32, {"zero", NULL, zero_any}},
+    CUDA_KERNELS_END,
+};
