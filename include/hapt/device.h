@@ -92,6 +92,10 @@ struct hapt_backend {
     enum hapt_status (*wait)(struct hapt_event *event);
     /* Copies between host and device memory in queue order. */
     enum hapt_status (*copy)(struct hapt_queue *queue, void *to, const void *from, size_t bytes);
+    /* Page-locked host memory, for copies beside computation, once a device is open; NULL: there is none. Absent slots: the host reads
+     * and writes the device's memory itself. */
+    void *(*pin)(size_t bytes);
+    void (*unpin)(void *memory);
 };
 
 /* The back end of that name ("cpu", "emulated"), or NULL. */

@@ -138,6 +138,16 @@ static enum hapt_status cuda_copy(struct hapt_queue *queue, void *to, const void
     return plugin()->copy(queue, to, from, bytes);
 }
 
+static void *cuda_pin(size_t bytes)
+{
+    return plugin()->pin(bytes);
+}
+
+static void cuda_unpin(void *memory)
+{
+    plugin()->unpin(memory);
+}
+
 extern const struct hapt_backend hapt_cuda_backend;
 const struct hapt_backend hapt_cuda_backend = {
     .name = "cuda",
@@ -156,4 +166,6 @@ const struct hapt_backend hapt_cuda_backend = {
     .done = cuda_done,
     .wait = cuda_wait,
     .copy = cuda_copy,
+    .pin = cuda_pin,
+    .unpin = cuda_unpin,
 };

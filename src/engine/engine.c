@@ -25,7 +25,8 @@ static enum hapt_status set_up(struct hapt_engine *engine)
     HAPT_TRY(backend->allocate(engine->options.device, engine->plan->total_bytes, &memory));
     engine->memory = memory;
     engine->queue = backend->queue(engine->options.device, 0);
-    return hapt_engine_bind(engine);
+    HAPT_TRY(hapt_engine_bind(engine));
+    return hapt_engine_prepare_host(engine);
 }
 
 enum hapt_status hapt_engine_create(const struct hapt_program *program, const struct hapt_engine_options *options,
@@ -47,6 +48,7 @@ enum hapt_status hapt_engine_create(const struct hapt_program *program, const st
 void hapt_engine_destroy(struct hapt_engine *engine)
 {
     if (!engine) return;
+    hapt_engine_release_host(engine);
     if (engine->memory) engine->options.backend->free(engine->options.device, engine->memory);
     hapt_arena_release(&engine->arena);
     free(engine);
@@ -103,10 +105,11 @@ void *hapt_engine_staging(struct hapt_engine *engine, enum hapt_staging_kind kin
 {
     const struct hapt_staging *staging = staging_of(engine, kind);
     HAPT_ASSERT(slot >= 0 && slot < HAPT_TRANSFER_SLOTS);
-    return engine->memory + staging->offset + (size_t)slot * staging->stride + staging->tensor_offset[index];
+    char *base = engine->staging[kind] ? engine->staging[kind] : engine->memory + staging->offset;
+    return base + (size_t)slot * staging->stride + staging->tensor_offset[index];
 }
 
-static enum hapt_status finish(struct hapt_engine *engine)
+enum hapt_status hapt_engine_finish(struct hapt_engine *engine)
 {
     const struct hapt_backend *backend = engine->options.backend;
     return backend->wait(backend->record(engine->queue));
@@ -117,9 +120,9 @@ static enum hapt_status run(struct hapt_engine *engine, const struct bound_step 
     const struct hapt_engine_links *links = &engine->options.links;
     if (bound->kernel && !bound->call.exchange) return bound->kernel->run(&bound->call, engine->queue);
     if (!bound->kernel && !links->collective) return HAPT_OK;
-    HAPT_TRY(finish(engine)); /* ranks trade what stands in memory */
+    HAPT_TRY(hapt_engine_finish(engine)); /* ranks trade what stands in memory */
     if (bound->kernel) return bound->kernel->run(&bound->call, engine->queue);
-    return links->collective(links->context, bound->op, bound->call.input[0].data, bound->call.output[0].data);
+    return hapt_engine_move(engine, bound);
 }
 
 /* Moves a boundary between its transfer slot and the places its operators use. */
@@ -152,7 +155,7 @@ enum hapt_status hapt_engine_forward(struct hapt_engine *engine, int slot, int s
     const struct hapt_program *program = engine->program;
     if (staged >= 0) HAPT_TRY(move(engine, &program->forward_in, HAPT_STAGING_FORWARD_IN, slot, staged));
     HAPT_TRY(run_section(engine, HAPT_SECTION_FORWARD, slot, program->first_op, program->end_op));
-    return finish(engine);
+    return hapt_engine_finish(engine);
 }
 
 enum hapt_status hapt_engine_backward(struct hapt_engine *engine, int slot, int staged, int staged_out)
@@ -161,14 +164,14 @@ enum hapt_status hapt_engine_backward(struct hapt_engine *engine, int slot, int 
     if (staged >= 0) HAPT_TRY(move(engine, &program->backward_in, HAPT_STAGING_BACKWARD_IN, slot, staged));
     HAPT_TRY(run_section(engine, HAPT_SECTION_BACKWARD, slot, program->first_op, program->end_op));
     if (staged_out >= 0) HAPT_TRY(move(engine, &program->backward_out, HAPT_STAGING_BACKWARD_OUT, slot, staged_out));
-    return finish(engine);
+    return hapt_engine_finish(engine);
 }
 
 enum hapt_status hapt_engine_run_part(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op,
                                       int end_op)
 {
     HAPT_TRY(run_section(engine, section, slot, first_op, end_op));
-    return finish(engine);
+    return hapt_engine_finish(engine);
 }
 
 enum hapt_status hapt_engine_time_section(struct hapt_engine *engine, enum hapt_section section, int slot,
@@ -179,7 +182,7 @@ enum hapt_status hapt_engine_time_section(struct hapt_engine *engine, enum hapt_
     for (int s = 0; s < binding->step_count; s++) {
         const double start = clock();
         HAPT_TRY(run(engine, &binding->step[slot * binding->step_count + s]));
-        HAPT_TRY(finish(engine));
+        HAPT_TRY(hapt_engine_finish(engine));
         step_s[s] = clock() - start;
     }
     return HAPT_OK;
@@ -188,7 +191,7 @@ enum hapt_status hapt_engine_time_section(struct hapt_engine *engine, enum hapt_
 enum hapt_status hapt_engine_begin_step(struct hapt_engine *engine)
 {
     if (engine->plan->zeroed_elements > 0) HAPT_TRY(run(engine, &engine->zero));
-    return finish(engine);
+    return hapt_engine_finish(engine);
 }
 
 /* Where the slices of a group's ranks begin, counted from the group's first element; in engine->bound. */
@@ -209,11 +212,15 @@ static const size_t *bounds_of(struct hapt_engine *engine, const struct hapt_mem
 static enum hapt_status reduce_group(struct hapt_engine *engine, const struct hapt_memory_group *group)
 {
     const struct hapt_engine_links *links = &engine->options.links;
-    float *block = (float *)(engine->memory + engine->plan->gradient_offset) + group->first;
-    HAPT_TRY(finish(engine));
+    float *gradients = (float *)(engine->memory + engine->plan->gradient_offset) + group->first, *block = gradients;
+    const size_t elements = group->end - group->first;
+    HAPT_TRY(hapt_engine_finish(engine));
+    HAPT_TRY(hapt_engine_to_host(engine, &block, elements));
     if (engine->plan->sharded_state && !engine->options.whole_gradients)
-        return links->reduce_scatter(links->context, group->axes, block, bounds_of(engine, group));
-    return links->all_reduce(links->context, group->axes, block, group->end - group->first);
+        HAPT_TRY(links->reduce_scatter(links->context, group->axes, block, bounds_of(engine, group)));
+    else
+        HAPT_TRY(links->all_reduce(links->context, group->axes, block, elements));
+    return hapt_engine_from_host(engine, gradients, block, elements);
 }
 
 /* Sums in place by groups, one call each; what changes its layout step by step, from the sums beside the block. */
@@ -226,7 +233,7 @@ enum hapt_status hapt_engine_reduce(struct hapt_engine *engine)
             if (engine->group_before[g] == s) HAPT_TRY(reduce_group(engine, &engine->plan->group[g]));
         if (s < binding->step_count && binding->step[s].group < 0) HAPT_TRY(run(engine, &binding->step[s]));
     }
-    return finish(engine);
+    return hapt_engine_finish(engine);
 }
 
 enum hapt_status hapt_engine_square_sum(struct hapt_engine *engine, const double *weight, double *sum)
@@ -238,7 +245,7 @@ enum hapt_status hapt_engine_square_sum(struct hapt_engine *engine, const double
     for (int p = 0; p < engine->parameter_count; p++) HAPT_TRY(run(engine, &engine->square_sum[p]));
     HAPT_TRY(engine->options.backend->copy(engine->queue, engine->square, engine->square_sum[0].call.output[0].data,
                                            (size_t)engine->parameter_count * sizeof *engine->square));
-    HAPT_TRY(finish(engine));
+    HAPT_TRY(hapt_engine_finish(engine));
     double total = 0;
     for (int p = 0; p < engine->parameter_count; p++)
         total += (weight ? weight[engine->parameter[p]] : 1.0) * engine->square[p];
@@ -300,11 +307,13 @@ static enum hapt_status gather_weights(struct hapt_engine *engine, const struct 
 {
     const struct hapt_engine_links *links = &engine->options.links;
     const struct hapt_memory_plan *plan = engine->plan;
-    float *weights = (float *)(engine->memory + plan->master_offset) + group->first;
+    float *weights = (float *)(engine->memory + plan->master_offset) + group->first, *block = weights;
     const size_t elements = group->end - group->first;
     if (!plan->sharded_state || group->axes == 0 || elements == 0 || !links->all_gather) return HAPT_OK;
-    HAPT_TRY(finish(engine));
-    HAPT_TRY(links->all_gather(links->context, group->axes, weights, bounds_of(engine, group)));
+    HAPT_TRY(hapt_engine_finish(engine));
+    HAPT_TRY(hapt_engine_to_host(engine, &block, elements));
+    HAPT_TRY(links->all_gather(links->context, group->axes, block, bounds_of(engine, group)));
+    HAPT_TRY(hapt_engine_from_host(engine, weights, block, elements));
     if (plan->copy_offset == (size_t)-1) return HAPT_OK;
     return convert(engine, weights, (uint16_t *)(engine->memory + plan->copy_offset) + group->first, HAPT_BF16, elements);
 }
@@ -319,7 +328,7 @@ enum hapt_status hapt_engine_update(struct hapt_engine *engine, const struct hap
         HAPT_TRY(update_block(engine, update, group, group->decayed_end, group->end, 0));
         HAPT_TRY(gather_weights(engine, group));
     }
-    return finish(engine);
+    return hapt_engine_finish(engine);
 }
 
 /* Where a parameter's weight or state stands: elements [*first, *first + *count) of it are here, none of the state of a frozen one. */
@@ -356,7 +365,7 @@ enum hapt_status hapt_engine_set(struct hapt_engine *engine, int tensor, int sta
     const enum hapt_dtype dtype = engine->program->graph->tensor[tensor].dtype;
     if (state < 0 && dtype != HAPT_F32)
         HAPT_TRY(convert(engine, place, hapt_engine_operand(engine, tensor, 0), dtype, count));
-    return finish(engine);
+    return hapt_engine_finish(engine);
 }
 
 enum hapt_status hapt_engine_get(struct hapt_engine *engine, int tensor, int state, float *value)
@@ -366,5 +375,5 @@ enum hapt_status hapt_engine_get(struct hapt_engine *engine, int tensor, int sta
     memset(value, 0, local_elements(engine, tensor) * sizeof *value);
     if (count == 0) return HAPT_OK;
     HAPT_TRY(engine->options.backend->copy(engine->queue, value + first, place, count * sizeof *value));
-    return finish(engine);
+    return hapt_engine_finish(engine);
 }

@@ -24,6 +24,7 @@ struct hapt_engine {
     struct hapt_memory_plan *plan;
     struct hapt_queue *queue;
     char *memory; /* device memory, plan->total_bytes */
+    char *staging[HAPT_STAGING_KINDS], *bounce; /* host memory where the host cannot read the device's (engine_host.c); else NULL */
     struct section_binding section[HAPT_SECTION_COUNT];
     int parameter_count;           /* trained ones; square sums in their order */
     int *parameter;                /* [parameter_count] program tensors */
@@ -48,5 +49,16 @@ struct hapt_view hapt_engine_flat_view(void *data, enum hapt_dtype dtype, size_t
 /* Where the compute type of a parameter stands: its copy, or the master weight itself. */
 void *hapt_engine_operand(struct hapt_engine *engine, int tensor, int slot);
 enum hapt_status hapt_engine_bind(struct hapt_engine *engine);
+/* Waits for what is queued. */
+enum hapt_status hapt_engine_finish(struct hapt_engine *engine);
+
+/* engine_host.c. Behind hapt_engine_bind: page-locked memory, where the back end needs it. */
+enum hapt_status hapt_engine_prepare_host(struct hapt_engine *engine);
+void hapt_engine_release_host(struct hapt_engine *engine);
+/* A collective step, by the owner's link; nothing is queued before. */
+enum hapt_status hapt_engine_move(struct hapt_engine *engine, const struct bound_step *step);
+/* *block becomes its copy on the host where the host cannot read it; and back. */
+enum hapt_status hapt_engine_to_host(struct hapt_engine *engine, float **block, size_t elements);
+enum hapt_status hapt_engine_from_host(struct hapt_engine *engine, float *block, const float *host, size_t elements);
 
 #endif

@@ -299,6 +299,7 @@ enum hapt_status stage_drain(struct stage *stage)
 void stage_release(struct stage *stage)
 {
     hapt_courier_destroy(stage->courier);
+    stage_release_flows(stage);
     hapt_team_release(&stage->team);
     if (stage->comm != MPI_COMM_NULL) MPI_Comm_free(&stage->comm);
     hapt_engine_destroy(stage->engine);
@@ -426,6 +427,7 @@ static enum hapt_status forward(struct stage *stage, const struct hapt_instructi
     hapt_team_stretch_begin(&stage->team);
     HAPT_TRY(put_inputs(stage, microbatch, slot));
     HAPT_TRY(hapt_engine_forward(stage->engine, slot, transfer));
+    HAPT_TRY(stage_take_outgoing(stage, slot));
     const int loss = program->graph->loss;
     if (!stage->emulated && stage->chunk == stage->plan->stage_count - 1 && stage_counts(stage, loss, 0)) {
         float value;

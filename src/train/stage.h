@@ -25,12 +25,20 @@ struct stage_replicas {
     struct hapt_strided *part; /* [count] of the dense local copy */
 };
 
+/* An activation that is sent, on the host: of devices whose memory the host cannot read. */
+struct stage_outgoing {
+    int tensor;
+    size_t bytes; /* of a slot */
+    char *host;   /* [slots] */
+};
+
 /* One tied parameter that this stage holds with others: gradients meet part by part. */
 struct stage_tie {
     const struct hapt_tie *tie;
     struct stage_replicas replicas;
     struct hapt_strided mine; /* this rank's part of the gradient, as bytes */
-    float *gradient;          /* the engine's */
+    float *gradient;          /* the engine's, or a copy on the host of what the host cannot read there */
+    float *on_device;         /* then where it is; else NULL */
     float **received;         /* [tie->chunk_count] dense parts, one a chunk; NULL: own */
     int *receive_flow;        /* [tie->chunk_count], -1: none */
     struct stage_flows send;
@@ -87,6 +95,8 @@ struct stage {
     struct stage_replicas *forward_replicas, *backward_replicas; /* of incoming boundary tensors */
     struct hapt_courier *courier;
     struct stage_flows forward_in, forward_out, backward_in, backward_out;
+    int outgoing_count;
+    struct stage_outgoing *outgoing;
     struct stage_trace trace;
     int tie_count;
     struct stage_tie *tie;
@@ -125,6 +135,9 @@ enum hapt_status stage_prepare_replicas(struct stage *stage, int tensor, struct 
 enum hapt_status stage_rebuild(struct stage *stage, const struct stage_replicas *replicas, int tensor, void *data);
 /* The flows alone; rank-local. */
 enum hapt_status stage_add_flows(struct stage *stage);
+void stage_release_flows(struct stage *stage);
+/* What a forward in `slot` has made for others comes to the host, where it must. */
+enum hapt_status stage_take_outgoing(struct stage *stage, int slot);
 
 /* A parameter's weight (state -1) or optimizer state: whole, to the rank 0 of the stage that holds it (else NULL); from whole, each rank
  * its own part. Both collective over the stage; `local` has room for its elements here. */

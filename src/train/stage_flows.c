@@ -15,13 +15,73 @@ static int boundary_index(const struct hapt_boundary *boundary, int tensor)
     return -1;
 }
 
+/* Page-locked memory of the host. */
+static enum hapt_status pin(const struct stage *stage, size_t bytes, void *memory)
+{
+    void *made = stage->backend->pin(bytes);
+    if (!made)
+        return hapt_fail(HAPT_ERR_MEMORY, "raise the limit of locked memory (ulimit -l) or use fewer ranks on this host",
+                         "this host has no %zu bytes of memory left that can be page-locked", bytes);
+    memcpy(memory, &made, sizeof made);
+    return HAPT_OK;
+}
+
+/* The activations of a route, where the host cannot read them on the device. */
+static enum hapt_status add_outgoing(struct stage *stage, const struct hapt_route *route)
+{
+    if (!stage->backend->pin || route->backward) return HAPT_OK;
+    if (!stage->outgoing) HAPT_NEW(stage->outgoing, stage->arena, stage->graph->tensor_count + stage->sharding[stage->chunk]->graph->tensor_count);
+    for (int i = 0; i < route->count; i++) {
+        struct stage_outgoing *made = &stage->outgoing[stage->outgoing_count];
+        bool known = false;
+        for (int k = 0; k < stage->outgoing_count; k++) known = known || stage->outgoing[k].tensor == route->source[i];
+        if (known) continue;
+        *made = (struct stage_outgoing){.tensor = route->source[i], .bytes = hapt_engine_tensor_bytes(stage->engine, route->source[i])};
+        HAPT_TRY(pin(stage, made->bytes * (size_t)stage->list->slots, &made->host));
+        stage->outgoing_count++;
+    }
+    return HAPT_OK;
+}
+
+static void *outgoing_address(struct stage *stage, int tensor, int slot)
+{
+    for (int k = 0; k < stage->outgoing_count; k++)
+        if (stage->outgoing[k].tensor == tensor) return stage->outgoing[k].host + (size_t)slot * stage->outgoing[k].bytes;
+    return hapt_engine_tensor(stage->engine, tensor, slot);
+}
+
+/* Waits until the host has it. */
+static enum hapt_status copy_now(struct stage *stage, void *to, const void *from, size_t bytes)
+{
+    struct hapt_queue *queue = stage->backend->queue(stage->device, 0);
+    HAPT_TRY(stage->backend->copy(queue, to, from, bytes));
+    return stage->backend->wait(stage->backend->record(queue));
+}
+
+enum hapt_status stage_take_outgoing(struct stage *stage, int slot)
+{
+    for (int k = 0; k < stage->outgoing_count; k++) {
+        const struct stage_outgoing *outgoing = &stage->outgoing[k];
+        HAPT_TRY(copy_now(stage, outgoing->host + (size_t)slot * outgoing->bytes, hapt_engine_tensor(stage->engine, outgoing->tensor, slot), outgoing->bytes));
+    }
+    return HAPT_OK;
+}
+
+void stage_release_flows(struct stage *stage)
+{
+    for (int k = 0; k < stage->outgoing_count; k++) stage->backend->unpin(stage->outgoing[k].host);
+    for (int t = 0; t < stage->tie_count; t++)
+        if (stage->tie[t].on_device) stage->backend->unpin(stage->tie[t].gradient);
+    stage->outgoing_count = stage->tie_count = 0;
+}
+
 /* A tensor's place here: a transfer slot, or, for activations sent, the slot they were computed in. */
 static void *tensor_address(struct stage *stage, const struct hapt_route *route, bool sends, int index, int slot)
 {
     const struct hapt_program *program = stage->program[stage->chunk];
     const int tensor = sends ? route->source[index] : route->tensor[index];
     if (!route->backward) {
-        if (sends) return hapt_engine_tensor(stage->engine, tensor, slot);
+        if (sends) return outgoing_address(stage, tensor, slot);
         return hapt_engine_staging(stage->engine, HAPT_STAGING_FORWARD_IN, slot,
                                    boundary_index(&program->forward_in, tensor));
     }
@@ -134,6 +194,7 @@ static enum hapt_status add_route(struct stage *stage, const struct hapt_route *
     HAPT_NEW(crossing, stage->arena, route->count);
     HAPT_NEW(base, stage->arena, slots * route->count);
     int pieces = 0;
+    if (sends) HAPT_TRY(add_outgoing(stage, route));
     for (int i = 0; i < route->count; i++) {
         crossing[i] = (struct crossing){route->from, route->to, route->source[i], route->tensor[i], false};
         HAPT_TRY(cut_tensor(stage, &crossing[i], sends, i, piece, &pieces));
@@ -210,6 +271,11 @@ static enum hapt_status add_tie(struct stage *stage, int index, const struct hap
     const int gradient = gradient_in(stage, stage->chunk, tie->tensor);
     mine->tie = tie;
     mine->gradient = hapt_engine_tensor(stage->engine, gradient, 0);
+    if (stage->backend->pin) {
+        void *device = mine->gradient;
+        HAPT_TRY(pin(stage, hapt_engine_tensor_bytes(stage->engine, gradient), &mine->gradient));
+        mine->on_device = device;
+    }
     HAPT_TRY(stage_prepare_replicas(stage, gradient, &mine->replicas));
     mine->mine = mine->replicas.part[mine->replicas.index];
     HAPT_NEW(mine->received, stage->arena, tie->chunk_count);
@@ -283,6 +349,8 @@ enum hapt_status stage_exchange(struct stage *stage)
     const double start_s = hapt_time_s();
     for (int t = 0; t < stage->tie_count; t++) {
         struct stage_tie *tie = &stage->tie[t];
+        const int gradient = gradient_in(stage, stage->chunk, tie->tie->tensor);
+        if (tie->on_device) HAPT_TRY(copy_now(stage, tie->gradient, tie->on_device, hapt_engine_tensor_bytes(stage->engine, gradient)));
         for (int f = 0; f < tie->send.count; f++) {
             if (stage->emulation)
                 emulation_send(stage, tie->send.flow[f], 0);
@@ -306,7 +374,9 @@ enum hapt_status stage_exchange(struct stage *stage)
         if (!stage->emulation) sum_part(stage, tie);
         for (int c = 0; c < tie->tie->chunk_count; c++)
             if (tie->receive_flow[c] >= 0) hapt_courier_free(stage->courier, tie->receive_flow[c]);
-        HAPT_TRY(stage_rebuild(stage, &tie->replicas, gradient_in(stage, stage->chunk, tie->tie->tensor), tie->gradient));
+        const int gradient = gradient_in(stage, stage->chunk, tie->tie->tensor);
+        HAPT_TRY(stage_rebuild(stage, &tie->replicas, gradient, tie->gradient));
+        if (tie->on_device) HAPT_TRY(copy_now(stage, tie->on_device, tie->gradient, hapt_engine_tensor_bytes(stage->engine, gradient)));
     }
     if (!stage->emulation)
         stage->team.reduce_s += hapt_time_s() - start_s;

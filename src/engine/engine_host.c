@@ -1,0 +1,90 @@
+/*
+ * Devices whose memory the host cannot read (a back end with `pin`): transfer slots stand in page-locked host memory, from where boundaries
+ * are copied to their places, and what links move passes through a block there.
+ */
+#include "engine_private.h"
+
+static size_t view_bytes(const struct hapt_view *view)
+{
+    return (size_t)hapt_view_elements(view) * hapt_dtype_bytes(view->dtype);
+}
+
+static size_t aligned(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
+static size_t group_bytes(const struct hapt_memory_group *group)
+{
+    return (group->end - group->first) * sizeof(float);
+}
+
+/* The most that one call of a link moves. */
+static size_t bounce_bytes(const struct hapt_engine *engine)
+{
+    size_t most = 0;
+    for (int section = 0; section < HAPT_SECTION_COUNT; section++)
+        for (int s = 0; s < engine->section[section].step_count; s++) {
+            const struct bound_step *step = &engine->section[section].step[s];
+            const size_t bytes = aligned(view_bytes(&step->call.input[0])) + view_bytes(&step->call.output[0]);
+            if (!step->kernel && bytes > most) most = bytes;
+        }
+    for (int g = 0; g < HAPT_MEMORY_GROUPS; g++)
+        if (group_bytes(&engine->plan->group[g]) > most) most = group_bytes(&engine->plan->group[g]);
+    return most;
+}
+
+static enum hapt_status reserve(const struct hapt_engine *engine, size_t bytes, char **memory)
+{
+    if (bytes == 0) return HAPT_OK;
+    *memory = engine->options.backend->pin(bytes);
+    if (*memory) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_MEMORY, "raise the limit of locked memory (ulimit -l) or use fewer ranks on this host",
+                     "this host has no %zu bytes of memory left that can be page-locked", bytes);
+}
+
+enum hapt_status hapt_engine_prepare_host(struct hapt_engine *engine)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
+    const struct hapt_staging *const staging[] = {&plan->forward_in, &plan->backward_in, &plan->backward_out};
+    if (!engine->options.backend->pin) return HAPT_OK;
+    for (int kind = 0; kind < HAPT_STAGING_KINDS; kind++) HAPT_TRY(reserve(engine, HAPT_TRANSFER_SLOTS * staging[kind]->stride, &engine->staging[kind]));
+    return engine->options.links.collective ? reserve(engine, bounce_bytes(engine), &engine->bounce) : HAPT_OK;
+}
+
+void hapt_engine_release_host(struct hapt_engine *engine)
+{
+    for (int kind = 0; kind < HAPT_STAGING_KINDS; kind++)
+        if (engine->staging[kind]) engine->options.backend->unpin(engine->staging[kind]);
+    if (engine->bounce) engine->options.backend->unpin(engine->bounce);
+}
+
+static enum hapt_status copy(struct hapt_engine *engine, void *to, const void *from, size_t bytes)
+{
+    return engine->options.backend->copy(engine->queue, to, from, bytes);
+}
+
+enum hapt_status hapt_engine_move(struct hapt_engine *engine, const struct bound_step *step)
+{
+    const struct hapt_engine_links *links = &engine->options.links;
+    const struct hapt_view *in = &step->call.input[0], *out = &step->call.output[0];
+    if (!engine->bounce) return links->collective(links->context, step->op, in->data, out->data);
+    char *from = engine->bounce, *to = in->data == out->data ? from : from + aligned(view_bytes(in));
+    HAPT_TRY(copy(engine, from, in->data, view_bytes(in)));
+    HAPT_TRY(hapt_engine_finish(engine));
+    HAPT_TRY(links->collective(links->context, step->op, from, to));
+    return copy(engine, out->data, to, view_bytes(out));
+}
+
+enum hapt_status hapt_engine_to_host(struct hapt_engine *engine, float **block, size_t elements)
+{
+    if (!engine->bounce) return HAPT_OK;
+    HAPT_TRY(copy(engine, engine->bounce, *block, elements * sizeof **block));
+    *block = (float *)engine->bounce;
+    return hapt_engine_finish(engine);
+}
+
+enum hapt_status hapt_engine_from_host(struct hapt_engine *engine, float *block, const float *host, size_t elements)
+{
+    return block == host ? HAPT_OK : copy(engine, block, host, elements * sizeof *block);
+}
