@@ -56,6 +56,16 @@ struct hapt_call {
     void *exchange_context;
 };
 
+/* What a driver says of one of its devices. */
+struct hapt_device_facts {
+    char name[64];
+    char bus[16];        /* PCI address, "0000:3b:00.0", lower case; "" unknown */
+    size_t memory_bytes;
+    int processors;      /* streaming multiprocessors */
+    int major, minor;    /* compute capability */
+    double clock_hz;     /* 0: unknown */
+};
+
 struct hapt_device;
 struct hapt_queue;
 struct hapt_event;
@@ -75,6 +85,8 @@ struct hapt_backend {
     const char *(*libraries)(void);
     /* Number of devices this process can see; 0 with *reason saying what is missing. */
     int (*device_count)(const char **reason);
+    /* Optional. */
+    enum hapt_status (*describe)(int index, struct hapt_device_facts *facts);
     /* `threads`: CPU threads of the device; memory_bytes: cap, 0 for none. */
     enum hapt_status (*open)(int index, int threads, size_t memory_bytes, struct hapt_device **device);
     void (*close)(struct hapt_device *device);

@@ -15,8 +15,11 @@
 #define HAPT_HOST_NICS 8
 
 struct hapt_host_gpu {
-    char name[64]; /* as the PCI bus names it */
+    char name[64]; /* as its driver names it, or the PCI bus */
     char spec[24]; /* entry of the device database; "" when the model is not known */
+    char bus[16];  /* PCI address, "0000:3b:00.0" */
+    double memory_bytes, clock_hz; /* as its driver says; 0: it was not asked */
+    int processors;
 };
 
 struct hapt_host_nic {

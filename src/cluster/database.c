@@ -4,6 +4,8 @@
  * Rates of fp16 and bf16 are those of the matrix units with fp32 accumulation, without sparsity; fp32 is the plain vector rate
  * (no TF32), since that is what fp32 training computes in. Boost clocks, as the sheets do.
  */
+#include <ctype.h>
+#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
@@ -92,4 +94,40 @@ const struct hapt_device_spec *hapt_device_spec_of_pci(unsigned vendor, unsigned
     for (size_t i = 0; i < sizeof pci_ids / sizeof *pci_ids; i++)
         if (pci_ids[i].vendor == vendor && pci_ids[i].device == device) return hapt_device_spec_find(pci_ids[i].name);
     return NULL;
+}
+
+/* "RTX-4090" in "NVIDIA GeForce RTX 4090": letters and digits count. A longer number is another model (A30 is not A3000). */
+static bool names_model(const char *name, const char *model)
+{
+    for (const char *start = name; *start; start++) {
+        const char *n = start, *m = model;
+        if (start > name && isalnum((unsigned char)start[-1])) continue; /* GH200 is no H200 */
+        while (*m && *n) {
+            if (!isalnum((unsigned char)*m)) m++;
+            else if (!isalnum((unsigned char)*n)) n++;
+            else if (tolower((unsigned char)*m) != tolower((unsigned char)*n)) break;
+            else m++, n++;
+        }
+        if (!*m && !isalnum((unsigned char)*n)) return true;
+    }
+    return false;
+}
+
+/* The part of a name that tells the memory is compared with the memory. Drivers keep up to a tenth of it to themselves. */
+const struct hapt_device_spec *hapt_device_spec_of_name(const char *name, double memory_bytes)
+{
+    const struct hapt_device_spec *found = NULL;
+    if (strstr(name, "PCIe") && strstr(name, "H100")) return NULL; /* see pci_ids */
+    for (int i = 0; i < DATABASE_COUNT; i++) {
+        const struct hapt_device_spec *spec = &database[i].spec;
+        char model[sizeof spec->name];
+        snprintf(model, sizeof model, "%.*s", (int)sizeof model - 1, spec->name);
+        char *dash = strrchr(model, '-');
+        if (dash && strstr(dash, "GB")) *dash = '\0';
+        const bool fits = memory_bytes > 0.88 * spec->memory_bytes && memory_bytes < 1.1 * spec->memory_bytes;
+        if (strcmp(spec->backend, "cuda") != 0 || !fits || !names_model(name, model)) continue;
+        if (found) return NULL;
+        found = spec;
+    }
+    return found;
 }

@@ -31,6 +31,8 @@ static enum hapt_status host_device(const struct hapt_host *host, struct hapt_de
         return hapt_fail(HAPT_ERR_INPUT, "describe it in a cluster file: hapt topology --help",
                          "the GPU \"%s\" of host %s is not in the device database", host->gpu[0].name, host->name);
     *device = *known;
+    const double there = host->gpu[0].memory_bytes; /* what the driver leaves of it */
+    if (there > 0 && there < device->memory_bytes) device->memory_bytes = there;
     return HAPT_OK;
 }
 
@@ -39,7 +41,7 @@ static bool alike(const struct hapt_host *a, const struct hapt_host *b)
     /* Equal machines differ by what their firmware keeps. */
     const bool memory = fabs(a->memory_bytes - b->memory_bytes) <= 0.02 * fmax(a->memory_bytes, b->memory_bytes);
     if (a->ranks != b->ranks || !memory || uses_gpus(a) != uses_gpus(b)) return false;
-    if (uses_gpus(a)) return strcmp(a->gpu[0].spec, b->gpu[0].spec) == 0;
+    if (uses_gpus(a)) return strcmp(a->gpu[0].spec, b->gpu[0].spec) == 0 && a->gpu[0].memory_bytes == b->gpu[0].memory_bytes;
     return a->cores == b->cores && strcmp(a->cpu_model, b->cpu_model) == 0;
 }
 

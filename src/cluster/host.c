@@ -105,6 +105,35 @@ static void add_gpu(struct hapt_host *host, hwloc_obj_t object)
     snprintf(otherwise, sizeof otherwise, "PCI device %04x:%04x", pci->vendor_id, pci->device_id);
     copy_info(gpu->name, sizeof gpu->name, hwloc_obj_get_info_by_name(object, "PCIDevice"), otherwise);
     snprintf(gpu->spec, sizeof gpu->spec, "%.23s", spec ? spec->name : "");
+    snprintf(gpu->bus, sizeof gpu->bus, "%04x:%02x:%02x.%x", pci->domain & 0xffff, pci->bus, pci->dev, pci->func);
+}
+
+/* The GPUs that a driver offers, in its order, whether hwloc has seen them or not; with what hwloc knows of them. */
+static void ask_driver(struct hapt_host *host, const struct hapt_backend *cuda)
+{
+    struct hapt_host_gpu seen[HAPT_HOST_GPUS];
+    const int seen_count = host->gpu_count;
+    if (host->faked || !cuda->describe || host->gpus_usable < 1) return;
+    memcpy(seen, host->gpu, sizeof seen);
+    host->gpu_count = 0;
+    for (int i = 0; i < host->gpus_usable && i < HAPT_HOST_GPUS; i++) {
+        struct hapt_device_facts facts;
+        struct hapt_host_gpu *gpu = &host->gpu[host->gpu_count++];
+        *gpu = (struct hapt_host_gpu){.name = "GPU"};
+        if (cuda->describe(i, &facts) != HAPT_OK) {
+            hapt_fail_reset();
+            continue;
+        }
+        const struct hapt_device_spec *spec = hapt_device_spec_of_name(facts.name, (double)facts.memory_bytes);
+        for (int k = 0; k < seen_count; k++)
+            if (strcmp(seen[k].bus, facts.bus) == 0) memcpy(gpu->spec, seen[k].spec, sizeof gpu->spec);
+        if (spec) snprintf(gpu->spec, sizeof gpu->spec, "%.23s", spec->name);
+        copy_info(gpu->name, sizeof gpu->name, facts.name, "GPU");
+        memcpy(gpu->bus, facts.bus, sizeof gpu->bus);
+        gpu->memory_bytes = (double)facts.memory_bytes;
+        gpu->processors = facts.processors;
+        gpu->clock_hz = facts.clock_hz;
+    }
 }
 
 static void add_nic(struct hapt_host *host, hwloc_obj_t object)
@@ -203,4 +232,5 @@ void hapt_host_look(const struct hapt_env *env, struct hapt_host *host)
     const struct hapt_backend *cuda = hapt_backend_find("cuda");
     const char *reason = "";
     host->gpus_usable = cuda ? cuda->device_count(&reason) : 0;
+    if (cuda) ask_driver(host, cuda);
 }

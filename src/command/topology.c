@@ -59,8 +59,14 @@ static void print_hosts(const struct hapt_env *env, const struct hapt_hosts *hos
                    host->ranks > 1 ? "s" : "", host->cores, host->cores > 1 ? "s" : "", host->numa_nodes,
                    host->numa_nodes > 1 ? "s" : "", hapt_units_bytes(host->memory_bytes, size),
                    host->cpu_model[0] ? ", " : "", host->cpu_model, host->faked ? " (faked)" : "");
-        for (int g = 0; g < host->gpu_count; g++)
-            hapt_print(env, "  GPU %-40s %s\n", host->gpu[g].name, host->gpu[g].spec[0] ? host->gpu[g].spec : "unknown");
+        for (int g = 0; g < host->gpu_count; g++) {
+            const struct hapt_host_gpu *gpu = &host->gpu[g];
+            hapt_print(env, "  GPU %-40s %s", gpu->name, gpu->spec[0] ? gpu->spec : "unknown");
+            if (gpu->memory_bytes > 0)
+                hapt_print(env, ", %s, %d multiprocessors at %.2f GHz, PCI %s", hapt_units_bytes(gpu->memory_bytes, size), gpu->processors,
+                           1e-9 * gpu->clock_hz, gpu->bus);
+            hapt_print(env, "\n");
+        }
         if (host->gpu_count > host->gpus_usable)
             hapt_print(env, "  %d of them usable: hapt doctor says why\n", host->gpus_usable);
         for (int n = 0; n < host->nic_count; n++)

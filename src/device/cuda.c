@@ -84,6 +84,11 @@ static int cuda_device_count(const char **reason)
     return 0;
 }
 
+static enum hapt_status cuda_describe(int index, struct hapt_device_facts *facts)
+{
+    return plugin()->describe(index, facts);
+}
+
 static void *reserve(size_t bytes)
 {
     return plugin()->reserve(bytes);
@@ -154,6 +159,7 @@ const struct hapt_backend hapt_cuda_backend = {
     .description = "NVIDIA GPUs: cuBLASLt matrix products, own kernels",
     .libraries = cuda_libraries,
     .device_count = cuda_device_count,
+    .describe = cuda_describe,
     .open = cuda_open,
     .close = device_close,
     .allocate = device_allocate,

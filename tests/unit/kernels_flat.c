@@ -85,16 +85,19 @@ static void square_sum(void)
 {
     for (int k = 0; k < CASES; k++) {
         struct tensor x = TENSOR(HAPT_F32, -1, 1, counts[k]);
+        struct tensor place = TENSOR(HAPT_F32, 0, 0, 2); /* room for a double */
         double expected = 0, sum[2] = {0};
         for (int64_t i = 0; i < x.count; i++) expected += x.value[i] * x.value[i];
         for (int threads = 1; threads <= 2; threads++) {
             struct hapt_call call = {.input_count = 1, .output_count = 1, .input = {x.view}, .threads = threads};
-            call.output[0] = (struct hapt_view){.data = &sum[threads - 1], .dtype = HAPT_F32, .dims = 1};
+            call.output[0] = place.view;
             kernel_run("square_sum", HAPT_F32, &call);
+            memcpy(&sum[threads - 1], place.view.data, sizeof *sum);
         }
         CHECK_NEAR(sum[0], expected, 1e-12 * expected);
         CHECK(sum[0] == sum[1]); /* the order never depends on the threads */
         tensor_free(&x);
+        tensor_free(&place);
     }
 }
 
@@ -115,7 +118,7 @@ static void conversions(void)
         kernel_run("convert", HAPT_BF16, &up);
         for (int64_t i = 0; i < x.count; i++) {
             const float from = ((float *)x.view.data)[i];
-            CHECK(((uint16_t *)half.view.data)[i] == hapt_bf16_from_f32(from));
+            CHECK(isnan(from) || ((uint16_t *)half.view.data)[i] == hapt_bf16_from_f32(from));
             CHECK(isnan(from) ? isnan(((float *)back.view.data)[i])
                               : ((float *)back.view.data)[i] == hapt_bf16_to_f32(hapt_bf16_from_f32(from)));
         }

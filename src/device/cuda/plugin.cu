@@ -1,4 +1,5 @@
 /* The plug-in's table: devices, memory, queues and events of the CUDA runtime. */
+#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -59,21 +60,22 @@ static int device_count(const char **reason)
     return 0;
 }
 
-static enum hapt_status describe(int index, struct cuda_description *description)
+static enum hapt_status describe(int index, struct hapt_device_facts *facts)
 {
     cudaDeviceProp property;
     int clock_khz = 0;
-    const enum hapt_status status = cuda_check(cudaGetDeviceProperties(&property, index), "its properties");
-    if (status != HAPT_OK) return status;
-    cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, index);
-    memset(description, 0, sizeof *description);
-    snprintf(description->name, sizeof description->name, "%s", property.name);
-    cudaDeviceGetPCIBusId(description->pci, sizeof description->pci, index);
-    description->memory_bytes = property.totalGlobalMem;
-    description->processors = property.multiProcessorCount;
-    description->major = property.major;
-    description->minor = property.minor;
-    description->clock_hz = 1e3 * clock_khz;
+    HAPT_TRY(cuda_check(cudaGetDeviceProperties(&property, index), "its properties"));
+    memset(facts, 0, sizeof *facts);
+    snprintf(facts->name, sizeof facts->name, "%.63s", property.name);
+    if (cudaDeviceGetPCIBusId(facts->bus, sizeof facts->bus, index) != cudaSuccess) facts->bus[0] = '\0';
+    if (cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, index) != cudaSuccess) clock_khz = 0;
+    cudaGetLastError(); /* these two may be missing */
+    for (char *c = facts->bus; *c; c++) *c = (char)tolower((unsigned char)*c);
+    facts->memory_bytes = property.totalGlobalMem;
+    facts->processors = property.multiProcessorCount;
+    facts->major = property.major;
+    facts->minor = property.minor;
+    facts->clock_hz = 1e3 * clock_khz;
     return HAPT_OK;
 }
 

@@ -21,21 +21,12 @@ struct cuda_host {
     enum hapt_status (*fail)(enum hapt_status status, const char *hint, const char *format, ...);
 };
 
-struct cuda_description {
-    char name[256];        /* as the driver has it */
-    char pci[32];          /* "0000:3b:00.0" */
-    size_t memory_bytes;
-    int processors;        /* streaming multiprocessors */
-    int major, minor;      /* compute capability */
-    double clock_hz;
-};
-
 struct cuda_plugin {
     int abi;
     size_t call_bytes;     /* sizeof(struct hapt_call) as it was built */
     const char *(*libraries)(void);
     int (*device_count)(const char **reason);
-    enum hapt_status (*describe)(int index, struct cuda_description *description);
+    enum hapt_status (*describe)(int index, struct hapt_device_facts *facts);
     enum hapt_status (*open)(int index);
     /* Device memory, zeroed, 256-byte aligned; NULL: there is none. */
     void *(*reserve)(size_t bytes);
