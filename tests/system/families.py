@@ -132,21 +132,26 @@ def family(path, folder):
         train(reference, path, model, folder, 4, microbatches, ",".join(f"{a}-{b}@cpu:1x1" for a, b in zip(ends, ends[1:])))
 
 
-paths = [path for path in sorted(glob.glob("tests/data/*-small.h5")) if not path.endswith("gpt-small.h5")]
-check(len(paths) >= 4, "references are missing")
-made = tempfile.mkdtemp()
-if LONG:
-    try:
-        import references
-        for seed, (name, shape) in enumerate(SHAPES):
-            paths.append(os.path.join(made, f"{name}-{seed}.h5"))
-            references.make(paths[-1], name, seed, **shape)
-    except ImportError:
-        print("other shapes need python3-torch")
-for path in paths:
-    scratch = tempfile.mkdtemp()
-    family(path, scratch)
-    shutil.rmtree(scratch)
-shutil.rmtree(made)
-print(f"{profiles.checks} checks, {profiles.failures} failed")
-sys.exit(profiles.failures > 0)
+def campaign():
+    paths = [path for path in sorted(glob.glob("tests/data/*-small.h5")) if not path.endswith("gpt-small.h5")]
+    check(len(paths) >= 4, "references are missing")
+    made = tempfile.mkdtemp()
+    if LONG:
+        try:
+            import references
+            for seed, (name, shape) in enumerate(SHAPES):
+                paths.append(os.path.join(made, f"{name}-{seed}.h5"))
+                references.make(paths[-1], name, seed, **shape)
+        except ImportError:
+            print("other shapes need python3-torch")
+    for path in paths:
+        scratch = tempfile.mkdtemp()
+        family(path, scratch)
+        shutil.rmtree(scratch)
+    shutil.rmtree(made)
+    print(f"{profiles.checks} checks, {profiles.failures} failed")
+    sys.exit(profiles.failures > 0)
+
+
+if __name__ == "__main__":
+    campaign()

@@ -1,0 +1,105 @@
+"""Training on CUDA devices against PyTorch's fp64 references (tests/data) and against the CPU: losses and weights in fp32, losses in bf16;
+one rank, and several as a pipeline whose ranks are subclusters of one device each, all on the first GPU; data-parallel where there are
+two. The same command twice gives the same bits. HAPT_TEST_BACKEND names the back end."""
+import glob
+import json
+import os
+import shutil
+import sys
+import tempfile
+
+import h5py
+import numpy as np
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "system"))
+from families import OPTIONS, TRAINING, away, hapt  # noqa: E402
+import profiles  # noqa: E402
+from profiles import LONG, check  # noqa: E402
+
+BACKEND = os.environ.get("HAPT_TEST_BACKEND", "cuda")
+DEVICES = int(os.environ.get("HAPT_TEST_DEVICES", "1"))
+FP32, HALF = 1e-4, 2e-2  # a bf16 number has 8 bits: small models average little of it away
+
+
+def cluster(path, counts):
+    device = {"name": "test", "backend": BACKEND, "peak_flops": {"fp32": "10 TFLOP/s", "bf16": "100 TFLOP/s"}, "memory": "2 GB",
+              "memory_bandwidth": "1 TB/s"}
+    described = {"format": "hapt-cluster", "version": 1,
+                 "subclusters": [{"name": f"g{i}", "nodes": 1, "devices_per_node": count, "device": device} for i, count in enumerate(counts)]}
+    with open(path, "w") as file:
+        json.dump(described, file)
+    return path
+
+
+def train(model, data, folder, counts, stages=None, steps=None, microbatches=4):
+    """Returns the run's losses and its folder."""
+    output = os.path.join(folder, f"run-{len(os.listdir(folder))}")
+    where = cluster(output + ".json", counts)
+    forced = ["--stages", stages] if stages else []
+    if not hapt(sum(counts), "--input", model, "--data", data, "--microbatches", microbatches, "--steps", steps, *TRAINING, *forced, "--predict",
+                "--cluster", where, "--output", output):
+        return None, output
+    with h5py.File(os.path.join(output, "run.h5")) as run:
+        return run["train/loss"][()], output
+
+
+def compare(what, loss, expected, tolerance):
+    worst = np.max(np.abs(loss / expected - 1)) if loss is not None and loss.shape == expected.shape else np.inf
+    check(worst <= tolerance, f"{what}: losses are {worst:.1e} away")
+    print(f"{what}: losses within {worst:.1e}", flush=True)
+
+
+def layers_of(output):
+    with h5py.File(os.path.join(output, "run.h5")) as run:
+        return len(run["layers/end_op"])
+
+
+def family(path, folder):
+    with h5py.File(path) as reference:
+        attributes = reference.attrs
+        name = attributes["family"] if "family" in attributes else "gpt"
+        name = name.decode() if isinstance(name, bytes) else name
+        microbatches = 1 if name == "resnet" else 4
+        rows = int(attributes["rows"]) if "rows" in attributes else 8
+        options = [x for key in OPTIONS if key in attributes for x in ("--" + key.replace("_", "-"), attributes[key])]
+        if not options:
+            options = "--layers 2 --hidden 64 --heads 4 --sequence 64 --vocab 256 --tied-embeddings yes".split()
+        expected = reference["loss_fp64"][()]
+        model, half = os.path.join(folder, "model.h5"), os.path.join(folder, "half.h5")
+        for dtype, output in ("fp32", model), ("bf16", half):
+            hapt(1, "model", name, *options, "--microbatch", rows // microbatches, "--dtype", dtype, "--weights", path, "--output", output)
+        steps = len(expected)
+        loss, output = train(model, path, folder, [1], None, steps, microbatches)
+        compare(f"{name}, fp32", loss, expected, FP32)
+        if loss is None:
+            return
+        again, _ = train(model, path, folder, [1], None, steps, microbatches)
+        check(np.array_equal(loss, again), f"{name}: the same run twice differs")
+        exported = os.path.join(output, "weights.h5")
+        if "trained" in reference and hapt(1, "export", "--checkpoint", output, "--output", exported):
+            with h5py.File(exported) as file:
+                parameter, most = away(file["parameters"], reference)
+            check(most <= 1e-2, f"{name}: {parameter} is {most:.1e} away")
+            print(f"{name}: weights within {most:.1e}")
+        loss, _ = train(half, path, folder, [1], None, steps, microbatches)
+        compare(f"{name}, bf16", loss, expected, HALF)
+        layers = layers_of(output)
+        ranks = 4 if LONG else 2
+        ends = [layers * k // ranks for k in range(ranks + 1)]
+        stages = ",".join(f"{a}-{b}@g{k}:1x1" for k, (a, b) in enumerate(zip(ends, ends[1:])))
+        loss, _ = train(model, path, folder, [1] * ranks, stages, steps, microbatches)
+        compare(f"{name}, {ranks} ranks in {ranks} stages", loss, expected, FP32)
+        if DEVICES > 1:
+            loss, _ = train(model, path, folder, [2], f"0-{layers}@g0:1x2", steps, microbatches)
+            compare(f"{name}, 2 ranks share the rows", loss, expected, FP32)
+
+
+wanted = sys.argv[1:]
+for path in sorted(glob.glob("tests/data/*-small.h5")):
+    if wanted and not any(os.path.basename(path).startswith(name) for name in wanted):
+        continue
+    scratch = tempfile.mkdtemp()
+    family(path, scratch)
+    shutil.rmtree(scratch)
+print(f"{profiles.checks} checks, {profiles.failures} failed")
+sys.exit(profiles.failures > 0)
