@@ -186,6 +186,11 @@ fuzz: deps
 	$(Q)mkdir -p build/fuzz
 	$(Q)OMP_NUM_THREADS=1 build/asan/tests/fuzz/fuzz --batch 64 --inputs $(FUZZ_INPUTS) --seed "$(FUZZ_SEED)" --jobs $(FUZZ_JOBS) --keep build/fuzz tests/fuzz/corpus
 
+# What needs a GPU; without one it builds everything and says that nothing ran.
+check-gpu: deps
+	$(Q)$(MAKE) --no-print-directory build/hapt $(cuda_plugin) $(filter $(BUILD)/tests/unit/kernels_%,$(tests))
+	$(Q)tests/gpu/run $(BUILD) || [ $$? -eq 77 ]
+
 tidy:
 	$(Q)clang-tidy --quiet $(plain_sources) src/main.c -- -std=c11 -D_GNU_SOURCE -Iinclude $(PACKAGE_CFLAGS) $(PETSC_CFLAGS) $(PETSC_NAMES) $(shell $(CC) --showme:compile)
 
@@ -199,9 +204,9 @@ clean:
 	$(Q)rm -rf build
 
 help:
-	@echo "targets:   all run check check-long bench asan fuzz tidy format check-layers inputs deps clean help"
+	@echo "targets:   all run check check-long check-gpu bench asan fuzz tidy format check-layers inputs deps clean help"
 	@echo "variables: V=1 shows commands; WERROR=1 makes warnings errors; TESTS=REGEX picks tests (unit/plan, ^system);"
 	@echo "           FUZZ_INPUTS=N, FUZZ_SEED=N, FUZZ_JOBS=N for fuzz; VARIANT=release|asan; PETSC=0, GLPK=0 leave a solver out, CUDA=0 the back end of GPUs (CUDA_HOME: the toolkit); CC, CFLAGS as usual"
 
-.PHONY: FORCE all run check check-long bench asan asan-tests fuzz tidy format check-layers inputs deps clean help
+.PHONY: FORCE all run check check-long check-gpu bench asan asan-tests fuzz tidy format check-layers inputs deps clean help
 .SECONDARY:

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# The CUDA back end without a GPU: its sources on this machine's cores (tests/gpu/host), where the host cannot read the device's memory
+# and every kernel is checked as on a GPU; and what hapt says where something is missing.
+. tests/system/lib.sh.inc
+host=$HAPT_BUILD/tests/gpu/hapt-cuda-host.so
+[ -e "$host" ] || { echo "no $host"; exit 77; }
+check() { # WHAT CONDITION...
+    local what=$1
+    shift
+    checks=$((checks + 1))
+    "$@" || fail "$what"
+}
+doctor() { "$HAPT" doctor 2>/dev/null | sed -n 's/^  cuda *//p'; }
+
+# 1. The plug-in is missing, is no library, is of another build.
+check "a plug-in that is missing" grep -q '^0 devices: this build has no CUDA back end' <(HAPT_CUDA_PLUGIN=$scratch/none.so doctor)
+echo "no library" >"$scratch/text.so"
+check "a plug-in that is no library" grep -q '^0 devices: .*text.so' <(HAPT_CUDA_PLUGIN=$scratch/text.so doctor)
+check "a library that is no plug-in" grep -q '^0 devices: .*is of another build' <(HAPT_CUDA_PLUGIN=$HAPT_BUILD/tests/faults/faults.so doctor)
+check "no device" grep -q '^0 devices: ' <(HAPT_CUDA_PLUGIN=$host HAPT_HOST_GPUS=0 doctor)
+check "two devices" grep -q '^2 devices, CUDA' <(HAPT_CUDA_PLUGIN=$host HAPT_HOST_GPUS=2 doctor)
+# The one that the toolkit built loads; whether there is a device is the machine's affair.
+if [ -e "$HAPT_BUILD/hapt-cuda.so" ]; then
+    check "the plug-in loads" grep -Evq 'is of another build|undefined symbol|cannot open' <(HAPT_CUDA_PLUGIN=$HAPT_BUILD/hapt-cuda.so doctor)
+fi
+
+# 2. Every kernel, and training.
+export HAPT_CUDA_PLUGIN=$host HAPT_HOST_GPUS=2
+checks=$((checks + 1))
+HAPT_CUDA_PLUGIN=$host tests/gpu/run "${HAPT_BUILD#"$PWD"/}" >"$scratch/said" 2>&1 || fail "$(cat "$scratch/said")"
+figures=$(tail -n 1 "$scratch/said")
+finish
