@@ -2,6 +2,7 @@
 #include "test.h"
 
 #include "../../src/cluster/bind.h"
+#include "../../src/cluster/database.h"
 #include "../../src/cluster/group.h"
 
 static struct hapt_arena arena;
@@ -61,6 +62,29 @@ static void groups_like_hosts(void)
         int found = 0;
         for (int i = 0; i < own->nodes * own->devices_per_node; i++) found += own->ranks[i] == rank;
         CHECK(found == 1);
+    }
+}
+
+/* As drivers print them, with the memory that they report. */
+static void names_gpus(void)
+{
+    static const struct {
+        const char *name;
+        double gigabytes;
+        const char *spec; /* NULL: none */
+    } known[] = {{"NVIDIA A100-SXM4-40GB", 42.3, "A100-40GB"}, {"NVIDIA A100-SXM4-80GB", 84.9, "A100-80GB"},
+                 {"NVIDIA A100 80GB PCIe", 84.9, "A100-80GB"}, {"Tesla V100-SXM2-16GB", 16.9, "V100-16GB"},
+                 {"Tesla V100-SXM2-32GB", 34, "V100-32GB"},    {"Tesla P100-SXM2-16GB", 17, "P100"},
+                 {"Tesla T4", 15.6, "T4"},                     {"NVIDIA H100 80GB HBM3", 85, "H100"},
+                 {"NVIDIA H100 PCIe", 85, NULL},               {"NVIDIA H200", 150, "H200"},
+                 {"NVIDIA GH200 480GB", 101, NULL},            {"NVIDIA A30", 25, "A30"},
+                 {"NVIDIA A300", 25, NULL},                    {"NVIDIA GeForce RTX 4090", 25, "RTX-4090"},
+                 {"NVIDIA GeForce RTX 3090 Ti", 25, "RTX-3090"}, {"NVIDIA A100-SXM4-40GB", 20, NULL}, /* half of one */
+                 {"GeForce GTX 1080", 8, NULL},                {"", 0, NULL}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        const struct hapt_device_spec *found = hapt_device_spec_of_name(known[i].name, 1e9 * known[i].gigabytes);
+        CHECK_MESSAGE(found ? known[i].spec && !strcmp(found->name, known[i].spec) : !known[i].spec, "%s with %g GB is taken for %s", known[i].name,
+                      known[i].gigabytes, found ? found->name : "none");
     }
 }
 
@@ -186,6 +210,7 @@ int main(int argc, char **argv)
     test_init(&argc, &argv);
     hapt_arena_init(&arena);
     RUN(groups_like_hosts);
+    RUN(names_gpus);
     RUN(groups_gpus);
     RUN(binds_in_order);
     RUN(binds_by_host);
