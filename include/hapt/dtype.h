@@ -1,4 +1,4 @@
-/* Element types of tensors, and the bfloat16 conversions. */
+/* Element types of tensors, and the conversions of the 16-bit ones. */
 #ifndef HAPT_DTYPE_H
 #define HAPT_DTYPE_H
 
@@ -29,6 +29,40 @@ static inline uint16_t hapt_bf16_from_f32(float value)
     memcpy(&wide, &value, sizeof wide);
     if ((wide & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((wide >> 16) | 0x40u);
     return (uint16_t)((wide + 0x7fffu + ((wide >> 16) & 1u)) >> 16);
+}
+
+static inline float hapt_f16_to_f32(uint16_t bits)
+{
+    const uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, exponent = bits >> 10 & 0x1fu, fraction = bits & 0x3ffu;
+    if (exponent == 0) { /* zero, subnormal */
+        const float value = (float)fraction * 0x1p-24f;
+        return sign ? -value : value;
+    }
+    const uint32_t wide = sign | (exponent == 0x1fu ? 0x7f800000u : (exponent + 112) << 23) | fraction << 13;
+    float value;
+    memcpy(&value, &wide, sizeof value);
+    return value;
+}
+
+/* Round to nearest even; beyond 65504 infinity; a NaN stays a NaN. */
+static inline uint16_t hapt_f16_from_f32(float value)
+{
+    uint32_t wide;
+    memcpy(&wide, &value, sizeof wide);
+    const uint16_t sign = (uint16_t)(wide >> 16 & 0x8000u);
+    wide &= 0x7fffffffu;
+    if (wide > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
+    if (wide >= 0x47800000u) return (uint16_t)(sign | 0x7c00u);
+    if (wide < 0x38800000u) { /* below 2^-14: the sum's last bits are those of the subnormal number, rounded */
+        const float magic = 0.5f;
+        float sum;
+        uint32_t rounded;
+        memcpy(&sum, &wide, sizeof sum);
+        sum += magic;
+        memcpy(&rounded, &sum, sizeof rounded);
+        return (uint16_t)(sign | (rounded - 0x3f000000u));
+    }
+    return (uint16_t)(sign | ((wide + 0xfffu + (wide >> 13 & 1u) - 0x38000000u) >> 13));
 }
 
 #endif

@@ -285,7 +285,7 @@ static enum hapt_status update_block(struct hapt_engine *engine, const struct ha
     if (plan->state_count == 0) output++; /* no momentum buffer */
     if (plan->copy_offset != (size_t)-1)
         call.output[output] =
-            hapt_engine_flat_view((uint16_t *)(engine->memory + plan->copy_offset) + first, HAPT_BF16, end - first);
+            hapt_engine_flat_view((uint16_t *)(engine->memory + plan->copy_offset) + first, engine->copy_dtype, end - first);
     return engine->update->run(&call, engine->queue);
 }
 
@@ -315,7 +315,7 @@ static enum hapt_status gather_weights(struct hapt_engine *engine, const struct 
     HAPT_TRY(links->all_gather(links->context, group->axes, block, bounds_of(engine, group)));
     HAPT_TRY(hapt_engine_from_host(engine, weights, block, elements));
     if (plan->copy_offset == (size_t)-1) return HAPT_OK;
-    return convert(engine, weights, (uint16_t *)(engine->memory + plan->copy_offset) + group->first, HAPT_BF16, elements);
+    return convert(engine, weights, (uint16_t *)(engine->memory + plan->copy_offset) + group->first, engine->copy_dtype, elements);
 }
 
 enum hapt_status hapt_engine_update(struct hapt_engine *engine, const struct hapt_update *update)

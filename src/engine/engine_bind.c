@@ -260,6 +260,7 @@ static enum hapt_status bind_flat(struct hapt_engine *engine)
     for (int t = 0, p = 0; t < program->tensor_count; t++) {
         const struct hapt_tensor *tensor = &program->graph->tensor[program->tensor[t].tensor];
         if (tensor->kind != HAPT_TENSOR_PARAMETER || !tensor->trainable) continue;
+        if (tensor->dtype != HAPT_F32) engine->copy_dtype = tensor->dtype; /* a model has one compute type */
         size_t first, count;
         updated_here(plan, program, t, &first, &count);
         float *gradient = (float *)(engine->memory + plan->gradient_offset) + first;

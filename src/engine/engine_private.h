@@ -34,6 +34,7 @@ struct hapt_engine {
     int group_before[HAPT_MEMORY_GROUPS]; /* REDUCE: the step before which the group's call comes; -1: there is none */
     struct bound_step zero;        /* of the gradient block */
     const struct hapt_kernel *convert, *update;
+    enum hapt_dtype copy_dtype;    /* of the weights' compute copy, where there is one */
 };
 
 /* Engine of a plan to be: everything that is known before memory is. */

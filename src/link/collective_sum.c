@@ -18,8 +18,8 @@ static void combine_f32(enum hapt_combine combine, float *restrict sum, const fl
     }
 }
 
-/* The terms of all ranks at once: bf16 is rounded behind the last one. */
-static void combine_bf16(enum hapt_combine combine, uint16_t *sum, const char *const *term, int ranks, size_t first,
+/* The terms of all ranks at once: 16-bit numbers are rounded behind the last one. */
+static void combine_half(enum hapt_combine combine, enum hapt_dtype dtype, uint16_t *sum, const char *const *term, int ranks, size_t first,
                          size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -27,13 +27,13 @@ static void combine_bf16(enum hapt_combine combine, uint16_t *sum, const char *c
         for (int r = 0; r < ranks; r++) {
             uint16_t bits;
             memcpy(&bits, term[r] + (first + i) * sizeof bits, sizeof bits);
-            const float next = hapt_bf16_to_f32(bits);
+            const float next = dtype == HAPT_F16 ? hapt_f16_to_f32(bits) : hapt_bf16_to_f32(bits);
             if (r == 0)
                 value = next;
             else
                 combine_f32(combine, &value, &next, 1);
         }
-        sum[i] = hapt_bf16_from_f32(value);
+        sum[i] = dtype == HAPT_F16 ? hapt_f16_from_f32(value) : hapt_bf16_from_f32(value);
     }
 }
 
@@ -43,8 +43,8 @@ enum { TILE = 1024 };
 static void combine_all(enum hapt_combine combine, enum hapt_dtype dtype, void *to, const char *const *term, int ranks,
                         size_t elements)
 {
-    if (dtype == HAPT_BF16) {
-        combine_bf16(combine, to, term, ranks, 0, elements);
+    if (dtype == HAPT_BF16 || dtype == HAPT_F16) {
+        combine_half(combine, dtype, to, term, ranks, 0, elements);
         return;
     }
     HAPT_ASSERT(dtype == HAPT_F32);

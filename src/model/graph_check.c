@@ -47,10 +47,10 @@ static enum hapt_status check_tensor(const struct hapt_tensor *tensor)
         elements *= tensor->shape[d];
     }
     if (tensor->kind == HAPT_TENSOR_PARAMETER) {
-        const bool real = tensor->dtype == HAPT_F32 || tensor->dtype == HAPT_BF16;
+        const bool real = tensor->dtype == HAPT_F32 || tensor->dtype == HAPT_BF16 || tensor->dtype == HAPT_F16;
         if (!real || !isfinite(tensor->init_std) || tensor->init_std < 0 || (int)tensor->init < 0 ||
             tensor->init > HAPT_INIT_NORMAL) {
-            return hapt_fail(HAPT_ERR_INPUT, "parameters are fp32 or bf16, initialised by zero, one or normal",
+            return hapt_fail(HAPT_ERR_INPUT, "parameters are fp32, bf16 or fp16, initialised by zero, one or normal",
                              "parameter %s: bad element type or initial values", tensor->name);
         }
     }

@@ -70,8 +70,10 @@ static enum hapt_status infer_statistics(const struct hapt_graph *graph, const s
 static enum hapt_status infer_cast(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
 {
     (void)graph;
-    output[0].dtype = op->integer[0] ? HAPT_BF16 : HAPT_F32;
-    return op->integer[0] == 0 || op->integer[0] == 1 ? HAPT_OK : hapt_op_bad_attribute(op, "its type is neither fp32 nor bf16");
+    static const enum hapt_dtype types[] = {HAPT_F32, HAPT_BF16, HAPT_F16};
+    if (op->integer[0] < 0 || op->integer[0] > 2) return hapt_op_bad_attribute(op, "its type is none of fp32, bf16 and fp16");
+    output[0].dtype = types[op->integer[0]];
+    return HAPT_OK;
 }
 
 /* Pixels are data. */
@@ -204,7 +206,7 @@ const struct hapt_op_type hapt_ops_image[] = {
     {.name = "conv2d_dw", .signature = "bcx!y!,bop!q!->ock!l!,o?", .dtypes = "cc->ff", .heavy = true, .product = true,
      .flops = flops_conv2d_dw, .attributes = "x, dy -> dw, dbias; as conv2d"},
     {.name = "cast", .signature = "...->...", .dtypes = "f->c", .infer = infer_cast, .gradient = gradient_cast,
-     .attributes = "x (data, fp32) -> y; integer[0] 0 fp32, 1 bf16"},
+     .attributes = "x (data, fp32) -> y; integer[0] 0 fp32, 1 bf16, 2 fp16"},
     {.name = "relu", .signature = "...->...", .dtypes = "c->c", .flops_per_element = 1, .gradient = gradient_relu,
      .attributes = "x -> y"},
     {.name = "relu_dx", .signature = "...,...->...", .dtypes = "cc->c", .flops_per_element = 1, .attributes = "y, dy -> dx"},

@@ -120,7 +120,7 @@ static enum hapt_status bind_dtype(const struct hapt_op *op, const struct hapt_t
     if (code == 'i') fits = tensor->dtype == HAPT_I32;
     if (code == 'f') fits = tensor->dtype == HAPT_F32;
     if (code == 'c') {
-        const bool known = tensor->dtype == HAPT_F32 || tensor->dtype == HAPT_BF16;
+        const bool known = tensor->dtype == HAPT_F32 || tensor->dtype == HAPT_BF16 || tensor->dtype == HAPT_F16;
         fits = known && (*compute == HAPT_DTYPE_COUNT || *compute == tensor->dtype);
         if (known) *compute = tensor->dtype;
     }

@@ -42,8 +42,8 @@ enum hapt_status zoo_images(struct zoo *zoo, const struct hapt_config *config, s
     HAPT_TRY(zoo_input(zoo, "images", HAPT_ROLE_IMAGES, HAPT_F32, 4, shape, images));
     HAPT_TRY(zoo_input(zoo, "labels", HAPT_ROLE_LABELS, HAPT_I32, 1, &rows, labels));
     if (zoo->dtype == HAPT_F32) return HAPT_OK;
-    const int64_t bf16[HAPT_MAX_ATTRIBUTES] = {1};
-    return hapt_graph_add_op(zoo->graph, "cast", "pixels", images, 1, bf16, NULL, images);
+    const int64_t half[HAPT_MAX_ATTRIBUTES] = {zoo->dtype == HAPT_F16 ? 2 : 1};
+    return hapt_graph_add_op(zoo->graph, "cast", "pixels", images, 1, half, NULL, images);
 }
 
 enum hapt_status zoo_convolution(struct zoo *zoo, const char *prefix, const struct zoo_convolution *convolution, int x, int *y)

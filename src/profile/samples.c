@@ -56,11 +56,14 @@ enum hapt_status samples_fill_boundary(const struct hapt_engine_options *options
         char *value = calloc(bytes + sizeof(float), 1);
         uint64_t random = 2;
         if (!value) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %zu bytes of samples", bytes);
-        /* The upper half of a float is the same number in bf16; indices stay 0. */
+        /* Indices stay 0. */
         for (size_t at = 0; tensor->dtype != HAPT_I32 && at < bytes; at += hapt_dtype_bytes(tensor->dtype)) {
             const float number = (float)(hapt_random_unit(&random) - 0.5);
-            const size_t width = hapt_dtype_bytes(tensor->dtype);
-            memcpy(value + at, (const char *)&number + (sizeof number - width), width);
+            const uint16_t half = tensor->dtype == HAPT_F16 ? hapt_f16_from_f32(number) : hapt_bf16_from_f32(number);
+            if (tensor->dtype == HAPT_F32)
+                memcpy(value + at, &number, sizeof number);
+            else
+                memcpy(value + at, &half, sizeof half);
         }
         const enum hapt_status status = options->backend->copy(options->backend->queue(options->device, 0),
                                                                hapt_engine_staging(engine, kind, 0, i), value, bytes);

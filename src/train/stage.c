@@ -337,7 +337,7 @@ static enum hapt_status put_inputs(struct stage *stage, int microbatch, int slot
 
 static enum hapt_status begin_step(struct stage *stage)
 {
-    const float scale = stage->data ? (float)(1.0 / (double)hapt_data_targets(stage->data, stage->step)) : 0;
+    const float scale = stage->data ? (float)(stage->loss_scale / (double)hapt_data_targets(stage->data, stage->step)) : 0;
     HAPT_TRY(hapt_engine_begin_step(stage->engine));
     stage->team.free_s = hapt_time_s(); /* all stages have agreed on the step before */
     for (int i = 0; i < stage->input_count; i++)

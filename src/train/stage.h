@@ -74,6 +74,7 @@ struct stage {
     struct hapt_arena *arena;
     bool emulated;     /* devices are modelled: nothing is computed (emulate.h) */
     double time_scale; /* seconds that a modelled second lasts; 1 unless emulated */
+    double loss_scale; /* the backward pass starts from so many times the loss (loss_scale.h) */
     struct emulation *emulation; /* NULL: the device of this rank computes, or the rank idles */
     double timeout_s;
     int **ranks;                     /* [stage_count][stage_size] world ranks */

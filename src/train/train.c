@@ -8,6 +8,7 @@
 #include "hapt/progress.h"
 #include "hapt/pulse.h"
 #include "hapt/stop.h"
+#include "loss_scale.h"
 #include "save.h"
 #include "trace.h"
 #include "watch.h"
@@ -33,6 +34,7 @@ struct run {
     struct stage stage;
     struct hapt_data *data;
     struct hapt_optimizer_options optimizer;
+    struct loss_scale scale;
     struct saver saver;
     struct watch watch;
     bool spoilt; /* weights are not finite: no checkpoint of them */
@@ -156,7 +158,7 @@ static void sum_votes(const struct run *run, int64_t step, double *loss, double 
     for (int c = 0; c <= last; c++)
         for (int r = 0; r < stage_size(stage, c); r++) squares += run->vote[stage_world_rank(stage, c, r)].square_sum;
     *loss = stage->emulated ? NAN : total / (double)hapt_data_targets(run->data, step);
-    *norm = stage->emulated ? NAN : sqrt(squares);
+    *norm = stage->emulated ? NAN : sqrt(squares) / run->scale.value;
     *stop = 0;
     for (int r = 0; r < run->env->world_size; r++) *stop |= (int)run->vote[r].stop;
 }
@@ -187,6 +189,7 @@ static enum hapt_status take_step(struct run *run, int64_t step, int *stop)
     double loss, norm;
     enum hapt_status status = reserve_history(run, step < history->capacity ? history->capacity : 2 * step + 1);
     const int64_t sequence = (step - run->first) * run->plan->microbatches;
+    run->stage.loss_scale = run->scale.value;
     if (status == HAPT_OK) status = stage_run_step(&run->stage, run->data, step, sequence);
     if (status == HAPT_OK) status = agree_on_step(run, step);
     if (status != HAPT_OK) hapt_die(status);
@@ -194,11 +197,18 @@ static enum hapt_status take_step(struct run *run, int64_t step, int *stop)
     const double now_s = hapt_time_s(), time_s = (now_s - run->mark_s) / run->stage.time_scale;
     run->mark_s = now_s;
     watch_step(&run->watch, time_s * run->stage.time_scale);
-    if (!run->stage.emulated && (!isfinite(loss) || !isfinite(norm))) return refuse_step(run, step, loss, norm);
+    const bool skips = !run->stage.emulated && loss_scale_overflows(&run->scale, loss, norm);
+    if (!run->stage.emulated && !skips && (!isfinite(loss) || !isfinite(norm))) return refuse_step(run, step, loss, norm);
+    if (skips) norm = INFINITY;
     struct hapt_update update;
     hapt_optimizer_update(&run->optimizer, step, run->stage.emulated ? 0 : norm, &update);
-    status = stage_update(&run->stage, &update);
+    update.gradient_scale /= run->scale.value;
+    update.step -= run->scale.skipped;
+    status = skips ? HAPT_OK : stage_update(&run->stage, &update);
     if (status != HAPT_OK) hapt_die(status);
+    loss_scale_note(&run->scale, norm);
+    if (skips)
+        hapt_note(run->env, "step %lld: gradients overflow in fp16; nothing was updated, the loss scale is %g now\n", (long long)step, run->scale.value);
     record_stages(run, time_s);
     status = watch_ranks(run, step);
     if (status != HAPT_OK) hapt_die(status);
@@ -383,6 +393,8 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
         result->history = checkpoint->history;
         result->history.capacity = 0; /* its arrays are the checkpoint's */
     }
+    const enum hapt_dtype dtype = run->stage.emulated ? HAPT_F32 : run->stage.model->dtype; /* modelled devices have no gradients */
+    loss_scale_begin(&run->scale, dtype, result->history.gradient_norm, result->history.count);
     HAPT_NEW(result->planned_bytes, run->arena, result->stage_count);
     HAPT_NEW(result->measured_bytes, run->arena, result->stage_count);
     return reserve_history(run, run->end - run->first < 1000000 ? run->end + 1 : run->first + 1000000);

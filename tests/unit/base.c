@@ -85,6 +85,29 @@ static void options_parse(void)
     CHECK_FAILS(parse(&config, 2, (const char *[]){"hapt", "fly"}), HAPT_ERR_USAGE);
 }
 
+/* Every fp16 number is one of fp32 and comes back; between two neighbours the nearer one wins, and in the middle the even one. */
+static void f16_rounds_to_nearest_even(void)
+{
+    for (uint32_t bits = 0; bits < 65536; bits++) {
+        const float value = hapt_f16_to_f32((uint16_t)bits);
+        const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+        if (exponent == 31) {
+            CHECK(fraction ? isnan(value) && isnan(hapt_f16_to_f32(hapt_f16_from_f32(value))) : isinf(value) && hapt_f16_from_f32(value) == bits);
+            continue;
+        }
+        const double expected = ldexp(exponent ? 1024 + fraction : fraction, (exponent ? exponent : 1) - 25);
+        CHECK(value == (bits & 0x8000u ? -expected : expected));
+        CHECK(hapt_f16_from_f32(value) == bits);
+        if (bits & 0x8000u || exponent == 30) continue;
+        const double above = hapt_f16_to_f32((uint16_t)(bits + 1)), middle = 0.5 * (expected + above);
+        CHECK(hapt_f16_from_f32((float)middle) == (bits & 1 ? bits + 1 : bits));
+        CHECK(hapt_f16_from_f32(nextafterf((float)middle, 0)) == bits);
+        CHECK(hapt_f16_from_f32(nextafterf((float)middle, INFINITY)) == bits + 1);
+    }
+    CHECK(hapt_f16_from_f32(65519.99f) == 0x7bff && hapt_f16_from_f32(65520.0f) == 0x7c00 && hapt_f16_from_f32(-1e30f) == 0xfc00);
+    CHECK(hapt_f16_from_f32(0x1p-25f) == 0 && hapt_f16_from_f32(0x1.000002p-25f) == 1);
+}
+
 static void bf16_rounds_to_nearest_even(void)
 {
     uint64_t state = 3;
@@ -191,6 +214,7 @@ int main(int argc, char **argv)
     RUN(arenas_align_and_zero);
     RUN(units_parse);
     RUN(options_parse);
+    RUN(f16_rounds_to_nearest_even);
     RUN(bf16_rounds_to_nearest_even);
     RUN(h5_round_trip);
     RUN(h5_survives_damage);

@@ -3,6 +3,8 @@
 
 #include "hapt/train.h"
 
+#include "../../src/train/loss_scale.h"
+
 enum { MAX_CHUNKS = 6 };
 
 static bool routed(const struct hapt_routes *routes, bool backward, int from, int to, int tensor)
@@ -141,6 +143,34 @@ static void clipping(void)
     CHECK(update.gradient_scale == 1);
 }
 
+/* Halved by an overflow, doubled by 2000 good steps, the same when it is made again from the norms; only fp16 has one. */
+static void loss_scale(void)
+{
+    enum { STEPS = 9000 };
+    static double norm[STEPS];
+    struct loss_scale running, again;
+    uint64_t random = 5;
+    double expected = 65536;
+    int64_t good = 0, skipped = 0;
+    loss_scale_begin(&running, HAPT_F16, NULL, 0);
+    for (int step = 0; step < STEPS; step++) {
+        CHECK(running.value == expected && running.skipped == skipped);
+        norm[step] = hapt_random_unit(&random) < 1e-3 ? INFINITY : 1;
+        CHECK(loss_scale_overflows(&running, 2.5, norm[step]) == isinf(norm[step]));
+        loss_scale_note(&running, norm[step]);
+        if (isinf(norm[step])) expected /= 2, good = 0, skipped++;
+        else if (++good == 2000) expected *= 2, good = 0;
+    }
+    CHECK(skipped > 2);
+    loss_scale_begin(&again, HAPT_F16, norm, STEPS);
+    CHECK(again.value == running.value && again.good == running.good && again.skipped == running.skipped);
+    CHECK(!loss_scale_overflows(&running, NAN, INFINITY)); /* the forward pass itself: no scale cures that */
+    for (int k = 0; k < 64; k++) loss_scale_note(&running, NAN);
+    CHECK(running.value <= 1 && !loss_scale_overflows(&running, 1, INFINITY));
+    loss_scale_begin(&running, HAPT_BF16, norm, STEPS);
+    CHECK(running.value == 1 && !loss_scale_overflows(&running, 1, INFINITY));
+}
+
 static void median(void)
 {
     const double time[] = {9, 8, 7, 1, 3, 2, 5, 4, 6};
@@ -157,6 +187,7 @@ int main(int argc, char **argv)
     RUN(ties_of_gpt);
     RUN(learning_rate);
     RUN(clipping);
+    RUN(loss_scale);
     RUN(median);
     return test_finish();
 }
