@@ -1,0 +1,475 @@
+/*
+ * Host CUDA: errors, devices, streams, events and launches.
+ *
+ * Work is done when the call that asked for it returns, so streams and events have nothing to wait for; they are checked like the real ones: a
+ * handle that was destroyed, or one of another device, is refused. Handles are never freed, which is how a dead one is known.
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "host_cuda.h"
+
+#define MOST_DEVICES 64
+
+struct CUstream_st {
+    struct CUstream_st *next;
+    int device;
+    bool alive;
+};
+
+struct CUevent_st {
+    struct CUevent_st *next;
+    int device;
+    bool alive, timed, recorded;
+    double time_s;
+};
+
+/* What cudaFuncSetAttribute allowed to a kernel. */
+struct kernel_limit {
+    struct kernel_limit *next;
+    const void *kernel;
+    size_t shared_bytes;
+};
+
+static thread_local cudaError_t last_error;
+static thread_local int current_device;
+static struct {
+    struct CUstream_st *stream;
+    struct CUevent_st *event;
+    struct kernel_limit *limit;
+    char *shared_end; /* of the mapping that holds the running block's dynamic shared memory; a guard page follows */
+    char *shared;
+} runtime;
+
+static const struct {
+    cudaError_t error;
+    const char *name, *text;
+} errors[] = {
+    {cudaSuccess, "cudaSuccess", "no error"},
+    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
+    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+    {cudaErrorInitializationError, "cudaErrorInitializationError", "initialization error"},
+    {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
+    {cudaErrorInvalidDevicePointer, "cudaErrorInvalidDevicePointer", "invalid device pointer"},
+    {cudaErrorInvalidMemcpyDirection, "cudaErrorInvalidMemcpyDirection", "invalid copy direction for memcpy"},
+    {cudaErrorInsufficientDriver, "cudaErrorInsufficientDriver", "CUDA driver version is insufficient for CUDA runtime version"},
+    {cudaErrorInvalidDeviceFunction, "cudaErrorInvalidDeviceFunction", "invalid device function"},
+    {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
+    {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
+    {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
+    {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
+    {cudaErrorLaunchOutOfResources, "cudaErrorLaunchOutOfResources", "too many resources requested for launch"},
+    {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
+    {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
+    {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
+};
+
+cudaError_t host_cuda_result(cudaError_t error)
+{
+    if (error) last_error = error;
+    return error;
+}
+
+const char *cudaGetErrorName(cudaError_t error)
+{
+    for (const auto &row : errors)
+        if (row.error == error) return row.name;
+    return "unrecognized error code";
+}
+
+const char *cudaGetErrorString(cudaError_t error)
+{
+    for (const auto &row : errors)
+        if (row.error == error) return row.text;
+    return "unrecognized error code";
+}
+
+cudaError_t cudaGetLastError(void)
+{
+    const cudaError_t error = last_error;
+    last_error = cudaSuccess;
+    return error;
+}
+
+cudaError_t cudaPeekAtLastError(void)
+{
+    return last_error;
+}
+
+/* -- devices ----------------------------------------------------------------------------------------------------------------------------- */
+
+static int device_count(void)
+{
+    const char *text = getenv("HAPT_HOST_GPUS");
+    const int count = text ? atoi(text) : 1;
+    return count < 0 ? 0 : count > MOST_DEVICES ? MOST_DEVICES : count;
+}
+
+cudaError_t cudaGetDeviceCount(int *count)
+{
+    *count = device_count();
+    return host_cuda_result(*count ? cudaSuccess : cudaErrorNoDevice);
+}
+
+static cudaError_t check_device(int device)
+{
+    if (!device_count()) return host_cuda_result(cudaErrorNoDevice);
+    return host_cuda_result(device < 0 || device >= device_count() ? cudaErrorInvalidDevice : cudaSuccess);
+}
+
+cudaError_t cudaSetDevice(int device)
+{
+    if (check_device(device)) return last_error;
+    current_device = device;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int *device)
+{
+    if (check_device(current_device)) return last_error;
+    *device = current_device;
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDeviceFlags(unsigned int)
+{
+    return host_cuda_result(cudaSuccess);
+}
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
+{
+    if (check_device(device)) return last_error;
+    memset(prop, 0, sizeof *prop);
+    snprintf(prop->name, sizeof prop->name, "Host CUDA");
+    snprintf(prop->uuid.bytes, sizeof prop->uuid.bytes, "host-%d", device);
+    prop->totalGlobalMem = host_cuda_device_bytes();
+    prop->sharedMemPerBlock = HOST_CUDA_SHARED_DEFAULT;
+    prop->sharedMemPerBlockOptin = HOST_CUDA_SHARED_MOST;
+    prop->sharedMemPerMultiprocessor = HOST_CUDA_SHARED_MOST + 1024;
+    prop->regsPerBlock = prop->regsPerMultiprocessor = 65536;
+    prop->warpSize = 32;
+    prop->maxThreadsPerBlock = prop->maxThreadsDim[0] = prop->maxThreadsDim[1] = 1024;
+    prop->maxThreadsDim[2] = 64;
+    prop->maxGridSize[0] = INT_MAX;
+    prop->maxGridSize[1] = prop->maxGridSize[2] = 65535;
+    prop->totalConstMem = 65536;
+    prop->major = 9;
+    prop->multiProcessorCount = 4; /* few: grid-stride loops then go round more than once */
+    prop->canMapHostMemory = prop->concurrentKernels = prop->unifiedAddressing = 1;
+    prop->pciBusID = device + 1;
+    prop->asyncEngineCount = 2;
+    prop->memoryBusWidth = 64;
+    prop->l2CacheSize = 1 << 20;
+    prop->maxThreadsPerMultiProcessor = 2048;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char *text, int len, int device)
+{
+    if (check_device(device)) return last_error;
+    const int length = text ? snprintf(text, len > 0 ? (size_t)len : 0, "0000:%02X:00.0", device + 1) : 0;
+    return host_cuda_result(length <= 0 || length >= len ? cudaErrorInvalidValue : cudaSuccess);
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device)
+{
+    struct cudaDeviceProp prop;
+    if (cudaGetDeviceProperties(&prop, device)) return last_error;
+    switch (attribute) {
+    case cudaDevAttrMaxThreadsPerBlock: *value = prop.maxThreadsPerBlock; break;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *value = (int)prop.sharedMemPerBlock; break;
+    case cudaDevAttrWarpSize: *value = prop.warpSize; break;
+    case cudaDevAttrClockRate: *value = 1000000; break;
+    case cudaDevAttrMultiProcessorCount: *value = prop.multiProcessorCount; break;
+    case cudaDevAttrIntegrated: *value = prop.integrated; break;
+    case cudaDevAttrPciBusId: *value = prop.pciBusID; break;
+    case cudaDevAttrPciDeviceId: *value = prop.pciDeviceID; break;
+    case cudaDevAttrPciDomainId: *value = prop.pciDomainID; break;
+    case cudaDevAttrMemoryClockRate: *value = 1000000; break;
+    case cudaDevAttrGlobalMemoryBusWidth: *value = prop.memoryBusWidth; break;
+    case cudaDevAttrL2CacheSize: *value = prop.l2CacheSize; break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = prop.maxThreadsPerMultiProcessor; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = prop.major; break;
+    case cudaDevAttrComputeCapabilityMinor: *value = prop.minor; break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = (int)prop.sharedMemPerMultiprocessor; break;
+    case cudaDevAttrManagedMemory: *value = prop.managedMemory; break;
+    case cudaDevAttrPageableMemoryAccess: *value = prop.pageableMemoryAccess; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)prop.sharedMemPerBlockOptin; break;
+    default: return host_cuda_result(cudaErrorInvalidValue);
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
+{
+    if (check_device(device) || check_device(peer)) return last_error;
+    *can = device != peer;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned int)
+{
+    return check_device(peer);
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+    *least = 0;
+    *greatest = -5;
+    return check_device(current_device);
+}
+
+cudaError_t cudaDeviceSynchronize(void)
+{
+    return check_device(current_device);
+}
+
+cudaError_t cudaDeviceReset(void)
+{
+    return check_device(current_device);
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version)
+{
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int *version)
+{
+    *version = device_count() ? CUDART_VERSION : 0;
+    return cudaSuccess;
+}
+
+/* -- streams and events ------------------------------------------------------------------------------------------------------------------ */
+
+static bool is_default(cudaStream_t stream)
+{
+    return !stream || stream == cudaStreamLegacy || stream == cudaStreamPerThread;
+}
+
+static cudaError_t check_stream(cudaStream_t stream)
+{
+    if (check_device(current_device)) return last_error;
+    return host_cuda_result(is_default(stream) || stream->alive ? cudaSuccess : cudaErrorInvalidResourceHandle);
+}
+
+bool host_cuda_stream_usable(cudaStream_t stream)
+{
+    return is_default(stream) || (stream->alive && stream->device == current_device);
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned int flags, int)
+{
+    if (check_device(current_device)) return last_error;
+    if (!stream || flags & ~1u) return host_cuda_result(cudaErrorInvalidValue);
+    host_cuda_scope scope;
+    *stream = (cudaStream_t)calloc(1, sizeof **stream);
+    if (!*stream) return host_cuda_result(cudaErrorMemoryAllocation);
+    **stream = {runtime.stream, current_device, true};
+    runtime.stream = *stream;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags)
+{
+    return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+
+cudaError_t cudaStreamCreate(cudaStream_t *stream)
+{
+    return cudaStreamCreateWithPriority(stream, cudaStreamDefault, 0);
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+    if (is_default(stream) || !stream->alive) return host_cuda_result(cudaErrorInvalidResourceHandle);
+    stream->alive = false;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
+    return check_stream(stream);
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream)
+{
+    return check_stream(stream);
+}
+
+static cudaError_t check_event(cudaEvent_t event)
+{
+    return host_cuda_result(event && event->alive ? cudaSuccess : cudaErrorInvalidResourceHandle);
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int)
+{
+    return check_stream(stream) || check_event(event) ? last_error : cudaSuccess;
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data)
+{
+    if (check_stream(stream)) return last_error;
+    function(data);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags)
+{
+    if (check_device(current_device)) return last_error;
+    if (!event || flags & ~7u) return host_cuda_result(cudaErrorInvalidValue);
+    host_cuda_scope scope;
+    *event = (cudaEvent_t)calloc(1, sizeof **event);
+    if (!*event) return host_cuda_result(cudaErrorMemoryAllocation);
+    **event = {runtime.event, current_device, true, !(flags & cudaEventDisableTiming), false, 0};
+    runtime.event = *event;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t *event, unsigned int flags)
+{
+    return cudaEventCreateWithFlags(event, flags);
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+{
+    if (check_stream(stream) || check_event(event)) return last_error;
+    if ((is_default(stream) ? current_device : stream->device) != event->device) return host_cuda_result(cudaErrorInvalidResourceHandle);
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    event->time_s = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    event->recorded = true;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event)
+{
+    return check_event(event);
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event)
+{
+    return check_event(event);
+}
+
+cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end)
+{
+    if (check_event(start) || check_event(end)) return last_error;
+    if (!start->timed || !end->timed || !start->recorded || !end->recorded) return host_cuda_result(cudaErrorInvalidResourceHandle);
+    *milliseconds = (float)(1e3 * (end->time_s - start->time_s));
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event)
+{
+    if (check_event(event)) return last_error;
+    event->alive = false;
+    return cudaSuccess;
+}
+
+/* -- launches ---------------------------------------------------------------------------------------------------------------------------- */
+
+static struct kernel_limit *find_limit(const void *kernel)
+{
+    struct kernel_limit *limit = runtime.limit;
+    while (limit && limit->kernel != kernel) limit = limit->next;
+    return limit;
+}
+
+cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attribute, int value)
+{
+    if (check_device(current_device)) return last_error;
+    if (!kernel) return host_cuda_result(cudaErrorInvalidDeviceFunction);
+    if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > HOST_CUDA_SHARED_MOST)
+        return host_cuda_result(cudaErrorInvalidValue);
+    host_cuda_scope scope;
+    struct kernel_limit *limit = find_limit(kernel);
+    if (!limit) {
+        limit = (struct kernel_limit *)calloc(1, sizeof *limit);
+        if (!limit) return host_cuda_result(cudaErrorMemoryAllocation);
+        limit->next = runtime.limit;
+        limit->kernel = kernel;
+        runtime.limit = limit;
+    }
+    limit->shared_bytes = (size_t)value;
+    return cudaSuccess;
+}
+
+static size_t shared_limit(const void *kernel)
+{
+    const struct kernel_limit *limit = find_limit(kernel);
+    return limit ? limit->shared_bytes : HOST_CUDA_SHARED_DEFAULT;
+}
+
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *kernel)
+{
+    if (check_device(current_device)) return last_error;
+    host_cuda_scope scope;
+    *attributes = {0, 0, 0, 1024, 32, (int)shared_limit(kernel)};
+    return cudaSuccess;
+}
+
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *kernel, int block_size, size_t shared_bytes)
+{
+    if (check_device(current_device)) return last_error;
+    if (!blocks || !kernel || block_size <= 0) return host_cuda_result(cudaErrorInvalidValue);
+    host_cuda_scope scope;
+    /* A block takes 1 KiB of shared memory for itself. */
+    const size_t by_shared = (HOST_CUDA_SHARED_MOST + 1024) / (shared_bytes + 1024), by_threads = 64 / (((size_t)block_size + 31) / 32);
+    const size_t fit = by_shared < by_threads ? by_shared : by_threads;
+    *blocks = block_size > 1024 || shared_bytes > shared_limit(kernel) ? 0 : (int)(fit < 32 ? fit : 32);
+    return cudaSuccess;
+}
+
+void *host_cuda_shared(void)
+{
+    return runtime.shared;
+}
+
+static void init_shared(void)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = (HOST_CUDA_SHARED_MOST + page - 1) / page * page;
+    char *whole = (char *)mmap(NULL, bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (whole == MAP_FAILED || mprotect(whole + bytes, page, PROT_NONE)) host_cuda_die("no memory for shared memory");
+    runtime.shared_end = whole + bytes;
+}
+
+static cudaError_t check_launch(const cudaLaunchConfig_t *config, const void *kernel)
+{
+    const dim3 grid = config->gridDim, threads = config->blockDim;
+    if (!grid.x || !grid.y || !grid.z || !threads.x || !threads.y || !threads.z) return cudaErrorInvalidConfiguration;
+    if (grid.x > INT_MAX || grid.y > 65535 || grid.z > 65535) return cudaErrorInvalidConfiguration;
+    if (threads.x > 1024 || threads.y > 1024 || threads.z > 64) return cudaErrorInvalidConfiguration;
+    if (threads.x * threads.y * threads.z > 1024) return cudaErrorInvalidConfiguration;
+    if (!host_cuda_stream_usable(config->stream)) return cudaErrorInvalidResourceHandle;
+    return config->dynamicSmemBytes > shared_limit(kernel) ? cudaErrorInvalidValue : cudaSuccess;
+}
+
+cudaError_t host_cuda_launch(const cudaLaunchConfig_t *config, const void *kernel, void (*run)(void *), void *arguments)
+{
+    if (check_device(current_device)) return last_error;
+    if (!kernel) return host_cuda_result(cudaErrorInvalidDeviceFunction);
+    host_cuda_scope scope;
+    const cudaError_t error = check_launch(config, kernel);
+    if (error) return host_cuda_result(error);
+    if (!runtime.shared_end) init_shared();
+    const size_t shared_bytes = (config->dynamicSmemBytes + 31) / 32 * 32;
+    runtime.shared = runtime.shared_end - shared_bytes;
+    gridDim = config->gridDim;
+    blockDim = config->blockDim;
+    for (unsigned int z = 0; z < gridDim.z; z++)
+        for (unsigned int y = 0; y < gridDim.y; y++)
+            for (unsigned int x = 0; x < gridDim.x; x++) {
+                blockIdx = {x, y, z};
+                host_cuda_fill_garbage(runtime.shared, shared_bytes);
+                host_cuda_run_block(kernel, run, arguments);
+            }
+    return cudaSuccess;
+}
