@@ -25,6 +25,13 @@
 #include "device_math.h"
 
 #define CUDART_VERSION 13000
+#ifndef HAPT_HOST_CUDA
+#define HAPT_HOST_CUDA 1
+#endif
+/* Every function here is device code: -D__CUDA_ARCH__=600 picks the paths of older devices. */
+#ifndef __CUDA_ARCH__
+#define __CUDA_ARCH__ 900
+#endif
 
 #define __global__
 #define __device__

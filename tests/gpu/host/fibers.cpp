@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "host_cuda.h"
+#include "mma.h"
 
 #if !defined(__x86_64__) && !defined(HOST_CUDA_UCONTEXT)
 #define HOST_CUDA_UCONTEXT
@@ -251,6 +252,12 @@ const uint64_t *host_cuda_warp_meet(unsigned int mask, enum host_cuda_meeting ki
     for (unsigned int other = 0; other < LANES; other++)
         if (lanes >> other & 1 && other != lane) make_ready(first + other);
     return warp->seen;
+}
+
+void host_cuda_check_tile(const void *pointer, size_t row_bytes)
+{
+    if ((uintptr_t)pointer % 32 || row_bytes % 16)
+        host_cuda_die("a matrix operation at %p with rows %zu bytes apart: 32-byte tiles and multiples of 16 are needed", pointer, row_bytes);
 }
 
 void host_cuda_run_block(const void *kernel, void (*run)(void *), void *arguments)

@@ -242,6 +242,8 @@ int main(void)
     test_launches();
     test_threads();
     test_conversions();
+    test_matrices();
+    test_cublaslt();
     printf("%d checks, %d failed\n", checks, failures);
     return failures != 0;
 }

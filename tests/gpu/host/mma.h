@@ -1,0 +1,110 @@
+/*
+ * Host CUDA: warp matrix operations, 16x16x16 with fp16 or bf16 inputs and an fp32 accumulator.
+ *
+ * A lane holds 8 of a tile's 256 elements, in an order that, as on the device, is nobody's business; loads and stores move each lane's own ones,
+ * so a warp that forgets __syncwarp sees stale memory here too. The product is computed once, by the last lane to arrive. Alignments that the
+ * device demands are checked.
+ */
+#ifndef HOST_CUDA_MMA_H
+#define HOST_CUDA_MMA_H
+
+#include "cuda_bf16.h"
+#include "cuda_fp16.h"
+#include "cuda_runtime.h"
+
+void host_cuda_check_tile(const void *pointer, size_t row_bytes);
+
+namespace nvcuda
+{
+namespace wmma
+{
+
+struct row_major;
+struct col_major;
+struct matrix_a;
+struct matrix_b;
+struct accumulator;
+enum layout_t { mem_row_major, mem_col_major };
+
+template <typename Use, int m, int n, int k, typename T, typename Layout = void> class fragment
+{
+    static_assert(m == 16 && n == 16 && k == 16, "the host CUDA knows 16x16x16 only");
+
+  public:
+    enum { num_elements = 8, num_storage_elements = 8 };
+    typedef T element_type;
+    typedef T storage_element_type;
+    T x[num_elements];
+};
+
+template <typename Fragment, typename T> static inline void fill_fragment(Fragment &tile, const T &value)
+{
+    for (auto &x : tile.x) x = value;
+}
+
+/* Where in memory element i of this lane lies. */
+static inline size_t host_cuda_place(int i, unsigned int leading, bool by_rows)
+{
+    const unsigned int element = (unsigned int)i * 32 + host_cuda_lane(), row = element / 16, column = element % 16;
+    return by_rows ? (size_t)row * leading + column : (size_t)column * leading + row;
+}
+
+template <typename Use, typename T, typename Layout>
+static inline void load_matrix_sync(fragment<Use, 16, 16, 16, T, Layout> &tile, const T *from, unsigned int leading)
+{
+    host_cuda_check_tile(from, leading * sizeof(T));
+    for (int i = 0; i < tile.num_elements; i++) tile.x[i] = from[host_cuda_place(i, leading, std::is_same<Layout, row_major>::value)];
+}
+
+template <typename T>
+static inline void load_matrix_sync(fragment<accumulator, 16, 16, 16, T> &tile, const T *from, unsigned int leading, layout_t layout)
+{
+    host_cuda_check_tile(from, leading * sizeof(T));
+    for (int i = 0; i < tile.num_elements; i++) tile.x[i] = from[host_cuda_place(i, leading, layout == mem_row_major)];
+}
+
+template <typename T>
+static inline void store_matrix_sync(T *to, const fragment<accumulator, 16, 16, 16, T> &tile, unsigned int leading, layout_t layout)
+{
+    host_cuda_check_tile(to, leading * sizeof(T));
+    for (int i = 0; i < tile.num_elements; i++) to[host_cuda_place(i, leading, layout == mem_row_major)] = tile.x[i];
+}
+
+/* What a lane brings to a product: where its elements are. */
+template <typename T> struct host_cuda_product {
+    float *d;
+    const T *a, *b;
+    const float *c;
+
+    static void run(const uint64_t *lanes)
+    {
+        typedef float row __attribute__((vector_size(64)));
+        float a[16][16];
+        union {
+            row rows[16];
+            float elements[256];
+        } b, c;
+        for (int element = 0; element < 256; element++) {
+            const host_cuda_product *lane = (const host_cuda_product *)lanes[element % 32];
+            a[element / 16][element % 16] = lane->a[element / 32];
+            b.elements[element] = lane->b[element / 32];
+            c.elements[element] = lane->c[element / 32];
+        }
+        for (int k = 0; k < 16; k++)
+            for (int i = 0; i < 16; i++) c.rows[i] += a[i][k] * b.rows[k];
+        for (int element = 0; element < 256; element++) ((const host_cuda_product *)lanes[element % 32])->d[element / 32] = c.elements[element];
+    }
+};
+
+template <typename T, typename LayoutA, typename LayoutB>
+static inline void mma_sync(fragment<accumulator, 16, 16, 16, float> &d, const fragment<matrix_a, 16, 16, 16, T, LayoutA> &a,
+                            const fragment<matrix_b, 16, 16, 16, T, LayoutB> &b, const fragment<accumulator, 16, 16, 16, float> &c)
+{
+    const host_cuda_product<T> mine = {d.x, a.x, b.x, c.x};
+    host_cuda_warp_meet(0xffffffffu, HOST_CUDA_MEET_MATRIX, (uint64_t)(uintptr_t)&mine, host_cuda_product<T>::run);
+}
+
+} // namespace wmma
+} // namespace nvcuda
+
+#endif
