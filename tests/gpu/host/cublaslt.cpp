@@ -11,6 +11,7 @@
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
 #include "host_cuda.h"
+#include "mma.h"
 
 struct cublasLtContext {
     int device;
@@ -249,25 +250,38 @@ static void store(void *base, uint32_t type, int64_t i, float value)
 #define TILE_N 4
 
 /* `lines` x `depth` numbers in panels of `width` lines, [panel][depth][width], the last one filled up with zeros. */
-static void pack(float *to, const void *from, uint32_t type, int64_t first, int64_t lines, int64_t depth, int64_t line_stride,
-                 int64_t depth_stride, int width)
+template <typename T>
+static void pack_as(float *to, const T *from, int64_t lines, int64_t depth, int64_t line_stride, int64_t depth_stride, int width)
 {
     for (int64_t panel = 0; panel < lines; panel += width)
         for (int64_t k = 0; k < depth; k++)
             for (int64_t line = panel; line < panel + width; line++)
-                *to++ = line < lines ? load(from, type, first + line * line_stride + k * depth_stride) : 0.0f;
+                *to++ = line < lines ? (float)from[line * line_stride + k * depth_stride] : 0.0f;
 }
 
-typedef float column __attribute__((vector_size(sizeof(float) * TILE_M)));
+static void pack(float *to, const void *from, uint32_t type, int64_t first, int64_t lines, int64_t depth, int64_t line_stride,
+                 int64_t depth_stride, int width)
+{
+    if (type == CUDA_R_32F) pack_as(to, (const float *)from + first, lines, depth, line_stride, depth_stride, width);
+    if (type == CUDA_R_16BF) pack_as(to, (const __nv_bfloat16 *)from + first, lines, depth, line_stride, depth_stride, width);
+    if (type == CUDA_R_16F) pack_as(to, (const __half *)from + first, lines, depth, line_stride, depth_stride, width);
+}
+
+/* As wide as the registers of AVX2: the compiler handles wider ones badly where there are none. */
+typedef float half_line __attribute__((vector_size(32)));
 
 static inline __attribute__((always_inline)) void tile(const float *a, const float *b, int64_t depth, float *sum)
 {
-    column sums[TILE_N] = {};
-    for (int64_t k = 0; k < depth; k++) {
-        column line;
-        memcpy(&line, a + k * TILE_M, sizeof line);
-        for (int j = 0; j < TILE_N; j++) sums[j] += line * b[k * TILE_N + j];
+    half_line s0 = {}, s1 = {}, s2 = {}, s3 = {}, s4 = {}, s5 = {}, s6 = {}, s7 = {}, low, high;
+    for (int64_t k = 0; k < depth; k++, a += TILE_M, b += TILE_N) {
+        memcpy(&low, a, sizeof low);
+        memcpy(&high, a + 8, sizeof high);
+        s0 += low * b[0], s1 += high * b[0];
+        s2 += low * b[1], s3 += high * b[1];
+        s4 += low * b[2], s5 += high * b[2];
+        s6 += low * b[3], s7 += high * b[3];
     }
+    const half_line sums[] = {s0, s1, s2, s3, s4, s5, s6, s7};
     memcpy(sum, sums, sizeof sums);
 }
 
@@ -289,6 +303,17 @@ static tile_function pick_tile(void)
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return tile_avx2;
 #endif
     return tile_plain;
+}
+
+void host_cuda_multiply_tile(const float *a, const float *b, float *c)
+{
+    for (int i = 0; i < 16; i++) {
+        float sums[16];
+        memcpy(sums, c + 16 * i, sizeof sums);
+        for (int k = 0; k < 16; k++)
+            for (int j = 0; j < 16; j++) sums[j] += a[16 * i + k] * b[16 * k + j];
+        memcpy(c + 16 * i, sums, sizeof sums);
+    }
 }
 
 /* How far op(matrix)'s rows and columns are apart. */

@@ -23,7 +23,8 @@
 #include <ucontext.h>
 #endif
 
-#define STACK_BYTES ((size_t)64 << 10)
+#define STACK_BYTES ((size_t)128 << 10)
+#define STACK_SHIFT ((size_t)40 << 10) /* stacks begin at different places below it, lest they all compete for the same sets of the caches */
 #define MOST_THREADS 1024
 #define LANES 32
 
@@ -115,18 +116,20 @@ static void fiber_main(void);
 
 static struct fiber *create_fiber(void)
 {
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    static unsigned int created;
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), shift = (created % 8 * 4096 + created % 64 * 64) % STACK_SHIFT;
+    created++;
     char *stack = (char *)mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     struct fiber *fiber = (struct fiber *)calloc(1, sizeof *fiber);
     if (stack == MAP_FAILED || !fiber || mprotect(stack, page, PROT_NONE)) host_cuda_die("no memory for a thread's stack");
 #ifdef HOST_CUDA_UCONTEXT
     getcontext(&fiber->context);
     fiber->context.uc_stack.ss_sp = stack;
-    fiber->context.uc_stack.ss_size = STACK_BYTES;
+    fiber->context.uc_stack.ss_size = STACK_BYTES - shift;
     makecontext(&fiber->context, fiber_main, 0);
 #else
     /* As if fiber_main had been called and switched away at once: six registers, then where to go on, then its (absent) caller. */
-    void **top = (void **)(stack + STACK_BYTES) - 1;
+    void **top = (void **)(stack + STACK_BYTES - shift) - 1;
     *--top = (void *)fiber_main;
     fiber->stack_pointer = top - 6;
 #endif

@@ -13,6 +13,8 @@
 #include "cuda_runtime.h"
 
 void host_cuda_check_tile(const void *pointer, size_t row_bytes);
+/* c += a b, 16 x 16 by rows; sums in the order of k. */
+void host_cuda_multiply_tile(const float *a, const float *b, float *c);
 
 namespace nvcuda
 {
@@ -78,21 +80,16 @@ template <typename T> struct host_cuda_product {
 
     static void run(const uint64_t *lanes)
     {
-        typedef float row __attribute__((vector_size(64)));
-        float a[16][16];
-        union {
-            row rows[16];
-            float elements[256];
-        } b, c;
-        for (int element = 0; element < 256; element++) {
-            const host_cuda_product *lane = (const host_cuda_product *)lanes[element % 32];
-            a[element / 16][element % 16] = lane->a[element / 32];
-            b.elements[element] = lane->b[element / 32];
-            c.elements[element] = lane->c[element / 32];
+        float a[256], b[256], c[256];
+        for (int number = 0; number < 32; number++) {
+            const host_cuda_product *lane = (const host_cuda_product *)lanes[number];
+            for (int i = 0; i < 8; i++) a[i * 32 + number] = lane->a[i];
+            for (int i = 0; i < 8; i++) b[i * 32 + number] = lane->b[i];
+            for (int i = 0; i < 8; i++) c[i * 32 + number] = lane->c[i];
         }
-        for (int k = 0; k < 16; k++)
-            for (int i = 0; i < 16; i++) c.rows[i] += a[i][k] * b.rows[k];
-        for (int element = 0; element < 256; element++) ((const host_cuda_product *)lanes[element % 32])->d[element / 32] = c.elements[element];
+        host_cuda_multiply_tile(a, b, c);
+        for (int number = 0; number < 32; number++)
+            for (int i = 0; i < 8; i++) ((const host_cuda_product *)lanes[number])->d[i] = c[i * 32 + number];
     }
 };
 
