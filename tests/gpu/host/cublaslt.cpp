@@ -1,8 +1,8 @@
 /*
- * Host CUDA: matrix products. D = epilogue(alpha * op(A) * op(B) + beta * C) of fp32, or of bf16 or fp16 with a result in the same type or in
- * fp32; sums in fp32, in the order of k. Epilogues: none, bias, and the two gradients of a bias. What else is asked for is
- * CUBLAS_STATUS_NOT_SUPPORTED, as the library says it; operands that are no device memory, or too short, CUBLAS_STATUS_EXECUTION_FAILED, where
- * a device would fault.
+ * Host CUDA: matrix products. D = epilogue(alpha * op(A) * op(B) + beta * C) of fp32, or of bf16 or fp16 with a result
+ * in the same type or in fp32; sums in fp32, in the order of k. Epilogues: none, bias, and the two gradients of a bias.
+ * What else is asked for is CUBLAS_STATUS_NOT_SUPPORTED, as the library says it; operands that are no device memory, or
+ * too short, CUBLAS_STATUS_EXECUTION_FAILED, where a device would fault.
  */
 #pragma GCC optimize("O3")
 #include <stdlib.h>
@@ -67,16 +67,26 @@ size_t cublasLtGetCudartVersion(void)
 const char *cublasLtGetStatusName(cublasStatus_t status)
 {
     switch (status) {
-    case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
-    case CUBLAS_STATUS_NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
-    case CUBLAS_STATUS_ALLOC_FAILED: return "CUBLAS_STATUS_ALLOC_FAILED";
-    case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
-    case CUBLAS_STATUS_ARCH_MISMATCH: return "CUBLAS_STATUS_ARCH_MISMATCH";
-    case CUBLAS_STATUS_MAPPING_ERROR: return "CUBLAS_STATUS_MAPPING_ERROR";
-    case CUBLAS_STATUS_EXECUTION_FAILED: return "CUBLAS_STATUS_EXECUTION_FAILED";
-    case CUBLAS_STATUS_INTERNAL_ERROR: return "CUBLAS_STATUS_INTERNAL_ERROR";
-    case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
-    case CUBLAS_STATUS_LICENSE_ERROR: return "CUBLAS_STATUS_LICENSE_ERROR";
+    case CUBLAS_STATUS_SUCCESS:
+        return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_NOT_INITIALIZED:
+        return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case CUBLAS_STATUS_ALLOC_FAILED:
+        return "CUBLAS_STATUS_ALLOC_FAILED";
+    case CUBLAS_STATUS_INVALID_VALUE:
+        return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_ARCH_MISMATCH:
+        return "CUBLAS_STATUS_ARCH_MISMATCH";
+    case CUBLAS_STATUS_MAPPING_ERROR:
+        return "CUBLAS_STATUS_MAPPING_ERROR";
+    case CUBLAS_STATUS_EXECUTION_FAILED:
+        return "CUBLAS_STATUS_EXECUTION_FAILED";
+    case CUBLAS_STATUS_INTERNAL_ERROR:
+        return "CUBLAS_STATUS_INTERNAL_ERROR";
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+        return "CUBLAS_STATUS_NOT_SUPPORTED";
+    case CUBLAS_STATUS_LICENSE_ERROR:
+        return "CUBLAS_STATUS_LICENSE_ERROR";
     }
     return "unknown status";
 }
@@ -86,7 +96,9 @@ const char *cublasLtGetStatusString(cublasStatus_t status)
     return cublasLtGetStatusName(status);
 }
 
-/* -- descriptors ------------------------------------------------------------------------------------------------------------------------- */
+/* -- descriptors
+ * -------------------------------------------------------------------------------------------------------------------------
+ */
 
 template <typename T> static cublasStatus_t create(T **object, const T &value)
 {
@@ -106,8 +118,8 @@ static cublasStatus_t set(void *place, size_t place_bytes, const void *value, si
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *matmul, cublasComputeType_t compute, cudaDataType_t scale)
 {
-    return create(matmul, {compute, scale, CUBLASLT_POINTER_MODE_HOST, CUBLAS_OP_N, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, NULL,
-                           0, -1});
+    return create(matmul, {compute, scale, CUBLASLT_POINTER_MODE_HOST, CUBLAS_OP_N, CUBLAS_OP_N, CUBLAS_OP_N,
+                           CUBLASLT_EPILOGUE_DEFAULT, NULL, 0, -1});
 }
 
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t matmul)
@@ -116,25 +128,36 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t matmul)
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t matmul, cublasLtMatmulDescAttributes_t attribute, const void *value,
-                                              size_t bytes)
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t matmul, cublasLtMatmulDescAttributes_t attribute,
+                                              const void *value, size_t bytes)
 {
     switch (attribute) {
-    case CUBLASLT_MATMUL_DESC_COMPUTE_TYPE: return SET(matmul->compute);
-    case CUBLASLT_MATMUL_DESC_SCALE_TYPE: return SET(matmul->scale);
-    case CUBLASLT_MATMUL_DESC_POINTER_MODE: return SET(matmul->pointer_mode);
-    case CUBLASLT_MATMUL_DESC_TRANSA: return SET(matmul->op_a);
-    case CUBLASLT_MATMUL_DESC_TRANSB: return SET(matmul->op_b);
-    case CUBLASLT_MATMUL_DESC_TRANSC: return SET(matmul->op_c);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE: return SET(matmul->epilogue);
-    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return SET(matmul->bias);
-    case CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE: return SET(matmul->bias_stride);
-    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return SET(matmul->bias_type);
+    case CUBLASLT_MATMUL_DESC_COMPUTE_TYPE:
+        return SET(matmul->compute);
+    case CUBLASLT_MATMUL_DESC_SCALE_TYPE:
+        return SET(matmul->scale);
+    case CUBLASLT_MATMUL_DESC_POINTER_MODE:
+        return SET(matmul->pointer_mode);
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+        return SET(matmul->op_a);
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+        return SET(matmul->op_b);
+    case CUBLASLT_MATMUL_DESC_TRANSC:
+        return SET(matmul->op_c);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE:
+        return SET(matmul->epilogue);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+        return SET(matmul->bias);
+    case CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE:
+        return SET(matmul->bias_stride);
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
+        return SET(matmul->bias_type);
     }
     return CUBLAS_STATUS_INVALID_VALUE;
 }
 
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *matrix, cudaDataType type, uint64_t rows, uint64_t cols, int64_t ld)
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *matrix, cudaDataType type, uint64_t rows,
+                                          uint64_t cols, int64_t ld)
 {
     return create(matrix, {(uint32_t)type, CUBLASLT_ORDER_COL, rows, cols, ld, 1, 0});
 }
@@ -145,17 +168,25 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t matrix)
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t matrix, cublasLtMatrixLayoutAttribute_t attribute, const void *value,
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t matrix,
+                                                cublasLtMatrixLayoutAttribute_t attribute, const void *value,
                                                 size_t bytes)
 {
     switch (attribute) {
-    case CUBLASLT_MATRIX_LAYOUT_TYPE: return SET(matrix->type);
-    case CUBLASLT_MATRIX_LAYOUT_ORDER: return SET(matrix->order);
-    case CUBLASLT_MATRIX_LAYOUT_ROWS: return SET(matrix->rows);
-    case CUBLASLT_MATRIX_LAYOUT_COLS: return SET(matrix->cols);
-    case CUBLASLT_MATRIX_LAYOUT_LD: return SET(matrix->ld);
-    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: return SET(matrix->batches);
-    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: return SET(matrix->batch_stride);
+    case CUBLASLT_MATRIX_LAYOUT_TYPE:
+        return SET(matrix->type);
+    case CUBLASLT_MATRIX_LAYOUT_ORDER:
+        return SET(matrix->order);
+    case CUBLASLT_MATRIX_LAYOUT_ROWS:
+        return SET(matrix->rows);
+    case CUBLASLT_MATRIX_LAYOUT_COLS:
+        return SET(matrix->cols);
+    case CUBLASLT_MATRIX_LAYOUT_LD:
+        return SET(matrix->ld);
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
+        return SET(matrix->batches);
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET:
+        return SET(matrix->batch_stride);
     }
     return CUBLAS_STATUS_INVALID_VALUE;
 }
@@ -171,15 +202,19 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t prefer
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
-                                                    const void *value, size_t bytes)
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void *value,
+                                                    size_t bytes)
 {
-    const bool wide = attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES || attribute == CUBLASLT_MATMUL_PREF_IMPL_MASK;
+    const bool wide =
+        attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES || attribute == CUBLASLT_MATMUL_PREF_IMPL_MASK;
     if ((unsigned int)attribute >= 16) return CUBLAS_STATUS_INVALID_VALUE;
     return set(&preference->value[attribute], wide ? 8 : 4, value, bytes);
 }
 
-/* -- products ---------------------------------------------------------------------------------------------------------------------------- */
+/* -- products
+ * ----------------------------------------------------------------------------------------------------------------------------
+ */
 
 static size_t type_bytes(uint32_t type)
 {
@@ -192,34 +227,41 @@ static bool layout_sound(const struct host_cuda_matrix *matrix)
     return matrix->rows && matrix->cols && matrix->ld >= (int64_t)least && matrix->batches >= 1;
 }
 
-static cublasStatus_t check(cublasLtHandle_t handle, const struct host_cuda_matmul *matmul, const struct host_cuda_matrix *a,
-                            const struct host_cuda_matrix *b, const struct host_cuda_matrix *c, const struct host_cuda_matrix *d)
+static cublasStatus_t check(cublasLtHandle_t handle, const struct host_cuda_matmul *matmul,
+                            const struct host_cuda_matrix *a, const struct host_cuda_matrix *b,
+                            const struct host_cuda_matrix *c, const struct host_cuda_matrix *d)
 {
     if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (!matmul || !a || !b || !c || !d) return CUBLAS_STATUS_INVALID_VALUE;
     const bool turn_a = matmul->op_a != CUBLAS_OP_N, turn_b = matmul->op_b != CUBLAS_OP_N;
     const uint64_t m = turn_a ? a->cols : a->rows, k = turn_a ? a->rows : a->cols, n = turn_b ? b->rows : b->cols;
-    if (!layout_sound(a) || !layout_sound(b) || !layout_sound(c) || !layout_sound(d)) return CUBLAS_STATUS_INVALID_VALUE;
-    if ((turn_b ? b->cols : b->rows) != k || d->rows != m || d->cols != n || c->rows != m || c->cols != n) return CUBLAS_STATUS_INVALID_VALUE;
-    if (a->batches != d->batches || b->batches != d->batches || c->batches != d->batches) return CUBLAS_STATUS_INVALID_VALUE;
-    if (a->order > CUBLASLT_ORDER_ROW || b->order > CUBLASLT_ORDER_ROW || d->order > CUBLASLT_ORDER_ROW || c->order != d->order)
+    if (!layout_sound(a) || !layout_sound(b) || !layout_sound(c) || !layout_sound(d))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if ((turn_b ? b->cols : b->rows) != k || d->rows != m || d->cols != n || c->rows != m || c->cols != n)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (a->batches != d->batches || b->batches != d->batches || c->batches != d->batches)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (a->order > CUBLASLT_ORDER_ROW || b->order > CUBLASLT_ORDER_ROW || d->order > CUBLASLT_ORDER_ROW ||
+        c->order != d->order)
         return CUBLAS_STATUS_NOT_SUPPORTED;
     const bool typed = a->type == b->type && c->type == d->type && (d->type == a->type || d->type == CUDA_R_32F) &&
                        (a->type == CUDA_R_32F || a->type == CUDA_R_16BF || a->type == CUDA_R_16F);
     const bool computed = matmul->compute == CUBLAS_COMPUTE_32F || matmul->compute == CUBLAS_COMPUTE_32F_PEDANTIC ||
                           (matmul->compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a->type == CUDA_R_32F);
-    if (!typed || !computed || matmul->scale != CUDA_R_32F || matmul->pointer_mode != CUBLASLT_POINTER_MODE_HOST || matmul->op_c)
+    if (!typed || !computed || matmul->scale != CUDA_R_32F || matmul->pointer_mode != CUBLASLT_POINTER_MODE_HOST ||
+        matmul->op_c)
         return CUBLAS_STATUS_NOT_SUPPORTED;
     const uint32_t epilogue = matmul->epilogue;
-    if (epilogue != CUBLASLT_EPILOGUE_DEFAULT && epilogue != CUBLASLT_EPILOGUE_BIAS && epilogue != CUBLASLT_EPILOGUE_BGRADA &&
-        epilogue != CUBLASLT_EPILOGUE_BGRADB)
+    if (epilogue != CUBLASLT_EPILOGUE_DEFAULT && epilogue != CUBLASLT_EPILOGUE_BIAS &&
+        epilogue != CUBLASLT_EPILOGUE_BGRADA && epilogue != CUBLASLT_EPILOGUE_BGRADB)
         return CUBLAS_STATUS_NOT_SUPPORTED;
     const bool bias_typed = matmul->bias_type == -1 || (uint32_t)matmul->bias_type == d->type;
     return epilogue == CUBLASLT_EPILOGUE_DEFAULT || bias_typed ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t matmul, cublasLtMatrixLayout_t a,
-                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t matmul,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t preference, int asked,
                                               cublasLtMatmulHeuristicResult_t results[], int *given)
 {
@@ -251,7 +293,8 @@ static void store(void *base, uint32_t type, int64_t i, float value)
 
 /* `lines` x `depth` numbers in panels of `width` lines, [panel][depth][width], the last one filled up with zeros. */
 template <typename T>
-static void pack_as(float *to, const T *from, int64_t lines, int64_t depth, int64_t line_stride, int64_t depth_stride, int width)
+static void pack_as(float *to, const T *from, int64_t lines, int64_t depth, int64_t line_stride, int64_t depth_stride,
+                    int width)
 {
     for (int64_t panel = 0; panel < lines; panel += width)
         for (int64_t k = 0; k < depth; k++)
@@ -259,11 +302,12 @@ static void pack_as(float *to, const T *from, int64_t lines, int64_t depth, int6
                 *to++ = line < lines ? (float)from[line * line_stride + k * depth_stride] : 0.0f;
 }
 
-static void pack(float *to, const void *from, uint32_t type, int64_t first, int64_t lines, int64_t depth, int64_t line_stride,
-                 int64_t depth_stride, int width)
+static void pack(float *to, const void *from, uint32_t type, int64_t first, int64_t lines, int64_t depth,
+                 int64_t line_stride, int64_t depth_stride, int width)
 {
     if (type == CUDA_R_32F) pack_as(to, (const float *)from + first, lines, depth, line_stride, depth_stride, width);
-    if (type == CUDA_R_16BF) pack_as(to, (const __nv_bfloat16 *)from + first, lines, depth, line_stride, depth_stride, width);
+    if (type == CUDA_R_16BF)
+        pack_as(to, (const __nv_bfloat16 *)from + first, lines, depth, line_stride, depth_stride, width);
     if (type == CUDA_R_16F) pack_as(to, (const __half *)from + first, lines, depth, line_stride, depth_stride, width);
 }
 
@@ -350,7 +394,8 @@ static void multiply(const struct product *p, int64_t batch)
             for (int64_t col = j; col < j + TILE_N && col < p->n; col++)
                 for (int64_t row = i; row < i + TILE_M && row < p->m; row++) {
                     float value = p->alpha * sums[col - j][row - i];
-                    if (p->beta != 0) value += p->beta * load(p->c, p->c_layout->type, c_first + row * c.row + col * c.col);
+                    if (p->beta != 0)
+                        value += p->beta * load(p->c, p->c_layout->type, c_first + row * c.row + col * c.col);
                     if (bias) value += load(p->matmul->bias, p->d_layout->type, bias_first + row);
                     store(p->d, p->d_layout->type, d_first + row * d.row + col * d.col, value);
                 }
@@ -390,17 +435,29 @@ static bool bias_on_device(const struct product *p)
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t matmul, const void *alpha, const void *a,
-                              cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout, const void *beta,
-                              const void *c, cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,
-                              const cublasLtMatmulAlgo_t *, void *workspace, size_t workspace_bytes, cudaStream_t stream)
+                              cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout,
+                              const void *beta, const void *c, cublasLtMatrixLayout_t c_layout, void *d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *, void *workspace,
+                              size_t workspace_bytes, cudaStream_t stream)
 {
     const cublasStatus_t status = check(handle, matmul, a_layout, b_layout, c_layout, d_layout);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    if (!alpha || !beta || !a || !b || !d || (matmul->epilogue != CUBLASLT_EPILOGUE_DEFAULT && !matmul->bias)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!alpha || !beta || !a || !b || !d || (matmul->epilogue != CUBLASLT_EPILOGUE_DEFAULT && !matmul->bias))
+        return CUBLAS_STATUS_INVALID_VALUE;
     host_cuda_scope scope;
     const bool turn_a = matmul->op_a != CUBLAS_OP_N;
-    struct product p = {matmul, c_layout, d_layout, (int64_t)d_layout->rows, (int64_t)d_layout->cols, (int64_t)(turn_a ? a_layout->rows : a_layout->cols),
-                        *(const float *)alpha, *(const float *)beta, c, d, NULL, NULL};
+    struct product p = {matmul,
+                        c_layout,
+                        d_layout,
+                        (int64_t)d_layout->rows,
+                        (int64_t)d_layout->cols,
+                        (int64_t)(turn_a ? a_layout->rows : a_layout->cols),
+                        *(const float *)alpha,
+                        *(const float *)beta,
+                        c,
+                        d,
+                        NULL,
+                        NULL};
     bool outside = false;
     if (!on_device(a, a_layout) || !on_device(b, b_layout) || !on_device(d, d_layout) || !bias_on_device(&p) ||
         (p.beta != 0 && !on_device(c, c_layout)) || !host_cuda_stream_usable(stream) ||
@@ -410,8 +467,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t matm
     p.b_panels = (float *)malloc(sizeof(float) * (size_t)((p.n + TILE_N - 1) / TILE_N * TILE_N * p.k));
     const struct strides a_strides = strides_of(a_layout, matmul->op_a), b_strides = strides_of(b_layout, matmul->op_b);
     for (int64_t batch = 0; p.a_panels && p.b_panels && batch < d_layout->batches; batch++) {
-        pack(p.a_panels, a, a_layout->type, batch * a_layout->batch_stride, p.m, p.k, a_strides.row, a_strides.col, TILE_M);
-        pack(p.b_panels, b, b_layout->type, batch * b_layout->batch_stride, p.n, p.k, b_strides.col, b_strides.row, TILE_N);
+        pack(p.a_panels, a, a_layout->type, batch * a_layout->batch_stride, p.m, p.k, a_strides.row, a_strides.col,
+             TILE_M);
+        pack(p.b_panels, b, b_layout->type, batch * b_layout->batch_stride, p.n, p.k, b_strides.col, b_strides.row,
+             TILE_N);
         multiply(&p, batch);
         if (matmul->epilogue >= CUBLASLT_EPILOGUE_BGRADA) sum_bias(&p, batch);
     }

@@ -28,8 +28,14 @@ struct alignas(2) __nv_bfloat16 {
     __nv_bfloat16(double value) : __x(host_cuda_bf16_from_float(host_cuda_round_odd(value))) {}
     __nv_bfloat16(int value) : __nv_bfloat16((double)value) {}
     __nv_bfloat16(unsigned int value) : __nv_bfloat16((double)value) {}
-    operator float() const { return host_cuda_bf16_to_float(__x); }
-    operator __nv_bfloat16_raw() const { return {__x}; }
+    operator float() const
+    {
+        return host_cuda_bf16_to_float(__x);
+    }
+    operator __nv_bfloat16_raw() const
+    {
+        return {__x};
+    }
     __nv_bfloat16 &operator=(float value)
     {
         __x = host_cuda_bf16_from_float(value);

@@ -13,13 +13,15 @@ static inline unsigned short host_cuda_half_from_float(float value)
         const unsigned int rebiased = magnitude - (112u << 23);
         return (unsigned short)(sign | (rebiased + 0xfffu + (rebiased >> 13 & 1)) >> 13);
     }
-    /* Subnormal: adding 0.5 leaves a unit of 2^-24 in the last place, so the addition itself rounds, to nearest even. */
+    /* Subnormal: adding 0.5 leaves a unit of 2^-24 in the last place, so the addition itself rounds, to nearest even.
+     */
     const float shifted = __uint_as_float(magnitude) + 0.5f;
     return (unsigned short)(sign | (__float_as_uint(shifted) - 0x3f000000u));
 }
 static inline float host_cuda_half_to_float(unsigned short bits)
 {
-    const unsigned int sign = (unsigned int)(bits & 0x8000u) << 16, exponent = bits >> 10 & 31u, fraction = bits & 0x3ffu;
+    const unsigned int sign = (unsigned int)(bits & 0x8000u) << 16, exponent = bits >> 10 & 31u,
+                       fraction = bits & 0x3ffu;
     if (exponent == 31) return __uint_as_float(sign | 0x7f800000u | fraction << 13);
     if (exponent) return __uint_as_float(sign | (exponent + 112u) << 23 | fraction << 13);
     const float magnitude = (float)fraction * 0x1p-24f;
@@ -39,8 +41,14 @@ struct alignas(2) __half {
     __half(double value) : __x(host_cuda_half_from_float(host_cuda_round_odd(value))) {}
     __half(int value) : __half((double)value) {}
     __half(unsigned int value) : __half((double)value) {}
-    operator float() const { return host_cuda_half_to_float(__x); }
-    operator __half_raw() const { return {__x}; }
+    operator float() const
+    {
+        return host_cuda_half_to_float(__x);
+    }
+    operator __half_raw() const
+    {
+        return {__x};
+    }
     __half &operator=(float value)
     {
         __x = host_cuda_half_from_float(value);

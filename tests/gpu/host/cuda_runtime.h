@@ -1,15 +1,18 @@
 /*
- * Host CUDA: the part of the CUDA runtime that src/device/cuda uses, on a CPU, so that the kernels can be tested where no GPU is.
+ * Host CUDA: the part of the CUDA runtime that src/device/cuda uses, on a CPU, so that the kernels can be tested where
+ * no GPU is.
  *
- * The same .cu files compile with g++ -x c++ -I tests/gpu/host. Names, signatures and values are the real interface's; what is not here is not
- * used. Differences a source cannot see: work runs at once on the calling thread, blocks one after another, the threads of a block as fibers
- * (device_threads.h). Differences it can see, all on purpose:
+ * The same .cu files compile with g++ -x c++ -I tests/gpu/host. Names, signatures and values are the real interface's;
+ * what is not here is not used. Differences a source cannot see: work runs at once on the calling thread, blocks one
+ * after another, the threads of a block as fibers (device_threads.h). Differences it can see, all on purpose:
  *   - fresh memory holds garbage, never zeros;
- *   - device memory cannot be read or written outside kernels, copies and library calls: the access faults (memory.cpp);
- *   - a barrier that some thread of the block never reaches aborts the process with a message, even where hardware would let it pass.
+ *   - device memory cannot be read or written outside kernels, copies and library calls: the access faults
+ * (memory.cpp);
+ *   - a barrier that some thread of the block never reaches aborts the process with a message, even where hardware
+ * would let it pass.
  *
- * HAPT_HOST_GPUS: devices that a process sees (1); HAPT_HOST_GPU_BYTES: memory of each (4 GiB); HAPT_HOST_PKEYS=0: protect by mprotect even
- * where the CPU has protection keys.
+ * HAPT_HOST_GPUS: devices that a process sees (1); HAPT_HOST_GPU_BYTES: memory of each (4 GiB); HAPT_HOST_PKEYS=0:
+ * protect by mprotect even where the CPU has protection keys.
  */
 #ifndef HOST_CUDA_RUNTIME_H
 #define HOST_CUDA_RUNTIME_H
@@ -45,7 +48,9 @@
 #define __grid_constant__
 #define CUDART_CB
 
-/* -- errors ------------------------------------------------------------------------------------------------------------------------------ */
+/* -- errors
+ * ------------------------------------------------------------------------------------------------------------------------------
+ */
 
 typedef enum cudaError {
     cudaSuccess = 0,
@@ -68,7 +73,9 @@ typedef enum cudaError {
     cudaErrorUnknown = 999,
 } cudaError_t;
 
-/* -- devices ----------------------------------------------------------------------------------------------------------------------------- */
+/* -- devices
+ * -----------------------------------------------------------------------------------------------------------------------------
+ */
 
 typedef struct CUuuid_st {
     char bytes[16];
@@ -113,7 +120,8 @@ enum cudaDeviceAttr {
     cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
 };
 
-/* -- memory, streams, events, launches --------------------------------------------------------------------------------------------------- */
+/* -- memory, streams, events, launches
+ * --------------------------------------------------------------------------------------------------- */
 
 enum cudaMemcpyKind {
     cudaMemcpyHostToHost = 0,
@@ -211,12 +219,14 @@ cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned int flags);
 cudaError_t cudaFreeHost(void *pointer);
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer);
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind);
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream = 0);
-cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t bytes, cudaStream_t stream = 0);
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
+                            cudaStream_t stream = 0);
+cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t bytes,
+                                cudaStream_t stream = 0);
 cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
                          enum cudaMemcpyKind kind);
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
-                              enum cudaMemcpyKind kind, cudaStream_t stream = 0);
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                              size_t height, enum cudaMemcpyKind kind, cudaStream_t stream = 0);
 cudaError_t cudaMemset(void *pointer, int value, size_t bytes);
 cudaError_t cudaMemsetAsync(void *pointer, int value, size_t bytes, cudaStream_t stream = 0);
 
@@ -237,10 +247,12 @@ cudaError_t cudaEventDestroy(cudaEvent_t event);
 
 cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attribute, int value);
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *kernel);
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *kernel, int block_size, size_t shared_bytes);
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *kernel, int block_size,
+                                                          size_t shared_bytes);
 
 /* Checks the launch and runs it: every thread calls run(arguments). */
-cudaError_t host_cuda_launch(const cudaLaunchConfig_t *config, const void *kernel, void (*run)(void *), void *arguments);
+cudaError_t host_cuda_launch(const cudaLaunchConfig_t *config, const void *kernel, void (*run)(void *),
+                             void *arguments);
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t *event, unsigned int flags = cudaEventDefault);
@@ -257,7 +269,8 @@ template <typename T> static inline cudaError_t cudaHostAlloc(T **pointer, size_
 {
     return cudaHostAlloc((void **)pointer, bytes, flags);
 }
-template <typename T> static inline cudaError_t cudaFuncSetAttribute(T *kernel, enum cudaFuncAttribute attribute, int value)
+template <typename T>
+static inline cudaError_t cudaFuncSetAttribute(T *kernel, enum cudaFuncAttribute attribute, int value)
 {
     return cudaFuncSetAttribute((const void *)kernel, attribute, value);
 }
@@ -266,7 +279,8 @@ template <typename T> static inline cudaError_t cudaFuncGetAttributes(struct cud
     return cudaFuncGetAttributes(attributes, (const void *)kernel);
 }
 template <typename T>
-static inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, T kernel, int block_size, size_t shared_bytes)
+static inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, T kernel, int block_size,
+                                                                        size_t shared_bytes)
 {
     return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, (const void *)kernel, block_size, shared_bytes);
 }
@@ -284,13 +298,15 @@ template <typename... Parameters> struct host_cuda_call {
 };
 
 template <typename... Parameters, typename... Arguments>
-static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(Parameters...), Arguments &&...arguments)
+static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(Parameters...),
+                                             Arguments &&...arguments)
 {
     static_assert(sizeof...(Parameters) == sizeof...(Arguments), "an argument for each parameter of the kernel");
     static_assert((!std::is_reference<Parameters>::value && ...), "kernels take no references");
     static_assert((std::is_trivially_copyable<Parameters>::value && ...), "kernels take plain values");
     static_assert(sizeof(std::tuple<Parameters...>) <= 4096, "4 KiB of parameters at most");
-    host_cuda_call<Parameters...> call = {kernel, std::tuple<Parameters...>(static_cast<Parameters>(std::forward<Arguments>(arguments))...)};
+    host_cuda_call<Parameters...> call = {
+        kernel, std::tuple<Parameters...>(static_cast<Parameters>(std::forward<Arguments>(arguments))...)};
     return host_cuda_launch(config, (const void *)kernel, host_cuda_call<Parameters...>::run, &call);
 }
 

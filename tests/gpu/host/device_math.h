@@ -1,6 +1,6 @@
 /*
- * Host CUDA: the device functions that <math.h> lacks. The fast ones of the device (__expf and the like) are exact here: a test's tolerance
- * has to allow for the device's error by itself.
+ * Host CUDA: the device functions that <math.h> lacks. The fast ones of the device (__expf and the like) are exact
+ * here: a test's tolerance has to allow for the device's error by itself.
  *
  * glibc declares some of the names for its own use, hence macros in their place.
  */
@@ -43,7 +43,8 @@ static inline float normcdff(float x)
     return 0.5f * erfcf(-x * 0.70710678118654752f);
 }
 
-/* Rounded operations that the compiler may not contract: g++ contracts within one expression only, so a function's value is safe. */
+/* Rounded operations that the compiler may not contract: g++ contracts within one expression only, so a function's
+ * value is safe. */
 static inline __attribute__((noinline)) float __fmul_rn(float x, float y)
 {
     return x * y;
@@ -142,7 +143,8 @@ static inline float __double2float_rn(double x)
     return (float)x;
 }
 
-/* `value` cut to float so that rounding the result once more gives what rounding `value` gives: the last bit remembers what was cut. */
+/* `value` cut to float so that rounding the result once more gives what rounding `value` gives: the last bit remembers
+ * what was cut. */
 static inline float host_cuda_round_odd(double value)
 {
     const float cut = (float)value;
@@ -230,7 +232,8 @@ HOST_CUDA_MINMAX(double, float, double, fmin, fmax)
 HOST_CUDA_MINMAX(double, double, float, fmin, fmax)
 #undef HOST_CUDA_MINMAX
 
-/* Threads of a block take turns only at barriers, so plain code is atomic. No atomicAdd of floats: sums in no fixed order are banned. */
+/* Threads of a block take turns only at barriers, so plain code is atomic. No atomicAdd of floats: sums in no fixed
+ * order are banned. */
 #define HOST_CUDA_ATOMIC(name, type, update)                                                                           \
     static inline type name(type *address, type value)                                                                 \
     {                                                                                                                  \

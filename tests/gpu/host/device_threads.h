@@ -1,8 +1,8 @@
 /*
  * Host CUDA: what a thread of a kernel sees of its block: indices, shared memory, barriers, warps.
  *
- * Threads run in the order of their numbers, each until it waits for others; a kernel without barriers runs straight. Lanes outside a mask, or
- * beyond the end of a block, give garbage to whoever reads them.
+ * Threads run in the order of their numbers, each until it waits for others; a kernel without barriers runs straight.
+ * Lanes outside a mask, or beyond the end of a block, give garbage to whoever reads them.
  */
 #ifndef HOST_CUDA_DEVICE_THREADS_H
 #define HOST_CUDA_DEVICE_THREADS_H
@@ -15,7 +15,8 @@ extern HOST_CUDA_HIDDEN uint3 threadIdx, blockIdx;
 extern HOST_CUDA_HIDDEN dim3 blockDim, gridDim;
 static constexpr int warpSize = 32;
 
-/* The running block's dynamic shared memory: garbage at its start, a guard page behind its end (rounded up to 32 bytes). */
+/* The running block's dynamic shared memory: garbage at its start, a guard page behind its end (rounded up to 32
+ * bytes). */
 void *host_cuda_shared(void);
 
 enum host_cuda_barrier { HOST_CUDA_SYNC, HOST_CUDA_SYNC_COUNT, HOST_CUDA_SYNC_AND, HOST_CUDA_SYNC_OR };
@@ -24,10 +25,11 @@ enum host_cuda_meeting { HOST_CUDA_MEET_SYNC, HOST_CUDA_MEET_SHUFFLE, HOST_CUDA_
 /* Waits for the whole block; returns how many of its threads had a predicate that is not zero. */
 unsigned int host_cuda_block_barrier(enum host_cuda_barrier kind, int predicate);
 /*
- * Waits for the lanes of `mask`, each bringing a value, and returns all of them [32]; valid until the lane's next meeting. `work`, if any, is
- * called once, by the last lane to arrive, before any goes on.
+ * Waits for the lanes of `mask`, each bringing a value, and returns all of them [32]; valid until the lane's next
+ * meeting. `work`, if any, is called once, by the last lane to arrive, before any goes on.
  */
-const uint64_t *host_cuda_warp_meet(unsigned int mask, enum host_cuda_meeting kind, uint64_t value, void (*work)(const uint64_t *values) = NULL);
+const uint64_t *host_cuda_warp_meet(unsigned int mask, enum host_cuda_meeting kind, uint64_t value,
+                                    void (*work)(const uint64_t *values) = NULL);
 unsigned int host_cuda_lane(void);
 
 static inline void __syncthreads(void)

@@ -1,11 +1,12 @@
 /*
  * Host CUDA: the threads of a block as fibers.
  *
- * A fiber takes the block's threads one after another and runs each on the same stack. Only where a thread has to wait does another fiber go
- * on: first those whose barrier has opened, then a new one with the next thread that has not begun. So a kernel without barriers never
- * switches, and a warp's shuffles keep to that warp.
+ * A fiber takes the block's threads one after another and runs each on the same stack. Only where a thread has to wait
+ * does another fiber go on: first those whose barrier has opened, then a new one with the next thread that has not
+ * begun. So a kernel without barriers never switches, and a warp's shuffles keep to that warp.
  *
- * Nobody left to run while threads wait is the bug that hangs a GPU, or passes on one and hangs on the next: it aborts here.
+ * Nobody left to run while threads wait is the bug that hangs a GPU, or passes on one and hangs on the next: it aborts
+ * here.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -24,7 +25,9 @@
 #endif
 
 #define STACK_BYTES ((size_t)128 << 10)
-#define STACK_SHIFT ((size_t)40 << 10) /* stacks begin at different places below it, lest they all compete for the same sets of the caches */
+#define STACK_SHIFT                                                                                                    \
+    ((size_t)40                                                                                                        \
+     << 10) /* stacks begin at different places below it, lest they all compete for the same sets of the caches */
 #define MOST_THREADS 1024
 #define LANES 32
 
@@ -42,7 +45,8 @@ struct fiber {
 };
 
 struct warp {
-    uint64_t value[LANES], seen[LANES]; /* brought by the waiting lanes; of the last meeting that each lane took part in */
+    uint64_t value[LANES],
+        seen[LANES]; /* brought by the waiting lanes; of the last meeting that each lane took part in */
     unsigned int mask[LANES];
     enum host_cuda_meeting kind[LANES];
     unsigned int waiting; /* lanes */
@@ -67,7 +71,8 @@ static void switch_fiber(struct fiber *from, struct fiber *to)
     swapcontext(&from->context, &to->context);
 }
 #else
-/* Keeps what the System V ABI lets a called function expect to survive, on the old stack, and goes on on the new one. */
+/* Keeps what the System V ABI lets a called function expect to survive, on the old stack, and goes on on the new one.
+ */
 extern "C" HOST_CUDA_HIDDEN void host_cuda_switch(void **from, void *to);
 __asm__(".text\n"
         ".hidden host_cuda_switch\n"
@@ -101,14 +106,17 @@ static void say_deadlock(void)
 {
     unsigned int in_warps = 0, first = 0;
     while (first < block.threads && !block.waiting[first]) first++;
-    for (unsigned int warp = 0; warp < MOST_THREADS / LANES; warp++) in_warps += (unsigned int)__builtin_popcount(block.warp[warp].waiting);
+    for (unsigned int warp = 0; warp < MOST_THREADS / LANES; warp++)
+        in_warps += (unsigned int)__builtin_popcount(block.warp[warp].waiting);
     Dl_info info = {};
     const bool named = dladdr(block.kernel, &info) && info.dli_sname;
     const struct warp *warp = &block.warp[first / LANES];
-    host_cuda_die("deadlock in block (%u, %u, %u) of (%u, %u, %u), kernel %s at %p: of %u threads %u have ended, %u wait at a barrier of the "
-                  "block, %u at one of their warp; first to wait: thread %u (warp's lanes that wait: %08x, mask of that thread: %08x)",
-                  blockIdx.x, blockIdx.y, blockIdx.z, gridDim.x, gridDim.y, gridDim.z, named ? info.dli_sname : "?", block.kernel,
-                  block.threads, block.ended, block.arrived, in_warps, first, warp->waiting,
+    host_cuda_die("deadlock in block (%u, %u, %u) of (%u, %u, %u), kernel %s at %p: of %u threads %u have ended, %u "
+                  "wait at a barrier of the "
+                  "block, %u at one of their warp; first to wait: thread %u (warp's lanes that wait: %08x, mask of "
+                  "that thread: %08x)",
+                  blockIdx.x, blockIdx.y, blockIdx.z, gridDim.x, gridDim.y, gridDim.z, named ? info.dli_sname : "?",
+                  block.kernel, block.threads, block.ended, block.arrived, in_warps, first, warp->waiting,
                   warp->waiting >> first % LANES & 1 ? warp->mask[first % LANES] : 0);
 }
 
@@ -119,16 +127,19 @@ static struct fiber *create_fiber(void)
     static unsigned int created;
     const size_t page = (size_t)sysconf(_SC_PAGESIZE), shift = (created % 8 * 4096 + created % 64 * 64) % STACK_SHIFT;
     created++;
-    char *stack = (char *)mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *stack =
+        (char *)mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     struct fiber *fiber = (struct fiber *)calloc(1, sizeof *fiber);
-    if (stack == MAP_FAILED || !fiber || mprotect(stack, page, PROT_NONE)) host_cuda_die("no memory for a thread's stack");
+    if (stack == MAP_FAILED || !fiber || mprotect(stack, page, PROT_NONE))
+        host_cuda_die("no memory for a thread's stack");
 #ifdef HOST_CUDA_UCONTEXT
     getcontext(&fiber->context);
     fiber->context.uc_stack.ss_sp = stack;
     fiber->context.uc_stack.ss_size = STACK_BYTES - shift;
     makecontext(&fiber->context, fiber_main, 0);
 #else
-    /* As if fiber_main had been called and switched away at once: six registers, then where to go on, then its (absent) caller. */
+    /* As if fiber_main had been called and switched away at once: six registers, then where to go on, then its (absent)
+     * caller. */
     void **top = (void **)(stack + STACK_BYTES - shift) - 1;
     *--top = (void *)fiber_main;
     fiber->stack_pointer = top - 6;
@@ -205,7 +216,8 @@ static void wait_here(void)
 unsigned int host_cuda_block_barrier(enum host_cuda_barrier kind, int predicate)
 {
     const unsigned int thread = block.current->thread;
-    if (block.arrived && block.kind != kind) host_cuda_die("thread %u waits at another kind of block barrier than the others", thread);
+    if (block.arrived && block.kind != kind)
+        host_cuda_die("thread %u waits at another kind of block barrier than the others", thread);
     block.kind = kind;
     block.sum += predicate != 0;
     if (++block.arrived < block.threads) {
@@ -229,14 +241,17 @@ static bool all_met(const struct warp *warp, unsigned int lanes, unsigned int la
 {
     if ((warp->waiting & lanes) != lanes) return false;
     for (unsigned int other = 0; other < LANES; other++)
-        if (lanes >> other & 1 && (warp->mask[other] != warp->mask[lane] || warp->kind[other] != warp->kind[lane])) return false;
+        if (lanes >> other & 1 && (warp->mask[other] != warp->mask[lane] || warp->kind[other] != warp->kind[lane]))
+            return false;
     return true;
 }
 
-const uint64_t *host_cuda_warp_meet(unsigned int mask, enum host_cuda_meeting kind, uint64_t value, void (*work)(const uint64_t *values))
+const uint64_t *host_cuda_warp_meet(unsigned int mask, enum host_cuda_meeting kind, uint64_t value,
+                                    void (*work)(const uint64_t *values))
 {
     const unsigned int thread = block.current->thread, lane = thread % LANES, first = thread - lane;
-    const unsigned int beyond = block.threads - first, lanes = mask & (beyond >= LANES ? 0xffffffffu : (1u << beyond) - 1);
+    const unsigned int beyond = block.threads - first,
+                       lanes = mask & (beyond >= LANES ? 0xffffffffu : (1u << beyond) - 1);
     struct warp *warp = &block.warp[first / LANES];
     if (!(mask >> lane & 1)) host_cuda_die("thread %u meets under the mask %08x, which lacks its lane", thread, mask);
     warp->value[lane] = value;
@@ -250,7 +265,8 @@ const uint64_t *host_cuda_warp_meet(unsigned int mask, enum host_cuda_meeting ki
     for (unsigned int other = 0; other < LANES; other++)
         if (lanes >> other & 1) warp->seen[other] = warp->value[other];
     warp->waiting &= ~lanes;
-    if (work && lanes != 0xffffffffu) host_cuda_die("thread %u: a matrix operation needs 32 lanes, these are %08x", thread, lanes);
+    if (work && lanes != 0xffffffffu)
+        host_cuda_die("thread %u: a matrix operation needs 32 lanes, these are %08x", thread, lanes);
     if (work) work(warp->seen);
     for (unsigned int other = 0; other < LANES; other++)
         if (lanes >> other & 1 && other != lane) make_ready(first + other);
@@ -260,7 +276,9 @@ const uint64_t *host_cuda_warp_meet(unsigned int mask, enum host_cuda_meeting ki
 void host_cuda_check_tile(const void *pointer, size_t row_bytes)
 {
     if ((uintptr_t)pointer % 32 || row_bytes % 16)
-        host_cuda_die("a matrix operation at %p with rows %zu bytes apart: 32-byte tiles and multiples of 16 are needed", pointer, row_bytes);
+        host_cuda_die(
+            "a matrix operation at %p with rows %zu bytes apart: 32-byte tiles and multiples of 16 are needed", pointer,
+            row_bytes);
 }
 
 void host_cuda_run_block(const void *kernel, void (*run)(void *), void *arguments)

@@ -1,8 +1,8 @@
 /*
  * Host CUDA, private part: what its own files ask of each other. Sources under test never include it.
  *
- * One process-wide lock stands for the device: a kernel, a copy or a library call holds it while it runs, on the calling thread. Device memory
- * can be touched only by the thread that holds it.
+ * One process-wide lock stands for the device: a kernel, a copy or a library call holds it while it runs, on the
+ * calling thread. Device memory can be touched only by the thread that holds it.
  */
 #ifndef HOST_CUDA_H
 #define HOST_CUDA_H
@@ -27,10 +27,12 @@ struct host_cuda_scope {
 
 /* Keeps `error` for cudaGetLastError and returns it. */
 cudaError_t host_cuda_result(cudaError_t error);
-/* Prints "host CUDA: ..." and aborts: a bug of the kernel or of its caller that hardware would not report as plainly. */
+/* Prints "host CUDA: ..." and aborts: a bug of the kernel or of its caller that hardware would not report as plainly.
+ */
 [[noreturn]] void host_cuda_die(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Whether `pointer` lies in device memory; `bytes` from there must then lie in the same allocation, or *outside becomes true. */
+/* Whether `pointer` lies in device memory; `bytes` from there must then lie in the same allocation, or *outside becomes
+ * true. */
 bool host_cuda_is_device(const void *pointer, size_t bytes, bool *outside);
 void host_cuda_fill_garbage(void *memory, size_t bytes);
 size_t host_cuda_device_bytes(void);

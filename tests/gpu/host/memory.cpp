@@ -1,9 +1,9 @@
 /*
  * Host CUDA: memory of the devices and of the host, copies.
  *
- * Each allocation of device memory is a mapping of its own between guard pages, closed except to the thread that holds the device (struct
- * host_cuda_scope): by a protection key where the CPU has them, which costs one instruction, else by mprotect on every mapping. Fresh memory
- * holds garbage.
+ * Each allocation of device memory is a mapping of its own between guard pages, closed except to the thread that holds
+ * the device (struct host_cuda_scope): by a protection key where the CPU has them, which costs one instruction, else by
+ * mprotect on every mapping. Fresh memory holds garbage.
  */
 #include <pthread.h>
 #include <stdarg.h>
@@ -106,7 +106,8 @@ void host_cuda_fill_garbage(void *pointer, size_t bytes)
 static struct allocation **find(const void *pointer)
 {
     struct allocation **link = &memory.first;
-    while (*link && !((const char *)pointer >= (*link)->base && (const char *)pointer < (*link)->base + (*link)->mapped_bytes))
+    while (*link &&
+           !((const char *)pointer >= (*link)->base && (const char *)pointer < (*link)->base + (*link)->mapped_bytes))
         link = &(*link)->next;
     return link;
 }
@@ -127,10 +128,12 @@ static cudaError_t reserve(void **pointer, size_t bytes, int device)
     *pointer = NULL;
     if (!bytes) return host_cuda_result(cudaSuccess);
     host_cuda_scope scope;
-    if (device >= 0 && bytes > host_cuda_device_bytes() - memory.used_bytes[device]) return host_cuda_result(cudaErrorMemoryAllocation);
+    if (device >= 0 && bytes > host_cuda_device_bytes() - memory.used_bytes[device])
+        return host_cuda_result(cudaErrorMemoryAllocation);
     const size_t mapped = (bytes + memory.page - 1) / memory.page * memory.page;
     struct allocation *block = (struct allocation *)calloc(1, sizeof *block);
-    char *whole = (char *)mmap(NULL, mapped + 2 * memory.page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *whole =
+        (char *)mmap(NULL, mapped + 2 * memory.page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (!block || whole == MAP_FAILED || mprotect(whole + memory.page, mapped, PROT_READ | PROT_WRITE)) {
         if (whole != MAP_FAILED) munmap(whole, mapped + 2 * memory.page);
         free(block);
@@ -153,7 +156,8 @@ static cudaError_t release(void *pointer, bool on_device)
     if (!pointer) return host_cuda_result(cudaSuccess);
     host_cuda_scope scope;
     struct allocation **link = find(pointer), *block = *link;
-    if (!block || block->base != pointer || (block->device >= 0) != on_device) return host_cuda_result(cudaErrorInvalidValue);
+    if (!block || block->base != pointer || (block->device >= 0) != on_device)
+        return host_cuda_result(cudaErrorInvalidValue);
     if (on_device) memory.used_bytes[block->device] -= block->bytes;
     *link = block->next;
     munmap(block->base - memory.page, block->mapped_bytes + 2 * memory.page);
@@ -210,30 +214,39 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
 }
 
 /* Whether the sides are where `kind` says, and the ranges within their allocations. The scope is held. */
-static cudaError_t check_copy(const void *to, size_t to_bytes, const void *from, size_t from_bytes, enum cudaMemcpyKind kind)
+static cudaError_t check_copy(const void *to, size_t to_bytes, const void *from, size_t from_bytes,
+                              enum cudaMemcpyKind kind)
 {
     bool outside = false;
-    const bool to_device = host_cuda_is_device(to, to_bytes, &outside), from_device = host_cuda_is_device(from, from_bytes, &outside);
+    const bool to_device = host_cuda_is_device(to, to_bytes, &outside),
+               from_device = host_cuda_is_device(from, from_bytes, &outside);
     if (outside) return cudaErrorInvalidValue;
     switch (kind) {
-    case cudaMemcpyHostToHost: return to_device || from_device ? cudaErrorInvalidValue : cudaSuccess;
-    case cudaMemcpyHostToDevice: return !to_device || from_device ? cudaErrorInvalidValue : cudaSuccess;
-    case cudaMemcpyDeviceToHost: return to_device || !from_device ? cudaErrorInvalidValue : cudaSuccess;
-    case cudaMemcpyDeviceToDevice: return !to_device || !from_device ? cudaErrorInvalidValue : cudaSuccess;
-    case cudaMemcpyDefault: return cudaSuccess;
+    case cudaMemcpyHostToHost:
+        return to_device || from_device ? cudaErrorInvalidValue : cudaSuccess;
+    case cudaMemcpyHostToDevice:
+        return !to_device || from_device ? cudaErrorInvalidValue : cudaSuccess;
+    case cudaMemcpyDeviceToHost:
+        return to_device || !from_device ? cudaErrorInvalidValue : cudaSuccess;
+    case cudaMemcpyDeviceToDevice:
+        return !to_device || !from_device ? cudaErrorInvalidValue : cudaSuccess;
+    case cudaMemcpyDefault:
+        return cudaSuccess;
     }
     return cudaErrorInvalidMemcpyDirection;
 }
 
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
-                              enum cudaMemcpyKind kind, cudaStream_t stream)
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                              size_t height, enum cudaMemcpyKind kind, cudaStream_t stream)
 {
     if (cudaStreamQuery(stream)) return cudaPeekAtLastError();
     if (!width || !height) return host_cuda_result(cudaSuccess);
     if (width > to_pitch || width > from_pitch) return host_cuda_result(cudaErrorInvalidValue);
     host_cuda_scope scope;
-    const cudaError_t error = check_copy(to, (height - 1) * to_pitch + width, from, (height - 1) * from_pitch + width, kind);
-    for (size_t row = 0; !error && row < height; row++) memcpy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
+    const cudaError_t error =
+        check_copy(to, (height - 1) * to_pitch + width, from, (height - 1) * from_pitch + width, kind);
+    for (size_t row = 0; !error && row < height; row++)
+        memcpy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
     return host_cuda_result(error);
 }
 

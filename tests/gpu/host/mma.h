@@ -1,9 +1,9 @@
 /*
  * Host CUDA: warp matrix operations, 16x16x16 with fp16 or bf16 inputs and an fp32 accumulator.
  *
- * A lane holds 8 of a tile's 256 elements, in an order that, as on the device, is nobody's business; loads and stores move each lane's own ones,
- * so a warp that forgets __syncwarp sees stale memory here too. The product is computed once, by the last lane to arrive. Alignments that the
- * device demands are checked.
+ * A lane holds 8 of a tile's 256 elements, in an order that, as on the device, is nobody's business; loads and stores
+ * move each lane's own ones, so a warp that forgets __syncwarp sees stale memory here too. The product is computed
+ * once, by the last lane to arrive. Alignments that the device demands are checked.
  */
 #ifndef HOST_CUDA_MMA_H
 #define HOST_CUDA_MMA_H
@@ -55,18 +55,21 @@ template <typename Use, typename T, typename Layout>
 static inline void load_matrix_sync(fragment<Use, 16, 16, 16, T, Layout> &tile, const T *from, unsigned int leading)
 {
     host_cuda_check_tile(from, leading * sizeof(T));
-    for (int i = 0; i < tile.num_elements; i++) tile.x[i] = from[host_cuda_place(i, leading, std::is_same<Layout, row_major>::value)];
+    for (int i = 0; i < tile.num_elements; i++)
+        tile.x[i] = from[host_cuda_place(i, leading, std::is_same<Layout, row_major>::value)];
 }
 
 template <typename T>
-static inline void load_matrix_sync(fragment<accumulator, 16, 16, 16, T> &tile, const T *from, unsigned int leading, layout_t layout)
+static inline void load_matrix_sync(fragment<accumulator, 16, 16, 16, T> &tile, const T *from, unsigned int leading,
+                                    layout_t layout)
 {
     host_cuda_check_tile(from, leading * sizeof(T));
     for (int i = 0; i < tile.num_elements; i++) tile.x[i] = from[host_cuda_place(i, leading, layout == mem_row_major)];
 }
 
 template <typename T>
-static inline void store_matrix_sync(T *to, const fragment<accumulator, 16, 16, 16, T> &tile, unsigned int leading, layout_t layout)
+static inline void store_matrix_sync(T *to, const fragment<accumulator, 16, 16, 16, T> &tile, unsigned int leading,
+                                     layout_t layout)
 {
     host_cuda_check_tile(to, leading * sizeof(T));
     for (int i = 0; i < tile.num_elements; i++) to[host_cuda_place(i, leading, layout == mem_row_major)] = tile.x[i];
@@ -94,8 +97,9 @@ template <typename T> struct host_cuda_product {
 };
 
 template <typename T, typename LayoutA, typename LayoutB>
-static inline void mma_sync(fragment<accumulator, 16, 16, 16, float> &d, const fragment<matrix_a, 16, 16, 16, T, LayoutA> &a,
-                            const fragment<matrix_b, 16, 16, 16, T, LayoutB> &b, const fragment<accumulator, 16, 16, 16, float> &c)
+static inline void
+mma_sync(fragment<accumulator, 16, 16, 16, float> &d, const fragment<matrix_a, 16, 16, 16, T, LayoutA> &a,
+         const fragment<matrix_b, 16, 16, 16, T, LayoutB> &b, const fragment<accumulator, 16, 16, 16, float> &c)
 {
     const host_cuda_product<T> mine = {d.x, a.x, b.x, c.x};
     host_cuda_warp_meet(0xffffffffu, HOST_CUDA_MEET_MATRIX, (uint64_t)(uintptr_t)&mine, host_cuda_product<T>::run);

@@ -1,8 +1,9 @@
 /*
  * Host CUDA: errors, devices, streams, events and launches.
  *
- * Work is done when the call that asked for it returns, so streams and events have nothing to wait for; they are checked like the real ones: a
- * handle that was destroyed, or one of another device, is refused. Handles are never freed, which is how a dead one is known.
+ * Work is done when the call that asked for it returns, so streams and events have nothing to wait for; they are
+ * checked like the real ones: a handle that was destroyed, or one of another device, is refused. Handles are never
+ * freed, which is how a dead one is known.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -56,7 +57,8 @@ static const struct {
     {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
     {cudaErrorInvalidDevicePointer, "cudaErrorInvalidDevicePointer", "invalid device pointer"},
     {cudaErrorInvalidMemcpyDirection, "cudaErrorInvalidMemcpyDirection", "invalid copy direction for memcpy"},
-    {cudaErrorInsufficientDriver, "cudaErrorInsufficientDriver", "CUDA driver version is insufficient for CUDA runtime version"},
+    {cudaErrorInsufficientDriver, "cudaErrorInsufficientDriver",
+     "CUDA driver version is insufficient for CUDA runtime version"},
     {cudaErrorInvalidDeviceFunction, "cudaErrorInvalidDeviceFunction", "invalid device function"},
     {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
@@ -101,7 +103,9 @@ cudaError_t cudaPeekAtLastError(void)
     return last_error;
 }
 
-/* -- devices ----------------------------------------------------------------------------------------------------------------------------- */
+/* -- devices
+ * -----------------------------------------------------------------------------------------------------------------------------
+ */
 
 static int device_count(void)
 {
@@ -181,26 +185,65 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
     struct cudaDeviceProp prop;
     if (cudaGetDeviceProperties(&prop, device)) return last_error;
     switch (attribute) {
-    case cudaDevAttrMaxThreadsPerBlock: *value = prop.maxThreadsPerBlock; break;
-    case cudaDevAttrMaxSharedMemoryPerBlock: *value = (int)prop.sharedMemPerBlock; break;
-    case cudaDevAttrWarpSize: *value = prop.warpSize; break;
-    case cudaDevAttrClockRate: *value = 1000000; break;
-    case cudaDevAttrMultiProcessorCount: *value = prop.multiProcessorCount; break;
-    case cudaDevAttrIntegrated: *value = prop.integrated; break;
-    case cudaDevAttrPciBusId: *value = prop.pciBusID; break;
-    case cudaDevAttrPciDeviceId: *value = prop.pciDeviceID; break;
-    case cudaDevAttrPciDomainId: *value = prop.pciDomainID; break;
-    case cudaDevAttrMemoryClockRate: *value = 1000000; break;
-    case cudaDevAttrGlobalMemoryBusWidth: *value = prop.memoryBusWidth; break;
-    case cudaDevAttrL2CacheSize: *value = prop.l2CacheSize; break;
-    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = prop.maxThreadsPerMultiProcessor; break;
-    case cudaDevAttrComputeCapabilityMajor: *value = prop.major; break;
-    case cudaDevAttrComputeCapabilityMinor: *value = prop.minor; break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = (int)prop.sharedMemPerMultiprocessor; break;
-    case cudaDevAttrManagedMemory: *value = prop.managedMemory; break;
-    case cudaDevAttrPageableMemoryAccess: *value = prop.pageableMemoryAccess; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)prop.sharedMemPerBlockOptin; break;
-    default: return host_cuda_result(cudaErrorInvalidValue);
+    case cudaDevAttrMaxThreadsPerBlock:
+        *value = prop.maxThreadsPerBlock;
+        break;
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+        *value = (int)prop.sharedMemPerBlock;
+        break;
+    case cudaDevAttrWarpSize:
+        *value = prop.warpSize;
+        break;
+    case cudaDevAttrClockRate:
+        *value = 1000000;
+        break;
+    case cudaDevAttrMultiProcessorCount:
+        *value = prop.multiProcessorCount;
+        break;
+    case cudaDevAttrIntegrated:
+        *value = prop.integrated;
+        break;
+    case cudaDevAttrPciBusId:
+        *value = prop.pciBusID;
+        break;
+    case cudaDevAttrPciDeviceId:
+        *value = prop.pciDeviceID;
+        break;
+    case cudaDevAttrPciDomainId:
+        *value = prop.pciDomainID;
+        break;
+    case cudaDevAttrMemoryClockRate:
+        *value = 1000000;
+        break;
+    case cudaDevAttrGlobalMemoryBusWidth:
+        *value = prop.memoryBusWidth;
+        break;
+    case cudaDevAttrL2CacheSize:
+        *value = prop.l2CacheSize;
+        break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor:
+        *value = prop.maxThreadsPerMultiProcessor;
+        break;
+    case cudaDevAttrComputeCapabilityMajor:
+        *value = prop.major;
+        break;
+    case cudaDevAttrComputeCapabilityMinor:
+        *value = prop.minor;
+        break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+        *value = (int)prop.sharedMemPerMultiprocessor;
+        break;
+    case cudaDevAttrManagedMemory:
+        *value = prop.managedMemory;
+        break;
+    case cudaDevAttrPageableMemoryAccess:
+        *value = prop.pageableMemoryAccess;
+        break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+        *value = (int)prop.sharedMemPerBlockOptin;
+        break;
+    default:
+        return host_cuda_result(cudaErrorInvalidValue);
     }
     return cudaSuccess;
 }
@@ -246,7 +289,8 @@ cudaError_t cudaDriverGetVersion(int *version)
     return cudaSuccess;
 }
 
-/* -- streams and events ------------------------------------------------------------------------------------------------------------------ */
+/* -- streams and events
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 static bool is_default(cudaStream_t stream)
 {
@@ -340,7 +384,8 @@ cudaError_t cudaEventCreate(cudaEvent_t *event, unsigned int flags)
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
     if (check_stream(stream) || check_event(event)) return last_error;
-    if ((is_default(stream) ? current_device : stream->device) != event->device) return host_cuda_result(cudaErrorInvalidResourceHandle);
+    if ((is_default(stream) ? current_device : stream->device) != event->device)
+        return host_cuda_result(cudaErrorInvalidResourceHandle);
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     event->time_s = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
@@ -361,7 +406,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end)
 {
     if (check_event(start) || check_event(end)) return last_error;
-    if (!start->timed || !end->timed || !start->recorded || !end->recorded) return host_cuda_result(cudaErrorInvalidResourceHandle);
+    if (!start->timed || !end->timed || !start->recorded || !end->recorded)
+        return host_cuda_result(cudaErrorInvalidResourceHandle);
     *milliseconds = (float)(1e3 * (end->time_s - start->time_s));
     return cudaSuccess;
 }
@@ -373,7 +419,9 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
     return cudaSuccess;
 }
 
-/* -- launches ---------------------------------------------------------------------------------------------------------------------------- */
+/* -- launches
+ * ----------------------------------------------------------------------------------------------------------------------------
+ */
 
 static struct kernel_limit *find_limit(const void *kernel)
 {
@@ -416,13 +464,15 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
     return cudaSuccess;
 }
 
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *kernel, int block_size, size_t shared_bytes)
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *kernel, int block_size,
+                                                          size_t shared_bytes)
 {
     if (check_device(current_device)) return last_error;
     if (!blocks || !kernel || block_size <= 0) return host_cuda_result(cudaErrorInvalidValue);
     host_cuda_scope scope;
     /* A block takes 1 KiB of shared memory for itself. */
-    const size_t by_shared = (HOST_CUDA_SHARED_MOST + 1024) / (shared_bytes + 1024), by_threads = 64 / (((size_t)block_size + 31) / 32);
+    const size_t by_shared = (HOST_CUDA_SHARED_MOST + 1024) / (shared_bytes + 1024),
+                 by_threads = 64 / (((size_t)block_size + 31) / 32);
     const size_t fit = by_shared < by_threads ? by_shared : by_threads;
     *blocks = block_size > 1024 || shared_bytes > shared_limit(kernel) ? 0 : (int)(fit < 32 ? fit : 32);
     return cudaSuccess;

@@ -1,4 +1,5 @@
-/* Self-test of the host CUDA: errors, memory and launches here, the rest in selftest_*.cpp. Ends with 0 only if every check holds. */
+/* Self-test of the host CUDA: errors, memory and launches here, the rest in selftest_*.cpp. Ends with 0 only if every
+ * check holds. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,7 +66,8 @@ static void test_devices(void)
     FINE(cudaGetDevice(&device));
     CHECK(device == 0);
     CHECK(cudaSetDevice(1) == cudaErrorInvalidDevice);
-    CHECK(cudaPeekAtLastError() == cudaErrorInvalidDevice && cudaGetLastError() == cudaErrorInvalidDevice && cudaGetLastError() == cudaSuccess);
+    CHECK(cudaPeekAtLastError() == cudaErrorInvalidDevice && cudaGetLastError() == cudaErrorInvalidDevice &&
+          cudaGetLastError() == cudaSuccess);
     CHECK(!strcmp(cudaGetErrorName(cudaErrorInvalidDevice), "cudaErrorInvalidDevice"));
     CHECK(!strcmp(cudaGetErrorString(cudaErrorMemoryAllocation), "out of memory"));
     FINE(cudaGetDeviceProperties(&prop, 0));
@@ -200,14 +202,17 @@ static void test_launches(void)
     CHECK(run_kernel(touch_shared, 1, 1, (48 << 10) + 1, out, 1) == cudaErrorInvalidValue);
     FINE(cudaFuncSetAttribute(touch_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 << 10));
     FINE(run_kernel(touch_shared, 1, 1, 227 << 10, out, 227 << 8));
-    CHECK(cudaFuncSetAttribute(touch_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, (227 << 10) + 1) == cudaErrorInvalidValue);
+    CHECK(cudaFuncSetAttribute(touch_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, (227 << 10) + 1) ==
+          cudaErrorInvalidValue);
     CHECK(run_kernel(touch_shared, 1, 1, (227 << 10) + 1, out, 1) == cudaErrorInvalidValue);
     CHECK(child_end(past_shared, out) == SIGSEGV);
 
     const dim3 wrong_grids[] = {{0, 1, 1}, {1, 0, 1}, {1, 1, 0}, {0x80000000u, 1, 1}, {1, 65536, 1}, {1, 1, 65536}};
-    for (const dim3 &grid : wrong_grids) CHECK(run_kernel(touch_shared, grid, 1, 16, out, 1) == cudaErrorInvalidConfiguration);
+    for (const dim3 &grid : wrong_grids)
+        CHECK(run_kernel(touch_shared, grid, 1, 16, out, 1) == cudaErrorInvalidConfiguration);
     const dim3 wrong_blocks[] = {{0, 1, 1}, {1, 0, 1}, {1, 1, 0}, {1025, 1, 1}, {1, 1, 65}, {32, 32, 2}};
-    for (const dim3 &threads : wrong_blocks) CHECK(run_kernel(touch_shared, 1, threads, 16, out, 1) == cudaErrorInvalidConfiguration);
+    for (const dim3 &threads : wrong_blocks)
+        CHECK(run_kernel(touch_shared, 1, threads, 16, out, 1) == cudaErrorInvalidConfiguration);
     FINE(run_kernel(touch_shared, dim3(1, 65535, 1), dim3(1, 1, 1), 16, out, 4));
     CHECK(cudaGetLastError() == cudaErrorInvalidConfiguration);
     FINE(cudaFree(out));
@@ -244,6 +249,7 @@ int main(void)
     test_conversions();
     test_matrices();
     test_cublaslt();
+    test_nccl();
     printf("%d checks, %d failed\n", checks, failures);
     return failures != 0;
 }

@@ -15,7 +15,8 @@ extern int checks, failures;
 void check_that(bool holds, const char *text, const char *file, int line);
 void check_fine(int error, const char *text, const char *file, int line);
 
-/* How a child that runs body(data) ends: the signal that killed it, or minus its exit code. Its standard error is closed. */
+/* How a child that runs body(data) ends: the signal that killed it, or minus its exit code. Its standard error is
+ * closed. */
 int child_end(void (*body)(void *data), void *data);
 
 /* Uniform in [0, 1); the sequence is the same in every run. */
@@ -23,7 +24,8 @@ uint32_t random_bits(void);
 float random_unit(void);
 
 template <typename... Parameters, typename... Arguments>
-static cudaError_t run_kernel(void (*kernel)(Parameters...), dim3 grid, dim3 threads, size_t shared_bytes, Arguments... arguments)
+static cudaError_t run_kernel(void (*kernel)(Parameters...), dim3 grid, dim3 threads, size_t shared_bytes,
+                              Arguments... arguments)
 {
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;

@@ -14,7 +14,8 @@ template <typename T, typename LayoutA, typename LayoutB>
 static __global__ void wmma_kernel(const T *a, const T *b, const float *c, float *d, int m, int n, int k)
 {
     const int warp = (int)threadIdx.x / 32, i = (int)blockIdx.x * 16, j = warp * 16;
-    const bool a_rows = std::is_same<LayoutA, wmma::row_major>::value, b_rows = std::is_same<LayoutB, wmma::row_major>::value;
+    const bool a_rows = std::is_same<LayoutA, wmma::row_major>::value,
+               b_rows = std::is_same<LayoutB, wmma::row_major>::value;
     wmma::fragment<wmma::accumulator, 16, 16, 16, float> sum;
     wmma::load_matrix_sync(sum, c + i * n + j, (unsigned int)n, wmma::mem_row_major);
     for (int depth = 0; depth < k; depth += 16) {
@@ -29,7 +30,8 @@ static __global__ void wmma_kernel(const T *a, const T *b, const float *c, float
     float *tile = (float *)host_cuda_shared() + warp * 256;
     wmma::store_matrix_sync(tile, sum, 16, wmma::mem_col_major);
     __syncwarp();
-    for (int element = (int)threadIdx.x % 32; element < 256; element += 32) d[(i + element / 16) * n + j + element % 16] = tile[element % 16 * 16 + element / 16];
+    for (int element = (int)threadIdx.x % 32; element < 256; element += 32)
+        d[(i + element / 16) * n + j + element % 16] = tile[element % 16 * 16 + element / 16];
 }
 
 template <typename T, typename LayoutA, typename LayoutB> static void test_wmma(void)
@@ -42,7 +44,8 @@ template <typename T, typename LayoutA, typename LayoutB> static void test_wmma(
     for (float &x : c) x = random_unit();
     T *device_a = to_device(a, M * K), *device_b = to_device(b, K * N);
     float *device_c = to_device(c, M * N), *device_d = to_device(c, M * N);
-    FINE(run_kernel(wmma_kernel<T, LayoutA, LayoutB>, M / 16, N / 16 * 32, N / 16 * 1024, device_a, device_b, device_c, device_d, (int)M, (int)N, (int)K));
+    FINE(run_kernel(wmma_kernel<T, LayoutA, LayoutB>, M / 16, N / 16 * 32, N / 16 * 1024, device_a, device_b, device_c,
+                    device_d, (int)M, (int)N, (int)K));
     to_host(d, device_d, M * N);
     int wrong = 0;
     for (int i = 0; i < M; i++)
@@ -88,7 +91,9 @@ void test_matrices(void)
     FINE(cudaFree(device));
 }
 
-/* -- cuBLASLt ---------------------------------------------------------------------------------------------------------------------------- */
+/* -- cuBLASLt
+ * ----------------------------------------------------------------------------------------------------------------------------
+ */
 
 struct matrix {
     cudaDataType type;
@@ -133,7 +138,8 @@ static struct matrix make_matrix(cudaDataType type, int rows, int cols, int batc
     const int64_t stride = x.stride;
     FINE(cublasLtMatrixLayoutSetAttribute(x.layout, CUBLASLT_MATRIX_LAYOUT_ORDER, &order, sizeof order));
     FINE(cublasLtMatrixLayoutSetAttribute(x.layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batches, sizeof batches));
-    FINE(cublasLtMatrixLayoutSetAttribute(x.layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride));
+    FINE(cublasLtMatrixLayoutSetAttribute(x.layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
+                                          sizeof stride));
     return x;
 }
 
@@ -160,9 +166,13 @@ static cublasLtMatmulPreference_t preference;
 
 static void test_product(void)
 {
-    static const cudaDataType types[][2] = {
-        {CUDA_R_32F, CUDA_R_32F}, {CUDA_R_16BF, CUDA_R_16BF}, {CUDA_R_16BF, CUDA_R_32F}, {CUDA_R_16F, CUDA_R_16F}, {CUDA_R_16F, CUDA_R_32F}};
-    static const uint32_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_BGRADA, CUBLASLT_EPILOGUE_BGRADB};
+    static const cudaDataType types[][2] = {{CUDA_R_32F, CUDA_R_32F},
+                                            {CUDA_R_16BF, CUDA_R_16BF},
+                                            {CUDA_R_16BF, CUDA_R_32F},
+                                            {CUDA_R_16F, CUDA_R_16F},
+                                            {CUDA_R_16F, CUDA_R_32F}};
+    static const uint32_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_BGRADA,
+                                         CUBLASLT_EPILOGUE_BGRADB};
     const cudaDataType *type = types[random_bits() % 5];
     const int m = 1 + (int)(random_bits() % 40), n = 1 + (int)(random_bits() % 40), k = 1 + (int)(random_bits() % 50);
     const int batches = 1 + (int)(random_bits() % 3), op_a = (int)(random_bits() % 2), op_b = (int)(random_bits() % 2);
@@ -171,22 +181,26 @@ static void test_product(void)
     const float alpha = random_bits() % 2 ? 1.0f : 0.7f, betas[] = {0, 1, -0.3f}, beta = betas[random_bits() % 3];
     struct matrix a = make_matrix(type[0], op_a ? k : m, op_a ? m : k, batches, orders & 1);
     struct matrix b = make_matrix(type[0], op_b ? n : k, op_b ? k : n, batches, orders >> 1 & 1);
-    struct matrix c = make_matrix(type[1], m, n, batches, orders >> 2 & 1), d = make_matrix(type[1], m, n, batches, orders >> 2 & 1);
+    struct matrix c = make_matrix(type[1], m, n, batches, orders >> 2 & 1),
+                  d = make_matrix(type[1], m, n, batches, orders >> 2 & 1);
     const int lines = epilogue == CUBLASLT_EPILOGUE_BGRADB ? n : m;
     struct matrix bias = make_matrix(type[1], lines, batches, 1, 0);
     const int64_t bias_stride = bias.ld;
     cublasLtMatmulDesc_t matmul = make_matmul(op_a, op_b, epilogue, bias.device);
-    FINE(cublasLtMatmulDescSetAttribute(matmul, CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, &bias_stride, sizeof bias_stride));
+    FINE(cublasLtMatmulDescSetAttribute(matmul, CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, &bias_stride,
+                                        sizeof bias_stride));
 
     struct matrix *source = in_place ? &d : &c, before = d;
     before.bytes = (unsigned char *)malloc((size_t)(d.count * size_of(d.type)));
     memcpy(before.bytes, d.bytes, (size_t)(d.count * size_of(d.type)));
     cublasLtMatmulHeuristicResult_t result;
     int given = 0;
-    FINE(cublasLtMatmulAlgoGetHeuristic(handle, matmul, a.layout, b.layout, source->layout, d.layout, preference, 1, &result, &given));
+    FINE(cublasLtMatmulAlgoGetHeuristic(handle, matmul, a.layout, b.layout, source->layout, d.layout, preference, 1,
+                                        &result, &given));
     CHECK(given == 1 && result.workspaceSize == 0 && result.state == CUBLAS_STATUS_SUCCESS);
-    FINE(cublasLtMatmul(handle, matmul, &alpha, a.device, a.layout, b.device, b.layout, &beta, beta == 0 && !in_place ? NULL : source->device,
-                        source->layout, d.device, d.layout, given ? &result.algo : NULL, NULL, 0, 0));
+    FINE(cublasLtMatmul(handle, matmul, &alpha, a.device, a.layout, b.device, b.layout, &beta,
+                        beta == 0 && !in_place ? NULL : source->device, source->layout, d.device, d.layout,
+                        given ? &result.algo : NULL, NULL, 0, 0));
     to_host(d.bytes, (unsigned char *)d.device, (size_t)(d.count * size_of(d.type)));
 
     /* Half a unit in the last place of the result's type, and the fp32 sums' error. */
@@ -199,14 +213,16 @@ static void test_product(void)
             for (int j = 0; j < n; j++) {
                 double sum = 0;
                 for (int x = 0; x < k; x++)
-                    sum += get(&a, op_a ? place(&a, batch, x, i) : place(&a, batch, i, x)) * get(&b, op_b ? place(&b, batch, j, x) : place(&b, batch, x, j));
+                    sum += get(&a, op_a ? place(&a, batch, x, i) : place(&a, batch, i, x)) *
+                           get(&b, op_b ? place(&b, batch, j, x) : place(&b, batch, x, j));
                 sum *= alpha;
                 if (beta != 0) sum += beta * get(in_place ? &before : &c, place(source, batch, i, j));
                 if (epilogue == CUBLASLT_EPILOGUE_BIAS) sum += get(&bias, batch * bias.ld + i);
                 wrong += !(fabs(get(&d, place(&d, batch, i, j)) - sum) <= 1e-5 + unit * fabs(sum));
                 written[place(&d, batch, i, j)] = 1;
             }
-    for (int i = 0; i < d.count; i++) wrong += !written[i] && get(&d, i) != get(&before, i); /* what lies between stays */
+    for (int i = 0; i < d.count; i++)
+        wrong += !written[i] && get(&d, i) != get(&before, i); /* what lies between stays */
     CHECK(wrong == 0);
 
     wrong = 0;
@@ -214,8 +230,10 @@ static void test_product(void)
     for (int batch = 0; batch < batches; batch++)
         for (int line = 0; line < lines; line++) {
             double sum = 0;
-            for (int x = 0; x < k && epilogue == CUBLASLT_EPILOGUE_BGRADA; x++) sum += get(&a, op_a ? place(&a, batch, x, line) : place(&a, batch, line, x));
-            for (int x = 0; x < k && epilogue == CUBLASLT_EPILOGUE_BGRADB; x++) sum += get(&b, op_b ? place(&b, batch, line, x) : place(&b, batch, x, line));
+            for (int x = 0; x < k && epilogue == CUBLASLT_EPILOGUE_BGRADA; x++)
+                sum += get(&a, op_a ? place(&a, batch, x, line) : place(&a, batch, line, x));
+            for (int x = 0; x < k && epilogue == CUBLASLT_EPILOGUE_BGRADB; x++)
+                sum += get(&b, op_b ? place(&b, batch, line, x) : place(&b, batch, x, line));
             if (epilogue == CUBLASLT_EPILOGUE_BGRADA || epilogue == CUBLASLT_EPILOGUE_BGRADB)
                 wrong += !(fabs(get(&bias, batch * bias.ld + line) - sum) <= 1e-5 + unit * fabs(sum));
         }
@@ -228,20 +246,24 @@ static void test_product(void)
 /* What the library refuses. */
 static void test_refusals(void)
 {
-    struct matrix a = make_matrix(CUDA_R_32F, 8, 6, 1, 0), b = make_matrix(CUDA_R_32F, 6, 4, 1, 0), d = make_matrix(CUDA_R_32F, 8, 4, 1, 0);
+    struct matrix a = make_matrix(CUDA_R_32F, 8, 6, 1, 0), b = make_matrix(CUDA_R_32F, 6, 4, 1, 0),
+                  d = make_matrix(CUDA_R_32F, 8, 4, 1, 0);
     struct matrix other = make_matrix(CUDA_R_16F, 6, 4, 1, 0), turned = make_matrix(CUDA_R_32F, 4, 6, 1, 0);
     const float one = 1, zero = 0;
     float host[64] = {};
     int given = 7;
     cublasLtMatmulHeuristicResult_t result;
     cublasLtMatmulDesc_t matmul = make_matmul(CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_GELU_BIAS, d.device);
-    CHECK(cublasLtMatmulAlgoGetHeuristic(handle, matmul, a.layout, b.layout, d.layout, d.layout, preference, 1, &result, &given) ==
-          CUBLAS_STATUS_NOT_SUPPORTED);
+    CHECK(cublasLtMatmulAlgoGetHeuristic(handle, matmul, a.layout, b.layout, d.layout, d.layout, preference, 1, &result,
+                                         &given) == CUBLAS_STATUS_NOT_SUPPORTED);
     CHECK(given == 0);
     const uint32_t plain = CUBLASLT_EPILOGUE_DEFAULT, bias = CUBLASLT_EPILOGUE_BIAS;
     FINE(cublasLtMatmulDescSetAttribute(matmul, CUBLASLT_MATMUL_DESC_EPILOGUE, &plain, sizeof plain));
-    CHECK(cublasLtMatmulDescSetAttribute(matmul, CUBLASLT_MATMUL_DESC_EPILOGUE, &plain, 8) == CUBLAS_STATUS_INVALID_VALUE);
-#define PRODUCT(x, y, pointer) cublasLtMatmul(handle, matmul, &one, (x).device, (x).layout, pointer, (y).layout, &zero, d.device, d.layout, d.device, d.layout, NULL, NULL, 0, 0)
+    CHECK(cublasLtMatmulDescSetAttribute(matmul, CUBLASLT_MATMUL_DESC_EPILOGUE, &plain, 8) ==
+          CUBLAS_STATUS_INVALID_VALUE);
+#define PRODUCT(x, y, pointer)                                                                                         \
+    cublasLtMatmul(handle, matmul, &one, (x).device, (x).layout, pointer, (y).layout, &zero, d.device, d.layout,       \
+                   d.device, d.layout, NULL, NULL, 0, 0)
     FINE(PRODUCT(a, b, b.device));
     CHECK(PRODUCT(a, other, other.device) == CUBLAS_STATUS_NOT_SUPPORTED);
     CHECK(PRODUCT(a, turned, turned.device) == CUBLAS_STATUS_INVALID_VALUE);
@@ -260,7 +282,8 @@ void test_cublaslt(void)
     const uint64_t workspace = 1 << 20;
     FINE(cublasLtCreate(&handle));
     FINE(cublasLtMatmulPreferenceCreate(&preference));
-    FINE(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace));
+    FINE(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                              sizeof workspace));
     for (int round = 0; round < 600; round++) test_product();
     test_refusals();
     FINE(cublasLtMatmulPreferenceDestroy(preference));

@@ -1,4 +1,5 @@
-/* Self-test: barriers, votes and shuffles of fibers against plain loops; the bugs that must abort; conversions of short floats. */
+/* Self-test: barriers, votes and shuffles of fibers against plain loops; the bugs that must abort; conversions of short
+ * floats. */
 #include <signal.h>
 #include <string.h>
 
@@ -44,7 +45,8 @@ static void test_reduction(void)
 }
 
 /* out[kind][thread] */
-template <typename T> static __global__ void shuffle_kernel(const T *in, T *out, unsigned int mask, int argument, int width)
+template <typename T>
+static __global__ void shuffle_kernel(const T *in, T *out, unsigned int mask, int argument, int width)
 {
     const int threads = (int)(blockDim.x * blockDim.y), i = (int)(threadIdx.y * blockDim.x + threadIdx.x);
     if (!(mask >> i % 32 & 1)) return;
@@ -71,7 +73,8 @@ template <typename T> static void test_shuffle(int threads_x, int threads_y, uns
             if (mask >> lane & 1) expected[kind * threads + i] = in[source[kind]];
     }
     T *device_in = to_device(in, 256), *device_out = to_device(out, 4 * 256);
-    FINE(run_kernel(shuffle_kernel<T>, 1, dim3((unsigned int)threads_x, (unsigned int)threads_y), 0, device_in, device_out, mask, argument, width));
+    FINE(run_kernel(shuffle_kernel<T>, 1, dim3((unsigned int)threads_x, (unsigned int)threads_y), 0, device_in,
+                    device_out, mask, argument, width));
     to_host(out, device_out, 4 * 256);
     for (int kind = 0; kind < 4; kind++)
         for (int i = 0; i < threads; i++) {
@@ -140,7 +143,8 @@ static void test_indices(void)
     FINE(run_kernel(indices_kernel, dim3(2, 3, 2), dim3(5, 4, 3), 0, device));
     to_host(out, device, sizeof out / sizeof *out);
     CHECK(out[0] == 12 * 12);
-    for (int i = 1; i < 12 * 60; i++) CHECK(out[i] == i % 60 % 5 + 10 * (i % 60 / 5 % 4) + 100 * (i % 60 / 20) + 1000 * (i / 360));
+    for (int i = 1; i < 12 * 60; i++)
+        CHECK(out[i] == i % 60 % 5 + 10 * (i % 60 / 5 % 4) + 100 * (i % 60 / 20) + 1000 * (i / 360));
     FINE(cudaFree(device));
 }
 
@@ -150,7 +154,8 @@ static __global__ void hang_kernel(int kind)
     if (kind == 0 && i == 3) return; /* ended threads do not count */
     if (kind == 0) __syncthreads();
     if (kind == 1 && i < 32) __syncthreads();
-    if (kind == 1 && i >= 32) __syncwarp(), __shfl_sync(0xffffffffu, 1, i == 40 ? 0 : 1), i == 40 ? __syncthreads() : __syncwarp();
+    if (kind == 1 && i >= 32)
+        __syncwarp(), __shfl_sync(0xffffffffu, 1, i == 40 ? 0 : 1), i == 40 ? __syncthreads() : __syncwarp();
     if (kind == 2 && i != 5) __syncwarp();
     if (kind == 3) __syncwarp(i == 1 ? 0xffffffffu : 0x0000ffffu | 1u << i);
     if (kind == 4 && i == 1) __syncwarp(1u);
@@ -184,7 +189,9 @@ template <float (*to_float)(unsigned short)> static unsigned short nearest(float
 {
     const unsigned short sign = signbit(value) ? 0x8000 : 0;
     const double magnitude = fabs((double)value);
-    unsigned int low = 0, high = infinity; /* to_float(low) <= magnitude < to_float(high), infinity counting as the next power of two */
+    unsigned int
+        low = 0,
+        high = infinity; /* to_float(low) <= magnitude < to_float(high), infinity counting as the next power of two */
     while (high - low > 1) {
         const unsigned int middle = (low + high) / 2;
         *((double)to_float((unsigned short)middle) <= magnitude ? &low : &high) = middle;
@@ -214,7 +221,8 @@ void test_conversions(void)
         wrong += __float_as_uint(bf16) != bits << 16;
         if (exponent == 31) wrong += fraction ? !isnan(half) : !isinf(half);
         if (exponent < 31) {
-            const double magnitude = exponent ? ldexp(1024.0 + fraction, (int)exponent - 25) : ldexp((double)fraction, -24);
+            const double magnitude =
+                exponent ? ldexp(1024.0 + fraction, (int)exponent - 25) : ldexp((double)fraction, -24);
             wrong += (double)half != (bits >> 15 ? -magnitude : magnitude) || (signbit(half) ? 1u : 0u) != bits >> 15;
         }
     }
@@ -231,7 +239,9 @@ void test_conversions(void)
     }
     CHECK(wrong == 0);
     CHECK(__half_as_ushort(__float2half(65519.996f)) == 0x7bff && __half_as_ushort(__float2half(65520.0f)) == 0x7c00);
-    CHECK(__half_as_ushort(__double2half(1.0 + 0x1p-11 + 0x1p-50)) == 0x3c01 && __half_as_ushort(__double2half(1.0 + 0x1p-11)) == 0x3c00);
-    const float2 pair = __bfloat1622float2(__floats2bfloat162_rn(1.5f, -2.0f)), half_pair = __half22float2(__floats2half2_rn(0.1f, 3.0f));
+    CHECK(__half_as_ushort(__double2half(1.0 + 0x1p-11 + 0x1p-50)) == 0x3c01 &&
+          __half_as_ushort(__double2half(1.0 + 0x1p-11)) == 0x3c00);
+    const float2 pair = __bfloat1622float2(__floats2bfloat162_rn(1.5f, -2.0f)),
+                 half_pair = __half22float2(__floats2half2_rn(0.1f, 3.0f));
     CHECK(pair.x == 1.5f && pair.y == -2.0f && half_pair.y == 3.0f && half_pair.x == (float)__float2half(0.1f));
 }

@@ -3,16 +3,20 @@
 #define HOST_CUDA_VECTOR_TYPES_H
 
 #define HOST_CUDA_VECTORS(name, element, align2, align4)                                                               \
-    struct name##1 {                                                                                                   \
+    struct name##1                                                                                                     \
+    {                                                                                                                  \
         element x;                                                                                                     \
     };                                                                                                                 \
-    struct alignas(align2) name##2 {                                                                                   \
+    struct alignas(align2) name##2                                                                                     \
+    {                                                                                                                  \
         element x, y;                                                                                                  \
     };                                                                                                                 \
-    struct name##3 {                                                                                                   \
+    struct name##3                                                                                                     \
+    {                                                                                                                  \
         element x, y, z;                                                                                               \
     };                                                                                                                 \
-    struct alignas(align4) name##4 {                                                                                   \
+    struct alignas(align4) name##4                                                                                     \
+    {                                                                                                                  \
         element x, y, z, w;                                                                                            \
     };                                                                                                                 \
     static inline name##1 make_##name##1(element x)                                                                    \
@@ -48,7 +52,10 @@ struct dim3 {
     unsigned int x, y, z;
     constexpr dim3(unsigned int x_ = 1, unsigned int y_ = 1, unsigned int z_ = 1) : x(x_), y(y_), z(z_) {}
     constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
-    operator uint3() const { return {x, y, z}; }
+    operator uint3() const
+    {
+        return {x, y, z};
+    }
 };
 
 #endif
