@@ -1,5 +1,6 @@
 /* Self-test: barriers, votes and shuffles of fibers against plain loops; the bugs that must abort; conversions of short
  * floats. */
+#include <pthread.h>
 #include <signal.h>
 #include <string.h>
 
@@ -42,6 +43,42 @@ static void test_reduction(void)
     }
     FINE(cudaFree(device_in));
     FINE(cudaFree(device_out));
+}
+
+/* Host threads that launch at once wait for each other; only those that hold the device can touch its memory. */
+struct host_thread {
+    pthread_t thread;
+    float sum;
+};
+static void *launch_often(void *data)
+{
+    struct host_thread *mine = (struct host_thread *)data;
+    float in[400], out;
+    for (int i = 0; i < 400; i++) in[i] = mine->sum;
+    float *device_in, *device_out;
+    bool fine = !cudaMalloc(&device_in, sizeof in) && !cudaMalloc(&device_out, sizeof out);
+    mine->sum = 0;
+    for (int round = 0; fine && round < 50; round++) {
+        fine = !cudaMemcpy(device_in, in, sizeof in, cudaMemcpyHostToDevice) &&
+               !run_kernel(reduce_block, 1, 128, 0, device_in, device_out, 400) &&
+               !cudaMemcpy(&out, device_out, sizeof out, cudaMemcpyDeviceToHost);
+        mine->sum += out;
+    }
+    return fine && !cudaFree(device_in) && !cudaFree(device_out) ? data : NULL;
+}
+
+static void test_host_threads(void)
+{
+    struct host_thread threads[4];
+    for (int i = 0; i < 4; i++) {
+        threads[i].sum = (float)(i + 1);
+        CHECK(pthread_create(&threads[i].thread, NULL, launch_often, &threads[i]) == 0);
+    }
+    for (int i = 0; i < 4; i++) {
+        void *fine = NULL;
+        CHECK(pthread_join(threads[i].thread, &fine) == 0 && fine);
+        CHECK(threads[i].sum == (float)(50 * 400 * (i + 1)));
+    }
 }
 
 /* out[kind][thread] */
@@ -159,6 +196,7 @@ static __global__ void hang_kernel(int kind)
     if (kind == 2 && i != 5) __syncwarp();
     if (kind == 3) __syncwarp(i == 1 ? 0xffffffffu : 0x0000ffffu | 1u << i);
     if (kind == 4 && i == 1) __syncwarp(1u);
+    if (kind == 7 && i < 4) __syncwarp(i ? 0xfu : 3u); /* all are there, but do not agree on who is to come */
     if (kind == 5) i == 1 ? (void)__syncthreads_or(1) : __syncthreads();
 }
 static void hang(void *data)
@@ -169,6 +207,7 @@ static void hang(void *data)
 void test_threads(void)
 {
     test_reduction();
+    test_host_threads();
     test_votes();
     test_indices();
     for (int width = 1; width <= 32; width *= 2)
@@ -179,7 +218,7 @@ void test_threads(void)
             test_shuffle<unsigned int>(32, 1, 0x7f00ff31u, argument, width);
             test_shuffle<long long>(8, 32, 0xffffffffu, argument, width);
         }
-    for (int kind = 0; kind < 6; kind++) CHECK(child_end(hang, &kind) == SIGABRT);
+    for (int kind : {0, 1, 2, 3, 4, 5, 7}) CHECK(child_end(hang, &kind) == SIGABRT);
     int fine = 6;
     CHECK(child_end(hang, &fine) == 0);
 }
