@@ -13,6 +13,9 @@
  *
  * HAPT_HOST_GPUS: devices that a process sees (1); HAPT_HOST_GPU_BYTES: memory of each (4 GiB); HAPT_HOST_PKEYS=0:
  * protect by mprotect even where the CPU has protection keys.
+ *
+ * HAPT_HOST_ORDER=backwards runs the last block and the last thread first. A kernel that lacks a barrier may be right
+ * in one order, hardly in both: tests run each way, and the results must be the same to the bit.
  */
 #ifndef HOST_CUDA_RUNTIME_H
 #define HOST_CUDA_RUNTIME_H

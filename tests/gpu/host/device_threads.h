@@ -1,8 +1,9 @@
 /*
  * Host CUDA: what a thread of a kernel sees of its block: indices, shared memory, barriers, warps.
  *
- * Threads run in the order of their numbers, each until it waits for others; a kernel without barriers runs straight.
- * Lanes outside a mask, or beyond the end of a block, give garbage to whoever reads them.
+ * Threads run in the order of their numbers (or backwards, see cuda_runtime.h), each until it waits for others; a
+ * kernel without barriers runs straight. Lanes outside a mask, or beyond the end of a block, give garbage to whoever
+ * reads them.
  */
 #ifndef HOST_CUDA_DEVICE_THREADS_H
 #define HOST_CUDA_DEVICE_THREADS_H

@@ -57,6 +57,7 @@ static struct {
     void (*run)(void *);
     void *arguments;
     unsigned int threads, started, ended;
+    bool backwards;
     unsigned int arrived, sum, last_sum; /* at the block's barrier; of their predicates; of the last one to open */
     enum host_cuda_barrier kind;
     struct fiber *waiting[MOST_THREADS]; /* by thread */
@@ -164,6 +165,20 @@ static void make_ready(unsigned int thread)
     block.ready_end = &fiber->next;
 }
 
+/* The lanes that there are in the warp that begins at thread `first`. */
+static unsigned int lanes_of(unsigned int first)
+{
+    return block.threads - first >= LANES ? ~0u : (1u << (block.threads - first)) - 1;
+}
+
+static void open_lanes(unsigned int first, unsigned int lanes)
+{
+    for (unsigned int i = 0; i < LANES; i++) {
+        const unsigned int lane = block.backwards ? LANES - 1 - i : i;
+        if (lanes >> lane & 1) make_ready(first + lane);
+    }
+}
+
 static struct fiber *take_ready(void)
 {
     struct fiber *fiber = block.ready;
@@ -184,7 +199,8 @@ static void fiber_main(void)
 {
     for (;;) {
         while (!block.ready && block.started < block.threads) {
-            const unsigned int thread = block.started++, x = blockDim.x, y = blockDim.y;
+            const unsigned int number = block.started++, thread = block.backwards ? block.threads - 1 - number : number;
+            const unsigned int x = blockDim.x, y = blockDim.y;
             block.current->thread = thread;
             threadIdx = {thread % x, thread / x % y, thread / x / y};
             block.run(block.arguments);
@@ -215,7 +231,7 @@ static void wait_here(void)
 
 unsigned int host_cuda_block_barrier(enum host_cuda_barrier kind, int predicate)
 {
-    const unsigned int thread = block.current->thread;
+    const unsigned int thread = block.current->thread, first = thread / LANES * LANES;
     if (block.arrived && block.kind != kind)
         host_cuda_die("thread %u waits at another kind of block barrier than the others", thread);
     block.kind = kind;
@@ -226,8 +242,11 @@ unsigned int host_cuda_block_barrier(enum host_cuda_barrier kind, int predicate)
     }
     block.last_sum = block.sum;
     block.arrived = block.sum = 0;
-    for (unsigned int other = 0; other < block.threads; other++)
-        if (other != thread) make_ready(other);
+    for (unsigned int warp = 0; warp < block.threads; warp += LANES) {
+        const unsigned int other = block.backwards ? (block.threads - 1) / LANES * LANES - warp : warp;
+        const unsigned int here = other == first ? ~(1u << thread % LANES) : ~0u;
+        open_lanes(other, here & lanes_of(other));
+    }
     return block.last_sum;
 }
 
@@ -250,8 +269,7 @@ const uint64_t *host_cuda_warp_meet(unsigned int mask, enum host_cuda_meeting ki
                                     void (*work)(const uint64_t *values))
 {
     const unsigned int thread = block.current->thread, lane = thread % LANES, first = thread - lane;
-    const unsigned int beyond = block.threads - first,
-                       lanes = mask & (beyond >= LANES ? 0xffffffffu : (1u << beyond) - 1);
+    const unsigned int lanes = mask & lanes_of(first);
     struct warp *warp = &block.warp[first / LANES];
     if (!(mask >> lane & 1)) host_cuda_die("thread %u meets under the mask %08x, which lacks its lane", thread, mask);
     warp->value[lane] = value;
@@ -268,8 +286,7 @@ const uint64_t *host_cuda_warp_meet(unsigned int mask, enum host_cuda_meeting ki
     if (work && lanes != 0xffffffffu)
         host_cuda_die("thread %u: a matrix operation needs 32 lanes, these are %08x", thread, lanes);
     if (work) work(warp->seen);
-    for (unsigned int other = 0; other < LANES; other++)
-        if (lanes >> other & 1 && other != lane) make_ready(first + other);
+    open_lanes(first, lanes & ~(1u << lane));
     return warp->seen;
 }
 
@@ -281,8 +298,9 @@ void host_cuda_check_tile(const void *pointer, size_t row_bytes)
             row_bytes);
 }
 
-void host_cuda_run_block(const void *kernel, void (*run)(void *), void *arguments)
+void host_cuda_run_block(const void *kernel, void (*run)(void *), void *arguments, bool backwards)
 {
+    block.backwards = backwards;
     block.kernel = kernel;
     block.run = run;
     block.arguments = arguments;

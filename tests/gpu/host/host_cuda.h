@@ -40,7 +40,8 @@ size_t host_cuda_device_bytes(void);
 /* The stream's device is the thread's current one (or the stream is a default one): what a launch demands. */
 bool host_cuda_stream_usable(cudaStream_t stream);
 
-/* Runs one block of blockDim threads, each calling run(arguments); blockIdx, blockDim, gridDim are set. fibers.cpp. */
-void host_cuda_run_block(const void *kernel, void (*run)(void *), void *arguments);
+/* Runs one block of blockDim threads, each calling run(arguments); blockIdx, blockDim, gridDim are set. `backwards`:
+ * the last thread first. fibers.cpp. */
+void host_cuda_run_block(const void *kernel, void (*run)(void *), void *arguments, bool backwards);
 
 #endif

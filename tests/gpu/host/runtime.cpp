@@ -514,12 +514,14 @@ cudaError_t host_cuda_launch(const cudaLaunchConfig_t *config, const void *kerne
     runtime.shared = runtime.shared_end - shared_bytes;
     gridDim = config->gridDim;
     blockDim = config->blockDim;
-    for (unsigned int z = 0; z < gridDim.z; z++)
-        for (unsigned int y = 0; y < gridDim.y; y++)
-            for (unsigned int x = 0; x < gridDim.x; x++) {
-                blockIdx = {x, y, z};
-                host_cuda_fill_garbage(runtime.shared, shared_bytes);
-                host_cuda_run_block(kernel, run, arguments);
-            }
+    const char *order = getenv("HAPT_HOST_ORDER");
+    const bool backwards = order && !strcmp(order, "backwards");
+    const uint64_t x = gridDim.x, y = gridDim.y, blocks = x * y * gridDim.z;
+    for (uint64_t number = 0; number < blocks; number++) {
+        const uint64_t i = backwards ? blocks - 1 - number : number;
+        blockIdx = {(unsigned int)(i % x), (unsigned int)(i / x % y), (unsigned int)(i / x / y)};
+        host_cuda_fill_garbage(runtime.shared, shared_bytes);
+        host_cuda_run_block(kernel, run, arguments, backwards);
+    }
     return cudaSuccess;
 }

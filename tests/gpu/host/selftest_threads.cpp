@@ -2,6 +2,7 @@
  * floats. */
 #include <pthread.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cuda_bf16.h"
@@ -170,19 +171,47 @@ static __global__ void indices_kernel(int *out)
     const unsigned int number = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
     out[number * threads + thread] = (int)(threadIdx.x + 10 * threadIdx.y + 100 * threadIdx.z + 1000 * blockIdx.z);
     __syncthreads();
-    atomicAdd(&out[0], (int)(threadIdx.x == 1)); /* an index that survives its barrier */
+    atomicAdd(&out[gridDim.x * gridDim.y * gridDim.z * threads],
+              (int)(threadIdx.x == 1)); /* an index that survives its barrier */
 }
 
 static void test_indices(void)
 {
-    static int out[2 * 3 * 2 * 60];
+    static int out[2 * 3 * 2 * 60 + 1];
+    out[12 * 60] = 0;
     int *device = to_device(out, sizeof out / sizeof *out);
     FINE(run_kernel(indices_kernel, dim3(2, 3, 2), dim3(5, 4, 3), 0, device));
     to_host(out, device, sizeof out / sizeof *out);
-    CHECK(out[0] == 12 * 12);
-    for (int i = 1; i < 12 * 60; i++)
+    CHECK(out[12 * 60] == 12 * 12);
+    for (int i = 0; i < 12 * 60; i++)
         CHECK(out[i] == i % 60 % 5 + 10 * (i % 60 / 5 % 4) + 100 * (i % 60 / 20) + 1000 * (i / 360));
     FINE(cudaFree(device));
+}
+
+/* Right in one order only: it lacks a barrier. */
+static __global__ void racy_kernel(int *out, int first)
+{
+    __shared__ int place[64];
+    place[threadIdx.x] = first + (int)(100 * blockIdx.x + threadIdx.x);
+    out[64 * blockIdx.x + threadIdx.x] = place[threadIdx.x ? threadIdx.x - 1 : 0];
+}
+
+static void test_orders(void)
+{
+    int zeros[128] = {}, out[2][128], *device = to_device(zeros, 128);
+    for (int backwards = 0; backwards < 2; backwards++) {
+        setenv("HAPT_HOST_ORDER", backwards ? "backwards" : "", 1);
+        FINE(run_kernel(racy_kernel, 2, 64, 0, device, 1000 * backwards));
+        to_host(out[backwards], device, 128);
+    }
+    CHECK(out[0][127] == 162 && out[1][127] != 1162);
+    FINE(cudaFree(device));
+    test_reduction();
+    test_votes();
+    test_indices();
+    test_shuffle<float>(64, 3, 0xffffffffu, 5, 16);
+    test_shuffle<unsigned int>(32, 1, 0x7f00ff31u, 3, 8);
+    unsetenv("HAPT_HOST_ORDER");
 }
 
 static __global__ void hang_kernel(int kind)
@@ -219,6 +248,7 @@ void test_threads(void)
             test_shuffle<long long>(8, 32, 0xffffffffu, argument, width);
         }
     for (int kind : {0, 1, 2, 3, 4, 5, 7}) CHECK(child_end(hang, &kind) == SIGABRT);
+    test_orders();
     int fine = 6;
     CHECK(child_end(hang, &fine) == 0);
 }
