@@ -96,9 +96,7 @@ const char *cublasLtGetStatusString(cublasStatus_t status)
     return cublasLtGetStatusName(status);
 }
 
-/* -- descriptors
- * -------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- descriptors ---- */
 
 template <typename T> static cublasStatus_t create(T **object, const T &value)
 {
@@ -212,9 +210,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     return set(&preference->value[attribute], wide ? 8 : 4, value, bytes);
 }
 
-/* -- products
- * ----------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- products ---- */
 
 static size_t type_bytes(uint32_t type)
 {

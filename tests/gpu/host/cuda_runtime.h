@@ -51,9 +51,7 @@
 #define __grid_constant__
 #define CUDART_CB
 
-/* -- errors
- * ------------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- errors ---- */
 
 typedef enum cudaError {
     cudaSuccess = 0,
@@ -76,9 +74,7 @@ typedef enum cudaError {
     cudaErrorUnknown = 999,
 } cudaError_t;
 
-/* -- devices
- * -----------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- devices ---- */
 
 typedef struct CUuuid_st {
     char bytes[16];
@@ -123,8 +119,7 @@ enum cudaDeviceAttr {
     cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
 };
 
-/* -- memory, streams, events, launches
- * --------------------------------------------------------------------------------------------------- */
+/* ---- memory, streams, events, launches ---- */
 
 enum cudaMemcpyKind {
     cudaMemcpyHostToHost = 0,

@@ -1,33 +1,14 @@
 /*
- * Host CUDA: errors, devices, streams, events and launches.
- *
- * Work is done when the call that asked for it returns, so streams and events have nothing to wait for; they are
- * checked like the real ones: a handle that was destroyed, or one of another device, is refused. Handles are never
- * freed, which is how a dead one is known.
+ * Host CUDA: errors, devices and launches.
  */
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "host_cuda.h"
 
 #define MOST_DEVICES 64
-
-struct CUstream_st {
-    struct CUstream_st *next;
-    int device;
-    bool alive;
-};
-
-struct CUevent_st {
-    struct CUevent_st *next;
-    int device;
-    bool alive, timed, recorded;
-    double time_s;
-};
 
 /* What cudaFuncSetAttribute allowed to a kernel. */
 struct kernel_limit {
@@ -39,8 +20,6 @@ struct kernel_limit {
 static thread_local cudaError_t last_error;
 static thread_local int current_device;
 static struct {
-    struct CUstream_st *stream;
-    struct CUevent_st *event;
     struct kernel_limit *limit;
     char *shared_end; /* of the mapping that holds the running block's dynamic shared memory; a guard page follows */
     char *shared;
@@ -103,9 +82,7 @@ cudaError_t cudaPeekAtLastError(void)
     return last_error;
 }
 
-/* -- devices
- * -----------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- devices ---- */
 
 static int device_count(void)
 {
@@ -289,139 +266,7 @@ cudaError_t cudaDriverGetVersion(int *version)
     return cudaSuccess;
 }
 
-/* -- streams and events
- * ------------------------------------------------------------------------------------------------------------------ */
-
-static bool is_default(cudaStream_t stream)
-{
-    return !stream || stream == cudaStreamLegacy || stream == cudaStreamPerThread;
-}
-
-static cudaError_t check_stream(cudaStream_t stream)
-{
-    if (check_device(current_device)) return last_error;
-    return host_cuda_result(is_default(stream) || stream->alive ? cudaSuccess : cudaErrorInvalidResourceHandle);
-}
-
-bool host_cuda_stream_usable(cudaStream_t stream)
-{
-    return is_default(stream) || (stream->alive && stream->device == current_device);
-}
-
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned int flags, int)
-{
-    if (check_device(current_device)) return last_error;
-    if (!stream || flags & ~1u) return host_cuda_result(cudaErrorInvalidValue);
-    host_cuda_scope scope;
-    *stream = (cudaStream_t)calloc(1, sizeof **stream);
-    if (!*stream) return host_cuda_result(cudaErrorMemoryAllocation);
-    **stream = {runtime.stream, current_device, true};
-    runtime.stream = *stream;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags)
-{
-    return cudaStreamCreateWithPriority(stream, flags, 0);
-}
-
-cudaError_t cudaStreamCreate(cudaStream_t *stream)
-{
-    return cudaStreamCreateWithPriority(stream, cudaStreamDefault, 0);
-}
-
-cudaError_t cudaStreamDestroy(cudaStream_t stream)
-{
-    if (is_default(stream) || !stream->alive) return host_cuda_result(cudaErrorInvalidResourceHandle);
-    stream->alive = false;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamSynchronize(cudaStream_t stream)
-{
-    return check_stream(stream);
-}
-
-cudaError_t cudaStreamQuery(cudaStream_t stream)
-{
-    return check_stream(stream);
-}
-
-static cudaError_t check_event(cudaEvent_t event)
-{
-    return host_cuda_result(event && event->alive ? cudaSuccess : cudaErrorInvalidResourceHandle);
-}
-
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int)
-{
-    return check_stream(stream) || check_event(event) ? last_error : cudaSuccess;
-}
-
-cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data)
-{
-    if (check_stream(stream)) return last_error;
-    function(data);
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags)
-{
-    if (check_device(current_device)) return last_error;
-    if (!event || flags & ~7u) return host_cuda_result(cudaErrorInvalidValue);
-    host_cuda_scope scope;
-    *event = (cudaEvent_t)calloc(1, sizeof **event);
-    if (!*event) return host_cuda_result(cudaErrorMemoryAllocation);
-    **event = {runtime.event, current_device, true, !(flags & cudaEventDisableTiming), false, 0};
-    runtime.event = *event;
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventCreate(cudaEvent_t *event, unsigned int flags)
-{
-    return cudaEventCreateWithFlags(event, flags);
-}
-
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
-{
-    if (check_stream(stream) || check_event(event)) return last_error;
-    if ((is_default(stream) ? current_device : stream->device) != event->device)
-        return host_cuda_result(cudaErrorInvalidResourceHandle);
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    event->time_s = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-    event->recorded = true;
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventQuery(cudaEvent_t event)
-{
-    return check_event(event);
-}
-
-cudaError_t cudaEventSynchronize(cudaEvent_t event)
-{
-    return check_event(event);
-}
-
-cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end)
-{
-    if (check_event(start) || check_event(end)) return last_error;
-    if (!start->timed || !end->timed || !start->recorded || !end->recorded)
-        return host_cuda_result(cudaErrorInvalidResourceHandle);
-    *milliseconds = (float)(1e3 * (end->time_s - start->time_s));
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventDestroy(cudaEvent_t event)
-{
-    if (check_event(event)) return last_error;
-    event->alive = false;
-    return cudaSuccess;
-}
-
-/* -- launches
- * ----------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- launches ---- */
 
 static struct kernel_limit *find_limit(const void *kernel)
 {

@@ -1,4 +1,4 @@
-/* Self-test of the host CUDA: errors, memory and launches here, the rest in selftest_*.cpp. Ends with 0 only if every
+/* Self-test of the host CUDA: errors, memory and launches here, the rest in checks/. Ends with 0 only if every
  * check holds. */
 #include <signal.h>
 #include <stdio.h>

@@ -91,9 +91,7 @@ void test_matrices(void)
     FINE(cudaFree(device));
 }
 
-/* -- cuBLASLt
- * ----------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- cuBLASLt ---- */
 
 struct matrix {
     cudaDataType type;

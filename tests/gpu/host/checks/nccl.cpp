@@ -123,13 +123,15 @@ static void test_split(ncclComm_t comm, int rank, int ranks)
 static const float pair[] = {1, 2};
 
 /* Rank 0 and the others say different things. */
-static void test_mismatch(ncclUniqueId id, int rank, int ranks)
+static void test_mismatch(ncclUniqueId id, int rank, int ranks, bool by_type)
 {
     ncclComm_t comm;
     ncclResult_t error;
     float *device = to_device(pair, 2);
     FINE(ncclCommInitRank(&comm, ranks, id, rank));
-    const ncclResult_t result = ncclAllReduce(device, device, rank ? 2 : 1, ncclFloat32, ncclSum, comm, 0);
+    const bool other = rank != 0;
+    const ncclResult_t result = ncclAllReduce(device, device, other && !by_type ? 2 : 1,
+                                              other && by_type ? ncclInt32 : ncclFloat32, ncclSum, comm, 0);
     CHECK(result == (ranks > 1 ? ncclInvalidUsage : ncclSuccess));
     FINE(ncclCommGetAsyncError(comm, &error));
     CHECK(error == result);
@@ -149,7 +151,7 @@ static void test_time_out(ncclUniqueId id, int rank, int ranks)
     FINE(cudaFree(device)); /* and nobody destroys it: exit does */
 }
 
-static void run_rank(const ncclUniqueId id[3], int rank, int ranks)
+static void run_rank(const ncclUniqueId id[4], int rank, int ranks)
 {
     ncclComm_t comm;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -164,8 +166,9 @@ static void run_rank(const ncclUniqueId id[3], int rank, int ranks)
     test_split(comm, rank, ranks);
     FINE(ncclCommFinalize(comm));
     FINE(ncclCommDestroy(comm));
-    test_mismatch(id[1], rank, ranks);
-    test_time_out(id[2], rank, ranks);
+    test_mismatch(id[1], rank, ranks, false);
+    test_mismatch(id[2], rank, ranks, true);
+    test_time_out(id[3], rank, ranks);
 }
 
 static bool left_over(const ncclUniqueId *id)
@@ -181,7 +184,7 @@ static bool left_over(const ncclUniqueId *id)
 void test_nccl(void)
 {
     ncclComm_t comm;
-    ncclUniqueId id[3], wrong_id = {};
+    ncclUniqueId id[4], wrong_id = {};
     CHECK(ncclCommInitRank(&comm, 1, wrong_id, 0) == ncclInvalidArgument);
     FINE(ncclGetUniqueId(&id[0]));
     CHECK(ncclCommInitRank(&comm, 2, id[0], 2) == ncclInvalidArgument);
