@@ -151,6 +151,18 @@ static void test_time_out(ncclUniqueId id, int rank, int ranks)
     FINE(cudaFree(device)); /* and nobody destroys it: exit does */
 }
 
+/* Files in the communicator's folder: one that says that the rank is here, once all messages are taken. */
+static int file_count(const ncclUniqueId *id)
+{
+    char path[200];
+    int files = 0;
+    snprintf(path, sizeof path, "/dev/shm/%s", id->internal);
+    DIR *list = opendir(path);
+    for (struct dirent *entry; list && (entry = readdir(list));) files += entry->d_name[0] != '.';
+    if (list) closedir(list);
+    return files;
+}
+
 static void run_rank(const ncclUniqueId id[4], int rank, int ranks)
 {
     ncclComm_t comm;
@@ -164,6 +176,7 @@ static void run_rank(const ncclUniqueId id[4], int rank, int ranks)
     test_type<double>(comm, rank, ranks, ncclDouble);
     test_pairs(comm, rank, ranks);
     test_split(comm, rank, ranks);
+    if (ranks == 1) CHECK(file_count(&id[0]) == 1);
     FINE(ncclCommFinalize(comm));
     FINE(ncclCommDestroy(comm));
     test_mismatch(id[1], rank, ranks, false);
