@@ -62,7 +62,7 @@ NVCC_FLAGS = -O3 -std=c++17 -Iinclude -Xcompiler -fPIC,-fvisibility=hidden,-Wall
 cuda_sources := $(sort $(wildcard src/device/cuda/*.cu))
 cuda_plugin := $(if $(NVCC),$(BUILD)/hapt-cuda.so)
 # The same sources on this machine's cores (tests/gpu/host).
-cuda_host := $(BUILD)/tests/gpu/hapt-cuda-host.so
+cuda_host := $(BUILD)/tests/gpu/hapt-cuda-host.so $(BUILD)/tests/gpu/selftest
 
 all: build/hapt $(tests) $(benches) $(faults) $(cuda_plugin) $(cuda_host)
 
@@ -120,10 +120,15 @@ $(BUILD)/src/device/cuda/%.cu.o: src/device/cuda/%.cu
 	$(Q)mkdir -p $(@D)
 	$(Q)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c -o $@ $<
 
-host_cuda_sources := $(sort $(filter-out %/selftest.cpp,$(wildcard tests/gpu/host/*.cpp)))
-$(cuda_host): $(cuda_sources:%.cu=$(BUILD)/tests/gpu/%.o) $(host_cuda_sources:%.cpp=$(BUILD)/%.o)
+host_cuda_sources := $(sort $(filter-out tests/gpu/host/selftest%.cpp,$(wildcard tests/gpu/host/*.cpp)))
+$(BUILD)/tests/gpu/hapt-cuda-host.so: $(cuda_sources:%.cu=$(BUILD)/tests/gpu/%.o) $(host_cuda_sources:%.cpp=$(BUILD)/%.o)
 	@echo "LD   $@"
-	$(Q)$(CXX) -shared -o $@ $^ -lpthread
+	$(Q)$(CXX) -shared -o $@ $^ -lpthread -lrt
+
+# The host CUDA's own test.
+$(BUILD)/tests/gpu/selftest: $(patsubst %.cpp,$(BUILD)/%.o,$(sort $(wildcard tests/gpu/host/*.cpp)))
+	@echo "LD   $@"
+	$(Q)$(CXX) -o $@ $^ -lpthread -lrt
 
 HOST_CUDA_FLAGS = -g -O2 -std=c++17 -fPIC -fvisibility=hidden -DHAPT_HOST_CUDA -Itests/gpu/host -Iinclude -Wall -Wextra $(if $(filter 1,$(WERROR)),-Werror)
 $(BUILD)/tests/gpu/%.o: %.cu
