@@ -1,0 +1,253 @@
+/* Matrix products by cuBLASLt, which thinks in columns: its first operand is our B, its result our C, transposed by the reading alone. */
+#include <cublasLt.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "product.h"
+
+enum { SHAPES = 1024, PROBES = 16, ALIGNMENT = 64, THREADS = 256 };
+
+/* All that cuBLASLt's choice depends on; compared as bytes. */
+struct shape {
+    int64_t m, n, k, row_a, row_b, row_c, batches, stride_a, stride_b, stride_c, stride_bias;
+    size_t workspace_bytes;
+    int in, out;
+    int transpose_a, transpose_b, bias, accumulate;
+    uint32_t align_a, align_b, align_c;
+    int unused; /* no byte of it is padding */
+};
+
+struct choice {
+    bool known, any; /* any: cuBLASLt has an algorithm */
+    struct shape shape;
+    cublasLtMatmulDescOpaque_t how;
+    cublasLtMatrixLayoutOpaque_t a, b, c;
+    cublasLtMatmulAlgo_t algorithm;
+};
+
+static struct {
+    pthread_mutex_t lock;
+    cublasLtHandle_t handle;
+    bool tf32;
+    struct choice choice[SHAPES];
+} products = {PTHREAD_MUTEX_INITIALIZER, NULL, false, {}};
+
+static enum hapt_status product_check(cublasStatus_t status, const char *what)
+{
+    if (status == CUBLAS_STATUS_SUCCESS) return HAPT_OK;
+    return cuda_host->fail(status == CUBLAS_STATUS_ALLOC_FAILED ? HAPT_ERR_MEMORY : HAPT_ERR_INTERNAL, NULL, "cuBLASLt: %s: %s", what,
+                           cublasLtGetStatusString(status));
+}
+
+size_t product_workspace(void)
+{
+    static size_t bytes; /* every thread finds the same */
+    if (!bytes) {
+        int device = 0, major = 0;
+        cudaGetDevice(&device);
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+        cudaGetLastError();
+        bytes = (size_t)(major >= 9 ? 32 : 8) << 20;
+    }
+    return bytes;
+}
+
+/* ---- What cuBLASLt has no algorithm for: a thread an element ---- */
+
+template <class In, class Out> __global__ void product_kernel(struct product p)
+{
+    const In *a = (const In *)p.a, *b = (const In *)p.b;
+    const Out *bias = (const Out *)p.bias;
+    for (GRID_STRIDE(i, p.batches * p.m * p.n)) {
+        const int64_t batch = i / (p.m * p.n), row = i / p.n % p.m, column = i % p.n;
+        const In *from_a = a + batch * p.stride_a + row * (p.transpose_a ? 1 : p.row_a);
+        const In *from_b = b + batch * p.stride_b + column * (p.transpose_b ? p.row_b : 1);
+        const int64_t step_a = p.transpose_a ? p.row_a : 1, step_b = p.transpose_b ? 1 : p.row_b;
+        Out *to = (Out *)p.c + batch * p.stride_c + row * p.row_c + column;
+        float sum = 0;
+        for (int64_t l = 0; l < p.k; l++) sum += to_float(from_a[l * step_a]) * to_float(from_b[l * step_b]);
+        sum *= p.scale;
+        if (bias) sum += to_float(bias[batch * p.stride_bias + column]);
+        *to = from_float<Out>(p.accumulate ? to_float(*to) + sum : sum);
+    }
+}
+
+static enum hapt_status product_plain(const struct product *product, struct hapt_queue *queue)
+{
+    void (*kernel)(struct product) = product_kernel<float, float>;
+    if (product->in == HAPT_BF16) kernel = product->out == HAPT_F32 ? product_kernel<__nv_bfloat16, float> : product_kernel<__nv_bfloat16, __nv_bfloat16>;
+    if (product->in == HAPT_F16) kernel = product->out == HAPT_F32 ? product_kernel<__half, float> : product_kernel<__half, __half>;
+    return launch(kernel, blocks_for(product->batches * product->m * product->n, THREADS), THREADS, 0, queue, *product);
+}
+
+/* ---- The choice for a shape, made once ---- */
+
+static cudaDataType_t data_type(int dtype)
+{
+    return dtype == HAPT_BF16 ? CUDA_R_16BF : dtype == HAPT_F16 ? CUDA_R_16F : CUDA_R_32F;
+}
+
+#define SET(function, object, attribute, value) (status = status != CUBLAS_STATUS_SUCCESS ? status : function(object, attribute, &(value), sizeof(value)))
+
+/* [rows][columns] as it stands. */
+static cublasStatus_t layout_init(cublasLtMatrixLayoutOpaque_t *layout, int dtype, int64_t rows, int64_t columns, int64_t row, const struct shape *shape,
+                                  int64_t stride)
+{
+    const int32_t batches = (int32_t)shape->batches;
+    cublasStatus_t status = cublasLtMatrixLayoutInit(layout, data_type(dtype), (uint64_t)columns, (uint64_t)rows, row);
+    if (batches <= 1) return status;
+    SET(cublasLtMatrixLayoutSetAttribute, layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, batches);
+    return SET(cublasLtMatrixLayoutSetAttribute, layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride);
+}
+
+static cublasStatus_t how_init(cublasLtMatmulDescOpaque_t *how, const struct shape *shape)
+{
+    const cublasOperation_t first = shape->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, second = shape->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    const cudaDataType_t bias = data_type(shape->out);
+    const bool tf32 = products.tf32 && shape->in == HAPT_F32;
+    cublasStatus_t status = cublasLtMatmulDescInit(how, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    SET(cublasLtMatmulDescSetAttribute, how, CUBLASLT_MATMUL_DESC_TRANSA, first);
+    SET(cublasLtMatmulDescSetAttribute, how, CUBLASLT_MATMUL_DESC_TRANSB, second);
+    if (!shape->bias) return status;
+    SET(cublasLtMatmulDescSetAttribute, how, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
+    SET(cublasLtMatmulDescSetAttribute, how, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias);
+    if (shape->stride_bias) SET(cublasLtMatmulDescSetAttribute, how, CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, shape->stride_bias);
+    return status;
+}
+
+/* Sums of a split k go through the workspace: those in place are atomic, their order is chance. */
+static cublasStatus_t wishes_init(cublasLtMatmulPreferenceOpaque_t *wishes, const struct shape *shape)
+{
+    const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    cublasStatus_t status = cublasLtMatmulPreferenceInit(wishes);
+    SET(cublasLtMatmulPreferenceSetAttribute, wishes, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, shape->workspace_bytes);
+    SET(cublasLtMatmulPreferenceSetAttribute, wishes, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction);
+    SET(cublasLtMatmulPreferenceSetAttribute, wishes, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, shape->align_b);
+    SET(cublasLtMatmulPreferenceSetAttribute, wishes, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, shape->align_a);
+    SET(cublasLtMatmulPreferenceSetAttribute, wishes, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, shape->align_c);
+    return SET(cublasLtMatmulPreferenceSetAttribute, wishes, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, shape->align_c);
+}
+
+static cublasStatus_t choice_init(struct choice *choice, const struct shape *shape)
+{
+    cublasLtMatmulPreferenceOpaque_t wishes;
+    cublasLtMatmulHeuristicResult_t result;
+    int found = 0;
+    memset(choice, 0, sizeof *choice);
+    choice->shape = *shape;
+    cublasStatus_t status = how_init(&choice->how, shape);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = layout_init(&choice->a, shape->in, shape->transpose_a ? shape->k : shape->m, shape->transpose_a ? shape->m : shape->k, shape->row_a, shape,
+                             shape->stride_a);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = layout_init(&choice->b, shape->in, shape->transpose_b ? shape->n : shape->k, shape->transpose_b ? shape->k : shape->n, shape->row_b, shape,
+                             shape->stride_b);
+    if (status == CUBLAS_STATUS_SUCCESS) status = layout_init(&choice->c, shape->out, shape->m, shape->n, shape->row_c, shape, shape->stride_c);
+    if (status == CUBLAS_STATUS_SUCCESS) status = wishes_init(&wishes, shape);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    status = cublasLtMatmulAlgoGetHeuristic(products.handle, &choice->how, &choice->b, &choice->a, &choice->c, &choice->c, &wishes, 1, &result, &found);
+    choice->any = status == CUBLAS_STATUS_SUCCESS && found > 0 && result.state == CUBLAS_STATUS_SUCCESS;
+    if (choice->any) choice->algorithm = result.algo;
+    choice->known = true;
+    return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ? CUBLAS_STATUS_SUCCESS : status;
+}
+
+/* The place of the shape in the table, or one to put it. */
+static struct choice *choice_place(const struct shape *shape)
+{
+    const unsigned char *byte = (const unsigned char *)shape;
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < sizeof *shape; i++) hash = (hash ^ byte[i]) * 0x100000001b3u;
+    for (unsigned probe = 0; probe < PROBES; probe++) {
+        struct choice *choice = &products.choice[(hash + probe) % SHAPES];
+        if (!choice->known || !memcmp(&choice->shape, shape, sizeof *shape)) return choice;
+    }
+    return &products.choice[hash % SHAPES];
+}
+
+static cublasStatus_t choice_find(const struct shape *shape, struct choice *out)
+{
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    pthread_mutex_lock(&products.lock);
+    if (!products.handle) {
+        const char *tf32 = getenv("HAPT_TF32");
+        products.tf32 = tf32 && strcmp(tf32, "1") == 0;
+        status = cublasLtCreate(&products.handle);
+    }
+    if (status == CUBLAS_STATUS_SUCCESS) {
+        struct choice *choice = choice_place(shape);
+        if (!choice->known || memcmp(&choice->shape, shape, sizeof *shape)) {
+            status = choice_init(choice, shape);
+            if (status != CUBLAS_STATUS_SUCCESS) choice->known = false;
+        }
+        *out = *choice;
+    }
+    pthread_mutex_unlock(&products.lock);
+    return status;
+}
+
+/* ---- The product ---- */
+
+/* Alike for all tensors that start where tensors may, so that where they stand does not change bits. */
+static uint32_t alignment_of(const void *address)
+{
+    const uintptr_t place = (uintptr_t)address | ALIGNMENT;
+    return (uint32_t)(place & -place);
+}
+
+static struct shape shape_of(const struct product *p, size_t workspace_bytes)
+{
+    struct shape shape;
+    memset(&shape, 0, sizeof shape);
+    shape.m = p->m;
+    shape.n = p->n;
+    shape.k = p->k;
+    shape.row_a = p->row_a;
+    shape.row_b = p->row_b;
+    shape.row_c = p->row_c;
+    shape.batches = p->batches;
+    if (p->batches > 1) {
+        shape.stride_a = p->stride_a;
+        shape.stride_b = p->stride_b;
+        shape.stride_c = p->stride_c;
+        shape.stride_bias = p->bias ? p->stride_bias : 0;
+    }
+    shape.workspace_bytes = workspace_bytes;
+    shape.in = (int)p->in;
+    shape.out = (int)p->out;
+    shape.transpose_a = p->transpose_a;
+    shape.transpose_b = p->transpose_b;
+    shape.bias = p->bias != NULL;
+    shape.accumulate = p->accumulate;
+    shape.align_a = alignment_of(p->a);
+    shape.align_b = alignment_of(p->b);
+    shape.align_c = alignment_of(p->c);
+    return shape;
+}
+
+enum hapt_status product_run(const struct product *product, void *workspace, size_t workspace_bytes, struct hapt_queue *queue)
+{
+    struct product p = *product;
+    struct choice choice;
+    const float beta = p.accumulate ? 1.0f : 0.0f;
+    if (p.batches == 0) p.batches = 1;
+    if (p.m <= 0 || p.n <= 0 || p.batches < 0) return HAPT_OK;
+    if (!p.row_a) p.row_a = p.transpose_a ? p.m : p.k;
+    if (!p.row_b) p.row_b = p.transpose_b ? p.k : p.n;
+    if (!p.row_c) p.row_c = p.n;
+    if (p.scale == 0.0f) p.scale = 1.0f;
+    if (p.k <= 0 || p.batches > INT32_MAX) return product_plain(&p, queue);
+
+    const uintptr_t at = ((uintptr_t)workspace + 255) & ~(uintptr_t)255; /* as cuBLASLt wants it */
+    const size_t usable = workspace && workspace_bytes >= 256 ? (workspace_bytes - 192) & ~(size_t)255 : 0; /* wherever the workspace starts */
+    const struct shape shape = shape_of(&p, usable);
+    HAPT_TRY(product_check(choice_find(&shape, &choice), "the choice of an algorithm"));
+    if (!choice.any) return product_plain(&p, queue);
+    if (p.bias)
+        HAPT_TRY(product_check(cublasLtMatmulDescSetAttribute(&choice.how, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p.bias, sizeof p.bias), "a bias"));
+    return product_check(cublasLtMatmul(products.handle, &choice.how, &p.scale, p.b, &choice.b, p.a, &choice.a, &beta, p.c, &choice.c, p.c, &choice.c,
+                                        &choice.algorithm, usable ? (void *)at : NULL, usable, queue->stream),
+                         "a product");
+}
