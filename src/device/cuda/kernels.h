@@ -4,7 +4,14 @@
 
 #include "kernel.cuh"
 
-#define CUDA_FAMILIES(family) family(optimizer) family(pointwise)
+#define CUDA_FAMILIES(family) \
+    family(embedding) \
+    family(linear) \
+    family(llama) \
+    family(loss) \
+    family(norm) \
+    family(optimizer) \
+    family(pointwise)
 
 #define CUDA_FAMILY_DECLARE(name) extern const struct cuda_kernel hapt_cuda_##name[];
 CUDA_FAMILIES(CUDA_FAMILY_DECLARE)

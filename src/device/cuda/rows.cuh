@@ -1,0 +1,185 @@
+/* Tensors as rows of their last dimension: loads and stores of several elements at once, walks over rows, sums over columns. */
+#ifndef HAPT_CUDA_ROWS_CUH
+#define HAPT_CUDA_ROWS_CUH
+
+#include "kernel.cuh"
+
+static inline int64_t view_columns(const struct hapt_view *view)
+{
+    return view->dims > 0 ? view->shape[view->dims - 1] : 1;
+}
+
+static inline int64_t view_rows(const struct hapt_view *view)
+{
+    const int64_t columns = view_columns(view);
+    return columns > 0 ? hapt_view_elements(view) / columns : 0;
+}
+
+/* ---- N elements: 1, or as many as a pack of the kernel's element has; then the address is a multiple of 16 ---- */
+
+template <int N, class Element> __device__ __forceinline__ void load(const Element *from, float *to)
+{
+    if constexpr (N == 1) {
+        to[0] = to_float(from[0]);
+    } else {
+        static_assert(N % pack<Element>::COUNT == 0, "whole packs");
+        for (int p = 0; p < N; p += pack<Element>::COUNT) {
+            const pack<Element> some = *reinterpret_cast<const pack<Element> *>(from + p);
+            for (int e = 0; e < pack<Element>::COUNT; e++) to[p + e] = to_float(some.element[e]);
+        }
+    }
+}
+
+template <int N, class Element> __device__ __forceinline__ void store(Element *to, const float *from, bool accumulate)
+{
+    float before[N];
+    if (accumulate) load<N>(to, before);
+    if constexpr (N == 1) {
+        to[0] = from_float<Element>(accumulate ? from[0] + before[0] : from[0]);
+    } else {
+        for (int p = 0; p < N; p += pack<Element>::COUNT) {
+            pack<Element> some;
+            for (int e = 0; e < pack<Element>::COUNT; e++) some.element[e] = from_float<Element>(accumulate ? from[p + e] + before[p + e] : from[p + e]);
+            *reinterpret_cast<pack<Element> *>(to + p) = some;
+        }
+    }
+}
+
+/* Whether rows of so many columns can be moved in packs: all start at multiples of 16 bytes where the tensors do. */
+template <class Element, class... Addresses> static bool packs_fit(int64_t columns, Addresses... address)
+{
+    return columns % pack<Element>::COUNT == 0 && (aligned_16((const void *)address) && ...);
+}
+
+/*
+ * Calls body(width<N>{}, i) for the elements [first, end) that fall to `thread` of `threads`: i and the N - 1 behind it. N is a pack's
+ * where packs stand at multiples of 16 bytes, if arrays do where their element 0 is (`packed`), and 1 at the ends.
+ */
+template <int N> struct width {
+    enum { COUNT = N };
+};
+
+template <class Element, class Body>
+__device__ __forceinline__ void over(int64_t first, int64_t end, int64_t thread, int64_t threads, bool packed, Body body)
+{
+    constexpr int N = pack<Element>::COUNT;
+    int64_t low = end, high = end; /* packs between them */
+    if (packed) {
+        low = (first + N - 1) / N * N;
+        high = end / N * N;
+        if (low > end) low = end;
+        if (high < low) high = low;
+    }
+    for (int64_t i = first + thread; i < low; i += threads) body(width<1>{}, i);
+    for (int64_t i = low + thread * N; i < high; i += threads * N) body(width<N>{}, i);
+    for (int64_t i = high + thread; i < end; i += threads) body(width<1>{}, i);
+}
+
+/* ---- Sums over all rows, column by column ---- */
+
+enum { COLUMN_LANES = 32, COLUMN_WARPS = 8, CHUNK_ROWS = 64, CHUNKS = 128 };
+
+/* Rows are summed in chunks whose bounds the shape alone decides. */
+static inline int64_t chunk_rows(int64_t rows)
+{
+    const int64_t even = (rows + CHUNKS - 1) / CHUNKS;
+    return even > CHUNK_ROWS ? even : (int64_t)CHUNK_ROWS;
+}
+
+static inline int64_t chunk_count(int64_t rows)
+{
+    const int64_t each = chunk_rows(rows);
+    return (rows + each - 1) / each;
+}
+
+template <int SUMS> struct column_out {
+    float *out[SUMS]; /* [columns] each, NULL: not wanted */
+    bool accumulate[SUMS];
+    int64_t stride; /* from one chunk's sums to the next */
+};
+
+/*
+ * term(width<N>, row, column, values): values[s][N] to be added to sum s at `column` and the N - 1 behind it.
+ * A block sums a chunk of rows (grid.y) of COLUMN_LANES x N columns (grid.x): each warp takes every 8th row.
+ */
+template <int SUMS, int N, class Term>
+__global__ void column_kernel(Term term, int64_t rows, int64_t columns, int64_t chunk, struct column_out<SUMS> to)
+{
+    __shared__ float place[COLUMN_WARPS][COLUMN_LANES * N];
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int64_t column = ((int64_t)blockIdx.x * COLUMN_LANES + lane) * N, first = blockIdx.y * chunk, end = first + chunk < rows ? first + chunk : rows;
+    float sum[SUMS][N] = {};
+    if (column < columns)
+        for (int64_t r = first + warp; r < end; r += COLUMN_WARPS) {
+            float value[SUMS][N];
+            term(width<N>{}, r, column, value);
+            for (int s = 0; s < SUMS; s++)
+                for (int e = 0; e < N; e++) sum[s][e] += value[s][e];
+        }
+    for (int s = 0; s < SUMS; s++) {
+        for (int e = 0; e < N; e++) place[warp][lane * N + e] = sum[s][e];
+        __syncthreads();
+        for (int c = threadIdx.x; c < COLUMN_LANES * N; c += COLUMN_LANES * COLUMN_WARPS) {
+            const int64_t at = (int64_t)blockIdx.x * COLUMN_LANES * N + c;
+            float total = 0;
+            for (int w = 0; w < COLUMN_WARPS; w++) total += place[w][c];
+            if (at >= columns || !to.out[s]) continue;
+            float *out = to.out[s] + blockIdx.y * to.stride + at;
+            *out = to.accumulate[s] ? *out + total : total;
+        }
+        __syncthreads();
+    }
+}
+
+/* Chunks' sums, all columns of one sum side by side. */
+struct column_parts {
+    const float *part; /* [chunks][stride] */
+    int64_t stride;
+    template <int N> __device__ void operator()(struct width<N>, int64_t row, int64_t column, float (*value)[N]) const
+    {
+        load<N>(part + row * stride + column, value[0]);
+    }
+};
+
+static inline size_t column_sums_workspace(int64_t rows, int64_t columns, int sums)
+{
+    const int64_t chunks = chunk_count(rows);
+    return chunks > 1 ? (size_t)(chunks * columns * sums) * sizeof(float) : 0;
+}
+
+/* out[s][column] (+)= the sum over all rows of term's value s. N: what the term can take at once at multiples of N. */
+template <int SUMS, int N, class Term>
+static enum hapt_status column_sums(Term term, int64_t rows, int64_t columns, float *const *out, const bool *accumulate, void *workspace,
+                                    struct hapt_queue *queue)
+{
+    const int64_t chunks = chunk_count(rows), chunk = chunk_rows(rows), wide = COLUMN_LANES * N;
+    const dim3 grid((unsigned)((columns + wide - 1) / wide), (unsigned)(chunks > 0 ? chunks : 1));
+    struct column_out<SUMS> to = {};
+    float *part = (float *)workspace; /* [chunks][SUMS][columns] */
+    to.stride = SUMS * columns;
+    for (int s = 0; s < SUMS; s++) {
+        to.out[s] = chunks > 1 ? part + s * columns : out[s];
+        to.accumulate[s] = chunks <= 1 && accumulate[s];
+    }
+    HAPT_TRY(launch(column_kernel<SUMS, N, Term>, grid, COLUMN_LANES * COLUMN_WARPS, 0, queue, term, rows, columns, chunk, to));
+    for (int s = 0; s < SUMS && chunks > 1; s++) {
+        const struct column_parts parts = {part + s * columns, SUMS * columns};
+        struct column_out<1> total = {{out[s]}, {accumulate[s]}, 0};
+        if (!out[s]) continue;
+        HAPT_TRY(launch(column_kernel<1, 1, struct column_parts>, dim3((unsigned)((columns + COLUMN_LANES - 1) / COLUMN_LANES)), COLUMN_LANES * COLUMN_WARPS, 0,
+                        queue, parts, chunks, columns, chunks, total));
+    }
+    return HAPT_OK;
+}
+
+/* Its sums alone: of a matrix [rows][columns]. */
+template <class Element> struct column_matrix {
+    const Element *x;
+    int64_t columns;
+    template <int N> __device__ void operator()(struct width<N>, int64_t row, int64_t column, float (*value)[N]) const
+    {
+        load<N>(x + row * columns + column, value[0]);
+    }
+};
+
+#endif
