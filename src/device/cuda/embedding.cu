@@ -35,7 +35,7 @@ static struct tokens tokens_of(const struct hapt_call *call, const struct hapt_v
 
 /* A warp a row. */
 template <class Element, int N>
-__global__ void embedding_kernel(struct tokens tokens, const Element *table, const Element *position, Element *x)
+static __global__ void embedding_kernel(struct tokens tokens, const Element *table, const Element *position, Element *x)
 {
     const int lane = threadIdx.x & 31;
     for (int64_t r = (int64_t)blockIdx.x * WARPS + (threadIdx.x >> 5); r < tokens.rows; r += (int64_t)gridDim.x * WARPS) {
@@ -72,7 +72,7 @@ template <class Element> static enum hapt_status embedding_run(const struct hapt
  * A row's place in that order is the count of rows before it. Comparing all pairs costs less than a sort's passes up to some 100,000
  * rows, and reads nothing of the table's size.
  */
-__global__ void rank_kernel(const int32_t *token, int64_t rows, int64_t slice, int *rank)
+static __global__ void rank_kernel(const int32_t *token, int64_t rows, int64_t slice, int *rank)
 {
     __shared__ int32_t others[THREADS];
     const int64_t r = (int64_t)blockIdx.x * THREADS + threadIdx.x, first = blockIdx.y * slice, end = first + slice < rows ? first + slice : rows;
@@ -94,7 +94,7 @@ __global__ void rank_kernel(const int32_t *token, int64_t rows, int64_t slice, i
     if (r < rows && before) atomicAdd(&rank[r], before);
 }
 
-__global__ void place_kernel(struct tokens tokens, const int *rank, int32_t *sorted, int *row)
+static __global__ void place_kernel(struct tokens tokens, const int *rank, int32_t *sorted, int *row)
 {
     for (GRID_STRIDE(r, tokens.rows)) {
         const int32_t token = tokens.token[r];
@@ -105,7 +105,7 @@ __global__ void place_kernel(struct tokens tokens, const int *rank, int32_t *sor
 }
 
 /* Behind the last place of the token at `place`. */
-__device__ __forceinline__ int64_t run_end(const int32_t *sorted, int64_t place, int64_t rows)
+static __device__ __forceinline__ int64_t run_end(const int32_t *sorted, int64_t place, int64_t rows)
 {
     const int32_t token = sorted[place];
     int64_t low = place + 1, high = rows; /* the end is among them */
@@ -122,7 +122,7 @@ __device__ __forceinline__ int64_t run_end(const int32_t *sorted, int64_t place,
 
 /* The block of a token's first place (grid.x) adds its rows to the table, 32 N columns (grid.y); each warp takes every 8th row. */
 template <class Element, int N>
-__global__ void table_kernel(struct tokens tokens, const int32_t *sorted, const int *row, const Element *dy, float *dtable)
+static __global__ void table_kernel(struct tokens tokens, const int32_t *sorted, const int *row, const Element *dy, float *dtable)
 {
     __shared__ float place[WARPS][32 * N];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -149,7 +149,7 @@ __global__ void table_kernel(struct tokens tokens, const int32_t *sorted, const 
     }
 }
 
-template <class Element, int N> __global__ void position_kernel(struct tokens tokens, const Element *dy, float *dposition)
+template <class Element, int N> static __global__ void position_kernel(struct tokens tokens, const Element *dy, float *dposition)
 {
     const int64_t count = tokens.length * tokens.columns, batch = tokens.rows / tokens.length;
     for (GRID_STRIDE(i, count / N)) {

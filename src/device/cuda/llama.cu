@@ -5,7 +5,7 @@
 enum { THREADS = 256 };
 
 /* Sine and cosine of position t times base^(-i / half), each rounded once; the backward pass turns back. */
-__global__ void angle_kernel(float *sine, float *cosine, int64_t length, int64_t half, double base, bool backward)
+static __global__ void angle_kernel(float *sine, float *cosine, int64_t length, int64_t half, double base, bool backward)
 {
     for (GRID_STRIDE(i, length * half)) {
         const double angle = (double)(i / half) * pow(base, -(double)(i % half) / (double)half);
@@ -17,7 +17,7 @@ __global__ void angle_kernel(float *sine, float *cosine, int64_t length, int64_t
 
 /* Of every head of every row, (x[i], x[i + half]) turned by angle i. */
 template <class Element, int N>
-__global__ void rope_kernel(const Element *x, Element *y, const float *sine, const float *cosine, int64_t rows, int64_t length, int width, int half,
+static __global__ void rope_kernel(const Element *x, Element *y, const float *sine, const float *cosine, int64_t rows, int64_t length, int width, int half,
                             bool accumulate)
 {
     const int pairs = width / 2, first = threadIdx.x * N;
@@ -61,14 +61,14 @@ template <class Element, bool BACKWARD> static enum hapt_status rope_run(const s
 }
 
 /* silu(g) = g s with s = 1 / (1 + e^-g); its slope is s (1 + g (1 - s)). */
-__device__ __forceinline__ float sigmoid(float g, float *rest)
+static __device__ __forceinline__ float sigmoid(float g, float *rest)
 {
     const float falling = expf(-g), s = 1.0f / (1.0f + falling);
     *rest = isinf(falling) ? 1.0f : falling * s; /* 1 - s, without cancellation */
     return s;
 }
 
-template <class Element> __global__ void swiglu_kernel(const Element *gate, const Element *up, Element *y, int64_t count, bool packed)
+template <class Element> static __global__ void swiglu_kernel(const Element *gate, const Element *up, Element *y, int64_t count, bool packed)
 {
     const int64_t thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (int64_t)gridDim.x * blockDim.x;
     over<Element>(0, count, thread, threads, packed, [&](auto wide, int64_t i) {
@@ -97,7 +97,7 @@ template <class Element> struct swiglu_backward {
     bool packed, add_gate, add_up;
 };
 
-template <class Element> __global__ void swiglu_backward_kernel(struct swiglu_backward<Element> job)
+template <class Element> static __global__ void swiglu_backward_kernel(struct swiglu_backward<Element> job)
 {
     const int64_t thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (int64_t)gridDim.x * blockDim.x;
     over<Element>(0, job.count, thread, threads, job.packed, [&](auto wide, int64_t i) {

@@ -34,7 +34,7 @@ static struct logits logits_of(const struct hapt_call *call, struct hapt_queue *
 }
 
 /* The column of a row's target in this shard, or -1. */
-__device__ __forceinline__ int64_t target_column(const struct logits &logits, int64_t row)
+static __device__ __forceinline__ int64_t target_column(const struct logits &logits, int64_t row)
 {
     const int32_t target = logits.target[row];
     const int64_t column = target - logits.first;
@@ -43,7 +43,7 @@ __device__ __forceinline__ int64_t target_column(const struct logits &logits, in
     return target == IGNORED || column < 0 || column >= logits.columns ? -1 : column;
 }
 
-__device__ __forceinline__ double block_total(double value, double *place)
+static __device__ __forceinline__ double block_total(double value, double *place)
 {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
     for (int apart = 16; apart > 0; apart >>= 1) value += __shfl_xor_sync(0xffffffffu, value, apart);
@@ -56,7 +56,7 @@ __device__ __forceinline__ double block_total(double value, double *place)
 }
 
 /* exp(x - top), 0 for the exponential of -inf, whatever top. A NaN stays. */
-__device__ __forceinline__ float above(float x, float top)
+static __device__ __forceinline__ float above(float x, float top)
 {
     return expf(x - (top == -INFINITY ? 0.0f : top));
 }
@@ -65,7 +65,7 @@ __device__ __forceinline__ float above(float x, float top)
  * One row, read once: the largest logit, and the sum of exp(logit - largest); both in every thread of the block. A thread's sum is
  * relative to its own largest so far.
  */
-template <class Element> __device__ void row_sums(const Element *x, const struct logits &logits, int64_t row, float *largest, double *sum)
+template <class Element> static __device__ void row_sums(const Element *x, const struct logits &logits, int64_t row, float *largest, double *sum)
 {
     __shared__ float floats[32];
     __shared__ double doubles[32];
@@ -86,7 +86,7 @@ template <class Element> __device__ void row_sums(const Element *x, const struct
 }
 
 /* What a row gives: its logsumexp and its loss, or on a shard the parts of which they are made. */
-template <class Element> __global__ void loss_kernel(const Element *x, struct logits logits, float *lse, double *row_loss)
+template <class Element> static __global__ void loss_kernel(const Element *x, struct logits logits, float *lse, double *row_loss)
 {
     for (int64_t r = blockIdx.x; r < logits.rows; r += gridDim.x) {
         float top;
@@ -100,7 +100,7 @@ template <class Element> __global__ void loss_kernel(const Element *x, struct lo
     }
 }
 
-template <class Element> __global__ void shard_kernel(const Element *x, struct logits logits, float *top, float *sum, float *chosen)
+template <class Element> static __global__ void shard_kernel(const Element *x, struct logits logits, float *top, float *sum, float *chosen)
 {
     for (int64_t r = blockIdx.x; r < logits.rows; r += gridDim.x) {
         float most;
@@ -114,7 +114,7 @@ template <class Element> __global__ void shard_kernel(const Element *x, struct l
     }
 }
 
-__global__ void total_kernel(const double *row_loss, const int32_t *target, int64_t rows, float *loss, bool accumulate)
+static __global__ void total_kernel(const double *row_loss, const int32_t *target, int64_t rows, float *loss, bool accumulate)
 {
     __shared__ double place[32];
     double sum = 0;
@@ -178,7 +178,7 @@ template <class Element> static enum hapt_status loss_run(const struct hapt_call
 
 /* A block a row: exp(logit - lse) scale, and 1 less (before the scale) at the target, rounded once. */
 template <class Element>
-__global__ void loss_dx_kernel(const Element *x, struct logits logits, const float *lse, const float *scale, Element *dx, bool accumulate)
+static __global__ void loss_dx_kernel(const Element *x, struct logits logits, const float *lse, const float *scale, Element *dx, bool accumulate)
 {
     for (int64_t r = blockIdx.x; r < logits.rows; r += gridDim.x) {
         const int64_t at = r * logits.columns, column = target_column(logits, r), special = column < 0 ? -1 : at + column;

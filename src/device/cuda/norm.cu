@@ -8,7 +8,7 @@
 /* Rows of at most NARROW elements belong to a warp each, others to a block. Their second reading comes from the cache. */
 enum { THREADS = 256, NARROW = 1024 };
 
-template <bool WARP> __device__ __forceinline__ float row_total(float value, float *place)
+template <bool WARP> static __device__ __forceinline__ float row_total(float value, float *place)
 {
     return WARP ? warp_sum(value) : block_sum(value, place);
 }
@@ -27,7 +27,7 @@ template <class Element> struct norm_forward {
     float epsilon;
 };
 
-template <class Element, int N, bool CENTRED, bool WARP> __global__ void norm_kernel(struct norm_forward<Element> norm)
+template <class Element, int N, bool CENTRED, bool WARP> static __global__ void norm_kernel(struct norm_forward<Element> norm)
 {
     __shared__ float place[32];
     const float each = 1.0f / (float)norm.columns;
@@ -77,7 +77,7 @@ template <class Element> struct norm_backward {
     bool accumulate;
 };
 
-template <class Element, int N, bool CENTRED, bool WARP> __global__ void norm_dx_kernel(struct norm_backward<Element> job)
+template <class Element, int N, bool CENTRED, bool WARP> static __global__ void norm_dx_kernel(struct norm_backward<Element> job)
 {
     __shared__ float place[32];
     const float each = 1.0f / (float)job.columns;

@@ -21,11 +21,12 @@ struct shape {
 struct choice {
     bool known, any; /* any: cuBLASLt has an algorithm */
     struct shape shape;
-    cublasLtMatmulDescOpaque_t how;
-    cublasLtMatrixLayoutOpaque_t a, b, c;
+    cublasLtMatmulDesc_t how;
+    cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algorithm;
 };
 
+/* The lock is held while a product is started: where its bias stands is set in the choice. */
 static struct {
     pthread_mutex_t lock;
     cublasLtHandle_t handle;
@@ -55,7 +56,7 @@ size_t product_workspace(void)
 
 /* ---- What cuBLASLt has no algorithm for: a thread an element ---- */
 
-template <class In, class Out> __global__ void product_kernel(struct product p)
+template <class In, class Out> static __global__ void product_kernel(struct product p)
 {
     const In *a = (const In *)p.a, *b = (const In *)p.b;
     const Out *bias = (const Out *)p.bias;
@@ -91,67 +92,82 @@ static cudaDataType_t data_type(int dtype)
 #define SET(function, object, attribute, value) (status = status != CUBLAS_STATUS_SUCCESS ? status : function(object, attribute, &(value), sizeof(value)))
 
 /* [rows][columns] as it stands. */
-static cublasStatus_t layout_init(cublasLtMatrixLayoutOpaque_t *layout, int dtype, int64_t rows, int64_t columns, int64_t row, const struct shape *shape,
-                                  int64_t stride)
+static cublasStatus_t layout_create(cublasLtMatrixLayout_t *layout, int dtype, int64_t rows, int64_t columns, int64_t row, const struct shape *shape,
+                                    int64_t stride)
 {
     const int32_t batches = (int32_t)shape->batches;
-    cublasStatus_t status = cublasLtMatrixLayoutInit(layout, data_type(dtype), (uint64_t)columns, (uint64_t)rows, row);
+    cublasStatus_t status = cublasLtMatrixLayoutCreate(layout, data_type(dtype), (uint64_t)columns, (uint64_t)rows, row);
     if (batches <= 1) return status;
-    SET(cublasLtMatrixLayoutSetAttribute, layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, batches);
-    return SET(cublasLtMatrixLayoutSetAttribute, layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride);
+    SET(cublasLtMatrixLayoutSetAttribute, *layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, batches);
+    return SET(cublasLtMatrixLayoutSetAttribute, *layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride);
 }
 
-static cublasStatus_t how_init(cublasLtMatmulDescOpaque_t *how, const struct shape *shape)
+static cublasStatus_t how_create(cublasLtMatmulDesc_t *how, const struct shape *shape)
 {
     const cublasOperation_t first = shape->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, second = shape->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
     const cudaDataType_t bias = data_type(shape->out);
     const bool tf32 = products.tf32 && shape->in == HAPT_F32;
-    cublasStatus_t status = cublasLtMatmulDescInit(how, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    SET(cublasLtMatmulDescSetAttribute, how, CUBLASLT_MATMUL_DESC_TRANSA, first);
-    SET(cublasLtMatmulDescSetAttribute, how, CUBLASLT_MATMUL_DESC_TRANSB, second);
+    cublasStatus_t status = cublasLtMatmulDescCreate(how, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_TRANSA, first);
+    SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_TRANSB, second);
     if (!shape->bias) return status;
-    SET(cublasLtMatmulDescSetAttribute, how, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
-    SET(cublasLtMatmulDescSetAttribute, how, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias);
-    if (shape->stride_bias) SET(cublasLtMatmulDescSetAttribute, how, CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, shape->stride_bias);
+    SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
+    SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias);
+    if (shape->stride_bias) SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, shape->stride_bias);
     return status;
 }
 
 /* Sums of a split k go through the workspace: those in place are atomic, their order is chance. */
-static cublasStatus_t wishes_init(cublasLtMatmulPreferenceOpaque_t *wishes, const struct shape *shape)
+static cublasStatus_t wishes_create(cublasLtMatmulPreference_t *wishes, const struct shape *shape)
 {
     const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    cublasStatus_t status = cublasLtMatmulPreferenceInit(wishes);
-    SET(cublasLtMatmulPreferenceSetAttribute, wishes, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, shape->workspace_bytes);
-    SET(cublasLtMatmulPreferenceSetAttribute, wishes, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction);
-    SET(cublasLtMatmulPreferenceSetAttribute, wishes, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, shape->align_b);
-    SET(cublasLtMatmulPreferenceSetAttribute, wishes, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, shape->align_a);
-    SET(cublasLtMatmulPreferenceSetAttribute, wishes, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, shape->align_c);
-    return SET(cublasLtMatmulPreferenceSetAttribute, wishes, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, shape->align_c);
+    cublasStatus_t status = cublasLtMatmulPreferenceCreate(wishes);
+    SET(cublasLtMatmulPreferenceSetAttribute, *wishes, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, shape->workspace_bytes);
+    SET(cublasLtMatmulPreferenceSetAttribute, *wishes, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction);
+    SET(cublasLtMatmulPreferenceSetAttribute, *wishes, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, shape->align_b);
+    SET(cublasLtMatmulPreferenceSetAttribute, *wishes, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, shape->align_a);
+    SET(cublasLtMatmulPreferenceSetAttribute, *wishes, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, shape->align_c);
+    return SET(cublasLtMatmulPreferenceSetAttribute, *wishes, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, shape->align_c);
+}
+
+static void choice_release(struct choice *choice)
+{
+    if (choice->how) cublasLtMatmulDescDestroy(choice->how);
+    if (choice->a) cublasLtMatrixLayoutDestroy(choice->a);
+    if (choice->b) cublasLtMatrixLayoutDestroy(choice->b);
+    if (choice->c) cublasLtMatrixLayoutDestroy(choice->c);
+    memset(choice, 0, sizeof *choice);
+}
+
+static cublasStatus_t describe(struct choice *choice, const struct shape *s)
+{
+    cublasStatus_t status = how_create(&choice->how, s);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = layout_create(&choice->a, s->in, s->transpose_a ? s->k : s->m, s->transpose_a ? s->m : s->k, s->row_a, s, s->stride_a);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = layout_create(&choice->b, s->in, s->transpose_b ? s->n : s->k, s->transpose_b ? s->k : s->n, s->row_b, s, s->stride_b);
+    return status == CUBLAS_STATUS_SUCCESS ? layout_create(&choice->c, s->out, s->m, s->n, s->row_c, s, s->stride_c) : status;
 }
 
 static cublasStatus_t choice_init(struct choice *choice, const struct shape *shape)
 {
-    cublasLtMatmulPreferenceOpaque_t wishes;
+    cublasLtMatmulPreference_t wishes = NULL;
     cublasLtMatmulHeuristicResult_t result;
     int found = 0;
-    memset(choice, 0, sizeof *choice);
-    choice->shape = *shape;
-    cublasStatus_t status = how_init(&choice->how, shape);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = layout_init(&choice->a, shape->in, shape->transpose_a ? shape->k : shape->m, shape->transpose_a ? shape->m : shape->k, shape->row_a, shape,
-                             shape->stride_a);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = layout_init(&choice->b, shape->in, shape->transpose_b ? shape->n : shape->k, shape->transpose_b ? shape->k : shape->n, shape->row_b, shape,
-                             shape->stride_b);
-    if (status == CUBLAS_STATUS_SUCCESS) status = layout_init(&choice->c, shape->out, shape->m, shape->n, shape->row_c, shape, shape->stride_c);
-    if (status == CUBLAS_STATUS_SUCCESS) status = wishes_init(&wishes, shape);
-    if (status != CUBLAS_STATUS_SUCCESS) return status;
-    status = cublasLtMatmulAlgoGetHeuristic(products.handle, &choice->how, &choice->b, &choice->a, &choice->c, &choice->c, &wishes, 1, &result, &found);
-    choice->any = status == CUBLAS_STATUS_SUCCESS && found > 0 && result.state == CUBLAS_STATUS_SUCCESS;
+    choice_release(choice);
+    cublasStatus_t status = describe(choice, shape);
+    if (status == CUBLAS_STATUS_SUCCESS) status = wishes_create(&wishes, shape);
+    if (status == CUBLAS_STATUS_SUCCESS) {
+        status = cublasLtMatmulAlgoGetHeuristic(products.handle, choice->how, choice->b, choice->a, choice->c, choice->c, wishes, 1, &result, &found);
+        choice->any = status == CUBLAS_STATUS_SUCCESS && found > 0 && result.state == CUBLAS_STATUS_SUCCESS;
+        if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) status = CUBLAS_STATUS_SUCCESS; /* it has none */
+    }
+    if (wishes) cublasLtMatmulPreferenceDestroy(wishes);
     if (choice->any) choice->algorithm = result.algo;
-    choice->known = true;
-    return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ? CUBLAS_STATUS_SUCCESS : status;
+    choice->shape = *shape;
+    choice->known = status == CUBLAS_STATUS_SUCCESS;
+    return status;
 }
 
 /* The place of the shape in the table, or one to put it. */
@@ -167,24 +183,17 @@ static struct choice *choice_place(const struct shape *shape)
     return &products.choice[hash % SHAPES];
 }
 
-static cublasStatus_t choice_find(const struct shape *shape, struct choice *out)
+static cublasStatus_t choice_find(const struct shape *shape, struct choice **out)
 {
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-    pthread_mutex_lock(&products.lock);
     if (!products.handle) {
         const char *tf32 = getenv("HAPT_TF32");
         products.tf32 = tf32 && strcmp(tf32, "1") == 0;
         status = cublasLtCreate(&products.handle);
+        if (status != CUBLAS_STATUS_SUCCESS) return status;
     }
-    if (status == CUBLAS_STATUS_SUCCESS) {
-        struct choice *choice = choice_place(shape);
-        if (!choice->known || memcmp(&choice->shape, shape, sizeof *shape)) {
-            status = choice_init(choice, shape);
-            if (status != CUBLAS_STATUS_SUCCESS) choice->known = false;
-        }
-        *out = *choice;
-    }
-    pthread_mutex_unlock(&products.lock);
+    *out = choice_place(shape);
+    if (!(*out)->known || memcmp(&(*out)->shape, shape, sizeof *shape)) status = choice_init(*out, shape);
     return status;
 }
 
@@ -227,11 +236,24 @@ static struct shape shape_of(const struct product *p, size_t workspace_bytes)
     return shape;
 }
 
+/* Starts it, if there is an algorithm (`any`). */
+static cublasStatus_t start(const struct product *p, const struct shape *shape, void *workspace, struct hapt_queue *queue, bool *any)
+{
+    const float beta = p->accumulate ? 1.0f : 0.0f;
+    struct choice *choice = NULL;
+    cublasStatus_t status = choice_find(shape, &choice);
+    *any = status == CUBLAS_STATUS_SUCCESS && choice->any;
+    if (!*any) return status;
+    if (p->bias) SET(cublasLtMatmulDescSetAttribute, choice->how, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p->bias);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    return cublasLtMatmul(products.handle, choice->how, &p->scale, p->b, choice->b, p->a, choice->a, &beta, p->c, choice->c, p->c, choice->c,
+                          &choice->algorithm, workspace, shape->workspace_bytes, queue->stream);
+}
+
 enum hapt_status product_run(const struct product *product, void *workspace, size_t workspace_bytes, struct hapt_queue *queue)
 {
     struct product p = *product;
-    struct choice choice;
-    const float beta = p.accumulate ? 1.0f : 0.0f;
+    bool any = false;
     if (p.batches == 0) p.batches = 1;
     if (p.m <= 0 || p.n <= 0 || p.batches < 0) return HAPT_OK;
     if (!p.row_a) p.row_a = p.transpose_a ? p.m : p.k;
@@ -240,14 +262,12 @@ enum hapt_status product_run(const struct product *product, void *workspace, siz
     if (p.scale == 0.0f) p.scale = 1.0f;
     if (p.k <= 0 || p.batches > INT32_MAX) return product_plain(&p, queue);
 
-    const uintptr_t at = ((uintptr_t)workspace + 255) & ~(uintptr_t)255; /* as cuBLASLt wants it */
-    const size_t usable = workspace && workspace_bytes >= 256 ? (workspace_bytes - 192) & ~(size_t)255 : 0; /* wherever the workspace starts */
+    void *const aligned = (void *)(((uintptr_t)workspace + 255) & ~(uintptr_t)255);                   /* as cuBLASLt wants it */
+    const size_t usable = workspace && workspace_bytes >= 256 ? (workspace_bytes - 192) & ~(size_t)255 : 0; /* wherever it starts */
     const struct shape shape = shape_of(&p, usable);
-    HAPT_TRY(product_check(choice_find(&shape, &choice), "the choice of an algorithm"));
-    if (!choice.any) return product_plain(&p, queue);
-    if (p.bias)
-        HAPT_TRY(product_check(cublasLtMatmulDescSetAttribute(&choice.how, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p.bias, sizeof p.bias), "a bias"));
-    return product_check(cublasLtMatmul(products.handle, &choice.how, &p.scale, p.b, &choice.b, p.a, &choice.a, &beta, p.c, &choice.c, p.c, &choice.c,
-                                        &choice.algorithm, usable ? (void *)at : NULL, usable, queue->stream),
-                         "a product");
+    pthread_mutex_lock(&products.lock);
+    const cublasStatus_t status = start(&p, &shape, usable ? aligned : NULL, queue, &any);
+    pthread_mutex_unlock(&products.lock);
+    HAPT_TRY(product_check(status, "a product"));
+    return any ? HAPT_OK : product_plain(&p, queue);
 }
