@@ -14,6 +14,7 @@
 #include "test.h"
 
 #define BF16_UNIT 0x1p-8 /* one rounding to bfloat16 errs by at most this, relatively */
+#define HALF_UNIT(dtype) ((dtype) == HAPT_F16 ? 0x1p-11 : BF16_UNIT)
 
 static uint64_t random_state = 0x9e3779b97f4a7c15u;
 
@@ -30,6 +31,22 @@ static inline double random_uniform(double low, double high)
     return low + (high - low) * (double)(random_bits() >> 11) * 0x1p-53;
 }
 
+static inline double f16_get(uint16_t bits)
+{
+    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const double value = exponent == 31 ? (fraction ? NAN : INFINITY) : exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24);
+    return bits & 0x8000 ? -value : value;
+}
+
+/* Of finite values within its range: to nearest even. */
+static inline uint16_t f16_set(double value)
+{
+    int exponent = -14;
+    if (fabs(value) >= 0x1p-14) frexp(value, &exponent), exponent--;
+    const int fraction = (int)nearbyint(ldexp(fabs(value), 10 - exponent)); /* up to 2048, which is the next exponent's 1024 */
+    return (uint16_t)((signbit(value) ? 0x8000 : 0) + ((exponent + 14) << 10) + fraction);
+}
+
 /* A tensor on the device and the same values in double. */
 struct tensor {
     struct hapt_view view;
@@ -40,6 +57,7 @@ struct tensor {
 static inline double element_get(const struct hapt_view *view, int64_t i)
 {
     if (view->dtype == HAPT_BF16) return hapt_bf16_to_f32(((const uint16_t *)view->data)[i]);
+    if (view->dtype == HAPT_F16) return f16_get(((const uint16_t *)view->data)[i]);
     if (view->dtype == HAPT_I32) return ((const int32_t *)view->data)[i];
     return ((const float *)view->data)[i];
 }
@@ -48,6 +66,8 @@ static inline void element_set(struct hapt_view *view, int64_t i, double value)
 {
     if (view->dtype == HAPT_BF16)
         ((uint16_t *)view->data)[i] = hapt_bf16_from_f32((float)value);
+    else if (view->dtype == HAPT_F16)
+        ((uint16_t *)view->data)[i] = f16_set(value);
     else if (view->dtype == HAPT_I32)
         ((int32_t *)view->data)[i] = (int32_t)value;
     else
@@ -206,6 +226,12 @@ __attribute__((unused)) static void kernel_run(const char *op, enum hapt_dtype d
         if (call->output[o].data && call->output[o].shape[0]) check_guard(&call->output[o], op);
 }
 
+/* What rounding to the type errs by at most next to 0, absolutely. */
+static inline double tiny_unit(enum hapt_dtype dtype)
+{
+    return dtype == HAPT_F16 ? 0x1p-25 : 0;
+}
+
 /* |got - expected| <= tolerance * (largest |expected| / 2 + |expected|); a NaN is never accepted. */
 __attribute__((unused)) static void check_close(const struct hapt_view *got, const double *expected, double tolerance,
                                                 const char *what)
@@ -215,7 +241,7 @@ __attribute__((unused)) static void check_close(const struct hapt_view *got, con
     for (int64_t i = 0; i < count; i++) largest = fmax(largest, fabs(expected[i]));
     for (int64_t i = 0; i < count; i++) {
         const double value = element_get(got, i), apart = fabs(value - expected[i]);
-        if (apart <= tolerance * (0.5 * largest + fabs(expected[i])) + 1e-30) continue;
+        if (apart <= tolerance * (0.5 * largest + fabs(expected[i])) + tiny_unit(got->dtype) + 1e-30) continue;
         CHECK_MESSAGE(false, "%s[%lld] = %.9g, not %.9g (%s)", what, (long long)i, value, expected[i],
                       hapt_dtype_name(got->dtype));
         return;
@@ -268,7 +294,7 @@ __attribute__((unused)) static void check_gradient(const struct problem *problem
     }
     for (int s = 0; s < taken; s++) {
         const double value = element_get(got, place[s]);
-        if (!CHECK_MESSAGE(fabs(value - expected[s]) <= tolerance * largest + 1e-8, "%s[%lld] = %.9g, not %.9g (%s)",
+        if (!CHECK_MESSAGE(fabs(value - expected[s]) <= tolerance * largest + tiny_unit(got->dtype) + 1e-8, "%s[%lld] = %.9g, not %.9g (%s)",
                            what, (long long)place[s], value, expected[s], hapt_dtype_name(got->dtype)))
             break;
     }
@@ -301,6 +327,13 @@ __attribute__((unused)) static void kernels_init(int *argc, char ***argv)
     }
     CHECK_OK(test_backend->open(0, 2, 0, &test_device));
 }
+
+/* The half-precision types that the back end has: bf16 and perhaps fp16. For (HALF_TYPES(half)): each in turn. */
+__attribute__((unused)) static bool has_type(enum hapt_dtype dtype)
+{
+    return test_backend->find_kernel(test_device, "linear", dtype) != NULL;
+}
+#define HALF_TYPES(half) enum hapt_dtype half = HAPT_BF16; half == HAPT_BF16 || (half == HAPT_F16 && has_type(HAPT_F16)); half++
 
 __attribute__((unused)) static int kernels_finish(void)
 {

@@ -1,7 +1,7 @@
 /* Linear, layer norm, GELU, embedding and cross-entropy kernels against double references and central differences. */
 #include "kernels.h"
 
-static const enum hapt_dtype types[] = {HAPT_F32, HAPT_BF16};
+static enum hapt_dtype types[] = {HAPT_F32, HAPT_BF16}; /* the second: each half-precision type */
 
 /* out [rows][n] = x [rows][k] w (+ bias); integer: rows, k, n, transposed, has bias. */
 static void linear_reference(const struct problem *p, double *out)
@@ -23,7 +23,7 @@ struct linear_case {
 static void check_linear(const struct linear_case *c, enum hapt_dtype dtype, bool transposed, bool bias, int threads)
 {
     const int64_t rows = c->batch * c->length;
-    const double tolerance = dtype == HAPT_F32 ? 1e-6 * sqrt((double)c->in) : BF16_UNIT;
+    const double tolerance = dtype == HAPT_F32 ? 1e-6 * sqrt((double)c->in) : HALF_UNIT(dtype);
     struct tensor x = TENSOR(dtype, -1, 1, c->batch, c->length, c->in), b = TENSOR(dtype, -1, 1, c->out);
     struct tensor w = transposed ? TENSOR(dtype, -1, 1, c->out, c->in) : TENSOR(dtype, -1, 1, c->in, c->out);
     struct tensor y = TENSOR(dtype, 0, 0, c->batch, c->length, c->out);
@@ -103,7 +103,7 @@ static void check_large(int64_t rows, int64_t in, int64_t out, enum hapt_dtype d
             }
     }
     /* fp32: rounding grows with the root of the number of terms; bf16 results are rounded once more. */
-    const double unit = dtype == HAPT_F32 ? 0 : BF16_UNIT;
+    const double unit = dtype == HAPT_F32 ? 0 : HALF_UNIT(dtype);
     for (int run = 0; run < 3; run++) {
         struct tensor got_y = TENSOR(dtype, 0, 0, 1, rows, out), got_dx = TENSOR(dtype, 0, 0, 1, rows, in);
         struct tensor got_dw = TENSOR(HAPT_F32, 0, 0, w.view.shape[0], w.view.shape[1]),
@@ -195,7 +195,7 @@ static void check_norm(int64_t batch, int64_t length, int64_t columns, enum hapt
                              .real = {1e-5},
                              .threads = threads};
     kernel_run("layer_norm", dtype, &call);
-    const double tolerance = (dtype == HAPT_F32 ? 1e-6 : BF16_UNIT) * (1 + fabs(offset) * (dtype == HAPT_F32));
+    const double tolerance = (dtype == HAPT_F32 ? 1e-6 : HALF_UNIT(dtype)) * (1 + fabs(offset) * (dtype == HAPT_F32));
     check_close(&y.view, expected, tolerance, "layer_norm");
     for (unsigned add = 0; add < 2; add++) {
         struct tensor dx = TENSOR(dtype, -1, 1, batch, length, columns);
@@ -261,8 +261,8 @@ static void gelus(void)
         kernel_run("gelu", dtype, &call);
         for (int64_t i = 0; i < x.count; i++) { /* relative, tails included */
             const double apart = fabs(element_get(&y.view, i) - expected[i]);
-            const double ulps = dtype == HAPT_F32 ? 0x1p-24 * (6 + x.value[i] * x.value[i] * 3) : 1.01 * BF16_UNIT;
-            if (!CHECK_MESSAGE(apart <= ulps * fabs(expected[i]) + 1e-37, "gelu(%.9g) = %.9g, not %.9g", x.value[i],
+            const double ulps = dtype == HAPT_F32 ? 0x1p-24 * (6 + x.value[i] * x.value[i] * 3) : 1.01 * HALF_UNIT(dtype);
+            if (!CHECK_MESSAGE(apart <= ulps * fabs(expected[i]) + tiny_unit(dtype) + 1e-37, "gelu(%.9g) = %.9g, not %.9g", x.value[i],
                                element_get(&y.view, i), expected[i]))
                 break;
         }
@@ -273,7 +273,7 @@ static void gelus(void)
                                  .integer = {v >> 1 & 1},
                                  .threads = call.threads};
         kernel_run("gelu_dx", dtype, &back);
-        check_gradient(&problem, 0, &dx.view, NULL, 20, dtype == HAPT_F32 ? 1e-6 : BF16_UNIT, "gelu's dx");
+        check_gradient(&problem, 0, &dx.view, NULL, 20, dtype == HAPT_F32 ? 1e-6 : HALF_UNIT(dtype), "gelu's dx");
         free(expected);
         tensor_free(&x);
         tensor_free(&y);
@@ -318,7 +318,7 @@ static void embeddings(void)
                                  .output = {x.view},
                                  .threads = v & 4 ? 2 : 1};
         kernel_run("embedding", dtype, &call);
-        check_close(&x.view, expected, dtype == HAPT_F32 ? 1e-7 : BF16_UNIT, "embedding");
+        check_close(&x.view, expected, dtype == HAPT_F32 ? 1e-7 : HALF_UNIT(dtype), "embedding");
         struct hapt_call back = {.input_count = 2,
                                  .output_count = position ? 2 : 1,
                                  .input = {token.view, dy.view},
@@ -383,7 +383,7 @@ static void losses(void)
                                  .output = {dlogits.view},
                                  .threads = call.threads};
         kernel_run("cross_entropy_dx", dtype, &back);
-        check_gradient(&problem, 0, &dlogits.view, NULL, 30, dtype == HAPT_F32 ? 2e-6 : BF16_UNIT, "dlogits");
+        check_gradient(&problem, 0, &dlogits.view, NULL, 30, dtype == HAPT_F32 ? 2e-6 : HALF_UNIT(dtype), "dlogits");
         for (int64_t r = 1; r < rows; r += 3)
             for (int64_t k = 0; k < c[2]; k++) CHECK(element_get(&dlogits.view, r * c[2] + k) == 0);
         element_set(&target.view, 0, (double)c[2]); /* one past the last class */
@@ -442,12 +442,15 @@ static void nan_is_kept(void)
 int main(int argc, char **argv)
 {
     kernels_init(&argc, &argv);
-    RUN(linear_layers);
-    RUN(large_linear_layers);
-    RUN(layer_norms);
-    RUN(gelus);
-    RUN(embeddings);
-    RUN(losses);
-    RUN(nan_is_kept);
+    for (HALF_TYPES(half)) {
+        types[1] = half;
+        RUN(linear_layers);
+        RUN(large_linear_layers);
+        RUN(layer_norms);
+        RUN(gelus);
+        RUN(embeddings);
+        RUN(losses);
+        RUN(nan_is_kept);
+    }
     return kernels_finish();
 }

@@ -1,7 +1,7 @@
 /* RMS norm, rotary positions and SwiGLU against double references and central differences. */
 #include "kernels.h"
 
-static const enum hapt_dtype types[] = {HAPT_F32, HAPT_BF16};
+static enum hapt_dtype types[] = {HAPT_F32, HAPT_BF16}; /* the second: each half-precision type */
 
 /* input: x [rows][d], gamma [d]. Returns y, then rstd [rows]. */
 static void rms_norm_reference(const struct problem *p, double *out)
@@ -40,7 +40,7 @@ static void check_rms_norm(int64_t batch, int64_t length, int64_t d, enum hapt_d
                              .real = {1e-2},
                              .threads = threads};
     kernel_run("rms_norm", dtype, &call);
-    check_close(&y.view, expected, dtype == HAPT_F32 ? 1e-6 : BF16_UNIT, "rms norm");
+    check_close(&y.view, expected, dtype == HAPT_F32 ? 1e-6 : HALF_UNIT(dtype), "rms norm");
     check_close(&rstd.view, expected + y.count, 1e-6, "rms norm's rstd");
     struct hapt_call back = {.input_count = 4,
                              .output_count = 2,
@@ -49,7 +49,7 @@ static void check_rms_norm(int64_t batch, int64_t length, int64_t d, enum hapt_d
                              .accumulate = add ? 3 : 0,
                              .threads = threads};
     kernel_run("rms_norm_backward", dtype, &back);
-    check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 30, dtype == HAPT_F32 ? 2e-6 : 2 * BF16_UNIT, "rms norm's dx");
+    check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 30, dtype == HAPT_F32 ? 2e-6 : 2 * HALF_UNIT(dtype), "rms norm's dx");
     check_gradient(&problem, 1, &dgamma.view, add ? dgamma.value : NULL, 30, 2e-6, "rms norm's dgamma");
     free(expected);
     free(weight);
@@ -104,12 +104,12 @@ static void check_rope(const int64_t *s, double base, enum hapt_dtype dtype, boo
                              .threads = threads};
     kernel_run("rope", dtype, &call);
     /* Sine and cosine are rounded once to fp32: relative to the pair's length. */
-    check_close(&y.view, expected, dtype == HAPT_F32 ? 4e-7 : BF16_UNIT, "rope");
+    check_close(&y.view, expected, dtype == HAPT_F32 ? 4e-7 : HALF_UNIT(dtype), "rope");
     call.input[0] = dy.view;
     call.output[0] = dx.view;
     call.accumulate = add;
     kernel_run("rope_dx", dtype, &call);
-    check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, s[1] > 100 ? 10 : 60, dtype == HAPT_F32 ? 1e-6 : 2 * BF16_UNIT,
+    check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, s[1] > 100 ? 10 : 60, dtype == HAPT_F32 ? 1e-6 : 2 * HALF_UNIT(dtype),
                    "rope's dx");
     free(expected);
     tensor_free(&x);
@@ -147,7 +147,7 @@ static void check_swiglu(int64_t count, double range, enum hapt_dtype dtype, boo
                              .output = {y.view},
                              .threads = threads};
     kernel_run("swiglu", dtype, &call);
-    check_close(&y.view, expected, dtype == HAPT_F32 ? 1e-6 : BF16_UNIT, "swiglu");
+    check_close(&y.view, expected, dtype == HAPT_F32 ? 1e-6 : HALF_UNIT(dtype), "swiglu");
     struct hapt_call back = {.input_count = 3,
                              .output_count = 2,
                              .input = {gate.view, up.view, dy.view},
@@ -155,7 +155,7 @@ static void check_swiglu(int64_t count, double range, enum hapt_dtype dtype, boo
                              .accumulate = add ? 3 : 0,
                              .threads = threads};
     kernel_run("swiglu_backward", dtype, &back);
-    const double tolerance = dtype == HAPT_F32 ? 1e-6 : BF16_UNIT;
+    const double tolerance = dtype == HAPT_F32 ? 1e-6 : HALF_UNIT(dtype);
     check_gradient(&problem, 0, &dgate.view, add ? dgate.value : NULL, 40, tolerance, "swiglu's dgate");
     check_gradient(&problem, 1, &dup.view, add ? dup.value : NULL, 40, tolerance, "swiglu's dup");
     free(expected);
@@ -177,8 +177,11 @@ static void swiglus(void)
 int main(int argc, char **argv)
 {
     kernels_init(&argc, &argv);
-    RUN(rms_norms);
-    RUN(ropes);
-    RUN(swiglus);
+    for (HALF_TYPES(half)) {
+        types[1] = half;
+        RUN(rms_norms);
+        RUN(ropes);
+        RUN(swiglus);
+    }
     return kernels_finish();
 }

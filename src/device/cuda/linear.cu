@@ -16,8 +16,7 @@ template <> struct type_of<__half> {
 
 static size_t workspace_bytes(const struct hapt_call *call)
 {
-    (void)call;
-    return product_workspace();
+    return product_workspace(hapt_view_elements(&call->output[0]));
 }
 
 /* input: x, w, bias; output: y. The gradient dx of dy is the same product with the other w. */
@@ -52,7 +51,7 @@ template <class Element, bool TRANSPOSED> static enum hapt_status dx_run(const s
 
 static size_t dw_workspace(const struct hapt_call *call)
 {
-    const size_t product = product_workspace(), sums = column_sums_workspace(view_rows(&call->input[1]), view_columns(&call->input[1]), 1);
+    const size_t product = workspace_bytes(call), sums = column_sums_workspace(view_rows(&call->input[1]), view_columns(&call->input[1]), 1);
     return product > sums ? product : sums; /* one after the other */
 }
 

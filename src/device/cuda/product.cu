@@ -6,7 +6,7 @@
 
 #include "product.h"
 
-enum { SHAPES = 1024, PROBES = 16, ALIGNMENT = 64, THREADS = 256 };
+enum { SHAPES = 1024, PROBES = 16, ALIGNMENT = 64, THREADS = 256, PARTS = 32, LEAST_WORKSPACE = 1 << 20 };
 
 /* All that cuBLASLt's choice depends on; compared as bytes. */
 struct shape {
@@ -41,17 +41,18 @@ static enum hapt_status product_check(cublasStatus_t status, const char *what)
                            cublasLtGetStatusString(status));
 }
 
-size_t product_workspace(void)
+size_t product_workspace(int64_t results)
 {
-    static size_t bytes; /* every thread finds the same */
-    if (!bytes) {
+    static size_t most; /* every thread finds the same */
+    if (!most) {
         int device = 0, major = 0;
         cudaGetDevice(&device);
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
         cudaGetLastError();
-        bytes = (size_t)(major >= 9 ? 32 : 8) << 20;
+        most = (size_t)(major >= 9 ? 32 : 8) << 20;
     }
-    return bytes;
+    const int64_t parts = PARTS * (int64_t)sizeof(float); /* a product is split in so many at most, each with its own fp32 results */
+    return results < ((int64_t)most - LEAST_WORKSPACE) / parts ? (size_t)(LEAST_WORKSPACE + results * parts) : most;
 }
 
 /* ---- What cuBLASLt has no algorithm for: a thread an element ---- */
@@ -262,8 +263,10 @@ enum hapt_status product_run(const struct product *product, void *workspace, siz
     if (p.scale == 0.0f) p.scale = 1.0f;
     if (p.k <= 0 || p.batches > INT32_MAX) return product_plain(&p, queue);
 
-    void *const aligned = (void *)(((uintptr_t)workspace + 255) & ~(uintptr_t)255);                   /* as cuBLASLt wants it */
-    const size_t usable = workspace && workspace_bytes >= 256 ? (workspace_bytes - 192) & ~(size_t)255 : 0; /* wherever it starts */
+    /* As cuBLASLt wants it, and the same for a shape whatever there is and wherever it starts. */
+    const size_t wanted = product_workspace(p.m * p.n * p.batches), given = workspace_bytes < wanted ? workspace_bytes : wanted;
+    void *const aligned = (void *)(((uintptr_t)workspace + 255) & ~(uintptr_t)255);
+    const size_t usable = workspace && given >= 256 ? (given - 192) & ~(size_t)255 : 0;
     const struct shape shape = shape_of(&p, usable);
     pthread_mutex_lock(&products.lock);
     const cublasStatus_t status = start(&p, &shape, usable ? aligned : NULL, queue, &any);

@@ -24,8 +24,9 @@ struct product {
     float scale;          /* 0: 1 */
 };
 
-/* What a product wants as workspace (any product runs with less, or none, slower). The same in every call of this process. */
-size_t product_workspace(void);
+/* What a product of so many `results` (elements of C, all batches), or any, wants as workspace; it runs with less, or none, slower.
+ * The same in every call of this process. */
+size_t product_workspace(int64_t results = INT64_MAX);
 
 /* Starts it on `queue`. `workspace`: 64-byte aligned. */
 enum hapt_status product_run(const struct product *product, void *workspace, size_t workspace_bytes, struct hapt_queue *queue);
