@@ -2,16 +2,20 @@
 #include "kernels.h"
 #include "rows.cuh"
 
-enum { THREADS = 256 };
+enum { THREADS = 256, POSITIONS = 8 };
 
-/* Sine and cosine of position t times base^(-i / half), each rounded once; the backward pass turns back. */
+/* Sine and cosine of position t times base^(-i / half), each rounded once; the backward pass turns back. A thread takes one i at
+ * POSITIONS positions: powers in double are slow. */
 static __global__ void angle_kernel(float *sine, float *cosine, int64_t length, int64_t half, double base, bool backward)
 {
-    for (GRID_STRIDE(i, length * half)) {
-        const double angle = (double)(i / half) * pow(base, -(double)(i % half) / (double)half);
-        const double turned = sin(angle);
-        sine[i] = (float)(backward ? -turned : turned);
-        cosine[i] = (float)cos(angle);
+    for (GRID_STRIDE(thread, (length + POSITIONS - 1) / POSITIONS * half)) {
+        const int64_t i = thread % half, first = thread / half * POSITIONS, end = first + POSITIONS < length ? first + POSITIONS : length;
+        const double rate = pow(base, -(double)i / (double)half);
+        for (int64_t t = first; t < end; t++) {
+            const double turned = sin((double)t * rate);
+            sine[t * half + i] = (float)(backward ? -turned : turned);
+            cosine[t * half + i] = (float)cos((double)t * rate);
+        }
     }
 }
 
@@ -55,7 +59,7 @@ template <class Element, bool BACKWARD> static enum hapt_status rope_run(const s
     Element *y = (Element *)call->output[0].data;
     float *sine = (float *)call->workspace, *cosine = sine + length * half;
     const bool packed = packs_fit<Element>(half, x, y, sine);
-    HAPT_TRY(launch(angle_kernel, blocks_for(length * half, THREADS), THREADS, 0, queue, sine, cosine, length, half, call->real[0], BACKWARD));
+    HAPT_TRY(launch(angle_kernel, blocks_for((length + POSITIONS - 1) / POSITIONS * half, THREADS), THREADS, 0, queue, sine, cosine, length, half, call->real[0], BACKWARD));
     return launch(packed ? rope_kernel<Element, pack<Element>::COUNT> : rope_kernel<Element, 1>, blocks_for(rows, 1), THREADS, 0, queue, x, y,
                   (const float *)sine, (const float *)cosine, rows, length, (int)width, (int)half, (call->accumulate & 1u) != 0);
 }
