@@ -226,7 +226,7 @@ static void check_norm(int64_t batch, int64_t length, int64_t columns, enum hapt
 
 static void layer_norms(void)
 {
-    static const int64_t cases[][3] = {{1, 1, 3}, {2, 3, 16}, {1, 37, 5}, {1, 40, 33}, {2, 50, 64}, {1, 3, 300}};
+    static const int64_t cases[][3] = {{1, 1, 3}, {2, 3, 16}, {1, 37, 5}, {1, 40, 33}, {2, 50, 64}, {1, 3, 300}, {1, 2, 1057}, {1, 3, 2064}, {3, 3000, 8}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int v = 0; v < 4; v++) check_norm(cases[i][0], cases[i][1], cases[i][2], types[v & 1], v & 2 ? 2 : 1, 0);
     check_norm(1, 20, 37, HAPT_F32, 1, 30); /* a mean far from 0, and a tail: empty lanes must not count */
@@ -294,8 +294,8 @@ static void embedding_reference(const struct problem *p, double *out)
 
 static void embeddings(void)
 {
-    static const int64_t cases[][4] = {{1, 1, 2, 1}, {2, 9, 5, 17}, {3, 20, 11, 64}, {2, 40, 300, 130}};
-    for (int v = 0; v < 32; v++) {
+    static const int64_t cases[][4] = {{1, 1, 2, 1}, {2, 9, 5, 17}, {3, 20, 11, 64}, {2, 40, 300, 130}, {2, 600, 40, 24}};
+    for (int v = 0; v < 40; v++) {
         const int64_t *c = cases[v / 8], batch = c[0], length = c[1], words = c[2], columns = c[3];
         const enum hapt_dtype dtype = types[v & 1];
         const bool position = v & 2;
@@ -355,8 +355,8 @@ static void loss_reference(const struct problem *p, double *out)
 
 static void losses(void)
 {
-    static const int64_t cases[][3] = {{1, 4, 2}, {2, 5, 7}, {1, 40, 33}, {2, 16, 512}, {1, 6, 1003}};
-    for (int v = 0; v < 20; v++) {
+    static const int64_t cases[][3] = {{1, 4, 2}, {2, 5, 7}, {1, 40, 33}, {2, 16, 512}, {1, 6, 1003}, {1, 5, 4999}};
+    for (int v = 0; v < 24; v++) {
         const int64_t *c = cases[v / 4], rows = c[0] * c[1];
         const enum hapt_dtype dtype = types[v & 1];
         const double range = v / 4 == 4 ? 40 : 3;

@@ -64,7 +64,7 @@ static void check_rms_norm(int64_t batch, int64_t length, int64_t d, enum hapt_d
 
 static void rms_norms(void)
 {
-    static const int64_t shapes[][3] = {{1, 1, 3}, {2, 3, 5}, {1, 7, 33}, {2, 20, 64}, {1, 150, 17}, {1, 2, 1000}};
+    static const int64_t shapes[][3] = {{1, 1, 3}, {2, 3, 5}, {1, 7, 33}, {2, 20, 64}, {1, 150, 17}, {1, 2, 1000}, {1, 3, 1032}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int v = 0; v < 8; v++)
             check_rms_norm(shapes[i][0], shapes[i][1], shapes[i][2], types[v & 1], v & 2, v & 4 ? 2 : 1);

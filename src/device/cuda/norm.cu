@@ -30,7 +30,7 @@ template <class Element> struct norm_forward {
 template <class Element, int N, bool CENTRED, bool WARP> static __global__ void norm_kernel(struct norm_forward<Element> norm)
 {
     __shared__ float place[32];
-    const float each = 1.0f / (float)norm.columns;
+    const float columns = (float)norm.columns;
     FOR_ROWS(row, norm.rows)
     {
         const Element *x = norm.x + row * norm.columns;
@@ -41,7 +41,7 @@ template <class Element, int N, bool CENTRED, bool WARP> static __global__ void 
                 load<N>(x + c, value);
                 for (int e = 0; e < N; e++) sum += value[e];
             }
-            centre = row_total<WARP>(sum, place) * each;
+            centre = row_total<WARP>(sum, place) / columns;
         }
         sum = 0;
         FOR_COLUMNS(c, norm.columns)
@@ -49,7 +49,7 @@ template <class Element, int N, bool CENTRED, bool WARP> static __global__ void 
             load<N>(x + c, value);
             for (int e = 0; e < N; e++) sum += (value[e] - centre) * (value[e] - centre);
         }
-        const float rstd = 1.0f / sqrtf(row_total<WARP>(sum, place) * each + norm.epsilon);
+        const float rstd = 1.0f / sqrtf(row_total<WARP>(sum, place) / columns + norm.epsilon);
         FOR_COLUMNS(c, norm.columns)
         {
             load<N>(x + c, value);
@@ -80,7 +80,7 @@ template <class Element> struct norm_backward {
 template <class Element, int N, bool CENTRED, bool WARP> static __global__ void norm_dx_kernel(struct norm_backward<Element> job)
 {
     __shared__ float place[32];
-    const float each = 1.0f / (float)job.columns;
+    const float columns = (float)job.columns;
     FOR_ROWS(row, job.rows)
     {
         const Element *x = job.x + row * job.columns, *dy = job.dy + row * job.columns;
@@ -96,7 +96,7 @@ template <class Element, int N, bool CENTRED, bool WARP> static __global__ void 
                 sum_gn += g[e] * gamma[e] * ((value[e] - mean) * rstd);
             }
         }
-        const float mean_g = CENTRED ? row_total<WARP>(sum_g, place) * each : 0.0f, mean_gn = row_total<WARP>(sum_gn, place) * each;
+        const float mean_g = CENTRED ? row_total<WARP>(sum_g, place) / columns : 0.0f, mean_gn = row_total<WARP>(sum_gn, place) / columns;
         FOR_COLUMNS(c, job.columns)
         {
             load<N>(x + c, value);
