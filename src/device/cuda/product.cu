@@ -14,8 +14,7 @@ struct shape {
     size_t workspace_bytes;
     int in, out;
     int transpose_a, transpose_b, bias, accumulate;
-    uint32_t align_a, align_b, align_c;
-    int unused; /* no byte of it is padding */
+    uint32_t align_a, align_b, align_c, align_bias;
 };
 
 struct choice {
@@ -103,18 +102,20 @@ static cublasStatus_t layout_create(cublasLtMatrixLayout_t *layout, int dtype, i
     return SET(cublasLtMatrixLayoutSetAttribute, *layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride);
 }
 
-static cublasStatus_t how_create(cublasLtMatmulDesc_t *how, const struct shape *shape)
+/* `bias`: algorithms are looked for with a bias in place. */
+static cublasStatus_t how_create(cublasLtMatmulDesc_t *how, const struct shape *shape, const void *bias)
 {
     const cublasOperation_t first = shape->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, second = shape->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-    const cudaDataType_t bias = data_type(shape->out);
+    const cudaDataType_t type = data_type(shape->out);
     const bool tf32 = products.tf32 && shape->in == HAPT_F32;
     cublasStatus_t status = cublasLtMatmulDescCreate(how, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
     SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_TRANSA, first);
     SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_TRANSB, second);
     if (!shape->bias) return status;
     SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
-    SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias);
+    SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type);
+    SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     if (shape->stride_bias) SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, shape->stride_bias);
     return status;
 }
@@ -141,9 +142,9 @@ static void choice_release(struct choice *choice)
     memset(choice, 0, sizeof *choice);
 }
 
-static cublasStatus_t describe(struct choice *choice, const struct shape *s)
+static cublasStatus_t describe(struct choice *choice, const struct shape *s, const void *bias)
 {
-    cublasStatus_t status = how_create(&choice->how, s);
+    cublasStatus_t status = how_create(&choice->how, s, bias);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = layout_create(&choice->a, s->in, s->transpose_a ? s->k : s->m, s->transpose_a ? s->m : s->k, s->row_a, s, s->stride_a);
     if (status == CUBLAS_STATUS_SUCCESS)
@@ -151,13 +152,13 @@ static cublasStatus_t describe(struct choice *choice, const struct shape *s)
     return status == CUBLAS_STATUS_SUCCESS ? layout_create(&choice->c, s->out, s->m, s->n, s->row_c, s, s->stride_c) : status;
 }
 
-static cublasStatus_t choice_init(struct choice *choice, const struct shape *shape)
+static cublasStatus_t choice_init(struct choice *choice, const struct shape *shape, const void *bias)
 {
     cublasLtMatmulPreference_t wishes = NULL;
     cublasLtMatmulHeuristicResult_t result;
     int found = 0;
     choice_release(choice);
-    cublasStatus_t status = describe(choice, shape);
+    cublasStatus_t status = describe(choice, shape, bias);
     if (status == CUBLAS_STATUS_SUCCESS) status = wishes_create(&wishes, shape);
     if (status == CUBLAS_STATUS_SUCCESS) {
         status = cublasLtMatmulAlgoGetHeuristic(products.handle, choice->how, choice->b, choice->a, choice->c, choice->c, wishes, 1, &result, &found);
@@ -184,7 +185,7 @@ static struct choice *choice_place(const struct shape *shape)
     return &products.choice[hash % SHAPES];
 }
 
-static cublasStatus_t choice_find(const struct shape *shape, struct choice **out)
+static cublasStatus_t choice_find(const struct shape *shape, const void *bias, struct choice **out)
 {
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
     if (!products.handle) {
@@ -194,7 +195,7 @@ static cublasStatus_t choice_find(const struct shape *shape, struct choice **out
         if (status != CUBLAS_STATUS_SUCCESS) return status;
     }
     *out = choice_place(shape);
-    if (!(*out)->known || memcmp(&(*out)->shape, shape, sizeof *shape)) status = choice_init(*out, shape);
+    if (!(*out)->known || memcmp(&(*out)->shape, shape, sizeof *shape)) status = choice_init(*out, shape, bias);
     return status;
 }
 
@@ -234,6 +235,7 @@ static struct shape shape_of(const struct product *p, size_t workspace_bytes)
     shape.align_a = alignment_of(p->a);
     shape.align_b = alignment_of(p->b);
     shape.align_c = alignment_of(p->c);
+    shape.align_bias = alignment_of(p->bias);
     return shape;
 }
 
@@ -242,7 +244,7 @@ static cublasStatus_t start(const struct product *p, const struct shape *shape, 
 {
     const float beta = p->accumulate ? 1.0f : 0.0f;
     struct choice *choice = NULL;
-    cublasStatus_t status = choice_find(shape, &choice);
+    cublasStatus_t status = choice_find(shape, p->bias, &choice);
     *any = status == CUBLAS_STATUS_SUCCESS && choice->any;
     if (!*any) return status;
     if (p->bias) SET(cublasLtMatmulDescSetAttribute, choice->how, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p->bias);
