@@ -5,6 +5,8 @@
 #include "kernel.cuh"
 
 #define CUDA_FAMILIES(family) \
+    family(attention) \
+    family(attention_backward) \
     family(embedding) \
     family(linear) \
     family(llama) \

@@ -1,0 +1,198 @@
+/* Multi-head attention, forward: blocks of queries over all keys they see, with a running softmax. */
+#include "attention.cuh"
+
+#if ATTENTION_ARCH >= 700
+/* One warp's stripe of scores, [16][WEIGHT_LD] fp32: two lanes a row. */
+struct stripe {
+    float top, total; /* of this lane's row */
+};
+
+/* Turns scores into weights exp(score - top), as elements in the same place. Returns by how much what was summed before shrinks. */
+template <class Element> __device__ __forceinline__ float stripe_softmax(struct stripe &stripe, float *score, float scale, int seen)
+{
+    const int r = (threadIdx.x & 31) >> 1, side = threadIdx.x & 1;
+    float weight[TENSOR_ROWS / 2], higher = stripe.top, sum = 0;
+#pragma unroll
+    for (int j = 0; j < TENSOR_ROWS / 8; j++) {
+        const int c = (2 * j + side) * 4;
+        const float4 some = *(const float4 *)(score + r * WEIGHT_LD + c);
+        const float four[4] = {some.x, some.y, some.z, some.w};
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            weight[4 * j + e] = c + e < seen ? four[e] * scale : -INFINITY;
+            higher = fmaxf(higher, weight[4 * j + e]);
+        }
+    }
+    higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 1)); /* finite: a row sees some key of its first tile */
+    Element *to = (Element *)score + r * WEIGHT_LD; /* the shuffle has made all lanes' scores read */
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < TENSOR_ROWS / 2; j++) {
+        const float value = __expf(weight[j] - higher);
+        sum += value;
+        to[(2 * (j / 4) + side) * 4 + j % 4] = from_float<Element>(value);
+    }
+    const float shrink = __expf(stripe.top - higher);
+    stripe.total = stripe.total * shrink + (sum + __shfl_xor_sync(0xffffffffu, sum, 1));
+    stripe.top = higher;
+    return shrink;
+}
+
+template <class Element, int PARTS> __device__ __forceinline__ void tensor_forward_block(const struct attention &at, unsigned char *memory)
+{
+    enum { COLUMNS = PARTS * 16, LD = COLUMNS + 8, TILE = TENSOR_ROWS * LD };
+    Element *query = (Element *)tensor_aligned(memory), *key = query + TILE, *value = key + TILE;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float *score = (float *)(value + TILE) + warp * 16 * WEIGHT_LD, *factor = (float *)(value + TILE) + TENSOR_ROWS * WEIGHT_LD + warp * 16;
+    const struct attention_place place = attention_place(at, at.heads, TENSOR_ROWS, true);
+    const int64_t kv_head = place.head / (at.heads / at.kv_heads), own = place.first + warp * 16, row = own + lane / 2;
+    const int64_t end = at.causal && place.first + TENSOR_ROWS < at.length ? place.first + TENSOR_ROWS : at.length;
+    const struct tensor_layout layout = tensor_layout_find(score);
+    struct stripe stripe = {-INFINITY, 0};
+    tensor_sum out[PARTS];
+    for (int f = 0; f < PARTS; f++) nvcuda::wmma::fill_fragment(out[f], 0.0f);
+    tile_load(at, head_of<Element>(at, at.q, at.q_width, place.batch, place.head), at.q_width, place.first, TENSOR_ROWS, COLUMNS, LD, query);
+    for (int64_t first = 0; first < end; first += TENSOR_ROWS) {
+        __syncthreads();
+        tile_load(at, head_of<Element>(at, at.k, at.kv_width, place.batch, kv_head), at.kv_width, first, TENSOR_ROWS, COLUMNS, LD, key);
+        tile_load(at, head_of<Element>(at, at.v, at.kv_width, place.batch, kv_head), at.kv_width, first, TENSOR_ROWS, COLUMNS, LD, value);
+        __syncthreads();
+#pragma unroll
+        for (int n = 0; n < TENSOR_ROWS / 16; n++) {
+            tensor_sum dots;
+            tensor_dots<Element, PARTS>(dots, query + warp * 16 * LD, key + n * 16 * LD, LD);
+            nvcuda::wmma::store_matrix_sync(score + n * 16, dots, WEIGHT_LD, nvcuda::wmma::mem_row_major);
+        }
+        __syncwarp();
+        const int64_t keys = at.length - first, before = at.causal ? row - first + 1 : keys;
+        const float shrink = stripe_softmax<Element>(stripe, score, at.scale, (int)(keys < before ? keys : before < TENSOR_ROWS ? before : TENSOR_ROWS));
+        if (lane % 2 == 0) factor[lane / 2] = shrink;
+        __syncwarp();
+        if (!__all_sync(0xffffffffu, shrink == 1.0f)) {
+#pragma unroll
+            for (int f = 0; f < PARTS; f++)
+#pragma unroll
+                for (int i = 0; i < tensor_sum::num_elements; i++) out[f].x[i] *= factor[layout.row(i)];
+        }
+        tensor_add<Element, PARTS>(out, (const Element *)score, value, LD);
+    }
+    __syncwarp();
+    if (lane % 2 == 0) {
+        factor[lane / 2] = 1.0f / stripe.total;
+        if (row < at.length) at.logsumexp[(place.batch * at.heads + place.head) * at.length + row] = stripe.top + logf(stripe.total);
+    }
+    __syncwarp();
+    tensor_put<Element, PARTS>(at, layout, out, 1, factor, (Element *)head_of<Element>(at, at.y, at.out_width, place.batch, place.head), at.out_width,
+                               own, false);
+}
+#endif
+
+template <class Element, int PARTS> __global__ __launch_bounds__(TENSOR_THREADS) void tensor_forward(const struct attention at)
+{
+    SHARED(unsigned char, memory);
+    if constexpr ((int)tensor_from<Element>::ARCH <= ATTENTION_ARCH) {
+#if ATTENTION_ARCH >= 700
+        tensor_forward_block<Element, PARTS>(at, memory);
+#endif
+    } else {
+        __trap(); /* the device could, the build's code cannot */
+    }
+}
+
+static size_t tensor_forward_shared(const struct attention &at)
+{
+    const int64_t ld = tensor_columns(at.head) + 8;
+    return (size_t)(TENSOR_ALIGN + 3 * TENSOR_ROWS * ld * 2 + TENSOR_ROWS * (WEIGHT_LD + 1) * 4);
+}
+
+/* Largest and sum over the 16 threads that share a row. */
+__device__ __forceinline__ float row_largest(float value)
+{
+    for (int apart = 8; apart > 0; apart >>= 1) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, apart));
+    return value;
+}
+
+__device__ __forceinline__ float row_sum(float value)
+{
+    for (int apart = 8; apart > 0; apart >>= 1) value += __shfl_xor_sync(0xffffffffu, value, apart);
+    return value;
+}
+
+template <class Element, int TILE, int SPAN> __global__ __launch_bounds__(PLAIN_THREADS) void plain_forward(const struct attention at)
+{
+    enum { PATCH = TILE / 16, SQUARE = TILE + 4 };
+    SHARED(float, query);
+    const int columns = plain_columns(at), ld = columns + 4, tx = threadIdx.x & 15, ty = threadIdx.x >> 4;
+    float *other = query + TILE * ld, *weight = other + TILE * ld; /* keys, then values */
+    const struct attention_place place = attention_place(at, at.heads, TILE, true);
+    const int64_t kv_head = place.head / (at.heads / at.kv_heads), own = place.first + ty * PATCH;
+    const int64_t end = at.causal && place.first + TILE < at.length ? place.first + TILE : at.length;
+    float out[PATCH][SPAN], score[PATCH][PATCH], top[PATCH], total[PATCH];
+    for (int i = 0; i < PATCH; i++) {
+        top[i] = -INFINITY;
+        total[i] = 0;
+        for (int j = 0; j < SPAN; j++) out[i][j] = 0;
+    }
+    tile_load(at, head_of<Element>(at, at.q, at.q_width, place.batch, place.head), at.q_width, place.first, TILE, columns, ld, query);
+    for (int64_t first = 0; first < end; first += TILE) {
+        __syncthreads();
+        tile_load(at, head_of<Element>(at, at.k, at.kv_width, place.batch, kv_head), at.kv_width, first, TILE, columns, ld, other);
+        __syncthreads();
+        plain_dots<PATCH>(score, query + ty * PATCH * ld, other, columns, ld);
+        for (int i = 0; i < PATCH; i++) {
+            const int64_t row = own + i < at.length ? own + i : at.length - 1; /* rows behind the end do as the last one */
+            float higher = top[i], sum = 0;
+            for (int j = 0; j < PATCH; j++) {
+                score[i][j] = visible(at, row, first + tx + 16 * j) ? score[i][j] * at.scale : -INFINITY;
+                higher = fmaxf(higher, score[i][j]);
+            }
+            higher = row_largest(higher);
+            for (int j = 0; j < PATCH; j++) {
+                const float value = expf(score[i][j] - higher);
+                sum += value;
+                weight[(ty * PATCH + i) * SQUARE + tx + 16 * j] = value;
+            }
+            const float shrink = expf(top[i] - higher);
+            total[i] = total[i] * shrink + row_sum(sum);
+            top[i] = higher;
+#pragma unroll
+            for (int j = 0; j < SPAN; j++) out[i][j] *= shrink;
+        }
+        __syncthreads();
+        tile_load(at, head_of<Element>(at, at.v, at.kv_width, place.batch, kv_head), at.kv_width, first, TILE, columns, ld, other);
+        __syncthreads();
+        plain_add<TILE, SPAN>(out, weight + ty * PATCH * SQUARE, SQUARE, 1, other, columns, ld);
+    }
+    for (int i = 0; i < PATCH; i++) {
+        if (tx == 0 && own + i < at.length)
+            at.logsumexp[(place.batch * at.heads + place.head) * at.length + own + i] = top[i] + logf(total[i]);
+        for (int j = 0; j < SPAN; j++) out[i][j] *= 1.0f / total[i];
+    }
+    plain_put(at, out, 1, (Element *)head_of<Element>(at, at.y, at.out_width, place.batch, place.head), at.out_width, own, false);
+}
+
+template <class Element> static enum hapt_status forward_of(const struct attention at, struct hapt_queue *queue)
+{
+    if constexpr (sizeof(Element) == 2) {
+        const size_t shared = tensor_forward_shared(at);
+        if (at.head <= 128 && tensor_can<Element>() && shared <= attention_shared_limit())
+            return TENSOR_LAUNCH(tensor_forward, attention_grid(at, at.heads, TENSOR_ROWS), TENSOR_THREADS, shared, queue, at);
+    }
+    PLAIN_LAUNCH(plain_forward, at.heads, 2, 1)
+}
+
+template <class Element> static enum hapt_status attention_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    return forward_of<Element>(attention_of(call, false, false), queue);
+}
+
+template <class Element> static enum hapt_status grouped_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    return forward_of<Element>(attention_of(call, true, false), queue);
+}
+
+extern const struct cuda_kernel hapt_cuda_attention[] = {
+    CUDA_KERNELS("attention", NULL, attention_run),
+    CUDA_KERNELS("grouped_attention", NULL, grouped_run),
+    CUDA_KERNELS_END,
+};

@@ -1,0 +1,365 @@
+/*
+ * What the forward and the backward of attention share: operands, tiles in shared memory, products of tiles.
+ *
+ * A block of threads takes one tile of rows (queries, or keys) of one head of one sequence and walks over the tiles that they meet: no
+ * [t][t] matrix is ever stored. 16-bit elements go to tensor cores by wmma (tensor_*), four warps with 16 rows of the tile each; fp32
+ * elements, and all on devices without tensor cores, to 16 x 16 threads with a patch of each small product apiece (plain_*).
+ */
+#ifndef HAPT_CUDA_ATTENTION_CUH
+#define HAPT_CUDA_ATTENTION_CUH
+
+#include <mma.h>
+
+#include "kernels.h"
+
+/* Element (row, column) of head h of sequence b stands at data[(b * length + row) * width + h * head + column]. */
+struct attention {
+    const void *q, *k, *v, *out, *dout;
+    void *y, *dq, *dk, *dv;
+    float *logsumexp; /* [batch][heads][length] */
+    float *delta;     /* the same: sums of out * dout */
+    int64_t q_width, kv_width, out_width; /* of q and dq; of k, v, dk and dv; of y, out and dout */
+    int64_t batch, length, heads, kv_heads, head;
+    float scale;
+    bool causal, add_q, add_k, add_v;
+    bool packed; /* sixteen bytes of a row can be moved at once */
+};
+
+static struct attention attention_of(const struct hapt_call *call, bool grouped, bool backward)
+{
+    const struct hapt_view *in = call->input, *result = call->output;
+    const bool add = call->accumulate & 1u;
+    const int64_t q_width = grouped ? in[0].shape[2] : in[0].shape[2] / 3, kv_width = grouped ? in[1].shape[2] : q_width;
+    const int64_t bytes = in[0].dtype == HAPT_F32 ? 4 : 2, pack = 16 / bytes;
+    struct attention at = {};
+    at.batch = in[0].shape[0];
+    at.length = in[0].shape[1];
+    at.kv_heads = call->integer[0];
+    at.heads = at.kv_heads * (q_width / kv_width);
+    at.head = kv_width / at.kv_heads;
+    at.causal = call->integer[1] != 0;
+    at.scale = (float)(1.0 / sqrt((double)at.head));
+    at.q_width = in[0].shape[2];
+    at.kv_width = grouped ? kv_width : at.q_width;
+    at.out_width = q_width;
+    at.q = in[0].data;
+    at.k = grouped ? in[1].data : (const char *)at.q + q_width * bytes;
+    at.v = grouped ? in[2].data : (const char *)at.q + 2 * q_width * bytes;
+    if (backward) {
+        const int first = grouped ? 3 : 1;
+        at.out = in[first].data;
+        at.logsumexp = (float *)in[first + 1].data;
+        at.dout = in[first + 2].data;
+        at.delta = (float *)call->workspace;
+        at.dq = result[0].data;
+        at.dk = grouped ? result[1].data : (char *)at.dq + q_width * bytes;
+        at.dv = grouped ? result[2].data : (char *)at.dq + 2 * q_width * bytes;
+        at.add_q = add;
+        at.add_k = grouped ? call->accumulate >> 1 & 1u : add;
+        at.add_v = grouped ? call->accumulate >> 2 & 1u : add;
+    } else {
+        at.y = result[0].data;
+        at.logsumexp = (float *)result[1].data;
+    }
+    at.packed = at.head % pack == 0 && aligned_16(at.q) && aligned_16(at.k) && aligned_16(at.v) && aligned_16(at.dout);
+    return at;
+}
+
+/* Bytes of shared memory that a block may have. */
+static inline size_t attention_shared_limit(void)
+{
+    int device = 0, bytes = 0;
+    if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess)
+        return 48 << 10;
+    return bytes > 48 << 10 ? (size_t)bytes : 48 << 10;
+}
+
+/* First element of head `head` of sequence `batch`. */
+template <class Element>
+__device__ __forceinline__ const Element *head_of(const struct attention &at, const void *data, int64_t width, int64_t batch, int64_t head)
+{
+    return (const Element *)data + batch * at.length * width + head * at.head;
+}
+
+/* What a block works on. */
+struct attention_place {
+    int64_t batch, head, first; /* head of keys or of queries; first row of the tile */
+};
+
+/* Tiles of a head in falling order: under a causal mask the last tile of queries meets the most keys, the first tile of keys the most queries. */
+__device__ __forceinline__ struct attention_place attention_place(const struct attention &at, int64_t heads, int rows, bool falling)
+{
+    const int64_t tiles = (at.length + rows - 1) / rows, tile = blockIdx.x % tiles, pair = blockIdx.x / tiles;
+    return {pair / heads, pair % heads, (falling ? tiles - 1 - tile : tile) * rows};
+}
+
+static inline dim3 attention_grid(const struct attention &at, int64_t heads, int rows)
+{
+    return dim3((unsigned)((at.length + rows - 1) / rows * at.batch * heads));
+}
+
+/* Rows [first, first + rows) of a head to tile [rows][ld], zeros behind the head's columns and the sequence's end. `columns`: a multiple of 16. */
+template <class Element, class To>
+__device__ __forceinline__ void tile_load(const struct attention &at, const Element *from, int64_t width, int64_t first, int rows, int columns, int ld,
+                                          To *tile)
+{
+    enum { COUNT = pack<Element>::COUNT };
+    if (at.packed) {
+        const int packs = columns / COUNT;
+        for (int i = threadIdx.x; i < rows * packs; i += blockDim.x) {
+            const int r = i / packs, c = i % packs * COUNT;
+            pack<Element> some = {};
+            if (first + r < at.length && c < at.head) some = *(const pack<Element> *)(from + (first + r) * width + c);
+            if constexpr (sizeof(Element) == sizeof(To)) {
+                *(pack<Element> *)(tile + r * ld + c) = some;
+            } else {
+                for (int e = 0; e < COUNT; e++) tile[r * ld + c + e] = to_float(some.element[e]);
+            }
+        }
+        return;
+    }
+    for (int i = threadIdx.x; i < rows * columns; i += blockDim.x) {
+        const int r = i / columns, c = i % columns;
+        const bool there = first + r < at.length && c < at.head;
+        if constexpr (sizeof(Element) == sizeof(To)) {
+            tile[r * ld + c] = there ? from[(first + r) * width + c] : from_float<Element>(0);
+        } else {
+            tile[r * ld + c] = there ? to_float(from[(first + r) * width + c]) : 0.0f;
+        }
+    }
+}
+
+template <class Element> __device__ __forceinline__ void put(Element *to, float value, bool add)
+{
+    *to = from_float<Element>(add ? to_float(*to) + value : value);
+}
+
+/* May row `query` see `key`? Rows behind the end see nothing. */
+__device__ __forceinline__ bool visible(const struct attention &at, int64_t query, int64_t key)
+{
+    return query < at.length && key < at.length && (!at.causal || key <= query);
+}
+
+/* ---- Tensor cores ---- */
+
+enum { TENSOR_ROWS = 64, TENSOR_WARPS = TENSOR_ROWS / 16, TENSOR_THREADS = 32 * TENSOR_WARPS };
+enum { WEIGHT_LD = TENSOR_ROWS + 8 }; /* rows of a warp's 16 x TENSOR_ROWS weights start in different banks */
+
+#ifdef __CUDA_ARCH__
+#define ATTENTION_ARCH __CUDA_ARCH__
+#else
+#define ATTENTION_ARCH 10000
+#endif
+
+template <class Element> struct tensor_from {
+    enum { ARCH = 700 };
+};
+template <> struct tensor_from<__nv_bfloat16> {
+    enum { ARCH = 800 };
+};
+template <> struct tensor_from<float> {
+    enum { ARCH = 1 << 30 };
+};
+
+/* Has this process's device tensor cores for the type? */
+template <class Element> static bool tensor_can(void)
+{
+    int device = 0, major = 0, minor = 0;
+    if (cudaGetDevice(&device) != cudaSuccess) return false;
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) return false;
+    if (cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) return false;
+    return major * 100 + minor * 10 >= tensor_from<Element>::ARCH;
+}
+
+/* wmma wants its matrices at multiples of 32 bytes. */
+enum { TENSOR_ALIGN = 32 };
+__device__ __forceinline__ unsigned char *tensor_aligned(unsigned char *memory)
+{
+    return memory + (TENSOR_ALIGN - (uintptr_t)memory % TENSOR_ALIGN) % TENSOR_ALIGN;
+}
+
+#if ATTENTION_ARCH >= 700
+typedef nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 16, 16, 16, float> tensor_sum;
+template <class Element> using tensor_a = nvcuda::wmma::fragment<nvcuda::wmma::matrix_a, 16, 16, 16, Element, nvcuda::wmma::row_major>;
+template <class Element> using tensor_b = nvcuda::wmma::fragment<nvcuda::wmma::matrix_b, 16, 16, 16, Element, nvcuda::wmma::row_major>;
+template <class Element> using tensor_bt = nvcuda::wmma::fragment<nvcuda::wmma::matrix_b, 16, 16, 16, Element, nvcuda::wmma::col_major>;
+
+/* Which element of a 16 x 16 tile element i of a thread's part of a tensor_sum is: wmma does not say, so numbers are loaded as one. */
+struct tensor_layout {
+    unsigned char place[tensor_sum::num_elements]; /* row * 16 + column */
+    __device__ __forceinline__ int row(int i) const
+    {
+        return place[i] >> 4;
+    }
+    __device__ __forceinline__ int column(int i) const
+    {
+        return place[i] & 15;
+    }
+};
+
+/* `scratch`: 256 floats of this warp's own. */
+__device__ __forceinline__ struct tensor_layout tensor_layout_find(float *scratch)
+{
+    struct tensor_layout layout;
+    tensor_sum numbers;
+    for (int i = threadIdx.x & 31; i < 256; i += 32) scratch[i] = (float)i;
+    __syncwarp();
+    nvcuda::wmma::load_matrix_sync(numbers, scratch, 16, nvcuda::wmma::mem_row_major);
+#pragma unroll
+    for (int i = 0; i < tensor_sum::num_elements; i++) layout.place[i] = (unsigned char)numbers.x[i];
+    __syncwarp();
+    return layout;
+}
+
+/* sum = rows * other', both [16][16 PARTS] with rows `ld` apart. */
+template <class Element, int PARTS> __device__ __forceinline__ void tensor_dots(tensor_sum &sum, const Element *rows, const Element *other, int ld)
+{
+    nvcuda::wmma::fill_fragment(sum, 0.0f);
+#pragma unroll
+    for (int d = 0; d < PARTS; d++) {
+        tensor_a<Element> a;
+        tensor_bt<Element> b;
+        nvcuda::wmma::load_matrix_sync(a, rows + d * 16, ld);
+        nvcuda::wmma::load_matrix_sync(b, other + d * 16, ld);
+        nvcuda::wmma::mma_sync(sum, a, b, sum);
+    }
+}
+
+/* sum [16][16 PARTS] += weight [16][TENSOR_ROWS] * tile [TENSOR_ROWS][16 PARTS] */
+template <class Element, int PARTS> __device__ __forceinline__ void tensor_add(tensor_sum *sum, const Element *weight, const Element *tile, int ld)
+{
+#pragma unroll
+    for (int n = 0; n < TENSOR_ROWS / 16; n++) {
+        tensor_a<Element> a;
+        nvcuda::wmma::load_matrix_sync(a, weight + n * 16, WEIGHT_LD);
+#pragma unroll
+        for (int f = 0; f < PARTS; f++) {
+            tensor_b<Element> b;
+            nvcuda::wmma::load_matrix_sync(b, tile + n * 16 * ld + f * 16, ld);
+            nvcuda::wmma::mma_sync(sum[f], a, b, sum[f]);
+        }
+    }
+}
+
+/* Rows [first, first + 16) of a head from a warp's sums, times `scale` and, where given, by a factor a row. */
+template <class Element, int PARTS>
+__device__ __forceinline__ void tensor_put(const struct attention &at, const struct tensor_layout &layout, const tensor_sum *sum, float scale,
+                                           const float *factor, Element *to, int64_t width, int64_t first, bool add)
+{
+#pragma unroll
+    for (int f = 0; f < PARTS; f++) {
+#pragma unroll
+        for (int i = 0; i < tensor_sum::num_elements; i++) {
+            const int r = layout.row(i), c = f * 16 + layout.column(i);
+            if (first + r < at.length && c < at.head) put(to + (first + r) * width + c, sum[f].x[i] * (factor ? factor[r] : scale), add);
+        }
+    }
+}
+#endif
+
+/* Runs KERNEL<Element, parts of the head> with as many parts of 16 columns as the head needs. */
+#define TENSOR_LAUNCH(KERNEL, ...)                                                                           \
+    (at.head <= 32   ? launch(KERNEL<Element, 2>, __VA_ARGS__)                                                 \
+     : at.head <= 64 ? launch(KERNEL<Element, 4>, __VA_ARGS__)                                                 \
+     : at.head <= 96 ? launch(KERNEL<Element, 6>, __VA_ARGS__)                                                 \
+                     : launch(KERNEL<Element, 8>, __VA_ARGS__))
+static inline int64_t tensor_columns(int64_t head)
+{
+    return (head + 31) / 32 * 32;
+}
+
+/* ---- Plain threads ---- */
+
+enum { PLAIN_THREADS = 256, PLAIN_MOST = 512 }; /* the largest head */
+
+__device__ __forceinline__ int plain_columns(const struct attention &at)
+{
+    return (int)((at.head + 15) / 16 * 16);
+}
+
+/* sum[i][j] = row i of `rows` times row tx + 16 j of `other`, both [..][ld] */
+template <int PATCH> __device__ __forceinline__ void plain_dots(float (&sum)[PATCH][PATCH], const float *rows, const float *other, int columns, int ld)
+{
+    const float *mine = other + (threadIdx.x & 15) * ld;
+    for (int i = 0; i < PATCH; i++)
+        for (int j = 0; j < PATCH; j++) sum[i][j] = 0;
+    for (int d = 0; d < columns; d += 4) {
+        float4 a[PATCH], b[PATCH];
+#pragma unroll
+        for (int i = 0; i < PATCH; i++) a[i] = *(const float4 *)(rows + i * ld + d);
+#pragma unroll
+        for (int j = 0; j < PATCH; j++) b[j] = *(const float4 *)(mine + j * 16 * ld + d);
+#pragma unroll
+        for (int i = 0; i < PATCH; i++)
+#pragma unroll
+            for (int j = 0; j < PATCH; j++) {
+                sum[i][j] += a[i].x * b[j].x;
+                sum[i][j] += a[i].y * b[j].y;
+                sum[i][j] += a[i].z * b[j].z;
+                sum[i][j] += a[i].w * b[j].w;
+            }
+    }
+}
+
+/* sum[i][j] += sum over k of weight[i * row + k * depth] * tile[k][tx + 16 j], k < TILE */
+template <int TILE, int SPAN>
+__device__ __forceinline__ void plain_add(float (&sum)[TILE / 16][SPAN], const float *weight, int row, int depth, const float *tile, int columns, int ld)
+{
+    const float *mine = tile + (threadIdx.x & 15);
+#pragma unroll 4
+    for (int k = 0; k < TILE; k++) {
+        float a[TILE / 16];
+#pragma unroll
+        for (int i = 0; i < TILE / 16; i++) a[i] = weight[i * row + k * depth];
+#pragma unroll
+        for (int j = 0; j < SPAN; j++) {
+            if (j * 16 >= columns) break;
+            const float b = mine[k * ld + j * 16];
+#pragma unroll
+            for (int i = 0; i < TILE / 16; i++) sum[i][j] += a[i] * b;
+        }
+    }
+}
+
+/* Rows of this thread, first + i, from its sums. */
+template <class Element, int PATCH, int SPAN>
+__device__ __forceinline__ void plain_put(const struct attention &at, const float (&sum)[PATCH][SPAN], float scale, Element *to, int64_t width,
+                                          int64_t first, bool add)
+{
+    for (int i = 0; i < PATCH; i++)
+#pragma unroll
+        for (int j = 0; j < SPAN; j++) {
+            const int c = (threadIdx.x & 15) + j * 16;
+            if (first + i < at.length && c < at.head) put(to + (first + i) * width + c, sum[i][j] * scale, add);
+        }
+}
+
+/* Bytes of `tiles` tiles of rows and `squares` of weights. */
+static inline size_t plain_shared(const struct attention &at, int tile, int tiles, int squares)
+{
+    return (size_t)((at.head + 15) / 16 * 16 + 4) * tile * tiles * sizeof(float) + (size_t)(tile + 4) * tile * squares * sizeof(float);
+}
+
+/* Rows of a tile: as many as there is room for, no more than there is use for. 16-bit elements come here on old devices only. */
+template <class Element> static int plain_tile(const struct attention &at, int tiles, int squares)
+{
+    const size_t limit = attention_shared_limit();
+    if (sizeof(Element) == 4 && at.head <= 128 && at.length > 32 && plain_shared(at, 64, tiles, squares) <= limit) return 64;
+    if (at.head <= 128 && at.length > 16 && plain_shared(at, 32, tiles, squares) <= limit) return 32;
+    return 16;
+}
+
+#define PLAIN_LAUNCH(KERNEL, heads, tiles, squares)                                                                                              \
+    {                                                                                                                                           \
+        const int tile = plain_tile<Element>(at, tiles, squares);                                                                               \
+        const dim3 grid = attention_grid(at, heads, tile);                                                                                      \
+        const size_t shared = plain_shared(at, tile, tiles, squares);                                                                           \
+        if (at.head > PLAIN_MOST) return cuda_host->fail(HAPT_ERR_INPUT, NULL, "attention with heads of %lld columns", (long long)at.head);     \
+        if constexpr (sizeof(Element) == 4) {                                                                                                   \
+            if (tile == 64) return launch(KERNEL<Element, 64, 8>, grid, PLAIN_THREADS, shared, queue, at);                                      \
+        }                                                                                                                                       \
+        if (tile == 32) return launch(KERNEL<Element, 32, 8>, grid, PLAIN_THREADS, shared, queue, at);                                          \
+        return launch(KERNEL<Element, 16, PLAIN_MOST / 16>, grid, PLAIN_THREADS, shared, queue, at);                                            \
+    }
+
+#endif

@@ -1,0 +1,331 @@
+/*
+ * Multi-head attention, backward. Weights are made again from the scores and their logsumexp: once by tiles of keys, for the gradients of
+ * keys and values, and once by tiles of queries, for theirs; so every sum has one owner and one order.
+ */
+#include "attention.cuh"
+
+/* delta: the sum of out * dout of each row of each head; a warp a row. */
+template <class Element> __global__ void delta_kernel(const struct attention at)
+{
+    const int64_t rows = at.batch * at.heads * at.length, warps = (int64_t)gridDim.x * (blockDim.x / 32);
+    for (int64_t i = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; i < rows; i += warps) {
+        const int64_t t = i % at.length, head = i / at.length % at.heads, batch = i / at.length / at.heads;
+        const Element *out = head_of<Element>(at, at.out, at.out_width, batch, head) + t * at.out_width;
+        const Element *dout = head_of<Element>(at, at.dout, at.out_width, batch, head) + t * at.out_width;
+        float sum = 0;
+        for (int c = threadIdx.x % 32; c < at.head; c += 32) sum += to_float(out[c]) * to_float(dout[c]);
+        sum = warp_sum(sum);
+        if (threadIdx.x % 32 == 0) at.delta[i] = sum;
+    }
+}
+
+/* Logsumexp and delta of `rows` queries from `first` on to shared memory. */
+__device__ __forceinline__ void statistics_load(const struct attention &at, int64_t batch, int64_t head, int64_t first, int rows, float *logsumexp,
+                                                float *delta)
+{
+    const int64_t from = (batch * at.heads + head) * at.length + first;
+    for (int r = threadIdx.x; r < rows; r += blockDim.x) {
+        logsumexp[r] = first + r < at.length ? at.logsumexp[from + r] : 0;
+        delta[r] = first + r < at.length ? at.delta[from + r] : 0;
+    }
+}
+
+#if ATTENTION_ARCH >= 700
+/* A tile of queries with its gradients and statistics, and one of keys with its values: what both passes hold in shared memory. */
+template <class Element> struct tensor_tiles {
+    Element *query, *dout, *key, *value;  /* [TENSOR_ROWS][LD] */
+    Element *weight, *dscore;             /* [16][WEIGHT_LD], this warp's */
+    float *logsumexp, *delta;             /* [TENSOR_ROWS] */
+};
+
+template <class Element, int PARTS> __device__ __forceinline__ struct tensor_tiles<Element> tensor_divide(unsigned char *memory)
+{
+    enum { TILE = TENSOR_ROWS * (PARTS * 16 + 8), STRIPE = 16 * WEIGHT_LD };
+    struct tensor_tiles<Element> of;
+    of.query = (Element *)tensor_aligned(memory);
+    of.dout = of.query + TILE;
+    of.key = of.dout + TILE;
+    of.value = of.key + TILE;
+    of.weight = of.value + TILE + threadIdx.x / 32 * 2 * STRIPE;
+    of.dscore = of.weight + STRIPE;
+    of.logsumexp = (float *)(of.value + TILE + TENSOR_WARPS * 2 * STRIPE);
+    of.delta = of.logsumexp + TENSOR_ROWS;
+    return of;
+}
+
+template <class Element, int PARTS>
+__device__ __forceinline__ void load_queries(const struct attention &at, const struct tensor_tiles<Element> &of, int64_t batch, int64_t head,
+                                             int64_t first)
+{
+    enum { COLUMNS = PARTS * 16, LD = COLUMNS + 8 };
+    tile_load(at, head_of<Element>(at, at.q, at.q_width, batch, head), at.q_width, first, TENSOR_ROWS, COLUMNS, LD, of.query);
+    tile_load(at, head_of<Element>(at, at.dout, at.out_width, batch, head), at.out_width, first, TENSOR_ROWS, COLUMNS, LD, of.dout);
+    statistics_load(at, batch, head, first, TENSOR_ROWS, of.logsumexp, of.delta);
+}
+
+template <class Element, int PARTS>
+__device__ __forceinline__ void load_keys(const struct attention &at, const struct tensor_tiles<Element> &of, int64_t batch, int64_t kv_head,
+                                          int64_t first)
+{
+    enum { COLUMNS = PARTS * 16, LD = COLUMNS + 8 };
+    tile_load(at, head_of<Element>(at, at.k, at.kv_width, batch, kv_head), at.kv_width, first, TENSOR_ROWS, COLUMNS, LD, of.key);
+    tile_load(at, head_of<Element>(at, at.v, at.kv_width, batch, kv_head), at.kv_width, first, TENSOR_ROWS, COLUMNS, LD, of.value);
+}
+
+/* Weight and gradient of the score of `query` with `key`, r and c: the query's place in its tile, whatever it is in the sums. */
+__device__ __forceinline__ void score_gradient(const struct attention &at, int64_t query, int64_t key, float logsumexp, float delta, float dot,
+                                               float dweight, float *weight, float *dscore)
+{
+    *weight = visible(at, query, key) ? __expf(dot * at.scale - logsumexp) : 0.0f;
+    *dscore = *weight * (dweight - delta);
+}
+
+/* A warp's 16 keys against a tile of queries: weight and dscore [keys][queries]. */
+template <class Element, int PARTS>
+__device__ __forceinline__ void scores_by_key(const struct attention &at, const struct tensor_tiles<Element> &of, const struct tensor_layout &layout,
+                                              int64_t first_key, int64_t first_query)
+{
+    enum { LD = PARTS * 16 + 8 };
+    const int own = threadIdx.x / 32 * 16;
+#pragma unroll
+    for (int n = 0; n < TENSOR_ROWS; n += 16) {
+        tensor_sum dots, dweights;
+        tensor_dots<Element, PARTS>(dots, of.key + own * LD, of.query + n * LD, LD);
+        tensor_dots<Element, PARTS>(dweights, of.value + own * LD, of.dout + n * LD, LD);
+#pragma unroll
+        for (int i = 0; i < tensor_sum::num_elements; i++) {
+            const int r = layout.row(i), c = n + layout.column(i);
+            float weight, dscore;
+            score_gradient(at, first_query + c, first_key + own + r, of.logsumexp[c], of.delta[c], dots.x[i], dweights.x[i], &weight, &dscore);
+            of.weight[r * WEIGHT_LD + c] = from_float<Element>(weight);
+            of.dscore[r * WEIGHT_LD + c] = from_float<Element>(dscore);
+        }
+    }
+    __syncwarp();
+}
+
+/* A warp's 16 queries against a tile of keys: dscore [queries][keys]. */
+template <class Element, int PARTS>
+__device__ __forceinline__ void scores_by_query(const struct attention &at, const struct tensor_tiles<Element> &of, const struct tensor_layout &layout,
+                                                int64_t first_key, int64_t first_query)
+{
+    enum { LD = PARTS * 16 + 8 };
+    const int own = threadIdx.x / 32 * 16;
+#pragma unroll
+    for (int n = 0; n < TENSOR_ROWS; n += 16) {
+        tensor_sum dots, dweights;
+        tensor_dots<Element, PARTS>(dots, of.query + own * LD, of.key + n * LD, LD);
+        tensor_dots<Element, PARTS>(dweights, of.dout + own * LD, of.value + n * LD, LD);
+#pragma unroll
+        for (int i = 0; i < tensor_sum::num_elements; i++) {
+            const int r = own + layout.row(i), c = n + layout.column(i);
+            float weight, dscore;
+            score_gradient(at, first_query + r, first_key + c, of.logsumexp[r], of.delta[r], dots.x[i], dweights.x[i], &weight, &dscore);
+            of.dscore[layout.row(i) * WEIGHT_LD + c] = from_float<Element>(dscore);
+        }
+    }
+    __syncwarp();
+}
+
+template <class Element, int PARTS> __device__ __forceinline__ void tensor_keys_block(const struct attention &at, unsigned char *memory)
+{
+    enum { LD = PARTS * 16 + 8 };
+    const struct tensor_tiles<Element> of = tensor_divide<Element, PARTS>(memory);
+    const struct attention_place place = attention_place(at, at.kv_heads, TENSOR_ROWS, false);
+    const struct tensor_layout layout = tensor_layout_find((float *)of.weight);
+    const int64_t group = at.heads / at.kv_heads, own = place.first + threadIdx.x / 32 * 16;
+    tensor_sum dkey[PARTS], dvalue[PARTS];
+    for (int f = 0; f < PARTS; f++) {
+        nvcuda::wmma::fill_fragment(dkey[f], 0.0f);
+        nvcuda::wmma::fill_fragment(dvalue[f], 0.0f);
+    }
+    load_keys<Element, PARTS>(at, of, place.batch, place.head, place.first);
+    for (int64_t head = place.head * group; head < (place.head + 1) * group; head++)
+        for (int64_t first = at.causal ? place.first : 0; first < at.length; first += TENSOR_ROWS) {
+            __syncthreads();
+            load_queries<Element, PARTS>(at, of, place.batch, head, first);
+            __syncthreads();
+            scores_by_key<Element, PARTS>(at, of, layout, place.first, first);
+            tensor_add<Element, PARTS>(dvalue, of.weight, of.dout, LD);
+            tensor_add<Element, PARTS>(dkey, of.dscore, of.query, LD);
+        }
+    tensor_put<Element, PARTS>(at, layout, dkey, at.scale, NULL, (Element *)head_of<Element>(at, at.dk, at.kv_width, place.batch, place.head),
+                               at.kv_width, own, at.add_k);
+    tensor_put<Element, PARTS>(at, layout, dvalue, 1, NULL, (Element *)head_of<Element>(at, at.dv, at.kv_width, place.batch, place.head),
+                               at.kv_width, own, at.add_v);
+}
+
+template <class Element, int PARTS> __device__ __forceinline__ void tensor_queries_block(const struct attention &at, unsigned char *memory)
+{
+    enum { LD = PARTS * 16 + 8 };
+    const struct tensor_tiles<Element> of = tensor_divide<Element, PARTS>(memory);
+    const struct attention_place place = attention_place(at, at.heads, TENSOR_ROWS, true);
+    const struct tensor_layout layout = tensor_layout_find((float *)of.weight);
+    const int64_t kv_head = place.head / (at.heads / at.kv_heads), own = place.first + threadIdx.x / 32 * 16;
+    const int64_t end = at.causal && place.first + TENSOR_ROWS < at.length ? place.first + TENSOR_ROWS : at.length;
+    tensor_sum dquery[PARTS];
+    for (int f = 0; f < PARTS; f++) nvcuda::wmma::fill_fragment(dquery[f], 0.0f);
+    load_queries<Element, PARTS>(at, of, place.batch, place.head, place.first);
+    for (int64_t first = 0; first < end; first += TENSOR_ROWS) {
+        __syncthreads();
+        load_keys<Element, PARTS>(at, of, place.batch, kv_head, first);
+        __syncthreads();
+        scores_by_query<Element, PARTS>(at, of, layout, first, place.first);
+        tensor_add<Element, PARTS>(dquery, of.dscore, of.key, LD);
+    }
+    tensor_put<Element, PARTS>(at, layout, dquery, at.scale, NULL, (Element *)head_of<Element>(at, at.dq, at.q_width, place.batch, place.head),
+                               at.q_width, own, at.add_q);
+}
+#endif
+
+template <class Element, int PARTS, bool KEYS> __device__ __forceinline__ void tensor_backward(const struct attention &at, unsigned char *memory)
+{
+    if constexpr ((int)tensor_from<Element>::ARCH <= ATTENTION_ARCH) {
+#if ATTENTION_ARCH >= 700
+        if constexpr (KEYS)
+            tensor_keys_block<Element, PARTS>(at, memory);
+        else
+            tensor_queries_block<Element, PARTS>(at, memory);
+#endif
+    } else {
+        __trap(); /* the device could, the build's code cannot */
+    }
+}
+
+template <class Element, int PARTS> __global__ __launch_bounds__(TENSOR_THREADS) void tensor_keys(const struct attention at)
+{
+    SHARED(unsigned char, memory);
+    tensor_backward<Element, PARTS, true>(at, memory);
+}
+
+template <class Element, int PARTS> __global__ __launch_bounds__(TENSOR_THREADS) void tensor_queries(const struct attention at)
+{
+    SHARED(unsigned char, memory);
+    tensor_backward<Element, PARTS, false>(at, memory);
+}
+
+static size_t tensor_backward_shared(const struct attention &at)
+{
+    const int64_t ld = tensor_columns(at.head) + 8;
+    return (size_t)(TENSOR_ALIGN + 4 * TENSOR_ROWS * ld * 2 + 2 * TENSOR_ROWS * WEIGHT_LD * 2 + 2 * TENSOR_ROWS * 4);
+}
+
+/* weight and dscore [TILE queries][TILE + 4]; of either only where asked for. */
+template <int TILE>
+__device__ __forceinline__ void plain_scores(const struct attention &at, const float *query, const float *dout, const float *key, const float *value,
+                                             int columns, int ld, int64_t first_query, int64_t first_key, int64_t statistics, float *weight,
+                                             float *dscore)
+{
+    enum { PATCH = TILE / 16, SQUARE = TILE + 4 };
+    const int tx = threadIdx.x & 15, ty = threadIdx.x >> 4;
+    float dots[PATCH][PATCH], dweights[PATCH][PATCH];
+    plain_dots<PATCH>(dots, query + ty * PATCH * ld, key, columns, ld);
+    plain_dots<PATCH>(dweights, dout + ty * PATCH * ld, value, columns, ld);
+    for (int i = 0; i < PATCH; i++) {
+        const int64_t row = first_query + ty * PATCH + i, from = statistics + (row < at.length ? row : at.length - 1);
+        const float logsumexp = at.logsumexp[from], delta = at.delta[from];
+        for (int j = 0; j < PATCH; j++) {
+            const int place = (ty * PATCH + i) * SQUARE + tx + 16 * j;
+            const float p = visible(at, row, first_key + tx + 16 * j) ? expf(dots[i][j] * at.scale - logsumexp) : 0.0f;
+            if (weight) weight[place] = p;
+            dscore[place] = p * (dweights[i][j] - delta);
+        }
+    }
+}
+
+template <class Element, int TILE, int SPAN> __global__ __launch_bounds__(PLAIN_THREADS) void plain_keys(const struct attention at)
+{
+    enum { PATCH = TILE / 16, SQUARE = TILE + 4 };
+    SHARED(float, key);
+    const int columns = plain_columns(at), ld = columns + 4, ty = threadIdx.x >> 4;
+    float *value = key + TILE * ld, *query = value + TILE * ld, *dout = query + TILE * ld, *weight = dout + TILE * ld, *dscore = weight + TILE * SQUARE;
+    const struct attention_place place = attention_place(at, at.kv_heads, TILE, false);
+    const int64_t group = at.heads / at.kv_heads, own = place.first + ty * PATCH;
+    float dkey[PATCH][SPAN] = {}, dvalue[PATCH][SPAN] = {};
+    tile_load(at, head_of<Element>(at, at.k, at.kv_width, place.batch, place.head), at.kv_width, place.first, TILE, columns, ld, key);
+    tile_load(at, head_of<Element>(at, at.v, at.kv_width, place.batch, place.head), at.kv_width, place.first, TILE, columns, ld, value);
+    for (int64_t head = place.head * group; head < (place.head + 1) * group; head++)
+        for (int64_t first = at.causal ? place.first : 0; first < at.length; first += TILE) {
+            __syncthreads();
+            tile_load(at, head_of<Element>(at, at.q, at.q_width, place.batch, head), at.q_width, first, TILE, columns, ld, query);
+            tile_load(at, head_of<Element>(at, at.dout, at.out_width, place.batch, head), at.out_width, first, TILE, columns, ld, dout);
+            __syncthreads();
+            plain_scores<TILE>(at, query, dout, key, value, columns, ld, first, place.first, (place.batch * at.heads + head) * at.length, weight, dscore);
+            __syncthreads();
+            plain_add<TILE, SPAN>(dvalue, weight + ty * PATCH, 1, SQUARE, dout, columns, ld);
+            plain_add<TILE, SPAN>(dkey, dscore + ty * PATCH, 1, SQUARE, query, columns, ld);
+        }
+    plain_put(at, dkey, at.scale, (Element *)head_of<Element>(at, at.dk, at.kv_width, place.batch, place.head), at.kv_width, own, at.add_k);
+    plain_put(at, dvalue, 1, (Element *)head_of<Element>(at, at.dv, at.kv_width, place.batch, place.head), at.kv_width, own, at.add_v);
+}
+
+template <class Element, int TILE, int SPAN> __global__ __launch_bounds__(PLAIN_THREADS) void plain_queries(const struct attention at)
+{
+    enum { PATCH = TILE / 16, SQUARE = TILE + 4 };
+    SHARED(float, query);
+    const int columns = plain_columns(at), ld = columns + 4, ty = threadIdx.x >> 4;
+    float *dout = query + TILE * ld, *key = dout + TILE * ld, *value = key + TILE * ld, *dscore = value + TILE * ld;
+    const struct attention_place place = attention_place(at, at.heads, TILE, true);
+    const int64_t kv_head = place.head / (at.heads / at.kv_heads), own = place.first + ty * PATCH;
+    const int64_t end = at.causal && place.first + TILE < at.length ? place.first + TILE : at.length;
+    float dquery[PATCH][SPAN] = {};
+    tile_load(at, head_of<Element>(at, at.q, at.q_width, place.batch, place.head), at.q_width, place.first, TILE, columns, ld, query);
+    tile_load(at, head_of<Element>(at, at.dout, at.out_width, place.batch, place.head), at.out_width, place.first, TILE, columns, ld, dout);
+    for (int64_t first = 0; first < end; first += TILE) {
+        __syncthreads();
+        tile_load(at, head_of<Element>(at, at.k, at.kv_width, place.batch, kv_head), at.kv_width, first, TILE, columns, ld, key);
+        tile_load(at, head_of<Element>(at, at.v, at.kv_width, place.batch, kv_head), at.kv_width, first, TILE, columns, ld, value);
+        __syncthreads();
+        plain_scores<TILE>(at, query, dout, key, value, columns, ld, place.first, first, (place.batch * at.heads + place.head) * at.length, NULL, dscore);
+        __syncthreads();
+        plain_add<TILE, SPAN>(dquery, dscore + ty * PATCH * SQUARE, SQUARE, 1, key, columns, ld);
+    }
+    plain_put(at, dquery, at.scale, (Element *)head_of<Element>(at, at.dq, at.q_width, place.batch, place.head), at.q_width, own, at.add_q);
+}
+
+template <class Element> static enum hapt_status keys_run(const struct attention &at, struct hapt_queue *queue)
+{
+    PLAIN_LAUNCH(plain_keys, at.kv_heads, 4, 2)
+}
+
+template <class Element> static enum hapt_status queries_run(const struct attention &at, struct hapt_queue *queue)
+{
+    PLAIN_LAUNCH(plain_queries, at.heads, 4, 1)
+}
+
+template <class Element> static enum hapt_status backward_of(const struct attention &at, struct hapt_queue *queue)
+{
+    HAPT_TRY(launch(delta_kernel<Element>, blocks_for(at.batch * at.heads * at.length, 8), 256, 0, queue, at));
+    if constexpr (sizeof(Element) == 2) {
+        const size_t shared = tensor_backward_shared(at);
+        if (at.head <= 128 && tensor_can<Element>() && shared <= attention_shared_limit()) {
+            HAPT_TRY(TENSOR_LAUNCH(tensor_keys, attention_grid(at, at.kv_heads, TENSOR_ROWS), TENSOR_THREADS, shared, queue, at));
+            return TENSOR_LAUNCH(tensor_queries, attention_grid(at, at.heads, TENSOR_ROWS), TENSOR_THREADS, shared, queue, at);
+        }
+    }
+    HAPT_TRY(keys_run<Element>(at, queue));
+    return queries_run<Element>(at, queue);
+}
+
+/* The deltas. */
+template <bool GROUPED> static size_t backward_workspace(const struct hapt_call *call)
+{
+    const struct attention at = attention_of(call, GROUPED, true);
+    return (size_t)(at.batch * at.heads * at.length) * sizeof(float);
+}
+
+template <class Element> static enum hapt_status attention_backward_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    return backward_of<Element>(attention_of(call, false, true), queue);
+}
+
+template <class Element> static enum hapt_status grouped_backward_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    return backward_of<Element>(attention_of(call, true, true), queue);
+}
+
+extern const struct cuda_kernel hapt_cuda_attention_backward[] = {
+    CUDA_KERNELS("attention_backward", backward_workspace<false>, attention_backward_run),
+    CUDA_KERNELS("grouped_attention_backward", backward_workspace<true>, grouped_backward_run),
+    CUDA_KERNELS_END,
+};
