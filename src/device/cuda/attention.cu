@@ -12,12 +12,12 @@ template <class Element> __device__ __forceinline__ float stripe_softmax(struct 
 {
     const int r = (threadIdx.x & 31) >> 1, side = threadIdx.x & 1;
     float weight[TENSOR_ROWS / 2], higher = stripe.top, sum = 0;
-#pragma unroll
+    UNROLL
     for (int j = 0; j < TENSOR_ROWS / 8; j++) {
         const int c = (2 * j + side) * 4;
         const float4 some = *(const float4 *)(score + r * WEIGHT_LD + c);
         const float four[4] = {some.x, some.y, some.z, some.w};
-#pragma unroll
+        UNROLL
         for (int e = 0; e < 4; e++) {
             weight[4 * j + e] = c + e < seen ? four[e] * scale : -INFINITY;
             higher = fmaxf(higher, weight[4 * j + e]);
@@ -26,7 +26,7 @@ template <class Element> __device__ __forceinline__ float stripe_softmax(struct 
     higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 1)); /* finite: a row sees some key of its first tile */
     Element *to = (Element *)score + r * WEIGHT_LD; /* the shuffle has made all lanes' scores read */
     __syncwarp();
-#pragma unroll
+    UNROLL
     for (int j = 0; j < TENSOR_ROWS / 2; j++) {
         const float value = __expf(weight[j] - higher);
         sum += value;
@@ -57,21 +57,21 @@ template <class Element, int PARTS> __device__ __forceinline__ void tensor_forwa
         tile_load(at, head_of<Element>(at, at.k, at.kv_width, place.batch, kv_head), at.kv_width, first, TENSOR_ROWS, COLUMNS, LD, key);
         tile_load(at, head_of<Element>(at, at.v, at.kv_width, place.batch, kv_head), at.kv_width, first, TENSOR_ROWS, COLUMNS, LD, value);
         __syncthreads();
-#pragma unroll
+        UNROLL
         for (int n = 0; n < TENSOR_ROWS / 16; n++) {
             tensor_sum dots;
             tensor_dots<Element, PARTS>(dots, query + warp * 16 * LD, key + n * 16 * LD, LD);
             nvcuda::wmma::store_matrix_sync(score + n * 16, dots, WEIGHT_LD, nvcuda::wmma::mem_row_major);
         }
         __syncwarp();
-        const int64_t keys = at.length - first, before = at.causal ? row - first + 1 : keys;
-        const float shrink = stripe_softmax<Element>(stripe, score, at.scale, (int)(keys < before ? keys : before < TENSOR_ROWS ? before : TENSOR_ROWS));
+        const int64_t keys = at.length - first, seen = at.causal && row - first + 1 < keys ? row - first + 1 : keys;
+        const float shrink = stripe_softmax<Element>(stripe, score, at.scale, seen < TENSOR_ROWS ? (int)seen : (int)TENSOR_ROWS);
         if (lane % 2 == 0) factor[lane / 2] = shrink;
         __syncwarp();
         if (!__all_sync(0xffffffffu, shrink == 1.0f)) {
-#pragma unroll
+            UNROLL
             for (int f = 0; f < PARTS; f++)
-#pragma unroll
+                UNROLL
                 for (int i = 0; i < tensor_sum::num_elements; i++) out[f].x[i] *= factor[layout.row(i)];
         }
         tensor_add<Element, PARTS>(out, (const Element *)score, value, LD);
@@ -95,7 +95,7 @@ template <class Element, int PARTS> __global__ __launch_bounds__(TENSOR_THREADS)
         tensor_forward_block<Element, PARTS>(at, memory);
 #endif
     } else {
-        __trap(); /* the device could, the build's code cannot */
+        asm("trap;"); /* the device could, the build's code cannot */
     }
 }
 
@@ -155,7 +155,7 @@ template <class Element, int TILE, int SPAN> __global__ __launch_bounds__(PLAIN_
             const float shrink = expf(top[i] - higher);
             total[i] = total[i] * shrink + row_sum(sum);
             top[i] = higher;
-#pragma unroll
+            UNROLL
             for (int j = 0; j < SPAN; j++) out[i][j] *= shrink;
         }
         __syncthreads();

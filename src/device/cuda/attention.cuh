@@ -205,7 +205,7 @@ __device__ __forceinline__ struct tensor_layout tensor_layout_find(float *scratc
     for (int i = threadIdx.x & 31; i < 256; i += 32) scratch[i] = (float)i;
     __syncwarp();
     nvcuda::wmma::load_matrix_sync(numbers, scratch, 16, nvcuda::wmma::mem_row_major);
-#pragma unroll
+    UNROLL
     for (int i = 0; i < tensor_sum::num_elements; i++) layout.place[i] = (unsigned char)numbers.x[i];
     __syncwarp();
     return layout;
@@ -215,7 +215,7 @@ __device__ __forceinline__ struct tensor_layout tensor_layout_find(float *scratc
 template <class Element, int PARTS> __device__ __forceinline__ void tensor_dots(tensor_sum &sum, const Element *rows, const Element *other, int ld)
 {
     nvcuda::wmma::fill_fragment(sum, 0.0f);
-#pragma unroll
+    UNROLL
     for (int d = 0; d < PARTS; d++) {
         tensor_a<Element> a;
         tensor_bt<Element> b;
@@ -228,11 +228,11 @@ template <class Element, int PARTS> __device__ __forceinline__ void tensor_dots(
 /* sum [16][16 PARTS] += weight [16][TENSOR_ROWS] * tile [TENSOR_ROWS][16 PARTS] */
 template <class Element, int PARTS> __device__ __forceinline__ void tensor_add(tensor_sum *sum, const Element *weight, const Element *tile, int ld)
 {
-#pragma unroll
+    UNROLL
     for (int n = 0; n < TENSOR_ROWS / 16; n++) {
         tensor_a<Element> a;
         nvcuda::wmma::load_matrix_sync(a, weight + n * 16, WEIGHT_LD);
-#pragma unroll
+        UNROLL
         for (int f = 0; f < PARTS; f++) {
             tensor_b<Element> b;
             nvcuda::wmma::load_matrix_sync(b, tile + n * 16 * ld + f * 16, ld);
@@ -246,9 +246,9 @@ template <class Element, int PARTS>
 __device__ __forceinline__ void tensor_put(const struct attention &at, const struct tensor_layout &layout, const tensor_sum *sum, float scale,
                                            const float *factor, Element *to, int64_t width, int64_t first, bool add)
 {
-#pragma unroll
+    UNROLL
     for (int f = 0; f < PARTS; f++) {
-#pragma unroll
+        UNROLL
         for (int i = 0; i < tensor_sum::num_elements; i++) {
             const int r = layout.row(i), c = f * 16 + layout.column(i);
             if (first + r < at.length && c < at.head) put(to + (first + r) * width + c, sum[f].x[i] * (factor ? factor[r] : scale), add);
@@ -285,13 +285,13 @@ template <int PATCH> __device__ __forceinline__ void plain_dots(float (&sum)[PAT
         for (int j = 0; j < PATCH; j++) sum[i][j] = 0;
     for (int d = 0; d < columns; d += 4) {
         float4 a[PATCH], b[PATCH];
-#pragma unroll
+        UNROLL
         for (int i = 0; i < PATCH; i++) a[i] = *(const float4 *)(rows + i * ld + d);
-#pragma unroll
+        UNROLL
         for (int j = 0; j < PATCH; j++) b[j] = *(const float4 *)(mine + j * 16 * ld + d);
-#pragma unroll
+        UNROLL
         for (int i = 0; i < PATCH; i++)
-#pragma unroll
+            UNROLL
             for (int j = 0; j < PATCH; j++) {
                 sum[i][j] += a[i].x * b[j].x;
                 sum[i][j] += a[i].y * b[j].y;
@@ -306,16 +306,15 @@ template <int TILE, int SPAN>
 __device__ __forceinline__ void plain_add(float (&sum)[TILE / 16][SPAN], const float *weight, int row, int depth, const float *tile, int columns, int ld)
 {
     const float *mine = tile + (threadIdx.x & 15);
-#pragma unroll 4
     for (int k = 0; k < TILE; k++) {
         float a[TILE / 16];
-#pragma unroll
+        UNROLL
         for (int i = 0; i < TILE / 16; i++) a[i] = weight[i * row + k * depth];
-#pragma unroll
+        UNROLL
         for (int j = 0; j < SPAN; j++) {
             if (j * 16 >= columns) break;
             const float b = mine[k * ld + j * 16];
-#pragma unroll
+            UNROLL
             for (int i = 0; i < TILE / 16; i++) sum[i][j] += a[i] * b;
         }
     }
@@ -327,7 +326,7 @@ __device__ __forceinline__ void plain_put(const struct attention &at, const floa
                                           int64_t first, bool add)
 {
     for (int i = 0; i < PATCH; i++)
-#pragma unroll
+        UNROLL
         for (int j = 0; j < SPAN; j++) {
             const int c = (threadIdx.x & 15) + j * 16;
             if (first + i < at.length && c < at.head) put(to + (first + i) * width + c, sum[i][j] * scale, add);

@@ -87,12 +87,12 @@ __device__ __forceinline__ void scores_by_key(const struct attention &at, const 
 {
     enum { LD = PARTS * 16 + 8 };
     const int own = threadIdx.x / 32 * 16;
-#pragma unroll
+    UNROLL
     for (int n = 0; n < TENSOR_ROWS; n += 16) {
         tensor_sum dots, dweights;
         tensor_dots<Element, PARTS>(dots, of.key + own * LD, of.query + n * LD, LD);
         tensor_dots<Element, PARTS>(dweights, of.value + own * LD, of.dout + n * LD, LD);
-#pragma unroll
+        UNROLL
         for (int i = 0; i < tensor_sum::num_elements; i++) {
             const int r = layout.row(i), c = n + layout.column(i);
             float weight, dscore;
@@ -111,12 +111,12 @@ __device__ __forceinline__ void scores_by_query(const struct attention &at, cons
 {
     enum { LD = PARTS * 16 + 8 };
     const int own = threadIdx.x / 32 * 16;
-#pragma unroll
+    UNROLL
     for (int n = 0; n < TENSOR_ROWS; n += 16) {
         tensor_sum dots, dweights;
         tensor_dots<Element, PARTS>(dots, of.query + own * LD, of.key + n * LD, LD);
         tensor_dots<Element, PARTS>(dweights, of.dout + own * LD, of.value + n * LD, LD);
-#pragma unroll
+        UNROLL
         for (int i = 0; i < tensor_sum::num_elements; i++) {
             const int r = own + layout.row(i), c = n + layout.column(i);
             float weight, dscore;
@@ -188,7 +188,7 @@ template <class Element, int PARTS, bool KEYS> __device__ __forceinline__ void t
             tensor_queries_block<Element, PARTS>(at, memory);
 #endif
     } else {
-        __trap(); /* the device could, the build's code cannot */
+        asm("trap;"); /* the device could, the build's code cannot */
     }
 }
 

@@ -79,7 +79,9 @@ static inline dim3 blocks_for(int64_t count, int64_t per_block)
 
 #ifdef HAPT_HOST_CUDA /* tests/gpu/host */
 #define SHARED(type, name) type *name = (type *)host_cuda_shared()
+#define UNROLL
 #else
+#define UNROLL _Pragma("unroll") /* before a loop */
 /* The block's dynamic shared memory, once in a kernel; 16-byte aligned. */
 #define SHARED(type, name)                                  \
     extern __shared__ __align__(16) unsigned char cuda_shared_memory[]; \
