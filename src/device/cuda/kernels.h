@@ -8,9 +8,11 @@
     family(attention) \
     family(attention_backward) \
     family(embedding) \
+    family(expert) \
     family(linear) \
     family(llama) \
     family(loss) \
+    family(moe) \
     family(norm) \
     family(optimizer) \
     family(pointwise)
