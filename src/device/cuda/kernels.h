@@ -7,6 +7,7 @@
 #define CUDA_FAMILIES(family) \
     family(attention) \
     family(attention_backward) \
+    family(batch_norm) \
     family(embedding) \
     family(expert) \
     family(linear) \
@@ -15,7 +16,9 @@
     family(moe) \
     family(norm) \
     family(optimizer) \
-    family(pointwise)
+    family(patches) \
+    family(pointwise) \
+    family(pool)
 
 #define CUDA_FAMILY_DECLARE(name) extern const struct cuda_kernel hapt_cuda_##name[];
 CUDA_FAMILIES(CUDA_FAMILY_DECLARE)
