@@ -2,67 +2,11 @@
  * Batch norm by the statistics of a whole batch. x is [rows][channels][pixels]; sums go over rows and pixels and are divided by the count of
  * the whole batch, of which this may be a shard.
  */
+#include "channels.cuh"
 #include "kernels.h"
 #include "rows.cuh"
 
-enum { THREADS = 256, PIECES = 64, PIECE_LEAST = 4096 };
-
-struct images {
-    int64_t rows, channels, pixels;
-};
-
-static struct images images_of(const struct hapt_view *x)
-{
-    return {x->shape[0], x->shape[1], x->shape[2] * x->shape[3]};
-}
-
-/* A channel's elements are summed in so many pieces of rows, each by a block; the shape alone decides. */
-static int64_t pieces_of(const struct images &n)
-{
-    const int64_t full = n.rows * n.pixels / PIECE_LEAST, most = n.rows < PIECES ? n.rows : (int64_t)PIECES;
-    return full < 1 ? 1 : full < most ? full : most;
-}
-
-/* Sums of x, of the squares of x - mean, or of dy and dy (x - mean): part [sums][channels][pieces]. */
-template <class Element> __global__ void part_kernel(struct images n, int64_t pieces, const Element *x, const float *mean, const Element *dy, float *part)
-{
-    __shared__ float place[32];
-    const int64_t c = blockIdx.x / pieces, piece = blockIdx.x % pieces, first = piece * n.rows / pieces, rows = (piece + 1) * n.rows / pieces - first;
-    const float middle = mean ? mean[c] : 0;
-    float plain = 0, weighted = 0;
-    for (int64_t i = threadIdx.x; i < rows * n.pixels; i += THREADS) {
-        const int64_t at = ((first + i / n.pixels) * n.channels + c) * n.pixels + i % n.pixels;
-        const float value = (x ? to_float(x[at]) : 0) - middle;
-        if (dy) {
-            plain += to_float(dy[at]);
-            weighted += to_float(dy[at]) * value;
-        } else {
-            plain += mean ? value * value : value;
-        }
-    }
-    plain = block_sum(plain, place);
-    if (dy) weighted = block_sum(weighted, place);
-    if (threadIdx.x > 0) return;
-    part[blockIdx.x] = plain;
-    if (dy) part[n.channels * pieces + blockIdx.x] = weighted;
-}
-
-__device__ __forceinline__ double pieces_sum(const float *part, int64_t channel, int64_t pieces)
-{
-    double sum = 0;
-    for (int64_t p = 0; p < pieces; p++) sum += part[channel * pieces + p];
-    return sum;
-}
-
-__device__ __forceinline__ void put_sum(float *to, int64_t channel, double sum, bool accumulate)
-{
-    if (to) to[channel] = (float)(sum + (accumulate ? to[channel] : 0));
-}
-
-__global__ void statistic_kernel(int64_t channels, int64_t pieces, const float *part, double count, float *to, bool accumulate)
-{
-    for (GRID_STRIDE(c, channels)) put_sum(to, c, pieces_sum(part, c, pieces) / count, accumulate);
-}
+enum { THREADS = 256 };
 
 __device__ __forceinline__ float channel_rstd(const float *variance, int64_t channel, double epsilon)
 {
@@ -136,27 +80,12 @@ static enum hapt_status normalise_all(const struct hapt_call *call, const void *
                   (Element *)call->output[0].data, (bool)(call->accumulate & 1u));
 }
 
-static size_t part_workspace(const struct hapt_call *call)
-{
-    const struct images n = images_of(&call->input[0]);
-    return (size_t)(2 * n.channels * pieces_of(n)) * sizeof(float);
-}
-
-template <class Element> static enum hapt_status parts(const struct hapt_call *call, const void *mean, const void *dy, struct hapt_queue *queue)
-{
-    const struct images n = images_of(&call->input[0]);
-    const int64_t pieces = pieces_of(n);
-    return launch(part_kernel<Element>, dim3((unsigned)(n.channels * pieces)), THREADS, 0, queue, n, pieces, (const Element *)call->input[0].data,
-                  (const float *)mean, (const Element *)dy, (float *)call->workspace);
-}
-
 /* input: x (, mean) */
 template <class Element> static enum hapt_status statistic_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
-    const struct images n = images_of(&call->input[0]);
-    HAPT_TRY(parts<Element>(call, call->input_count > 1 ? call->input[1].data : NULL, NULL, queue));
-    return launch(statistic_kernel, blocks_for(n.channels, 64), 64, 0, queue, n.channels, pieces_of(n), (const float *)call->workspace,
-                  (double)call->integer[0], (float *)call->output[0].data, (bool)(call->accumulate & 1u));
+    const float *mean = call->input_count > 1 ? (const float *)call->input[1].data : NULL;
+    return channel_statistic<Element>(&call->input[0], mean, (double)call->integer[0], (float *)call->output[0].data, call->accumulate & 1u,
+                                      (float *)call->workspace, queue);
 }
 
 /* input: x, mean, variance, gamma, beta */
@@ -173,7 +102,7 @@ template <class Element> static enum hapt_status sums_run(const struct hapt_call
 {
     const struct hapt_view *in = call->input, *out = call->output;
     const struct images n = images_of(&in[0]);
-    HAPT_TRY(parts<Element>(call, in[1].data, in[4].data, queue));
+    HAPT_TRY(channel_parts<Element>(&in[0], (const float *)in[1].data, (const Element *)in[4].data, (float *)call->workspace, queue));
     return launch(sums_kernel<Element>, blocks_for(n.channels, 64), 64, 0, queue, n.channels, pieces_of(n), (const float *)call->workspace,
                   (const float *)in[2].data, call->real[0], (const Element *)in[3].data, (float *)out[0].data, (float *)out[1].data, (float *)out[2].data,
                   (float *)out[3].data, call->accumulate);
@@ -186,6 +115,11 @@ template <class Element> static enum hapt_status dx_run(const struct hapt_call *
     const struct normalise_dx<Element> of = {(const float *)in[1].data, (const float *)in[2].data, (const Element *)in[3].data, (const float *)in[4].data,
                                              (const float *)in[5].data, call->real[0], (double)call->integer[0]};
     return normalise_all<Element>(call, in[6].data, of, queue);
+}
+
+static size_t part_workspace(const struct hapt_call *call)
+{
+    return channel_workspace(&call->input[0]);
 }
 
 extern const struct cuda_kernel hapt_cuda_batch_norm[] = {

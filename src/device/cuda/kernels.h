@@ -8,6 +8,7 @@
     family(attention) \
     family(attention_backward) \
     family(batch_norm) \
+    family(convolution) \
     family(embedding) \
     family(expert) \
     family(linear) \
