@@ -309,21 +309,23 @@ template <int ELEMENT> static size_t forward_workspace(const struct hapt_call *c
 {
     const struct convolution of = convolution_of(call, &call->input[0], &call->input[1], &call->output[0]);
     const struct share share = forward_share(of, ELEMENT);
-    return (is_plain(of) ? 0 : aligned(share.images * share.apart * ELEMENT)) + product_workspace();
+    if (is_plain(of)) return product_workspace(of.rows * of.out * of.pixels);
+    return aligned(share.images * share.apart * ELEMENT) + product_workspace(share.images * of.out * share.down * of.across);
 }
 
 static size_t dx_workspace(const struct hapt_call *call)
 {
     const struct convolution of = convolution_of(call, &call->output[0], &call->input[1], &call->input[0]);
     const struct share share = dx_share(of);
-    return (is_plain(of) ? 0 : aligned(share.images * share.apart * 4)) + product_workspace();
+    if (is_plain(of)) return product_workspace(of.rows * of.in * of.pixels);
+    return aligned(share.images * share.apart * 4) + product_workspace(share.images * share.channels * of.kernel * of.pixels);
 }
 
 template <int ELEMENT> static size_t dw_workspace(const struct hapt_call *call)
 {
     const struct convolution of = convolution_of(call, &call->input[0], &call->output[0], &call->input[1]);
     const struct share share = dw_share(of, ELEMENT);
-    const size_t product = product_workspace(), sums = channel_workspace(&call->input[1]);
+    const size_t product = product_workspace(of.out * share.channels * of.kernel), sums = channel_workspace(&call->input[1]);
     return aligned(share.channels * of.kernel * share.ld * ELEMENT) + aligned(of.out * share.ld * ELEMENT) + (product > sums ? product : sums);
 }
 

@@ -153,13 +153,16 @@ template <class Element> static enum hapt_status weights_run(const struct hapt_c
 
 static size_t slots_workspace(const struct hapt_call *call)
 {
-    return product_workspace() + (call->accumulate & 1u ? slots_bytes(&call->output[0]) : 0);
+    const struct hapt_view *to = &call->output[0];
+    const int64_t products = to->shape[0] <= to->shape[1] ? to->shape[0] : to->shape[1];
+    return product_workspace(products > 0 ? hapt_view_elements(to) / products : 0) + (call->accumulate & 1u ? slots_bytes(to) : 0);
 }
 
 static size_t weights_workspace(const struct hapt_call *call)
 {
     const struct hapt_view *x = &call->input[0], *dy = &call->input[2];
-    const size_t product = product_workspace(), sums = column_sums_workspace(x->shape[0] * x->shape[2], x->shape[1] * view_columns(dy), 1);
+    const size_t product = product_workspace(hapt_view_elements(&call->output[0]));
+    const size_t sums = column_sums_workspace(x->shape[0] * x->shape[2], x->shape[1] * view_columns(dy), 1);
     return slots_bytes(x) + slots_bytes(dy) + (product > sums ? product : sums);
 }
 
