@@ -5,6 +5,8 @@ struct shape {
     int64_t batch, length, heads, head;
 };
 
+static enum hapt_dtype half_type; /* each half-precision type */
+
 static const struct shape shapes[] = {{1, 1, 1, 16},  {2, 7, 3, 16},   {1, 37, 2, 24},  {1, 33, 1, 17},
                                       {2, 64, 2, 32}, {1, 129, 1, 64}, {1, 161, 2, 80}, {1, 270, 1, 128}};
 
@@ -63,7 +65,7 @@ static void check_shape(const struct shape *s, enum hapt_dtype dtype, bool causa
                              .integer = {s->heads, causal},
                              .threads = threads};
     kernel_run("attention", dtype, &call);
-    check_close(&out.view, expected, dtype == HAPT_F32 ? 2e-6 : BF16_UNIT, "attention");
+    check_close(&out.view, expected, dtype == HAPT_F32 ? 2e-6 : HALF_UNIT(dtype), "attention");
     check_close(&lse.view, expected + out.count, 2e-6, "attention's logsumexp");
     /* The backward takes the forward's rounded results, so bf16 allows for a few roundings. */
     struct hapt_call back = {.input_count = 4,
@@ -74,7 +76,7 @@ static void check_shape(const struct shape *s, enum hapt_dtype dtype, bool causa
                              .threads = threads};
     kernel_run("attention_backward", dtype, &back);
     const int samples = s->length <= 40 ? 60 : 5;
-    check_gradient(&problem, 0, &dqkv.view, NULL, samples, dtype == HAPT_F32 ? 5e-6 : 4 * BF16_UNIT, "dqkv");
+    check_gradient(&problem, 0, &dqkv.view, NULL, samples, dtype == HAPT_F32 ? 5e-6 : 4 * HALF_UNIT(dtype), "dqkv");
     free(dy);
     free(expected);
     tensor_free(&qkv);
@@ -89,7 +91,7 @@ static void agrees_with_the_reference(void)
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int variant = 0; variant < 8; variant++) {
             if (shapes[i].length > 100 && !(variant == 1 || variant == 6)) continue; /* the reference is slow */
-            check_shape(&shapes[i], variant & 1 ? HAPT_BF16 : HAPT_F32, variant & 2, variant & 4 ? 2 : 1);
+            check_shape(&shapes[i], variant & 1 ? half_type : HAPT_F32, variant & 2, variant & 4 ? 2 : 1);
         }
 }
 
@@ -162,25 +164,25 @@ static void survives_large_scores(void)
 /* The same bits from every run, and from 1 and 2 threads: a head never spans threads. */
 static void same_bits(void)
 {
-    struct tensor qkv = TENSOR(HAPT_BF16, -2, 2, 3, 50, 96), dout = TENSOR(HAPT_BF16, -1, 1, 3, 50, 32);
+    struct tensor qkv = TENSOR(half_type, -2, 2, 3, 50, 96), dout = TENSOR(half_type, -1, 1, 3, 50, 32);
     uint16_t *first = malloc(3 * 50 * 96 * sizeof *first);
     for (int run = 0; run < 3; run++) {
-        struct tensor out = TENSOR(HAPT_BF16, 0, 0, 3, 50, 32), lse = TENSOR(HAPT_F32, 0, 0, 3, 2, 50);
-        struct tensor dqkv = TENSOR(HAPT_BF16, 0, 0, 3, 50, 96);
+        struct tensor out = TENSOR(half_type, 0, 0, 3, 50, 32), lse = TENSOR(HAPT_F32, 0, 0, 3, 2, 50);
+        struct tensor dqkv = TENSOR(half_type, 0, 0, 3, 50, 96);
         struct hapt_call call = {.input_count = 1,
                                  .output_count = 2,
                                  .input = {qkv.view},
                                  .output = {out.view, lse.view},
                                  .integer = {2, 1},
                                  .threads = run == 0 ? 1 : 2};
-        kernel_run("attention", HAPT_BF16, &call);
+        kernel_run("attention", half_type, &call);
         struct hapt_call back = {.input_count = 4,
                                  .output_count = 1,
                                  .input = {qkv.view, out.view, lse.view, dout.view},
                                  .output = {dqkv.view},
                                  .integer = {2, 1},
                                  .threads = call.threads};
-        kernel_run("attention_backward", HAPT_BF16, &back);
+        kernel_run("attention_backward", half_type, &back);
         if (run == 0) memcpy(first, dqkv.view.data, 3 * 50 * 96 * sizeof *first);
         CHECK(!memcmp(first, dqkv.view.data, 3 * 50 * 96 * sizeof *first));
         tensor_free(&out);
@@ -259,7 +261,7 @@ static void check_grouped(const struct grouped *s, enum hapt_dtype dtype, bool c
                              .integer = {s->kv_heads, causal},
                              .threads = threads};
     kernel_run("grouped_attention", dtype, &call);
-    check_close(&out.view, expected, dtype == HAPT_F32 ? 2e-6 : BF16_UNIT, "grouped attention");
+    check_close(&out.view, expected, dtype == HAPT_F32 ? 2e-6 : HALF_UNIT(dtype), "grouped attention");
     check_close(&lse.view, expected + out.count, 2e-6, "grouped attention's logsumexp");
     struct hapt_call back = {.input_count = 6,
                              .output_count = 3,
@@ -272,7 +274,7 @@ static void check_grouped(const struct grouped *s, enum hapt_dtype dtype, bool c
     for (int k = 0; k < 3; k++) {
         static const char *const name[] = {"dq", "dk", "dv"};
         check_gradient(&problem, k, &gradient[k].view, accumulate ? gradient[k].value : NULL, s->length <= 40 ? 40 : 4,
-                       dtype == HAPT_F32 ? 5e-6 : 4 * BF16_UNIT, name[k]);
+                       dtype == HAPT_F32 ? 5e-6 : 4 * HALF_UNIT(dtype), name[k]);
     }
     for (int k = 0; k < 3; k++) tensor_free(&in[k]), tensor_free(&gradient[k]);
     free(dy);
@@ -287,7 +289,7 @@ static void grouped_agrees_with_the_reference(void)
     for (size_t i = 0; i < sizeof groupings / sizeof *groupings; i++)
         for (int variant = 0; variant < 16; variant++) {
             if (groupings[i].length > 60 && variant % 5) continue; /* the reference is slow */
-            check_grouped(&groupings[i], variant & 1 ? HAPT_BF16 : HAPT_F32, variant & 2, variant & 4,
+            check_grouped(&groupings[i], variant & 1 ? half_type : HAPT_F32, variant & 2, variant & 4,
                           variant & 8 ? 2 : 1);
         }
 }
@@ -323,11 +325,14 @@ static void grouped_is_attention(void)
 int main(int argc, char **argv)
 {
     kernels_init(&argc, &argv);
-    RUN(agrees_with_the_reference);
-    RUN(whole_gradient);
-    RUN(survives_large_scores);
-    RUN(same_bits);
-    RUN(grouped_agrees_with_the_reference);
-    RUN(grouped_is_attention);
+    for (HALF_TYPES(half)) {
+        half_type = half;
+        RUN(agrees_with_the_reference);
+        RUN(whole_gradient);
+        RUN(survives_large_scores);
+        RUN(same_bits);
+        RUN(grouped_agrees_with_the_reference);
+        RUN(grouped_is_attention);
+    }
     return kernels_finish();
 }

@@ -1,7 +1,7 @@
 /* Kernels of image models: convolution, pooling, batch norm, relu; every forward by loops in double. */
 #include "kernels.h"
 
-static const enum hapt_dtype types[] = {HAPT_F32, HAPT_BF16};
+static enum hapt_dtype types[] = {HAPT_F32, HAPT_BF16}; /* the second: each half-precision type */
 
 /* ---- Convolution ---- */
 
@@ -53,7 +53,7 @@ static void check_convolution(const struct convolution_case *c, enum hapt_dtype 
     double *expected = malloc((size_t)y.count * sizeof *expected);
     convolution_reference(&problem, expected);
     const double terms = (double)(c->in * c->kernel_height * c->kernel_width), rounding = 2e-7 * sqrt(terms);
-    const double unit = dtype == HAPT_BF16 ? BF16_UNIT : 0;
+    const double unit = dtype != HAPT_F32 ? HALF_UNIT(dtype) : 0;
     struct hapt_call call = {.input_count = 3,
                              .output_count = 1,
                              .input = {x.view, w.view, bias ? b.view : absent},
@@ -182,7 +182,7 @@ static void check_pool(const char *op, bool reads_x, struct problem problem, str
     memcpy(shape, y->view.shape, (size_t)y->view.dims * sizeof *shape);
     struct tensor dy = tensor_make(dtype, shape, -1, 1);
     double *expected = malloc((size_t)y->count * sizeof *expected);
-    const double unit = dtype == HAPT_BF16 ? BF16_UNIT : 1e-6;
+    const double unit = dtype != HAPT_F32 ? HALF_UNIT(dtype) : 1e-6;
     problem.input[0] = x;
     problem.out_count = y->count;
     problem.dy = dy.value;
@@ -282,7 +282,7 @@ static void pointwise(void)
             struct hapt_call back = {.input_count = 2, .output_count = 1, .input = {y.view, dy.view}, .output = {dx.view},
                                      .accumulate = add, .threads = 1 + v / 2};
             kernel_run("relu_dx", dtype, &back);
-            check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 60, dtype == HAPT_BF16 ? BF16_UNIT : 1e-6, "relu's dx");
+            check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 60, dtype != HAPT_F32 ? HALF_UNIT(dtype) : 1e-6, "relu's dx");
             tensor_free(&dx);
         }
         struct tensor flat = TENSOR(dtype, 0, 0, 2, 105), back = TENSOR(dtype, 0, 0, 2, 3, 5, 7);
@@ -332,7 +332,7 @@ static void check_batch_norm(const int64_t *shape, enum hapt_dtype dtype, int th
     const struct problem problem = {.forward = batch_norm_reference, .input = {&x, &gamma, &beta}, .out_count = y.count,
                                     .dy = dy.value, .real = {1e-5}};
     const int64_t count = shape[0] * shape[2] * shape[3];
-    const double unit = dtype == HAPT_BF16 ? BF16_UNIT : 0;
+    const double unit = dtype != HAPT_F32 ? HALF_UNIT(dtype) : 0;
     double *expected = malloc((size_t)y.count * sizeof *expected);
     batch_norm_reference(&problem, expected);
     struct hapt_call call = {.input_count = 1, .output_count = 1, .input = {x.view, mean.view, variance.view, gamma.view, beta.view},
@@ -375,10 +375,13 @@ static void batch_norms(void)
 int main(int argc, char **argv)
 {
     kernels_init(&argc, &argv);
-    RUN(convolutions);
-    RUN(pooling);
-    RUN(pooling_corners);
-    RUN(pointwise);
-    RUN(batch_norms);
+    for (HALF_TYPES(half)) {
+        types[1] = half;
+        RUN(convolutions);
+        RUN(pooling);
+        RUN(pooling_corners);
+        RUN(pointwise);
+        RUN(batch_norms);
+    }
     return kernels_finish();
 }

@@ -1,7 +1,7 @@
 /* Kernels of mixtures of experts, on all experts and on shards of them, against loops over tokens and finite differences. */
 #include "kernels.h"
 
-static const enum hapt_dtype types[2] = {HAPT_F32, HAPT_BF16};
+static enum hapt_dtype types[] = {HAPT_F32, HAPT_BF16}; /* the second: each half-precision type */
 
 /* A shard holds experts [first, first + held) of `experts`. */
 struct shape {
@@ -12,7 +12,7 @@ static int32_t expert[4096]; /* [rows][tokens][choices], what a gate could say *
 
 static double unit(enum hapt_dtype dtype)
 {
-    return dtype == HAPT_F32 ? 1e-6 : BF16_UNIT;
+    return dtype == HAPT_F32 ? 1e-6 : HALF_UNIT(dtype);
 }
 
 /* Slot of choice j of token t of row r: counted anew from the start of the row. -1: not on this shard. */
@@ -321,9 +321,12 @@ static void no_room(void)
 int main(int argc, char **argv)
 {
     kernels_init(&argc, &argv);
-    RUN(gates);
-    RUN(slots);
-    RUN(products);
-    RUN(no_room);
+    for (HALF_TYPES(half)) {
+        types[1] = half;
+        RUN(gates);
+        RUN(slots);
+        RUN(products);
+        RUN(no_room);
+    }
     return kernels_finish();
 }

@@ -1,7 +1,7 @@
 /* Patch embedding, class token and the token taken out: against double references and central differences. */
 #include "kernels.h"
 
-static const enum hapt_dtype types[] = {HAPT_F32, HAPT_BF16};
+static enum hapt_dtype types[] = {HAPT_F32, HAPT_BF16}; /* the second: each half-precision type */
 
 /* A convolution from its definition. input: images [b][c][y][x], w [o][c][h][w], bias; out [b][patches][o]. */
 static void patch_reference(const struct problem *p, double *out)
@@ -36,9 +36,13 @@ static void check_patches(const struct patch_case *s, enum hapt_dtype dtype, boo
     struct tensor dy = TENSOR(dtype, -1, 1, s->batch, s->down * s->across, s->out);
     struct tensor dw = TENSOR(HAPT_F32, -1, 1, s->out, s->channels, s->height, s->width), db = TENSOR(HAPT_F32, -1, 1, s->out);
     double *expected = malloc((size_t)y.count * sizeof *expected);
-    /* bf16 products take rounded pixels. */
-    for (int64_t i = 0; dtype == HAPT_BF16 && i < images.count; i++)
-        images.value[i] = hapt_bf16_to_f32(hapt_bf16_from_f32((float)images.value[i]));
+    /* Half-precision products take rounded pixels. */
+    for (int64_t i = 0; dtype != HAPT_F32 && i < images.count; i++) {
+        uint32_t bits;
+        struct hapt_view rounded = {.data = &bits, .dtype = dtype};
+        element_set(&rounded, 0, images.value[i]);
+        images.value[i] = element_get(&rounded, 0);
+    }
     struct problem problem = {.forward = patch_reference,
                               .input = {&images, &w, bias ? &b : NULL},
                               .out_count = y.count,
@@ -51,7 +55,7 @@ static void check_patches(const struct patch_case *s, enum hapt_dtype dtype, boo
                              .threads = threads};
     if (!bias) call.input[2] = (struct hapt_view){0};
     kernel_run("patch_embedding", dtype, &call);
-    check_close(&y.view, expected, dtype == HAPT_F32 ? 1e-6 * sqrt((double)depth) : BF16_UNIT, "patch embedding");
+    check_close(&y.view, expected, dtype == HAPT_F32 ? 1e-6 * sqrt((double)depth) : HALF_UNIT(dtype), "patch embedding");
     struct hapt_call back = {.input_count = 2,
                              .output_count = bias ? 2 : 1,
                              .input = {images.view, dy.view},
@@ -107,7 +111,7 @@ static void check_class(int64_t batch, int64_t patches, int64_t d, enum hapt_dty
                              .output = {y.view},
                              .threads = threads};
     kernel_run("class_token", dtype, &call);
-    check_close(&y.view, expected, dtype == HAPT_F32 ? 2e-7 : BF16_UNIT, "class token");
+    check_close(&y.view, expected, dtype == HAPT_F32 ? 2e-7 : HALF_UNIT(dtype), "class token");
     struct hapt_call back = {.input_count = 1,
                              .output_count = 3,
                              .input = {dy.view},
@@ -115,7 +119,7 @@ static void check_class(int64_t batch, int64_t patches, int64_t d, enum hapt_dty
                              .accumulate = add,
                              .threads = threads};
     kernel_run("class_token_backward", dtype, &back);
-    check_gradient(&problem, 0, &dx.view, add & 1u ? dx.value : NULL, 40, dtype == HAPT_F32 ? 1e-6 : BF16_UNIT, "dx");
+    check_gradient(&problem, 0, &dx.view, add & 1u ? dx.value : NULL, 40, dtype == HAPT_F32 ? 1e-6 : HALF_UNIT(dtype), "dx");
     check_gradient(&problem, 1, &dclass.view, add & 2u ? dclass.value : NULL, 40, 1e-6, "dclass");
     check_gradient(&problem, 2, &dposition.view, add & 4u ? dposition.value : NULL, 40, 1e-6, "dposition");
     free(expected);
@@ -161,7 +165,7 @@ static void taken_tokens(void)
         for (int64_t i = 0; i < batch * length * d; i++) {
             const double given = i / d % length == which ? dy.value[i / d / length * d + i % d] : 0;
             const double expected = given + (add ? dx.value[i] : 0);
-            CHECK(fabs(element_get(&dx.view, i) - expected) <= (dtype == HAPT_F32 ? 2e-7 : 2 * BF16_UNIT));
+            CHECK(fabs(element_get(&dx.view, i) - expected) <= (dtype == HAPT_F32 ? 2e-7 : 2 * HALF_UNIT(dtype)));
         }
         tensor_free(&x);
         tensor_free(&y);
@@ -173,8 +177,11 @@ static void taken_tokens(void)
 int main(int argc, char **argv)
 {
     kernels_init(&argc, &argv);
-    RUN(patch_embeddings);
-    RUN(class_tokens);
-    RUN(taken_tokens);
+    for (HALF_TYPES(half)) {
+        types[1] = half;
+        RUN(patch_embeddings);
+        RUN(class_tokens);
+        RUN(taken_tokens);
+    }
     return kernels_finish();
 }
