@@ -13,6 +13,7 @@
 
 #include "hapt/dtype.h"
 #include "hapt/status.h"
+#include "hapt/strided.h"
 
 #define HAPT_MAX_DIMS 5
 #define HAPT_MAX_INPUTS 10
@@ -78,6 +79,45 @@ struct hapt_kernel {
     enum hapt_status (*run)(const struct hapt_call *call, struct hapt_queue *queue);
 };
 
+/*
+ * Groups: devices of several processes, one each, that trade what stands in their memory by a library of their own (NCCL), the host left out.
+ *
+ * A function that gives a text returns NULL, or what went wrong, good until the next call: the caller knows who was about what. A group belongs
+ * to the thread that made it. Work is put into a queue that is the same in all calls; all ranks ask for the same in the same order. Nothing
+ * else may be queued before the group has settled, nor anything be asked of it after a fault but its end. For given ranks, shapes and devices
+ * results are the same bits in every run, and sums the same on all ranks.
+ */
+struct hapt_group;
+#define HAPT_GROUP_ID_BYTES 128
+
+struct hapt_groups {
+    const char *(*library)(void); /* "NCCL 2.28.9" */
+    /* Where this process's device is, "0000:3b:00.0": ranks of a group must not share one. */
+    const char *(*place)(char place[16]);
+    /* One process makes it for all of a group to be. */
+    const char *(*id)(unsigned char id[HAPT_GROUP_ID_BYTES]);
+    /* Joins as rank `rank` of `ranks`; it is made when it has settled. */
+    const char *(*create)(const unsigned char id[HAPT_GROUP_ID_BYTES], int rank, int ranks, struct hapt_group **group);
+    /* Settled: nothing that was asked of it is on its way into the queue. Tells also of faults of what is in the queue. */
+    const char *(*settled)(struct hapt_group *group, bool *settled);
+    /* Ends all that is under way, peers or none; the group is then good for nothing but to be destroyed. */
+    void (*abort)(struct hapt_group *group);
+    void (*destroy)(struct hapt_group *group); /* NULL is allowed */
+    /* to[i] = sum over ranks of from[i], or the largest; may be the same place. */
+    const char *(*all_reduce)(struct hapt_group *group, struct hapt_queue *queue, bool largest, enum hapt_dtype dtype, const void *from, void *to,
+                              size_t elements);
+    /* Rank r gets the sums of elements [bound[r], bound[r + 1]) of `from`; `to` may be their place there. Slices may differ in size. */
+    const char *(*reduce_scatter)(struct hapt_group *group, struct hapt_queue *queue, enum hapt_dtype dtype, const size_t *bound, const void *from,
+                                  void *to);
+    /* Rank r's `mine` goes to bytes [bound[r], bound[r + 1]) of `whole`, where it may stand already. */
+    const char *(*all_gather)(struct hapt_group *group, struct hapt_queue *queue, const size_t *bound, const void *mine, void *whole);
+    /* Bytes [send[r], send[r + 1]) of `from` go to rank r, and what rank r sends here to bytes [receive[r], receive[r + 1]) of `to`. */
+    const char *(*trade)(struct hapt_group *group, struct hapt_queue *queue, const size_t *send, const void *from, const size_t *receive, void *to);
+    /* Runs of bytes from `base` to `dense`, one behind the other, or back. Needs no group. */
+    const char *(*pack)(struct hapt_queue *queue, const struct hapt_strided_list *list, const void *base, void *dense);
+    const char *(*unpack)(struct hapt_queue *queue, const struct hapt_strided_list *list, void *base, const void *dense);
+};
+
 struct hapt_backend {
     const char *name;
     const char *description;
@@ -108,6 +148,8 @@ struct hapt_backend {
      * and writes the device's memory itself. */
     void *(*pin)(size_t bytes);
     void (*unpin)(void *memory);
+    /* Optional. NULL: there are none, *reason says why. Loads their library. */
+    const struct hapt_groups *(*groups)(const char **reason);
 };
 
 /* The back end of that name ("cpu", "emulated"), or NULL. */

@@ -11,7 +11,8 @@ struct hapt_engine;
 
 /*
  * What moves between the ranks of a mesh while a program runs: the engine knows no ranks, its owner does. Called between steps, with
- * nothing queued on the device; addresses are the device's, or of a copy on the host where the host cannot read the device's memory. Absent slots: collectives are skipped, so that computation alone is timed.
+ * nothing queued on the device; addresses are the device's, or of a copy on the host where the host cannot read the device's memory. Absent slots:
+ * collectives are skipped, so that computation alone is timed.
  */
 struct hapt_engine_links {
     void *context;
@@ -26,6 +27,8 @@ struct hapt_engine_links {
     /* For operators that exchange while they run, over mesh axis a: exchange(exchange_context[a], ...). */
     hapt_exchange *exchange;
     void *exchange_context[HAPT_MESH_AXES];
+    /* The links but `exchange` take addresses of the device even where the host cannot read them. */
+    bool on_device;
 };
 
 struct hapt_engine_options {
@@ -44,6 +47,9 @@ struct hapt_engine_options {
 enum hapt_status hapt_engine_create(const struct hapt_program *program, const struct hapt_engine_options *options,
                                     struct hapt_engine **engine);
 void hapt_engine_destroy(struct hapt_engine *engine);
+/* Who has given links says, before the first of them is used, whether they are `on_device`: else devices whose memory the host cannot read get
+ * host memory for what passes through it. */
+enum hapt_status hapt_engine_connect(struct hapt_engine *engine, bool on_device);
 const struct hapt_memory_plan *hapt_engine_memory(const struct hapt_engine *engine);
 /* The memory plan such an engine would have, without a device allocation. */
 enum hapt_status hapt_engine_plan_memory(const struct hapt_program *program, const struct hapt_engine_options *options,

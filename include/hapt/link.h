@@ -15,6 +15,7 @@
 #include "hapt/arena.h"
 #include "hapt/dtype.h"
 #include "hapt/env.h"
+#include "hapt/strided.h"
 
 #define HAPT_LINK_CHUNK_BYTES 65536
 #define HAPT_LINK_SHORT_BYTES 2048 /* MPI libraries send so few bytes eagerly */
@@ -56,16 +57,6 @@ extern const struct hapt_transfer hapt_transfer_mpi;
 extern const struct hapt_transfer hapt_transfer_tcp;    /* own connections, to peers whose path says so alone */
 extern const struct hapt_transfer hapt_transfer_routed; /* to each peer by one of the two, as its path says */
 
-/* Runs of bytes in a dense array, evenly spaced: `count` runs of `run` bytes, the first at `offset`, the next each `stride` further.
- * What a rank holds of one dimension of a tensor is one of these in the whole tensor; in order they are its dense local copy. */
-struct hapt_strided {
-    size_t offset, count, run, stride;
-};
-/* Several of them, one behind the other: what one rank sends another when a tensor changes its layout. */
-struct hapt_strided_list {
-    int count;
-    const struct hapt_strided *part;
-};
 size_t hapt_strided_bytes(const struct hapt_strided_list *list);
 /* Copies bytes [first, first + bytes) of a list's runs in `base` to `dense`, and back. */
 void hapt_strided_pack(const struct hapt_strided_list *list, const void *base, size_t first, size_t bytes, void *dense);
@@ -169,6 +160,7 @@ void hapt_collective_destroy(struct hapt_collective *collective);
 /* Rehearsal of a slow link: from here on a call with all ranks there ends no earlier than a ring over a link of that bandwidth (byte/s) and
  * latency (s) would (hapt_ring_s). 0: as fast as it goes. The same on all ranks. */
 void hapt_collective_pace(struct hapt_collective *collective, double bandwidth, double latency_s);
+bool hapt_collective_is_paced(const struct hapt_collective *collective);
 int hapt_collective_ranks(const struct hapt_collective *collective);
 int hapt_collective_rank(const struct hapt_collective *collective);
 
@@ -198,6 +190,11 @@ enum hapt_status hapt_collective_reduce_scatter(struct hapt_collective *collecti
 enum hapt_status hapt_collective_all_to_all(struct hapt_collective *collective, const char *what, size_t longest,
                                             const struct hapt_strided_list *send, const void *from,
                                             const struct hapt_strided_list *receive, void *to);
+/* Failures of ranks that meet by other means (groups of devices, struct hapt_groups). They waited for its time-out: who is missing is found out
+ * by asking all, since they wait alike. And: `fault` ended their meeting. */
+enum hapt_status hapt_collective_late(struct hapt_collective *collective, const char *what);
+enum hapt_status hapt_collective_broken(const struct hapt_collective *collective, const char *what, const char *fault);
+double hapt_collective_timeout_s(const struct hapt_collective *collective);
 /* What rank `root` has. Collective. */
 enum hapt_status hapt_collective_broadcast(struct hapt_collective *collective, const char *what, int root, void *data,
                                            size_t bytes);

@@ -8,6 +8,7 @@
 
 #include <mpi.h>
 
+#include "hapt/device.h"
 #include "hapt/engine.h"
 #include "hapt/link.h"
 
@@ -25,6 +26,8 @@ struct hapt_team_move {
 /* What the microbatches took: stretched; thread CPU time and wall time without the sleeping, both times slowdown; in collectives. */
 struct hapt_team_effort { double busy_s, device_s, raw_s, wait_s; };
 
+struct team_devices; /* src/team/devices.h */
+
 struct hapt_team {
     const struct hapt_sharding *sharding; /* as this rank sees it */
     const struct hapt_program *program;
@@ -33,6 +36,7 @@ struct hapt_team {
     double slowdown;           /* of this rank's device; up to 1: none */
     struct hapt_collective *whole;                 /* of all ranks */
     struct hapt_collective *along[HAPT_MESH_AXES]; /* of the ranks of an axis; NULL: it has one rank */
+    struct team_devices *devices; /* that trade among themselves; NULL: what ranks trade passes through the host */
     struct hapt_team_axis { struct hapt_team *team; int axis; } exchange_context[HAPT_MESH_AXES];
     struct hapt_team_move *move; /* [operators of the program's graph] */
     struct hapt_strided *slice;  /* [size] of a flat array, while it moves */
@@ -57,6 +61,16 @@ enum hapt_status hapt_team_prepare(struct hapt_team *team, const struct hapt_sha
 /* Opens communicators of all ranks and of each axis. Collective over `comm`, whose ranks are the team's, in order; `who` for messages,
  * borrowed. */
 enum hapt_status hapt_team_connect(struct hapt_team *team, MPI_Comm comm, const char *who, double timeout_s);
+/*
+ * Has what the engines' links move traded by the devices themselves, where each rank has one of its own on a back end with groups, nothing
+ * rehearses a slow link, and no rank's environment has HAPT_COLLECTIVES=host; else, and where that fails, it goes on passing through the
+ * host. `text` (HAPT_TEAM_CARRIER_CHARS): what trades, "NCCL 2.28.9", or why the host does; "" for one rank. Behind hapt_team_prepare or with
+ * hapt_team_reserve to follow. Collective over the team.
+ */
+#define HAPT_TEAM_CARRIER_CHARS 192
+enum hapt_status hapt_team_use_devices(struct hapt_team *team, const struct hapt_backend *backend, struct hapt_device *device, char *text);
+/* Device memory for the moves of a program that was prepared since; nothing where the host carries them. Rank-local. */
+enum hapt_status hapt_team_reserve(struct hapt_team *team);
 void hapt_team_release(struct hapt_team *team);
 /* What the engine calls; refers to the team. */
 void hapt_team_links(struct hapt_team *team, struct hapt_engine_links *links);

@@ -153,6 +153,13 @@ static void cuda_unpin(void *memory)
     plugin()->unpin(memory);
 }
 
+static const struct hapt_groups *cuda_groups(const char **reason)
+{
+    if (plugin()) return plugin()->groups(reason);
+    *reason = cuda.reason;
+    return NULL;
+}
+
 extern const struct hapt_backend hapt_cuda_backend;
 const struct hapt_backend hapt_cuda_backend = {
     .name = "cuda",
@@ -174,4 +181,5 @@ const struct hapt_backend hapt_cuda_backend = {
     .copy = cuda_copy,
     .pin = cuda_pin,
     .unpin = cuda_unpin,
+    .groups = cuda_groups,
 };

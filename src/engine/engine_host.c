@@ -19,7 +19,7 @@ static size_t group_bytes(const struct hapt_memory_group *group)
     return (group->end - group->first) * sizeof(float);
 }
 
-/* The most that one call of a link moves. */
+/* The most that one call of a link moves: on one rank nothing. */
 static size_t bounce_bytes(const struct hapt_engine *engine)
 {
     size_t most = 0;
@@ -30,7 +30,7 @@ static size_t bounce_bytes(const struct hapt_engine *engine)
             if (!step->kernel && bytes > most) most = bytes;
         }
     for (int g = 0; g < HAPT_MEMORY_GROUPS; g++)
-        if (group_bytes(&engine->plan->group[g]) > most) most = group_bytes(&engine->plan->group[g]);
+        if (engine->plan->group[g].axes != 0 && group_bytes(&engine->plan->group[g]) > most) most = group_bytes(&engine->plan->group[g]);
     return most;
 }
 
@@ -49,7 +49,14 @@ enum hapt_status hapt_engine_prepare_host(struct hapt_engine *engine)
     const struct hapt_staging *const staging[] = {&plan->forward_in, &plan->backward_in, &plan->backward_out};
     if (!engine->options.backend->pin) return HAPT_OK;
     for (int kind = 0; kind < HAPT_STAGING_KINDS; kind++) HAPT_TRY(reserve(engine, HAPT_TRANSFER_SLOTS * staging[kind]->stride, &engine->staging[kind]));
-    return engine->options.links.collective ? reserve(engine, bounce_bytes(engine), &engine->bounce) : HAPT_OK;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_engine_connect(struct hapt_engine *engine, bool on_device)
+{
+    engine->options.links.on_device = on_device;
+    if (!engine->options.backend->pin || !engine->options.links.collective || on_device || engine->bounce) return HAPT_OK;
+    return reserve(engine, bounce_bytes(engine), &engine->bounce);
 }
 
 void hapt_engine_release_host(struct hapt_engine *engine)
@@ -68,6 +75,7 @@ enum hapt_status hapt_engine_move(struct hapt_engine *engine, const struct bound
 {
     const struct hapt_engine_links *links = &engine->options.links;
     const struct hapt_view *in = &step->call.input[0], *out = &step->call.output[0];
+    HAPT_ASSERT(engine->bounce || links->on_device || !engine->options.backend->pin);
     if (!engine->bounce) return links->collective(links->context, step->op, in->data, out->data);
     char *from = engine->bounce, *to = in->data == out->data ? from : from + aligned(view_bytes(in));
     HAPT_TRY(copy(engine, from, in->data, view_bytes(in)));

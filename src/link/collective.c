@@ -125,6 +125,36 @@ enum hapt_status collective_wait(struct hapt_collective *collective, int count, 
     return link_late(collective->comm, collective->absent, collective->who, collective->timeout_s, what);
 }
 
+#define ROLL_TAG 4
+#define ROLL_S 1.0 /* ranks begin to wait nearly together, and so they give up */
+
+enum hapt_status hapt_collective_late(struct hapt_collective *collective, const char *what)
+{
+    static const bool absent = false;
+    int count = 0;
+    bool late;
+    for (int r = 0; r < collective->size; r++) {
+        collective->absent[r] = r != collective->rank;
+        if (!collective->absent[r]) continue;
+        HAPT_TRY(collective_receive(collective, &collective->absent[r], sizeof absent, MPI_BYTE, r, ROLL_TAG, &count));
+        HAPT_TRY(collective_send(collective, &absent, sizeof absent, MPI_BYTE, r, ROLL_TAG, &count));
+    }
+    HAPT_TRY(link_wait(count, collective->request, hapt_time_s() + ROLL_S, &late));
+    return link_late(collective->comm, collective->absent, collective->who, collective->timeout_s, what);
+}
+
+enum hapt_status hapt_collective_broken(const struct hapt_collective *collective, const char *what, const char *fault)
+{
+    hapt_link_await_end(collective->timeout_s);
+    return hapt_fail(HAPT_ERR_COMM, "look for a rank that died or hangs; NCCL_DEBUG=INFO says more of devices", "%s: %s in: %s", collective->who, fault,
+                     what);
+}
+
+double hapt_collective_timeout_s(const struct hapt_collective *collective)
+{
+    return collective->timeout_s;
+}
+
 #define TRADE_TAG 2
 
 static enum hapt_status trade_messages(struct hapt_collective *collective, const char *what)

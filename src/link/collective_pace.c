@@ -55,6 +55,11 @@ void hapt_collective_pace(struct hapt_collective *collective, double bandwidth, 
     collective->pace_latency_s = latency_s;
 }
 
+bool hapt_collective_is_paced(const struct hapt_collective *collective)
+{
+    return collective->pace > 0;
+}
+
 /* All ranks end within the time that data takes to be copied, so each waits from its own end. */
 void collective_pace(const struct hapt_collective *collective, enum hapt_collective_kind kind, double bytes, double largest_share)
 {

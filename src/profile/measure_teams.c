@@ -101,6 +101,7 @@ static enum hapt_status run_team(const struct submesh_runs *runs, const struct h
                                .slowdown = measure->cluster->subcluster[runs->subcluster].device.slowdown,
                                .timeout_s = hapt_config_real(measure->config, "timeout")};
     status = team_stage_open(&stage);
+    if (status == HAPT_OK) status = team_stage_use_devices(&stage);
     if (status == HAPT_OK) status = team_ranges_run(&ranges, &stage, budget_s);
     team_stage_close(&stage);
     HAPT_TRY(status);

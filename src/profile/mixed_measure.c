@@ -227,7 +227,8 @@ static enum hapt_status open_stage(const struct timing *timing, const struct hap
                                  .slowdown = candidates->cluster->subcluster[mine].device.slowdown,
                                  .timeout_s = hapt_config_real(measuring->config, "timeout")};
     HAPT_TRY(team_stage_open(stage));
-    return hapt_link_all_or_none(comm, "a mixed stage", pace(measuring, timing->group, stage->team.whole));
+    HAPT_TRY(hapt_link_all_or_none(comm, "a mixed stage", pace(measuring, timing->group, stage->team.whole)));
+    return team_stage_use_devices(stage);
 }
 
 static enum hapt_status run_group(struct timing *timing, const struct hapt_engine_options *options, MPI_Comm comm, double budget_s,

@@ -45,10 +45,13 @@ static enum hapt_status build(struct range *range, int first, int last)
     HAPT_TRY(hapt_team_prepare(&stage->team, stage->sharding, range->program, stage->rank, stage->slowdown, &range->arena));
     stage->team.whole = connected.whole;
     memcpy(stage->team.along, connected.along, sizeof connected.along);
+    stage->team.devices = connected.devices;
+    HAPT_TRY(hapt_team_reserve(&stage->team));
     struct hapt_engine_options options = stage->options;
     options.slots = 1;
     hapt_team_links(&stage->team, &options.links);
     HAPT_TRY(hapt_engine_create(range->program, &options, &range->engine));
+    HAPT_TRY(hapt_engine_connect(range->engine, stage->team.devices != NULL));
     HAPT_TRY(samples_fill(candidates->model, &options, range->program, range->engine));
     HAPT_TRY(samples_fill_boundary(&options, range->program, range->engine, HAPT_STAGING_FORWARD_IN, &range->program->forward_in));
     HAPT_TRY(samples_fill_boundary(&options, range->program, range->engine, HAPT_STAGING_BACKWARD_IN, &range->program->backward_in));
@@ -222,6 +225,12 @@ enum hapt_status team_stage_open(struct team_stage *stage)
     stage->team.size = stage->sharding->axis[0].size * stage->sharding->axis[1].size;
     hapt_team_place(stage->sharding, stage->rank, stage->team.place);
     return hapt_team_connect(&stage->team, stage->comm, "profile", stage->timeout_s);
+}
+
+enum hapt_status team_stage_use_devices(struct team_stage *stage)
+{
+    char carrier[HAPT_TEAM_CARRIER_CHARS];
+    return hapt_team_use_devices(&stage->team, stage->options.backend, stage->options.device, carrier);
 }
 
 void team_stage_close(struct team_stage *stage)

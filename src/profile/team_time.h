@@ -26,6 +26,8 @@ struct team_seconds {
 /* Opens the communicators; then layers [first, last] for about `budget_s`, *seconds the same on all ranks. Collective over stage->comm;
  * fails on all ranks alike. */
 enum hapt_status team_stage_open(struct team_stage *stage);
+/* Behind it, and behind what paces the collectives: hapt_team_use_devices. Collective over stage->comm. */
+enum hapt_status team_stage_use_devices(struct team_stage *stage);
 enum hapt_status team_stage_time(struct team_stage *stage, int first, int last, double budget_s, struct team_seconds *seconds);
 void team_stage_close(struct team_stage *stage);
 

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "devices.h"
 #include "hapt/reshard.h"
 
 /* ---- preparation ---- */
@@ -135,6 +136,8 @@ enum hapt_status hapt_team_connect(struct hapt_team *team, MPI_Comm comm, const 
 
 void hapt_team_release(struct hapt_team *team)
 {
+    team_devices_destroy(team->devices);
+    team->devices = NULL;
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
         if (team->along[axis] != team->whole) hapt_collective_destroy(team->along[axis]);
     hapt_collective_destroy(team->whole);
@@ -223,6 +226,7 @@ static enum hapt_status run_move(struct hapt_team *team, const struct hapt_team_
                                  void *to)
 {
     struct hapt_collective *along = team->along[move->axis];
+    if (team->devices) return team_devices_move(team, move, what, from, to);
     switch (move->kind) {
     case HAPT_COLLECTIVE_ALL_REDUCE:
         if (from != to) memcpy(to, from, move->elements * hapt_dtype_bytes(move->dtype));
@@ -251,6 +255,7 @@ static enum hapt_status run_collective(void *context, int op, const void *from, 
     HAPT_ASSERT(move->kind != HAPT_COLLECTIVE_NONE);
     if (move->kind == HAPT_COLLECTIVE_SLICE) {
         const struct hapt_strided_list own = {1, &move->part[team->place[move->axis]]};
+        if (team->devices) return team_devices_slice(team, &own, from, to);
         hapt_strided_pack(&own, from, 0, hapt_strided_bytes(&own), to);
         return HAPT_OK;
     }
@@ -266,7 +271,9 @@ static enum hapt_status all_reduce(void *context, unsigned axes, float *data, si
     struct hapt_collective *over = hapt_team_over(team, axes);
     hapt_team_describe(team, "sum of the gradients", what, sizeof what);
     const double start_s = leave_computation(team);
-    return resume_computation(team, start_s, hapt_collective_all_reduce(over, what, data, elements));
+    return resume_computation(team, start_s,
+                              team->devices ? team_devices_all_reduce(team, axes, what, data, elements)
+                                            : hapt_collective_all_reduce(over, what, data, elements));
 }
 
 /* Slices between the bounds, as bytes of a flat array. */
@@ -288,8 +295,9 @@ static enum hapt_status reduce_scatter(void *context, unsigned axes, float *data
     hapt_team_describe(team, "sum of slices of the gradients", what, sizeof what);
     const double start_s = leave_computation(team);
     return resume_computation(team, start_s,
-                              hapt_collective_reduce_scatter(over, what, HAPT_F32, team->slice, data,
-                                                             data + bound[hapt_collective_rank(over)]));
+                              team->devices ? team_devices_reduce_scatter(team, axes, what, data, bound)
+                                            : hapt_collective_reduce_scatter(over, what, HAPT_F32, team->slice, data,
+                                                                             data + bound[hapt_collective_rank(over)]));
 }
 
 static enum hapt_status all_gather(void *context, unsigned axes, float *data, const size_t *bound)
@@ -300,7 +308,8 @@ static enum hapt_status all_gather(void *context, unsigned axes, float *data, co
     hapt_team_describe(team, "gather of the weights", what, sizeof what);
     hapt_team_stretch_end(team); /* the update so far */
     const double start_s = hapt_time_s();
-    const enum hapt_status status = hapt_collective_gather_shards(over, what, false, team->slice, NULL, data);
+    const enum hapt_status status = team->devices ? team_devices_all_gather(team, axes, what, data, bound)
+                                                  : hapt_collective_gather_shards(over, what, false, team->slice, NULL, data);
     team->reduce_s += hapt_time_s() - start_s;
     hapt_team_stretch_begin(team);
     return status;
@@ -327,7 +336,8 @@ void hapt_team_links(struct hapt_team *team, struct hapt_engine_links *links)
         .all_reduce = all_reduce,
         .reduce_scatter = reduce_scatter,
         .all_gather = all_gather,
-        .exchange = exchange};
+        .exchange = exchange,
+        .on_device = team->devices != NULL};
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
         team->exchange_context[axis] = (struct hapt_team_axis){team, axis};
         links->exchange_context[axis] = &team->exchange_context[axis];

@@ -92,6 +92,7 @@ struct stage {
     struct hapt_schedule *schedule;
     const struct hapt_instruction_list *list;
     MPI_Comm comm; /* ranks of the stage */
+    char carrier[HAPT_TEAM_CARRIER_CHARS]; /* of the team's collectives: hapt_team_use_devices */
     struct hapt_team team; /* they, their places and collectives; what of the step's time is busy and what waiting */
     struct stage_replicas *forward_replicas, *backward_replicas; /* of incoming boundary tensors */
     struct hapt_courier *courier;

@@ -415,10 +415,31 @@ static enum hapt_status gather_environment(struct run *run)
     }
     if (stage->backend) {
         mine.threads = stage->threads;
-        if (stage->backend->libraries) snprintf(mine.libraries, sizeof mine.libraries, "%s", stage->backend->libraries());
+        const char *libraries = stage->backend->libraries ? stage->backend->libraries() : NULL, *also = stage->team.devices ? stage->carrier : NULL;
+        if (libraries) snprintf(mine.libraries, sizeof mine.libraries, "%s%s%.40s", libraries, also ? ", " : "", also ? also : "");
     }
     run->result->rank_count = run->env->world_size;
     return hapt_environment_gather(run->env, &mine, run->arena, &run->result->environment);
+}
+
+/* Devices that could trade among themselves: who carries their collectives. */
+static enum hapt_status tell_carriers(struct run *run)
+{
+    const struct stage *stage = &run->stage;
+    char mine[HAPT_TEAM_CARRIER_CHARS] = "", (*all)[HAPT_TEAM_CARRIER_CHARS];
+    HAPT_NEW(all, run->arena, run->env->world_size);
+    if (stage->backend && stage->backend->groups) memcpy(mine, stage->carrier, sizeof mine);
+    HAPT_TRY(hapt_link_all_gather(run->env->world, "who carries collectives", stage_agreement_timeout_s(stage), mine, sizeof mine, all));
+    for (int c = 0, same = 0; c < run->plan->stage_count; c = same) {
+        const char *carrier = all[stage_world_rank(stage, c, 0)];
+        for (same = c + 1; same < run->plan->stage_count && strcmp(all[stage_world_rank(stage, same, 0)], carrier) == 0;) same++;
+        if (!carrier[0]) continue;
+        if (same == c + 1)
+            hapt_note(run->env, "stage %d: collectives of its devices by %s\n", c, carrier);
+        else
+            hapt_note(run->env, "stages %d to %d: collectives of their devices by %s\n", c, same - 1, carrier);
+    }
+    return HAPT_OK;
 }
 
 /* Device memory of the stages, planned and measured. */
@@ -448,10 +469,11 @@ static enum hapt_status train(struct run *run, const struct hapt_checkpoint *che
 {
     const MPI_Comm world = run->env->world;
     HAPT_TRY(hapt_env_agree(world, prepare(run, checkpoint)));
-    HAPT_TRY(gather_environment(run));
     HAPT_TRY(open_data(run));
     HAPT_TRY(hapt_env_agree(world, trace_create(&run->stage, hapt_config_int(run->config, "trace"))));
     HAPT_TRY(hapt_env_agree(world, stage_connect(&run->stage)));
+    HAPT_TRY(gather_environment(run));
+    HAPT_TRY(tell_carriers(run));
     HAPT_TRY(hapt_env_agree(world, saver_fill(&run->saver, checkpoint)));
     const int64_t every = hapt_config_int(run->config, "checkpoint-every");
     /* Where each step is saved, nothing goes on meanwhile; where no interval ends before the run does, one at its end is enough. */

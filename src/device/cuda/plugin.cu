@@ -209,6 +209,16 @@ enum hapt_status cuda_upload(struct hapt_queue *queue, void *device, const void 
     return cuda_download(queue, device, host, bytes);
 }
 
+/* nccl.cu, where the toolkit has NCCL's header (Makefile). */
+extern const struct hapt_groups *cuda_nccl_groups(const char **reason) __attribute__((weak));
+
+static const struct hapt_groups *groups(const char **reason)
+{
+    if (cuda_nccl_groups) return cuda_nccl_groups(reason);
+    *reason = "this build has no NCCL";
+    return NULL;
+}
+
 extern "C" __attribute__((visibility("default"))) const struct cuda_plugin *hapt_cuda_plugin(const struct cuda_host *host, int abi)
 {
     static struct cuda_plugin plugin;
@@ -229,5 +239,6 @@ extern "C" __attribute__((visibility("default"))) const struct cuda_plugin *hapt
     plugin.done = done;
     plugin.wait = wait;
     plugin.copy = copy;
+    plugin.groups = groups;
     return abi == CUDA_PLUGIN_ABI ? &plugin : NULL;
 }

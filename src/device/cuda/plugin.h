@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 /* Changes with these tables and with the structures of device.h. */
-enum { CUDA_PLUGIN_ABI = 1 };
+enum { CUDA_PLUGIN_ABI = 2 };
 
 /* What the plug-in may call. */
 struct cuda_host {
@@ -40,6 +40,7 @@ struct cuda_plugin {
     bool (*done)(struct hapt_event *event);
     enum hapt_status (*wait)(struct hapt_event *event);
     enum hapt_status (*copy)(struct hapt_queue *queue, void *to, const void *from, size_t bytes);
+    const struct hapt_groups *(*groups)(const char **reason);
 };
 
 /* The only name that hapt-cuda.so exports. NULL: `abi` is another one than it was built for. */
