@@ -1,0 +1,151 @@
+"""What devices trade among themselves (NCCL) against what passes through the host: the same training both ways loses the same. Sums of two
+ranks are equal bit by bit, since a + b = b + a; of more they are where NCCL adds in order of rank, as the toolkit without a GPU does.
+HAPT_TEST_DEVICES: GPUs that are here."""
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import h5py
+import numpy as np
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "system"))
+import profiles  # noqa: E402
+from profiles import HAPT, LONG, MPIRUN, check  # noqa: E402
+from train import cluster  # noqa: E402
+
+DEVICES = int(os.environ.get("HAPT_TEST_DEVICES", "1"))
+ORDER = 1e-5  # fp32 has 24 bits: other orders of sums differ by 1e-7, and a few steps of Adam enlarge that
+TRAINING = "--optimizer adamw --learning-rate 1e-3 --lr-schedule constant --profile-seconds 1 --steps 4 --microbatches 2 --predict".split()
+MODELS = {"gpt": "gpt --layers 2 --hidden 40 --heads 5 --sequence 16 --vocab 256 --microbatch 4 --tied-embeddings yes",
+          "bf16": "gpt --layers 2 --hidden 40 --heads 5 --sequence 16 --vocab 256 --microbatch 4 --dtype bf16",
+          "moe": "bert-moe --layers 2 --hidden 32 --heads 4 --experts 5 --sequence 16 --vocab 256 --microbatch 4 --capacity-factor 0"}
+# name, model, devices of the subclusters, stages (L: the number of layers), options
+CASES = [("rows", "gpt", [2], "0-L@g0:1x2", ""),
+         ("rows, bf16", "bf16", [2], "0-L@g0:1x2", ""),
+         ("rows, sharded optimizer", "gpt", [2], "0-L@g0:1x2", "--sharded-optimizer yes"),
+         ("operators", "gpt", [2], "0-L@g0:1x2t2", ""),
+         ("operators, bf16", "bf16", [2], "0-L@g0:1x2t2", ""),
+         ("experts", "moe", [2], "0-L@g0:1x2", ""),
+         ("uneven rows", "gpt", [3], "0-L@g0:1x3", "--sharded-optimizer yes"),
+         ("rows and operators", "gpt", [4], "0-L@g0:1x4t2", "--sharded-optimizer yes"),
+         ("two stages", "gpt", [2, 2], "0-4@g0:1x2,4-L@g1:1x2t2", "")]
+
+
+def command(model, data, described, ranks, stages, options, output):
+    launcher = MPIRUN + [str(ranks)] if ranks > 1 else []
+    return [*launcher, HAPT, "--input", model, "--data", data, "--cluster", described, "--stages", stages, "--output", output, *TRAINING,
+            *options.split()]
+
+
+def train(*what, **environment):
+    """Losses, the libraries of rank 0, what was said."""
+    done = subprocess.run(command(*what), capture_output=True, text=True, timeout=280, env={**os.environ, **environment})
+    if not check(done.returncode == 0, f"{what}: code {done.returncode}\n{done.stderr[-600:]}"):
+        return np.array([]), "", done.stderr
+    with h5py.File(os.path.join(what[-1], "run.h5")) as run:
+        return run["train/loss"][()], run["environment/libraries"][0].decode(), done.stderr
+
+
+def both_ways(name, folder, model, data, described, ranks, stages, options):
+    where = os.path.join(folder, name.replace(" ", "-").replace(",", ""))
+    loss, libraries, said = train(model, data, described, ranks, stages, options, where)
+    expected, plain, instead = train(model, data, described, ranks, stages, options, where + "-host", HAPT_COLLECTIVES="host")
+    check("NCCL" in libraries and "by NCCL" in said, f"{name}: {libraries}: {said[-300:]}")
+    check("NCCL" not in plain and "by the host: HAPT_COLLECTIVES=host" in instead, f"{name}: {plain}: {instead[-300:]}")
+    if not check(loss.shape == expected.shape and len(loss) > 0, f"{name}: no losses"):
+        return
+    worst = np.max(np.abs(loss / expected - 1))
+    check(worst == 0 if ranks == 2 else worst <= ORDER, f"{name}: losses are {worst:.1e} away")
+    check(expected[-1] < expected[0], f"{name}: nothing was learned: {expected}")
+    again, _, _ = train(model, data, described, ranks, stages, options, where + "-again")
+    check(np.array_equal(loss, again), f"{name}: the same run twice differs")
+    print(f"{name}: {ranks} ranks, losses within {worst:.1e}", flush=True)
+
+
+def shared_device(folder, model, data, described, stages):
+    _, _, said = train(model, data, described, 2, stages, "", os.path.join(folder, "shared"), HAPT_HOST_GPUS="1", CUDA_VISIBLE_DEVICES="0")
+    check("by the host: ranks share the device" in said, f"two ranks on one device: {said[-300:]}")
+
+
+def rank_of(process):
+    try:
+        with open(f"/proc/{process}/environ", "rb") as file:
+            found = [x for x in file.read().split(b"\0") if x.startswith((b"OMPI_COMM_WORLD_RANK=", b"PMI_RANK="))]
+        return int(found[0].split(b"=")[1]) if found else -1
+    except OSError:
+        return -1
+
+
+def children(process):
+    with open(f"/proc/{process}/task/{process}/children") as file:
+        return [int(x) for x in file.read().split()]
+
+
+def stopped_rank(folder, model, data, described, stages):
+    """A rank that stands still is named by the one that waits for it."""
+    output = os.path.join(folder, "stopped")
+    process = subprocess.Popen(command(model, data, described, 2, stages, "--timeout 3s --steps 100000", output), stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, text=True, env={**os.environ, "HAPT_HOST_NCCL_TIMEOUT_S": "3"})
+    stopped = None
+    for line in process.stderr:  # up to where the stages are connected
+        if "collectives of its devices" in line:
+            time.sleep(3)
+            stopped = next((x for x in children(process.pid) if rank_of(x) == 1), None)
+            if stopped:
+                os.kill(stopped, signal.SIGSTOP)
+            break
+    if not check(stopped is not None, "no rank to stop"):
+        process.kill()
+        return
+    try:
+        said = process.communicate(timeout=60)[1]
+    except subprocess.TimeoutExpired:
+        os.kill(stopped, signal.SIGKILL)
+        said = process.communicate(timeout=60)[1]
+    check(process.returncode == 7, f"a rank stands still: code {process.returncode}")
+    check("rank 1" in said or "NCCL" in said, f"a rank stands still: {said[-600:]}")
+    print("a rank that stands still:", next((line for line in said.splitlines() if "error:" in line), "nothing said"))
+
+
+def campaign():
+    folder = tempfile.mkdtemp()
+    data, text = os.path.join(folder, "data.h5"), os.path.join(folder, "text")
+    with open(text, "w") as file:
+        file.write("".join(f"{i} plus {i} makes {2 * i}. " for i in range(3000)))
+    subprocess.run([HAPT, "data", text, "--type", "bytes", "--output", data], check=True, capture_output=True)
+    layers, models = {}, {}
+    for name, options in MODELS.items():
+        models[name] = os.path.join(folder, name + ".h5")
+        subprocess.run([HAPT, "model", *options.split(), "--output", models[name]], check=True, capture_output=True)
+        described = cluster(os.path.join(folder, "one.json"), [1])
+        profile = os.path.join(folder, "profile.h5")
+        subprocess.run([HAPT, "profile", "--input", models[name], "--cluster", described, "--predict", "--output", profile], check=True,
+                       capture_output=True)
+        with h5py.File(profile) as file:
+            layers[name] = len(file["layers/end_op"])
+    for name, model, counts, stages, options in CASES:
+        ranks = sum(counts)
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
+        if ranks > DEVICES:
+            print(f"{name}: {ranks} devices are not here")
+            continue
+        described = cluster(os.path.join(folder, "cluster.json"), counts)
+        both_ways(name, folder, models[model], data, described, ranks, stages.replace("L", str(layers[model])), options)
+    if not sys.argv[1:]:
+        described = cluster(os.path.join(folder, "two.json"), [2])
+        stages = f"0-{layers['gpt']}@g0:1x2"
+        shared_device(folder, models["gpt"], data, described, stages)
+        if DEVICES > 1:
+            stopped_rank(folder, models["gpt"], data, described, stages)
+    shutil.rmtree(folder)
+    print(f"{profiles.checks} checks, {profiles.failures} failed")
+    sys.exit(profiles.failures > 0)
+
+
+if __name__ == "__main__":
+    campaign()
