@@ -120,13 +120,13 @@ $(BUILD)/src/device/cuda/%.cu.o: src/device/cuda/%.cu
 	$(Q)mkdir -p $(@D)
 	$(Q)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c -o $@ $<
 
-host_cuda_sources := $(sort $(filter-out tests/gpu/host/selftest%.cpp,$(wildcard tests/gpu/host/*.cpp)))
+host_cuda_sources := $(sort $(filter-out tests/gpu/host/selftest.cpp,$(wildcard tests/gpu/host/*.cpp)))
 $(BUILD)/tests/gpu/hapt-cuda-host.so: $(cuda_sources:%.cu=$(BUILD)/tests/gpu/%.o) $(host_cuda_sources:%.cpp=$(BUILD)/%.o)
 	@echo "LD   $@"
 	$(Q)$(CXX) -shared -o $@ $^ -lpthread -lrt
 
 # The host CUDA's own test.
-$(BUILD)/tests/gpu/selftest: $(patsubst %.cpp,$(BUILD)/%.o,$(sort $(wildcard tests/gpu/host/*.cpp)))
+$(BUILD)/tests/gpu/selftest: $(patsubst %.cpp,$(BUILD)/%.o,$(sort $(wildcard tests/gpu/host/*.cpp tests/gpu/host/checks/*.cpp)))
 	@echo "LD   $@"
 	$(Q)$(CXX) -o $@ $^ -lpthread -lrt
 
