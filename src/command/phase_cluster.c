@@ -5,12 +5,16 @@
 #include "hapt/device.h"
 #include "phases.h"
 
-/* Devices of a back end that this build lacks can be planned for, but never run on: the same answer on every rank. */
-static bool runs_here(const struct hapt_cluster *cluster)
+/* Devices of a back end that has none here can be planned for, but never run on. Collective: the same answer on every rank. */
+static bool runs_here(const struct hapt_env *env, const struct hapt_cluster *cluster)
 {
-    for (int c = 0; c < cluster->count; c++)
-        if (!hapt_backend_find(hapt_device_backend(&cluster->subcluster[c].device))) return false;
-    return true;
+    enum hapt_status status = HAPT_OK;
+    for (int c = 0; c < cluster->count; c++) {
+        const char *reason = "";
+        const struct hapt_backend *backend = hapt_backend_find(hapt_device_backend(&cluster->subcluster[c].device));
+        if (!backend || backend->device_count(&reason) == 0) status = HAPT_ERR_INFEASIBLE;
+    }
+    return hapt_env_agree_quietly(env->world, status) == HAPT_OK;
 }
 
 /* Absent values of links, and the network that each one takes. */
@@ -42,7 +46,7 @@ enum hapt_status hapt_phase_cluster(struct hapt_env *env, struct hapt_config *co
     }
     HAPT_TRY(hapt_env_agree(env->world, hapt_cluster_load(path, arena, cluster)));
     const bool emulated = choose_devices(config, *cluster);
-    const bool paper = env->world_size < (*cluster)->rank_count || !runs_here(*cluster) || hapt_config_bool(config, "predict");
+    const bool paper = env->world_size < (*cluster)->rank_count || !runs_here(env, *cluster) || hapt_config_bool(config, "predict");
     if (!bind && paper) {
         hapt_cluster_assume(*cluster);
         return HAPT_OK;
