@@ -1,4 +1,4 @@
-/* Attention, forward and backward: odd lengths, several blocks of keys, head sizes 16..128, causal and full. */
+/* Attention, forward and backward: odd lengths, several blocks of keys, head sizes 16..136, causal and full. */
 #include "kernels.h"
 
 struct shape {
@@ -8,7 +8,7 @@ struct shape {
 static enum hapt_dtype half_type; /* each half-precision type */
 
 static const struct shape shapes[] = {{1, 1, 1, 16},  {2, 7, 3, 16},   {1, 37, 2, 24},  {1, 33, 1, 17},
-                                      {2, 64, 2, 32}, {1, 129, 1, 64}, {1, 161, 2, 80}, {1, 270, 1, 128}};
+                                      {2, 64, 2, 32}, {1, 129, 1, 64}, {1, 161, 2, 80}, {1, 270, 1, 128}, {1, 21, 2, 136}};
 
 /* integer: batch, length, heads, causal. Returns out [b][t][d], then logsumexp [b][h][t]. */
 static void attention_reference(const struct problem *problem, double *out)
@@ -65,7 +65,8 @@ static void check_shape(const struct shape *s, enum hapt_dtype dtype, bool causa
                              .integer = {s->heads, causal},
                              .threads = threads};
     kernel_run("attention", dtype, &call);
-    check_close(&out.view, expected, dtype == HAPT_F32 ? 2e-6 : HALF_UNIT(dtype), "attention");
+    /* Scores are sums over a head's columns: each doubling of them adds half as much again to the error of fp32. */
+    check_close(&out.view, expected, dtype == HAPT_F32 ? (s->head > 128 ? 4e-6 : 2e-6) : HALF_UNIT(dtype), "attention");
     check_close(&lse.view, expected + out.count, 2e-6, "attention's logsumexp");
     /* The backward takes the forward's rounded results, so bf16 allows for a few roundings. */
     struct hapt_call back = {.input_count = 4,
