@@ -59,7 +59,9 @@ NVCC := $(if $(filter 0,$(CUDA)),,$(wildcard $(CUDA_HOME)/bin/nvcc))
 CUDA_ARCHS ?= $(if $(NVCC),$(filter 60 70 80 90,$(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch))))
 cuda_code = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS))
 NVCC_FLAGS = -O3 -std=c++17 -Iinclude -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra $(if $(filter 1,$(WERROR)),-Xcompiler -Werror -Werror all-warnings) $(cuda_code)
-cuda_sources := $(sort $(wildcard src/device/cuda/*.cu))
+# Collectives among devices: where NCCL's header is, 2.14 or newer; NCCL=0 leaves them out. The library itself is looked for when they are used.
+nccl_header := $(if $(filter 0,$(NCCL)),,$(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h))
+cuda_sources := $(filter-out $(if $(nccl_header),,%/nccl.cu),$(sort $(wildcard src/device/cuda/*.cu)))
 cuda_plugin := $(if $(NVCC),$(BUILD)/hapt-cuda.so)
 # The same sources on this machine's cores (tests/gpu/host).
 cuda_host := $(BUILD)/tests/gpu/hapt-cuda-host.so $(BUILD)/tests/gpu/selftest
@@ -113,7 +115,7 @@ $(BUILD)/tests/fuzz/fuzz: $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/fuzz/*.c)
 
 $(BUILD)/hapt-cuda.so: $(cuda_sources:%.cu=$(BUILD)/%.cu.o)
 	@echo "LD   $@"
-	$(Q)$(NVCC) -shared -cudart static -o $@ $^ -lcublasLt -Xlinker -rpath,$(CUDA_HOME)/lib64
+	$(Q)$(NVCC) -shared -cudart static -o $@ $^ -lcublasLt -ldl -Xlinker -rpath,$(CUDA_HOME)/lib64
 
 $(BUILD)/src/device/cuda/%.cu.o: src/device/cuda/%.cu
 	@echo "NVCC $<"
@@ -121,7 +123,7 @@ $(BUILD)/src/device/cuda/%.cu.o: src/device/cuda/%.cu
 	$(Q)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c -o $@ $<
 
 host_cuda_sources := $(sort $(filter-out tests/gpu/host/selftest.cpp,$(wildcard tests/gpu/host/*.cpp)))
-$(BUILD)/tests/gpu/hapt-cuda-host.so: $(cuda_sources:%.cu=$(BUILD)/tests/gpu/%.o) $(host_cuda_sources:%.cpp=$(BUILD)/%.o)
+$(BUILD)/tests/gpu/hapt-cuda-host.so: $(patsubst %.cu,$(BUILD)/tests/gpu/%.o,$(sort $(wildcard src/device/cuda/*.cu))) $(host_cuda_sources:%.cpp=$(BUILD)/%.o)
 	@echo "LD   $@"
 	$(Q)$(CXX) -shared -o $@ $^ -lpthread -lrt
 
@@ -211,7 +213,7 @@ clean:
 help:
 	@echo "targets:   all run check check-long check-gpu bench asan fuzz tidy format check-layers inputs deps clean help"
 	@echo "variables: V=1 shows commands; WERROR=1 makes warnings errors; TESTS=REGEX picks tests (unit/plan, ^system);"
-	@echo "           FUZZ_INPUTS=N, FUZZ_SEED=N, FUZZ_JOBS=N for fuzz; VARIANT=release|asan; PETSC=0, GLPK=0 leave a solver out, CUDA=0 the back end of GPUs (CUDA_HOME: the toolkit); CC, CFLAGS as usual"
+	@echo "           FUZZ_INPUTS=N, FUZZ_SEED=N, FUZZ_JOBS=N for fuzz; VARIANT=release|asan; PETSC=0, GLPK=0 leave a solver out, CUDA=0 the back end of GPUs (CUDA_HOME: the toolkit), NCCL=0 its collectives; CC, CFLAGS as usual"
 
 .PHONY: FORCE all run check check-long check-gpu bench asan asan-tests fuzz tidy format check-layers inputs deps clean help
 .SECONDARY:

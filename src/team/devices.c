@@ -273,11 +273,15 @@ static enum hapt_status call_roll(const struct hapt_team *team, struct roll *rol
     return hapt_collective_gather_shards(team->whole, "collectives among devices", false, roll->part, &roll->mine, roll->all);
 }
 
+/* What ranks say that wait for one that says better. */
+static const char waited_in_vain[] = "its ranks did not find each other in time";
+
 /* Why these ranks cannot trade among their devices; "": they can. The same on all. */
 static void judge(const struct hapt_team *team, const struct seat *seat, char reason[REASON_CHARS])
 {
     reason[0] = '\0';
-    for (int r = 0; r < team->size && !reason[0]; r++) snprintf(reason, REASON_CHARS, "%s", seat[r].reason);
+    for (int r = 0; r < team->size; r++)
+        if (seat[r].reason[0] && (!reason[0] || strcmp(reason, waited_in_vain) == 0)) snprintf(reason, REASON_CHARS, "%s", seat[r].reason);
     for (int r = 0; r < team->size && !reason[0]; r++)
         for (int s = 0; s < r && !reason[0]; s++)
             if (strcmp(seat[r].host, seat[s].host) == 0 && strcmp(seat[r].place, seat[s].place) == 0)
@@ -304,7 +308,7 @@ static enum hapt_status join(struct team_devices *devices, struct hapt_collectiv
     const struct errand made = {devices, *group, over, what};
     /* Who has failed waits for the others behind it: they must have given up by then. */
     if (!said) said = poll(&made, NULL, 0.5 * hapt_collective_timeout_s(over), &late);
-    if (said || late) snprintf(fault, REASON_CHARS, "%s", said ? said : "its ranks did not find each other in time");
+    if (said || late) snprintf(fault, REASON_CHARS, "%s", said ? said : waited_in_vain);
     if ((said || late) && *group) devices->groups->abort(*group);
     return HAPT_OK;
 }

@@ -1,6 +1,7 @@
 """What devices trade among themselves (NCCL) against what passes through the host: the same training both ways loses the same. Sums of two
 ranks are equal bit by bit, since a + b = b + a; of more they are where NCCL adds in order of rank, as the toolkit without a GPU does.
 HAPT_TEST_DEVICES: GPUs that are here."""
+import json
 import os
 import shutil
 import signal
@@ -14,8 +15,7 @@ import numpy as np
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "system"))
 import profiles  # noqa: E402
-from profiles import HAPT, LONG, MPIRUN, check  # noqa: E402
-from train import cluster  # noqa: E402
+from profiles import HAPT, MPIRUN, check  # noqa: E402
 
 DEVICES = int(os.environ.get("HAPT_TEST_DEVICES", "1"))
 ORDER = 1e-5  # fp32 has 24 bits: other orders of sums differ by 1e-7, and a few steps of Adam enlarge that
@@ -32,7 +32,20 @@ CASES = [("rows", "gpt", [2], "0-L@g0:1x2", ""),
          ("experts", "moe", [2], "0-L@g0:1x2", ""),
          ("uneven rows", "gpt", [3], "0-L@g0:1x3", "--sharded-optimizer yes"),
          ("rows and operators", "gpt", [4], "0-L@g0:1x4t2", "--sharded-optimizer yes"),
+         ("uneven devices", "gpt", [1, 1], "0-L@g0:1+g1:1", "--mixed yes"),
+         ("uneven operators", "gpt", [1, 1], "0-L@g0:1+g1:1p1", "--mixed yes --program all"),
+         ("uneven experts", "moe", [1, 1], "0-L@g0:1+g1:1p1", "--mixed yes --program all"),
          ("two stages", "gpt", [2, 2], "0-4@g0:1x2,4-L@g1:1x2t2", "")]
+
+
+def cluster(path, counts):
+    """Subclusters of so many devices each, every one of less than half of the speed of the one before."""
+    described = [{"name": f"g{i}", "nodes": 1, "devices_per_node": count,
+                  "device": {"name": f"kind{i}", "backend": "cuda", "peak_flops": {"fp32": f"{10 / 2.5 ** i} TFLOP/s", "bf16": "100 TFLOP/s"},
+                             "memory": "2 GB", "memory_bandwidth": "1 TB/s"}} for i, count in enumerate(counts)]
+    with open(path, "w") as file:
+        json.dump({"format": "hapt-cluster", "version": 1, "subclusters": described}, file)
+    return path
 
 
 def command(model, data, described, ranks, stages, options, output):
@@ -66,8 +79,9 @@ def both_ways(name, folder, model, data, described, ranks, stages, options):
     print(f"{name}: {ranks} ranks, losses within {worst:.1e}", flush=True)
 
 
-def shared_device(folder, model, data, described, stages):
-    _, _, said = train(model, data, described, 2, stages, "", os.path.join(folder, "shared"), HAPT_HOST_GPUS="1", CUDA_VISIBLE_DEVICES="0")
+def shared_device(folder, model, data, layers):
+    described = cluster(os.path.join(folder, "shared.json"), [1, 1])
+    _, _, said = train(model, data, described, 2, f"0-{layers}@g0:1+g1:1", "--mixed yes", os.path.join(folder, "shared"), HAPT_HOST_GPUS="1", CUDA_VISIBLE_DEVICES="0")
     check("by the host: ranks share the device" in said, f"two ranks on one device: {said[-300:]}")
 
 
@@ -81,8 +95,11 @@ def rank_of(process):
 
 
 def children(process):
-    with open(f"/proc/{process}/task/{process}/children") as file:
-        return [int(x) for x in file.read().split()]
+    found = []
+    for task in os.listdir(f"/proc/{process}/task"):
+        with open(f"/proc/{process}/task/{task}/children") as file:
+            found += map(int, file.read().split())
+    return found
 
 
 def stopped_rank(folder, model, data, described, stages):
@@ -126,7 +143,7 @@ def campaign():
         subprocess.run([HAPT, "profile", "--input", models[name], "--cluster", described, "--predict", "--output", profile], check=True,
                        capture_output=True)
         with h5py.File(profile) as file:
-            layers[name] = len(file["layers/end_op"])
+            layers[name] = len(file["boundary_bytes"])
     for name, model, counts, stages, options in CASES:
         ranks = sum(counts)
         if sys.argv[1:] and name not in sys.argv[1:]:
@@ -137,11 +154,9 @@ def campaign():
         described = cluster(os.path.join(folder, "cluster.json"), counts)
         both_ways(name, folder, models[model], data, described, ranks, stages.replace("L", str(layers[model])), options)
     if not sys.argv[1:]:
-        described = cluster(os.path.join(folder, "two.json"), [2])
-        stages = f"0-{layers['gpt']}@g0:1x2"
-        shared_device(folder, models["gpt"], data, described, stages)
+        shared_device(folder, models["gpt"], data, layers["gpt"])
         if DEVICES > 1:
-            stopped_rank(folder, models["gpt"], data, described, stages)
+            stopped_rank(folder, models["gpt"], data, cluster(os.path.join(folder, "two.json"), [2]), f"0-{layers['gpt']}@g0:1x2")
     shutil.rmtree(folder)
     print(f"{profiles.checks} checks, {profiles.failures} failed")
     sys.exit(profiles.failures > 0)

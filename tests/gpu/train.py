@@ -94,13 +94,12 @@ def family(path, folder):
             compare(f"{name}, 2 ranks share the rows", loss, expected, FP32)
 
 
-if __name__ == "__main__":
-    wanted = sys.argv[1:]
-    for path in sorted(glob.glob("tests/data/*-small.h5")):
-        if wanted and not any(os.path.basename(path).startswith(name) for name in wanted):
-            continue
-        scratch = tempfile.mkdtemp()
-        family(path, scratch)
-        shutil.rmtree(scratch)
-    print(f"{profiles.checks} checks, {profiles.failures} failed")
-    sys.exit(profiles.failures > 0)
+wanted = sys.argv[1:]
+for path in sorted(glob.glob("tests/data/*-small.h5")):
+    if wanted and not any(os.path.basename(path).startswith(name) for name in wanted):
+        continue
+    scratch = tempfile.mkdtemp()
+    family(path, scratch)
+    shutil.rmtree(scratch)
+print(f"{profiles.checks} checks, {profiles.failures} failed")
+sys.exit(profiles.failures > 0)
