@@ -19,39 +19,45 @@ from profiles import HAPT, MPIRUN, check  # noqa: E402
 
 DEVICES = int(os.environ.get("HAPT_TEST_DEVICES", "1"))
 ORDER = 1e-5  # fp32 has 24 bits: other orders of sums differ by 1e-7, and a few steps of Adam enlarge that
-TRAINING = "--optimizer adamw --learning-rate 1e-3 --lr-schedule constant --profile-seconds 1 --steps 4 --microbatches 2 --predict".split()
+TRAINING = "--optimizer adamw --learning-rate 1e-3 --lr-schedule constant --profile-seconds 1 --microbatches 2 --predict".split()
 MODELS = {"gpt": "gpt --layers 2 --hidden 40 --heads 5 --sequence 16 --vocab 256 --microbatch 4 --tied-embeddings yes",
           "bf16": "gpt --layers 2 --hidden 40 --heads 5 --sequence 16 --vocab 256 --microbatch 4 --dtype bf16",
+          "wide": "gpt --layers 2 --hidden 64 --heads 4 --sequence 64 --vocab 256 --microbatch 2",
+          "fp16": "gpt --layers 2 --hidden 40 --heads 5 --sequence 16 --vocab 256 --microbatch 4 --dtype fp16",
           "moe": "bert-moe --layers 2 --hidden 32 --heads 4 --experts 5 --sequence 16 --vocab 256 --microbatch 4 --capacity-factor 0"}
 # name, model, devices of the subclusters, stages (L: the number of layers), options
 CASES = [("rows", "gpt", [2], "0-L@g0:1x2", ""),
          ("rows, bf16", "bf16", [2], "0-L@g0:1x2", ""),
          ("rows, sharded optimizer", "gpt", [2], "0-L@g0:1x2", "--sharded-optimizer yes"),
          ("operators", "gpt", [2], "0-L@g0:1x2t2", ""),
+         ("rows, fp16", "fp16", [2], "0-L@g0:1x2", "--sharded-optimizer yes"),
          ("operators, bf16", "bf16", [2], "0-L@g0:1x2t2", ""),
          ("experts", "moe", [2], "0-L@g0:1x2", ""),
          ("uneven rows", "gpt", [3], "0-L@g0:1x3", "--sharded-optimizer yes"),
          ("rows and operators", "gpt", [4], "0-L@g0:1x4t2", "--sharded-optimizer yes"),
          ("uneven devices", "gpt", [1, 1], "0-L@g0:1+g1:1", "--mixed yes"),
-         ("uneven operators", "gpt", [1, 1], "0-L@g0:1+g1:1p1", "--mixed yes --program all"),
+         ("uneven operators", "wide", [1, 1], "0-L@g0:1+g1:1p1", "--mixed yes --program all"),
          ("uneven experts", "moe", [1, 1], "0-L@g0:1+g1:1p1", "--mixed yes --program all"),
          ("two stages", "gpt", [2, 2], "0-4@g0:1x2,4-L@g1:1x2t2", "")]
 
 
 def cluster(path, counts):
-    """Subclusters of so many devices each, every one of less than half of the speed of the one before."""
+    """Subclusters of so many devices each, every one of less than half of the speed of the one before. Links are given: a plan is the same
+    each time."""
     described = [{"name": f"g{i}", "nodes": 1, "devices_per_node": count,
                   "device": {"name": f"kind{i}", "backend": "cuda", "peak_flops": {"fp32": f"{10 / 2.5 ** i} TFLOP/s", "bf16": "100 TFLOP/s"},
                              "memory": "2 GB", "memory_bandwidth": "1 TB/s"}} for i, count in enumerate(counts)]
+    names = [x["name"] for x in described]
+    links = [{"between": [a, b], "bandwidth": "10 Gbit/s", "latency": "1 us"} for a in names for b in names if a <= b]
     with open(path, "w") as file:
-        json.dump({"format": "hapt-cluster", "version": 1, "subclusters": described}, file)
+        json.dump({"format": "hapt-cluster", "version": 1, "subclusters": described, "links": links}, file)
     return path
 
 
-def command(model, data, described, ranks, stages, options, output):
+def command(model, data, described, ranks, stages, options, output, steps=4):
     launcher = MPIRUN + [str(ranks)] if ranks > 1 else []
-    return [*launcher, HAPT, "--input", model, "--data", data, "--cluster", described, "--stages", stages, "--output", output, *TRAINING,
-            *options.split()]
+    return [*launcher, HAPT, "--input", model, "--data", data, "--cluster", described, "--stages", stages, "--output", output, "--steps", str(steps),
+            *TRAINING, *options.split()]
 
 
 def train(*what, **environment):
@@ -105,7 +111,7 @@ def children(process):
 def stopped_rank(folder, model, data, described, stages):
     """A rank that stands still is named by the one that waits for it."""
     output = os.path.join(folder, "stopped")
-    process = subprocess.Popen(command(model, data, described, 2, stages, "--timeout 3s --steps 100000", output), stdout=subprocess.DEVNULL,
+    process = subprocess.Popen(command(model, data, described, 2, stages, "--timeout 3s", output, 100000), stdout=subprocess.DEVNULL,
                                stderr=subprocess.PIPE, text=True, env={**os.environ, "HAPT_HOST_NCCL_TIMEOUT_S": "3"})
     stopped = None
     for line in process.stderr:  # up to where the stages are connected
