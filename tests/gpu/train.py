@@ -19,6 +19,9 @@ from profiles import LONG, check  # noqa: E402
 BACKEND = os.environ.get("HAPT_TEST_BACKEND", "cuda")
 DEVICES = int(os.environ.get("HAPT_TEST_DEVICES", "1"))
 FP32, HALF = 1e-4, 2e-2  # a bf16 number has 8 bits: small models average little of it away
+WEIGHTS = 1e-2
+# Rounding turns a unit of this resnet on or off: the CPU back end itself, with narrower vectors (HAPT_ISA=v2), is 6e-5 and 2.4e-2 away.
+RESNET_FP32, RESNET_WEIGHTS = 1e-3, 5e-2
 
 
 def cluster(path, counts):
@@ -69,8 +72,9 @@ def family(path, folder):
         for dtype, output in ("fp32", model), ("bf16", half):
             hapt(1, "model", name, *options, "--microbatch", rows // microbatches, "--dtype", dtype, "--weights", path, "--output", output)
         steps = len(expected)
+        exact, near = (RESNET_FP32, RESNET_WEIGHTS) if name == "resnet" else (FP32, WEIGHTS)
         loss, output = train(model, path, folder, [1], None, steps, microbatches)
-        compare(f"{name}, fp32", loss, expected, FP32)
+        compare(f"{name}, fp32", loss, expected, exact)
         if loss is None:
             return
         again, _ = train(model, path, folder, [1], None, steps, microbatches)
@@ -79,7 +83,7 @@ def family(path, folder):
         if "trained" in reference and hapt(1, "export", "--checkpoint", output, "--output", exported):
             with h5py.File(exported) as file:
                 parameter, most = away(file["parameters"], reference)
-            check(most <= 1e-2, f"{name}: {parameter} is {most:.1e} away")
+            check(most <= near, f"{name}: {parameter} is {most:.1e} away")
             print(f"{name}: weights within {most:.1e}")
         loss, _ = train(half, path, folder, [1], None, steps, microbatches)
         compare(f"{name}, bf16", loss, expected, HALF)
@@ -88,10 +92,10 @@ def family(path, folder):
         ends = [layers * k // ranks for k in range(ranks + 1)]
         stages = ",".join(f"{a}-{b}@g{k}:1x1" for k, (a, b) in enumerate(zip(ends, ends[1:])))
         loss, _ = train(model, path, folder, [1] * ranks, stages, steps, microbatches)
-        compare(f"{name}, {ranks} ranks in {ranks} stages", loss, expected, FP32)
+        compare(f"{name}, {ranks} ranks in {ranks} stages", loss, expected, exact)
         if DEVICES > 1:
             loss, _ = train(model, path, folder, [2], f"0-{layers}@g0:1x2", steps, microbatches)
-            compare(f"{name}, 2 ranks share the rows", loss, expected, FP32)
+            compare(f"{name}, 2 ranks share the rows", loss, expected, exact)
 
 
 wanted = sys.argv[1:]

@@ -24,9 +24,12 @@ if [ -e "$HAPT_BUILD/hapt-cuda.so" ]; then
     check "the plug-in loads" grep -Evq 'is of another build|undefined symbol|cannot open' <(HAPT_CUDA_PLUGIN=$HAPT_BUILD/hapt-cuda.so doctor)
 fi
 
-# 2. Every kernel, and training.
-export HAPT_CUDA_PLUGIN=$host HAPT_HOST_GPUS=2
+# 2. The host CUDA itself; every kernel, and training (HAPT_LONG=1: of every family).
 checks=$((checks + 1))
-HAPT_CUDA_PLUGIN=$host tests/gpu/run "${HAPT_BUILD#"$PWD"/}" >"$scratch/said" 2>&1 || fail "$(cat "$scratch/said")"
+"$HAPT_BUILD/tests/gpu/selftest" >"$scratch/said" 2>&1 || fail "$(tail -n 20 "$scratch/said")"
+export HAPT_CUDA_PLUGIN=$host HAPT_HOST_GPUS=2
+[ "${HAPT_LONG:-0}" != 0 ] || export HAPT_TEST_QUICK=1
+checks=$((checks + 1))
+tests/gpu/run "${HAPT_BUILD#"$PWD"/}" >"$scratch/said" 2>&1 || fail "$(cat "$scratch/said")"
 figures=$(tail -n 1 "$scratch/said")
 finish
