@@ -252,7 +252,8 @@ static const struct hapt_groups *look(const struct hapt_team *team, const struct
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     snprintf(seat->host, sizeof seat->host, "%s", hapt_env_host(rank));
     if (choice && *choice)
-        snprintf(seat->reason, sizeof seat->reason, "HAPT_COLLECTIVES=%.20s%s", choice, strcmp(choice, "host") == 0 ? "" : " (host is all that it can be)");
+        snprintf(seat->reason, sizeof seat->reason, "HAPT_COLLECTIVES=%.20s%s", choice,
+                 strcmp(choice, "host") == 0 ? "" : " (host is all that it can be)");
     else if (!backend->groups)
         snprintf(seat->reason, sizeof seat->reason, "the back end %s has no collectives of its own", backend->name);
     else if (hapt_collective_is_paced(team->whole))
