@@ -66,8 +66,7 @@ static const char *said(const struct hapt_group *group, ncclResult_t result)
     if (result == ncclSuccess || result == ncclInProgress) return NULL;
     const char *detail = nccl.GetLastError(group ? group->comm : NULL);
     snprintf(message, sizeof message, "NCCL: %s%s%s", nccl.GetErrorString(result), detail && *detail ? ": " : "", detail ? detail : "");
-    for (char *c = message; *c; c++)
-        if (*c == '\n') *c = ' ';
+    for (char *c = message + strlen(message); c > message && (c[-1] == ' ' || c[-1] == '\n');) *--c = '\0';
     return message;
 }
 
