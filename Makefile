@@ -198,6 +198,11 @@ check-gpu: deps
 	$(Q)$(MAKE) --no-print-directory build/hapt $(cuda_plugin) $(filter $(BUILD)/tests/unit/kernels_%,$(tests))
 	$(Q)tests/gpu/run $(BUILD) || [ $$? -eq 77 ]
 
+# For a machine with a GPU and little else.
+gpu-bundle: deps
+	$(Q)$(MAKE) --no-print-directory PETSC=0 build/hapt $(cuda_plugin) $(filter $(BUILD)/tests/unit/kernels_%,$(tests)) inputs
+	$(Q)jobs/gpu-bundle.sh $(BUILD) build/hapt-gpu.tar.gz
+
 tidy:
 	$(Q)clang-tidy --quiet $(plain_sources) src/main.c -- -std=c11 -D_GNU_SOURCE -Iinclude $(PACKAGE_CFLAGS) $(PETSC_CFLAGS) $(PETSC_NAMES) $(shell $(CC) --showme:compile)
 
@@ -211,9 +216,9 @@ clean:
 	$(Q)rm -rf build
 
 help:
-	@echo "targets:   all run check check-long check-gpu bench asan fuzz tidy format check-layers inputs deps clean help"
+	@echo "targets:   all run check check-long check-gpu gpu-bundle bench asan fuzz tidy format check-layers inputs deps clean help"
 	@echo "variables: V=1 shows commands; WERROR=1 makes warnings errors; TESTS=REGEX picks tests (unit/plan, ^system);"
 	@echo "           FUZZ_INPUTS=N, FUZZ_SEED=N, FUZZ_JOBS=N for fuzz; VARIANT=release|asan; PETSC=0, GLPK=0 leave a solver out, CUDA=0 the back end of GPUs (CUDA_HOME: the toolkit), NCCL=0 its collectives; CC, CFLAGS as usual"
 
-.PHONY: FORCE all run check check-long check-gpu bench asan asan-tests fuzz tidy format check-layers inputs deps clean help
+.PHONY: FORCE all run check check-long check-gpu gpu-bundle bench asan asan-tests fuzz tidy format check-layers inputs deps clean help
 .SECONDARY:
