@@ -4,11 +4,11 @@
 #include <math.h>
 
 enum { GOOD_STEPS = 2000 };
-static const double first_scale = 65536, largest_scale = 16777216;
+static const double largest_scale = 16777216;
 
-void loss_scale_begin(struct loss_scale *scale, enum hapt_dtype dtype, const double *norm, int64_t steps)
+void loss_scale_begin(struct loss_scale *scale, enum hapt_dtype dtype, double first, const double *norm, int64_t steps)
 {
-    *scale = (struct loss_scale){.dynamic = dtype == HAPT_F16, .value = dtype == HAPT_F16 ? first_scale : 1};
+    *scale = (struct loss_scale){.dynamic = dtype == HAPT_F16, .value = dtype == HAPT_F16 ? first : 1};
     for (int64_t step = 0; step < steps; step++) loss_scale_note(scale, norm[step]);
 }
 

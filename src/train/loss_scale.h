@@ -18,8 +18,8 @@ struct loss_scale {
     int64_t skipped;  /* steps in all that updated nothing */
 };
 
-/* As it stands behind `steps` steps whose gradients had those norms (infinite: the step was left out). */
-void loss_scale_begin(struct loss_scale *scale, enum hapt_dtype dtype, const double *norm, int64_t steps);
+/* As it stands behind `steps` steps, from `first` on, whose gradients had those norms (infinite: the step was left out). */
+void loss_scale_begin(struct loss_scale *scale, enum hapt_dtype dtype, double first, const double *norm, int64_t steps);
 /* Whether such gradients are an overflow that a smaller scale may cure, so that the step is left out. */
 bool loss_scale_overflows(const struct loss_scale *scale, double loss, double norm);
 /* Behind a step. */

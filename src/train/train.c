@@ -394,7 +394,7 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
         result->history.capacity = 0; /* its arrays are the checkpoint's */
     }
     const enum hapt_dtype dtype = run->stage.emulated ? HAPT_F32 : run->stage.model->dtype; /* modelled devices have no gradients */
-    loss_scale_begin(&run->scale, dtype, result->history.gradient_norm, result->history.count);
+    loss_scale_begin(&run->scale, dtype, hapt_config_real(run->config, "loss-scale"), result->history.gradient_norm, result->history.count);
     HAPT_NEW(result->planned_bytes, run->arena, result->stage_count);
     HAPT_NEW(result->measured_bytes, run->arena, result->stage_count);
     return reserve_history(run, run->end - run->first < 1000000 ? run->end + 1 : run->first + 1000000);

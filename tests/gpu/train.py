@@ -19,6 +19,7 @@ from profiles import LONG, check  # noqa: E402
 BACKEND = os.environ.get("HAPT_TEST_BACKEND", "cuda")
 DEVICES = int(os.environ.get("HAPT_TEST_DEVICES", "1"))
 FP32, HALF = 1e-4, 2e-2  # a bf16 number has 8 bits: small models average little of it away
+FP16 = 1e-2  # 11 bits
 WEIGHTS = 1e-2
 # Rounding turns a unit of this resnet on or off: the CPU back end itself, with narrower vectors (HAPT_ISA=v2), is 6e-5 and 2.4e-2 away.
 RESNET_FP32, RESNET_WEIGHTS = 1e-3, 5e-2
@@ -34,13 +35,13 @@ def cluster(path, counts):
     return path
 
 
-def train(model, data, folder, counts, stages=None, steps=None, microbatches=4):
+def train(model, data, folder, counts, stages=None, steps=None, microbatches=4, options=(), output=None):
     """Returns the run's losses and its folder."""
-    output = os.path.join(folder, f"run-{len(os.listdir(folder))}")
+    output = output or os.path.join(folder, f"run-{len(os.listdir(folder))}")
     where = cluster(output + ".json", counts)
     forced = ["--stages", stages] if stages else []
-    if not hapt(sum(counts), "--input", model, "--data", data, "--microbatches", microbatches, "--steps", steps, *TRAINING, *forced, "--predict",
-                "--cluster", where, "--output", output):
+    if not hapt(sum(counts), "--input", model, "--data", data, "--microbatches", microbatches, "--steps", steps, *TRAINING, *forced, *options,
+                "--predict", "--cluster", where, "--output", output):
         return None, output
     with h5py.File(os.path.join(output, "run.h5")) as run:
         return run["train/loss"][()], output
@@ -55,6 +56,25 @@ def compare(what, loss, expected, tolerance):
 def layers_of(output):
     with h5py.File(os.path.join(output, "run.h5")) as run:
         return len(run["layers/end_op"])
+
+
+def overflows(model, data, folder, steps):
+    """A loss scale at which fp16 overflows: such steps change nothing and are said, the scale falls until training goes on; a run that is
+    stopped behind them and resumed ends with the same bits."""
+    huge = ["--loss-scale", 16777216, "--checkpoint-every", 0]
+    loss, output = train(model, data, folder, [1], None, steps, options=huge)
+    if not check(loss is not None and np.all(np.isfinite(loss)), "fp16 with a huge loss scale: no losses"):
+        return
+    with h5py.File(os.path.join(output, "run.h5")) as run:
+        skipped = np.isinf(run["train/gradient_norm"][()])
+    count = int(np.sum(skipped))
+    check(0 < count < steps and not skipped[-1], f"fp16 with a huge loss scale: {count} of {steps} steps left out")
+    check(loss[-1] < loss[0], "fp16 with a huge loss scale: nothing is learned")
+    halves = os.path.join(folder, "halves")
+    train(model, data, folder, [1], None, steps, options=[*huge, "--stop-after", count + 1], output=halves)
+    resumed, _ = train(model, data, folder, [1], None, steps, options=[*huge, "--resume", "yes"], output=halves)
+    check(resumed is not None and np.array_equal(loss, resumed), "fp16, resumed behind steps that were left out: other losses")
+    print(f"fp16 with a huge loss scale: {count} of {steps} steps left out")
 
 
 def family(path, folder):
@@ -87,6 +107,12 @@ def family(path, folder):
             print(f"{name}: weights within {most:.1e}")
         loss, _ = train(half, path, folder, [1], None, steps, microbatches)
         compare(f"{name}, bf16", loss, expected, HALF)
+        fp16 = os.path.join(folder, "fp16.h5")
+        hapt(1, "model", name, *options, "--microbatch", rows // microbatches, "--dtype", "fp16", "--weights", path, "--output", fp16)
+        loss, _ = train(fp16, path, folder, [1], None, steps, microbatches)
+        compare(f"{name}, fp16", loss, expected, FP16)
+        if name == "gpt":
+            overflows(fp16, path, folder, steps)
         layers = layers_of(output)
         ranks = 4 if LONG else 2
         ends = [layers * k // ranks for k in range(ranks + 1)]

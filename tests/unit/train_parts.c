@@ -152,7 +152,7 @@ static void loss_scale(void)
     uint64_t random = 5;
     double expected = 65536;
     int64_t good = 0, skipped = 0;
-    loss_scale_begin(&running, HAPT_F16, NULL, 0);
+    loss_scale_begin(&running, HAPT_F16, 65536, NULL, 0);
     for (int step = 0; step < STEPS; step++) {
         CHECK(running.value == expected && running.skipped == skipped);
         norm[step] = hapt_random_unit(&random) < 1e-3 ? INFINITY : 1;
@@ -162,12 +162,12 @@ static void loss_scale(void)
         else if (++good == 2000) expected *= 2, good = 0;
     }
     CHECK(skipped > 2);
-    loss_scale_begin(&again, HAPT_F16, norm, STEPS);
+    loss_scale_begin(&again, HAPT_F16, 65536, norm, STEPS);
     CHECK(again.value == running.value && again.good == running.good && again.skipped == running.skipped);
     CHECK(!loss_scale_overflows(&running, NAN, INFINITY)); /* the forward pass itself: no scale cures that */
     for (int k = 0; k < 64; k++) loss_scale_note(&running, NAN);
     CHECK(running.value <= 1 && !loss_scale_overflows(&running, 1, INFINITY));
-    loss_scale_begin(&running, HAPT_BF16, norm, STEPS);
+    loss_scale_begin(&running, HAPT_BF16, 65536, norm, STEPS);
     CHECK(running.value == 1 && !loss_scale_overflows(&running, 1, INFINITY));
 }
 
