@@ -41,6 +41,8 @@ enum hapt_status hapt_model_load(const char *path, struct hapt_arena *arena, str
 enum hapt_status hapt_model_save(const struct hapt_model *model, const char *weights, const char *data,
                                  const char *path);
 enum hapt_status hapt_model_check(const struct hapt_model *model);
+/* What computes in bf16 does so in fp16: for devices without bf16. */
+void hapt_model_use_fp16(struct hapt_model *model);
 /* The input tensor of that role, or -1. */
 int hapt_model_input(const struct hapt_model *model, enum hapt_tensor_role role);
 const char *hapt_model_setting(const struct hapt_model *model, const char *name); /* NULL: not there */

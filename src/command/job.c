@@ -65,6 +65,7 @@ static enum hapt_status run_job(struct hapt_env *env, struct hapt_config *config
     HAPT_TRY(hapt_train_resume(env, config, job->model, arena, &job->checkpoint));
     HAPT_TRY(hapt_phase_cluster(env, config, true, arena, &job->cluster));
     hapt_cluster_print(env, job->cluster);
+    hapt_phase_dtype(env, job->cluster, job->model);
     if (!keeps_plan(config, job) && !hapt_config_text(config, "plan")) HAPT_TRY(check_before_profile(env, config, job));
     HAPT_TRY(hapt_phase_layers(env, config, job->model, arena, &job->layers));
     hapt_layers_print(env, job->layers, job->model->graph);

@@ -44,7 +44,7 @@ const char hapt_command_model_help[] =
     "  /training/option, value     [n] text: defaults of training options\n"
     "  /tensors/name, kind, role, dtype, init\n"
     "                              [t] text; kinds: input, parameter, activation; roles of inputs: tokens, targets,\n"
-    "                              images, labels, loss_scale; dtypes: fp32, bf16, int32; inits: zero, one, normal\n"
+    "                              images, labels, loss_scale; dtypes: fp32, bf16, fp16, int32; inits: zero, one, normal\n"
     "  /tensors/shape [t][5]       sizes, 0 behind the last dimension; a microbatch is whole\n"
     "  /tensors/init_std [t]       standard deviation of normal initial values\n"
     "  /tensors/trainable [t]      1: the optimizer updates this parameter\n"

@@ -318,6 +318,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     HAPT_TRY(hapt_env_agree(env->world, check_options(config)));
     HAPT_TRY(hapt_phase_model(env, config, arena, &model));
     HAPT_TRY(hapt_phase_cluster(env, config, false, arena, &cluster));
+    hapt_phase_dtype(env, cluster, model);
     HAPT_TRY(hapt_phase_layers(env, config, model, arena, &layers));
     if (products.efficiency_path)
         HAPT_TRY(calibrate(env, config, cluster, model, layers, arena, &products.efficiency));

@@ -231,3 +231,13 @@ int64_t hapt_model_parameter_count(const struct hapt_model *model)
     }
     return count;
 }
+
+void hapt_model_use_fp16(struct hapt_model *model)
+{
+    const int cast = hapt_op_type_find("cast");
+    for (int t = 0; t < model->graph->tensor_count; t++)
+        if (model->graph->tensor[t].dtype == HAPT_BF16) model->graph->tensor[t].dtype = HAPT_F16;
+    for (int o = 0; o < model->graph->op_count; o++)
+        if (model->graph->op[o].type == cast && model->graph->op[o].integer[0] == 1) model->graph->op[o].integer[0] = 2;
+    if (model->dtype == HAPT_BF16) model->dtype = HAPT_F16;
+}

@@ -25,8 +25,8 @@ WEIGHTS = 1e-2
 RESNET_FP32, RESNET_WEIGHTS = 1e-3, 5e-2
 
 
-def cluster(path, counts):
-    device = {"name": "test", "backend": BACKEND, "peak_flops": {"fp32": "10 TFLOP/s", "bf16": "100 TFLOP/s"}, "memory": "2 GB",
+def cluster(path, counts, half="bf16"):
+    device = {"name": "test", "backend": BACKEND, "peak_flops": {"fp32": "10 TFLOP/s", half: "100 TFLOP/s"}, "memory": "2 GB",
               "memory_bandwidth": "1 TB/s"}
     described = {"format": "hapt-cluster", "version": 1,
                  "subclusters": [{"name": f"g{i}", "nodes": 1, "devices_per_node": count, "device": device} for i, count in enumerate(counts)]}
@@ -35,10 +35,10 @@ def cluster(path, counts):
     return path
 
 
-def train(model, data, folder, counts, stages=None, steps=None, microbatches=4, options=(), output=None):
+def train(model, data, folder, counts, stages=None, steps=None, microbatches=4, options=(), output=None, half="bf16"):
     """Returns the run's losses and its folder."""
     output = output or os.path.join(folder, f"run-{len(os.listdir(folder))}")
-    where = cluster(output + ".json", counts)
+    where = cluster(output + ".json", counts, half)
     forced = ["--stages", stages] if stages else []
     if not hapt(sum(counts), "--input", model, "--data", data, "--microbatches", microbatches, "--steps", steps, *TRAINING, *forced, *options,
                 "--predict", "--cluster", where, "--output", output):
@@ -111,6 +111,8 @@ def family(path, folder):
         hapt(1, "model", name, *options, "--microbatch", rows // microbatches, "--dtype", "fp16", "--weights", path, "--output", fp16)
         loss, _ = train(fp16, path, folder, [1], None, steps, microbatches)
         compare(f"{name}, fp16", loss, expected, FP16)
+        without, _ = train(half, path, folder, [1], None, steps, microbatches, half="fp16")
+        check(np.array_equal(loss, without), f"{name}: a model in bf16 on a device without it does not train as one in fp16")
         if name == "gpt":
             overflows(fp16, path, folder, steps)
         layers = layers_of(output)
