@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define GPU_OVERHEAD 1.5e9 /* bytes */
+
 void hapt_host_cpu_device(const struct hapt_host *host, struct hapt_device_spec *device)
 {
     const double cores = hapt_host_cores_per_rank(host);
@@ -31,7 +33,8 @@ static enum hapt_status host_device(const struct hapt_host *host, struct hapt_de
         return hapt_fail(HAPT_ERR_INPUT, "describe it in a cluster file: hapt topology --help",
                          "the GPU \"%s\" of host %s is not in the device database", host->gpu[0].name, host->name);
     *device = *known;
-    const double there = host->gpu[0].memory_bytes; /* what the driver leaves of it */
+    /* The context, code of the libraries and buffers of NCCL take their part. */
+    const double there = host->gpu[0].memory_bytes - GPU_OVERHEAD;
     if (there > 0 && there < device->memory_bytes) device->memory_bytes = there;
     return HAPT_OK;
 }

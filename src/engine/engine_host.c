@@ -2,6 +2,8 @@
  * Devices whose memory the host cannot read (a back end with `pin`): transfer slots stand in page-locked host memory, from where boundaries
  * are copied to their places, and what links move passes through a block there.
  */
+#include <string.h>
+
 #include "engine_private.h"
 
 static size_t view_bytes(const struct hapt_view *view)
@@ -38,6 +40,7 @@ static enum hapt_status reserve(const struct hapt_engine *engine, size_t bytes, 
 {
     if (bytes == 0) return HAPT_OK;
     *memory = engine->options.backend->pin(bytes);
+    if (*memory) memset(*memory, 0, bytes); /* as device memory is */
     if (*memory) return HAPT_OK;
     return hapt_fail(HAPT_ERR_MEMORY, "raise the limit of locked memory (ulimit -l) or use fewer ranks on this host",
                      "this host has no %zu bytes of memory left that can be page-locked", bytes);

@@ -30,7 +30,8 @@ static enum hapt_status fill_input(const struct hapt_model *model, const struct 
     void *place = hapt_engine_tensor(engine, tensor, 0);
     if (input->role == HAPT_ROLE_LOSS_SCALE) {
         const float scale = 1.0f / (float)hapt_model_items(model);
-        return backend->copy(queue, place, &scale, sizeof scale);
+        HAPT_TRY(backend->copy(queue, place, &scale, sizeof scale));
+        return backend->wait(backend->record(queue));
     }
     union { int32_t index; float pixel; } *value = malloc(bytes); /* tokens, targets and labels; images */
     if (!value) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %zu bytes of samples", bytes);
@@ -42,9 +43,9 @@ static enum hapt_status fill_input(const struct hapt_model *model, const struct 
         else
             value[i].pixel = (float)(2 * hapt_random_unit(&random) - 1);
     }
-    const enum hapt_status status = backend->copy(queue, place, value, bytes);
+    const enum hapt_status status = backend->copy(queue, place, value, bytes), done = backend->wait(backend->record(queue));
     free(value);
-    return status;
+    return status != HAPT_OK ? status : done;
 }
 
 enum hapt_status samples_fill_boundary(const struct hapt_engine_options *options, const struct hapt_program *program,

@@ -119,7 +119,11 @@ enum hapt_status windows_choose(const struct candidates *candidates, const struc
 static void close_window(struct windows *windows, struct window *window)
 {
     if (!window->engine && !window->feed) return;
-    if (window->feed) windows->options.backend->free(windows->options.device, window->feed);
+    const struct hapt_backend *backend = windows->options.backend;
+    if (window->feed && backend->pin)
+        backend->unpin(window->feed);
+    else if (window->feed)
+        backend->free(windows->options.device, window->feed);
     hapt_engine_destroy(window->engine);
     hapt_arena_release(&window->arena);
     window->feed = NULL;
@@ -144,10 +148,10 @@ static enum hapt_status fill_feed(struct windows *windows, struct window *window
         value[i] = (float)(hapt_random_unit(&random) - 0.5);
         if (dtype != HAPT_F32) ((uint16_t *)value)[2 * i] = ((uint16_t *)value)[2 * i + 1];
     }
-    const enum hapt_status status =
-        backend->copy(backend->queue(windows->options.device, 0), window->feed, value, window->feed_bytes);
+    struct hapt_queue *queue = backend->queue(windows->options.device, 0);
+    const enum hapt_status status = backend->copy(queue, window->feed, value, window->feed_bytes), done = backend->wait(backend->record(queue));
     free(value);
-    return status;
+    return status != HAPT_OK ? status : done;
 }
 
 static size_t crossing_bytes(const struct window *window, const struct crossing *crossing)
@@ -168,7 +172,13 @@ static enum hapt_status reserve_feed(struct windows *windows, struct window *win
         }
     }
     if (window->feed_bytes == 0) return HAPT_OK;
-    HAPT_TRY(windows->options.backend->allocate(windows->options.device, 2 * window->feed_bytes, &window->feed));
+    const struct hapt_backend *backend = windows->options.backend;
+    if (backend->pin) { /* where the engine's transfer slots are, too */
+        window->feed = backend->pin(2 * window->feed_bytes);
+        if (!window->feed) return hapt_fail(HAPT_ERR_MEMORY, "raise the limit of locked memory (ulimit -l)", "no %zu bytes of page-locked memory for samples", 2 * window->feed_bytes);
+    } else {
+        HAPT_TRY(backend->allocate(windows->options.device, 2 * window->feed_bytes, &window->feed));
+    }
     return fill_feed(windows, window);
 }
 
@@ -231,6 +241,7 @@ enum hapt_status windows_time(struct windows *windows, int item, double *forward
     HAPT_TRY(move(windows, window, &crossings->list[1], false));
     HAPT_TRY(hapt_engine_run_part(window->engine, HAPT_SECTION_BACKWARD, 0, first_op, end_op));
     HAPT_TRY(move(windows, window, &crossings->list[2], true));
+    HAPT_TRY(windows->options.backend->wait(windows->options.backend->record(windows->options.backend->queue(windows->options.device, 0))));
     const double end = clock_s(windows);
     *forward_s = middle - start;
     *backward_s = end - middle;

@@ -344,6 +344,7 @@ static enum hapt_status begin_step(struct stage *stage)
     stage->team.free_s = hapt_time_s(); /* all stages have agreed on the step before */
     for (int i = 0; i < stage->input_count; i++)
         if (stage->input[i].role == HAPT_ROLE_LOSS_SCALE) HAPT_TRY(put(stage, stage->input[i].tensor, 0, &scale));
+    HAPT_TRY(stage->backend->wait(stage->backend->record(stage->backend->queue(stage->device, 0)))); /* `scale` is not there for longer */
     const struct stage_flows *incoming[] = {&stage->forward_in, &stage->backward_in};
     for (int k = 0; k < 2; k++)
         for (int f = 0; f < incoming[k]->count; f++)

@@ -339,7 +339,7 @@ static inline size_t plain_shared(const struct attention &at, int tile, int tile
     return (size_t)((at.head + 15) / 16 * 16 + 4) * tile * tiles * sizeof(float) + (size_t)(tile + 4) * tile * squares * sizeof(float);
 }
 
-/* Rows of a tile: as many as there is room for, no more than there is use for. 16-bit elements come here on old devices only. */
+/* Rows of a tile: as many as there is room for, no more than there is use for. 16-bit elements come here on old devices, and with heads of more than 128 columns. */
 template <class Element> static int plain_tile(const struct attention &at, int tiles, int squares)
 {
     const size_t limit = attention_shared_limit();
@@ -353,7 +353,8 @@ template <class Element> static int plain_tile(const struct attention &at, int t
         const int tile = plain_tile<Element>(at, tiles, squares);                                                                               \
         const dim3 grid = attention_grid(at, heads, tile);                                                                                      \
         const size_t shared = plain_shared(at, tile, tiles, squares);                                                                           \
-        if (at.head > PLAIN_MOST) return cuda_host->fail(HAPT_ERR_INPUT, NULL, "attention with heads of %lld columns", (long long)at.head);     \
+        if (at.head > PLAIN_MOST || shared > attention_shared_limit())                                                                          \
+            return cuda_host->fail(HAPT_ERR_INPUT, "give the model more heads", "attention with heads of %lld columns on this GPU", (long long)at.head); \
         if constexpr (sizeof(Element) == 4) {                                                                                                   \
             if (tile == 64) return launch(KERNEL<Element, 64, 8>, grid, PLAIN_THREADS, shared, queue, at);                                      \
         }                                                                                                                                       \

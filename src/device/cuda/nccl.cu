@@ -248,6 +248,8 @@ static const char *trade(struct hapt_group *group, struct hapt_queue *queue, con
 
 /* ---- Runs of bytes ---- */
 
+static const size_t MOST_PITCH = INT32_MAX; /* of copies in two dimensions */
+
 static const char *copy_runs(struct hapt_queue *queue, const struct hapt_strided_list *list, char *base, char *dense, bool packs)
 {
     for (int p = 0; p < list->count; p++) {
@@ -256,9 +258,16 @@ static const char *copy_runs(struct hapt_queue *queue, const struct hapt_strided
         char *place = base + part->offset;
         if (bytes == 0) continue;
         const bool whole = part->count == 1 || part->stride == part->run;
-        const size_t width = whole ? bytes : part->run, rows = whole ? 1 : part->count, pitch = whole ? bytes : part->stride;
-        const cudaError_t error = packs ? cudaMemcpy2DAsync(dense, width, place, pitch, width, rows, cudaMemcpyDeviceToDevice, queue->stream)
-                                        : cudaMemcpy2DAsync(place, pitch, dense, width, width, rows, cudaMemcpyDeviceToDevice, queue->stream);
+        const size_t run = part->run, pitch = part->stride;
+        cudaError_t error = cudaSuccess;
+        if (whole)
+            error = cudaMemcpyAsync(packs ? dense : place, packs ? place : dense, bytes, cudaMemcpyDeviceToDevice, queue->stream);
+        else if (pitch <= MOST_PITCH)
+            error = packs ? cudaMemcpy2DAsync(dense, run, place, pitch, run, part->count, cudaMemcpyDeviceToDevice, queue->stream)
+                          : cudaMemcpy2DAsync(place, pitch, dense, run, run, part->count, cudaMemcpyDeviceToDevice, queue->stream);
+        for (size_t r = 0; !whole && pitch > MOST_PITCH && r < part->count && error == cudaSuccess; r++)
+            error = cudaMemcpyAsync(packs ? dense + r * run : place + r * pitch, packs ? place + r * pitch : dense + r * run, run,
+                                    cudaMemcpyDeviceToDevice, queue->stream);
         if (error != cudaSuccess) return cuda_said(error);
         dense += bytes;
     }

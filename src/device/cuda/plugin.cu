@@ -27,9 +27,11 @@ enum hapt_status cuda_check(cudaError_t error, const char *what)
 {
     if (error == cudaSuccess) return HAPT_OK;
     cudaGetLastError(); /* or the next call reports it again */
-    const bool memory = error == cudaErrorMemoryAllocation;
-    return cuda_host->fail(memory ? HAPT_ERR_MEMORY : HAPT_ERR_INTERNAL,
-                           memory ? "use more devices, a smaller microbatch or devices with more memory" : "see hapt doctor and the driver's log (dmesg)",
+    const bool memory = error == cudaErrorMemoryAllocation, code = strcmp(cudaGetErrorName(error), "cudaErrorNoKernelImageForDevice") == 0;
+    return cuda_host->fail(memory ? HAPT_ERR_MEMORY : code ? HAPT_ERR_INPUT : HAPT_ERR_INTERNAL,
+                           memory ? "use more devices, a smaller microbatch or devices with more memory"
+                           : code ? "make again with CUDA_ARCHS set to this GPU's compute capability, e.g. make CUDA_ARCHS='75 80 90'"
+                                  : "see hapt doctor and the driver's log (dmesg)",
                            "CUDA device %d: %s: %s", cuda.device, what, cudaGetErrorString(error));
 }
 
@@ -112,13 +114,13 @@ static void *reserve(size_t bytes)
 {
     void *memory = NULL;
     use_device();
-    if (cudaMalloc(&memory, bytes ? bytes : 1) != cudaSuccess) {
-        cudaGetLastError();
-        return NULL;
-    }
-    if (cudaMemset(memory, 0, bytes) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess) return memory;
+    cudaError_t error = cudaMalloc(&memory, bytes ? bytes : 1);
+    if (error == cudaSuccess) error = cudaMemset(memory, 0, bytes);
+    if (error == cudaSuccess) error = cudaDeviceSynchronize();
+    if (error == cudaSuccess) return memory;
     cudaGetLastError();
-    cudaFree(memory);
+    if (memory) cudaFree(memory);
+    if (error != cudaErrorMemoryAllocation) cuda_check(error, "work that was queued"); /* the first failure is the one that is told */
     return NULL;
 }
 

@@ -82,6 +82,32 @@ static enum hapt_status product_plain(const struct product *product, struct hapt
     return launch(kernel, blocks_for(product->batches * product->m * product->n, THREADS), THREADS, 0, queue, *product);
 }
 
+/* ---- A bias that does not start at 16 bytes: kernels with a fused one may read it so (they do not say). It goes to the result first. ---- */
+
+template <class Out> __global__ void bias_kernel(struct product p)
+{
+    const Out *bias = (const Out *)p.bias;
+    for (GRID_STRIDE(i, p.batches * p.m * p.n)) {
+        const int64_t batch = i / (p.m * p.n), row = i / p.n % p.m, column = i % p.n;
+        ((Out *)p.c)[batch * p.stride_c + row * p.row_c + column] = bias[batch * p.stride_bias + column];
+    }
+}
+
+static bool bias_aligned(const struct product *p)
+{
+    const int64_t apart = p->batches > 1 ? p->stride_bias * (p->out == HAPT_F32 ? 4 : 2) : 0;
+    return ((uintptr_t)p->bias & 15) == 0 && (apart & 15) == 0;
+}
+
+static enum hapt_status bias_first(struct product *p, struct hapt_queue *queue)
+{
+    void (*kernel)(struct product) = p->out == HAPT_F32 ? bias_kernel<float> : p->out == HAPT_BF16 ? bias_kernel<__nv_bfloat16> : bias_kernel<__half>;
+    HAPT_TRY(launch(kernel, blocks_for(p->batches * p->m * p->n, THREADS), THREADS, 0, queue, *p));
+    p->bias = NULL;
+    p->accumulate = true;
+    return HAPT_OK;
+}
+
 /* ---- The choice for a shape, made once ---- */
 
 static cudaDataType_t data_type(int dtype)
@@ -163,7 +189,8 @@ static cublasStatus_t choice_init(struct choice *choice, const struct shape *sha
     if (status == CUBLAS_STATUS_SUCCESS) {
         status = cublasLtMatmulAlgoGetHeuristic(products.handle, choice->how, choice->b, choice->a, choice->c, choice->c, wishes, 1, &result, &found);
         choice->any = status == CUBLAS_STATUS_SUCCESS && found > 0 && result.state == CUBLAS_STATUS_SUCCESS;
-        if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) status = CUBLAS_STATUS_SUCCESS; /* it has none */
+        const bool none = status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE || status == CUBLAS_STATUS_ARCH_MISMATCH;
+        if (none) status = CUBLAS_STATUS_SUCCESS;
     }
     if (wishes) cublasLtMatmulPreferenceDestroy(wishes);
     if (choice->any) choice->algorithm = result.algo;
@@ -249,8 +276,11 @@ static cublasStatus_t start(const struct product *p, const struct shape *shape, 
     if (!*any) return status;
     if (p->bias) SET(cublasLtMatmulDescSetAttribute, choice->how, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p->bias);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    return cublasLtMatmul(products.handle, choice->how, &p->scale, p->b, choice->b, p->a, choice->a, &beta, p->c, choice->c, p->c, choice->c,
-                          &choice->algorithm, workspace, shape->workspace_bytes, queue->stream);
+    status = cublasLtMatmul(products.handle, choice->how, &p->scale, p->b, choice->b, p->a, choice->a, &beta, p->c, choice->c, p->c, choice->c,
+                            &choice->algorithm, workspace, shape->workspace_bytes, queue->stream);
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE && status != CUBLAS_STATUS_ARCH_MISMATCH) return status;
+    choice->any = *any = false; /* it refuses what it proposed: the plain kernel from here on */
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 enum hapt_status product_run(const struct product *product, void *workspace, size_t workspace_bytes, struct hapt_queue *queue)
@@ -264,6 +294,10 @@ enum hapt_status product_run(const struct product *product, void *workspace, siz
     if (!p.row_c) p.row_c = p.n;
     if (p.scale == 0.0f) p.scale = 1.0f;
     if (p.k <= 0 || p.batches > INT32_MAX) return product_plain(&p, queue);
+    if (p.bias && !bias_aligned(&p)) {
+        if (p.accumulate) return product_plain(&p, queue);
+        HAPT_TRY(bias_first(&p, queue));
+    }
 
     /* As cuBLASLt wants it, and the same for a shape whatever there is and wherever it starts. */
     const size_t wanted = product_workspace(p.m * p.n * p.batches), given = workspace_bytes < wanted ? workspace_bytes : wanted;
