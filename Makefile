@@ -218,7 +218,7 @@ clean:
 help:
 	@echo "targets:   all run check check-long check-gpu gpu-bundle bench asan fuzz tidy format check-layers inputs deps clean help"
 	@echo "variables: V=1 shows commands; WERROR=1 makes warnings errors; TESTS=REGEX picks tests (unit/plan, ^system);"
-	@echo "           FUZZ_INPUTS=N, FUZZ_SEED=N, FUZZ_JOBS=N for fuzz; VARIANT=release|asan; PETSC=0, GLPK=0 leave a solver out, CUDA=0 the back end of GPUs (CUDA_HOME: the toolkit), NCCL=0 its collectives; CC, CFLAGS as usual"
+	@echo "           FUZZ_INPUTS=N, FUZZ_SEED=N, FUZZ_JOBS=N for fuzz; VARIANT=release|asan; PETSC=0, GLPK=0 leave a solver out, CUDA=0 the back end of GPUs (CUDA_HOME: the toolkit, CUDA_ARCHS='75 80 90': for which), NCCL=0 its collectives; CC, CFLAGS as usual"
 
 .PHONY: FORCE all run check check-long check-gpu gpu-bundle bench asan asan-tests fuzz tidy format check-layers inputs deps clean help
 .SECONDARY:

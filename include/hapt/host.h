@@ -20,6 +20,7 @@ struct hapt_host_gpu {
     char bus[16];  /* PCI address, "0000:3b:00.0" */
     double memory_bytes, clock_hz; /* as its driver says; 0: it was not asked */
     int processors;
+    bool half_only; /* it has no bf16 (compute capability below 8.0) */
 };
 
 struct hapt_host_nic {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "group.h"
+#include "hapt/device.h"
 
 /* Equal, or equal up to the domain where one of them has none. */
 static bool same_host(const char *a, const char *b)
@@ -62,10 +63,14 @@ static enum hapt_status check_devices(const struct hapt_hosts *hosts, const stru
     for (int i = 0; i < own->nodes * own->devices_per_node; i++) {
         const struct hapt_host *host = &hosts->host[hosts->host_of_rank[own->ranks[i]]];
         if (strcmp(own->device.backend, "cuda") == 0 && host->gpus_usable >= own->devices_per_node) continue;
+        const char *reason = "";
+        const struct hapt_backend *backend = hapt_backend_find(own->device.backend);
+        if (backend && backend->device_count(&reason) > 0) reason = "";
         return hapt_fail(HAPT_ERR_INPUT,
                          "hapt plan works without the devices; hapt doctor says what is missing here",
-                         "subcluster %s needs %d %s devices (%s) on host %s, which offers %d", own->name,
-                         own->devices_per_node, own->device.backend, own->device.name, host->name, host->gpus_usable);
+                         "subcluster %s needs %d %s device%s (%s) on host %s, which offers %d%s%s", own->name, own->devices_per_node,
+                         own->device.backend, own->devices_per_node == 1 ? "" : "s", own->device.name, host->name, host->gpus_usable,
+                         *reason ? ": " : backend ? "" : ": this build has no such back end", reason);
     }
     return HAPT_OK;
 }

@@ -22,6 +22,19 @@ static bool uses_gpus(const struct hapt_host *host)
     return host->gpus_usable >= host->ranks && host->gpu_count > 0;
 }
 
+/* A GPU that the database does not have, from what its driver says: 128 lanes a multiprocessor, matrix units four times as fast, and so much
+ * memory bandwidth as such devices have for it. Measured profiles need no more. */
+static void estimate_gpu(const struct hapt_host_gpu *gpu, struct hapt_device_spec *device)
+{
+    const double fp32 = 2.0 * 128 * gpu->processors * (gpu->clock_hz > 0 ? gpu->clock_hz : 1e9);
+    *device = (struct hapt_device_spec){.backend = "cuda", .slowdown = 1, .memory_bandwidth = fp32 / 40};
+    snprintf(device->name, sizeof device->name, "%.*s", (int)sizeof device->name - 1, gpu->name);
+    device->peak_flops[HAPT_F32] = fp32;
+    device->peak_flops[HAPT_BF16] = gpu->half_only ? 0 : 4 * fp32;
+    device->peak_flops[HAPT_F16] = 4 * fp32;
+    device->memory_bytes = gpu->memory_bytes > 4 * GPU_OVERHEAD ? gpu->memory_bytes - GPU_OVERHEAD : 0.75 * gpu->memory_bytes;
+}
+
 static enum hapt_status host_device(const struct hapt_host *host, struct hapt_device_spec *device)
 {
     if (!uses_gpus(host)) {
@@ -29,6 +42,10 @@ static enum hapt_status host_device(const struct hapt_host *host, struct hapt_de
         return HAPT_OK;
     }
     const struct hapt_device_spec *known = hapt_device_spec_find(host->gpu[0].spec);
+    if (!known && host->gpu[0].processors > 0) {
+        estimate_gpu(&host->gpu[0], device);
+        return HAPT_OK;
+    }
     if (!known)
         return hapt_fail(HAPT_ERR_INPUT, "describe it in a cluster file: hapt topology --help",
                          "the GPU \"%s\" of host %s is not in the device database", host->gpu[0].name, host->name);
@@ -44,7 +61,10 @@ static bool alike(const struct hapt_host *a, const struct hapt_host *b)
     /* Equal machines differ by what their firmware keeps. */
     const bool memory = fabs(a->memory_bytes - b->memory_bytes) <= 0.02 * fmax(a->memory_bytes, b->memory_bytes);
     if (a->ranks != b->ranks || !memory || uses_gpus(a) != uses_gpus(b)) return false;
-    if (uses_gpus(a)) return strcmp(a->gpu[0].spec, b->gpu[0].spec) == 0 && a->gpu[0].memory_bytes == b->gpu[0].memory_bytes;
+    const bool known = a->gpu[0].spec[0] != '\0';
+    if (uses_gpus(a))
+        return strcmp(a->gpu[0].spec, b->gpu[0].spec) == 0 && a->gpu[0].memory_bytes == b->gpu[0].memory_bytes &&
+               (known || strcmp(a->gpu[0].name, b->gpu[0].name) == 0);
     return a->cores == b->cores && strcmp(a->cpu_model, b->cpu_model) == 0;
 }
 

@@ -132,6 +132,7 @@ static void ask_driver(struct hapt_host *host, const struct hapt_backend *cuda)
         memcpy(gpu->bus, facts.bus, sizeof gpu->bus);
         gpu->memory_bytes = (double)facts.memory_bytes;
         gpu->processors = facts.processors;
+        gpu->half_only = facts.major < 8;
         gpu->clock_hz = facts.clock_hz;
     }
 }

@@ -3,9 +3,11 @@
  * executable, or where HAPT_CUDA_PLUGIN says. What is missing is said as the reason why there is no device.
  */
 #include <dlfcn.h>
+#include <elf.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "blocks.h"
@@ -39,17 +41,35 @@ static bool has_driver(void)
     return getenv("HAPT_CUDA_PLUGIN") || access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0;
 }
 
+/* The loader dies of a library that was cut off, a copy that was interrupted: what its tables say must be there. */
+static bool is_whole(const char *path)
+{
+    Elf64_Ehdr header;
+    struct stat about;
+    FILE *file = fopen(path, "rb");
+    const bool read = file && fread(&header, sizeof header, 1, file) == 1 && fstat(fileno(file), &about) == 0;
+    if (file) fclose(file);
+    if (!read || memcmp(header.e_ident, ELFMAG, SELFMAG) != 0) return false;
+    return header.e_shoff <= (uint64_t)about.st_size && (uint64_t)about.st_size - header.e_shoff >= (uint64_t)header.e_shnum * header.e_shentsize;
+}
+
 static void load(void)
 {
     static const struct cuda_host host = {.fail = hapt_fail};
     char path[PATH_CHARS];
     plugin_path(path);
+    const bool asked = getenv("HAPT_CUDA_PLUGIN") != NULL;
     if (access(path, R_OK)) {
-        snprintf(cuda.reason, sizeof cuda.reason, "this build has no CUDA back end (%.200s): make it where a CUDA toolkit is", path);
+        snprintf(cuda.reason, sizeof cuda.reason, asked ? "HAPT_CUDA_PLUGIN names %.200s, which cannot be read"
+                                                        : "this build has no CUDA back end (%.200s): make it where a CUDA toolkit is", path);
         return;
     }
     if (!has_driver()) {
         snprintf(cuda.reason, sizeof cuda.reason, "no NVIDIA driver on this machine");
+        return;
+    }
+    if (!is_whole(path)) {
+        snprintf(cuda.reason, sizeof cuda.reason, "%.200s is no whole library: make or copy it again", path);
         return;
     }
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);

@@ -31,7 +31,7 @@ static enum hapt_status need_kernel(const struct hapt_engine_options *options, c
                                     bool found)
 {
     if (found) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, "choose another --dtype or device", "the %s back end has no %s kernel for %s",
+    return hapt_fail(HAPT_ERR_INPUT, dtype == HAPT_F16 ? "fp16 is for GPUs: make the model with `hapt model --dtype fp32` or bf16" : "make the model with another --dtype, or choose another device", "the %s back end has no %s kernel for %s",
                      options->backend->name, hapt_dtype_name(dtype), name);
 }
 
