@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Bad input of every kind: one clear error from one rank, a hint, the right exit code, from any number of ranks, no hang.
+# Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 

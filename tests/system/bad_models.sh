@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Model files whose operators declare what cannot be (strides of 0, paddings that overflow, more chosen experts than there are,
 # operators of the backward pass): one clear error, a hint, exit code 3, never a crash. And outputs that are no files.
+# Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 /usr/bin/python3 -c 'import h5py' 2>/dev/null || { echo "needs python3-h5py"; exit 77; }

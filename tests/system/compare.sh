@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # `hapt plan --compare` and --strategy on predicted profiles: text, JSON, one to three ranks, refusals.
+# Runs beside others: it measures no time.
 source "$(dirname "$0")/lib.sh.inc"
 clusters=$(dirname "$0")/../../inputs/clusters
 model=$scratch/m.h5 P=$scratch/P.h5

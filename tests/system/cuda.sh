@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The CUDA back end without a GPU: its sources on this machine's cores (tests/gpu/host), where the host cannot read the device's memory
 # and every kernel is checked as on a GPU; and what hapt says where something is missing.
+# Runs beside others: it measures no time.
 . tests/system/lib.sh.inc
 host=$HAPT_BUILD/tests/gpu/hapt-cuda-host.so
 [ -e "$host" ] || { echo "no $host"; exit 77; }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A short round of the fuzzer (tests/fuzz): damaged files of every kind, read by the readers and commands of hapt. The same inputs each
 # time; `make fuzz` is the campaign, under sanitizers.
+# Runs beside others: it measures no time.
 cd "$(dirname "$0")/../.." || exit 1
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # `hapt data` and `hapt model` as a user meets them: files, figures, exit codes, one error line and a hint.
+# Runs beside others: it measures no time.
 set -u
 hapt=$(realpath "${HAPT:-build/hapt}")
 folder=$(mktemp -d)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Options that could only be ignored are refused; a cluster whose devices are not here is planned on paper;
 # what is printed arrives.
+# Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Predicted profiles with tensor-parallel variants: GPT-39B on 32 A100 and 32 V100, refusals.
+# Runs beside others: it measures no time.
 source "$(dirname "$0")/lib.sh.inc"
 clusters=$(dirname "$0")/../../inputs/clusters
 model=$scratch/m.h5 P=$scratch/P.h5

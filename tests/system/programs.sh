@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Programs of stages: the GPT that PyTorch trained on 4 ranks, as two stages of two ranks each, data-parallel, tensor-parallel and
 # synthesised, all within 2e-6 of the fp64 run (so within 4e-6 of each other); --program decides which rows a profile has.
+# Runs beside others: it measures no time.
 set -u
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT

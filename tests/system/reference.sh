@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The whole job on a GPT that PyTorch trained (tests/data/gpt-small.h5): the same losses within 2e-6 of its fp64 run, on any
 # number of ranks, whatever plan is found or forced: data- and tensor-parallel stages, optimizer state whole and sharded.
+# Runs beside others: it measures no time.
 set -u
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT

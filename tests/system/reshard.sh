@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # One run on 4, 3, 1 and 2 ranks in turn, planned anew each time: weights and optimizer state arrive bit by bit, losses are those of one
 # rank that trained all the way.
+# Runs beside others: it measures no time.
 . tests/system/lib.sh.inc
 common="--microbatches 4 --threads 1 --layers-per-model 6 --predict --learning-rate 1e-3 --lr-schedule constant --data $scratch/t.h5"
 passes 1 data tests/system/train.sh --output "$scratch/t.h5" || finish

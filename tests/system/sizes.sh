@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Files that claim to be huge, with little in them: refused in a moment, and no memory is reserved for what they lack. Each command may
 # address 2.5 GB (the process itself with its libraries takes half a GB) and compute for 5 s.
+# Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 corpus=tests/fuzz/corpus

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # hapt spmd: HAP alone on paper clusters: never worse than data parallelism, ratios and parts that add up, HAP Fig. 2's ends, refusals.
+# Runs beside others: it measures no time.
 source "$(dirname "$0")/lib.sh.inc"
 model=$scratch/m.h5
 # holds EXPRESSION: of the JSON object d that the last command printed

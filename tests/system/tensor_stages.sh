@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Tensor-parallel stages from the command line: in bf16 with sharded optimizer state, with fewer heads of keys and values than ranks,
 # and with a rank that is killed, or hangs, between two of their collectives.
+# Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 options=(--microbatches 4 --learning-rate 1e-3 --lr-schedule constant --threads 1 --timeout 2)
