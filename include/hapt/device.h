@@ -152,7 +152,10 @@ struct hapt_backend {
     const struct hapt_groups *(*groups)(const char **reason);
 };
 
-/* The back end of that name ("cpu", "emulated"), or NULL. */
+/* Page-locked memory of a back end that has `pin`; HAPT_ERR_MEMORY where there is none. */
+enum hapt_status hapt_backend_pin(const struct hapt_backend *backend, size_t bytes, void **memory);
+
+/* The back end of that name ("cpu", "emulated", "cuda"), or NULL. */
 const struct hapt_backend *hapt_backend_find(const char *name);
 const struct hapt_backend *hapt_backend_at(int index); /* NULL past the end */
 

@@ -38,12 +38,11 @@ static size_t bounce_bytes(const struct hapt_engine *engine)
 
 static enum hapt_status reserve(const struct hapt_engine *engine, size_t bytes, char **memory)
 {
+    void *made;
     if (bytes == 0) return HAPT_OK;
-    *memory = engine->options.backend->pin(bytes);
-    if (*memory) memset(*memory, 0, bytes); /* as device memory is */
-    if (*memory) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_MEMORY, "raise the limit of locked memory (ulimit -l) or use fewer ranks on this host",
-                     "this host has no %zu bytes of memory left that can be page-locked", bytes);
+    HAPT_TRY(hapt_backend_pin(engine->options.backend, bytes, &made));
+    *memory = memset(made, 0, bytes); /* as device memory is */
+    return HAPT_OK;
 }
 
 enum hapt_status hapt_engine_prepare_host(struct hapt_engine *engine)

@@ -174,8 +174,7 @@ static enum hapt_status reserve_feed(struct windows *windows, struct window *win
     if (window->feed_bytes == 0) return HAPT_OK;
     const struct hapt_backend *backend = windows->options.backend;
     if (backend->pin) { /* where the engine's transfer slots are, too */
-        window->feed = backend->pin(2 * window->feed_bytes);
-        if (!window->feed) return hapt_fail(HAPT_ERR_MEMORY, "raise the limit of locked memory (ulimit -l)", "no %zu bytes of page-locked memory for samples", 2 * window->feed_bytes);
+        HAPT_TRY(hapt_backend_pin(backend, 2 * window->feed_bytes, &window->feed));
     } else {
         HAPT_TRY(backend->allocate(windows->options.device, 2 * window->feed_bytes, &window->feed));
     }

@@ -15,17 +15,6 @@ static int boundary_index(const struct hapt_boundary *boundary, int tensor)
     return -1;
 }
 
-/* Page-locked memory of the host. */
-static enum hapt_status pin(const struct stage *stage, size_t bytes, void *memory)
-{
-    void *made = stage->backend->pin(bytes);
-    if (!made)
-        return hapt_fail(HAPT_ERR_MEMORY, "raise the limit of locked memory (ulimit -l) or use fewer ranks on this host",
-                         "this host has no %zu bytes of memory left that can be page-locked", bytes);
-    memcpy(memory, &made, sizeof made);
-    return HAPT_OK;
-}
-
 /* The activations of a route, where the host cannot read them on the device. */
 static enum hapt_status add_outgoing(struct stage *stage, const struct hapt_route *route)
 {
@@ -37,7 +26,9 @@ static enum hapt_status add_outgoing(struct stage *stage, const struct hapt_rout
         for (int k = 0; k < stage->outgoing_count; k++) known = known || stage->outgoing[k].tensor == route->source[i];
         if (known) continue;
         *made = (struct stage_outgoing){.tensor = route->source[i], .bytes = hapt_engine_tensor_bytes(stage->engine, route->source[i])};
-        HAPT_TRY(pin(stage, made->bytes * (size_t)stage->list->slots, &made->host));
+        void *host;
+        HAPT_TRY(hapt_backend_pin(stage->backend, made->bytes * (size_t)stage->list->slots, &host));
+        made->host = host;
         stage->outgoing_count++;
     }
     return HAPT_OK;
@@ -272,9 +263,10 @@ static enum hapt_status add_tie(struct stage *stage, int index, const struct hap
     mine->tie = tie;
     mine->gradient = hapt_engine_tensor(stage->engine, gradient, 0);
     if (stage->backend->pin) {
-        void *device = mine->gradient;
-        HAPT_TRY(pin(stage, hapt_engine_tensor_bytes(stage->engine, gradient), &mine->gradient));
-        mine->on_device = device;
+        void *host;
+        HAPT_TRY(hapt_backend_pin(stage->backend, hapt_engine_tensor_bytes(stage->engine, gradient), &host));
+        mine->on_device = mine->gradient;
+        mine->gradient = host;
     }
     HAPT_TRY(stage_prepare_replicas(stage, gradient, &mine->replicas));
     mine->mine = mine->replicas.part[mine->replicas.index];

@@ -91,6 +91,8 @@ def family(path, folder):
         model, half = os.path.join(folder, "model.h5"), os.path.join(folder, "half.h5")
         for dtype, output in ("fp32", model), ("bf16", half):
             hapt(1, "model", name, *options, "--microbatch", rows // microbatches, "--dtype", dtype, "--weights", path, "--output", output)
+        whole = not os.environ.get("HAPT_TEST_QUICK")
+        expected = expected if whole else expected[:8]
         steps = len(expected)
         exact, near = (RESNET_FP32, RESNET_WEIGHTS) if name == "resnet" else (FP32, WEIGHTS)
         loss, output = train(model, path, folder, [1], None, steps, microbatches)
@@ -100,7 +102,7 @@ def family(path, folder):
         again, _ = train(model, path, folder, [1], None, steps, microbatches)
         check(np.array_equal(loss, again), f"{name}: the same run twice differs")
         exported = os.path.join(output, "weights.h5")
-        if "trained" in reference and hapt(1, "export", "--checkpoint", output, "--output", exported):
+        if whole and "trained" in reference and hapt(1, "export", "--checkpoint", output, "--output", exported):
             with h5py.File(exported) as file:
                 parameter, most = away(file["parameters"], reference)
             check(most <= near, f"{name}: {parameter} is {most:.1e} away")
