@@ -150,7 +150,12 @@ struct hapt_backend {
     void (*unpin)(void *memory);
     /* Optional. NULL: there are none, *reason says why. Loads their library. */
     const struct hapt_groups *(*groups)(const char **reason);
+    /* The device's clock: marks of a queue, used in turn (the last HAPT_MARKS are good), and the seconds from one to a later one, which is waited
+     * for; negative: it was never reached. Absent slots: there is none, the host's clock tells. */
+    struct hapt_event *(*mark)(struct hapt_queue *queue);
+    double (*seconds)(struct hapt_event *from, struct hapt_event *to);
 };
+#define HAPT_MARKS 256
 
 /* Page-locked memory of a back end that has `pin`; HAPT_ERR_MEMORY where there is none. */
 enum hapt_status hapt_backend_pin(const struct hapt_backend *backend, size_t bytes, void **memory);

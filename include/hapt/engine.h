@@ -85,8 +85,13 @@ enum hapt_status hapt_engine_backward(struct hapt_engine *engine, int slot, int 
 enum hapt_status hapt_engine_run_part(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op,
                                       int end_op);
 
-/* Runs a whole section step by step, each finished before the next, and times every step by the caller's clock: step_s
- * [program->step_count[section]]. What is calibrated is what trains. */
+/* The same on a back end with a clock (hapt_backend.mark), and its seconds there: what the device waits for the host in between is in them, how
+ * long the host waits for its end is not. */
+enum hapt_status hapt_engine_time_part(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op, int end_op,
+                                       double *time_s);
+
+/* Runs a whole section step by step and times every step: step_s [program->step_count[section]]. What is calibrated is what trains. By the
+ * device's clock, or where it has none by the caller's, each step finished before the next. */
 typedef double hapt_engine_clock(void);
 enum hapt_status hapt_engine_time_section(struct hapt_engine *engine, enum hapt_section section, int slot,
                                           hapt_engine_clock *clock, double *step_s);

@@ -23,7 +23,8 @@ struct hapt_team_move {
     size_t longest;
 };
 
-/* What the microbatches took: stretched; thread CPU time and wall time without the sleeping, both times slowdown; in collectives. */
+/* What the microbatches took: stretched; the device's time (hapt_team_clock) and wall time without the sleeping, both times slowdown; in
+ * collectives. */
 struct hapt_team_effort { double busy_s, device_s, raw_s, wait_s; };
 
 struct team_devices; /* src/team/devices.h */
@@ -45,7 +46,9 @@ struct hapt_team {
     int microbatch;
     double busy_s, reduce_s; /* computing; waiting for the team: since the owner last took them */
     struct hapt_team_effort effort; /* the same */
-    struct hapt_team_stretch { double start_s, cpu_s; } begun; /* of the computation under way */
+    const struct hapt_backend *clock; /* NULL: a computation takes the CPU time of its thread */
+    struct hapt_queue *queue;         /* by whose marks it is timed else */
+    struct hapt_team_stretch { double start_s, cpu_s; struct hapt_event *mark; } begun; /* of the computation under way */
     /* A modelled device (hapt_team_model). */
     bool modelled;
     double length_s; /* of the computation under way */
@@ -79,7 +82,9 @@ struct hapt_collective *hapt_team_over(const struct hapt_team *team, unsigned ax
 /* "WHAT of step 3, microbatch 1", for messages. */
 const char *hapt_team_describe(const struct hapt_team *team, const char *what, char *text, size_t size);
 
-/* A computation of a slowed device begins; ends: no earlier than its start plus slowdown x the CPU time it took.
+/* Computations take the time that the device's own clock tells, where its back end has one, instead of CPU time. Behind hapt_team_prepare. */
+void hapt_team_clock(struct hapt_team *team, const struct hapt_backend *backend, struct hapt_device *device);
+/* A computation of a slowed device begins; ends: no earlier than its start plus slowdown x the CPU or device time it took.
  * Of a modelled device it ends `length_s` behind its start, which is the end of the one before or when what it waited for since was there:
  * that this process was woken late delays no device. */
 void hapt_team_stretch_begin(struct hapt_team *team);

@@ -180,6 +180,16 @@ static const struct hapt_groups *cuda_groups(const char **reason)
     return NULL;
 }
 
+static struct hapt_event *cuda_mark(struct hapt_queue *queue)
+{
+    return plugin()->mark(queue);
+}
+
+static double cuda_seconds(struct hapt_event *from, struct hapt_event *to)
+{
+    return plugin()->seconds(from, to);
+}
+
 extern const struct hapt_backend hapt_cuda_backend;
 const struct hapt_backend hapt_cuda_backend = {
     .name = "cuda",
@@ -202,4 +212,6 @@ const struct hapt_backend hapt_cuda_backend = {
     .pin = cuda_pin,
     .unpin = cuda_unpin,
     .groups = cuda_groups,
+    .mark = cuda_mark,
+    .seconds = cuda_seconds,
 };

@@ -115,7 +115,7 @@ enum hapt_status hapt_engine_finish(struct hapt_engine *engine)
     return backend->wait(backend->record(engine->queue));
 }
 
-static enum hapt_status run(struct hapt_engine *engine, const struct bound_step *bound)
+enum hapt_status hapt_engine_run(struct hapt_engine *engine, const struct bound_step *bound)
 {
     const struct hapt_engine_links *links = &engine->options.links;
     if (bound->kernel && !bound->call.exchange) return bound->kernel->run(&bound->call, engine->queue);
@@ -139,14 +139,13 @@ static enum hapt_status move(struct hapt_engine *engine, const struct hapt_bound
     return HAPT_OK;
 }
 
-static enum hapt_status run_section(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op,
-                                    int end_op)
+enum hapt_status hapt_engine_start_part(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op, int end_op)
 {
     const struct section_binding *binding = &engine->section[section];
     HAPT_ASSERT(section != HAPT_SECTION_REDUCE && slot >= 0 && slot < engine->options.slots);
     const struct bound_step *step = &binding->step[slot * binding->step_count];
     for (int s = 0; s < binding->step_count; s++)
-        if (step[s].forward_op >= first_op && step[s].forward_op < end_op) HAPT_TRY(run(engine, &step[s]));
+        if (step[s].forward_op >= first_op && step[s].forward_op < end_op) HAPT_TRY(hapt_engine_run(engine, &step[s]));
     return HAPT_OK;
 }
 
@@ -154,7 +153,7 @@ enum hapt_status hapt_engine_forward(struct hapt_engine *engine, int slot, int s
 {
     const struct hapt_program *program = engine->program;
     if (staged >= 0) HAPT_TRY(move(engine, &program->forward_in, HAPT_STAGING_FORWARD_IN, slot, staged));
-    HAPT_TRY(run_section(engine, HAPT_SECTION_FORWARD, slot, program->first_op, program->end_op));
+    HAPT_TRY(hapt_engine_start_part(engine, HAPT_SECTION_FORWARD, slot, program->first_op, program->end_op));
     return hapt_engine_finish(engine);
 }
 
@@ -162,7 +161,7 @@ enum hapt_status hapt_engine_backward(struct hapt_engine *engine, int slot, int 
 {
     const struct hapt_program *program = engine->program;
     if (staged >= 0) HAPT_TRY(move(engine, &program->backward_in, HAPT_STAGING_BACKWARD_IN, slot, staged));
-    HAPT_TRY(run_section(engine, HAPT_SECTION_BACKWARD, slot, program->first_op, program->end_op));
+    HAPT_TRY(hapt_engine_start_part(engine, HAPT_SECTION_BACKWARD, slot, program->first_op, program->end_op));
     if (staged_out >= 0) HAPT_TRY(move(engine, &program->backward_out, HAPT_STAGING_BACKWARD_OUT, slot, staged_out));
     return hapt_engine_finish(engine);
 }
@@ -170,27 +169,13 @@ enum hapt_status hapt_engine_backward(struct hapt_engine *engine, int slot, int 
 enum hapt_status hapt_engine_run_part(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op,
                                       int end_op)
 {
-    HAPT_TRY(run_section(engine, section, slot, first_op, end_op));
+    HAPT_TRY(hapt_engine_start_part(engine, section, slot, first_op, end_op));
     return hapt_engine_finish(engine);
-}
-
-enum hapt_status hapt_engine_time_section(struct hapt_engine *engine, enum hapt_section section, int slot,
-                                          hapt_engine_clock *clock, double *step_s)
-{
-    const struct section_binding *binding = &engine->section[section];
-    HAPT_ASSERT(slot >= 0 && slot < engine->options.slots);
-    for (int s = 0; s < binding->step_count; s++) {
-        const double start = clock();
-        HAPT_TRY(run(engine, &binding->step[slot * binding->step_count + s]));
-        HAPT_TRY(hapt_engine_finish(engine));
-        step_s[s] = clock() - start;
-    }
-    return HAPT_OK;
 }
 
 enum hapt_status hapt_engine_begin_step(struct hapt_engine *engine)
 {
-    if (engine->plan->zeroed_elements > 0) HAPT_TRY(run(engine, &engine->zero));
+    if (engine->plan->zeroed_elements > 0) HAPT_TRY(hapt_engine_run(engine, &engine->zero));
     return hapt_engine_finish(engine);
 }
 
@@ -231,7 +216,7 @@ enum hapt_status hapt_engine_reduce(struct hapt_engine *engine)
     for (int s = 0; s <= binding->step_count; s++) {
         for (int g = 0; g < HAPT_MEMORY_GROUPS; g++)
             if (engine->group_before[g] == s) HAPT_TRY(reduce_group(engine, &engine->plan->group[g]));
-        if (s < binding->step_count && binding->step[s].group < 0) HAPT_TRY(run(engine, &binding->step[s]));
+        if (s < binding->step_count && binding->step[s].group < 0) HAPT_TRY(hapt_engine_run(engine, &binding->step[s]));
     }
     return hapt_engine_finish(engine);
 }
@@ -242,7 +227,7 @@ enum hapt_status hapt_engine_square_sum(struct hapt_engine *engine, const double
         *sum = 0;
         return HAPT_OK;
     }
-    for (int p = 0; p < engine->parameter_count; p++) HAPT_TRY(run(engine, &engine->square_sum[p]));
+    for (int p = 0; p < engine->parameter_count; p++) HAPT_TRY(hapt_engine_run(engine, &engine->square_sum[p]));
     HAPT_TRY(engine->options.backend->copy(engine->queue, engine->square, engine->square_sum[0].call.output[0].data,
                                            (size_t)engine->parameter_count * sizeof *engine->square));
     HAPT_TRY(hapt_engine_finish(engine));

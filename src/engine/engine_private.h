@@ -50,6 +50,10 @@ struct hapt_view hapt_engine_flat_view(void *data, enum hapt_dtype dtype, size_t
 /* Where the compute type of a parameter stands: its copy, or the master weight itself. */
 void *hapt_engine_operand(struct hapt_engine *engine, int tensor, int slot);
 enum hapt_status hapt_engine_bind(struct hapt_engine *engine);
+/* One step: starts its kernel, or moves what it moves. */
+enum hapt_status hapt_engine_run(struct hapt_engine *engine, const struct bound_step *bound);
+/* hapt_engine_run_part without its end. */
+enum hapt_status hapt_engine_start_part(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op, int end_op);
 /* Waits for what is queued. */
 enum hapt_status hapt_engine_finish(struct hapt_engine *engine);
 

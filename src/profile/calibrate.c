@@ -40,7 +40,7 @@ struct calibration {
     int *unique_of; /* [share][op] */
     int unique_count;
     struct unique *unique;
-    double tick_s;               /* what reading the clock adds to a step */
+    double tick_s;               /* what looking at the clock adds to a step */
     double update_s, update_bytes; /* of all parameters of the longest window */
     double *all;                 /* [rank][unique_count + 2] medians, then the update's time and bytes */
     struct reduce_table reduce;
@@ -179,12 +179,17 @@ static enum hapt_status choose_windows(struct calibration *calibration)
                           &calibration->windows);
 }
 
-static double tick(hapt_engine_clock *clock)
+/* What looking at the clock adds to a step. */
+static double tick(const struct hapt_engine_options *options)
 {
+    const struct hapt_backend *backend = options->backend;
+    hapt_engine_clock *clock = strcmp(backend->name, "cpu") == 0 ? hapt_time_thread_cpu_s : hapt_time_s;
+    struct hapt_event *mark[TICKS + 1];
     double between[TICKS];
+    for (int k = 0; backend->mark && k <= TICKS; k++) mark[k] = backend->mark(backend->queue(options->device, 0));
     for (int k = 0; k < TICKS; k++) {
         const double start = clock();
-        between[k] = clock() - start;
+        between[k] = backend->mark ? fmax(backend->seconds(mark[k], mark[k + 1]), 0) : clock() - start;
     }
     return median(between, TICKS);
 }
@@ -252,8 +257,7 @@ static enum hapt_status time_operators(struct calibration *calibration)
     struct hapt_progress progress;
     enum hapt_status status = HAPT_OK;
     double elapsed = 0;
-    calibration->tick_s =
-        tick(strcmp(calibration->options.backend->name, "cpu") == 0 ? hapt_time_thread_cpu_s : hapt_time_s);
+    calibration->tick_s = tick(&calibration->options);
     hapt_progress_init(&progress, calibration->env, "timing operators", (long)MAX_ROUNDS * calibration->windows.count);
     for (int round = 0; round < MAX_ROUNDS && status == HAPT_OK; round++) {
         for (int w = 0; w < calibration->windows.count && status == HAPT_OK; w++) {

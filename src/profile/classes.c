@@ -6,6 +6,7 @@
 
 struct seat {
     int node_index, node_rank, threads, cores;
+    int device; /* of its host; -1: cores */
 };
 
 static void group_subclusters(const struct hapt_cluster *cluster, const struct seat *seat, struct classes *classes)
@@ -22,8 +23,17 @@ static void group_subclusters(const struct hapt_cluster *cluster, const struct s
     }
 }
 
-/* No more ranks of a host measure at once than its cores carry: others would only disturb their caches. Where that leaves none, all
- * do. */
+/* Does an earlier rank drive the same device? */
+static bool shares_device(const struct seat *seat, int rank)
+{
+    bool found = false;
+    for (int r = 0; r < rank && seat[rank].device >= 0; r++)
+        found = found || (seat[r].node_index == seat[rank].node_index && seat[r].device == seat[rank].device);
+    return found;
+}
+
+/* No more ranks of a host measure at once than its cores carry, and one on a device: others would only disturb them. Where that leaves none,
+ * all do. */
 static void choose_active(const struct hapt_env *env, const struct hapt_cluster *cluster, const struct seat *seat,
                           struct classes *classes)
 {
@@ -36,7 +46,7 @@ static void choose_active(const struct hapt_env *env, const struct hapt_cluster 
             if (!found_lead) classes->leads = r == env->world_rank;
             found_lead = true;
             members++;
-            if (pass == 0 && (seat[r].node_rank + 1) * seat[r].threads > seat[r].cores) continue;
+            if (pass == 0 && ((seat[r].node_rank + 1) * seat[r].threads > seat[r].cores || shares_device(seat, r))) continue;
             if (r == env->world_rank) classes->active = classes->actives;
             classes->actives++;
         }
@@ -44,10 +54,20 @@ static void choose_active(const struct hapt_env *env, const struct hapt_cluster 
     HAPT_ASSERT(classes->mine < 0 || (members > 0 && classes->actives > 0));
 }
 
+/* As measure_set_up opens them. */
+static int device_of(const struct hapt_env *env, const struct hapt_cluster *cluster)
+{
+    const int mine = cluster->subcluster_of_rank[env->world_rank];
+    const char *name = mine < 0 ? "cpu" : cluster->subcluster[mine].device.backend, *reason = "";
+    const struct hapt_backend *backend = strcmp(name, "cpu") == 0 ? NULL : hapt_backend_find(name);
+    const int devices = backend ? backend->device_count(&reason) : 0;
+    return devices > 0 ? env->node_rank % devices : -1;
+}
+
 enum hapt_status classes_find(const struct hapt_env *env, const struct hapt_cluster *cluster, int threads,
                               struct classes *classes)
 {
-    const struct seat mine = {env->node_index, env->node_rank, threads, env->cores};
+    const struct seat mine = {env->node_index, env->node_rank, threads, env->cores, device_of(env, cluster)};
     struct seat *seat = calloc((size_t)env->world_size, sizeof *seat);
     enum hapt_status status = HAPT_OK;
     if (!seat) status = hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the places of %d ranks", env->world_size);

@@ -46,6 +46,7 @@ static enum hapt_status build(struct range *range, int first, int last)
     stage->team.whole = connected.whole;
     memcpy(stage->team.along, connected.along, sizeof connected.along);
     stage->team.devices = connected.devices;
+    hapt_team_clock(&stage->team, stage->options.backend, stage->options.device);
     HAPT_TRY(hapt_team_reserve(&stage->team));
     struct hapt_engine_options options = stage->options;
     options.slots = 1;

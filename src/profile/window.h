@@ -33,6 +33,7 @@ struct windows {
     double limit_bytes; /* that open windows may hold together */
     int count;
     int opened; /* engines made so far */
+    bool warm;  /* the device has worked */
     struct window *window;
     int *window_of;              /* [item_count] or -1 */
     struct crossings *crossings; /* [item_count] of items that have a window */
@@ -43,7 +44,7 @@ enum hapt_status windows_choose(const struct candidates *candidates, const struc
                                 double limit_bytes, const struct item_memory *memory, const bool *needed,
                                 struct hapt_arena *arena, struct windows *windows);
 void windows_close(struct windows *windows);
-/* Runs an item's forward and backward once and times both: thread CPU time on the cpu back end, else wall time. */
+/* Runs an item's forward and backward once and times both: thread CPU time on the cpu back end, else by the device's clock. */
 enum hapt_status windows_time(struct windows *windows, int item, double *forward_s, double *backward_s);
 /* Runs forward and backward of a whole window and times every step, by the same clock: forward_s and backward_s are as long as
  * the sections of windows->window[w].program, which is there from the first call on. */

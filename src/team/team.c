@@ -151,9 +151,16 @@ struct hapt_collective *hapt_team_over(const struct hapt_team *team, unsigned ax
 
 /* ---- execution ---- */
 
+void hapt_team_clock(struct hapt_team *team, const struct hapt_backend *backend, struct hapt_device *device)
+{
+    team->clock = backend->mark ? backend : NULL;
+    team->queue = backend->queue(device, 0);
+}
+
 void hapt_team_stretch_begin(struct hapt_team *team)
 {
-    team->begun = (struct hapt_team_stretch){hapt_time_s(), hapt_time_thread_cpu_s()};
+    team->begun = (struct hapt_team_stretch){hapt_time_s(), hapt_time_thread_cpu_s(), NULL};
+    if (team->clock && team->slowdown > 1) team->begun.mark = team->clock->mark(team->queue);
     if (team->modelled) team->begun.start_s = team->free_s;
 }
 
@@ -179,6 +186,14 @@ static void end_modelled(struct hapt_team *team)
     team->length_s = 0;
 }
 
+/* Of the computation that ends; `raw_s`: of the host's clock, which is as good where nothing is stretched. */
+static double device_time_s(struct hapt_team *team, const struct hapt_team_stretch *begun, double raw_s)
+{
+    if (!team->clock) return hapt_time_thread_cpu_s() - begun->cpu_s;
+    const double time_s = begun->mark ? team->clock->seconds(begun->mark, team->clock->mark(team->queue)) : raw_s;
+    return time_s >= 0 ? time_s : raw_s;
+}
+
 void hapt_team_stretch_end(struct hapt_team *team)
 {
     const struct hapt_team_stretch begun = team->begun;
@@ -187,7 +202,7 @@ void hapt_team_stretch_end(struct hapt_team *team)
         return;
     }
     const double slowdown = team->slowdown > 1 ? team->slowdown : 1;
-    const double device_s = slowdown * (hapt_time_thread_cpu_s() - begun.cpu_s), raw_s = hapt_time_s() - begun.start_s;
+    const double raw_s = hapt_time_s() - begun.start_s, device_s = slowdown * device_time_s(team, &begun, raw_s);
     if (slowdown > 1) hapt_time_sleep_until(begun.start_s + device_s);
     const double busy_s = slowdown > 1 ? hapt_time_s() - begun.start_s : raw_s;
     team->busy_s += busy_s;

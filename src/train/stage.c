@@ -166,6 +166,7 @@ static enum hapt_status build_engine(struct stage *stage, const struct hapt_conf
     if (threads == 0) threads = stage->plan->threads;
     threads = stage->threads = hapt_env_threads(stage->env, threads);
     HAPT_TRY(stage->backend->open(stage->env->node_rank % devices, threads, memory_cap(stage, stage->env->world_rank), &stage->device));
+    hapt_team_clock(&stage->team, stage->backend, stage->device);
     struct hapt_engine_options options = {.backend = stage->backend,
                                                 .device = stage->device,
                                                 .threads = threads,

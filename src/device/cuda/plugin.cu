@@ -21,7 +21,9 @@ static struct {
     struct hapt_queue queue[QUEUES];
     struct hapt_event event[QUEUES][EVENTS];
     unsigned next[QUEUES];
-} cuda = {-1, NULL, {}, {}, {}};
+    struct hapt_event mark[QUEUES][HAPT_MARKS]; /* these know when they were reached; each is made when it is first used */
+    unsigned next_mark[QUEUES];
+} cuda = {-1, NULL, {}, {}, {}, {}, {}};
 
 enum hapt_status cuda_check(cudaError_t error, const char *what)
 {
@@ -211,6 +213,27 @@ enum hapt_status cuda_upload(struct hapt_queue *queue, void *device, const void 
     return cuda_download(queue, device, host, bytes);
 }
 
+static struct hapt_event *mark(struct hapt_queue *queue)
+{
+    const int q = (int)(queue - cuda.queue);
+    use_device();
+    struct hapt_event *event = &cuda.mark[q][cuda.next_mark[q]++ % HAPT_MARKS];
+    if (!event->event && cudaEventCreateWithFlags(&event->event, cudaEventDefault) != cudaSuccess) event->event = NULL;
+    if (event->event) cudaEventRecord(event->event, queue->stream); /* what fails here is seen by whoever waits */
+    return event;
+}
+
+static double seconds(struct hapt_event *from, struct hapt_event *to)
+{
+    float apart_ms = -1;
+    use_device();
+    cudaError_t error = from->event && to->event ? cudaEventSynchronize(to->event) : cudaErrorInvalidValue;
+    if (error == cudaSuccess) error = cudaEventElapsedTime(&apart_ms, from->event, to->event);
+    if (error == cudaSuccess) return 1e-3 * apart_ms;
+    cudaGetLastError();
+    return -1;
+}
+
 /* nccl.cu, where the toolkit has NCCL's header (Makefile). */
 extern const struct hapt_groups *cuda_nccl_groups(const char **reason) __attribute__((weak));
 
@@ -242,5 +265,7 @@ extern "C" __attribute__((visibility("default"))) const struct cuda_plugin *hapt
     plugin.wait = wait;
     plugin.copy = copy;
     plugin.groups = groups;
+    plugin.mark = mark;
+    plugin.seconds = seconds;
     return abi == CUDA_PLUGIN_ABI ? &plugin : NULL;
 }

@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 /* Changes with these tables and with the structures of device.h. */
-enum { CUDA_PLUGIN_ABI = 2 };
+enum { CUDA_PLUGIN_ABI = 3 };
 
 /* What the plug-in may call. */
 struct cuda_host {
@@ -41,6 +41,8 @@ struct cuda_plugin {
     enum hapt_status (*wait)(struct hapt_event *event);
     enum hapt_status (*copy)(struct hapt_queue *queue, void *to, const void *from, size_t bytes);
     const struct hapt_groups *(*groups)(const char **reason);
+    struct hapt_event *(*mark)(struct hapt_queue *queue);
+    double (*seconds)(struct hapt_event *from, struct hapt_event *to);
 };
 
 /* The only name that hapt-cuda.so exports. NULL: `abi` is another one than it was built for. */
