@@ -70,6 +70,7 @@ struct hapt_device_facts {
 struct hapt_device;
 struct hapt_queue;
 struct hapt_event;
+struct hapt_replay;
 
 struct hapt_kernel {
     const char *op; /* name in the operator table */
@@ -154,6 +155,13 @@ struct hapt_backend {
      * for; negative: it was never reached. Absent slots: there is none, the host's clock tells. */
     struct hapt_event *(*mark)(struct hapt_queue *queue);
     double (*seconds)(struct hapt_event *from, struct hapt_event *to);
+    /* Replays. What a thread queues between `capture` and `captured` is kept instead of run, with its addresses and arguments; it waits for nothing
+     * meanwhile, and other threads leave the queue alone. Each may fail without a word (false, NULL); then nothing has run and the queue is
+     * as before, even if something in between failed. Absent slots: work is queued each time. */
+    bool (*capture)(struct hapt_queue *queue);
+    struct hapt_replay *(*captured)(struct hapt_queue *queue);
+    bool (*replay)(struct hapt_replay *replay, struct hapt_queue *queue);
+    void (*forget)(struct hapt_replay *replay);
 };
 #define HAPT_MARKS 256
 

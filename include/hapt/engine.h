@@ -85,16 +85,27 @@ enum hapt_status hapt_engine_backward(struct hapt_engine *engine, int slot, int 
 enum hapt_status hapt_engine_run_part(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op,
                                       int end_op);
 
+typedef double hapt_engine_clock(void);
 /* The same on a back end with a clock (hapt_backend.mark), and its seconds there: what the device waits for the host in between is in them, how
- * long the host waits for its end is not. */
+ * long the host waits for its end is not. Where replays are faster, theirs: the part then runs more than once. `clock`: the host's. */
 enum hapt_status hapt_engine_time_part(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op, int end_op,
-                                       double *time_s);
+                                       hapt_engine_clock *clock, double *time_s);
 
 /* Runs a whole section step by step and times every step: step_s [program->step_count[section]]. What is calibrated is what trains. By the
  * device's clock, or where it has none by the caller's, each step finished before the next. */
-typedef double hapt_engine_clock(void);
 enum hapt_status hapt_engine_time_section(struct hapt_engine *engine, enum hapt_section section, int slot,
                                           hapt_engine_clock *clock, double *step_s);
+
+/*
+ * Replays: on back ends that can (hapt_backend.capture), what a section queues between two waits of the host is captured, slot by slot, and
+ * replayed where the device's clock has found that to be faster. Results are the same bits. HAPT_CUDA_GRAPHS=0 in the environment: never;
+ * 1: always, untried.
+ */
+/* Microbatches in one slot until all is tried; 1: nothing is. */
+int hapt_engine_trial_runs(const struct hapt_engine *engine);
+/* "2 of 3 runs of kernels replayed as graphs, 1.2 ms instead of 1.9 ms"; "" where nothing can be. */
+#define HAPT_ENGINE_REPLAY_CHARS 128
+void hapt_engine_describe_replays(const struct hapt_engine *engine, char text[HAPT_ENGINE_REPLAY_CHARS]);
 
 /* End of the microbatches of a step: the REDUCE section. Gradients are then what the update reads; with sharded state those of other
  * ranks' slices are void. */

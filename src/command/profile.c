@@ -13,7 +13,7 @@ const char hapt_command_profile_help[] =
     "they do when the cluster file has more devices than there are ranks.\n"
     "\n"
     "Thread CPU time is measured and multiplied by the device's slowdown, so a rehearsal on few cores is priced as if\n"
-    "every rank had its own. Nothing is measured twice: ranges of equal structure share one time, and of the unique ones\n"
+    "every rank had its own; on GPUs it is the time between events on the device, of one rank of a device at a time. Nothing is measured twice: ranges of equal structure share one time, and of the unique ones\n"
     "only the short and a ladder of long ones are run, which the others are composed of; where a few witnesses show that\n"
     "composing is not as exact as measuring, all are run. So the cost grows with what is unique in a model, not with its\n"
     "depth. When --profile-seconds do not allow three rounds, a sample is timed. The times of overlapping ranges support\n"

@@ -190,6 +190,26 @@ static double cuda_seconds(struct hapt_event *from, struct hapt_event *to)
     return plugin()->seconds(from, to);
 }
 
+static bool cuda_capture(struct hapt_queue *queue)
+{
+    return plugin()->capture(queue);
+}
+
+static struct hapt_replay *cuda_captured(struct hapt_queue *queue)
+{
+    return plugin()->captured(queue);
+}
+
+static bool cuda_replay(struct hapt_replay *replay, struct hapt_queue *queue)
+{
+    return plugin()->replay(replay, queue);
+}
+
+static void cuda_forget(struct hapt_replay *replay)
+{
+    plugin()->forget(replay);
+}
+
 extern const struct hapt_backend hapt_cuda_backend;
 const struct hapt_backend hapt_cuda_backend = {
     .name = "cuda",
@@ -214,4 +234,8 @@ const struct hapt_backend hapt_cuda_backend = {
     .groups = cuda_groups,
     .mark = cuda_mark,
     .seconds = cuda_seconds,
+    .capture = cuda_capture,
+    .captured = cuda_captured,
+    .replay = cuda_replay,
+    .forget = cuda_forget,
 };

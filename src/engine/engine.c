@@ -26,6 +26,7 @@ static enum hapt_status set_up(struct hapt_engine *engine)
     engine->memory = memory;
     engine->queue = backend->queue(engine->options.device, 0);
     HAPT_TRY(hapt_engine_bind(engine));
+    HAPT_TRY(hapt_engine_find_chains(engine));
     return hapt_engine_prepare_host(engine);
 }
 
@@ -48,6 +49,7 @@ enum hapt_status hapt_engine_create(const struct hapt_program *program, const st
 void hapt_engine_destroy(struct hapt_engine *engine)
 {
     if (!engine) return;
+    hapt_engine_forget_chains(engine);
     hapt_engine_release_host(engine);
     if (engine->memory) engine->options.backend->free(engine->options.device, engine->memory);
     hapt_arena_release(&engine->arena);
@@ -112,7 +114,9 @@ void *hapt_engine_staging(struct hapt_engine *engine, enum hapt_staging_kind kin
 enum hapt_status hapt_engine_finish(struct hapt_engine *engine)
 {
     const struct hapt_backend *backend = engine->options.backend;
-    return backend->wait(backend->record(engine->queue));
+    HAPT_TRY(backend->wait(backend->record(engine->queue)));
+    hapt_engine_judge_trial(engine);
+    return HAPT_OK;
 }
 
 enum hapt_status hapt_engine_run(struct hapt_engine *engine, const struct bound_step *bound)
@@ -149,11 +153,27 @@ enum hapt_status hapt_engine_start_part(struct hapt_engine *engine, enum hapt_se
     return HAPT_OK;
 }
 
+static enum hapt_status run_section(struct hapt_engine *engine, enum hapt_section section, int slot)
+{
+    const struct section_binding *binding = &engine->section[section];
+    HAPT_ASSERT(slot >= 0 && slot < engine->options.slots);
+    const struct bound_step *step = &binding->step[slot * binding->step_count];
+    for (int s = 0, c = 0; s < binding->step_count;) {
+        if (c < binding->chain_count && s == binding->chain[c].first) {
+            HAPT_TRY(hapt_engine_run_chain(engine, &binding->chain[c], step, slot));
+            s = binding->chain[c++].end;
+        } else {
+            HAPT_TRY(hapt_engine_run(engine, &step[s++]));
+        }
+    }
+    return HAPT_OK;
+}
+
 enum hapt_status hapt_engine_forward(struct hapt_engine *engine, int slot, int staged)
 {
     const struct hapt_program *program = engine->program;
     if (staged >= 0) HAPT_TRY(move(engine, &program->forward_in, HAPT_STAGING_FORWARD_IN, slot, staged));
-    HAPT_TRY(hapt_engine_start_part(engine, HAPT_SECTION_FORWARD, slot, program->first_op, program->end_op));
+    HAPT_TRY(run_section(engine, HAPT_SECTION_FORWARD, slot));
     return hapt_engine_finish(engine);
 }
 
@@ -161,7 +181,7 @@ enum hapt_status hapt_engine_backward(struct hapt_engine *engine, int slot, int 
 {
     const struct hapt_program *program = engine->program;
     if (staged >= 0) HAPT_TRY(move(engine, &program->backward_in, HAPT_STAGING_BACKWARD_IN, slot, staged));
-    HAPT_TRY(hapt_engine_start_part(engine, HAPT_SECTION_BACKWARD, slot, program->first_op, program->end_op));
+    HAPT_TRY(run_section(engine, HAPT_SECTION_BACKWARD, slot));
     if (staged_out >= 0) HAPT_TRY(move(engine, &program->backward_out, HAPT_STAGING_BACKWARD_OUT, slot, staged_out));
     return hapt_engine_finish(engine);
 }
@@ -227,7 +247,10 @@ enum hapt_status hapt_engine_square_sum(struct hapt_engine *engine, const double
         *sum = 0;
         return HAPT_OK;
     }
-    for (int p = 0; p < engine->parameter_count; p++) HAPT_TRY(hapt_engine_run(engine, &engine->square_sum[p]));
+    if (engine->norm.end > 0)
+        HAPT_TRY(hapt_engine_run_chain(engine, &engine->norm, engine->square_sum, 0));
+    else
+        for (int p = 0; p < engine->parameter_count; p++) HAPT_TRY(hapt_engine_run(engine, &engine->square_sum[p]));
     HAPT_TRY(engine->options.backend->copy(engine->queue, engine->square, engine->square_sum[0].call.output[0].data,
                                            (size_t)engine->parameter_count * sizeof *engine->square));
     HAPT_TRY(hapt_engine_finish(engine));

@@ -12,9 +12,23 @@ struct bound_step {
     int group; /* REDUCE: group whose one call serves this sum; -1: none */
 };
 
+/* Kernel steps that follow each other without the host (engine_replay.c). */
+struct chain {
+    int first, end; /* steps of its section */
+    enum chain_choice { CHAIN_TRIES_STEPS, CHAIN_TRIES_REPLAYS, CHAIN_STEPS, CHAIN_REPLAYS } choice;
+    int trials;               /* of what is being tried */
+    double steps_s, replay_s; /* the shortest of its trials; 0: none */
+    struct chain_slot {
+        int runs, replays; /* so far */
+        struct hapt_replay *replay;
+    } *slot; /* [slots] */
+};
+
 struct section_binding {
     int step_count;
     struct bound_step *step; /* [slots][step_count] */
+    int chain_count;
+    struct chain *chain; /* in order; none where nothing can be replayed */
 };
 
 struct hapt_engine {
@@ -33,6 +47,12 @@ struct hapt_engine {
     size_t *bound;                 /* [ranks of the mesh + 1] */
     int group_before[HAPT_MEMORY_GROUPS]; /* REDUCE: the step before which the group's call comes; -1: there is none */
     struct bound_step zero;        /* of the gradient block */
+    struct chain norm;             /* the square sums; end 0: they are not replayed */
+    struct {
+        struct chain *chain; /* NULL: none is under way */
+        struct hapt_event *from, *to;
+        bool replayed;
+    } trial;
     const struct hapt_kernel *convert, *update;
     enum hapt_dtype copy_dtype;    /* of the weights' compute copy, where there is one */
 };
@@ -56,6 +76,16 @@ enum hapt_status hapt_engine_run(struct hapt_engine *engine, const struct bound_
 enum hapt_status hapt_engine_start_part(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op, int end_op);
 /* Waits for what is queued. */
 enum hapt_status hapt_engine_finish(struct hapt_engine *engine);
+
+/* engine_replay.c. Behind hapt_engine_bind: what can be replayed. */
+enum hapt_status hapt_engine_find_chains(struct hapt_engine *engine);
+void hapt_engine_forget_chains(struct hapt_engine *engine);
+/* Queues a chain of the steps of a slot, in the way that is the faster or has to be tried; the trial under way is judged when it has ended. */
+enum hapt_status hapt_engine_run_chain(struct hapt_engine *engine, struct chain *chain, const struct bound_step *step, int slot);
+void hapt_engine_judge_trial(struct hapt_engine *engine);
+/* Of a part that has taken *time_s, `queued_s` of it until all was queued: what a replay takes, where that is less. */
+void hapt_engine_time_replay(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op, int end_op, double queued_s,
+                             double *time_s);
 
 /* engine_host.c. Behind hapt_engine_bind: page-locked memory, where the back end needs it. */
 enum hapt_status hapt_engine_prepare_host(struct hapt_engine *engine);

@@ -51,13 +51,17 @@ enum hapt_status hapt_engine_time_section(struct hapt_engine *engine, enum hapt_
 }
 
 enum hapt_status hapt_engine_time_part(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op, int end_op,
-                                       double *time_s)
+                                       hapt_engine_clock *clock, double *time_s)
 {
     const struct hapt_backend *backend = engine->options.backend;
     struct hapt_event *from = backend->mark(engine->queue);
+    const double start_s = clock();
     HAPT_TRY(hapt_engine_start_part(engine, section, slot, first_op, end_op));
+    const double queued_s = clock() - start_s;
     struct hapt_event *to = backend->mark(engine->queue);
     HAPT_TRY(hapt_engine_finish(engine));
     *time_s = backend->seconds(from, to);
-    return check_clock(engine, *time_s);
+    HAPT_TRY(check_clock(engine, *time_s));
+    hapt_engine_time_replay(engine, section, slot, first_op, end_op, queued_s, time_s);
+    return HAPT_OK;
 }

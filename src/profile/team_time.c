@@ -178,13 +178,26 @@ static void put_together(const struct part *part, int ranks, int microbatches, s
     seconds->step_s = longest_s - microbatches * seconds->stage_s + reduce_s + norm_s;
 }
 
+/* Of any of the ranks: they run microbatches together. */
+static enum hapt_status settling_runs(struct range *range, int *runs)
+{
+    const char mine = (char)hapt_engine_trial_runs(range->engine);
+    HAPT_TRY(hapt_link_all_gather(range->stage->comm, "a range's trials", range->stage->timeout_s, &mine, sizeof mine, range->met));
+    *runs = 1;
+    for (int r = 0; r < range->stage->team.size; r++)
+        if (range->met[r] > *runs) *runs = range->met[r];
+    return HAPT_OK;
+}
+
 static enum hapt_status time_range(struct range *range, double budget_s, struct team_seconds *seconds)
 {
     struct team_stage *stage = range->stage;
     const int ranks = stage->team.size, all = stage->candidates->microbatches;
     struct part first, mine, *part = range->part;
-    /* Once through, so that every page is there; the second step tells how many there is time for. */
-    for (int step = 0; step < 2; step++) HAPT_TRY(run_step(range, 1, step, &first));
+    int settling;
+    /* Once through, so that every page is there, and until each engine runs as it will; the second step tells how many there is time for. */
+    HAPT_TRY(settling_runs(range, &settling));
+    for (int step = 0; step < 2; step++) HAPT_TRY(run_step(range, step == 0 ? settling : 1, step, &first));
     HAPT_TRY(hapt_link_all_gather(stage->comm, "a range's first step", stage->timeout_s, &first, sizeof first, part));
     struct team_seconds rough;
     put_together(part, ranks, 1, &rough);

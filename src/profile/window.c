@@ -255,10 +255,10 @@ static enum hapt_status time_by_device(struct windows *windows, struct window *w
     double part_s;
     *forward_s = *backward_s = 0;
     HAPT_TRY(time_move(windows, window, &crossings->list[0], false, forward_s));
-    HAPT_TRY(hapt_engine_time_part(window->engine, HAPT_SECTION_FORWARD, 0, op[0], op[1], &part_s));
+    HAPT_TRY(hapt_engine_time_part(window->engine, HAPT_SECTION_FORWARD, 0, op[0], op[1], hapt_time_s, &part_s));
     *forward_s += part_s;
     HAPT_TRY(time_move(windows, window, &crossings->list[1], false, backward_s));
-    HAPT_TRY(hapt_engine_time_part(window->engine, HAPT_SECTION_BACKWARD, 0, op[0], op[1], &part_s));
+    HAPT_TRY(hapt_engine_time_part(window->engine, HAPT_SECTION_BACKWARD, 0, op[0], op[1], hapt_time_s, &part_s));
     *backward_s += part_s;
     return time_move(windows, window, &crossings->list[2], true, backward_s);
 }

@@ -442,6 +442,19 @@ static enum hapt_status tell_carriers(struct run *run)
     return HAPT_OK;
 }
 
+/* What the engines have found out about replays. */
+static enum hapt_status tell_replays(struct run *run)
+{
+    const struct stage *stage = &run->stage;
+    char mine[HAPT_ENGINE_REPLAY_CHARS] = "", (*all)[HAPT_ENGINE_REPLAY_CHARS];
+    HAPT_NEW(all, run->arena, run->env->world_size);
+    if (stage->chunk >= 0) hapt_engine_describe_replays(stage->engine, mine);
+    HAPT_TRY(hapt_link_all_gather(run->env->world, "replays", stage_agreement_timeout_s(stage), mine, sizeof mine, all));
+    for (int c = 0; c < run->plan->stage_count; c++)
+        if (all[stage_world_rank(stage, c, 0)][0]) hapt_note(run->env, "stage %d: %s\n", c, all[stage_world_rank(stage, c, 0)]);
+    return HAPT_OK;
+}
+
 /* Device memory of the stages, planned and measured. */
 static enum hapt_status gather_memory(struct run *run)
 {
@@ -485,6 +498,7 @@ static enum hapt_status train(struct run *run, const struct hapt_checkpoint *che
     if (drained != HAPT_OK) hapt_die(drained);
     HAPT_TRY(status);
     HAPT_TRY(hapt_env_agree(world, trace_gather(&run->stage, run->first, run->result->history.count, run->result)));
+    HAPT_TRY(hapt_env_agree(world, tell_replays(run)));
     return hapt_env_agree(world, gather_memory(run));
 }
 

@@ -40,6 +40,7 @@ struct cuda_fault {
 struct hapt_queue {
     cudaStream_t stream;
     struct cuda_fault *fault; /* the device's, on the host; kernels write there with fault_set */
+    bool capturing;           /* what is queued is kept for replays: nobody may wait, and a failure says nothing of the call itself */
 };
 
 extern const struct cuda_host *cuda_host; /* set before anything runs */

@@ -234,6 +234,44 @@ static double seconds(struct hapt_event *from, struct hapt_event *to)
     return -1;
 }
 
+/* ---- Replays: CUDA graphs ---- */
+
+static bool capture(struct hapt_queue *queue)
+{
+    use_device();
+    queue->capturing = cudaStreamBeginCapture(queue->stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess;
+    if (!queue->capturing) cudaGetLastError();
+    return queue->capturing;
+}
+
+static struct hapt_replay *captured(struct hapt_queue *queue)
+{
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    use_device();
+    queue->capturing = false;
+    cudaError_t error = cudaStreamEndCapture(queue->stream, &graph); /* a capture that failed is over, too */
+    if (error == cudaSuccess) error = cudaGraphInstantiateWithFlags(&exec, graph, 0);
+    if (graph) cudaGraphDestroy(graph);
+    if (error == cudaSuccess) return (struct hapt_replay *)exec;
+    cudaGetLastError();
+    return NULL;
+}
+
+static bool replay(struct hapt_replay *replay, struct hapt_queue *queue)
+{
+    use_device();
+    const bool launched = cudaGraphLaunch((cudaGraphExec_t)replay, queue->stream) == cudaSuccess;
+    if (!launched) cudaGetLastError();
+    return launched;
+}
+
+static void forget(struct hapt_replay *replay)
+{
+    use_device();
+    cudaGraphExecDestroy((cudaGraphExec_t)replay);
+}
+
 /* nccl.cu, where the toolkit has NCCL's header (Makefile). */
 extern const struct hapt_groups *cuda_nccl_groups(const char **reason) __attribute__((weak));
 
@@ -267,5 +305,9 @@ extern "C" __attribute__((visibility("default"))) const struct cuda_plugin *hapt
     plugin.groups = groups;
     plugin.mark = mark;
     plugin.seconds = seconds;
+    plugin.capture = capture;
+    plugin.captured = captured;
+    plugin.replay = replay;
+    plugin.forget = forget;
     return abi == CUDA_PLUGIN_ABI ? &plugin : NULL;
 }

@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 /* Changes with these tables and with the structures of device.h. */
-enum { CUDA_PLUGIN_ABI = 3 };
+enum { CUDA_PLUGIN_ABI = 4 };
 
 /* What the plug-in may call. */
 struct cuda_host {
@@ -43,6 +43,10 @@ struct cuda_plugin {
     const struct hapt_groups *(*groups)(const char **reason);
     struct hapt_event *(*mark)(struct hapt_queue *queue);
     double (*seconds)(struct hapt_event *from, struct hapt_event *to);
+    bool (*capture)(struct hapt_queue *queue);
+    struct hapt_replay *(*captured)(struct hapt_queue *queue);
+    bool (*replay)(struct hapt_replay *replay, struct hapt_queue *queue);
+    void (*forget)(struct hapt_replay *replay);
 };
 
 /* The only name that hapt-cuda.so exports. NULL: `abi` is another one than it was built for. */

@@ -278,6 +278,7 @@ static cublasStatus_t start(const struct product *p, const struct shape *shape, 
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     status = cublasLtMatmul(products.handle, choice->how, &p->scale, p->b, choice->b, p->a, choice->a, &beta, p->c, choice->c, p->c, choice->c,
                             &choice->algorithm, workspace, shape->workspace_bytes, queue->stream);
+    if (queue->capturing) return status;
     if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE && status != CUBLAS_STATUS_ARCH_MISMATCH) return status;
     choice->any = *any = false; /* it refuses what it proposed: the plain kernel from here on */
     return CUBLAS_STATUS_SUCCESS;

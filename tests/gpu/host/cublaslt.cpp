@@ -366,12 +366,13 @@ static struct strides strides_of(const struct host_cuda_matrix *matrix, int op)
     return by_columns ? strides{1, matrix->ld} : strides{matrix->ld, 1};
 }
 
+/* All by value, so that a captured one outlives its descriptors. */
 struct product {
-    const struct host_cuda_matmul *matmul;
-    const struct host_cuda_matrix *c_layout, *d_layout;
+    struct host_cuda_matmul matmul;
+    struct host_cuda_matrix a_layout, b_layout, c_layout, d_layout;
     int64_t m, n, k;
     float alpha, beta;
-    const void *c;
+    const void *a, *b, *c;
     void *d;
     float *a_panels, *b_panels; /* [m / TILE_M][k][TILE_M], [n / TILE_N][k][TILE_N] */
 };
@@ -379,10 +380,10 @@ struct product {
 static void multiply(const struct product *p, int64_t batch)
 {
     const tile_function run = pick_tile();
-    const struct strides c = strides_of(p->c_layout, CUBLAS_OP_N), d = strides_of(p->d_layout, CUBLAS_OP_N);
-    const int64_t c_first = batch * p->c_layout->batch_stride, d_first = batch * p->d_layout->batch_stride;
-    const int64_t bias_first = batch * p->matmul->bias_stride;
-    const bool bias = p->matmul->epilogue == CUBLASLT_EPILOGUE_BIAS;
+    const struct strides c = strides_of(&p->c_layout, CUBLAS_OP_N), d = strides_of(&p->d_layout, CUBLAS_OP_N);
+    const int64_t c_first = batch * p->c_layout.batch_stride, d_first = batch * p->d_layout.batch_stride;
+    const int64_t bias_first = batch * p->matmul.bias_stride;
+    const bool bias = p->matmul.epilogue == CUBLASLT_EPILOGUE_BIAS;
     for (int64_t i = 0; i < p->m; i += TILE_M)
         for (int64_t j = 0; j < p->n; j += TILE_N) {
             float sums[TILE_N][TILE_M];
@@ -391,9 +392,9 @@ static void multiply(const struct product *p, int64_t batch)
                 for (int64_t row = i; row < i + TILE_M && row < p->m; row++) {
                     float value = p->alpha * sums[col - j][row - i];
                     if (p->beta != 0)
-                        value += p->beta * load(p->c, p->c_layout->type, c_first + row * c.row + col * c.col);
-                    if (bias) value += load(p->matmul->bias, p->d_layout->type, bias_first + row);
-                    store(p->d, p->d_layout->type, d_first + row * d.row + col * d.col, value);
+                        value += p->beta * load(p->c, p->c_layout.type, c_first + row * c.row + col * c.col);
+                    if (bias) value += load(p->matmul.bias, p->d_layout.type, bias_first + row);
+                    store(p->d, p->d_layout.type, d_first + row * d.row + col * d.col, value);
                 }
         }
 }
@@ -401,14 +402,14 @@ static void multiply(const struct product *p, int64_t batch)
 /* The gradient of a bias: sums over k of op(A)'s rows or op(B)'s columns. */
 static void sum_bias(const struct product *p, int64_t batch)
 {
-    const bool of_a = p->matmul->epilogue == CUBLASLT_EPILOGUE_BGRADA;
+    const bool of_a = p->matmul.epilogue == CUBLASLT_EPILOGUE_BGRADA;
     const int64_t lines = of_a ? p->m : p->n, width = of_a ? TILE_M : TILE_N;
     const float *panels = of_a ? p->a_panels : p->b_panels;
     for (int64_t line = 0; line < lines; line++) {
         const float *first = panels + line / width * width * p->k + line % width;
         float sum = 0;
         for (int64_t k = 0; k < p->k; k++) sum += first[k * width];
-        store(p->matmul->bias, p->d_layout->type, batch * p->matmul->bias_stride + line, sum);
+        store(p->matmul.bias, p->d_layout.type, batch * p->matmul.bias_stride + line, sum);
     }
 }
 
@@ -423,11 +424,31 @@ static bool on_device(const void *base, const struct host_cuda_matrix *matrix)
 
 static bool bias_on_device(const struct product *p)
 {
-    const int64_t lines = p->matmul->epilogue == CUBLASLT_EPILOGUE_BGRADB ? p->n : p->m;
-    const int64_t count = (p->d_layout->batches - 1) * p->matmul->bias_stride + lines;
+    const int64_t lines = p->matmul.epilogue == CUBLASLT_EPILOGUE_BGRADB ? p->n : p->m;
+    const int64_t count = (p->d_layout.batches - 1) * p->matmul.bias_stride + lines;
     bool outside = false;
-    if (p->matmul->epilogue == CUBLASLT_EPILOGUE_DEFAULT) return true;
-    return host_cuda_is_device(p->matmul->bias, (size_t)count * type_bytes(p->d_layout->type), &outside) && !outside;
+    if (p->matmul.epilogue == CUBLASLT_EPILOGUE_DEFAULT) return true;
+    return host_cuda_is_device(p->matmul.bias, (size_t)count * type_bytes(p->d_layout.type), &outside) && !outside;
+}
+
+static cublasStatus_t run_product(struct product p)
+{
+    host_cuda_scope scope;
+    p.a_panels = (float *)malloc(sizeof(float) * (size_t)((p.m + TILE_M - 1) / TILE_M * TILE_M * p.k));
+    p.b_panels = (float *)malloc(sizeof(float) * (size_t)((p.n + TILE_N - 1) / TILE_N * TILE_N * p.k));
+    const struct strides a_strides = strides_of(&p.a_layout, p.matmul.op_a), b_strides = strides_of(&p.b_layout, p.matmul.op_b);
+    for (int64_t batch = 0; p.a_panels && p.b_panels && batch < p.d_layout.batches; batch++) {
+        pack(p.a_panels, p.a, p.a_layout.type, batch * p.a_layout.batch_stride, p.m, p.k, a_strides.row, a_strides.col,
+             TILE_M);
+        pack(p.b_panels, p.b, p.b_layout.type, batch * p.b_layout.batch_stride, p.n, p.k, b_strides.col, b_strides.row,
+             TILE_N);
+        multiply(&p, batch);
+        if (p.matmul.epilogue >= CUBLASLT_EPILOGUE_BGRADA) sum_bias(&p, batch);
+    }
+    const bool room = p.a_panels && p.b_panels;
+    free(p.a_panels);
+    free(p.b_panels);
+    return room ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t matmul, const void *alpha, const void *a,
@@ -442,36 +463,29 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t matm
         return CUBLAS_STATUS_INVALID_VALUE;
     host_cuda_scope scope;
     const bool turn_a = matmul->op_a != CUBLAS_OP_N;
-    struct product p = {matmul,
-                        c_layout,
-                        d_layout,
-                        (int64_t)d_layout->rows,
-                        (int64_t)d_layout->cols,
-                        (int64_t)(turn_a ? a_layout->rows : a_layout->cols),
-                        *(const float *)alpha,
-                        *(const float *)beta,
-                        c,
-                        d,
-                        NULL,
-                        NULL};
+    const struct product p = {*matmul,
+                              *a_layout,
+                              *b_layout,
+                              *c_layout,
+                              *d_layout,
+                              (int64_t)d_layout->rows,
+                              (int64_t)d_layout->cols,
+                              (int64_t)(turn_a ? a_layout->rows : a_layout->cols),
+                              *(const float *)alpha,
+                              *(const float *)beta,
+                              a,
+                              b,
+                              c,
+                              d,
+                              NULL,
+                              NULL};
     bool outside = false;
     if (!on_device(a, a_layout) || !on_device(b, b_layout) || !on_device(d, d_layout) || !bias_on_device(&p) ||
-        (p.beta != 0 && !on_device(c, c_layout)) || !host_cuda_stream_usable(stream) ||
+        (p.beta != 0 && !on_device(c, c_layout)) || !host_cuda_stream_takes(stream) ||
         (workspace_bytes && workspace && (!host_cuda_is_device(workspace, workspace_bytes, &outside) || outside)))
         return CUBLAS_STATUS_EXECUTION_FAILED;
-    p.a_panels = (float *)malloc(sizeof(float) * (size_t)((p.m + TILE_M - 1) / TILE_M * TILE_M * p.k));
-    p.b_panels = (float *)malloc(sizeof(float) * (size_t)((p.n + TILE_N - 1) / TILE_N * TILE_N * p.k));
-    const struct strides a_strides = strides_of(a_layout, matmul->op_a), b_strides = strides_of(b_layout, matmul->op_b);
-    for (int64_t batch = 0; p.a_panels && p.b_panels && batch < d_layout->batches; batch++) {
-        pack(p.a_panels, a, a_layout->type, batch * a_layout->batch_stride, p.m, p.k, a_strides.row, a_strides.col,
-             TILE_M);
-        pack(p.b_panels, b, b_layout->type, batch * b_layout->batch_stride, p.n, p.k, b_strides.col, b_strides.row,
-             TILE_N);
-        multiply(&p, batch);
-        if (matmul->epilogue >= CUBLASLT_EPILOGUE_BGRADA) sum_bias(&p, batch);
-    }
-    const bool room = p.a_panels && p.b_panels;
-    free(p.a_panels);
-    free(p.b_panels);
-    return room ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
+    if (!host_cuda_captures(stream)) return run_product(p);
+    const cudaError_t error =
+        host_cuda_keep(stream, [p] { return run_product(p) == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorLaunchFailure; });
+    return error ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
 }

@@ -8,11 +8,15 @@
  *   - fresh memory holds garbage, never zeros;
  *   - device memory cannot be read or written outside kernels, copies and library calls: the access faults
  * (memory.cpp);
+ *   - while a thread captures a stream, it may not wait, reserve, release or copy at once, and copies that are captured
+ * take page-locked memory on the host's side: what else it does voids the capture;
  *   - a barrier that some thread of the block never reaches aborts the process with a message, even where hardware
  * would let it pass.
  *
  * HAPT_HOST_GPUS: devices that a process sees (1); HAPT_HOST_GPU_BYTES: memory of each (4 GiB); HAPT_HOST_PKEYS=0:
  * protect by mprotect even where the CPU has protection keys.
+ *
+ * HAPT_HOST_CAPTURE=0: every capture of a stream turns out void.
  *
  * HAPT_HOST_ORDER=backwards runs the last block and the last thread first. A kernel that lacks a barrier may be right
  * in one order, hardly in both: tests run each way, and the results must be the same to the bit.
@@ -66,11 +70,17 @@ typedef enum cudaError {
     cudaErrorNoDevice = 100,
     cudaErrorInvalidDevice = 101,
     cudaErrorInvalidResourceHandle = 400,
+    cudaErrorIllegalState = 401,
     cudaErrorNotReady = 600,
     cudaErrorIllegalAddress = 700,
     cudaErrorLaunchOutOfResources = 701,
     cudaErrorLaunchFailure = 719,
     cudaErrorNotSupported = 801,
+    cudaErrorStreamCaptureUnsupported = 900,
+    cudaErrorStreamCaptureInvalidated = 901,
+    cudaErrorStreamCaptureIsolation = 905,
+    cudaErrorCapturedEvent = 907,
+    cudaErrorStreamCaptureWrongThread = 908,
     cudaErrorUnknown = 999,
 } cudaError_t;
 
@@ -142,6 +152,18 @@ struct cudaPointerAttributes {
 
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
+typedef struct CUgraph_st *cudaGraph_t;
+typedef struct CUgraphExec_st *cudaGraphExec_t;
+enum cudaStreamCaptureMode {
+    cudaStreamCaptureModeGlobal = 0,
+    cudaStreamCaptureModeThreadLocal = 1,
+    cudaStreamCaptureModeRelaxed = 2,
+};
+enum cudaStreamCaptureStatus {
+    cudaStreamCaptureStatusNone = 0,
+    cudaStreamCaptureStatusActive = 1,
+    cudaStreamCaptureStatusInvalidated = 2,
+};
 #define cudaStreamLegacy ((cudaStream_t)0x1)
 #define cudaStreamPerThread ((cudaStream_t)0x2)
 #define cudaStreamDefault 0x00
@@ -236,6 +258,13 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags = 0);
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data);
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph);
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status);
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags = 0);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = 0);
 cudaError_t cudaEventQuery(cudaEvent_t event);
@@ -248,9 +277,10 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *kernel, int block_size,
                                                           size_t shared_bytes);
 
-/* Checks the launch and runs it: every thread calls run(arguments). */
+/* Checks the launch and runs it: every thread calls run(arguments); a stream that is being captured keeps a copy of
+ * their `bytes`. */
 cudaError_t host_cuda_launch(const cudaLaunchConfig_t *config, const void *kernel, void (*run)(void *),
-                             void *arguments);
+                             void *arguments, size_t bytes);
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t *event, unsigned int flags = cudaEventDefault);
@@ -305,7 +335,8 @@ static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, v
     static_assert(sizeof(std::tuple<Parameters...>) <= 4096, "4 KiB of parameters at most");
     host_cuda_call<Parameters...> call = {
         kernel, std::tuple<Parameters...>(static_cast<Parameters>(std::forward<Arguments>(arguments))...)};
-    return host_cuda_launch(config, (const void *)kernel, host_cuda_call<Parameters...>::run, &call);
+    return host_cuda_launch(config, (const void *)kernel, host_cuda_call<Parameters...>::run, &call,
+                            sizeof call);
 }
 
 #include "device_threads.h"

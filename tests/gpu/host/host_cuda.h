@@ -10,6 +10,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include <functional>
+
 #include "cuda_runtime.h"
 
 #define HOST_CUDA_SHARED_DEFAULT (48 << 10)
@@ -38,7 +40,19 @@ void host_cuda_fill_garbage(void *memory, size_t bytes);
 size_t host_cuda_device_bytes(void);
 
 /* The stream's device is the thread's current one (or the stream is a default one): what a launch demands. */
+bool host_cuda_stream_takes(cudaStream_t stream);
+/* It was not destroyed: what copies demand. */
+bool host_cuda_stream_alive(cudaStream_t stream);
+/* That it takes work, and is not being captured: of libraries that do not know how to be. */
 bool host_cuda_stream_usable(cudaStream_t stream);
+
+/* Graphs. Whoever queues work checks it, then either runs it or, where the stream is being captured, hands it over with
+ * copies of all that it refers to; what it returns when it is replayed is the replay's error. */
+typedef std::function<cudaError_t(void)> host_cuda_work;
+bool host_cuda_captures(cudaStream_t stream);
+cudaError_t host_cuda_keep(cudaStream_t stream, const host_cuda_work &work);
+/* cudaErrorStreamCaptureUnsupported, and what this thread captures is void; cudaSuccess where it captures nothing. */
+cudaError_t host_cuda_not_captured(void);
 
 /* Runs one block of blockDim threads, each calling run(arguments); blockIdx, blockDim, gridDim are set. `backwards`:
  * the last thread first. fibers.cpp. */

@@ -125,6 +125,7 @@ bool host_cuda_is_device(const void *pointer, size_t bytes, bool *outside)
 static cudaError_t reserve(void **pointer, size_t bytes, int device)
 {
     if (!pointer) return host_cuda_result(cudaErrorInvalidValue);
+    if (host_cuda_not_captured()) return cudaPeekAtLastError();
     *pointer = NULL;
     if (!bytes) return host_cuda_result(cudaSuccess);
     host_cuda_scope scope;
@@ -153,6 +154,7 @@ static cudaError_t reserve(void **pointer, size_t bytes, int device)
 
 static cudaError_t release(void *pointer, bool on_device)
 {
+    if (host_cuda_not_captured()) return cudaPeekAtLastError();
     if (!pointer) return host_cuda_result(cudaSuccess);
     host_cuda_scope scope;
     struct allocation **link = find(pointer), *block = *link;
@@ -236,23 +238,37 @@ static cudaError_t check_copy(const void *to, size_t to_bytes, const void *from,
     return cudaErrorInvalidMemcpyDirection;
 }
 
+/* When a copy that was captured runs, nobody knows what stands there. */
+static bool is_pageable(const void *pointer)
+{
+    return !*find(pointer);
+}
+
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                               size_t height, enum cudaMemcpyKind kind, cudaStream_t stream)
 {
-    if (cudaStreamQuery(stream)) return cudaPeekAtLastError();
+    if (!host_cuda_stream_alive(stream)) return host_cuda_result(cudaErrorInvalidResourceHandle);
     if (!width || !height) return host_cuda_result(cudaSuccess);
     if (width > to_pitch || width > from_pitch) return host_cuda_result(cudaErrorInvalidValue);
     host_cuda_scope scope;
     const cudaError_t error =
         check_copy(to, (height - 1) * to_pitch + width, from, (height - 1) * from_pitch + width, kind);
-    for (size_t row = 0; !error && row < height; row++)
-        memcpy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
-    return host_cuda_result(error);
+    if (error) return host_cuda_result(error);
+    const host_cuda_work work = [=] {
+        host_cuda_scope inside;
+        for (size_t row = 0; row < height; row++)
+            memcpy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
+        return cudaSuccess;
+    };
+    if (!host_cuda_captures(stream)) return host_cuda_result(work());
+    if (is_pageable(to) || is_pageable(from)) return cudaStreamQuery(stream);
+    return host_cuda_keep(stream, work);
 }
 
 cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
                          enum cudaMemcpyKind kind)
 {
+    if (host_cuda_not_captured()) return cudaPeekAtLastError();
     return cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind, 0);
 }
 
@@ -263,6 +279,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
 {
+    if (host_cuda_not_captured()) return cudaPeekAtLastError();
     return cudaMemcpyAsync(to, from, bytes, kind, 0);
 }
 
@@ -273,18 +290,23 @@ cudaError_t cudaMemcpyPeerAsync(void *to, int, const void *from, int, size_t byt
 
 cudaError_t cudaMemsetAsync(void *pointer, int value, size_t bytes, cudaStream_t stream)
 {
-    if (cudaStreamQuery(stream)) return cudaPeekAtLastError();
+    if (!host_cuda_stream_alive(stream)) return host_cuda_result(cudaErrorInvalidResourceHandle);
     if (!bytes) return host_cuda_result(cudaSuccess);
     host_cuda_scope scope;
     bool outside = false;
     if (!*find(pointer)) return host_cuda_result(cudaErrorInvalidValue);
     host_cuda_is_device(pointer, bytes, &outside);
     if (outside) return host_cuda_result(cudaErrorInvalidValue);
-    memset(pointer, value, bytes);
-    return host_cuda_result(cudaSuccess);
+    const host_cuda_work work = [=] {
+        host_cuda_scope inside;
+        memset(pointer, value, bytes);
+        return cudaSuccess;
+    };
+    return host_cuda_captures(stream) ? host_cuda_keep(stream, work) : host_cuda_result(work());
 }
 
 cudaError_t cudaMemset(void *pointer, int value, size_t bytes)
 {
+    if (host_cuda_not_captured()) return cudaPeekAtLastError();
     return cudaMemsetAsync(pointer, value, bytes, 0);
 }

@@ -6,6 +6,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <vector>
+
 #include "host_cuda.h"
 
 #define MOST_DEVICES 64
@@ -42,11 +44,21 @@ static const struct {
     {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
+    {cudaErrorIllegalState, "cudaErrorIllegalState", "the operation cannot be performed in the present state"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
     {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
     {cudaErrorLaunchOutOfResources, "cudaErrorLaunchOutOfResources", "too many resources requested for launch"},
     {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"},
+    {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
+     "operation failed due to a previous error during capture"},
+    {cudaErrorStreamCaptureIsolation, "cudaErrorStreamCaptureIsolation",
+     "dependency created on uncaptured work in another stream"},
+    {cudaErrorCapturedEvent, "cudaErrorCapturedEvent", "operation not permitted on an event last recorded in a capturing stream"},
+    {cudaErrorStreamCaptureWrongThread, "cudaErrorStreamCaptureWrongThread",
+     "attempt to terminate a thread-local capture sequence from another thread"},
     {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
 };
 
@@ -246,7 +258,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 
 cudaError_t cudaDeviceSynchronize(void)
 {
-    return check_device(current_device);
+    return check_device(current_device) || host_cuda_not_captured() ? last_error : cudaSuccess;
 }
 
 cudaError_t cudaDeviceReset(void)
@@ -343,22 +355,19 @@ static cudaError_t check_launch(const cudaLaunchConfig_t *config, const void *ke
     if (grid.x > INT_MAX || grid.y > 65535 || grid.z > 65535) return cudaErrorInvalidConfiguration;
     if (threads.x > 1024 || threads.y > 1024 || threads.z > 64) return cudaErrorInvalidConfiguration;
     if (threads.x * threads.y * threads.z > 1024) return cudaErrorInvalidConfiguration;
-    if (!host_cuda_stream_usable(config->stream)) return cudaErrorInvalidResourceHandle;
+    if (!host_cuda_stream_takes(config->stream)) return cudaErrorInvalidResourceHandle;
     return config->dynamicSmemBytes > shared_limit(kernel) ? cudaErrorInvalidValue : cudaSuccess;
 }
 
-cudaError_t host_cuda_launch(const cudaLaunchConfig_t *config, const void *kernel, void (*run)(void *), void *arguments)
+/* Of what was checked. */
+static cudaError_t run_grid(const cudaLaunchConfig_t &config, const void *kernel, void (*run)(void *), void *arguments)
 {
-    if (check_device(current_device)) return last_error;
-    if (!kernel) return host_cuda_result(cudaErrorInvalidDeviceFunction);
     host_cuda_scope scope;
-    const cudaError_t error = check_launch(config, kernel);
-    if (error) return host_cuda_result(error);
     if (!runtime.shared_end) init_shared();
-    const size_t shared_bytes = (config->dynamicSmemBytes + 31) / 32 * 32;
+    const size_t shared_bytes = (config.dynamicSmemBytes + 31) / 32 * 32;
     runtime.shared = runtime.shared_end - shared_bytes;
-    gridDim = config->gridDim;
-    blockDim = config->blockDim;
+    gridDim = config.gridDim;
+    blockDim = config.blockDim;
     const char *order = getenv("HAPT_HOST_ORDER");
     const bool backwards = order && !strcmp(order, "backwards");
     const uint64_t x = gridDim.x, y = gridDim.y, blocks = x * y * gridDim.z;
@@ -369,4 +378,18 @@ cudaError_t host_cuda_launch(const cudaLaunchConfig_t *config, const void *kerne
         host_cuda_run_block(kernel, run, arguments, backwards);
     }
     return cudaSuccess;
+}
+
+cudaError_t host_cuda_launch(const cudaLaunchConfig_t *config, const void *kernel, void (*run)(void *), void *arguments,
+                             size_t bytes)
+{
+    if (check_device(current_device)) return last_error;
+    if (!kernel) return host_cuda_result(cudaErrorInvalidDeviceFunction);
+    host_cuda_scope scope;
+    const cudaError_t error = check_launch(config, kernel);
+    if (error) return host_cuda_result(error);
+    const cudaLaunchConfig_t how = *config;
+    if (!host_cuda_captures(how.stream)) return run_grid(how, kernel, run, arguments);
+    const std::vector<char> copy((const char *)arguments, (const char *)arguments + bytes);
+    return host_cuda_keep(how.stream, [how, kernel, run, copy] { return run_grid(how, kernel, run, (void *)copy.data()); });
 }

@@ -1,0 +1,233 @@
+/* Replays (engine_replay.c) give the bits of the steps, whatever changes between them; captures that fail change nothing; times of a section. */
+#include "kernels.h"
+
+#include "fixture.h"
+#include "hapt/engine.h"
+#include "hapt/env.h"
+
+enum { SLOTS = 2, MICROBATCHES = 4, STEPS = 6, VALUES = 4096 };
+
+static const struct hapt_model *model;
+
+struct rig {
+    struct hapt_arena arena;
+    struct hapt_program *program;
+    struct hapt_engine *engine;
+};
+
+/* `graphs`: of the environment, NULL: none. */
+static void rig_init(struct rig *rig, const char *graphs)
+{
+    if (graphs)
+        setenv("HAPT_CUDA_GRAPHS", graphs, 1);
+    else
+        unsetenv("HAPT_CUDA_GRAPHS");
+    const struct hapt_engine_options options = {
+        .backend = test_backend, .device = test_device, .threads = 1, .state_count = 2, .slots = SLOTS};
+    hapt_arena_init(&rig->arena);
+    CHECK_OK(hapt_program_data_parallel(model->graph, 0, model->graph->forward_count, 1, 1, &rig->arena, &rig->program));
+    CHECK_OK(hapt_engine_create(rig->program, &options, &rig->engine));
+    for (int t = 0; t < model->graph->tensor_count; t++) {
+        const struct hapt_tensor *tensor = &model->graph->tensor[t];
+        if (tensor->kind != HAPT_TENSOR_PARAMETER) continue;
+        const int64_t count = hapt_tensor_elements(tensor);
+        float *value = malloc((size_t)count * sizeof *value);
+        uint64_t random = hapt_hash(7, tensor->name, strlen(tensor->name));
+        for (int64_t i = 0; i < count; i++)
+            value[i] = (float)((tensor->init == HAPT_INIT_ONE ? 1.0 : 0.0) + 0.3 * (hapt_random_unit(&random) - 0.5));
+        CHECK_OK(hapt_engine_set(rig->engine, t, -1, value));
+        free(value);
+    }
+}
+
+static void rig_release(struct rig *rig)
+{
+    hapt_engine_destroy(rig->engine);
+    hapt_arena_release(&rig->arena);
+}
+
+static void feed(struct rig *rig, int batch, int slot)
+{
+    struct hapt_queue *queue = test_backend->queue(test_device, 0);
+    for (int t = 0; t < model->graph->tensor_count; t++) {
+        const struct hapt_tensor *tensor = &model->graph->tensor[t];
+        int32_t value[VALUES];
+        const float scale = 1.0f / 64;
+        if (tensor->kind != HAPT_TENSOR_INPUT) continue;
+        uint64_t random = (uint64_t)(100 * batch + (int)tensor->role);
+        const size_t bytes = hapt_engine_tensor_bytes(rig->engine, t);
+        CHECK(bytes <= sizeof value);
+        for (size_t i = 0; i < bytes / sizeof *value; i++) value[i] = (int32_t)(hapt_random_next(&random) % (uint64_t)model->vocab);
+        const bool scales = tensor->role == HAPT_ROLE_LOSS_SCALE;
+        mirror_copy(queue, hapt_engine_tensor(rig->engine, t, slot), scales ? (const void *)&scale : value, bytes);
+    }
+}
+
+/* Losses of all microbatches, square sums of all steps, and the weights at the end. */
+struct outcome {
+    float loss[STEPS][MICROBATCHES];
+    double squares[STEPS];
+    float *weight;
+    size_t weights;
+};
+
+static void forward(struct rig *rig, int step, int microbatch, struct outcome *outcome)
+{
+    const int slot = microbatch % SLOTS;
+    feed(rig, step * MICROBATCHES + microbatch, slot);
+    CHECK_OK(hapt_engine_forward(rig->engine, slot, -1));
+    mirror_copy(test_backend->queue(test_device, 0), &outcome->loss[step][microbatch], hapt_engine_tensor(rig->engine, model->graph->loss, slot),
+                sizeof(float));
+}
+
+/* Two microbatches in flight; the learning rate and what it is multiplied by change from step to step. */
+static void train(struct rig *rig, struct outcome *outcome)
+{
+    memset(outcome, 0, sizeof *outcome);
+    for (int step = 0; step < STEPS; step++) {
+        CHECK_OK(hapt_engine_begin_step(rig->engine));
+        forward(rig, step, 0, outcome);
+        for (int m = 1; m <= MICROBATCHES; m++) {
+            if (m < MICROBATCHES) forward(rig, step, m, outcome);
+            CHECK_OK(hapt_engine_backward(rig->engine, (m - 1) % SLOTS, -1, -1));
+        }
+        CHECK_OK(hapt_engine_square_sum(rig->engine, NULL, &outcome->squares[step]));
+        const struct hapt_update update = {.optimizer = HAPT_OPTIMIZER_ADAMW,
+                                           .learning_rate = 1e-2 / (1 + step),
+                                           .beta1 = 0.9,
+                                           .beta2 = 0.95,
+                                           .epsilon = 1e-8,
+                                           .weight_decay = 0.1,
+                                           .gradient_scale = step % 2 ? 0.5 : 1,
+                                           .step = step + 1};
+        CHECK_OK(hapt_engine_update(rig->engine, &update));
+    }
+    for (int t = 0; t < model->graph->tensor_count; t++) {
+        if (model->graph->tensor[t].kind != HAPT_TENSOR_PARAMETER) continue;
+        const size_t count = (size_t)hapt_tensor_elements(&model->graph->tensor[t]);
+        outcome->weight = realloc(outcome->weight, (outcome->weights + count) * sizeof(float));
+        CHECK_OK(hapt_engine_get(rig->engine, t, -1, outcome->weight + outcome->weights));
+        outcome->weights += count;
+    }
+}
+
+static void compare(const struct outcome *a, const struct outcome *b, const char *what)
+{
+    CHECK_MESSAGE(!memcmp(a->loss, b->loss, sizeof a->loss), "%s: other losses", what);
+    CHECK_MESSAGE(!memcmp(a->squares, b->squares, sizeof a->squares), "%s: other square sums", what);
+    CHECK_MESSAGE(a->weights == b->weights && !memcmp(a->weight, b->weight, a->weights * sizeof(float)), "%s: other weights", what);
+}
+
+/* What a run says of its replays. */
+static void run(const char *graphs, struct outcome *outcome, char text[HAPT_ENGINE_REPLAY_CHARS], int *trial_runs)
+{
+    struct rig rig;
+    rig_init(&rig, graphs);
+    *trial_runs = hapt_engine_trial_runs(rig.engine);
+    train(&rig, outcome);
+    hapt_engine_describe_replays(rig.engine, text);
+    rig_release(&rig);
+}
+
+static void bits(void)
+{
+    struct outcome plain, replayed, tried, failing;
+    char text[HAPT_ENGINE_REPLAY_CHARS];
+    int runs;
+    run("0", &plain, text, &runs);
+    CHECK(text[0] == '\0' && runs == 1);
+    CHECK(plain.loss[0][0] > 1 && plain.loss[0][0] != plain.loss[0][1] && plain.squares[0] > 0 && plain.loss[STEPS - 1][0] != plain.loss[0][0]);
+    run("1", &replayed, text, &runs);
+    compare(&plain, &replayed, "replays");
+    CHECK_MESSAGE(!strcmp(text, test_backend->capture ? "2 of 2 runs of kernels replayed as graphs" : ""), "it says: %s", text);
+    run(NULL, &tried, text, &runs);
+    compare(&plain, &tried, "replays that are tried");
+    CHECK(runs == (test_backend->capture ? 8 : 1) && runs <= STEPS * MICROBATCHES / SLOTS);
+    CHECK_MESSAGE(!test_backend->capture || strstr(text, " of 2 runs of kernels"), "it says: %s", text);
+    setenv("HAPT_HOST_CAPTURE", "0", 1); /* of tests/gpu/host */
+    run("1", &failing, text, &runs);
+    unsetenv("HAPT_HOST_CAPTURE");
+    compare(&plain, &failing, "captures that fail");
+    CHECK(hapt_fail_message()[0] == '\0');
+    free(plain.weight), free(replayed.weight), free(tried.weight), free(failing.weight);
+}
+
+/* Whoever waits within a capture spoils it, and nothing else. */
+static void spoiled_capture(void)
+{
+    struct hapt_queue *queue = test_backend->queue(test_device, 0);
+    float value = 3, back = 0;
+    void *place = NULL;
+    if (!test_backend->capture) return;
+    CHECK_OK(test_backend->allocate(test_device, sizeof value, &place));
+    CHECK(test_backend->capture(queue));
+    CHECK(test_backend->wait(test_backend->record(queue)) != HAPT_OK);
+    CHECK(test_backend->captured(queue) == NULL);
+    hapt_fail_reset();
+    mirror_copy(queue, place, &value, sizeof value);
+    mirror_copy(queue, &back, place, sizeof back);
+    CHECK(back == value);
+    CHECK(test_backend->capture(queue));
+    struct hapt_replay *empty = test_backend->captured(queue);
+    if (empty) {
+        CHECK(test_backend->replay(empty, queue));
+        test_backend->forget(empty);
+    }
+    test_backend->free(test_device, place);
+}
+
+static double shortest(double a, double b)
+{
+    return b < a ? b : a;
+}
+
+/* All steps together against the section: apart by what the clock's marks cost among the short kernels of a small model. */
+static void section_times(enum hapt_section section)
+{
+    enum { ROUNDS = 5, MOST = 256 };
+    struct rig rig;
+    rig_init(&rig, "0");
+    feed(&rig, 0, 0);
+    const int steps = rig.program->step_count[section];
+    double sum_s = HUGE_VAL, part_s = HUGE_VAL, one_s, step_s[MOST];
+    CHECK(steps <= MOST);
+    CHECK_OK(hapt_engine_forward(rig.engine, 0, -1));
+    CHECK_OK(hapt_engine_backward(rig.engine, 0, -1, -1));
+    for (int round = 0; round < ROUNDS; round++) {
+        double all_s = 0;
+        CHECK_OK(hapt_engine_time_section(rig.engine, section, 0, hapt_time_s, step_s));
+        for (int s = 0; s < steps; s++) {
+            CHECK(isfinite(step_s[s]) && step_s[s] >= 0);
+            all_s += step_s[s];
+        }
+        sum_s = shortest(sum_s, all_s);
+        if (!test_backend->mark) continue;
+        CHECK_OK(hapt_engine_time_part(rig.engine, section, 0, 0, model->graph->forward_count, hapt_time_s, &one_s));
+        CHECK(isfinite(one_s) && one_s > 0);
+        part_s = shortest(part_s, one_s);
+    }
+    CHECK(sum_s > 0);
+    if (test_backend->mark) CHECK_MESSAGE(sum_s > 0.5 * part_s && sum_s < 4 * part_s, "%g s of steps in %g s", sum_s, part_s);
+    setenv("HAPT_CUDA_GRAPHS", "1", 1);
+    if (test_backend->mark) {
+        CHECK_OK(hapt_engine_time_part(rig.engine, section, 0, 0, model->graph->forward_count, hapt_time_s, &one_s));
+        CHECK_MESSAGE(one_s > 0.05 * part_s && one_s < 20 * part_s, "a replay takes %g s, its steps %g", one_s, part_s);
+    }
+    rig_release(&rig);
+}
+
+int main(int argc, char **argv)
+{
+    struct hapt_arena arena;
+    kernels_init(&argc, &argv);
+    hapt_arena_init(&arena);
+    model = fixture_gpt(&arena, (struct fixture_gpt){2, 16, 2, 8, 24, 4, true, false});
+    bits();
+    model = fixture_gpt(&arena, (struct fixture_gpt){1, 16, 2, 8, 24, 4, false, true});
+    bits();
+    spoiled_capture();
+    section_times(HAPT_SECTION_FORWARD);
+    section_times(HAPT_SECTION_BACKWARD);
+    hapt_arena_release(&arena);
+    return kernels_finish();
+}
