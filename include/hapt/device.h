@@ -155,6 +155,8 @@ struct hapt_backend {
      * for; negative: it was never reached. Absent slots: there is none, the host's clock tells. */
     struct hapt_event *(*mark)(struct hapt_queue *queue);
     double (*seconds)(struct hapt_event *from, struct hapt_event *to);
+    /* Optional. Keeps the queue busy for so long, some milliseconds at most: what is queued behind it does not wait for the host then. */
+    void (*hold)(struct hapt_queue *queue, double time_s);
     /* Replays. What a thread queues between `capture` and `captured` is kept instead of run, with its addresses and arguments; it waits for nothing
      * meanwhile, and other threads leave the queue alone. Each may fail without a word (false, NULL); then nothing has run and the queue is
      * as before, even if something in between failed. Absent slots: work is queued each time. */

@@ -190,6 +190,11 @@ static double cuda_seconds(struct hapt_event *from, struct hapt_event *to)
     return plugin()->seconds(from, to);
 }
 
+static void cuda_hold(struct hapt_queue *queue, double time_s)
+{
+    plugin()->hold(queue, time_s);
+}
+
 static bool cuda_capture(struct hapt_queue *queue)
 {
     return plugin()->capture(queue);
@@ -234,6 +239,7 @@ const struct hapt_backend hapt_cuda_backend = {
     .groups = cuda_groups,
     .mark = cuda_mark,
     .seconds = cuda_seconds,
+    .hold = cuda_hold,
     .capture = cuda_capture,
     .captured = cuda_captured,
     .replay = cuda_replay,

@@ -2,6 +2,7 @@
 #include "engine_private.h"
 
 enum { PIECE = HAPT_MARKS / 2 }; /* steps that are queued before anybody waits */
+#define HEAD_START_S 20e-6      /* a host takes less to queue a step */
 
 static enum hapt_status check_clock(const struct hapt_engine *engine, double time_s)
 {
@@ -9,12 +10,13 @@ static enum hapt_status check_clock(const struct hapt_engine *engine, double tim
     return hapt_fail(HAPT_ERR_INTERNAL, "see hapt doctor", "the clock of the %s device does not answer", engine->options.backend->name);
 }
 
-/* A mark behind every step: what the host does is none of their time as long as it is ahead of the device. */
+/* A mark behind every step: what the host does is none of their time as long as it is ahead of the device, which is held up for that. */
 static enum hapt_status time_by_device(struct hapt_engine *engine, const struct bound_step *step, int count, double *step_s)
 {
     const struct hapt_backend *backend = engine->options.backend;
     struct hapt_event *mark[PIECE + 1];
     int n = 0;
+    if (backend->hold) backend->hold(engine->queue, count * HEAD_START_S);
     mark[0] = backend->mark(engine->queue);
     while (n < count) {
         HAPT_TRY(hapt_engine_run(engine, &step[n]));

@@ -277,8 +277,9 @@ static enum hapt_status time_operators(struct calibration *calibration)
 
 static enum hapt_status measure_here(struct calibration *calibration, int threads)
 {
-    if (calibration->classes.active < 0) return HAPT_OK;
+    if (calibration->classes.mine < 0) return HAPT_OK;
     HAPT_TRY(open_device(calibration, threads));
+    if (calibration->classes.active < 0) return HAPT_OK;
     HAPT_TRY(choose_windows(calibration));
     return time_operators(calibration);
 }
@@ -412,7 +413,7 @@ static enum hapt_status calibrate(struct calibration *calibration, const struct 
     const enum hapt_status status = measure_here(calibration, threads);
     HAPT_TRY(reduce_meet(env->world));
     HAPT_TRY(hapt_env_agree(env->world, status));
-    HAPT_TRY(reduce_measure(env, calibration->cluster, hapt_config_real(calibration->config, "timeout"),
+    HAPT_TRY(reduce_measure(env, calibration->cluster, &calibration->options, hapt_config_real(calibration->config, "timeout"),
                             calibration->scratch, &calibration->reduce));
     HAPT_TRY(gather(calibration));
     return hapt_env_agree(env->world, make_tables(calibration, result, efficiency));

@@ -206,7 +206,7 @@ static enum hapt_status measure_all(struct measure *measure, struct candidates *
                                     (size_t)measure->classes.count * (size_t)measure->candidates->item_count *
                                         sizeof *measure->memory / sizeof(double)));
     HAPT_TRY(hapt_env_agree(env->world, choose_windows(measure, options)));
-    HAPT_TRY(reduce_measure(env, measure->cluster, hapt_config_real(measure->config, "timeout"), measure->scratch,
+    HAPT_TRY(reduce_measure(env, measure->cluster, options, hapt_config_real(measure->config, "timeout"), measure->scratch,
                             &measure->reduce));
     MPI_Comm class_comm;
     HAPT_MPI(MPI_Comm_split(env->world, measure->classes.mine < 0 ? MPI_UNDEFINED : measure->classes.mine, env->world_rank,

@@ -6,8 +6,9 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "hapt/link.h"
+#include "hapt/team.h"
 
 enum { ROUNDS = 7 };
 #define SMALLEST 4096.0
@@ -30,31 +31,101 @@ static int compare_doubles(const void *a, const void *b)
     return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
 }
 
-/* Median over rounds, on the ranks of one submesh. */
-static enum hapt_status time_submesh(MPI_Comm comm, const double *bytes, double timeout_s, double *time_s)
+/* The ranks of a submesh, as they sum gradients in training. */
+struct sums {
+    struct hapt_sharding sharding; /* its axes alone */
+    struct hapt_team team;
+    struct hapt_engine_links links;
+    struct hapt_queue *queue;
+    float *host;
+    void *data; /* of devices whose memory the host cannot read; NULL: `host` is all there is */
+};
+
+static enum hapt_status reserve_sums(const struct hapt_engine_options *options, size_t bytes, struct sums *sums)
 {
-    struct hapt_collective *collective;
-    float *data = calloc((size_t)bytes[REDUCE_SIZES - 1], 1);
-    enum hapt_status status = HAPT_OK;
-    if (!data) status = hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to measure an all-reduce");
-    status = hapt_link_all_or_none(comm, "an all-reduce's measuring", status);
-    if (status == HAPT_OK) status = hapt_collective_create(comm, "profile", timeout_s, true, &collective);
-    if (status != HAPT_OK) {
-        free(data);
-        return status;
+    const struct hapt_backend *backend = options->backend;
+    void *host;
+    if (!backend->pin) {
+        sums->host = calloc(bytes, 1);
+        return sums->host ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to measure an all-reduce");
     }
-    for (int k = 0; k < REDUCE_SIZES && status == HAPT_OK; k++) {
+    HAPT_TRY(hapt_backend_pin(backend, bytes, &host));
+    sums->host = memset(host, 0, bytes);
+    sums->queue = backend->queue(options->device, 0);
+    return backend->allocate(options->device, bytes, &sums->data);
+}
+
+static void release_sums(const struct hapt_engine_options *options, struct sums *sums)
+{
+    hapt_team_release(&sums->team);
+    if (sums->data) options->backend->free(options->device, sums->data);
+    if (!options->backend->pin)
+        free(sums->host);
+    else if (sums->host)
+        options->backend->unpin(sums->host);
+}
+
+static enum hapt_status connect_sums(const struct hapt_engine_options *options, MPI_Comm comm, double timeout_s, struct sums *sums)
+{
+    char carrier[HAPT_TEAM_CARRIER_CHARS];
+    int rank, ranks;
+    MPI_Comm_rank(comm, &rank);
+    MPI_Comm_size(comm, &ranks);
+    sums->sharding.axis[0].size = ranks;
+    sums->sharding.axis[1].size = 1;
+    sums->team = (struct hapt_team){.sharding = &sums->sharding, .rank = rank, .size = ranks, .microbatch = -1};
+    hapt_team_place(&sums->sharding, rank, sums->team.place);
+    HAPT_TRY(hapt_team_connect(&sums->team, comm, "profile", timeout_s));
+    if (sums->data) HAPT_TRY(hapt_team_use_devices(&sums->team, options->backend, options->device, carrier));
+    hapt_team_links(&sums->team, &sums->links);
+    return HAPT_OK;
+}
+
+static enum hapt_status move(const struct hapt_backend *backend, struct sums *sums, void *to, const void *from, size_t bytes)
+{
+    HAPT_TRY(backend->copy(sums->queue, to, from, bytes));
+    return backend->wait(backend->record(sums->queue));
+}
+
+static enum hapt_status sum(const struct hapt_backend *backend, struct sums *sums, size_t elements)
+{
+    const bool through_host = sums->data && !sums->links.on_device;
+    const size_t bytes = elements * sizeof *sums->host;
+    if (through_host) HAPT_TRY(move(backend, sums, sums->host, sums->data, bytes));
+    HAPT_TRY(sums->links.all_reduce(sums->links.context, 1u, sums->links.on_device ? sums->data : sums->host, elements));
+    return through_host ? move(backend, sums, sums->data, sums->host, bytes) : HAPT_OK;
+}
+
+/* Median over rounds, on the ranks of one submesh. */
+static enum hapt_status time_sums(const struct hapt_backend *backend, struct sums *sums, const double *bytes, double *time_s)
+{
+    for (int k = 0; k < REDUCE_SIZES; k++) {
         double sample[ROUNDS];
-        for (int r = -1; r < ROUNDS && status == HAPT_OK; r++) {
+        for (int r = -1; r < ROUNDS; r++) {
             const double start = hapt_time_s();
-            status = hapt_collective_all_reduce(collective, "profile", data, (size_t)bytes[k] / sizeof *data);
+            HAPT_TRY(sum(backend, sums, (size_t)bytes[k] / sizeof(float)));
             if (r >= 0) sample[r] = hapt_time_s() - start;
         }
         qsort(sample, ROUNDS, sizeof *sample, compare_doubles);
         time_s[k] = sample[ROUNDS / 2];
     }
-    hapt_collective_destroy(collective);
-    free(data);
+    return HAPT_OK;
+}
+
+static enum hapt_status time_submesh(MPI_Comm comm, const struct hapt_engine_options *options, const double *bytes, double timeout_s,
+                                     double *time_s)
+{
+    struct sums *sums = calloc(1, sizeof *sums);
+    enum hapt_status status = HAPT_ERR_MEMORY;
+    if (sums)
+        status = reserve_sums(options, (size_t)bytes[REDUCE_SIZES - 1], sums);
+    else
+        hapt_fail(status, NULL, "no memory to measure an all-reduce");
+    status = hapt_link_all_or_none(comm, "an all-reduce's measuring", status);
+    if (status == HAPT_OK) status = connect_sums(options, comm, timeout_s, sums);
+    if (status == HAPT_OK) status = time_sums(options->backend, sums, bytes, time_s);
+    if (sums) release_sums(options, sums);
+    free(sums);
     return status;
 }
 
@@ -75,8 +146,8 @@ static enum hapt_status reserve_table(const struct hapt_cluster *cluster, struct
     return HAPT_OK;
 }
 
-enum hapt_status reduce_measure(const struct hapt_env *env, const struct hapt_cluster *cluster, double timeout_s,
-                                struct hapt_arena *arena, struct reduce_table *table)
+enum hapt_status reduce_measure(const struct hapt_env *env, const struct hapt_cluster *cluster, const struct hapt_engine_options *options,
+                                double timeout_s, struct hapt_arena *arena, struct reduce_table *table)
 {
     *table = (struct reduce_table){0};
     for (int k = 0; k < REDUCE_SIZES; k++)
@@ -99,7 +170,7 @@ enum hapt_status reduce_measure(const struct hapt_env *env, const struct hapt_cl
             enum hapt_status status = HAPT_OK;
             double *time_s = &table->time_s[(c * table->submesh_count + s) * REDUCE_SIZES];
             if (mine) {
-                status = time_submesh(comm, table->bytes, timeout_s, time_s);
+                status = time_submesh(comm, options, table->bytes, timeout_s, time_s);
                 MPI_Comm_free(&comm);
             }
             HAPT_TRY(reduce_meet(env->world));

@@ -13,10 +13,11 @@ struct reduce_table {
     double *time_s; /* [subcluster][submesh][REDUCE_SIZES] */
 };
 
-/* Measures every submesh of more than one device, one after the other while all other ranks sleep. Collective over
+/* Measures every submesh of more than one device, one after the other while all other ranks sleep, the way that gradients are summed there
+ * in training: on the devices, through the host or on it. `options`: this rank's open device; none where it idles. Collective over
  * env->world; every rank gets the same table. */
-enum hapt_status reduce_measure(const struct hapt_env *env, const struct hapt_cluster *cluster, double timeout_s,
-                                struct hapt_arena *arena, struct reduce_table *table);
+enum hapt_status reduce_measure(const struct hapt_env *env, const struct hapt_cluster *cluster, const struct hapt_engine_options *options,
+                                double timeout_s, struct hapt_arena *arena, struct reduce_table *table);
 double reduce_measured_s(const struct reduce_table *table, int subcluster, int submesh, double bytes);
 /* All-reduce of `bytes` among `ranks` peers, each with a link of that bandwidth and latency: a ring, 2 (p - 1) rounds of bytes / p, or
  * where latency counts two trees at once, 2 log2 p rounds and the bytes twice (Sanders, Speck and Traeff 2009). */

@@ -234,6 +234,22 @@ static double seconds(struct hapt_event *from, struct hapt_event *to)
     return -1;
 }
 
+static __global__ void hold_kernel(long long cycles)
+{
+    const long long start = clock64();
+    while (clock64() - start < cycles) {
+    }
+}
+
+static void hold(struct hapt_queue *queue, double time_s)
+{
+    int clock_khz = 0;
+    use_device();
+    if (cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, cuda.device) != cudaSuccess || clock_khz <= 0) clock_khz = 1500000;
+    cudaGetLastError();
+    launch(hold_kernel, dim3(1), 1, 0, queue, (long long)((time_s < 1e-2 ? time_s : 1e-2) * 1e3 * clock_khz)); /* what fails is seen by the wait */
+}
+
 /* ---- Replays: CUDA graphs ---- */
 
 static bool capture(struct hapt_queue *queue)
@@ -305,6 +321,7 @@ extern "C" __attribute__((visibility("default"))) const struct cuda_plugin *hapt
     plugin.groups = groups;
     plugin.mark = mark;
     plugin.seconds = seconds;
+    plugin.hold = hold;
     plugin.capture = capture;
     plugin.captured = captured;
     plugin.replay = replay;

@@ -43,6 +43,7 @@ struct cuda_plugin {
     const struct hapt_groups *(*groups)(const char **reason);
     struct hapt_event *(*mark)(struct hapt_queue *queue);
     double (*seconds)(struct hapt_event *from, struct hapt_event *to);
+    void (*hold)(struct hapt_queue *queue, double time_s);
     bool (*capture)(struct hapt_queue *queue);
     struct hapt_replay *(*captured)(struct hapt_queue *queue);
     bool (*replay)(struct hapt_replay *replay, struct hapt_queue *queue);
