@@ -5,8 +5,8 @@
  * A class measures every item once per round; rounds are interleaved over all items and rotate over the ranks, so that
  * neither a slow moment nor a slow core meets one item alone; the median of the rounds counts.
  *
- * Every number comes from engine runs: those of a device by itself are thread CPU time times its slowdown (measure_rounds.c), those of
- * mixed stages wall time of the ranks that would train them (mixed_measure.c).
+ * Every number comes from engine runs: those of a device by itself are thread CPU time, on a GPU the device's, times its slowdown
+ * (measure_rounds.c), those of mixed stages wall time of the ranks that would train them (mixed_measure.c).
  */
 #include "measure.h"
 

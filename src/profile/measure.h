@@ -22,7 +22,7 @@ struct measure {
     int threads;
     struct classes classes;
     struct item_memory *memory; /* [class][item] */
-    struct item_time *time;     /* [class][item] CPU time without slowdown */
+    struct item_time *time;     /* [class][item] CPU or device time without slowdown */
     bool *needed;               /* [item] in my class */
     double *layer_s;            /* [degree][L] seconds of a single layer, in my class */
     struct windows windows;
