@@ -61,7 +61,9 @@ cuda_code = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -
 NVCC_FLAGS = -O3 -std=c++17 -Iinclude -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra $(if $(filter 1,$(WERROR)),-Xcompiler -Werror -Werror all-warnings) $(cuda_code)
 # Collectives among devices: where NCCL's header is, 2.14 or newer; NCCL=0 leaves them out. The library itself is looked for when they are used.
 nccl_header := $(if $(filter 0,$(NCCL)),,$(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h))
-cuda_sources := $(filter-out $(if $(nccl_header),,%/nccl.cu),$(sort $(wildcard src/device/cuda/*.cu)))
+# Convolutions: where cuDNN's header is, 9 or newer (its graph API has one of its own); CUDNN=0 leaves it out, and then they are matrix products.
+cudnn_header := $(if $(filter 0,$(CUDNN)),,$(wildcard $(CUDA_HOME)/include/cudnn_graph.h $(foreach p,include include/$(shell uname -m)-linux-gnu local/include,/usr/$(p)/cudnn_graph.h)))
+cuda_sources := $(filter-out $(if $(nccl_header),,%/nccl.cu) $(if $(cudnn_header),,%/cudnn.cu),$(sort $(wildcard src/device/cuda/*.cu)))
 cuda_plugin := $(if $(NVCC),$(BUILD)/hapt-cuda.so)
 # The same sources on this machine's cores (tests/gpu/host).
 cuda_host := $(BUILD)/tests/gpu/hapt-cuda-host.so $(BUILD)/tests/gpu/selftest
@@ -218,7 +220,7 @@ clean:
 help:
 	@echo "targets:   all run check check-long check-gpu gpu-bundle bench asan fuzz tidy format check-layers inputs deps clean help"
 	@echo "variables: V=1 shows commands; WERROR=1 makes warnings errors; TESTS=REGEX picks tests (unit/plan, ^system);"
-	@echo "           FUZZ_INPUTS=N, FUZZ_SEED=N, FUZZ_JOBS=N for fuzz; VARIANT=release|asan; PETSC=0, GLPK=0 leave a solver out, CUDA=0 the back end of GPUs (CUDA_HOME: the toolkit, CUDA_ARCHS='75 80 90': for which), NCCL=0 its collectives; CC, CFLAGS as usual"
+	@echo "           FUZZ_INPUTS=N, FUZZ_SEED=N, FUZZ_JOBS=N for fuzz; VARIANT=release|asan; PETSC=0, GLPK=0 leave a solver out, CUDA=0 the back end of GPUs (CUDA_HOME: the toolkit, CUDA_ARCHS='75 80 90': for which), NCCL=0 its collectives, CUDNN=0 its convolutions by cuDNN; CC, CFLAGS as usual"
 
 .PHONY: FORCE all run check check-long check-gpu gpu-bundle bench asan asan-tests fuzz tidy format check-layers inputs deps clean help
 .SECONDARY:

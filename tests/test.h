@@ -2,7 +2,7 @@
  * The small test harness. A test file holds functions `static void name(void)` and ends with
  *     int main(int argc, char **argv) { test_init(&argc, &argv); RUN(name); ...; return test_finish(); }
  * MPI tests call test_init_mpi instead, carry a comment `ranks: 1 2 3 4` in their first lines, and find the environment in test_env;
- * a failure on any rank fails the test. HAPT_LONG=1 asks for long campaigns (test_long()).
+ * a failure on any rank fails the test. HAPT_LONG=1 asks for long campaigns (test_long()); HAPT_TEST_ONLY=name runs that function alone.
  */
 #ifndef HAPT_TEST_H
 #define HAPT_TEST_H
@@ -71,7 +71,9 @@ __attribute__((unused, format(printf, 4, 5))) static bool test_check(bool passed
 
 #define RUN(function)                                                                                               \
     do {                                                                                                            \
+        const char *only_ = getenv("HAPT_TEST_ONLY");                                                               \
         const long before_ = test_failures;                                                                         \
+        if (only_ && strcmp(only_, #function)) break;                                                               \
         function();                                                                                                 \
         if (test_failures > before_) fprintf(stderr, "failed: %s\n", #function);                                    \
     } while (0)

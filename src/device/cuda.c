@@ -218,7 +218,7 @@ static void cuda_forget(struct hapt_replay *replay)
 extern const struct hapt_backend hapt_cuda_backend;
 const struct hapt_backend hapt_cuda_backend = {
     .name = "cuda",
-    .description = "NVIDIA GPUs: cuBLASLt matrix products, own kernels",
+    .description = "NVIDIA GPUs: cuBLASLt matrix products, cuDNN convolutions, own kernels",
     .libraries = cuda_libraries,
     .device_count = cuda_device_count,
     .describe = cuda_describe,

@@ -28,7 +28,26 @@ if [ -e "$HAPT_BUILD/hapt-cuda.so" ]; then
     check "the plug-in loads" grep -Evq 'is of another build|undefined symbol|cannot open' <(HAPT_CUDA_PLUGIN=$HAPT_BUILD/hapt-cuda.so doctor)
 fi
 
-# 2. The host CUDA itself; every kernel, and training (HAPT_LONG=1: of every family).
+# 2. Values of the host's cuDNN are those of the real header, where one is.
+header=$(ls "${CUDA_HOME:-/usr/local/cuda}"/include/cudnn.h /usr/include/cudnn.h /usr/include/*-linux-gnu/cudnn.h 2>/dev/null | head -n 1)
+if [ -n "$header" ]; then
+    toolkit=${CUDA_HOME:-/usr/local/cuda}/include
+    { echo "#include \"$header\""; grep -o 'CUDNN_[A-Za-z0-9_]* = [0-9]*' tests/gpu/host/cudnn.h | sed 's/\(.*\) = \(.*\)/static_assert(\1 == \2, "");/'; } >"$scratch/values.cpp"
+    check "values of cuDNN" test "$(grep -c static_assert "$scratch/values.cpp")" -gt 80
+    check "values of cuDNN" c++ -fsyntax-only -I"$toolkit" "$scratch/values.cpp"
+fi
+
+# 3. Convolutions that cuDNN lacks, refuses, or fails at (HAPT_HOST_CUDNN; tests/gpu/host/cudnn.cpp).
+images() { # FAULT HAPT_CUDNN
+    HAPT_CUDA_PLUGIN=$host HAPT_TEST_BACKEND=cuda HAPT_TEST_ONLY=convolutions_again HAPT_HOST_CUDNN=$1 HAPT_CUDNN=$2 "$HAPT_BUILD/tests/unit/kernels_images" 2>&1
+}
+check "doctor names cuDNN" grep -q 'cuDNN 9' <(HAPT_CUDA_PLUGIN=$host doctor)
+check "doctor names a cuDNN that is not used" grep -vq 'cuDNN 9' <(HAPT_CUDNN=0 HAPT_CUDA_PLUGIN=$host doctor)
+for fault in missing nothing refuses; do check "cuDNN: $fault" images $fault 1 >"$scratch/said"; done
+check "a convolution that cuDNN fails at" grep -q 'cuDNN: a convolution: CUDNN_STATUS_EXECUTION_FAILED' <(images breaks 1)
+check "HAPT_CUDNN=0" images breaks 0 >"$scratch/said"
+
+# 4. The host CUDA itself; every kernel, and training (HAPT_LONG=1: of every family).
 checks=$((checks + 1))
 "$HAPT_BUILD/tests/gpu/selftest" >"$scratch/said" 2>&1 || fail "$(tail -n 20 "$scratch/said")"
 export HAPT_CUDA_PLUGIN=$host HAPT_HOST_GPUS=2

@@ -111,6 +111,13 @@ static void convolutions(void)
         for (int v = 0; v < 8; v++) check_convolution(&cases[i], types[v & 1], v & 2, v & 4 ? 2 : 1);
 }
 
+/* A back end may keep what it has found out about a shape: the second time is like the first. */
+static void convolutions_again(void)
+{
+    static const struct convolution_case cases[] = {{2, 3, 9, 7, 5, 3, 3, 1, 1}, {1, 16, 6, 6, 32, 1, 1, 2, 0}};
+    for (int v = 0; v < 8; v++) check_convolution(&cases[v >> 1 & 1], types[v & 1], true, 1);
+}
+
 /* ---- Pooling ---- */
 
 /* integer: kernel, stride, padding */
@@ -378,6 +385,7 @@ int main(int argc, char **argv)
     for (HALF_TYPES(half)) {
         types[1] = half;
         RUN(convolutions);
+        RUN(convolutions_again);
         RUN(pooling);
         RUN(pooling_corners);
         RUN(pointwise);

@@ -1,16 +1,20 @@
 /*
- * Convolutions and their gradients as matrix products. Images are unfolded into columns [channel, kernel row, kernel column][pixel of the
- * result], a bounded share of them at a time: several images, or a part of one.
+ * Convolutions and their gradients, by cuDNN (cudnn.cu) or as matrix products: images are unfolded into columns [channel, kernel row, kernel
+ * column][pixel of the result], a bounded share of them at a time: several images, or a part of one.
  */
 #include "channels.cuh"
+#include "cudnn_convolution.h"
 #include "kernels.h"
 #include "product.h"
 
 #ifndef UNFOLDED_BYTES
 #define UNFOLDED_BYTES (32 << 20) /* what stays in a large device's second cache */
 #endif
+#ifndef CUDNN_BYTES
+#define CUDNN_BYTES (64 << 20) /* of workspace */
+#endif
 
-enum { THREADS = 256 };
+enum { THREADS = 256, CUDNN_LEAST_BYTES = 1 << 20 };
 
 /* x [rows][in][height][width], w [out][in][kernel_height][kernel_width], y [rows][out][down][across] */
 struct convolution {
@@ -130,6 +134,62 @@ static size_t aligned(int64_t bytes)
     return (size_t)round_up(bytes, 256);
 }
 
+/* ---- cuDNN ---- */
+
+static int64_t image_bytes(const struct hapt_view *view)
+{
+    return view->shape[1] * view->shape[2] * view->shape[3] * (view->dtype == HAPT_F32 ? 4 : 2);
+}
+
+/* Tensor cores want channels last, eight at a time. */
+static int64_t turned_bytes(const struct hapt_view *view, int64_t rows)
+{
+    const int64_t *shape = view->shape;
+    return rows * round_up(shape[1], 8) * shape[2] * shape[3] * (view->dtype == HAPT_F32 ? 4 : 2);
+}
+
+/* What cuDNN may take as workspace for so many images, whether it is there or not: room for all operands as tensor cores want them. */
+static size_t cudnn_workspace(const struct hapt_view *x, const struct hapt_view *w, const struct hapt_view *y, int64_t rows)
+{
+    const int64_t most = CUDNN_BYTES, bytes = turned_bytes(x, rows) + turned_bytes(w, w->shape[0]) + turned_bytes(y, rows) + CUDNN_LEAST_BYTES;
+    return aligned(bytes < most ? bytes : most);
+}
+
+/* So many images at once keep within that; the last share may be smaller. */
+static int64_t rows_at_once(const struct hapt_view *x, const struct hapt_view *w, const struct hapt_view *y)
+{
+    const int64_t rows = x->shape[0], room = CUDNN_BYTES - CUDNN_LEAST_BYTES - turned_bytes(w, w->shape[0]), image = turned_bytes(x, 1) + turned_bytes(y, 1);
+    const int64_t fit = image > 0 && room > image ? room / image : 1, shares = (rows + fit - 1) / fit;
+    return shares > 1 ? (rows + shares - 1) / shares : rows;
+}
+
+/* Calls run(part, queue) for shares of the images of input 0 and output 0, one of them x and one y: none depends on another. */
+static enum hapt_status by_shares(const struct hapt_call *call, int64_t rows_once, struct hapt_queue *queue,
+                                  enum hapt_status (*run)(const struct hapt_call *call, struct hapt_queue *queue))
+{
+    const int64_t rows = call->input[0].shape[0];
+    if (rows <= rows_once) return run(call, queue);
+    struct hapt_call part = *call;
+    struct hapt_view *const view[] = {&part.input[0], &part.output[0]};
+    for (int64_t row = 0; row < rows; row += rows_once) {
+        for (int v = 0; v < 2; v++) {
+            view[v]->shape[0] = row + rows_once < rows ? rows_once : rows - row;
+            if (row > 0) view[v]->data = (char *)view[v]->data + rows_once * image_bytes(view[v]);
+        }
+        HAPT_TRY(run(&part, queue));
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status by_cudnn(const struct hapt_call *call, enum convolution_result result, const struct hapt_view *x, const struct hapt_view *w,
+                                 const struct hapt_view *y, bool accumulate, struct hapt_queue *queue, bool *done)
+{
+    const struct cudnn_convolution convolution = {result, x, w, y, call->integer[0], call->integer[1], accumulate,
+                                                  cudnn_workspace(x, w, y, x->shape[0])};
+    *done = false;
+    return cudnn_convolution_run ? cudnn_convolution_run(&convolution, call->workspace, queue, done) : HAPT_OK;
+}
+
 /* ---- Forward: y [out][pixels] = w [out][depth] columns, an image after the other ---- */
 
 /* The largest share: some images whole, or rows of the result of one. */
@@ -144,7 +204,7 @@ static struct share forward_share(const struct convolution &of, int64_t element)
 }
 
 /* input: x, w, bias */
-template <class Element> static enum hapt_status forward_run(const struct hapt_call *call, struct hapt_queue *queue)
+template <class Element> static enum hapt_status forward_part(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const struct hapt_view *x = &call->input[0], *w = &call->input[1], *y = &call->output[0];
     const struct convolution of = convolution_of(call, x, w, y);
@@ -153,11 +213,14 @@ template <class Element> static enum hapt_status forward_run(const struct hapt_c
     const size_t kept = is_plain(of) ? 0 : aligned(most.images * most.apart * sizeof(Element)); /* columns, then the product's */
     Element *columns = (Element *)call->workspace;
     struct product p = {};
+    bool done;
     if (bias) { /* first there, then added to: rounded once */
         int threads;
         const dim3 grid = grid_of(of.rows, of.out, of.pixels, &threads);
         HAPT_TRY(launch(bias_kernel<Element>, grid, threads, 0, queue, of.rows, of.out, of.pixels, (const Element *)bias, (Element *)y->data));
     }
+    HAPT_TRY(by_cudnn(call, RESULT_Y, x, w, y, bias != NULL, queue, &done));
+    if (done) return HAPT_OK;
     p.m = of.out;
     p.k = of.depth;
     p.in = p.out = x->dtype;
@@ -191,6 +254,11 @@ template <class Element> static enum hapt_status forward_run(const struct hapt_c
     return HAPT_OK;
 }
 
+template <class Element> static enum hapt_status forward_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    return by_shares(call, rows_at_once(&call->input[0], &call->input[1], &call->output[0]), queue, forward_part<Element>);
+}
+
 /* ---- The gradient of x: columns [depth][pixels] = w' dy [out][pixels], folded ---- */
 
 /* The largest share: some images whole, or channels of one. */
@@ -204,7 +272,7 @@ static struct share dx_share(const struct convolution &of)
 }
 
 /* input: dy, w; output: dx */
-template <class Element> static enum hapt_status dx_run(const struct hapt_call *call, struct hapt_queue *queue)
+template <class Element> static enum hapt_status dx_part(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const struct hapt_view *dy = &call->input[0], *w = &call->input[1], *dx = &call->output[0];
     const struct convolution of = convolution_of(call, dx, w, dy);
@@ -213,6 +281,9 @@ template <class Element> static enum hapt_status dx_run(const struct hapt_call *
     const size_t kept = is_plain(of) ? 0 : aligned(most.images * most.apart * sizeof(float));
     float *columns = (float *)call->workspace;
     struct product p = {};
+    bool done;
+    HAPT_TRY(by_cudnn(call, RESULT_DX, dx, w, dy, accumulate, queue, &done));
+    if (done) return HAPT_OK;
     p.n = of.pixels;
     p.k = of.out;
     p.transpose_a = true;
@@ -253,6 +324,11 @@ template <class Element> static enum hapt_status dx_run(const struct hapt_call *
     return HAPT_OK;
 }
 
+template <class Element> static enum hapt_status dx_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    return by_shares(call, rows_at_once(&call->output[0], &call->input[1], &call->input[0]), queue, dx_part<Element>);
+}
+
 /* ---- The gradient of w: dy [out][images, pixels] columns' [depth][images, pixels]: one product sums over images, too ---- */
 
 /* The largest share: some images, all channels of theirs or some. */
@@ -275,7 +351,10 @@ template <class Element> static enum hapt_status dw_run(const struct hapt_call *
     Element *columns = (Element *)call->workspace, *turned = (Element *)((char *)columns + aligned(most.channels * of.kernel * most.ld * sizeof(Element)));
     char *rest = (char *)turned + aligned(of.out * most.ld * sizeof(Element));
     struct product p = {};
+    bool done;
     if (db) HAPT_TRY(channel_statistic<Element>(dy, NULL, 1, db, call->accumulate >> 1 & 1u, (float *)rest, queue));
+    HAPT_TRY(by_cudnn(call, RESULT_DW, x, dw, dy, call->accumulate & 1u, queue, &done));
+    if (done) return HAPT_OK;
     p.m = of.out;
     p.transpose_b = true;
     p.in = x->dtype;
@@ -305,28 +384,38 @@ template <class Element> static enum hapt_status dw_run(const struct hapt_call *
     return HAPT_OK;
 }
 
+/* Enough for either way. */
+static size_t larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
 template <int ELEMENT> static size_t forward_workspace(const struct hapt_call *call)
 {
-    const struct convolution of = convolution_of(call, &call->input[0], &call->input[1], &call->output[0]);
+    const struct hapt_view *x = &call->input[0], *w = &call->input[1], *y = &call->output[0];
+    const struct convolution of = convolution_of(call, x, w, y);
     const struct share share = forward_share(of, ELEMENT);
-    if (is_plain(of)) return product_workspace(of.rows * of.out * of.pixels);
-    return aligned(share.images * share.apart * ELEMENT) + product_workspace(share.images * of.out * share.down * of.across);
+    const size_t unfolded = aligned(share.images * share.apart * ELEMENT) + product_workspace(share.images * of.out * share.down * of.across);
+    return larger(is_plain(of) ? product_workspace(of.rows * of.out * of.pixels) : unfolded, cudnn_workspace(x, w, y, rows_at_once(x, w, y)));
 }
 
 static size_t dx_workspace(const struct hapt_call *call)
 {
-    const struct convolution of = convolution_of(call, &call->output[0], &call->input[1], &call->input[0]);
+    const struct hapt_view *x = &call->output[0], *w = &call->input[1], *y = &call->input[0];
+    const struct convolution of = convolution_of(call, x, w, y);
     const struct share share = dx_share(of);
-    if (is_plain(of)) return product_workspace(of.rows * of.in * of.pixels);
-    return aligned(share.images * share.apart * 4) + product_workspace(share.images * share.channels * of.kernel * of.pixels);
+    const size_t unfolded = aligned(share.images * share.apart * 4) + product_workspace(share.images * share.channels * of.kernel * of.pixels);
+    return larger(is_plain(of) ? product_workspace(of.rows * of.in * of.pixels) : unfolded, cudnn_workspace(x, w, y, rows_at_once(x, w, y)));
 }
 
 template <int ELEMENT> static size_t dw_workspace(const struct hapt_call *call)
 {
-    const struct convolution of = convolution_of(call, &call->input[0], &call->output[0], &call->input[1]);
+    const struct hapt_view *x = &call->input[0], *w = &call->output[0], *y = &call->input[1];
+    const struct convolution of = convolution_of(call, x, w, y);
     const struct share share = dw_share(of, ELEMENT);
-    const size_t product = product_workspace(of.out * share.channels * of.kernel), sums = channel_workspace(&call->input[1]);
-    return aligned(share.channels * of.kernel * share.ld * ELEMENT) + aligned(of.out * share.ld * ELEMENT) + (product > sums ? product : sums);
+    const size_t rest = larger(product_workspace(of.out * share.channels * of.kernel), channel_workspace(y));
+    return larger(aligned(share.channels * of.kernel * share.ld * ELEMENT) + aligned(of.out * share.ld * ELEMENT) + rest,
+                  cudnn_workspace(x, w, y, x->shape[0]));
 }
 
 #define ROWS(op, workspace, run) \

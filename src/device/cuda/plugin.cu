@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cudnn_convolution.h"
 #include "kernels.h"
 
 enum { QUEUES = 8, EVENTS = 64 };
@@ -50,7 +51,8 @@ static const char *libraries(void)
     static char text[96];
     int runtime = 0;
     cudaRuntimeGetVersion(&runtime);
-    snprintf(text, sizeof text, "CUDA %d.%d", runtime / 1000, runtime % 1000 / 10);
+    const char *also = cudnn_library ? cudnn_library() : NULL;
+    snprintf(text, sizeof text, "CUDA %d.%d%s%s", runtime / 1000, runtime % 1000 / 10, also ? ", " : "", also ? also : "");
     return text;
 }
 

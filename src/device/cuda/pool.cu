@@ -1,4 +1,4 @@
-/* Pooling, and the flattening of images. */
+/* Pooling, and the flattening of images. Not by cuDNN: it does not say which of equal maxima takes the gradient, and has no adaptive windows. */
 #include "kernels.h"
 #include "rows.cuh"
 

@@ -40,6 +40,12 @@ static enum hapt_status product_check(cublasStatus_t status, const char *what)
                            cublasLtGetStatusString(status));
 }
 
+bool product_tf32(void)
+{
+    const char *tf32 = getenv("HAPT_TF32");
+    return tf32 && strcmp(tf32, "1") == 0;
+}
+
 size_t product_workspace(int64_t results)
 {
     static size_t most; /* every thread finds the same */
@@ -216,8 +222,7 @@ static cublasStatus_t choice_find(const struct shape *shape, const void *bias, s
 {
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
     if (!products.handle) {
-        const char *tf32 = getenv("HAPT_TF32");
-        products.tf32 = tf32 && strcmp(tf32, "1") == 0;
+        products.tf32 = product_tf32();
         status = cublasLtCreate(&products.handle);
         if (status != CUBLAS_STATUS_SUCCESS) return status;
     }

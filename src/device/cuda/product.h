@@ -28,6 +28,9 @@ struct product {
  * The same in every call of this process. */
 size_t product_workspace(int64_t results = INT64_MAX);
 
+/* Whether fp32 products are TF32's. */
+bool product_tf32(void);
+
 /* Starts it on `queue`. `workspace`: 64-byte aligned. */
 enum hapt_status product_run(const struct product *product, void *workspace, size_t workspace_bytes, struct hapt_queue *queue);
 

@@ -249,6 +249,7 @@ int main(void)
     test_conversions();
     test_matrices();
     test_cublaslt();
+    test_cudnn();
     test_graphs();
     test_nccl();
     printf("%d checks, %d failed\n", checks, failures);

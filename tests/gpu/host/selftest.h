@@ -51,6 +51,7 @@ void test_threads(void);
 void test_conversions(void);
 void test_matrices(void);
 void test_cublaslt(void);
+void test_cudnn(void);
 void test_graphs(void);
 void test_nccl(void);
 
