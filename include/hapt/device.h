@@ -72,6 +72,9 @@ struct hapt_queue;
 struct hapt_event;
 struct hapt_replay;
 
+/* Queues by what they are for. Each is filled by one thread: the first by the one that computes, the others by the one that communicates. */
+enum hapt_queue_use { HAPT_QUEUE_COMPUTE, HAPT_QUEUE_COPY_OUT, HAPT_QUEUE_COPY_IN };
+
 struct hapt_kernel {
     const char *op; /* name in the operator table */
     /* Scratch the call needs; input and output views carry shapes, data may be NULL. NULL: none. */

@@ -63,9 +63,8 @@ size_t hapt_engine_scratch(void *context, const struct hapt_program *program, in
 void *hapt_engine_tensor(struct hapt_engine *engine, int tensor, int slot);
 /* Local bytes of a graph tensor (the compute type for activations). */
 size_t hapt_engine_tensor_bytes(const struct hapt_engine *engine, int tensor);
-/* Transfer slot addresses of boundary tensor `index` of program->forward_in, backward_in, backward_out: the host's wherever it cannot read
- * the device's memory. */
-enum hapt_staging_kind { HAPT_STAGING_FORWARD_IN, HAPT_STAGING_BACKWARD_IN, HAPT_STAGING_BACKWARD_OUT, HAPT_STAGING_KINDS };
+/* Transfer slot addresses, on the device, of boundary tensor `index` of program->forward_in, backward_in, backward_out. */
+enum hapt_staging_kind { HAPT_STAGING_FORWARD_IN, HAPT_STAGING_BACKWARD_IN, HAPT_STAGING_BACKWARD_OUT };
 void *hapt_engine_staging(struct hapt_engine *engine, enum hapt_staging_kind kind, int slot, int index);
 
 /* Host copy in and out of a parameter's master weight or optimizer state (state -1: the weight; 0, 1: state), fp32, all local

@@ -13,6 +13,7 @@
 #define HAPT_LINK_H
 
 #include "hapt/arena.h"
+#include "hapt/device.h"
 #include "hapt/dtype.h"
 #include "hapt/env.h"
 #include "hapt/strided.h"
@@ -89,6 +90,7 @@ struct hapt_flow_options {
                        peer_slots) */
     int buffer_count;
     void *const *base; /* [slot_count][buffer_count]; copied */
+    bool on_device;    /* these addresses are the device's (hapt_courier_use_device), and the host cannot read there */
     int piece_count;
     const struct hapt_piece *piece; /* copied */
     /* Sending: when message k had its first chunk on its way; receiving: when its last one was there, of any peer. At time_s[k %
@@ -108,6 +110,13 @@ struct hapt_courier;
 /* Opens a courier without flows; `path`: hapt_transfer.open. Collective over `world`. */
 enum hapt_status hapt_courier_create(const struct hapt_transfer *transfer, MPI_Comm world, const struct hapt_path *path, double timeout_s,
                                      struct hapt_courier **courier);
+/*
+ * For flows on a device whose memory the host cannot read. The courier keeps page-locked copies of their messages, as many as receivers have
+ * transfer slots, and has the device copy between the two in queues of its own, beside what it computes: part by part, so that one is on
+ * its way while the next one is copied. Bytes between the runs of a piece may be written with anything where it is received. Before the
+ * first such flow; the device outlives the courier.
+ */
+void hapt_courier_use_device(struct hapt_courier *courier, const struct hapt_backend *backend, struct hapt_device *device);
 /* Adds a flow; *flow is its number. Before hapt_courier_start. */
 enum hapt_status hapt_courier_add(struct hapt_courier *courier, const struct hapt_flow_options *options, int *flow);
 /* For messages of one chunk that the library delivers without an answer (HAPT_LINK_SHORT_BYTES): ranks of a node ring each other, so that
@@ -129,13 +138,15 @@ void hapt_courier_expect(struct hapt_courier *courier, int flow, int64_t count);
 /* Hands over the next message, standing in `slot`; its data must not change before hapt_courier_wait_sent. Never waits.
  */
 void hapt_courier_send(struct hapt_courier *courier, int flow, int slot);
+/* The same for a message on a device that stands there when `event` has come: of the queue that makes it. */
+void hapt_courier_send_behind(struct hapt_courier *courier, int flow, int slot, struct hapt_event *event);
 /* The same for a message that was ready at `ready_s`, which may be past. */
 void hapt_courier_send_at(struct hapt_courier *courier, int flow, int slot, double ready_s);
 /* When the newest message handed over from `slot`, and sent, was due at its receivers; stamped flows. */
 double hapt_courier_due_s(struct hapt_courier *courier, int flow, int slot);
 /* Waits until nothing that was handed over from `slot` is still on its way out. */
 enum hapt_status hapt_courier_wait_sent(struct hapt_courier *courier, int flow, int slot);
-/* Waits until message `sequence` stands in its transfer slot. */
+/* Waits until message `sequence` stands in its transfer slot, on a device where that is there. */
 enum hapt_status hapt_courier_wait_received(struct hapt_courier *courier, int flow, int64_t sequence);
 /* The oldest message received is consumed: its transfer slot is free. */
 void hapt_courier_free(struct hapt_courier *courier, int flow);

@@ -72,13 +72,17 @@ enum hapt_status hapt_team_connect(struct hapt_team *team, MPI_Comm comm, const 
  */
 #define HAPT_TEAM_CARRIER_CHARS 192
 enum hapt_status hapt_team_use_devices(struct hapt_team *team, const struct hapt_backend *backend, struct hapt_device *device, char *text);
-/* Device memory for the moves of a program that was prepared since; nothing where the host carries them. Rank-local. */
+/* Device memory for the moves of a program that was prepared since, and for a rebuilding; nothing where the host carries them. Rank-local. */
 enum hapt_status hapt_team_reserve(struct hapt_team *team);
+enum hapt_status hapt_team_reserve_parts(struct hapt_team *team, unsigned axes, const struct hapt_strided *part);
 void hapt_team_release(struct hapt_team *team);
 /* What the engine calls; refers to the team. */
 void hapt_team_links(struct hapt_team *team, struct hapt_engine_links *links);
 /* The ranks of mesh axes (bits). */
 struct hapt_collective *hapt_team_over(const struct hapt_team *team, unsigned axes);
+/* Rank r of mesh axes `axes` has the runs part[r] of `whole`, in their place; all get all. `whole` is the device's where the team's devices
+ * trade among themselves, the host's elsewhere. Collective over the ranks of the axes. */
+enum hapt_status hapt_team_rebuild(struct hapt_team *team, unsigned axes, const char *what, const struct hapt_strided *part, void *whole);
 /* "WHAT of step 3, microbatch 1", for messages. */
 const char *hapt_team_describe(const struct hapt_team *team, const char *what, char *text, size_t size);
 

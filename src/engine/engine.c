@@ -26,8 +26,7 @@ static enum hapt_status set_up(struct hapt_engine *engine)
     engine->memory = memory;
     engine->queue = backend->queue(engine->options.device, 0);
     HAPT_TRY(hapt_engine_bind(engine));
-    HAPT_TRY(hapt_engine_find_chains(engine));
-    return hapt_engine_prepare_host(engine);
+    return hapt_engine_find_chains(engine);
 }
 
 enum hapt_status hapt_engine_create(const struct hapt_program *program, const struct hapt_engine_options *options,
@@ -107,8 +106,7 @@ void *hapt_engine_staging(struct hapt_engine *engine, enum hapt_staging_kind kin
 {
     const struct hapt_staging *staging = staging_of(engine, kind);
     HAPT_ASSERT(slot >= 0 && slot < HAPT_TRANSFER_SLOTS);
-    char *base = engine->staging[kind] ? engine->staging[kind] : engine->memory + staging->offset;
-    return base + (size_t)slot * staging->stride + staging->tensor_offset[index];
+    return engine->memory + staging->offset + (size_t)slot * staging->stride + staging->tensor_offset[index];
 }
 
 enum hapt_status hapt_engine_finish(struct hapt_engine *engine)

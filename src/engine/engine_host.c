@@ -1,7 +1,4 @@
-/*
- * Devices whose memory the host cannot read (a back end with `pin`): transfer slots stand in page-locked host memory, from where boundaries
- * are copied to their places, and what links move passes through a block there.
- */
+/* Devices whose memory the host cannot read (a back end with `pin`): what links move passes through a block of page-locked memory. */
 #include <string.h>
 
 #include "engine_private.h"
@@ -45,15 +42,6 @@ static enum hapt_status reserve(const struct hapt_engine *engine, size_t bytes, 
     return HAPT_OK;
 }
 
-enum hapt_status hapt_engine_prepare_host(struct hapt_engine *engine)
-{
-    const struct hapt_memory_plan *plan = engine->plan;
-    const struct hapt_staging *const staging[] = {&plan->forward_in, &plan->backward_in, &plan->backward_out};
-    if (!engine->options.backend->pin) return HAPT_OK;
-    for (int kind = 0; kind < HAPT_STAGING_KINDS; kind++) HAPT_TRY(reserve(engine, HAPT_TRANSFER_SLOTS * staging[kind]->stride, &engine->staging[kind]));
-    return HAPT_OK;
-}
-
 enum hapt_status hapt_engine_connect(struct hapt_engine *engine, bool on_device)
 {
     engine->options.links.on_device = on_device;
@@ -63,8 +51,6 @@ enum hapt_status hapt_engine_connect(struct hapt_engine *engine, bool on_device)
 
 void hapt_engine_release_host(struct hapt_engine *engine)
 {
-    for (int kind = 0; kind < HAPT_STAGING_KINDS; kind++)
-        if (engine->staging[kind]) engine->options.backend->unpin(engine->staging[kind]);
     if (engine->bounce) engine->options.backend->unpin(engine->bounce);
 }
 

@@ -38,7 +38,7 @@ struct hapt_engine {
     struct hapt_memory_plan *plan;
     struct hapt_queue *queue;
     char *memory; /* device memory, plan->total_bytes */
-    char *staging[HAPT_STAGING_KINDS], *bounce; /* host memory where the host cannot read the device's (engine_host.c); else NULL */
+    char *bounce; /* host memory where the host cannot read the device's (engine_host.c); else NULL */
     struct section_binding section[HAPT_SECTION_COUNT];
     int parameter_count;           /* trained ones; square sums in their order */
     int *parameter;                /* [parameter_count] program tensors */
@@ -87,8 +87,7 @@ void hapt_engine_judge_trial(struct hapt_engine *engine);
 void hapt_engine_time_replay(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op, int end_op, double queued_s,
                              double *time_s);
 
-/* engine_host.c. Behind hapt_engine_bind: page-locked memory, where the back end needs it. */
-enum hapt_status hapt_engine_prepare_host(struct hapt_engine *engine);
+/* engine_host.c */
 void hapt_engine_release_host(struct hapt_engine *engine);
 /* A collective step, by the owner's link; nothing is queued before. */
 enum hapt_status hapt_engine_move(struct hapt_engine *engine, const struct bound_step *step);

@@ -88,9 +88,16 @@ static enum hapt_status add_channels(struct hapt_courier *courier, struct flow *
     return HAPT_OK;
 }
 
+void hapt_courier_use_device(struct hapt_courier *courier, const struct hapt_backend *backend, struct hapt_device *device)
+{
+    courier->backend = backend;
+    courier->device = device;
+}
+
 enum hapt_status hapt_courier_add(struct hapt_courier *courier, const struct hapt_flow_options *options, int *flow)
 {
     HAPT_ASSERT(!courier->running && options->piece_count > 0 && options->slot_count > 0 && options->peer_slots > 0);
+    HAPT_ASSERT(!options->on_device || (courier->backend && !options->stamped));
     for (int i = 0; i < options->piece_count; i++) {
         const struct hapt_piece *piece = &options->piece[i];
         HAPT_ASSERT((piece->modelled_bytes > 0 || !options->stamped) && (piece->modelled_bytes == 0 || piece->bytes <= HAPT_LINK_CHUNK_BYTES));
@@ -118,6 +125,7 @@ enum hapt_status hapt_courier_add(struct hapt_courier *courier, const struct hap
     made->options.base = base;
     HAPT_NEW(made->queue_slot, &courier->arena, options->slot_count);
     HAPT_NEW(made->queue_ready_s, &courier->arena, options->slot_count);
+    HAPT_NEW(made->queue_event, &courier->arena, options->slot_count);
     HAPT_NEW(made->last_of_slot, &courier->arena, options->slot_count);
     HAPT_NEW(made->slot_due_s, &courier->arena, options->slot_count);
     HAPT_NEW(made->freed_s, &courier->arena, options->peer_slots);
@@ -129,7 +137,7 @@ enum hapt_status hapt_courier_add(struct hapt_courier *courier, const struct hap
     }
     *flow = courier->flow_count;
     courier->flow[courier->flow_count++] = made;
-    return HAPT_OK;
+    return options->on_device ? staging_create(courier, made) : HAPT_OK;
 }
 
 static void wake_compute(struct hapt_courier *courier)
@@ -166,7 +174,7 @@ static void sleep_courier(struct hapt_courier *courier, uint64_t kicks, double u
 /* Whether every peer rings when it sends something. */
 static bool all_ring(const struct hapt_courier *courier)
 {
-    if (!courier->bells) return false;
+    if (!courier->bells || courier->backend) return false; /* copies ring nobody */
     for (int f = 0; f < courier->flow_count; f++)
         for (int c = 0; c < courier->flow[f]->channel_count; c++)
             if (!bells_reach(courier->bells, courier->flow[f]->channel[c].peer)) return false;
@@ -277,12 +285,7 @@ void hapt_courier_expect(struct hapt_courier *courier, int flow, int64_t count)
     wake_courier(courier);
 }
 
-void hapt_courier_send(struct hapt_courier *courier, int flow, int slot)
-{
-    hapt_courier_send_at(courier, flow, slot, hapt_time_s());
-}
-
-void hapt_courier_send_at(struct hapt_courier *courier, int flow, int slot, double ready_s)
+static void hand_over(struct hapt_courier *courier, int flow, int slot, double ready_s, struct hapt_event *event)
 {
     struct flow *sender = courier->flow[flow];
     const int64_t sequence = atomic_load(&sender->queued);
@@ -293,9 +296,26 @@ void hapt_courier_send_at(struct hapt_courier *courier, int flow, int slot, doub
     HAPT_ASSERT(sequence - atomic_load(&sender->sent) < sender->options.slot_count);
     sender->queue_slot[place] = slot;
     sender->queue_ready_s[place] = ready_s;
+    sender->queue_event[place] = event;
     sender->last_of_slot[slot] = sequence + 1;
     atomic_store(&sender->queued, sequence + 1);
     wake_courier(courier);
+}
+
+void hapt_courier_send(struct hapt_courier *courier, int flow, int slot)
+{
+    hand_over(courier, flow, slot, hapt_time_s(), NULL);
+}
+
+void hapt_courier_send_behind(struct hapt_courier *courier, int flow, int slot, struct hapt_event *event)
+{
+    HAPT_ASSERT(courier->flow[flow]->options.on_device);
+    hand_over(courier, flow, slot, hapt_time_s(), event);
+}
+
+void hapt_courier_send_at(struct hapt_courier *courier, int flow, int slot, double ready_s)
+{
+    hand_over(courier, flow, slot, ready_s, NULL);
 }
 
 enum hapt_status hapt_courier_wait_sent(struct hapt_courier *courier, int flow, int slot)
@@ -309,7 +329,7 @@ enum hapt_status hapt_courier_wait_received(struct hapt_courier *courier, int fl
     struct flow *receiver = courier->flow[flow];
     for (int c = 0; c < receiver->channel_count; c++)
         HAPT_TRY(wait_counter(courier, receiver, &receiver->channel[c].received, sequence));
-    return HAPT_OK;
+    return receiver->staging ? wait_counter(courier, receiver, &receiver->landed, sequence) : HAPT_OK;
 }
 
 double hapt_courier_due_s(struct hapt_courier *courier, int flow, int slot)
@@ -400,6 +420,7 @@ void hapt_courier_destroy(struct hapt_courier *courier)
     if (!courier) return;
     HAPT_ASSERT(!courier->running);
     bells_destroy(courier->bells);
+    for (int f = 0; f < courier->flow_count; f++) staging_destroy(courier, courier->flow[f]);
     courier->transfer->close(courier->context);
     pthread_cond_destroy(&courier->work);
     pthread_cond_destroy(&courier->news);

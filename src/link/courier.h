@@ -14,9 +14,9 @@
 struct window {
     int first, count;
     char *buffer; /* [WINDOW][HAPT_LINK_CHUNK_BYTES] for chunks that are no run of bytes in memory; NULL: there are none */
-    void *unpacked[WINDOW];              /* receiving: where the chunk in the buffer belongs, */
-    const struct hapt_piece *piece[WINDOW]; /* ... by this piece, from this byte of it on */
+    const struct hapt_piece *piece[WINDOW]; /* receiving: of which the chunk is, from this byte of it on */
     size_t offset[WINDOW], bytes[WINDOW];
+    void *unpacked[WINDOW]; /* ... where it belongs if it stands in the buffer */
     struct hapt_transfer_request request[WINDOW];
     bool last[WINDOW];
     double start_s[WINDOW], due_s[WINDOW]; /* sending: of the message; due: stamped ones */
@@ -64,6 +64,7 @@ struct flow {
     atomic_llong queued, sent; /* messages handed over; messages gone */
     int *queue_slot;           /* [slot_count] ring by sequence */
     double *queue_ready_s;     /* [slot_count] */
+    struct hapt_event **queue_event; /* [slot_count] NULL: it was there when it was handed over */
     int64_t *last_of_slot; /* [slot_count] 1 + sequence of the newest message handed over there; compute thread only */
     int64_t started;       /* messages whose first chunk may go */
     bool under_way, blocked;
@@ -79,6 +80,8 @@ struct flow {
     atomic_llong active_ns, shortest_ns; /* of one message, since asked; 0: none */
     /* receiving */
     atomic_llong expected, freed;
+    atomic_llong landed; /* on a device: messages that stand there */
+    struct staging *staging; /* NULL: the host reads and writes where messages stand */
 };
 
 struct bells; /* of the ranks of the node (bells.c) */
@@ -93,6 +96,9 @@ struct hapt_courier {
     pthread_t thread;
     pthread_mutex_t mutex;
     pthread_cond_t work, news; /* for the courier; for the compute thread */
+    const struct hapt_backend *backend; /* of the flows on a device */
+    struct hapt_device *device;
+    int copies[2];             /* under way: out, in */
     struct bells *bells;       /* NULL: the courier sleeps on `work` and asks the library again and again */
     uint64_t kicks;            /* under the mutex, as all below */
     bool running, stopping, finished;
@@ -119,6 +125,20 @@ void bells_wait(struct bells *bells, unsigned count, double until_s);
 void bells_ring_own(struct bells *bells);
 bool bells_reach(const struct bells *bells, int world_rank);
 void bells_destroy(struct bells *bells);
+
+/* staging.c: messages on a device whose memory the host cannot read. */
+enum hapt_status staging_create(struct hapt_courier *courier, struct flow *flow);
+void staging_destroy(struct hapt_courier *courier, struct flow *flow);
+/* Where the piece's buffer of message `sequence` stands on the host, laid out as on the device. */
+char *staging_base(const struct flow *flow, int64_t sequence, const struct hapt_piece *piece);
+/* Counts the copies that are done and begins those that may be. */
+void staging_advance(struct hapt_courier *courier, struct flow *flow, struct pass *pass);
+/* Sending: does the host have these bytes of the piece? */
+bool staging_has(const struct flow *flow, int64_t sequence, const struct hapt_piece *piece, size_t offset, size_t bytes);
+/* Receiving: it has them now. */
+void staging_note(struct flow *flow, int64_t sequence, const struct hapt_piece *piece, size_t offset, size_t bytes);
+/* Receiving: is all of the next message, number `landed`, on the device? Its slot is then ready for another one. */
+bool staging_lands(struct flow *flow);
 
 void hapt_flow_advance_sender(struct hapt_courier *courier, struct flow *flow, struct pass *pass);
 void hapt_flow_advance_receiver(struct hapt_courier *courier, struct flow *flow, struct pass *pass);

@@ -26,16 +26,17 @@ static int window_push(struct window *window)
     return (window->first + window->count++) % WINDOW;
 }
 
-static char *base_of(const struct flow *flow, int slot, const struct hapt_piece *piece)
+/* Where message `sequence`, which stands in `slot`, has the piece's buffer: on the host. */
+static char *base_of(const struct flow *flow, int64_t sequence, int slot, const struct hapt_piece *piece)
 {
+    if (flow->staging) return staging_base(flow, sequence, piece);
     return flow->options.base[(size_t)slot * (size_t)flow->options.buffer_count + (size_t)piece->buffer];
 }
 
 /* Where a chunk that starts at `offset` of a piece is sent from: runs are put together first. */
-static const void *send_address(const struct flow *flow, int slot, const struct hapt_piece *piece, size_t offset,
-                                size_t bytes, int entry)
+static const void *send_address(const struct flow *flow, const char *base, const struct hapt_piece *piece, size_t offset, size_t bytes,
+                                int entry)
 {
-    const char *base = base_of(flow, slot, piece);
     if (piece->runs.count == 0) return base + piece->offset + offset;
     char *buffer = flow->window.buffer + (size_t)entry * HAPT_LINK_CHUNK_BYTES;
     hapt_strided_pack(&piece->runs, base, offset, bytes, buffer);
@@ -43,16 +44,14 @@ static const void *send_address(const struct flow *flow, int slot, const struct 
 }
 
 /* Where a chunk is received: runs are taken apart when it is there. */
-static void *receive_address(const struct flow *flow, struct window *window, int slot, const struct hapt_piece *piece,
-                             size_t offset, size_t bytes, int entry)
+static void *receive_address(struct window *window, char *base, const struct hapt_piece *piece, size_t offset, size_t bytes, int entry)
 {
-    char *base = base_of(flow, slot, piece);
-    window->unpacked[entry] = NULL;
-    if (piece->runs.count == 0) return base + piece->offset + offset;
-    window->unpacked[entry] = base;
     window->piece[entry] = piece;
     window->offset[entry] = offset;
     window->bytes[entry] = bytes;
+    window->unpacked[entry] = NULL;
+    if (piece->runs.count == 0) return base + piece->offset + offset;
+    window->unpacked[entry] = base;
     return window->buffer + (size_t)entry * HAPT_LINK_CHUNK_BYTES;
 }
 
@@ -63,22 +62,19 @@ static void unpack(const struct window *window, int entry)
                         window->bytes[entry], window->buffer + (size_t)entry * HAPT_LINK_CHUNK_BYTES);
 }
 
-/* Takes the oldest chunk out when it is done. */
-static bool window_pop(struct hapt_courier *courier, struct window *window, struct pass *pass, bool *last,
-                       double *start_s, double *due_s)
+/* Takes the oldest chunk out when it is done: its entry, good until the next push; -1: it is not. */
+static int window_pop(struct hapt_courier *courier, struct window *window, struct pass *pass)
 {
-    if (window->count == 0 || pass->status != HAPT_OK) return false;
+    if (window->count == 0 || pass->status != HAPT_OK) return -1;
+    const int entry = window->first;
     bool done = false;
-    pass->status = courier->transfer->test(courier->context, &window->request[window->first], &done);
-    if (pass->status != HAPT_OK || !done) return false;
-    unpack(window, window->first);
-    *last = window->last[window->first];
-    *start_s = window->start_s[window->first];
-    *due_s = window->due_s[window->first];
-    window->first = (window->first + 1) % WINDOW;
+    pass->status = courier->transfer->test(courier->context, &window->request[entry], &done);
+    if (pass->status != HAPT_OK || !done) return -1;
+    unpack(window, entry);
+    window->first = (entry + 1) % WINDOW;
     window->count--;
     pass->progress = true;
-    return true;
+    return entry;
 }
 
 /* A release is an empty message, or its time. */
@@ -191,12 +187,14 @@ static void post_sends(struct hapt_courier *courier, struct flow *flow, struct p
         /* Nobody computes with a part of a message: what stands for a whole one comes when its last byte would. */
         const size_t paced = piece->modelled_bytes ? flow->message_bytes - flow->done_bytes : bytes;
         if (!chunk_is_due(flow, paced, pass)) return;
+        if (flow->staging && !staging_has(flow, flow->started - 1, piece, flow->cursor.offset, bytes)) return;
         const int slot = flow->queue_slot[(flow->started - 1) % flow->options.slot_count];
         const int entry = window_push(&flow->window);
-        if (flow->options.stamped) memcpy(base_of(flow, slot, piece) + piece->offset, &flow->due_s, sizeof flow->due_s);
+        char *base = base_of(flow, flow->started - 1, slot, piece);
+        if (flow->options.stamped) memcpy(base + piece->offset, &flow->due_s, sizeof flow->due_s);
         flow->slot_due_s[slot] = flow->due_s;
         pass->status = courier->transfer->send(courier->context,
-                                               send_address(flow, slot, piece, flow->cursor.offset, bytes, entry), bytes,
+                                               send_address(flow, base, piece, flow->cursor.offset, bytes, entry), bytes,
                                                piece->peer, 2 * flow->options.tag, &flow->window.request[entry]);
         if (courier->bells) bells_ring(courier->bells, piece->peer);
         flow->done_bytes += piece->modelled_bytes ? 0 : bytes;
@@ -217,12 +215,11 @@ static void keep_shortest(atomic_llong *shortest_ns, double time_s)
 
 void hapt_flow_advance_sender(struct hapt_courier *courier, struct flow *flow, struct pass *pass)
 {
-    bool last;
-    double start_s, due_s;
-    while (window_pop(courier, &flow->window, pass, &last, &start_s, &due_s)) {
-        if (!last) continue;
-        const double now_s = flow->options.stamped ? due_s : hapt_time_s();
-        const double active_s = now_s - fmax(start_s, flow->finished_s);
+    int entry;
+    while ((entry = window_pop(courier, &flow->window, pass)) >= 0) {
+        if (!flow->window.last[entry]) continue;
+        const double now_s = flow->options.stamped ? flow->window.due_s[entry] : hapt_time_s();
+        const double active_s = now_s - fmax(flow->window.start_s[entry], flow->finished_s);
         atomic_fetch_add(&flow->active_ns, (long long)(1e9 * active_s));
         keep_shortest(&flow->shortest_ns, active_s);
         flow->finished_s = now_s;
@@ -230,6 +227,7 @@ void hapt_flow_advance_sender(struct hapt_courier *courier, struct flow *flow, s
         pass->news = true;
     }
     hear_credits(courier, flow, pass);
+    if (flow->staging) staging_advance(courier, flow, pass);
     post_sends(courier, flow, pass);
     const int64_t queued = atomic_load(&flow->queued);
     if (flow->window.count > 0) pass->in_flight = true;
@@ -253,7 +251,7 @@ static void post_receives(struct hapt_courier *courier, const struct flow *flow,
         const int entry = window_push(&channel->window);
         pass->status = courier->transfer->receive(
             courier->context,
-            receive_address(flow, &channel->window, slot, piece, channel->cursor.offset, bytes, entry), bytes,
+            receive_address(&channel->window, base_of(flow, channel->posted, slot, piece), piece, channel->cursor.offset, bytes, entry), bytes,
             channel->peer, 2 * flow->options.tag, &channel->window.request[entry]);
         channel->window.last[entry] = advance(&channel->cursor, channel->piece, channel->piece_count, bytes);
         if (channel->window.last[entry]) channel->posted++;
@@ -294,20 +292,39 @@ static void note_arrival(struct channel *channel, bool last)
     channel->arrived = 0;
 }
 
+static void take_chunks(struct hapt_courier *courier, struct flow *flow, struct channel *channel, struct pass *pass)
+{
+    int entry;
+    while ((entry = window_pop(courier, &channel->window, pass)) >= 0) {
+        const struct window *window = &channel->window;
+        const int64_t sequence = atomic_load(&channel->received);
+        note_arrival(channel, window->last[entry]);
+        if (flow->staging) staging_note(flow, sequence, window->piece[entry], window->offset[entry], window->bytes[entry]);
+        if (!window->last[entry]) continue;
+        if (!flow->staging) keep_time(flow, sequence, hapt_time_s());
+        atomic_fetch_add(&channel->received, 1);
+        pass->news = true;
+    }
+}
+
+/* Messages whose last part was copied to the device. */
+static void land(struct hapt_courier *courier, struct flow *flow, struct pass *pass)
+{
+    staging_advance(courier, flow, pass);
+    while (atomic_load(&flow->landed) < atomic_load(&flow->expected) && staging_lands(flow)) {
+        keep_time(flow, atomic_load(&flow->landed), hapt_time_s());
+        atomic_fetch_add(&flow->landed, 1);
+        pass->news = pass->progress = true;
+    }
+}
+
 void hapt_flow_advance_receiver(struct hapt_courier *courier, struct flow *flow, struct pass *pass)
 {
     const int64_t expected = atomic_load(&flow->expected);
+    for (int c = 0; c < flow->channel_count && pass->status == HAPT_OK; c++) take_chunks(courier, flow, &flow->channel[c], pass);
+    if (flow->staging && pass->status == HAPT_OK) land(courier, flow, pass);
     for (int c = 0; c < flow->channel_count && pass->status == HAPT_OK; c++) {
         struct channel *channel = &flow->channel[c];
-        bool last;
-        double start_s, due_s;
-        while (window_pop(courier, &channel->window, pass, &last, &start_s, &due_s)) {
-            note_arrival(channel, last);
-            if (!last) continue;
-            keep_time(flow, atomic_load(&channel->received), hapt_time_s());
-            atomic_fetch_add(&channel->received, 1);
-            pass->news = true;
-        }
         tell_credits(courier, flow, channel, pass);
         post_receives(courier, flow, channel, pass);
         if (channel->window.count > 0 || channel->credit_in_flight) pass->in_flight = true;

@@ -144,13 +144,20 @@ static size_t scratch_of(const struct hapt_team *team, const struct hapt_team_mo
     return 0;
 }
 
+/* `mine` NULL: it stands in its place. */
 static enum hapt_status gather(const struct errand *errand, int ranks, const struct hapt_strided *part, const void *mine, void *whole)
 {
     const struct team_devices *devices = errand->devices;
     const struct hapt_groups *groups = devices->groups;
-    const struct hapt_strided_list all = {ranks, part};
+    const int rank = hapt_collective_rank(errand->over);
+    const struct hapt_strided_list all = {ranks, part}, own = {1, &part[rank]};
     if (bound_parts(ranks, part, 1, devices->bound) == 0) return HAPT_OK;
-    if (are_dense(ranks, part)) return finish(errand, groups->all_gather(errand->group, devices->queue, devices->bound, mine, whole));
+    if (are_dense(ranks, part))
+        return finish(errand, groups->all_gather(errand->group, devices->queue, devices->bound, mine ? mine : (char *)whole + devices->bound[rank], whole));
+    if (!mine) {
+        mine = devices->scratch + devices->bound[rank];
+        HAPT_TRY(settle(errand, groups->pack(devices->queue, &own, whole, devices->scratch + devices->bound[rank])));
+    }
     HAPT_TRY(settle(errand, groups->all_gather(errand->group, devices->queue, devices->bound, mine, devices->scratch)));
     return finish(errand, groups->unpack(devices->queue, &all, whole, devices->scratch));
 }
@@ -210,6 +217,12 @@ enum hapt_status team_devices_slice(struct hapt_team *team, const struct hapt_st
 {
     const char *fault = team->devices->groups->pack(team->devices->queue, own, from, to);
     return fault ? hapt_fail(HAPT_ERR_INTERNAL, "see hapt doctor", "a slice of a tensor: %s", fault) : HAPT_OK;
+}
+
+enum hapt_status team_devices_rebuild(struct hapt_team *team, unsigned axes, const char *what, const struct hapt_strided *part, void *whole)
+{
+    const struct errand errand = errand_over(team, axes, what);
+    return gather(&errand, hapt_collective_ranks(errand.over), part, NULL, whole);
 }
 
 enum hapt_status team_devices_all_reduce(struct hapt_team *team, unsigned axes, const char *what, float *data, size_t elements)
@@ -352,23 +365,35 @@ void team_devices_destroy(struct team_devices *devices)
     free(devices);
 }
 
-enum hapt_status hapt_team_reserve(struct hapt_team *team)
+static enum hapt_status grow_scratch(struct team_devices *devices, size_t bytes)
 {
-    struct team_devices *devices = team->devices;
-    size_t most = 0;
     void *memory;
-    for (int op = 0; devices && team->move && op < team->program->graph->op_count; op++) {
-        const size_t bytes = scratch_of(team, &team->move[op]);
-        if (bytes > most) most = bytes;
-    }
-    if (!devices || most <= devices->scratch_bytes) return HAPT_OK;
+    if (bytes <= devices->scratch_bytes) return HAPT_OK;
     if (devices->scratch) devices->backend->free(devices->device, devices->scratch);
     devices->scratch = NULL;
     devices->scratch_bytes = 0;
-    HAPT_TRY(devices->backend->allocate(devices->device, most, &memory));
+    HAPT_TRY(devices->backend->allocate(devices->device, bytes, &memory));
     devices->scratch = memory;
-    devices->scratch_bytes = most;
+    devices->scratch_bytes = bytes;
     return HAPT_OK;
+}
+
+enum hapt_status hapt_team_reserve(struct hapt_team *team)
+{
+    size_t most = 0;
+    for (int op = 0; team->devices && team->move && op < team->program->graph->op_count; op++) {
+        const size_t bytes = scratch_of(team, &team->move[op]);
+        if (bytes > most) most = bytes;
+    }
+    return team->devices ? grow_scratch(team->devices, most) : HAPT_OK;
+}
+
+enum hapt_status hapt_team_reserve_parts(struct hapt_team *team, unsigned axes, const struct hapt_strided *part)
+{
+    if (!team->devices) return HAPT_OK;
+    const int ranks = hapt_collective_ranks(hapt_team_over(team, axes));
+    if (are_dense(ranks, part)) return HAPT_OK;
+    return grow_scratch(team->devices, bound_parts(ranks, part, 1, team->devices->bound));
 }
 
 /* Groups and memory, once it is known that all ranks can: on all of them or, with the reason, on none. */

@@ -149,6 +149,12 @@ struct hapt_collective *hapt_team_over(const struct hapt_team *team, unsigned ax
     return axes == 3u ? team->whole : team->along[axes >> 1];
 }
 
+enum hapt_status hapt_team_rebuild(struct hapt_team *team, unsigned axes, const char *what, const struct hapt_strided *part, void *whole)
+{
+    if (team->devices) return team_devices_rebuild(team, axes, what, part, whole);
+    return hapt_collective_gather_shards(hapt_team_over(team, axes), what, false, part, NULL, whole);
+}
+
 /* ---- execution ---- */
 
 void hapt_team_clock(struct hapt_team *team, const struct hapt_backend *backend, struct hapt_device *device)

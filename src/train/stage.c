@@ -290,6 +290,7 @@ enum hapt_status stage_connect(struct stage *stage)
                                  &stage->courier));
     if (stage->emulated) HAPT_TRY(hapt_courier_use_bells(stage->courier, stage->env->world, stage->env->node));
     if (stage->chunk < 0) return HAPT_OK;
+    if (stage->backend->pin) hapt_courier_use_device(stage->courier, stage->backend, stage->device);
     HAPT_TRY(stage_add_flows(stage));
     return hapt_courier_start(stage->courier);
 }
@@ -401,8 +402,7 @@ static enum hapt_status rebuild(struct stage *stage, const struct hapt_boundary 
                                 const struct stage_replicas *replicas, int transfer)
 {
     for (int i = 0; i < boundary->count; i++)
-        HAPT_TRY(stage_rebuild(stage, &replicas[i], boundary->tensor[i],
-                               hapt_engine_staging(stage->engine, kind, transfer, i)));
+        HAPT_TRY(stage_rebuild_received(stage, &replicas[i], boundary->tensor[i], hapt_engine_staging(stage->engine, kind, transfer, i)));
     return HAPT_OK;
 }
 
@@ -431,7 +431,6 @@ static enum hapt_status forward(struct stage *stage, const struct hapt_instructi
     hapt_team_stretch_begin(&stage->team);
     HAPT_TRY(put_inputs(stage, microbatch, slot));
     HAPT_TRY(hapt_engine_forward(stage->engine, slot, transfer));
-    HAPT_TRY(stage_take_outgoing(stage, slot));
     const int loss = program->graph->loss;
     if (!stage->emulated && stage->chunk == stage->plan->stage_count - 1 && stage_counts(stage, loss, 0)) {
         float value;

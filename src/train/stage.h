@@ -19,17 +19,10 @@ struct stage_flows {
 
 /* A tensor that ranks of the stage hold alike: each fetches its part, then all gather the parts. */
 struct stage_replicas {
-    struct hapt_collective *collective; /* over them; NULL: this rank alone holds it */
+    unsigned axes; /* of the mesh, whose ranks they are (bits); 0: this rank alone holds it */
     int count, index;
     struct hapt_reshard_part mine;
     struct hapt_strided *part; /* [count] of the dense local copy */
-};
-
-/* An activation that is sent, on the host: of devices whose memory the host cannot read. */
-struct stage_outgoing {
-    int tensor;
-    size_t bytes; /* of a slot */
-    char *host;   /* [slots] */
 };
 
 /* One tied parameter that this stage holds with others: gradients meet part by part. */
@@ -97,8 +90,7 @@ struct stage {
     struct stage_replicas *forward_replicas, *backward_replicas; /* of incoming boundary tensors */
     struct hapt_courier *courier;
     struct stage_flows forward_in, forward_out, backward_in, backward_out;
-    int outgoing_count;
-    struct stage_outgoing *outgoing;
+    char *bounce; /* page-locked, for incoming tensors that the host puts together where it cannot read the device's memory; else NULL */
     struct stage_trace trace;
     int tie_count;
     struct stage_tie *tie;
@@ -133,13 +125,14 @@ enum hapt_status stage_build(struct stage *stage, const struct hapt_config *conf
 /* Communicators, courier and flows. Collective over env->world. */
 enum hapt_status stage_connect(struct stage *stage);
 enum hapt_status stage_prepare_replicas(struct stage *stage, int tensor, struct stage_replicas *replicas);
-/* Every replica has its part at `data`, in place; all get the whole. */
+/* Every replica has its part at `data`, in place; all get the whole. Of a tensor on the host; of one in a transfer slot. */
 enum hapt_status stage_rebuild(struct stage *stage, const struct stage_replicas *replicas, int tensor, void *data);
+enum hapt_status stage_rebuild_received(struct stage *stage, const struct stage_replicas *replicas, int tensor, void *data);
+/* Between host and device; done when it returns. */
+enum hapt_status stage_copy(struct stage *stage, void *to, const void *from, size_t bytes);
 /* The flows alone; rank-local. */
 enum hapt_status stage_add_flows(struct stage *stage);
 void stage_release_flows(struct stage *stage);
-/* What a forward in `slot` has made for others comes to the host, where it must. */
-enum hapt_status stage_take_outgoing(struct stage *stage, int slot);
 
 /* A parameter's weight (state -1) or optimizer state: whole, to the rank 0 of the stage that holds it (else NULL); from whole, each rank
  * its own part. Both collective over the stage; `local` has room for its elements here. */

@@ -15,55 +15,13 @@ static int boundary_index(const struct hapt_boundary *boundary, int tensor)
     return -1;
 }
 
-/* The activations of a route, where the host cannot read them on the device. */
-static enum hapt_status add_outgoing(struct stage *stage, const struct hapt_route *route)
-{
-    if (!stage->backend->pin || route->backward) return HAPT_OK;
-    if (!stage->outgoing) HAPT_NEW(stage->outgoing, stage->arena, stage->graph->tensor_count + stage->sharding[stage->chunk]->graph->tensor_count);
-    for (int i = 0; i < route->count; i++) {
-        struct stage_outgoing *made = &stage->outgoing[stage->outgoing_count];
-        bool known = false;
-        for (int k = 0; k < stage->outgoing_count; k++) known = known || stage->outgoing[k].tensor == route->source[i];
-        if (known) continue;
-        *made = (struct stage_outgoing){.tensor = route->source[i], .bytes = hapt_engine_tensor_bytes(stage->engine, route->source[i])};
-        void *host;
-        HAPT_TRY(hapt_backend_pin(stage->backend, made->bytes * (size_t)stage->list->slots, &host));
-        made->host = host;
-        stage->outgoing_count++;
-    }
-    return HAPT_OK;
-}
-
-static void *outgoing_address(struct stage *stage, int tensor, int slot)
-{
-    for (int k = 0; k < stage->outgoing_count; k++)
-        if (stage->outgoing[k].tensor == tensor) return stage->outgoing[k].host + (size_t)slot * stage->outgoing[k].bytes;
-    return hapt_engine_tensor(stage->engine, tensor, slot);
-}
-
-/* Waits until the host has it. */
-static enum hapt_status copy_now(struct stage *stage, void *to, const void *from, size_t bytes)
-{
-    struct hapt_queue *queue = stage->backend->queue(stage->device, 0);
-    HAPT_TRY(stage->backend->copy(queue, to, from, bytes));
-    return stage->backend->wait(stage->backend->record(queue));
-}
-
-enum hapt_status stage_take_outgoing(struct stage *stage, int slot)
-{
-    for (int k = 0; k < stage->outgoing_count; k++) {
-        const struct stage_outgoing *outgoing = &stage->outgoing[k];
-        HAPT_TRY(copy_now(stage, outgoing->host + (size_t)slot * outgoing->bytes, hapt_engine_tensor(stage->engine, outgoing->tensor, slot), outgoing->bytes));
-    }
-    return HAPT_OK;
-}
-
 void stage_release_flows(struct stage *stage)
 {
-    for (int k = 0; k < stage->outgoing_count; k++) stage->backend->unpin(stage->outgoing[k].host);
+    if (stage->bounce) stage->backend->unpin(stage->bounce);
     for (int t = 0; t < stage->tie_count; t++)
         if (stage->tie[t].on_device) stage->backend->unpin(stage->tie[t].gradient);
-    stage->outgoing_count = stage->tie_count = 0;
+    stage->bounce = NULL;
+    stage->tie_count = 0;
 }
 
 /* A tensor's place here: a transfer slot, or, for activations sent, the slot they were computed in. */
@@ -72,7 +30,7 @@ static void *tensor_address(struct stage *stage, const struct hapt_route *route,
     const struct hapt_program *program = stage->program[stage->chunk];
     const int tensor = sends ? route->source[index] : route->tensor[index];
     if (!route->backward) {
-        if (sends) return outgoing_address(stage, tensor, slot);
+        if (sends) return hapt_engine_tensor(stage->engine, tensor, slot);
         return hapt_engine_staging(stage->engine, HAPT_STAGING_FORWARD_IN, slot,
                                    boundary_index(&program->forward_in, tensor));
     }
@@ -185,7 +143,6 @@ static enum hapt_status add_route(struct stage *stage, const struct hapt_route *
     HAPT_NEW(crossing, stage->arena, route->count);
     HAPT_NEW(base, stage->arena, slots * route->count);
     int pieces = 0;
-    if (sends) HAPT_TRY(add_outgoing(stage, route));
     for (int i = 0; i < route->count; i++) {
         crossing[i] = (struct crossing){route->from, route->to, route->source[i], route->tensor[i], false};
         HAPT_TRY(cut_tensor(stage, &crossing[i], sends, i, piece, &pieces));
@@ -202,6 +159,7 @@ static enum hapt_status add_route(struct stage *stage, const struct hapt_route *
                                         .slot_count = slots,
                                         .buffer_count = route->count,
                                         .base = base,
+                                        .on_device = stage->backend->pin != NULL,
                                         .piece_count = pieces,
                                         .piece = piece};
     if (sends) HAPT_TRY(set_pace(stage, crossing, route->count, &options));
@@ -293,8 +251,30 @@ static enum hapt_status prepare_boundary(struct stage *stage, const struct hapt_
                                          struct stage_replicas **replicas)
 {
     HAPT_NEW(*replicas, stage->arena, boundary->count);
-    for (int i = 0; i < boundary->count; i++)
-        HAPT_TRY(stage_prepare_replicas(stage, boundary->tensor[i], &(*replicas)[i]));
+    for (int i = 0; i < boundary->count; i++) {
+        struct stage_replicas *made = &(*replicas)[i];
+        HAPT_TRY(stage_prepare_replicas(stage, boundary->tensor[i], made));
+        if (made->axes != 0) HAPT_TRY(hapt_team_reserve_parts(&stage->team, made->axes, made->part));
+    }
+    return HAPT_OK;
+}
+
+/* Incoming tensors that the host puts together pass through here. */
+static enum hapt_status reserve_bounce(struct stage *stage)
+{
+    const struct hapt_program *program = stage->program[stage->chunk];
+    const struct hapt_boundary *boundary[] = {&program->forward_in, &program->backward_in};
+    const struct stage_replicas *replicas[] = {stage->forward_replicas, stage->backward_replicas};
+    size_t most = 0;
+    void *memory;
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < boundary[k]->count; i++) {
+            const size_t bytes = hapt_engine_tensor_bytes(stage->engine, boundary[k]->tensor[i]);
+            if (replicas[k][i].axes != 0 && bytes > most) most = bytes;
+        }
+    if (most == 0 || !stage->backend->pin || stage->team.devices) return HAPT_OK;
+    HAPT_TRY(hapt_backend_pin(stage->backend, most, &memory));
+    stage->bounce = memory;
     return HAPT_OK;
 }
 
@@ -310,6 +290,7 @@ enum hapt_status stage_add_flows(struct stage *stage)
     const struct hapt_program *program = stage->program[stage->chunk];
     HAPT_TRY(prepare_boundary(stage, &program->forward_in, &stage->forward_replicas));
     HAPT_TRY(prepare_boundary(stage, &program->backward_in, &stage->backward_replicas));
+    HAPT_TRY(reserve_bounce(stage));
     HAPT_NEW(stage->tie, stage->arena, stage->ties->count);
     for (int t = 0; t < stage->ties->count; t++) {
         const struct hapt_tie *tie = &stage->ties->tie[t];
@@ -342,7 +323,7 @@ enum hapt_status stage_exchange(struct stage *stage)
     for (int t = 0; t < stage->tie_count; t++) {
         struct stage_tie *tie = &stage->tie[t];
         const int gradient = gradient_in(stage, stage->chunk, tie->tie->tensor);
-        if (tie->on_device) HAPT_TRY(copy_now(stage, tie->gradient, tie->on_device, hapt_engine_tensor_bytes(stage->engine, gradient)));
+        if (tie->on_device) HAPT_TRY(stage_copy(stage, tie->gradient, tie->on_device, hapt_engine_tensor_bytes(stage->engine, gradient)));
         for (int f = 0; f < tie->send.count; f++) {
             if (stage->emulation)
                 emulation_send(stage, tie->send.flow[f], 0);
@@ -368,7 +349,7 @@ enum hapt_status stage_exchange(struct stage *stage)
             if (tie->receive_flow[c] >= 0) hapt_courier_free(stage->courier, tie->receive_flow[c]);
         const int gradient = gradient_in(stage, stage->chunk, tie->tie->tensor);
         HAPT_TRY(stage_rebuild(stage, &tie->replicas, gradient, tie->gradient));
-        if (tie->on_device) HAPT_TRY(copy_now(stage, tie->on_device, tie->gradient, hapt_engine_tensor_bytes(stage->engine, gradient)));
+        if (tie->on_device) HAPT_TRY(stage_copy(stage, tie->on_device, tie->gradient, hapt_engine_tensor_bytes(stage->engine, gradient)));
     }
     if (!stage->emulation)
         stage->team.reduce_s += hapt_time_s() - start_s;

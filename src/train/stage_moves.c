@@ -39,22 +39,26 @@ bool stage_counts(const struct stage *stage, int tensor, unsigned sliced)
 
 /* ---- replicas ---- */
 
+enum hapt_status stage_copy(struct stage *stage, void *to, const void *from, size_t bytes)
+{
+    struct hapt_queue *queue = stage->backend->queue(stage->device, HAPT_QUEUE_COMPUTE);
+    HAPT_TRY(stage->backend->copy(queue, to, from, bytes));
+    return stage->backend->wait(stage->backend->record(queue));
+}
+
 enum hapt_status stage_prepare_replicas(struct stage *stage, int tensor, struct stage_replicas *replicas)
 {
     const struct hapt_sharding *sharding = stage->sharding[stage->chunk];
     const size_t width = hapt_dtype_bytes(sharding->graph->tensor[tensor].dtype);
     struct hapt_box box;
-    int whole = 0, last = 0;
     *replicas = (struct stage_replicas){.count = 1};
     stage_replica(stage, stage->chunk, stage->rank, tensor, &replicas->count, &replicas->index);
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
         if (sharding->property[tensor][axis].kind != HAPT_PROPERTY_IDENTITY || sharding->axis[axis].size == 1) continue;
-        whole++;
-        last = axis;
+        if (!stage->emulated) replicas->axes |= 1u << axis;
     }
     stage_box(stage, stage->chunk, stage->rank, tensor, &box);
     replicas->mine = hapt_reshard_slice(&box, replicas->count, replicas->index);
-    replicas->collective = whole == 0 ? NULL : whole == 1 ? stage->team.along[last] : stage->team.whole;
     HAPT_NEW(replicas->part, stage->arena, replicas->count);
     for (int r = 0; r < replicas->count; r++) {
         const struct hapt_reshard_part part = hapt_reshard_slice(&box, replicas->count, r);
@@ -63,14 +67,30 @@ enum hapt_status stage_prepare_replicas(struct stage *stage, int tensor, struct 
     return HAPT_OK;
 }
 
-enum hapt_status stage_rebuild(struct stage *stage, const struct stage_replicas *replicas, int tensor, void *data)
+/* Over the host, or, of `on_device`, among the devices. */
+static enum hapt_status put_together(struct stage *stage, const struct stage_replicas *replicas, int tensor, bool on_device, void *data)
 {
     char what[160];
-    if (!replicas->collective) return HAPT_OK;
     const double start_s = hapt_time_s();
     hapt_team_describe(&stage->team, stage->sharding[stage->chunk]->graph->tensor[tensor].name, what, sizeof what);
     const enum hapt_status status =
-        hapt_collective_gather_shards(replicas->collective, what, false, replicas->part, NULL, data);
+        on_device ? hapt_team_rebuild(&stage->team, replicas->axes, what, replicas->part, data)
+                  : hapt_collective_gather_shards(hapt_team_over(&stage->team, replicas->axes), what, false, replicas->part, NULL, data);
     stage->team.reduce_s += hapt_time_s() - start_s;
     return status;
+}
+
+enum hapt_status stage_rebuild(struct stage *stage, const struct stage_replicas *replicas, int tensor, void *data)
+{
+    return replicas->axes == 0 ? HAPT_OK : put_together(stage, replicas, tensor, false, data);
+}
+
+enum hapt_status stage_rebuild_received(struct stage *stage, const struct stage_replicas *replicas, int tensor, void *data)
+{
+    const size_t bytes = hapt_engine_tensor_bytes(stage->engine, tensor);
+    if (replicas->axes == 0) return HAPT_OK;
+    if (!stage->bounce) return put_together(stage, replicas, tensor, true, data);
+    HAPT_TRY(stage_copy(stage, stage->bounce, data, bytes));
+    HAPT_TRY(put_together(stage, replicas, tensor, false, stage->bounce));
+    return stage_copy(stage, data, stage->bounce, bytes);
 }

@@ -1,10 +1,12 @@
 /* ranks: 1 2 3 4
- * The courier: random flows in both directions, flow control, pacing, time-outs; modelled messages and their times. */
+ * The courier: random flows in both directions, flow control, pacing, time-outs; modelled messages and their times; on the host and on a
+ * device whose memory the host cannot touch. */
 #include "test.h"
 
 #include <unistd.h>
 
 #include "hapt/network.h"
+#include "late_device.h"
 
 #define MAX_FLOWS 64
 #define MAX_RANKS 64
@@ -13,6 +15,32 @@
 /* How messages go in the test under way. */
 static const struct hapt_transfer *transfer;
 static struct hapt_path path[MAX_RANKS];
+static bool on_device; /* then messages stand in a late device's memory */
+
+/* Memory of messages as flows know it; late_host gives what the test may touch. */
+static size_t taken;
+static void *take(size_t bytes)
+{
+    if (!on_device) return malloc(bytes);
+    void *memory = late.closed + taken;
+    taken += bytes;
+    HAPT_ASSERT(taken <= late.bytes);
+    return memory;
+}
+
+static void give_back(void *memory)
+{
+    if (!on_device) free(memory);
+    taken = 0;
+}
+
+static struct hapt_courier *open_courier(double timeout_s)
+{
+    struct hapt_courier *courier = NULL;
+    CHECK_OK(hapt_courier_create(transfer, test_env.world, path, timeout_s, &courier));
+    if (on_device) hapt_courier_use_device(courier, &late_backend, NULL);
+    return courier;
+}
 
 /* A flow between two ranks, known to all: the same seed everywhere. */
 struct plan {
@@ -27,6 +55,7 @@ struct side {
     struct hapt_strided run[4];
     struct hapt_piece piece[4];
     unsigned char *memory; /* [slots][total] */
+    unsigned char *made;   /* on a device: what is on its way into a message */
     size_t total;
     int64_t done;
 };
@@ -36,7 +65,7 @@ static unsigned char content(int tag, int64_t message, size_t i)
     return (unsigned char)(tag * 37 + message * 101 + (int64_t)(i * 7 + i / 256));
 }
 
-/* Fills the runs of all pieces, or counts the bytes that are not as they were sent, gaps included. */
+/* Fills the runs of all pieces, or counts the bytes that are not as they were sent: gaps included, which are a device's to fill. */
 static long visit(const struct side *side, unsigned char *place, int key, int64_t message, bool fills)
 {
     long wrong = 0;
@@ -48,10 +77,31 @@ static long visit(const struct side *side, unsigned char *place, int key, int64_
                 unsigned char *byte = &place[run->offset + r * run->stride + b];
                 const unsigned char sent = b < run->run ? content(key, message, i++) : 0xee;
                 if (fills) *byte = sent;
-                wrong += *byte != sent;
+                wrong += *byte != sent && (b < run->run || !on_device);
             }
     }
     return wrong;
+}
+
+/* A device's messages are made by its first queue, which is late, too. */
+static void make(struct hapt_courier *courier, struct side *side, int slot, int key)
+{
+    unsigned char *place = side->memory + (size_t)slot * side->total;
+    if (!on_device) {
+        visit(side, place, key, side->done, true);
+        hapt_courier_send(courier, side->flow, slot);
+        return;
+    }
+    struct hapt_queue *queue = late_queue(NULL, HAPT_QUEUE_COMPUTE);
+    unsigned char *made = side->made + (size_t)slot * side->total; /* read until the message was sent */
+    visit(side, made, key, side->done, true);
+    CHECK_OK(late_copy(queue, place, made, side->total));
+    if (side->done % 2) {
+        CHECK_OK(late_wait(late_record(queue)));
+        hapt_courier_send(courier, side->flow, slot);
+    } else {
+        hapt_courier_send_behind(courier, side->flow, slot, late_record(queue));
+    }
 }
 
 /* Alternates between what can be done, as a stage does: sends ahead, frees in order, now and then sleeps. */
@@ -66,12 +116,11 @@ static void play(struct hapt_courier *courier, struct side *side, int count, uin
             if (my->done == plan->messages) continue;
             open++;
             const int slot = (int)(my->done % plan->slots);
-            unsigned char *place = my->memory + (size_t)slot * my->total;
+            unsigned char *place = late_host(my->memory + (size_t)slot * my->total);
             const int key = plan->from * 17 + plan->to * 5 + (int)plan->bytes[0];
             if (my->sends) {
                 CHECK_OK(hapt_courier_wait_sent(courier, my->flow, slot));
-                visit(my, place, key, my->done, true);
-                hapt_courier_send(courier, my->flow, slot);
+                make(courier, my, slot, key);
             } else {
                 CHECK_OK(hapt_courier_wait_received(courier, my->flow, my->done));
                 const long wrong = visit(my, place, key, my->done, false);
@@ -92,10 +141,10 @@ static void random_plan(uint64_t seed)
     struct plan plan[MAX_FLOWS];
     struct side side[MAX_FLOWS];
     int count = 0, mine = 0;
-    struct hapt_courier *courier = NULL;
-    CHECK_OK(hapt_courier_create(transfer, test_env.world, path, 60, &courier));
+    struct hapt_courier *courier = open_courier(60);
     const int flows = test_env.world_size == 1 ? 0 : 1 + (int)(hapt_random_next(&random) % 12);
     const int messages = 6 + (int)(hapt_random_next(&random) % 20);
+    const size_t longest = on_device && seed % 2 ? 1500000 : 200000; /* several parts */
     for (; count < flows; count++) {
         struct plan *p = &plan[count];
         p->from = (int)(hapt_random_next(&random) % (uint64_t)test_env.world_size);
@@ -106,7 +155,7 @@ static void random_plan(uint64_t seed)
         p->pieces = 1 + (int)(hapt_random_next(&random) % 4);
         for (int i = 0; i < p->pieces; i++) {
             p->runs[i] = 1 + hapt_random_next(&random) % 3 * (hapt_random_next(&random) % 200);
-            p->bytes[i] = 1 + hapt_random_next(&random) % ((i == 0 ? 200000 : 5000) / p->runs[i]);
+            p->bytes[i] = 1 + hapt_random_next(&random) % ((i == 0 ? longest : 5000) / p->runs[i]);
         }
         if (p->from != test_env.world_rank && p->to != test_env.world_rank) continue;
         uint64_t own_random = random + (uint64_t)test_env.world_rank;
@@ -122,8 +171,9 @@ static void random_plan(uint64_t seed)
                                                .runs = {gap > 0, &my->run[i]}};
             my->total += my->run[i].stride * p->runs[i];
         }
-        my->memory = malloc(my->total * (size_t)p->slots);
-        memset(my->memory, 0xee, my->total * (size_t)p->slots);
+        my->memory = take(my->total * (size_t)p->slots);
+        my->made = on_device && my->sends ? malloc(my->total * (size_t)p->slots) : NULL;
+        memset(late_host(my->memory), 0xee, my->total * (size_t)p->slots);
         void *base[3];
         for (int s = 0; s < p->slots; s++) base[s] = my->memory + (size_t)s * my->total;
         const struct hapt_flow_options options = {.what = "noise",
@@ -136,6 +186,7 @@ static void random_plan(uint64_t seed)
                                                   .slot_count = p->slots,
                                                   .buffer_count = 1,
                                                   .base = base,
+                                                  .on_device = on_device,
                                                   .piece_count = p->pieces,
                                                   .piece = my->piece};
         CHECK_OK(hapt_courier_add(courier, &options, &my->flow));
@@ -146,7 +197,10 @@ static void random_plan(uint64_t seed)
     play(courier, side, mine, &random);
     CHECK_OK(hapt_courier_drain(courier));
     hapt_courier_destroy(courier);
-    for (int s = 0; s < mine; s++) free(side[s].memory);
+    for (int s = 0; s < mine; s++) {
+        give_back(side[s].memory);
+        free(side[s].made);
+    }
 }
 
 static void random_plans(void)
@@ -433,6 +487,45 @@ static bool over_loopback(bool to_all)
     return false;
 }
 
+/* What a device cannot copy never counts as sent; the wait tells why. */
+static void lost_device(void)
+{
+    struct hapt_courier *courier = open_courier(60);
+    const int me = test_env.world_rank;
+    int flow = -1;
+    void *base[1] = {take(16)};
+    const struct hapt_piece piece = {.peer = 1 - me, .bytes = 16};
+    const struct hapt_flow_options options = {.what = "noise", .stage = me, .peer_stage = 1 - me, .sends = me == 0, .per_step = 1, .peer_slots = 1,
+                                              .slot_count = 1, .buffer_count = 1, .base = base, .on_device = true, .piece_count = 1, .piece = &piece};
+    CHECK_OK(hapt_courier_add(courier, &options, &flow));
+    CHECK_OK(hapt_courier_start(courier));
+    if (me == 0) {
+        late.fails = true;
+        hapt_courier_send(courier, flow, 0);
+        CHECK(hapt_courier_wait_sent(courier, flow, 0) == HAPT_ERR_INTERNAL);
+        CHECK_MESSAGE(strcmp(hapt_fail_message(), "the device is gone") == 0, "message: %s", hapt_fail_message());
+        CHECK(hapt_courier_drain(courier) == HAPT_ERR_INTERNAL);
+        hapt_fail_reset();
+        late.fails = false;
+    } else {
+        CHECK_OK(hapt_courier_drain(courier));
+    }
+    hapt_courier_destroy(courier);
+    give_back(base[0]);
+}
+
+static void device(void)
+{
+    on_device = true;
+    transfer = &hapt_transfer_mpi;
+    late_open((size_t)256 << 20);
+    random_plans();
+    if (test_env.world_size == 2) lost_device();
+    CHECK(test_env.world_size == 1 || late.moved > 0);
+    late_close();
+    on_device = false;
+}
+
 int main(int argc, char **argv)
 {
     test_init_mpi(&argc, &argv);
@@ -449,5 +542,6 @@ int main(int argc, char **argv)
         RUN(latency);
         if (way == 0) RUN(stamps);
     }
+    RUN(device);
     return test_finish();
 }

@@ -195,7 +195,7 @@ static enum hapt_status wait(struct hapt_event *event)
     use_device();
     HAPT_TRY(cuda_check(cudaEventSynchronize(event->event), "work that was queued"));
     HAPT_TRY(cuda_check(cudaGetLastError(), "work that was queued"));
-    return fault_status();
+    return event->queue == cuda.queue ? fault_status() : HAPT_OK; /* kernels' faults are for who waits for kernels */
 }
 
 static enum hapt_status copy(struct hapt_queue *queue, void *to, const void *from, size_t bytes)
