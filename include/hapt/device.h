@@ -120,6 +120,9 @@ struct hapt_groups {
     /* Runs of bytes from `base` to `dense`, one behind the other, or back. Needs no group. */
     const char *(*pack)(struct hapt_queue *queue, const struct hapt_strided_list *list, const void *base, void *dense);
     const char *(*unpack)(struct hapt_queue *queue, const struct hapt_strided_list *list, void *base, const void *dense);
+    /* Optional. Parts of a group: of the ranks that give the same color, in order of their keys; a rank knows its rank there, and of how many.
+     * Of a negative color is no part, and *part becomes NULL. Made when the group has settled; all ranks of the group ask. */
+    const char *(*split)(struct hapt_group *group, int color, int key, int rank, int ranks, struct hapt_group **part);
 };
 
 struct hapt_backend {

@@ -67,11 +67,12 @@ enum hapt_status hapt_team_connect(struct hapt_team *team, MPI_Comm comm, const 
 /*
  * Has what the engines' links move traded by the devices themselves, where each rank has one of its own on a back end with groups, nothing
  * rehearses a slow link, and no rank's environment has HAPT_COLLECTIVES=host; else, and where that fails, it goes on passing through the
- * host. `text` (HAPT_TEAM_CARRIER_CHARS): what trades, "NCCL 2.28.9", or why the host does; "" for one rank. Behind hapt_team_prepare or with
+ * host. `whole`: a group of the team's ranks that was made already, which is then the team's; NULL: there is none. `text` (HAPT_TEAM_CARRIER_CHARS): what trades, "NCCL 2.28.9", or why the host does; "" for one rank. Behind hapt_team_prepare or with
  * hapt_team_reserve to follow. Collective over the team.
  */
 #define HAPT_TEAM_CARRIER_CHARS 192
-enum hapt_status hapt_team_use_devices(struct hapt_team *team, const struct hapt_backend *backend, struct hapt_device *device, char *text);
+enum hapt_status hapt_team_use_devices(struct hapt_team *team, const struct hapt_backend *backend, struct hapt_device *device,
+                                       struct hapt_group *whole, char *text);
 /* Device memory for the moves of a program that was prepared since, and for a rebuilding; nothing where the host carries them. Rank-local. */
 enum hapt_status hapt_team_reserve(struct hapt_team *team);
 enum hapt_status hapt_team_reserve_parts(struct hapt_team *team, unsigned axes, const struct hapt_strided *part);

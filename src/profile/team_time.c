@@ -244,7 +244,7 @@ enum hapt_status team_stage_open(struct team_stage *stage)
 enum hapt_status team_stage_use_devices(struct team_stage *stage)
 {
     char carrier[HAPT_TEAM_CARRIER_CHARS];
-    return hapt_team_use_devices(&stage->team, stage->options.backend, stage->options.device, carrier);
+    return hapt_team_use_devices(&stage->team, stage->options.backend, stage->options.device, NULL, carrier);
 }
 
 void team_stage_close(struct team_stage *stage)

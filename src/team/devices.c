@@ -1,89 +1,49 @@
-/* What a team's devices trade among themselves: whether they can, their groups, and the moves of a program on device memory. */
+/* What a team's devices trade among themselves: their groups, and the moves of a program on device memory. */
 #include "devices.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "hapt/env.h"
-
-enum { REASON_CHARS = 160, ALIGNMENT = 256 };
+enum { ALIGNMENT = 256 };
 
 struct team_devices {
     const struct hapt_backend *backend;
     const struct hapt_groups *groups;
     struct hapt_device *device;
     struct hapt_queue *queue; /* the engine's */
-    struct hapt_group *whole, *along[HAPT_MESH_AXES];
+    struct hapt_device_group whole, along[HAPT_MESH_AXES];
     size_t *bound, *receive; /* [ranks of the team + 1] */
     char *scratch;           /* device memory for parts that do not stand in one piece */
     size_t scratch_bytes;
 };
 
-/* ---- waiting ---- */
-
 /* One thing that ranks do together. */
 struct errand {
     struct team_devices *devices;
+    const struct hapt_device_group *among;
     struct hapt_group *group;
     struct hapt_collective *over; /* the same ranks */
     const char *what;
 };
 
-static enum hapt_status broken(const struct errand *errand, const char *fault)
-{
-    char text[REASON_CHARS];
-    snprintf(text, sizeof text, "%s", fault);
-    errand->devices->groups->abort(errand->group);
-    return hapt_collective_broken(errand->over, errand->what, text);
-}
-
-/* Until the group has settled and the event, where there is one, has come; *late instead when the time has passed. */
-static const char *poll(const struct errand *errand, struct hapt_event *event, double timeout_s, bool *late)
-{
-    const struct team_devices *devices = errand->devices;
-    const double deadline_s = hapt_time_s() + timeout_s;
-    unsigned spins = 0;
-    *late = false;
-    for (;;) {
-        bool settled;
-        const char *fault = devices->groups->settled(errand->group, &settled);
-        if (fault || (settled && (!event || devices->backend->done(event)))) return fault;
-        if ((*late = hapt_time_s() > deadline_s)) return NULL;
-        hapt_link_pause(&spins);
-    }
-}
-
-static enum hapt_status wait_for(const struct errand *errand, struct hapt_event *event)
-{
-    bool late;
-    const char *fault = poll(errand, event, hapt_collective_timeout_s(errand->over), &late);
-    if (fault) return broken(errand, fault);
-    if (!late) return HAPT_OK;
-    errand->devices->groups->abort(errand->group);
-    return hapt_collective_late(errand->over, errand->what);
-}
-
 /* What was asked, with that answer, comes into the queue. */
-static enum hapt_status settle(const struct errand *errand, const char *fault)
+static enum hapt_status settle(const struct errand *errand, const char *answer)
 {
-    return fault ? broken(errand, fault) : wait_for(errand, NULL);
+    return hapt_device_group_settle(errand->among, errand->what, answer);
 }
 
 /* ... and is done. */
-static enum hapt_status finish(const struct errand *errand, const char *fault)
+static enum hapt_status finish(const struct errand *errand, const char *answer)
 {
-    const struct hapt_backend *backend = errand->devices->backend;
-    HAPT_TRY(settle(errand, fault));
-    struct hapt_event *event = backend->record(errand->devices->queue);
-    HAPT_TRY(wait_for(errand, event));
-    return backend->wait(event);
+    return hapt_device_group_finish(errand->among, errand->what, answer);
 }
 
 static struct errand errand_over(const struct hapt_team *team, unsigned axes, const char *what)
 {
     struct team_devices *devices = team->devices;
-    return (struct errand){devices, axes == 3u ? devices->whole : devices->along[axes >> 1], hapt_team_over(team, axes), what};
+    const struct hapt_device_group *among = axes == 3u ? &devices->whole : &devices->along[axes >> 1];
+    return (struct errand){devices, among, among->group, among->over, what};
 }
 
 /* ---- moves ---- */
@@ -251,103 +211,31 @@ enum hapt_status team_devices_all_gather(struct hapt_team *team, unsigned axes, 
 
 /* ---- making and ending ---- */
 
-/* What a rank says of itself before groups are made; one without a reason is ready. */
-struct seat {
-    char host[HAPT_HOSTNAME_CHARS], place[16], reason[REASON_CHARS];
-};
-
-static const struct hapt_groups *look(const struct hapt_team *team, const struct hapt_backend *backend, struct seat *seat)
-{
-    const char *choice = getenv("HAPT_COLLECTIVES"), *reason = NULL;
-    const struct hapt_groups *groups = NULL;
-    int rank = 0;
-    memset(seat, 0, sizeof *seat); /* it is sent as bytes */
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    snprintf(seat->host, sizeof seat->host, "%s", hapt_env_host(rank));
-    if (choice && *choice)
-        snprintf(seat->reason, sizeof seat->reason, "HAPT_COLLECTIVES=%.20s%s", choice,
-                 strcmp(choice, "host") == 0 ? "" : " (host is all that it can be)");
-    else if (!backend->groups)
-        snprintf(seat->reason, sizeof seat->reason, "the back end %s has no collectives of its own", backend->name);
-    else if (hapt_collective_is_paced(team->whole))
-        snprintf(seat->reason, sizeof seat->reason, "the cluster file has a link rehearsed");
-    else if (!(groups = backend->groups(&reason)) || (reason = groups->place(seat->place)))
-        snprintf(seat->reason, sizeof seat->reason, "%s", reason);
-    return groups;
-}
-
-struct roll {
-    struct seat mine, *all; /* [size of the team] */
-    struct hapt_strided *part;
-};
-
-static enum hapt_status call_roll(const struct hapt_team *team, struct roll *roll)
-{
-    for (int r = 0; r < team->size; r++) roll->part[r] = (struct hapt_strided){(size_t)r * sizeof *roll->all, 1, sizeof *roll->all, 0};
-    return hapt_collective_gather_shards(team->whole, "collectives among devices", false, roll->part, &roll->mine, roll->all);
-}
-
-/* What ranks say that wait for one that says better. */
-static const char waited_in_vain[] = "its ranks did not find each other in time";
-
-/* Why these ranks cannot trade among their devices; "": they can. The same on all. */
-static void judge(const struct hapt_team *team, const struct seat *seat, char reason[REASON_CHARS])
-{
-    reason[0] = '\0';
-    for (int r = 0; r < team->size; r++)
-        if (seat[r].reason[0] && (!reason[0] || strcmp(reason, waited_in_vain) == 0)) snprintf(reason, REASON_CHARS, "%s", seat[r].reason);
-    for (int r = 0; r < team->size && !reason[0]; r++)
-        for (int s = 0; s < r && !reason[0]; s++)
-            if (strcmp(seat[r].host, seat[s].host) == 0 && strcmp(seat[r].place, seat[s].place) == 0)
-                snprintf(reason, REASON_CHARS, "ranks share the device %s of host %.64s", seat[r].place, seat[r].host);
-}
-
-/* One group; *fault where there will be none. */
-static enum hapt_status join(struct team_devices *devices, struct hapt_collective *over, struct hapt_group **group, char fault[REASON_CHARS])
-{
-    static const char what[] = "the making of a group of devices";
-    struct {
-        unsigned char id[HAPT_GROUP_ID_BYTES];
-        char fault[REASON_CHARS];
-    } word = {0};
-    const char *said = hapt_collective_rank(over) == 0 ? devices->groups->id(word.id) : NULL;
-    bool late = false;
-    if (said) snprintf(word.fault, sizeof word.fault, "%s", said);
-    HAPT_TRY(hapt_collective_broadcast(over, what, 0, &word, sizeof word));
-    if (word.fault[0]) {
-        snprintf(fault, REASON_CHARS, "%s", word.fault);
-        return HAPT_OK;
-    }
-    said = devices->groups->create(word.id, hapt_collective_rank(over), hapt_collective_ranks(over), group);
-    const struct errand made = {devices, *group, over, what};
-    /* Who has failed waits for the others behind it: they must have given up by then. */
-    if (!said) said = poll(&made, NULL, 0.5 * hapt_collective_timeout_s(over), &late);
-    if (said || late) snprintf(fault, REASON_CHARS, "%s", said ? said : waited_in_vain);
-    if ((said || late) && *group) devices->groups->abort(*group);
-    return HAPT_OK;
-}
-
-static enum hapt_status make_groups(struct hapt_team *team, char fault[REASON_CHARS])
+/* Groups of all ranks, where there is none yet, and of each axis. */
+static enum hapt_status make_groups(struct hapt_team *team, char fault[HAPT_GROUPS_TEXT_CHARS])
 {
     struct team_devices *devices = team->devices;
-    HAPT_TRY(join(devices, team->whole, &devices->whole, fault));
+    if (!devices->whole.group) HAPT_TRY(hapt_device_group_create(&devices->whole, fault));
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
         if (!team->along[axis]) continue;
         devices->along[axis] = devices->whole;
         if (team->along[axis] == team->whole) continue;
-        devices->along[axis] = NULL;
-        if (!fault[0]) HAPT_TRY(join(devices, team->along[axis], &devices->along[axis], fault));
+        devices->along[axis].over = team->along[axis];
+        devices->along[axis].group = NULL;
+        HAPT_TRY(hapt_device_group_split(&devices->whole, team->place[1 - axis], team->place[axis], &devices->along[axis].group, fault));
     }
     return HAPT_OK;
 }
 
-static struct team_devices *create(const struct hapt_backend *backend, const struct hapt_groups *groups, struct hapt_device *device, int ranks)
+static struct team_devices *create(const struct hapt_team *team, const struct hapt_backend *backend, const struct hapt_groups *groups,
+                                   struct hapt_device *device)
 {
     struct team_devices *devices = calloc(1, sizeof *devices);
     if (!devices) return NULL;
-    *devices = (struct team_devices){.backend = backend, .groups = groups, .device = device, .queue = backend->queue(device, 0)};
-    devices->bound = calloc((size_t)ranks + 1, sizeof *devices->bound);
-    devices->receive = calloc((size_t)ranks + 1, sizeof *devices->receive);
+    *devices = (struct team_devices){.backend = backend, .groups = groups, .device = device, .queue = backend->queue(device, HAPT_QUEUE_COMPUTE)};
+    devices->whole = (struct hapt_device_group){.backend = backend, .groups = groups, .queue = devices->queue, .over = team->whole};
+    devices->bound = calloc((size_t)team->size + 1, sizeof *devices->bound);
+    devices->receive = calloc((size_t)team->size + 1, sizeof *devices->receive);
     if (devices->bound && devices->receive) return devices;
     team_devices_destroy(devices);
     return NULL;
@@ -357,8 +245,8 @@ void team_devices_destroy(struct team_devices *devices)
 {
     if (!devices) return;
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
-        if (devices->along[axis] != devices->whole) devices->groups->destroy(devices->along[axis]);
-    if (devices->whole) devices->groups->destroy(devices->whole);
+        if (devices->along[axis].group != devices->whole.group) devices->groups->destroy(devices->along[axis].group);
+    devices->groups->destroy(devices->whole.group);
     if (devices->scratch) devices->backend->free(devices->device, devices->scratch);
     free(devices->bound);
     free(devices->receive);
@@ -397,51 +285,37 @@ enum hapt_status hapt_team_reserve_parts(struct hapt_team *team, unsigned axes, 
 }
 
 /* Groups and memory, once it is known that all ranks can: on all of them or, with the reason, on none. */
-static enum hapt_status set_up(struct hapt_team *team, struct roll *roll, char reason[REASON_CHARS])
+static enum hapt_status set_up(struct hapt_team *team, struct hapt_group *whole, char reason[HAPT_GROUPS_TEXT_CHARS])
 {
-    struct seat *mine = &roll->mine;
     if (!team->devices)
-        snprintf(mine->reason, sizeof mine->reason, "a host has no memory left");
+        snprintf(reason, HAPT_GROUPS_TEXT_CHARS, "a host has no memory left");
     else if (hapt_team_reserve(team) != HAPT_OK) {
         hapt_fail_reset(); /* there is another way */
-        snprintf(mine->reason, sizeof mine->reason, "a device has no memory left for parts of tensors on their way");
+        snprintf(reason, HAPT_GROUPS_TEXT_CHARS, "a device has no memory left for parts of tensors on their way");
     }
-    HAPT_TRY(call_roll(team, roll));
-    judge(team, roll->all, reason);
+    if (team->devices) team->devices->whole.group = whole;
+    HAPT_TRY(hapt_device_groups_agree(team->whole, reason));
     if (reason[0]) return HAPT_OK;
-    HAPT_TRY(make_groups(team, mine->reason));
-    HAPT_TRY(call_roll(team, roll));
-    judge(team, roll->all, reason);
-    return HAPT_OK;
+    HAPT_TRY(make_groups(team, reason));
+    return hapt_device_groups_agree(team->whole, reason);
 }
 
-static enum hapt_status use_devices(struct hapt_team *team, const struct hapt_backend *backend, struct hapt_device *device, struct roll *roll,
-                                    char *text)
+enum hapt_status hapt_team_use_devices(struct hapt_team *team, const struct hapt_backend *backend, struct hapt_device *device,
+                                       struct hapt_group *whole, char *text)
 {
-    char reason[REASON_CHARS];
-    const struct hapt_groups *groups = look(team, backend, &roll->mine);
-    HAPT_TRY(call_roll(team, roll));
-    judge(team, roll->all, reason);
+    char reason[HAPT_GROUPS_TEXT_CHARS];
+    const struct hapt_groups *groups;
+    text[0] = '\0';
+    if (team->size == 1) return HAPT_OK;
+    HAPT_TRY(hapt_device_groups_find(team->whole, backend, &groups, reason));
     if (!reason[0]) {
-        team->devices = create(backend, groups, device, team->size);
-        HAPT_TRY(set_up(team, roll, reason));
+        team->devices = create(team, backend, groups, device);
+        HAPT_TRY(set_up(team, whole, reason));
     }
     snprintf(text, HAPT_TEAM_CARRIER_CHARS, "%s%s", reason[0] ? "the host: " : groups->library(), reason);
     if (!reason[0]) return HAPT_OK;
+    if (whole && !(team->devices && team->devices->whole.group)) groups->destroy(whole);
     team_devices_destroy(team->devices);
     team->devices = NULL;
     return HAPT_OK;
-}
-
-enum hapt_status hapt_team_use_devices(struct hapt_team *team, const struct hapt_backend *backend, struct hapt_device *device, char *text)
-{
-    text[0] = '\0';
-    if (team->size == 1) return HAPT_OK;
-    struct roll roll = {.all = calloc((size_t)team->size, sizeof *roll.all), .part = calloc((size_t)team->size, sizeof *roll.part)};
-    /* Its peers are on their way to meet it. */
-    if (!roll.all || !roll.part) hapt_die(hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a roll of %d ranks", team->size));
-    const enum hapt_status status = use_devices(team, backend, device, &roll, text);
-    free(roll.all);
-    free(roll.part);
-    return status;
 }

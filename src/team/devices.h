@@ -2,6 +2,7 @@
 #ifndef HAPT_TEAM_DEVICES_H
 #define HAPT_TEAM_DEVICES_H
 
+#include "hapt/device_groups.h"
 #include "hapt/team.h"
 
 void team_devices_destroy(struct team_devices *devices); /* NULL is allowed */

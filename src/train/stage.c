@@ -280,7 +280,7 @@ enum hapt_status stage_connect(struct stage *stage)
     const bool computes = stage->chunk >= 0 && !stage->emulated;
     if (computes) status = hapt_team_connect(&stage->team, stage->comm, stage->name, stage->timeout_s);
     if (computes && status == HAPT_OK) status = pace_stage(stage);
-    if (computes && status == HAPT_OK) status = hapt_team_use_devices(&stage->team, stage->backend, stage->device, stage->carrier);
+    if (computes && status == HAPT_OK) status = hapt_team_use_devices(&stage->team, stage->backend, stage->device, NULL, stage->carrier);
     if (computes && status == HAPT_OK) status = hapt_engine_connect(stage->engine, stage->team.devices != NULL);
     HAPT_TRY(hapt_link_all_or_none(stage->env->world, "the stages' collectives", status));
     struct hapt_path *path = NULL; /* modelled messages are short: as MPI takes them */

@@ -401,7 +401,7 @@ static void compare(int inner, int axis)
         run_moves(&bench, round, expected);
         run_flat(&bench, axes, round, sums, elements);
         CHECK(fake.asked == 0);
-        CHECK_OK(hapt_team_use_devices(&bench.team, &backend, device, text));
+        CHECK_OK(hapt_team_use_devices(&bench.team, &backend, device, NULL, text));
         CHECK_MESSAGE(bench.team.devices && strcmp(text, "messages") == 0, "devices by %s", text);
         run_moves(&bench, round, got);
         run_flat(&bench, axes, round, sums + 3 * elements, elements);
@@ -435,7 +435,7 @@ static void refused(const char *why)
     char text[HAPT_TEAM_CARRIER_CHARS];
     struct bench bench;
     open_bench(&bench, 1, 0);
-    CHECK_OK(hapt_team_use_devices(&bench.team, &backend, device, text));
+    CHECK_OK(hapt_team_use_devices(&bench.team, &backend, device, NULL, text));
     CHECK_MESSAGE(!bench.team.devices && strncmp(text, "the host: ", 10) == 0 && strstr(text, why), "%s: %s", why, text);
     close_bench(&bench);
 }
@@ -465,7 +465,7 @@ static void failures(void)
     float data[4] = {1, 2, 3, 4};
     const int last = test_env.world_size - 1;
     open_bench(&bench, 1, 0);
-    CHECK_OK(hapt_team_use_devices(&bench.team, &backend, device, text));
+    CHECK_OK(hapt_team_use_devices(&bench.team, &backend, device, NULL, text));
     hapt_team_links(&bench.team, &links);
     snprintf(absent, sizeof absent, "rank %d on host", last);
     fake.faulty = true;
@@ -475,7 +475,7 @@ static void failures(void)
     close_bench(&bench);
     fake.faulty = false;
     open_bench(&bench, 1, 0);
-    CHECK_OK(hapt_team_use_devices(&bench.team, &backend, device, text));
+    CHECK_OK(hapt_team_use_devices(&bench.team, &backend, device, NULL, text));
     hapt_team_links(&bench.team, &links);
     fake.stuck = true;
     if (test_env.world_rank < last) {

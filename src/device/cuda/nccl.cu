@@ -22,6 +22,7 @@ enum { END_S = 10 }; /* so long a group's end waits for its peers */
 
 struct hapt_group {
     ncclComm_t comm; /* NULL: none, or none any more */
+    ncclComm_t none; /* where a split writes that this rank is of no part */
     int rank, ranks;
 };
 
@@ -35,13 +36,19 @@ static struct {
     NCCL_CALLS(NCCL_MEMBER)
 } nccl;
 
-static char message[320];
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 1)
+#define NCCL_HAS_SPLIT 1
+static decltype(&ncclCommSplit) comm_split; /* NULL: the library that is here is older */
+#endif
+
+static thread_local char message[320];
 
 #ifdef HAPT_HOST_CUDA /* tests/gpu/host */
 static const char *load(void)
 {
 #define NCCL_TAKE(name) nccl.name = nccl##name;
     NCCL_CALLS(NCCL_TAKE)
+    comm_split = ncclCommSplit;
     return NULL;
 }
 #else
@@ -56,6 +63,9 @@ static const char *load(void)
     nccl.name = (decltype(nccl.name))dlsym(library, "nccl" #name);            \
     if (!nccl.name) return "libnccl.so.2 is too old: it lacks nccl" #name;
     NCCL_CALLS(NCCL_TAKE)
+#ifdef NCCL_HAS_SPLIT
+    comm_split = (decltype(comm_split))dlsym(library, "ncclCommSplit");
+#endif
     return NULL;
 }
 #endif
@@ -117,6 +127,22 @@ static const char *create(const unsigned char id[HAPT_GROUP_ID_BYTES], int rank,
     *group = made;
     return said(made, nccl.CommInitRankConfig(&made->comm, ranks, unique, rank, &config));
 }
+
+#ifdef NCCL_HAS_SPLIT
+static const char *split(struct hapt_group *group, int color, int key, int rank, int ranks, struct hapt_group **part)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    *part = NULL;
+    if (color < 0) return said(group, comm_split(group->comm, NCCL_SPLIT_NOCOLOR, key, &group->none, &config));
+    struct hapt_group *made = (struct hapt_group *)calloc(1, sizeof *made);
+    if (!made) return "no memory for a group";
+    made->rank = rank;
+    made->ranks = ranks;
+    *part = made;
+    return said(group, comm_split(group->comm, color, key, &made->comm, &config)); /* written there while the group settles */
+}
+#endif
 
 static const char *settled(struct hapt_group *group, bool *settled)
 {
@@ -288,12 +314,15 @@ extern const struct hapt_groups *cuda_nccl_groups(const char **reason);
 
 const struct hapt_groups *cuda_nccl_groups(const char **reason)
 {
-    static const struct hapt_groups groups = {library,    place,          make_id,    create, settled,   abort_group, destroy,
-                                              all_reduce, reduce_scatter, all_gather, trade,  pack_runs, unpack_runs};
+    static struct hapt_groups groups = {library,    place,          make_id,    create, settled,   abort_group, destroy,
+                                        all_reduce, reduce_scatter, all_gather, trade,  pack_runs, unpack_runs, NULL};
     static bool loaded;
     if (!loaded) {
         setenv("NCCL_NVLS_ENABLE", "0", 0);
         if ((*reason = load())) return NULL;
+#ifdef NCCL_HAS_SPLIT
+        groups.split = comm_split ? split : NULL;
+#endif
         loaded = true;
     }
     return &groups;
