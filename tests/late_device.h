@@ -2,7 +2,8 @@
  * A device for tests of what moves its data: the host cannot touch its memory, not by mistake either, and its queues work when they like.
  *
  * Memory is mapped twice: closed where the device's addresses are, open where the queues, and the test (late_host), read and write it. Each
- * queue has a thread that begins a copy some time after it was asked for, so what two queues do comes in any order.
+ * queue has a thread that begins its work some time after it was asked for, so what two queues do comes in any order. Groups are of two ranks;
+ * a message holds up its queue until its other end has come to the head of the peer's.
  */
 #ifndef HAPT_TEST_LATE_DEVICE_H
 #define HAPT_TEST_LATE_DEVICE_H
@@ -14,6 +15,7 @@
 #include <unistd.h>
 
 #include "hapt/device.h"
+#include "hapt/link.h"
 #include "test.h"
 
 enum { LATE_QUEUES = 8, LATE_WORK = 4096, LATE_EVENTS = 64 };
@@ -28,24 +30,33 @@ struct hapt_queue {
     pthread_mutex_t mutex;
     pthread_cond_t work;
     bool started, ends;
-    struct late_copy {
+    struct late_work {
+        enum { LATE_COPY, LATE_SEND, LATE_RECEIVE, LATE_PACK, LATE_UNPACK } kind;
         void *to;
         const void *from;
         size_t bytes;
-    } copy[LATE_WORK];
+        int peer, tag;
+        const struct hapt_strided_list *runs;
+    } work_at[LATE_WORK];
     long long asked; /* under the mutex */
     atomic_llong done;
     struct hapt_event event[LATE_EVENTS];
     int next_event;
 };
 
+struct hapt_group {
+    int peer, tag; /* of the world; of its own */
+    int left;      /* questions until it settles */
+};
+
 static struct {
     char *closed, *open; /* the two places of the memory */
-    size_t bytes;
+    size_t bytes, taken;
+    MPI_Comm comm; /* of the devices */
     struct hapt_queue queue[LATE_QUEUES];
     int pinned; /* blocks of page-locked memory */
-    size_t moved; /* bytes asked for */
-    bool fails; /* copies do, from now on */
+    atomic_ullong moved; /* bytes asked for */
+    bool fails; /* copies and groups do, from now on */
 } late;
 
 static __attribute__((unused)) void late_open(size_t bytes)
@@ -57,6 +68,23 @@ static __attribute__((unused)) void late_open(size_t bytes)
     late.open = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     HAPT_ASSERT(late.closed != MAP_FAILED && late.open != MAP_FAILED);
     close(file);
+    MPI_Comm_dup(MPI_COMM_WORLD, &late.comm);
+}
+
+static enum hapt_status late_allocate(struct hapt_device *device, size_t bytes, void **memory)
+{
+    (void)device;
+    *memory = late.closed + late.taken;
+    late.taken += (bytes + 63) / 64 * 64;
+    HAPT_ASSERT(late.taken <= late.bytes);
+    return HAPT_OK;
+}
+
+/* All is given back at once, by who sets late.taken. */
+static void late_free(struct hapt_device *device, void *memory)
+{
+    (void)device;
+    (void)memory;
 }
 
 /* Where the host reads what is at an address of the device; other addresses are the host's. */
@@ -66,7 +94,40 @@ static void *late_host(const void *address)
     return at >= late.closed && at < late.closed + late.bytes ? late.open + (at - late.closed) : (void *)at;
 }
 
-static void *late_work(void *argument)
+static void late_meet(MPI_Request request)
+{
+    int done = 0;
+    while (!done) {
+        MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+        if (!done) usleep(50);
+    }
+}
+
+static void late_do(const struct late_work *work)
+{
+    MPI_Request request;
+    switch (work->kind) {
+    case LATE_COPY:
+        memcpy(late_host(work->to), late_host(work->from), work->bytes);
+        break;
+    case LATE_SEND:
+        MPI_Issend(late_host(work->from), (int)work->bytes, MPI_BYTE, work->peer, work->tag, late.comm, &request);
+        late_meet(request);
+        break;
+    case LATE_RECEIVE:
+        MPI_Irecv(late_host(work->to), (int)work->bytes, MPI_BYTE, work->peer, work->tag, late.comm, &request);
+        late_meet(request);
+        break;
+    case LATE_PACK:
+        hapt_strided_pack(work->runs, late_host(work->from), 0, work->bytes, late_host(work->to));
+        break;
+    case LATE_UNPACK:
+        hapt_strided_unpack(work->runs, late_host(work->to), 0, work->bytes, late_host(work->from));
+        break;
+    }
+}
+
+static void *late_run(void *argument)
 {
     struct hapt_queue *queue = argument;
     uint64_t random = (uint64_t)(queue - late.queue) + 1;
@@ -74,11 +135,11 @@ static void *late_work(void *argument)
         pthread_mutex_lock(&queue->mutex);
         while (queue->asked == atomic_load(&queue->done) && !queue->ends) pthread_cond_wait(&queue->work, &queue->mutex);
         const bool idle = queue->asked == atomic_load(&queue->done);
-        const struct late_copy copy = queue->copy[atomic_load(&queue->done) % LATE_WORK];
+        const struct late_work work = queue->work_at[atomic_load(&queue->done) % LATE_WORK];
         pthread_mutex_unlock(&queue->mutex);
         if (idle) return NULL;
         if (hapt_random_unit(&random) < 0.3) usleep((unsigned)(300 * hapt_random_unit(&random)));
-        memcpy(late_host(copy.to), late_host(copy.from), copy.bytes);
+        late_do(&work);
         atomic_fetch_add(&queue->done, 1);
     }
 }
@@ -91,20 +152,25 @@ static struct hapt_queue *late_queue(struct hapt_device *device, int index)
     if (queue->started) return queue;
     pthread_mutex_init(&queue->mutex, NULL);
     pthread_cond_init(&queue->work, NULL);
-    HAPT_ASSERT(pthread_create(&queue->thread, NULL, late_work, queue) == 0);
+    HAPT_ASSERT(pthread_create(&queue->thread, NULL, late_run, queue) == 0);
     queue->started = true;
     return queue;
+}
+
+static void late_ask(struct hapt_queue *queue, struct late_work work)
+{
+    pthread_mutex_lock(&queue->mutex);
+    HAPT_ASSERT(queue->asked - atomic_load(&queue->done) < LATE_WORK);
+    queue->work_at[queue->asked++ % LATE_WORK] = work;
+    atomic_fetch_add(&late.moved, work.bytes);
+    pthread_cond_signal(&queue->work);
+    pthread_mutex_unlock(&queue->mutex);
 }
 
 static enum hapt_status late_copy(struct hapt_queue *queue, void *to, const void *from, size_t bytes)
 {
     if (late.fails) return hapt_fail(HAPT_ERR_INTERNAL, "it is late", "the device is gone");
-    pthread_mutex_lock(&queue->mutex);
-    HAPT_ASSERT(queue->asked - atomic_load(&queue->done) < LATE_WORK);
-    queue->copy[queue->asked++ % LATE_WORK] = (struct late_copy){to, from, bytes};
-    late.moved += bytes;
-    pthread_cond_signal(&queue->work);
-    pthread_mutex_unlock(&queue->mutex);
+    late_ask(queue, (struct late_work){.kind = LATE_COPY, .to = to, .from = from, .bytes = bytes});
     return HAPT_OK;
 }
 
@@ -141,6 +207,57 @@ static void late_unpin(void *memory)
     free(memory);
 }
 
+/* ---- groups ---- */
+
+static const char *late_settled(struct hapt_group *group, bool *settled)
+{
+    *settled = group->left == 0 || --group->left == 0;
+    return late.fails ? "the wire is cut" : NULL;
+}
+
+static void late_abort(struct hapt_group *group)
+{
+    group->left = 0;
+}
+
+static const char *late_send(struct hapt_group *group, struct hapt_queue *queue, int count, const struct hapt_block *block, int to)
+{
+    CHECK(to == 1 && group->left == 0);
+    group->left = 3;
+    for (int b = 0; b < count; b++)
+        late_ask(queue, (struct late_work){.kind = LATE_SEND, .from = block[b].data, .bytes = block[b].bytes, .peer = group->peer, .tag = group->tag});
+    return NULL;
+}
+
+static const char *late_receive(struct hapt_group *group, struct hapt_queue *queue, int count, const struct hapt_block *block, int from)
+{
+    CHECK(from == 0 && group->left == 0);
+    group->left = 3;
+    for (int b = 0; b < count; b++)
+        late_ask(queue, (struct late_work){.kind = LATE_RECEIVE, .to = block[b].data, .bytes = block[b].bytes, .peer = group->peer, .tag = group->tag});
+    return NULL;
+}
+
+static const char *late_pack(struct hapt_queue *queue, const struct hapt_strided_list *list, const void *base, void *dense)
+{
+    late_ask(queue, (struct late_work){.kind = LATE_PACK, .to = dense, .from = base, .bytes = hapt_strided_bytes(list), .runs = list});
+    return NULL;
+}
+
+static const char *late_unpack(struct hapt_queue *queue, const struct hapt_strided_list *list, void *base, const void *dense)
+{
+    late_ask(queue, (struct late_work){.kind = LATE_UNPACK, .to = base, .from = dense, .bytes = hapt_strided_bytes(list), .runs = list});
+    return NULL;
+}
+
+static const struct hapt_groups *late_groups(const char **reason)
+{
+    static const struct hapt_groups groups = {
+        .settled = late_settled, .abort = late_abort, .pack = late_pack, .unpack = late_unpack, .send = late_send, .receive = late_receive};
+    *reason = "";
+    return &groups;
+}
+
 static __attribute__((unused)) void late_close(void)
 {
     for (int q = 0; q < LATE_QUEUES; q++) {
@@ -154,11 +271,13 @@ static __attribute__((unused)) void late_close(void)
     }
     munmap(late.closed, late.bytes);
     munmap(late.open, late.bytes);
+    MPI_Comm_free(&late.comm);
     CHECK_MESSAGE(late.pinned == 0, "%d blocks stay page-locked", late.pinned);
     memset(&late, 0, sizeof late);
 }
 
 static __attribute__((unused)) const struct hapt_backend late_backend = {.name = "late", .queue = late_queue, .record = late_record, .done = late_done,
-                                                                         .wait = late_wait, .copy = late_copy, .pin = late_pin, .unpin = late_unpin};
+                                                                         .wait = late_wait, .copy = late_copy, .pin = late_pin, .unpin = late_unpin,
+                                                                         .allocate = late_allocate, .free = late_free, .groups = late_groups};
 
 #endif

@@ -73,7 +73,7 @@ struct hapt_event;
 struct hapt_replay;
 
 /* Queues by what they are for. Each is filled by one thread: the first by the one that computes, the others by the one that communicates. */
-enum hapt_queue_use { HAPT_QUEUE_COMPUTE, HAPT_QUEUE_COPY_OUT, HAPT_QUEUE_COPY_IN };
+enum hapt_queue_use { HAPT_QUEUE_COMPUTE, HAPT_QUEUE_COPY_OUT, HAPT_QUEUE_COPY_IN, HAPT_QUEUE_SEND, HAPT_QUEUE_RECEIVE };
 
 struct hapt_kernel {
     const char *op; /* name in the operator table */
@@ -93,6 +93,12 @@ struct hapt_kernel {
  */
 struct hapt_group;
 #define HAPT_GROUP_ID_BYTES 128
+
+/* Device memory. */
+struct hapt_block {
+    void *data;
+    size_t bytes;
+};
 
 struct hapt_groups {
     const char *(*library)(void); /* "NCCL 2.28.9" */
@@ -123,6 +129,9 @@ struct hapt_groups {
     /* Optional. Parts of a group: of the ranks that give the same color, in order of their keys; a rank knows its rank there, and of how many.
      * Of a negative color is no part, and *part becomes NULL. Made when the group has settled; all ranks of the group ask. */
     const char *(*split)(struct hapt_group *group, int color, int key, int rank, int ranks, struct hapt_group **part);
+    /* Optional. Blocks to a rank, and from it: as many there as here, of the same sizes. The queue goes on when they have met. */
+    const char *(*send)(struct hapt_group *group, struct hapt_queue *queue, int count, const struct hapt_block *block, int to);
+    const char *(*receive)(struct hapt_group *group, struct hapt_queue *queue, int count, const struct hapt_block *block, int from);
 };
 
 struct hapt_backend {

@@ -93,6 +93,9 @@ struct hapt_flow_options {
     bool on_device;    /* these addresses are the device's (hapt_courier_use_device), and the host cannot read there */
     int piece_count;
     const struct hapt_piece *piece; /* copied */
+    /* [piece_count] Where devices trade among themselves (hapt_backend.groups): a group of the two ends, the sender its rank 0, that nothing else
+     * uses; pieces of one peer have the same. Both ends of a flow have them or neither. NULL: messages pass through the host. Copied. */
+    struct hapt_group *const *group;
     /* Sending: when message k had its first chunk on its way; receiving: when its last one was there, of any peer. At time_s[k %
      * time_count], to be read after hapt_courier_drain; borrowed. NULL: not kept. */
     double *time_s;
@@ -111,7 +114,8 @@ struct hapt_courier;
 enum hapt_status hapt_courier_create(const struct hapt_transfer *transfer, MPI_Comm world, const struct hapt_path *path, double timeout_s,
                                      struct hapt_courier **courier);
 /*
- * For flows on a device whose memory the host cannot read. The courier keeps page-locked copies of their messages, as many as receivers have
+ * For flows on a device whose memory the host cannot read. Where they have groups, devices trade their messages, and the host tells the other
+ * end that one is on its way. Else the courier keeps page-locked copies of their messages, as many as receivers have
  * transfer slots, and has the device copy between the two in queues of its own, beside what it computes: part by part, so that one is on
  * its way while the next one is copied. Bytes between the runs of a piece may be written with anything where it is received. Before the
  * first such flow; the device outlives the courier.

@@ -82,7 +82,7 @@ static enum hapt_status add_channels(struct hapt_courier *courier, struct flow *
         flow->piece_channel[i] = c;
         flow->message_bytes += flow->options.piece[i].modelled_bytes ? flow->options.piece[i].modelled_bytes : flow->options.piece[i].bytes;
         struct window *window = flow->options.sends ? &flow->window : &flow->channel[c].window;
-        if (flow->options.piece[i].runs.count > 0 && !window->buffer)
+        if (flow->options.piece[i].runs.count > 0 && !window->buffer && !flow->options.group)
             HAPT_NEW(window->buffer, &courier->arena, WINDOW * HAPT_LINK_CHUNK_BYTES);
     }
     return HAPT_OK;
@@ -98,6 +98,7 @@ enum hapt_status hapt_courier_add(struct hapt_courier *courier, const struct hap
 {
     HAPT_ASSERT(!courier->running && options->piece_count > 0 && options->slot_count > 0 && options->peer_slots > 0);
     HAPT_ASSERT(!options->on_device || (courier->backend && !options->stamped));
+    HAPT_ASSERT(!options->group || options->on_device);
     for (int i = 0; i < options->piece_count; i++) {
         const struct hapt_piece *piece = &options->piece[i];
         HAPT_ASSERT((piece->modelled_bytes > 0 || !options->stamped) && (piece->modelled_bytes == 0 || piece->bytes <= HAPT_LINK_CHUNK_BYTES));
@@ -123,6 +124,12 @@ enum hapt_status hapt_courier_add(struct hapt_courier *courier, const struct hap
     memcpy(base, options->base, addresses * sizeof *base);
     made->options.piece = piece;
     made->options.base = base;
+    if (options->group) {
+        struct hapt_group **group;
+        HAPT_NEW(group, &courier->arena, options->piece_count);
+        memcpy(group, options->group, (size_t)options->piece_count * sizeof *group);
+        made->options.group = group;
+    }
     HAPT_NEW(made->queue_slot, &courier->arena, options->slot_count);
     HAPT_NEW(made->queue_ready_s, &courier->arena, options->slot_count);
     HAPT_NEW(made->queue_event, &courier->arena, options->slot_count);
@@ -130,13 +137,14 @@ enum hapt_status hapt_courier_add(struct hapt_courier *courier, const struct hap
     HAPT_NEW(made->slot_due_s, &courier->arena, options->slot_count);
     HAPT_NEW(made->freed_s, &courier->arena, options->peer_slots);
     HAPT_TRY(add_channels(courier, made));
-    for (int c = 0; c < made->channel_count && courier->transfer->rate && made->options.bandwidth <= 0; c++) {
+    for (int c = 0; c < made->channel_count && courier->transfer->rate && made->options.bandwidth <= 0 && !options->group; c++) {
         struct channel *channel = &made->channel[c];
         channel->counts = courier->transfer->rate(courier->context, channel->peer, 2 * options->tag, &channel->counted);
         channel->taken = channel->counted;
     }
     *flow = courier->flow_count;
     courier->flow[courier->flow_count++] = made;
+    if (options->group) return meeting_prepare(courier, made);
     return options->on_device ? staging_create(courier, made) : HAPT_OK;
 }
 
@@ -196,11 +204,11 @@ static void *run_courier(void *argument)
         pthread_mutex_unlock(&courier->mutex);
         struct pass pass = {.now_s = hapt_time_s(), .wake_s = NAN};
         for (int f = 0; f < courier->flow_count && pass.status == HAPT_OK; f++) {
-            if (courier->flow[f]->options.sends) {
-                hapt_flow_advance_sender(courier, courier->flow[f], &pass);
-            } else {
-                hapt_flow_advance_receiver(courier, courier->flow[f], &pass);
-            }
+            struct flow *flow = courier->flow[f];
+            if (flow->options.sends)
+                (flow->options.group ? meeting_advance_sender : hapt_flow_advance_sender)(courier, flow, &pass);
+            else
+                (flow->options.group ? meeting_advance_receiver : hapt_flow_advance_receiver)(courier, flow, &pass);
         }
         if (pass.news) wake_compute(courier);
         if (pass.status != HAPT_OK) hapt_link_await_end(INFINITY); /* connections break when a peer dies */
@@ -420,7 +428,10 @@ void hapt_courier_destroy(struct hapt_courier *courier)
     if (!courier) return;
     HAPT_ASSERT(!courier->running);
     bells_destroy(courier->bells);
-    for (int f = 0; f < courier->flow_count; f++) staging_destroy(courier, courier->flow[f]);
+    for (int f = 0; f < courier->flow_count; f++) {
+        staging_destroy(courier, courier->flow[f]);
+        meeting_release(courier, courier->flow[f]);
+    }
     courier->transfer->close(courier->context);
     pthread_cond_destroy(&courier->work);
     pthread_cond_destroy(&courier->news);

@@ -46,6 +46,13 @@ struct channel {
     bool counts;           /* the network does, at the sending end; under the mutex: */
     struct hapt_transfer_rate counted, taken; /* when it was asked last; when the compute thread was told last */
     atomic_llong shortest_ns; /* from the first to the last chunk, since asked; 0: none */
+    /* between devices (flow_device.c) */
+    struct hapt_group *group;
+    struct hapt_block *block; /* [piece_count] of the message under way */
+    char *dense;              /* device memory for its runs, one behind the other; NULL: there are none */
+    bool word_in_flight;      /* that a message is on its way, */
+    struct hapt_transfer_request word;
+    int64_t heard; /* ... receiving: of so many */
     /* either side of the credits */
     bool credit_in_flight;
     struct hapt_transfer_request credit;
@@ -65,6 +72,7 @@ struct flow {
     int *queue_slot;           /* [slot_count] ring by sequence */
     double *queue_ready_s;     /* [slot_count] */
     struct hapt_event **queue_event; /* [slot_count] NULL: it was there when it was handed over */
+    int met;                /* between devices: peers that have the message under way */
     int64_t *last_of_slot; /* [slot_count] 1 + sequence of the newest message handed over there; compute thread only */
     int64_t started;       /* messages whose first chunk may go */
     bool under_way, blocked;
@@ -99,6 +107,12 @@ struct hapt_courier {
     const struct hapt_backend *backend; /* of the flows on a device */
     struct hapt_device *device;
     int copies[2];             /* under way: out, in */
+    const struct hapt_groups *groups; /* of flows between devices */
+    struct meeting {
+        struct flow *flow; /* NULL: none is under way */
+        struct channel *channel;
+        struct hapt_event *event; /* behind it in the queue; NULL: it is not there yet */
+    } meeting[2];              /* of devices: sending, receiving */
     struct bells *bells;       /* NULL: the courier sleeps on `work` and asks the library again and again */
     uint64_t kicks;            /* under the mutex, as all below */
     bool running, stopping, finished;
@@ -139,6 +153,23 @@ bool staging_has(const struct flow *flow, int64_t sequence, const struct hapt_pi
 void staging_note(struct flow *flow, int64_t sequence, const struct hapt_piece *piece, size_t offset, size_t bytes);
 /* Receiving: is all of the next message, number `landed`, on the device? Its slot is then ready for another one. */
 bool staging_lands(struct flow *flow);
+
+/* What flow.c has for all flows. */
+void flow_hear_credits(struct hapt_courier *courier, struct flow *flow, struct pass *pass);
+void flow_tell_credits(struct hapt_courier *courier, const struct flow *flow, struct channel *channel, struct pass *pass);
+/* Starts the next message when there is one and every receiver has a place for it; true when one is under way. */
+bool flow_start_message(struct hapt_courier *courier, struct flow *flow, const struct pass *pass);
+/* A message that began at `start_s` is gone. */
+void flow_count_sent(struct flow *flow, double start_s, double now_s, struct pass *pass);
+void flow_keep_time(const struct flow *flow, int64_t sequence, double time_s);
+/* What is left to do for a sender. */
+void flow_judge_sender(struct flow *flow, struct pass *pass);
+
+/* flow_device.c: messages that devices trade. */
+enum hapt_status meeting_prepare(struct hapt_courier *courier, struct flow *flow);
+void meeting_release(struct hapt_courier *courier, struct flow *flow);
+void meeting_advance_sender(struct hapt_courier *courier, struct flow *flow, struct pass *pass);
+void meeting_advance_receiver(struct hapt_courier *courier, struct flow *flow, struct pass *pass);
 
 void hapt_flow_advance_sender(struct hapt_courier *courier, struct flow *flow, struct pass *pass);
 void hapt_flow_advance_receiver(struct hapt_courier *courier, struct flow *flow, struct pass *pass);

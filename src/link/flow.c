@@ -93,7 +93,7 @@ static double released_s(const struct flow *flow)
 }
 
 /* Hears which transfer slots the receivers released. */
-static void hear_credits(struct hapt_courier *courier, struct flow *flow, struct pass *pass)
+void flow_hear_credits(struct hapt_courier *courier, struct flow *flow, struct pass *pass)
 {
     for (int c = 0; c < flow->channel_count && pass->status == HAPT_OK; c++) {
         struct channel *channel = &flow->channel[c];
@@ -122,7 +122,7 @@ static bool has_credit(const struct flow *flow)
     return true;
 }
 
-static void keep_time(const struct flow *flow, int64_t sequence, double time_s)
+void flow_keep_time(const struct flow *flow, int64_t sequence, double time_s)
 {
     if (flow->options.time_s) flow->options.time_s[sequence % flow->options.time_count] = time_s;
 }
@@ -140,8 +140,7 @@ static void ask_network(struct hapt_courier *courier, struct flow *flow)
     }
 }
 
-/* Starts the next message when there is one and every receiver has a place for it. */
-static bool start_message(struct hapt_courier *courier, struct flow *flow, const struct pass *pass)
+bool flow_start_message(struct hapt_courier *courier, struct flow *flow, const struct pass *pass)
 {
     if (flow->under_way) return true;
     if (flow->started >= atomic_load(&flow->queued)) return false;
@@ -158,7 +157,7 @@ static bool start_message(struct hapt_courier *courier, struct flow *flow, const
         flow->start_s = fmax(flow->start_s, pass->now_s);
     flow->blocked = false;
     flow->under_way = true;
-    keep_time(flow, flow->started, flow->start_s);
+    flow_keep_time(flow, flow->started, flow->start_s);
     flow->started++;
     flow->done_bytes = 0;
     if (flow->options.bandwidth > 0)
@@ -180,7 +179,7 @@ static bool chunk_is_due(const struct flow *flow, size_t bytes, struct pass *pas
 
 static void post_sends(struct hapt_courier *courier, struct flow *flow, struct pass *pass)
 {
-    while (pass->status == HAPT_OK && flow->window.count < WINDOW && start_message(courier, flow, pass)) {
+    while (pass->status == HAPT_OK && flow->window.count < WINDOW && flow_start_message(courier, flow, pass)) {
         const int p = flow->cursor.piece;
         const struct hapt_piece *piece = &flow->options.piece[p];
         const size_t bytes = chunk_bytes(piece, flow->cursor.offset);
@@ -213,29 +212,37 @@ static void keep_shortest(atomic_llong *shortest_ns, double time_s)
     if (before == 0 || mine < before) atomic_store(shortest_ns, mine);
 }
 
-void hapt_flow_advance_sender(struct hapt_courier *courier, struct flow *flow, struct pass *pass)
+void flow_count_sent(struct flow *flow, double start_s, double now_s, struct pass *pass)
 {
-    int entry;
-    while ((entry = window_pop(courier, &flow->window, pass)) >= 0) {
-        if (!flow->window.last[entry]) continue;
-        const double now_s = flow->options.stamped ? flow->window.due_s[entry] : hapt_time_s();
-        const double active_s = now_s - fmax(flow->window.start_s[entry], flow->finished_s);
-        atomic_fetch_add(&flow->active_ns, (long long)(1e9 * active_s));
-        keep_shortest(&flow->shortest_ns, active_s);
-        flow->finished_s = now_s;
-        atomic_fetch_add(&flow->sent, 1);
-        pass->news = true;
-    }
-    hear_credits(courier, flow, pass);
-    if (flow->staging) staging_advance(courier, flow, pass);
-    post_sends(courier, flow, pass);
+    const double active_s = now_s - fmax(start_s, flow->finished_s);
+    atomic_fetch_add(&flow->active_ns, (long long)(1e9 * active_s));
+    keep_shortest(&flow->shortest_ns, active_s);
+    flow->finished_s = now_s;
+    atomic_fetch_add(&flow->sent, 1);
+    pass->news = true;
+}
+
+void flow_judge_sender(struct flow *flow, struct pass *pass)
+{
     const int64_t queued = atomic_load(&flow->queued);
-    if (flow->window.count > 0) pass->in_flight = true;
     if (atomic_load(&flow->sent) < queued) pass->unfinished = true;
     for (int c = 0; c < flow->channel_count; c++) {
         if (flow->channel[c].credit_in_flight) pass->in_flight = true;
         if (flow->channel[c].credits < queued) pass->unfinished = true;
     }
+}
+
+void hapt_flow_advance_sender(struct hapt_courier *courier, struct flow *flow, struct pass *pass)
+{
+    int entry;
+    while ((entry = window_pop(courier, &flow->window, pass)) >= 0)
+        if (flow->window.last[entry])
+            flow_count_sent(flow, flow->window.start_s[entry], flow->options.stamped ? flow->window.due_s[entry] : hapt_time_s(), pass);
+    flow_hear_credits(courier, flow, pass);
+    if (flow->staging) staging_advance(courier, flow, pass);
+    post_sends(courier, flow, pass);
+    if (flow->window.count > 0) pass->in_flight = true;
+    flow_judge_sender(flow, pass);
 }
 
 static void post_receives(struct hapt_courier *courier, const struct flow *flow, struct channel *channel,
@@ -260,8 +267,7 @@ static void post_receives(struct hapt_courier *courier, const struct flow *flow,
 }
 
 /* Tells the sender of released slots, one empty message each. */
-static void tell_credits(struct hapt_courier *courier, const struct flow *flow, struct channel *channel,
-                         struct pass *pass)
+void flow_tell_credits(struct hapt_courier *courier, const struct flow *flow, struct channel *channel, struct pass *pass)
 {
     while (pass->status == HAPT_OK) {
         if (channel->credit_in_flight) {
@@ -301,7 +307,7 @@ static void take_chunks(struct hapt_courier *courier, struct flow *flow, struct 
         note_arrival(channel, window->last[entry]);
         if (flow->staging) staging_note(flow, sequence, window->piece[entry], window->offset[entry], window->bytes[entry]);
         if (!window->last[entry]) continue;
-        if (!flow->staging) keep_time(flow, sequence, hapt_time_s());
+        if (!flow->staging) flow_keep_time(flow, sequence, hapt_time_s());
         atomic_fetch_add(&channel->received, 1);
         pass->news = true;
     }
@@ -312,7 +318,7 @@ static void land(struct hapt_courier *courier, struct flow *flow, struct pass *p
 {
     staging_advance(courier, flow, pass);
     while (atomic_load(&flow->landed) < atomic_load(&flow->expected) && staging_lands(flow)) {
-        keep_time(flow, atomic_load(&flow->landed), hapt_time_s());
+        flow_keep_time(flow, atomic_load(&flow->landed), hapt_time_s());
         atomic_fetch_add(&flow->landed, 1);
         pass->news = pass->progress = true;
     }
@@ -325,7 +331,7 @@ void hapt_flow_advance_receiver(struct hapt_courier *courier, struct flow *flow,
     if (flow->staging && pass->status == HAPT_OK) land(courier, flow, pass);
     for (int c = 0; c < flow->channel_count && pass->status == HAPT_OK; c++) {
         struct channel *channel = &flow->channel[c];
-        tell_credits(courier, flow, channel, pass);
+        flow_tell_credits(courier, flow, channel, pass);
         post_receives(courier, flow, channel, pass);
         if (channel->window.count > 0 || channel->credit_in_flight) pass->in_flight = true;
         if (atomic_load(&channel->received) < expected || channel->credited < expected || channel->credit_in_flight)

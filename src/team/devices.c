@@ -304,6 +304,7 @@ enum hapt_status hapt_team_use_devices(struct hapt_team *team, const struct hapt
                                        struct hapt_group *whole, char *text)
 {
     char reason[HAPT_GROUPS_TEXT_CHARS];
+    const char *ignored;
     const struct hapt_groups *groups;
     text[0] = '\0';
     if (team->size == 1) return HAPT_OK;
@@ -314,7 +315,7 @@ enum hapt_status hapt_team_use_devices(struct hapt_team *team, const struct hapt
     }
     snprintf(text, HAPT_TEAM_CARRIER_CHARS, "%s%s", reason[0] ? "the host: " : groups->library(), reason);
     if (!reason[0]) return HAPT_OK;
-    if (whole && !(team->devices && team->devices->whole.group)) groups->destroy(whole);
+    if (whole && !(team->devices && team->devices->whole.group)) backend->groups(&ignored)->destroy(whole);
     team_devices_destroy(team->devices);
     team->devices = NULL;
     return HAPT_OK;

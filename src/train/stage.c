@@ -280,7 +280,10 @@ enum hapt_status stage_connect(struct stage *stage)
     const bool computes = stage->chunk >= 0 && !stage->emulated;
     if (computes) status = hapt_team_connect(&stage->team, stage->comm, stage->name, stage->timeout_s);
     if (computes && status == HAPT_OK) status = pace_stage(stage);
-    if (computes && status == HAPT_OK) status = hapt_team_use_devices(&stage->team, stage->backend, stage->device, NULL, stage->carrier);
+    HAPT_TRY(hapt_link_all_or_none(stage->env->world, "the stages' communicators", status));
+    struct hapt_group *whole = NULL;
+    status = stage_meet(stage, &whole);
+    if (computes && status == HAPT_OK) status = hapt_team_use_devices(&stage->team, stage->backend, stage->device, whole, stage->carrier);
     if (computes && status == HAPT_OK) status = hapt_engine_connect(stage->engine, stage->team.devices != NULL);
     HAPT_TRY(hapt_link_all_or_none(stage->env->world, "the stages' collectives", status));
     struct hapt_path *path = NULL; /* modelled messages are short: as MPI takes them */
@@ -304,6 +307,7 @@ void stage_release(struct stage *stage)
 {
     hapt_courier_destroy(stage->courier);
     stage_release_flows(stage);
+    stage_part(stage);
     hapt_team_release(&stage->team);
     if (stage->comm != MPI_COMM_NULL) MPI_Comm_free(&stage->comm);
     hapt_engine_destroy(stage->engine);

@@ -2,6 +2,7 @@
 #ifndef HAPT_TRAIN_STAGE_H
 #define HAPT_TRAIN_STAGE_H
 
+#include "hapt/device_groups.h"
 #include "hapt/link.h"
 #include "hapt/reshard.h"
 #include "hapt/team.h"
@@ -23,6 +24,13 @@ struct stage_replicas {
     int count, index;
     struct hapt_reshard_part mine;
     struct hapt_strided *part; /* [count] of the dense local copy */
+};
+
+/* Two ranks that trade a route's messages by their devices: world ranks. */
+struct stage_pair {
+    int route, from, to;
+    int round; /* in which the groups of pairs were made: a rank is in one of each round */
+    struct hapt_group *group; /* NULL: this rank is neither */
 };
 
 /* One tied parameter that this stage holds with others: gradients meet part by part. */
@@ -87,6 +95,10 @@ struct stage {
     MPI_Comm comm; /* ranks of the stage */
     char carrier[HAPT_TEAM_CARRIER_CHARS]; /* of the team's collectives: hapt_team_use_devices */
     struct hapt_team team; /* they, their places and collectives; what of the step's time is busy and what waiting */
+    int pair_count;
+    struct stage_pair *pair; /* stage_devices.c */
+    char apart[HAPT_GROUPS_TEXT_CHARS]; /* why the devices of this stage's subcluster do not trade; "": they do, or there is nothing to trade */
+    char way[HAPT_TEAM_CARRIER_CHARS]; /* how boundaries leave a device whose memory the host cannot read; "": there is none, or none leaves */
     struct stage_replicas *forward_replicas, *backward_replicas; /* of incoming boundary tensors */
     struct hapt_courier *courier;
     struct stage_flows forward_in, forward_out, backward_in, backward_out;
@@ -130,6 +142,15 @@ enum hapt_status stage_rebuild(struct stage *stage, const struct stage_replicas 
 enum hapt_status stage_rebuild_received(struct stage *stage, const struct stage_replicas *replicas, int tensor, void *data);
 /* Between host and device; done when it returns. */
 enum hapt_status stage_copy(struct stage *stage, void *to, const void *from, size_t bytes);
+/* stage_devices.c: groups of the devices of a subcluster's stages, where they can and several stages are there. *whole: of this stage, or NULL.
+ * Collective over env->world. */
+enum hapt_status stage_meet(struct stage *stage, struct hapt_group **whole);
+void stage_part(struct stage *stage);
+/* By which the two world ranks trade the route's messages; NULL: through the host. */
+struct hapt_group *stage_pair_group(const struct stage *stage, int route, int from, int to);
+/* What rank `from` of a route's first chunk sends to rank `to` of the other; of it bytes that are no single run here. */
+enum hapt_status stage_route_bytes(const struct stage *stage, const struct hapt_route *route, int from, int to, struct hapt_arena *scratch,
+                                   size_t *bytes, size_t *in_runs);
 /* The flows alone; rank-local. */
 enum hapt_status stage_add_flows(struct stage *stage);
 void stage_release_flows(struct stage *stage);

@@ -3,6 +3,7 @@
  * tensor alike fetch a part of it each, so every element crosses once; then they gather the parts (stage_rebuild).
  */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "emulate.h"
@@ -48,7 +49,7 @@ struct crossing {
 };
 
 /* What rank `sender` of the one chunk has to send rank `receiver` of the other: nothing when another one that holds the same does. */
-static enum hapt_status cross(const struct stage *stage, const struct crossing *crossing, int sender, int receiver,
+static enum hapt_status cross(const struct stage *stage, const struct crossing *crossing, int sender, int receiver, struct hapt_arena *arena,
                               struct hapt_strided_list *sent, struct hapt_strided_list *received)
 {
     int copies, copy, replicas, replica;
@@ -62,7 +63,7 @@ static enum hapt_status cross(const struct stage *stage, const struct crossing *
     struct hapt_reshard_part part = hapt_reshard_slice(&wanted, replicas, replica);
     part.compact = crossing->compact;
     const enum hapt_dtype dtype = stage->sharding[crossing->from]->graph->tensor[crossing->source].dtype;
-    return hapt_reshard_common(&had, &wanted, &part, hapt_dtype_bytes(dtype), stage->arena, sent, received);
+    return hapt_reshard_common(&had, &wanted, &part, hapt_dtype_bytes(dtype), arena, sent, received);
 }
 
 static struct hapt_piece make_piece(int peer, int buffer, const struct hapt_strided_list *runs)
@@ -82,10 +83,25 @@ static enum hapt_status cut_tensor(const struct stage *stage, const struct cross
     const int other = sends ? crossing->to : crossing->from;
     for (int r = 0; r < stage_size(stage, other); r++) {
         struct hapt_strided_list sent, received;
-        HAPT_TRY(cross(stage, crossing, sends ? stage->rank : r, sends ? r : stage->rank, &sent, &received));
+        HAPT_TRY(cross(stage, crossing, sends ? stage->rank : r, sends ? r : stage->rank, stage->arena, &sent, &received));
         const struct hapt_strided_list *mine = sends ? &sent : &received;
         if (hapt_strided_bytes(mine) > 0)
             piece[(*count)++] = make_piece(stage_world_rank(stage, other, r), buffer, mine);
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status stage_route_bytes(const struct stage *stage, const struct hapt_route *route, int from, int to, struct hapt_arena *scratch,
+                                   size_t *bytes, size_t *in_runs)
+{
+    *bytes = *in_runs = 0;
+    for (int i = 0; i < route->count; i++) {
+        const struct crossing crossing = {route->from, route->to, route->source[i], route->tensor[i], false};
+        struct hapt_strided_list sent, received;
+        HAPT_TRY(cross(stage, &crossing, from, to, scratch, &sent, &received));
+        const struct hapt_piece piece = make_piece(0, i, route->from == stage->chunk ? &sent : &received);
+        *bytes += piece.bytes;
+        *in_runs += piece.runs.count > 0 ? piece.bytes : 0;
     }
     return HAPT_OK;
 }
@@ -108,7 +124,7 @@ static enum hapt_status find_link(const struct stage *stage, const struct crossi
                                   subcluster[stage_world_rank(stage, crossing->to, r)]);
             struct hapt_strided_list sent, received;
             if (*slowest && pace_of(link) >= pace_of(*slowest)) continue;
-            HAPT_TRY(cross(stage, &crossing[t], sender, r, &sent, &received));
+            HAPT_TRY(cross(stage, &crossing[t], sender, r, stage->arena, &sent, &received));
             if (hapt_strided_bytes(&sent) > 0) *slowest = link;
         }
     return HAPT_OK;
@@ -129,6 +145,30 @@ static enum hapt_status set_pace(const struct stage *stage, const struct crossin
     options->bandwidth = mine->bandwidth / senders;
     options->latency_s = mine->latency > 0 ? mine->latency : 0;
     return HAPT_OK;
+}
+
+/* By which its devices trade each piece; NULL where they do not. */
+static enum hapt_status find_groups(const struct stage *stage, int route, bool sends, int count, const struct hapt_piece *piece,
+                                    struct hapt_group ***group)
+{
+    const int me = stage->env->world_rank;
+    struct hapt_group **found;
+    *group = NULL;
+    HAPT_NEW(found, stage->arena, count);
+    for (int p = 0; p < count; p++) {
+        found[p] = sends ? stage_pair_group(stage, route, me, piece[p].peer) : stage_pair_group(stage, route, piece[p].peer, me);
+        if (!found[p]) return HAPT_OK;
+    }
+    *group = found;
+    return HAPT_OK;
+}
+
+/* Several ways are named one behind the other, each once. */
+static void note_way(struct stage *stage, const char *way, const char *why)
+{
+    const size_t length = strlen(stage->way);
+    if (!stage->backend->pin || strstr(stage->way, way)) return;
+    snprintf(stage->way + length, sizeof stage->way - length, "%s%s%s%s", length > 0 ? ", " : "", way, why[0] ? ": " : "", why);
 }
 
 static enum hapt_status add_route(struct stage *stage, const struct hapt_route *route, int tag, bool sends,
@@ -162,6 +202,12 @@ static enum hapt_status add_route(struct stage *stage, const struct hapt_route *
                                         .on_device = stage->backend->pin != NULL,
                                         .piece_count = pieces,
                                         .piece = piece};
+    struct hapt_group **group;
+    const char *reason;
+    HAPT_TRY(find_groups(stage, tag, sends, pieces, piece, &group));
+    options.group = group;
+    if (sends && group) note_way(stage, stage->backend->groups(&reason)->library(), "");
+    if (sends && !group) note_way(stage, "page-locked host memory", stage->apart);
     if (sends) HAPT_TRY(set_pace(stage, crossing, route->count, &options));
     HAPT_TRY(trace_add_flow(stage, other, route->backward, sends, &options.time_count, &options.time_s));
     if (flows->count == MAX_STAGE_FLOWS)

@@ -415,7 +415,8 @@ static enum hapt_status gather_environment(struct run *run)
     }
     if (stage->backend) {
         mine.threads = stage->threads;
-        const char *libraries = stage->backend->libraries ? stage->backend->libraries() : NULL, *also = stage->team.devices ? stage->carrier : NULL;
+        const char *libraries = stage->backend->libraries ? stage->backend->libraries() : NULL, *also = NULL, *reason;
+        if (stage->team.devices || stage->pair_count > 0) also = stage->backend->groups(&reason)->library();
         if (libraries) snprintf(mine.libraries, sizeof mine.libraries, "%s%s%.40s", libraries, also ? ", " : "", also ? also : "");
     }
     run->result->rank_count = run->env->world_size;
@@ -426,19 +427,25 @@ static enum hapt_status gather_environment(struct run *run)
 static enum hapt_status tell_carriers(struct run *run)
 {
     const struct stage *stage = &run->stage;
-    char mine[HAPT_TEAM_CARRIER_CHARS] = "", (*all)[HAPT_TEAM_CARRIER_CHARS];
+    const int stages = run->plan->stage_count;
+    char mine[2][HAPT_TEAM_CARRIER_CHARS] = {"", ""}, (*all)[2][HAPT_TEAM_CARRIER_CHARS];
     HAPT_NEW(all, run->arena, run->env->world_size);
-    if (stage->backend && stage->backend->groups) memcpy(mine, stage->carrier, sizeof mine);
-    HAPT_TRY(hapt_link_all_gather(run->env->world, "who carries collectives", stage_agreement_timeout_s(stage), mine, sizeof mine, all));
-    for (int c = 0, same = 0; c < run->plan->stage_count; c = same) {
-        const char *carrier = all[stage_world_rank(stage, c, 0)];
-        for (same = c + 1; same < run->plan->stage_count && strcmp(all[stage_world_rank(stage, same, 0)], carrier) == 0;) same++;
-        if (!carrier[0]) continue;
-        if (same == c + 1)
-            hapt_note(run->env, "stage %d: collectives of its devices by %s\n", c, carrier);
-        else
-            hapt_note(run->env, "stages %d to %d: collectives of their devices by %s\n", c, same - 1, carrier);
+    if (stage->backend && stage->backend->groups) {
+        memcpy(mine[0], stage->carrier, sizeof mine[0]);
+        memcpy(mine[1], stage->way, sizeof mine[1]);
     }
+    HAPT_TRY(hapt_link_all_gather(run->env->world, "who carries collectives", stage_agreement_timeout_s(stage), mine, sizeof mine, all));
+    for (int what = 0; what < 2; what++)
+        for (int c = 0, same = 0; c < stages; c = same) {
+            const char *carrier = all[stage_world_rank(stage, c, 0)][what];
+            for (same = c + 1; same < stages && strcmp(all[stage_world_rank(stage, same, 0)][what], carrier) == 0;) same++;
+            if (!carrier[0]) continue;
+            const char *name = what == 0 ? "collectives" : "boundaries";
+            if (same == c + 1)
+                hapt_note(run->env, "stage %d: %s of its devices by %s\n", c, name, carrier);
+            else
+                hapt_note(run->env, "stages %d to %d: %s of their devices by %s\n", c, same - 1, name, carrier);
+        }
     return HAPT_OK;
 }
 

@@ -3,6 +3,7 @@ ranks are equal bit by bit, since a + b = b + a; of more they are where NCCL add
 HAPT_TEST_DEVICES: GPUs that are here; the toolkit without a GPU has as many as are wanted. HAPT_LONG=1: all cases."""
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -40,8 +41,12 @@ CASES = [("rows", "gpt", [2], "0-L@g0:1x2", ""),
          ("uneven devices", "gpt", [1, 1], "0-L@g0:1+g1:1", "--mixed yes"),
          ("uneven operators", "wide", [1, 1], "0-L@g0:1+g1:1p1", "--mixed yes --program all"),
          ("uneven experts", "moe", [1, 1], "0-L@g0:1+g1:1p1", "--mixed yes --program all"),
-         ("two stages", "gpt", [2, 2], "0-4@g0:1x2,4-L@g1:1x2t2", "")]
-SHORT = ["rows, sharded optimizer", "operators, bf16", "uneven operators", "uneven experts", "two stages"]
+         ("two stages", "gpt", [2, 2], "0-4@g0:1x2,4-L@g1:1x2t2", ""),
+         ("pipeline", "gpt", [2], "0-4@g0:1x1,4-L@g0:1x1", ""),
+         ("pipeline, bf16", "bf16", [3], "0-2@g0:1x1,2-4@g0:1x1,4-L@g0:1x1", ""),
+         ("pipeline of rows and operators", "gpt", [4], "0-4@g0:1x2,4-L@g0:1x2t2", ""),
+         ("pipeline of operators and rows", "bf16", [4], "0-4@g0:1x2t2,4-L@g0:1x2", "")]
+SHORT = ["rows, sharded optimizer", "operators, bf16", "uneven operators", "uneven experts", "two stages", "pipeline", "pipeline of rows and operators"]
 
 
 def cluster(path, counts):
@@ -77,7 +82,10 @@ def both_ways(name, folder, model, data, described, ranks, stages, options):
     loss, libraries, said = train(model, data, described, ranks, stages, options, where)
     expected, plain, instead = train(model, data, described, ranks, stages, options, where + "-host", HAPT_COLLECTIVES="host")
     check("NCCL" in libraries and "by NCCL" in said, f"{name}: {libraries}: {said[-300:]}")
-    check("NCCL" not in plain and "by the host: HAPT_COLLECTIVES=host" in instead, f"{name}: {plain}: {instead[-300:]}")
+    check("NCCL" not in plain and "HAPT_COLLECTIVES=host" in instead, f"{name}: {plain}: {instead[-300:]}")
+    check(bool(re.search(r"boundaries of \w+ devices by NCCL", said)) == name.startswith("pipeline"), f"{name}: {said[-300:]}")
+    check(("by page-locked host memory" in said) == (name == "two stages"), f"{name}: {said[-300:]}")
+    check(("by page-locked host memory" in instead) == (name == "two stages" or name.startswith("pipeline")), f"{name}: {instead[-300:]}")
     if not check(loss.shape == expected.shape and len(loss) > 0, f"{name}: no losses"):
         return
     worst = np.max(np.abs(loss / expected - 1))

@@ -15,23 +15,21 @@
 /* How messages go in the test under way. */
 static const struct hapt_transfer *transfer;
 static struct hapt_path path[MAX_RANKS];
-static bool on_device; /* then messages stand in a late device's memory */
+static bool on_device, by_groups; /* messages stand in a late device's memory; devices trade them */
 
 /* Memory of messages as flows know it; late_host gives what the test may touch. */
-static size_t taken;
 static void *take(size_t bytes)
 {
+    void *memory;
     if (!on_device) return malloc(bytes);
-    void *memory = late.closed + taken;
-    taken += bytes;
-    HAPT_ASSERT(taken <= late.bytes);
+    late_allocate(NULL, bytes, &memory);
     return memory;
 }
 
 static void give_back(void *memory)
 {
     if (!on_device) free(memory);
-    taken = 0;
+    late.taken = 0;
 }
 
 static struct hapt_courier *open_courier(double timeout_s)
@@ -54,6 +52,7 @@ struct side {
     const struct plan *plan;
     struct hapt_strided run[4];
     struct hapt_piece piece[4];
+    struct hapt_group pair;
     unsigned char *memory; /* [slots][total] */
     unsigned char *made;   /* on a device: what is on its way into a message */
     size_t total;
@@ -176,6 +175,8 @@ static void random_plan(uint64_t seed)
         memset(late_host(my->memory), 0xee, my->total * (size_t)p->slots);
         void *base[3];
         for (int s = 0; s < p->slots; s++) base[s] = my->memory + (size_t)s * my->total;
+        my->pair = (struct hapt_group){.peer = my->sends ? p->to : p->from, .tag = count};
+        struct hapt_group *const pairs[] = {&my->pair, &my->pair, &my->pair, &my->pair};
         const struct hapt_flow_options options = {.what = "noise",
                                                   .stage = p->from,
                                                   .peer_stage = p->to,
@@ -187,6 +188,7 @@ static void random_plan(uint64_t seed)
                                                   .buffer_count = 1,
                                                   .base = base,
                                                   .on_device = on_device,
+                                                  .group = by_groups ? pairs : NULL,
                                                   .piece_count = p->pieces,
                                                   .piece = my->piece};
         CHECK_OK(hapt_courier_add(courier, &options, &my->flow));
@@ -520,6 +522,9 @@ static void device(void)
     transfer = &hapt_transfer_mpi;
     late_open((size_t)256 << 20);
     random_plans();
+    by_groups = true;
+    random_plans();
+    by_groups = false;
     if (test_env.world_size == 2) lost_device();
     CHECK(test_env.world_size == 1 || late.moved > 0);
     late_close();

@@ -45,6 +45,8 @@ struct hapt_queue {
 
 extern const struct cuda_host *cuda_host; /* set before anything runs */
 
+/* Makes the process's device this thread's. */
+void cuda_use_device(void);
 /* HAPT_OK, or the record of what CUDA says: memory, a device that is lost, a bug of ours. */
 enum hapt_status cuda_check(cudaError_t error, const char *what);
 /* Reads `bytes` of device memory, or writes them, and waits: for the few kernels that exchange among shards while they run. */

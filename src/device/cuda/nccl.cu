@@ -100,6 +100,7 @@ static const char *library(void)
 static const char *place(char place[16])
 {
     int device = 0;
+    cuda_use_device();
     cudaError_t error = cudaGetDevice(&device);
     if (error == cudaSuccess) error = cudaDeviceGetPCIBusId(place, 16, device);
     for (char *c = place; error == cudaSuccess && *c; c++) *c = (char)tolower((unsigned char)*c);
@@ -272,12 +273,32 @@ static const char *trade(struct hapt_group *group, struct hapt_queue *queue, con
     return said(group, result);
 }
 
+/* By a thread that may not be the one that made the group. */
+static const char *send(struct hapt_group *group, struct hapt_queue *queue, int count, const struct hapt_block *block, int to)
+{
+    cuda_use_device();
+    ncclResult_t result = nccl.GroupStart();
+    for (int b = 0; b < count; b++) keep_first(&result, nccl.Send(block[b].data, block[b].bytes, ncclUint8, to, group->comm, queue->stream));
+    keep_first(&result, nccl.GroupEnd());
+    return said(group, result);
+}
+
+static const char *receive(struct hapt_group *group, struct hapt_queue *queue, int count, const struct hapt_block *block, int from)
+{
+    cuda_use_device();
+    ncclResult_t result = nccl.GroupStart();
+    for (int b = 0; b < count; b++) keep_first(&result, nccl.Recv(block[b].data, block[b].bytes, ncclUint8, from, group->comm, queue->stream));
+    keep_first(&result, nccl.GroupEnd());
+    return said(group, result);
+}
+
 /* ---- Runs of bytes ---- */
 
 static const size_t MOST_PITCH = INT32_MAX; /* of copies in two dimensions */
 
 static const char *copy_runs(struct hapt_queue *queue, const struct hapt_strided_list *list, char *base, char *dense, bool packs)
 {
+    cuda_use_device();
     for (int p = 0; p < list->count; p++) {
         const struct hapt_strided *part = &list->part[p];
         const size_t bytes = part->count * part->run;
@@ -315,7 +336,7 @@ extern const struct hapt_groups *cuda_nccl_groups(const char **reason);
 const struct hapt_groups *cuda_nccl_groups(const char **reason)
 {
     static struct hapt_groups groups = {library,    place,          make_id,    create, settled,   abort_group, destroy,
-                                        all_reduce, reduce_scatter, all_gather, trade,  pack_runs, unpack_runs, NULL};
+                                        all_reduce, reduce_scatter, all_gather, trade,  pack_runs, unpack_runs, NULL,   send,      receive};
     static bool loaded;
     if (!loaded) {
         setenv("NCCL_NVLS_ENABLE", "0", 0);
