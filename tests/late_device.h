@@ -54,7 +54,7 @@ static struct {
     size_t bytes, taken;
     MPI_Comm comm; /* of the devices */
     struct hapt_queue queue[LATE_QUEUES];
-    int pinned; /* blocks of page-locked memory */
+    int pinned, pins; /* blocks of page-locked memory: now; so far */
     atomic_ullong moved; /* bytes asked for */
     bool fails; /* copies and groups do, from now on */
 } late;
@@ -198,6 +198,7 @@ static enum hapt_status late_wait(struct hapt_event *event)
 static void *late_pin(size_t bytes)
 {
     late.pinned++;
+    late.pins++;
     return malloc(bytes + 1);
 }
 

@@ -50,6 +50,8 @@ struct hapt_transfer {
     enum hapt_status (*receive)(void *context, void *data, size_t bytes, int peer, int tag,
                                 struct hapt_transfer_request *request);
     enum hapt_status (*test)(void *context, struct hapt_transfer_request *request, bool *done);
+    /* Optional: may buffers of messages to and from that peer be a device's memory that the host cannot read? */
+    bool (*takes_device)(void *context, int peer);
     /* Optional: what the network itself counts; before the first message zeros. False: it does not tell of that peer. */
     bool (*rate)(void *context, int peer, int tag, struct hapt_transfer_rate *rate);
 };
@@ -115,12 +117,15 @@ enum hapt_status hapt_courier_create(const struct hapt_transfer *transfer, MPI_C
                                      struct hapt_courier **courier);
 /*
  * For flows on a device whose memory the host cannot read. Where they have groups, devices trade their messages, and the host tells the other
- * end that one is on its way. Else the courier keeps page-locked copies of their messages, as many as receivers have
+ * end that one is on its way. Else, but where the message library takes device memory, the courier keeps page-locked copies of their messages, as many as receivers have
  * transfer slots, and has the device copy between the two in queues of its own, beside what it computes: part by part, so that one is on
  * its way while the next one is copied. Bytes between the runs of a piece may be written with anything where it is received. Before the
  * first such flow; the device outlives the courier.
  */
 void hapt_courier_use_device(struct hapt_courier *courier, const struct hapt_backend *backend, struct hapt_device *device);
+/* Do messages of that flow pass through page-locked copies? Not between devices, nor where the message library reads and writes device memory;
+ * buffers with runs always do there. */
+bool hapt_courier_copies(const struct hapt_courier *courier, int flow);
 /* Adds a flow; *flow is its number. Before hapt_courier_start. */
 enum hapt_status hapt_courier_add(struct hapt_courier *courier, const struct hapt_flow_options *options, int *flow);
 /* For messages of one chunk that the library delivers without an answer (HAPT_LINK_SHORT_BYTES): ranks of a node ring each other, so that

@@ -143,13 +143,14 @@ void bells_destroy(struct bells *bells);
 /* staging.c: messages on a device whose memory the host cannot read. */
 enum hapt_status staging_create(struct hapt_courier *courier, struct flow *flow);
 void staging_destroy(struct hapt_courier *courier, struct flow *flow);
-/* Where the piece's buffer of message `sequence` stands on the host, laid out as on the device. */
+/* Where the message library finds the piece's buffer of message `sequence`: on the host, laid out as on the device, or there. */
 char *staging_base(const struct flow *flow, int64_t sequence, const struct hapt_piece *piece);
 /* Counts the copies that are done and begins those that may be. */
 void staging_advance(struct hapt_courier *courier, struct flow *flow, struct pass *pass);
-/* Sending: does the host have these bytes of the piece? */
-bool staging_has(const struct flow *flow, int64_t sequence, const struct hapt_piece *piece, size_t offset, size_t bytes);
-/* Receiving: it has them now. */
+/* Sending: are these bytes of the piece there? */
+bool staging_has(const struct hapt_courier *courier, const struct flow *flow, int64_t sequence, const struct hapt_piece *piece, size_t offset,
+                 size_t bytes, struct pass *pass);
+/* Receiving: they are now. */
 void staging_note(struct flow *flow, int64_t sequence, const struct hapt_piece *piece, size_t offset, size_t bytes);
 /* Receiving: is all of the next message, number `landed`, on the device? Its slot is then ready for another one. */
 bool staging_lands(struct flow *flow);

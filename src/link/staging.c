@@ -3,7 +3,8 @@
  *
  * What a flow has of a buffer, from its first to its last byte, is cut into parts. A part goes out as soon as its message was handed over and
  * a copy's place is free, and comes in as soon as all its bytes are here; the network has other parts of the same message meanwhile. A slot's
- * release is told as ever, when what was computed from it is done: copies here and transfer slots there are as many.
+ * release is told as ever, when what was computed from it is done: copies here and transfer slots there are as many. Buffers that the message
+ * library takes where they stand are not copied.
  */
 #include <string.h>
 
@@ -17,6 +18,7 @@ struct staging_buffer {
     size_t at;         /* where it begins in a slot */
     size_t first, end; /* what the flow has of it */
     bool runs;         /* some pieces are runs: it is one part */
+    bool direct;       /* the message library takes it on the device */
     int part;          /* its first one */
 };
 
@@ -68,9 +70,18 @@ static void measure(const struct hapt_flow_options *options, struct staging_buff
     }
 }
 
+static void find_direct(struct hapt_courier *courier, const struct hapt_flow_options *options, struct staging_buffer *buffer)
+{
+    for (int b = 0; b < options->buffer_count; b++) buffer[b].direct = !buffer[b].runs;
+    for (int p = 0; p < options->piece_count; p++) {
+        const struct hapt_piece *piece = &options->piece[p];
+        if (!courier->transfer->takes_device || !courier->transfer->takes_device(courier->context, piece->peer)) buffer[piece->buffer].direct = false;
+    }
+}
+
 static int parts_of(const struct staging_buffer *buffer)
 {
-    if (buffer->end == 0) return 0;
+    if (buffer->end == 0 || buffer->direct) return 0;
     return buffer->runs ? 1 : (int)((buffer->end - buffer->first + PART_BYTES - 1) / PART_BYTES);
 }
 
@@ -110,10 +121,11 @@ enum hapt_status staging_create(struct hapt_courier *courier, struct flow *flow)
     HAPT_NEW(made->buffer, &courier->arena, options->buffer_count);
     made->slots = options->slot_count < options->peer_slots ? options->slot_count : options->peer_slots;
     measure(options, made->buffer);
+    find_direct(courier, options, made->buffer);
     for (int b = 0; b < options->buffer_count; b++) {
         made->buffer[b].at = made->slot_bytes;
         made->buffer[b].part = made->part_count;
-        made->slot_bytes += (made->buffer[b].end + 63) / 64 * 64;
+        made->slot_bytes += made->buffer[b].direct ? 0 : (made->buffer[b].end + 63) / 64 * 64;
         made->part_count += parts_of(&made->buffer[b]);
     }
     const size_t places = (size_t)made->slots * (size_t)made->part_count;
@@ -123,19 +135,46 @@ enum hapt_status staging_create(struct hapt_courier *courier, struct flow *flow)
     HAPT_NEW(made->landed, &courier->arena, made->slots);
     cut(options, made);
     for (int s = 0; s < made->slots; s++) made->landed[s] = made->unneeded;
+    flow->staging = made;
+    if (made->slot_bytes == 0) return HAPT_OK;
     HAPT_TRY(hapt_backend_pin(courier->backend, (size_t)made->slots * made->slot_bytes, &memory));
     made->memory = memset(memory, 0, (size_t)made->slots * made->slot_bytes);
-    flow->staging = made;
     return HAPT_OK;
 }
 
 void staging_destroy(struct hapt_courier *courier, struct flow *flow)
 {
-    if (flow->staging) courier->backend->unpin(flow->staging->memory);
+    if (flow->staging && flow->staging->memory) courier->backend->unpin(flow->staging->memory);
     flow->staging = NULL;
 }
 
-/* ---- bytes on the host ---- */
+bool hapt_courier_copies(const struct hapt_courier *courier, int flow)
+{
+    const struct staging *staging = courier->flow[flow]->staging;
+    return staging && staging->memory;
+}
+
+/* ---- bytes of a message ---- */
+
+static char *device_base(const struct flow *flow, int slot, int buffer)
+{
+    return flow->options.base[(size_t)slot * (size_t)flow->options.buffer_count + (size_t)buffer];
+}
+
+/* Where message `sequence` stands on the device. */
+static int device_slot(const struct flow *flow, int64_t sequence)
+{
+    const int place = (int)(sequence % flow->options.slot_count);
+    return flow->options.sends ? flow->queue_slot[place] : place;
+}
+
+static bool is_made(const struct hapt_courier *courier, const struct flow *flow, int64_t sequence, struct pass *pass)
+{
+    struct hapt_event *event = flow->queue_event[sequence % flow->options.slot_count];
+    if (!event || courier->backend->done(event)) return true;
+    pass->in_flight = true; /* nobody tells when it comes */
+    return false;
+}
 
 static char *slot_base(const struct staging *staging, int slot, int buffer)
 {
@@ -144,6 +183,7 @@ static char *slot_base(const struct staging *staging, int slot, int buffer)
 
 char *staging_base(const struct flow *flow, int64_t sequence, const struct hapt_piece *piece)
 {
+    if (flow->staging->buffer[piece->buffer].direct) return device_base(flow, device_slot(flow, sequence), piece->buffer);
     return slot_base(flow->staging, (int)(sequence % flow->staging->slots), piece->buffer);
 }
 
@@ -154,9 +194,11 @@ static int part_at(const struct staging *staging, const struct hapt_piece *piece
     return buffer->runs ? buffer->part : buffer->part + (int)((piece->offset + offset - buffer->first) / PART_BYTES);
 }
 
-bool staging_has(const struct flow *flow, int64_t sequence, const struct hapt_piece *piece, size_t offset, size_t bytes)
+bool staging_has(const struct hapt_courier *courier, const struct flow *flow, int64_t sequence, const struct hapt_piece *piece, size_t offset,
+                 size_t bytes, struct pass *pass)
 {
     const struct staging *staging = flow->staging;
+    if (staging->buffer[piece->buffer].direct) return is_made(courier, flow, sequence, pass);
     return bytes == 0 || staging->copied > sequence * staging->part_count + part_at(staging, piece, offset + bytes - 1);
 }
 
@@ -164,7 +206,7 @@ void staging_note(struct flow *flow, int64_t sequence, const struct hapt_piece *
 {
     struct staging *staging = flow->staging;
     const int places = staging->slots * staging->part_count, slot = (int)(sequence % staging->slots);
-    if (bytes == 0) return;
+    if (bytes == 0 || staging->buffer[piece->buffer].direct) return;
     for (int p = part_at(staging, piece, offset); p <= part_at(staging, piece, offset + bytes - 1); p++) {
         const struct staging_part *part = &staging->part[p];
         const int place = slot * staging->part_count + p;
@@ -195,23 +237,15 @@ struct move {
     char *device;
 };
 
-static char *device_base(const struct flow *flow, int slot, int buffer)
-{
-    return flow->options.base[(size_t)slot * (size_t)flow->options.buffer_count + (size_t)buffer];
-}
-
 static bool next_out(struct hapt_courier *courier, const struct flow *flow, struct pass *pass, struct move *move)
 {
     const struct staging *staging = flow->staging;
     if (staging->part_count == 0) return false;
     const int64_t message = staging->begun / staging->part_count;
     if (message >= atomic_load(&flow->queued) || message >= atomic_load(&flow->sent) + staging->slots) return false;
-    const int place = (int)(message % flow->options.slot_count);
     *move = (struct move){.part = (int)(staging->begun % staging->part_count), .slot = (int)(message % staging->slots)};
-    move->device = device_base(flow, flow->queue_slot[place], staging->part[move->part].buffer);
-    if (move->part > 0 || !flow->queue_event[place] || courier->backend->done(flow->queue_event[place])) return true;
-    pass->in_flight = true; /* nobody tells when it comes */
-    return false;
+    move->device = device_base(flow, device_slot(flow, message), staging->part[move->part].buffer);
+    return move->part > 0 || is_made(courier, flow, message, pass);
 }
 
 static bool next_in(const struct flow *flow, struct move *move)

@@ -1,12 +1,35 @@
-/* The transfer table over MPI: a duplicated communicator, non-blocking sends and receives, tests. */
+/*
+ * The transfer table over MPI: a duplicated communicator, non-blocking sends and receives, tests.
+ *
+ * Libraries that were built for it take a GPU's memory, and say so; HAPT_CUDA_MPI=yes or no in the environment is believed before them.
+ */
 #include <stdlib.h>
 #include <string.h>
 
 #include "hapt/link.h"
 
+#if defined(OPEN_MPI) && defined(__has_include)
+#if __has_include(<mpi-ext.h>)
+#include <mpi-ext.h>
+#endif
+#endif
+
 struct mpi_context {
     MPI_Comm comm;
 };
+
+static bool takes_device(void *context, int peer)
+{
+    (void)context;
+    (void)peer;
+    const char *choice = getenv("HAPT_CUDA_MPI");
+    if (choice && *choice) return strcmp(choice, "yes") == 0;
+#ifdef MPIX_CUDA_AWARE_SUPPORT
+    return MPIX_Query_cuda_support() == 1;
+#else
+    return false;
+#endif
+}
 
 _Static_assert(sizeof(MPI_Request) < sizeof(struct hapt_transfer_request), "a request holds an MPI_Request, and a byte is free");
 
@@ -74,4 +97,5 @@ const struct hapt_transfer hapt_transfer_mpi = {
     .send = send_chunk,
     .receive = receive_chunk,
     .test = test_chunk,
+    .takes_device = takes_device,
 };

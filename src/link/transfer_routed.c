@@ -83,6 +83,12 @@ static enum hapt_status test_chunk(void *context, struct hapt_transfer_request *
     return by->test(its, request, done);
 }
 
+static bool takes_device(void *context, int peer)
+{
+    const struct routed *routed = context;
+    return !routed->by_tcp[peer] && hapt_transfer_mpi.takes_device(routed->mpi, peer);
+}
+
 static bool tell_rate(void *context, int peer, int tag, struct hapt_transfer_rate *rate)
 {
     struct routed *routed = context;
@@ -99,5 +105,6 @@ const struct hapt_transfer hapt_transfer_routed = {
     .send = send_chunk,
     .receive = receive_chunk,
     .test = test_chunk,
+    .takes_device = takes_device,
     .rate = tell_rate,
 };

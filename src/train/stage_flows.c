@@ -206,8 +206,6 @@ static enum hapt_status add_route(struct stage *stage, const struct hapt_route *
     const char *reason;
     HAPT_TRY(find_groups(stage, tag, sends, pieces, piece, &group));
     options.group = group;
-    if (sends && group) note_way(stage, stage->backend->groups(&reason)->library(), "");
-    if (sends && !group) note_way(stage, "page-locked host memory", stage->apart);
     if (sends) HAPT_TRY(set_pace(stage, crossing, route->count, &options));
     HAPT_TRY(trace_add_flow(stage, other, route->backward, sends, &options.time_count, &options.time_s));
     if (flows->count == MAX_STAGE_FLOWS)
@@ -215,7 +213,13 @@ static enum hapt_status add_route(struct stage *stage, const struct hapt_route *
                          stage->chunk, MAX_STAGE_FLOWS);
     flows->peer[flows->count] = other;
     if (stage->emulation) return emulation_add_flow(stage, &options, true, &flows->flow[flows->count++]);
-    return hapt_courier_add(stage->courier, &options, &flows->flow[flows->count++]);
+    HAPT_TRY(hapt_courier_add(stage->courier, &options, &flows->flow[flows->count]));
+    const bool copies = hapt_courier_copies(stage->courier, flows->flow[flows->count++]);
+    if (sends && group)
+        note_way(stage, stage->backend->groups(&reason)->library(), "");
+    else if (sends)
+        note_way(stage, copies ? "page-locked host memory" : "MPI, which takes a GPU's memory", stage->apart);
+    return HAPT_OK;
 }
 
 static int tie_tag(const struct stage *stage, int tie, int from, int to)

@@ -97,6 +97,18 @@ def both_ways(name, folder, model, data, described, ranks, stages, options):
     print(f"{name}: {ranks} ranks, losses within {worst:.1e}", flush=True)
 
 
+def direct(folder, model, data, layers):
+    """Where the message library takes a GPU's memory, boundaries without runs are not copied: the same training."""
+    if "HAPT_HOST_GPUS" not in os.environ:
+        return
+    what = (model, data, cluster(os.path.join(folder, "direct.json"), [1, 1]), 2, f"0-4@g0:1x1,4-{layers}@g1:1x1", "")
+    loss, _, said = train(*what, os.path.join(folder, "direct"), HAPT_HOST_READABLE="1", HAPT_CUDA_MPI="yes")
+    expected, _, instead = train(*what, os.path.join(folder, "copied"))
+    check("by MPI, which takes a GPU's memory" in said, f"no MPI that takes it: {said[-300:]}")
+    check("by page-locked host memory" in instead, f"no copies: {instead[-300:]}")
+    check(len(loss) > 0 and np.array_equal(loss, expected), f"losses by MPI from device memory: {loss} and {expected}")
+
+
 def shared_device(folder, model, data, layers):
     described = cluster(os.path.join(folder, "shared.json"), [1, 1])
     _, _, said = train(model, data, described, 2, f"0-{layers}@g0:1+g1:1", "--mixed yes", os.path.join(folder, "shared"), HAPT_HOST_GPUS="1", CUDA_VISIBLE_DEVICES="0")
@@ -173,6 +185,7 @@ def campaign():
         both_ways(name, folder, models[model], data, described, ranks, stages.replace("L", str(layers[model])), options)
     if not sys.argv[1:]:
         shared_device(folder, models["gpt"], data, layers["gpt"])
+        direct(folder, models["gpt"], data, layers["gpt"])
         if DEVICES > 1:
             stopped_rank(folder, models["gpt"], data, cluster(os.path.join(folder, "two.json"), [2]), f"0-{layers['gpt']}@g0:1x2")
     shutil.rmtree(folder)

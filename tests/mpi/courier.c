@@ -522,9 +522,20 @@ static void device(void)
     transfer = &hapt_transfer_mpi;
     late_open((size_t)256 << 20);
     random_plans();
+    const int pins = late.pins;
+    CHECK(test_env.world_size == 1 || pins > 0);
     by_groups = true;
     random_plans();
+    CHECK(late.pins == pins);
     by_groups = false;
+    /* A message library that takes the device's memory: here it is open to it. */
+    setenv("HAPT_CUDA_MPI", "yes", 1);
+    HAPT_ASSERT(mprotect(late.closed, late.bytes, PROT_READ | PROT_WRITE) == 0);
+    late.pins = 0;
+    random_plans();
+    CHECK_MESSAGE(test_env.world_size == 1 || late.pins < pins, "%d blocks were page-locked where messages with runs alone need them, %d where all do", late.pins, pins);
+    unsetenv("HAPT_CUDA_MPI");
+    HAPT_ASSERT(mprotect(late.closed, late.bytes, PROT_NONE) == 0);
     if (test_env.world_size == 2) lost_device();
     CHECK(test_env.world_size == 1 || late.moved > 0);
     late_close();

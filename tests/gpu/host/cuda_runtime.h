@@ -14,7 +14,8 @@
  * would let it pass.
  *
  * HAPT_HOST_GPUS: devices that a process sees (1); HAPT_HOST_GPU_BYTES: memory of each (4 GiB); HAPT_HOST_PKEYS=0:
- * protect by mprotect even where the CPU has protection keys.
+ * protect by mprotect even where the CPU has protection keys; HAPT_HOST_READABLE=1: not at all, as a message library
+ * that takes device memory finds it.
  *
  * HAPT_HOST_CAPTURE=0: every capture of a stream turns out void.
  *

@@ -27,6 +27,7 @@ static struct {
     size_t used_bytes[64]; /* by device */
     int depth;
     int key; /* -1: protection by mprotect */
+    bool readable; /* nothing is closed */
     size_t page;
 } memory;
 static pthread_once_t memory_once = PTHREAD_ONCE_INIT;
@@ -51,9 +52,11 @@ static void init_memory(void)
     pthread_mutexattr_destroy(&attributes);
     memory.page = (size_t)sysconf(_SC_PAGESIZE);
     memory.key = -1;
+    const char *readable = getenv("HAPT_HOST_READABLE");
+    memory.readable = readable && readable[0] == '1';
 #if defined(__x86_64__) && defined(PKEY_DISABLE_ACCESS)
     const char *wish = getenv("HAPT_HOST_PKEYS");
-    if (!wish || wish[0] != '0') memory.key = pkey_alloc(0, PKEY_DISABLE_ACCESS);
+    if (!memory.readable && (!wish || wish[0] != '0')) memory.key = pkey_alloc(0, PKEY_DISABLE_ACCESS);
 #endif
 }
 
@@ -65,6 +68,7 @@ static void protect(const struct allocation *block, bool open)
 
 static void protect_all(bool open)
 {
+    if (memory.readable) return;
 #if defined(__x86_64__) && defined(PKEY_DISABLE_ACCESS)
     if (memory.key >= 0) {
         pkey_set(memory.key, open ? 0 : PKEY_DISABLE_ACCESS);
