@@ -21,7 +21,7 @@ struct hapt_group {
 };
 
 static struct {
-    bool none, shared, fails, stuck, faulty; /* how groups are */
+    bool none, shared, fails, stuck, faulty, splits; /* how groups are */
     int groups, asked;                       /* alive; operations so far */
     struct hapt_group *busy;
     size_t used;
@@ -57,6 +57,22 @@ static const char *create(const unsigned char id[HAPT_GROUP_ID_BYTES], int rank,
     /* Every rank is a member of one group at a time: of the first ranks, or of every second. */
     const int color = ranks == test_env.world_size ? 0 : fake.groups == 2 ? test_env.world_rank % 2 : test_env.world_rank / 2;
     MPI_Comm_split(MPI_COMM_WORLD, color, rank, &(*group)->comm);
+    return NULL;
+}
+
+/* The part is there when the group has settled. */
+static const char *split(struct hapt_group *group, int color, int key, int rank, int ranks, struct hapt_group **part)
+{
+    CHECK(group->left == 0);
+    group->left = LINGER;
+    *part = calloc(1, sizeof **part);
+    **part = (struct hapt_group){.rank = rank, .ranks = ranks};
+    fake.groups++;
+    MPI_Comm_split(group->comm, color, key, &(*part)->comm);
+    int found[2];
+    MPI_Comm_rank((*part)->comm, &found[0]);
+    MPI_Comm_size((*part)->comm, &found[1]);
+    CHECK_MESSAGE(found[0] == rank && found[1] == ranks, "rank %d of %d is said to be %d of %d", found[0], found[1], rank, ranks);
     return NULL;
 }
 
@@ -186,8 +202,9 @@ static const char *unpack(struct hapt_queue *queue, const struct hapt_strided_li
 
 static const struct hapt_groups *groups(const char **reason)
 {
-    static const struct hapt_groups all = {library,    place,          make_id,    create, settled, end,   destroy,
-                                           all_reduce, reduce_scatter, all_gather, trade,  pack,    unpack};
+    static struct hapt_groups all = {library,    place,          make_id,    create, settled, end,    destroy,
+                                     all_reduce, reduce_scatter, all_gather, trade,  pack,    unpack, NULL, NULL, NULL};
+    all.split = fake.splits ? split : NULL;
     *reason = "no library of groups";
     return fake.none && test_env.world_rank == 0 ? NULL : &all;
 }
@@ -361,6 +378,15 @@ static void run_moves(struct bench *bench, int round, char *to)
         memset(to + (size_t)m * bench->most, 0x7f, bench->most);
         CHECK_OK(links.collective(links.context, m, from, to + (size_t)m * bench->most));
     }
+    /* Its own part stands in its place, and nothing else. */
+    const struct hapt_strided *part = bench->team.move[GATHER].part;
+    const struct hapt_strided_list own = {1, &part[bench->rank]};
+    char *whole = to + MOVES * bench->most;
+    memset(whole, 0x7f, bench->most);
+    fill(from, bench->team.move[GATHER].dtype, bench->elements, round);
+    hapt_strided_unpack(&own, whole, 0, hapt_strided_bytes(&own), from);
+    CHECK_OK(hapt_team_reserve_parts(&bench->team, 1u << bench->axis, part));
+    CHECK_OK(hapt_team_rebuild(&bench->team, 1u << bench->axis, "a whole", part, whole));
     free(from);
 }
 
@@ -393,8 +419,9 @@ static void compare(int inner, int axis)
         struct bench bench;
         open_bench(&bench, inner, axis);
         shared_random = (uint64_t)(round + 1000 * inner);
+        fake.splits = round % 2 == 0;
         lay_out(&bench, round);
-        char *expected = malloc(MOVES * bench.most), *got = malloc(MOVES * bench.most);
+        char *expected = malloc((MOVES + 1) * bench.most), *got = malloc((MOVES + 1) * bench.most);
         const size_t elements = pick(3) * (size_t)test_env.world_size + (size_t)(round % 3);
         float *sums = malloc(6 * elements * sizeof *sums);
         const unsigned axes = inner > 1 && round % 2 ? 3u : 1u << axis;
@@ -405,11 +432,11 @@ static void compare(int inner, int axis)
         CHECK_MESSAGE(bench.team.devices && strcmp(text, "messages") == 0, "devices by %s", text);
         run_moves(&bench, round, got);
         run_flat(&bench, axes, round, sums + 3 * elements, elements);
-        CHECK(fake.asked == 8); /* a slice moves nothing */
+        CHECK(fake.asked == 9); /* a slice moves nothing */
         fake.asked = 0;
-        for (int m = 0; m < MOVES; m++)
+        for (int m = 0; m <= MOVES; m++)
             CHECK_MESSAGE(memcmp(expected + (size_t)m * bench.most, got + (size_t)m * bench.most, bench.most) == 0, "round %d: %s differs", round,
-                          bench.op[m].name);
+                          m < MOVES ? bench.op[m].name : "a rebuilt whole");
         CHECK(memcmp(sums, sums + 3 * elements, 3 * elements * sizeof *sums) == 0);
         close_bench(&bench);
         free(expected);
