@@ -39,11 +39,16 @@ enum hapt_status cuda_check(cudaError_t error, const char *what)
 }
 
 /* The current device is a thread's own. */
-void cuda_use_device(void)
+static void use_device(void)
 {
     static thread_local int current = -1;
     if (current == cuda.device || cuda.device < 0) return;
     if (cudaSetDevice(cuda.device) == cudaSuccess) current = cuda.device;
+}
+
+void cuda_use_device(void)
+{
+    use_device();
 }
 
 static const char *libraries(void)
@@ -108,7 +113,7 @@ static enum hapt_status open_device(int index)
         return cuda_host->fail(HAPT_ERR_INTERNAL, NULL, "CUDA device %d beside device %d: each process has one", index, cuda.device);
     HAPT_TRY(cuda_check(cudaSetDevice(index), "it cannot be used"));
     cuda.device = index;
-    cuda_use_device();
+    use_device();
     const enum hapt_status status = make_queues();
     if (status != HAPT_OK) cuda.device = -1;
     return status;
@@ -117,7 +122,7 @@ static enum hapt_status open_device(int index)
 static void *reserve(size_t bytes)
 {
     void *memory = NULL;
-    cuda_use_device();
+    use_device();
     cudaError_t error = cudaMalloc(&memory, bytes ? bytes : 1);
     if (error == cudaSuccess) error = cudaMemset(memory, 0, bytes);
     if (error == cudaSuccess) error = cudaDeviceSynchronize();
@@ -131,14 +136,14 @@ static void *reserve(size_t bytes)
 static void release(void *memory, size_t bytes)
 {
     (void)bytes;
-    cuda_use_device();
+    use_device();
     cudaFree(memory); /* waits for what still uses it */
 }
 
 static void *pin(size_t bytes)
 {
     void *memory = NULL;
-    cuda_use_device();
+    use_device();
     if (cudaMallocHost(&memory, bytes ? bytes : 1) == cudaSuccess) return memory;
     cudaGetLastError();
     return NULL;
@@ -146,7 +151,7 @@ static void *pin(size_t bytes)
 
 static void unpin(void *memory)
 {
-    cuda_use_device();
+    use_device();
     cudaFreeHost(memory);
 }
 
@@ -158,7 +163,7 @@ static struct hapt_queue *queue_at(int index)
 static struct hapt_event *record(struct hapt_queue *queue)
 {
     const int q = (int)(queue - cuda.queue);
-    cuda_use_device();
+    use_device();
     struct hapt_event *event = &cuda.event[q][cuda.next[q]++ % EVENTS];
     cudaEventRecord(event->event, queue->stream); /* what fails here is seen by the wait */
     return event;
@@ -166,7 +171,7 @@ static struct hapt_event *record(struct hapt_queue *queue)
 
 static bool done(struct hapt_event *event)
 {
-    cuda_use_device();
+    use_device();
     return cudaEventQuery(event->event) != cudaErrorNotReady;
 }
 
@@ -192,7 +197,7 @@ static enum hapt_status fault_status(void)
 
 static enum hapt_status wait(struct hapt_event *event)
 {
-    cuda_use_device();
+    use_device();
     HAPT_TRY(cuda_check(cudaEventSynchronize(event->event), "work that was queued"));
     HAPT_TRY(cuda_check(cudaGetLastError(), "work that was queued"));
     return event->queue == cuda.queue ? fault_status() : HAPT_OK; /* kernels' faults are for who waits for kernels */
@@ -200,7 +205,7 @@ static enum hapt_status wait(struct hapt_event *event)
 
 static enum hapt_status copy(struct hapt_queue *queue, void *to, const void *from, size_t bytes)
 {
-    cuda_use_device();
+    use_device();
     return bytes == 0 ? HAPT_OK : cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, queue->stream), "a copy");
 }
 
