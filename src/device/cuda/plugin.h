@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 /* Changes with these tables and with the structures of device.h. */
-enum { CUDA_PLUGIN_ABI = 4 };
+enum { CUDA_PLUGIN_ABI = 5 };
 
 /* What the plug-in may call. */
 struct cuda_host {
