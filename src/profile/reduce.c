@@ -76,7 +76,7 @@ static enum hapt_status connect_sums(const struct hapt_engine_options *options, 
     sums->team = (struct hapt_team){.sharding = &sums->sharding, .rank = rank, .size = ranks, .microbatch = -1};
     hapt_team_place(&sums->sharding, rank, sums->team.place);
     HAPT_TRY(hapt_team_connect(&sums->team, comm, "profile", timeout_s));
-    if (sums->data) HAPT_TRY(hapt_team_use_devices(&sums->team, options->backend, options->device, carrier));
+    if (sums->data) HAPT_TRY(hapt_team_use_devices(&sums->team, options->backend, options->device, NULL, carrier));
     hapt_team_links(&sums->team, &sums->links);
     return HAPT_OK;
 }
