@@ -180,7 +180,8 @@ static struct part part_of(const struct wish *wish, int ranks, int me)
 }
 
 /* Rank 0 of each part makes an id, which all hear. */
-static enum hapt_status join(const struct hapt_device_group *with, const struct part *part, struct hapt_group **made, char fault[HAPT_GROUPS_TEXT_CHARS])
+static enum hapt_status join(const struct hapt_device_group *with, const struct part *part, struct hapt_group **made,
+                             char fault[HAPT_GROUPS_TEXT_CHARS])
 {
     struct {
         unsigned char id[HAPT_GROUP_ID_BYTES];

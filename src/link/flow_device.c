@@ -72,7 +72,8 @@ static const char *move_runs(const struct hapt_courier *courier, const struct fl
     return fault;
 }
 
-static enum hapt_status broken(struct hapt_courier *courier, const struct flow *flow, const struct channel *channel, int64_t sequence, const char *fault)
+static enum hapt_status broken(struct hapt_courier *courier, const struct flow *flow, const struct channel *channel, int64_t sequence,
+                               const char *fault)
 {
     const struct hapt_flow_options *options = &flow->options;
     char text[160];

@@ -113,7 +113,8 @@ static enum hapt_status gather(const struct errand *errand, int ranks, const str
     const struct hapt_strided_list all = {ranks, part}, own = {1, &part[rank]};
     if (bound_parts(ranks, part, 1, devices->bound) == 0) return HAPT_OK;
     if (are_dense(ranks, part))
-        return finish(errand, groups->all_gather(errand->group, devices->queue, devices->bound, mine ? mine : (char *)whole + devices->bound[rank], whole));
+        return finish(errand, groups->all_gather(errand->group, devices->queue, devices->bound,
+                                                 mine ? mine : (char *)whole + devices->bound[rank], whole));
     if (!mine) {
         mine = devices->scratch + devices->bound[rank];
         HAPT_TRY(settle(errand, groups->pack(devices->queue, &own, whole, devices->scratch + devices->bound[rank])));

@@ -41,18 +41,23 @@ static enum hapt_status find_round(const struct stage *stage, struct stage_pair 
     return HAPT_OK;
 }
 
+static bool is_inside(const struct stage *stage, const struct hapt_route *route, int home)
+{
+    return home_of(stage, route->from) == home && home_of(stage, route->to) == home;
+}
+
 /* All pairs of the subcluster, in the same order on all its ranks. `dense`: device memory for runs of this rank. */
 static enum hapt_status list_pairs(struct stage *stage, int home, struct hapt_arena *scratch, size_t *dense)
 {
     int most = 0;
     for (int r = 0; r < stage->routes->count; r++) {
         const struct hapt_route *route = &stage->routes->route[r];
-        if (home_of(stage, route->from) == home && home_of(stage, route->to) == home) most += stage_size(stage, route->from) * stage_size(stage, route->to);
+        if (is_inside(stage, route, home)) most += stage_size(stage, route->from) * stage_size(stage, route->to);
     }
     HAPT_NEW(stage->pair, stage->arena, most);
     for (int r = 0; r < stage->routes->count; r++) {
         const struct hapt_route *route = &stage->routes->route[r];
-        if (home_of(stage, route->from) != home || home_of(stage, route->to) != home) continue;
+        if (!is_inside(stage, route, home)) continue;
         for (int k = 0; k < stage_size(stage, route->from) * stage_size(stage, route->to); k++) {
             const int from = k / stage_size(stage, route->to), to = k % stage_size(stage, route->to);
             size_t bytes, in_runs;
@@ -68,7 +73,8 @@ static enum hapt_status list_pairs(struct stage *stage, int home, struct hapt_ar
 }
 
 /* The parts of the group of all: the stage's, and each pair's. */
-static enum hapt_status make_parts(struct stage *stage, const struct hapt_device_group *all, struct hapt_group **whole, char fault[HAPT_GROUPS_TEXT_CHARS])
+static enum hapt_status make_parts(struct stage *stage, const struct hapt_device_group *all, struct hapt_group **whole,
+                                   char fault[HAPT_GROUPS_TEXT_CHARS])
 {
     const int me = stage->env->world_rank;
     int rounds = 0;
@@ -116,10 +122,16 @@ static enum hapt_status meet(struct stage *stage, int home, struct hapt_collecti
     size_t dense = 0;
     HAPT_TRY(hapt_device_groups_find(over, stage->backend, &all.groups, reason));
     if (reason[0]) return HAPT_OK;
-    const enum hapt_status listed = list_pairs(stage, home, scratch, &dense);
-    if (listed != HAPT_OK || !all.groups->send) snprintf(reason, HAPT_GROUPS_TEXT_CHARS, "%s", listed != HAPT_OK ? "a host has no memory left" : "its library trades between no two devices");
-    if (listed != HAPT_OK) hapt_fail_reset();
-    if (!reason[0] && !has_room(stage, dense)) snprintf(reason, HAPT_GROUPS_TEXT_CHARS, "a device has no memory left for parts of tensors on their way");
+    const char *mine = NULL;
+    if (list_pairs(stage, home, scratch, &dense) != HAPT_OK) {
+        hapt_fail_reset(); /* there is another way */
+        mine = "a host has no memory left";
+    } else if (!all.groups->send) {
+        mine = "its library trades between no two devices";
+    } else if (!has_room(stage, dense)) {
+        mine = "a device has no memory left for parts of tensors on their way";
+    }
+    if (mine) snprintf(reason, HAPT_GROUPS_TEXT_CHARS, "%s", mine);
     HAPT_TRY(hapt_device_groups_agree(over, reason));
     if (!reason[0]) {
         HAPT_TRY(hapt_device_group_create(&all, reason));
