@@ -196,7 +196,8 @@ static void *run_courier(void *argument)
     const double longest_s = all_ring(courier) ? POLL_RUNG_S : POLL_LONGEST_S;
     const double shortest_s = all_ring(courier) ? POLL_RUNG_S : POLL_SHORTEST_S;
     hapt_link_sharpen_timers();
-    if (courier->backend) courier->backend->record(courier->backend->queue(courier->device, HAPT_QUEUE_COPY_OUT)); /* the device is this thread's, too */
+    /* The device becomes this thread's, too, for message libraries that use it. */
+    if (courier->backend) courier->backend->record(courier->backend->queue(courier->device, HAPT_QUEUE_COPY_OUT));
     for (;;) {
         const unsigned rung = courier->bells ? bells_count(courier->bells) : 0;
         pthread_mutex_lock(&courier->mutex);
