@@ -3,11 +3,18 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 struct seat {
     int node_index, node_rank, threads, cores;
     int device; /* of its host; -1: cores */
 };
+
+/* Cores of a host are alike; a host may have several kinds of GPU. */
+static bool of_one_kind(const struct hapt_device_spec *a, const struct hapt_device_spec *b)
+{
+    return strcmp(a->backend, b->backend) == 0 && (strcmp(a->backend, "cpu") == 0 || strcasecmp(a->name, b->name) == 0);
+}
 
 static void group_subclusters(const struct hapt_cluster *cluster, const struct seat *seat, struct classes *classes)
 {
@@ -15,7 +22,7 @@ static void group_subclusters(const struct hapt_cluster *cluster, const struct s
         classes->of_subcluster[c] = -1;
         for (int other = 0; other < c && classes->of_subcluster[c] < 0; other++) {
             const struct hapt_subcluster *a = &cluster->subcluster[c], *b = &cluster->subcluster[other];
-            if (strcmp(a->device.backend, b->device.backend) == 0 &&
+            if (of_one_kind(&a->device, &b->device) &&
                 seat[a->ranks[0]].node_index == seat[b->ranks[0]].node_index)
                 classes->of_subcluster[c] = classes->of_subcluster[other];
         }

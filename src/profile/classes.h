@@ -1,6 +1,6 @@
 /*
- * Who measures what: subclusters of one back end on one host form a class and share measurements (CPU time, or a device's; their slowdowns
- * are factors).
+ * Who measures what: subclusters of one back end, and of GPUs one kind, on one host form a class and share measurements (CPU time, or a
+ * device's; their slowdowns are factors).
  */
 #ifndef HAPT_PROFILE_CLASSES_H
 #define HAPT_PROFILE_CLASSES_H

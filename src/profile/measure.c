@@ -1,7 +1,7 @@
 /*
  * Measured profiles (HAPT 5.1, the zero-redundant profiler).
  *
- * Subclusters of one back end on one host form a class and share measurements (classes.h).
+ * Subclusters of one kind of device on one host form a class and share measurements (classes.h).
  * A class measures every item once per round; rounds are interleaved over all items and rotate over the ranks, so that
  * neither a slow moment nor a slow core meets one item alone; the median of the rounds counts.
  *
