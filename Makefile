@@ -65,10 +65,12 @@ nccl_header := $(if $(filter 0,$(NCCL)),,$(wildcard $(CUDA_HOME)/include/nccl.h 
 cudnn_header := $(if $(filter 0,$(CUDNN)),,$(wildcard $(CUDA_HOME)/include/cudnn_graph.h $(foreach p,include include/$(shell uname -m)-linux-gnu local/include,/usr/$(p)/cudnn_graph.h)))
 cuda_sources := $(filter-out $(if $(nccl_header),,%/nccl.cu) $(if $(cudnn_header),,%/cudnn.cu),$(sort $(wildcard src/device/cuda/*.cu)))
 cuda_plugin := $(if $(NVCC),$(BUILD)/hapt-cuda.so)
+# The recipe for convolutions on the real cuDNN, which needs no GPU for it.
+cuda_plans := $(if $(NVCC),$(if $(cudnn_header),$(BUILD)/tests/gpu/plans))
 # The same sources on this machine's cores (tests/gpu/host).
 cuda_host := $(BUILD)/tests/gpu/hapt-cuda-host.so $(BUILD)/tests/gpu/selftest
 
-all: build/hapt $(tests) $(benches) $(faults) $(cuda_plugin) $(cuda_host)
+all: build/hapt $(tests) $(benches) $(faults) $(cuda_plugin) $(cuda_plans) $(cuda_host)
 
 build/hapt: $(BUILD)/hapt
 	$(Q)ln -sf $(VARIANT)/hapt $@
@@ -123,6 +125,12 @@ $(BUILD)/src/device/cuda/%.cu.o: src/device/cuda/%.cu
 	@echo "NVCC $<"
 	$(Q)mkdir -p $(@D)
 	$(Q)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c -o $@ $<
+
+$(BUILD)/tests/gpu/plans: cuda_code = -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=sm_$(lastword $(CUDA_ARCHS))
+$(BUILD)/tests/gpu/plans: tests/gpu/plans.cu
+	@echo "NVCC $<"
+	$(Q)mkdir -p $(@D)
+	$(Q)$(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $@.d -o $@ $< -ldl -Xlinker -rpath,$(CUDA_HOME)/lib64
 
 host_cuda_sources := $(sort $(filter-out tests/gpu/host/selftest.cpp,$(wildcard tests/gpu/host/*.cpp)))
 $(BUILD)/tests/gpu/hapt-cuda-host.so: $(patsubst %.cu,$(BUILD)/tests/gpu/%.o,$(sort $(wildcard src/device/cuda/*.cu))) $(host_cuda_sources:%.cpp=$(BUILD)/%.o)

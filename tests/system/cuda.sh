@@ -37,6 +37,14 @@ if [ -n "$header" ]; then
     check "values of cuDNN" c++ -fsyntax-only -I"$toolkit" "$scratch/values.cpp"
 fi
 
+# The real library, if it is here, has plans for what the plug-in asks of it (77: it is not).
+plans=$HAPT_BUILD/tests/gpu/plans
+if [ -x "$plans" ]; then
+    "$plans" >"$scratch/said" 2>&1
+    code=$?
+    check "plans of the real cuDNN: $(tail -n 5 "$scratch/said")" test $code -eq 0 -o $code -eq 77
+fi
+
 # 3. Convolutions that cuDNN lacks, refuses, or fails at (HAPT_HOST_CUDNN; tests/gpu/host/cudnn.cpp).
 images() { # FAULT HAPT_CUDNN
     HAPT_CUDA_PLUGIN=$host HAPT_TEST_BACKEND=cuda HAPT_TEST_ONLY=convolutions_again HAPT_HOST_CUDNN=$1 HAPT_CUDNN=$2 "$HAPT_BUILD/tests/unit/kernels_images" 2>&1

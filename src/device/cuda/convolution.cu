@@ -353,7 +353,7 @@ template <class Element> static enum hapt_status dw_run(const struct hapt_call *
     struct product p = {};
     bool done;
     if (db) HAPT_TRY(channel_statistic<Element>(dy, NULL, 1, db, call->accumulate >> 1 & 1u, (float *)rest, queue));
-    HAPT_TRY(by_cudnn(call, RESULT_DW, x, dw, dy, call->accumulate & 1u, queue, &done));
+    HAPT_TRY(by_cudnn(call, RESULT_DW, x, dw, dy, call->accumulate & 1u, queue, &done)); /* of 16 bits it has none that gives fp32 */
     if (done) return HAPT_OK;
     p.m = of.out;
     p.transpose_b = true;
