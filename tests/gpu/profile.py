@@ -71,6 +71,25 @@ def calibration(folder, model):
     print(f"calibrated: predictions {apart[calibrated]:.2f} octaves away, {apart[built_in]:.2f} by the built-in tables")
 
 
+def sums(folder, model):
+    """Sums over two devices are timed on them."""
+    described = os.path.join(folder, "pair.json")
+    with open(cluster(described, [1])) as file:
+        pair = json.load(file)
+    pair["subclusters"][0]["devices_per_node"] = 2
+    with open(described, "w") as file:
+        json.dump(pair, file)
+    tables = os.path.join(folder, "pair.h5")
+    os.environ["HAPT_HOST_GPUS"] = "2"
+    fine, _ = hapt(2, "profile", "--input", model, "--cluster", described, "--calibrate", tables, "--profile-seconds", 1, "--threads", 1)
+    os.environ["HAPT_HOST_GPUS"] = "1"
+    if not fine:
+        return
+    with h5py.File(tables) as file:
+        took = file["device_0/all_reduce"][()]
+    check(took.shape == (4, 4) and np.all(np.isfinite(took)) and np.all(took > 0) and np.all(took[:, 0] == 2), f"sums: {took}")
+
+
 def step_s(folder, name, model, data, two, stages):
     output = os.path.join(folder, name)
     fine, _ = hapt(2, "--input", model, "--data", data, "--cluster", two, "--stages", stages, "--predict", "--microbatches", 8, "--steps", 12,
@@ -115,6 +134,7 @@ scratch = tempfile.mkdtemp()
 model_path = os.path.join(scratch, "model.h5")
 if hapt(0, "model", "gpt", *SIZES.split(), "--output", model_path)[0]:
     calibration(scratch, model_path)
+    sums(scratch, model_path)
     shared(scratch, model_path)
 shutil.rmtree(scratch)
 print(f"{profiles.checks} checks, {profiles.failures} failed")
