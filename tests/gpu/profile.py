@@ -55,7 +55,7 @@ def calibration(folder, model):
         return
     rows = json.loads(said)["calibration"]["tables"]
     check({row["class"] for row in rows} == {"product", "attention", "vector", "memory"}, f"classes: {rows}")
-    check(all(row["device"] == "test" and row["samples"] > 0 and 0 < row["efficiency"] < 2 for row in rows), f"tables: {rows}")
+    check(all(row["device"] == "test" and row["samples"] > 0 and row["efficiency"] > 0 for row in rows), f"tables: {rows}")
     with h5py.File(tables) as file:
         check(file["device_0"].attrs["backend"] in (b"cuda", "cuda"), "the table is of another back end")
         took = file["device_0/operator_time"][()]

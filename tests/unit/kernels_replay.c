@@ -176,7 +176,8 @@ static void spoiled_capture(void)
     CHECK(test_backend->capture(queue));
     struct hapt_replay *empty = test_backend->captured(queue);
     if (empty) {
-        CHECK(test_backend->replay(empty, queue));
+        test_backend->replay(empty, queue);
+        CHECK_OK(test_backend->wait(test_backend->record(queue)));
         test_backend->forget(empty);
     }
     test_backend->free(test_device, place);
@@ -187,7 +188,8 @@ static double shortest(double a, double b)
     return b < a ? b : a;
 }
 
-/* All steps together against the section: apart by what the clock's marks cost among the short kernels of a small model. */
+/* All steps together against the section: apart by what the clock's marks cost among the short kernels of a small model, and by what the
+ * device waits for its host in the section. */
 static void section_times(enum hapt_section section)
 {
     enum { ROUNDS = 5, MOST = 256 };
@@ -213,7 +215,7 @@ static void section_times(enum hapt_section section)
         part_s = shortest(part_s, one_s);
     }
     CHECK(sum_s > 0);
-    if (test_backend->mark) CHECK_MESSAGE(sum_s > 0.5 * part_s && sum_s < 4 * part_s, "%g s of steps in %g s", sum_s, part_s);
+    if (test_backend->mark) CHECK_MESSAGE(sum_s > 0.1 * part_s && sum_s < 4 * part_s, "%g s of steps in %g s", sum_s, part_s);
     setenv("HAPT_CUDA_GRAPHS", "1", 1);
     if (test_backend->mark) {
         CHECK_OK(hapt_engine_time_part(rig.engine, section, 0, 0, model->graph->forward_count, hapt_time_s, &one_s));
