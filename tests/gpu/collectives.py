@@ -183,9 +183,10 @@ def campaign():
             continue
         described = cluster(os.path.join(folder, "cluster.json"), counts)
         both_ways(name, folder, models[model], data, described, ranks, stages.replace("L", str(layers[model])), options)
+    if not sys.argv[1:] or "direct" in sys.argv:
+        direct(folder, models["gpt"], data, layers["gpt"])
     if not sys.argv[1:]:
         shared_device(folder, models["gpt"], data, layers["gpt"])
-        direct(folder, models["gpt"], data, layers["gpt"])
         if DEVICES > 1:
             stopped_rank(folder, models["gpt"], data, cluster(os.path.join(folder, "two.json"), [2]), f"0-{layers['gpt']}@g0:1x2")
     shutil.rmtree(folder)
