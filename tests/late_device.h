@@ -220,7 +220,7 @@ static void late_unpin(void *memory)
 static const char *late_settled(struct hapt_group *group, bool *settled)
 {
     *settled = group->left == 0 || --group->left == 0;
-    return late.fails ? "the wire is cut" : NULL;
+    return NULL;
 }
 
 static void late_abort(struct hapt_group *group)
@@ -231,6 +231,7 @@ static void late_abort(struct hapt_group *group)
 static const char *late_send(struct hapt_group *group, struct hapt_queue *queue, int count, const struct hapt_block *block, int to)
 {
     CHECK(to == 1 && group->left == 0);
+    if (late.fails) return "the wire is cut";
     group->left = 3;
     for (int b = 0; b < count; b++)
         late_ask(queue, (struct late_work){.kind = LATE_SEND, .from = block[b].data, .bytes = block[b].bytes, .peer = group->peer, .tag = group->tag});
