@@ -118,6 +118,27 @@ static void convolutions_again(void)
     for (int v = 0; v < 8; v++) check_convolution(&cases[v >> 1 & 1], types[v & 1], true, 1);
 }
 
+/* Images so large that a back end may take some at a time; the last share is smaller. A kernel of one element only scales them. */
+static void convolution_shares(void)
+{
+    struct tensor x = TENSOR(HAPT_F32, -1, 1, 3, 1, 704, 704), y = TENSOR(HAPT_F32, -1, 1, 3, 1, 704, 704);
+    struct tensor w = TENSOR(HAPT_F32, 1, 2, 1, 1, 1, 1), b = TENSOR(HAPT_F32, -1, 1, 1);
+    double *expected = calloc((size_t)x.count, sizeof *expected);
+    struct hapt_call call = {.input_count = 3, .output_count = 1, .input = {x.view, w.view, b.view}, .output = {y.view}, .integer = {1, 0}, .threads = 2};
+    for (int64_t i = 0; i < x.count; i++) expected[i] = b.value[0] + w.value[0] * x.value[i];
+    kernel_run("conv2d", HAPT_F32, &call);
+    check_close(&y.view, expected, 1e-6, "conv2d of large images");
+    struct hapt_call back = {.input_count = 2, .output_count = 1, .input = {y.view, w.view}, .output = {x.view}, .integer = {1, 0}, .accumulate = 1, .threads = 2};
+    for (int64_t i = 0; i < x.count; i++) expected[i] = x.value[i] + w.value[0] * element_get(&y.view, i);
+    kernel_run("conv2d_dx", HAPT_F32, &back);
+    check_close(&x.view, expected, 1e-6, "conv2d's dx of large images");
+    free(expected);
+    tensor_free(&x);
+    tensor_free(&y);
+    tensor_free(&w);
+    tensor_free(&b);
+}
+
 /* ---- Pooling ---- */
 
 /* integer: kernel, stride, padding */
@@ -382,6 +403,7 @@ static void batch_norms(void)
 int main(int argc, char **argv)
 {
     kernels_init(&argc, &argv);
+    RUN(convolution_shares);
     for (HALF_TYPES(half)) {
         types[1] = half;
         RUN(convolutions);
