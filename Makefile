@@ -72,6 +72,13 @@ cuda_host := $(BUILD)/tests/gpu/hapt-cuda-host.so $(BUILD)/tests/gpu/selftest
 
 all: build/hapt $(tests) $(benches) $(faults) $(cuda_plugin) $(cuda_plans) $(cuda_host)
 
+# An earlier plug-in would still be found beside the executable.
+ifeq ($(CUDA),0)
+$(BUILD)/hapt: without_cuda
+without_cuda: FORCE
+	$(Q)rm -f $(BUILD)/hapt-cuda.so
+endif
+
 build/hapt: $(BUILD)/hapt
 	$(Q)ln -sf $(VARIANT)/hapt $@
 
@@ -208,10 +215,13 @@ check-gpu: deps
 	$(Q)$(MAKE) --no-print-directory build/hapt $(cuda_plugin) $(filter $(BUILD)/tests/unit/kernels_%,$(tests))
 	$(Q)tests/gpu/run $(BUILD) || [ $$? -eq 77 ]
 
-# For a machine with a GPU and little else.
+# For a machine with a GPU and little else: without PETSc, so in a folder of its own, but for the plug-in.
 gpu-bundle: deps
-	$(Q)$(MAKE) --no-print-directory PETSC=0 build/hapt $(cuda_plugin) $(filter $(BUILD)/tests/unit/kernels_%,$(tests)) inputs
-	$(Q)jobs/gpu-bundle.sh $(BUILD) build/hapt-gpu.tar.gz
+	$(Q)$(MAKE) --no-print-directory build/hapt $(cuda_plugin) inputs
+	$(Q)$(MAKE) --no-print-directory VARIANT=bundle PETSC=0 bundle-parts
+	$(Q)jobs/gpu-bundle.sh build/bundle $(BUILD)/hapt-cuda.so build/hapt-gpu.tar.gz
+
+bundle-parts: $(BUILD)/hapt $(filter $(BUILD)/tests/unit/kernels_%,$(tests))
 
 tidy:
 	$(Q)clang-tidy --quiet $(plain_sources) src/main.c -- -std=c11 -D_GNU_SOURCE -Iinclude $(PACKAGE_CFLAGS) $(PETSC_CFLAGS) $(PETSC_NAMES) $(shell $(CC) --showme:compile)
@@ -230,5 +240,5 @@ help:
 	@echo "variables: V=1 shows commands; WERROR=1 makes warnings errors; TESTS=REGEX picks tests (unit/plan, ^system);"
 	@echo "           FUZZ_INPUTS=N, FUZZ_SEED=N, FUZZ_JOBS=N for fuzz; VARIANT=release|asan; PETSC=0, GLPK=0 leave a solver out, CUDA=0 the back end of GPUs (CUDA_HOME: the toolkit, CUDA_ARCHS='75 80 90': for which), NCCL=0 its collectives, CUDNN=0 its convolutions by cuDNN; CC, CFLAGS as usual"
 
-.PHONY: FORCE all run check check-long check-gpu gpu-bundle bench asan asan-tests fuzz tidy format check-layers inputs deps clean help
+.PHONY: FORCE all run check check-long check-gpu gpu-bundle bundle-parts without_cuda bench asan asan-tests fuzz tidy format check-layers inputs deps clean help
 .SECONDARY:

@@ -24,6 +24,7 @@ struct hapt_device_spec {
     double memory_bandwidth;             /* byte/s */
     double slowdown;                     /* >= 1: compute is stretched by this factor */
     bool memory_capped;                  /* memory_bytes is a limit to enforce, not a property found */
+    bool tf32;                           /* products of fp32 are rounded to TF32 (--precision tf32), half as fast as those of bf16 */
     bool emulated;                       /* modelled by whatever process stands for it (hapt_cluster_emulate) */
 };
 
@@ -52,6 +53,7 @@ struct hapt_cluster {
     struct hapt_link *link;             /* [count][count], symmetric; the diagonal is between stages inside one */
     int collective_count;               /* collectives measured over so many numbers of ranks (hapt topology --collectives) */
     struct hapt_collective_model *collective; /* [collective_count] each over ranks of its own */
+    char near_interfaces[48]; /* network interfaces nearest this rank's GPU, "ib0,mlx5_0"; "": not known (hapt_cluster_settle) */
     bool from_file;
     int rank_count;    /* devices in all */
     const int *subcluster_of_rank; /* [world_size]; -1: idle rank; NULL before binding */
@@ -78,6 +80,11 @@ enum hapt_status hapt_cluster_bind(const struct hapt_env *env, struct hapt_arena
  * only. hapt_cluster_assume fills absent values of an unbound cluster from the device database instead. */
 enum hapt_status hapt_cluster_probe(const struct hapt_env *env, struct hapt_cluster *cluster);
 void hapt_cluster_assume(struct hapt_cluster *cluster);
+
+/* Ranks that drive a GPU run from here on near it (`bind`), with the threads that they start: on their share of the cores of its package or NUMA
+ * node, unless their launcher has bound them. Fills near_interfaces. Before other threads are started. Collective over env->world; bound
+ * clusters only. */
+enum hapt_status hapt_cluster_settle(const struct hapt_env *env, bool bind, struct hapt_arena *arena, struct hapt_cluster *cluster);
 
 /* A way between the hosts of two subclusters (or of one: equal), as it was measured. */
 struct hapt_cluster_way {

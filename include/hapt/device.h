@@ -67,6 +67,15 @@ struct hapt_device_facts {
     double clock_hz;     /* 0: unknown */
 };
 
+/* What a matrix product of so many results (elements, of all batches) wants as workspace on a GPU: room for the library, and the fp32 results of
+ * each part of a sum that is split; `most`: enough for any on that kind of GPU. Back end and plans on paper count alike. */
+#define HAPT_PRODUCT_WORKSPACE_BYTES ((size_t)32 << 20) /* on the newest ones, the largest */
+static inline size_t hapt_product_workspace(int64_t results, size_t most)
+{
+    const int64_t least = 1 << 20, parts = 32 * (int64_t)sizeof(float);
+    return results < ((int64_t)most - least) / parts ? (size_t)(least + results * parts) : most;
+}
+
 struct hapt_device;
 struct hapt_queue;
 struct hapt_event;
@@ -179,6 +188,8 @@ struct hapt_backend {
     struct hapt_replay *(*captured)(struct hapt_queue *queue);
     bool (*replay)(struct hapt_replay *replay, struct hapt_queue *queue);
     void (*forget)(struct hapt_replay *replay);
+    /* Optional: fp32 matrix products of this process may round their operands to TF32 from here on, or no more. */
+    void (*use_tf32)(bool use);
 };
 #define HAPT_MARKS 256
 

@@ -57,6 +57,8 @@ enum hapt_status hapt_engine_plan_memory(const struct hapt_program *program, con
 
 /* Kernel scratch as the engine asks its back end (hapt_kernel_scratch); context: struct hapt_engine_options. */
 size_t hapt_engine_scratch(void *context, const struct hapt_program *program, int op);
+/* The same for GPUs that are not here: their matrix products' (hapt_product_workspace). */
+size_t hapt_engine_scratch_on_paper(void *context, const struct hapt_program *program, int op);
 
 /* Device address of a graph tensor in a slot (slot ignored for resident and workspace tensors); NULL when it is not here.
  * Gradients of parameters give their fp32 gradient; parameters their fp32 master weight. */

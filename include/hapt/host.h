@@ -19,7 +19,9 @@ struct hapt_host_gpu {
     char spec[24]; /* entry of the device database; "" when the model is not known */
     char bus[16];  /* PCI address, "0000:3b:00.0" */
     double memory_bytes, clock_hz; /* as its driver says; 0: it was not asked */
-    int processors;
+    int processors, lanes; /* multiprocessors, fp32 lanes of each */
+    char cores[48]; /* hardware threads near it, "0-15,32-47"; "" unknown */
+    char nics[48];  /* network interfaces nearest to it, "ib0,mlx5_0" */
     bool half_only; /* it has no bf16 (compute capability below 8.0) */
 };
 
@@ -59,6 +61,8 @@ enum hapt_status hapt_hosts_gather(const struct hapt_env *env, struct hapt_arena
 
 /* Flags of the processor as the system prints them, e.g. " fma avx2 "; `flags` holds at least 2 characters. Rank-local. */
 void hapt_host_cpu_flags(char *flags, size_t size);
+/* Where the driver and the device database tell of a GPU what differs by more than 15 %: what; NULL: they agree, or one of them does not tell. */
+const char *hapt_host_gpu_doubt(const struct hapt_host_gpu *gpu, char text[192]);
 /* Cores' worth of one rank on its host: less than 1 when ranks outnumber cores. */
 double hapt_host_cores_per_rank(const struct hapt_host *host);
 /* "2.9.0": the hwloc that this build was made with (the library tells only the version of its interface). */

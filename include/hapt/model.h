@@ -22,7 +22,8 @@ struct hapt_model {
     int sequence;             /* T; 0: a model of images */
     int vocab;                /* 0: a model of images */
     int classes;              /* of a model of images, else 0 */
-    enum hapt_dtype dtype;
+    enum hapt_dtype dtype;    /* of activations */
+    enum hapt_precision precision; /* what it computes in: `dtype`, or TF32 */
     uint64_t seed;            /* of initial weights */
     const char *path;         /* the file it came from; NULL when built */
     bool has_parameters;      /* the file holds /parameters */
@@ -41,8 +42,9 @@ enum hapt_status hapt_model_load(const char *path, struct hapt_arena *arena, str
 enum hapt_status hapt_model_save(const struct hapt_model *model, const char *weights, const char *data,
                                  const char *path);
 enum hapt_status hapt_model_check(const struct hapt_model *model);
-/* What computes in bf16 does so in fp16: for devices without bf16. */
-void hapt_model_use_fp16(struct hapt_model *model);
+/* From here on the model computes in another type: its graph (forward and backward, so all indices of it) is made anew, as hapt_model_build
+ * would have made it. HAPT_ERR_INPUT where an operator of a foreign file takes what stays fp32 for its compute type. */
+enum hapt_status hapt_model_compute_in(struct hapt_model *model, enum hapt_precision precision);
 /* The input tensor of that role, or -1. */
 int hapt_model_input(const struct hapt_model *model, enum hapt_tensor_role role);
 const char *hapt_model_setting(const struct hapt_model *model, const char *name); /* NULL: not there */

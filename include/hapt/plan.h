@@ -58,6 +58,8 @@ struct hapt_plan {
     int layer_count;
     bool blocking;         /* transfers occupy sender and receiver: how systems without overlap are priced */
     int threads;           /* CPU threads per rank it was measured with; 0 unknown */
+    enum hapt_precision precision;    /* that its times and bytes are of; what crosses between stages has its element type */
+    enum hapt_profile_origin profile; /* where its times come from */
     int stage_count;
     struct hapt_plan_stage *stage;
     double exchange_s;  /* of tied parameters between the first and the last stage, once a step; 0: none */
@@ -148,6 +150,8 @@ enum hapt_status hapt_plan_write(struct hapt_h5 *file, const char *group, const 
 enum hapt_status hapt_plan_save(const char *path, const struct hapt_plan *plan);
 enum hapt_status hapt_plan_read(struct hapt_h5 *file, const char *group, struct hapt_arena *arena, struct hapt_plan **plan);
 enum hapt_status hapt_plan_load(const char *path, struct hapt_arena *arena, struct hapt_plan **plan);
+/* What the file says that it was made in, before all of it is read. */
+enum hapt_status hapt_plan_precision(const char *path, enum hapt_precision *precision);
 void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan);
 /* New references; NULL without memory. */
 struct json_t *hapt_plan_json(const struct hapt_plan *plan);

@@ -66,8 +66,15 @@ struct hapt_profile_effort {
     double seconds;
 };
 
+/* Where its times come from. */
+enum hapt_profile_origin { HAPT_PROFILE_UNKNOWN, HAPT_PROFILE_MEASURED, HAPT_PROFILE_PREDICTED };
+const char *hapt_profile_origin_name(enum hapt_profile_origin origin); /* "measured", "predicted", "unknown" */
+enum hapt_profile_origin hapt_profile_origin_find(const char *name);
+
 struct hapt_profile {
     int layer_count;               /* L */
+    enum hapt_precision precision; /* that the model computed in; files of others do not tell */
+    enum hapt_profile_origin origin;
     int cluster_count;             /* C */
     struct hapt_profile_cluster *cluster;
     int mixed_count;
@@ -109,6 +116,8 @@ enum hapt_status hapt_profile_save(const char *path, const struct hapt_profile *
 enum hapt_status hapt_profile_read(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
                                    struct hapt_profile **profile);
 enum hapt_status hapt_profile_load(const char *path, struct hapt_arena *arena, struct hapt_profile **profile);
+/* What the file says that it was made in, before all of it is read. */
+enum hapt_status hapt_profile_precision(const char *path, enum hapt_precision *precision);
 
 /* Holds a profile once per node instead of once per rank. Collective over env->world.
  *

@@ -31,7 +31,7 @@ struct hapt_data;
  * the vocabulary, labels outside the classes. Collective over env->world; ends in agreement. */
 enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, const struct hapt_model *model, int rows,
                                 int64_t steps, uint64_t seed, struct hapt_data **data);
-/* The same of what is told without reading the data: form, rows, steps. Early, so that a wrong file fails before long work. Collective
+/* The same checks, of form, rows, steps and the range of tokens and labels. Early, so that a wrong file fails before long work. Collective
  * over env->world; ends in agreement. */
 enum hapt_status hapt_data_check(const struct hapt_env *env, const char *path, const struct hapt_model *model, int rows, int64_t steps);
 void hapt_data_close(struct hapt_data *data);

@@ -29,3 +29,28 @@ bool hapt_dtype_parse(const char *name, enum hapt_dtype *dtype)
         }
     return false;
 }
+
+static const char *const precision[] = {"unknown", "fp32", "tf32", "bf16", "fp16"};
+enum { PRECISIONS = sizeof precision / sizeof *precision };
+
+const char *hapt_precision_name(enum hapt_precision of)
+{
+    return precision[of];
+}
+
+enum hapt_precision hapt_precision_find(const char *name)
+{
+    for (int i = 1; i < PRECISIONS; i++)
+        if (!strcmp(precision[i], name)) return (enum hapt_precision)i;
+    return HAPT_PRECISION_UNKNOWN;
+}
+
+enum hapt_dtype hapt_precision_dtype(enum hapt_precision of)
+{
+    return of == HAPT_PRECISION_BF16 ? HAPT_BF16 : of == HAPT_PRECISION_FP16 ? HAPT_F16 : HAPT_F32;
+}
+
+enum hapt_precision hapt_precision_of(enum hapt_dtype dtype)
+{
+    return dtype == HAPT_BF16 ? HAPT_PRECISION_BF16 : dtype == HAPT_F16 ? HAPT_PRECISION_FP16 : HAPT_PRECISION_FP32;
+}

@@ -22,11 +22,11 @@ static bool uses_gpus(const struct hapt_host *host)
     return host->gpus_usable >= host->ranks && host->gpu_count > 0;
 }
 
-/* A GPU that the database does not have, from what its driver says: 128 lanes a multiprocessor, matrix units four times as fast, and so much
+/* A GPU that the database does not have, from what its driver says: lanes of its multiprocessors, matrix units four times as fast, and so much
  * memory bandwidth as such devices have for it. Measured profiles need no more. */
 static void estimate_gpu(const struct hapt_host_gpu *gpu, struct hapt_device_spec *device)
 {
-    const double fp32 = 2.0 * 128 * gpu->processors * (gpu->clock_hz > 0 ? gpu->clock_hz : 1e9);
+    const double fp32 = 2.0 * (gpu->lanes > 0 ? gpu->lanes : 128) * gpu->processors * (gpu->clock_hz > 0 ? gpu->clock_hz : 1e9);
     *device = (struct hapt_device_spec){.backend = "cuda", .slowdown = 1, .memory_bandwidth = fp32 / 40};
     snprintf(device->name, sizeof device->name, "%.*s", (int)sizeof device->name - 1, gpu->name);
     device->peak_flops[HAPT_F32] = fp32;

@@ -1,14 +1,18 @@
-/* One host as hwloc and the system show it. The only file that sees hwloc. */
+/* One host as hwloc and the system show it. */
 #include "host.h"
 
-#include <hwloc.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "database.h"
+#include "hapt/config.h"
 #include "hapt/device.h"
+#include "near_hwloc.h"
+
+#define DOUBTED 0.15 /* what the driver tells of a GPU and the database of its kind differ by more: one of them is wrong */
 
 const char *hapt_host_library_version(void)
 {
@@ -108,6 +112,12 @@ static void add_gpu(struct hapt_host *host, hwloc_obj_t object)
     snprintf(gpu->bus, sizeof gpu->bus, "%04x:%02x:%02x.%x", pci->domain & 0xffff, pci->bus, pci->dev, pci->func);
 }
 
+/* fp32 lanes of a multiprocessor (CUDA programming guide, table of compute capabilities). */
+static int lanes_of(int major, int minor)
+{
+    return major == 7 || (major == 6 && minor == 0) || (major == 8 && minor == 0) ? 64 : 128;
+}
+
 /* The GPUs that a driver offers, in its order, whether hwloc has seen them or not; with what hwloc knows of them. */
 static void ask_driver(struct hapt_host *host, const struct hapt_backend *cuda)
 {
@@ -132,9 +142,18 @@ static void ask_driver(struct hapt_host *host, const struct hapt_backend *cuda)
         memcpy(gpu->bus, facts.bus, sizeof gpu->bus);
         gpu->memory_bytes = (double)facts.memory_bytes;
         gpu->processors = facts.processors;
+        gpu->lanes = lanes_of(facts.major, facts.minor);
         gpu->half_only = facts.major < 8;
         gpu->clock_hz = facts.clock_hz;
     }
+}
+
+static void ask_drivers(struct hapt_host *host)
+{
+    const struct hapt_backend *cuda = hapt_backend_find("cuda");
+    const char *reason = "";
+    host->gpus_usable = cuda ? cuda->device_count(&reason) : 0;
+    if (cuda) ask_driver(host, cuda);
 }
 
 static void add_nic(struct hapt_host *host, hwloc_obj_t object)
@@ -193,7 +212,9 @@ static void apply_memory_limit(struct hapt_host *host)
 
 void hapt_host_fake_key(char *key, size_t size)
 {
-    const char *xml = getenv("HWLOC_XMLFILE"), *synthetic = getenv("HWLOC_SYNTHETIC");
+    const char *xml = getenv("HWLOC_XMLFILE"), *synthetic = getenv("HWLOC_SYNTHETIC"), *own = getenv("HWLOC_THISSYSTEM");
+    key[0] = '\0';
+    if (own && strcmp(own, "1") == 0) return; /* this machine, as a file describes it */
     snprintf(key, size, "%s%s", xml ? xml : "", synthetic ? synthetic : "");
 }
 
@@ -222,7 +243,14 @@ void hapt_host_look(const struct hapt_env *env, struct hapt_host *host)
             host->fake_failed = true;
         }
         if (loaded) read_topology(host, topology);
+        ask_drivers(host);
+        for (int g = 0; loaded && g < host->gpu_count; g++) {
+            struct hapt_host_gpu *gpu = &host->gpu[g];
+            near_describe(topology, gpu->bus, gpu->cores, sizeof gpu->cores, gpu->nics, sizeof gpu->nics);
+        }
         hwloc_topology_destroy(topology);
+    } else {
+        ask_drivers(host);
     }
     if (!host->faked) {
         /* Affinity may leave the ranks less than the machine has. */
@@ -230,8 +258,23 @@ void hapt_host_look(const struct hapt_env *env, struct hapt_host *host)
         if (host->cores > host->threads) host->cores = host->threads;
         apply_memory_limit(host);
     }
-    const struct hapt_backend *cuda = hapt_backend_find("cuda");
-    const char *reason = "";
-    host->gpus_usable = cuda ? cuda->device_count(&reason) : 0;
-    if (cuda) ask_driver(host, cuda);
+}
+
+const char *hapt_host_gpu_doubt(const struct hapt_host_gpu *gpu, char text[192])
+{
+    const struct hapt_device_spec *spec = hapt_device_spec_find(gpu->spec);
+    const double flops = 2.0 * gpu->lanes * gpu->processors * gpu->clock_hz;
+    char told[32], known[32];
+    if (!spec) return NULL;
+    if (gpu->memory_bytes > 0 && fabs(gpu->memory_bytes / spec->memory_bytes - 1) > DOUBTED) {
+        snprintf(text, 192, "its driver tells of %s memory, a %s has %s", hapt_units_bytes(gpu->memory_bytes, told), spec->name,
+                 hapt_units_bytes(spec->memory_bytes, known));
+        return text;
+    }
+    if (flops > 0 && fabs(flops / spec->peak_flops[HAPT_F32] - 1) > DOUBTED) {
+        snprintf(text, 192, "its driver tells of %d multiprocessors at %.2f GHz, so %s in fp32, a %s has %s", gpu->processors, 1e-9 * gpu->clock_hz,
+                 hapt_units_flops(flops, told), spec->name, hapt_units_flops(spec->peak_flops[HAPT_F32], known));
+        return text;
+    }
+    return NULL;
 }

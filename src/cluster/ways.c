@@ -10,18 +10,22 @@
 #include <string.h>
 
 #include "hapt/network.h"
+#include "near.h"
 #include "probe.h"
+#include "ways.h"
 
 #define WAYS_SECONDS 3.0     /* for all of them together */
 #define WAY_SECONDS 0.25     /* for one */
 #define CLEARLY_FASTER 1.15  /* than our own connections on a quiet machine, for MPI to be chosen: it moves data only while it is called, and beside
                                 ranks that compute it was measured to lose about half of a link that these still fill */
+#define AS_FAST 0.95         /* of the fastest: measuring cannot tell them apart, and the one near the GPUs is taken */
 #define MEETING_DEADLINE 60.0
 
 /* Where every rank runs and what it can be reached by. */
 struct place {
     int host;
     struct hapt_interfaces interfaces;
+    char near[48]; /* the interfaces nearest the rank's GPU */
 };
 
 struct choosing {
@@ -32,9 +36,10 @@ struct choosing {
     struct hapt_cluster_way *way;
 };
 
-static enum hapt_status gather(const struct hapt_env *env, struct hapt_arena *arena, struct place **place)
+static enum hapt_status gather(const struct hapt_env *env, const struct hapt_cluster *cluster, struct hapt_arena *arena, struct place **place)
 {
     struct place mine = {.host = env->node_index};
+    snprintf(mine.near, sizeof mine.near, "%s", cluster->near_interfaces);
     hapt_interfaces_list(false, &mine.interfaces);
     HAPT_NEW(*place, arena, env->world_size);
     return hapt_env_mpi(MPI_Allgather(&mine, (int)sizeof mine, MPI_BYTE, *place, (int)sizeof mine, MPI_BYTE, env->world), "MPI_Allgather");
@@ -142,12 +147,35 @@ static void take(struct choosing *choosing, const struct hapt_cluster_way *way, 
     }
 }
 
-/* The fastest of the ways of a link, from `first` to `end`; the first is MPI's. A way without bandwidth leads nowhere. */
+int ways_best(int count, const struct hapt_cluster_way *way, const int *near)
+{
+    int best = 0;
+    double fastest = 0;
+    for (int w = 1; w < count; w++) fastest = fmax(fastest, way[w].bandwidth);
+    if (!(fastest > way[0].bandwidth / CLEARLY_FASTER)) return 0;
+    for (int w = 1; w < count; w++) {
+        const bool equal = way[w].bandwidth >= fastest * AS_FAST;
+        if (!equal) continue;
+        if (best == 0 || near[w] > near[best] || (near[w] == near[best] && way[w].bandwidth > way[best].bandwidth)) best = w;
+    }
+    return best;
+}
+
+/* How many ends of a way are near the GPUs of the two ranks that measured it. */
+static int nearness(const struct choosing *choosing, const struct hapt_cluster_way *way)
+{
+    int rank[2], near = 0;
+    HAPT_ASSERT(ends_of(choosing, way->from, way->to, rank));
+    for (int e = 0; e < 2; e++) near += near_has(choosing->place[rank[e]].near, way->interface[e]);
+    return near;
+}
+
+/* Of the ways of a link, from `first` to `end`; the first is MPI's. */
 static void choose(struct choosing *choosing, int first, int end, bool all)
 {
-    struct hapt_cluster_way *best = &choosing->way[first];
-    for (int w = first + 1; w < end; w++)
-        if (choosing->way[w].bandwidth > best->bandwidth / (best == &choosing->way[first] ? CLEARLY_FASTER : 1)) best = &choosing->way[w];
+    int near[1 + HAPT_INTERFACES * HAPT_INTERFACES];
+    for (int w = first; w < end; w++) near[w - first] = nearness(choosing, &choosing->way[w]);
+    struct hapt_cluster_way *best = &choosing->way[first + ways_best(end - first, &choosing->way[first], near)];
     best->chosen = true;
     take(choosing, best, all);
 }
@@ -193,7 +221,7 @@ enum hapt_status hapt_cluster_choose_ways(const struct hapt_env *env, bool all, 
     HAPT_TRY(hapt_env_agree(env->world, choosing.way ? HAPT_OK : HAPT_ERR_MEMORY));
     enum hapt_status status = HAPT_OK;
     if (env->node_count > 1) {
-        status = gather(env, arena, &choosing.place);
+        status = gather(env, cluster, arena, &choosing.place);
         if (status == HAPT_OK) status = choose_all(&choosing, all);
     }
     *count = choosing.count;
@@ -209,7 +237,7 @@ enum hapt_status hapt_cluster_paths(const struct hapt_env *env, const struct hap
     HAPT_NEW(*path, arena, env->world_size);
     for (int i = 0; i < cluster->count * cluster->count; i++) any = any || strcmp(cluster->link[i].transport, "tcp") == 0;
     if (!any) return HAPT_OK;
-    HAPT_TRY(gather(env, arena, &place));
+    HAPT_TRY(gather(env, cluster, arena, &place));
     const int own = cluster->subcluster_of_rank[env->world_rank];
     for (int r = 0; r < env->world_size && own >= 0; r++) {
         const int its = cluster->subcluster_of_rank[r];

@@ -33,7 +33,8 @@ struct doctor {
     const struct hapt_cluster *cluster; /* NULL without --cluster */
     int threads;                        /* of each rank */
     json_t *sections;                   /* object of objects: text and numbers */
-    json_t *problems;                   /* list of {"what", "do"} */
+    json_t *problems;                   /* list of {"what", "do", "prevents"} */
+    enum hapt_status status;            /* of the first problem that prevents work */
 };
 
 static void tell(struct doctor *doctor, const char *section, const char *name, const char *format, ...)
@@ -49,16 +50,18 @@ static void tell(struct doctor *doctor, const char *section, const char *name, c
     json_object_set_new(json_object_get(doctor->sections, section), name, json_string(text));
 }
 
-static void complain(struct doctor *doctor, const char *remedy, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-static void complain(struct doctor *doctor, const char *remedy, const char *format, ...)
+/* `prevents`: what a run would end with because of it; HAPT_OK: it would go, though not well. */
+static void complain(struct doctor *doctor, enum hapt_status prevents, const char *remedy, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+static void complain(struct doctor *doctor, enum hapt_status prevents, const char *remedy, const char *format, ...)
 {
     char text[512];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    json_array_append_new(doctor->problems, json_pack("{s:s, s:s}", "what", text, "do", remedy));
+    json_array_append_new(doctor->problems, json_pack("{s:s, s:s, s:b}", "what", text, "do", remedy, "prevents", prevents != HAPT_OK));
+    if (doctor->status == HAPT_OK) doctor->status = prevents;
 }
 
 static double free_space(const char *path)
@@ -116,7 +119,7 @@ static void tell_versions(struct doctor *doctor)
     tell(doctor, "versions", "jansson", "%s", jansson_version_str());
     tell_solvers(doctor);
     if (level < MPI_THREAD_MULTIPLE)
-        complain(doctor, "use an MPI library built with MPI_THREAD_MULTIPLE",
+        complain(doctor, HAPT_OK, "use an MPI library built with MPI_THREAD_MULTIPLE",
                  "MPI does not allow several threads, so that communication cannot overlap computation");
 }
 
@@ -138,7 +141,7 @@ static void tell_processor(struct doctor *doctor)
     tell(doctor, "processor", "peak of a core", "%s fp32, %s bf16 (estimated: clock x vector units)",
          hapt_units_flops(host->core_flops[HAPT_F32], rate[0]), hapt_units_flops(host->core_flops[HAPT_BF16], rate[1]));
     if (strstr(flags, " sse4_2 ") && !strstr(flags, " avx2 "))
-        complain(doctor, "use a newer processor, or start the virtual machine with the host's processor (-cpu host)",
+        complain(doctor, HAPT_OK, "use a newer processor, or start the virtual machine with the host's processor (-cpu host)",
                  "the processor has no AVX2: computing takes several times as long");
 }
 
@@ -167,10 +170,10 @@ static void examine_binding(struct doctor *doctor, int h)
     tell(doctor, section, "cores", "%d for %d rank%s, %.3g each%s", host->cores, host->ranks, host->ranks > 1 ? "s" : "",
          hapt_host_cores_per_rank(host), narrow_count ? "; bound by the launcher" : "");
     if (host->ranks > host->cores && !rehearses(doctor))
-        complain(doctor, "start at most one rank for each core; for rehearsals with slowdown it is fine",
+        complain(doctor, HAPT_OK, "start at most one rank for each core; for rehearsals with slowdown it is fine",
                  "host %s: %d ranks share %d core%s", host->name, host->ranks, host->cores, host->cores > 1 ? "s" : "");
     if (narrow_count && host->threads_unbound > 1)
-        complain(doctor, "start with mpirun --bind-to none (or --map-by slot:PE=2), srun --cpu-bind=none",
+        complain(doctor, HAPT_OK, "start with mpirun --bind-to none (or --map-by slot:PE=2), srun --cpu-bind=none",
                  "host %s: %d rank%s bound (rank %d to %d core%s), so that compute and communication threads share cores",
                  host->name, narrow_count, narrow_count > 1 ? "s are" : " is", narrow, doctor->facts[narrow].cpus,
                  doctor->facts[narrow].cpus > 1 ? "s" : "");
@@ -188,25 +191,31 @@ static void examine_memory(struct doctor *doctor, int h, const struct rank_facts
     const bool unlimited = facts->locked_limit > 1e18;
     tell(doctor, section, "locked memory", "%s", unlimited ? "unlimited" : hapt_units_bytes(facts->locked_limit, locked));
     if (host->ranks > 1 && facts->shared_memory_free < 16e6 * host->ranks)
-        complain(doctor, "enlarge it: mount -o remount,size=1G /dev/shm (containers: --shm-size=1g)",
+        complain(doctor, HAPT_OK, "enlarge it: mount -o remount,size=1G /dev/shm (containers: --shm-size=1g)",
                  "host %s: /dev/shm is too small for messages between its %d ranks", host->name, host->ranks);
     bool fabric = host->gpu_count > 0;
     for (int n = 0; n < host->nic_count; n++) fabric = fabric || strncmp(host->nic[n].name, "e", 1) != 0;
     if (fabric && !unlimited && facts->locked_limit < 1e9)
-        complain(doctor, "raise it: ulimit -l unlimited (limits.conf, or LimitMEMLOCK of slurmd)",
+        complain(doctor, HAPT_OK, "raise it: ulimit -l unlimited (limits.conf, or LimitMEMLOCK of slurmd)",
                  "host %s: only %s of memory may be locked, too little for InfiniBand and GPUs", host->name, locked);
 }
 
 static void examine_devices(struct doctor *doctor, int h)
 {
     const struct hapt_host *host = &doctor->hosts->host[h];
-    char section[96], rate[32];
+    const struct hapt_backend *cuda = hapt_backend_find("cuda");
+    const bool loaded = cuda && cuda->libraries && cuda->libraries(); /* then whoever made this build wants them */
+    char section[96], rate[32], doubt[192];
     snprintf(section, sizeof section, "host %s", host->name);
     for (int g = 0; g < host->gpu_count; g++) {
         char name[24];
         snprintf(name, sizeof name, "GPU %d", g);
-        tell(doctor, section, name, "%s%s%s", host->gpu[g].name, host->gpu[g].spec[0] ? ", planned as " : "",
-             host->gpu[g].spec);
+        const struct hapt_host_gpu *gpu = &host->gpu[g];
+        tell(doctor, section, name, "%s%s%s%s%s%s%s", gpu->name, gpu->spec[0] ? ", planned as " : "", gpu->spec,
+             gpu->cores[0] ? ", near threads " : "", gpu->cores, gpu->nics[0] ? ", NIC " : "", gpu->nics);
+        if (hapt_host_gpu_doubt(gpu, doubt))
+            complain(doctor, HAPT_OK, "look for slices (MIG) and lowered clocks (nvidia-smi), or describe the device in a cluster file (hapt topology --help)",
+                     "host %s, GPU %d: %s", host->name, g, doubt);
     }
     for (int n = 0; n < host->nic_count; n++) {
         char name[40];
@@ -215,13 +224,13 @@ static void examine_devices(struct doctor *doctor, int h)
              host->nic[n].bandwidth > 0 ? hapt_units_bandwidth(host->nic[n].bandwidth, rate) : "speed unknown");
     }
     if (host->gpu_count > host->gpus_usable)
-        complain(doctor, hapt_backend_find("cuda") ? "see the back ends above for what is missing"
+        complain(doctor, loaded && !host->faked ? HAPT_ERR_INPUT : HAPT_OK, hapt_backend_find("cuda") ? "see the back ends above for what is missing"
                                                    : "this build computes on CPUs; plan for GPUs with a cluster file",
                  "host %s: %d of its %d GPUs cannot be used", host->name, host->gpu_count - host->gpus_usable,
                  host->gpu_count);
     for (int other = 0; other < h; other++)
         if (strcmp(doctor->hosts->host[other].name, host->name) == 0)
-            complain(doctor, "give every machine or container its own host name",
+            complain(doctor, HAPT_ERR_COMM, "give every machine or container its own host name",
                      "two hosts are called %s: MPI may take them for one machine and crash", host->name);
 }
 
@@ -231,7 +240,7 @@ static void examine_hosts(struct doctor *doctor)
         int first = 0;
         while (doctor->hosts->host_of_rank[first] != h) first++;
         if (doctor->hosts->host[h].fake_failed)
-            complain(doctor, "correct or unset these variables",
+            complain(doctor, HAPT_OK, "correct or unset these variables",
                      "host %s: hwloc cannot use HWLOC_XMLFILE or HWLOC_SYNTHETIC; this is the real machine",
                      doctor->hosts->host[h].name);
         examine_binding(doctor, h);
@@ -275,9 +284,9 @@ static void examine_disk(struct doctor *doctor)
     char text[32];
     tell(doctor, "disk", folder, "%s free", space < 0 ? "unknown" : hapt_units_bytes(space, text));
     if (access(folder, W_OK) != 0)
-        complain(doctor, "run in a folder of your own, or give --output elsewhere", "%s cannot be written: %m", folder);
+        complain(doctor, HAPT_ERR_IO, "run in a folder of your own, or give --output elsewhere", "%s cannot be written: %m", folder);
     else if (space >= 0 && space < 1e9)
-        complain(doctor, "free some space, or give --output elsewhere", "only %s are free for runs and checkpoints", text);
+        complain(doctor, HAPT_OK, "free some space, or give --output elsewhere", "only %s are free for runs and checkpoints", text);
 }
 
 /* Rehearsal on CPUs: stretched compute must fit the cores, and the caps the memory. */
@@ -305,14 +314,14 @@ static void examine_cluster(struct doctor *doctor)
         }
         if (busy > 0) tell(doctor, "cluster", host->name, "needs %.3g of %d cores", busy, host->cores);
         if (rehearsal && busy > 0.7 * host->cores)
-            complain(doctor, "raise the slowdowns in the cluster file, or spread its ranks over more cores",
+            complain(doctor, HAPT_OK, "raise the slowdowns in the cluster file, or spread its ranks over more cores",
                      "host %s: the rehearsed devices need %.2f cores, more than 70 %% of %d", host->name, busy, host->cores);
         if (memory > host->memory_bytes)
-            complain(doctor, "lower \"memory\" in the cluster file, or use fewer ranks on a host",
+            complain(doctor, HAPT_OK, "lower \"memory\" in the cluster file, or use fewer ranks on a host",
                      "host %s: the memory caps of its ranks add up to more than it has", host->name);
     }
     if (!bound)
-        complain(doctor, "start one rank for each device, or go on planning on paper",
+        complain(doctor, HAPT_OK, "start one rank for each device, or go on planning on paper",
                  "the cluster file has %d devices, but there are %d ranks", cluster->rank_count, doctor->env->world_size);
 }
 
@@ -330,7 +339,8 @@ static void print_text(const struct doctor *doctor)
     if (json_array_size(doctor->problems) == 0) hapt_print(env, "no problems found\n");
     json_array_foreach(doctor->problems, i, value)
     {
-        hapt_print(env, "problem: %s\n", json_string_value(json_object_get(value, "what")));
+        hapt_print(env, "problem%s: %s\n", json_is_true(json_object_get(value, "prevents")) ? " that prevents work" : "",
+                   json_string_value(json_object_get(value, "what")));
         hapt_print(env, "  do: %s\n", json_string_value(json_object_get(value, "do")));
     }
 }
@@ -364,9 +374,11 @@ static enum hapt_status report(struct doctor *doctor)
     examine_disk(doctor);
     examine_cluster(doctor);
     print_text(doctor);
-    const enum hapt_status status = doctor->env->quiet ? print_json(doctor) : HAPT_OK;
+    enum hapt_status status = doctor->env->quiet ? print_json(doctor) : HAPT_OK;
     json_decref(doctor->sections);
     json_decref(doctor->problems);
+    if (status == HAPT_OK && doctor->status != HAPT_OK)
+        status = hapt_fail(doctor->status, "what to do stands below each of them", "there are problems that prevent work");
     return status;
 }
 

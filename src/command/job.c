@@ -65,11 +65,12 @@ static enum hapt_status run_job(struct hapt_env *env, struct hapt_config *config
     HAPT_TRY(hapt_train_resume(env, config, job->model, arena, &job->checkpoint));
     HAPT_TRY(hapt_phase_cluster(env, config, true, arena, &job->cluster));
     hapt_cluster_print(env, job->cluster);
-    hapt_phase_dtype(env, job->cluster, job->model);
+    HAPT_TRY(hapt_phase_precision(env, config, job->cluster, job->checkpoint, job->model));
     if (!keeps_plan(config, job) && !hapt_config_text(config, "plan")) HAPT_TRY(check_before_profile(env, config, job));
     HAPT_TRY(hapt_phase_layers(env, config, job->model, arena, &job->layers));
     hapt_layers_print(env, job->layers, job->model->graph);
     HAPT_TRY(make_plan(env, config, job, arena));
+    job->plan->precision = job->model->precision;
     hapt_plan_print(env, job->plan);
     HAPT_TRY(hapt_train_run(env, job->cluster, job->model, job->plan, job->checkpoint, config, arena, &job->result));
     const struct hapt_run run = {config, job->cluster, job->model, job->layers, job->profile, job->plan, job->result};

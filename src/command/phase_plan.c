@@ -92,7 +92,10 @@ enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *confi
     else
         status = hapt_plan_by_strategy(env->world, profile, strategy, &options, arena, plan, &note);
     if (note) hapt_note(env, "%s: %s\n", hapt_strategy_name(strategy), note);
-    if (status != HAPT_OK || !layers) return status;
+    if (status != HAPT_OK) return status;
+    (*plan)->precision = profile->precision;
+    (*plan)->profile = profile->origin;
+    if (!layers) return HAPT_OK;
     (*plan)->threads = hapt_env_threads(env, (int)hapt_config_int(config, "threads"));
     return hapt_env_agree(env->world, hapt_phase_plan_bind(*plan, layers));
 }

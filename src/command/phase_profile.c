@@ -97,8 +97,12 @@ enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *co
     if (is_measured(config, cluster)) {
         HAPT_TRY(hapt_profile_measure(env, cluster, model, layers, config, arena, profile));
         if (strcmp(hapt_config_text(config, "program"), "synthesised") == 0) hapt_profile_keep_programs(*profile, "synthesised");
-        return HAPT_OK;
+        (*profile)->origin = HAPT_PROFILE_MEASURED;
+    } else {
+        HAPT_TRY(load_efficiency(env, config, cluster, model, arena, &efficiency));
+        HAPT_TRY(predict_shared(env, config, cluster, model, layers, efficiency, arena, profile));
+        (*profile)->origin = HAPT_PROFILE_PREDICTED;
     }
-    HAPT_TRY(load_efficiency(env, config, cluster, model, arena, &efficiency));
-    return predict_shared(env, config, cluster, model, layers, efficiency, arena, profile);
+    (*profile)->precision = model->precision;
+    return HAPT_OK;
 }

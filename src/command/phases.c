@@ -47,13 +47,3 @@ enum hapt_status hapt_phase_layers(struct hapt_env *env, struct hapt_config *con
                                                 .heavy_minimum = (int)hapt_config_int(config, "heavy-minimum")};
     return hapt_env_agree(env->world, hapt_layers_build(model->graph, &options, arena, layers));
 }
-
-void hapt_phase_dtype(const struct hapt_env *env, const struct hapt_cluster *cluster, struct hapt_model *model)
-{
-    for (int c = 0; c < cluster->count && model->dtype == HAPT_BF16; c++) {
-        const struct hapt_device_spec *device = &cluster->subcluster[c].device;
-        if (strcmp(hapt_device_backend(device), "cuda") != 0 || device->peak_flops[HAPT_BF16] > 0 || device->peak_flops[HAPT_F16] <= 0) continue;
-        hapt_model_use_fp16(model);
-        hapt_note(env, "%s has no bf16: the model computes in fp16, with a loss scale\n", device->name);
-    }
-}

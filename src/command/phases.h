@@ -24,8 +24,10 @@ enum hapt_status hapt_phase_cluster(struct hapt_env *env, struct hapt_config *co
                                     struct hapt_cluster **cluster);
 enum hapt_status hapt_phase_layers(struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,
                                    struct hapt_arena *arena, struct hapt_layers **layers);
-/* A model in bf16 computes in fp16 where a GPU of the cluster has no bf16. Before anything is run; rank-local, the same on every rank. */
-void hapt_phase_dtype(const struct hapt_env *env, const struct hapt_cluster *cluster, struct hapt_model *model);
+/* What the model computes in, by --precision, the checkpoint (may be NULL), --plan, --profile and the devices of the cluster (NULL: not known);
+ * the model's graph is made anew where that is not what it was made in, so before anything refers to its operators. */
+enum hapt_status hapt_phase_precision(struct hapt_env *env, const struct hapt_config *config, struct hapt_cluster *cluster,
+                                      const struct hapt_checkpoint *checkpoint, struct hapt_model *model);
 /* Do the options about measuring and predicting fit that cluster? Rank-local. */
 enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, const struct hapt_cluster *cluster);
 /* --profile, else measured on a bound cluster, else predicted. */

@@ -68,7 +68,9 @@ const char hapt_command_plan_help[] =
     "and as attributes: microbatches, schedule, hide_threshold, latency and simulated (s), t_max (s), limit (what "
     "sets\n"
     "the pace: compute, link or memory), balance_eta (HAPT 25), blocking (1: priced without overlap),\n"
-    "flops_per_microbatch, peak_flops, search figures.\n";
+    "flops_per_microbatch, peak_flops, search figures; optional: precision (fp32, tf32, bf16, fp16) of its times and bytes, which\n"
+    "training keeps to unless --precision says otherwise, boundary_dtype (of what crosses between stages), profile (measured,\n"
+    "predicted). Times and bytes are those of --precision: on GPUs, also on paper, what would run there.\n";
 
 /* From --profile, or from --input: measured where the ranks are, predicted on paper. `layers` stays NULL with --profile
  * alone. */
@@ -77,18 +79,18 @@ static enum hapt_status get_profile(struct hapt_env *env, struct hapt_config *co
                                     struct hapt_profile **profile)
 {
     const char *path = hapt_config_text(config, "profile");
-    struct hapt_model *model;
-    struct hapt_cluster *cluster;
+    struct hapt_model *model = NULL;
+    struct hapt_cluster *cluster = NULL;
     *layers = NULL;
     *paper = *from = (struct hapt_plan_paper){0};
     if (hapt_config_text(config, "input")) {
         HAPT_TRY(hapt_phase_model(env, config, arena, &model));
+        if (!path) HAPT_TRY(hapt_phase_cluster(env, config, false, arena, &cluster));
+        HAPT_TRY(hapt_phase_precision(env, config, cluster, NULL, model));
         HAPT_TRY(hapt_phase_layers(env, config, model, arena, layers));
-        *from = (struct hapt_plan_paper){NULL, model, *layers};
+        *from = (struct hapt_plan_paper){cluster, model, *layers};
     }
     if (path) return hapt_phase_profile(env, config, NULL, NULL, NULL, arena, profile); /* from there */
-    HAPT_TRY(hapt_phase_cluster(env, config, false, arena, &cluster));
-    from->cluster = cluster;
     if (!cluster->subcluster_of_rank || hapt_config_bool(config, "predict"))
         *paper = *from;
     return hapt_phase_profile(env, config, cluster, model, *layers, arena, profile);
@@ -109,7 +111,7 @@ static enum hapt_status check_options(const struct hapt_config *config, struct h
                                      "mixed", "mixed-rows", "segments", "sharded-optimizer", "device", NULL};
     const char *const choosing[] = {"strategy", "schedule", "stages", "granularity", "ignore-communication", "output",
                                     "explain", "what-if", NULL};
-    const char *const cutting[] = {"layers-per-model", "heavy-minimum", "threads", NULL};
+    const char *const cutting[] = {"layers-per-model", "heavy-minimum", "threads", "precision", NULL};
     if (path) HAPT_TRY(hapt_phase_unused(config, "--profile is not measured again", measuring));
     if (path && !hapt_config_text(config, "input"))
         HAPT_TRY(hapt_phase_unused(config, "--profile without --input holds layers, not operators", cutting));

@@ -41,6 +41,8 @@ const char hapt_command_profile_help[] =
     "  /tied_bytes [L]                           byte of parameters that layers before a layer and layers from it on both\n"
     "                                            read: exchanged every step when a stage begins there; optional\n"
     "  /link_bandwidth [C][C], /link_latency     byte/s, s; the diagonal is between stages inside one subcluster\n"
+    "  /                                         optional attributes precision (fp32, tf32, bf16, fp16) that it was made in, and\n"
+    "                                            origin (measured, predicted); training keeps to that precision\n"
     "  /cluster_c/                               attributes name, nodes, devices_per_node, device_memory_bytes, "
     "peak_flops\n"
     "  /cluster_c/submesh [S][2]                 nodes and devices of each\n"
@@ -155,7 +157,9 @@ static void print_mixed(const struct hapt_env *env, const struct hapt_profile *p
 
 static void print_table(const struct hapt_env *env, const struct hapt_profile *profile)
 {
-    hapt_print(env, "Profile of %d layers; seconds are per microbatch, forward and backward\n", profile->layer_count);
+    hapt_print(env, "Profile of %d layers in %s, %s; seconds are per microbatch, forward and backward\n", profile->layer_count,
+               hapt_precision_name(profile->precision),
+               profile->origin == HAPT_PROFILE_PREDICTED ? "predicted from what the devices are, not measured" : "measured");
     hapt_print(env, "  %-16s %11s %10s %8s  %-23s %s\n", "subcluster", "submesh", "candidates", "longest", "one layer",
                "all layers");
     for (int c = 0; c < profile->cluster_count; c++) {
@@ -211,8 +215,9 @@ static json_t *profile_json(const struct hapt_profile *profile, const char *path
         json_array_append_new(subclusters, json_pack("{s:s, s:o}", "name", profile->cluster[c].name, "submeshes",
                                                      submeshes_json(profile, &profile->cluster[c])));
     const struct hapt_profile_effort *effort = &profile->effort;
-    return json_pack("{s:s, s:i, s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:o, s:o}", "format", "hapt-profile-summary",
-                     "version", 1, "layers", profile->layer_count, "output", path, "candidates",
+    return json_pack("{s:s, s:i, s:i, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:o, s:o}", "format", "hapt-profile-summary",
+                     "version", 1, "layers", profile->layer_count, "precision", hapt_precision_name(profile->precision), "origin",
+                     hapt_profile_origin_name(profile->origin), "output", path, "candidates",
                      (json_int_t)candidates_of(profile), "unique", (json_int_t)effort->unique, "timed",
                      (json_int_t)effort->timed, "programs", (json_int_t)effort->programs, "runs",
                      (json_int_t)effort->runs, "seconds", effort->seconds, "subclusters", subclusters, "mixed", mixed_json(profile));
@@ -283,6 +288,8 @@ static enum hapt_status check_options(const struct hapt_config *config)
 {
     const char *const profiling[] = {"imbalance", "efficiency", "tensor-parallel", NULL};
     if (hapt_config_text(config, "calibrate")) {
+        if (hapt_precision_find(hapt_config_text(config, "precision")) == HAPT_PRECISION_TF32)
+            return hapt_fail(HAPT_ERR_USAGE, "calibrate in fp32 or bf16", "--calibrate has no tables of TF32");
         if (hapt_config_bool(config, "predict"))
             return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
                              "--calibrate measures the devices, --predict yes does without them");
@@ -319,7 +326,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     HAPT_TRY(hapt_env_agree(env->world, check_options(config)));
     HAPT_TRY(hapt_phase_model(env, config, arena, &model));
     HAPT_TRY(hapt_phase_cluster(env, config, false, arena, &cluster));
-    hapt_phase_dtype(env, cluster, model);
+    HAPT_TRY(hapt_phase_precision(env, config, cluster, NULL, model));
     HAPT_TRY(hapt_phase_layers(env, config, model, arena, &layers));
     if (products.efficiency_path)
         HAPT_TRY(calibrate(env, config, cluster, model, layers, arena, &products.efficiency));

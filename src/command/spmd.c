@@ -136,8 +136,9 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     struct hapt_efficiency *efficiency = NULL;
     HAPT_TRY(hapt_env_agree(env->world, check_options(config)));
     HAPT_TRY(hapt_phase_model(env, config, arena, &model));
-    HAPT_TRY(hapt_phase_layers(env, config, model, arena, &layers));
     HAPT_TRY(hapt_phase_cluster(env, config, false, arena, &cluster));
+    HAPT_TRY(hapt_phase_precision(env, config, cluster, NULL, model));
+    HAPT_TRY(hapt_phase_layers(env, config, model, arena, &layers));
     outcome.model = model;
     outcome.layers = layers;
     outcome.cluster = cluster;

@@ -168,6 +168,8 @@ enum hapt_status spmd_save_plan(const struct spmd_outcome *outcome, int optimize
         return hapt_fail(HAPT_ERR_INFEASIBLE, "use a smaller microbatch or more devices", "the plan needs %.1f MB of the %.1f MB of a device",
                          1e-6 * stage.memory_bytes, 1e-6 * stage.device_memory_bytes);
     HAPT_TRY(hapt_plan_change(&plan, plan.schedule, plan.microbatches, plan.hide_threshold));
+    plan.precision = outcome->model->precision;
+    plan.profile = HAPT_PROFILE_PREDICTED;
     HAPT_TRY(hapt_plan_check(&plan));
     return hapt_plan_save(path, &plan);
 }

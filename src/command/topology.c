@@ -11,7 +11,8 @@ const char hapt_command_topology_help[] =
     "Without --cluster every rank's host is looked at and hosts with equal devices, memory and rank count form one\n"
     "subcluster. With it the file is shown: bound to the ranks and with absent link values measured when there are\n"
     "enough ranks, else as a plan on paper with assumed ones. --json prints a cluster file, --output writes HDF5.\n"
-    "HWLOC_XMLFILE and HWLOC_SYNTHETIC fake the topology that is discovered. Devices that are not here are rehearsed by\n"
+    "Of a GPU it tells the hardware threads near it, on which its rank runs (--bind), and the network interfaces nearest to it.\n"
+    "HWLOC_XMLFILE and HWLOC_SYNTHETIC fake the topology that is discovered (with HWLOC_THISSYSTEM=1 they describe it). Devices that are not here are rehearsed by\n"
     "--device emulated of hapt and hapt train.\n"
     "\n"
     "A cluster file (JSON) holds:\n"
@@ -63,9 +64,13 @@ static void print_hosts(const struct hapt_env *env, const struct hapt_hosts *hos
             const struct hapt_host_gpu *gpu = &host->gpu[g];
             hapt_print(env, "  GPU %-40s %s", gpu->name, gpu->spec[0] ? gpu->spec : "unknown");
             if (gpu->memory_bytes > 0)
-                hapt_print(env, ", %s, %d multiprocessors at %.2f GHz, PCI %s", hapt_units_bytes(gpu->memory_bytes, size), gpu->processors,
-                           1e-9 * gpu->clock_hz, gpu->bus);
-            hapt_print(env, "\n");
+                hapt_print(env, ", %s, %d multiprocessors at %.2f GHz", hapt_units_bytes(gpu->memory_bytes, size), gpu->processors,
+                           1e-9 * gpu->clock_hz);
+            hapt_print(env, "%s%s%s%s%s%s\n", gpu->bus[0] ? ", PCI " : "", gpu->bus, gpu->cores[0] ? ", near threads " : "", gpu->cores,
+                       gpu->nics[0] ? ", NIC " : "", gpu->nics);
+            char doubt[192];
+            if (hapt_host_gpu_doubt(gpu, doubt))
+                hapt_warn(env, "host %s, GPU %d: %s; is it a slice of one, or slowed down? A cluster file can describe it\n", host->name, g, doubt);
         }
         if (host->gpu_count > host->gpus_usable)
             hapt_print(env, "  %d of them usable: hapt doctor says why\n", host->gpus_usable);

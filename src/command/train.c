@@ -54,9 +54,10 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
                                                     "make one with `hapt plan --input m.h5 --output plan.h5`, "
                                                     "then give --plan plan.h5",
                                                     "no plan given"));
-    HAPT_TRY(hapt_phase_plan_given(env, config, model, checkpoint, arena, &plan));
     HAPT_TRY(hapt_phase_cluster(env, config, true, arena, &cluster));
-    hapt_phase_dtype(env, cluster, model);
+    HAPT_TRY(hapt_phase_precision(env, config, cluster, checkpoint, model));
+    HAPT_TRY(hapt_phase_plan_given(env, config, model, checkpoint, arena, &plan));
+    plan->precision = model->precision;
     HAPT_TRY(hapt_train_run(env, cluster, model, plan, checkpoint, config, arena, &result));
     const struct hapt_run finished = {
         .config = config, .cluster = cluster, .model = model, .plan = plan, .result = result};

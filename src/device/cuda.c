@@ -215,6 +215,11 @@ static void cuda_forget(struct hapt_replay *replay)
     plugin()->forget(replay);
 }
 
+static void cuda_use_tf32(bool use)
+{
+    if (plugin()) plugin()->use_tf32(use);
+}
+
 extern const struct hapt_backend hapt_cuda_backend;
 const struct hapt_backend hapt_cuda_backend = {
     .name = "cuda",
@@ -244,4 +249,5 @@ const struct hapt_backend hapt_cuda_backend = {
     .captured = cuda_captured,
     .replay = cuda_replay,
     .forget = cuda_forget,
+    .use_tf32 = cuda_use_tf32,
 };

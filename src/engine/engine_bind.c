@@ -156,6 +156,16 @@ size_t hapt_engine_scratch(void *context, const struct hapt_program *program, in
     return kernel->workspace_bytes(&call);
 }
 
+size_t hapt_engine_scratch_on_paper(void *context, const struct hapt_program *program, int op)
+{
+    if (op < 0) return 0;
+    const struct hapt_op_type *type = hapt_op_type_at(program->graph->op[op].type);
+    if (!type->heavy || !(type->contracts || type->product)) return 0;
+    struct hapt_call call;
+    hapt_engine_describe_call(program, context, op, &call);
+    return hapt_product_workspace(hapt_view_elements(&call.output[0]), HAPT_PRODUCT_WORKSPACE_BYTES);
+}
+
 void *hapt_engine_operand(struct hapt_engine *engine, int tensor, int slot)
 {
     const struct hapt_memory_plan *plan = engine->plan;

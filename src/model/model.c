@@ -93,6 +93,7 @@ enum hapt_status hapt_model_build(const char *family, const struct hapt_config *
         built->seed = (uint64_t)hapt_config_int(config, "seed");
         HAPT_TRY(hapt_graph_create(arena, &built->graph));
         HAPT_TRY(families[i].build(config, arena, built));
+        built->precision = hapt_precision_of(built->dtype);
         HAPT_TRY(check_options(config, built));
         HAPT_NEW(built->training, arena, MAX_SETTINGS);
         struct training_visit visit = {config, arena, built, HAPT_OK};
@@ -230,14 +231,4 @@ int64_t hapt_model_parameter_count(const struct hapt_model *model)
         if (tensor->kind == HAPT_TENSOR_PARAMETER) count += hapt_tensor_elements(tensor);
     }
     return count;
-}
-
-void hapt_model_use_fp16(struct hapt_model *model)
-{
-    const int cast = hapt_op_type_find("cast");
-    for (int t = 0; t < model->graph->tensor_count; t++)
-        if (model->graph->tensor[t].dtype == HAPT_BF16) model->graph->tensor[t].dtype = HAPT_F16;
-    for (int o = 0; o < model->graph->op_count; o++)
-        if (model->graph->op[o].type == cast && model->graph->op[o].integer[0] == 1) model->graph->op[o].integer[0] = 2;
-    if (model->dtype == HAPT_BF16) model->dtype = HAPT_F16;
 }

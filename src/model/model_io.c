@@ -329,6 +329,7 @@ static enum hapt_status read_header(struct hapt_h5 *file, struct hapt_arena *are
     if (!hapt_dtype_parse(dtype, &model->dtype)) {
         return hapt_fail(HAPT_ERR_INPUT, NULL, "unknown element type %.20s in %s", dtype, hapt_h5_path(file));
     }
+    model->precision = hapt_precision_of(model->dtype);
     return HAPT_OK;
 }
 

@@ -6,6 +6,8 @@
  * Mixed stages, where there are any, have a row for each of their subclusters, in the order of stages, in mixed_stage [R],
  *   mixed_subcluster [R], mixed_subcluster_name [R], mixed_devices [R] and mixed_*_bytes [R] (of a device there), and in
  *   mixed_ratio a number for each of their devices, row by row (NaN: not told).
+ * Optional attributes: precision (fp32, tf32, bf16, fp16) of the model it was made for, boundary_dtype (of what crosses between stages;
+ *   follows from it, for readers), profile (measured, predicted).
  */
 #include <math.h>
 #include <stddef.h>
@@ -67,6 +69,13 @@ static enum hapt_status write_attributes(struct hapt_h5 *file, const char *at, c
     HAPT_TRY(hapt_h5_write_attribute_int(file, at, "blocking", plan->blocking));
     HAPT_TRY(hapt_h5_write_attribute_real(file, at, "flops_per_microbatch", plan->flops, "FLOP"));
     HAPT_TRY(hapt_h5_write_attribute_real(file, at, "peak_flops", plan->peak_flops, "FLOP/s"));
+    if (plan->precision != HAPT_PRECISION_UNKNOWN) {
+        const char *boundary = hapt_dtype_name(hapt_precision_dtype(plan->precision));
+        HAPT_TRY(hapt_h5_write_attribute_text(file, at, "precision", hapt_precision_name(plan->precision)));
+        HAPT_TRY(hapt_h5_write_attribute_text(file, at, "boundary_dtype", boundary));
+    }
+    if (plan->profile != HAPT_PROFILE_UNKNOWN)
+        HAPT_TRY(hapt_h5_write_attribute_text(file, at, "profile", hapt_profile_origin_name(plan->profile)));
     if (plan->exchange_s > 0) HAPT_TRY(hapt_h5_write_attribute_real(file, at, "exchange", plan->exchange_s, "s"));
     HAPT_TRY(hapt_h5_write_attribute_real(file, at, "search_gap", plan->search.gap, ""));
     HAPT_TRY(hapt_h5_write_attribute_real(file, at, "search_seconds", plan->search.seconds, "s"));
@@ -168,6 +177,21 @@ static enum hapt_status read_int(struct hapt_h5 *file, const char *at, const cha
     return HAPT_OK;
 }
 
+static enum hapt_status read_making(struct hapt_h5 *file, const char *at, struct hapt_arena *arena, struct hapt_plan *plan)
+{
+    const char *text;
+    if (hapt_h5_has_attribute(file, at, "precision")) {
+        HAPT_TRY(hapt_h5_read_attribute_text(file, at, "precision", arena, &text));
+        plan->precision = hapt_precision_find(text);
+        if (plan->precision == HAPT_PRECISION_UNKNOWN) return damaged(file, "an unknown precision");
+    }
+    if (hapt_h5_has_attribute(file, at, "profile")) {
+        HAPT_TRY(hapt_h5_read_attribute_text(file, at, "profile", arena, &text));
+        plan->profile = hapt_profile_origin_find(text);
+    }
+    return HAPT_OK;
+}
+
 /* What files of the first release lack. */
 static enum hapt_status read_newer_attributes(struct hapt_h5 *file, const char *at, struct hapt_plan *plan)
 {
@@ -216,8 +240,8 @@ static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, st
                  {"simulated", &plan->simulated_s},         {"t_max", &plan->t_max_s},
                  {"balance_eta", &plan->balance_eta},       {"search_seconds", &plan->search.seconds}};
     for (int k = 0; k < 6; k++) HAPT_TRY(hapt_h5_read_attribute_real(file, at, reals[k].name, reals[k].value));
-    HAPT_TRY(read_newer_attributes(file, at, plan));
-    return HAPT_OK;
+    HAPT_TRY(read_making(file, at, arena, plan));
+    return read_newer_attributes(file, at, plan);
 }
 
 static enum hapt_status read_ints(struct hapt_h5 *file, const char *group, const char *name, int dims, int64_t *count,
@@ -316,5 +340,21 @@ enum hapt_status hapt_plan_load(const char *path, struct hapt_arena *arena, stru
     HAPT_TRY(hapt_h5_open(path, FORMAT, VERSION, false, &file));
     const enum hapt_status status = hapt_plan_read(file, "", arena, plan);
     hapt_h5_close(file);
+    return status;
+}
+
+enum hapt_status hapt_plan_precision(const char *path, enum hapt_precision *precision)
+{
+    struct hapt_h5 *file;
+    struct hapt_arena arena;
+    struct hapt_plan head = {.precision = HAPT_PRECISION_UNKNOWN};
+    hapt_arena_init(&arena);
+    enum hapt_status status = hapt_h5_open(path, FORMAT, VERSION, false, &file);
+    if (status == HAPT_OK) {
+        status = read_making(file, "/", &arena, &head);
+        hapt_h5_close(file);
+    }
+    hapt_arena_release(&arena);
+    if (status == HAPT_OK) *precision = head.precision;
     return status;
 }

@@ -8,8 +8,11 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
 {
     char time[6][32], bytes[2][32];
     const double mfu = hapt_plan_mfu(plan);
-    hapt_print(env, "plan: %d stages, %d microbatches, schedule %s%s\n", plan->stage_count, plan->microbatches,
-               hapt_schedule_kind_name(plan->schedule), plan->blocking ? " without overlap" : "");
+    hapt_print(env, "plan: %d stages, %d microbatches, schedule %s%s%s%s%s\n", plan->stage_count, plan->microbatches,
+               hapt_schedule_kind_name(plan->schedule), plan->blocking ? " without overlap" : "",
+               plan->precision != HAPT_PRECISION_UNKNOWN ? ", " : "",
+               plan->precision != HAPT_PRECISION_UNKNOWN ? hapt_precision_name(plan->precision) : "",
+               plan->profile == HAPT_PROFILE_PREDICTED ? "; times are predicted from what devices are, not measured" : "");
     hapt_print(env, "  %5s  %-9s  %-12s  %9s  %10s  %10s  %8s  %-21s\n", "stage", "layers", "subcluster", "submesh",
                "compute", "transfer", "launches", "memory of device");
     for (int i = 0; i < plan->stage_count; i++) {
@@ -73,7 +76,7 @@ struct json_t *hapt_plan_json(const struct hapt_plan *plan)
     const double mfu = hapt_plan_mfu(plan);
     json_t *stages = json_array();
     for (int i = 0; stages && i < plan->stage_count; i++) json_array_append_new(stages, hapt_plan_stage_json(&plan->stage[i]));
-    return json_pack("{s:s, s:i, s:i, s:s, s:b, s:f, s:f, s:f, s:f, s:s, s:o, s:{s:f, s:I, s:I, s:f}, s:o}", "format",
+    json_t *object = json_pack("{s:s, s:i, s:i, s:s, s:b, s:f, s:f, s:f, s:f, s:s, s:o, s:{s:f, s:I, s:I, s:f}, s:o}", "format",
                                "hapt-plan", "version", 1, "microbatches", plan->microbatches, "schedule",
                                hapt_schedule_kind_name(plan->schedule), "blocking", plan->blocking, "latency_s", plan->latency_s, "simulated_s",
                                plan->simulated_s, "t_max_s", plan->t_max_s, "balance_eta", plan->balance_eta, "limit", plan->limit, "mfu",
@@ -81,6 +84,13 @@ struct json_t *hapt_plan_json(const struct hapt_plan *plan)
                                "seconds", plan->search.seconds, "candidates", (json_int_t)plan->search.candidates,
                                "evaluated", (json_int_t)plan->search.evaluated, "gap", plan->search.gap, "stages",
                                stages);
+    if (object && plan->precision != HAPT_PRECISION_UNKNOWN) {
+        json_object_set_new(object, "precision", json_string(hapt_precision_name(plan->precision)));
+        json_object_set_new(object, "boundary_dtype", json_string(hapt_dtype_name(hapt_precision_dtype(plan->precision))));
+    }
+    if (object && plan->profile != HAPT_PROFILE_UNKNOWN)
+        json_object_set_new(object, "profile", json_string(hapt_profile_origin_name(plan->profile)));
+    return object;
 }
 
 enum hapt_status hapt_plan_print_json(const struct hapt_plan *plan, struct json_t *extra)

@@ -92,7 +92,9 @@ enum hapt_status efficiency_check(const struct efficiency_table *table)
 double roofline_peak_flops(const struct hapt_device_spec *device, enum hapt_dtype dtype)
 {
     double flops = device->peak_flops[dtype];
+    if (dtype == HAPT_F32 && device->tf32) flops = device->peak_flops[HAPT_BF16] / 2;
     if (flops <= 0 && dtype == HAPT_BF16) flops = device->peak_flops[HAPT_F16];
+    if (flops <= 0 && dtype == HAPT_F16) flops = device->peak_flops[HAPT_BF16];
     return flops > 0 ? flops : device->peak_flops[HAPT_F32];
 }
 

@@ -1,7 +1,7 @@
 /*
  * Predicted profiles. Every mesh (dp, tp) has one sharding of the whole graph; an operator's time is a roofline over its local FLOPs
  * and bytes (efficiency.h), a tensor-parallel sum's a latency-bandwidth model of the node's links (reduce.h), a range's the sum
- * over its layers. Memory is the planner's to the byte, with kernel scratch where the back end is at hand.
+ * over its layers. Memory is the planner's to the byte, with kernel scratch where the back end is at hand and its estimate where not.
  */
 #include <math.h>
 #include <string.h>
@@ -160,13 +160,13 @@ static double all_reduce(const void *context, int subcluster, struct hapt_submes
 }
 
 /* Memory of every item of one mesh. */
-static enum hapt_status plan_mesh(const struct candidates *candidates, int degree, struct hapt_engine_options *engine,
-                                  struct hapt_arena *scratch, struct item_memory *memory)
+static enum hapt_status plan_mesh(const struct candidates *candidates, int degree, hapt_kernel_scratch *kernel_scratch,
+                                  struct hapt_engine_options *engine, struct hapt_arena *scratch, struct item_memory *memory)
 {
     const struct hapt_layers *layers = candidates->layers;
     const struct hapt_memory_options options = {.slots = 1,
                                                 .state_count = candidates->state_count,
-                                                .scratch = engine ? hapt_engine_scratch : NULL,
+                                                .scratch = kernel_scratch,
                                                 .scratch_context = engine};
     struct hapt_memory_ranges *ranges;
     struct hapt_memory_work *work;
@@ -185,8 +185,8 @@ static enum hapt_status plan_mesh(const struct candidates *candidates, int degre
     return HAPT_OK;
 }
 
-/* Memory of every item as the engine would plan it, kernel scratch included where the back end is at hand. Subclusters of one
- * back end share the figures. */
+/* Memory of every item as the engine would plan it, kernel scratch included where the back end is at hand, and on paper that of GPUs'
+ * matrix products. Subclusters of one back end share the figures. */
 static enum hapt_status plan_memory(const struct candidates *candidates, int subcluster, struct item_memory **memory,
                                     struct hapt_arena *scratch)
 {
@@ -205,8 +205,10 @@ static enum hapt_status plan_memory(const struct candidates *candidates, int sub
     if (engine.backend && engine.backend->device_count(&reason) > 0)
         HAPT_TRY(engine.backend->open(0, engine.threads, 0, &engine.device));
     enum hapt_status status = HAPT_OK;
+    hapt_kernel_scratch *on_paper = strcmp(all[subcluster].device.backend, "cpu") != 0 ? hapt_engine_scratch_on_paper : NULL;
+    hapt_kernel_scratch *kernel_scratch = engine.device ? hapt_engine_scratch : on_paper;
     for (int d = 0; status == HAPT_OK && d < candidates->degree_count; d++)
-        status = plan_mesh(candidates, d, engine.device ? &engine : NULL, scratch, memory[subcluster]);
+        status = plan_mesh(candidates, d, kernel_scratch, &engine, scratch, memory[subcluster]);
     if (engine.device) engine.backend->close(engine.device);
     return status;
 }

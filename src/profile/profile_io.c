@@ -10,6 +10,20 @@
 #define VERSION 1
 #define PATH_MAX_CHARS 512
 
+static const char *const origins[] = {"unknown", "measured", "predicted"};
+
+const char *hapt_profile_origin_name(enum hapt_profile_origin origin)
+{
+    return origins[origin];
+}
+
+enum hapt_profile_origin hapt_profile_origin_find(const char *name)
+{
+    return strcmp(name, "measured") == 0    ? HAPT_PROFILE_MEASURED
+           : strcmp(name, "predicted") == 0 ? HAPT_PROFILE_PREDICTED
+                                            : HAPT_PROFILE_UNKNOWN;
+}
+
 static const char *join(char path[PATH_MAX_CHARS], const char *group, const char *name)
 {
     snprintf(path, PATH_MAX_CHARS, "%s/%s", group, name);
@@ -112,8 +126,13 @@ enum hapt_status hapt_profile_write(struct hapt_h5 *file, const char *group, con
     for (int c = 0; c < profile->cluster_count; c++) HAPT_TRY(write_cluster(file, group, profile, c));
     HAPT_TRY(hapt_profile_write_mixed(file, group, profile));
     for (int k = 0; k < profile->layout_count; k++) HAPT_TRY(hapt_stage_layout_write(file, group, k + 1, profile->layout[k]));
+    const char *root = *group ? group : "/";
+    if (profile->precision != HAPT_PRECISION_UNKNOWN)
+        HAPT_TRY(hapt_h5_write_attribute_text(file, root, "precision", hapt_precision_name(profile->precision)));
+    if (profile->origin != HAPT_PROFILE_UNKNOWN)
+        HAPT_TRY(hapt_h5_write_attribute_text(file, root, "origin", hapt_profile_origin_name(profile->origin)));
     if (profile->flops <= 0) return HAPT_OK;
-    return hapt_h5_write_attribute_real(file, *group ? group : "/", "flops_per_microbatch", profile->flops, "FLOP");
+    return hapt_h5_write_attribute_real(file, root, "flops_per_microbatch", profile->flops, "FLOP");
 }
 
 enum hapt_status hapt_profile_save(const char *path, const struct hapt_profile *profile)
@@ -188,6 +207,23 @@ static enum hapt_status read_layouts(struct hapt_h5 *file, const char *group, st
     return HAPT_OK;
 }
 
+/* What only files of this program tell. */
+static enum hapt_status read_making(struct hapt_h5 *file, const char *root, struct hapt_arena *arena, struct hapt_profile *profile)
+{
+    const char *text;
+    if (hapt_h5_has_attribute(file, root, "precision")) {
+        HAPT_TRY(hapt_h5_read_attribute_text(file, root, "precision", arena, &text));
+        profile->precision = hapt_precision_find(text);
+        if (profile->precision == HAPT_PRECISION_UNKNOWN)
+            return hapt_fail(HAPT_ERR_INPUT, "precisions are fp32, tf32, bf16 and fp16", "%s: precision is \"%.20s\"", hapt_h5_path(file), text);
+    }
+    if (hapt_h5_has_attribute(file, root, "origin")) {
+        HAPT_TRY(hapt_h5_read_attribute_text(file, root, "origin", arena, &text));
+        profile->origin = hapt_profile_origin_find(text);
+    }
+    return HAPT_OK;
+}
+
 static enum hapt_status read_cluster(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
                                      const struct hapt_profile *profile, int c)
 {
@@ -246,6 +282,7 @@ enum hapt_status hapt_profile_read(struct hapt_h5 *file, const char *group, stru
     HAPT_NEW(read->cluster, arena, read->cluster_count);
     if (hapt_h5_has_attribute(file, *group ? group : "/", "flops_per_microbatch"))
         HAPT_TRY(hapt_h5_read_attribute_real(file, *group ? group : "/", "flops_per_microbatch", &read->flops));
+    HAPT_TRY(read_making(file, *group ? group : "/", arena, read));
     for (int c = 0; c < read->cluster_count; c++) HAPT_TRY(read_cluster(file, group, arena, read, c));
     HAPT_TRY(hapt_profile_read_mixed(file, group, arena, read));
     HAPT_TRY(read_layouts(file, group, arena, read));
@@ -260,5 +297,21 @@ enum hapt_status hapt_profile_load(const char *path, struct hapt_arena *arena, s
     HAPT_TRY(hapt_h5_open(path, FORMAT, VERSION, true, &file));
     const enum hapt_status status = hapt_profile_read(file, "", arena, profile);
     hapt_h5_close(file);
+    return status;
+}
+
+enum hapt_status hapt_profile_precision(const char *path, enum hapt_precision *precision)
+{
+    struct hapt_h5 *file;
+    struct hapt_arena arena;
+    struct hapt_profile head = {.precision = HAPT_PRECISION_UNKNOWN};
+    hapt_arena_init(&arena);
+    enum hapt_status status = hapt_h5_open(path, FORMAT, VERSION, true, &file);
+    if (status == HAPT_OK) {
+        status = read_making(file, "/", &arena, &head);
+        hapt_h5_close(file);
+    }
+    hapt_arena_release(&arena);
+    if (status == HAPT_OK) *precision = head.precision;
     return status;
 }

@@ -46,6 +46,8 @@ void hapt_report_print(const struct hapt_env *env, const struct hapt_report *rep
         hapt_print(env, "step time    %s measured, %s predicted (%+.1f %%)\n", hapt_units_time(report->step_s, measured),
                    hapt_units_time(report->predicted_step_s, predicted),
                    ratio_percent(report->step_s, report->predicted_step_s));
+        if (report->plan->profile == HAPT_PROFILE_PREDICTED)
+            hapt_print(env, "             (planned with times predicted from what the devices are, not measured)\n");
         hapt_print(env, "speed        %.0f %ss/s, %s\n", report->items_per_s, report->item,
                    hapt_units_flops(report->items_per_s * report->flops_per_item, flops));
     }

@@ -95,6 +95,7 @@ enum hapt_status hapt_data_check(const struct hapt_env *env, const char *path, c
     if (env->node_rank == 0) {
         status = hapt_h5_open(path, NULL, 1, true, &file);
         if (status == HAPT_OK) status = data_layout_find(file, model, rows, steps, &layout);
+        if (status == HAPT_OK) status = data_check_values(file, &layout);
         hapt_h5_close(file);
     }
     return hapt_env_agree(env->world, status);

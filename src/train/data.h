@@ -32,6 +32,8 @@ struct data_memory {
 /* Finds and checks the data of `path` for `rows` rows of each of `steps` steps. One rank. */
 enum hapt_status data_layout_find(struct hapt_h5 *file, const struct hapt_model *model, int rows, int64_t steps,
                                   struct data_layout *layout);
+/* Are all tokens, targets and labels within the model's range? One rank. */
+enum hapt_status data_check_values(struct hapt_h5 *file, const struct data_layout *layout);
 /* Reads and checks the values. One rank. */
 enum hapt_status data_fill(struct hapt_h5 *file, const struct data_layout *layout, const struct data_memory *memory);
 

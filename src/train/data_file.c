@@ -141,6 +141,7 @@ enum hapt_status data_layout_find(struct hapt_h5 *file, const struct hapt_model 
 
 /* ---- Reading ---- */
 
+/* Checks values; with `memory` NULL that is all. */
 typedef enum hapt_status store(const struct data_layout *layout, const struct data_memory *memory, const void *read,
                                int64_t first, int64_t count, const char *path);
 
@@ -174,6 +175,7 @@ static enum hapt_status store_tokens(const struct data_layout *layout, const str
                              "%s: token %d at %lld is outside the model's vocabulary of %lld", path, token[i],
                              (long long)(first + i), (long long)layout->limit);
     }
+    if (!memory) return HAPT_OK;
     if (layout->type == HAPT_H5_I32)
         memcpy((int32_t *)memory->inputs + first, token, (size_t)count * sizeof *token);
     else
@@ -191,8 +193,9 @@ static enum hapt_status store_targets(const struct data_layout *layout, const st
             return hapt_fail(HAPT_ERR_INPUT, "targets are below the model's vocabulary, or -100 where no loss is taken",
                              "%s: target %d at %lld is outside the model's vocabulary of %lld", path, target[i],
                              (long long)(first + i), (long long)layout->limit);
-        memory->target_count[(first + i) / layout->unit_targets]++;
+        if (memory) memory->target_count[(first + i) / layout->unit_targets]++;
     }
+    if (!memory) return HAPT_OK;
     memcpy(memory->targets + first, target, (size_t)count * sizeof *target);
     return HAPT_OK;
 }
@@ -207,6 +210,7 @@ static enum hapt_status store_labels(const struct data_layout *layout, const str
                          "%s: label %d at %lld is outside the model's %lld classes", path, label[i],
                          (long long)(first + i), (long long)layout->limit);
     }
+    if (!memory) return HAPT_OK;
     memcpy(memory->targets + first, label, (size_t)count * sizeof *label);
     return HAPT_OK;
 }
@@ -267,4 +271,11 @@ enum hapt_status data_fill(struct hapt_h5 *file, const struct data_layout *layou
                          "%s: batch %lld has no target", hapt_h5_path(file), (long long)step);
     }
     return HAPT_OK;
+}
+
+enum hapt_status data_check_values(struct hapt_h5 *file, const struct data_layout *layout)
+{
+    if (layout->images) return read_blocks(file, "/labels", HAPT_H5_I32, layout, NULL, layout->unit_targets, store_labels);
+    HAPT_TRY(read_blocks(file, layout->exact ? "/batches" : "/tokens", HAPT_H5_I32, layout, NULL, layout->unit_inputs, store_tokens));
+    return layout->shifted ? HAPT_OK : read_blocks(file, "/targets", HAPT_H5_I32, layout, NULL, layout->unit_targets, store_targets);
 }

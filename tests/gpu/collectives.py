@@ -28,6 +28,7 @@ MODELS = {"gpt": "gpt --layers 2 --hidden 40 --heads 5 --sequence 16 --vocab 256
           "wide": "gpt --layers 2 --hidden 64 --heads 4 --sequence 64 --vocab 256 --microbatch 2",
           "fp16": "gpt --layers 2 --hidden 40 --heads 5 --sequence 16 --vocab 256 --microbatch 4 --dtype fp16",
           "moe": "bert-moe --layers 2 --hidden 32 --heads 4 --experts 5 --sequence 16 --vocab 256 --microbatch 4 --capacity-factor 0"}
+HALF = ("/bf16.h5", "/fp16.h5")
 # name, model, devices of the subclusters, stages (L: the number of layers), options
 CASES = [("rows", "gpt", [2], "0-L@g0:1x2", ""),
          ("rows, bf16", "bf16", [2], "0-L@g0:1x2", ""),
@@ -65,7 +66,7 @@ def cluster(path, counts):
 def command(model, data, described, ranks, stages, options, output, steps=4):
     launcher = MPIRUN + [str(ranks)] if ranks > 1 else []
     return [*launcher, HAPT, "--input", model, "--data", data, "--cluster", described, "--stages", stages, "--output", output, "--steps", str(steps),
-            *TRAINING, *options.split()]
+            "--precision", "auto" if model.endswith(HALF) else "fp32", *TRAINING, *options.split()]
 
 
 def train(*what, **environment):

@@ -20,6 +20,7 @@ BACKEND = os.environ.get("HAPT_TEST_BACKEND", "cuda")
 DEVICES = int(os.environ.get("HAPT_TEST_DEVICES", "1"))
 FP32, HALF = 1e-4, 2e-2  # a bf16 number has 8 bits: small models average little of it away
 FP16 = 1e-2  # 11 bits
+TF32 = 1e-2  # the same, of what is multiplied
 WEIGHTS = 1e-2
 # Rounding turns a unit of this resnet on or off: the CPU back end itself, with narrower vectors (HAPT_ISA=v2), is 6e-5 and 2.4e-2 away.
 RESNET_FP32, RESNET_WEIGHTS = 1e-3, 5e-2
@@ -35,13 +36,13 @@ def cluster(path, counts, half="bf16"):
     return path
 
 
-def train(model, data, folder, counts, stages=None, steps=None, microbatches=4, options=(), output=None, half="bf16"):
-    """Returns the run's losses and its folder."""
+def train(model, data, folder, counts, stages=None, steps=None, microbatches=4, options=(), output=None, half="bf16", precision="auto"):
+    """Returns the run's losses and its folder. `half`: the type of 16 bits that the devices have."""
     output = output or os.path.join(folder, f"run-{len(os.listdir(folder))}")
     where = cluster(output + ".json", counts, half)
     forced = ["--stages", stages] if stages else []
     if not hapt(sum(counts), "--input", model, "--data", data, "--microbatches", microbatches, "--steps", steps, *TRAINING, *forced, *options,
-                "--predict", "--cluster", where, "--output", output):
+                "--precision", precision, "--predict", "--cluster", where, "--output", output):
         return None, output
     with h5py.File(os.path.join(output, "run.h5")) as run:
         return run["train/loss"][()], output
@@ -95,11 +96,11 @@ def family(path, folder):
         expected = expected if whole else expected[:8]
         steps = len(expected)
         exact, near = (RESNET_FP32, RESNET_WEIGHTS) if name == "resnet" else (FP32, WEIGHTS)
-        loss, output = train(model, path, folder, [1], None, steps, microbatches)
+        loss, output = train(model, path, folder, [1], None, steps, microbatches, precision="fp32")
         compare(f"{name}, fp32", loss, expected, exact)
         if loss is None:
             return
-        again, _ = train(model, path, folder, [1], None, steps, microbatches)
+        again, _ = train(model, path, folder, [1], None, steps, microbatches, precision="fp32")
         check(np.array_equal(loss, again), f"{name}: the same run twice differs")
         exported = os.path.join(output, "weights.h5")
         if whole and "trained" in reference and hapt(1, "export", "--checkpoint", output, "--output", exported):
@@ -109,6 +110,10 @@ def family(path, folder):
             print(f"{name}: weights within {most:.1e}")
         loss, _ = train(half, path, folder, [1], None, steps, microbatches)
         compare(f"{name}, bf16", loss, expected, HALF)
+        chosen, _ = train(model, path, folder, [1], None, steps, microbatches)
+        check(np.array_equal(loss, chosen), f"{name}: a model in fp32 does not train as one in bf16 where devices have it")
+        rounded, _ = train(model, path, folder, [1], None, steps, microbatches, precision="tf32")
+        compare(f"{name}, TF32", rounded, expected, TF32)
         fp16 = os.path.join(folder, "fp16.h5")
         hapt(1, "model", name, *options, "--microbatch", rows // microbatches, "--dtype", "fp16", "--weights", path, "--output", fp16)
         loss, _ = train(fp16, path, folder, [1], None, steps, microbatches)
@@ -121,10 +126,10 @@ def family(path, folder):
         ranks = 4 if LONG else 2
         ends = [layers * k // ranks for k in range(ranks + 1)]
         stages = ",".join(f"{a}-{b}@g{k}:1x1" for k, (a, b) in enumerate(zip(ends, ends[1:])))
-        loss, _ = train(model, path, folder, [1] * ranks, stages, steps, microbatches)
+        loss, _ = train(model, path, folder, [1] * ranks, stages, steps, microbatches, precision="fp32")
         compare(f"{name}, {ranks} ranks in {ranks} stages", loss, expected, exact)
         if DEVICES > 1:
-            loss, _ = train(model, path, folder, [2], f"0-{layers}@g0:1x2", steps, microbatches)
+            loss, _ = train(model, path, folder, [2], f"0-{layers}@g0:1x2", steps, microbatches, precision="fp32")
             compare(f"{name}, 2 ranks share the rows", loss, expected, exact)
 
 

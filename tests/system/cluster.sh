@@ -127,6 +127,16 @@ check "its GPU by PCI id" grep -q "GPU .*A100-40GB" "$dir/out"
 check "its InfiniBand" grep -q "NIC mlx5_0" "$dir/out"
 ranks 1 doctor
 check "doctor: GPUs cannot be used" grep -q "^problem: host gpu-node-7: 2 of its 2 GPUs" "$dir/out"
+check "which is no failure: exit code $code" [ $code -eq 0 ]
+cp "$HWLOC_XMLFILE" "$dir/twin.xml"
+timeout 60 env -u HWLOC_XMLFILE mpirun --oversubscribe --bind-to none -np 1 -x "HWLOC_XMLFILE=$HWLOC_XMLFILE" "$hapt" doctor : -np 1 -x "HWLOC_XMLFILE=$dir/twin.xml" "$hapt" doctor >"$dir/out" 2>"$dir/err"
+code=$?
+check "doctor: two hosts of one name prevent work: exit code $code" [ $code -eq 7 ]
+check "... and are named" grep -q "^problem that prevents work: two hosts are called gpu-node-7" "$dir/out"
+check "... with one error line" one_error
+export HWLOC_XMLFILE=$PWD/tests/data/two-sockets.xml
+ranks 1 topology
+check "threads and networks near GPUs" [ "$(sed -n 's/^  GPU .*, near threads //p' "$dir/out" | tr '\n' ' ')" = "0-3,8-11, NIC ib0,mlx5_0 0-3,8-11, NIC ib0,mlx5_0 4-7,12-15, NIC eth1 " ]
 export HWLOC_XMLFILE=/nonexistent.xml
 ranks 1 topology
 check "an unreadable fake: exit code $code" [ $code -eq 0 ]

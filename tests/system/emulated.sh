@@ -54,7 +54,7 @@ for shard in 0 1 2; do
 done
 refuses 3 'checkpoint .* is of a rehearsal' 8 train --input "$model" --cluster "$c" --output "$scratch/parts" --steps 6 --resume
 sed 's/, "hosts": \["not-here"\]//' "$c" >"$scratch/here.json"
-refuses 2 'time-scale is for modelled devices' 8 train --input "$model" --cluster "$scratch/here.json" --plan "$plan" --device cpu --time-scale 2 --output "$scratch/none" \
+refuses 2 'time-scale is for modelled devices' 8 train --input "$model" --cluster "$scratch/here.json" --plan "$plan" --device cpu --precision fp32 --time-scale 2 --output "$scratch/none" \
     --steps 1
 refuses 3 'of a rehearsal' 1 export --checkpoint "$scratch/parts" --output "$scratch/w.h5"
 

@@ -239,7 +239,7 @@ def programs_are_shown():
                    "links": [{"between": ["fast", "slow"], "bandwidth": "5 Gbit/s", "latency": "50 us"}]}, file)
     words = ("plan", "--input", "gpt.h5", "--cluster", "two.json", "--microbatches", "8", "--program", "all", "--layers-per-model", "12")
     half = 6
-    forced = ("--stages", f"0-{half}@fast:2x2t2,{half}-14@slow:1x2t2")
+    forced = ("--stages", f"0-{half}@fast:2x2t2,{half}-14@slow:1x2t2", "--precision", "fp32")
     shown, full = run(*words, *forced, "--explain"), run(*words, *forced, "--explain", "--full")
     check(shown.returncode == 0 and full.returncode == 0, f"--explain: {shown.stderr}{full.stderr}")
     lines = shown.stdout.splitlines()

@@ -65,6 +65,37 @@ static bool equal_models(const struct hapt_model *a, const struct hapt_model *b)
     return equal;
 }
 
+static struct hapt_model *family_in(const char *family, const char *dtype)
+{
+    const char *argv[] = {"hapt", "model", family, "--layers", "2", "--hidden", "24", "--heads", "4", "--sequence", "10", "--vocab", "31", "--microbatch",
+                          "3", "--dtype", dtype, "--output", "x.h5"};
+    const char *images[] = {"hapt", "model", family, "--image", "32", "--classes", "5", "--microbatch", "3", "--dtype", dtype, "--output", "x.h5"};
+    const bool pictures = !strcmp(family, "vgg") || !strcmp(family, "resnet") || !strcmp(family, "vit");
+    struct hapt_config *config = NULL;
+    struct hapt_model *model = NULL;
+    CHECK_OK(pictures ? hapt_config_parse((int)(sizeof images / sizeof *images), (char **)images, &arena, &config)
+                      : hapt_config_parse((int)(sizeof argv / sizeof *argv), (char **)argv, &arena, &config));
+    if (config) CHECK_OK(hapt_model_build(family, config, &arena, &model));
+    return model;
+}
+
+/* A model in another type is what the zoo makes in that type, to the last index. */
+static void precisions(void)
+{
+    static const char *const family[] = {"gpt", "bert", "bert-moe", "llama", "vit", "vgg", "resnet"}, *const type[] = {"fp32", "bf16", "fp16"};
+    for (int f = 0; f < 7; f++)
+        for (int from = 0; from < 3; from++)
+            for (int to = 0; to < 3; to++) {
+                struct hapt_model *model = family_in(family[f], type[from]), *wanted = family_in(family[f], type[to]);
+                if (!model || !wanted) return;
+                CHECK_OK(hapt_model_compute_in(model, hapt_precision_find(type[to])));
+                CHECK_MESSAGE(equal_models(model, wanted), "%s in %s is not one that was made in %s", family[f], type[from], type[to]);
+            }
+    struct hapt_model *model = small();
+    CHECK_OK(hapt_model_compute_in(model, HAPT_PRECISION_TF32));
+    CHECK(model->precision == HAPT_PRECISION_TF32 && model->dtype == HAPT_F32 && equal_models(model, small()));
+}
+
 static void round_trip(void)
 {
     const struct hapt_model *models[] = {
@@ -399,6 +430,7 @@ int main(int argc, char **argv)
     snprintf(path, sizeof path, "build/test-model-%d.h5", (int)getpid());
     snprintf(other_path, sizeof other_path, "build/test-model-%d-other.h5", (int)getpid());
     RUN(round_trip);
+    RUN(precisions);
     RUN(parameter_names_and_counts);
     RUN(initial_values);
     RUN(weights_and_tokens);

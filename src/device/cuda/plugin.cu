@@ -5,6 +5,7 @@
 
 #include "cudnn_convolution.h"
 #include "kernels.h"
+#include "product.h"
 
 enum { QUEUES = 8, EVENTS = 64 };
 
@@ -333,5 +334,6 @@ extern "C" __attribute__((visibility("default"))) const struct cuda_plugin *hapt
     plugin.captured = captured;
     plugin.replay = replay;
     plugin.forget = forget;
+    plugin.use_tf32 = product_use_tf32;
     return abi == CUDA_PLUGIN_ABI ? &plugin : NULL;
 }

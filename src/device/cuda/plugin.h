@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 /* Changes with these tables and with the structures of device.h. */
-enum { CUDA_PLUGIN_ABI = 5 };
+enum { CUDA_PLUGIN_ABI = 6 };
 
 /* What the plug-in may call. */
 struct cuda_host {
@@ -48,6 +48,7 @@ struct cuda_plugin {
     struct hapt_replay *(*captured)(struct hapt_queue *queue);
     bool (*replay)(struct hapt_replay *replay, struct hapt_queue *queue);
     void (*forget)(struct hapt_replay *replay);
+    void (*use_tf32)(bool use);
 };
 
 /* The only name that hapt-cuda.so exports. NULL: `abi` is another one than it was built for. */

@@ -1,19 +1,18 @@
 /* Matrix products by cuBLASLt, which thinks in columns: its first operand is our B, its result our C, transposed by the reading alone. */
 #include <cublasLt.h>
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "product.h"
 
-enum { SHAPES = 1024, PROBES = 16, ALIGNMENT = 64, THREADS = 256, PARTS = 32, LEAST_WORKSPACE = 1 << 20 };
+enum { SHAPES = 1024, PROBES = 16, ALIGNMENT = 64, THREADS = 256 };
 
 /* All that cuBLASLt's choice depends on; compared as bytes. */
 struct shape {
     int64_t m, n, k, row_a, row_b, row_c, batches, stride_a, stride_b, stride_c, stride_bias;
     size_t workspace_bytes;
     int in, out;
-    int transpose_a, transpose_b, bias, accumulate;
+    int transpose_a, transpose_b, bias, accumulate, tf32;
     uint32_t align_a, align_b, align_c, align_bias;
 };
 
@@ -29,21 +28,26 @@ struct choice {
 static struct {
     pthread_mutex_t lock;
     cublasLtHandle_t handle;
-    bool tf32;
     struct choice choice[SHAPES];
-} products = {PTHREAD_MUTEX_INITIALIZER, NULL, false, {}};
+} products = {PTHREAD_MUTEX_INITIALIZER, NULL, {}};
+
+static bool use_tf32; /* set before products are started */
+
+void product_use_tf32(bool use)
+{
+    use_tf32 = use;
+}
+
+bool product_tf32(void)
+{
+    return use_tf32;
+}
 
 static enum hapt_status product_check(cublasStatus_t status, const char *what)
 {
     if (status == CUBLAS_STATUS_SUCCESS) return HAPT_OK;
     return cuda_host->fail(status == CUBLAS_STATUS_ALLOC_FAILED ? HAPT_ERR_MEMORY : HAPT_ERR_INTERNAL, NULL, "cuBLASLt: %s: %s", what,
                            cublasLtGetStatusString(status));
-}
-
-bool product_tf32(void)
-{
-    const char *tf32 = getenv("HAPT_TF32");
-    return tf32 && strcmp(tf32, "1") == 0;
 }
 
 size_t product_workspace(int64_t results)
@@ -54,10 +58,9 @@ size_t product_workspace(int64_t results)
         cudaGetDevice(&device);
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
         cudaGetLastError();
-        most = (size_t)(major >= 9 ? 32 : 8) << 20;
+        most = major >= 9 ? HAPT_PRODUCT_WORKSPACE_BYTES : HAPT_PRODUCT_WORKSPACE_BYTES / 4;
     }
-    const int64_t parts = PARTS * (int64_t)sizeof(float); /* a product is split in so many at most, each with its own fp32 results */
-    return results < ((int64_t)most - LEAST_WORKSPACE) / parts ? (size_t)(LEAST_WORKSPACE + results * parts) : most;
+    return hapt_product_workspace(results, most);
 }
 
 /* ---- What cuBLASLt has no algorithm for: a thread an element ---- */
@@ -140,8 +143,7 @@ static cublasStatus_t how_create(cublasLtMatmulDesc_t *how, const struct shape *
     const cublasOperation_t first = shape->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, second = shape->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
     const cudaDataType_t type = data_type(shape->out);
-    const bool tf32 = products.tf32 && shape->in == HAPT_F32;
-    cublasStatus_t status = cublasLtMatmulDescCreate(how, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    cublasStatus_t status = cublasLtMatmulDescCreate(how, shape->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
     SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_TRANSA, first);
     SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_TRANSB, second);
     if (!shape->bias) return status;
@@ -222,7 +224,6 @@ static cublasStatus_t choice_find(const struct shape *shape, const void *bias, s
 {
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
     if (!products.handle) {
-        products.tf32 = product_tf32();
         status = cublasLtCreate(&products.handle);
         if (status != CUBLAS_STATUS_SUCCESS) return status;
     }
@@ -264,6 +265,7 @@ static struct shape shape_of(const struct product *p, size_t workspace_bytes)
     shape.transpose_b = p->transpose_b;
     shape.bias = p->bias != NULL;
     shape.accumulate = p->accumulate;
+    shape.tf32 = p->in == HAPT_F32 && product_tf32();
     shape.align_a = alignment_of(p->a);
     shape.align_b = alignment_of(p->b);
     shape.align_c = alignment_of(p->c);

@@ -1,6 +1,6 @@
 /*
  * Matrix products of the cuda back end, row-major as all tensors are: C [m][n] (+)= scale op(A) op(B) (+ bias), computed in fp32
- * (TF32 in fp32 products when HAPT_TF32=1 stands in the environment) and always with the same bits for the same shapes and alignment.
+ * (fp32 operands rounded to TF32 where product_use_tf32 says so) and always with the same bits for the same shapes and alignment.
  */
 #ifndef HAPT_CUDA_PRODUCT_H
 #define HAPT_CUDA_PRODUCT_H
@@ -28,8 +28,9 @@ struct product {
  * The same in every call of this process. */
 size_t product_workspace(int64_t results = INT64_MAX);
 
-/* Whether fp32 products are TF32's. */
+/* Whether fp32 products are TF32's: not, until they are told so. */
 bool product_tf32(void);
+void product_use_tf32(bool use);
 
 /* Starts it on `queue`. `workspace`: 64-byte aligned. */
 enum hapt_status product_run(const struct product *product, void *workspace, size_t workspace_bytes, struct hapt_queue *queue);

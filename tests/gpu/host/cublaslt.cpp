@@ -307,6 +307,17 @@ static void pack(float *to, const void *from, uint32_t type, int64_t first, int6
     if (type == CUDA_R_16F) pack_as(to, (const __half *)from + first, lines, depth, line_stride, depth_stride, width);
 }
 
+/* Operands of fp32 as tensor cores read them: ten bits behind the point, rounded to the nearest. */
+static void round_to_tf32(float *value, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, value + i, sizeof bits);
+        if ((bits & 0x7f800000u) != 0x7f800000u) bits = (bits + 0xfffu + (bits >> 13 & 1u)) & ~0x1fffu;
+        memcpy(value + i, &bits, sizeof bits);
+    }
+}
+
 /* As wide as the registers of AVX2: the compiler handles wider ones badly where there are none. */
 typedef float half_line __attribute__((vector_size(32)));
 
@@ -442,6 +453,10 @@ static cublasStatus_t run_product(struct product p)
              TILE_M);
         pack(p.b_panels, p.b, p.b_layout.type, batch * p.b_layout.batch_stride, p.n, p.k, b_strides.col, b_strides.row,
              TILE_N);
+        if (p.matmul.compute == CUBLAS_COMPUTE_32F_FAST_TF32) {
+            round_to_tf32(p.a_panels, (p.m + TILE_M - 1) / TILE_M * TILE_M * p.k);
+            round_to_tf32(p.b_panels, (p.n + TILE_N - 1) / TILE_N * TILE_N * p.k);
+        }
         multiply(&p, batch);
         if (p.matmul.epilogue >= CUBLASLT_EPILOGUE_BGRADA) sum_bias(&p, batch);
     }

@@ -1,0 +1,165 @@
+/*
+ * A model in another type than it was made in. The operator table says of each operand whether it has the compute type ("c") or always
+ * fp32 ("f"), so the forward graph is built anew, operator by operator, and differentiated again. Pixels are fp32 data: where an operator
+ * takes them for its compute type a cast stands between, as the zoo puts it there.
+ */
+#include <string.h>
+
+#include "graph_parts.h"
+#include "hapt/model.h"
+#include "hapt/ops.h"
+
+struct rebuilding {
+    const struct hapt_graph *from;
+    struct hapt_graph *to;
+    enum hapt_dtype dtype;
+    int *place;      /* [tensors of from] where it stands in `to`; -1: nowhere yet */
+    int *narrow;     /* [tensors of from] its cast, of data; -1: none */
+    bool *computes;  /* [tensors of from] some operator takes it in its compute type */
+    int next;        /* operators before it have been taken */
+};
+
+static char code_of(const struct hapt_op *op, int input)
+{
+    return hapt_op_type_at(op->type)->dtypes[input];
+}
+
+static bool is_forward(const struct hapt_tensor *tensor)
+{
+    return tensor->kind != HAPT_TENSOR_GRADIENT && tensor->role != HAPT_ROLE_LOSS_SCALE;
+}
+
+static enum hapt_status begin(struct rebuilding *work)
+{
+    const struct hapt_graph *from = work->from;
+    struct hapt_arena *arena = from->arena;
+    HAPT_TRY(hapt_graph_create(arena, &work->to));
+    HAPT_NEW(work->place, arena, from->tensor_count);
+    HAPT_NEW(work->narrow, arena, from->tensor_count);
+    HAPT_NEW(work->computes, arena, from->tensor_count);
+    for (int t = 0; t < from->tensor_count; t++) work->place[t] = work->narrow[t] = -1;
+    for (int o = 0; o < from->forward_count; o++)
+        for (int i = 0; i < from->op[o].input_count; i++)
+            if (from->op[o].input[i] >= 0 && code_of(&from->op[o], i) == 'c') work->computes[from->op[o].input[i]] = true;
+    return HAPT_OK;
+}
+
+/* Parameters follow the operators that take them, data stay as they come. */
+static enum hapt_status take_tensor(struct rebuilding *work, int t)
+{
+    struct hapt_tensor tensor = work->from->tensor[t];
+    if (work->place[t] >= 0) return HAPT_OK;
+    if (tensor.kind == HAPT_TENSOR_PARAMETER && work->computes[t]) tensor.dtype = work->dtype;
+    tensor.producer = tensor.gradient = tensor.primal = -1;
+    return hapt_graph_append_tensor(work->to, &tensor, &work->place[t]);
+}
+
+/* Its outputs, of the types that follow from its inputs, under the names they had. */
+static enum hapt_status append(struct rebuilding *work, struct hapt_op *op, const char *const *name, int *output)
+{
+    struct hapt_graph *to = work->to;
+    struct hapt_tensor made[HAPT_MAX_OUTPUTS] = {{0}};
+    op->forward_op = to->op_count;
+    HAPT_TRY(hapt_op_infer(to, op, made));
+    for (int o = 0; o < op->output_count; o++) {
+        made[o].kind = HAPT_TENSOR_ACTIVATION;
+        made[o].name = name[o];
+        made[o].producer = to->op_count;
+        made[o].gradient = made[o].primal = -1;
+        HAPT_TRY(hapt_graph_append_tensor(to, &made[o], &op->output[o]));
+        output[o] = op->output[o];
+    }
+    HAPT_TRY(hapt_graph_append_op(to, op));
+    to->forward_count = to->op_count;
+    return HAPT_OK;
+}
+
+static bool is_wide_data(const struct rebuilding *work, int t)
+{
+    const struct hapt_tensor *tensor = &work->from->tensor[t];
+    return tensor->kind == HAPT_TENSOR_INPUT && tensor->dtype == HAPT_F32 && work->dtype != HAPT_F32;
+}
+
+static int cast_code(enum hapt_dtype dtype)
+{
+    return dtype == HAPT_F32 ? 0 : dtype == HAPT_BF16 ? 1 : 2;
+}
+
+static enum hapt_status cast(struct rebuilding *work, int data)
+{
+    struct hapt_op op = {.type = hapt_op_type_find("cast"), .name = "pixels", .output_count = 1, .integer = {cast_code(work->dtype)}};
+    if (hapt_graph_find_tensor(work->from, op.name) >= 0) op.name = hapt_arena_printf(work->from->arena, "%s.cast", work->from->tensor[data].name);
+    if (!op.name) return HAPT_ERR_MEMORY;
+    hapt_graph_set_inputs(&op, &work->place[data], 1);
+    return append(work, &op, &op.name, &work->narrow[data]);
+}
+
+static enum hapt_status take_op(struct rebuilding *work, int index)
+{
+    const struct hapt_op *was = &work->from->op[index];
+    struct hapt_op op = *was;
+    const char *name[HAPT_MAX_OUTPUTS];
+    int output[HAPT_MAX_OUTPUTS];
+    const bool casts = op.type == hapt_op_type_find("cast");
+    for (int i = 0; i < op.input_count; i++) {
+        const int t = was->input[i];
+        if (t < 0) continue;
+        HAPT_TRY(take_tensor(work, t));
+        const bool narrow = is_wide_data(work, t) && code_of(was, i) == 'c';
+        if (narrow && work->narrow[t] < 0) HAPT_TRY(cast(work, t));
+        op.input[i] = narrow ? work->narrow[t] : work->place[t];
+    }
+    if (casts && work->dtype == HAPT_F32) { /* there is nothing to narrow */
+        work->place[was->output[0]] = op.input[0];
+        return HAPT_OK;
+    }
+    if (casts) op.integer[0] = cast_code(work->dtype);
+    for (int o = 0; o < op.output_count; o++) name[o] = work->from->tensor[was->output[o]].name;
+    HAPT_TRY(append(work, &op, name, output));
+    for (int o = 0; o < op.output_count; o++) work->place[was->output[o]] = output[o];
+    return HAPT_OK;
+}
+
+/* Behind the inputs, which stand first. */
+static enum hapt_status cast_data(struct rebuilding *work)
+{
+    for (int t = 0; t < work->from->tensor_count; t++)
+        if (work->place[t] >= 0 && work->computes[t] && is_wide_data(work, t)) HAPT_TRY(cast(work, t));
+    return HAPT_OK;
+}
+
+/* In the order in which tensors stand: parameters among the activations, as they were. */
+static enum hapt_status rebuild(struct rebuilding *work)
+{
+    const struct hapt_graph *from = work->from;
+    bool inputs = true;
+    HAPT_TRY(begin(work));
+    for (int t = 0; t < from->tensor_count; t++) {
+        if (!is_forward(&from->tensor[t])) continue;
+        if (inputs && from->tensor[t].kind != HAPT_TENSOR_INPUT) {
+            inputs = false;
+            HAPT_TRY(cast_data(work));
+        }
+        if (from->tensor[t].kind != HAPT_TENSOR_ACTIVATION) HAPT_TRY(take_tensor(work, t));
+        else
+            while (work->next <= from->tensor[t].producer) HAPT_TRY(take_op(work, work->next++)); /* which stand in topological order */
+    }
+    while (work->next < from->forward_count) HAPT_TRY(take_op(work, work->next++));
+    work->to->loss = work->place[from->loss];
+    HAPT_TRY(hapt_graph_check(work->to));
+    return hapt_graph_differentiate(work->to);
+}
+
+enum hapt_status hapt_model_compute_in(struct hapt_model *model, enum hapt_precision precision)
+{
+    struct rebuilding work = {.from = model->graph, .dtype = hapt_precision_dtype(precision)};
+    HAPT_ASSERT(precision != HAPT_PRECISION_UNKNOWN);
+    model->precision = precision;
+    if (work.dtype == model->dtype) return HAPT_OK;
+    HAPT_TRY(rebuild(&work));
+    model->graph = work.to;
+    model->dtype = work.dtype;
+    for (int i = 0; i < model->setting_count; i++)
+        if (strcmp(model->setting[i].name, "dtype") == 0) model->setting[i].value = hapt_dtype_name(model->dtype);
+    return hapt_model_check(model);
+}

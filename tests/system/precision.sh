@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# --precision: what is chosen on CPUs, on GPUs (the host CUDA) and on paper; what plans, profiles and checkpoints remember of it; binding.
+# Runs beside others: it measures no time.
+. "$(dirname "$0")/lib.sh.inc"
+cd "$(dirname "$0")/../.." || exit 1
+gpt=(gpt --layers 2 --hidden 32 --heads 2 --sequence 16 --vocab 64 --microbatch 2)
+m=$scratch/m.h5 b=$scratch/b.h5
+seq -f 'line %03g of a text that is long enough' 200 | tr -dc '\0-\77' >"$scratch/text" # codes below the vocabulary
+passes 1 data "$scratch/text" --output "$scratch/t.h5"
+passes 1 model "${gpt[@]}" --data "$scratch/t.h5" --output "$m"
+passes 1 model "${gpt[@]}" --data "$scratch/t.h5" --dtype bf16 --output "$b"
+run() { # NAME ARGUMENTS...: three steps
+    local name=$1
+    shift
+    passes 1 --input "$m" --microbatches 2 --steps 3 --predict --output "$scratch/$name" "$@"
+}
+losses() { h5dump -d /train/loss -m %.9g "$scratch/$1/run.h5" | sed -n '/DATA/,$p'; }
+of() { h5dump -a "$2" "$1" 2>/dev/null | sed -n 's/.*(0): "\(.*\)".*/\1/p'; }
+same() { [ -n "$1" ] && [ "$1" = "$2" ]; }
+differ() { [ -n "$1" ] && [ "$1" != "$2" ]; }
+
+# 1. CPUs: as the model was made, or as told; what they lack.
+run own
+run single --precision fp32
+run half --precision bf16
+passes 1 --input "$b" --microbatches 2 --steps 3 --predict --output "$scratch/made"
+check "a CPU keeps the model's type" same "$(losses own)" "$(losses single)"
+check "--precision bf16 is a model in bf16" same "$(losses half)" "$(losses made)"
+check "bf16 is not fp32" differ "$(losses half)" "$(losses own)"
+check "the plan tells" same "$(of "$scratch/half/run.h5" /plan/precision)-$(of "$scratch/half/run.h5" /plan/boundary_dtype)" bf16-bf16
+refuses 3 'fp16, which cpu does not have' 1 --input "$m" --precision fp16 --output "$scratch/no"
+refuses 3 'tf32, which cpu does not have' 1 --input "$m" --precision tf32 --output "$scratch/no"
+
+# 2. On paper: what would run there.
+plan() { # A100S V100S OPTIONS...: precision and boundary type of the plan, its seconds
+    local a=$1 v=$2 list=
+    shift 2
+    [ "$a" = 0 ] || list="{ \"name\": \"a\", \"nodes\": $a, \"devices_per_node\": 1, \"device\": \"A100-40GB\" }"
+    [ "$v" = 0 ] || list="${list:+$list, }{ \"name\": \"v\", \"nodes\": $v, \"devices_per_node\": 1, \"device\": \"V100-16GB\" }"
+    echo "{ \"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": [ $list ] }" >"$scratch/paper.json"
+    on 1 plan --input "$m" --cluster "$scratch/paper.json" --microbatches 4 --json "$@" 2>"$scratch/err" | /usr/bin/python3 -c '
+import json, sys
+plan = json.load(sys.stdin)
+print(plan["precision"], plan["boundary_dtype"], plan["profile"])'
+}
+check "A100s on paper" same "$(plan 2 0)" "bf16 bf16 predicted"
+check "A100 and V100 on paper" same "$(plan 1 1)" "fp16 fp16 predicted"
+check "... which is said" grep -q 'V100-16GB has no bf16' "$scratch/err"
+check "fp32 on paper" same "$(plan 1 1 --precision fp32)" "fp32 fp32 predicted"
+check "TF32 on paper" same "$(plan 1 1 --precision tf32)" "tf32 fp32 predicted"
+check "... where there is one" grep -q 'V100-16GB has no TF32' "$scratch/err"
+check "emulated GPUs are GPUs" same "$(plan 1 1 --device emulated)" "fp16 fp16 predicted"
+check "GPUs whose work CPUs do are CPUs" same "$(plan 1 1 --device cpu --predict)" "fp32 fp32 predicted"
+refuses 3 'bf16, which V100-16GB does not have' 1 plan --input "$m" --cluster "$scratch/paper.json" --precision bf16
+plan 0 1 >/dev/null
+refuses 3 'tf32, which V100-16GB does not have' 1 plan --input "$m" --cluster "$scratch/paper.json" --precision tf32
+
+# 3. Files remember.
+plan 1 1 --output "$scratch/paper.h5" >/dev/null
+passes 1 profile --input "$m" --cluster "$scratch/paper.json" --precision fp32 --output "$scratch/p.h5" && grep -q 'in fp32, predicted' "$scratch/out" ||
+    fail "the profile's table does not tell that it is predicted"
+check "the profile tells" same "$(of "$scratch/p.h5" /precision)-$(of "$scratch/p.h5" /origin)" fp32-predicted
+passes 1 plan --profile "$scratch/p.h5" --output "$scratch/q.h5"
+check "its plan tells" same "$(of "$scratch/q.h5" /precision)-$(of "$scratch/q.h5" /boundary_dtype)-$(of "$scratch/q.h5" /profile)" fp32-fp32-predicted
+refuses 2 'precision has no effect' 1 plan --profile "$scratch/p.h5" --precision fp32
+passes 1 plan --profile "$scratch/p.h5" --input "$m" && grep -q ', fp32' "$scratch/out" || fail "the plan of a profile in fp32"
+refuses 2 'is a profile in fp32' 1 plan --profile "$scratch/p.h5" --input "$m" --precision fp16
+
+host=$HAPT_BUILD/tests/gpu/hapt-cuda-host.so
+[ -e "$host" ] || finish
+export HAPT_CUDA_PLUGIN=$host HAPT_HOST_GPUS=2
+gpu() { # HALF-TYPE: a GPU that has it
+    echo "{ \"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": [ { \"name\": \"g\", \"nodes\": 1, \"devices_per_node\": 1, \"device\":
+        { \"name\": \"test\", \"backend\": \"cuda\", \"peak_flops\": { \"fp32\": 1e13, \"$1\": 1e14 }, \"memory\": \"1 GB\", \"memory_bandwidth\": 1e12 }${2:-} } ] }" \
+        >"$scratch/gpu-$1.json"
+}
+gpu bf16
+gpu fp16
+# 4. GPUs: 16 bits unless told; runs that go on stay in their type.
+on_gpu() { # NAME TYPE ARGUMENTS...
+    local name=$1 type=$2
+    shift 2
+    run "$name" --cluster "$scratch/gpu-$type.json" "$@"
+}
+on_gpu g-auto bf16
+check "a GPU with bf16" same "$(of "$scratch/g-auto/run.h5" /plan/precision)" bf16
+on_gpu g-fp16 fp16
+check "a GPU without it" same "$(of "$scratch/g-fp16/run.h5" /plan/precision)" fp16
+on_gpu g-fp32 bf16 --precision fp32
+on_gpu g-tf32 bf16 --precision tf32
+check "TF32 is near fp32, not the same" differ "$(losses g-tf32)" "$(losses g-fp32)"
+on_gpu again bf16 --precision fp32 --stop-after 1
+on_gpu again bf16 --resume yes
+check "a run that goes on keeps its type" same "$(losses again)" "$(losses g-fp32)"
+on_gpu g-stop bf16 --stop-after 1
+on_gpu g-stop bf16 --resume yes --precision fp32 && grep -q 'was made for bf16, the model computes in fp32' "$scratch/err" || fail "going on in another type is not said"
+on_gpu g-half fp16 --stop-after 1
+go_on=(--input "$m" --steps 3 --microbatches 2 --resume yes --output "$scratch/g-half")
+refuses 3 'the checkpoint was trained in fp16, which test does not have' 1 "${go_on[@]}" --cluster "$scratch/gpu-fp16.json" --device cpu
+refuses 3 'stage 0 lies in subcluster g' 1 "${go_on[@]}" # this machine's GPU is another subcluster
+check "... with advice" grep -q '^hint: .*--replan' "$scratch/err"
+passes 1 "${go_on[@]}" --replan --precision bf16 --device cpu --cluster "$scratch/gpu-fp16.json"
+passes 1 plan --input "$m" --cluster "$scratch/gpu-bf16.json" --predict --precision fp32 --output "$scratch/g.h5"
+given=(train --input "$m" --plan "$scratch/g.h5" --cluster "$scratch/gpu-bf16.json" --steps 3)
+passes 1 "${given[@]}" --output "$scratch/given"
+check "a plan in fp32 trains in fp32" same "$(of "$scratch/given/run.h5" /plan/precision)" fp32
+on_gpu g-cpu bf16 --device cpu
+check "--device cpu keeps the model's type" same "$(losses g-cpu)" "$(losses own)"
+
+# 5. The cap of a cluster file holds on GPUs.
+gpu bf16 ', "memory": "100 kB"'
+refuses 5 'of its 100000 bytes are left' 1 "${given[@]}" --output "$scratch/no"
+
+# 6. GPUs are demanded: all devices are GPUs, or it ends.
+passes 1 --input "$m" --microbatches 2 --steps 1 --predict --device cuda --output "$scratch/cuda"
+unset HAPT_CUDA_PLUGIN
+refuses 3 'no GPU can be used here: ' 1 --input "$m" --device cuda --output "$scratch/no"
+check "... with advice" grep -q '^hint: .*--device cpu' "$scratch/err"
+refuses 3 'the devices of subcluster .* are cpu' 4 --input "$m" --device cuda --cluster inputs/two-subclusters.json --output "$scratch/no"
+finish
