@@ -12,11 +12,11 @@ mkdir -p "$root"/{build/release/tests/unit,lib/openmpi,tests/gpu,inputs}
 
 [ -e "$plugin" ] || { echo "gpu-bundle: error: no $plugin" >&2; echo "hint: make it where a CUDA toolkit is" >&2; exit 2; }
 strip -o "$root/build/release/hapt-cuda.so" "$plugin"
-for file in hapt tests/unit/kernels_{attention,flat,images,layers,llama,moe,patches,shards}; do
+for file in hapt tests/unit/kernels_{attention,flat,images,layers,llama,moe,patches,replay,shards}; do
     strip -o "$root/build/release/$file" "$build/$file"
 done
 ln -s release/hapt "$root/build/hapt"
-cp tests/gpu/{run,train.py,collectives.py,bench.py} "$root/tests/gpu/"
+cp tests/gpu/{run,train.py,collectives.py,profile.py,bench.py} "$root/tests/gpu/"
 mkdir -p "$root/tests/system" "$root/tests/data"
 cp tests/system/{families,profiles}.py "$root/tests/system/"
 cp tests/data/*-small.h5 "$root/tests/data/"
