@@ -28,6 +28,10 @@ if [ -e "$HAPT_BUILD/hapt-cuda.so" ]; then
     check "the plug-in loads" grep -Evq 'is of another build|undefined symbol|cannot open' <(HAPT_CUDA_PLUGIN=$HAPT_BUILD/hapt-cuda.so doctor)
 fi
 
+if command -v make >/dev/null; then
+    check "make CUDA=0 leaves no earlier plug-in" grep -q 'rm -f build/none/hapt-cuda.so' <(make -n CUDA=0 VARIANT=none build/none/hapt 2>/dev/null)
+fi
+
 # 2. Values of the host's cuDNN are those of the real header, where one is.
 header=$(ls "${CUDA_HOME:-/usr/local/cuda}"/include/cudnn.h /usr/include/cudnn.h /usr/include/*-linux-gnu/cudnn.h 2>/dev/null | head -n 1)
 if [ -n "$header" ]; then

@@ -111,7 +111,24 @@ check "--device cpu keeps the model's type" same "$(losses g-cpu)" "$(losses own
 gpu bf16 ', "memory": "100 kB"'
 refuses 5 'of its 100000 bytes are left' 1 "${given[@]}" --output "$scratch/no"
 
-# 6. GPUs are demanded: all devices are GPUs, or it ends.
+# 6. Ranks run near their GPUs: a machine whose threads 0 and 1 are two processors, with a GPU each.
+bound() { # ARGUMENTS...: threads of the two ranks
+    timeout 100 mpirun --oversubscribe --bind-to none -np 2 -x "HWLOC_XMLFILE=$PWD/tests/data/two-halves.xml" -x HWLOC_THISSYSTEM=1 "$HAPT" --input "$m" \
+        --microbatches 2 --steps 1 --predict --output "$scratch/bound" "$@" >"$scratch/out" 2>"$scratch/err"
+    h5dump -d /environment/cpus "$scratch/bound/run.h5" | sed -n 's/.*(0): //p'
+}
+if [ "$(taskset -c 0,1 nproc 2>/dev/null)" = 2 ]; then
+    check "ranks near their GPUs" same "$(bound)" '"0", "1"'
+    check "... which is said" grep -q '2 ranks are bound to cores near their GPUs' "$scratch/err"
+    check "--bind no" differ "$(bound --bind no)" '"0", "1"'
+fi
+
+# 7. Tokens that the model does not know are found before it is profiled.
+passes 1 model "${gpt[@]/64/40}" --output "$scratch/few.h5"
+refuses 3 'outside the model.s vocabulary of 40' 1 --input "$scratch/few.h5" --data "$scratch/t.h5" --steps 1 --output "$scratch/no"
+check "before its layers" [ "$(grep -c 'share of FLOPs' "$scratch/out")" -eq 0 ]
+
+# 8. GPUs are demanded: all devices are GPUs, or it ends.
 passes 1 --input "$m" --microbatches 2 --steps 1 --predict --device cuda --output "$scratch/cuda"
 unset HAPT_CUDA_PLUGIN
 refuses 3 'no GPU can be used here: ' 1 --input "$m" --device cuda --output "$scratch/no"
