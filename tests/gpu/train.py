@@ -1,6 +1,7 @@
 """Training on CUDA devices against PyTorch's fp64 references (tests/data) and against the CPU: losses and weights in fp32, losses in bf16;
 one rank, and several as a pipeline whose ranks are subclusters of one device each, all on the first GPU; data-parallel where there are
-two. The same command twice gives the same bits. HAPT_TEST_BACKEND names the back end."""
+two. The same command twice gives the same bits. A hundred steps of a small GPT beside the CPU's. HAPT_TEST_BACKEND names the back end.
+Arguments: names of the references to run, and `hundred`; all of them without."""
 import glob
 import json
 import os
@@ -21,6 +22,7 @@ DEVICES = int(os.environ.get("HAPT_TEST_DEVICES", "1"))
 FP32, HALF = 1e-4, 2e-2  # a bf16 number has 8 bits: small models average little of it away
 FP16 = 1e-2  # 11 bits
 TF32 = 1e-2  # the same, of what is multiplied
+HUNDRED_HALF = 1e-2
 WEIGHTS = 1e-2
 # Rounding turns a unit of this resnet on or off: the CPU back end itself, with narrower vectors (HAPT_ISA=v2), is 6e-5 and 2.4e-2 away.
 RESNET_FP32, RESNET_WEIGHTS = 1e-3, 5e-2
@@ -133,12 +135,33 @@ def family(path, folder):
             compare(f"{name}, 2 ranks share the rows", loss, expected, exact)
 
 
+def hundred(folder):
+    """A hundred steps of a small GPT against those of the CPU in fp32; left alone, a GPU takes bf16."""
+    steps, data, model, cpu = 100, *(os.path.join(folder, name) for name in ("bytes.h5", "small.h5", "cpu"))
+    shape = "--layers 4 --hidden 64 --heads 4 --sequence 64 --vocab 256 --microbatch 2".split()
+    if not hapt(1, "data", __file__, "--type", "bytes", "--output", data) or not hapt(1, "model", "gpt", *shape, "--output", model):
+        return
+    if not hapt(1, "--input", model, "--data", data, "--microbatches", 4, "--steps", steps, *TRAINING, "--device", "cpu", "--predict", "--output", cpu):
+        return
+    with h5py.File(os.path.join(cpu, "run.h5")) as run:
+        expected = run["train/loss"][()]
+    check(expected[-1] < 0.8 * expected[0], "a hundred steps on the CPU: nothing is learned")
+    for precision, tolerance in ("fp32", FP32), ("auto", HUNDRED_HALF):
+        loss, _ = train(model, data, folder, [1], None, steps, precision=precision)
+        compare(f"a hundred steps of gpt, {precision}", loss, expected, tolerance)
+        check(precision == "fp32" or not np.array_equal(loss, expected), "a GPU left alone does not compute in bf16")
+
+
 wanted = sys.argv[1:]
 for path in sorted(glob.glob("tests/data/*-small.h5")):
     if wanted and not any(os.path.basename(path).startswith(name) for name in wanted):
         continue
     scratch = tempfile.mkdtemp()
     family(path, scratch)
+    shutil.rmtree(scratch)
+if not wanted or "hundred" in wanted:
+    scratch = tempfile.mkdtemp()
+    hundred(scratch)
     shutil.rmtree(scratch)
 print(f"{profiles.checks} checks, {profiles.failures} failed")
 sys.exit(profiles.failures > 0)
