@@ -33,8 +33,8 @@ struct hapt_transfer_rate {
 
 /*
  * A message library as one table. Calls come from the courier's thread alone and never block. Messages of equal peer
- * and tag arrive in order. Buffers are borrowed until the request tests as done. To add one (nccl): one table, handed
- * to hapt_courier_create.
+ * and tag arrive in order. Buffers are borrowed until the request tests as done. To add one: one table, handed to
+ * hapt_courier_create. (Devices that trade by NCCL are no transfer: device_groups.h.)
  */
 struct hapt_path;
 struct hapt_transfer {
@@ -116,11 +116,11 @@ struct hapt_courier;
 enum hapt_status hapt_courier_create(const struct hapt_transfer *transfer, MPI_Comm world, const struct hapt_path *path, double timeout_s,
                                      struct hapt_courier **courier);
 /*
- * For flows on a device whose memory the host cannot read. Where they have groups, devices trade their messages, and the host tells the other
- * end that one is on its way. Else, but where the message library takes device memory, the courier keeps page-locked copies of their messages, as many as receivers have
- * transfer slots, and has the device copy between the two in queues of its own, beside what it computes: part by part, so that one is on
- * its way while the next one is copied. Bytes between the runs of a piece may be written with anything where it is received. Before the
- * first such flow; the device outlives the courier.
+ * For flows on a device whose memory the host cannot read. Where they have groups, devices trade their messages, and the host tells the
+ * other end that one is on its way. Else, but where the message library takes device memory, the courier keeps page-locked copies of their
+ * messages, as many as receivers have transfer slots, and has the device copy between the two in queues of its own, beside what it
+ * computes: part by part, so that one is on its way while the next one is copied. Bytes between the runs of a piece may be written with
+ * anything where it is received. Before the first such flow; the device outlives the courier.
  */
 void hapt_courier_use_device(struct hapt_courier *courier, const struct hapt_backend *backend, struct hapt_device *device);
 /* Do messages of that flow pass through page-locked copies? Not between devices, nor where the message library reads and writes device memory;
