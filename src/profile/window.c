@@ -122,10 +122,7 @@ static void close_window(struct windows *windows, struct window *window)
 {
     if (!window->engine && !window->feed) return;
     const struct hapt_backend *backend = windows->options.backend;
-    if (window->feed && backend->pin)
-        backend->unpin(window->feed);
-    else if (window->feed)
-        backend->free(windows->options.device, window->feed);
+    if (window->feed) backend->free(windows->options.device, window->feed);
     hapt_engine_destroy(window->engine);
     hapt_arena_release(&window->arena);
     window->feed = NULL;
@@ -175,11 +172,7 @@ static enum hapt_status reserve_feed(struct windows *windows, struct window *win
     }
     if (window->feed_bytes == 0) return HAPT_OK;
     const struct hapt_backend *backend = windows->options.backend;
-    if (backend->pin) { /* where the engine's transfer slots are, too */
-        HAPT_TRY(hapt_backend_pin(backend, 2 * window->feed_bytes, &window->feed));
-    } else {
-        HAPT_TRY(backend->allocate(windows->options.device, 2 * window->feed_bytes, &window->feed));
-    }
+    HAPT_TRY(backend->allocate(windows->options.device, 2 * window->feed_bytes, &window->feed));
     return fill_feed(windows, window);
 }
 

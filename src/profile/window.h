@@ -14,7 +14,7 @@ struct window {
     struct hapt_arena arena;
     struct hapt_program *program;
     struct hapt_engine *engine; /* NULL while closed */
-    void *feed;                 /* device buffer, or page-locked memory (pin): random values that enter a range; then what leaves it */
+    void *feed;                 /* on the device, as transfer slots are: random values that enter a range; then what leaves it */
     size_t feed_bytes;
 };
 
