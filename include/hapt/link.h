@@ -144,11 +144,9 @@ void hapt_courier_destroy(struct hapt_courier *courier);
 
 /* Allows `count` more messages of every receiving flow to come: at the start of a step. */
 void hapt_courier_expect(struct hapt_courier *courier, int flow, int64_t count);
-/* Hands over the next message, standing in `slot`; its data must not change before hapt_courier_wait_sent. Never waits.
- */
+/* Hands over the next message, standing in `slot` (on a device: what made it there is done); its data must not change before
+ * hapt_courier_wait_sent. Never waits. */
 void hapt_courier_send(struct hapt_courier *courier, int flow, int slot);
-/* The same for a message on a device that stands there when `event` has come: of the queue that makes it. */
-void hapt_courier_send_behind(struct hapt_courier *courier, int flow, int slot, struct hapt_event *event);
 /* The same for a message that was ready at `ready_s`, which may be past. */
 void hapt_courier_send_at(struct hapt_courier *courier, int flow, int slot, double ready_s);
 /* When the newest message handed over from `slot`, and sent, was due at its receivers; stamped flows. */

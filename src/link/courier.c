@@ -132,7 +132,6 @@ enum hapt_status hapt_courier_add(struct hapt_courier *courier, const struct hap
     }
     HAPT_NEW(made->queue_slot, &courier->arena, options->slot_count);
     HAPT_NEW(made->queue_ready_s, &courier->arena, options->slot_count);
-    HAPT_NEW(made->queue_event, &courier->arena, options->slot_count);
     HAPT_NEW(made->last_of_slot, &courier->arena, options->slot_count);
     HAPT_NEW(made->slot_due_s, &courier->arena, options->slot_count);
     HAPT_NEW(made->freed_s, &courier->arena, options->peer_slots);
@@ -295,7 +294,7 @@ void hapt_courier_expect(struct hapt_courier *courier, int flow, int64_t count)
     wake_courier(courier);
 }
 
-static void hand_over(struct hapt_courier *courier, int flow, int slot, double ready_s, struct hapt_event *event)
+static void hand_over(struct hapt_courier *courier, int flow, int slot, double ready_s)
 {
     struct flow *sender = courier->flow[flow];
     const int64_t sequence = atomic_load(&sender->queued);
@@ -306,7 +305,6 @@ static void hand_over(struct hapt_courier *courier, int flow, int slot, double r
     HAPT_ASSERT(sequence - atomic_load(&sender->sent) < sender->options.slot_count);
     sender->queue_slot[place] = slot;
     sender->queue_ready_s[place] = ready_s;
-    sender->queue_event[place] = event;
     sender->last_of_slot[slot] = sequence + 1;
     atomic_store(&sender->queued, sequence + 1);
     wake_courier(courier);
@@ -314,18 +312,12 @@ static void hand_over(struct hapt_courier *courier, int flow, int slot, double r
 
 void hapt_courier_send(struct hapt_courier *courier, int flow, int slot)
 {
-    hand_over(courier, flow, slot, hapt_time_s(), NULL);
-}
-
-void hapt_courier_send_behind(struct hapt_courier *courier, int flow, int slot, struct hapt_event *event)
-{
-    HAPT_ASSERT(courier->flow[flow]->options.on_device);
-    hand_over(courier, flow, slot, hapt_time_s(), event);
+    hand_over(courier, flow, slot, hapt_time_s());
 }
 
 void hapt_courier_send_at(struct hapt_courier *courier, int flow, int slot, double ready_s)
 {
-    hand_over(courier, flow, slot, ready_s, NULL);
+    hand_over(courier, flow, slot, ready_s);
 }
 
 enum hapt_status hapt_courier_wait_sent(struct hapt_courier *courier, int flow, int slot)

@@ -71,7 +71,6 @@ struct flow {
     atomic_llong queued, sent; /* messages handed over; messages gone */
     int *queue_slot;           /* [slot_count] ring by sequence */
     double *queue_ready_s;     /* [slot_count] */
-    struct hapt_event **queue_event; /* [slot_count] NULL: it was there when it was handed over */
     int met;                /* between devices: peers that have the message under way */
     int64_t *last_of_slot; /* [slot_count] 1 + sequence of the newest message handed over there; compute thread only */
     int64_t started;       /* messages whose first chunk may go */
@@ -148,8 +147,7 @@ char *staging_base(const struct flow *flow, int64_t sequence, const struct hapt_
 /* Counts the copies that are done and begins those that may be. */
 void staging_advance(struct hapt_courier *courier, struct flow *flow, struct pass *pass);
 /* Sending: are these bytes of the piece there? */
-bool staging_has(const struct hapt_courier *courier, const struct flow *flow, int64_t sequence, const struct hapt_piece *piece, size_t offset,
-                 size_t bytes, struct pass *pass);
+bool staging_has(const struct flow *flow, int64_t sequence, const struct hapt_piece *piece, size_t offset, size_t bytes);
 /* Receiving: they are now. */
 void staging_note(struct flow *flow, int64_t sequence, const struct hapt_piece *piece, size_t offset, size_t bytes);
 /* Receiving: is all of the next message, number `landed`, on the device? Its slot is then ready for another one. */

@@ -186,7 +186,7 @@ static void post_sends(struct hapt_courier *courier, struct flow *flow, struct p
         /* Nobody computes with a part of a message: what stands for a whole one comes when its last byte would. */
         const size_t paced = piece->modelled_bytes ? flow->message_bytes - flow->done_bytes : bytes;
         if (!chunk_is_due(flow, paced, pass)) return;
-        if (flow->staging && !staging_has(courier, flow, flow->started - 1, piece, flow->cursor.offset, bytes, pass)) return;
+        if (flow->staging && !staging_has(flow, flow->started - 1, piece, flow->cursor.offset, bytes)) return;
         const int slot = flow->queue_slot[(flow->started - 1) % flow->options.slot_count];
         const int entry = window_push(&flow->window);
         char *base = base_of(flow, flow->started - 1, slot, piece);

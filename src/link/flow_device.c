@@ -146,14 +146,6 @@ static int word_tag(const struct flow *flow)
     return 2 * flow->options.tag;
 }
 
-static bool is_made(struct hapt_courier *courier, const struct flow *flow, struct pass *pass)
-{
-    struct hapt_event *event = flow->queue_event[(flow->started - 1) % flow->options.slot_count];
-    if (!event || courier->backend->done(event)) return true;
-    pass->in_flight = true; /* nobody tells when it comes */
-    return false;
-}
-
 void meeting_advance_sender(struct hapt_courier *courier, struct flow *flow, struct pass *pass)
 {
     if (end(courier, flow, pass) && ++flow->met == flow->channel_count) {
@@ -162,7 +154,7 @@ void meeting_advance_sender(struct hapt_courier *courier, struct flow *flow, str
         flow_count_sent(flow, flow->start_s, hapt_time_s(), pass);
     }
     flow_hear_credits(courier, flow, pass);
-    if (pass->status == HAPT_OK && !courier->meeting[SENDS].flow && flow_start_message(courier, flow, pass) && is_made(courier, flow, pass)) {
+    if (pass->status == HAPT_OK && !courier->meeting[SENDS].flow && flow_start_message(courier, flow, pass)) {
         struct channel *channel = &flow->channel[flow->met];
         if (test_word(courier, channel, pass)) begin(courier, flow, channel, flow->queue_slot[(flow->started - 1) % flow->options.slot_count], pass);
         if (pass->status == HAPT_OK && courier->meeting[SENDS].flow) {

@@ -168,14 +168,6 @@ static int device_slot(const struct flow *flow, int64_t sequence)
     return flow->options.sends ? flow->queue_slot[place] : place;
 }
 
-static bool is_made(const struct hapt_courier *courier, const struct flow *flow, int64_t sequence, struct pass *pass)
-{
-    struct hapt_event *event = flow->queue_event[sequence % flow->options.slot_count];
-    if (!event || courier->backend->done(event)) return true;
-    pass->in_flight = true; /* nobody tells when it comes */
-    return false;
-}
-
 static char *slot_base(const struct staging *staging, int slot, int buffer)
 {
     return staging->memory + (size_t)slot * staging->slot_bytes + staging->buffer[buffer].at;
@@ -194,12 +186,10 @@ static int part_at(const struct staging *staging, const struct hapt_piece *piece
     return buffer->runs ? buffer->part : buffer->part + (int)((piece->offset + offset - buffer->first) / PART_BYTES);
 }
 
-bool staging_has(const struct hapt_courier *courier, const struct flow *flow, int64_t sequence, const struct hapt_piece *piece, size_t offset,
-                 size_t bytes, struct pass *pass)
+bool staging_has(const struct flow *flow, int64_t sequence, const struct hapt_piece *piece, size_t offset, size_t bytes)
 {
     const struct staging *staging = flow->staging;
-    if (staging->buffer[piece->buffer].direct) return is_made(courier, flow, sequence, pass);
-    return bytes == 0 || staging->copied > sequence * staging->part_count + part_at(staging, piece, offset + bytes - 1);
+    return staging->buffer[piece->buffer].direct || bytes == 0 || staging->copied > sequence * staging->part_count + part_at(staging, piece, offset + bytes - 1);
 }
 
 void staging_note(struct flow *flow, int64_t sequence, const struct hapt_piece *piece, size_t offset, size_t bytes)
@@ -237,7 +227,7 @@ struct move {
     char *device;
 };
 
-static bool next_out(struct hapt_courier *courier, const struct flow *flow, struct pass *pass, struct move *move)
+static bool next_out(const struct flow *flow, struct move *move)
 {
     const struct staging *staging = flow->staging;
     if (staging->part_count == 0) return false;
@@ -245,7 +235,7 @@ static bool next_out(struct hapt_courier *courier, const struct flow *flow, stru
     if (message >= atomic_load(&flow->queued) || message >= atomic_load(&flow->sent) + staging->slots) return false;
     *move = (struct move){.part = (int)(staging->begun % staging->part_count), .slot = (int)(message % staging->slots)};
     move->device = device_base(flow, device_slot(flow, message), staging->part[move->part].buffer);
-    return move->part > 0 || is_made(courier, flow, message, pass);
+    return true;
 }
 
 static bool next_in(const struct flow *flow, struct move *move)
@@ -258,9 +248,9 @@ static bool next_in(const struct flow *flow, struct move *move)
     return true;
 }
 
-static bool next(struct hapt_courier *courier, const struct flow *flow, struct pass *pass, struct move *move)
+static bool next(const struct flow *flow, struct move *move)
 {
-    return flow->options.sends ? next_out(courier, flow, pass, move) : next_in(flow, move);
+    return flow->options.sends ? next_out(flow, move) : next_in(flow, move);
 }
 
 static enum hapt_status begin(const struct hapt_courier *courier, struct flow *flow, struct hapt_queue *queue, const struct move *move)
@@ -288,7 +278,7 @@ static void begin_batch(struct hapt_courier *courier, struct flow *flow, struct 
         pass->status = begin(courier, flow, queue, move);
         bytes += staging->part[move->part].bytes;
         made.parts++;
-    } while (pass->status == HAPT_OK && bytes < PART_BYTES && next(courier, flow, pass, move) && move->slot == made.slot);
+    } while (pass->status == HAPT_OK && bytes < PART_BYTES && next(flow, move) && move->slot == made.slot);
     if (pass->status != HAPT_OK) return;
     made.event = courier->backend->record(queue);
     staging->batch[(staging->first + staging->count++) % BATCHES] = made;
@@ -320,7 +310,7 @@ void staging_advance(struct hapt_courier *courier, struct flow *flow, struct pas
     struct move move;
     end_batches(courier, flow, pass);
     while (pass->status == HAPT_OK && staging->count < BATCHES && courier->copies[!flow->options.sends] < MOST_BATCHES &&
-           next(courier, flow, pass, &move))
+           next(flow, &move))
         begin_batch(courier, flow, pass, &move);
     if (staging->count > 0) pass->in_flight = true;
     if (!flow->options.sends && atomic_load(&flow->landed) < atomic_load(&flow->expected)) pass->unfinished = true;

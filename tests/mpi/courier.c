@@ -95,12 +95,8 @@ static void make(struct hapt_courier *courier, struct side *side, int slot, int 
     unsigned char *made = side->made + (size_t)slot * side->total; /* read until the message was sent */
     visit(side, made, key, side->done, true);
     CHECK_OK(late_copy(queue, place, made, side->total));
-    if (side->done % 2) {
-        CHECK_OK(late_wait(late_record(queue)));
-        hapt_courier_send(courier, side->flow, slot);
-    } else {
-        hapt_courier_send_behind(courier, side->flow, slot, late_record(queue));
-    }
+    CHECK_OK(late_wait(late_record(queue)));
+    hapt_courier_send(courier, side->flow, slot);
 }
 
 /* Alternates between what can be done, as a stage does: sends ahead, frees in order, now and then sleeps. */
