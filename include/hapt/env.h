@@ -35,6 +35,12 @@ void hapt_env_release(struct hapt_env *env);
  * A bounded number of places; not from several threads at once. */
 void hapt_env_at_release(void (*function)(void));
 
+/* Which of the `devices` that a host offers this rank drives: ranks take them in turn. */
+static inline int hapt_env_device(const struct hapt_env *env, int devices)
+{
+    return env->node_rank % devices;
+}
+
 /* Name of the host that a world rank runs on, cut off at HAPT_HOSTNAME_CHARS; "?" before hapt_env_init. */
 #define HAPT_HOSTNAME_CHARS 64
 const char *hapt_env_host(int world_rank);

@@ -72,6 +72,8 @@ enum hapt_status hapt_h5_read_attribute_int(struct hapt_h5 *file, const char *ob
 enum hapt_status hapt_h5_read_attribute_real(struct hapt_h5 *file, const char *object, const char *name, double *value);
 enum hapt_status hapt_h5_read_attribute_text(struct hapt_h5 *file, const char *object, const char *name,
                                              struct hapt_arena *arena, const char **value);
+/* The same of the root of a file that is opened for it alone (hapt_h5_open); "" where it is missing, cut off at `size`. */
+enum hapt_status hapt_h5_peek_text(const char *path, const char *format, int version, bool foreign, const char *name, char *text, size_t size);
 
 /* Attributes that are rows of numbers. Reading fills `value` [limit] and says how many there are; more than `limit`, or none, fail. */
 enum hapt_status hapt_h5_write_attribute_ints(struct hapt_h5 *file, const char *object, const char *name, int count,

@@ -560,3 +560,19 @@ enum hapt_status hapt_h5_read_attribute_text(struct hapt_h5 *file, const char *o
     if (id >= 0) H5Aclose(id);
     return status == HAPT_ERR_INPUT ? hapt_h5_fail(file, "attribute", name) : status;
 }
+
+enum hapt_status hapt_h5_peek_text(const char *path, const char *format, int version, bool foreign, const char *name, char *text, size_t size)
+{
+    struct hapt_h5 *file;
+    struct hapt_arena arena;
+    const char *value = "";
+    text[0] = '\0';
+    HAPT_TRY(hapt_h5_open(path, format, version, foreign, &file));
+    hapt_arena_init(&arena);
+    enum hapt_status status = HAPT_OK;
+    if (hapt_h5_has_attribute(file, "/", name)) status = hapt_h5_read_attribute_text(file, "/", name, &arena, &value);
+    if (status == HAPT_OK) snprintf(text, size, "%s", value);
+    hapt_arena_release(&arena);
+    hapt_h5_close(file);
+    return status;
+}

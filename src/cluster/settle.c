@@ -29,7 +29,7 @@ static void find_bus(const struct hapt_env *env, const struct hapt_cluster *clus
     bus[0] = '\0';
     if (!drives_gpu(env, cluster) || !backend || !backend->describe) return;
     const int devices = backend->device_count(&reason);
-    if (devices < 1 || backend->describe(env->node_rank % devices, &facts) != HAPT_OK) {
+    if (devices < 1 || backend->describe(hapt_env_device(env, devices), &facts) != HAPT_OK) {
         hapt_fail_reset();
         return;
     }

@@ -345,16 +345,8 @@ enum hapt_status hapt_plan_load(const char *path, struct hapt_arena *arena, stru
 
 enum hapt_status hapt_plan_precision(const char *path, enum hapt_precision *precision)
 {
-    struct hapt_h5 *file;
-    struct hapt_arena arena;
-    struct hapt_plan head = {.precision = HAPT_PRECISION_UNKNOWN};
-    hapt_arena_init(&arena);
-    enum hapt_status status = hapt_h5_open(path, FORMAT, VERSION, false, &file);
-    if (status == HAPT_OK) {
-        status = read_making(file, "/", &arena, &head);
-        hapt_h5_close(file);
-    }
-    hapt_arena_release(&arena);
-    if (status == HAPT_OK) *precision = head.precision;
-    return status;
+    char name[16];
+    HAPT_TRY(hapt_h5_peek_text(path, FORMAT, VERSION, false, "precision", name, sizeof name));
+    *precision = hapt_precision_find(name); /* another name: told when the file is read */
+    return HAPT_OK;
 }

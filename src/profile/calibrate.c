@@ -154,7 +154,7 @@ static enum hapt_status open_device(struct calibration *calibration, int threads
     if (devices < 1)
         return hapt_fail(HAPT_ERR_INPUT, "calibrate where the devices are; see hapt doctor",
                          "rank %d has no %s device to calibrate (%s)", calibration->env->world_rank, name, reason);
-    return calibration->options.backend->open(calibration->env->node_rank % devices, threads, 0,
+    return calibration->options.backend->open(hapt_env_device(calibration->env, devices), threads, 0,
                                               &calibration->options.device);
 }
 

@@ -61,14 +61,13 @@ static void choose_active(const struct hapt_env *env, const struct hapt_cluster 
     HAPT_ASSERT(classes->mine < 0 || (members > 0 && classes->actives > 0));
 }
 
-/* As measure_set_up opens them. */
 static int device_of(const struct hapt_env *env, const struct hapt_cluster *cluster)
 {
     const int mine = cluster->subcluster_of_rank[env->world_rank];
     const char *name = mine < 0 ? "cpu" : cluster->subcluster[mine].device.backend, *reason = "";
     const struct hapt_backend *backend = strcmp(name, "cpu") == 0 ? NULL : hapt_backend_find(name);
     const int devices = backend ? backend->device_count(&reason) : 0;
-    return devices > 0 ? env->node_rank % devices : -1;
+    return devices > 0 ? hapt_env_device(env, devices) : -1;
 }
 
 enum hapt_status classes_find(const struct hapt_env *env, const struct hapt_cluster *cluster, int threads,

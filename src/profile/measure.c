@@ -139,7 +139,7 @@ enum hapt_status measure_set_up(struct measure *measure, struct hapt_engine_opti
         return hapt_fail(HAPT_ERR_INPUT,
                          "plan for such devices with `hapt plan --input M --cluster C`, or --predict yes",
                          "rank %d has no %s device to measure on (%s)", measure->env->world_rank, name, reason);
-    HAPT_TRY(options->backend->open(measure->env->node_rank % devices, measure->threads, 0, &options->device));
+    HAPT_TRY(options->backend->open(hapt_env_device(measure->env, devices), measure->threads, 0, &options->device));
     return plan_items(measure, options);
 }
 

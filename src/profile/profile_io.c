@@ -302,16 +302,8 @@ enum hapt_status hapt_profile_load(const char *path, struct hapt_arena *arena, s
 
 enum hapt_status hapt_profile_precision(const char *path, enum hapt_precision *precision)
 {
-    struct hapt_h5 *file;
-    struct hapt_arena arena;
-    struct hapt_profile head = {.precision = HAPT_PRECISION_UNKNOWN};
-    hapt_arena_init(&arena);
-    enum hapt_status status = hapt_h5_open(path, FORMAT, VERSION, true, &file);
-    if (status == HAPT_OK) {
-        status = read_making(file, "/", &arena, &head);
-        hapt_h5_close(file);
-    }
-    hapt_arena_release(&arena);
-    if (status == HAPT_OK) *precision = head.precision;
-    return status;
+    char name[16];
+    HAPT_TRY(hapt_h5_peek_text(path, FORMAT, VERSION, true, "precision", name, sizeof name));
+    *precision = hapt_precision_find(name); /* another name: told when the file is read */
+    return HAPT_OK;
 }

@@ -165,7 +165,7 @@ static enum hapt_status build_engine(struct stage *stage, const struct hapt_conf
     int threads = (int)hapt_config_int(config, "threads");
     if (threads == 0) threads = stage->plan->threads;
     threads = stage->threads = hapt_env_threads(stage->env, threads);
-    HAPT_TRY(stage->backend->open(stage->env->node_rank % devices, threads, memory_cap(stage, stage->env->world_rank), &stage->device));
+    HAPT_TRY(stage->backend->open(hapt_env_device(stage->env, devices), threads, memory_cap(stage, stage->env->world_rank), &stage->device));
     hapt_team_clock(&stage->team, stage->backend, stage->device);
     struct hapt_engine_options options = {.backend = stage->backend,
                                                 .device = stage->device,
