@@ -61,7 +61,14 @@ static enum hapt_status list_base(const struct submesh_runs *runs, double *base[
     return HAPT_OK;
 }
 
-/* What was run or composed over what the items say, [stage, end of the step][L * L]; and 1 where there is something, [2]. */
+/* [FACTORS][L * L]: what was run or composed over what the items say; and 1 where there is something. */
+enum { FACTOR_FORWARD, FACTOR_BACKWARD, FACTOR_END, FACTOR_THERE, FACTORS };
+
+static double over(double seconds, double base_s)
+{
+    return base_s > 0 && seconds > 0 ? seconds / base_s : 1;
+}
+
 static void list_factors(const struct submesh_runs *runs, const struct range_times *times, const double *const base[3], double *factor)
 {
     const struct measure *measure = runs->measure;
@@ -71,9 +78,10 @@ static void list_factors(const struct submesh_runs *runs, const struct range_tim
         if (!isfinite(times->stage_s[cell])) continue;
         const int item = candidates_item(candidates, runs->degree, cell / L, cell % L);
         const double sum_s = measure_sum_s(measure, runs->subcluster, runs->submesh, 4 * measure_memory(measure, class, item)->trained_elements);
-        factor[cell] = base[0][cell] > 0 ? times->stage_s[cell] / base[0][cell] : 1;
-        factor[cells + cell] = base[2][cell] > 0 ? fmax(times->step_s[cell] - sum_s, 0) / base[2][cell] : 1;
-        factor[2 * cells + cell] = 1;
+        factor[FACTOR_FORWARD * cells + cell] = over(times->forward_s[cell], base[1][cell]);
+        factor[FACTOR_BACKWARD * cells + cell] = over(times->stage_s[cell] - times->forward_s[cell], base[0][cell] - base[1][cell]);
+        factor[FACTOR_END * cells + cell] = base[2][cell] > 0 ? fmax(times->step_s[cell] - sum_s, 0) / base[2][cell] : 1;
+        factor[FACTOR_THERE * cells + cell] = 1;
     }
 }
 
@@ -99,7 +107,8 @@ static enum hapt_status run_team(const struct submesh_runs *runs, const struct h
                                .comm = comm,
                                .rank = rank,
                                .slowdown = measure->cluster->subcluster[runs->subcluster].device.slowdown,
-                               .timeout_s = hapt_config_real(measure->config, "timeout")};
+                               .timeout_s = hapt_config_real(measure->config, "timeout"),
+                               .memory_bytes = measure->cluster->subcluster[runs->subcluster].device.memory_bytes};
     status = team_stage_open(&stage);
     if (status == HAPT_OK) status = team_stage_use_devices(&stage);
     if (status == HAPT_OK) status = team_ranges_run(&ranges, &stage, budget_s);
@@ -117,18 +126,18 @@ static enum hapt_status take_factors(struct measure *measure, int class, int deg
     const struct candidates *candidates = measure->candidates;
     const int L = candidates->layer_count, D = candidates->degree_count;
     const size_t cells = (size_t)L * (size_t)L;
-    memset(factor, 0, 3 * cells * sizeof *factor);
-    if (mine) memcpy(factor, mine, 3 * cells * sizeof *factor);
-    HAPT_TRY(measure_sum_over_ranks(measure, factor, 3 * cells));
+    memset(factor, 0, FACTORS * cells * sizeof *factor);
+    if (mine) memcpy(factor, mine, FACTORS * cells * sizeof *factor);
+    HAPT_TRY(measure_sum_over_ranks(measure, factor, FACTORS * cells));
     for (int structure = 0; structure < candidates->structure_count; structure++) {
         const size_t cell = (size_t)candidates->first[structure] * (size_t)L + (size_t)candidates->last[structure];
-        const double teams = factor[2 * cells + cell];
+        const double teams = factor[FACTOR_THERE * cells + cell];
         struct item_time *time = measure_time(measure, class, structure * D + degree);
         if (teams == 0) continue;
-        time->forward_s *= factor[cell] / teams;
-        time->backward_s *= factor[cell] / teams;
-        time->update_s *= factor[cells + cell] / teams;
-        time->end_s *= factor[cells + cell] / teams;
+        time->forward_s *= factor[FACTOR_FORWARD * cells + cell] / teams;
+        time->backward_s *= factor[FACTOR_BACKWARD * cells + cell] / teams;
+        time->update_s *= factor[FACTOR_END * cells + cell] / teams;
+        time->end_s *= factor[FACTOR_END * cells + cell] / teams;
     }
     return HAPT_OK;
 }
@@ -137,7 +146,7 @@ struct rounds {
     struct hapt_submesh *submesh[HAPT_MAX_SUBCLUSTERS]; /* that are to be run */
     int count[HAPT_MAX_SUBCLUSTERS], most;
     bool *done;              /* [class][degree] */
-    double *factor, *mean;   /* [3][L * L] */
+    double *factor, *mean;   /* [FACTORS][L * L] */
 };
 
 /* One submesh of every subcluster, now[c] of c (n 0: none). */
@@ -161,7 +170,7 @@ static enum hapt_status run_round(struct measure *measure, const struct hapt_eng
         if ((index / size + 1) * size <= all) team = own->ranks[index / size * size];
         rank = index % size;
     }
-    memset(rounds->factor, 0, 3 * (size_t)L * (size_t)L * sizeof *rounds->factor);
+    memset(rounds->factor, 0, FACTORS * (size_t)L * (size_t)L * sizeof *rounds->factor);
     HAPT_MPI(MPI_Comm_split(env->world, team, rank, &comm));
     if (comm != MPI_COMM_NULL) {
         status = run_team(&runs, options, comm, rank, budget_s, &measure->effort.runs, rounds->factor);
@@ -185,8 +194,8 @@ static enum hapt_status plan_rounds(const struct measure *measure, struct hapt_a
     const struct hapt_cluster *cluster = measure->cluster;
     const int L = measure->candidates->layer_count;
     HAPT_NEW(rounds->done, scratch, measure->classes.count * measure->candidates->degree_count);
-    HAPT_NEW(rounds->factor, scratch, 3 * L * L);
-    HAPT_NEW(rounds->mean, scratch, 3 * L * L);
+    HAPT_NEW(rounds->factor, scratch, FACTORS * L * L);
+    HAPT_NEW(rounds->mean, scratch, FACTORS * L * L);
     for (int c = 0; c < cluster->count; c++) {
         if (!is_slowed(measure, c)) continue;
         rounds->count[c] = candidates_submeshes(&cluster->subcluster[c], NULL);

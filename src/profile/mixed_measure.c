@@ -225,7 +225,8 @@ static enum hapt_status open_stage(const struct timing *timing, const struct hap
                                  .comm = comm,
                                  .rank = device,
                                  .slowdown = candidates->cluster->subcluster[mine].device.slowdown,
-                                 .timeout_s = hapt_config_real(measuring->config, "timeout")};
+                                 .timeout_s = hapt_config_real(measuring->config, "timeout"),
+                                 .memory_bytes = candidates->cluster->subcluster[mine].device.memory_bytes};
     HAPT_TRY(team_stage_open(stage));
     HAPT_TRY(hapt_link_all_or_none(comm, "a mixed stage", pace(measuring, timing->group, stage->team.whole)));
     return team_stage_use_devices(stage);

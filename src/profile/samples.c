@@ -49,7 +49,8 @@ static enum hapt_status fill_input(const struct hapt_model *model, const struct 
 }
 
 enum hapt_status samples_fill_boundary(const struct hapt_engine_options *options, const struct hapt_program *program,
-                                       struct hapt_engine *engine, enum hapt_staging_kind kind, const struct hapt_boundary *boundary)
+                                       struct hapt_engine *engine, enum hapt_staging_kind kind, int transfer,
+                                       const struct hapt_boundary *boundary)
 {
     for (int i = 0; i < boundary->count; i++) {
         const struct hapt_tensor *tensor = &program->graph->tensor[boundary->tensor[i]];
@@ -67,7 +68,7 @@ enum hapt_status samples_fill_boundary(const struct hapt_engine_options *options
                 memcpy(value + at, &half, sizeof half);
         }
         const enum hapt_status status = options->backend->copy(options->backend->queue(options->device, 0),
-                                                               hapt_engine_staging(engine, kind, 0, i), value, bytes);
+                                                               hapt_engine_staging(engine, kind, transfer, i), value, bytes);
         const enum hapt_status done = options->backend->wait(options->backend->record(options->backend->queue(options->device, 0)));
         free(value);
         HAPT_TRY(status);

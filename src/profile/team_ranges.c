@@ -4,7 +4,13 @@
 #include <math.h>
 #include <string.h>
 
-#define LONGEST_SHARE 0.3 /* of the time: for the longest range */
+#define LONGEST_SHARE 0.3 /* of the time: for the longest range of each kind */
+
+/* The last stage has one microbatch in flight, others more. */
+static int kind_of(const struct team_ranges *ranges, int cell)
+{
+    return cell % ranges->candidates->layer_count == ranges->candidates->layer_count - 1;
+}
 
 enum hapt_status team_ranges_list(const struct candidates *candidates, team_wanted *wanted, const void *context,
                                   struct range_times *times, struct hapt_arena *arena, struct team_ranges *ranges)
@@ -12,20 +18,22 @@ enum hapt_status team_ranges_list(const struct candidates *candidates, team_want
     const int L = candidates->layer_count;
     bool *listed;
     int *more, others = 0;
-    *ranges = (struct team_ranges){.candidates = candidates, .times = times};
+    *ranges = (struct team_ranges){.candidates = candidates, .times = times, .longest = {-1, -1}};
     HAPT_NEW(ranges->order, arena, L * L);
     HAPT_NEW(ranges->run, arena, L * L);
     HAPT_NEW(more, arena, L * L);
     HAPT_NEW(listed, arena, candidates->structure_count);
     for (int length = L - 1; length >= 0; length--)
         for (int i = 0; i + length < L; i++) {
-            const int cell = i * L + i + length, structure = candidates->structure[cell];
+            const int cell = i * L + i + length, structure = candidates->structure[cell], kind = kind_of(ranges, cell);
             if (listed[structure] || !wanted(context, i, i + length)) continue;
             listed[structure] = true;
-            if (length == 0 || ranges->count == 0)
-                ranges->order[ranges->count++] = cell;
-            else
+            if (length > 0 && ranges->longest[kind] >= 0) {
                 more[others++] = cell;
+                continue;
+            }
+            if (ranges->longest[kind] < 0) ranges->longest[kind] = cell;
+            ranges->order[ranges->count++] = cell;
         }
     memcpy(ranges->order + ranges->count, more, (size_t)others * sizeof *more);
     ranges->count += others;
@@ -55,22 +63,24 @@ enum hapt_status team_ranges_run(struct team_ranges *ranges, struct team_stage *
         const double left_s = budget_s - spent_s;
         if (k > 0 && left_s <= 0) break;
         HAPT_TRY(team_stage_time(stage, ranges->order[k] / L, ranges->order[k] % L,
-                                 k == 0 ? LONGEST_SHARE * budget_s : left_s / (ranges->count - k), &seconds));
+                                 ranges->order[k] == ranges->longest[0] || ranges->order[k] == ranges->longest[1] ? LONGEST_SHARE * budget_s : left_s / (ranges->count - k), &seconds));
         keep(ranges, ranges->order[k], &seconds);
         ranges->runs++;
     }
     return HAPT_OK;
 }
 
-/* The shortest range around [i, j] that was run, or else the longest of all. */
+/* Of those of its kind that were run the shortest around [i, j], or else the longest; of any kind where none was. */
 static int around(const struct team_ranges *ranges, int i, int j)
 {
-    const int L = ranges->candidates->layer_count;
-    int best = ranges->order[0], least = L;
+    const int L = ranges->candidates->layer_count, kind = kind_of(ranges, i * L + j);
+    const bool own = ranges->longest[kind] >= 0 && ranges->run[ranges->longest[kind]];
+    int best = own ? ranges->longest[kind] : ranges->order[0], least = L;
     for (int first = i; first >= 0; first--)
         for (int last = j; last < L; last++) {
-            if (!ranges->run[first * L + last] || last - first >= least) continue;
-            best = first * L + last;
+            const int cell = first * L + last;
+            if (!ranges->run[cell] || last - first >= least || (own && kind_of(ranges, cell) != kind)) continue;
+            best = cell;
             least = last - first;
         }
     return best;

@@ -7,7 +7,7 @@
 
 #include "samples.h"
 
-enum { LEAST_ROUNDS = 3, MOST_ROUNDS = 9, MOST_MICROBATCHES = 4 };
+enum { LEAST_ROUNDS = 3, MOST_ROUNDS = 9, MOST_SLOTS = 4, MOST_MICROBATCHES = MOST_SLOTS + 2 };
 #define ROUND_S 0.1 /* of microbatches a step has at least, as far as MOST_MICROBATCHES allows */
 
 /* One rank's seconds. */
@@ -20,6 +20,8 @@ enum { PARTS = sizeof(struct part) / sizeof(double) };
 
 struct range {
     struct team_stage *stage;
+    struct hapt_engine_options options; /* slots: as many as microbatches are in flight */
+    int begun;                          /* microbatches before this step */
     struct hapt_arena arena;
     struct hapt_program *program;
     struct hapt_engine *engine;
@@ -35,11 +37,18 @@ static enum hapt_status all_ready(const struct range *range, const char *what)
     return hapt_link_all_gather(range->stage->comm, what, range->stage->timeout_s, &mine, sizeof mine, range->met);
 }
 
-static enum hapt_status build(struct range *range, int first, int last)
+/*
+ * The last stage runs a microbatch backward right behind its forward; others have several in flight, so that a slot has left the caches when
+ * its turn comes again: as many as there is room for.
+ */
+static enum hapt_status prepare(struct range *range, int first, int last)
 {
     struct team_stage *stage = range->stage;
     const struct candidates *candidates = stage->candidates;
     const struct hapt_team connected = stage->team;
+    struct hapt_memory_plan *plan;
+    HAPT_NEW(range->part, &range->arena, connected.size);
+    HAPT_NEW(range->met, &range->arena, connected.size);
     HAPT_TRY(hapt_program_build(stage->sharding, hapt_layers_first_op(candidates->layers, first), candidates->layers->end_op[last],
                                 &range->arena, &range->program));
     HAPT_TRY(hapt_team_prepare(&stage->team, stage->sharding, range->program, stage->rank, stage->slowdown, &range->arena));
@@ -48,34 +57,57 @@ static enum hapt_status build(struct range *range, int first, int last)
     stage->team.devices = connected.devices;
     hapt_team_clock(&stage->team, stage->options.backend, stage->options.device);
     HAPT_TRY(hapt_team_reserve(&stage->team));
-    struct hapt_engine_options options = stage->options;
-    options.slots = 1;
-    hapt_team_links(&stage->team, &options.links);
-    HAPT_TRY(hapt_engine_create(range->program, &options, &range->engine));
+    range->options = stage->options;
+    range->options.slots = 1;
+    hapt_team_links(&stage->team, &range->options.links);
+    HAPT_TRY(hapt_engine_plan_memory(range->program, &range->options, &range->arena, &plan));
+    const int most = last == candidates->layer_count - 1 ? 1 : candidates->microbatches < MOST_SLOTS ? candidates->microbatches : MOST_SLOTS;
+    while (range->options.slots < most &&
+           (double)plan->parameter_bytes + (range->options.slots + 1) * (double)plan->activation_bytes <= stage->memory_bytes)
+        range->options.slots++;
+    return HAPT_OK;
+}
+
+/* The fewest of the ranks': they run microbatches together. */
+static enum hapt_status agree_on_slots(struct range *range)
+{
+    const char mine = (char)range->options.slots;
+    HAPT_TRY(hapt_link_all_gather(range->stage->comm, "a range's microbatches in flight", range->stage->timeout_s, &mine, sizeof mine,
+                                  range->met));
+    for (int r = 0; r < range->stage->team.size; r++)
+        if (range->met[r] < range->options.slots) range->options.slots = range->met[r];
+    return HAPT_OK;
+}
+
+static enum hapt_status build(struct range *range)
+{
+    const struct team_stage *stage = range->stage;
+    const struct hapt_program *program = range->program;
+    HAPT_TRY(hapt_engine_create(program, &range->options, &range->engine));
     HAPT_TRY(hapt_engine_connect(range->engine, stage->team.devices != NULL));
-    HAPT_TRY(samples_fill(candidates->model, &options, range->program, range->engine));
-    HAPT_TRY(samples_fill_boundary(&options, range->program, range->engine, HAPT_STAGING_FORWARD_IN, &range->program->forward_in));
-    HAPT_TRY(samples_fill_boundary(&options, range->program, range->engine, HAPT_STAGING_BACKWARD_IN, &range->program->backward_in));
-    HAPT_NEW(range->part, &range->arena, stage->team.size);
-    HAPT_NEW(range->met, &range->arena, stage->team.size);
+    HAPT_TRY(samples_fill(stage->candidates->model, &range->options, program, range->engine));
+    for (int t = 0; t < HAPT_TRANSFER_SLOTS; t++) {
+        HAPT_TRY(samples_fill_boundary(&range->options, program, range->engine, HAPT_STAGING_FORWARD_IN, t, &program->forward_in));
+        HAPT_TRY(samples_fill_boundary(&range->options, program, range->engine, HAPT_STAGING_BACKWARD_IN, t, &program->backward_in));
+    }
     size_t bytes = 1;
-    for (int t = 0; t < range->program->graph->tensor_count; t++)
-        if (range->program->graph->tensor[t].kind == HAPT_TENSOR_INPUT && hapt_engine_tensor(range->engine, t, 0))
+    for (int t = 0; t < program->graph->tensor_count; t++)
+        if (program->graph->tensor[t].kind == HAPT_TENSOR_INPUT && hapt_engine_tensor(range->engine, t, 0))
             bytes += hapt_engine_tensor_bytes(range->engine, t);
     range->input = calloc(bytes, 1);
     if (!range->input) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %zu bytes of inputs", bytes);
     return hapt_engine_begin_step(range->engine);
 }
 
-/* Inputs come from the host every time; `back` fetches them first. */
-static enum hapt_status move_inputs(struct range *range, bool back)
+/* A slot's inputs come from the host every time; `back` fetches them first. */
+static enum hapt_status move_inputs(struct range *range, int slot, bool back)
 {
     const struct hapt_backend *backend = range->stage->options.backend;
     struct hapt_queue *queue = backend->queue(range->stage->options.device, 0);
     char *host = range->input;
     for (int t = 0; t < range->program->graph->tensor_count; t++) {
         if (range->program->graph->tensor[t].kind != HAPT_TENSOR_INPUT) continue;
-        void *place = hapt_engine_tensor(range->engine, t, 0);
+        void *place = hapt_engine_tensor(range->engine, t, slot);
         if (!place) continue;
         const size_t bytes = hapt_engine_tensor_bytes(range->engine, t);
         HAPT_TRY(backend->copy(queue, back ? host : place, back ? place : host, bytes));
@@ -85,23 +117,33 @@ static enum hapt_status move_inputs(struct range *range, bool back)
     return HAPT_OK;
 }
 
-/* As the trainer runs them (train/stage.c). */
-static enum hapt_status microbatch(struct range *range, struct part *part)
+/* Passes as the trainer runs them (train/stage.c). */
+static enum hapt_status forward(struct range *range, int microbatch, struct part *part)
+{
+    struct hapt_team *team = &range->stage->team;
+    const double start_s = hapt_time_s();
+    const int slot = microbatch % range->options.slots, transfer = microbatch % HAPT_TRANSFER_SLOTS;
+    team->microbatch = microbatch;
+    hapt_team_stretch_begin(team);
+    HAPT_TRY(move_inputs(range, slot, false));
+    HAPT_TRY(hapt_engine_forward(range->engine, slot, range->program->forward_in.count ? transfer : -1));
+    hapt_team_stretch_end(team);
+    part->forward_s += hapt_time_s() - start_s;
+    return HAPT_OK;
+}
+
+static enum hapt_status backward(struct range *range, int microbatch, struct part *part)
 {
     struct hapt_team *team = &range->stage->team;
     const struct hapt_program *program = range->program;
     const double start_s = hapt_time_s();
-    team->microbatch = 0;
+    const int transfer = microbatch % HAPT_TRANSFER_SLOTS;
+    team->microbatch = microbatch;
     hapt_team_stretch_begin(team);
-    HAPT_TRY(move_inputs(range, false));
-    HAPT_TRY(hapt_engine_forward(range->engine, 0, program->forward_in.count ? 0 : -1));
+    HAPT_TRY(hapt_engine_backward(range->engine, microbatch % range->options.slots, program->backward_in.count ? transfer : -1,
+                                  program->backward_out.count ? transfer : -1));
     hapt_team_stretch_end(team);
-    const double middle_s = hapt_time_s();
-    hapt_team_stretch_begin(team);
-    HAPT_TRY(hapt_engine_backward(range->engine, 0, program->backward_in.count ? 0 : -1, program->backward_out.count ? 0 : -1));
-    hapt_team_stretch_end(team);
-    part->forward_s += middle_s - start_s;
-    part->backward_s += hapt_time_s() - middle_s;
+    part->backward_s += hapt_time_s() - start_s;
     return HAPT_OK;
 }
 
@@ -121,7 +163,12 @@ static enum hapt_status run_step(struct range *range, int microbatches, int step
     *part = (struct part){0};
     team->step = step;
     HAPT_TRY(all_ready(range, "start of a timed step"));
-    for (int m = 0; m < microbatches; m++) HAPT_TRY(microbatch(range, part));
+    const int lead = range->options.slots - 1;
+    for (int m = 0; m < microbatches + lead; m++) {
+        if (m < microbatches) HAPT_TRY(forward(range, range->begun + m, part));
+        if (m >= lead) HAPT_TRY(backward(range, range->begun + m - lead, part));
+    }
+    range->begun += microbatches;
     part->forward_s /= microbatches;
     part->backward_s /= microbatches;
     team->microbatch = -1;
@@ -195,13 +242,15 @@ static enum hapt_status time_range(struct range *range, double budget_s, struct 
     const int ranks = stage->team.size, all = stage->candidates->microbatches;
     struct part first, mine, *part = range->part;
     int settling;
+    const int slots = range->options.slots;
     /* Once through, so that every page is there, and until each engine runs as it will; the second step tells how many there is time for. */
     HAPT_TRY(settling_runs(range, &settling));
-    for (int step = 0; step < 2; step++) HAPT_TRY(run_step(range, step == 0 ? settling : 1, step, &first));
+    for (int step = 0; step < 2; step++) HAPT_TRY(run_step(range, step == 0 ? settling * slots : 1, step, &first));
     HAPT_TRY(hapt_link_all_gather(stage->comm, "a range's first step", stage->timeout_s, &first, sizeof first, part));
     struct team_seconds rough;
     put_together(part, ranks, 1, &rough);
-    int microbatches = (int)fmin(fmax(ceil(ROUND_S / fmax(rough.stage_s, 1e-6)), 1), MOST_MICROBATCHES);
+    const double stage_s = fmax(rough.stage_s, 1e-6), wanted = fmax(ceil(ROUND_S / stage_s), slots + 2);
+    int microbatches = (int)fmax(fmin(wanted, fmin(MOST_MICROBATCHES, budget_s / (LEAST_ROUNDS * stage_s))), 1);
     if (microbatches > all) microbatches = all;
     const double round_s = microbatches * rough.stage_s + rough.step_s;
     const int rounds = (int)fmin(fmax(budget_s / fmax(round_s, 1e-6), LEAST_ROUNDS), MOST_ROUNDS);
@@ -219,10 +268,15 @@ enum hapt_status team_stage_time(struct team_stage *stage, int first, int last, 
     if (range) {
         range->stage = stage;
         hapt_arena_init(&range->arena);
-        status = build(range, first, last);
-        if (status == HAPT_OK) status = move_inputs(range, true);
+        status = prepare(range, first, last);
     }
-    status = hapt_link_all_or_none(stage->comm, "a range's timing", status);
+    status = hapt_link_all_or_none(stage->comm, "a range's memory", status);
+    if (status == HAPT_OK) status = agree_on_slots(range);
+    if (status == HAPT_OK) {
+        status = build(range);
+        if (status == HAPT_OK) status = move_inputs(range, 0, true);
+        status = hapt_link_all_or_none(stage->comm, "a range's timing", status);
+    }
     if (status == HAPT_OK) status = time_range(range, budget_s, seconds);
     if (range) {
         hapt_engine_destroy(range->engine);

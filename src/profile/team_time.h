@@ -15,6 +15,7 @@ struct team_stage {
     MPI_Comm comm;                        /* its ranks are the team's, in order */
     int rank;
     double slowdown, timeout_s;
+    double memory_bytes;   /* of this rank's device: so many microbatches are in flight as it has room for */
     struct hapt_team team; /* its communicators serve all ranges */
 };
 
