@@ -54,6 +54,10 @@ struct hapt_transfer {
     bool (*takes_device)(void *context, int peer);
     /* Optional: what the network itself counts; before the first message zeros. False: it does not tell of that peer. */
     bool (*rate)(void *context, int peer, int tag, struct hapt_transfer_rate *rate);
+    /* Optional, both or neither: does `wait` notice what messages to and from that peer wait for? Then it sleeps until one of those under way
+     * may go on, file descriptor `kick` can be read, or until_s has come (hapt_time_s; NAN: for ever). */
+    bool (*wakes)(void *context, int peer);
+    void (*wait)(void *context, int kick, double until_s);
 };
 
 extern const struct hapt_transfer hapt_transfer_mpi;

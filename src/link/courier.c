@@ -14,14 +14,16 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <time.h>
+#include <unistd.h>
 
 /* Between tests that found nothing: a share of the time since something moved, within bounds. What arrives is seen late
  * by that share at most, and a courier that waits long hardly costs its core anything. */
 #define POLL_SHARE 0.1
 #define POLL_SHORTEST_S 50e-6
 #define POLL_LONGEST_S 400e-6
-/* Where peers ring: only for what a full queue inside the library holds back. */
+/* Where peers ring, or the network wakes: only for what a full queue inside the library holds back. */
 #define POLL_RUNG_S 20e-3
 
 static struct timespec at_time(double time_s)
@@ -44,6 +46,7 @@ enum hapt_status hapt_courier_create(const struct hapt_transfer *transfer, MPI_C
     }
     hapt_arena_init(&made->arena);
     made->transfer = transfer;
+    made->kick = -1;
     made->timeout_s = timeout_s;
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
@@ -154,13 +157,23 @@ static void wake_compute(struct hapt_courier *courier)
     pthread_mutex_unlock(&courier->mutex);
 }
 
+/* Under the mutex. */
+static void kick_courier(struct hapt_courier *courier)
+{
+    courier->kicks++;
+    if (courier->kick >= 0)
+        eventfd_write(courier->kick, 1);
+    else if (courier->bells)
+        bells_ring_own(courier->bells);
+    else
+        pthread_cond_signal(&courier->work);
+}
+
 static void wake_courier(struct hapt_courier *courier)
 {
     pthread_mutex_lock(&courier->mutex);
-    courier->kicks++;
-    pthread_cond_signal(&courier->work);
+    kick_courier(courier);
     pthread_mutex_unlock(&courier->mutex);
-    if (courier->bells) bells_ring_own(courier->bells);
 }
 
 /* Sleeps until `until_s` (NAN: for ever), or until the compute thread brings work it brought since `kicks`. */
@@ -178,6 +191,24 @@ static void sleep_courier(struct hapt_courier *courier, uint64_t kicks, double u
     pthread_mutex_unlock(&courier->mutex);
 }
 
+/* Sleeps where the network wakes it, or the compute thread. */
+static void sleep_on_network(const struct hapt_courier *courier, double until_s)
+{
+    eventfd_t kicks;
+    courier->transfer->wait(courier->context, courier->kick, until_s);
+    eventfd_read(courier->kick, &kicks); /* does not block: where nobody kicked there is nothing to take */
+}
+
+/* Whether the network wakes whom a message of any peer concerns. */
+static bool all_wake(const struct hapt_courier *courier)
+{
+    if (!courier->transfer->wait || courier->bells || courier->backend) return false; /* copies wake nobody */
+    for (int f = 0; f < courier->flow_count; f++)
+        for (int c = 0; c < courier->flow[f]->channel_count; c++)
+            if (!courier->transfer->wakes(courier->context, courier->flow[f]->channel[c].peer)) return false;
+    return true;
+}
+
 /* Whether every peer rings when it sends something. */
 static bool all_ring(const struct hapt_courier *courier)
 {
@@ -192,8 +223,8 @@ static void *run_courier(void *argument)
 {
     struct hapt_courier *courier = argument;
     double moved_s = hapt_time_s();
-    const double longest_s = all_ring(courier) ? POLL_RUNG_S : POLL_LONGEST_S;
-    const double shortest_s = all_ring(courier) ? POLL_RUNG_S : POLL_SHORTEST_S;
+    const bool woken = courier->kick >= 0 || all_ring(courier);
+    const double longest_s = woken ? POLL_RUNG_S : POLL_LONGEST_S, shortest_s = woken ? POLL_RUNG_S : POLL_SHORTEST_S;
     hapt_link_sharpen_timers();
     /* The device becomes this thread's, too, for message libraries that use it. */
     if (courier->backend) courier->backend->record(courier->backend->queue(courier->device, HAPT_QUEUE_COPY_OUT));
@@ -228,7 +259,9 @@ static void *run_courier(void *argument)
         const double poll_s = fmin(fmax(POLL_SHARE * (pass.now_s - moved_s), shortest_s), longest_s);
         double until_s = pass.wake_s;
         if (pass.in_flight) until_s = fmin(until_s, pass.now_s + poll_s); /* fmin ignores NAN */
-        if (courier->bells)
+        if (courier->kick >= 0)
+            sleep_on_network(courier, until_s);
+        else if (courier->bells)
             bells_wait(courier->bells, rung, until_s);
         else
             sleep_courier(courier, kicks, until_s);
@@ -238,6 +271,7 @@ static void *run_courier(void *argument)
 enum hapt_status hapt_courier_start(struct hapt_courier *courier)
 {
     if (courier->flow_count == 0) return HAPT_OK;
+    if (all_wake(courier)) courier->kick = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     /* Signals belong to the compute thread. */
     sigset_t all, before;
     sigfillset(&all);
@@ -399,9 +433,7 @@ enum hapt_status hapt_courier_drain(struct hapt_courier *courier)
     bool late = false;
     pthread_mutex_lock(&courier->mutex);
     courier->stopping = true;
-    courier->kicks++;
-    pthread_cond_signal(&courier->work);
-    if (courier->bells) bells_ring_own(courier->bells);
+    kick_courier(courier);
     while (!courier->finished && !late)
         late = pthread_cond_timedwait(&courier->news, &courier->mutex, &deadline) == ETIMEDOUT;
     const enum hapt_status status = courier->status;
@@ -427,6 +459,7 @@ void hapt_courier_destroy(struct hapt_courier *courier)
         meeting_release(courier, courier->flow[f]);
     }
     courier->transfer->close(courier->context);
+    if (courier->kick >= 0) close(courier->kick);
     pthread_cond_destroy(&courier->work);
     pthread_cond_destroy(&courier->news);
     pthread_mutex_destroy(&courier->mutex);

@@ -112,7 +112,8 @@ struct hapt_courier {
         struct channel *channel;
         struct hapt_event *event; /* behind it in the queue; NULL: it is not there yet */
     } meeting[2];              /* of devices: sending, receiving */
-    struct bells *bells;       /* NULL: the courier sleeps on `work` and asks the library again and again */
+    struct bells *bells;       /* NULL: the courier sleeps on `work` and asks the library again and again, */
+    int kick;                  /* or where that wakes it (hapt_transfer.wait) there, with this event beside it; -1: it does not */
     uint64_t kicks;            /* under the mutex, as all below */
     bool running, stopping, finished;
     enum hapt_status status;

@@ -97,6 +97,18 @@ static bool tell_rate(void *context, int peer, int tag, struct hapt_transfer_rat
     return by->rate && by->rate(its, peer, tag, rate);
 }
 
+static bool wakes(void *context, int peer)
+{
+    const struct routed *routed = context;
+    return routed->by_tcp[peer];
+}
+
+static void wait_for_news(void *context, int kick, double until_s)
+{
+    const struct routed *routed = context;
+    hapt_transfer_tcp.wait(routed->tcp, kick, until_s);
+}
+
 const struct hapt_transfer hapt_transfer_routed = {
     .name = "routed",
     .description = "to each rank by MPI or by own connections, whichever measured faster",
@@ -107,4 +119,6 @@ const struct hapt_transfer hapt_transfer_routed = {
     .test = test_chunk,
     .takes_device = takes_device,
     .rate = tell_rate,
+    .wakes = wakes,
+    .wait = wait_for_news,
 };

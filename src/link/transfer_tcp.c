@@ -3,11 +3,14 @@
  *
  * A connection carries the messages of one tag one way, in order, each behind its length. It is opened by the sender with the first message
  * and read only while a receive is posted, so that what nobody waits for yet stays in the network's own buffers and stops no other tag.
+ * Who has nothing else to do sleeps on the sockets: asking them every fraction of a millisecond costs the cores that compute beside it
+ * thousands of interrupts a second.
  */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/tcp.h> /* the C library's tcp_info is older and shorter */
+#include <math.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <stddef.h>
@@ -40,6 +43,7 @@ struct connection {
     int peer, tag;
     bool sends, greeted; /* greeted: the hello is out, or in */
     int socket;          /* -1: not yet */
+    int low;             /* bytes from which on the system calls it readable; 0: any */
     size_t done;         /* bytes of the oldest message, its length (or the hello) included */
     int64_t begun, finished; /* messages */
     struct message queue[QUEUE];
@@ -61,6 +65,8 @@ struct space {
     unsigned char key[16];
     struct connection *connections;
     struct stranger *strangers;
+    struct pollfd *ready; /* [ready_capacity] */
+    int ready_capacity;
 };
 
 struct request {
@@ -144,6 +150,7 @@ static void release(struct space *space)
         free(at);
     }
     if (space->listener >= 0) close(space->listener);
+    free(space->ready);
     free(space->path);
     free(space->port);
     free(space);
@@ -416,6 +423,65 @@ static enum hapt_status test_chunk(void *context, struct hapt_transfer_request *
     return HAPT_OK;
 }
 
+/* ---- waiting ---- */
+
+static bool wakes(void *context, int peer)
+{
+    const struct space *space = context;
+    return space->path[peer].tcp;
+}
+
+/* A receiver is woken by the oldest message's last byte, not by every packet. */
+static void wake_when_whole(struct connection *connection)
+{
+    const struct message *message = &connection->queue[connection->finished % QUEUE];
+    const int low = (int)(sizeof(uint32_t) + message->bytes - connection->done);
+    if (low == connection->low) return;
+    connection->low = low;
+    setsockopt(connection->socket, SOL_SOCKET, SO_RCVLOWAT, &low, sizeof low);
+}
+
+/* All that is waited for, behind `kick`; false: no memory. */
+static bool list_sockets(struct space *space, int kick, int *count)
+{
+    int most = 2;
+    bool knocks = false;
+    for (const struct connection *at = space->connections; at; at = at->next) most++;
+    for (const struct stranger *at = space->strangers; at; at = at->next) most++;
+    if (most > space->ready_capacity) {
+        struct pollfd *grown = realloc(space->ready, (size_t)most * sizeof *grown);
+        if (!grown) return false;
+        space->ready = grown;
+        space->ready_capacity = most;
+    }
+    *count = 0;
+    space->ready[(*count)++] = (struct pollfd){.fd = kick, .events = POLLIN};
+    for (struct connection *at = space->connections; at; at = at->next) {
+        if (at->finished == at->begun) continue;
+        if (at->socket < 0) {
+            knocks = true;
+            continue;
+        }
+        if (!at->sends) wake_when_whole(at);
+        space->ready[(*count)++] = (struct pollfd){.fd = at->socket, .events = at->sends ? POLLOUT : POLLIN};
+    }
+    if (knocks) space->ready[(*count)++] = (struct pollfd){.fd = space->listener, .events = POLLIN};
+    for (const struct stranger *at = space->strangers; knocks && at; at = at->next)
+        space->ready[(*count)++] = (struct pollfd){.fd = at->socket, .events = POLLIN};
+    return true;
+}
+
+static void wait_for_news(void *context, int kick, double until_s)
+{
+    struct space *space = context;
+    const double left_s = isnan(until_s) ? 0 : fmax(until_s - hapt_time_s(), 0);
+    const struct timespec left = {.tv_sec = (time_t)left_s, .tv_nsec = (long)((left_s - (double)(time_t)left_s) * 1e9)};
+    struct pollfd only = {.fd = kick, .events = POLLIN};
+    int count = 1;
+    const bool all = list_sockets(space, kick, &count);
+    ppoll(all ? space->ready : &only, (nfds_t)count, isnan(until_s) ? NULL : &left, NULL);
+}
+
 /* The system counts what the peer's system acknowledged and the time during which anything waited for that, in its ticks: a process that is
  * late in handing over or in taking does not lengthen it. Waiting for room in the peer's buffers is left out. */
 static bool tell_rate(void *context, int peer, int tag, struct hapt_transfer_rate *rate)
@@ -443,4 +509,6 @@ const struct hapt_transfer hapt_transfer_tcp = {
     .receive = receive_chunk,
     .test = test_chunk,
     .rate = tell_rate,
+    .wakes = wakes,
+    .wait = wait_for_news,
 };
