@@ -27,6 +27,7 @@ struct hapt_run {
 
 struct hapt_report_stage {
     double busy_s, idle_s, comm_s, reduce_s; /* medians over the steps of the run */
+    double microbatch_s;                     /* likewise; 0: unknown */
     double planned_bytes, measured_bytes;    /* device memory of one rank */
 };
 
@@ -62,6 +63,10 @@ enum hapt_status hapt_report_load(const char *path, struct hapt_arena *arena, st
 void hapt_report_print_environment(const struct hapt_env *env, const struct hapt_report *report);
 /* /trace of a run file as Chrome trace events, which Perfetto shows: a process a stage, a thread a rank. One rank. */
 enum hapt_status hapt_report_trace(const char *run_path, const char *path);
+/* Scales the times of a profile's candidates by what the run measured: so that the stages it ran have its times, and others of their
+ * subclusters change in proportion, mixed ones by the mean of theirs. A subcluster that ran no stage of its own keeps its times. Fails with
+ * HAPT_ERR_INPUT where the run's stages are no candidates of the profile, or tell no times. ratio [profile->cluster_count]: applied. */
+enum hapt_status hapt_report_correct(const struct hapt_report *report, struct hapt_profile *profile, double *ratio);
 void hapt_report_print(const struct hapt_env *env, const struct hapt_report *report);
 enum hapt_status hapt_report_print_json(const struct hapt_report *report);
 

@@ -145,6 +145,7 @@ struct hapt_train_result {
     double *busy_s;   /* forward, backward, update; stretched by the slowdown */
     double *reduce_s; /* gradients across the submesh and of tied parameters */
     double *idle_s;   /* the rest */
+    double *microbatch_s; /* forward and backward of one, collectives inside included; 0: modelled */
     double *comm_s;   /* during which the boundary behind the stage carried activations (hidden or not) */
     double time_scale;                      /* of modelled devices, whose times are modelled ones and losses NaN; 0: devices computed */
     double late_s;                          /* by which a modelled computation ended late at most */

@@ -13,6 +13,9 @@ const char hapt_command_plan_help[] =
     "Where the profile has stages on devices of several subclusters, such a stage may stand between the stages of two of\n"
     "them, or first or last; its boundaries take as long as the slowest of the nearest links of its subclusters. JSON:\n"
     "\"devices\" and \"ratios\" instead of \"subcluster\".\n"
+    "--run outputs/NAME/run.h5 corrects the profile by what an earlier run measured: candidates of each subcluster take longer or shorter\n"
+    "in the proportion in which its stages did. What a profile cannot see is in there: other work on the hosts, what the network costs\n"
+    "the cores, clocks that fall under load. JSON: \"corrected\", the factor of each subcluster.\n"
     "--stages prices given stages instead; --strategy even splits the layers evenly over the submeshes of the "
     "optimum.\n"
     "Other systems in the same simulator (HAPT 6.1), each at its best settings:\n"
@@ -117,16 +120,41 @@ static enum hapt_status check_options(const struct hapt_config *config, struct h
         HAPT_TRY(hapt_phase_unused(config, "--profile without --input holds layers, not operators", cutting));
     if (hapt_config_bool(config, "compare"))
         return hapt_phase_unused(config, "--compare goes through all strategies and schedules, and writes no plan", choosing);
+    if (!path && hapt_config_text(config, "run") && hapt_config_text(config, "what-if"))
+        return hapt_fail(HAPT_ERR_USAGE, "give --profile P.h5 instead of --input, or leave out one of them",
+                         "--what-if predicts profiles anew, --run would correct the first one only");
     HAPT_TRY(hapt_phase_plan_options(config));
     return hapt_plan_why_options(config, arena);
+}
+
+/* --run: the profile corrected by what a run measured, in a copy; `extra` says by how much. */
+static enum hapt_status correct(struct hapt_env *env, const struct hapt_config *config, struct hapt_arena *arena, json_t *extra,
+                                struct hapt_profile **profile)
+{
+    const char *path = hapt_config_text(config, "run");
+    struct hapt_report *report = NULL;
+    struct hapt_profile *copy = NULL;
+    double ratio[HAPT_MAX_SUBCLUSTERS];
+    if (!path) return HAPT_OK;
+    enum hapt_status status = hapt_report_load(path, arena, &report);
+    if (status == HAPT_OK) status = hapt_profile_copy(*profile, arena, &copy);
+    if (status == HAPT_OK) status = hapt_report_correct(report, copy, ratio);
+    HAPT_TRY(hapt_env_agree(env->world, status));
+    json_t *corrected = json_object();
+    for (int c = 0; c < copy->cluster_count; c++) {
+        hapt_note(env, "%s: stages took %.3f times as long as the profile says\n", copy->cluster[c].name, ratio[c]);
+        json_object_set_new(corrected, copy->cluster[c].name, json_real(ratio[c]));
+    }
+    json_object_set_new(extra, "corrected", corrected);
+    *profile = copy;
+    return HAPT_OK;
 }
 
 /* The questions about the plan, and everything as JSON. */
 static enum hapt_status answer(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
                                const struct hapt_plan_paper *from, const struct hapt_plan_paper *paper, const struct hapt_plan *plan,
-                               struct hapt_arena *arena)
+                               struct hapt_arena *arena, json_t *extra)
 {
-    json_t *extra = json_object();
     enum hapt_status status = HAPT_OK;
     if (hapt_config_bool(config, "explain")) status = hapt_plan_why(env, config, profile, plan, arena, extra);
     if (status == HAPT_OK && hapt_config_bool(config, "explain")) status = hapt_plan_programs(env, config, from, plan, arena, extra);
@@ -136,11 +164,10 @@ static enum hapt_status answer(struct hapt_env *env, struct hapt_config *config,
         if (env->world_rank == 0 && env->quiet) status = hapt_plan_print_json(plan, extra);
         status = hapt_env_agree(env->world, status);
     }
-    json_decref(extra);
     return status;
 }
 
-static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
+static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena, json_t *extra)
 {
     struct hapt_layers *layers;
     struct hapt_profile *profile;
@@ -149,6 +176,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     HAPT_TRY(hapt_env_agree(env->world, check_options(config, arena)));
     if (hapt_config_bool(config, "diff")) return hapt_plan_diff_print(env, config, arena);
     HAPT_TRY(get_profile(env, config, arena, &layers, &from, &paper, &profile));
+    HAPT_TRY(correct(env, config, arena, extra, &profile));
     HAPT_TRY(hapt_plan_what_if_check(env, config, profile, &paper, arena));
     if (hapt_config_bool(config, "compare")) return hapt_plan_compare_print(env, config, profile, layers, arena);
     HAPT_TRY(hapt_phase_plan(env, config, profile, layers, arena, &plan));
@@ -158,14 +186,16 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     if (env->world_rank == 0 && hapt_config_text(config, "output"))
         status = hapt_plan_save(hapt_config_text(config, "output"), plan);
     HAPT_TRY(hapt_env_agree(env->world, status));
-    return answer(env, config, profile, &from, &paper, plan, arena);
+    return answer(env, config, profile, &from, &paper, plan, arena, extra);
 }
 
 enum hapt_status hapt_command_plan(struct hapt_env *env, struct hapt_config *config)
 {
     struct hapt_arena arena;
     hapt_arena_init(&arena);
-    const enum hapt_status status = run(env, config, &arena);
+    json_t *extra = json_object();
+    const enum hapt_status status = run(env, config, &arena, extra);
+    json_decref(extra);
     hapt_arena_release(&arena);
     return status;
 }

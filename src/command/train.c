@@ -14,7 +14,7 @@ const char hapt_command_train_help[] =
     "\n"
     "The output folder holds run.h5 (/topology, /plan, /settings, and under /train: loss, gradient_norm, "
     "learning_rate, step_time,\n"
-    "tokens_per_second or images_per_second [step]; stage_busy, stage_reduce, stage_idle, stage_communication [step][stage]; "
+    "tokens_per_second or images_per_second [step]; stage_busy, stage_reduce, stage_idle, stage_communication, stage_microbatch [step][stage]; "
     "memory_planned,\n"
     "memory_measured [stage]) and checkpoints/step-N: shard-K.h5 per stage (/parameters, /state0, /state1: whole "
     "tensors by\n"

@@ -79,6 +79,7 @@ struct tables {
     int64_t steps; /* of this run */
     const double *loss;
     const double *busy_s, *idle_s, *comm_s, *reduce_s; /* [steps][stages] */
+    const double *microbatch_s;                        /* likewise; NULL: a file that does not tell */
     const double *planned_bytes, *measured_bytes;      /* [stages] */
 };
 
@@ -101,6 +102,7 @@ static enum hapt_status fill(struct hapt_report *report, const struct tables *ta
         HAPT_TRY(column_median(tables->idle_s, tables->steps, stages, i, arena, &stage->idle_s));
         HAPT_TRY(column_median(tables->comm_s, tables->steps, stages, i, arena, &stage->comm_s));
         HAPT_TRY(column_median(tables->reduce_s, tables->steps, stages, i, arena, &stage->reduce_s));
+        if (tables->microbatch_s) HAPT_TRY(column_median(tables->microbatch_s, tables->steps, stages, i, arena, &stage->microbatch_s));
         stage->planned_bytes = tables->planned_bytes[i];
         stage->measured_bytes = tables->measured_bytes[i];
     }
@@ -129,9 +131,15 @@ enum hapt_status hapt_report_build(const struct hapt_run *run, struct hapt_arena
     report->warning_count = train->warning_count;
     HAPT_NEW(report->warning, arena, train->warning_count > 0 ? train->warning_count : 1);
     for (int w = 0; w < train->warning_count; w++) report->warning[w] = (struct hapt_report_warning){train->warning[w].step, train->warning[w].text};
-    const struct tables tables = {train->history.count - train->first_step, train->history.loss,  train->busy_s,
-                                  train->idle_s, train->comm_s, train->reduce_s, train->planned_bytes,
-                                  train->measured_bytes};
+    const struct tables tables = {.steps = train->history.count - train->first_step,
+                                  .loss = train->history.loss,
+                                  .busy_s = train->busy_s,
+                                  .idle_s = train->idle_s,
+                                  .comm_s = train->comm_s,
+                                  .reduce_s = train->reduce_s,
+                                  .microbatch_s = train->microbatch_s,
+                                  .planned_bytes = train->planned_bytes,
+                                  .measured_bytes = train->measured_bytes};
     HAPT_TRY(fill(report, &tables, arena));
     *result = report;
     return HAPT_OK;
@@ -177,6 +185,8 @@ static enum hapt_status read_train(struct hapt_h5 *file, struct hapt_report *rep
     HAPT_TRY(read_table(file, "/train/stage_idle", 2, tables.steps, stages, arena, &tables.idle_s));
     HAPT_TRY(read_table(file, "/train/stage_reduce", 2, tables.steps, stages, arena, &tables.reduce_s));
     HAPT_TRY(read_table(file, "/train/stage_communication", 2, tables.steps, stages, arena, &tables.comm_s));
+    if (hapt_h5_exists(file, "/train/stage_microbatch"))
+        HAPT_TRY(read_table(file, "/train/stage_microbatch", 2, tables.steps, stages, arena, &tables.microbatch_s));
     HAPT_TRY(read_table(file, "/train/memory_planned", 1, stages, -1, arena, &tables.planned_bytes));
     HAPT_TRY(read_table(file, "/train/memory_measured", 1, stages, -1, arena, &tables.measured_bytes));
     report->items_per_s = report->step_s > 0 ? (double)items_per_step / report->step_s : 0;

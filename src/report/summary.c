@@ -60,7 +60,7 @@ void hapt_report_print(const struct hapt_env *env, const struct hapt_report *rep
 
 static json_t *stage_json(const struct hapt_report_stage *stage)
 {
-    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "busy_s", stage->busy_s, "idle_s", stage->idle_s, "reduce_s",
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "microbatch_s", stage->microbatch_s, "busy_s", stage->busy_s, "idle_s", stage->idle_s, "reduce_s",
                      stage->reduce_s, "comm_s", stage->comm_s, "planned_bytes", stage->planned_bytes, "measured_bytes",
                      stage->measured_bytes);
 }

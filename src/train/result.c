@@ -55,6 +55,7 @@ static enum hapt_status write_stages(struct hapt_h5 *file, const struct hapt_tra
     HAPT_TRY(hapt_h5_write(file, "/train/stage_busy", HAPT_H5_F64, 2, shape, result->busy_s, "s"));
     HAPT_TRY(hapt_h5_write(file, "/train/stage_reduce", HAPT_H5_F64, 2, shape, result->reduce_s, "s"));
     HAPT_TRY(hapt_h5_write(file, "/train/stage_idle", HAPT_H5_F64, 2, shape, result->idle_s, "s"));
+    HAPT_TRY(hapt_h5_write(file, "/train/stage_microbatch", HAPT_H5_F64, 2, shape, result->microbatch_s, "s"));
     return hapt_h5_write(file, "/train/stage_communication", HAPT_H5_F64, 2, shape, result->comm_s, "s");
 }
 

@@ -91,8 +91,9 @@ static enum hapt_status reserve_history(struct run *run, int64_t count)
     }
     const int64_t steps = count - run->first, stages = run->plan->stage_count;
     if (run->env->world_rank == 0 && steps > run->stage_capacity) {
-        double **array[] = {&run->result->busy_s, &run->result->reduce_s, &run->result->idle_s, &run->result->comm_s};
-        for (int i = 0; i < 4; i++)
+        double **array[] = {&run->result->busy_s, &run->result->reduce_s, &run->result->idle_s, &run->result->comm_s,
+                            &run->result->microbatch_s};
+        for (int i = 0; i < 5; i++)
             HAPT_TRY(grow(run->arena, array[i], (history->count - run->first) * stages, steps * stages));
         run->stage_capacity = steps;
     }
@@ -106,18 +107,20 @@ static void record_stages(struct run *run, double time_s)
     struct hapt_train_result *result = run->result;
     const int64_t row = (result->history.count - run->first) * run->plan->stage_count;
     for (int c = 0; c < run->plan->stage_count; c++) {
-        double busy_s = 0, reduce_s = 0, comm_s = 0;
+        double busy_s = 0, reduce_s = 0, comm_s = 0, microbatches_s = 0;
         const int size = stage_size(stage, c);
         for (int r = 0; r < size; r++) {
             const struct vote *vote = &run->vote[stage_world_rank(stage, c, r)];
             busy_s += vote->busy_s / size;
             reduce_s += vote->reduce_s / size;
+            microbatches_s += (vote->sample.effort.busy_s + vote->sample.effort.wait_s) / size;
             comm_s = fmax(comm_s, vote->comm_s); /* where a few ranks send for all */
             result->late_s = fmax(result->late_s, vote->late_s);
         }
         result->busy_s[row + c] = busy_s;
         result->reduce_s[row + c] = reduce_s;
         result->comm_s[row + c] = comm_s;
+        result->microbatch_s[row + c] = microbatches_s / run->plan->microbatches;
         result->idle_s[row + c] = fmax(0, time_s - busy_s - reduce_s);
     }
 }

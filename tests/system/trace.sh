@@ -57,8 +57,43 @@ for step in range(first, end):
                 assert left and min(left) < min(there) and max(left) < max(there), (kind, step, m, left, there)
                 messages += 1
 assert messages == (end - first) * B * 2 * last_stage
+# What the run file says a microbatch took, against the timeline.
+microbatch = f["/train/stage_microbatch"][...]
+assert microbatch.shape == (end - f["/train"].attrs["first_step"], last_stage + 1) and f["/train/stage_microbatch"].attrs["units"] in ("s", b"s")
+for stage in range(last_stage + 1):
+    ranks = [r for r in place if place[r] == stage]
+    passes = [e for e in events if e["kind"] in ("forward", "backward") and e["stage"] == stage]
+    traced = sum(e["end"] - e["begin"] for e in passes) / (len(ranks) * B * (end - first))
+    told = microbatch[first - end:, stage].mean()
+    assert abs(told / traced - 1) < 0.1, (stage, told, traced)
+P
+# A plan corrected by the run (hapt plan --run): per subcluster, its stages take together what the run measured, the others in proportion.
+cat >"$scratch/corrected.py" <<'P'
+import sys, h5py, numpy
+run, plain, corrected = (h5py.File(path, "r") for path in sys.argv[1:4])
+B = plain.attrs["microbatches"]
+pure = lambda plan: plan["stage_compute"][...] - plan["stage_step"][...] / B
+told = numpy.median(run["/train/stage_microbatch"][...], axis=0)
+for subcluster in set(plain["stage_subcluster"][...]):
+    mine = plain["stage_subcluster"][...] == subcluster
+    ratio = told[mine].sum() / pure(plain)[mine].sum()
+    for plan in (pure, lambda plan: plan["stage_forward"][...]):
+        numpy.testing.assert_allclose(plan(corrected)[mine], ratio * plan(plain)[mine], rtol=1e-9)
+    assert abs(ratio - 1) > 0.01, ratio  # a prediction from a table is never that good: something was corrected
 P
 /usr/bin/python3 "$scratch/look.py" "$scratch/run/run.h5" 4 7 || fail "the timeline"
+passes 1 profile --input "$scratch/m.h5" --cluster inputs/two-hosts.json --predict yes --layers-per-model 6 --output "$scratch/profile.h5"
+forced='--microbatches 5 --stages 0-2@slow:1x2,2-4@fast:1x1,4-6@fast:1x1'
+# shellcheck disable=SC2086
+passes 1 plan --profile "$scratch/profile.h5" $forced --output "$scratch/plain.h5"
+# shellcheck disable=SC2086
+passes 1 plan --profile "$scratch/profile.h5" --run "$scratch/run/run.h5" $forced --output "$scratch/corrected.h5" --json
+check "the factors in JSON" cp "$scratch/out" /tmp/out.json
+/usr/bin/python3 "$scratch/corrected.py" "$scratch/run/run.h5" "$scratch/plain.h5" "$scratch/corrected.h5" || fail "a plan corrected by a run"
+passes 1 profile --input "$scratch/m.h5" --cluster inputs/two-hosts.json --predict yes --layers-per-model 4 --output "$scratch/other.h5"
+refuses 3 "has 6 layers" 1 plan --profile "$scratch/other.h5" --run "$scratch/run/run.h5"
+refuses 3 "plan.h5" 1 plan --profile "$scratch/profile.h5" --run "$scratch/plan.h5"
+refuses 2 "what-if" 1 plan --input "$scratch/m.h5" --cluster inputs/two-hosts.json --run "$scratch/run/run.h5" --what-if link=1..2Gbit/s
 # More steps than are taken: all of them; after a resumption those of the new run.
 # shellcheck disable=SC2086
 passes 4 train ${options/--plan */--layers-per-model 6 --threads 1} --steps 9 --trace 50 --resume --output "$scratch/run"
