@@ -1,7 +1,8 @@
 /*
  * Stages of slowed devices as they train. Thread CPU time back to back says too little of a device that is slowed down: it sleeps between
  * computations, other ranks run meanwhile and its caches grow cold. So where a class has such devices, its subclusters run stages as training
- * does, all at once, as many teams as each has room for; what they take over what the items say is a factor of the class's CPU time.
+ * does, all at once, as many teams as each has room for; what they take over what the items say are factors of the class's CPU time, forward,
+ * backward and at the end of a step.
  */
 #include "measure.h"
 

@@ -3,6 +3,8 @@
  * device whose memory the host cannot touch. */
 #include "test.h"
 
+#include <stdlib.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "hapt/network.h"
@@ -485,6 +487,67 @@ static bool over_loopback(bool to_all)
     return false;
 }
 
+static int compare_doubles(const void *a, const void *b)
+{
+    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
+}
+
+/* Median seconds of a message of one piece there and one back; in *wakes how often this process slept and woke while for 0.3 s nothing came. */
+static double there_and_back(long *wakes)
+{
+    enum { TRIPS = 31, BYTES = 3 * HAPT_LINK_CHUNK_BYTES / 2 };
+    struct hapt_courier *courier = open_courier(60);
+    const int me = test_env.world_rank;
+    int flow[2] = {-1, -1}; /* from rank 0, from rank 1 */
+    void *base[2][1] = {{take(BYTES)}, {take(BYTES)}};
+    double trip_s[TRIPS];
+    struct rusage before, after;
+    for (int f = 0; f < 2 && me < 2; f++) {
+        const struct hapt_piece piece = {.peer = 1 - me, .bytes = BYTES};
+        const struct hapt_flow_options options = {.what = "letters", .stage = me, .peer_stage = 1 - me, .sends = me == f, .tag = f, .per_step = 1,
+                                                  .peer_slots = 1, .slot_count = 1, .buffer_count = 1, .base = base[f], .piece_count = 1,
+                                                  .piece = &piece};
+        CHECK_OK(hapt_courier_add(courier, &options, &flow[f]));
+    }
+    CHECK_OK(hapt_courier_start(courier));
+    if (me < 2) hapt_courier_expect(courier, flow[1 - me], TRIPS);
+    MPI_Barrier(test_env.world);
+    getrusage(RUSAGE_SELF, &before);
+    hapt_time_sleep_until(hapt_time_s() + 0.3);
+    getrusage(RUSAGE_SELF, &after);
+    *wakes = after.ru_nvcsw - before.ru_nvcsw;
+    MPI_Barrier(test_env.world);
+    for (int trip = 0; trip < TRIPS && me < 2; trip++) {
+        const double start_s = hapt_time_s();
+        if (me == 0) hapt_courier_send(courier, flow[0], 0);
+        CHECK_OK(hapt_courier_wait_received(courier, flow[1 - me], trip));
+        hapt_courier_free(courier, flow[1 - me]);
+        if (me == 1) hapt_courier_send(courier, flow[1], 0);
+        CHECK_OK(hapt_courier_wait_sent(courier, flow[me], 0));
+        trip_s[trip] = hapt_time_s() - start_s;
+    }
+    CHECK_OK(hapt_courier_drain(courier));
+    hapt_courier_destroy(courier);
+    for (int f = 0; f < 2; f++) give_back(base[f][0]);
+    if (me > 1) return 0;
+    qsort(trip_s, TRIPS, sizeof *trip_s, compare_doubles);
+    return trip_s[TRIPS / 2];
+}
+
+/* On own connections alone a courier sleeps until something comes, and then wakes at once: not after the 20 ms that it sleeps at most. */
+static void sleeping(void)
+{
+    const struct hapt_transfer *own = transfer;
+    long asked, slept;
+    transfer = &hapt_transfer_mpi;
+    const double polled_s = there_and_back(&asked);
+    transfer = own;
+    const double woken_s = there_and_back(&slept);
+    if (test_env.world_rank > 1) return;
+    CHECK_MESSAGE(slept < 100 && asked > 3 * slept, "woke %ld times while nothing came, %ld times where it asks", slept, asked);
+    CHECK_MESSAGE(woken_s < 10 * polled_s + 2e-3, "%g s there and back, %g s where it asks", woken_s, polled_s);
+}
+
 /* What a device cannot copy, or its group not send, never counts as sent; the wait tells why. */
 static void lost_device(void)
 {
@@ -554,6 +617,7 @@ int main(int argc, char **argv)
         if (test_env.world_size == 1) continue;
         RUN(flow_control);
         RUN(deadline);
+        if (way == 1) RUN(sleeping);
         if (way == 2) continue; /* what paces is above the transfers */
         RUN(pacing);
         RUN(latency);
