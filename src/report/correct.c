@@ -6,6 +6,8 @@
 
 #define HINT "give the run file of a run of this model on this cluster (outputs/NAME/run.h5), and a profile of both"
 
+#define MOST_RATIO 1e6 /* nothing that runs is so far off */
+
 /* The candidate that a stage is; -1: the profile has none. */
 static long find_cell(const struct hapt_profile *profile, int c, const struct hapt_plan_stage *stage)
 {
@@ -60,6 +62,8 @@ enum hapt_status hapt_report_correct(const struct hapt_report *report, struct ha
         struct hapt_profile_cluster *cluster = &profile->cluster[c];
         const size_t cells = hapt_profile_index(profile, cluster->submesh_count, 0, 0);
         ratio[c] = profiled_s[c] > 0 ? measured_s[c] / profiled_s[c] : 1;
+        if (!(ratio[c] > 1 / MOST_RATIO && ratio[c] < MOST_RATIO))
+            return hapt_fail(HAPT_ERR_INPUT, HINT, "stages of %s took %g times as long as the profile says", cluster->name, ratio[c]);
         scale(cluster->stage_time, cells, ratio[c]);
         scale(cluster->stage_forward_time, cells, ratio[c]);
     }
