@@ -221,13 +221,6 @@ static enum hapt_status measure_all(struct measure *measure, struct candidates *
     return gather_effort(measure, &(*profile)->effort);
 }
 
-static bool any_slowed(const struct hapt_cluster *cluster)
-{
-    for (int c = 0; c < cluster->count; c++)
-        if (cluster->subcluster[c].device.slowdown > 1) return true;
-    return false;
-}
-
 enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct hapt_cluster *cluster,
                                       const struct hapt_model *model, const struct hapt_layers *layers,
                                       const struct hapt_config *config, struct hapt_arena *result,
@@ -251,7 +244,7 @@ enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct h
     if (status == HAPT_OK) status = classes_same_structures(env, &candidates);
     if (status == HAPT_OK) status = measure_mix(&measure, layers, &candidates, &scratch);
     if (candidates.mixed_count > 0) measure.budget_s *= ALONE_SHARE;
-    if (any_slowed(cluster)) measure.budget_s *= 1 - SLOWED_SHARE;
+    if (measure_any_slowed(cluster)) measure.budget_s *= 1 - SLOWED_SHARE;
     if (status == HAPT_OK) status = measure_all(&measure, &candidates, &options, result, profile);
     windows_close(&measure.windows);
     if (options.device) options.backend->close(options.device);

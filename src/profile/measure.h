@@ -65,6 +65,8 @@ enum hapt_status measure_run_class(struct measure *measure, MPI_Comm class_comm)
 
 /* Seconds to sum gradients of `bytes` a device over a submesh, as measured. */
 double measure_sum_s(const struct measure *measure, int subcluster, struct hapt_submesh submesh, double bytes);
+/* Is some device slowed down? */
+bool measure_any_slowed(const struct hapt_cluster *cluster);
 /* Runs stages of slowed devices as they train, for about `budget_s`; the times of items follow. Collective over env->world. */
 enum hapt_status measure_run_submeshes(struct measure *measure, const struct hapt_engine_options *options, double budget_s);
 

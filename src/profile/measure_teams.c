@@ -232,12 +232,17 @@ static enum hapt_status run_rounds(struct measure *measure, const struct hapt_en
     return HAPT_OK;
 }
 
+bool measure_any_slowed(const struct hapt_cluster *cluster)
+{
+    for (int c = 0; c < cluster->count; c++)
+        if (cluster->subcluster[c].device.slowdown > 1) return true;
+    return false;
+}
+
 enum hapt_status measure_run_submeshes(struct measure *measure, const struct hapt_engine_options *options, double budget_s)
 {
     struct hapt_arena scratch;
-    bool any = false;
-    for (int c = 0; c < measure->cluster->count; c++) any = any || is_slowed(measure, c);
-    if (!any) return HAPT_OK;
+    if (!measure_any_slowed(measure->cluster)) return HAPT_OK;
     hapt_arena_init(&scratch);
     const enum hapt_status status = run_rounds(measure, options, budget_s, &scratch);
     hapt_arena_release(&scratch);

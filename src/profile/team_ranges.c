@@ -6,10 +6,10 @@
 
 #define LONGEST_SHARE 0.3 /* of the time: for the longest range of each kind */
 
-/* The last stage has one microbatch in flight, others more. */
+/* 0, or 1 where the last stage is timed. */
 static int kind_of(const struct team_ranges *ranges, int cell)
 {
-    return cell % ranges->candidates->layer_count == ranges->candidates->layer_count - 1;
+    return team_ends_model(ranges->candidates, cell % ranges->candidates->layer_count);
 }
 
 enum hapt_status team_ranges_list(const struct candidates *candidates, team_wanted *wanted, const void *context,
@@ -62,9 +62,10 @@ enum hapt_status team_ranges_run(struct team_ranges *ranges, struct team_stage *
         HAPT_MPI(MPI_Bcast(&spent_s, 1, MPI_DOUBLE, 0, stage->comm));
         const double left_s = budget_s - spent_s;
         if (k > 0 && left_s <= 0) break;
-        HAPT_TRY(team_stage_time(stage, ranges->order[k] / L, ranges->order[k] % L,
-                                 ranges->order[k] == ranges->longest[0] || ranges->order[k] == ranges->longest[1] ? LONGEST_SHARE * budget_s : left_s / (ranges->count - k), &seconds));
-        keep(ranges, ranges->order[k], &seconds);
+        const int cell = ranges->order[k];
+        const bool longest = cell == ranges->longest[kind_of(ranges, cell)];
+        HAPT_TRY(team_stage_time(stage, cell / L, cell % L, longest ? LONGEST_SHARE * budget_s : left_s / (ranges->count - k), &seconds));
+        keep(ranges, cell, &seconds);
         ranges->runs++;
     }
     return HAPT_OK;

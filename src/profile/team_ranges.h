@@ -9,7 +9,7 @@ struct team_ranges {
     struct range_times *times; /* what is found; ranges of equal structure alike */
     int count, *order;         /* cells (first * L + last), as they are to be run */
     bool *run;                 /* [L * L] cells that were */
-    int longest[2]; /* cell of the longest range that ends before the last layer, with it; -1: there is none */
+    int longest[2];            /* cell of the longest range that ends before the last layer, with it; -1: there is none */
     int64_t runs;
 };
 /* Is layers [first, last] a candidate? The same on all ranks of a team. */

@@ -61,7 +61,8 @@ static enum hapt_status prepare(struct range *range, int first, int last)
     range->options.slots = 1;
     hapt_team_links(&stage->team, &range->options.links);
     HAPT_TRY(hapt_engine_plan_memory(range->program, &range->options, &range->arena, &plan));
-    const int most = last == candidates->layer_count - 1 ? 1 : candidates->microbatches < MOST_SLOTS ? candidates->microbatches : MOST_SLOTS;
+    const int others = candidates->microbatches < MOST_SLOTS ? candidates->microbatches : MOST_SLOTS;
+    const int most = team_ends_model(candidates, last) ? 1 : others;
     while (range->options.slots < most &&
            (double)plan->parameter_bytes + (range->options.slots + 1) * (double)plan->activation_bytes <= stage->memory_bytes)
         range->options.slots++;

@@ -24,6 +24,12 @@ struct team_seconds {
     double step_s;             /* what a step of candidates->microbatches takes beyond that */
 };
 
+/* Such a range is the last stage, which has one microbatch in flight; others are timed with more. */
+static inline bool team_ends_model(const struct candidates *candidates, int last)
+{
+    return last == candidates->layer_count - 1;
+}
+
 /* Opens the communicators; then layers [first, last] for about `budget_s`, *seconds the same on all ranks. Collective over stage->comm;
  * fails on all ranks alike. */
 enum hapt_status team_stage_open(struct team_stage *stage);

@@ -69,7 +69,8 @@ for stage in range(last_stage + 1):
 P
 # A plan corrected by the run (hapt plan --run): per subcluster, its stages take together what the run measured, the others in proportion.
 cat >"$scratch/corrected.py" <<'P'
-import sys, h5py, numpy
+import json, sys, h5py, numpy
+factors = json.load(open(sys.argv[4]))["corrected"]
 run, plain, corrected = (h5py.File(path, "r") for path in sys.argv[1:4])
 B = plain.attrs["microbatches"]
 pure = lambda plan: plan["stage_compute"][...] - plan["stage_step"][...] / B
@@ -80,6 +81,9 @@ for subcluster in set(plain["stage_subcluster"][...]):
     for plan in (pure, lambda plan: plan["stage_forward"][...]):
         numpy.testing.assert_allclose(plan(corrected)[mine], ratio * plan(plain)[mine], rtol=1e-9)
     assert abs(ratio - 1) > 0.01, ratio  # a prediction from a table is never that good: something was corrected
+    name = plain["stage_subcluster_name"][...][mine][0].decode()
+    assert abs(factors[name] / ratio - 1) < 1e-9, (name, factors, ratio)
+assert set(factors) == {"fast", "slow"}
 P
 /usr/bin/python3 "$scratch/look.py" "$scratch/run/run.h5" 4 7 || fail "the timeline"
 passes 1 profile --input "$scratch/m.h5" --cluster inputs/two-hosts.json --predict yes --layers-per-model 6 --output "$scratch/profile.h5"
@@ -88,11 +92,17 @@ forced='--microbatches 5 --stages 0-2@slow:1x2,2-4@fast:1x1,4-6@fast:1x1'
 passes 1 plan --profile "$scratch/profile.h5" $forced --output "$scratch/plain.h5"
 # shellcheck disable=SC2086
 passes 1 plan --profile "$scratch/profile.h5" --run "$scratch/run/run.h5" $forced --output "$scratch/corrected.h5" --json
-check "the factors in JSON" cp "$scratch/out" /tmp/out.json
-/usr/bin/python3 "$scratch/corrected.py" "$scratch/run/run.h5" "$scratch/plain.h5" "$scratch/corrected.h5" || fail "a plan corrected by a run"
+/usr/bin/python3 "$scratch/corrected.py" "$scratch/run/run.h5" "$scratch/plain.h5" "$scratch/corrected.h5" "$scratch/out" || fail "a plan corrected by a run"
 passes 1 profile --input "$scratch/m.h5" --cluster inputs/two-hosts.json --predict yes --layers-per-model 4 --output "$scratch/other.h5"
 refuses 3 "has 6 layers" 1 plan --profile "$scratch/other.h5" --run "$scratch/run/run.h5"
 refuses 3 "plan.h5" 1 plan --profile "$scratch/profile.h5" --run "$scratch/plan.h5"
+# Run files whose times cannot be.
+for factor in 1e9 0; do
+    cp "$scratch/run/run.h5" "$scratch/strange.h5"
+    /usr/bin/python3 -c 'import sys, h5py; f = h5py.File(sys.argv[1], "r+"); f["/train/stage_microbatch"][...] *= float(sys.argv[2])' \
+        "$scratch/strange.h5" $factor
+    refuses 3 "times as long as the profile says|does not tell how long" 1 plan --profile "$scratch/profile.h5" --run "$scratch/strange.h5"
+done
 refuses 2 "what-if" 1 plan --input "$scratch/m.h5" --cluster inputs/two-hosts.json --run "$scratch/run/run.h5" --what-if link=1..2Gbit/s
 # More steps than are taken: all of them; after a resumption those of the new run.
 # shellcheck disable=SC2086
