@@ -1,14 +1,17 @@
 """Disks that fail under a checkpoint: faults.py HAPT FOLDER LIBRARY calls|kill|crash|disk. In FOLDER: m.h5, c1.json, c2.json, plan1.h5, plan2.h5."""
+import contextlib
 import hashlib
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 
 import h5py
 
 import crash_states
+import processes
 
 hapt, folder, library, part = sys.argv[1:5]
 long_round = bool(os.environ.get("HAPT_LONG"))
@@ -26,12 +29,31 @@ def command(ranks, output, *more):
                        "--steps", str(STEPS), "--output", output] + every + list(more)
 
 
-def start(ranks, output, *more, wrap=(), **environment):
-    try:
-        return subprocess.run(list(wrap) + command(ranks, output, *more), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              universal_newlines=True, timeout=240, env=dict(os.environ, **environment))
-    except subprocess.TimeoutExpired:
-        sys.exit("it hangs: %s %s" % (more, environment))
+MOST_S = 240  # of a run
+hung = 0      # launchers without ranks
+
+
+def start(ranks, output, *more, wrap=(), prepare=None, **environment):
+    """mpirun 4.1 itself can wait for ever when all ranks are gone: that is no fault of theirs, and the run is made again."""
+    global hung
+    while True:
+        if prepare:
+            prepare()
+        run = subprocess.Popen(list(wrap) + command(ranks, output, *more), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               universal_newlines=True, env=dict(os.environ, **environment), start_new_session=True)
+        try:
+            out, err = run.communicate(timeout=MOST_S)
+            return subprocess.CompletedProcess(run.args, run.returncode, out, err)
+        except subprocess.TimeoutExpired:
+            left = [pid for pid in processes.children(run.pid) if processes.alive(pid)] if ranks > 1 else [run.pid]
+            places = "".join("process %d\n%s\n" % (pid, processes.where(pid)) for pid in left)
+            for pid in left + [run.pid]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            _, err = run.communicate()
+            hung += 1
+            if left or hung > 2:
+                sys.exit("it hangs: %s %s\n%s%s" % (more, environment, err, places))
 
 
 def weights(output):
@@ -85,9 +107,13 @@ def count_calls(path):
 def attempt(ranks, asynchronous, rank, *more, **fault):
     """A run that goes on from the checkpoint of `base`, disturbed in one rank."""
     base, work = folder + "/base", folder + "/work"
-    shutil.rmtree(work, ignore_errors=True)
-    shutil.copytree(base, work)
-    return start(ranks, work, "--checkpoint-async", asynchronous, *more, LD_PRELOAD=library, FAULTS_UNDER=work, FAULTS_RANK=str(rank), **fault)
+
+    def prepare():
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(base, work)
+
+    return start(ranks, work, "--checkpoint-async", asynchronous, *more, prepare=prepare, LD_PRELOAD=library, FAULTS_UNDER=work,
+                 FAULTS_RANK=str(rank), **fault)
 
 
 def go_on(good, ranks, why):
@@ -150,7 +176,7 @@ def calls():
             tried += 1
             failed += judge(done, good, ranks, call, "rank %d of %d, asynchronous %s, %s %d of %d, %s%s, seed %d" % (
                 rank, ranks, asynchronous, call, at, total, error, " from there on" if more else "", seed))
-    print("%d failing calls, %d of them end the run, seed %d" % (tried, failed, seed))
+    print("%d failing calls, %d of them end the run, seed %d%s" % (tried, failed, seed, "; mpirun hung %d times" % hung if hung else ""))
     if failed < 8:
         sys.exit("hardly any call was tried")
 

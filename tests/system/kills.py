@@ -11,6 +11,8 @@ import tempfile
 import threading
 import time
 
+import processes
+
 RANKS, STEPS, EVERY = 3, 24, 3
 hapt, folder, wanted = sys.argv[1], sys.argv[2], int(sys.argv[3])
 seed = int(os.environ.get("HAPT_SEED", random.randrange(1 << 30)))
@@ -45,13 +47,7 @@ class Run:
 
     def ranks(self):
         """Process ids of the ranks: what mpirun started itself (each has a guard of its own)."""
-        found = []
-        for path in glob.glob("/proc/%d/task/*/children" % self.process.pid):
-            try:
-                found += [int(pid) for pid in open(path).read().split()]
-            except OSError:
-                pass
-        return sorted(found)
+        return processes.children(self.process.pid)
 
     def wait(self, seconds):
         try:
