@@ -56,7 +56,7 @@ faults := $(BUILD)/tests/faults/faults.so
 # forbid it. For the first architectures of its kind that the toolkit knows; newer devices compile the last one's code when it is loaded.
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc)))
 NVCC := $(if $(filter 0,$(CUDA)),,$(wildcard $(CUDA_HOME)/bin/nvcc))
-CUDA_ARCHS ?= $(if $(NVCC),$(filter 60 70 80 90,$(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch))))
+CUDA_ARCHS ?= $(if $(NVCC),$(filter 60 70 75 80 90,$(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch))))
 cuda_code = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS))
 NVCC_FLAGS = -O3 -std=c++17 -Iinclude -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra $(if $(filter 1,$(WERROR)),-Xcompiler -Werror -Werror all-warnings) $(cuda_code)
 # Collectives among devices: where NCCL's header is, 2.14 or newer; NCCL=0 leaves them out. The library itself is looked for when they are used.

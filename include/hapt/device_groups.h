@@ -14,6 +14,7 @@
 struct hapt_device_group {
     const struct hapt_backend *backend;
     const struct hapt_groups *groups;
+    struct hapt_device *device;
     struct hapt_queue *queue;     /* where its work goes */
     struct hapt_collective *over; /* the same ranks, in the same order; borrowed */
     struct hapt_group *group;     /* NULL: none was made */
@@ -33,6 +34,11 @@ enum hapt_status hapt_device_group_create(struct hapt_device_group *group, char 
  * if anew. `fault` as above. Collective over parent->over. */
 enum hapt_status hapt_device_group_split(const struct hapt_device_group *parent, int color, int key, struct hapt_group **part,
                                          char fault[HAPT_GROUPS_TEXT_CHARS]);
+
+/* Groups connect when they are first used, which can fail as much as making them. Uses one of all ranks of with->over, or of some of them, for
+ * that: where its ranks trade, rank 0 sends to rank 1. NULL: nothing. `fault` as above. */
+void hapt_device_group_connect(const struct hapt_device_group *with, struct hapt_group *group, bool trades, int rank, int ranks,
+                               char fault[HAPT_GROUPS_TEXT_CHARS]);
 
 /* What was asked of the group, with that answer, comes into the queue; is done. HAPT_ERR_COMM names who is missing, or what broke, and `what`;
  * the group is then aborted. */

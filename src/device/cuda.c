@@ -72,6 +72,7 @@ static void load(void)
         snprintf(cuda.reason, sizeof cuda.reason, "%.200s is no whole library: make or copy it again", path);
         return;
     }
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* or queues share the way to the device, and one waits for another */
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) {
         snprintf(cuda.reason, sizeof cuda.reason, "%s", dlerror());

@@ -240,3 +240,47 @@ enum hapt_status hapt_device_group_split(const struct hapt_device_group *parent,
 {
     return make(parent, parent->group, color, key, part, fault);
 }
+
+/* A sum and a gathering of a word of each rank; or a word from one to the other. */
+static const char *use(const struct hapt_device_group *with, struct hapt_group *group, bool trades, int rank, int ranks, float *word)
+{
+    const struct hapt_block block = {word, sizeof *word};
+    if (trades && rank == 0) return with->groups->send(group, with->queue, 1, &block, 1);
+    if (trades) return with->groups->receive(group, with->queue, 1, &block, 0);
+    size_t *bound = calloc((size_t)ranks + 1, sizeof *bound);
+    if (!bound) return "a host has no memory left";
+    for (int r = 0; r <= ranks; r++) bound[r] = (size_t)r * sizeof *word;
+    const char *fault = with->groups->all_reduce(group, with->queue, false, HAPT_F32, word, word, 1);
+    bool late = false;
+    if (!fault) fault = poll(with, group, NULL, 0.5 * hapt_collective_timeout_s(with->over), &late);
+    if (late) fault = waited_in_vain;
+    if (!fault) fault = with->groups->all_gather(group, with->queue, bound, word + rank, word);
+    free(bound);
+    return fault;
+}
+
+void hapt_device_group_connect(const struct hapt_device_group *with, struct hapt_group *group, bool trades, int rank, int ranks,
+                               char fault[HAPT_GROUPS_TEXT_CHARS])
+{
+    void *word;
+    bool late = false;
+    if (!group || fault[0]) return;
+    if (with->backend->allocate(with->device, (size_t)ranks * sizeof(float), &word) != HAPT_OK) {
+        hapt_fail_reset(); /* there is another way */
+        snprintf(fault, HAPT_GROUPS_TEXT_CHARS, "a device has no memory left to connect with others");
+        return;
+    }
+    const char *said = use(with, group, trades, rank, ranks, word);
+    struct hapt_event *event = said ? NULL : with->backend->record(with->queue);
+    if (!said) said = poll(with, group, event, 0.5 * hapt_collective_timeout_s(with->over), &late);
+    if (late) said = waited_in_vain;
+    if (!said && with->backend->wait(event) != HAPT_OK) {
+        snprintf(fault, HAPT_GROUPS_TEXT_CHARS, "%s", hapt_fail_message());
+        hapt_fail_reset();
+        return;
+    }
+    if (said)
+        snprintf(fault, HAPT_GROUPS_TEXT_CHARS, "%s", said); /* what is in the queue may still write there */
+    else
+        with->backend->free(with->device, word);
+}

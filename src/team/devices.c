@@ -216,7 +216,10 @@ enum hapt_status team_devices_all_gather(struct hapt_team *team, unsigned axes, 
 static enum hapt_status make_groups(struct hapt_team *team, char fault[HAPT_GROUPS_TEXT_CHARS])
 {
     struct team_devices *devices = team->devices;
-    if (!devices->whole.group) HAPT_TRY(hapt_device_group_create(&devices->whole, fault));
+    if (!devices->whole.group) {
+        HAPT_TRY(hapt_device_group_create(&devices->whole, fault));
+        hapt_device_group_connect(&devices->whole, devices->whole.group, false, hapt_collective_rank(team->whole), team->size, fault);
+    }
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
         if (!team->along[axis]) continue;
         devices->along[axis] = devices->whole;
@@ -224,6 +227,8 @@ static enum hapt_status make_groups(struct hapt_team *team, char fault[HAPT_GROU
         devices->along[axis].over = team->along[axis];
         devices->along[axis].group = NULL;
         HAPT_TRY(hapt_device_group_split(&devices->whole, team->place[1 - axis], team->place[axis], &devices->along[axis].group, fault));
+        hapt_device_group_connect(&devices->whole, devices->along[axis].group, false, hapt_collective_rank(team->along[axis]),
+                                  hapt_collective_ranks(team->along[axis]), fault);
     }
     return HAPT_OK;
 }
@@ -234,7 +239,7 @@ static struct team_devices *create(const struct hapt_team *team, const struct ha
     struct team_devices *devices = calloc(1, sizeof *devices);
     if (!devices) return NULL;
     *devices = (struct team_devices){.backend = backend, .groups = groups, .device = device, .queue = backend->queue(device, HAPT_QUEUE_COMPUTE)};
-    devices->whole = (struct hapt_device_group){.backend = backend, .groups = groups, .queue = devices->queue, .over = team->whole};
+    devices->whole = (struct hapt_device_group){.backend = backend, .groups = groups, .device = device, .queue = devices->queue, .over = team->whole};
     devices->bound = calloc((size_t)team->size + 1, sizeof *devices->bound);
     devices->receive = calloc((size_t)team->size + 1, sizeof *devices->receive);
     if (devices->bound && devices->receive) return devices;

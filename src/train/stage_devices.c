@@ -81,6 +81,7 @@ static enum hapt_status make_parts(struct stage *stage, const struct hapt_device
     for (int p = 0; p < stage->pair_count; p++)
         if (stage->pair[p].round >= rounds) rounds = stage->pair[p].round + 1;
     HAPT_TRY(hapt_device_group_split(all, stage->size > 1 ? stage->chunk : -1, stage->rank, whole, fault));
+    hapt_device_group_connect(all, *whole, false, stage->rank, stage->size, fault);
     for (int round = 0; round < rounds; round++) {
         struct stage_pair *mine = NULL;
         struct hapt_group *group;
@@ -88,6 +89,7 @@ static enum hapt_status make_parts(struct stage *stage, const struct hapt_device
             if (stage->pair[p].round == round && (stage->pair[p].from == me || stage->pair[p].to == me)) mine = &stage->pair[p];
         HAPT_TRY(hapt_device_group_split(all, mine ? (int)(mine - stage->pair) : -1, mine && mine->to == me, &group, fault));
         if (mine) mine->group = group;
+        hapt_device_group_connect(all, group, true, mine && mine->to == me, 2, fault);
     }
     return HAPT_OK;
 }
@@ -118,7 +120,8 @@ static void give_up(struct stage *stage, const struct hapt_groups *groups, struc
 static enum hapt_status meet(struct stage *stage, int home, struct hapt_collective *over, struct hapt_arena *scratch, struct hapt_group **whole,
                              char reason[HAPT_GROUPS_TEXT_CHARS])
 {
-    struct hapt_device_group all = {.backend = stage->backend, .queue = stage->backend->queue(stage->device, HAPT_QUEUE_SEND), .over = over};
+    struct hapt_device_group all = {
+        .backend = stage->backend, .device = stage->device, .queue = stage->backend->queue(stage->device, HAPT_QUEUE_SEND), .over = over};
     size_t dense = 0;
     HAPT_TRY(hapt_device_groups_find(over, stage->backend, &all.groups, reason));
     if (reason[0]) return HAPT_OK;

@@ -116,6 +116,17 @@ def shared_device(folder, model, data, layers):
     check("by the host: ranks share the device" in said, f"two ranks on one device: {said[-300:]}")
 
 
+def unconnected(folder, model, data, layers, stages):
+    """Groups are made, but a rank cannot connect: all go through the host, before the first step."""
+    if "HAPT_HOST_GPUS" not in os.environ:
+        return
+    what = (model, data, cluster(os.path.join(folder, "apart.json"), [2]), 2, stages.replace("L", str(layers)), "")
+    loss, libraries, said = train(*what, os.path.join(folder, "apart"), HAPT_HOST_NCCL_UNCONNECTED="1", HAPT_HOST_NCCL_TIMEOUT_S="3")
+    expected, _, _ = train(*what, os.path.join(folder, "apart-host"), HAPT_COLLECTIVES="host")
+    check("NCCL: unhandled system error: no " in said, f"{stages}, no connection: {said[-300:]}")
+    check(len(loss) > 0 and np.array_equal(loss, expected), f"{stages}, no connection: losses {loss} and {expected}")
+
+
 def rank_of(process):
     try:
         with open(f"/proc/{process}/environ", "rb") as file:
@@ -186,6 +197,9 @@ def campaign():
         both_ways(name, folder, models[model], data, described, ranks, stages.replace("L", str(layers[model])), options)
     if not sys.argv[1:] or "direct" in sys.argv:
         direct(folder, models["gpt"], data, layers["gpt"])
+    if not sys.argv[1:] or "unconnected" in sys.argv:
+        for stages in ("0-L@g0:1x2", "0-4@g0:1x1,4-L@g0:1x1") if LONG else ("0-4@g0:1x1,4-L@g0:1x1",):
+            unconnected(folder, models["gpt"], data, layers["gpt"], stages)
     if not sys.argv[1:]:
         shared_device(folder, models["gpt"], data, layers["gpt"])
         if DEVICES > 1:

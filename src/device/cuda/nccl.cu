@@ -7,6 +7,7 @@
  */
 #include <ctype.h>
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -153,9 +154,18 @@ static const char *settled(struct hapt_group *group, bool *settled)
     return said(group, result != ncclSuccess ? result : state);
 }
 
+static void *abort_communicator(void *comm)
+{
+    cuda_use_device();
+    nccl.CommAbort((ncclComm_t)comm);
+    return NULL;
+}
+
+/* NCCL may wait for all peers to abort, too, and for what else runs on the device: nobody here waits for it. */
 static void abort_group(struct hapt_group *group)
 {
-    if (group->comm) nccl.CommAbort(group->comm);
+    pthread_t thread;
+    if (group->comm && pthread_create(&thread, NULL, abort_communicator, group->comm) == 0) pthread_detach(thread);
     group->comm = NULL;
 }
 

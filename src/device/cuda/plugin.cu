@@ -1,5 +1,6 @@
 /* The plug-in's table: devices, memory, queues and events of the CUDA runtime. */
 #include <ctype.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -7,7 +8,7 @@
 #include "kernels.h"
 #include "product.h"
 
-enum { QUEUES = 8, EVENTS = 64 };
+enum { QUEUES = HAPT_QUEUE_RECEIVE + 1, EVENTS = 64 };
 
 const struct cuda_host *cuda_host;
 
@@ -91,6 +92,15 @@ static enum hapt_status describe(int index, struct hapt_device_facts *facts)
     return HAPT_OK;
 }
 
+/* Who waits for an event spins, which is the soonest, but not on a core that others of this rank need: the communication thread, NCCL's. */
+enum { CORES_TO_SPIN = 3 };
+
+static unsigned waiting(void)
+{
+    cpu_set_t cores;
+    return sched_getaffinity(0, sizeof cores, &cores) == 0 && CPU_COUNT(&cores) < CORES_TO_SPIN ? cudaEventBlockingSync : 0;
+}
+
 static enum hapt_status make_queues(void)
 {
     HAPT_TRY(cuda_check(cudaHostAlloc((void **)&cuda.fault, sizeof *cuda.fault, cudaHostAllocMapped), "page-locked memory"));
@@ -100,10 +110,17 @@ static enum hapt_status make_queues(void)
         HAPT_TRY(cuda_check(cudaStreamCreateWithFlags(&cuda.queue[q].stream, cudaStreamNonBlocking), "a stream"));
         for (int e = 0; e < EVENTS; e++) {
             cuda.event[q][e].queue = &cuda.queue[q];
-            HAPT_TRY(cuda_check(cudaEventCreateWithFlags(&cuda.event[q][e].event, cudaEventDisableTiming), "an event"));
+            HAPT_TRY(cuda_check(cudaEventCreateWithFlags(&cuda.event[q][e].event, cudaEventDisableTiming | waiting()), "an event"));
         }
     }
     return HAPT_OK;
+}
+
+static __global__ void hold_kernel(long long cycles)
+{
+    const long long start = clock64();
+    while (clock64() - start < cycles) {
+    }
 }
 
 /* Its queues stay until the process ends. */
@@ -115,7 +132,9 @@ static enum hapt_status open_device(int index)
     HAPT_TRY(cuda_check(cudaSetDevice(index), "it cannot be used"));
     cuda.device = index;
     use_device();
-    const enum hapt_status status = make_queues();
+    cudaFuncAttributes about;
+    enum hapt_status status = cuda_check(cudaFuncGetAttributes(&about, hold_kernel), "its code");
+    if (status == HAPT_OK) status = make_queues();
     if (status != HAPT_OK) cuda.device = -1;
     return status;
 }
@@ -226,7 +245,7 @@ static struct hapt_event *mark(struct hapt_queue *queue)
     const int q = (int)(queue - cuda.queue);
     use_device();
     struct hapt_event *event = &cuda.mark[q][cuda.next_mark[q]++ % HAPT_MARKS];
-    if (!event->event && cudaEventCreateWithFlags(&event->event, cudaEventDefault) != cudaSuccess) event->event = NULL;
+    if (!event->event && cudaEventCreateWithFlags(&event->event, cudaEventDefault | waiting()) != cudaSuccess) event->event = NULL;
     if (event->event) cudaEventRecord(event->event, queue->stream); /* what fails here is seen by whoever waits */
     return event;
 }
@@ -240,13 +259,6 @@ static double seconds(struct hapt_event *from, struct hapt_event *to)
     if (error == cudaSuccess) return 1e-3 * apart_ms;
     cudaGetLastError();
     return -1;
-}
-
-static __global__ void hold_kernel(long long cycles)
-{
-    const long long start = clock64();
-    while (clock64() - start < cycles) {
-    }
 }
 
 static void hold(struct hapt_queue *queue, double time_s)

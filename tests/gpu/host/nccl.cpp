@@ -119,12 +119,14 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     return ncclSuccess;
 }
 
-/* Waits of other threads end; the memory stays, for they still look at it. */
+/* Waits of other threads end; the memory stays, for they still look at it. As NCCL's own with connections that stand, it ends when all peers
+ * have left, which those that are dead or wait for this one never do. */
 ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
     if (!comm) return ncclSuccess;
     comm->box.given_up = true;
     mail_leave(&comm->box);
+    mail_wait_for_all(&comm->box);
     return ncclSuccess;
 }
 

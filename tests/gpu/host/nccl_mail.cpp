@@ -101,6 +101,11 @@ void mail_leave(struct mail_box *box)
     if (touch(box, "gone") && count(box, "gone") == box->ranks) remove_folder(box->folder);
 }
 
+void mail_wait_for_all(const struct mail_box *box)
+{
+    for (int looks = 0; access(box->folder, F_OK) == 0 && count(box, "gone") < box->ranks;) pause_until(0, &looks);
+}
+
 static bool write_all(int file, const void *bytes, size_t count)
 {
     const char *next = (const char *)bytes;

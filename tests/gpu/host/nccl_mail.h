@@ -30,6 +30,8 @@ struct mail_box {
 /* Waits for all `ranks` to come; false: time is up, or no such folder can be made. */
 bool mail_open(struct mail_box *box, const char *folder, int rank, int ranks);
 void mail_leave(struct mail_box *box);
+/* For ever, where one does not leave. */
+void mail_wait_for_all(const struct mail_box *box);
 /* To each rank of [first, end): a header and a body. */
 bool mail_send(struct mail_box *box, enum mail_channel channel, int first, int end, const void *header,
                size_t header_bytes, const void *body, size_t body_bytes);

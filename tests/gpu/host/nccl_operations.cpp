@@ -204,6 +204,13 @@ static bool on_device(const void *pointer, size_t bytes)
     return !bytes || (host_cuda_is_device(pointer, bytes, &outside) && !outside);
 }
 
+/* HAPT_HOST_NCCL_UNCONNECTED: the rank that never gets further than communicators. */
+static bool cannot_connect(const struct ncclComm *comm)
+{
+    const char *rank = getenv("HAPT_HOST_NCCL_UNCONNECTED");
+    return rank && *rank && atoi(rank) == comm->box.rank;
+}
+
 static ncclResult_t run(const struct operation *op, ncclComm_t comm, cudaStream_t stream)
 {
     const size_t size = type_bytes((ncclDataType_t)op->header.type), bytes = op->header.count * size;
@@ -212,6 +219,7 @@ static ncclResult_t run(const struct operation *op, ncclComm_t comm, cudaStream_
     if (!comm || !size || op->header.op >= ncclNumOps)
         return host_nccl_fail(NULL, ncclInvalidArgument, "no such communicator, type or operation", -1);
     if (comm->error) return comm->error;
+    if (cannot_connect(comm)) return host_nccl_fail(comm, ncclSystemError, "no room for a connection", comm->box.rank);
     if (op->target < 0 || op->target_end > comm->box.ranks || op->source < 0 || op->source_end > comm->box.ranks)
         return host_nccl_fail(NULL, ncclInvalidArgument, "no such peer", -1);
     if (!on_device(op->send, op->sent * size) || !on_device(op->receive, op->received * size))
