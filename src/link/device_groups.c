@@ -241,6 +241,9 @@ enum hapt_status hapt_device_group_split(const struct hapt_device_group *parent,
     return make(parent, parent->group, color, key, part, fault);
 }
 
+/* Of the time-out, for each of two waits: who has failed waits for the others behind them. */
+#define CONNECT_SHARE 0.25
+
 /* A sum and a gathering of a word of each rank; or a word from one to the other. */
 static const char *use(const struct hapt_device_group *with, struct hapt_group *group, bool trades, int rank, int ranks, float *word)
 {
@@ -252,7 +255,7 @@ static const char *use(const struct hapt_device_group *with, struct hapt_group *
     for (int r = 0; r <= ranks; r++) bound[r] = (size_t)r * sizeof *word;
     const char *fault = with->groups->all_reduce(group, with->queue, false, HAPT_F32, word, word, 1);
     bool late = false;
-    if (!fault) fault = poll(with, group, NULL, 0.5 * hapt_collective_timeout_s(with->over), &late);
+    if (!fault) fault = poll(with, group, NULL, CONNECT_SHARE * hapt_collective_timeout_s(with->over), &late);
     if (late) fault = waited_in_vain;
     if (!fault) fault = with->groups->all_gather(group, with->queue, bound, word + rank, word);
     free(bound);
@@ -272,7 +275,7 @@ void hapt_device_group_connect(const struct hapt_device_group *with, struct hapt
     }
     const char *said = use(with, group, trades, rank, ranks, word);
     struct hapt_event *event = said ? NULL : with->backend->record(with->queue);
-    if (!said) said = poll(with, group, event, 0.5 * hapt_collective_timeout_s(with->over), &late);
+    if (!said) said = poll(with, group, event, CONNECT_SHARE * hapt_collective_timeout_s(with->over), &late);
     if (late) said = waited_in_vain;
     if (!said && with->backend->wait(event) != HAPT_OK) {
         snprintf(fault, HAPT_GROUPS_TEXT_CHARS, "%s", hapt_fail_message());
