@@ -241,11 +241,17 @@ enum hapt_status hapt_device_group_split(const struct hapt_device_group *parent,
     return make(parent, parent->group, color, key, part, fault);
 }
 
-/* Of the time-out, for each of two waits: who has failed waits for the others behind them. */
-#define CONNECT_SHARE 0.25
+/* The queue has what was asked of the group, with that answer: nothing may be queued behind it before. */
+static const char *settle_until(const struct hapt_device_group *with, struct hapt_group *group, const char *answer, struct hapt_event *event,
+                                double until_s)
+{
+    bool late = false;
+    const char *fault = answer ? answer : poll(with, group, event, until_s - hapt_time_s(), &late);
+    return late ? waited_in_vain : fault;
+}
 
 /* A sum and a gathering of a word of each rank; or a word from one to the other. */
-static const char *use(const struct hapt_device_group *with, struct hapt_group *group, bool trades, int rank, int ranks, float *word)
+static const char *use(const struct hapt_device_group *with, struct hapt_group *group, bool trades, int rank, int ranks, float *word, double until_s)
 {
     const struct hapt_block block = {word, sizeof *word};
     if (trades && rank == 0) return with->groups->send(group, with->queue, 1, &block, 1);
@@ -254,9 +260,7 @@ static const char *use(const struct hapt_device_group *with, struct hapt_group *
     if (!bound) return "a host has no memory left";
     for (int r = 0; r <= ranks; r++) bound[r] = (size_t)r * sizeof *word;
     const char *fault = with->groups->all_reduce(group, with->queue, false, HAPT_F32, word, word, 1);
-    bool late = false;
-    if (!fault) fault = poll(with, group, NULL, CONNECT_SHARE * hapt_collective_timeout_s(with->over), &late);
-    if (late) fault = waited_in_vain;
+    fault = settle_until(with, group, fault, NULL, until_s);
     if (!fault) fault = with->groups->all_gather(group, with->queue, bound, word + rank, word);
     free(bound);
     return fault;
@@ -266,24 +270,23 @@ void hapt_device_group_connect(const struct hapt_device_group *with, struct hapt
                                char fault[HAPT_GROUPS_TEXT_CHARS])
 {
     void *word;
-    bool late = false;
     if (!group || fault[0]) return;
     if (with->backend->allocate(with->device, (size_t)ranks * sizeof(float), &word) != HAPT_OK) {
         hapt_fail_reset(); /* there is another way */
         snprintf(fault, HAPT_GROUPS_TEXT_CHARS, "a device has no memory left to connect with others");
         return;
     }
-    const char *said = use(with, group, trades, rank, ranks, word);
+    /* Who has failed waits for the others behind it: they must have given up by then. */
+    const double until_s = hapt_time_s() + 0.5 * hapt_collective_timeout_s(with->over);
+    const char *said = settle_until(with, group, use(with, group, trades, rank, ranks, word, until_s), NULL, until_s);
     struct hapt_event *event = said ? NULL : with->backend->record(with->queue);
-    if (!said) said = poll(with, group, event, CONNECT_SHARE * hapt_collective_timeout_s(with->over), &late);
-    if (late) said = waited_in_vain;
-    if (!said && with->backend->wait(event) != HAPT_OK) {
+    said = settle_until(with, group, said, event, until_s);
+    if (said) {
+        snprintf(fault, HAPT_GROUPS_TEXT_CHARS, "%s", said);
+        with->groups->abort(group); /* what is in the queue writes to the word no more */
+    } else if (with->backend->wait(event) != HAPT_OK) {
         snprintf(fault, HAPT_GROUPS_TEXT_CHARS, "%s", hapt_fail_message());
         hapt_fail_reset();
-        return;
     }
-    if (said)
-        snprintf(fault, HAPT_GROUPS_TEXT_CHARS, "%s", said); /* what is in the queue may still write there */
-    else
-        with->backend->free(with->device, word);
+    with->backend->free(with->device, word);
 }

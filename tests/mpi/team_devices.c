@@ -430,6 +430,8 @@ static void compare(int inner, int axis)
         CHECK(fake.asked == 0);
         CHECK_OK(hapt_team_use_devices(&bench.team, &backend, device, NULL, text));
         CHECK_MESSAGE(bench.team.devices && strcmp(text, "messages") == 0, "devices by %s", text);
+        CHECK_MESSAGE(fake.asked == 2 * fake.groups, "%d groups were connected by %d operations", fake.groups, fake.asked);
+        fake.asked = 0;
         run_moves(&bench, round, got);
         run_flat(&bench, axes, round, sums + 3 * elements, elements);
         CHECK(fake.asked == 9); /* a slice moves nothing */
@@ -479,6 +481,12 @@ static void reasons(void)
     fake.fails = true;
     refused("no way to its peers");
     fake.fails = false;
+    fake.faulty = true; /* when it is first used */
+    refused("the wire is cut");
+    fake.faulty = false;
+    fake.stuck = true;
+    refused("its ranks did not find each other in time");
+    fake.stuck = false;
     if (test_env.world_rank == 1) setenv("HAPT_COLLECTIVES", "host", 1);
     refused("HAPT_COLLECTIVES=host");
     unsetenv("HAPT_COLLECTIVES");
