@@ -48,7 +48,25 @@ static __thread bool inside; /* calls of this library itself */
 /* When the call began: what another process does because of it comes later, also where this one is held up before it takes its note. */
 static __thread struct timespec began;
 
-#define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
+#define CALLS(call)                                                                                                                  \
+    call(open) call(open64) call(close) call(dup2) call(write) call(pwrite) call(pwrite64) call(ftruncate) call(ftruncate64) call(fsync) \
+    call(fdatasync) call(rename) call(mkdir) call(unlink) call(rmdir)
+
+/* What is behind this library, looked up before any fork: the child of a launcher with threads must not wait for the loader's lock, which
+ * another thread may have held. */
+static struct {
+#define MEMBER(name) __typeof__(&name) name;
+    CALLS(MEMBER)
+} real;
+
+__attribute__((constructor)) static void find_calls(void)
+{
+#define FIND(name) real.name = (__typeof__(&name))dlsym(RTLD_NEXT, #name);
+    CALLS(FIND)
+}
+
+/* Other libraries' constructors may come first. */
+#define REAL(name) (real.name ? real.name : (__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
 static void set_up(void)
 {
