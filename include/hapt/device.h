@@ -97,9 +97,8 @@ struct hapt_kernel {
  *
  * A function that gives a text returns NULL, or what went wrong, good until the next call: the caller knows who was about what. A group belongs
  * to the thread that made it. Work is put into a queue that is the same in all calls, but for such as was waited for; all ranks ask for the same in
- * the same order. Nothing
- * else may be queued before the group has settled, nor anything be asked of it after a fault but its end. For given ranks, shapes and devices
- * results are the same bits in every run, and sums the same on all ranks.
+ * the same order. Nothing else may be queued before the group has settled, nor anything be asked of it after a fault but its end. For given
+ * ranks, shapes and devices results are the same bits in every run, and sums the same on all ranks.
  */
 struct hapt_group;
 #define HAPT_GROUP_ID_BYTES 128

@@ -14,7 +14,7 @@
 struct hapt_device_group {
     const struct hapt_backend *backend;
     const struct hapt_groups *groups;
-    struct hapt_device *device;
+    struct hapt_device *device;   /* whose memory is traded */
     struct hapt_queue *queue;     /* where its work goes */
     struct hapt_collective *over; /* the same ranks, in the same order; borrowed */
     struct hapt_group *group;     /* NULL: none was made */

@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "system"))
+import processes  # noqa: E402
 import profiles  # noqa: E402
 from profiles import HAPT, LONG, MPIRUN, check  # noqa: E402
 
@@ -121,7 +122,7 @@ def unconnected(folder, model, data, layers, stages):
     if "HAPT_HOST_GPUS" not in os.environ:
         return
     what = (model, data, cluster(os.path.join(folder, "apart.json"), [2]), 2, stages.replace("L", str(layers)), "")
-    loss, libraries, said = train(*what, os.path.join(folder, "apart"), HAPT_HOST_NCCL_UNCONNECTED="1", HAPT_HOST_NCCL_TIMEOUT_S="3")
+    loss, _, said = train(*what, os.path.join(folder, "apart"), HAPT_HOST_NCCL_UNCONNECTED="1", HAPT_HOST_NCCL_TIMEOUT_S="3")
     expected, _, _ = train(*what, os.path.join(folder, "apart-host"), HAPT_COLLECTIVES="host")
     check("NCCL: unhandled system error: no " in said, f"{stages}, no connection: {said[-300:]}")
     check(len(loss) > 0 and np.array_equal(loss, expected), f"{stages}, no connection: losses {loss} and {expected}")
@@ -136,14 +137,6 @@ def rank_of(process):
         return -1
 
 
-def children(process):
-    found = []
-    for task in os.listdir(f"/proc/{process}/task"):
-        with open(f"/proc/{process}/task/{task}/children") as file:
-            found += map(int, file.read().split())
-    return found
-
-
 def stopped_rank(folder, model, data, described, stages):
     """A rank that stands still is named by the one that waits for it."""
     output = os.path.join(folder, "stopped")
@@ -153,7 +146,7 @@ def stopped_rank(folder, model, data, described, stages):
     for line in process.stderr:  # up to where the stages are connected
         if "collectives of its devices" in line:
             time.sleep(3)
-            stopped = next((x for x in children(process.pid) if rank_of(x) == 1), None)
+            stopped = next((x for x in processes.children(process.pid) if rank_of(x) == 1), None)
             if stopped:
                 os.kill(stopped, signal.SIGSTOP)
             break

@@ -56,6 +56,10 @@ def start(ranks, output, *more, wrap=(), prepare=None, **environment):
                 sys.exit("it hangs: %s %s\n%s%s" % (more, environment, err, places))
 
 
+def hung_text():
+    return "; mpirun hung %d times" % hung if hung else ""
+
+
 def weights(output):
     """(step, weights) of the newest good checkpoint, or (None, None)."""
     exported = folder + "/w.h5"
@@ -176,7 +180,7 @@ def calls():
             tried += 1
             failed += judge(done, good, ranks, call, "rank %d of %d, asynchronous %s, %s %d of %d, %s%s, seed %d" % (
                 rank, ranks, asynchronous, call, at, total, error, " from there on" if more else "", seed))
-    print("%d failing calls, %d of them end the run, seed %d%s" % (tried, failed, seed, "; mpirun hung %d times" % hung if hung else ""))
+    print("%d failing calls, %d of them end the run, seed %d%s" % (tried, failed, seed, hung_text()))
     if failed < 8:
         sys.exit("hardly any call was tried")
 
@@ -207,7 +211,7 @@ def kill():
             check_intact(good, folder + "/work", EVERY, why)
             go_on(good, ranks, why)
             killed += 1
-    print("%d runs killed before a call, seed %d" % (killed, seed))
+    print("%d runs killed before a call, seed %d%s" % (killed, seed, hung_text()))
 
 
 def digest(top):
@@ -251,7 +255,7 @@ def crash():
                         seen.add(state)
                         check_intact(good, again, safe, "a crash after call %d (%s), %s kept, asynchronous %s, seed %d" %
                                      (place, " ".join(str(word) for word in recorded[place - 1][1:3]), how, asynchronous, seed))
-    print("%d states after a crash, seed %d" % (states, seed))
+    print("%d states after a crash, seed %d%s" % (states, seed, hung_text()))
 
 
 def disk():
