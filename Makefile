@@ -74,7 +74,7 @@ all: build/hapt $(tests) $(benches) $(faults) $(cuda_plugin) $(cuda_plans) $(cud
 
 # An earlier plug-in would still be found beside the executable.
 ifeq ($(CUDA),0)
-$(BUILD)/hapt: without_cuda
+$(BUILD)/hapt: | without_cuda
 without_cuda: FORCE
 	$(Q)rm -f $(BUILD)/hapt-cuda.so
 endif

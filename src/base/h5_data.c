@@ -114,13 +114,29 @@ static enum hapt_status extent_of(struct hapt_h5 *file, hid_t id, const char *na
     return HAPT_OK;
 }
 
+/* Compact data lie in the object's header, as many bytes as it says; the library reads what the shape takes, be it there or not. */
+static bool is_cut_short(hid_t id)
+{
+    const hid_t layout = H5Dget_create_plist(id), space = H5Dget_space(id), type = H5Dget_type(id);
+    bool cut_short = layout < 0 || space < 0 || type < 0;
+    if (!cut_short && H5Pget_layout(layout) == H5D_COMPACT)
+        cut_short = (double)H5Sget_simple_extent_npoints(space) * (double)H5Tget_size(type) > (double)H5Dget_storage_size(id);
+    if (type >= 0) H5Tclose(type);
+    if (space >= 0) H5Sclose(space);
+    if (layout >= 0) H5Pclose(layout);
+    return cut_short;
+}
+
 static enum hapt_status open_dataset(struct hapt_h5 *file, const char *name, hid_t *id)
 {
     if (!hapt_h5_exists(file, name))
         return hapt_fail(HAPT_ERR_INPUT, "the file is incomplete or of another format", "dataset %s is missing in %s", name,
                          file->path);
     *id = H5Dopen2(file->id, name, H5P_DEFAULT);
-    return *id < 0 ? hapt_h5_fail(file, "dataset", name) : HAPT_OK;
+    if (*id < 0) return hapt_h5_fail(file, "dataset", name);
+    if (!is_cut_short(*id)) return HAPT_OK;
+    H5Dclose(*id);
+    return hapt_fail(HAPT_ERR_INPUT, "take another copy or make it again", "%s is damaged: %s has fewer bytes than its shape takes", file->path, name);
 }
 
 enum hapt_status hapt_h5_shape(struct hapt_h5 *file, const char *name, int *dims, int64_t *shape)

@@ -88,7 +88,8 @@ static int64_t read_box(struct rehearsal *rehearsal, hid_t dataset, hid_t type, 
     return elements;
 }
 
-/* All of it, or as many boxes as there is time for, evenly spread. Where its chunks lie is looked up for each of them. */
+/* All of it, or as many boxes as there is time for, evenly spread; one of what was never written. Where its chunks lie is looked up for
+ * each of them. */
 static void read_numbers(struct rehearsal *rehearsal, hid_t dataset, int dims, const int64_t *shape)
 {
     hsize_t extent[H5S_MAX_RANK];
@@ -103,8 +104,9 @@ static void read_numbers(struct rehearsal *rehearsal, hid_t dataset, int dims, c
         extent[d] = (hsize_t)shape[d];
     }
     const int64_t left = (most_file_bytes - rehearsal->bytes) / width;
-    if (H5Dget_storage_size(dataset) == 0 || left <= 0) return;
-    const int64_t most = left < most_dataset_bytes / width ? left : most_dataset_bytes / width;
+    if (left <= 0) return;
+    const int64_t wanted = H5Dget_storage_size(dataset) == 0 ? 0 : most_dataset_bytes / width;
+    const int64_t most = left < wanted ? left : wanted;
     const int64_t boxes = most / BLOCK_ELEMENTS + 1;
     const int64_t stride = elements <= most ? 0 : elements / boxes;
     for (int64_t first = 0, read = 0; first < elements && read <= most;) {

@@ -36,6 +36,7 @@ static enum hapt_status read_element(struct hapt_h5 *file, const char *path, int
                          path, hapt_h5_path(file), "the model");
     }
     for (int d = 0; d < dims; d++) elements *= shape[d];
+    HAPT_TRY(hapt_h5_check_written(file, path));
     HAPT_TRY(hapt_h5_read_rows(file, path, HAPT_H5_F32, 0, shape[0], value));
     for (int64_t i = 0; i < elements; i++) {
         if (isfinite(value[i])) continue;

@@ -227,6 +227,7 @@ static enum hapt_status read_tensor(struct hapt_h5 *file, const char *dataset, i
         return hapt_fail(HAPT_ERR_INPUT, "resume with the model the checkpoint was made with",
                          "%s: %s has %lld elements, the model's has %lld", hapt_h5_path(file), dataset,
                          (long long)count, (long long)elements);
+    HAPT_TRY(hapt_h5_check_written(file, dataset));
     return hapt_h5_read_rows(file, dataset, HAPT_H5_F32, 0, shape[0], value);
 }
 

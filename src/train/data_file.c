@@ -243,6 +243,8 @@ static enum hapt_status read_normalisation(struct hapt_h5 *file, const struct da
     if (!hapt_h5_exists(file, "/mean") && !hapt_h5_exists(file, "/std")) return HAPT_OK;
     HAPT_TRY(check_alike(file, "/images", &layout->channels, "/mean", 1));
     HAPT_TRY(check_alike(file, "/images", &layout->channels, "/std", 1));
+    HAPT_TRY(hapt_h5_check_written(file, "/mean"));
+    HAPT_TRY(hapt_h5_check_written(file, "/std"));
     HAPT_TRY(hapt_h5_read_rows(file, "/mean", HAPT_H5_F32, 0, layout->channels, memory->mean));
     HAPT_TRY(hapt_h5_read_rows(file, "/std", HAPT_H5_F32, 0, layout->channels, memory->std));
     for (int64_t c = 0; c < layout->channels; c++) {

@@ -29,7 +29,10 @@ if [ -e "$HAPT_BUILD/hapt-cuda.so" ]; then
 fi
 
 if command -v make >/dev/null; then
-    check "make CUDA=0 leaves no earlier plug-in" grep -q 'rm -f build/none/hapt-cuda.so' <(make -n CUDA=0 VARIANT=none build/none/hapt 2>/dev/null)
+    mkdir "$scratch/none" && cp -a "$HAPT_BUILD"/{src,libhapt.a,solvers} "$scratch/none/" && touch "$scratch/none/hapt-cuda.so"
+    check "make CUDA=0" make -s CUDA=0 VARIANT="${HAPT_BUILD##*/}" BUILD="$scratch/none" "$scratch/none/hapt" >"$scratch/said" 2>&1
+    check "make CUDA=0 leaves no earlier plug-in" test ! -e "$scratch/none/hapt-cuda.so"
+    check "without the back end" grep -q '^0 devices: this build has no CUDA back end' <(HAPT=$scratch/none/hapt doctor)
 fi
 
 # 2. Values of the host's cuDNN are those of the real header, where one is.

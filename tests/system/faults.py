@@ -46,14 +46,16 @@ def start(ranks, output, *more, wrap=(), prepare=None, **environment):
             return subprocess.CompletedProcess(run.args, run.returncode, out, err)
         except subprocess.TimeoutExpired:
             left = [pid for pid in processes.children(run.pid) if processes.alive(pid)] if ranks > 1 else [run.pid]
-            places = "".join("process %d\n%s\n" % (pid, processes.where(pid)) for pid in left)
-            for pid in left + [run.pid]:
+            stuck = left + [run.pid] if ranks > 1 else left
+            places = "".join("process %d\n%s\n" % (pid, processes.where(pid)) for pid in stuck)
+            for pid in stuck:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             _, err = run.communicate()
             hung += 1
             if left or hung > 2:
                 sys.exit("it hangs: %s %s\n%s%s" % (more, environment, err, places))
+            print("mpirun hangs without ranks: %s\n%s%s" % (environment, err, places), file=sys.stderr)
 
 
 def hung_text():
