@@ -61,8 +61,6 @@ def away(weights, reference):
     for name in set(weights) & set(reference["trained"]):
         if name.endswith("key.bias"):
             continue
-        if "bn1.weight" in weights and name == "bn1.bias":  # some elements are dead (PyTorch in fp32: 0.1 away)
-            continue
         if "trained_fp32" in reference and apart(reference["trained_fp32"], reference, name) > 3e-4:
             print(f"{name}: PyTorch in fp32 is {apart(reference['trained_fp32'], reference, name):.1e} away")
             continue
