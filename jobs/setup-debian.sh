@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what this machine lacks for building, testing and running hapt, from Debian's or Ubuntu's packages.
 #   jobs/setup-debian.sh           build, tests, and the text that the demonstration model learns
-#   jobs/setup-debian.sh bench     also PyTorch, the peer that `make bench` runs beside
+#   jobs/setup-debian.sh bench     also PyTorch, the peer that `make bench` runs beside, and the digits that a test learns
 #   jobs/setup-debian.sh lab       also Slurm and what shapes links, for the tests on a cluster of network namespaces (tests/lab)
 # It asks for each thing whether it works here, whoever installed it, so it is quick and changes nothing when all is there.
 set -euo pipefail
@@ -48,7 +48,10 @@ need libpetsc-real-dev library petsc PETSc
 need libglpk-dev header glpk.h
 need python3-h5py module h5py
 need bible-kjv program bible
-[ $bench = no ] || need python3-torch module torch
+if [ $bench = yes ]; then
+    need python3-torch module torch
+    need python3-sklearn module sklearn
+fi
 if [ $lab = yes ]; then
     need iproute2 program tc
     need munge program munged
