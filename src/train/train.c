@@ -166,11 +166,11 @@ static void sum_votes(const struct run *run, int64_t step, double *loss, double 
     for (int r = 0; r < run->env->world_size; r++) *stop |= (int)run->vote[r].stop;
 }
 
-static enum hapt_status watch_ranks(struct run *run, int64_t step)
+static enum hapt_status watch_ranks(struct run *run, int64_t step, double time_s)
 {
     if (!run->slow) return HAPT_OK;
     for (int r = 0; r < run->env->world_size; r++) run->sample[r] = run->vote[r].sample;
-    return watch_slow_step(run->slow, step, run->sample, run->result);
+    return watch_slow_step(run->slow, step, time_s, run->sample, run->result);
 }
 
 /* Before the update: the weights are those of the step before. */
@@ -213,7 +213,7 @@ static enum hapt_status take_step(struct run *run, int64_t step, int *stop)
     if (skips)
         hapt_note(run->env, "step %lld: gradients overflow in fp16; nothing was updated, the loss scale is %g now\n", (long long)step, run->scale.value);
     record_stages(run, time_s);
-    status = watch_ranks(run, step);
+    status = watch_ranks(run, step, time_s);
     if (status != HAPT_OK) hapt_die(status);
     history->loss[step] = loss;
     history->gradient_norm[step] = norm;

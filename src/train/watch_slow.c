@@ -22,6 +22,10 @@ enum {
 #define CROWD_MOST 5.0
 #define SPREAD_NOISE 2.0
 #define SPREAD_USUAL 0.05
+/* What idles computes more slowly afterwards, its caches are cold and its clock is low; and its speed hardly matters. By this share of the
+ * time of a step in which it idles beyond the plan: cores that waited for a link at a tenth of its rate, 0.7 of the time, took up to 1.7 times
+ * their CPU time, and 1.4 times that of the others. */
+#define IDLE_NOISE 1.0
 /* A core may be slower for a moment: a difference that was seen for a short time only must be larger by this share, half of it after
  * DRIFT_S, and so on. */
 #define DRIFT_NOISE 1.0
@@ -65,6 +69,7 @@ struct watch_slow {
     int *chunk_of;             /* [world_size] -1: idle */
     int *host_of;              /* [world_size] lowest rank of the same host */
     double *planned_s;         /* [stages] for the microbatches of a step */
+    struct ring step_s;        /* from end to end */
     struct rank_window *rank;  /* [world_size] */
     struct link_window *link;  /* [2 * stages] boundary behind stage k, forward and backward */
     struct suspect *rank_suspect, *link_suspect;
@@ -276,13 +281,23 @@ static double weigh_window(struct watch_slow *slow)
     return CROWD_NOISE * fmax(fmin(fullest, CROWD_MOST) - CROWD_USUAL, 0) + SPREAD_NOISE * fmax(widest - SPREAD_USUAL, 0);
 }
 
+/* The share of a step in which the rank idles beyond the plan. */
+static double idle_share(const struct watch_slow *slow, int rank)
+{
+    const struct hapt_plan *plan = slow->stage->plan;
+    const double step_s = median(&slow->step_s, NULL), busy_s = median(&slow->rank[rank].busy_s, NULL);
+    const double planned_s = fmax((isfinite(plan->simulated_s) ? plan->simulated_s : plan->latency_s) - slow->planned_s[slow->chunk_of[rank]], 0);
+    return step_s > 0 ? fmin(fmax(step_s - busy_s - planned_s, 0) / step_s, 1) : 0;
+}
+
 static enum hapt_status judge_ranks(struct watch_slow *slow, int64_t step, struct hapt_train_result *result)
 {
-    const double limit = 1 + slow->threshold, unsure = limit + weigh_window(slow);
+    const double limit = 1 + slow->threshold, noise = weigh_window(slow);
     for (int r = 0; r < slow->stage->env->world_size; r++) {
         const double device_others = others(slow, slow->device, r), clock_others = others(slow, slow->clock, r);
         if (slow->device[r] <= 0 || device_others <= 0) continue;
         const double planned_s = slow->planned_s[slow->chunk_of[r]], busy_s = median(&slow->rank[r].busy_s, NULL);
+        const double unsure = limit + noise + IDLE_NOISE * idle_share(slow, r);
         const bool device_slow = slow->device[r] > unsure && slow->device[r] > unsure * device_others;
         const bool starved = slow->clock[r] > fmax(STARVED, limit) * clock_others;
         const bool slower = busy_s > limit * planned_s && (device_slow || starved);
@@ -357,10 +372,11 @@ static enum hapt_status judge_links(struct watch_slow *slow, int64_t step, struc
     return HAPT_OK;
 }
 
-enum hapt_status watch_slow_step(struct watch_slow *slow, int64_t step, const struct watch_sample *sample,
+enum hapt_status watch_slow_step(struct watch_slow *slow, int64_t step, double step_s, const struct watch_sample *sample,
                                  struct hapt_train_result *result)
 {
     if (slow->threshold <= 0 || slow->steps++ < SKIPPED) return HAPT_OK;
+    slow->step_s.of_step[slow->steps % WINDOW] = step_s;
     keep_sample(slow, sample);
     keep_links(slow, sample);
     if (slow->steps < SKIPPED + WINDOW) return HAPT_OK;

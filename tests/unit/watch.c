@@ -31,7 +31,8 @@ static void begin(struct run *run)
         run->ranks[c] = run->rank[c];
     }
     run->part[0].comm_s = COMM_S;
-    run->plan = (struct hapt_plan){.microbatches = MICROBATCHES, .stage_count = STAGES, .t_max_s = COMPUTE_S, .hide_threshold = 0.02, .stage = run->part};
+    run->plan = (struct hapt_plan){.microbatches = MICROBATCHES, .stage_count = STAGES, .t_max_s = COMPUTE_S,
+                                    .latency_s = (MICROBATCHES + STAGES - 1) * COMPUTE_S, .simulated_s = NAN, .hide_threshold = 0.02, .stage = run->part};
     run->stage = (struct stage){.env = &run->env, .plan = &run->plan, .ranks = run->ranks};
     hapt_arena_init(&run->arena);
     CHECK_OK(watch_slow_create(&run->stage, 0.2, &run->arena, &run->slow));
@@ -42,11 +43,12 @@ static void end(struct run *run)
     hapt_arena_release(&run->arena);
 }
 
-/* One step: what a message took forward and backward at every sender, and how long its ranks waited for cores, as a share of the CPU time. */
-static void step(struct run *run, double forward_s, double backward_s, double crowd)
+/* One step of `step_s`: what a message took forward and backward at every sender, how many times its CPU time a rank takes where it waits for
+ * cores, and how many times as long as planned the last rank computes. */
+static void step_of(struct run *run, double step_s, double forward_s, double backward_s, double crowd, double last)
 {
-    const double cpu_s = MICROBATCHES * COMPUTE_S;
     for (int r = 0; r < RANKS; r++) {
+        const double cpu_s = MICROBATCHES * COMPUTE_S * (r == RANKS - 1 ? last : 1);
         const bool first = r < SIZE;
         run->sample[r] = (struct watch_sample){.effort = {.busy_s = cpu_s * crowd, .device_s = cpu_s, .raw_s = cpu_s * crowd}};
         run->sample[r].link[STAGE_LINK_FORWARD_OUT] = (struct stage_link_time){first ? forward_s : 0, first};
@@ -54,7 +56,12 @@ static void step(struct run *run, double forward_s, double backward_s, double cr
         run->sample[r].link[STAGE_LINK_BACKWARD_OUT] = (struct stage_link_time){first ? 0 : backward_s, !first};
         run->sample[r].link[STAGE_LINK_BACKWARD_IN] = (struct stage_link_time){0, first};
     }
-    CHECK_OK(watch_slow_step(run->slow, run->step++, run->sample, &run->result));
+    CHECK_OK(watch_slow_step(run->slow, run->step++, step_s, run->sample, &run->result));
+}
+
+static void step(struct run *run, double forward_s, double backward_s, double crowd)
+{
+    step_of(run, crowd * run->plan.latency_s, forward_s, backward_s, crowd, 1);
 }
 
 /* As counted over a trunk that stays as it is: single steps differ by more than half, the median by little. */
@@ -123,11 +130,36 @@ static void silent(void)
     end(&run);
 }
 
+/* The last rank becomes slower: named once, within 20 steps. Where all of the step is waiting for a link, only if it is far slower. */
+static void slower_rank(void)
+{
+    enum { FROM = 30 };
+    const struct { double waiting, times; int named; } one[] = {{1, 1.1, 0}, {1, 3, 1}, {8, 2, 0}, {8, 4, 1}};
+    for (size_t i = 0; i < sizeof one / sizeof *one; i++) {
+        struct run run;
+        begin(&run);
+        for (int s = 0; s < FROM + 60; s++) {
+            const double last = s < FROM ? 1 : one[i].times;
+            step_of(&run, one[i].waiting * (run.plan.latency_s + MICROBATCHES * COMPUTE_S * (last - 1)), COMM_S, COMM_S, 1, last);
+        }
+        CHECK_MESSAGE(run.result.warning_count == one[i].named, "%g times as slow, steps of %g times as long: %d named", one[i].times,
+                      one[i].waiting, run.result.warning_count);
+        for (int w = 0; w < run.result.warning_count; w++) {
+            const struct hapt_train_warning *warning = &run.result.warning[w];
+            CHECK(warning->rank == RANKS - 1 && warning->stage == STAGES - 1 && warning->peer_stage == -1);
+            CHECK(warning->step >= FROM && warning->step < FROM + 20);
+            CHECK_NEAR(warning->ratio, one[i].times, 1e-9);
+        }
+        end(&run);
+    }
+}
+
 int main(void)
 {
     RUN(constant);
     RUN(dropped);
     RUN(passing);
     RUN(silent);
+    RUN(slower_rank);
     return test_finish();
 }
