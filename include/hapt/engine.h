@@ -47,6 +47,9 @@ struct hapt_engine_options {
 enum hapt_status hapt_engine_create(const struct hapt_program *program, const struct hapt_engine_options *options,
                                     struct hapt_engine **engine);
 void hapt_engine_destroy(struct hapt_engine *engine);
+/* On devices of their own every kernel is run once, on zeros, and memory is cleared again: a device may have to come to rest while a kernel or
+ * a plan of a library is brought to it, which must not happen while a group of devices waits in it for another. Right after hapt_engine_create. */
+enum hapt_status hapt_engine_warm_up(struct hapt_engine *engine);
 /* Who has given links says, before the first of them is used, whether they are `on_device`: else devices whose memory the host cannot read get
  * host memory for what passes through it. */
 enum hapt_status hapt_engine_connect(struct hapt_engine *engine, bool on_device);

@@ -80,6 +80,12 @@ struct hapt_piece {
     size_t modelled_bytes; /* rehearsal: it is paced as if it had so many bytes and comes in one; 0: as many as it has */
 };
 
+/* Two ranks whose devices trade a flow's messages. */
+struct hapt_pair {
+    struct hapt_group *group; /* of these two, the sender its rank 0 (hapt_backend.groups); nothing else uses it */
+    void *dense;              /* device memory for a message's runs of bytes, one behind the other; NULL: it has none */
+};
+
 /*
  * One direction of one boundary, seen from this rank: a sequence of like messages, one a microbatch, each made of
  * pieces. Sender and receiver list the pieces they share in the same order. Messages are numbered from 0 over the whole
@@ -99,9 +105,9 @@ struct hapt_flow_options {
     bool on_device;    /* these addresses are the device's (hapt_courier_use_device), and the host cannot read there */
     int piece_count;
     const struct hapt_piece *piece; /* copied */
-    /* [piece_count] Where devices trade among themselves (hapt_backend.groups): a group of the two ends, the sender its rank 0, that nothing else
-     * uses; pieces of one peer have the same. Both ends of a flow have them or neither. NULL: messages pass through the host. Copied. */
-    struct hapt_group *const *group;
+    /* [piece_count] Where devices trade among themselves; pieces of one peer have the same. Both ends of a flow have them or neither. NULL:
+     * messages pass through the host. Copied; what they name is borrowed. */
+    const struct hapt_pair *pair;
     /* Sending: when message k had its first chunk on its way; receiving: when its last one was there, of any peer. At time_s[k %
      * time_count], to be read after hapt_courier_drain; borrowed. NULL: not kept. */
     double *time_s;

@@ -308,6 +308,15 @@ static enum hapt_status convert(struct hapt_engine *engine, const float *from, v
     return engine->convert->run(&call, engine->queue);
 }
 
+/* The compute copies of a group's weights. */
+static enum hapt_status convert_group(struct hapt_engine *engine, const struct hapt_memory_group *group)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
+    if (plan->copy_offset == (size_t)-1 || group->end == group->first) return HAPT_OK;
+    return convert(engine, (float *)(engine->memory + plan->master_offset) + group->first,
+                   (uint16_t *)(engine->memory + plan->copy_offset) + group->first, engine->copy_dtype, group->end - group->first);
+}
+
 /* The weights of a group from the ranks that updated them, and their compute copies. */
 static enum hapt_status gather_weights(struct hapt_engine *engine, const struct hapt_memory_group *group)
 {
@@ -320,8 +329,7 @@ static enum hapt_status gather_weights(struct hapt_engine *engine, const struct 
     HAPT_TRY(hapt_engine_to_host(engine, &block, elements));
     HAPT_TRY(links->all_gather(links->context, group->axes, block, bounds_of(engine, group)));
     HAPT_TRY(hapt_engine_from_host(engine, weights, block, elements));
-    if (plan->copy_offset == (size_t)-1) return HAPT_OK;
-    return convert(engine, weights, (uint16_t *)(engine->memory + plan->copy_offset) + group->first, engine->copy_dtype, elements);
+    return convert_group(engine, group);
 }
 
 enum hapt_status hapt_engine_update(struct hapt_engine *engine, const struct hapt_update *update)
@@ -362,15 +370,23 @@ static float *parameter_address(struct hapt_engine *engine, int tensor, int stat
     return NULL;
 }
 
+/* Its compute copy, where it has one. */
+static enum hapt_status convert_parameter(struct hapt_engine *engine, int tensor)
+{
+    size_t first, count;
+    float *place = parameter_address(engine, tensor, -1, &first, &count);
+    const enum hapt_dtype dtype = engine->program->graph->tensor[tensor].dtype;
+    if (count == 0 || dtype == HAPT_F32) return HAPT_OK;
+    return convert(engine, place, hapt_engine_operand(engine, tensor, 0), dtype, count);
+}
+
 enum hapt_status hapt_engine_set(struct hapt_engine *engine, int tensor, int state, const float *value)
 {
     size_t first, count;
     float *place = parameter_address(engine, tensor, state, &first, &count);
     if (count == 0) return HAPT_OK;
     HAPT_TRY(engine->options.backend->copy(engine->queue, place, value + first, count * sizeof *value));
-    const enum hapt_dtype dtype = engine->program->graph->tensor[tensor].dtype;
-    if (state < 0 && dtype != HAPT_F32)
-        HAPT_TRY(convert(engine, place, hapt_engine_operand(engine, tensor, 0), dtype, count));
+    if (state < 0) HAPT_TRY(convert_parameter(engine, tensor));
     return hapt_engine_finish(engine);
 }
 
@@ -381,5 +397,47 @@ enum hapt_status hapt_engine_get(struct hapt_engine *engine, int tensor, int sta
     memset(value, 0, local_elements(engine, tensor) * sizeof *value);
     if (count == 0) return HAPT_OK;
     HAPT_TRY(engine->options.backend->copy(engine->queue, value + first, place, count * sizeof *value));
+    return hapt_engine_finish(engine);
+}
+
+static enum hapt_status exchange_nothing(void *context, float *data, size_t elements, bool largest)
+{
+    (void)context, (void)data, (void)elements, (void)largest;
+    return HAPT_OK;
+}
+
+/* Every kernel as it will be called, but alone: no rank exchanges anything. */
+static enum hapt_status run_kernels(struct hapt_engine *engine)
+{
+    const struct hapt_update nothing = {.optimizer = engine->plan->state_count == 2 ? HAPT_OPTIMIZER_ADAMW : HAPT_OPTIMIZER_SGD, .epsilon = 1, .step = 1};
+    for (enum hapt_section section = HAPT_SECTION_FORWARD; section <= HAPT_SECTION_BACKWARD; section++)
+        for (int s = 0; s < engine->section[section].step_count; s++) {
+            const struct bound_step *step = &engine->section[section].step[s];
+            struct hapt_call call = step->call;
+            if (call.exchange) call.exchange = exchange_nothing;
+            if (step->kernel) HAPT_TRY(step->kernel->run(&call, engine->queue));
+        }
+    for (int p = 0; p < engine->parameter_count; p++) HAPT_TRY(hapt_engine_run(engine, &engine->square_sum[p]));
+    for (int g = 0; g < HAPT_MEMORY_GROUPS; g++) {
+        const struct hapt_memory_group *group = &engine->plan->group[g];
+        HAPT_TRY(update_block(engine, &nothing, group, group->first, group->end, 0));
+        HAPT_TRY(convert_group(engine, group));
+    }
+    for (int t = 0; t < engine->program->tensor_count; t++) {
+        const int tensor = engine->program->tensor[t].tensor;
+        if (engine->program->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER) HAPT_TRY(convert_parameter(engine, tensor));
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_engine_warm_up(struct hapt_engine *engine)
+{
+    const size_t bytes = engine->plan->total_bytes;
+    struct bound_step clear = engine->zero;
+    if (!engine->options.backend->pin) return HAPT_OK;
+    HAPT_ASSERT(bytes % sizeof(float) == 0);
+    clear.call.output[0] = hapt_engine_flat_view(engine->memory, HAPT_F32, bytes / sizeof(float));
+    HAPT_TRY(run_kernels(engine));
+    HAPT_TRY(hapt_engine_run(engine, &clear));
     return hapt_engine_finish(engine);
 }

@@ -85,7 +85,7 @@ static enum hapt_status add_channels(struct hapt_courier *courier, struct flow *
         flow->piece_channel[i] = c;
         flow->message_bytes += flow->options.piece[i].modelled_bytes ? flow->options.piece[i].modelled_bytes : flow->options.piece[i].bytes;
         struct window *window = flow->options.sends ? &flow->window : &flow->channel[c].window;
-        if (flow->options.piece[i].runs.count > 0 && !window->buffer && !flow->options.group)
+        if (flow->options.piece[i].runs.count > 0 && !window->buffer && !flow->options.pair)
             HAPT_NEW(window->buffer, &courier->arena, WINDOW * HAPT_LINK_CHUNK_BYTES);
     }
     return HAPT_OK;
@@ -101,7 +101,7 @@ enum hapt_status hapt_courier_add(struct hapt_courier *courier, const struct hap
 {
     HAPT_ASSERT(!courier->running && options->piece_count > 0 && options->slot_count > 0 && options->peer_slots > 0);
     HAPT_ASSERT(!options->on_device || (courier->backend && !options->stamped));
-    HAPT_ASSERT(!options->group || options->on_device);
+    HAPT_ASSERT(!options->pair || options->on_device);
     for (int i = 0; i < options->piece_count; i++) {
         const struct hapt_piece *piece = &options->piece[i];
         HAPT_ASSERT((piece->modelled_bytes > 0 || !options->stamped) && (piece->modelled_bytes == 0 || piece->bytes <= HAPT_LINK_CHUNK_BYTES));
@@ -127,11 +127,11 @@ enum hapt_status hapt_courier_add(struct hapt_courier *courier, const struct hap
     memcpy(base, options->base, addresses * sizeof *base);
     made->options.piece = piece;
     made->options.base = base;
-    if (options->group) {
-        struct hapt_group **group;
-        HAPT_NEW(group, &courier->arena, options->piece_count);
-        memcpy(group, options->group, (size_t)options->piece_count * sizeof *group);
-        made->options.group = group;
+    if (options->pair) {
+        struct hapt_pair *pair;
+        HAPT_NEW(pair, &courier->arena, options->piece_count);
+        memcpy(pair, options->pair, (size_t)options->piece_count * sizeof *pair);
+        made->options.pair = pair;
     }
     HAPT_NEW(made->queue_slot, &courier->arena, options->slot_count);
     HAPT_NEW(made->queue_ready_s, &courier->arena, options->slot_count);
@@ -139,14 +139,14 @@ enum hapt_status hapt_courier_add(struct hapt_courier *courier, const struct hap
     HAPT_NEW(made->slot_due_s, &courier->arena, options->slot_count);
     HAPT_NEW(made->freed_s, &courier->arena, options->peer_slots);
     HAPT_TRY(add_channels(courier, made));
-    for (int c = 0; c < made->channel_count && courier->transfer->rate && made->options.bandwidth <= 0 && !options->group; c++) {
+    for (int c = 0; c < made->channel_count && courier->transfer->rate && made->options.bandwidth <= 0 && !options->pair; c++) {
         struct channel *channel = &made->channel[c];
         channel->counts = courier->transfer->rate(courier->context, channel->peer, 2 * options->tag, &channel->counted);
         channel->taken = channel->counted;
     }
     *flow = courier->flow_count;
     courier->flow[courier->flow_count++] = made;
-    if (options->group) return meeting_prepare(courier, made);
+    if (options->pair) return meeting_prepare(courier, made);
     return options->on_device ? staging_create(courier, made) : HAPT_OK;
 }
 
@@ -238,9 +238,9 @@ static void *run_courier(void *argument)
         for (int f = 0; f < courier->flow_count && pass.status == HAPT_OK; f++) {
             struct flow *flow = courier->flow[f];
             if (flow->options.sends)
-                (flow->options.group ? meeting_advance_sender : hapt_flow_advance_sender)(courier, flow, &pass);
+                (flow->options.pair ? meeting_advance_sender : hapt_flow_advance_sender)(courier, flow, &pass);
             else
-                (flow->options.group ? meeting_advance_receiver : hapt_flow_advance_receiver)(courier, flow, &pass);
+                (flow->options.pair ? meeting_advance_receiver : hapt_flow_advance_receiver)(courier, flow, &pass);
         }
         if (pass.news) wake_compute(courier);
         if (pass.status != HAPT_OK) hapt_link_await_end(INFINITY); /* connections break when a peer dies */
@@ -454,10 +454,7 @@ void hapt_courier_destroy(struct hapt_courier *courier)
     if (!courier) return;
     HAPT_ASSERT(!courier->running);
     bells_destroy(courier->bells);
-    for (int f = 0; f < courier->flow_count; f++) {
-        staging_destroy(courier, courier->flow[f]);
-        meeting_release(courier, courier->flow[f]);
-    }
+    for (int f = 0; f < courier->flow_count; f++) staging_destroy(courier, courier->flow[f]);
     courier->transfer->close(courier->context);
     if (courier->kick >= 0) close(courier->kick);
     pthread_cond_destroy(&courier->work);

@@ -47,9 +47,8 @@ struct channel {
     struct hapt_transfer_rate counted, taken; /* when it was asked last; when the compute thread was told last */
     atomic_llong shortest_ns; /* from the first to the last chunk, since asked; 0: none */
     /* between devices (flow_device.c) */
-    struct hapt_group *group;
+    struct hapt_pair pair;
     struct hapt_block *block; /* [piece_count] of the message under way */
-    char *dense;              /* device memory for its runs, one behind the other; NULL: there are none */
     bool word_in_flight;      /* that a message is on its way, */
     struct hapt_transfer_request word;
     int64_t heard; /* ... receiving: of so many */
@@ -167,7 +166,6 @@ void flow_judge_sender(struct flow *flow, struct pass *pass);
 
 /* flow_device.c: messages that devices trade. */
 enum hapt_status meeting_prepare(struct hapt_courier *courier, struct flow *flow);
-void meeting_release(struct hapt_courier *courier, struct flow *flow);
 void meeting_advance_sender(struct hapt_courier *courier, struct flow *flow, struct pass *pass);
 void meeting_advance_receiver(struct hapt_courier *courier, struct flow *flow, struct pass *pass);
 

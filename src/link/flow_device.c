@@ -17,27 +17,9 @@ enum hapt_status meeting_prepare(struct hapt_courier *courier, struct flow *flow
     const char *reason = "";
     courier->groups = courier->backend->groups(&reason);
     HAPT_ASSERT(courier->groups && courier->groups->send);
-    for (int i = 0; i < flow->options.piece_count; i++) flow->channel[flow->piece_channel[i]].group = flow->options.group[i];
-    for (int c = 0; c < flow->channel_count; c++) {
-        struct channel *channel = &flow->channel[c];
-        size_t bytes = 0;
-        HAPT_NEW(channel->block, &courier->arena, channel->piece_count);
-        for (int p = 0; p < channel->piece_count; p++)
-            if (channel->piece[p].runs.count > 0) bytes += channel->piece[p].bytes;
-        if (bytes == 0) continue;
-        void *dense;
-        HAPT_TRY(courier->backend->allocate(courier->device, bytes, &dense));
-        channel->dense = dense;
-    }
+    for (int i = 0; i < flow->options.piece_count; i++) flow->channel[flow->piece_channel[i]].pair = flow->options.pair[i];
+    for (int c = 0; c < flow->channel_count; c++) HAPT_NEW(flow->channel[c].block, &courier->arena, flow->channel[c].piece_count);
     return HAPT_OK;
-}
-
-void meeting_release(struct hapt_courier *courier, struct flow *flow)
-{
-    for (int c = 0; c < flow->channel_count; c++) {
-        if (flow->channel[c].dense) courier->backend->free(courier->device, flow->channel[c].dense);
-        flow->channel[c].dense = NULL;
-    }
 }
 
 static struct hapt_queue *queue_of(const struct hapt_courier *courier, int direction)
@@ -48,7 +30,7 @@ static struct hapt_queue *queue_of(const struct hapt_courier *courier, int direc
 /* The blocks of a message in `slot`; runs in `dense`. */
 static void list_blocks(const struct flow *flow, struct channel *channel, int slot)
 {
-    char *dense = channel->dense;
+    char *dense = channel->pair.dense;
     for (int p = 0; p < channel->piece_count; p++) {
         const struct hapt_piece *piece = &channel->piece[p];
         char *base = flow->options.base[(size_t)slot * (size_t)flow->options.buffer_count + (size_t)piece->buffer];
@@ -78,7 +60,7 @@ static enum hapt_status broken(struct hapt_courier *courier, const struct flow *
     const struct hapt_flow_options *options = &flow->options;
     char text[160];
     snprintf(text, sizeof text, "%s", fault);
-    courier->groups->abort(channel->group);
+    courier->groups->abort(channel->pair.group);
     return hapt_fail(HAPT_ERR_COMM, "look for a rank that died or hangs; NCCL_DEBUG=INFO says more of devices",
                      "stage %d: %s in: %s of step %ld, microbatch %ld, %s stage %d (rank %d on host %s)", options->stage, text, options->what,
                      (long)(sequence / options->per_step), (long)(sequence % options->per_step), options->sends ? "to" : "from", options->peer_stage,
@@ -98,9 +80,9 @@ static void begin(struct hapt_courier *courier, struct flow *flow, struct channe
     list_blocks(flow, channel, slot);
     if (direction == SENDS) {
         fault = move_runs(courier, flow, channel, slot);
-        if (!fault) fault = courier->groups->send(channel->group, queue_of(courier, SENDS), channel->piece_count, channel->block, 1);
+        if (!fault) fault = courier->groups->send(channel->pair.group, queue_of(courier, SENDS), channel->piece_count, channel->block, 1);
     } else {
-        fault = courier->groups->receive(channel->group, queue_of(courier, RECEIVES), channel->piece_count, channel->block, 0);
+        fault = courier->groups->receive(channel->pair.group, queue_of(courier, RECEIVES), channel->piece_count, channel->block, 0);
     }
     if (fault) pass->status = broken(courier, flow, channel, number_of(flow, channel), fault);
     courier->meeting[direction] = (struct meeting){flow, channel, NULL};
@@ -115,7 +97,7 @@ static bool end(struct hapt_courier *courier, struct flow *flow, struct pass *pa
     bool settled = false;
     if (meeting->flow != flow || pass->status != HAPT_OK) return false;
     pass->in_flight = true;
-    const char *fault = courier->groups->settled(channel->group, &settled); /* also of what is in the queue */
+    const char *fault = courier->groups->settled(channel->pair.group, &settled); /* also of what is in the queue */
     if (!fault && settled && !meeting->event) {
         const int slot = (int)(number_of(flow, channel) % flow->options.slot_count);
         if (!flow->options.sends) fault = move_runs(courier, flow, channel, slot);

@@ -177,7 +177,8 @@ static enum hapt_status build_engine(struct stage *stage, const struct hapt_conf
     for (int t = 0; t < stage->ties->count; t++)
         for (int c = 0; c < stage->ties->tie[t].chunk_count; c++)
             if (stage->ties->tie[t].chunk[c] == stage->chunk) options.whole_gradients = true;
-    return hapt_engine_create(stage->program[stage->chunk], &options, &stage->engine);
+    HAPT_TRY(hapt_engine_create(stage->program[stage->chunk], &options, &stage->engine));
+    return hapt_engine_warm_up(stage->engine);
 }
 
 /* Which rows of a microbatch are fetched for an input, and what of them is read here. */

@@ -30,7 +30,8 @@ struct stage_replicas {
 struct stage_pair {
     int route, from, to;
     int round; /* in which the groups of pairs were made: a rank is in one of each round */
-    struct hapt_group *group; /* NULL: this rank is neither */
+    size_t dense_bytes; /* of a message's runs */
+    struct hapt_pair own; /* NULLs: this rank is neither of the two */
 };
 
 /* One tied parameter that this stage holds with others: gradients meet part by part. */
@@ -146,8 +147,8 @@ enum hapt_status stage_copy(struct stage *stage, void *to, const void *from, siz
  * Collective over env->world. */
 enum hapt_status stage_meet(struct stage *stage, struct hapt_group **whole);
 void stage_part(struct stage *stage);
-/* By which the two world ranks trade the route's messages; NULL: through the host. */
-struct hapt_group *stage_pair_group(const struct stage *stage, int route, int from, int to);
+/* How the two world ranks trade the route's messages; NULL: through the host. */
+const struct hapt_pair *stage_find_pair(const struct stage *stage, int route, int from, int to);
 /* What rank `from` of a route's first chunk sends to rank `to` of the other; of it bytes that are no single run here. */
 enum hapt_status stage_route_bytes(const struct stage *stage, const struct hapt_route *route, int from, int to, struct hapt_arena *scratch,
                                    size_t *bytes, size_t *in_runs);

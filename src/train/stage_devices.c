@@ -46,8 +46,8 @@ static bool is_inside(const struct stage *stage, const struct hapt_route *route,
     return home_of(stage, route->from) == home && home_of(stage, route->to) == home;
 }
 
-/* All pairs of the subcluster, in the same order on all its ranks. `dense`: device memory for runs of this rank. */
-static enum hapt_status list_pairs(struct stage *stage, int home, struct hapt_arena *scratch, size_t *dense)
+/* All pairs of the subcluster, in the same order on all its ranks. */
+static enum hapt_status list_pairs(struct stage *stage, int home, struct hapt_arena *scratch)
 {
     int most = 0;
     for (int r = 0; r < stage->routes->count; r++) {
@@ -60,23 +60,29 @@ static enum hapt_status list_pairs(struct stage *stage, int home, struct hapt_ar
         if (!is_inside(stage, route, home)) continue;
         for (int k = 0; k < stage_size(stage, route->from) * stage_size(stage, route->to); k++) {
             const int from = k / stage_size(stage, route->to), to = k % stage_size(stage, route->to);
-            size_t bytes, in_runs;
-            HAPT_TRY(stage_route_bytes(stage, route, from, to, scratch, &bytes, &in_runs));
+            size_t bytes, dense_bytes;
+            HAPT_TRY(stage_route_bytes(stage, route, from, to, scratch, &bytes, &dense_bytes));
             if (bytes == 0) continue;
             struct stage_pair *pair = &stage->pair[stage->pair_count++];
-            *pair = (struct stage_pair){.route = r, .from = stage_world_rank(stage, route->from, from), .to = stage_world_rank(stage, route->to, to)};
+            *pair = (struct stage_pair){.route = r,
+                                        .from = stage_world_rank(stage, route->from, from),
+                                        .to = stage_world_rank(stage, route->to, to),
+                                        .dense_bytes = dense_bytes};
             HAPT_TRY(find_round(stage, pair, scratch));
-            if (pair->from == stage->env->world_rank || pair->to == stage->env->world_rank) *dense += in_runs;
         }
     }
     return HAPT_OK;
+}
+
+static bool is_mine(const struct stage *stage, const struct stage_pair *pair)
+{
+    return pair->from == stage->env->world_rank || pair->to == stage->env->world_rank;
 }
 
 /* The parts of the group of all: the stage's, and each pair's. */
 static enum hapt_status make_parts(struct stage *stage, const struct hapt_device_group *all, struct hapt_group **whole,
                                    char fault[HAPT_GROUPS_TEXT_CHARS])
 {
-    const int me = stage->env->world_rank;
     int rounds = 0;
     for (int p = 0; p < stage->pair_count; p++)
         if (stage->pair[p].round >= rounds) rounds = stage->pair[p].round + 1;
@@ -86,34 +92,37 @@ static enum hapt_status make_parts(struct stage *stage, const struct hapt_device
         struct stage_pair *mine = NULL;
         struct hapt_group *group;
         for (int p = 0; p < stage->pair_count; p++)
-            if (stage->pair[p].round == round && (stage->pair[p].from == me || stage->pair[p].to == me)) mine = &stage->pair[p];
-        HAPT_TRY(hapt_device_group_split(all, mine ? (int)(mine - stage->pair) : -1, mine && mine->to == me, &group, fault));
-        if (mine) mine->group = group;
-        hapt_device_group_connect(all, group, true, mine && mine->to == me, 2, fault);
+            if (stage->pair[p].round == round && is_mine(stage, &stage->pair[p])) mine = &stage->pair[p];
+        const int rank = mine && mine->to == stage->env->world_rank;
+        HAPT_TRY(hapt_device_group_split(all, mine ? (int)(mine - stage->pair) : -1, rank, &group, fault));
+        if (mine) mine->own.group = group;
+        hapt_device_group_connect(all, group, true, rank, 2, fault);
     }
     return HAPT_OK;
 }
 
-/* The memory is there, if nobody else takes it meanwhile. */
-static bool has_room(const struct stage *stage, size_t bytes)
+/* For runs of this rank's messages; before groups take their own. */
+static bool take_memory(struct stage *stage)
 {
-    void *memory;
-    if (bytes == 0) return true;
-    if (stage->backend->allocate(stage->device, bytes, &memory) != HAPT_OK) {
-        hapt_fail_reset(); /* there is another way */
-        return false;
+    for (int p = 0; p < stage->pair_count; p++) {
+        struct stage_pair *pair = &stage->pair[p];
+        if (!is_mine(stage, pair) || pair->dense_bytes == 0) continue;
+        if (stage->backend->allocate(stage->device, pair->dense_bytes, &pair->own.dense) != HAPT_OK) {
+            hapt_fail_reset(); /* there is another way */
+            return false;
+        }
     }
-    stage->backend->free(stage->device, memory);
     return true;
 }
 
-static void give_up(struct stage *stage, const struct hapt_groups *groups, struct hapt_group **whole)
+static void part(struct stage *stage, const struct hapt_groups *groups)
 {
-    for (int p = 0; p < stage->pair_count; p++)
-        if (stage->pair[p].group) groups->destroy(stage->pair[p].group);
-    if (*whole) groups->destroy(*whole);
+    for (int p = 0; p < stage->pair_count; p++) {
+        const struct hapt_pair *own = &stage->pair[p].own;
+        if (own->group) groups->destroy(own->group);
+        if (own->dense) stage->backend->free(stage->device, own->dense);
+    }
     stage->pair_count = 0;
-    *whole = NULL;
 }
 
 /* On all of the ranks of `over` or, with the reason, on none. */
@@ -122,16 +131,15 @@ static enum hapt_status meet(struct stage *stage, int home, struct hapt_collecti
 {
     struct hapt_device_group all = {
         .backend = stage->backend, .device = stage->device, .queue = stage->backend->queue(stage->device, HAPT_QUEUE_SEND), .over = over};
-    size_t dense = 0;
     HAPT_TRY(hapt_device_groups_find(over, stage->backend, &all.groups, reason));
     if (reason[0]) return HAPT_OK;
     const char *mine = NULL;
-    if (list_pairs(stage, home, scratch, &dense) != HAPT_OK) {
+    if (list_pairs(stage, home, scratch) != HAPT_OK) {
         hapt_fail_reset(); /* there is another way */
         mine = "a host has no memory left";
     } else if (!all.groups->send) {
         mine = "its library trades between no two devices";
-    } else if (!has_room(stage, dense)) {
+    } else if (!take_memory(stage)) {
         mine = "a device has no memory left for parts of tensors on their way";
     }
     if (mine) snprintf(reason, HAPT_GROUPS_TEXT_CHARS, "%s", mine);
@@ -141,7 +149,11 @@ static enum hapt_status meet(struct stage *stage, int home, struct hapt_collecti
         HAPT_TRY(make_parts(stage, &all, whole, reason));
         HAPT_TRY(hapt_device_groups_agree(over, reason));
     }
-    if (reason[0]) give_up(stage, all.groups, whole);
+    if (reason[0]) {
+        part(stage, all.groups);
+        if (*whole) all.groups->destroy(*whole);
+        *whole = NULL;
+    }
     all.groups->destroy(all.group); /* its parts have all they need */
     return HAPT_OK;
 }
@@ -167,16 +179,14 @@ enum hapt_status stage_meet(struct stage *stage, struct hapt_group **whole)
 void stage_part(struct stage *stage)
 {
     const char *reason;
-    for (int p = 0; p < stage->pair_count; p++)
-        if (stage->pair[p].group) stage->backend->groups(&reason)->destroy(stage->pair[p].group);
-    stage->pair_count = 0;
+    if (stage->pair_count > 0) part(stage, stage->backend->groups(&reason));
 }
 
-struct hapt_group *stage_pair_group(const struct stage *stage, int route, int from, int to)
+const struct hapt_pair *stage_find_pair(const struct stage *stage, int route, int from, int to)
 {
     for (int p = 0; p < stage->pair_count; p++) {
         const struct stage_pair *pair = &stage->pair[p];
-        if (pair->route == route && pair->from == from && pair->to == to) return pair->group;
+        if (pair->route == route && pair->from == from && pair->to == to) return pair->own.group ? &pair->own : NULL;
     }
     return NULL;
 }

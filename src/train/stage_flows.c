@@ -147,19 +147,20 @@ static enum hapt_status set_pace(const struct stage *stage, const struct crossin
     return HAPT_OK;
 }
 
-/* By which its devices trade each piece; NULL where they do not. */
-static enum hapt_status find_groups(const struct stage *stage, int route, bool sends, int count, const struct hapt_piece *piece,
-                                    struct hapt_group ***group)
+/* How its devices trade each piece; NULL where they do not. */
+static enum hapt_status find_pairs(const struct stage *stage, int route, bool sends, int count, const struct hapt_piece *piece,
+                                   const struct hapt_pair **pair)
 {
     const int me = stage->env->world_rank;
-    struct hapt_group **found;
-    *group = NULL;
-    HAPT_NEW(found, stage->arena, count);
+    struct hapt_pair *made;
+    *pair = NULL;
+    HAPT_NEW(made, stage->arena, count);
     for (int p = 0; p < count; p++) {
-        found[p] = sends ? stage_pair_group(stage, route, me, piece[p].peer) : stage_pair_group(stage, route, piece[p].peer, me);
-        if (!found[p]) return HAPT_OK;
+        const struct hapt_pair *found = sends ? stage_find_pair(stage, route, me, piece[p].peer) : stage_find_pair(stage, route, piece[p].peer, me);
+        if (!found) return HAPT_OK;
+        made[p] = *found;
     }
-    *group = found;
+    *pair = made;
     return HAPT_OK;
 }
 
@@ -202,10 +203,8 @@ static enum hapt_status add_route(struct stage *stage, const struct hapt_route *
                                         .on_device = stage->backend->pin != NULL,
                                         .piece_count = pieces,
                                         .piece = piece};
-    struct hapt_group **group;
     const char *reason;
-    HAPT_TRY(find_groups(stage, tag, sends, pieces, piece, &group));
-    options.group = group;
+    HAPT_TRY(find_pairs(stage, tag, sends, pieces, piece, &options.pair));
     if (sends) HAPT_TRY(set_pace(stage, crossing, route->count, &options));
     HAPT_TRY(trace_add_flow(stage, other, route->backward, sends, &options.time_count, &options.time_s));
     if (flows->count == MAX_STAGE_FLOWS)
@@ -215,7 +214,7 @@ static enum hapt_status add_route(struct stage *stage, const struct hapt_route *
     if (stage->emulation) return emulation_add_flow(stage, &options, true, &flows->flow[flows->count++]);
     HAPT_TRY(hapt_courier_add(stage->courier, &options, &flows->flow[flows->count]));
     const bool copies = hapt_courier_copies(stage->courier, flows->flow[flows->count++]);
-    if (sends && group)
+    if (sends && options.pair)
         note_way(stage, stage->backend->groups(&reason)->library(), "");
     else if (sends)
         note_way(stage, copies ? "page-locked host memory" : "MPI, which takes a GPU's memory", stage->apart);

@@ -21,6 +21,7 @@ from profiles import HAPT, LONG, MPIRUN, check  # noqa: E402
 
 if "HAPT_HOST_GPUS" in os.environ:
     os.environ["HAPT_HOST_GPUS"] = os.environ["HAPT_TEST_DEVICES"] = "4"
+    os.environ["HAPT_HOST_LAZY"] = "1"
 DEVICES = int(os.environ.get("HAPT_TEST_DEVICES", "1"))
 ORDER = 1e-5  # fp32 has 24 bits: other orders of sums differ by 1e-7, and a few steps of Adam enlarge that
 TRAINING = "--optimizer adamw --learning-rate 1e-3 --lr-schedule constant --profile-seconds 1 --microbatches 2 --predict".split()

@@ -174,7 +174,7 @@ static void random_plan(uint64_t seed)
         void *base[3];
         for (int s = 0; s < p->slots; s++) base[s] = my->memory + (size_t)s * my->total;
         my->pair = (struct hapt_group){.peer = my->sends ? p->to : p->from, .tag = count};
-        struct hapt_group *const pairs[] = {&my->pair, &my->pair, &my->pair, &my->pair};
+        const struct hapt_pair both = {&my->pair, by_groups ? take(my->total) : NULL}, pairs[] = {both, both, both, both};
         const struct hapt_flow_options options = {.what = "noise",
                                                   .stage = p->from,
                                                   .peer_stage = p->to,
@@ -186,7 +186,7 @@ static void random_plan(uint64_t seed)
                                                   .buffer_count = 1,
                                                   .base = base,
                                                   .on_device = on_device,
-                                                  .group = by_groups ? pairs : NULL,
+                                                  .pair = by_groups ? pairs : NULL,
                                                   .piece_count = p->pieces,
                                                   .piece = my->piece};
         CHECK_OK(hapt_courier_add(courier, &options, &my->flow));
@@ -555,11 +555,12 @@ static void lost_device(void)
     const int me = test_env.world_rank;
     int flow = -1;
     void *base[1] = {take(16)};
-    struct hapt_group group = {.peer = 1 - me}, *const pair[] = {&group};
+    struct hapt_group group = {.peer = 1 - me};
+    const struct hapt_pair pair = {&group, NULL};
     const struct hapt_piece piece = {.peer = 1 - me, .bytes = 16};
     const struct hapt_flow_options options = {.what = "noise", .stage = me, .peer_stage = 1 - me, .sends = me == 0, .per_step = 1, .peer_slots = 1,
                                               .slot_count = 1, .buffer_count = 1, .base = base, .on_device = true, .piece_count = 1, .piece = &piece,
-                                              .group = by_groups ? pair : NULL};
+                                              .pair = by_groups ? &pair : NULL};
     const enum hapt_status expected = by_groups ? HAPT_ERR_COMM : HAPT_ERR_INTERNAL;
     const char *message = by_groups ? "stage 0: the wire is cut in: noise of step 0, microbatch 0, to stage 1 (rank 1 on host " : "the device is gone";
     CHECK_OK(hapt_courier_add(courier, &options, &flow));

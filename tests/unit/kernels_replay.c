@@ -16,8 +16,8 @@ struct rig {
     struct hapt_engine *engine;
 };
 
-/* `graphs`: of the environment, NULL: none. */
-static void rig_init(struct rig *rig, const char *graphs)
+/* `graphs`: of the environment, NULL: none; `warm`: its kernels have run before. */
+static void rig_init(struct rig *rig, const char *graphs, bool warm)
 {
     if (graphs)
         setenv("HAPT_CUDA_GRAPHS", graphs, 1);
@@ -28,6 +28,7 @@ static void rig_init(struct rig *rig, const char *graphs)
     hapt_arena_init(&rig->arena);
     CHECK_OK(hapt_program_data_parallel(model->graph, 0, model->graph->forward_count, 1, 1, &rig->arena, &rig->program));
     CHECK_OK(hapt_engine_create(rig->program, &options, &rig->engine));
+    if (warm) CHECK_OK(hapt_engine_warm_up(rig->engine));
     for (int t = 0; t < model->graph->tensor_count; t++) {
         const struct hapt_tensor *tensor = &model->graph->tensor[t];
         if (tensor->kind != HAPT_TENSOR_PARAMETER) continue;
@@ -120,10 +121,10 @@ static void compare(const struct outcome *a, const struct outcome *b, const char
 }
 
 /* What a run says of its replays. */
-static void run(const char *graphs, struct outcome *outcome, char text[HAPT_ENGINE_REPLAY_CHARS], int *trial_runs)
+static void run(const char *graphs, bool warm, struct outcome *outcome, char text[HAPT_ENGINE_REPLAY_CHARS], int *trial_runs)
 {
     struct rig rig;
-    rig_init(&rig, graphs);
+    rig_init(&rig, graphs, warm);
     *trial_runs = hapt_engine_trial_runs(rig.engine);
     train(&rig, outcome);
     hapt_engine_describe_replays(rig.engine, text);
@@ -133,29 +134,33 @@ static void run(const char *graphs, struct outcome *outcome, char text[HAPT_ENGI
 /* `all`: also what is tried, and what fails. */
 static void bits(bool all)
 {
-    struct outcome plain, replayed, tried, failing;
-    char text[HAPT_ENGINE_REPLAY_CHARS];
+    struct outcome plain, replayed, warmed, tried, failing;
+    char text[HAPT_ENGINE_REPLAY_CHARS], warm_text[HAPT_ENGINE_REPLAY_CHARS];
     int runs;
-    run("0", &plain, text, &runs);
+    run("0", false, &plain, text, &runs);
     CHECK(text[0] == '\0' && runs == 1);
     CHECK(plain.loss[0][0] > 1 && plain.loss[0][0] != plain.loss[0][1] && plain.squares[0] > 0 && plain.loss[STEPS - 1][0] != plain.loss[0][0]);
-    run("1", &replayed, text, &runs);
+    run("1", false, &replayed, text, &runs);
     compare(&plain, &replayed, "replays");
+    run("1", true, &warmed, warm_text, &runs);
+    compare(&plain, &warmed, "replays of kernels that ran before");
+    CHECK(!strcmp(text, warm_text));
     CHECK_MESSAGE(!strcmp(text, test_backend->capture ? "2 of 2 runs of kernels replayed as graphs" : ""), "it says: %s", text);
+    free(replayed.weight), free(warmed.weight);
     if (!all) {
-        free(plain.weight), free(replayed.weight);
+        free(plain.weight);
         return;
     }
-    run(NULL, &tried, text, &runs);
+    run(NULL, false, &tried, text, &runs);
     compare(&plain, &tried, "replays that are tried");
     CHECK(runs == (test_backend->capture ? 8 : 1) && 2 * runs <= STEPS * MICROBATCHES);
     CHECK_MESSAGE(!test_backend->capture || strstr(text, " of 2 runs of kernels"), "it says: %s", text);
     setenv("HAPT_HOST_CAPTURE", "0", 1); /* of tests/gpu/host */
-    run("1", &failing, text, &runs);
+    run("1", false, &failing, text, &runs);
     unsetenv("HAPT_HOST_CAPTURE");
     compare(&plain, &failing, "captures that fail");
     CHECK(hapt_fail_message()[0] == '\0');
-    free(plain.weight), free(replayed.weight), free(tried.weight), free(failing.weight);
+    free(plain.weight), free(tried.weight), free(failing.weight);
 }
 
 /* Whoever waits within a capture spoils it, and nothing else. */
@@ -194,7 +199,7 @@ static void section_times(enum hapt_section section)
 {
     enum { ROUNDS = 5, MOST = 256 };
     struct rig rig;
-    rig_init(&rig, "0");
+    rig_init(&rig, "0", false);
     feed(&rig, 0, 0);
     const int steps = rig.program->step_count[section];
     double sum_s = HUGE_VAL, part_s = HUGE_VAL, one_s, step_s[MOST];
@@ -230,7 +235,7 @@ static void stretches(void)
     enum { ROUNDS = 3 };
     struct hapt_team team = {.slowdown = 4, .microbatch = 0};
     struct rig rig;
-    rig_init(&rig, NULL);
+    rig_init(&rig, NULL, false);
     feed(&rig, 0, 0);
     hapt_team_clock(&team, test_backend, test_device);
     CHECK((team.clock != NULL) == (test_backend->mark != NULL));

@@ -478,6 +478,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t matm
         return CUBLAS_STATUS_INVALID_VALUE;
     host_cuda_scope scope;
     const bool turn_a = matmul->op_a != CUBLAS_OP_N;
+    const size_t sizes[] = {(size_t)d_layout->rows, (size_t)d_layout->cols, (size_t)(turn_a ? a_layout->rows : a_layout->cols)};
+    host_cuda_first_use((const void *)cublasLtMatmul, sizes);
     const struct product p = {*matmul,
                               *a_layout,
                               *b_layout,

@@ -17,7 +17,8 @@
  * protect by mprotect even where the CPU has protection keys; HAPT_HOST_READABLE=1: not at all, as a message library
  * that takes device memory finds it.
  *
- * HAPT_HOST_CAPTURE=0: every capture of a stream turns out void.
+ * HAPT_HOST_CAPTURE=0: every capture of a stream turns out void. HAPT_HOST_LAZY=1: nothing may be used for the first time
+ * while this process is in a group of devices (host_cuda.h).
  *
  * HAPT_HOST_ORDER=backwards runs the last block and the last thread first. A kernel that lacks a barrier may be right
  * in one order, hardly in both: tests run each way, and the results must be the same to the bit.

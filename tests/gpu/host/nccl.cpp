@@ -78,6 +78,7 @@ static ncclResult_t open_comm(ncclComm_t *result, const char *folder, int rank, 
     registered = true;
     comm->next = living;
     living = comm;
+    host_cuda_count_groups(1);
     *result = comm;
     return ncclSuccess;
 }
@@ -114,6 +115,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     while (*link && *link != comm) link = &(*link)->next;
     if (!*link) return host_nccl_fail(NULL, ncclInvalidArgument, "no such communicator", -1);
     *link = comm->next;
+    host_cuda_count_groups(-1);
     mail_leave(&comm->box);
     free(comm);
     return ncclSuccess;

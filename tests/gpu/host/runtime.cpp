@@ -3,9 +3,13 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
+#include <set>
 #include <vector>
 
 #include "host_cuda.h"
@@ -359,6 +363,26 @@ static cudaError_t check_launch(const cudaLaunchConfig_t *config, const void *ke
     return config->dynamicSmemBytes > shared_limit(kernel) ? cudaErrorInvalidValue : cudaSuccess;
 }
 
+static std::atomic<int> groups;
+
+void host_cuda_count_groups(int more)
+{
+    groups += more;
+}
+
+void host_cuda_first_use(const void *kernel, const size_t sizes[3])
+{
+    static std::set<std::array<size_t, 4>> used;
+    const char *wish = getenv("HAPT_HOST_LAZY");
+    if (!wish || strcmp(wish, "1")) return;
+    host_cuda_scope scope;
+    const bool first = used.insert({(size_t)kernel, sizes ? sizes[0] : 0, sizes ? sizes[1] : 0, sizes ? sizes[2] : 0}).second;
+    Dl_info about;
+    if (!first || groups == 0) return;
+    if (sizes) host_cuda_die("a product of %zu x %zu x %zu for the first time while there is a group of devices", sizes[0], sizes[1], sizes[2]);
+    host_cuda_die("%s for the first time while there is a group of devices", dladdr(kernel, &about) && about.dli_sname ? about.dli_sname : "a kernel");
+}
+
 /* Of what was checked. */
 static cudaError_t run_grid(const cudaLaunchConfig_t &config, const void *kernel, void (*run)(void *), void *arguments)
 {
@@ -388,6 +412,7 @@ cudaError_t host_cuda_launch(const cudaLaunchConfig_t *config, const void *kerne
     host_cuda_scope scope;
     const cudaError_t error = check_launch(config, kernel);
     if (error) return host_cuda_result(error);
+    host_cuda_first_use(kernel, NULL);
     const cudaLaunchConfig_t how = *config;
     if (!host_cuda_captures(how.stream)) return run_grid(how, kernel, run, arguments);
     const std::vector<char> copy((const char *)arguments, (const char *)arguments + bytes);

@@ -1,6 +1,7 @@
 /* Self-test: NCCL among forked processes, each operation against what a loop over the ranks gives; mismatches,
  * time-outs, left-over files. */
 #include <dirent.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -194,8 +195,36 @@ static bool left_over(const ncclUniqueId *id)
     return found;
 }
 
+static __global__ void nothing(void)
+{
+}
+static __global__ void read_first(void)
+{
+}
+
+/* HAPT_HOST_LAZY: what is used for the first time only where no group stands, or also beside one. */
+static void run_beside(void *data)
+{
+    const bool before = *(const bool *)data;
+    ncclComm_t comm;
+    ncclUniqueId id;
+    setenv("HAPT_HOST_LAZY", "1", 1);
+    if (before) FINE(run_kernel(nothing, 1, 1, 0));
+    FINE(ncclGetUniqueId(&id));
+    FINE(ncclCommInitRank(&comm, 1, id, 0));
+    for (int run = 0; run < 2 * before; run++) FINE(run_kernel(nothing, 1, 1, 0));
+    FINE(ncclCommDestroy(comm));
+    FINE(run_kernel(nothing, 1, 1, 0));
+    FINE(ncclGetUniqueId(&id));
+    FINE(ncclCommInitRank(&comm, 1, id, 0));
+    if (!before) FINE(run_kernel(read_first, 1, 1, 0));
+    exit(0); /* as whoever ends without a word to its group */
+}
+
 void test_nccl(void)
 {
+    const bool yes = true, no = false;
+    CHECK(child_end(run_beside, (void *)&yes) == 0 && child_end(run_beside, (void *)&no) == SIGABRT);
     ncclComm_t comm;
     ncclUniqueId id[4], wrong_id = {};
     CHECK(ncclCommInitRank(&comm, 1, wrong_id, 0) == ncclInvalidArgument);
