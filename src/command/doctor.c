@@ -1,5 +1,4 @@
 /* hapt doctor: what this build and these ranks have, what is wrong with them, and what to do about it. */
-#include <dlfcn.h>
 #include <jansson.h>
 #include <math.h>
 #include <sched.h>
@@ -84,23 +83,6 @@ static struct rank_facts look(void)
     return facts;
 }
 
-/* Versions of libraries that are linked only where their rooms are: asked through the running program. */
-static void tell_solvers(struct doctor *doctor)
-{
-    typedef int petsc_version(void *, void *, void *, void *);
-    typedef const char *glpk_version(void);
-    petsc_version *petsc;
-    glpk_version *glpk;
-    *(void **)&petsc = dlsym(RTLD_DEFAULT, "PetscGetVersionNumber");
-    *(void **)&glpk = dlsym(RTLD_DEFAULT, "glp_version");
-    long long major = 0, minor = 0, patch = 0; /* PetscInt has 4 or 8 bytes */
-    if (petsc && petsc(&major, &minor, &patch, NULL) == 0)
-        tell(doctor, "versions", "PETSc", "%lld.%lld.%lld", major, minor, patch);
-    else
-        tell(doctor, "versions", "PETSc", "not linked: this build needs no linear programs");
-    if (glpk) tell(doctor, "versions", "GLPK", "%s", glpk());
-}
-
 static void tell_versions(struct doctor *doctor)
 {
     char mpi[MPI_MAX_LIBRARY_VERSION_STRING] = "";
@@ -117,7 +99,6 @@ static void tell_versions(struct doctor *doctor)
          hapt_h5_library_is_parallel() ? "parallel" : "serial (enough: one rank writes a file)");
     tell(doctor, "versions", "hwloc", "%s", hapt_host_library_version());
     tell(doctor, "versions", "jansson", "%s", jansson_version_str());
-    tell_solvers(doctor);
     if (level < MPI_THREAD_MULTIPLE)
         complain(doctor, HAPT_OK, "use an MPI library built with MPI_THREAD_MULTIPLE",
                  "MPI does not allow several threads, so that communication cannot overlap computation");
