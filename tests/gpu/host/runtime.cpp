@@ -1,9 +1,9 @@
 /*
  * Host CUDA: errors, devices and launches.
  */
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
