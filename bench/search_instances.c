@@ -299,7 +299,7 @@ int main(int argc, char **argv)
     struct hapt_env env;
     struct hapt_arena arena;
     const struct instance *chosen = NULL;
-    if (hapt_env_init(&env, &argc, &argv) != HAPT_OK) return 1;
+    if (hapt_env_init(&env, &argc, &argv, HAPT_ENV_TIMEOUT_S) != HAPT_OK) return 1;
     for (size_t k = 0; k < sizeof instances / sizeof *instances; k++)
         if (argc > 1 && strcmp(argv[1], instances[k].name) == 0) chosen = &instances[k];
     const double gap = argc > 2 ? atof(argv[2]) : 0;

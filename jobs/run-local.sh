@@ -6,5 +6,7 @@ if [ "$(id -u)" -eq 0 ]; then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_
 # One machine: shared memory is the only transport, and ranks share cores.
 export OMPI_MCA_pml=${OMPI_MCA_pml:-ob1} OMPI_MCA_btl=${OMPI_MCA_btl:-self,vader}
 export OMPI_MCA_mpi_yield_when_idle=${OMPI_MCA_mpi_yield_when_idle:-1}
+# Ctrl-C: mpirun gives the ranks time to end the step and to save it.
+export OMPI_MCA_odls_base_sigkill_timeout=${OMPI_MCA_odls_base_sigkill_timeout:-60}
 exec mpirun --oversubscribe --bind-to none -np 4 build/hapt --input inputs/gpt.h5 \
-    --cluster inputs/two-subclusters.json --output outputs/gpt "$@"
+    --cluster inputs/two-subclusters.json "$@"

@@ -1,9 +1,13 @@
 /* hapt: the phases are the commands' (src/command/); this file starts, dispatches and leaves. */
+#include <math.h>
 #include <stdio.h>
 
 #include "hapt/command.h"
+#include "hapt/deadline.h"
 #include "hapt/guard.h"
 #include "hapt/h5.h"
+#include "hapt/pulse.h"
+#include "hapt/stop.h"
 #include "hapt/version.h"
 
 static const struct hapt_command_entry entry[HAPT_COMMAND_COUNT] = {
@@ -21,12 +25,19 @@ static const struct hapt_command_entry entry[HAPT_COMMAND_COUNT] = {
     [HAPT_COMMAND_DATA] = {hapt_command_data, hapt_command_data_help},
 };
 
-static enum hapt_status run(struct hapt_env *env, int argc, char **argv, struct hapt_arena *arena)
+/* A rank that is silent is named before the waits for it run out, and a crowded machine gets some seconds. */
+#define SILENCE_SHARE 0.8
+#define SILENCE_LEAST_S 4.0
+
+static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, enum hapt_status parsed, bool bare)
 {
-    struct hapt_config *config = NULL;
-    HAPT_TRY(hapt_env_agree(env->world, hapt_config_parse(argc, argv, arena, &config)));
+    if (env->world_size > 1) hapt_deadline_set("the start of all ranks", env->timeout_s); /* until heartbeats watch */
+    hapt_guard_share(env);
+    HAPT_TRY(hapt_env_agree(env->world, parsed));
+    HAPT_TRY(hapt_pulse_start(env, fmax(SILENCE_LEAST_S, SILENCE_SHARE * hapt_config_real(config, "timeout"))));
+    hapt_deadline_clear();
     const enum hapt_command command = hapt_config_command(config);
-    if (hapt_config_wants_help(config) || argc == 1) {
+    if (hapt_config_wants_help(config) || bare) {
         if (env->world_rank != 0) return HAPT_OK;
         hapt_config_print_help(config, stdout);
         if (entry[command].explain) printf("\n%s", entry[command].explain);
@@ -40,20 +51,29 @@ static enum hapt_status run(struct hapt_env *env, int argc, char **argv, struct 
     return entry[command].run(env, config);
 }
 
+/* Has the command something to save when it is asked to leave? Others end where they stand. */
+static bool saves(enum hapt_command command)
+{
+    return command == HAPT_COMMAND_JOB || command == HAPT_COMMAND_TRAIN;
+}
+
 int main(int argc, char **argv)
 {
     struct hapt_env env;
     struct hapt_arena arena;
+    struct hapt_config *config = NULL;
     hapt_env_prepare(argv);
     hapt_guard_start(argv, hapt_h5_rehearse);
     hapt_arena_init(&arena);
-    enum hapt_status status = hapt_env_init(&env, &argc, &argv);
-    if (status == HAPT_OK) {
-        hapt_guard_share(&env);
-        status = run(&env, argc, argv, &arena);
-    } else {
+    const enum hapt_status parsed = hapt_config_parse(argc, argv, &arena, &config);
+    const bool listens = parsed == HAPT_OK && saves(hapt_config_command(config));
+    if (listens) hapt_stop_listen();
+    enum hapt_status status = hapt_env_init(&env, &argc, &argv, parsed == HAPT_OK ? hapt_config_real(config, "timeout") : HAPT_ENV_TIMEOUT_S);
+    if (listens) hapt_stop_listen();
+    if (status == HAPT_OK)
+        status = run(&env, config, parsed, argc == 1);
+    else
         fprintf(stderr, "hapt: error: %s\nhint: %s\n", hapt_fail_message(), hapt_fail_hint());
-    }
     if (status == HAPT_OK && (fflush(stdout) != 0 || ferror(stdout))) {
         fprintf(stderr, "hapt: error: standard output cannot be written\nhint: check free space and the pipe's end\n");
         status = HAPT_ERR_IO;

@@ -86,7 +86,7 @@ __attribute__((unused)) static void test_init(int *argc, char ***argv)
 __attribute__((unused)) static void test_init_mpi(int *argc, char ***argv)
 {
     test_uses_mpi = true;
-    if (hapt_env_init(&test_env, argc, argv) != HAPT_OK) {
+    if (hapt_env_init(&test_env, argc, argv, HAPT_ENV_TIMEOUT_S) != HAPT_OK) {
         fprintf(stderr, "%s\n", hapt_fail_message());
         exit(1);
     }

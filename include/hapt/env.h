@@ -19,6 +19,7 @@ struct hapt_env {
     int cores;                 /* cores this process's node offers to its ranks (affinity of all node ranks) */
     bool quiet;                /* results go to standard output as JSON; everything else to standard error */
     double start_s;            /* hapt_time_s at the start */
+    double timeout_s;          /* of hapt_env_init */
 };
 
 /* Starts the program anew with the settings that the OpenMP library reads before main: a thread that waits for its siblings
@@ -26,10 +27,13 @@ struct hapt_env {
  * where ranks, their communication threads or other people share cores. What the user set stays. First in main. */
 void hapt_env_prepare(char **argv);
 
-/* Sets the library environment (singleton start-up, yielding when ranks outnumber cores), then MPI_Init_thread
- * with MPI_THREAD_MULTIPLE. Collective. Fails with HAPT_ERR_COMM; a lone process inside a Slurm step of several tasks
- * fails with the hint `--mpi=pmix`. */
-enum hapt_status hapt_env_init(struct hapt_env *env, int *argc, char ***argv);
+/* Sets the library environment (singleton start-up, yielding when ranks outnumber cores, a folder with room for MPI's segments), then
+ * MPI_Init_thread with MPI_THREAD_MULTIPLE. Collective. Fails with HAPT_ERR_COMM; a lone process whose launcher says that there are more
+ * fails with a hint. What waits for other ranks here, and in hapt_env_release behind the heartbeats (pulse.h), ends the process after
+ * `timeout_s` (deadline.h), and more with many ranks. */
+#define HAPT_ENV_TIMEOUT_S 60.0
+enum hapt_status hapt_env_init(struct hapt_env *env, int *argc, char ***argv, double timeout_s);
+/* Collective. */
 void hapt_env_release(struct hapt_env *env);
 /* hapt_env_release calls `function` before MPI_Finalize, the last one added first: for libraries that must end while MPI lives.
  * A bounded number of places; not from several threads at once. */
@@ -63,20 +67,23 @@ void hapt_env_set_patience(double seconds);
 enum hapt_status hapt_env_mpi(int mpi_error, const char *what);
 #define HAPT_MPI(call) HAPT_TRY(hapt_env_mpi((call), #call))
 
-/* Memory that the ranks of a node hold together, at whatever address it has in each of them. Where the system offers no shared
- * memory every rank has its own copy, which publishing fills. */
+/* Memory that the ranks of a host hold together, at whatever address it has in each of them. It does not depend on the size of /dev/shm.
+ * Where processes cannot map each other's memory every rank has a private copy, which publishing fills. */
 struct hapt_shared;
 /* `bytes` as the node's first rank asks for them, aligned to 64. Collective over env->node; the status is the same on all its
  * ranks. Lives until hapt_shared_release or, at the latest, hapt_env_release. */
 enum hapt_status hapt_shared_create(const struct hapt_env *env, size_t bytes, struct hapt_shared **shared);
+/* Common memory of the ranks of `comm`, which run on one host; zeros at first. *shared is NULL on all of them where it cannot be had.
+ * Collective over comm; until hapt_shared_release, before comm is freed. */
+enum hapt_status hapt_shared_open(MPI_Comm comm, size_t bytes, struct hapt_shared **shared);
 void *hapt_shared_memory(const struct hapt_shared *shared);
-/* What the node's first rank has written is there for all. Collective over the node. */
+/* What the first rank has written is there for all. Collective over the ranks that share. */
 enum hapt_status hapt_shared_publish(struct hapt_shared *shared);
-/* Collective over the node, in the same order on its ranks. NULL is fine. */
+/* NULL is fine. */
 void hapt_shared_release(struct hapt_shared *shared);
 /* What was created last; NULL: nothing is left. */
 struct hapt_shared *hapt_shared_newest(void);
-/* Releases what was created after `mark`, everything where it is NULL, as hapt_env_release does. Collective over the node. */
+/* Releases what was created after `mark`, everything where it is NULL, as hapt_env_release does. */
 void hapt_shared_release_newer(struct hapt_shared *mark);
 
 /* The readable result of a phase: rank 0 to standard output, or to standard error under --json. */

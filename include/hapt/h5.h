@@ -21,6 +21,8 @@ struct hapt_h5;
 enum hapt_h5_type { HAPT_H5_U8, HAPT_H5_U16, HAPT_H5_I32, HAPT_H5_I64, HAPT_H5_F32, HAPT_H5_F64 };
 
 #define HAPT_H5_MAX_DIMS 5
+enum hapt_h5_fault { HAPT_H5_FAULT_NONE, HAPT_H5_FAULT_MISSING, HAPT_H5_FAULT_DAMAGED, HAPT_H5_FAULT_NEWER, HAPT_H5_FAULT_FOREIGN, HAPT_H5_FAULT_SYSTEM };
+static inline enum hapt_h5_fault hapt_h5_last_fault(void) { return HAPT_H5_FAULT_NONE; } /* SHIM */
 
 /* Creates `path` (missing folders included). It becomes visible at hapt_h5_commit. Fails with HAPT_ERR_IO. */
 enum hapt_status hapt_h5_create(const char *path, const char *format, int version, struct hapt_h5 **file);

@@ -7,7 +7,7 @@
 struct hapt_progress {
     const struct hapt_env *env;
     const char *what;
-    long total;
+    long first, total; /* of the whole, `first` was done before: 0 unless the caller changes it */
     double start_s, printed_s;
     double every_s; /* between lines elsewhere: 5 unless the caller changes it */
     bool terminal;

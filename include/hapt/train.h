@@ -191,11 +191,14 @@ struct hapt_checkpoint {
     int32_t *parameter_shard;
     int64_t option_count;
     const char **option, **value;
+    int passed_count; /* newer ones that are damaged */
+    const char **passed;
 };
 
-/* The checkpoint at `path`: itself, or the newest good one of a folder of checkpoints or of a run. Damaged ones are
- * named in a warning and passed over; HAPT_ERR_INPUT when none is left. Every file is read and its checksum compared,
- * the work shared by the ranks. Collective over env->world; ends in agreement. */
+/* The checkpoint at `path`: itself, or the newest good one of a folder of checkpoints or of a run. Damaged ones (a wrong checksum, a broken
+ * structure) are named in a warning and passed over; HAPT_ERR_INPUT when none is left. A newer format version ends the search with
+ * HAPT_ERR_INPUT, a system that cannot read (memory, disk, open files) with HAPT_ERR_MEMORY or HAPT_ERR_IO: older ones are not taken then.
+ * Every file is read and its checksum compared, the work shared by the ranks. Collective over env->world; ends in agreement. */
 enum hapt_status hapt_checkpoint_find(const struct hapt_env *env, const char *path, struct hapt_arena *arena,
                                       struct hapt_checkpoint **checkpoint);
 /* HAPT_ERR_INPUT unless the checkpoint's parameters are the model's, in name and size. Rank-local. */
@@ -211,7 +214,8 @@ enum hapt_status hapt_checkpoint_export(const struct hapt_checkpoint *checkpoint
 /* What hapt_checkpoint_save writes. */
 struct hapt_checkpoint_writer {
     const char *folder; /* checkpoints/ */
-    int64_t keep;
+    int64_t keep, keep_every; /* the newest so many, the best, and the first in each so many steps (0: none) */
+    int64_t resumed_step;     /* the checkpoint that the run began from, which may be written again; -1: none */
     double patience_s; /* longest wait for the slowest writer */
     int shard_count;
     int shard;    /* this rank writes it by write_shard; -1: none */
@@ -235,8 +239,6 @@ enum hapt_status hapt_checkpoint_save(const struct hapt_env *env, const struct h
 
 /* ---- The run ---- */
 
-/* Folder of the run: --output, or outputs/<input's name>. */
-enum hapt_status hapt_train_folder(const struct hapt_config *config, struct hapt_arena *arena, const char **folder);
 /* With --resume (auto: where there is one): the checkpoint to go on from, its options taken as defaults (give --microbatches and the like again to
  * change them); else NULL. HAPT_ERR_INPUT where it is another model's. Call before planning; keep checkpoint->plan unless
  * --replan. Collective; ends in agreement. */

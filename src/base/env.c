@@ -9,12 +9,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "hapt/deadline.h"
 #include "hapt/stop.h"
-
-static bool launched(void)
-{
-    return getenv("PMIX_RANK") || getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_RANK");
-}
+#include "launch.h"
 
 void hapt_env_prepare(char **argv)
 {
@@ -22,23 +19,6 @@ void hapt_env_prepare(char **argv)
     setenv("GOMP_SPINCOUNT", "4000", 1);
     execv("/proc/self/exe", argv);
     /* Where that is not possible, the program runs on, only slower on a shared core. */
-}
-
-/* What OpenMPI reads at start-up. Nothing the user set is overwritten. */
-static void set_library_environment(void)
-{
-    if (!launched()) {
-        /* A lone process needs no network transport and no daemon: 0.3 s less. */
-        setenv("OMPI_MCA_pml", "ob1", 0);
-        setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
-        /* All lone processes of a user would share one session folder, and each removes it when it ends: 1 start in 100 failed
-         * beside three others. */
-        setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);
-    }
-    const char *local = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
-    const char *ranks = local ? local : getenv("SLURM_NTASKS_PER_NODE");
-    /* Ranks that spin on a shared core starve each other. */
-    if (ranks && atol(ranks) > sysconf(_SC_NPROCESSORS_ONLN)) setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
 }
 
 enum { MAX_CPUS = 4096 };
@@ -113,11 +93,12 @@ static enum hapt_status name_hosts(const struct hapt_env *env)
     return HAPT_OK;
 }
 
-enum hapt_status hapt_env_init(struct hapt_env *env, int *argc, char ***argv)
+/* Large jobs take longer to start and to end. */
+#define TIMEOUT_A_RANK_S 0.05
+
+static enum hapt_status start_mpi(struct hapt_env *env, int *argc, char ***argv)
 {
-    *env = (struct hapt_env){.start_s = hapt_time_s(), .world = MPI_COMM_NULL, .node = MPI_COMM_NULL};
-    const bool alone = !launched();
-    set_library_environment();
+    launch_set_environment();
     int provided = 0;
     HAPT_MPI(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided));
     HAPT_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &env->world));
@@ -125,10 +106,7 @@ enum hapt_status hapt_env_init(struct hapt_env *env, int *argc, char ***argv)
     HAPT_MPI(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
     HAPT_MPI(MPI_Comm_rank(env->world, &env->world_rank));
     HAPT_MPI(MPI_Comm_size(env->world, &env->world_size));
-    const char *tasks = getenv("SLURM_NTASKS");
-    if (alone && getenv("SLURM_STEP_ID") && tasks && atol(tasks) > 1)
-        return hapt_fail(HAPT_ERR_COMM, "start the step with srun --mpi=pmix",
-                         "this process is alone although Slurm started %s tasks: the launcher and MPI do not speak", tasks);
+    HAPT_TRY(launch_check_size(env->world_size));
     if (provided < MPI_THREAD_MULTIPLE)
         return hapt_fail(HAPT_ERR_COMM, "use an MPI library built with MPI_THREAD_MULTIPLE",
                          "MPI offers thread level %d only", provided);
@@ -141,6 +119,15 @@ enum hapt_status hapt_env_init(struct hapt_env *env, int *argc, char ***argv)
     return index_nodes(env);
 }
 
+enum hapt_status hapt_env_init(struct hapt_env *env, int *argc, char ***argv, double timeout_s)
+{
+    *env = (struct hapt_env){.start_s = hapt_time_s(), .world = MPI_COMM_NULL, .node = MPI_COMM_NULL, .timeout_s = timeout_s};
+    if (launch_is_launched()) hapt_deadline_set("starting MPI on all ranks", timeout_s + TIMEOUT_A_RANK_S * (double)launch_size());
+    const enum hapt_status status = start_mpi(env, argc, argv);
+    hapt_deadline_clear();
+    return status;
+}
+
 enum { MAX_LEAVERS = 8 };
 static void (*leaver[MAX_LEAVERS])(void);
 static int leaver_count;
@@ -151,13 +138,25 @@ void hapt_env_at_release(void (*function)(void))
     leaver[leaver_count++] = function;
 }
 
+/* While the heartbeats still watch: a rank may have work left that the others have not. */
+static void meet_before_leaving(const struct hapt_env *env)
+{
+    MPI_Request request;
+    int done = 0;
+    if (env->world == MPI_COMM_NULL || env->world_size <= 1 || MPI_Ibarrier(env->world, &request) != MPI_SUCCESS) return;
+    for (double pause_s = 1e-4; MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done; pause_s = pause_s < 5e-3 ? 1.5 * pause_s : pause_s)
+        hapt_time_sleep_until(hapt_time_s() + pause_s);
+}
+
 void hapt_env_release(struct hapt_env *env)
 {
     int initialized = 0, finalized = 0;
     MPI_Initialized(&initialized);
     MPI_Finalized(&finalized);
     if (!initialized || finalized) return;
+    meet_before_leaving(env);
     while (leaver_count > 0) leaver[--leaver_count]();
+    if (env->world_size > 1) hapt_deadline_set("leaving MPI on all ranks", env->timeout_s + TIMEOUT_A_RANK_S * env->world_size);
     hapt_shared_release_newer(NULL);
     if (env->node != MPI_COMM_NULL) MPI_Comm_free(&env->node);
     if (env->world != MPI_COMM_NULL) MPI_Comm_free(&env->world);

@@ -13,7 +13,7 @@ void hapt_progress_init(struct hapt_progress *progress, const struct hapt_env *e
 static void print_line(struct hapt_progress *progress, long done, const char *detail)
 {
     const double elapsed = hapt_time_s() - progress->start_s;
-    const double left = done > 0 ? elapsed / (double)done * (double)(progress->total - done) : 0;
+    const double left = done > progress->first ? elapsed / (double)(done - progress->first) * (double)(progress->total - done) : 0;
     if (!progress->terminal) {
         fprintf(stderr, "hapt: %s %ld/%ld%s%s, %.0f s left\n", progress->what, done, progress->total,
                 detail && detail[0] ? ", " : "", detail ? detail : "", left);

@@ -1,88 +1,164 @@
-/* Memory held once per node: MPI shared-memory windows, with private copies where those cannot be had. */
+/*
+ * Memory held once per host: an anonymous file (memfd) of the first rank, which the others open through /proc. It counts as memory and
+ * not against /dev/shm, which is 64 MB in many containers. Without it every rank has a private copy.
+ */
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include "hapt/arena.h"
 #include "hapt/env.h"
 
+enum { ALIGNMENT = 64 };
+
 struct hapt_shared {
-    MPI_Comm node;  /* of the environment */
-    MPI_Win window; /* MPI_WIN_NULL: a private copy */
+    MPI_Comm comm; /* the ranks of one host; borrowed */
     void *memory;
     size_t bytes;
-    bool first; /* this rank writes */
+    bool common; /* mapped by all ranks; else a private copy */
     struct hapt_shared *next;
 };
 
 /* The newest first. Ranks of a node create in the same order, so they release in the same order. */
 static struct hapt_shared *all;
 
-enum { ALIGNMENT = 64 };
+/* Stands behind the caller's bytes: proof that the process number meant the same process on both sides. */
+struct seal {
+    uint64_t token;
+};
 
-/* One window whose memory is the first rank's. */
-static int open_window(struct hapt_shared *shared)
+static size_t mapped_bytes(size_t bytes)
 {
-    void *mine;
-    MPI_Aint bytes;
-    int unit, error = MPI_Win_allocate_shared(shared->first ? (MPI_Aint)(shared->bytes + ALIGNMENT) : 0, 1,
-                                              MPI_INFO_NULL, shared->node, &mine, &shared->window);
-    if (error != MPI_SUCCESS) {
-        shared->window = MPI_WIN_NULL;
-        return error;
-    }
-    error = MPI_Win_shared_query(shared->window, 0, &bytes, &unit, &mine);
-    if (error == MPI_SUCCESS) {
-        /* segments start on pages, so the offset to the boundary is the same for all */
-        shared->memory = (char *)mine + (ALIGNMENT - (size_t)mine % ALIGNMENT) % ALIGNMENT;
-        error = MPI_Win_lock_all(MPI_MODE_NOCHECK, shared->window);
-    }
-    return error;
+    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT + sizeof(struct seal);
 }
 
-static void close_window(struct hapt_shared *shared)
+static struct seal *seal_of(void *memory, size_t bytes)
 {
-    if (shared->window == MPI_WIN_NULL) return;
-    MPI_Win_unlock_all(shared->window);
-    MPI_Win_free(&shared->window);
+    return (struct seal *)((char *)memory + mapped_bytes(bytes) - sizeof(struct seal));
 }
 
-/* The window where every rank of the node has it, else a private copy. */
-static enum hapt_status find_memory(struct hapt_shared *shared)
+/* What the first rank tells the others. */
+struct invitation {
+    int64_t process, descriptor; /* descriptor -1: there is no file */
+    uint64_t token;
+};
+
+static void *map(int descriptor, size_t bytes)
 {
-    int failed = open_window(shared) != MPI_SUCCESS;
-    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, shared->node));
-    if (!failed) return HAPT_OK;
-    /* some ranks may hold a window that others lack: it cannot be freed together, and is left to the end of the process
-     */
-    shared->window = MPI_WIN_NULL;
-    shared->memory = aligned_alloc(ALIGNMENT, (shared->bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT);
+    void *memory = descriptor < 0 ? MAP_FAILED : mmap(NULL, mapped_bytes(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+/* On the first rank. The file stays open until all have mapped it. */
+static void *invite(size_t bytes, struct invitation *invitation)
+{
+    *invitation = (struct invitation){.process = getpid(), .descriptor = -1};
+    if (getrandom(&invitation->token, sizeof invitation->token, 0) != sizeof invitation->token) return NULL;
+    const int descriptor = memfd_create("hapt-shared", MFD_CLOEXEC);
+    if (descriptor < 0) return NULL;
+    void *memory = (double)bytes < hapt_memory_available() && ftruncate(descriptor, (off_t)mapped_bytes(bytes)) == 0 ? map(descriptor, bytes) : NULL;
+    if (!memory) {
+        close(descriptor);
+        return NULL;
+    }
+    seal_of(memory, bytes)->token = invitation->token;
+    invitation->descriptor = descriptor;
+    return memory;
+}
+
+static void *join(size_t bytes, const struct invitation *invitation)
+{
+    char path[64];
+    struct stat about;
+    if (invitation->descriptor < 0) return NULL;
+    snprintf(path, sizeof path, "/proc/%lld/fd/%lld", (long long)invitation->process, (long long)invitation->descriptor);
+    const int descriptor = open(path, O_RDWR | O_CLOEXEC);
+    if (descriptor < 0) return NULL;
+    void *memory = fstat(descriptor, &about) == 0 && about.st_size == (off_t)mapped_bytes(bytes) ? map(descriptor, bytes) : NULL;
+    close(descriptor);
+    if (memory && seal_of(memory, bytes)->token != invitation->token) {
+        munmap(memory, mapped_bytes(bytes));
+        memory = NULL;
+    }
+    return memory;
+}
+
+/* One mapping for all ranks of the communicator; else shared->memory stays NULL everywhere. */
+static enum hapt_status map_together(struct hapt_shared *shared)
+{
+    struct invitation invitation = {0};
+    int rank, failed;
+    HAPT_MPI(MPI_Comm_rank(shared->comm, &rank));
+    if (rank == 0) shared->memory = invite(shared->bytes, &invitation);
+    HAPT_MPI(MPI_Bcast(&invitation, (int)sizeof invitation, MPI_BYTE, 0, shared->comm));
+    if (rank != 0) shared->memory = join(shared->bytes, &invitation);
     failed = shared->memory == NULL;
-    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, shared->node));
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, shared->comm));
+    if (rank == 0 && invitation.descriptor >= 0) close((int)invitation.descriptor);
+    shared->common = !failed;
+    if (failed && shared->memory) {
+        munmap(shared->memory, mapped_bytes(shared->bytes));
+        shared->memory = NULL;
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status allocate(MPI_Comm comm, size_t bytes, struct hapt_shared **shared)
+{
+    unsigned long long asked = bytes;
+    HAPT_MPI(MPI_Bcast(&asked, 1, MPI_UNSIGNED_LONG_LONG, 0, comm));
+    *shared = malloc(sizeof **shared);
+    int failed = *shared == NULL;
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, comm));
+    if (failed) {
+        free(*shared);
+        return hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory", "host memory exhausted");
+    }
+    **shared = (struct hapt_shared){.comm = comm, .bytes = (size_t)asked};
+    return HAPT_OK;
+}
+
+static enum hapt_status take_private_copy(struct hapt_shared *shared)
+{
+    shared->memory = aligned_alloc(ALIGNMENT, (shared->bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT);
+    int failed = shared->memory == NULL;
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, shared->comm));
     if (!failed) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory",
-                     "host memory exhausted: %zu bytes on each rank of a node", shared->bytes);
+    return hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory", "host memory exhausted: %zu bytes on each rank of a node", shared->bytes);
 }
 
 enum hapt_status hapt_shared_create(const struct hapt_env *env, size_t bytes, struct hapt_shared **shared)
 {
-    unsigned long long asked = bytes;
-    HAPT_MPI(MPI_Bcast(&asked, 1, MPI_UNSIGNED_LONG_LONG, 0, env->node));
-    struct hapt_shared *made = malloc(sizeof *made);
-    int failed = made == NULL;
-    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, env->node));
-    if (failed) {
-        free(made);
-        return hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory", "host memory exhausted");
-    }
-    *made = (struct hapt_shared){
-        .node = env->node, .window = MPI_WIN_NULL, .bytes = (size_t)asked, .first = env->node_rank == 0, .next = all};
-    const enum hapt_status status = find_memory(made);
+    struct hapt_shared *made;
+    HAPT_TRY(allocate(env->node, bytes, &made));
+    enum hapt_status status = map_together(made);
+    if (status == HAPT_OK && !made->common) status = take_private_copy(made);
     if (status != HAPT_OK) {
-        free(made->memory);
+        if (!made->common) free(made->memory);
         free(made);
         return status;
     }
+    made->next = all;
     all = made;
     *shared = made;
     return HAPT_OK;
+}
+
+enum hapt_status hapt_shared_open(MPI_Comm comm, size_t bytes, struct hapt_shared **shared)
+{
+    struct hapt_shared *made;
+    HAPT_TRY(allocate(comm, bytes, &made));
+    const enum hapt_status status = map_together(made);
+    if (status != HAPT_OK || !made->common) {
+        free(made);
+        made = NULL;
+    }
+    *shared = made;
+    return status;
 }
 
 void *hapt_shared_memory(const struct hapt_shared *shared)
@@ -93,15 +169,10 @@ void *hapt_shared_memory(const struct hapt_shared *shared)
 enum hapt_status hapt_shared_publish(struct hapt_shared *shared)
 {
     enum { PIECE = 1 << 30 };
-    if (shared->window != MPI_WIN_NULL) {
-        HAPT_MPI(MPI_Win_sync(shared->window));
-        HAPT_MPI(MPI_Barrier(shared->node));
-        HAPT_MPI(MPI_Win_sync(shared->window));
-        return HAPT_OK;
-    }
+    if (shared->common) return hapt_env_mpi(MPI_Barrier(shared->comm), "MPI_Barrier");
     for (size_t done = 0; done < shared->bytes; done += PIECE) {
         const size_t left = shared->bytes - done;
-        HAPT_MPI(MPI_Bcast((char *)shared->memory + done, left < PIECE ? (int)left : PIECE, MPI_BYTE, 0, shared->node));
+        HAPT_MPI(MPI_Bcast((char *)shared->memory + done, left < PIECE ? (int)left : PIECE, MPI_BYTE, 0, shared->comm));
     }
     return HAPT_OK;
 }
@@ -112,8 +183,10 @@ void hapt_shared_release(struct hapt_shared *shared)
     struct hapt_shared **link = &all;
     while (*link && *link != shared) link = &(*link)->next;
     if (*link) *link = shared->next;
-    if (shared->window == MPI_WIN_NULL) free(shared->memory);
-    close_window(shared);
+    if (shared->common)
+        munmap(shared->memory, mapped_bytes(shared->bytes));
+    else
+        free(shared->memory);
     free(shared);
 }
 

@@ -2,6 +2,7 @@
 #include "hapt/stop.h"
 
 #include <signal.h>
+#include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -9,15 +10,19 @@
 
 static struct {
     bool listening;
-    int world_rank;
-    volatile sig_atomic_t asked, terminated, deferred;
+    volatile sig_atomic_t asked, terminated, deferred, silent; /* silent: another rank speaks */
     double asked_s; /* written by the handler alone */
 } state;
 
-static const int heard[3] = {SIGTERM, SIGUSR1, SIGALRM};
+static const struct {
+    int number;
+    const char *name;
+} heard[] = {{SIGTERM, "SIGTERM"}, {SIGUSR1, "SIGUSR1"}, {SIGINT, "SIGINT"}, {SIGHUP, "SIGHUP"}, {SIGPIPE, "SIGPIPE"}, {SIGXFSZ, "SIGXFSZ"}};
+enum { HEARD = sizeof heard / sizeof *heard };
 
 static void note_signal(int number)
 {
+    static const char first[] = "\nhapt: asked to stop: a step under way ends and is saved; Ctrl-C again leaves at once\n";
     static const char again[] = "hapt: asked again: leaving at once; the newest whole checkpoint stands\n";
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -28,29 +33,39 @@ static void note_signal(int number)
     }
     if (number == SIGTERM) state.terminated = 1;
     if (!state.asked) {
-        state.asked = 1;
+        state.asked = number;
         state.asked_s = now_s;
+        if (number == SIGINT && !state.silent && write(STDERR_FILENO, first, sizeof first - 1) < 0) state.silent = 1;
         if (!state.deferred) alarm(HAPT_STOP_GRACE_S);
         return;
     }
-    if (now_s - state.asked_s < SAME_REQUEST_S) return;
-    if (state.world_rank == 0 && write(STDERR_FILENO, again, sizeof again - 1) < 0) _exit(128 + number);
+    if (now_s - state.asked_s < SAME_REQUEST_S || number == SIGPIPE || number == SIGXFSZ) return;
+    if (!state.silent && write(STDERR_FILENO, again, sizeof again - 1) < 0) _exit(128 + number);
     _exit(128 + number);
 }
 
 /* The handler runs on a stack of its own: oneDNN's matrix product points the stack register into the heap while it
  * works, and a signal's frame would be written over whatever lies below. */
-void hapt_stop_listen(const struct hapt_env *env)
+void hapt_stop_listen(void)
 {
     static _Alignas(64) char stack[65536];
     const stack_t alternate = {.ss_sp = stack, .ss_size = sizeof stack};
-    struct sigaction action = {.sa_handler = note_signal, .sa_flags = SA_RESTART | SA_ONSTACK};
-    state.world_rank = env->world_rank;
+    struct sigaction action = {.sa_handler = note_signal, .sa_flags = SA_RESTART | SA_ONSTACK}, before;
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+    if (!rank) rank = getenv("PMIX_RANK");
+    state.silent = rank && atoi(rank) != 0;
     /* One at a time: two different signals must not run through each other. */
     sigemptyset(&action.sa_mask);
-    for (int i = 0; i < 3; i++) sigaddset(&action.sa_mask, heard[i]);
+    for (int i = 0; i < HEARD; i++) sigaddset(&action.sa_mask, heard[i].number);
+    sigaddset(&action.sa_mask, SIGALRM);
     sigaltstack(&alternate, NULL);
-    for (int i = 0; i < 3; i++) sigaction(heard[i], &action, NULL);
+    sigaction(SIGALRM, &action, NULL);
+    for (int i = 0; i < HEARD; i++) {
+        /* As nohup and background shells left it. */
+        const bool may_be_ignored = heard[i].number == SIGINT || heard[i].number == SIGHUP;
+        if (may_be_ignored && sigaction(heard[i].number, NULL, &before) == 0 && before.sa_handler == SIG_IGN) continue;
+        sigaction(heard[i].number, &action, NULL);
+    }
     state.listening = true;
 }
 
@@ -68,6 +83,13 @@ bool hapt_stop_asked(void)
 bool hapt_stop_terminated(void)
 {
     return state.terminated;
+}
+
+const char *hapt_stop_name(void)
+{
+    for (int i = 0; i < HEARD; i++)
+        if (heard[i].number == state.asked) return heard[i].name;
+    return "a signal";
 }
 
 bool hapt_stop_due(void)

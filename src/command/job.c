@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "hapt/pulse.h"
-#include "hapt/stop.h"
+#include "hapt/run_folder.h"
 #include "phases.h"
 
 struct job {
@@ -62,6 +62,7 @@ static enum hapt_status run_job(struct hapt_env *env, struct hapt_config *config
 {
     HAPT_TRY(hapt_env_agree(env->world, check_options(config)));
     HAPT_TRY(hapt_phase_model(env, config, arena, &job->model));
+    HAPT_TRY(hapt_run_folder_claim(env, config, arena));
     HAPT_TRY(hapt_train_resume(env, config, job->model, arena, &job->checkpoint));
     HAPT_TRY(hapt_phase_cluster(env, config, true, arena, &job->cluster));
     hapt_cluster_print(env, job->cluster);
@@ -82,9 +83,7 @@ enum hapt_status hapt_command_job(struct hapt_env *env, struct hapt_config *conf
     struct hapt_arena arena;
     struct job job = {0};
     hapt_arena_init(&arena);
-    hapt_stop_listen(env);
-    enum hapt_status status = hapt_phase_pulse(env, config);
-    if (status == HAPT_OK) status = run_job(env, config, &job, &arena);
+    const enum hapt_status status = run_job(env, config, &job, &arena);
     hapt_arena_release(&arena);
     return status;
 }

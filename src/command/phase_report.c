@@ -1,10 +1,11 @@
+#include "hapt/run_folder.h"
 #include "phases.h"
 
 static enum hapt_status save(struct hapt_env *env, const struct hapt_run *run, struct hapt_arena *arena)
 {
     const char *folder = NULL;
     struct hapt_report *report = NULL;
-    HAPT_TRY(hapt_train_folder(run->config, arena, &folder));
+    HAPT_TRY(hapt_run_folder_name(run->config, arena, &folder));
     if (env->world_rank != 0) return HAPT_OK;
     const char *path = hapt_arena_printf(arena, "%s/run.h5", folder);
     if (!path) return HAPT_ERR_MEMORY;

@@ -1,25 +1,11 @@
 #include "phases.h"
 
-#include <string.h>
-
-#include "hapt/pulse.h"
-
-/* A rank that is silent is named before the waits for it run out, and a crowded machine gets some seconds. */
-#define SILENCE_SHARE 0.8
-#define SILENCE_LEAST_S 4.0
-
 enum hapt_status hapt_phase_unused(const struct hapt_config *config, const char *why, const char *const *names)
 {
     for (; *names; names++)
         if (hapt_config_given(config, *names))
             return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "--%s has no effect: %s", *names, why);
     return HAPT_OK;
-}
-
-enum hapt_status hapt_phase_pulse(const struct hapt_env *env, const struct hapt_config *config)
-{
-    const double silence_s = SILENCE_SHARE * hapt_config_real(config, "timeout");
-    return hapt_pulse_start(env, silence_s > SILENCE_LEAST_S ? silence_s : SILENCE_LEAST_S);
 }
 
 static enum hapt_status load_model(struct hapt_config *config, struct hapt_arena *arena, struct hapt_model **model)

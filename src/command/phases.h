@@ -13,8 +13,6 @@
 
 /* HAPT_ERR_USAGE when one of `names` (ends with NULL) was given: `why` says what leaves it without effect. */
 enum hapt_status hapt_phase_unused(const struct hapt_config *config, const char *why, const char *const *names);
-/* From here on a rank that falls silent is named (pulse.h), within --timeout. */
-enum hapt_status hapt_phase_pulse(const struct hapt_env *env, const struct hapt_config *config);
 /* Loads --input and takes over its training defaults. */
 enum hapt_status hapt_phase_model(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
                                   struct hapt_model **model);

@@ -1,5 +1,5 @@
 /* hapt train: a given plan on a given model. */
-#include "hapt/stop.h"
+#include "hapt/run_folder.h"
 #include "phases.h"
 
 const char hapt_command_train_help[] =
@@ -48,6 +48,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     struct hapt_plan *plan = NULL;
     struct hapt_train_result *result = NULL;
     HAPT_TRY(hapt_phase_model(env, config, arena, &model));
+    HAPT_TRY(hapt_run_folder_claim(env, config, arena));
     HAPT_TRY(hapt_train_resume(env, config, model, arena, &checkpoint));
     if (!checkpoint && !hapt_config_text(config, "plan"))
         return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_USAGE,
@@ -68,9 +69,7 @@ enum hapt_status hapt_command_train(struct hapt_env *env, struct hapt_config *co
 {
     struct hapt_arena arena;
     hapt_arena_init(&arena);
-    hapt_stop_listen(env);
-    enum hapt_status status = hapt_phase_pulse(env, config);
-    if (status == HAPT_OK) status = run(env, config, &arena);
+    const enum hapt_status status = run(env, config, &arena);
     hapt_arena_release(&arena);
     return status;
 }

@@ -19,7 +19,7 @@ struct bell {
 };
 
 struct bells {
-    MPI_Win window;
+    struct hapt_shared *shared;
     struct bell *bell; /* [ranks of the node] */
     int own;
     int world_size;
@@ -99,21 +99,15 @@ static enum hapt_status find_places(struct bells *bells, MPI_Comm world, MPI_Com
 
 static enum hapt_status open_bells(struct bells *bells, MPI_Comm node)
 {
-    MPI_Aint bytes;
-    int unit;
-    char *base;
-    HAPT_MPI(MPI_Comm_rank(node, &bells->own));
     int size;
+    HAPT_MPI(MPI_Comm_rank(node, &bells->own));
     HAPT_MPI(MPI_Comm_size(node, &size));
-    HAPT_MPI(MPI_Win_allocate_shared(bells->own == 0 ? (MPI_Aint)((size_t)(size + 1) * sizeof(struct bell)) : 0, 1, MPI_INFO_NULL, node, &base,
-                                     &bells->window));
-    HAPT_MPI(MPI_Win_shared_query(bells->window, 0, &bytes, &unit, &base));
-    base += -(uintptr_t)base % _Alignof(struct bell); /* pages are shared, so all ranks round alike */
-    bells->bell = (struct bell *)base;
+    HAPT_TRY(hapt_shared_open(node, (size_t)size * sizeof(struct bell), &bells->shared));
+    if (!bells->shared) return HAPT_OK;
+    bells->bell = hapt_shared_memory(bells->shared);
     atomic_init(&bells->bell[bells->own].rung, 0);
     atomic_init(&bells->bell[bells->own].sleeping, 0);
-    HAPT_MPI(MPI_Barrier(node));
-    return HAPT_OK;
+    return hapt_env_mpi(MPI_Barrier(node), "MPI_Barrier");
 }
 
 enum hapt_status hapt_courier_use_bells(struct hapt_courier *courier, MPI_Comm world, MPI_Comm node)
@@ -122,7 +116,6 @@ enum hapt_status hapt_courier_use_bells(struct hapt_courier *courier, MPI_Comm w
     enum hapt_status status = HAPT_OK;
     HAPT_ASSERT(!courier->running && !courier->bells);
     if (made) {
-        made->window = MPI_WIN_NULL;
         HAPT_MPI(MPI_Comm_size(world, &made->world_size));
         made->place = malloc((size_t)made->world_size * sizeof *made->place);
     }
@@ -130,7 +123,7 @@ enum hapt_status hapt_courier_use_bells(struct hapt_courier *courier, MPI_Comm w
     if (status == HAPT_OK) status = find_places(made, world, node);
     status = hapt_link_all_or_none(node, "the bells of a node", status);
     if (status == HAPT_OK) status = open_bells(made, node);
-    if (status != HAPT_OK) {
+    if (status != HAPT_OK || !made->shared) { /* without common memory couriers ask the library */
         bells_destroy(made);
         return status;
     }
@@ -141,7 +134,7 @@ enum hapt_status hapt_courier_use_bells(struct hapt_courier *courier, MPI_Comm w
 void bells_destroy(struct bells *bells)
 {
     if (!bells) return;
-    if (bells->window != MPI_WIN_NULL) MPI_Win_free(&bells->window);
+    hapt_shared_release(bells->shared);
     free(bells->place);
     free(bells);
 }

@@ -1,5 +1,5 @@
 /*
- * Where ranks meet: the two ways that collectives take. On one node: slabs in a shared memory window, two
+ * Where ranks meet: the two ways that collectives take. On one node: slabs in shared memory, two
  * of each, so that filling one needs no barrier. Over several nodes: messages of a segment a peer. Waiting never spins
  * for long: other ranks may share the core.
  */
@@ -40,29 +40,23 @@ static struct shared_head *head_of(const struct hapt_collective *collective, int
     return (struct shared_head *)(collective->slab[rank] - sizeof(struct shared_head));
 }
 
-/* The slabs' places are reserved by the caller: nothing fails on one rank alone between these collectives. */
-static enum hapt_status open_window(struct hapt_collective *collective)
+/* The slabs of all ranks in one block. NULL in collective->shared: the host offers none. */
+static enum hapt_status open_slabs(struct hapt_collective *collective)
 {
-    const MPI_Aint bytes = (MPI_Aint)(2 * sizeof(struct shared_head) + 2 * SLAB_BYTES);
-    char *mine = NULL;
-    HAPT_MPI(MPI_Win_allocate_shared(bytes, 1, MPI_INFO_NULL, collective->comm, &mine, &collective->window));
+    const size_t each = sizeof(struct shared_head) + 2 * SLAB_BYTES;
+    HAPT_TRY(hapt_shared_open(collective->comm, (size_t)collective->size * each, &collective->shared));
+    if (!collective->shared) return HAPT_OK;
+    char *base = hapt_shared_memory(collective->shared);
     for (int r = 0; r < collective->size; r++) {
-        MPI_Aint size;
-        int unit;
-        char *base;
-        HAPT_MPI(MPI_Win_shared_query(collective->window, r, &size, &unit, &base));
-        /* The library aligns a segment to 8 bytes; pages are shared, so all ranks round alike. */
-        base += -(uintptr_t)base % _Alignof(struct shared_head);
-        if (r == 0) collective->head = (struct shared_head *)base;
-        collective->slab[r] = base + sizeof(struct shared_head);
+        collective->slab[r] = base + (size_t)r * each + sizeof(struct shared_head);
         collective->slab[collective->size + r] = collective->slab[r] + SLAB_BYTES;
     }
+    collective->head = head_of(collective, 0);
     /* Pages are touched first by the rank that fills them. */
-    memset(mine, 0, (size_t)bytes);
+    memset(base + (size_t)collective->rank * each, 0, each);
     if (collective->rank == 0) atomic_init(&collective->head->arrived, 0);
     atomic_init(&head_of(collective, collective->rank)->reached, 0);
-    HAPT_MPI(MPI_Barrier(collective->comm));
-    return HAPT_OK;
+    return hapt_env_mpi(MPI_Barrier(collective->comm), "MPI_Barrier");
 }
 
 static enum hapt_status barrier_late(const struct hapt_collective *collective, const char *what)
@@ -232,7 +226,8 @@ static enum hapt_status open_collective(struct hapt_collective *collective, MPI_
     MPI_Comm_free(&node);
     int smallest = together;
     HAPT_MPI(MPI_Allreduce(&together, &smallest, 1, MPI_INT, MPI_MIN, collective->comm));
-    if (smallest == collective->size && shared_memory && collective->size > 1) return open_window(collective);
+    if (smallest == collective->size && shared_memory && collective->size > 1) HAPT_TRY(open_slabs(collective));
+    if (collective->head) return HAPT_OK;
     collective->received = calloc((size_t)collective->size, SEGMENT_BYTES);
     collective->sent = calloc((size_t)collective->size, SEGMENT_BYTES);
     enum hapt_status status = HAPT_OK;
@@ -245,7 +240,6 @@ static struct hapt_collective *reserve(int size)
     struct hapt_collective *made = calloc(1, sizeof *made);
     if (!made) return NULL;
     made->comm = MPI_COMM_NULL;
-    made->window = MPI_WIN_NULL;
     made->size = size;
     made->slab = calloc((size_t)(2 * size), sizeof *made->slab);
     made->request = calloc((size_t)(2 * size), sizeof *made->request);
@@ -284,7 +278,7 @@ enum hapt_status hapt_collective_create(MPI_Comm comm, const char *who, double t
 void hapt_collective_destroy(struct hapt_collective *collective)
 {
     if (!collective) return;
-    if (collective->window != MPI_WIN_NULL) MPI_Win_free(&collective->window);
+    hapt_shared_release(collective->shared);
     if (collective->comm != MPI_COMM_NULL) MPI_Comm_free(&collective->comm);
     free(collective->slab);
     free(collective->received);

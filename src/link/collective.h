@@ -17,7 +17,7 @@ struct hapt_collective {
     const char *who;
     double timeout_s;
     /* one node */
-    MPI_Win window;
+    struct hapt_shared *shared;
     struct shared_head *head; /* on rank 0; NULL: messages */
     char **slab;              /* [2 * size]: slab[b * size + r] */
     unsigned long long barriers;

@@ -98,18 +98,35 @@ static enum hapt_status verify_shard(const struct hapt_checkpoint *checkpoint, i
     return HAPT_OK;
 }
 
-/* Whether every rank finds its share of the checkpoint good; a bad one is named by rank 0. */
-static bool all_find_good(const struct hapt_env *env, enum hapt_status status, const char *path)
+/* What a rank finds. Only what is on the disk is damage: a failing system, or a newer version, must not lead to older weights. */
+enum finding { FOUND_GOOD, FOUND_DAMAGED, FOUND_UNREADABLE };
+
+static enum finding finding_of(enum hapt_status status)
+{
+    const enum hapt_h5_fault fault = hapt_h5_last_fault();
+    if (status == HAPT_OK) return FOUND_GOOD;
+    return status == HAPT_ERR_INPUT && fault != HAPT_H5_FAULT_NEWER && fault != HAPT_H5_FAULT_SYSTEM ? FOUND_DAMAGED : FOUND_UNREADABLE;
+}
+
+/* What all ranks find together; rank 0 names damage. HAPT_OK with *good false: the next one is to be tried. */
+static enum hapt_status agree_on_finding(const struct hapt_env *env, enum hapt_status status, const char *path, bool *good)
 {
     char message[512] = "";
-    int vote = status == HAPT_OK ? env->world_size : env->world_rank, lowest = vote;
-    MPI_Allreduce(&vote, &lowest, 1, MPI_INT, MPI_MIN, env->world);
-    if (lowest == env->world_size) return true;
+    const int mine = (int)finding_of(status);
+    int worst = mine, vote = mine == FOUND_DAMAGED ? env->world_rank : env->world_size, lowest = vote;
+    HAPT_MPI(MPI_Allreduce(&mine, &worst, 1, MPI_INT, MPI_MAX, env->world));
+    *good = worst == FOUND_GOOD;
+    if (*good) return HAPT_OK;
+    if (worst == FOUND_UNREADABLE) {
+        if (mine != FOUND_UNREADABLE) hapt_fail_reset();
+        return hapt_env_agree(env->world, mine == FOUND_UNREADABLE ? status : HAPT_OK);
+    }
+    HAPT_MPI(MPI_Allreduce(&vote, &lowest, 1, MPI_INT, MPI_MIN, env->world));
     if (lowest == env->world_rank) snprintf(message, sizeof message, "%s", hapt_fail_message());
-    MPI_Bcast(message, (int)sizeof message, MPI_CHAR, lowest, env->world);
+    HAPT_MPI(MPI_Bcast(message, (int)sizeof message, MPI_CHAR, lowest, env->world));
     hapt_warn(env, "checkpoint %s is damaged and passed over: %s\n", path, message);
     hapt_fail_reset();
-    return false;
+    return HAPT_OK;
 }
 
 static bool exists(const char *path)
@@ -136,8 +153,11 @@ static enum hapt_status list_candidates(const struct hapt_env *env, const char *
         const char *hint = "give the folder of a run that has checkpoints, or of one of them; training starts anew without --resume";
         found[1] = exists(inner);
         checkpoint_recover(found[1] ? inner : path, arena);
+        /* Reading may follow a link. */
+        const char *listed = hapt_arena_printf(arena, "%s/.", found[1] ? inner : path);
         status = is_file(path) ? hapt_fail(HAPT_ERR_INPUT, hint, "%s is a file; a checkpoint is a folder", path)
-                               : checkpoint_list(found[1] ? inner : path, arena, &found[0], &step);
+                 : listed      ? checkpoint_list(listed, arena, &found[0], &step)
+                               : HAPT_ERR_MEMORY;
         if (status == HAPT_OK && found[0] == 0) status = hapt_fail(HAPT_ERR_INPUT, hint, "there is no checkpoint in %s", path);
     }
     HAPT_TRY(hapt_env_agree(env->world, status));
@@ -191,10 +211,14 @@ enum hapt_status hapt_checkpoint_find(const struct hapt_env *env, const char *pa
     HAPT_TRY(list_candidates(env, path, arena, &count, &candidate));
     for (int i = 0; i < count; i++) {
         struct hapt_checkpoint *read = NULL;
+        bool good = false;
         enum hapt_status status = read_manifest(candidate[i], arena, &read);
         for (int s = env->world_rank; status == HAPT_OK && s < read->shard_count; s += env->world_size)
             status = verify_shard(read, s, arena);
-        if (!all_find_good(env, status, candidate[i])) continue;
+        HAPT_TRY(agree_on_finding(env, status, candidate[i], &good));
+        if (!good) continue;
+        read->passed_count = i;
+        read->passed = candidate;
         *checkpoint = read;
         return HAPT_OK;
     }

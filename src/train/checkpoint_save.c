@@ -1,11 +1,11 @@
 /*
  * Writing a checkpoint: every stage its shard, aside; all agree; rank 0 writes the manifest and renames the folder. The
  * one before is removed only when the new one stands. What has a name step-N is whole: folders are made under names that
- * begin with a dot, and take such a name again before they are emptied.
+ * begin with a dot, and take such a name again before they are emptied. What this run did not write is renamed at most.
  */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,9 @@
 #include <unistd.h>
 
 #include "checkpoint.h"
+#include "hapt/folder.h"
 #include "hapt/link.h"
+#include "hapt/lock.h"
 
 char *checkpoint_shard_path(struct hapt_arena *arena, const char *folder, int shard)
 {
@@ -31,21 +33,38 @@ char *checkpoint_folder(struct hapt_arena *arena, const char *folder, int64_t st
     return hapt_arena_printf(arena, "%s/step-%08lld", folder, (long long)step);
 }
 
+/* A file that is missing is damage; a system that cannot read it is not. */
+static enum hapt_status fail_to_read(const char *path, int error)
+{
+    const enum hapt_status status = error == ENOENT || error == EISDIR ? HAPT_ERR_INPUT : error == ENOMEM ? HAPT_ERR_MEMORY : HAPT_ERR_IO;
+    return hapt_fail(status, status == HAPT_ERR_IO ? "check the disk, rights, and the limit of open files (ulimit -n)" : NULL, "%s cannot be read: %s", path,
+                     strerror(error));
+}
+
 enum hapt_status checkpoint_measure(const char *path, int64_t *size, int64_t *checksum)
 {
     enum { BLOCK = 1 << 20 };
-    FILE *file = fopen(path, "rb");
-    unsigned char *block = malloc(BLOCK);
     uint64_t hash = 0;
     int64_t total = 0;
-    bool good = file && block;
-    for (size_t got; good && (got = fread(block, 1, BLOCK, file)) > 0; total += (int64_t)got)
-        hash = hapt_hash(hash, block, got);
-    good = good && !ferror(file);
+    const int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0) return fail_to_read(path, errno);
+    unsigned char *block = malloc(BLOCK);
+    ssize_t got = -1;
+    errno = ENOMEM;
+    for (size_t held = 0; block && (got = read(descriptor, block + held, BLOCK - held)) != 0;) {
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) break;
+        held += (size_t)got;
+        total += got;
+        if (held < BLOCK) continue;
+        hash = hapt_hash(hash, block, held);
+        held = 0;
+    }
     const int error = errno;
-    if (file) fclose(file);
+    if (got == 0 && total % BLOCK > 0) hash = hapt_hash(hash, block, (size_t)(total % BLOCK));
+    close(descriptor);
     free(block);
-    if (!good) return hapt_fail(HAPT_ERR_INPUT, NULL, "%s cannot be read: %s", path, strerror(error));
+    if (got != 0) return fail_to_read(path, error);
     *size = total;
     *checksum = (int64_t)hash;
     return HAPT_OK;
@@ -57,65 +76,67 @@ static int newest_first(const void *a, const void *b)
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
+struct step_list {
+    int count;
+    int64_t *step;
+};
+
+bool checkpoint_is_name(const char *name, int64_t *step)
+{
+    char *end;
+    if (strncmp(name, "step-", 5)) return false;
+    errno = 0;
+    *step = strtoll(name + 5, &end, 10);
+    return end != name + 5 && !*end && *step >= 0 && errno == 0;
+}
+
+static bool add_step(void *context, const char *name)
+{
+    struct step_list *list = context;
+    if (checkpoint_is_name(name, &list->step[list->count])) list->count++;
+    return list->count < CHECKPOINT_LIMIT;
+}
+
 enum hapt_status checkpoint_list(const char *folder, struct hapt_arena *arena, int *count, int64_t **step)
 {
+    struct step_list list = {0};
     *count = 0;
-    HAPT_NEW(*step, arena, CHECKPOINT_LIMIT);
-    DIR *directory = opendir(folder);
-    if (!directory) return HAPT_OK;
-    for (struct dirent *entry; (entry = readdir(directory)) && *count < CHECKPOINT_LIMIT;) {
-        char *end;
-        if (strncmp(entry->d_name, "step-", 5)) continue;
-        const long long value = strtoll(entry->d_name + 5, &end, 10);
-        if (end != entry->d_name + 5 && !*end && value >= 0) (*step)[(*count)++] = value;
-    }
-    closedir(directory);
-    qsort(*step, (size_t)*count, sizeof **step, newest_first);
+    HAPT_NEW(list.step, arena, CHECKPOINT_LIMIT + 1);
+    HAPT_TRY(hapt_folder_list(folder, add_step, &list));
+    qsort(list.step, (size_t)list.count, sizeof *list.step, newest_first);
+    *count = list.count;
+    *step = list.step;
     return HAPT_OK;
 }
 
-/* Removes a folder of files; what is not there is no failure. */
-static void remove_folder(const char *path, struct hapt_arena *arena)
+/* A file that hapt writes into a checkpoint, whole or not. */
+static bool is_ours(const char *name)
 {
-    DIR *directory = opendir(path);
-    if (!directory) return;
-    for (struct dirent *entry; (entry = readdir(directory));) {
-        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
-        const char *file = hapt_arena_printf(arena, "%s/%s", path, entry->d_name);
-        if (file) unlink(file);
-    }
-    closedir(directory);
-    rmdir(path);
+    return strncmp(name, "shard-", 6) == 0 || strncmp(name, "manifest.h5", 11) == 0;
 }
 
-static enum hapt_status sync_folder(const char *path)
+static bool is_unfinished(const char *name)
 {
-    const int descriptor = open(path, O_RDONLY | O_DIRECTORY);
-    const bool good = descriptor >= 0 && fsync(descriptor) == 0;
-    const int error = errno;
-    if (descriptor >= 0) close(descriptor);
-    return good ? HAPT_OK : hapt_fail(HAPT_ERR_IO, "is the disk full?", "folder %s: %s", path, strerror(error));
+    return strncmp(name, ".partial-", 9) == 0 || strncmp(name, ".removed-", 9) == 0;
 }
 
-/* Also what is above it. A new folder is only there for good when the one above it has been synced. */
-static enum hapt_status make_folder(const char *path, struct hapt_arena *arena)
+static bool remove_any(void *context, const char *name)
 {
-    char *partial = hapt_arena_strdup(arena, path);
-    if (!partial) return HAPT_ERR_MEMORY;
-    for (char *slash = strchr(partial + 1, '/'), *above = NULL;; above = slash, slash = strchr(slash + 1, '/')) {
-        if (slash) *slash = '\0';
-        const bool made = mkdir(partial, 0777) == 0;
-        if (!made && errno != EEXIST)
-            return hapt_fail(HAPT_ERR_IO, "choose another --output", "folder %s cannot be made: %s", partial,
-                             strerror(errno));
-        if (made) {
-            if (above) *above = '\0';
-            HAPT_TRY(sync_folder(above == partial ? "/" : above ? partial : partial[0] == '/' ? "/" : "."));
-            if (above) *above = '/';
-        }
-        if (!slash) return HAPT_OK;
-        *slash = '/';
-    }
+    int64_t step;
+    if (checkpoint_is_name(name, &step) || is_unfinished(name)) hapt_folder_remove(context, name, is_ours);
+    return true;
+}
+
+void checkpoint_remove_all(const char *folder)
+{
+    char *copy = strdup(folder);
+    if (copy && hapt_folder_list(copy, remove_any, copy) == HAPT_OK) rmdir(copy);
+    free(copy);
+}
+
+static const char *name_of(const char *path)
+{
+    return strrchr(path, '/') + 1;
 }
 
 static char *aside_of(const struct hapt_checkpoint_writer *writer, int64_t step, struct hapt_arena *arena)
@@ -124,40 +145,65 @@ static char *aside_of(const struct hapt_checkpoint_writer *writer, int64_t step,
 }
 
 /* An empty folder to write in; what a run that died left there goes. */
-static enum hapt_status open_aside(const char *folder, const char *aside, struct hapt_arena *arena)
+static enum hapt_status open_aside(const char *folder, const char *aside)
 {
-    HAPT_TRY(make_folder(folder, arena));
-    remove_folder(aside, arena);
-    return make_folder(aside, arena);
+    HAPT_TRY(hapt_folder_make(folder));
+    if (!hapt_folder_remove(folder, name_of(aside), is_ours) || mkdir(aside, 0777) != 0)
+        return hapt_fail(HAPT_ERR_IO, "is the disk full? does anything else write there?", "folder %s cannot be made: %s", aside, strerror(errno));
+    return hapt_folder_sync(folder);
+}
+
+static bool remove_unfinished(void *context, const char *name)
+{
+    if (is_unfinished(name)) hapt_folder_remove(context, name, is_ours);
+    return true;
 }
 
 enum hapt_status checkpoint_clean(const char *folder, struct hapt_arena *arena)
 {
-    HAPT_TRY(make_folder(folder, arena));
-    DIR *directory = opendir(folder);
-    if (!directory) return hapt_fail(HAPT_ERR_IO, "check permissions", "folder %s cannot be read: %s", folder, strerror(errno));
-    for (struct dirent *entry; (entry = readdir(directory));) {
-        const bool ours = !strncmp(entry->d_name, ".partial-", 9) || !strncmp(entry->d_name, ".removed-", 9) ||
-                          !strncmp(entry->d_name, ".replaced-", 10);
-        const char *path = ours ? hapt_arena_printf(arena, "%s/%s", folder, entry->d_name) : NULL;
-        if (path) remove_folder(path, arena);
+    char *copy = hapt_arena_strdup(arena, folder);
+    if (!copy) return HAPT_ERR_MEMORY;
+    HAPT_TRY(hapt_folder_make(folder));
+    checkpoint_recover(folder, arena);
+    return hapt_folder_list(folder, remove_unfinished, copy);
+}
+
+struct recovery {
+    const char *folder;
+    struct hapt_arena *arena;
+};
+
+/* Where its successor stands, the one moved aside is not needed any more. */
+static bool recover(void *context, const char *name)
+{
+    const struct recovery *recovery = context;
+    struct stat about;
+    if (strncmp(name, ".replaced-", 10)) return true;
+    const char *from = hapt_arena_printf(recovery->arena, "%s/%s", recovery->folder, name);
+    const char *to = hapt_arena_printf(recovery->arena, "%s/step-%s", recovery->folder, name + 10);
+    const char *manifest = to ? hapt_arena_printf(recovery->arena, "%s/manifest.h5", to) : NULL;
+    if (!from || !manifest) return false;
+    if (lstat(to, &about) != 0 && errno == ENOENT) {
+        rename(from, to); /* fails on a read-only disk: then it is not needed either */
+    } else if (stat(manifest, &about) == 0) {
+        hapt_folder_remove(recovery->folder, name, is_ours);
     }
-    closedir(directory);
-    return HAPT_OK;
+    return true;
 }
 
 void checkpoint_recover(const char *folder, struct hapt_arena *arena)
 {
-    DIR *directory = opendir(folder);
-    if (!directory) return;
-    for (struct dirent *entry; (entry = readdir(directory));) {
-        struct stat about;
-        if (strncmp(entry->d_name, ".replaced-", 10)) continue;
-        const char *from = hapt_arena_printf(arena, "%s/%s", folder, entry->d_name);
-        const char *to = hapt_arena_printf(arena, "%s/step-%s", folder, entry->d_name + 10);
-        if (from && to && stat(to, &about) != 0 && rename(from, to) != 0) continue; /* read-only: then it is not needed either */
-    }
-    closedir(directory);
+    struct recovery recovery = {folder, arena};
+    if (hapt_folder_list(folder, recover, &recovery) != HAPT_OK) hapt_fail_reset();
+}
+
+void checkpoint_set_aside(const char *folder, const char *name, const char *why)
+{
+    char now[256];
+    if (hapt_folder_set_aside(folder, name, why, now, sizeof now))
+        fprintf(stderr, "hapt: warning: %s/%s is kept as %s\n", folder, name, now);
+    else
+        fprintf(stderr, "hapt: warning: %s/%s cannot be renamed: %s\n", folder, name, strerror(errno));
 }
 
 static enum hapt_status fill_shard(const struct hapt_checkpoint_writer *writer, const char *path, int64_t step)
@@ -266,20 +312,19 @@ static enum hapt_status write_manifest(const struct hapt_checkpoint_writer *writ
         return status;
     }
     HAPT_TRY(hapt_h5_commit(file));
-    return sync_folder(aside);
+    return hapt_folder_sync(aside);
 }
 
 /* The finished folder takes its name; what stood there changes places with it in one step, so that at every moment one of
  * them is whole. File systems that cannot exchange see the old one moved aside first. */
-static enum hapt_status take_place(const char *aside, const char *path, const char *old, struct hapt_arena *arena)
+static enum hapt_status take_place(const char *aside, const char *path, const char *old)
 {
-    if (rename(aside, path) == 0) return HAPT_OK;
+    if (renameat2(AT_FDCWD, aside, AT_FDCWD, path, RENAME_NOREPLACE) == 0) return HAPT_OK;
     if (renameat2(AT_FDCWD, aside, AT_FDCWD, path, RENAME_EXCHANGE) == 0) return HAPT_OK;
     const bool replaces = rename(path, old) == 0;
     if (rename(aside, path) == 0) return HAPT_OK;
     const int error = errno;
     if (replaces) rename(old, path);
-    remove_folder(aside, arena);
     return hapt_fail(HAPT_ERR_IO, "check the rights in the output folder", "%s cannot be put in place: %s", path,
                      strerror(error));
 }
@@ -289,29 +334,76 @@ static void remove_checkpoint(const char *folder, int64_t step, struct hapt_aren
 {
     const char *path = checkpoint_folder(arena, folder, step);
     const char *gone = hapt_arena_printf(arena, "%s/.removed-%08lld", folder, (long long)step);
-    if (!path || !gone) return;
-    remove_folder(gone, arena);
-    remove_folder(rename(path, gone) == 0 ? gone : path, arena);
+    if (!path || !gone || !hapt_folder_is(path)) return; /* a link is somebody else's */
+    hapt_folder_remove(folder, name_of(gone), is_ours);
+    if (rename(path, gone) == 0) hapt_folder_remove(folder, name_of(gone), is_ours);
 }
 
-/* The new one in place first; then those of an abandoned future and the oldest go. */
-static enum hapt_status put_in_place(const struct hapt_checkpoint_writer *writer, const char *aside, int64_t step,
+/* Mean loss of the steps before `step`; NaN where there is none. */
+static double recent_loss(const struct hapt_history *history, int64_t step)
+{
+    enum { WINDOW = 10 };
+    const int64_t from = step > WINDOW ? step - WINDOW : 0;
+    double sum = 0;
+    if (!history->loss || step < 1 || step > history->count) return NAN;
+    for (int64_t i = from; i < step; i++) sum += history->loss[i];
+    return sum / (double)(step - from);
+}
+
+/* Which of the steps (newest first, all at most the newest) stay: the newest `keep`, the one of lowest loss, and the first at or after each
+ * multiple of `every`. */
+void checkpoint_choose(int count, const int64_t *step, int64_t keep, int64_t every, const struct hapt_history *history, bool *stays)
+{
+    int best = -1;
+    for (int i = 0; i < count; i++) {
+        const double loss = recent_loss(history, step[i]);
+        if (isfinite(loss) && (best < 0 || loss < recent_loss(history, step[best]))) best = i;
+        stays[i] = i < keep;
+        /* The next one is older: is this the first of its interval? */
+        if (every > 0 && step[i] >= every && (i + 1 == count || step[i + 1] / every < step[i] / every)) stays[i] = true;
+    }
+    if (best >= 0) stays[best] = true;
+}
+
+/* What is newer than this one is not this run's: the lock sees to that. It keeps its files under another name. */
+static enum hapt_status remove_older(const struct hapt_checkpoint_writer *writer, int64_t newest, const struct hapt_history *history,
                                      struct hapt_arena *arena)
+{
+    int count, own = 0;
+    int64_t *step;
+    bool *stays;
+    HAPT_TRY(checkpoint_list(writer->folder, arena, &count, &step));
+    while (own < count && step[own] > newest) own++;
+    for (int i = 0; i < own; i++) {
+        const char *path = checkpoint_folder(arena, writer->folder, step[i]);
+        if (path) checkpoint_set_aside(writer->folder, name_of(path), "foreign");
+    }
+    HAPT_NEW(stays, arena, count + 1);
+    checkpoint_choose(count - own, step + own, writer->keep, writer->keep_every, history, stays);
+    for (int i = own; i < count; i++)
+        if (!stays[i - own]) remove_checkpoint(writer->folder, step[i], arena);
+    return HAPT_OK;
+}
+
+/* The new one in place first; then older ones go. */
+static enum hapt_status put_in_place(const struct hapt_checkpoint_writer *writer, const char *aside, int64_t step,
+                                     const struct hapt_history *history, struct hapt_arena *arena)
 {
     const char *path = checkpoint_folder(arena, writer->folder, step);
     const char *old = hapt_arena_printf(arena, "%s/.replaced-%08lld", writer->folder, (long long)step);
+    struct stat about;
     if (!path || !old) return HAPT_ERR_MEMORY;
-    remove_folder(old, arena);
-    HAPT_TRY(take_place(aside, path, old, arena));
-    HAPT_TRY(sync_folder(writer->folder));
-    remove_folder(aside, arena);
-    remove_folder(old, arena);
-    int count, kept = 0;
-    int64_t *steps;
-    HAPT_TRY(checkpoint_list(writer->folder, arena, &count, &steps));
-    for (int i = 0; i < count; i++)
-        if (steps[i] > step || kept++ >= writer->keep) remove_checkpoint(writer->folder, steps[i], arena);
-    return HAPT_OK;
+    HAPT_TRY(hapt_lock_check()); /* another job's folder is left as it is */
+    /* Only the checkpoint that this run began from may be written again. */
+    if (lstat(path, &about) == 0 && (step != writer->resumed_step || !S_ISDIR(about.st_mode))) checkpoint_set_aside(writer->folder, name_of(path), "foreign");
+    hapt_folder_remove(writer->folder, name_of(old), is_ours);
+    const enum hapt_status placed = take_place(aside, path, old);
+    if (placed != HAPT_OK) hapt_folder_remove(writer->folder, name_of(aside), is_ours);
+    HAPT_TRY(placed);
+    HAPT_TRY(hapt_folder_sync(writer->folder));
+    hapt_folder_remove(writer->folder, name_of(aside), is_ours);
+    hapt_folder_remove(writer->folder, name_of(old), is_ours);
+    return remove_older(writer, step, history, arena);
 }
 
 enum hapt_status checkpoint_publish(const struct hapt_checkpoint_writer *writer, int64_t step, const struct hapt_history *history,
@@ -320,14 +412,14 @@ enum hapt_status checkpoint_publish(const struct hapt_checkpoint_writer *writer,
     const char *aside = aside_of(writer, step, arena);
     if (!aside) return HAPT_ERR_MEMORY;
     const enum hapt_status status = write_manifest(writer, aside, step, history, shard, ranks, arena);
-    if (status != HAPT_OK) remove_folder(aside, arena);
-    return status == HAPT_OK ? put_in_place(writer, aside, step, arena) : status;
+    if (status != HAPT_OK) hapt_folder_remove(writer->folder, name_of(aside), is_ours);
+    return status == HAPT_OK ? put_in_place(writer, aside, step, history, arena) : status;
 }
 
 void checkpoint_discard(const struct hapt_checkpoint_writer *writer, int64_t step, struct hapt_arena *arena)
 {
     const char *aside = aside_of(writer, step, arena);
-    if (aside) remove_folder(aside, arena);
+    if (aside) hapt_folder_remove(writer->folder, name_of(aside), is_ours);
 }
 
 static enum hapt_status save(const struct hapt_env *env, const struct hapt_checkpoint_writer *writer, int64_t step,
@@ -338,7 +430,7 @@ static enum hapt_status save(const struct hapt_env *env, const struct hapt_check
     char what[64];
     snprintf(what, sizeof what, "checkpoint of step %lld", (long long)step);
     enum hapt_status status = aside && all ? HAPT_OK : HAPT_ERR_MEMORY;
-    if (status == HAPT_OK && env->world_rank == 0) status = open_aside(writer->folder, aside, scratch);
+    if (status == HAPT_OK && env->world_rank == 0) status = open_aside(writer->folder, aside);
     HAPT_TRY(hapt_link_agree(env->world, what, writer->patience_s, status));
     status = hapt_link_agree(env->world, what, writer->patience_s, checkpoint_write_shard(writer, step, scratch, &mine));
     if (status != HAPT_OK && env->world_rank == 0) checkpoint_discard(writer, step, scratch); /* a full disk has its room again */

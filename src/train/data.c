@@ -13,7 +13,7 @@ struct hapt_data {
     struct data_memory memory;
     int rows; /* of a step */
     uint64_t seed;
-    MPI_Win window;
+    struct hapt_shared *shared; /* NULL: not reserved */
     struct {
         int64_t steps;
         uint64_t hash;
@@ -31,7 +31,7 @@ static size_t input_bytes(const struct data_layout *layout)
     return bytes[layout->type];
 }
 
-/* One window a node, cut into the parts of `memory`. */
+/* One block a node, cut into the parts of `memory`. */
 static enum hapt_status reserve(const struct hapt_env *env, struct hapt_data *data)
 {
     const struct data_layout *layout = &data->layout;
@@ -40,14 +40,8 @@ static enum hapt_status reserve(const struct hapt_env *env, struct hapt_data *da
                  targets = rounded(layout->units * layout->unit_targets, sizeof(int32_t)),
                  counts = counted ? rounded(layout->units, sizeof(int64_t)) : 0,
                  scales = rounded(layout->channels, sizeof(float));
-    void *memory;
-    MPI_Aint size;
-    int unit;
-    const MPI_Aint bytes = (MPI_Aint)(inputs + targets + counts + 2 * scales);
-    HAPT_MPI(MPI_Win_allocate_shared(env->node_rank == 0 ? bytes : 0, 1, MPI_INFO_NULL, env->node, &memory,
-                                     &data->window));
-    HAPT_MPI(MPI_Win_shared_query(data->window, 0, &size, &unit, &memory));
-    char *at = memory;
+    HAPT_TRY(hapt_shared_create(env, inputs + targets + counts + 2 * scales, &data->shared));
+    char *at = hapt_shared_memory(data->shared);
     data->memory = (struct data_memory){.inputs = at,
                                         .targets = layout->shifted ? NULL : (int32_t *)(at + inputs),
                                         .target_count = counted ? (int64_t *)(at + inputs + targets) : NULL,
@@ -70,17 +64,15 @@ enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, co
     status = hapt_env_agree(env->world, status);
     if (status == HAPT_OK) {
         MPI_Bcast(&layout, (int)sizeof layout, MPI_BYTE, 0, env->node);
-        *made = (struct hapt_data){.layout = layout, .rows = rows, .seed = seed, .window = MPI_WIN_NULL};
+        *made = (struct hapt_data){.layout = layout, .rows = rows, .seed = seed};
         status = hapt_env_agree(env->world, reserve(env, made));
     }
     if (status == HAPT_OK)
         status = hapt_env_agree(env->world, env->node_rank == 0 ? data_fill(file, &layout, &made->memory) : HAPT_OK);
+    if (status == HAPT_OK) status = hapt_env_agree(env->world, hapt_shared_publish(made->shared));
     hapt_h5_close(file);
     if (status != HAPT_OK) {
-        if (made && made->window)
-            hapt_data_close(made);
-        else
-            free(made);
+        hapt_data_close(made);
         return status;
     }
     *data = made;
@@ -104,7 +96,7 @@ enum hapt_status hapt_data_check(const struct hapt_env *env, const char *path, c
 void hapt_data_close(struct hapt_data *data)
 {
     if (!data) return;
-    if (data->window != MPI_WIN_NULL) MPI_Win_free(&data->window);
+    hapt_shared_release(data->shared);
     free(data);
 }
 

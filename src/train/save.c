@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include "hapt/link.h"
+#include "hapt/run_folder.h"
 
 enum hapt_status saver_fill(struct saver *saver, const struct hapt_checkpoint *checkpoint)
 {
@@ -139,7 +140,8 @@ enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const s
     int32_t *shard;
     int64_t count = 0, largest = 1;
     double *bytes, most = 0; /* of a stage's shard */
-    *saver = (struct saver){.env = stage->env, .stage = stage, .state_count = state_count, .saved = -1};
+    *saver = (struct saver){.env = stage->env, .stage = stage, .state_count = state_count, .saved = -1, .folder = folder,
+                            .overwrites = hapt_config_bool(config, "overwrite")};
     HAPT_NEW(bytes, arena, plan->stage_count);
     HAPT_NEW(name, arena, graph->tensor_count);
     HAPT_NEW(shard, arena, graph->tensor_count);
@@ -159,6 +161,8 @@ enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const s
     saver->writer = (struct hapt_checkpoint_writer){
         .folder = hapt_arena_printf(arena, "%s/checkpoints", folder),
         .keep = hapt_config_int(config, "keep"),
+        .keep_every = hapt_config_int(config, "keep-every"),
+        .resumed_step = -1,
         .patience_s = stage_agreement_timeout_s(stage) + most / SLOWEST_DISK,
         .shard_count = plan->stage_count,
         .shard = stage->chunk >= 0 && stage->rank == 0 ? stage->chunk : -1,
@@ -240,17 +244,26 @@ static enum hapt_status open_background(struct saver *saver)
     return snapshot_open(&saver->snapshot, env, &writer, saver->stage->arena);
 }
 
-enum hapt_status saver_open(struct saver *saver, const struct hapt_config *config, struct hapt_data *data, bool several)
+/* An earlier run makes room (--overwrite), and damaged checkpoints that were passed over take names that nobody resumes from. */
+static enum hapt_status clear_folder(const struct saver *saver, const struct hapt_config *config, const struct hapt_checkpoint *checkpoint)
+{
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
+    enum hapt_status status = hapt_run_folder_begin(config, saver->folder);
+    if (status == HAPT_OK) status = checkpoint_clean(saver->writer.folder, &scratch);
+    for (int i = 0; checkpoint && status == HAPT_OK && i < checkpoint->passed_count; i++)
+        checkpoint_set_aside(saver->writer.folder, strrchr(checkpoint->passed[i], '/') + 1, "damaged");
+    hapt_arena_release(&scratch);
+    return status;
+}
+
+enum hapt_status saver_open(struct saver *saver, const struct hapt_config *config, struct hapt_data *data,
+                            const struct hapt_checkpoint *checkpoint, bool several)
 {
     const struct hapt_env *env = saver->env;
     enum hapt_status status = HAPT_OK;
     saver->data = data;
-    if (env->world_rank == 0) {
-        struct hapt_arena scratch;
-        hapt_arena_init(&scratch);
-        status = checkpoint_clean(saver->writer.folder, &scratch);
-        hapt_arena_release(&scratch);
-    }
+    if (env->world_rank == 0) status = clear_folder(saver, config, checkpoint);
     HAPT_TRY(hapt_env_agree(env->world, status));
     if (several && hapt_config_bool(config, "checkpoint-async")) status = open_background(saver);
     return hapt_env_agree(env->world, status);
@@ -277,7 +290,7 @@ void saver_compare_data(const struct saver *saver, const struct hapt_checkpoint 
 static enum hapt_status stands(struct saver *saver, int64_t step)
 {
     saver->saved = step;
-    saver->count++;
+    if (saver->count++ == 0 && saver->overwrites && saver->env->world_rank == 0) hapt_run_folder_first_checkpoint(saver->folder);
     saver->taken_s = hapt_time_s() - saver->started_s;
     saver->path = checkpoint_folder(saver->stage->arena, saver->writer.folder, step);
     return saver->path ? HAPT_OK : HAPT_ERR_MEMORY;

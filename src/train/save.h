@@ -18,6 +18,8 @@ struct saver {
     int64_t saved;                      /* step of the newest checkpoint that stands, -1: none */
     int64_t count;                      /* checkpoints of this run */
     const char *path;                   /* the newest */
+    const char *folder;                 /* of the run */
+    bool overwrites;                    /* an earlier run that was in the folder goes with the first checkpoint */
     double shard_bytes;                 /* the largest shard of a checkpoint */
     double started_s, taken_s;          /* when the newest one was begun; from there until it stood */
     float *buffer, *local;              /* as large as the largest parameter */
@@ -33,9 +35,10 @@ enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const s
                                const char *folder);
 /* The parameters of this rank: from `checkpoint`, or (NULL) as the model says. Rank-local. */
 enum hapt_status saver_fill(struct saver *saver, const struct hapt_checkpoint *checkpoint);
-/* The folder of checkpoints is there and clean; where the run will write some on its way (`several`), memory for a copy and a thread
+/* The folder of checkpoints is there and clean, damaged ones that the search for `checkpoint` (may be NULL) passed over are renamed; where the run will write some on its way (`several`), memory for a copy and a thread
  * that writes it, or a note why not. Collective over env->world; ends in agreement. */
-enum hapt_status saver_open(struct saver *saver, const struct hapt_config *config, struct hapt_data *data, bool several);
+enum hapt_status saver_open(struct saver *saver, const struct hapt_config *config, struct hapt_data *data,
+                            const struct hapt_checkpoint *checkpoint, bool several);
 /* Says so where the data are not those that `checkpoint` was trained on. */
 void saver_compare_data(const struct saver *saver, const struct hapt_checkpoint *checkpoint);
 /* A checkpoint after history->count steps. `last`: it stands on return; else the one before does. Collective over env->world; ends

@@ -7,6 +7,7 @@
 #include "emulate.h"
 #include "hapt/progress.h"
 #include "hapt/pulse.h"
+#include "hapt/run_folder.h"
 #include "hapt/stop.h"
 #include "loss_scale.h"
 #include "save.h"
@@ -22,6 +23,7 @@ struct vote {
     double square_sum, loss;
     double busy_s, reduce_s, comm_s, late_s;
     int64_t stop; /* enum watch_stop */
+    int64_t save; /* 1: a checkpoint is due by time */
     struct snapshot_vote saving;
     struct watch_sample sample;
 };
@@ -45,6 +47,7 @@ struct run {
     int64_t first, end; /* steps */
     int64_t stage_capacity;
     double mark_s, comm_s;
+    double saved_s; /* when the last checkpoint was begun, or the run */
 };
 
 /* How long a checkpoint takes; where one may be under way when the last one is due, both. */
@@ -61,6 +64,7 @@ static enum hapt_status save(struct run *run, bool last)
     hapt_pulse_note((struct hapt_activity){"checkpoint at the end", run->stage.chunk, -1, run->result->history.count - 1, -1});
     struct hapt_train_result *result = run->result;
     const double start_s = hapt_time_s();
+    run->saved_s = start_s;
     HAPT_TRY(saver_save(&run->saver, &result->history, last));
     run->mark_s = hapt_time_s();
     result->checkpoint_s += run->mark_s - start_s;
@@ -127,6 +131,13 @@ static void record_stages(struct run *run, double time_s)
 
 /* ---- The loop ---- */
 
+/* By rank 0's clock, so that all agree. As with --checkpoint-every, two are begun in each interval where training goes on meanwhile. */
+static bool is_due_by_time(const struct run *run)
+{
+    const double every_s = 60 * hapt_config_real(run->config, "checkpoint-minutes");
+    return run->env->world_rank == 0 && every_s > 0 && hapt_time_s() - run->saved_s >= (run->saver.background ? every_s / 2 : every_s);
+}
+
 static enum hapt_status agree_on_step(struct run *run, int64_t step)
 {
     struct stage *stage = &run->stage;
@@ -138,7 +149,8 @@ static enum hapt_status agree_on_step(struct run *run, int64_t step)
                         .reduce_s = team->reduce_s / scale,
                         .comm_s = (comm_s - run->comm_s) / scale,
                         .late_s = team->late_s / scale,
-                        .stop = watch_look(&run->watch)};
+                        .stop = watch_look(&run->watch),
+                        .save = is_due_by_time(run)};
     run->comm_s = comm_s;
     team->busy_s = team->reduce_s = team->late_s = 0;
     saver_vote(&run->saver, &mine.saving);
@@ -164,6 +176,14 @@ static void sum_votes(const struct run *run, int64_t step, double *loss, double 
     *norm = stage->emulated ? NAN : sqrt(squares) / run->scale.value;
     *stop = 0;
     for (int r = 0; r < run->env->world_size; r++) *stop |= (int)run->vote[r].stop;
+}
+
+/* The first one that was heard of. */
+static void tell_stop(struct run *run, int stop, int64_t step)
+{
+    if (stop & WATCH_SIGNAL && step + 1 < run->end)
+        hapt_note(run->env, "asked to stop (%s): a checkpoint after step %lld follows; the same signal again leaves without it\n", hapt_stop_name(),
+                  (long long)step + 1);
 }
 
 static enum hapt_status watch_ranks(struct run *run, int64_t step, double time_s)
@@ -233,7 +253,7 @@ static void show(struct run *run, struct hapt_progress *progress, int64_t step)
     snprintf(loss, sizeof loss, run->stage.emulated ? "no loss (modelled)" : "loss %.4f", history->loss[step]);
     snprintf(detail, sizeof detail, "%s, %.0f %ss/s", loss,
              (double)run->result->items_per_step * (double)(step + 1 - from) / time_s, run->result->item);
-    hapt_progress_update(progress, (long)(step + 1 - run->first), detail);
+    hapt_progress_update(progress, (long)(step + 1), detail);
 }
 
 /* A checkpoint that is written meanwhile goes on by what the ranks told each other in this step. */
@@ -247,14 +267,15 @@ static enum hapt_status advance_checkpoint(struct run *run)
 }
 
 /*
- * Is a checkpoint begun after so many steps? One that is written while training goes on stands, at the latest, when the next one begins:
+ * Is a checkpoint begun after so many steps, or by time? One that is written while training goes on stands, at the latest, when the next one begins:
  * until then a crash leads back to the one before. So there are two in each interval, and no more than an interval is ever lost.
  */
 static bool is_due(const struct run *run, int64_t done)
 {
     const int64_t every = hapt_config_int(run->config, "checkpoint-every");
-    if (every == 0 || done == run->end) return false; /* the last one comes by itself */
-    return done % every == 0 || (run->saver.background && done % every == (every + 1) / 2);
+    if (done == run->end) return false; /* the last one comes by itself */
+    if (run->vote[0].save) return true;
+    return every > 0 && (done % every == 0 || (run->saver.background && done % every == (every + 1) / 2));
 }
 
 static enum hapt_status loop(struct run *run)
@@ -262,13 +283,15 @@ static enum hapt_status loop(struct run *run)
     enum hapt_status status = HAPT_OK;
     struct hapt_progress progress;
     int stop = 0; /* bits of enum watch_stop */
-    hapt_progress_init(&progress, run->env, "train", (long)(run->end - run->first));
+    hapt_progress_init(&progress, run->env, "train", (long)run->end);
+    progress.first = (long)run->first;
     progress.every_s = hapt_config_real(run->config, "progress-every");
-    run->mark_s = hapt_time_s();
+    run->mark_s = run->saved_s = hapt_time_s();
     for (int64_t step = run->first; step < run->end && status == HAPT_OK && !stop; step++) {
         status = take_step(run, step, &stop);
         if (status != HAPT_OK) break;
         show(run, &progress, step);
+        tell_stop(run, stop, step);
         status = advance_checkpoint(run);
         if (status == HAPT_OK && !stop && is_due(run, step + 1)) status = save(run, false);
     }
@@ -343,22 +366,17 @@ static enum hapt_status open_data(struct run *run)
                           (uint64_t)hapt_config_int(run->config, "data-seed"), &run->data);
 }
 
-static enum hapt_status warn_of_older(const struct run *run, const struct hapt_checkpoint *checkpoint)
+/* Weights are never given for samples, whatever --overwrite says. */
+static enum hapt_status refuse_rehearsal(const struct run *run, const struct hapt_checkpoint *checkpoint)
 {
     int count;
     int64_t *step;
-    if (checkpoint || run->env->world_rank != 0) return HAPT_OK;
+    if (checkpoint || run->env->world_rank != 0 || !run->stage.emulated) return HAPT_OK;
     HAPT_TRY(checkpoint_list(run->saver.writer.folder, run->arena, &count, &step));
-    /* Weights are never given for samples. */
-    for (int i = 0; i < count && run->stage.emulated; i++)
+    for (int i = 0; i < count; i++)
         if (!checkpoint_is_sampled(run->saver.writer.folder, step[i], run->arena))
             return hapt_fail(HAPT_ERR_USAGE, "rehearse into another --output", "%s holds checkpoints of a training; a rehearsal would replace them",
                              run->saver.writer.folder);
-    if (count > 0)
-        hapt_warn(run->env,
-                  "%s holds checkpoints of an earlier run; the first of this run replaces them (--resume would "
-                  "continue it)\n",
-                  run->saver.writer.folder);
     return HAPT_OK;
 }
 
@@ -375,9 +393,10 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
                          "checkpoint %s holds %d optimizer states, the optimizer asked for has %d", checkpoint->path,
                          checkpoint->state_count, run->optimizer.state_count);
     HAPT_TRY(stage_build(&run->stage, run->config, run->optimizer.state_count));
-    HAPT_TRY(hapt_train_folder(run->config, run->arena, &folder));
+    HAPT_TRY(hapt_run_folder_name(run->config, run->arena, &folder));
     HAPT_TRY(saver_prepare(&run->saver, &run->stage, run->config, run->optimizer.state_count, folder));
-    HAPT_TRY(warn_of_older(run, checkpoint));
+    HAPT_TRY(refuse_rehearsal(run, checkpoint));
+    if (checkpoint) run->saver.writer.resumed_step = checkpoint->step;
     HAPT_NEW(run->vote, run->arena, run->env->world_size);
     HAPT_NEW(run->sample, run->arena, run->env->world_size);
     if (run->env->world_rank == 0 && !run->stage.emulated) /* modelled devices keep to the plan */
@@ -488,6 +507,16 @@ static enum hapt_status gather_memory(struct run *run)
     return HAPT_OK;
 }
 
+/* Are checkpoints written before the end? Where each step is saved, nothing goes on meanwhile; where no interval ends before the run does, one
+ * at its end is enough. */
+static bool saves_often(const struct run *run)
+{
+    const int64_t every = hapt_config_int(run->config, "checkpoint-every");
+    const double every_s = 60 * hapt_config_real(run->config, "checkpoint-minutes");
+    const double step_s = isfinite(run->plan->simulated_s) ? run->plan->simulated_s : INFINITY;
+    return (every > 1 && run->first / every < (run->end - 1) / every) || (every != 1 && every_s > 0 && (double)(run->end - run->first) * step_s > every_s);
+}
+
 static enum hapt_status train(struct run *run, const struct hapt_checkpoint *checkpoint)
 {
     const MPI_Comm world = run->env->world;
@@ -498,10 +527,7 @@ static enum hapt_status train(struct run *run, const struct hapt_checkpoint *che
     HAPT_TRY(gather_environment(run));
     HAPT_TRY(tell_carriers(run));
     HAPT_TRY(hapt_env_agree(world, saver_fill(&run->saver, checkpoint)));
-    const int64_t every = hapt_config_int(run->config, "checkpoint-every");
-    /* Where each step is saved, nothing goes on meanwhile; where no interval ends before the run does, one at its end is enough. */
-    const bool several = every > 1 && run->first / every < (run->end - 1) / every;
-    HAPT_TRY(saver_open(&run->saver, run->config, run->data, several));
+    HAPT_TRY(saver_open(&run->saver, run->config, run->data, checkpoint, saves_often(run)));
     if (checkpoint) saver_compare_data(&run->saver, checkpoint);
     enum hapt_status status = loop(run);
     const enum hapt_status drained = stage_drain(&run->stage);
@@ -547,20 +573,6 @@ enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cl
     return HAPT_OK;
 }
 
-enum hapt_status hapt_train_folder(const struct hapt_config *config, struct hapt_arena *arena, const char **folder)
-{
-    const char *output = hapt_config_text(config, "output"), *input = hapt_config_text(config, "input");
-    if (!output && input) {
-        const char *slash = strrchr(input, '/'), *name = slash ? slash + 1 : input, *dot = strrchr(name, '.');
-        const int length = dot && dot > name ? (int)(dot - name) : (int)strlen(name);
-        output = hapt_arena_printf(arena, "outputs/%.*s%s", length, name, emulation_asked(config) ? "-emulated" : "");
-    }
-    if (!output) output = hapt_arena_strdup(arena, "outputs/run");
-    if (!output) return HAPT_ERR_MEMORY;
-    *folder = output;
-    return HAPT_OK;
-}
-
 static enum hapt_status check_kind(const struct hapt_config *config, const struct hapt_checkpoint *checkpoint)
 {
     const bool emulated = emulation_asked(config);
@@ -576,7 +588,7 @@ enum hapt_status hapt_train_resume(const struct hapt_env *env, struct hapt_confi
     const char *resume = hapt_config_text(config, "resume"), *folder = NULL;
     *checkpoint = NULL;
     if (!strcmp(resume, "no")) return HAPT_OK;
-    HAPT_TRY(hapt_env_agree(env->world, hapt_train_folder(config, arena, &folder)));
+    HAPT_TRY(hapt_env_agree(env->world, hapt_run_folder_name(config, arena, &folder)));
     if (!strcmp(resume, "auto")) {
         bool any = false;
         HAPT_TRY(checkpoint_any(env, folder, arena, &any));

@@ -410,7 +410,7 @@ static void run_worker(int job, int64_t first)
     watch_memory();
     if (option.batch > 1) hapt_guard_batch(option.batch, GUARD_CPU_S);
     hapt_guard_start(NULL, hapt_h5_rehearse);
-    if (hapt_env_init(&env, NULL, NULL) != HAPT_OK) {
+    if (hapt_env_init(&env, NULL, NULL, HAPT_ENV_TIMEOUT_S) != HAPT_OK) {
         fprintf(console, "fuzz: %s\n", hapt_fail_message());
         _exit(1);
     }

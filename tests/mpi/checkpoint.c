@@ -43,6 +43,8 @@ static enum hapt_status write_shard(void *context, struct hapt_h5 *file)
     return HAPT_OK;
 }
 
+static int64_t resumed = -1; /* of the run that saves */
+
 static enum hapt_status save(const char *folder, int64_t step, int64_t keep, const char **path)
 {
     const int shards = test_env.world_size < 2 ? 1 : 2, shard = test_env.world_rank < shards ? test_env.world_rank : -1;
@@ -55,6 +57,7 @@ static enum hapt_status save(const char *folder, int64_t step, int64_t keep, con
         .count = step, .loss = curve, .gradient_norm = curve, .learning_rate = curve, .time_s = curve};
     const struct hapt_checkpoint_writer writer = {.folder = folder,
                                                   .keep = keep,
+                                                  .resumed_step = resumed,
                                                   .patience_s = 60,
                                                   .shard_count = shards,
                                                   .shard = shard,
@@ -115,9 +118,12 @@ static void round_trip(void)
     CHECK_OK(hapt_checkpoint_defaults(checkpoint, fresh));
     CHECK(hapt_config_real(fresh, "learning-rate") == 0.125 && hapt_config_real(fresh, "beta1") == 0.3);
     CHECK(hapt_config_int(fresh, "steps") == 77 && !hapt_config_given(fresh, "steps"));
-    /* An earlier step again: what came after it is an abandoned future. */
+    /* An earlier step again, which the run began from: what came after it keeps its files under another name. */
+    resumed = 3;
     CHECK_OK(save(folder, 3, 2, &path));
+    resumed = -1;
     CHECK(!there(hapt_arena_printf(&arena, "%s/step-00000004", folder)));
+    CHECK(there(hapt_arena_printf(&arena, "%s/step-00000004.foreign/manifest.h5", folder)));
     CHECK_OK(hapt_checkpoint_find(&test_env, folder, &arena, &checkpoint));
     check_content(checkpoint, 3);
 }
@@ -193,9 +199,10 @@ static void spoil(int damage, const char *path)
 
 static void damage(void)
 {
-    const char *folder = hapt_arena_printf(&arena, "%s/b/checkpoints", root), *path = NULL;
+    const char *path = NULL;
     for (int d = 0; d < DAMAGES; d++) {
         struct hapt_checkpoint *checkpoint = NULL;
+        const char *folder = hapt_arena_printf(&arena, "%s/b%d/checkpoints", root, d);
         CHECK_OK(save(folder, 1, 3, &path));
         CHECK_OK(save(folder, 2, 3, &path));
         if (test_env.world_rank == 0) spoil(d, path);

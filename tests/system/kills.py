@@ -43,7 +43,7 @@ class Run:
                 self.first = self.done = int(resumed.group(1))
             step = re.search(r"hapt: train (\d+)/", line)
             if step:
-                self.done = self.first + int(step.group(1))
+                self.done = int(step.group(1))
 
     def ranks(self):
         """Process ids of the ranks: what mpirun started itself (each has a guard of its own)."""
@@ -77,7 +77,7 @@ def under_way(output):
 
 
 def visible(output):
-    return sorted(int(name[5:]) for name in os.listdir(output + "/checkpoints") if name.startswith("step-")) \
+    return sorted(int(name[5:]) for name in os.listdir(output + "/checkpoints") if re.fullmatch(r"step-\d+", name)) \
         if os.path.isdir(output + "/checkpoints") else []
 
 

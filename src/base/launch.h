@@ -1,0 +1,18 @@
+/* What stands before MPI: the environment that its library reads, and what the launcher says of the job. */
+#ifndef HAPT_BASE_LAUNCH_H
+#define HAPT_BASE_LAUNCH_H
+
+#include <stdbool.h>
+
+#include "hapt/status.h"
+
+/* Did a launcher start this process? */
+bool launch_is_launched(void);
+/* Ranks that the launcher says there are; 1: it does not say. */
+long launch_size(void);
+/* What OpenMPI reads at start-up. Nothing the user set is overwritten. */
+void launch_set_environment(void);
+/* HAPT_ERR_COMM where MPI knows this process alone and the launcher says that there are more. */
+enum hapt_status launch_check_size(int world_size);
+
+#endif
