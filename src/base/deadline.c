@@ -13,7 +13,7 @@
 #define TICK_S 0.25
 #define FIRST_WORD_S 5.0 /* after which the phase is told of */
 #define LATER_WORD_S 15.0
-#define TURN_S 0.5 /* ranks speak one behind the other: the first one that does ends the job */
+#define TURN_S 1.5 /* ranks speak one behind the other: the first one that does ends the job */
 enum { LAST_TURN = 20 };
 
 static struct {
