@@ -41,8 +41,8 @@ enum hapt_h5_fault hapt_h5_last_fault(void);
 enum hapt_status hapt_h5_create(const char *path, const char *format, int version, struct hapt_h5 **file);
 /* Flushes, fsyncs and renames into place, then closes; on failure the old file of that name is untouched. */
 enum hapt_status hapt_h5_commit(struct hapt_h5 *file);
-/* Opens for reading. `format` NULL accepts any; else the root attribute `format` must equal it (a missing one passes
- * when `foreign`) and `version`, where present, must be at most `version`. */
+/* Opens for reading. `format` NULL accepts any (of hapt's own formats up to `version`; 0: every version); else the root attribute
+ * `format` must equal it (a missing one passes when `foreign`) and `version`, where present, must be at most `version`. */
 enum hapt_status hapt_h5_open(const char *path, const char *format, int version, bool foreign, struct hapt_h5 **file);
 /* Opens the file, reads all that the functions below may read of it, whatever it is, and closes it. For the guard (guard.h), in a
  * process whose crash harms nobody. BROKEN when the library fails over groups, objects or attributes that are there: it must not go on
@@ -64,6 +64,8 @@ enum hapt_status hapt_h5_shape(struct hapt_h5 *file, const char *name, int *dims
 /* Fails unless all of a dataset was written, in chunks of a sane size: before memory is reserved for it and hapt_h5_read_rows is
  * called (hapt_h5_read looks by itself). */
 enum hapt_status hapt_h5_check_written(struct hapt_h5 *file, const char *name);
+/* Is it stored as integers? Read as such, other numbers lose their fractions. */
+bool hapt_h5_is_integer(struct hapt_h5 *file, const char *name);
 /* Is it stored as unsigned bytes? */
 bool hapt_h5_is_byte(struct hapt_h5 *file, const char *name);
 /* Reads a whole dataset of exactly `dims` dimensions, converted to `type`. `shape` is in-out: entries >= 0 must match,

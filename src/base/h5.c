@@ -10,10 +10,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "hapt/aside.h"
 #include "hapt/guard.h"
 #include "hapt/version.h"
 
-enum { MOST_ASIDES = 100, ASIDE_BYTES = 64 };
 
 const char *hapt_h5_library_version(void)
 {
@@ -56,7 +56,7 @@ static struct hapt_h5 *allocate(const char *path)
 {
     struct hapt_h5 *file = calloc(1, sizeof *file);
     const size_t bytes = strlen(path) + 1;
-    if (file && (file->path = malloc(bytes)) && (file->aside = malloc(bytes + ASIDE_BYTES))) {
+    if (file && (file->path = malloc(bytes)) && (file->aside = malloc(bytes + HAPT_ASIDE_BYTES))) {
         memcpy(file->path, path, bytes);
         file->id = file->descriptor = -1;
         return file;
@@ -77,24 +77,6 @@ static enum hapt_status check_replaceable(const char *path)
                      S_ISDIR(about.st_mode) ? "a folder" : "no regular file");
 }
 
-/* Never through a link that lies there; the name of another file that lies there, a dead process's of the same number say, is passed over. */
-static bool open_aside(struct hapt_h5 *file)
-{
-    const size_t bytes = strlen(file->path) + 1 + ASIDE_BYTES;
-    for (int i = 0; i < MOST_ASIDES && file->descriptor < 0; i++) {
-        if (i == 0)
-            snprintf(file->aside, bytes, "%s.%ld.tmp", file->path, (long)getpid());
-        else
-            snprintf(file->aside, bytes, "%s.%ld-%d.tmp", file->path, (long)getpid(), i);
-        file->descriptor = open(file->aside, O_RDWR | O_CREAT | O_EXCL | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
-        if (file->descriptor < 0 && errno != EEXIST) break;
-    }
-    if (file->descriptor >= 0) return true;
-    file->error = errno;
-    file->aside[0] = '\0'; /* there is nothing to remove */
-    return false;
-}
-
 enum hapt_status hapt_h5_create(const char *path, const char *format, int version, struct hapt_h5 **result)
 {
     H5_HOLD_LOCK;
@@ -103,7 +85,9 @@ enum hapt_status hapt_h5_create(const char *path, const char *format, int versio
     struct hapt_h5 *file = allocate(path);
     if (!file) return HAPT_ERR_MEMORY;
     file->writing = true;
-    if (!open_aside(file)) {
+    file->descriptor = hapt_aside_open(path, file->aside, strlen(path) + HAPT_ASIDE_BYTES);
+    if (file->descriptor < 0) {
+        file->error = errno;
         const enum hapt_status status = hapt_h5_fail(file, "a new file", "");
         hapt_h5_close(file);
         return status;
@@ -129,17 +113,9 @@ enum hapt_status hapt_h5_create(const char *path, const char *format, int versio
 /* On the disk under its own name; else the error is kept. */
 static bool put_in_place(struct hapt_h5 *file)
 {
-    const int descriptor = file->descriptor;
-    bool done = fsync(descriptor) == 0;
-    if (!done) file->error = errno;
+    file->error = hapt_aside_commit(file->descriptor, file->aside, file->path);
     file->descriptor = -1;
-    if (close(descriptor) != 0 && done) {
-        file->error = errno;
-        done = false;
-    }
-    if (done && rename(file->aside, file->path) == 0) return true;
-    if (done) file->error = errno;
-    return false;
+    return file->error == 0;
 }
 
 /* The buffers of the library reach the system. */
@@ -209,6 +185,23 @@ static enum hapt_status check_format(struct hapt_h5 *file, const char *format, i
     return status == HAPT_OK ? check_version(file, version) : status;
 }
 
+/* Files of any format may be of a later version only if their format is not hapt's. */
+static enum hapt_status check_any_format(struct hapt_h5 *file, int version)
+{
+    struct hapt_arena arena;
+    const char *found = NULL;
+    if (!hapt_h5_has_attribute(file, "/", "format")) return HAPT_OK;
+    hapt_arena_init(&arena);
+    enum hapt_status status = hapt_h5_read_attribute_text(file, "/", "format", &arena, &found);
+    const bool ours = status == HAPT_OK && strncmp(found, "hapt-", 5) == 0;
+    hapt_arena_release(&arena);
+    if (status == HAPT_ERR_INPUT) { /* a foreign file's attribute of another type */
+        hapt_fail_reset();
+        status = HAPT_OK;
+    }
+    return ours ? check_version(file, version) : status;
+}
+
 /* HDF5 works on this descriptor: an open that fails is the path's or the system's, never damage. */
 static enum hapt_status open_descriptor(struct hapt_h5 *file)
 {
@@ -232,7 +225,7 @@ static enum hapt_status open_content(struct hapt_h5 *file, const char *format, i
     if (hapt_h5_leave_disk()) file->descriptor = -1;
     if (access >= 0) H5Pclose(access);
     if (file->id < 0) return hapt_h5_refuse(file, "it is truncated, damaged or not HDF5", "%s cannot be opened as HDF5", file->path);
-    return format ? check_format(file, format, version, foreign) : HAPT_OK;
+    return format ? check_format(file, format, version, foreign) : version > 0 ? check_any_format(file, version) : HAPT_OK;
 }
 
 enum hapt_status hapt_h5_open_unguarded(const char *path, const char *format, int version, bool foreign, struct hapt_h5 **result)

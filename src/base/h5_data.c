@@ -198,6 +198,17 @@ bool hapt_h5_is_byte(struct hapt_h5 *file, const char *name)
     return byte;
 }
 
+bool hapt_h5_is_integer(struct hapt_h5 *file, const char *name)
+{
+    H5_HOLD_LOCK;
+    const hid_t id = hapt_h5_exists(file, name) ? H5Dopen2(file->id, name, H5P_DEFAULT) : -1;
+    const hid_t type = id < 0 ? -1 : H5Dget_type(id);
+    const bool integer = type >= 0 && H5Tget_class(type) == H5T_INTEGER;
+    if (type >= 0) H5Tclose(type);
+    if (id >= 0) H5Dclose(id);
+    return integer;
+}
+
 static bool is_number(hid_t id)
 {
     const hid_t type = H5Dget_type(id);
