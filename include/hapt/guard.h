@@ -23,14 +23,16 @@ struct hapt_env;
 /* Forks the helper; `rehearse` runs in its children and says whether the file may be opened; with NULL, in the helper itself, it makes
  * the library ready and touches no file. In main behind hapt_env_prepare, before any thread and before MPI. `argv` is what the process
  * was called with: the helper writes its own name over its copy, so that process lists tell them apart. */
-typedef bool hapt_guard_rehearsal(const char *path);
+enum hapt_guard_finding { HAPT_GUARD_BROKEN, HAPT_GUARD_GOOD, HAPT_GUARD_LACKING /* memory or open files: nothing is known */ };
+typedef enum hapt_guard_finding hapt_guard_rehearsal(const char *path);
 void hapt_guard_start(char **argv, hapt_guard_rehearsal *rehearse);
 /* For campaigns over very many files, before hapt_guard_start: a child reads so many files before the next one is forked. What it dies of
  * is read again by a child of its own, so that a file is blamed for its own sake only; one may take `most_cpu_s`. */
 void hapt_guard_batch(int files, int most_cpu_s);
 /* From here on the ranks of a node ask for a file once together. Collective over env->node. */
 void hapt_guard_share(const struct hapt_env *env);
-/* HAPT_ERR_INPUT when the child crashed over `path`, found it broken, or needed more than the allowed time. Thread safe. HAPT_OK without a helper. */
+/* HAPT_ERR_INPUT when the child crashed over `path`, found it broken, or computed longer than allowed. HAPT_ERR_MEMORY when its memory ran
+ * out, HAPT_ERR_IO when the file system does not answer: neither is remembered. Thread safe. HAPT_OK without a helper. */
 enum hapt_status hapt_guard_check(const char *path, const struct stat *about);
 /* This process wrote the file itself: nobody is asked. */
 void hapt_guard_trust(const char *path);

@@ -19,16 +19,17 @@
 
 #include "hapt/env.h"
 
-enum verdict { UNKNOWN, CHECKING, GOOD, BROKEN, CRASHES, HANGS };
+enum verdict { UNKNOWN, CHECKING, GOOD, BROKEN, CRASHES, HANGS, LACKING, STALLS };
 
 enum {
     MOST_CPU_S = 20,     /* a rehearsal reads at most 256 MiB: a second or two */
     MOST_WALL_S = 300,   /* a file system that does not answer would stop this process as well */
     MOST_BYTES = 1 << 30,
+    PROBE_BYTES = 1 << 26,
     MOST_PATH = 4096,
     KNOWN_FILES = 1024,
-    VERDICT_BITS = 3,
-    BROKEN_CODE = 3, /* of the child that came to an end */
+    VERDICT_BITS = 3, /* of enum verdict */
+    BROKEN_CODE = 3, LACKING_CODE = 4, /* of the child that came to an end */
     WILD_BYTE = 0x69, /* glibc fills new memory with its complement */
 };
 
@@ -82,6 +83,14 @@ static void limit_memory(void)
 #endif
 }
 
+/* Allocations that fail lead the library into crashes as well: errno tells them from what the file does. */
+static void leave_crashing(int signal_number)
+{
+    if (errno == ENOMEM) _exit(LACKING_CODE);
+    signal(signal_number, SIG_DFL);
+    raise(signal_number);
+}
+
 static void limit_child(pid_t parent)
 {
     live_under(parent);
@@ -89,8 +98,9 @@ static void limit_child(pid_t parent)
     mallopt(M_PERTURB, WILD_BYTE);
     limit(RLIMIT_CORE, 0);
     limit_memory();
-    static const int deadly[] = {SIGXCPU, SIGALRM, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+    static const int deadly[] = {SIGXCPU, SIGALRM, SIGFPE, SIGILL}, crashing[] = {SIGSEGV, SIGBUS, SIGABRT};
     for (size_t i = 0; i < sizeof deadly / sizeof *deadly; i++) signal(deadly[i], SIG_DFL); /* whatever libraries do there otherwise */
+    for (size_t i = 0; i < sizeof crashing / sizeof *crashing; i++) signal(crashing[i], leave_crashing);
 }
 
 static void limit_time(void)
@@ -105,17 +115,25 @@ _Noreturn static void rehearse_alone(const char *path, pid_t parent, hapt_guard_
 {
     limit_child(parent);
     limit_time();
-    _exit(rehearse(path) ? 0 : BROKEN_CODE);
+    errno = 0;
+    const enum hapt_guard_finding finding = rehearse(path);
+    _exit(finding == HAPT_GUARD_GOOD ? 0 : finding == HAPT_GUARD_LACKING ? LACKING_CODE : BROKEN_CODE);
 }
 
 /* Of a child that ended. */
 static enum verdict verdict_of(int status)
 {
-    if (WIFEXITED(status)) return WEXITSTATUS(status) == 0 ? GOOD : WEXITSTATUS(status) == BROKEN_CODE ? BROKEN : CRASHES;
-    return WTERMSIG(status) == SIGXCPU || WTERMSIG(status) == SIGALRM ? HANGS : CRASHES;
+    const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    if (code >= 0) return code == 0 ? GOOD : code == BROKEN_CODE ? BROKEN : code == LACKING_CODE ? LACKING : CRASHES;
+    switch (WTERMSIG(status)) {
+    case SIGXCPU: return HANGS;
+    case SIGALRM: return STALLS;
+    case SIGKILL: return LACKING; /* the system's, for want of memory */
+    default: return CRASHES;
+    }
 }
 
-static enum verdict judge(const char *path, int from, hapt_guard_rehearsal *rehearse)
+static enum verdict judge_once(const char *path, int from, hapt_guard_rehearsal *rehearse)
 {
     const pid_t self = getpid(), child = fork();
     if (child < 0) return UNKNOWN;
@@ -127,6 +145,16 @@ static enum verdict judge(const char *path, int from, hapt_guard_rehearsal *rehe
     while (waitpid(child, &status, 0) < 0)
         if (errno != EINTR) return UNKNOWN;
     return verdict_of(status);
+}
+
+/* Memory that ran out for a moment, or is short now, leads the library astray as damage does. */
+static enum verdict judge(const char *path, int from, hapt_guard_rehearsal *rehearse)
+{
+    const enum verdict verdict = judge_once(path, from, rehearse);
+    if (verdict != BROKEN && verdict != CRASHES) return verdict;
+    void *volatile probe = malloc(PROBE_BYTES);
+    free(probe);
+    return probe ? judge_once(path, from, rehearse) : LACKING;
 }
 
 /* A child that reads one file after another (hapt_guard_batch). */
@@ -142,7 +170,9 @@ _Noreturn static void rehearse_many(int socket, pid_t parent, hapt_guard_rehears
     for (ssize_t bytes; (bytes = recv(socket, path, MOST_PATH, 0)) > 0;) {
         path[bytes] = '\0';
         limit_time();
-        const enum verdict verdict = rehearse(path) ? GOOD : BROKEN;
+        errno = 0;
+        const enum hapt_guard_finding finding = rehearse(path);
+        const enum verdict verdict = finding == HAPT_GUARD_GOOD ? GOOD : finding == HAPT_GUARD_LACKING ? LACKING : BROKEN;
         if (send(socket, &verdict, sizeof verdict, MSG_NOSIGNAL) < 0) break;
     }
     _exit(0);
@@ -218,7 +248,7 @@ _Noreturn static void help(int socket, pid_t parent, char **argv, hapt_guard_reh
         if (bytes < 0 && errno == EINTR) continue;
         if (bytes <= 0) _exit(0);
         path[bytes] = '\0';
-        if (!prepared) prepared = rehearse(NULL); /* what all children need is done once */
+        if (!prepared) prepared = rehearse(NULL) == HAPT_GUARD_GOOD; /* what all children need is done once */
         const enum verdict verdict = guard.batch > 1 ? judge_in_batch(path, socket, rehearse) : judge(path, socket, rehearse);
         if (send(socket, &verdict, sizeof verdict, MSG_NOSIGNAL) < 0) _exit(0);
     }
@@ -286,6 +316,12 @@ static size_t slot_of(uint64_t key)
     return (size_t)(key >> 32) % KNOWN_FILES;
 }
 
+/* What the file itself explains. */
+static bool is_lasting(enum verdict verdict)
+{
+    return verdict == GOOD || verdict == BROKEN || verdict == CRASHES || verdict == HANGS;
+}
+
 /* One rank of the node asks, the others wait for its answer. Another file may take the slot at any time: then this one is asked
  * for again. */
 static enum verdict ask_together(const char *path, uint64_t key)
@@ -298,7 +334,7 @@ static enum verdict ask_together(const char *path, uint64_t key)
             if (!atomic_compare_exchange_strong(slot, &found, key | CHECKING)) continue;
             const enum verdict verdict = ask(path);
             uint64_t mine = key | CHECKING;
-            atomic_compare_exchange_strong(slot, &mine, verdict == UNKNOWN ? 0 : key | verdict);
+            atomic_compare_exchange_strong(slot, &mine, is_lasting(verdict) ? key | verdict : 0);
             return verdict;
         }
         const enum verdict verdict = (enum verdict)(found - key);
@@ -320,6 +356,11 @@ enum hapt_status hapt_guard_check(const char *path, const struct stat *about)
     }
     pthread_mutex_unlock(&guard.lock);
     if (verdict == GOOD || verdict == UNKNOWN) return HAPT_OK;
+    if (verdict == LACKING)
+        return hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory, or raise the limit on open files",
+                         "memory or open files ran out while a process looked through %s", path);
+    if (verdict == STALLS)
+        return hapt_fail(HAPT_ERR_IO, "check the file system; the file may be fine", "reading %s took longer than %d s", path, MOST_WALL_S);
     return hapt_fail(HAPT_ERR_INPUT, "take another copy or make it again",
                      verdict == HANGS    ? "%s is damaged: the HDF5 library does not come to an end over it"
                      : verdict == BROKEN ? "%s is damaged: what it holds cannot be listed"

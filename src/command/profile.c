@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "outputs.h"
 #include "phases.h"
 
 const char hapt_command_profile_help[] =
@@ -323,7 +324,9 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     struct hapt_layers *layers;
     struct products products = {.profile_path = hapt_config_text(config, "output"),
                                 .efficiency_path = hapt_config_text(config, "calibrate")};
+    const struct hapt_output outputs[] = {{.option = "output", .format = "hapt-profile"}, {.option = "calibrate", .format = "hapt-efficiency"}};
     HAPT_TRY(hapt_env_agree(env->world, check_options(config)));
+    HAPT_TRY(hapt_outputs_check(env, config, 2, outputs));
     HAPT_TRY(hapt_phase_model(env, config, arena, &model));
     HAPT_TRY(hapt_phase_cluster(env, config, false, arena, &cluster));
     HAPT_TRY(hapt_phase_precision(env, config, cluster, NULL, model));

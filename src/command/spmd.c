@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "outputs.h"
+
 const char hapt_command_spmd_help[] =
     "Takes all devices of the cluster for one mesh axis and finds by turns the program (how every operator is sharded and\n"
     "which collectives stand between them) that is best for the sharding ratios, and the ratios that are best for the\n"
@@ -135,6 +137,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     struct hapt_layers *layers;
     struct hapt_efficiency *efficiency = NULL;
     HAPT_TRY(hapt_env_agree(env->world, check_options(config)));
+    HAPT_TRY(hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-plan"}));
     HAPT_TRY(hapt_phase_model(env, config, arena, &model));
     HAPT_TRY(hapt_phase_cluster(env, config, false, arena, &cluster));
     HAPT_TRY(hapt_phase_precision(env, config, cluster, NULL, model));

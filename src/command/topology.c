@@ -5,6 +5,7 @@
 #include "hapt/device.h"
 #include "hapt/host.h"
 #include "hapt/link.h"
+#include "outputs.h"
 #include "phases.h"
 
 const char hapt_command_topology_help[] =
@@ -193,6 +194,7 @@ static enum hapt_status probe_links(struct hapt_env *env, struct hapt_arena *are
 static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
     struct hapt_cluster *cluster;
+    HAPT_TRY(hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-topology"}));
     if (!hapt_config_text(config, "cluster")) {
         struct hapt_hosts *hosts;
         HAPT_TRY(hapt_env_agree(env->world, hapt_hosts_gather(env, arena, &hosts)));

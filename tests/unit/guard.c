@@ -2,6 +2,7 @@
 #include "hapt/guard.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -53,11 +54,17 @@ static void count_descriptors(void)
 }
 
 /* What the file's name asks for. */
-static bool rehearse(const char *path)
+static enum hapt_guard_finding rehearse(const char *path)
 {
-    if (!path) return true;
+    if (!path) return HAPT_GUARD_GOOD;
     const char *name = strrchr(path, '/') + 1;
-    if (!strcmp(name, "broken")) return false;
+    if (!strcmp(name, "broken")) return HAPT_GUARD_BROKEN;
+    if (!strcmp(name, "lacking")) return HAPT_GUARD_LACKING;
+    if (!strcmp(name, "killed")) raise(SIGKILL);
+    if (!strcmp(name, "no memory")) {
+        errno = ENOMEM; /* as malloc leaves it */
+        raise(SIGSEGV);
+    }
     if (!strcmp(name, "crash")) raise(SIGSEGV);
     if (!strcmp(name, "abort")) abort();
     if (!strcmp(name, "spin")) {
@@ -75,7 +82,7 @@ static bool rehearse(const char *path)
         FILE *file = fopen(path, "r+");
         if (!file || fseek(file, 0, SEEK_END) || fputc('+', file) < 0 || fclose(file)) _exit(1);
     }
-    return true;
+    return HAPT_GUARD_GOOD;
 }
 
 static void a_crash_becomes_an_error(void)
@@ -92,9 +99,14 @@ static void what_never_ends_becomes_an_error(void)
     check(make_file("spin", "x"));
     CHECK(strstr(hapt_fail_message(), "does not come to an end"));
     hapt_fail_reset();
-    check(make_file("sleep", "x"));
-    CHECK(strstr(hapt_fail_message(), "does not come to an end"));
-    hapt_fail_reset();
+    CHECK_FAILS(check(make_file("sleep", "x")), HAPT_ERR_IO); /* it waits for the disk: no fault of the file */
+}
+
+static void want_of_memory_is_no_damage(void)
+{
+    CHECK_FAILS(check(make_file("lacking", "x")), HAPT_ERR_MEMORY);
+    CHECK_FAILS(check(make_file("killed", "x")), HAPT_ERR_MEMORY);
+    CHECK_FAILS(check(make_file("no memory", "x")), HAPT_ERR_MEMORY);
 }
 
 static void memory_is_bounded(void)
@@ -214,6 +226,7 @@ int main(int argc, char **argv)
     hapt_guard_start(NULL, rehearse);
     RUN(a_crash_becomes_an_error);
     RUN(what_never_ends_becomes_an_error);
+    RUN(want_of_memory_is_no_damage);
     RUN(memory_is_bounded);
     RUN(nothing_stays_open);
     RUN(a_file_is_asked_for_once);
