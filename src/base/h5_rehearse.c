@@ -1,9 +1,11 @@
 /* Everything that hapt may read of a file, read for nothing: what the guard's children do (guard.h). */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "h5_private.h"
+#include "hapt/guard.h"
 
 enum { MOST_OBJECTS = 1 << 16, MOST_DEPTH = 8, MOST_PATH = 1024, BLOCK_ELEMENTS = 1 << 20, ATTRIBUTE_ELEMENTS = 1 << 13 };
 static const int64_t most_dataset_bytes = 1 << 26, most_file_bytes = 1 << 28; /* read; of larger ones parts */
@@ -18,6 +20,21 @@ struct rehearsal {
     struct hapt_arena arena; /* for what is forgotten at once */
 };
 
+/* An entry of the library's error stack: did the system refuse memory, or to read? */
+static herr_t note_refusal(unsigned depth, const H5E_error2_t *entry, void *context)
+{
+    (void)depth, (void)context;
+    if (entry->maj_num == H5E_RESOURCE && (entry->min_num == H5E_NOSPACE || entry->min_num == H5E_CANTALLOC)) hapt_guard_refused(ENOMEM);
+    const char *number = entry->desc ? strstr(entry->desc, "errno = ") : NULL;
+    if (number) hapt_guard_refused(atoi(number + strlen("errno = ")));
+    return 0;
+}
+
+static herr_t look_at_failure(hid_t stack, void *context)
+{
+    return H5Ewalk2(stack, H5E_WALK_UPWARD, note_refusal, context);
+}
+
 /* Values that cannot be read are for those who need them. */
 static void forget(struct rehearsal *rehearsal)
 {
@@ -31,6 +48,7 @@ static bool make_room(struct rehearsal *rehearsal, int64_t elements)
     free(rehearsal->block);
     rehearsal->block = malloc((size_t)elements * sizeof *rehearsal->block);
     rehearsal->room = rehearsal->block ? elements : 0;
+    if (!rehearsal->block) hapt_guard_refused(ENOMEM);
     return rehearsal->block != NULL;
 }
 
@@ -138,7 +156,9 @@ static void walk_group(struct rehearsal *rehearsal, const char *path, int depth)
     int64_t count = 0;
     const char **name = NULL;
     hapt_arena_init(&arena);
-    if (hapt_h5_list(rehearsal->file, path, MOST_OBJECTS, &arena, &count, &name) != HAPT_OK) rehearsal->broken = true;
+    const enum hapt_status status = hapt_h5_list(rehearsal->file, path, MOST_OBJECTS, &arena, &count, &name);
+    if (status == HAPT_ERR_MEMORY) hapt_guard_refused(ENOMEM);
+    if (status != HAPT_OK) rehearsal->broken = true;
     for (int64_t i = 0; i < count && !rehearsal->broken; i++) {
         const char *member = hapt_arena_printf(&arena, "%s/%s", depth == 0 ? "" : path, name[i]);
         /* Links that lead nowhere are no damage; hapt sees nothing there. */
@@ -166,8 +186,11 @@ bool hapt_h5_rehearse(const char *path)
     struct rehearsal rehearsal = {0};
     hapt_arena_init(&rehearsal.arena);
     if (hapt_h5_open_unguarded(path, NULL, 0, true, &rehearsal.file) == HAPT_OK) {
+        H5Eset_auto2(H5E_DEFAULT, look_at_failure, NULL);
+        errno = 0;
         rehearsal.heap = hapt_h5_heap_create(rehearsal.file);
         rehearsal.broken = !rehearsal.heap;
+        if (!rehearsal.heap) hapt_guard_refused(errno);
         if (rehearsal.heap) walk(&rehearsal, "/", 0);
         hapt_h5_heap_destroy(rehearsal.heap);
         hapt_h5_close(rehearsal.file);
