@@ -23,16 +23,19 @@ struct hapt_env;
 /* Forks the helper; `rehearse` runs in its children and says whether the file may be opened; with NULL, in the helper itself, it makes
  * the library ready and touches no file. In main behind hapt_env_prepare, before any thread and before MPI. `argv` is what the process
  * was called with: the helper writes its own name over its copy, so that process lists tell them apart. */
-enum hapt_guard_finding { HAPT_GUARD_BROKEN, HAPT_GUARD_GOOD, HAPT_GUARD_LACKING /* memory or open files: nothing is known */ };
-typedef enum hapt_guard_finding hapt_guard_rehearsal(const char *path);
+typedef bool hapt_guard_rehearsal(const char *path);
 void hapt_guard_start(char **argv, hapt_guard_rehearsal *rehearse);
 /* For campaigns over very many files, before hapt_guard_start: a child reads so many files before the next one is forked. What it dies of
  * is read again by a child of its own, so that a file is blamed for its own sake only; one may take `most_cpu_s`. */
 void hapt_guard_batch(int files, int most_cpu_s);
 /* From here on the ranks of a node ask for a file once together. Collective over env->node. */
 void hapt_guard_share(const struct hapt_env *env);
-/* HAPT_ERR_INPUT when the child crashed over `path`, found it broken, or computed longer than allowed. HAPT_ERR_MEMORY when its memory ran
- * out, HAPT_ERR_IO when the file system does not answer: neither is remembered. Thread safe. HAPT_OK without a helper. */
+/* For rehearsals: the system refused something (errno), so a failure that follows says nothing about the file. Errors that a damaged file can
+ * cause itself do not count. */
+void hapt_guard_refused(int error);
+/* HAPT_ERR_INPUT when the child crashed over `path`, found it broken, or needed more than the allowed time. HAPT_ERR_MEMORY when it got no
+ * memory or the system killed it, HAPT_ERR_IO when the system refused to open or to read the file: neither says that the file is damaged.
+ * Thread safe. HAPT_OK without a helper. */
 enum hapt_status hapt_guard_check(const char *path, const struct stat *about);
 /* This process wrote the file itself: nobody is asked. */
 void hapt_guard_trust(const char *path);

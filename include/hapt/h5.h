@@ -16,7 +16,6 @@
 #include <stdint.h>
 
 #include "hapt/arena.h"
-#include "hapt/guard.h"
 #include "hapt/status.h"
 
 struct hapt_h5;
@@ -45,10 +44,10 @@ enum hapt_status hapt_h5_commit(struct hapt_h5 *file);
  * `format` must equal it (a missing one passes when `foreign`) and `version`, where present, must be at most `version`. */
 enum hapt_status hapt_h5_open(const char *path, const char *format, int version, bool foreign, struct hapt_h5 **file);
 /* Opens the file, reads all that the functions below may read of it, whatever it is, and closes it. For the guard (guard.h), in a
- * process whose crash harms nobody. BROKEN when the library fails over groups, objects or attributes that are there: it must not go on
- * with them. LACKING when it fails for want of memory or open files. (Values that cannot be read are told by those who need them, and so
+ * process whose crash harms nobody. False when the library fails over groups, objects or attributes that are there: it must not go on
+ * with them; hapt_guard_refused is told where memory or open files were the reason. (Values that cannot be read are told by those who need them, and so
  * is what is no HDF5 file at all.) NULL: nothing but the library's own preparations. */
-enum hapt_guard_finding hapt_h5_rehearse(const char *path);
+bool hapt_h5_rehearse(const char *path);
 /* Closes; a file being created that was not committed is discarded. NULL is allowed. */
 void hapt_h5_close(struct hapt_h5 *file);
 const char *hapt_h5_path(const struct hapt_h5 *file);

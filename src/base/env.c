@@ -1,12 +1,14 @@
 /* Ranks, logging and agreement: the process among its peers. */
 #include "hapt/env.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "hapt/deadline.h"
@@ -15,6 +17,7 @@
 
 void hapt_env_prepare(char **argv)
 {
+    prctl(PR_SET_NAME, program_invocation_short_name); /* after the execv below process lists would say "exe" */
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
     setenv("GOMP_SPINCOUNT", "4000", 1);
     execv("/proc/self/exe", argv);

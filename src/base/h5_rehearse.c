@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "h5_private.h"
+#include "hapt/guard.h"
 
 enum { MOST_OBJECTS = 1 << 16, MOST_DEPTH = 8, MOST_PATH = 1024, BLOCK_ELEMENTS = 1 << 20, ATTRIBUTE_ELEMENTS = 1 << 13 };
 static const int64_t most_dataset_bytes = 1 << 26, most_file_bytes = 1 << 28; /* read; of larger ones parts */
@@ -13,7 +14,7 @@ struct rehearsal {
     struct hapt_h5 *file;
     struct hapt_h5_heap *heap;
     int64_t objects, bytes; /* so far */
-    bool broken, lacking;   /* lacking: broken for want of memory or open files */
+    bool broken;
     double *block;          /* [room], BLOCK_ELEMENTS at most: small files need little */
     int64_t room;
     struct hapt_arena arena; /* for what is forgotten at once */
@@ -29,8 +30,9 @@ static void forget(struct rehearsal *rehearsal)
 
 static void give_up(struct rehearsal *rehearsal)
 {
+    const int error = hapt_h5_system_error(rehearsal->file);
     rehearsal->broken = true;
-    rehearsal->lacking = rehearsal->lacking || hapt_h5_system_error(rehearsal->file) != 0;
+    if (error) hapt_guard_refused(error);
 }
 
 static bool make_room(struct rehearsal *rehearsal, int64_t elements)
@@ -153,7 +155,7 @@ static void walk_group(struct rehearsal *rehearsal, const char *path, int depth)
     hapt_arena_init(&arena);
     if (hapt_h5_list(rehearsal->file, path, MOST_OBJECTS, &arena, &count, &name) != HAPT_OK) {
         rehearsal->broken = true;
-        rehearsal->lacking = hapt_h5_last_fault() == HAPT_H5_FAULT_SYSTEM;
+        if (hapt_h5_last_fault() == HAPT_H5_FAULT_SYSTEM) hapt_guard_refused(ENOMEM);
     }
     for (int64_t i = 0; i < count && !rehearsal->broken; i++) {
         const char *member = hapt_arena_printf(&arena, "%s/%s", depth == 0 ? "" : path, name[i]);
@@ -175,10 +177,10 @@ static void walk(struct rehearsal *rehearsal, const char *path, int depth)
     if (id >= 0) H5Oclose(id);
 }
 
-enum hapt_guard_finding hapt_h5_rehearse(const char *path)
+bool hapt_h5_rehearse(const char *path)
 {
     /* Memory that the library uses again is not as it comes from the system: see the guard. */
-    if (!path) return H5open() >= 0 && H5set_free_list_limits(0, 0, 0, 0, 0, 0) >= 0 ? HAPT_GUARD_GOOD : HAPT_GUARD_LACKING;
+    if (!path) return H5open() >= 0 && H5set_free_list_limits(0, 0, 0, 0, 0, 0) >= 0;
     H5_HOLD_LOCK;
     struct rehearsal rehearsal = {0};
     hapt_arena_init(&rehearsal.arena);
@@ -195,5 +197,5 @@ enum hapt_guard_finding hapt_h5_rehearse(const char *path)
     hapt_fail_reset();
     hapt_arena_release(&rehearsal.arena);
     free(rehearsal.block);
-    return !rehearsal.broken ? HAPT_GUARD_GOOD : rehearsal.lacking ? HAPT_GUARD_LACKING : HAPT_GUARD_BROKEN;
+    return !rehearsal.broken;
 }

@@ -222,6 +222,7 @@ static bool all_ring(const struct hapt_courier *courier)
 static void *run_courier(void *argument)
 {
     struct hapt_courier *courier = argument;
+    pthread_setname_np(pthread_self(), "hapt-comm");
     double moved_s = hapt_time_s();
     const bool woken = courier->kick >= 0 || all_ring(courier);
     const double longest_s = woken ? POLL_RUNG_S : POLL_LONGEST_S, shortest_s = woken ? POLL_RUNG_S : POLL_SHORTEST_S;

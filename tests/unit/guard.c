@@ -43,6 +43,20 @@ static void devour(void)
     _exit(1);
 }
 
+/* Reserves so much, fills none of it; the block is lost with the child. */
+static bool reserve(size_t bytes)
+{
+    char *volatile block = calloc(1, bytes);
+    if (!block) hapt_guard_refused(ENOMEM);
+    return block != NULL;
+}
+
+/* As a library that does not look at what malloc returns. */
+static void use_all(void)
+{
+    for (;;) *(volatile char *)malloc(1 << 14) = 1;
+}
+
 static void count_descriptors(void)
 {
     char target[64] = "";
@@ -54,17 +68,11 @@ static void count_descriptors(void)
 }
 
 /* What the file's name asks for. */
-static enum hapt_guard_finding rehearse(const char *path)
+static bool rehearse(const char *path)
 {
-    if (!path) return HAPT_GUARD_GOOD;
+    if (!path) return true;
     const char *name = strrchr(path, '/') + 1;
-    if (!strcmp(name, "broken")) return HAPT_GUARD_BROKEN;
-    if (!strcmp(name, "lacking")) return HAPT_GUARD_LACKING;
-    if (!strcmp(name, "killed")) raise(SIGKILL);
-    if (!strcmp(name, "no memory")) {
-        errno = ENOMEM; /* as malloc leaves it */
-        raise(SIGSEGV);
-    }
+    if (!strcmp(name, "broken")) return false;
     if (!strcmp(name, "crash")) raise(SIGSEGV);
     if (!strcmp(name, "abort")) abort();
     if (!strcmp(name, "spin")) {
@@ -76,13 +84,20 @@ static enum hapt_guard_finding rehearse(const char *path)
         for (;;) pause();
     }
     if (!strcmp(name, "devour")) devour();
+    if (!strcmp(name, "killed")) raise(SIGKILL);
+    if (!strcmp(name, "hungry")) return reserve(3 * ((size_t)1 << 29));
+    if (!strcmp(name, "crashes-without")) use_all();
+    if (!strcmp(name, "busy") || !strcmp(name, "odd")) {
+        hapt_guard_refused(!strcmp(name, "busy") ? EMFILE : EINVAL);
+        return false;
+    }
     if (!strcmp(name, "descriptors")) count_descriptors();
     if (!strcmp(name, "wait")) sleep(60);
     if (!strcmp(name, "count")) {
         FILE *file = fopen(path, "r+");
         if (!file || fseek(file, 0, SEEK_END) || fputc('+', file) < 0 || fclose(file)) _exit(1);
     }
-    return HAPT_GUARD_GOOD;
+    return true;
 }
 
 static void a_crash_becomes_an_error(void)
@@ -102,17 +117,53 @@ static void what_never_ends_becomes_an_error(void)
     CHECK_FAILS(check(make_file("sleep", "x")), HAPT_ERR_IO); /* it waits for the disk: no fault of the file */
 }
 
-static void want_of_memory_is_no_damage(void)
-{
-    CHECK_FAILS(check(make_file("lacking", "x")), HAPT_ERR_MEMORY);
-    CHECK_FAILS(check(make_file("killed", "x")), HAPT_ERR_MEMORY);
-    CHECK_FAILS(check(make_file("no memory", "x")), HAPT_ERR_MEMORY);
-}
-
 static void memory_is_bounded(void)
 {
 #ifndef __SANITIZE_ADDRESS__
     CHECK_OK(check(make_file("devour", "x")));
+#endif
+}
+
+/* A file large enough that a sound one of its size may need more than the first child gets. */
+static const char *make_large(const char *name)
+{
+    const char *path = make_file(name, "x");
+    CHECK(truncate(path, 1 << 20) == 0);
+    return path;
+}
+
+/* Another message than that of damage, and nobody remembers it. */
+static void check_refused(const char *path, enum hapt_status status, const char *says)
+{
+    for (int i = 0; i < 2; i++) {
+        CHECK(check(path) == status);
+        CHECK_MESSAGE(strstr(hapt_fail_message(), says) && !strstr(hapt_fail_message(), "damaged"), "%s", hapt_fail_message());
+        hapt_fail_reset();
+    }
+}
+
+static void no_memory_is_no_damage(void)
+{
+    check_refused(make_file("killed", "x"), HAPT_ERR_MEMORY, "memory ran out");
+    check_refused(make_file("busy", "x"), HAPT_ERR_IO, "the system refuses");
+    CHECK_FAILS(check(make_file("odd", "x")), HAPT_ERR_INPUT);
+#if !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__
+    check_refused(make_file("hungry", "x"), HAPT_ERR_MEMORY, "memory ran out"); /* more than one byte can need: one child looks at it */
+    CHECK_OK(check(make_large("hungry")));
+    /* The same files where this process may not have so much. */
+    const pid_t process = fork();
+    if (process == 0) {
+        struct rlimit limit = {1 << 29, 1 << 29};
+        hapt_guard_stop(); /* the parent's */
+        setrlimit(RLIMIT_DATA, &limit);
+        hapt_guard_start(NULL, rehearse);
+        check_refused(make_large("hungry"), HAPT_ERR_MEMORY, "memory ran out");
+        check_refused(make_large("crashes-without"), HAPT_ERR_MEMORY, "memory ran out");
+        hapt_guard_stop();
+        _exit(test_failures > 0);
+    }
+    int status;
+    CHECK(waitpid(process, &status, 0) == process && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 #endif
 }
 
@@ -226,8 +277,8 @@ int main(int argc, char **argv)
     hapt_guard_start(NULL, rehearse);
     RUN(a_crash_becomes_an_error);
     RUN(what_never_ends_becomes_an_error);
-    RUN(want_of_memory_is_no_damage);
     RUN(memory_is_bounded);
+    RUN(no_memory_is_no_damage);
     RUN(nothing_stays_open);
     RUN(a_file_is_asked_for_once);
     RUN(nobody_is_left_behind);

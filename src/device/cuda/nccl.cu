@@ -156,6 +156,7 @@ static const char *settled(struct hapt_group *group, bool *settled)
 
 static void *abort_communicator(void *comm)
 {
+    pthread_setname_np(pthread_self(), "hapt-abort");
     cuda_use_device();
     nccl.CommAbort((ncclComm_t)comm);
     return NULL;
