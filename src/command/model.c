@@ -5,6 +5,7 @@
 
 #include "hapt/command.h"
 #include "hapt/model.h"
+#include "hapt/progress.h"
 
 const char hapt_command_model_help[] =
     "Families: gpt (GPT-2: learned positions, pre-LN blocks, causal attention, tanh GELU, tied or untied output layer;\n"
@@ -97,7 +98,10 @@ enum hapt_status hapt_command_model(struct hapt_env *env, struct hapt_config *co
     struct hapt_arena arena;
     hapt_arena_init(&arena);
     enum hapt_status status = HAPT_OK;
+    struct hapt_progress progress;
+    hapt_progress_init(&progress, env, "writing the model", 0);
     if (env->world_rank == 0) status = write_model(env, config, &arena); /* a file has one writer */
+    hapt_progress_release(&progress);
     status = hapt_env_agree(env->world, status);
     hapt_arena_release(&arena);
     return status;

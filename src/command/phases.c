@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "hapt/progress.h"
 #include "hapt/pulse.h"
 
 /* A rank that is silent is named before the waits for it run out, and a crowded machine gets some seconds. */
@@ -37,7 +38,11 @@ static enum hapt_status load_model(struct hapt_config *config, struct hapt_arena
 enum hapt_status hapt_phase_model(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
                                   struct hapt_model **model)
 {
-    return hapt_env_agree(env->world, load_model(config, arena, model));
+    struct hapt_progress progress;
+    hapt_progress_init(&progress, env, "loading the model", 0);
+    const enum hapt_status status = load_model(config, arena, model);
+    hapt_progress_release(&progress);
+    return hapt_env_agree(env->world, status);
 }
 
 enum hapt_status hapt_phase_layers(struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "afford.h"
+#include "hapt/progress.h"
 
 /* Of --profile-seconds: with mixed stages for what is timed of devices by themselves, and at least for mixed stages. */
 #define ALONE_SHARE 0.5
@@ -45,11 +46,16 @@ enum hapt_status measure_budget_left(const struct measure *measure, double *budg
 
 static enum hapt_status plan_items(struct measure *measure, const struct hapt_engine_options *options)
 {
+    struct hapt_progress progress;
+    enum hapt_status status = HAPT_OK;
     if (!measure->classes.leads) return HAPT_OK;
-    for (int item = 0; item < measure->candidates->item_count; item++)
-        HAPT_TRY(
-            candidates_plan_memory(measure->candidates, item, options, measure_memory(measure, measure->classes.mine, item)));
-    return HAPT_OK;
+    hapt_progress_init(&progress, measure->env, "planning memory", measure->candidates->item_count);
+    for (int item = 0; item < measure->candidates->item_count && status == HAPT_OK; item++) {
+        status = candidates_plan_memory(measure->candidates, item, options, measure_memory(measure, measure->classes.mine, item));
+        hapt_progress_update(&progress, item + 1, NULL);
+    }
+    hapt_progress_release(&progress);
+    return status;
 }
 
 /* Marks what some subcluster of my class can use, and every single layer: sums are made of them. */
