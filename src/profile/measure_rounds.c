@@ -22,7 +22,7 @@ enum { MIN_ROUNDS = 3, LAYER_ROUNDS = 3, FIRST_ROUNDS = 7 };
 #define COMPOSED_TOLERANCE 0.01 /* witnesses apart from what is composed by this, or by twice their noise, prove it wrong */
 #define BUDGET_SHARE 0.7        /* of --profile-seconds, for the rounds: reserving, layers and links take the rest */
 #define FIRST_SHARE 0.25        /* of that, for the first rounds at least */
-#define STEADY 0.02             /* rounds that differ by less than this need no others */
+#define STEADY 0.05             /* rounds that differ by less than this need no others */
 #define WAKE_SECONDS 0.01       /* of work before a round that follows a pause: clocks fall while a core idles */
 
 static int compare_doubles(const void *a, const void *b)
