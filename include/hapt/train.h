@@ -124,12 +124,12 @@ struct hapt_train_event {
     double begin_s, end_s; /* after the first event; a message: equal */
 };
 
-/* A rank or a link that was slower than planned. */
+/* A rank or a link that was slower than planned, or steps that last much longer or shorter than predicted. */
 struct hapt_train_warning {
     int64_t step;
-    int rank, stage;  /* a link: of its sending end */
-    int peer_stage;   /* a link: the receiving end; -1: it is about a rank */
-    double measured_s, planned_s, ratio; /* a step's microbatches; a link: one microbatch */
+    int rank, stage;  /* a link: of its sending end; -1: it is about the whole step */
+    int peer_stage;   /* a link: the receiving end; -1: it is about a rank or the whole step */
+    double measured_s, planned_s, ratio; /* a step's microbatches; a link: one microbatch; the whole step */
     char text[512];
 };
 

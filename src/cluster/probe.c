@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hapt/progress.h"
 #include "probe.h"
 
 #define PROBE_BYTES (4 << 20)  /* largest message */
@@ -161,6 +162,8 @@ enum hapt_status hapt_cluster_probe(const struct hapt_env *env, struct hapt_clus
         char *buffer = malloc(PROBE_BYTES);
         if (!buffer) hapt_die(hapt_fail(HAPT_ERR_MEMORY, "give the job more memory", "no memory to probe the links"));
         memset(buffer, 0, PROBE_BYTES);
+        struct hapt_progress progress;
+        hapt_progress_init(&progress, env, "probing links", count);
         const double seconds = PROBE_SECONDS / count < PROBE_LINK_SECONDS ? PROBE_SECONDS / count : PROBE_LINK_SECONDS;
         for (int p = 0; p < count; p++) {
             probe_meet(env, 2 * PROBE_DEADLINE);
@@ -168,7 +171,9 @@ enum hapt_status hapt_cluster_probe(const struct hapt_env *env, struct hapt_clus
             if (env->world_rank == list[p].rank[1]) follow(env, &list[p], buffer);
             result[2 * p] = list[p].bandwidth;
             result[2 * p + 1] = list[p].latency;
+            hapt_progress_update(&progress, p + 1, NULL);
         }
+        hapt_progress_release(&progress);
         free(buffer);
         probe_meet(env, 2 * PROBE_DEADLINE);
         must(MPI_Allreduce(MPI_IN_PLACE, result, 2 * count, MPI_DOUBLE, MPI_MAX, env->world));

@@ -10,6 +10,7 @@
 
 #include "data_files.h"
 #include "hapt/h5.h"
+#include "hapt/progress.h"
 #include "outputs.h"
 
 const char hapt_command_data_help[] =
@@ -30,6 +31,9 @@ const char hapt_command_data_help[] =
     "/labels [step][row]; pixels are bytes or floats: with /mean [C] and /std [C] their value is (stored - mean) / std,\n"
     "without them a byte is divided by 255.\n";
 
+/* Progress is counted in pieces of this size: bytes that are read, tokens that are counted. */
+enum { PIECE = 1 << 22, COUNTS = 6 }; /* loops over all tokens, and as long for writing them */
+
 struct tokens {
     int64_t count;
     int vocab;       /* 256 for bytes, else the largest token + 1 */
@@ -47,7 +51,13 @@ enum hapt_status hapt_data_read_file(const char *path, struct hapt_arena *arena,
     }
     *size = (size_t)about.st_size;
     *bytes = hapt_arena_alloc(arena, *size, 1);
-    const bool complete = *bytes && fread(*bytes, 1, *size, stream) == *size;
+    size_t done = 0;
+    hapt_progress_expect((long)((*size + PIECE - 1) / PIECE));
+    for (size_t piece = 1; *bytes && done < *size && piece > 0; hapt_progress_advance(1)) {
+        piece = fread(*bytes + done, 1, *size - done < PIECE ? *size - done : PIECE, stream);
+        done += piece;
+    }
+    const bool complete = *bytes && done == *size;
     fclose(stream);
     if (!*bytes) return HAPT_ERR_MEMORY;
     if (!complete) return hapt_fail(HAPT_ERR_INPUT, NULL, "cannot read all of %s", path);
@@ -133,6 +143,11 @@ static double entropy_sum(const int64_t *count, int64_t length, double total)
     return sum;
 }
 
+static void count_piece(int64_t i)
+{
+    if (i % PIECE == 0) hapt_progress_advance(1);
+}
+
 /* Entropy of a token, and of a token given the one before it, in nats: frequencies of the text itself. */
 static enum hapt_status entropies(const struct tokens *tokens, struct hapt_arena *arena, double *unigram, double *bigram)
 {
@@ -143,17 +158,18 @@ static enum hapt_status entropies(const struct tokens *tokens, struct hapt_arena
     HAPT_NEW(after, arena, vocab);
     HAPT_NEW(fill, arena, vocab);
     HAPT_NEW(follower, arena, pairs);
-    for (int64_t i = 0; i < tokens->count; i++) after[tokens->token[i]]++;
+    hapt_progress_expect(COUNTS * (long)((tokens->count + PIECE - 1) / PIECE));
+    for (int64_t i = 0; i < tokens->count; i++, count_piece(i)) after[tokens->token[i]]++;
     *unigram = entropy_sum(after, vocab, (double)tokens->count) / (double)tokens->count;
-    for (int64_t i = 0; i < pairs; i++) start[tokens->token[i] + 1]++;
+    for (int64_t i = 0; i < pairs; i++, count_piece(i)) start[tokens->token[i] + 1]++;
     for (int64_t v = 0; v < vocab; v++) start[v + 1] += start[v];
     memcpy(fill, start, (size_t)vocab * sizeof *fill);
-    for (int64_t i = 0; i < pairs; i++) follower[fill[tokens->token[i]]++] = tokens->token[i + 1];
+    for (int64_t i = 0; i < pairs; i++, count_piece(i)) follower[fill[tokens->token[i]]++] = tokens->token[i + 1];
     memset(after, 0, (size_t)vocab * sizeof *after);
     double sum = 0;
     for (int64_t v = 0; v < vocab; v++) {
         const double total = (double)(start[v + 1] - start[v]);
-        for (int64_t i = start[v]; i < start[v + 1]; i++) after[follower[i]]++;
+        for (int64_t i = start[v]; i < start[v + 1]; i++, count_piece(i)) after[follower[i]]++;
         /* Each count is taken once, where its token is met first, and cleared: rare predecessors stay cheap. */
         for (int64_t i = start[v]; i < start[v + 1]; i++) {
             sum += entropy_sum(&after[follower[i]], 1, total);
@@ -178,7 +194,7 @@ static enum hapt_status write_tokens(const char *path, const struct tokens *toke
         stored = byte;
     } else if (type == HAPT_H5_U16) {
         HAPT_NEW(narrow, arena, tokens->count);
-        for (int64_t i = 0; i < tokens->count; i++) narrow[i] = (uint16_t)tokens->token[i];
+        for (int64_t i = 0; i < tokens->count; i++, count_piece(i)) narrow[i] = (uint16_t)tokens->token[i];
         stored = narrow;
     }
     HAPT_TRY(hapt_h5_create(path, "hapt-data", 1, &file));
@@ -234,7 +250,10 @@ enum hapt_status hapt_command_data(struct hapt_env *env, struct hapt_config *con
         hapt_arena_release(&arena);
         return status;
     }
+    struct hapt_progress progress;
+    hapt_progress_init(&progress, env, "converting data", 0);
     if (env->world_rank == 0) status = make_data(env, config, &arena); /* a file has one writer */
+    hapt_progress_release(&progress);
     status = hapt_env_agree(env->world, status);
     hapt_arena_release(&arena);
     return status;

@@ -5,6 +5,7 @@
 
 #include "hapt/command.h"
 #include "hapt/model.h"
+#include "hapt/progress.h"
 #include "outputs.h"
 
 const char hapt_command_model_help[] =
@@ -102,7 +103,10 @@ enum hapt_status hapt_command_model(struct hapt_env *env, struct hapt_config *co
         hapt_arena_release(&arena);
         return status;
     }
+    struct hapt_progress progress;
+    hapt_progress_init(&progress, env, "writing the model", 0);
     if (env->world_rank == 0) status = write_model(env, config, &arena); /* a file has one writer */
+    hapt_progress_release(&progress);
     status = hapt_env_agree(env->world, status);
     hapt_arena_release(&arena);
     return status;

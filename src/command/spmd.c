@@ -1,6 +1,8 @@
 /* hapt spmd: HAP alone, one SPMD program over all devices of a cluster. */
 #include "spmd.h"
 
+#include "hapt/progress.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -149,7 +151,10 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     if (env->world_rank == 0) { /* one rank's work */
         const char *path = hapt_config_text(config, "efficiency");
         if (path) status = hapt_efficiency_load(path, arena, &efficiency);
+        struct hapt_progress progress;
+        hapt_progress_init(&progress, env, "synthesising", 0);
         if (status == HAPT_OK) status = find(config, efficiency, arena, &outcome);
+        hapt_progress_release(&progress);
         if (status == HAPT_OK && hapt_config_text(config, "output"))
             status = spmd_save_plan(&outcome, state_count(config), hapt_config_text(config, "output"), arena);
         if (status == HAPT_OK && !env->quiet) {

@@ -5,6 +5,7 @@
 #include "hapt/device.h"
 #include "hapt/host.h"
 #include "hapt/link.h"
+#include "hapt/progress.h"
 #include "outputs.h"
 #include "phases.h"
 
@@ -137,10 +138,13 @@ static enum hapt_status measure_collectives(const struct hapt_env *env, struct h
             if (cluster->subcluster[c].ranks[j] == env->world_rank) place = at;
     HAPT_MPI(MPI_Comm_split(env->world, place < 0 ? MPI_UNDEFINED : 0, place, &devices));
     enum hapt_status status = HAPT_OK;
+    struct hapt_progress progress;
+    hapt_progress_init(&progress, env, "measuring collectives", 0);
     if (devices != MPI_COMM_NULL) {
         status = time_collectives(devices, cluster, arena, &model);
         MPI_Comm_free(&devices);
     }
+    hapt_progress_release(&progress);
     HAPT_TRY(hapt_env_agree(env->world, status));
     HAPT_MPI(MPI_Bcast(&model, (int)sizeof model, MPI_BYTE, cluster->subcluster[0].ranks[0], env->world)); /* to idle ranks, too */
     if (model.ranks < 2) return HAPT_OK;

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hapt/progress.h"
+
 #define MAX_ELEMENTS ((int64_t)1 << 36)
 #define READ_ELEMENTS ((int64_t)1 << 20) /* of one read */
 #define IGNORED (-100)                   /* a target that no loss is taken of */
@@ -171,12 +173,14 @@ static enum hapt_status read_blocks(struct hapt_h5 *file, const char *dataset, e
     void *buffer = malloc((size_t)(block * width) * (fractions ? sizeof(double) : sizeof(float)));
     if (!buffer) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to read data");
     enum hapt_status status = HAPT_OK;
+    hapt_progress_expect((long)((layout->units + block - 1) / block));
     for (int64_t first = 0; first < layout->units && status == HAPT_OK; first += block) {
         const int64_t count = layout->units - first < block ? layout->units - first : block;
         status = hapt_h5_read_rows(file, dataset, fractions ? HAPT_H5_F64 : type, first, count, buffer);
         if (status == HAPT_OK && fractions) status = take_whole(buffer, count * width, first * width, dataset, hapt_h5_path(file));
         if (status == HAPT_OK)
             status = take(layout, memory, buffer, first * width, count * width, hapt_h5_path(file));
+        hapt_progress_advance(1);
     }
     free(buffer);
     return status;
