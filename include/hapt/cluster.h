@@ -81,9 +81,10 @@ enum hapt_status hapt_cluster_bind(const struct hapt_env *env, struct hapt_arena
 enum hapt_status hapt_cluster_probe(const struct hapt_env *env, struct hapt_cluster *cluster);
 void hapt_cluster_assume(struct hapt_cluster *cluster);
 
-/* Ranks that drive a GPU run from here on near it (`bind`), with the threads that they start: on their share of the cores of its package or NUMA
- * node, unless their launcher has bound them. Fills near_interfaces. Before other threads are started. Collective over env->world; bound
- * clusters only. */
+/* Binds ranks (`bind`) and the threads that they start from here on, unless their launcher has bound them. Ranks with a GPU: to their share of
+ * the cores of its package or NUMA node. Ranks on CPUs: to their share of a NUMA node's cores, neighbours in the order of ranks together, where
+ * their host has several NUMA nodes and they divide them evenly. Emulated devices' ranks are left alone. Fills near_interfaces. Before other
+ * threads are started. Collective over env->world; bound clusters only. */
 enum hapt_status hapt_cluster_settle(const struct hapt_env *env, bool bind, struct hapt_arena *arena, struct hapt_cluster *cluster);
 
 /* A way between the hosts of two subclusters (or of one: equal), as it was measured. */

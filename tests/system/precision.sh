@@ -113,7 +113,7 @@ refuses 5 'of its 100000 bytes are left' 1 "${given[@]}" --output "$scratch/no"
 
 # 6. Ranks run near their GPUs: a machine whose threads 0 and 1 are two processors, with a GPU each.
 bound() { # ARGUMENTS...: threads of the two ranks
-    timeout 100 mpirun --oversubscribe --bind-to none -np 2 -x "HWLOC_XMLFILE=$PWD/tests/data/two-halves.xml" -x HWLOC_THISSYSTEM=1 "$HAPT" --input "$m" \
+    timeout 100 ${launcher:-} mpirun --oversubscribe --bind-to none -np 2 -x "HWLOC_XMLFILE=$PWD/tests/data/two-halves.xml" -x HWLOC_THISSYSTEM=1 "$HAPT" --input "$m" \
         --microbatches 2 --steps 1 --predict --output "$scratch/bound" "$@" >"$scratch/out" 2>"$scratch/err"
     h5dump -d /environment/cpus "$scratch/bound/run.h5" | sed -n 's/.*(0): //p'
 }
@@ -121,6 +121,11 @@ if [ "$(taskset -c 0,1 nproc 2>/dev/null)" = 2 ]; then
     check "ranks near their GPUs" same "$(bound)" '"0", "1"'
     check "... which is said" grep -q '2 ranks are bound to cores near their GPUs' "$scratch/err"
     check "--bind no" differ "$(bound --bind no)" '"0", "1"'
+    check "ranks on CPUs in their NUMA nodes" same "$(bound --device cpu)" '"0", "1"'
+    check "... which is said" grep -q '2 ranks are bound to the cores of their NUMA nodes' "$scratch/err"
+    check "--bind no on CPUs" same "$(bound --device cpu --bind no)" '"0-1", "0-1"'
+    check "bound by the launcher" same "$(launcher="taskset -c 1" bound --device cpu)" '"1", "1"'
+    check "... and not a second time" [ "$(grep -c 'are bound to' "$scratch/err")" -eq 0 ]
 fi
 
 # 7. Tokens that the model does not know are found before it is profiled.
