@@ -128,6 +128,19 @@ if [ "$(taskset -c 0,1 nproc 2>/dev/null)" = 2 ]; then
     check "... and not a second time" [ "$(grep -c 'are bound to' "$scratch/err")" -eq 0 ]
 fi
 
+# 6b. A host with two kinds of GPU is two subclusters: found, trained on, and the same once more from the file that says so.
+kinds() { # ARGUMENTS...
+    timeout 100 mpirun --oversubscribe --bind-to none -np 4 -x HAPT_HOST_GPUS=4 -x "HAPT_HOST_NAMES=Kind A,Kind B" "$HAPT" "$@" >"$scratch/out" 2>"$scratch/err"
+}
+ranks_of() { sed -n 's/^  \(kind-[ab]\) *1 x 2 .* \([0-9,-]*\)$/\1: \2/p' "$scratch/err" | tr '\n' ';'; }
+kinds topology --json && cp "$scratch/out" "$scratch/kinds.json"
+check "two kinds of GPU" same "$(ranks_of)" "kind-a: 0,2;kind-b: 1,3;"
+kinds topology --cluster "$scratch/kinds.json" --json
+check "... from their file" same "$(ranks_of)" "kind-a: 0,2;kind-b: 1,3;"
+kinds --input "$m" --microbatches 2 --steps 2 --predict --stages "0-1@kind-a:1x1,1-$("$HAPT" plan --input "$m" --cluster "$scratch/kinds.json" --predict yes \
+    --stages "0-1@kind-a:1x1" 2>&1 | sed -n 's/.*layer 1 of //p')@kind-b:1x1" --output "$scratch/kinds"
+check "training on both: $(tail -n 2 "$scratch/err")" [ -s "$scratch/kinds/run.h5" ]
+
 # 7. Tokens that the model does not know are found before it is profiled.
 passes 1 model "${gpt[@]/64/40}" --output "$scratch/few.h5"
 refuses 3 'outside the model.s vocabulary of 40' 1 --input "$scratch/few.h5" --data "$scratch/t.h5" --steps 1 --output "$scratch/no"
