@@ -134,6 +134,20 @@ static void add(struct probe *list, int *count, int from, int to, double *bandwi
     list[(*count)++] = (struct probe){{from, to}, 0, 0, bandwidth, latency};
 }
 
+/* Two ranks that stand for the link between two subclusters: on different hosts where there are such, since a host may be part of both. */
+static void find_ends(const struct hapt_subcluster *a, const struct hapt_subcluster *b, int end[2])
+{
+    end[0] = a->ranks[0];
+    end[1] = b->ranks[0];
+    for (int i = 0; i < a->nodes * a->devices_per_node; i++)
+        for (int j = 0; j < b->nodes * b->devices_per_node; j++) {
+            if (strcmp(hapt_env_host(a->ranks[i]), hapt_env_host(b->ranks[j])) == 0) continue;
+            end[0] = a->ranks[i];
+            end[1] = b->ranks[j];
+            return;
+        }
+}
+
 static int list_probes(struct hapt_cluster *cluster, struct probe *list)
 {
     int count = 0;
@@ -146,7 +160,9 @@ static int list_probes(struct hapt_cluster *cluster, struct probe *list)
                 &own->inter_node_latency);
         for (int j = 0; j < i; j++) {
             struct hapt_link *link = &cluster->link[j * cluster->count + i];
-            add(list, &count, cluster->subcluster[j].ranks[0], own->ranks[0], &link->bandwidth, &link->latency);
+            int end[2];
+            find_ends(&cluster->subcluster[j], own, end);
+            add(list, &count, end[0], end[1], &link->bandwidth, &link->latency);
         }
     }
     return count;

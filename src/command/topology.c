@@ -11,9 +11,11 @@
 
 const char hapt_command_topology_help[] =
     "Without --cluster every rank's host is looked at and hosts with equal devices, memory and rank count form one\n"
-    "subcluster. With it the file is shown: bound to the ranks and with absent link values measured when there are\n"
-    "enough ranks, else as a plan on paper with assumed ones. --json prints a cluster file, --output writes HDF5.\n"
+    "subcluster, or one for each kind of GPU that their ranks drive (rank r of a host drives GPU r). With it the file is shown:\n"
+    "bound to the ranks and with absent link values measured when there are enough ranks, else as a plan on paper with\n"
+    "assumed ones. --json prints a cluster file, --output writes HDF5.\n"
     "Of a GPU it tells the hardware threads near it, on which its rank runs (--bind), and the network interfaces nearest to it.\n"
+    "Ranks on CPUs share the NUMA nodes of their host (--bind) where they divide them evenly.\n"
     "HWLOC_XMLFILE and HWLOC_SYNTHETIC fake the topology that is discovered (with HWLOC_THISSYSTEM=1 they describe it). Devices that are not here are rehearsed by\n"
     "--device emulated of hapt and hapt train.\n"
     "\n"
@@ -29,7 +31,8 @@ const char hapt_command_topology_help[] =
     "                          \"bf16\", \"fp16\"), \"memory\", \"memory_bandwidth\"\n"
     "      \"slowdown\"          optional, >= 1: compute is stretched by it\n"
     "      \"memory\"            optional: cap of the memory of each device\n"
-    "      \"hosts\"             optional: one host name for each node; else ranks fill subclusters in order\n"
+    "      \"hosts\"             optional: one host name for each node; else ranks fill subclusters in order, where GPUs differ\n"
+    "                          those that drive GPUs of the device's name first\n"
     "      \"intra_node_bandwidth\", \"inter_node_bandwidth\", \"intra_node_latency\", \"inter_node_latency\"\n"
     "                          optional: per direction, between two devices of a node, of two nodes\n"
     "  \"links\"        optional list of objects:\n"
