@@ -126,7 +126,8 @@ static bool look(const char *soname, char *path)
     if (in_list(getenv("HAPT_CUDA_LIBRARIES"), "", soname, path)) return true;
     if (in_toolkit(getenv("CUDA_HOME"), soname, path) || in_toolkit(getenv("CUDA_PATH"), soname, path)) return true;
     if (in_toolkit("/usr/local/cuda:/usr/local/cuda-*:/opt/cuda", soname, path)) return true;
-    if (strncmp(soname, "libcuda.", 8) == 0 && in_list("/usr/local/nvidia/lib64:/usr/lib/wsl/lib:/run/opengl-driver/lib", "", soname, path)) return true;
+    if (strncmp(soname, "libcuda.", 8) == 0 && in_list("/usr/local/nvidia/lib64:/usr/lib/wsl/lib:/run/opengl-driver/lib", "", soname, path))
+        return true;
     if (python && near_python(python, soname, path)) return true;
     if (in_prefix(getenv("VIRTUAL_ENV"), soname, path) || in_prefix(getenv("CONDA_PREFIX"), soname, path)) return true;
     if (in_list(getenv("CONDA_PREFIX"), "/lib", soname, path)) return true;

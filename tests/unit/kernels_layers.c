@@ -228,7 +228,7 @@ static void layer_norms(void)
 {
     static const int64_t cases[][3] = {{1, 1, 3}, {2, 3, 16}, {1, 37, 5}, {1, 40, 33}, {2, 50, 64}, {1, 3, 300}, {1, 2, 1057}, {1, 3, 2064}, {3, 3000, 8}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (int v = 0; v < 4; v++) check_norm(cases[i][0], cases[i][1], cases[i][2], types[v & 1], v & 2 ? 2 : 1, 0);
+        for (int v = 0; v < 4 && shape_wanted(3, cases[i]); v++) check_norm(cases[i][0], cases[i][1], cases[i][2], types[v & 1], v & 2 ? 2 : 1, 0);
     check_norm(1, 20, 37, HAPT_F32, 1, 30); /* a mean far from 0, and a tail: empty lanes must not count */
 }
 
@@ -358,6 +358,7 @@ static void losses(void)
     static const int64_t cases[][3] = {{1, 4, 2}, {2, 5, 7}, {1, 40, 33}, {2, 16, 512}, {1, 6, 1003}, {1, 5, 4999}};
     for (int v = 0; v < 24; v++) {
         const int64_t *c = cases[v / 4], rows = c[0] * c[1];
+        if (!shape_wanted(3, c)) continue;
         const enum hapt_dtype dtype = types[v & 1];
         const double range = v / 4 == 4 ? 40 : 3;
         struct tensor logits = TENSOR(dtype, -range, range, c[0], c[1], c[2]);
