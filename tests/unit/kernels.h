@@ -127,6 +127,12 @@ static inline void check_guard(const struct hapt_view *view, const char *op)
 static struct hapt_device *test_device;
 static const struct hapt_backend *test_backend; /* HAPT_TEST_BACKEND, or cpu */
 
+/* A case that differs from another in its threads alone is the same on a device of its own. */
+__attribute__((unused)) static bool is_repeat(bool two_threads)
+{
+    return two_threads && strcmp(test_backend->name, "cpu") != 0;
+}
+
 /* Operands where the kernel runs: on other back ends copies, tensors at the same address together. */
 struct mirror {
     int count;
