@@ -62,7 +62,8 @@ sources := $(filter-out src/main.c $(absent),$(shell find src -name '*.c' | sort
 isa_sources := $(filter src/device/cpu/isa_%.c,$(sources))
 plain_sources := $(filter-out $(isa_sources),$(sources))
 objects := $(plain_sources:%.c=$(BUILD)/%.o) $(foreach i,$(ISAS),$(isa_sources:%.c=$(BUILD)/%.$(i).o))
-tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/unit/*.c tests/mpi/*.c)) $(BUILD)/tests/fuzz/fuzz
+gpu_tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/gpu/*.c))
+tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/unit/*.c tests/mpi/*.c)) $(gpu_tests) $(BUILD)/tests/fuzz/fuzz
 benches := $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c))
 
 faults := $(BUILD)/tests/faults/faults.so
