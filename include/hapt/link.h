@@ -101,7 +101,8 @@ struct hapt_flow_options {
     int stage, peer_stage; /* for messages */
     bool sends;
     int tag;        /* unique to the flow among all flows of all ranks; the two ends agree */
-    int per_step;   /* messages in a step, for messages */
+    int per_step;   /* messages in a step, for messages to the user, */
+    int64_t first_step; /* the step of message 0, likewise */
     int peer_slots; /* transfer slots of the receivers: message k waits until k - peer_slots was released */
     int slot_count; /* rows of base: sending, where messages may stand; receiving, peer_slots (message k: k %
                        peer_slots) */

@@ -310,7 +310,7 @@ static enum hapt_status timed_out(const struct hapt_courier *courier, const stru
 {
     const struct hapt_flow_options *options = &flow->options;
     hapt_link_await_end(courier->timeout_s);
-    const long step = (long)(sequence / options->per_step), microbatch = (long)(sequence % options->per_step);
+    const long step = (long)(options->first_step + sequence / options->per_step), microbatch = (long)(sequence % options->per_step);
     return hapt_fail(HAPT_ERR_COMM, "look for a rank that died or hangs; --timeout sets the limit",
                      "stage %d waited %.3g s for %s of step %ld, microbatch %ld, %s stage %d (rank %d on host %s)", options->stage,
                      courier->timeout_s, options->what, step, microbatch, options->sends ? "to be taken by" : "from",

@@ -416,7 +416,7 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
     if (run->env->world_rank == 0 && !run->stage.emulated) /* modelled devices keep to the plan */
         HAPT_TRY(watch_slow_create(&run->stage, hapt_config_real(run->config, "slow-threshold"), run->arena, &run->slow));
     watch_init(&run->watch, run->env, run->config, run->saver.shard_bytes);
-    run->first = checkpoint ? checkpoint->step : 0;
+    run->first = run->stage.first_step = checkpoint ? checkpoint->step : 0;
     /* Another plan's checkpoint is written again, so that the newest one is always this run's. */
     if (checkpoint && checkpoint->plan == run->plan) run->saver.saved = checkpoint->step;
     run->end = end_of_run(run->config, run->optimizer.steps);
