@@ -56,17 +56,20 @@ static void *watch(void *argument)
         hapt_time_sleep_until(looked_s + TICK_S);
         const double now_s = hapt_time_s();
         pthread_mutex_lock(&deadline.lock);
+        if (!deadline.what) break;
         deadline.lasted_s += fmin(now_s - looked_s, 4 * TICK_S);
         looked_s = now_s;
-        const bool quiet = deadline.code != 0, late = deadline.what && deadline.lasted_s > deadline.limit_s + (quiet ? 0 : turn_s);
+        const bool quiet = deadline.code != 0, late = deadline.lasted_s > deadline.limit_s + (quiet ? 0 : turn_s);
         if (late && quiet) _exit(deadline.code);
-        if (deadline.what && rank == 0 && !quiet && !late && deadline.lasted_s > deadline.next_word_s) {
+        if (rank == 0 && !quiet && !late && deadline.lasted_s > deadline.next_word_s) {
             fprintf(stderr, "hapt: %s: %.0f s so far, at most %.3g s\n", deadline.what, deadline.lasted_s, deadline.limit_s);
             deadline.next_word_s = deadline.lasted_s + LATER_WORD_S;
         }
         if (late) end_process(deadline.what, deadline.limit_s);
         pthread_mutex_unlock(&deadline.lock);
     }
+    deadline.running = false; /* the next phase starts another one */
+    pthread_mutex_unlock(&deadline.lock);
     return NULL;
 }
 

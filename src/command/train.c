@@ -50,6 +50,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     struct hapt_train_result *result = NULL;
     HAPT_TRY(hapt_phase_model(env, config, arena, &model));
     HAPT_TRY(hapt_run_folder_claim(env, config, arena));
+    HAPT_TRY(hapt_train_check_disk(env, config, model));
     HAPT_TRY(hapt_train_resume(env, config, model, arena, &checkpoint));
     if (!checkpoint && !hapt_config_text(config, "plan"))
         return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_USAGE,
