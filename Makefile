@@ -11,6 +11,8 @@ BUILD := build/$(VARIANT)
 CC := mpicc
 CXX := c++
 Q := $(if $(filter 1,$(V)),,@)
+comma := ,
+hash := \#
 
 hdf5 := $(firstword $(foreach p,hdf5-openmpi hdf5,$(shell pkg-config --exists $(p) 2>/dev/null && echo $(p))))
 PACKAGES := $(hdf5) hwloc jansson
@@ -23,8 +25,8 @@ PETSC_FOLDER := $(if $(petsc),$(patsubst -L%,%,$(firstword $(shell pkg-config --
 PETSC_LIBRARY := $(if $(petsc),$(shell objdump -p $(PETSC_FOLDER)/$(patsubst -l%,lib%.so,$(firstword $(shell pkg-config --libs-only-l $(petsc)))) 2>/dev/null | awk '/SONAME/ {print $$2}'))
 PETSC_CFLAGS := $(if $(PETSC_LIBRARY),$(filter -I%,$(shell pkg-config --cflags $(petsc))))
 PETSC_NAMES := -DHAPT_PETSC_FOLDER='"$(PETSC_FOLDER)"' -DHAPT_PETSC_LIBRARY='"$(PETSC_LIBRARY)"'
-petsc_usable = $(shell printf '\#include <petsctao.h>\n\#if !defined(PETSC_USE_REAL_DOUBLE) || defined(PETSC_USE_COMPLEX)\n\#error\n\#endif\n' | $(CC) $(PETSC_CFLAGS) -E -xc - >/dev/null 2>&1 && echo yes)
-glpk_usable = $(shell echo '\#include <glpk.h>' | $(CC) $(CFLAGS) -E -xc - >/dev/null 2>&1 && echo yes)
+petsc_usable = $(shell printf '$(hash)include <petsctao.h>\n$(hash)if !defined(PETSC_USE_REAL_DOUBLE) || defined(PETSC_USE_COMPLEX)\n$(hash)error\n$(hash)endif\n' | $(CC) $(PETSC_CFLAGS) -E -xc - >/dev/null 2>&1 && echo yes)
+glpk_usable = $(shell echo '$(hash)include <glpk.h>' | $(CC) $(CFLAGS) -E -xc - >/dev/null 2>&1 && echo yes)
 with_tao := $(if $(PETSC_LIBRARY),$(petsc_usable))
 with_glpk := $(if $(filter 0,$(GLPK)),,$(glpk_usable))
 
@@ -34,9 +36,22 @@ CFLAGS ?= -g
 override CFLAGS += -std=c11 -D_GNU_SOURCE $(WARNINGS) -Iinclude $(PACKAGE_CFLAGS) -fopenmp
 KERNEL_FLAGS := -O3 -fno-math-errno -fno-trapping-math -ffp-contract=fast
 LIBS := $(PACKAGE_LIBS) $(if $(with_glpk),-lglpk) -ldnnl -lm -lpthread -ldl
-ifeq ($(VARIANT),asan)
-OPTIMIZE := -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+# Variants with a sanitizer. asan and lsan report leaks; tests/sanitizers holds what is suppressed, and why.
+sanitizer := $(patsubst asan,address$(comma)undefined -fno-sanitize-recover=undefined,$(patsubst tsan,thread,$(patsubst lsan,leak,$(filter asan tsan lsan,$(VARIANT)))))
+ifneq ($(sanitizer),)
+OPTIMIZE := -O1 -fno-omit-frame-pointer -fsanitize=$(sanitizer)
 endif
+
+# Hardening: calls that would overflow a buffer end the process (FORTIFY; its level 3 where the compiler and the C library have it, and only with
+# optimisation), so do overwritten stacks; addresses are random, and tables of addresses are read-only after the start. HARDEN=0 leaves it out.
+# Sanitizers replace the calls that FORTIFY checks and look at the stack themselves.
+hardened := $(if $(filter 0,$(HARDEN))$(sanitizer),,yes)
+fortify_level = $(shell echo '$(hash)include <stdio.h>' | $(CC) -O2 -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3 -Werror -xc -c -o /dev/null - 2>/dev/null && echo 3 || echo 2)
+fortify := $(if $(hardened),$(if $(filter -O1 -O2 -O3 -Os -Og -Ofast,$(OPTIMIZE)),-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=$(fortify_level)))
+HARDENING := $(if $(hardened),$(fortify) -fstack-protector-strong -fPIE)
+LINK_HARDENING := $(if $(hardened),-Wl$(comma)-z$(comma)relro$(comma)-z$(comma)now)
+override CFLAGS += $(HARDENING)
+EXECUTABLE = $(if $(hardened),-pie $(LINK_HARDENING)) $(LDFLAGS)
 
 # Kernels are compiled once per instruction-set level and chosen at run time.
 ISAS := $(if $(filter x86_64,$(shell uname -m)),v2 v3 v4,base)
@@ -47,7 +62,8 @@ sources := $(filter-out src/main.c $(absent),$(shell find src -name '*.c' | sort
 isa_sources := $(filter src/device/cpu/isa_%.c,$(sources))
 plain_sources := $(filter-out $(isa_sources),$(sources))
 objects := $(plain_sources:%.c=$(BUILD)/%.o) $(foreach i,$(ISAS),$(isa_sources:%.c=$(BUILD)/%.$(i).o))
-tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/unit/*.c tests/mpi/*.c)) $(BUILD)/tests/fuzz/fuzz
+gpu_tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/gpu/*.c))
+tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/unit/*.c tests/mpi/*.c)) $(gpu_tests) $(BUILD)/tests/fuzz/fuzz
 benches := $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c))
 
 faults := $(BUILD)/tests/faults/faults.so
@@ -58,7 +74,7 @@ CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(firstword $(shell command -v nvcc) $(wild
 NVCC := $(if $(filter 0,$(CUDA)),,$(wildcard $(CUDA_HOME)/bin/nvcc))
 CUDA_ARCHS ?= $(if $(NVCC),$(filter 60 70 75 80 90,$(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch))))
 cuda_code = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS))
-NVCC_FLAGS = -O3 -std=c++17 -Iinclude -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra $(if $(filter 1,$(WERROR)),-Xcompiler -Werror -Werror all-warnings) $(cuda_code)
+NVCC_FLAGS = -O3 -std=c++17 -Iinclude -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra $(if $(hardened),-Xcompiler -fstack-protector-strong $(addprefix -Xcompiler ,$(fortify))) $(if $(filter 1,$(WERROR)),-Xcompiler -Werror -Werror all-warnings) $(cuda_code)
 # Collectives among devices: where NCCL's header is, 2.14 or newer; NCCL=0 leaves them out. The library itself is looked for when they are used.
 nccl_header := $(if $(filter 0,$(NCCL)),,$(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h))
 # Convolutions: where cuDNN's header is, 9 or newer (its graph API has one of its own); CUDNN=0 leaves it out, and then they are matrix products.
@@ -84,7 +100,7 @@ build/hapt: $(BUILD)/hapt
 
 $(BUILD)/hapt: $(BUILD)/src/main.o $(BUILD)/libhapt.a
 	@echo "LD   $@"
-	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) -o $@ $^ $(LIBS)
+	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) $(EXECUTABLE) -o $@ $^ $(LIBS)
 
 $(BUILD)/libhapt.a: $(objects) $(BUILD)/solvers
 	@echo "AR   $@"
@@ -118,15 +134,15 @@ $(BUILD)/%.o: %.c
 $(BUILD)/tests/%: tests/%.c $(BUILD)/libhapt.a
 	@echo "LD   $@"
 	$(Q)mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) -Itests -MMD -MP -MF $@.d -o $@ $< $(BUILD)/libhapt.a $(LIBS)
+	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) -Itests -MMD -MP -MF $@.d $(EXECUTABLE) -o $@ $< $(BUILD)/libhapt.a $(LIBS)
 
 $(BUILD)/tests/fuzz/fuzz: $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/fuzz/*.c)) $(BUILD)/libhapt.a
 	@echo "LD   $@"
-	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) -o $@ $^ $(LIBS)
+	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) $(EXECUTABLE) -o $@ $^ $(LIBS)
 
 $(BUILD)/hapt-cuda.so: $(cuda_sources:%.cu=$(BUILD)/%.cu.o)
 	@echo "LD   $@"
-	$(Q)$(NVCC) -shared -cudart static -o $@ $^ -lcublasLt -ldl -Xlinker -rpath,$(CUDA_HOME)/lib64
+	$(Q)$(NVCC) -shared -cudart static $(if $(hardened),-Xlinker -z$(comma)relro$(comma)-z$(comma)now) -o $@ $^ -lcublasLt -ldl -Xlinker -rpath,$(CUDA_HOME)/lib64
 
 $(BUILD)/src/device/cuda/%.cu.o: src/device/cuda/%.cu
 	@echo "NVCC $<"
@@ -142,14 +158,14 @@ $(BUILD)/tests/gpu/plans: tests/gpu/plans.cu
 host_cuda_sources := $(sort $(filter-out tests/gpu/host/selftest.cpp,$(wildcard tests/gpu/host/*.cpp)))
 $(BUILD)/tests/gpu/hapt-cuda-host.so: $(patsubst %.cu,$(BUILD)/tests/gpu/%.o,$(sort $(wildcard src/device/cuda/*.cu))) $(host_cuda_sources:%.cpp=$(BUILD)/%.o)
 	@echo "LD   $@"
-	$(Q)$(CXX) -shared -o $@ $^ -lpthread -lrt
+	$(Q)$(CXX) -shared $(LINK_HARDENING) -o $@ $^ -lpthread -lrt
 
 # The host CUDA's own test.
 $(BUILD)/tests/gpu/selftest: $(patsubst %.cpp,$(BUILD)/%.o,$(sort $(wildcard tests/gpu/host/*.cpp tests/gpu/host/checks/*.cpp)))
 	@echo "LD   $@"
 	$(Q)$(CXX) -o $@ $^ -lpthread -lrt
 
-HOST_CUDA_FLAGS = -g -O2 -std=c++17 -fPIC -fvisibility=hidden -DHAPT_HOST_CUDA -Itests/gpu/host -Iinclude -Wall -Wextra $(if $(filter 1,$(WERROR)),-Werror)
+HOST_CUDA_FLAGS = -g -O2 -std=c++17 -fPIC -fvisibility=hidden -DHAPT_HOST_CUDA $(if $(hardened),$(fortify) -fstack-protector-strong) -Itests/gpu/host -Iinclude -Wall -Wextra $(if $(filter 1,$(WERROR)),-Werror)
 $(BUILD)/tests/gpu/%.o: %.cu
 	@echo "CXX  $< (host)"
 	$(Q)mkdir -p $(@D)
@@ -164,18 +180,19 @@ $(BUILD)/tests/gpu/host/%.o: tests/gpu/host/%.cpp
 $(BUILD)/tests/faults/%.so: tests/faults/%.c
 	@echo "LD   $@"
 	$(Q)mkdir -p $(@D)
-	$(Q)$(CC) -g -O2 -std=c11 -D_GNU_SOURCE $(WARNINGS) -shared -fPIC -o $@ $< -ldl
+	$(Q)$(CC) -g -O2 -std=c11 -D_GNU_SOURCE $(WARNINGS) $(if $(hardened),$(fortify) -fstack-protector-strong $(LINK_HARDENING)) -shared -fPIC -o $@ $< -ldl
 
 $(BUILD)/bench/%: bench/%.c $(BUILD)/libhapt.a
 	@echo "LD   $@"
 	$(Q)mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) -MMD -MP -MF $@.d -o $@ $< $(BUILD)/libhapt.a $(LIBS)
+	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) -MMD -MP -MF $@.d $(EXECUTABLE) -o $@ $< $(BUILD)/libhapt.a $(LIBS)
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 
-# What a fresh Debian or Ubuntu lacks. Where pkg-config finds everything, nothing is installed.
+# What a fresh Debian or Ubuntu lacks. Where pkg-config finds everything, nothing is installed. Without root the command is printed, and run by
+# SUDO=sudo alone.
 deps:
-	$(Q)jobs/setup-debian.sh
+	$(Q)SUDO='$(SUDO)' jobs/setup-debian.sh $(DEPS)
 
 run: deps
 	$(Q)$(MAKE) --no-print-directory all inputs
@@ -201,6 +218,11 @@ asan: deps
 	$(Q)ASAN_OPTIONS=detect_leaks=0 tests/run build/asan "$(or $(TESTS),^unit/)"
 
 asan-tests: $(tests)
+
+# Three ranks train under a sanitizer; `make check-long` does so under all three.
+tsan lsan: deps
+	$(Q)$(MAKE) --no-print-directory VARIANT=$@ build/$@/hapt
+	$(Q)HAPT_LONG=1 HAPT_TEST_SECONDS=3600 SANITIZERS=$@ tests/run build/$@ '^system/sanitizers$$'
 
 # Damaged inputs under sanitizers: FUZZ_INPUTS of them, FUZZ_SEED repeats a campaign (the seed is printed), FUZZ_JOBS at a time.
 FUZZ_INPUTS ?= 100000
@@ -236,9 +258,9 @@ clean:
 	$(Q)rm -rf build
 
 help:
-	@echo "targets:   all run check check-long check-gpu gpu-bundle bench asan fuzz tidy format check-layers inputs deps clean help"
+	@echo "targets:   all run check check-long check-gpu gpu-bundle bench asan tsan lsan fuzz tidy format check-layers inputs deps clean help"
 	@echo "variables: V=1 shows commands; WERROR=1 makes warnings errors; TESTS=REGEX picks tests (unit/plan, ^system);"
-	@echo "           FUZZ_INPUTS=N, FUZZ_SEED=N, FUZZ_JOBS=N for fuzz; VARIANT=release|asan; PETSC=0, GLPK=0 leave a solver out, CUDA=0 the back end of GPUs (CUDA_HOME: the toolkit, CUDA_ARCHS='75 80 90': for which), NCCL=0 its collectives, CUDNN=0 its convolutions by cuDNN; CC, CFLAGS as usual"
+	@echo "           FUZZ_INPUTS=N, FUZZ_SEED=N, FUZZ_JOBS=N for fuzz; VARIANT=release|asan|tsan|lsan; PETSC=0, GLPK=0 leave a solver out, CUDA=0 the back end of GPUs (CUDA_HOME: the toolkit, CUDA_ARCHS='75 80 90': for which), NCCL=0 its collectives, CUDNN=0 its convolutions by cuDNN; HARDEN=0 leaves the hardening of the build out; SUDO=sudo lets deps install as another user than root, DEPS='bench lab' more groups; CC, CFLAGS, LDFLAGS as usual"
 
-.PHONY: FORCE all run check check-long check-gpu gpu-bundle bundle-parts without_cuda bench asan asan-tests fuzz tidy format check-layers inputs deps clean help
+.PHONY: FORCE all run check check-long check-gpu gpu-bundle bundle-parts without_cuda bench asan asan-tests tsan lsan fuzz tidy format check-layers inputs deps clean help
 .SECONDARY:

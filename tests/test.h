@@ -2,7 +2,7 @@
  * The small test harness. A test file holds functions `static void name(void)` and ends with
  *     int main(int argc, char **argv) { test_init(&argc, &argv); RUN(name); ...; return test_finish(); }
  * MPI tests call test_init_mpi instead, carry a comment `ranks: 1 2 3 4` in their first lines, and find the environment in test_env;
- * a failure on any rank fails the test. HAPT_LONG=1 asks for long campaigns (test_long()); HAPT_TEST_ONLY=name runs that function alone.
+ * a failure on any rank fails the test. HAPT_LONG=1 asks for long campaigns (test_long()); HAPT_TEST_ONLY=NAME,NAME runs those functions alone.
  */
 #ifndef HAPT_TEST_H
 #define HAPT_TEST_H
@@ -24,6 +24,16 @@ static inline bool test_long(void)
 {
     const char *value = getenv("HAPT_LONG");
     return value && *value && strcmp(value, "0");
+}
+
+/* Is it one of the words of a list that commas separate? Without a list everything is. */
+__attribute__((unused)) static bool test_listed(const char *list, const char *word)
+{
+    const size_t length = strlen(word);
+    if (!list) return true;
+    for (const char *at = list; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+        if (strncmp(at, word, length) == 0 && (at[length] == ',' || at[length] == '\0')) return true;
+    return false;
 }
 
 __attribute__((unused, format(printf, 4, 5))) static bool test_check(bool passed, const char *file, int line,
@@ -71,9 +81,8 @@ __attribute__((unused, format(printf, 4, 5))) static bool test_check(bool passed
 
 #define RUN(function)                                                                                               \
     do {                                                                                                            \
-        const char *only_ = getenv("HAPT_TEST_ONLY");                                                               \
         const long before_ = test_failures;                                                                         \
-        if (only_ && strcmp(only_, #function)) break;                                                               \
+        if (!test_listed(getenv("HAPT_TEST_ONLY"), #function)) break;                                               \
         function();                                                                                                 \
         if (test_failures > before_) fprintf(stderr, "failed: %s\n", #function);                                    \
     } while (0)

@@ -125,7 +125,7 @@ static struct hapt_config *make_config(const char *name, const char *const *extr
 __attribute__((unused)) static const char *const reference_options[] = {
     "--data",    REFERENCE,       "--steps",        "20",      "--optimizer", "adamw",   "--learning-rate",
     "1e-3",      "--lr-schedule", "constant",       "--beta1", "0.9",         "--beta2", "0.95",
-    "--epsilon", "1e-8",          "--weight-decay", "0.1",     "--clip-norm", "0",       NULL};
+    "--epsilon", "1e-8",          "--weight-decay", "0.1",     "--clip-norm", "0",       "--replica-check", "1", NULL};
 
 __attribute__((unused)) static struct hapt_train_result *train(const struct shape *shape, struct hapt_config *config,
                                        const struct hapt_checkpoint *checkpoint)

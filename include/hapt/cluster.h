@@ -61,8 +61,8 @@ struct hapt_cluster {
 
 /* Parses a JSON cluster file. Unknown keys and bad units fail with HAPT_ERR_INPUT naming file and line. Rank-local. */
 enum hapt_status hapt_cluster_load(const char *path, struct hapt_arena *arena, struct hapt_cluster **cluster);
-/* Looks at every host by hwloc and groups ranks: hosts with equal devices, memory and rank count form one subcluster.
- * Collective over env->world; every rank gets the same cluster, already bound. */
+/* Looks at every host by hwloc and groups ranks: hosts with equal devices, memory and rank count form one subcluster, or one for each kind of
+ * GPU that their ranks drive. Collective over env->world; every rank gets the same cluster, already bound. */
 enum hapt_status hapt_cluster_discover(const struct hapt_env *env, struct hapt_arena *arena,
                                        struct hapt_cluster **cluster);
 /* The name of the back end that runs the device. */
@@ -73,17 +73,18 @@ static inline const char *hapt_device_backend(const struct hapt_device_spec *dev
 /* Every device is modelled from here on: any rank stands for any device, memory is a limit, link values that are absent are assumed, and
  * all links are paced. */
 void hapt_cluster_emulate(struct hapt_cluster *cluster);
-/* Gives world ranks to the devices of a loaded cluster (by "hosts", else in order of world rank). HAPT_ERR_INPUT when there
- * are fewer ranks than devices. Collective. */
+/* Gives world ranks to the devices of a loaded cluster (by "hosts", else in order of world rank; of GPUs of several kinds, those of the
+ * device's name first). HAPT_ERR_INPUT when there are fewer ranks than devices. Collective. */
 enum hapt_status hapt_cluster_bind(const struct hapt_env *env, struct hapt_arena *arena, struct hapt_cluster *cluster);
 /* Measures link values that are absent (latency by small, bandwidth by large messages over MPI). Collective; bound clusters
  * only. hapt_cluster_assume fills absent values of an unbound cluster from the device database instead. */
 enum hapt_status hapt_cluster_probe(const struct hapt_env *env, struct hapt_cluster *cluster);
 void hapt_cluster_assume(struct hapt_cluster *cluster);
 
-/* Ranks that drive a GPU run from here on near it (`bind`), with the threads that they start: on their share of the cores of its package or NUMA
- * node, unless their launcher has bound them. Fills near_interfaces. Before other threads are started. Collective over env->world; bound
- * clusters only. */
+/* Binds ranks (`bind`) and the threads that they start from here on, unless their launcher has bound them. Ranks with a GPU: to their share of
+ * the cores of its package or NUMA node. Ranks on CPUs: to their share of a NUMA node's cores, neighbours in the order of ranks together, where
+ * their host has several NUMA nodes and they divide them evenly. Emulated devices' ranks are left alone. Fills near_interfaces. Before other
+ * threads are started. Collective over env->world; bound clusters only. */
 enum hapt_status hapt_cluster_settle(const struct hapt_env *env, bool bind, struct hapt_arena *arena, struct hapt_cluster *cluster);
 
 /* A way between the hosts of two subclusters (or of one: equal), as it was measured. */

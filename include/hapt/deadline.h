@@ -8,6 +8,8 @@
 
 /* The phase "what" begins and may last `limit_s`; it replaces the one before. Before MPI is up, the rank comes from the launcher's environment. */
 void hapt_deadline_set(const char *what, double limit_s);
+/* This process ends with that exit code after `limit_s` at the latest, without another word: its error is printed. */
+void hapt_deadline_exit(int code, double limit_s);
 /* No phase is watched. */
 void hapt_deadline_clear(void);
 

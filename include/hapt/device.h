@@ -143,11 +143,22 @@ struct hapt_groups {
     const char *(*receive)(struct hapt_group *group, struct hapt_queue *queue, int count, const struct hapt_block *block, int from);
 };
 
+/* A shared library that a back end opens while it runs. */
+struct hapt_library {
+    const char *name;    /* "libcublasLt.so.13" */
+    const char *path;    /* of the file; NULL: it is missing */
+    const char *missing; /* why, and what happens without it */
+    const char *remedy;
+    bool needed;         /* without it the back end has no device */
+};
+
 struct hapt_backend {
     const char *name;
     const char *description;
     /* The libraries it computes with, e.g. "oneDNN 2.6.3"; NULL: none. */
     const char *(*libraries)(void);
+    /* Optional. Those that were opened or are missing; NULL past the end. Opens what has not been needed yet. */
+    const struct hapt_library *(*library)(int index);
     /* Number of devices this process can see; 0 with *reason saying what is missing. */
     int (*device_count)(const char **reason);
     /* Optional. */

@@ -30,7 +30,12 @@ void hapt_guard_start(char **argv, hapt_guard_rehearsal *rehearse);
 void hapt_guard_batch(int files, int most_cpu_s);
 /* From here on the ranks of a node ask for a file once together. Collective over env->node. */
 void hapt_guard_share(const struct hapt_env *env);
-/* HAPT_ERR_INPUT when the child crashed over `path`, found it broken, or needed more than the allowed time. Thread safe. HAPT_OK without a helper. */
+/* For rehearsals: the system refused something (errno), so a failure that follows says nothing about the file. Errors that a damaged file can
+ * cause itself do not count. */
+void hapt_guard_refused(int error);
+/* HAPT_ERR_INPUT when the child crashed over `path`, found it broken, or needed more than the allowed time. HAPT_ERR_MEMORY when it got no
+ * memory or the system killed it, HAPT_ERR_IO when the system refused to open or to read the file: neither says that the file is damaged.
+ * Thread safe. HAPT_OK without a helper. */
 enum hapt_status hapt_guard_check(const char *path, const struct stat *about);
 /* This process wrote the file itself: nobody is asked. */
 void hapt_guard_trust(const char *path);

@@ -3,8 +3,10 @@
  *
  * What is written: root attributes `format`, `version`, `creator`; a `units` attribute on every number; fletcher32 checksums
  * on datasets; the file appears under its name only when complete (written aside, flushed, renamed).
- * What is read is taken as hostile: sizes are bounded before memory is reserved, every failure is HAPT_ERR_INPUT, and where the
- * guard (guard.h) is on duty a child process reads a file before this one does.
+ * What is read is taken as hostile: sizes are bounded before memory is reserved, a failure of the content is HAPT_ERR_INPUT, and where
+ * the guard (guard.h) is on duty a child process reads a file before this one does. A failure of the system is never blamed on the file:
+ * it is HAPT_ERR_MEMORY or HAPT_ERR_IO (no memory, too many open files, read errors). hapt_h5_last_fault tells these and more apart.
+ * A file never makes hapt read another one: external links, external storage and virtual datasets are refused and named.
  * Only one rank writes a file; any rank may read one.
  */
 #ifndef HAPT_H5_H
@@ -21,20 +23,30 @@ struct hapt_h5;
 enum hapt_h5_type { HAPT_H5_U8, HAPT_H5_U16, HAPT_H5_I32, HAPT_H5_I64, HAPT_H5_F32, HAPT_H5_F64 };
 
 #define HAPT_H5_MAX_DIMS 5
-enum hapt_h5_fault { HAPT_H5_FAULT_NONE, HAPT_H5_FAULT_MISSING, HAPT_H5_FAULT_DAMAGED, HAPT_H5_FAULT_NEWER, HAPT_H5_FAULT_FOREIGN, HAPT_H5_FAULT_SYSTEM };
-static inline enum hapt_h5_fault hapt_h5_last_fault(void) { return HAPT_H5_FAULT_NONE; } /* SHIM */
+
+/* Why the last hapt_h5_* call that failed on this thread failed while reading. hapt_h5_open sets NONE when it begins, so after
+ * HAPT_ERR_INPUT the value NONE means: the file was read, its values contradict each other. */
+enum hapt_h5_fault {
+    HAPT_H5_FAULT_NONE,
+    HAPT_H5_FAULT_MISSING, /* no file of that name, or no regular one */
+    HAPT_H5_FAULT_DAMAGED, /* a wrong checksum or a broken structure; only this is damage */
+    HAPT_H5_FAULT_NEWER,   /* of a later format version: HAPT_ERR_INPUT */
+    HAPT_H5_FAULT_FOREIGN, /* another format, or none: HAPT_ERR_INPUT */
+    HAPT_H5_FAULT_SYSTEM   /* memory, open files, permissions, the disk: HAPT_ERR_MEMORY, HAPT_ERR_IO, or HAPT_ERR_INPUT (permissions) */
+};
+enum hapt_h5_fault hapt_h5_last_fault(void);
 
 /* Creates `path` (missing folders included). It becomes visible at hapt_h5_commit. Fails with HAPT_ERR_IO. */
 enum hapt_status hapt_h5_create(const char *path, const char *format, int version, struct hapt_h5 **file);
 /* Flushes, fsyncs and renames into place, then closes; on failure the old file of that name is untouched. */
 enum hapt_status hapt_h5_commit(struct hapt_h5 *file);
-/* Opens for reading. `format` NULL accepts any; else the root attribute `format` must equal it (a missing one passes
- * when `foreign`) and `version`, where present, must be at most `version`. */
+/* Opens for reading. `format` NULL accepts any (of hapt's own formats up to `version`; 0: every version); else the root attribute
+ * `format` must equal it (a missing one passes when `foreign`) and `version`, where present, must be at most `version`. */
 enum hapt_status hapt_h5_open(const char *path, const char *format, int version, bool foreign, struct hapt_h5 **file);
 /* Opens the file, reads all that the functions below may read of it, whatever it is, and closes it. For the guard (guard.h), in a
  * process whose crash harms nobody. False when the library fails over groups, objects or attributes that are there: it must not go on
- * with them. (Values that cannot be read are told by those who need them, and so is what is no HDF5 file at all.) NULL: nothing but the
- * library's own preparations. */
+ * with them; hapt_guard_refused is told where memory or open files were the reason. (Values that cannot be read are told by those who need them, and so
+ * is what is no HDF5 file at all.) NULL: nothing but the library's own preparations. */
 bool hapt_h5_rehearse(const char *path);
 /* Closes; a file being created that was not committed is discarded. NULL is allowed. */
 void hapt_h5_close(struct hapt_h5 *file);
@@ -51,6 +63,8 @@ enum hapt_status hapt_h5_shape(struct hapt_h5 *file, const char *name, int *dims
 /* Fails unless all of a dataset was written, in chunks of a sane size: before memory is reserved for it and hapt_h5_read_rows is
  * called (hapt_h5_read looks by itself). */
 enum hapt_status hapt_h5_check_written(struct hapt_h5 *file, const char *name);
+/* Is it stored as integers? Read as such, other numbers lose their fractions. */
+bool hapt_h5_is_integer(struct hapt_h5 *file, const char *name);
 /* Is it stored as unsigned bytes? */
 bool hapt_h5_is_byte(struct hapt_h5 *file, const char *name);
 /* Reads a whole dataset of exactly `dims` dimensions, converted to `type`. `shape` is in-out: entries >= 0 must match,

@@ -44,6 +44,11 @@ struct hapt_transfer {
      * Collective. */
     enum hapt_status (*open)(MPI_Comm world, const struct hapt_path *path, void **context);
     void (*close)(void *context);
+    /* Optional, both or neither: a table that connects ranks before the first message. `announce`: messages with that peer and tag will go
+     * that way; rank-local, the same at both ends. `connect` then makes all these connections, and none is made later: a message that was not
+     * announced is a bug. HAPT_ERR_COMM on all ranks when one is not there after timeout_s. Collective over `world`, once. */
+    enum hapt_status (*announce)(void *context, int peer, int tag, bool sends);
+    enum hapt_status (*connect)(void *context, double timeout_s);
     /* Start one message; bytes <= HAPT_LINK_CHUNK_BYTES, 0 allowed. */
     enum hapt_status (*send)(void *context, const void *data, size_t bytes, int peer, int tag,
                              struct hapt_transfer_request *request);
@@ -96,7 +101,8 @@ struct hapt_flow_options {
     int stage, peer_stage; /* for messages */
     bool sends;
     int tag;        /* unique to the flow among all flows of all ranks; the two ends agree */
-    int per_step;   /* messages in a step, for messages */
+    int per_step;   /* messages in a step, for messages to the user, */
+    int64_t first_step; /* the step of message 0, likewise */
     int peer_slots; /* transfer slots of the receivers: message k waits until k - peer_slots was released */
     int slot_count; /* rows of base: sending, where messages may stand; receiving, peer_slots (message k: k %
                        peer_slots) */
@@ -145,7 +151,8 @@ enum hapt_status hapt_courier_add(struct hapt_courier *courier, const struct hap
 enum hapt_status hapt_courier_use_bells(struct hapt_courier *courier, MPI_Comm world, MPI_Comm node);
 /* Is that rank on this node? Where there are bells. */
 bool hapt_courier_rings(const struct hapt_courier *courier, int world_rank);
-/* Starts the thread (none where there are no flows). */
+/* Connects the flows' peers where the message library wants that, then starts the thread (none where there are no flows). Collective over
+ * `world`: ranks without flows call it, too. */
 enum hapt_status hapt_courier_start(struct hapt_courier *courier);
 /* Waits until every message handed over has been taken by its receivers, then ends the thread. */
 enum hapt_status hapt_courier_drain(struct hapt_courier *courier);

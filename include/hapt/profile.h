@@ -84,6 +84,8 @@ struct hapt_profile {
     double *link_bandwidth;        /* [C][C] byte/s */
     double *link_latency;          /* [C][C] s */
     struct hapt_profile_effort effort;
+    double noise;                  /* measured: relative, what the times may be off by; 0: not known */
+    double drift;                  /* measured: relative, what the devices became slower by meanwhile (faster: negative); 0: not known */
     double flops;                  /* of the model for one microbatch, forward and backward; 0: unknown */
     int layout_count;
     const struct hapt_stage_layout *const *layout; /* [layout_count]; hapt_submesh.program k is layout[k - 1] */

@@ -124,12 +124,12 @@ struct hapt_train_event {
     double begin_s, end_s; /* after the first event; a message: equal */
 };
 
-/* A rank or a link that was slower than planned. */
+/* A rank or a link that was slower than planned, or steps that last much longer or shorter than predicted. */
 struct hapt_train_warning {
     int64_t step;
-    int rank, stage;  /* a link: of its sending end */
-    int peer_stage;   /* a link: the receiving end; -1: it is about a rank */
-    double measured_s, planned_s, ratio; /* a step's microbatches; a link: one microbatch */
+    int rank, stage;  /* a link: of its sending end; -1: it is about the whole step */
+    int peer_stage;   /* a link: the receiving end; -1: it is about a rank or the whole step */
+    double measured_s, planned_s, ratio; /* a step's microbatches; a link: one microbatch; the whole step */
     char text[512];
 };
 
@@ -246,6 +246,8 @@ enum hapt_status hapt_train_resume(const struct hapt_env *env, struct hapt_confi
                                    struct hapt_arena *arena, struct hapt_checkpoint **checkpoint);
 /* Is there data, of so many rows a step (--microbatches) and for --steps? Call before long work. Collective; ends in agreement. */
 enum hapt_status hapt_train_check_data(const struct hapt_env *env, const struct hapt_config *config, const struct hapt_model *model);
+/* HAPT_ERR_IO where a checkpoint is larger than what the disk of the output folder has left. Call before long work. Collective; ends in agreement. */
+enum hapt_status hapt_train_check_disk(const struct hapt_env *env, const struct hapt_config *config, const struct hapt_model *model);
 /* Trains `plan` (stages with operator ranges) on a bound cluster until --steps, from `checkpoint` (may be NULL); ends
  * with a checkpoint. HAPT_OK with result->stopped_by after a signal or when time is up. Collective over env->world; ends in agreement; a rank
  * that fails inside a step ends the job (hapt_die). */

@@ -13,13 +13,14 @@
 #define TICK_S 0.25
 #define FIRST_WORD_S 5.0 /* after which the phase is told of */
 #define LATER_WORD_S 15.0
-#define TURN_S 0.5 /* ranks speak one behind the other: the first one that does ends the job */
+#define TURN_S 1.5 /* ranks speak one behind the other: the first one that does ends the job */
 enum { LAST_TURN = 20 };
 
 static struct {
     pthread_mutex_t lock;
     bool running;
     const char *what; /* NULL: none */
+    int code;         /* to end with in silence; 0: the phase is told of */
     double limit_s, lasted_s, next_word_s;
 } deadline = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -55,16 +56,20 @@ static void *watch(void *argument)
         hapt_time_sleep_until(looked_s + TICK_S);
         const double now_s = hapt_time_s();
         pthread_mutex_lock(&deadline.lock);
+        if (!deadline.what) break;
         deadline.lasted_s += fmin(now_s - looked_s, 4 * TICK_S);
         looked_s = now_s;
-        const bool late = deadline.what && deadline.lasted_s > deadline.limit_s + turn_s;
-        if (deadline.what && rank == 0 && !late && deadline.lasted_s > deadline.next_word_s) {
+        const bool quiet = deadline.code != 0, late = deadline.lasted_s > deadline.limit_s + (quiet ? 0 : turn_s);
+        if (late && quiet) _exit(deadline.code);
+        if (rank == 0 && !quiet && !late && deadline.lasted_s > deadline.next_word_s) {
             fprintf(stderr, "hapt: %s: %.0f s so far, at most %.3g s\n", deadline.what, deadline.lasted_s, deadline.limit_s);
             deadline.next_word_s = deadline.lasted_s + LATER_WORD_S;
         }
         if (late) end_process(deadline.what, deadline.limit_s);
         pthread_mutex_unlock(&deadline.lock);
     }
+    deadline.running = false; /* the next phase starts another one */
+    pthread_mutex_unlock(&deadline.lock);
     return NULL;
 }
 
@@ -81,15 +86,26 @@ static void start(void)
     pthread_detach(thread);
 }
 
-void hapt_deadline_set(const char *what, double limit_s)
+static void begin(const char *what, int code, double limit_s)
 {
     pthread_mutex_lock(&deadline.lock);
     if (!deadline.running) start();
     deadline.what = what;
+    deadline.code = code;
     deadline.limit_s = limit_s;
     deadline.lasted_s = 0;
     deadline.next_word_s = FIRST_WORD_S;
     pthread_mutex_unlock(&deadline.lock);
+}
+
+void hapt_deadline_set(const char *what, double limit_s)
+{
+    begin(what, 0, limit_s);
+}
+
+void hapt_deadline_exit(int code, double limit_s)
+{
+    begin("the end", code, limit_s);
 }
 
 void hapt_deadline_clear(void)

@@ -1,12 +1,14 @@
 /* Ranks, logging and agreement: the process among its peers. */
 #include "hapt/env.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "hapt/deadline.h"
@@ -15,6 +17,7 @@
 
 void hapt_env_prepare(char **argv)
 {
+    prctl(PR_SET_NAME, program_invocation_short_name); /* after the execv below process lists would say "exe" */
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
     setenv("GOMP_SPINCOUNT", "4000", 1);
     execv("/proc/self/exe", argv);
@@ -93,6 +96,29 @@ static enum hapt_status name_hosts(const struct hapt_env *env)
     return HAPT_OK;
 }
 
+/* mpirun, where the job spans hosts: it waits for ever for a host that it cannot reach. */
+static struct {
+    long process;
+    int rank; /* whose parent it is */
+} launcher;
+
+static enum hapt_status find_launcher(const struct hapt_env *env)
+{
+    const struct {
+        long process;
+        int rank;
+    } mine = {-launch_parent(), env->world_rank};
+    struct {
+        long process;
+        int rank;
+    } first;
+    if (env->node_count == 1) return HAPT_OK;
+    HAPT_MPI(MPI_Allreduce(&mine, &first, 1, MPI_LONG_INT, MPI_MINLOC, env->world));
+    launcher.process = -first.process;
+    launcher.rank = first.rank;
+    return HAPT_OK;
+}
+
 /* Large jobs take longer to start and to end. */
 #define TIMEOUT_A_RANK_S 0.05
 
@@ -116,7 +142,8 @@ static enum hapt_status start_mpi(struct hapt_env *env, int *argc, char ***argv)
     HAPT_MPI(MPI_Comm_size(env->node, &env->node_size));
     HAPT_TRY(count_cores(env));
     HAPT_TRY(name_hosts(env));
-    return index_nodes(env);
+    HAPT_TRY(index_nodes(env));
+    return find_launcher(env);
 }
 
 enum hapt_status hapt_env_init(struct hapt_env *env, int *argc, char ***argv, double timeout_s)
@@ -281,6 +308,8 @@ void hapt_warn(const struct hapt_env *env, const char *format, ...)
     va_end(arguments);
 }
 
+#define ABORT_S 10.0
+
 void hapt_die(enum hapt_status status)
 {
     static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
@@ -288,7 +317,14 @@ void hapt_die(enum hapt_status status)
     pthread_mutex_lock(&once); /* never unlocked: one thread ends the job */
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     /* A launcher that tears the job down has had its message from the rank that failed first. */
-    if (status != HAPT_ERR_COMM || !hapt_stop_terminated()) print_failure(status, rank);
-    MPI_Abort(MPI_COMM_WORLD, status == HAPT_OK ? HAPT_ERR_INTERNAL : (int)status);
-    _exit(status == HAPT_OK ? HAPT_ERR_INTERNAL : (int)status);
+    if (status != HAPT_ERR_COMM || !hapt_stop_terminated()) {
+        print_failure(status, rank);
+        if (status == HAPT_ERR_COMM && launcher.process > 0)
+            fprintf(stderr, "hapt: if mpirun does not end now, it waits for a host that it cannot reach: kill -9 %ld on host %s ends it\n",
+                    launcher.process, hapt_env_host(launcher.rank));
+    }
+    const int code = status == HAPT_OK ? HAPT_ERR_INTERNAL : (int)status;
+    hapt_deadline_exit(code, ABORT_S); /* MPI itself may wait for what is out of reach */
+    MPI_Abort(MPI_COMM_WORLD, code);
+    _exit(code);
 }

@@ -5,12 +5,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <malloc.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -19,13 +21,20 @@
 
 #include "hapt/env.h"
 
-enum verdict { UNKNOWN, CHECKING, GOOD, BROKEN, CRASHES, HANGS };
+enum verdict { UNKNOWN, CHECKING, GOOD, BROKEN, CRASHES, HANGS, NO_MEMORY, REFUSED };
 
 enum {
     MOST_CPU_S = 20,     /* a rehearsal reads at most 256 MiB: a second or two */
     MOST_WALL_S = 300,   /* a file system that does not answer would stop this process as well */
     MOST_BYTES = 1 << 30,
+    MOST_EXPANSION = 2 * 1032, /* deflate makes 1032 bytes of one at most, and the library may hold the chunk twice */
+    LIBRARY_BYTES = 1 << 26,   /* what reading takes beside the data */
+    PROBE_BYTES = 1 << 16,     /* as much as the library asks for at once, and more than lies around freed */
+    STACK_BYTES = 1 << 16,
     MOST_PATH = 4096,
+    LOOK_MS = 200,        /* between two looks whether the helper is stopped */
+    MOST_STOPPED_S = 2,
+    LEAVING_TRIES = 1000, /* milliseconds that the helper has to leave */
     KNOWN_FILES = 1024,
     VERDICT_BITS = 3,
     BROKEN_CODE = 3, /* of the child that came to an end */
@@ -38,6 +47,7 @@ static struct {
     int socket, batch, most_cpu_s;
     uint64_t good[KNOWN_FILES];      /* keys of files that this process may open */
     _Atomic uint64_t *node;          /* [KNOWN_FILES] key and verdict, common to the ranks of the node; NULL: none */
+    _Atomic int *refusal;            /* errno: what the system refused to the child, shared with it; NULL: not known */
 } guard = {.lock = PTHREAD_MUTEX_INITIALIZER, .socket = -1, .most_cpu_s = MOST_CPU_S};
 
 /* ---- The helper ---- */
@@ -71,26 +81,100 @@ static void limit(int resource, rlim_t most)
     setrlimit(resource, &now);
 }
 
-static void limit_memory(void)
+/* What this process has already, as RLIMIT_AS and RLIMIT_DATA count it. */
+static void count_memory(rlim_t *all, rlim_t *data)
 {
-#ifndef __SANITIZE_ADDRESS__ /* whose shadow is larger than any limit */
-    unsigned long pages = 0;
+    unsigned long pages = 0, data_pages = 0;
     FILE *file = fopen("/proc/self/statm", "r");
-    if (file && fscanf(file, "%*u %*u %*u %*u %*u %lu", &pages) != 1) pages = 0;
+    if (file && fscanf(file, "%lu %*u %*u %*u %*u %lu", &pages, &data_pages) != 2) pages = data_pages = 0;
     if (file) fclose(file);
-    limit(RLIMIT_DATA, (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + MOST_BYTES);
+    *all = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE);
+    *data = (rlim_t)data_pages * (rlim_t)sysconf(_SC_PAGESIZE);
+}
+
+static rlim_t room_under(int resource, rlim_t used)
+{
+    struct rlimit now;
+    if (getrlimit(resource, &now) || now.rlim_cur == RLIM_INFINITY) return RLIM_INFINITY;
+    return now.rlim_cur > used ? now.rlim_cur - used : 0;
+}
+
+/* Bytes that a child could have: what the limits of this process and the host leave. */
+static rlim_t memory_left(void)
+{
+    rlim_t all, data;
+    unsigned long long available_kb = 0;
+    char line[128];
+    count_memory(&all, &data);
+    const rlim_t under_all = room_under(RLIMIT_AS, all), under_data = room_under(RLIMIT_DATA, data);
+    rlim_t left = under_all < under_data ? under_all : under_data;
+    FILE *file = fopen("/proc/meminfo", "r");
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "MemAvailable: %llu", &available_kb) == 1) break;
+    if (file) fclose(file);
+    if (available_kb > 0 && (rlim_t)available_kb * 1024 < left) left = (rlim_t)available_kb * 1024;
+    return left;
+}
+
+static void limit_memory(rlim_t most)
+{
+#if !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__ /* whose shadow is larger than any limit */
+    rlim_t all, data;
+    count_memory(&all, &data);
+    limit(RLIMIT_DATA, data + most);
+#else
+    (void)most;
 #endif
 }
 
-static void limit_child(pid_t parent)
+/* Where the host runs out of memory, this process goes first, not a rank. */
+static void offer_first(void)
+{
+    const int file = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (file < 0) return;
+    if (write(file, "1000", 4) < 0) {} /* then the system chooses as usual */
+    close(file);
+}
+
+void hapt_guard_refused(int error)
+{
+    /* All else may be a damaged file's doing, such as an offset that cannot be. */
+    static const int known[] = {ENOMEM, EMFILE, ENFILE, EIO, EAGAIN, ETIMEDOUT, ESTALE, EREMOTEIO, ENODEV, ENXIO, EACCES};
+    int none = 0;
+    for (size_t i = 0; i < sizeof known / sizeof *known && guard.refusal; i++)
+        if (error == known[i]) atomic_compare_exchange_strong(guard.refusal, &none, error);
+}
+
+/* A library that crashes without memory did not look at what malloc returned: the file is not to blame. */
+static void look_for_memory(int number)
+{
+    void *volatile block = malloc(PROBE_BYTES);
+    if (!block) hapt_guard_refused(ENOMEM);
+    raise(number); /* the default now: it ends the process */
+}
+
+static void catch_crashes(void)
+{
+    static const int deadly[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+    static char stack[STACK_BYTES];
+    sigaltstack(&(stack_t){.ss_sp = stack, .ss_size = sizeof stack}, NULL);
+    struct sigaction action = {.sa_handler = look_for_memory, .sa_flags = SA_RESETHAND | SA_NODEFER | SA_ONSTACK};
+    sigemptyset(&action.sa_mask);
+    for (size_t i = 0; i < sizeof deadly / sizeof *deadly; i++) sigaction(deadly[i], &action, NULL);
+}
+
+static void limit_child(pid_t parent, rlim_t most_bytes)
 {
     live_under(parent);
     /* Over some damaged files the HDF5 library takes sizes and addresses out of memory that it never wrote. Here they are wild ones. */
     mallopt(M_PERTURB, WILD_BYTE);
     limit(RLIMIT_CORE, 0);
-    limit_memory();
-    static const int deadly[] = {SIGXCPU, SIGALRM, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
-    for (size_t i = 0; i < sizeof deadly / sizeof *deadly; i++) signal(deadly[i], SIG_DFL); /* whatever libraries do there otherwise */
+    limit_memory(most_bytes);
+    offer_first();
+    /* Whatever libraries do there otherwise. */
+    signal(SIGXCPU, SIG_DFL);
+    signal(SIGALRM, SIG_DFL);
+    catch_crashes();
 }
 
 static void limit_time(void)
@@ -101,32 +185,54 @@ static void limit_time(void)
     alarm(MOST_WALL_S);
 }
 
-_Noreturn static void rehearse_alone(const char *path, pid_t parent, hapt_guard_rehearsal *rehearse)
+_Noreturn static void rehearse_alone(const char *path, pid_t parent, rlim_t most_bytes, hapt_guard_rehearsal *rehearse)
 {
-    limit_child(parent);
+    limit_child(parent, most_bytes);
     limit_time();
     _exit(rehearse(path) ? 0 : BROKEN_CODE);
 }
 
-/* Of a child that ended. */
+/* Of a child that ended. What it was refused explains whatever else went wrong. */
 static enum verdict verdict_of(int status)
 {
-    if (WIFEXITED(status)) return WEXITSTATUS(status) == 0 ? GOOD : WEXITSTATUS(status) == BROKEN_CODE ? BROKEN : CRASHES;
-    return WTERMSIG(status) == SIGXCPU || WTERMSIG(status) == SIGALRM ? HANGS : CRASHES;
+    const int refusal = guard.refusal ? atomic_load(guard.refusal) : 0;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return GOOD;
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGXCPU) return HANGS;
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) return REFUSED; /* it waited for the disk: no fault of the file */
+    if (refusal == ENOMEM || (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)) return NO_MEMORY; /* as the system does when there is none */
+    if (refusal != 0) return REFUSED;
+    return WIFEXITED(status) && WEXITSTATUS(status) == BROKEN_CODE ? BROKEN : CRASHES;
 }
 
-static enum verdict judge(const char *path, int from, hapt_guard_rehearsal *rehearse)
+static enum verdict judge_within(const char *path, int from, rlim_t most_bytes, hapt_guard_rehearsal *rehearse)
 {
+    if (guard.refusal) atomic_store(guard.refusal, 0);
     const pid_t self = getpid(), child = fork();
     if (child < 0) return UNKNOWN;
     if (child == 0) {
         close(from);
-        rehearse_alone(path, self, rehearse);
+        rehearse_alone(path, self, most_bytes, rehearse);
     }
     int status;
     while (waitpid(child, &status, 0) < 0)
         if (errno != EINTR) return UNKNOWN;
     return verdict_of(status);
+}
+
+/* The most that a sound file of that size needs. A damaged size asks for more. */
+static rlim_t most_needed(const char *path)
+{
+    struct stat about;
+    return LIBRARY_BYTES + (stat(path, &about) ? 0 : (rlim_t)about.st_size * MOST_EXPANSION);
+}
+
+/* The first child gets what nearly every file is read in; one that may need more gets a second child with what the host has left. */
+static enum verdict judge(const char *path, int from, hapt_guard_rehearsal *rehearse)
+{
+    const rlim_t left = memory_left(), needed = most_needed(path);
+    const enum verdict verdict = judge_within(path, from, MOST_BYTES, rehearse);
+    if (verdict != NO_MEMORY || needed <= MOST_BYTES || left <= MOST_BYTES) return verdict;
+    return judge_within(path, from, needed < left ? needed : left, rehearse);
 }
 
 /* A child that reads one file after another (hapt_guard_batch). */
@@ -138,11 +244,12 @@ static struct {
 _Noreturn static void rehearse_many(int socket, pid_t parent, hapt_guard_rehearsal *rehearse)
 {
     char path[MOST_PATH + 1];
-    limit_child(parent);
+    limit_child(parent, MOST_BYTES);
     for (ssize_t bytes; (bytes = recv(socket, path, MOST_PATH, 0)) > 0;) {
         path[bytes] = '\0';
         limit_time();
         const enum verdict verdict = rehearse(path) ? GOOD : BROKEN;
+        if (verdict != GOOD && guard.refusal && atomic_load(guard.refusal) != 0) break; /* for a child of its own */
         if (send(socket, &verdict, sizeof verdict, MSG_NOSIGNAL) < 0) break;
     }
     _exit(0);
@@ -181,6 +288,7 @@ static void start_reader(int from, hapt_guard_rehearsal *rehearse)
 static enum verdict judge_in_batch(const char *path, int from, hapt_guard_rehearsal *rehearse)
 {
     enum verdict verdict = UNKNOWN;
+    if (guard.refusal) atomic_store(guard.refusal, 0);
     if (reader.pid == 0) start_reader(from, rehearse);
     if (reader.pid > 0 && send(reader.socket, path, strlen(path), MSG_NOSIGNAL) > 0) recv(reader.socket, &verdict, sizeof verdict, 0);
     if (verdict == UNKNOWN) {
@@ -212,6 +320,8 @@ _Noreturn static void help(int socket, pid_t parent, char **argv, hapt_guard_reh
     signal(SIGCHLD, SIG_DFL);
     close_all_but(socket);
     take_name(argv);
+    void *shared = mmap(NULL, sizeof *guard.refusal, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    guard.refusal = shared == MAP_FAILED ? NULL : shared;
     bool prepared = false;
     for (;;) {
         const ssize_t bytes = recv(socket, path, MOST_PATH, 0);
@@ -248,18 +358,62 @@ void hapt_guard_start(char **argv, hapt_guard_rehearsal *rehearse)
         close(end[0]);
 }
 
+/* Under the lock. A helper that does not end by itself at once, stopped perhaps, is killed. */
+static void end_helper(void)
+{
+    if (guard.socket < 0) return;
+    close(guard.socket);
+    guard.socket = -1;
+    pid_t ended = 0;
+    for (int i = 0; i < LEAVING_TRIES && ended == 0; i++) {
+        if (i > 0) usleep(1000);
+        ended = waitpid(guard.helper, NULL, WNOHANG);
+    }
+    if (ended == 0) kill(guard.helper, SIGKILL);
+    while (ended == 0 && waitpid(guard.helper, NULL, 0) < 0 && errno == EINTR) {}
+}
+
 void hapt_guard_stop(void)
 {
     pthread_mutex_lock(&guard.lock);
-    if (guard.socket >= 0) {
-        close(guard.socket);
-        guard.socket = -1;
-        while (waitpid(guard.helper, NULL, 0) < 0 && errno == EINTR) {}
-    }
+    end_helper();
     pthread_mutex_unlock(&guard.lock);
 }
 
 /* ---- Asking ---- */
+
+/* Is the process stopped (SIGSTOP)? */
+static bool is_stopped(pid_t process)
+{
+    char path[64], text[256] = "";
+    snprintf(path, sizeof path, "/proc/%ld/stat", (long)process);
+    FILE *file = fopen(path, "r");
+    if (file && !fgets(text, sizeof text, file)) text[0] = '\0';
+    if (file) fclose(file);
+    const char *state = strrchr(text, ')');
+    return state && (state[2] == 'T' || state[2] == 't');
+}
+
+/* The helper has judged, or is gone. One that is stopped is continued, and given up when that does not help. */
+static bool wait_for_answer(void)
+{
+    struct pollfd answer = {.fd = guard.socket, .events = POLLIN};
+    double stopped_s = 0;
+    for (const double start_s = hapt_time_s(); hapt_time_s() < start_s + 3 * MOST_WALL_S;) {
+        const int ready = poll(&answer, 1, LOOK_MS);
+        if (ready > 0) return true;
+        if (ready < 0 && errno != EINTR) break;
+        if (!is_stopped(guard.helper)) {
+            stopped_s = 0;
+            continue;
+        }
+        kill(guard.helper, SIGCONT);
+        stopped_s += 1e-3 * LOOK_MS;
+        if (stopped_s > MOST_STOPPED_S) break;
+    }
+    end_helper();
+    return false;
+}
 
 static enum verdict ask(const char *path)
 {
@@ -268,7 +422,7 @@ static enum verdict ask(const char *path)
     ssize_t bytes;
     if (guard.socket < 0 || length == 0 || length > MOST_PATH) return UNKNOWN;
     while ((bytes = send(guard.socket, path, length, MSG_NOSIGNAL)) < 0 && errno == EINTR) {}
-    if (bytes < 0) return UNKNOWN;
+    if (bytes < 0 || !wait_for_answer()) return UNKNOWN;
     while ((bytes = recv(guard.socket, &verdict, sizeof verdict, 0)) < 0 && errno == EINTR) {}
     return bytes == (ssize_t)sizeof verdict ? verdict : UNKNOWN;
 }
@@ -286,6 +440,12 @@ static size_t slot_of(uint64_t key)
     return (size_t)(key >> 32) % KNOWN_FILES;
 }
 
+/* Says something about the moment, nothing about the file. */
+static bool passes(enum verdict verdict)
+{
+    return verdict == UNKNOWN || verdict == NO_MEMORY || verdict == REFUSED;
+}
+
 /* One rank of the node asks, the others wait for its answer. Another file may take the slot at any time: then this one is asked
  * for again. */
 static enum verdict ask_together(const char *path, uint64_t key)
@@ -298,7 +458,7 @@ static enum verdict ask_together(const char *path, uint64_t key)
             if (!atomic_compare_exchange_strong(slot, &found, key | CHECKING)) continue;
             const enum verdict verdict = ask(path);
             uint64_t mine = key | CHECKING;
-            atomic_compare_exchange_strong(slot, &mine, verdict == UNKNOWN ? 0 : key | verdict);
+            atomic_compare_exchange_strong(slot, &mine, passes(verdict) ? 0 : key | verdict);
             return verdict;
         }
         const enum verdict verdict = (enum verdict)(found - key);
@@ -320,6 +480,12 @@ enum hapt_status hapt_guard_check(const char *path, const struct stat *about)
     }
     pthread_mutex_unlock(&guard.lock);
     if (verdict == GOOD || verdict == UNKNOWN) return HAPT_OK;
+    if (verdict == NO_MEMORY)
+        return hapt_fail(HAPT_ERR_MEMORY, "give the job more memory (ulimit -v, the container's or the batch system's limit); if that does not help, take another copy of the file",
+                         "%s cannot be read: memory ran out over it", path);
+    if (verdict == REFUSED)
+        return hapt_fail(HAPT_ERR_IO, "look at the disk, and at the limit on open files (ulimit -n); the file may be sound",
+                         "%s cannot be read: the system refuses to open or to read it, or takes too long", path);
     return hapt_fail(HAPT_ERR_INPUT, "take another copy or make it again",
                      verdict == HANGS    ? "%s is damaged: the HDF5 library does not come to an end over it"
                      : verdict == BROKEN ? "%s is damaged: what it holds cannot be listed"

@@ -3,15 +3,17 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "hapt/aside.h"
 #include "hapt/guard.h"
 #include "hapt/version.h"
+
 
 const char *hapt_h5_library_version(void)
 {
@@ -27,33 +29,13 @@ bool hapt_h5_library_is_parallel(void)
 #endif
 }
 
-static pthread_mutex_t library = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
-
-struct hapt_h5_held hapt_h5_lock(void)
-{
-    pthread_mutex_lock(&library);
-    return (struct hapt_h5_held){0};
-}
-
-void hapt_h5_unlock(struct hapt_h5_held *held)
-{
-    (void)held;
-    pthread_mutex_unlock(&library);
-}
-
-/* HDF5 prints its own error stack unless told not to. */
-static void silence(void)
-{
-    H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
-}
-
 enum hapt_status hapt_h5_fail(struct hapt_h5 *file, const char *what, const char *name)
 {
     if (file->writing)
         return hapt_fail(HAPT_ERR_IO, "check free space and permissions", "cannot write %s%s%s to %s%s%s", what, *name ? " " : "",
                          name, file->path, file->error ? ": " : "", file->error ? strerror(file->error) : "");
-    return hapt_fail(HAPT_ERR_INPUT, "the file is damaged or was made by something else", "cannot read %s%s%s of %s", what,
-                     *name ? " " : "", name, file->path);
+    return hapt_h5_refuse(file, "the file is damaged or was made by something else", "cannot read %s%s%s of %s", what, *name ? " " : "", name,
+                          file->path);
 }
 
 static enum hapt_status make_folders(const char *path)
@@ -74,14 +56,14 @@ static struct hapt_h5 *allocate(const char *path)
 {
     struct hapt_h5 *file = calloc(1, sizeof *file);
     const size_t bytes = strlen(path) + 1;
-    if (file && (file->path = malloc(bytes)) && (file->aside = malloc(bytes + 32))) {
+    if (file && (file->path = malloc(bytes)) && (file->aside = malloc(bytes + HAPT_ASIDE_BYTES))) {
         memcpy(file->path, path, bytes);
-        snprintf(file->aside, bytes + 32, "%s.%ld.tmp", path, (long)getpid());
-        file->id = -1;
+        file->id = file->descriptor = -1;
         return file;
     }
     if (file) free(file->path);
     free(file);
+    hapt_h5_set_fault(HAPT_H5_FAULT_SYSTEM);
     hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory exhausted");
     return NULL;
 }
@@ -98,17 +80,23 @@ static enum hapt_status check_replaceable(const char *path)
 enum hapt_status hapt_h5_create(const char *path, const char *format, int version, struct hapt_h5 **result)
 {
     H5_HOLD_LOCK;
-    silence();
     HAPT_TRY(check_replaceable(path));
     HAPT_TRY(make_folders(path));
     struct hapt_h5 *file = allocate(path);
     if (!file) return HAPT_ERR_MEMORY;
     file->writing = true;
+    file->descriptor = hapt_aside_open(path, file->aside, strlen(path) + HAPT_ASIDE_BYTES);
+    if (file->descriptor < 0) {
+        file->error = errno;
+        const enum hapt_status status = hapt_h5_fail(file, "a new file", "");
+        hapt_h5_close(file);
+        return status;
+    }
     const hid_t access = H5Pcreate(H5P_FILE_ACCESS);
     H5Pset_libver_bounds(access, H5F_LIBVER_LATEST, H5F_LIBVER_LATEST);
     H5Pset_fclose_degree(access, H5F_CLOSE_STRONG); /* also what a failed write left open */
-    hapt_h5_use_disk(access, &file->error);
-    file->id = H5Fcreate(file->aside, H5F_ACC_TRUNC, H5P_DEFAULT, access);
+    if (hapt_h5_use_disk(access, file->descriptor, true, &file->error)) file->id = H5Fcreate(file->aside, H5F_ACC_TRUNC, H5P_DEFAULT, access);
+    hapt_h5_leave_disk();
     H5Pclose(access);
     enum hapt_status status = file->id < 0 ? hapt_h5_fail(file, "a new file", "") : HAPT_OK;
     if (status == HAPT_OK) status = hapt_h5_write_attribute_text(file, "/", "format", format);
@@ -125,13 +113,9 @@ enum hapt_status hapt_h5_create(const char *path, const char *format, int versio
 /* On the disk under its own name; else the error is kept. */
 static bool put_in_place(struct hapt_h5 *file)
 {
-    const int descriptor = open(file->aside, O_RDWR);
-    const bool done = descriptor >= 0 && fsync(descriptor) == 0;
-    if (!done) file->error = errno;
-    if (descriptor >= 0) close(descriptor);
-    if (done && rename(file->aside, file->path) == 0) return true;
-    if (done) file->error = errno;
-    return false;
+    file->error = hapt_aside_commit(file->descriptor, file->aside, file->path);
+    file->descriptor = -1;
+    return file->error == 0;
 }
 
 /* The buffers of the library reach the system. */
@@ -156,43 +140,100 @@ enum hapt_status hapt_h5_commit(struct hapt_h5 *file)
     return status;
 }
 
+static enum hapt_status refuse_kind(enum hapt_h5_fault fault, const char *hint, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Not damaged, but nothing that the caller can read. */
+static enum hapt_status refuse_kind(enum hapt_h5_fault fault, const char *hint, const char *format, ...)
+{
+    char message[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof message, format, arguments);
+    va_end(arguments);
+    hapt_h5_set_fault(fault);
+    return hapt_fail(HAPT_ERR_INPUT, hint, "%s", message);
+}
+
+static enum hapt_status check_version(struct hapt_h5 *file, int version)
+{
+    int64_t number = 0;
+    if (!hapt_h5_has_attribute(file, "/", "version")) return HAPT_OK;
+    HAPT_TRY(hapt_h5_read_attribute_int(file, "/", "version", &number));
+    if (number <= version) return HAPT_OK;
+    return refuse_kind(HAPT_H5_FAULT_NEWER, "use a newer hapt", "%s has version %lld, this hapt reads up to %d", file->path, (long long)number,
+                       version);
+}
+
 /* The format and version attributes against what the caller knows. */
 static enum hapt_status check_format(struct hapt_h5 *file, const char *format, int version, bool foreign)
 {
     if (!hapt_h5_has_attribute(file, "/", "format")) {
+        const int error = hapt_h5_system_error(file);
+        if (error) return hapt_h5_lack(file->path, error);
         if (foreign) return HAPT_OK;
-        return hapt_fail(HAPT_ERR_INPUT, "was it made by hapt?", "%s is not a %s file: it has no format attribute", file->path,
-                         format);
+        return refuse_kind(HAPT_H5_FAULT_FOREIGN, "was it made by hapt?", "%s is not a %s file: it has no format attribute", file->path, format);
     }
     struct hapt_arena arena;
     hapt_arena_init(&arena);
     const char *found = NULL;
     enum hapt_status status = hapt_h5_read_attribute_text(file, "/", "format", &arena, &found);
     if (status == HAPT_OK && strcmp(found, format))
-        status = hapt_fail(HAPT_ERR_INPUT, "give the file that this option expects", "%s is a %.40s file, not a %s file",
-                           file->path, found, format);
+        status = refuse_kind(HAPT_H5_FAULT_FOREIGN, "give the file that this option expects", "%s is a %.40s file, not a %s file", file->path,
+                             found, format);
     hapt_arena_release(&arena);
-    int64_t number = 0;
-    if (status == HAPT_OK && hapt_h5_has_attribute(file, "/", "version"))
-        status = hapt_h5_read_attribute_int(file, "/", "version", &number);
-    if (status == HAPT_OK && number > version)
-        status = hapt_fail(HAPT_ERR_INPUT, "use a newer hapt", "%s has version %lld, this hapt reads up to %d", file->path,
-                           (long long)number, version);
-    return status;
+    return status == HAPT_OK ? check_version(file, version) : status;
+}
+
+/* Files of any format may be of a later version only if their format is not hapt's. */
+static enum hapt_status check_any_format(struct hapt_h5 *file, int version)
+{
+    struct hapt_arena arena;
+    const char *found = NULL;
+    if (!hapt_h5_has_attribute(file, "/", "format")) return HAPT_OK;
+    hapt_arena_init(&arena);
+    enum hapt_status status = hapt_h5_read_attribute_text(file, "/", "format", &arena, &found);
+    const bool ours = status == HAPT_OK && strncmp(found, "hapt-", 5) == 0;
+    hapt_arena_release(&arena);
+    if (status == HAPT_ERR_INPUT) { /* a foreign file's attribute of another type */
+        hapt_fail_reset();
+        status = HAPT_OK;
+    }
+    return ours ? check_version(file, version) : status;
+}
+
+/* HDF5 works on this descriptor: an open that fails is the path's or the system's, never damage. */
+static enum hapt_status open_descriptor(struct hapt_h5 *file)
+{
+    file->descriptor = open(file->path, O_RDONLY | O_CLOEXEC);
+    if (file->descriptor >= 0) {
+        unsigned char head[9];
+        file->checked_sizes = pread(file->descriptor, head, sizeof head, 0) == sizeof head && memcmp(head, "\211HDF\r\n\032\n", 8) == 0 && head[8] >= 2;
+        return HAPT_OK;
+    }
+    if (errno != EACCES && hapt_h5_is_system_error(errno)) return hapt_h5_lack(file->path, errno);
+    return refuse_kind(errno == EACCES ? HAPT_H5_FAULT_SYSTEM : HAPT_H5_FAULT_MISSING, "check the path and permissions", "cannot open %s: %s",
+                       file->path, strerror(errno));
+}
+
+static enum hapt_status open_content(struct hapt_h5 *file, const char *format, int version, bool foreign)
+{
+    HAPT_TRY(open_descriptor(file));
+    const hid_t access = H5Pcreate(H5P_FILE_ACCESS);
+    if (access >= 0 && hapt_h5_use_disk(access, file->descriptor, false, hapt_h5_noted()))
+        file->id = H5Fopen(file->path, H5F_ACC_RDONLY, access);
+    if (hapt_h5_leave_disk()) file->descriptor = -1;
+    if (access >= 0) H5Pclose(access);
+    if (file->id < 0) return hapt_h5_refuse(file, "it is truncated, damaged or not HDF5", "%s cannot be opened as HDF5", file->path);
+    return format ? check_format(file, format, version, foreign) : version > 0 ? check_any_format(file, version) : HAPT_OK;
 }
 
 enum hapt_status hapt_h5_open_unguarded(const char *path, const char *format, int version, bool foreign, struct hapt_h5 **result)
 {
     H5_HOLD_LOCK;
-    silence();
     struct hapt_h5 *file = allocate(path);
     if (!file) return HAPT_ERR_MEMORY;
-    file->id = H5Fopen(path, H5F_ACC_RDONLY, H5P_DEFAULT);
-    enum hapt_status status = HAPT_OK;
-    if (file->id < 0)
-        status = hapt_fail(HAPT_ERR_INPUT, "it is truncated, damaged or not HDF5", "%s cannot be opened as HDF5", path);
-    else if (format)
-        status = check_format(file, format, version, foreign);
+    const enum hapt_status status = open_content(file, format, version, foreign);
     if (status != HAPT_OK) {
         hapt_h5_close(file);
         return status;
@@ -204,12 +245,20 @@ enum hapt_status hapt_h5_open_unguarded(const char *path, const char *format, in
 enum hapt_status hapt_h5_open(const char *path, const char *format, int version, bool foreign, struct hapt_h5 **result)
 {
     struct stat about;
-    if (stat(path, &about))
-        return hapt_fail(HAPT_ERR_INPUT, "check the path", "cannot open %s: %s", path, strerror(errno));
-    if (!S_ISREG(about.st_mode)) return hapt_fail(HAPT_ERR_INPUT, "give a file", "%s is not a file", path);
+    hapt_h5_set_fault(HAPT_H5_FAULT_NONE);
+    if (stat(path, &about)) {
+        if (errno != EACCES && hapt_h5_is_system_error(errno)) return hapt_h5_lack(path, errno);
+        return refuse_kind(errno == EACCES ? HAPT_H5_FAULT_SYSTEM : HAPT_H5_FAULT_MISSING, "check the path", "cannot open %s: %s", path,
+                           strerror(errno));
+    }
+    if (!S_ISREG(about.st_mode)) return refuse_kind(HAPT_H5_FAULT_MISSING, "give a file", "%s is not a file", path);
     if (access(path, R_OK))
-        return hapt_fail(HAPT_ERR_INPUT, "check permissions", "cannot open %s: %s", path, strerror(errno));
-    HAPT_TRY(hapt_guard_check(path, &about));
+        return refuse_kind(HAPT_H5_FAULT_SYSTEM, "check permissions", "cannot open %s: %s", path, strerror(errno));
+    const enum hapt_status status = hapt_guard_check(path, &about);
+    if (status != HAPT_OK) {
+        hapt_h5_set_fault(status == HAPT_ERR_INPUT ? HAPT_H5_FAULT_DAMAGED : HAPT_H5_FAULT_SYSTEM);
+        return status;
+    }
     return hapt_h5_open_unguarded(path, format, version, foreign, result);
 }
 
@@ -217,11 +266,9 @@ void hapt_h5_close(struct hapt_h5 *file)
 {
     H5_HOLD_LOCK;
     if (!file) return;
-    if (file->id >= 0) {
-        H5Fclose(file->id);
-        if (file->writing) unlink(file->aside);
-    }
-    if (file->writing) unlink(file->aside);
+    if (file->id >= 0) H5Fclose(file->id);
+    if (file->descriptor >= 0) close(file->descriptor);
+    if (file->writing && file->aside[0]) unlink(file->aside);
     free(file->aside);
     free(file->path);
     free(file);
@@ -232,20 +279,61 @@ const char *hapt_h5_path(const struct hapt_h5 *file)
     return file->path;
 }
 
-/* True when every link on the way to `name` exists. */
+/* What a link leads to. A question that got no answer is kept: nothing more is read of the file. */
+enum leads { NOWHERE, INSIDE, OUTSIDE };
+
+static enum leads no_answer(struct hapt_h5 *file)
+{
+    const int error = hapt_h5_system_error(file);
+    if (error && !file->writing) file->error = error;
+    return NOWHERE;
+}
+
+static enum leads follow_link(struct hapt_h5 *file, const char *path)
+{
+    H5L_info_t about;
+    const htri_t exists = H5Lexists(file->id, path, H5P_DEFAULT);
+    if (exists == 0) return NOWHERE;
+    if (exists < 0 || H5Lget_info(file->id, path, &about, H5P_DEFAULT) < 0) return no_answer(file);
+    return about.type >= H5L_TYPE_UD_MIN ? OUTSIDE : INSIDE;
+}
+
+static enum leads follow(struct hapt_h5 *file, const char *name)
+{
+    char prefix[1024];
+    if (!strcmp(name, "/")) return INSIDE;
+    if (snprintf(prefix, sizeof prefix, "%s", name) >= (int)sizeof prefix) return NOWHERE;
+    for (char *slash = strchr(prefix + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        const enum leads leads = follow_link(file, prefix);
+        *slash = '/';
+        if (leads != INSIDE) return leads;
+    }
+    const enum leads leads = follow_link(file, prefix);
+    if (leads != INSIDE) return leads;
+    const htri_t there = H5Oexists_by_name(file->id, prefix, H5P_DEFAULT);
+    return there > 0 ? INSIDE : there < 0 ? no_answer(file) : NOWHERE;
+}
+
 bool hapt_h5_exists(struct hapt_h5 *file, const char *name)
 {
     H5_HOLD_LOCK;
-    char prefix[1024];
-    if (!strcmp(name, "/")) return true;
-    if (snprintf(prefix, sizeof prefix, "%s", name) >= (int)sizeof prefix) return false;
-    for (char *slash = strchr(prefix + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
-        *slash = '\0';
-        const bool there = H5Lexists(file->id, prefix, H5P_DEFAULT) > 0;
-        *slash = '/';
-        if (!there) return false;
-    }
-    return H5Lexists(file->id, prefix, H5P_DEFAULT) > 0 && H5Oexists_by_name(file->id, prefix, H5P_DEFAULT) > 0;
+    return follow(file, name) != NOWHERE;
+}
+
+enum hapt_status hapt_h5_check_inside(struct hapt_h5 *file, const char *name)
+{
+    if (file->writing || follow(file, name) != OUTSIDE) return HAPT_OK;
+    return hapt_h5_refuse(file, "copy the data into the file (h5repack, h5copy)", "%s of %s lies behind a link to another file, which is not followed",
+                          name, file->path);
+}
+
+bool hapt_h5_is_outside(hid_t dataset)
+{
+    const hid_t made = H5Dget_create_plist(dataset);
+    const bool outside = made < 0 || H5Pget_layout(made) == H5D_VIRTUAL || H5Pget_external_count(made) > 0;
+    if (made >= 0) H5Pclose(made);
+    return outside;
 }
 
 struct listing {
@@ -274,6 +362,7 @@ enum hapt_status hapt_h5_list(struct hapt_h5 *file, const char *group, int64_t l
 {
     H5_HOLD_LOCK;
     if (!hapt_h5_exists(file, group)) return hapt_h5_fail(file, "the missing group", group);
+    HAPT_TRY(hapt_h5_check_inside(file, group));
     const hid_t id = H5Gopen2(file->id, group, H5P_DEFAULT);
     H5G_info_t info;
     if (id < 0 || H5Gget_info(id, &info) < 0) {
@@ -283,11 +372,11 @@ enum hapt_status hapt_h5_list(struct hapt_h5 *file, const char *group, int64_t l
     enum hapt_status status = HAPT_OK;
     struct listing listing = {.arena = arena, .limit = limit};
     if (info.nlinks > (hsize_t)limit)
-        status = hapt_fail(HAPT_ERR_INPUT, H5_HINT, "group %s of %s has too many members", group, file->path);
+        status = hapt_h5_refuse(file, H5_HINT, "group %s of %s has too many members", group, file->path);
     else if (!(listing.name = hapt_arena_alloc(arena, (size_t)info.nlinks + 1, sizeof *listing.name)))
-        status = HAPT_ERR_MEMORY;
+        status = hapt_h5_lack(file->path, ENOMEM);
     else if (H5Literate(id, H5_INDEX_NAME, H5_ITER_INC, NULL, collect, &listing) < 0)
-        status = listing.memory ? HAPT_ERR_MEMORY : hapt_h5_fail(file, "group", group);
+        status = listing.memory ? hapt_h5_lack(file->path, ENOMEM) : hapt_h5_fail(file, "group", group);
     H5Gclose(id);
     *count = listing.count;
     *names = listing.name;

@@ -1,6 +1,7 @@
 /* Datasets and attributes. Everything read is bounded before memory is reserved and converted by HDF5. */
 #include "h5_private.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -130,13 +131,18 @@ static bool is_cut_short(hid_t id)
 static enum hapt_status open_dataset(struct hapt_h5 *file, const char *name, hid_t *id)
 {
     if (!hapt_h5_exists(file, name))
-        return hapt_fail(HAPT_ERR_INPUT, "the file is incomplete or of another format", "dataset %s is missing in %s", name,
-                         file->path);
+        return hapt_h5_refuse(file, "the file is incomplete or of another format", "dataset %s is missing in %s", name, file->path);
+    HAPT_TRY(hapt_h5_check_inside(file, name));
+    if (file->error && !file->writing) return hapt_h5_lack(file->path, file->error);
     *id = H5Dopen2(file->id, name, H5P_DEFAULT);
     if (*id < 0) return hapt_h5_fail(file, "dataset", name);
-    if (!is_cut_short(*id)) return HAPT_OK;
+    const bool outside = hapt_h5_is_outside(*id);
+    if (!outside && !is_cut_short(*id)) return HAPT_OK;
     H5Dclose(*id);
-    return hapt_fail(HAPT_ERR_INPUT, "take another copy or make it again", "%s is damaged: %s has fewer bytes than its shape takes", file->path, name);
+    if (outside)
+        return hapt_h5_refuse(file, "copy the data into the file (h5repack, h5copy)",
+                              "dataset %s of %s is stored in other files (external or virtual storage), which are not read", name, file->path);
+    return hapt_h5_refuse(file, "take another copy or make it again", "%s is damaged: %s has fewer bytes than its shape takes", file->path, name);
 }
 
 enum hapt_status hapt_h5_shape(struct hapt_h5 *file, const char *name, int *dims, int64_t *shape)
@@ -192,6 +198,17 @@ bool hapt_h5_is_byte(struct hapt_h5 *file, const char *name)
     return byte;
 }
 
+bool hapt_h5_is_integer(struct hapt_h5 *file, const char *name)
+{
+    H5_HOLD_LOCK;
+    const hid_t id = hapt_h5_exists(file, name) ? H5Dopen2(file->id, name, H5P_DEFAULT) : -1;
+    const hid_t type = id < 0 ? -1 : H5Dget_type(id);
+    const bool integer = type >= 0 && H5Tget_class(type) == H5T_INTEGER;
+    if (type >= 0) H5Tclose(type);
+    if (id >= 0) H5Dclose(id);
+    return integer;
+}
+
 static bool is_number(hid_t id)
 {
     const hid_t type = H5Dget_type(id);
@@ -205,14 +222,14 @@ static enum hapt_status match_shape(struct hapt_h5 *file, const char *name, int 
                                     const int64_t *shape, int64_t limit, int64_t *elements)
 {
     if (dims != want_dims)
-        return hapt_fail(HAPT_ERR_INPUT, H5_HINT, "%s of %s has %d dimensions, not %d", name, file->path, dims, want_dims);
+        return hapt_h5_refuse(file, H5_HINT, "%s of %s has %d dimensions, not %d", name, file->path, dims, want_dims);
     int64_t count = 1;
     for (int i = 0; i < dims; i++) {
         if (want[i] >= 0 && shape[i] != want[i])
-            return hapt_fail(HAPT_ERR_INPUT, H5_HINT, "dimension %d of %s of %s is %lld, not %lld", i, name, file->path,
+            return hapt_h5_refuse(file, H5_HINT, "dimension %d of %s of %s is %lld, not %lld", i, name, file->path,
                              (long long)shape[i], (long long)want[i]);
         if (shape[i] > 0 && count > limit / shape[i])
-            return hapt_fail(HAPT_ERR_INPUT, H5_HINT, "%s of %s is absurdly large", name, file->path);
+            return hapt_h5_refuse(file, H5_HINT, "%s of %s is absurdly large", name, file->path);
         count *= shape[i];
     }
     for (int i = 0; i < dims; i++) want[i] = shape[i];
@@ -253,10 +270,10 @@ static enum hapt_status check_storage(struct hapt_h5 *file, hid_t id, const char
     if (layout >= 0) H5Pclose(layout);
     if (type >= 0) H5Tclose(type);
     if (dims > 0 && chunk_bytes > most_chunk_bytes)
-        return hapt_fail(HAPT_ERR_INPUT, "write it in chunks of at most 64 MB", "%s of %s has absurdly large chunks of %.3g bytes", name,
+        return hapt_h5_refuse(file, "write it in chunks of at most 64 MB", "%s of %s has absurdly large chunks of %.3g bytes", name,
                          file->path, chunk_bytes);
     if (bytes > 0 && !filled && (dims > 0 ? !all_chunks_written(id, dims, extent) : H5Dget_storage_size(id) == 0))
-        return hapt_fail(HAPT_ERR_INPUT, "write the dataset, or give it a fill value", "%s of %s was never written", name, file->path);
+        return hapt_h5_refuse(file, "write the dataset, or give it a fill value", "%s of %s was never written", name, file->path);
     return HAPT_OK;
 }
 
@@ -277,7 +294,7 @@ enum hapt_status hapt_h5_check_written(struct hapt_h5 *file, const char *name)
 bool hapt_h5_readable(struct hapt_h5 *file, hid_t id, const char *name, int *dims, int64_t *shape)
 {
     double bytes = sizeof(double);
-    bool readable = is_number(id) && extent_of(file, id, name, dims, shape) == HAPT_OK;
+    bool readable = is_number(id) && !hapt_h5_is_outside(id) && extent_of(file, id, name, dims, shape) == HAPT_OK;
     for (int i = 0; readable && i < *dims; i++) bytes *= (double)shape[i];
     readable = readable && check_storage(file, id, name, bytes) == HAPT_OK;
     hapt_fail_reset();
@@ -289,12 +306,12 @@ static enum hapt_status read_open(struct hapt_h5 *file, hid_t id, const char *na
 {
     int found_dims = 0;
     int64_t found[HAPT_H5_MAX_DIMS] = {0}, elements = 0;
-    if (!is_number(id)) return hapt_fail(HAPT_ERR_INPUT, H5_HINT, "%s of %s does not hold numbers", name, file->path);
+    if (!is_number(id)) return hapt_h5_refuse(file, H5_HINT, "%s of %s does not hold numbers", name, file->path);
     HAPT_TRY(extent_of(file, id, name, &found_dims, found));
     HAPT_TRY(match_shape(file, name, dims, shape, found_dims, found, limit, &elements));
     HAPT_TRY(check_storage(file, id, name, (double)elements * (double)type_bytes(type)));
     void *memory = hapt_arena_alloc(arena, (size_t)elements, type_bytes(type));
-    if (!memory) return HAPT_ERR_MEMORY;
+    if (!memory) return hapt_h5_lack(file->path, ENOMEM);
     if (elements > 0 && H5Dread(id, native(type), H5S_ALL, H5S_ALL, H5P_DEFAULT, memory) < 0)
         return hapt_h5_fail(file, "dataset", name);
     *data = memory;
@@ -317,10 +334,10 @@ static enum hapt_status read_rows_open(struct hapt_h5 *file, hid_t id, const cha
 {
     int dims;
     int64_t shape[HAPT_H5_MAX_DIMS];
-    if (!is_number(id)) return hapt_fail(HAPT_ERR_INPUT, H5_HINT, "%s of %s does not hold numbers", name, file->path);
+    if (!is_number(id)) return hapt_h5_refuse(file, H5_HINT, "%s of %s does not hold numbers", name, file->path);
     HAPT_TRY(extent_of(file, id, name, &dims, shape));
     if (dims < 1 || first < 0 || count < 0 || first > shape[0] - count)
-        return hapt_fail(HAPT_ERR_INPUT, H5_HINT, "%s of %s has no rows %lld to %lld", name, file->path, (long long)first,
+        return hapt_h5_refuse(file, H5_HINT, "%s of %s has no rows %lld to %lld", name, file->path, (long long)first,
                          (long long)(first + count));
     hsize_t start[HAPT_H5_MAX_DIMS] = {(hsize_t)first}, extent[HAPT_H5_MAX_DIMS] = {(hsize_t)count};
     for (int i = 1; i < dims; i++) extent[i] = (hsize_t)shape[i];
@@ -426,6 +443,7 @@ enum hapt_status hapt_h5_read_strings(struct hapt_h5 *file, const char *name, in
     if (space >= 0) H5Sclose(space);
     H5Dclose(id);
     if (status == HAPT_ERR_INPUT) return hapt_h5_fail(file, "strings", name);
+    if (status == HAPT_ERR_MEMORY) return hapt_h5_lack(file->path, ENOMEM);
     *count = elements;
     *text = table;
     return status;
@@ -506,15 +524,24 @@ enum hapt_status hapt_h5_write_attribute_text(struct hapt_h5 *file, const char *
 bool hapt_h5_has_attribute(struct hapt_h5 *file, const char *object, const char *name)
 {
     H5_HOLD_LOCK;
-    return hapt_h5_exists(file, object) && H5Aexists_by_name(file->id, object, name, H5P_DEFAULT) > 0;
+    const htri_t there = hapt_h5_exists(file, object) ? H5Aexists_by_name(file->id, object, name, H5P_DEFAULT) : 0;
+    if (there < 0 && !file->writing && file->error == 0) file->error = hapt_h5_system_error(file);
+    return there > 0;
+}
+
+static enum hapt_status find_attribute(struct hapt_h5 *file, const char *object, const char *name)
+{
+    HAPT_TRY(hapt_h5_check_inside(file, object));
+    if (file->error && !file->writing) return hapt_h5_lack(file->path, file->error);
+    if (hapt_h5_has_attribute(file, object, name)) return HAPT_OK;
+    return hapt_h5_refuse(file, H5_HINT, "attribute %s of %s is missing in %s", name, object, file->path);
 }
 
 /* `count` numbers of up to `limit`. */
 static enum hapt_status read_attribute_numbers(struct hapt_h5 *file, const char *object, const char *name, hid_t type,
                                                int limit, int *count, void *value)
 {
-    if (!hapt_h5_has_attribute(file, object, name))
-        return hapt_fail(HAPT_ERR_INPUT, H5_HINT, "attribute %s of %s is missing in %s", name, object, file->path);
+    HAPT_TRY(find_attribute(file, object, name));
     const hid_t id = H5Aopen_by_name(file->id, object, name, H5P_DEFAULT, H5P_DEFAULT);
     const hid_t space = id < 0 ? -1 : H5Aget_space(id), stored = id < 0 ? -1 : H5Aget_type(id);
     const hssize_t points = space < 0 ? -1 : H5Sget_simple_extent_npoints(space);
@@ -564,8 +591,7 @@ enum hapt_status hapt_h5_read_attribute_text(struct hapt_h5 *file, const char *o
                                              struct hapt_arena *arena, const char **value)
 {
     H5_HOLD_LOCK;
-    if (!hapt_h5_has_attribute(file, object, name))
-        return hapt_fail(HAPT_ERR_INPUT, H5_HINT, "attribute %s of %s is missing in %s", name, object, file->path);
+    HAPT_TRY(find_attribute(file, object, name));
     const hid_t id = H5Aopen_by_name(file->id, object, name, H5P_DEFAULT, H5P_DEFAULT);
     const hid_t space = id < 0 ? -1 : H5Aget_space(id), type = id < 0 ? -1 : H5Aget_type(id);
     enum hapt_status status = HAPT_ERR_INPUT;
@@ -574,6 +600,7 @@ enum hapt_status hapt_h5_read_attribute_text(struct hapt_h5 *file, const char *o
     if (type >= 0) H5Tclose(type);
     if (space >= 0) H5Sclose(space);
     if (id >= 0) H5Aclose(id);
+    if (status == HAPT_ERR_MEMORY) return hapt_h5_lack(file->path, ENOMEM);
     return status == HAPT_ERR_INPUT ? hapt_h5_fail(file, "attribute", name) : status;
 }
 

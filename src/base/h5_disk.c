@@ -1,14 +1,16 @@
 /*
- * The file driver behind what hapt writes. HDF5 cannot let go of a file that it fails to write: it keeps what it could not flush,
- * refuses to close, and crashes when the library ends. So it is never told: the first error is kept for hapt_h5_fail, and from there
- * on everything seems to succeed. The file is discarded anyway.
+ * The file driver behind what hapt writes and reads: on a descriptor that hapt opened; it opens no other file.
+ *
+ * HDF5 cannot let go of a file that it fails to write: it keeps what it could not flush, refuses to close, and crashes when the library
+ * ends. So it is never told: the first error is kept for hapt_h5_fail, and from there on everything seems to succeed. The file is
+ * discarded anyway. A failure to read is told to HDF5 and noted (h5_fault.c).
  */
 #include "h5_private.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #if H5_VERSION_GE(1, 13, 0)
@@ -18,11 +20,17 @@
 struct disk {
     H5FD_t base; /* HDF5's part: first */
     int descriptor;
+    bool writing;
     int *error; /* errno of the first call that failed, 0: none did */
     haddr_t eoa, eof;
 };
 
-static int *opening; /* where the next file keeps its error; under the library's lock */
+/* What the next file works on; under the library's lock. HDF5 opens a new file twice. */
+static struct {
+    int descriptor; /* -1: nothing may be opened */
+    bool writing, taken;
+    int *error;
+} opening = {.descriptor = -1};
 
 static void keep(struct disk *disk)
 {
@@ -31,13 +39,20 @@ static void keep(struct disk *disk)
 
 static H5FD_t *disk_open(const char *name, unsigned flags, hid_t access, haddr_t most)
 {
-    (void)flags, (void)access, (void)most;
-    struct disk *disk = calloc(1, sizeof *disk);
+    (void)name, (void)flags, (void)access, (void)most;
+    struct disk *disk = opening.descriptor < 0 ? NULL : calloc(1, sizeof *disk);
+    struct stat about;
     if (!disk) return NULL;
-    disk->error = opening;
-    disk->descriptor = open(name, O_RDWR | O_CREAT | O_TRUNC, 0666);
-    if (disk->descriptor >= 0) return &disk->base;
+    disk->error = opening.error;
+    disk->writing = opening.writing;
+    disk->descriptor = opening.descriptor;
+    opening.taken = true;
+    if (fstat(disk->descriptor, &about) == 0) {
+        disk->eof = (haddr_t)about.st_size;
+        return &disk->base;
+    }
     keep(disk);
+    if (!disk->writing) close(disk->descriptor);
     free(disk);
     return NULL;
 }
@@ -45,7 +60,7 @@ static H5FD_t *disk_open(const char *name, unsigned flags, hid_t access, haddr_t
 static herr_t disk_close(H5FD_t *base)
 {
     struct disk *disk = (struct disk *)base;
-    if (close(disk->descriptor) != 0) keep(disk);
+    if (!disk->writing) close(disk->descriptor); /* else hapt does, behind fsync */
     free(disk);
     return 0;
 }
@@ -90,6 +105,7 @@ static herr_t disk_read(H5FD_t *base, H5FD_mem_t type, hid_t transfer, haddr_t a
         const ssize_t got = pread(disk->descriptor, to, bytes, (off_t)address);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) keep(disk);
+        if (got < 0 && !disk->writing) return -1;
         if (got <= 0) break;
         to += got;
         address += (haddr_t)got;
@@ -151,10 +167,19 @@ static const H5FD_class_t driver = {
     .fl_map = H5FD_FLMAP_DICHOTOMY,
 };
 
-bool hapt_h5_use_disk(hid_t access, int *error)
+bool hapt_h5_use_disk(hid_t access, int descriptor, bool writing, int *error)
 {
     static hid_t id = -1;
     if (id < 0) id = H5FDregister(&driver);
-    opening = error;
+    opening.descriptor = descriptor;
+    opening.writing = writing;
+    opening.taken = false;
+    opening.error = error;
     return id >= 0 && H5Pset_driver(access, id, NULL) >= 0;
+}
+
+bool hapt_h5_leave_disk(void)
+{
+    opening.descriptor = -1;
+    return opening.taken;
 }

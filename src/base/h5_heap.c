@@ -7,6 +7,7 @@
  * Left to the library: references under a filter, in virtual datasets, and in attributes that are shared or stored outside of the object's
  * header (only the newest file formats, beyond eight attributes).
  */
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,6 +55,7 @@ static bool take(const struct hapt_h5_heap *heap, uint64_t address, size_t bytes
     if (address > heap->bytes - heap->base || bytes > heap->bytes - heap->base - address) return false;
     for (size_t done = 0; done < bytes;) {
         const ssize_t got = pread(heap->disk, (char *)to + done, bytes - done, (off_t)(heap->base + address + done));
+        if (got < 0 && *hapt_h5_noted() == 0) *hapt_h5_noted() = errno;
         if (got <= 0) return false;
         done += (size_t)got;
     }
@@ -73,6 +75,7 @@ struct hapt_h5_heap *hapt_h5_heap_create(struct hapt_h5 *file)
                       address_bytes <= 8 && length_bytes <= 8 && base <= (hsize_t)bytes;
     if (made >= 0) H5Pclose(made);
     if (!good) {
+        if ((!heap || bytes < 0) && *hapt_h5_noted() == 0) *hapt_h5_noted() = errno ? errno : ENOMEM;
         if (heap && heap->disk >= 0) close(heap->disk);
         free(heap);
         return NULL;
@@ -270,6 +273,7 @@ static bool chunks_lead(struct hapt_h5_heap *heap, hid_t dataset)
         uint32_t skipped = 0;
         good = H5Dget_chunk_info(dataset, space, i, offset, &filters, &address, &bytes) >= 0 && bytes <= MOST_CHUNK_BYTES;
         unsigned char *chunk = good ? malloc((size_t)bytes + 1) : NULL;
+        if (good && !chunk) *hapt_h5_noted() = ENOMEM;
         good = chunk && H5Dread_chunk(dataset, H5P_DEFAULT, offset, &skipped, chunk) >= 0 &&
                all_lead(heap, chunk, (int64_t)bytes / (8 + heap->address_bytes));
         free(chunk);

@@ -20,12 +20,29 @@ void hapt_h5_unlock(struct hapt_h5_held *held);
 struct hapt_h5 {
     hid_t id;
     bool writing;
-    int error;          /* errno of the first write that failed (h5_disk.c), 0: none did */
+    bool checked_sizes; /* checksums cover its own tables: superblock version 2 or later */
+    int error;          /* errno: writing, of the first write that failed (h5_disk.c); reading, of a question that got no answer; 0: none */
+    int descriptor;     /* that HDF5 writes to; -1: none */
     char *path, *aside; /* written aside, renamed by the commit */
 };
 
-/* A new file goes to the disk by h5_disk.c, which keeps errors to itself: in *error. Under the lock, up to H5Fcreate. */
-bool hapt_h5_use_disk(hid_t access, int *error);
+/* HDF5 works on `descriptor` by h5_disk.c and opens nothing else. A new file's errors are kept in *error; what is read notes them. Under
+ * the lock, up to H5Fcreate or H5Fopen. */
+bool hapt_h5_use_disk(hid_t access, int descriptor, bool writing, int *error);
+bool hapt_h5_leave_disk(void); /* behind H5Fcreate or H5Fopen. True: what is read closes its descriptor itself. */
+
+/* Failures of reading (h5_fault.c). */
+void hapt_h5_set_fault(enum hapt_h5_fault fault);
+int *hapt_h5_noted(void);                            /* errno of the first system failure since the lock was taken, 0: none */
+int hapt_h5_system_error(const struct hapt_h5 *file); /* the same, less what the file's own damage explains */
+bool hapt_h5_is_system_error(int error);             /* of an open: not what a wrong path explains */
+enum hapt_status hapt_h5_lack(const char *path, int error);
+/* A failure of the content, unless the system failed. */
+enum hapt_status hapt_h5_refuse(const struct hapt_h5 *file, const char *hint, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* Names the external link on the way to `name`; HAPT_OK: there is none. */
+enum hapt_status hapt_h5_check_inside(struct hapt_h5 *file, const char *name);
+/* The same of storage in other files: external or virtual. */
+bool hapt_h5_is_outside(hid_t dataset);
 /* Records a read or write failure of something inside the file. */
 enum hapt_status hapt_h5_fail(struct hapt_h5 *file, const char *what, const char *name);
 /* hapt_h5_open without the guard: for its children. */

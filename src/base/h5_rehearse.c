@@ -1,9 +1,11 @@
 /* Everything that hapt may read of a file, read for nothing: what the guard's children do (guard.h). */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "h5_private.h"
+#include "hapt/guard.h"
 
 enum { MOST_OBJECTS = 1 << 16, MOST_DEPTH = 8, MOST_PATH = 1024, BLOCK_ELEMENTS = 1 << 20, ATTRIBUTE_ELEMENTS = 1 << 13 };
 static const int64_t most_dataset_bytes = 1 << 26, most_file_bytes = 1 << 28; /* read; of larger ones parts */
@@ -23,6 +25,14 @@ static void forget(struct rehearsal *rehearsal)
 {
     hapt_arena_reset(&rehearsal->arena);
     hapt_fail_reset();
+    *hapt_h5_noted() = errno = 0;
+}
+
+static void give_up(struct rehearsal *rehearsal)
+{
+    const int error = hapt_h5_system_error(rehearsal->file);
+    rehearsal->broken = true;
+    if (error) hapt_guard_refused(error);
 }
 
 static bool make_room(struct rehearsal *rehearsal, int64_t elements)
@@ -53,8 +63,11 @@ static herr_t read_attribute(hid_t object, const char *name, const H5A_info_t *i
     int count, value;
     char path[MOST_PATH];
     (void)info;
-    rehearsal->broken = rehearsal->broken || !opens(object, name) || !hapt_h5_heap_leads(rehearsal->heap, object, name);
     if (rehearsal->broken) return -1;
+    if (!opens(object, name) || !hapt_h5_heap_leads(rehearsal->heap, object, name)) {
+        give_up(rehearsal);
+        return -1;
+    }
     if (H5Iget_name(object, path, sizeof path) <= 0) return 0;
     if (hapt_h5_read_attribute_text(rehearsal->file, path, name, &rehearsal->arena, &text) != HAPT_OK) {
         hapt_h5_read_attribute_ints(rehearsal->file, path, name, 1, &count, &value);
@@ -124,8 +137,10 @@ static void read_dataset(struct rehearsal *rehearsal, hid_t dataset, const char 
     const char **text;
     if (hapt_h5_readable(rehearsal->file, dataset, path, &dims, shape))
         read_numbers(rehearsal, dataset, dims, shape);
+    else if (hapt_h5_is_outside(dataset)) /* no other file is opened for it */
+        return;
     else if (!hapt_h5_heap_leads(rehearsal->heap, dataset, NULL))
-        rehearsal->broken = true;
+        give_up(rehearsal);
     else
         hapt_h5_read_strings(rehearsal->file, path, most_dataset_bytes / (int64_t)sizeof(char *), &rehearsal->arena, &count, &text);
 }
@@ -138,11 +153,14 @@ static void walk_group(struct rehearsal *rehearsal, const char *path, int depth)
     int64_t count = 0;
     const char **name = NULL;
     hapt_arena_init(&arena);
-    if (hapt_h5_list(rehearsal->file, path, MOST_OBJECTS, &arena, &count, &name) != HAPT_OK) rehearsal->broken = true;
+    if (hapt_h5_list(rehearsal->file, path, MOST_OBJECTS, &arena, &count, &name) != HAPT_OK) {
+        rehearsal->broken = true;
+        if (hapt_h5_last_fault() == HAPT_H5_FAULT_SYSTEM) hapt_guard_refused(ENOMEM);
+    }
     for (int64_t i = 0; i < count && !rehearsal->broken; i++) {
         const char *member = hapt_arena_printf(&arena, "%s/%s", depth == 0 ? "" : path, name[i]);
-        /* Links that lead nowhere are no damage; hapt sees nothing there. */
-        if (member && hapt_h5_exists(rehearsal->file, member)) walk(rehearsal, member, depth + 1);
+        /* Links that lead nowhere are no damage; hapt sees nothing there. Links to other files are refused by those who need them. */
+        if (member && hapt_h5_exists(rehearsal->file, member) && hapt_h5_check_inside(rehearsal->file, member) == HAPT_OK) walk(rehearsal, member, depth + 1);
     }
     hapt_arena_release(&arena);
 }
@@ -152,7 +170,7 @@ static void walk(struct rehearsal *rehearsal, const char *path, int depth)
     hsize_t first = 0;
     if (++rehearsal->objects > MOST_OBJECTS) return;
     const hid_t id = H5Oopen(rehearsal->file->id, path, H5P_DEFAULT);
-    if (id < 0 || H5Aiterate2(id, H5_INDEX_NAME, H5_ITER_NATIVE, &first, read_attribute, rehearsal) < 0) rehearsal->broken = true;
+    if (id < 0 || H5Aiterate2(id, H5_INDEX_NAME, H5_ITER_NATIVE, &first, read_attribute, rehearsal) < 0) give_up(rehearsal);
     if (!rehearsal->broken && H5Iget_type(id) == H5I_DATASET) read_dataset(rehearsal, id, path);
     if (!rehearsal->broken && H5Iget_type(id) == H5I_GROUP && depth < MOST_DEPTH) walk_group(rehearsal, path, depth);
     forget(rehearsal);
@@ -163,12 +181,16 @@ bool hapt_h5_rehearse(const char *path)
 {
     /* Memory that the library uses again is not as it comes from the system: see the guard. */
     if (!path) return H5open() >= 0 && H5set_free_list_limits(0, 0, 0, 0, 0, 0) >= 0;
+    H5_HOLD_LOCK;
     struct rehearsal rehearsal = {0};
     hapt_arena_init(&rehearsal.arena);
     if (hapt_h5_open_unguarded(path, NULL, 0, true, &rehearsal.file) == HAPT_OK) {
+        *hapt_h5_noted() = errno = 0;
         rehearsal.heap = hapt_h5_heap_create(rehearsal.file);
-        rehearsal.broken = !rehearsal.heap;
-        if (rehearsal.heap) walk(&rehearsal, "/", 0);
+        if (rehearsal.heap)
+            walk(&rehearsal, "/", 0);
+        else
+            give_up(&rehearsal);
         hapt_h5_heap_destroy(rehearsal.heap);
         hapt_h5_close(rehearsal.file);
     }

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -20,6 +21,20 @@ long launch_size(void)
     const char *size = getenv("OMPI_COMM_WORLD_SIZE");
     if (!size) size = getenv("SLURM_STEP_NUM_TASKS");
     return size && atol(size) > 0 ? atol(size) : 1;
+}
+
+long launch_parent(void)
+{
+    static const char *const known[] = {"mpirun", "mpiexec", "orterun", "prterun"};
+    char path[64], name[32] = "";
+    snprintf(path, sizeof path, "/proc/%ld/comm", (long)getppid());
+    FILE *file = fopen(path, "r");
+    if (file && !fgets(name, sizeof name, file)) name[0] = '\0';
+    if (file) fclose(file);
+    name[strcspn(name, "\n")] = '\0';
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strcmp(name, known[i]) == 0) return (long)getppid();
+    return 0;
 }
 
 static double free_bytes(const char *folder)

@@ -54,6 +54,7 @@ static unsigned long long start_of(long process)
     snprintf(path, sizeof path, "/proc/%ld/stat", process);
     first_line(path, text, sizeof text);
     const char *at = strrchr(text, ')'); /* the name may hold anything */
+    if (at && (strncmp(at, ") Z", 3) == 0 || strncmp(at, ") X", 3) == 0)) return 0; /* dead, only nobody has asked how it ended */
     for (int field = 2; at && field < 22; field++) at = strchr(at + 1, ' ');
     return at && sscanf(at, "%llu", &ticks) == 1 ? ticks : 0;
 }

@@ -1,43 +1,250 @@
+/* Progress of long work: a stack of phases, and the thread that prints it. */
 #include "hapt/progress.h"
 
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <string.h>
+#include <time.h>
 #include <unistd.h>
+
+enum { MOST_PHASES = 8, BAR_CHARS = 24 };
+#define QUIET_S 2.0     /* nothing is printed of shorter work */
+#define EVERY_S 5.0     /* between lines */
+#define REDRAW_S 0.2    /* between bars on a terminal */
+#define UNCHANGED_S 5.0 /* between lines without progress at first; it doubles from line to line */
+#define UNCHANGED_MOST_S 60.0
+#define WAKE_S 0.25     /* between looks of the thread */
+
+struct phase {
+    char what[64], detail[128];
+    long first, done, total;
+    long parts, parts_done; /* of the current unit, while an inner phase runs; else the atomic ones below count */
+    double start_s, every_s;
+};
+
+/* Everything but the parts of the innermost phase is guarded by the lock. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed;
+static struct phase phase[MOST_PHASES];
+static int depth;
+static atomic_int active; /* depth, for those that hold no lock */
+static atomic_long parts, parts_done;
+static pthread_t printer;
+static bool printing, drawn, terminal;
+static long printed_done, printed_parts; /* as the last line had them */
+static double printed_s, unchanged_s;
+
+/* ---- what there is to print; the lock is held ---- */
+
+static void parts_of(int level, long *done, long *total)
+{
+    const bool innermost = level == depth - 1;
+    *total = innermost ? atomic_load(&parts) : phase[level].parts;
+    *done = innermost ? atomic_load(&parts_done) : phase[level].parts_done;
+    if (*done > *total) *done = *total;
+}
+
+/* Share of the work of a phase that is done. */
+static double fraction(int level)
+{
+    const struct phase *at = &phase[level];
+    long done, total;
+    parts_of(level, &done, &total);
+    double part = total > 0 ? (double)done / (double)total : 0;
+    if (level + 1 < depth) part = fmax(part, fraction(level + 1));
+    if (at->total <= 0) return part;
+    if (at->total <= at->first) return 1;
+    return fmin(1, ((double)(at->done - at->first) + (at->done < at->total ? part : 0)) / (double)(at->total - at->first));
+}
+
+static void count_text(int level, char text[64])
+{
+    long done = phase[level].done, total = phase[level].total;
+    if (total <= 0) parts_of(level, &done, &total);
+    if (total > 0)
+        snprintf(text, 64, " %ld/%ld", done, total);
+    else
+        text[0] = '\0';
+}
+
+static void left_text(double now_s, char text[64])
+{
+    const double elapsed_s = now_s - phase[0].start_s, share = fraction(0);
+    if (share > 0)
+        snprintf(text, 64, "%.0f s left", elapsed_s * (1 - share) / share);
+    else
+        snprintf(text, 64, "%.0f s so far", elapsed_s);
+}
+
+static void print_line(double now_s)
+{
+    char count[64], left[64], inner[240] = "";
+    const struct phase *outer = &phase[0];
+    size_t length = 0;
+    count_text(0, count);
+    left_text(now_s, left);
+    if (outer->detail[0]) length = (size_t)snprintf(inner, sizeof inner, ", %s", outer->detail);
+    for (int level = 1; level < depth && length < sizeof inner; level++) {
+        char its[64];
+        count_text(level, its);
+        length += (size_t)snprintf(inner + length, sizeof inner - length, ", %s%s", phase[level].what, its);
+    }
+    if (!terminal) {
+        fprintf(stderr, "hapt: %s%s%s, %s\n", outer->what, count, inner, left);
+        return;
+    }
+    char bar[BAR_CHARS + 1];
+    const double filled = BAR_CHARS * fraction(0);
+    for (int i = 0; i < BAR_CHARS; i++) bar[i] = i < filled ? '#' : '.';
+    bar[BAR_CHARS] = '\0';
+    fprintf(stderr, "\r%s [%s]%s%s, %s \033[K", outer->what, bar, count, inner, left);
+    fflush(stderr);
+    drawn = true;
+}
+
+/* A line is due when something was done and the last one is old enough; without progress later and later. */
+static bool is_due(double now_s)
+{
+    const struct phase *outer = &phase[0];
+    const double every_s = terminal ? REDRAW_S : outer->every_s;
+    if (now_s - outer->start_s < fmin(QUIET_S, terminal ? QUIET_S : outer->every_s)) return false;
+    if (printed_s < 0) return true;
+    const long seen = atomic_load(&parts_done) + phase[depth - 1].done;
+    if (terminal || printed_done != outer->done || printed_parts != seen) {
+        if (now_s - printed_s < every_s) return false;
+        unchanged_s = fmax(UNCHANGED_S, every_s);
+        return true;
+    }
+    if (now_s - printed_s < fmax(unchanged_s, every_s)) return false;
+    unchanged_s = fmin(2 * unchanged_s, UNCHANGED_MOST_S);
+    return true;
+}
+
+static void print_if_due(void)
+{
+    const double now_s = hapt_time_s();
+    if (!is_due(now_s)) return;
+    print_line(now_s);
+    printed_s = now_s;
+    printed_done = phase[0].done;
+    printed_parts = atomic_load(&parts_done) + phase[depth - 1].done;
+}
+
+static void *print_lines(void *unused)
+{
+    (void)unused;
+    pthread_mutex_lock(&lock);
+    while (depth > 0) {
+        struct timespec until;
+        print_if_due();
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_nsec += (long)(1e9 * (terminal ? REDRAW_S : WAKE_S));
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        pthread_cond_timedwait(&changed, &lock, &until);
+    }
+    if (drawn) fputs("\r\033[K", stderr);
+    drawn = false;
+    pthread_mutex_unlock(&lock);
+    return NULL;
+}
+
+/* ---- phases ---- */
+
+/* Where no thread can be had the work goes on in silence. Signals are for the other threads. */
+static void start_printer(void)
+{
+    sigset_t all, before;
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&changed, &clock);
+    pthread_condattr_destroy(&clock);
+    terminal = isatty(STDERR_FILENO);
+    printed_s = -1;
+    unchanged_s = UNCHANGED_S;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    printing = pthread_create(&printer, NULL, print_lines, NULL) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!printing) pthread_cond_destroy(&changed);
+}
+
+static void stop_printer(void)
+{
+    if (!printing) return;
+    pthread_mutex_lock(&lock);
+    pthread_cond_signal(&changed);
+    pthread_mutex_unlock(&lock);
+    pthread_join(printer, NULL);
+    pthread_cond_destroy(&changed);
+    printing = false;
+}
 
 void hapt_progress_init(struct hapt_progress *progress, const struct hapt_env *env, const char *what, long total)
 {
-    const double now = hapt_time_s();
-    *progress = (struct hapt_progress){
-        .env = env, .what = what, .total = total, .start_s = now, .printed_s = now, .every_s = 5, .terminal = isatty(STDERR_FILENO)};
-}
-
-static void print_line(struct hapt_progress *progress, long done, const char *detail)
-{
-    const double elapsed = hapt_time_s() - progress->start_s;
-    const double left = done > progress->first ? elapsed / (double)(done - progress->first) * (double)(progress->total - done) : 0;
-    if (!progress->terminal) {
-        fprintf(stderr, "hapt: %s %ld/%ld%s%s, %.0f s left\n", progress->what, done, progress->total,
-                detail && detail[0] ? ", " : "", detail ? detail : "", left);
-        return;
+    *progress = (struct hapt_progress){.env = env, .what = what, .total = total, .every_s = EVERY_S, .slot = -1};
+    const bool shown = env ? env->world_rank == 0 : depth > 0;
+    if (!shown || depth == MOST_PHASES) return;
+    pthread_mutex_lock(&lock);
+    if (depth > 0) {
+        phase[depth - 1].parts = atomic_load(&parts);
+        phase[depth - 1].parts_done = atomic_load(&parts_done);
     }
-    enum { WIDTH = 24 };
-    char bar[WIDTH + 1];
-    for (int i = 0; i < WIDTH; i++) bar[i] = progress->total > 0 && i < WIDTH * done / progress->total ? '#' : '.';
-    bar[WIDTH] = '\0';
-    fprintf(stderr, "\r%s [%s] %ld/%ld %s %.0f s left \033[K", progress->what, bar, done, progress->total,
-            detail ? detail : "", left);
-    fflush(stderr);
+    struct phase *made = &phase[depth];
+    *made = (struct phase){.total = total, .start_s = hapt_time_s(), .every_s = EVERY_S};
+    snprintf(made->what, sizeof made->what, "%s", what);
+    atomic_store(&parts, 0);
+    atomic_store(&parts_done, 0);
+    progress->slot = depth++;
+    atomic_store(&active, depth);
+    pthread_mutex_unlock(&lock);
+    if (progress->slot == 0) start_printer();
 }
 
 void hapt_progress_update(struct hapt_progress *progress, long done, const char *detail)
 {
-    if (progress->env->world_rank != 0) return;
-    const double now = hapt_time_s();
-    if (now - progress->printed_s < (progress->terminal ? 0.1 : progress->every_s)) return;
-    progress->printed_s = now;
-    print_line(progress, done, detail);
+    if (progress->slot < 0 || progress->slot >= depth) return;
+    pthread_mutex_lock(&lock);
+    struct phase *at = &phase[progress->slot];
+    if (at->done != done && progress->slot == depth - 1) {
+        atomic_store(&parts, 0);
+        atomic_store(&parts_done, 0);
+    }
+    at->done = done;
+    at->first = progress->first;
+    at->total = progress->total;
+    at->every_s = progress->every_s;
+    snprintf(at->detail, sizeof at->detail, "%s", detail ? detail : "");
+    print_if_due(); /* every_s 0: a line for each update */
+    pthread_mutex_unlock(&lock);
 }
 
 void hapt_progress_release(struct hapt_progress *progress)
 {
-    if (progress->env->world_rank == 0 && progress->terminal) fputs("\r\033[K", stderr);
+    const int slot = progress->slot;
+    if (slot < 0 || slot >= depth) return;
+    pthread_mutex_lock(&lock);
+    depth = slot;
+    atomic_store(&active, depth);
+    if (depth > 0) {
+        atomic_store(&parts, phase[depth - 1].parts);
+        atomic_store(&parts_done, phase[depth - 1].parts_done);
+    }
+    pthread_mutex_unlock(&lock);
+    progress->slot = -1;
+    if (depth == 0) stop_printer();
+}
+
+void hapt_progress_expect(long more)
+{
+    if (atomic_load_explicit(&active, memory_order_relaxed) > 0) atomic_fetch_add_explicit(&parts, more, memory_order_relaxed);
+}
+
+void hapt_progress_advance(long more)
+{
+    if (atomic_load_explicit(&active, memory_order_relaxed) > 0) atomic_fetch_add_explicit(&parts_done, more, memory_order_relaxed);
 }

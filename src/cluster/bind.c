@@ -22,23 +22,69 @@ static int find_host(const struct hapt_hosts *hosts, const char *name)
     return hosts->count == 1 && strcmp(name, "localhost") == 0 ? 0 : -1;
 }
 
-/* The lowest free rank, on host `h` or anywhere (h < 0); -1 when there is none. */
-static int take_rank(const struct hapt_hosts *hosts, int h, int world_size, int subcluster, int *subcluster_of_rank)
+struct binding {
+    const struct hapt_hosts *hosts;
+    int world_size;
+    const struct hapt_cluster *cluster;
+    const struct hapt_host_gpu **gpu; /* [world_size] that each rank drives; NULL where there is one kind of GPU, or none: any rank will do */
+    int *subcluster_of_rank;
+};
+
+static bool is_kind(const struct hapt_device_spec *device, const struct hapt_host_gpu *gpu)
 {
-    for (int rank = 0; rank < world_size; rank++)
-        if (subcluster_of_rank[rank] < 0 && (h < 0 || hosts->host_of_rank[rank] == h)) {
-            subcluster_of_rank[rank] = subcluster;
-            return rank;
-        }
-    return -1;
+    char kind[64];
+    hapt_host_gpu_kind(gpu, kind);
+    return strcmp(device->backend, "cuda") == 0 && strcmp(device->name, kind) == 0;
 }
 
-static enum hapt_status fill_by_host(const struct hapt_hosts *hosts, int world_size, const struct hapt_cluster *cluster,
-                                     int index, int *ranks, int *subcluster_of_rank)
+/* How well a rank suits a subcluster: it drives such a GPU (2), one that no subcluster names (1), or another one's (0). */
+static int fitness(const struct binding *binding, int rank, int subcluster)
 {
-    const struct hapt_subcluster *own = &cluster->subcluster[index];
+    const struct hapt_cluster *cluster = binding->cluster;
+    if (!binding->gpu || !binding->gpu[rank]) return 1;
+    if (is_kind(&cluster->subcluster[subcluster].device, binding->gpu[rank])) return 2;
+    for (int c = 0; c < cluster->count; c++)
+        if (is_kind(&cluster->subcluster[c].device, binding->gpu[rank])) return 0;
+    return 1;
+}
+
+/* The lowest free rank that suits best, on host `h` or anywhere (h < 0); -1 when there is none. */
+static int take_rank(const struct binding *binding, int h, int subcluster)
+{
+    int best = -1;
+    for (int rank = 0; rank < binding->world_size; rank++) {
+        if (binding->subcluster_of_rank[rank] >= 0 || (h >= 0 && binding->hosts->host_of_rank[rank] != h)) continue;
+        if (best < 0 || fitness(binding, rank, subcluster) > fitness(binding, best, subcluster)) best = rank;
+    }
+    if (best >= 0) binding->subcluster_of_rank[best] = subcluster;
+    return best;
+}
+
+/* Where the hosts have GPUs of several kinds. */
+static enum hapt_status find_gpus(struct binding *binding, struct hapt_arena *arena)
+{
+    const struct hapt_hosts *hosts = binding->hosts;
+    const struct hapt_host_gpu **gpu, *one = NULL;
+    int *seen;
+    bool several = false;
+    if (hosts->count == 0) return HAPT_OK;
+    HAPT_NEW(gpu, arena, binding->world_size);
+    HAPT_NEW(seen, arena, hosts->count);
+    for (int rank = 0; rank < binding->world_size; rank++) {
+        const int h = hosts->host_of_rank[rank];
+        gpu[rank] = hapt_host_gpu_of(&hosts->host[h], seen[h]++);
+        if (!one) one = gpu[rank];
+        several = several || (gpu[rank] && !hapt_host_gpus_alike(gpu[rank], one));
+    }
+    if (several) binding->gpu = gpu;
+    return HAPT_OK;
+}
+
+static enum hapt_status fill_by_host(const struct binding *binding, int index, int *ranks)
+{
+    const struct hapt_subcluster *own = &binding->cluster->subcluster[index];
     for (int node = 0; node < own->nodes; node++) {
-        const int h = find_host(hosts, own->hosts[node]);
+        const int h = find_host(binding->hosts, own->hosts[node]);
         char hint[400];
         snprintf(hint, sizeof hint, "start %d ranks on each of its hosts, e.g. mpirun --host %.200s:%d,...",
                  own->devices_per_node, own->hosts[node], own->devices_per_node);
@@ -46,13 +92,28 @@ static enum hapt_status fill_by_host(const struct hapt_hosts *hosts, int world_s
             return hapt_fail(HAPT_ERR_INPUT, hint, "no rank runs on host %.200s of subcluster %s", own->hosts[node],
                              own->name);
         for (int device = 0; device < own->devices_per_node; device++) {
-            const int rank = take_rank(hosts, h, world_size, index, subcluster_of_rank);
+            const int rank = take_rank(binding, h, index);
             if (rank < 0)
                 return hapt_fail(HAPT_ERR_INPUT, hint, "host %.200s has too few ranks for subcluster %s: %d of %d",
                                  own->hosts[node], own->name, device, own->devices_per_node);
             ranks[node * own->devices_per_node + device] = rank;
         }
     }
+    return HAPT_OK;
+}
+
+/* Those that name hosts choose first, the others take what is left; where GPUs differ, those on GPUs before those on CPUs. */
+static enum hapt_status fill_all(const struct binding *binding, int **ranks)
+{
+    const struct hapt_cluster *cluster = binding->cluster;
+    for (int turn = 0; turn < 4; turn++)
+        for (int i = 0; i < cluster->count; i++) {
+            const struct hapt_subcluster *own = &cluster->subcluster[i];
+            const bool late = binding->gpu && strcmp(own->device.backend, "cuda") != 0;
+            if (turn != 2 * (own->host_count == 0) + late) continue;
+            if (own->host_count > 0) HAPT_TRY(fill_by_host(binding, i, ranks[i]));
+            for (int d = 0; own->host_count == 0 && d < own->nodes * own->devices_per_node; d++) ranks[i][d] = take_rank(binding, -1, i);
+        }
     return HAPT_OK;
 }
 
@@ -105,27 +166,44 @@ enum hapt_status hapt_cluster_assign(const struct hapt_hosts *hosts, int world_s
         return hapt_fail(HAPT_ERR_INPUT, hint, "the cluster has %d devices, but there %s only %d rank%s",
                          cluster->rank_count, world_size == 1 ? "is" : "are", world_size, world_size == 1 ? "" : "s");
     }
-    int *subcluster_of_rank, *ranks[HAPT_MAX_SUBCLUSTERS];
-    HAPT_NEW(subcluster_of_rank, arena, world_size);
-    for (int rank = 0; rank < world_size; rank++) subcluster_of_rank[rank] = -1;
+    int *ranks[HAPT_MAX_SUBCLUSTERS];
+    struct binding binding = {.hosts = hosts, .world_size = world_size, .cluster = cluster};
+    HAPT_NEW(binding.subcluster_of_rank, arena, world_size);
+    for (int rank = 0; rank < world_size; rank++) binding.subcluster_of_rank[rank] = -1;
     for (int i = 0; i < cluster->count; i++)
         HAPT_NEW(ranks[i], arena, cluster->subcluster[i].nodes * cluster->subcluster[i].devices_per_node);
-    /* Those that name hosts choose first: the others take what is left. */
-    for (int i = 0; i < cluster->count; i++)
-        if (cluster->subcluster[i].host_count > 0)
-            HAPT_TRY(fill_by_host(hosts, world_size, cluster, i, ranks[i], subcluster_of_rank));
-    for (int i = 0; i < cluster->count; i++) {
-        const struct hapt_subcluster *own = &cluster->subcluster[i];
-        for (int d = 0; own->host_count == 0 && d < own->nodes * own->devices_per_node; d++)
-            ranks[i][d] = take_rank(hosts, -1, world_size, i, subcluster_of_rank);
-    }
+    HAPT_TRY(find_gpus(&binding, arena));
+    HAPT_TRY(fill_all(&binding, ranks));
     for (int i = 0; i < cluster->count; i++) {
         cluster->subcluster[i].ranks = ranks[i];
         HAPT_TRY(check_devices(hosts, &cluster->subcluster[i]));
         fit_cpu(hosts, &cluster->subcluster[i]);
     }
-    cluster->subcluster_of_rank = subcluster_of_rank;
+    cluster->subcluster_of_rank = binding.subcluster_of_rank;
     return HAPT_OK;
+}
+
+/* A file may name other GPUs than the drivers do. */
+static void doubt_names(const struct hapt_env *env, const struct hapt_hosts *hosts, const struct hapt_cluster *cluster)
+{
+    int wrong = 0, first = -1;
+    const struct hapt_host_gpu *its = NULL;
+    for (int rank = 0; rank < env->world_size && hosts->count > 0; rank++) {
+        const int own = cluster->subcluster_of_rank[rank], h = hosts->host_of_rank[rank];
+        int host_rank = 0;
+        for (int r = 0; r < rank; r++) host_rank += hosts->host_of_rank[r] == h;
+        const struct hapt_host_gpu *gpu = hapt_host_gpu_of(&hosts->host[h], host_rank);
+        if (own < 0 || !gpu || !gpu->spec[0] || strcmp(cluster->subcluster[own].device.backend, "cuda") != 0) continue;
+        if (!hapt_device_spec_find(cluster->subcluster[own].device.name) || is_kind(&cluster->subcluster[own].device, gpu)) continue;
+        if (wrong++ == 0) {
+            first = rank;
+            its = gpu;
+        }
+    }
+    if (wrong > 0)
+        hapt_warn(env, "%d rank%s of the cluster file's GPUs drive%s another kind: rank %d of subcluster %s (%s) drives a %s\n", wrong,
+                  wrong > 1 ? "s" : "", wrong > 1 ? "" : "s", first, cluster->subcluster[cluster->subcluster_of_rank[first]].name,
+                  cluster->subcluster[cluster->subcluster_of_rank[first]].device.name, its->spec);
 }
 
 enum hapt_status hapt_cluster_bind(const struct hapt_env *env, struct hapt_arena *arena, struct hapt_cluster *cluster)
@@ -133,5 +211,6 @@ enum hapt_status hapt_cluster_bind(const struct hapt_env *env, struct hapt_arena
     struct hapt_hosts none = {0}, *hosts = &none; /* modelled devices ask nothing of their hosts */
     enum hapt_status status = cluster->subcluster[0].device.emulated ? HAPT_OK : hapt_hosts_gather(env, arena, &hosts);
     if (status == HAPT_OK) status = hapt_cluster_assign(hosts, env->world_size, arena, cluster);
+    if (status == HAPT_OK) doubt_names(env, hosts, cluster);
     return hapt_env_agree(env->world, status);
 }

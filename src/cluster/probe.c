@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hapt/progress.h"
 #include "probe.h"
 
 #define PROBE_BYTES (4 << 20)  /* largest message */
@@ -133,6 +134,20 @@ static void add(struct probe *list, int *count, int from, int to, double *bandwi
     list[(*count)++] = (struct probe){{from, to}, 0, 0, bandwidth, latency};
 }
 
+/* Two ranks that stand for the link between two subclusters: on different hosts where there are such, since a host may be part of both. */
+static void find_ends(const struct hapt_subcluster *a, const struct hapt_subcluster *b, int end[2])
+{
+    end[0] = a->ranks[0];
+    end[1] = b->ranks[0];
+    for (int i = 0; i < a->nodes * a->devices_per_node; i++)
+        for (int j = 0; j < b->nodes * b->devices_per_node; j++) {
+            if (strcmp(hapt_env_host(a->ranks[i]), hapt_env_host(b->ranks[j])) == 0) continue;
+            end[0] = a->ranks[i];
+            end[1] = b->ranks[j];
+            return;
+        }
+}
+
 static int list_probes(struct hapt_cluster *cluster, struct probe *list)
 {
     int count = 0;
@@ -145,7 +160,9 @@ static int list_probes(struct hapt_cluster *cluster, struct probe *list)
                 &own->inter_node_latency);
         for (int j = 0; j < i; j++) {
             struct hapt_link *link = &cluster->link[j * cluster->count + i];
-            add(list, &count, cluster->subcluster[j].ranks[0], own->ranks[0], &link->bandwidth, &link->latency);
+            int end[2];
+            find_ends(&cluster->subcluster[j], own, end);
+            add(list, &count, end[0], end[1], &link->bandwidth, &link->latency);
         }
     }
     return count;
@@ -161,6 +178,8 @@ enum hapt_status hapt_cluster_probe(const struct hapt_env *env, struct hapt_clus
         char *buffer = malloc(PROBE_BYTES);
         if (!buffer) hapt_die(hapt_fail(HAPT_ERR_MEMORY, "give the job more memory", "no memory to probe the links"));
         memset(buffer, 0, PROBE_BYTES);
+        struct hapt_progress progress;
+        hapt_progress_init(&progress, env, "probing links", count);
         const double seconds = PROBE_SECONDS / count < PROBE_LINK_SECONDS ? PROBE_SECONDS / count : PROBE_LINK_SECONDS;
         for (int p = 0; p < count; p++) {
             probe_meet(env, 2 * PROBE_DEADLINE);
@@ -168,7 +187,9 @@ enum hapt_status hapt_cluster_probe(const struct hapt_env *env, struct hapt_clus
             if (env->world_rank == list[p].rank[1]) follow(env, &list[p], buffer);
             result[2 * p] = list[p].bandwidth;
             result[2 * p + 1] = list[p].latency;
+            hapt_progress_update(&progress, p + 1, NULL);
         }
+        hapt_progress_release(&progress);
         free(buffer);
         probe_meet(env, 2 * PROBE_DEADLINE);
         must(MPI_Allreduce(MPI_IN_PLACE, result, 2 * count, MPI_DOUBLE, MPI_MAX, env->world));

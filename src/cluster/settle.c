@@ -1,4 +1,4 @@
-/* Ranks that drive a GPU settle on cores near it, with all threads that they start from here on. */
+/* Binds ranks to cores near their GPU, or to those of their NUMA node, with all threads that they start from here on. */
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,26 +14,26 @@ struct seat {
     int here;    /* 0: the topology is a fake one */
 };
 
-static bool drives_gpu(const struct hapt_env *env, const struct hapt_cluster *cluster)
+static bool runs_by(const struct hapt_env *env, const struct hapt_cluster *cluster, const char *backend)
 {
     const int own = cluster->subcluster_of_rank[env->world_rank];
-    return own >= 0 && strcmp(hapt_device_backend(&cluster->subcluster[own].device), "cuda") == 0;
+    return own >= 0 && strcmp(hapt_device_backend(&cluster->subcluster[own].device), backend) == 0;
 }
 
-/* Where this rank's GPU is; "" where there is none. */
-static void find_bus(const struct hapt_env *env, const struct hapt_cluster *cluster, char bus[NEAR_BUS_CHARS])
+/* What this rank computes on. */
+static void find_want(const struct hapt_env *env, const struct hapt_cluster *cluster, struct near_want *want)
 {
     const struct hapt_backend *backend = hapt_backend_find("cuda");
     const char *reason = "";
     struct hapt_device_facts facts = {.bus = ""};
-    bus[0] = '\0';
-    if (!drives_gpu(env, cluster) || !backend || !backend->describe) return;
+    *want = (struct near_want){.on_cores = runs_by(env, cluster, "cpu")};
+    if (!runs_by(env, cluster, "cuda") || !backend || !backend->describe) return;
     const int devices = backend->device_count(&reason);
     if (devices < 1 || backend->describe(hapt_env_device(env, devices), &facts) != HAPT_OK) {
         hapt_fail_reset();
         return;
     }
-    snprintf(bus, NEAR_BUS_CHARS, "%s", facts.bus);
+    snprintf(want->bus, sizeof want->bus, "%s", facts.bus);
 }
 
 static int weight(const unsigned char *bits)
@@ -68,11 +68,14 @@ static enum outcome take(const struct seat *seat)
     return outcome;
 }
 
-static void tell(const struct hapt_env *env, int bound, int far)
+static void tell(const struct hapt_env *env, int near_gpu, int by_numa, int far)
 {
-    if (bound > 0)
-        hapt_note(env, "%d rank%s bound to cores near %s GPU%s (--bind no: where the system likes)\n", bound, bound > 1 ? "s are" : " is",
-                  bound > 1 ? "their" : "its", bound > 1 ? "s" : "");
+    if (near_gpu > 0)
+        hapt_note(env, "%d rank%s bound to cores near %s GPU%s (--bind no: where the system likes)\n", near_gpu, near_gpu > 1 ? "s are" : " is",
+                  near_gpu > 1 ? "their" : "its", near_gpu > 1 ? "s" : "");
+    if (by_numa > 0)
+        hapt_note(env, "%d rank%s bound to the cores of %s NUMA node%s (--bind no: where the system likes)\n", by_numa, by_numa > 1 ? "s are" : " is",
+                  by_numa > 1 ? "their" : "its", by_numa > 1 ? "s" : "");
     if (far > 0)
         hapt_warn(env, "%d rank%s bound by the launcher to other cores than those near %s GPU%s: start with mpirun --bind-to none, srun --cpu-bind=none\n",
                   far, far > 1 ? "s are" : " is", far > 1 ? "their" : "its", far > 1 ? "s" : "");
@@ -80,26 +83,23 @@ static void tell(const struct hapt_env *env, int bound, int far)
 
 enum hapt_status hapt_cluster_settle(const struct hapt_env *env, bool bind, struct hapt_arena *arena, struct hapt_cluster *cluster)
 {
-    char mine[NEAR_BUS_CHARS], (*bus)[NEAR_BUS_CHARS] = hapt_arena_alloc(arena, (size_t)env->node_size, sizeof *bus);
+    struct near_want mine, *want = hapt_arena_alloc(arena, (size_t)env->node_size, sizeof *want);
     struct near_place *place = hapt_arena_alloc(arena, (size_t)env->node_size, sizeof *place);
     struct seat *seat = hapt_arena_alloc(arena, (size_t)env->node_size, sizeof *seat), own = {.here = 0};
-    bool any = false;
-    for (int c = 0; c < cluster->count; c++) any = any || strcmp(hapt_device_backend(&cluster->subcluster[c].device), "cuda") == 0;
-    if (!any) return HAPT_OK;
-    HAPT_TRY(hapt_env_agree(env->world, bus && place && seat ? HAPT_OK : HAPT_ERR_MEMORY));
-    find_bus(env, cluster, mine);
-    HAPT_MPI(MPI_Gather(mine, sizeof mine, MPI_BYTE, bus, sizeof mine, MPI_BYTE, 0, env->node));
+    HAPT_TRY(hapt_env_agree(env->world, want && place && seat ? HAPT_OK : HAPT_ERR_MEMORY));
+    find_want(env, cluster, &mine);
+    HAPT_MPI(MPI_Gather(&mine, sizeof mine, MPI_BYTE, want, sizeof mine, MPI_BYTE, 0, env->node));
     if (env->node_rank == 0) {
         bool here = false;
         int allowed = 0;
-        const bool known = near_look(env->node_size, (const char (*)[NEAR_BUS_CHARS])bus, place, &here, &allowed);
+        const bool known = near_look(env->node_size, want, place, &here, &allowed);
         for (int r = 0; known && r < env->node_size; r++) seat[r] = (struct seat){place[r], allowed, here};
     }
     HAPT_MPI(MPI_Scatter(seat, (int)sizeof own, MPI_BYTE, &own, (int)sizeof own, MPI_BYTE, 0, env->node));
     snprintf(cluster->near_interfaces, sizeof cluster->near_interfaces, "%s", own.place.nics);
     const enum outcome outcome = bind ? take(&own) : LEFT;
-    int count[2] = {outcome == BOUND, outcome == FAR}, all[2];
-    HAPT_MPI(MPI_Allreduce(count, all, 2, MPI_INT, MPI_SUM, env->world));
-    tell(env, all[0], all[1]);
+    int count[3] = {outcome == BOUND && !mine.on_cores, outcome == BOUND && mine.on_cores, outcome == FAR && !mine.on_cores}, all[3];
+    HAPT_MPI(MPI_Allreduce(count, all, 3, MPI_INT, MPI_SUM, env->world));
+    tell(env, all[0], all[1], all[2]);
     return HAPT_OK;
 }

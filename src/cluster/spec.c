@@ -538,6 +538,8 @@ static enum hapt_status read_root(const struct reader *reader, json_t *json, str
     if (!json_is_string(format) || strcmp(json_string_value(format), "hapt-cluster") != 0)
         return refuse(reader, hapt_place_key(root.at, "format"), hint, "\"format\" is not \"hapt-cluster\"");
     HAPT_TRY(find(&root, "version", true, &version));
+    if (json_is_integer(version) && json_integer_value(version) > 1)
+        return refuse(reader, hapt_place_key(root.at, "version"), "use a newer hapt", "the cluster file is of a later version than 1");
     if (!json_is_integer(version) || json_integer_value(version) != 1)
         return refuse(reader, hapt_place_key(root.at, "version"), "this hapt reads version 1",
                       "\"version\" of the cluster file is not 1");

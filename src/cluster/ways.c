@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "hapt/network.h"
+#include "hapt/progress.h"
 #include "near.h"
 #include "probe.h"
 #include "ways.h"
@@ -201,12 +202,17 @@ static enum hapt_status choose_all(struct choosing *choosing, bool all)
     const struct hapt_cluster *cluster = choosing->cluster;
     for (int from = 0; from < cluster->count; from++)
         for (int to = from; to < cluster->count; to++) list_ways(choosing, from, to, all);
+    hapt_progress_expect(2L * choosing->count);
     const double seconds = choosing->count * WAY_SECONDS < WAYS_SECONDS ? WAY_SECONDS : WAYS_SECONDS / choosing->count;
-    for (int w = 0; w < choosing->count; w++) HAPT_TRY(measure(choosing, &choosing->way[w], seconds));
+    for (int w = 0; w < choosing->count; w++) {
+        HAPT_TRY(measure(choosing, &choosing->way[w], seconds));
+        hapt_progress_advance(1);
+    }
     for (int first = 0, end; first < choosing->count; first = end) {
         for (end = first + 1; end < choosing->count && strcmp(choosing->way[end].transport, "mpi") != 0;) end++;
         HAPT_TRY(doubt_mpi(choosing, first, end, seconds / 2));
         choose(choosing, first, end, all);
+        hapt_progress_advance(end - first);
     }
     return HAPT_OK;
 }
@@ -221,8 +227,11 @@ enum hapt_status hapt_cluster_choose_ways(const struct hapt_env *env, bool all, 
     HAPT_TRY(hapt_env_agree(env->world, choosing.way ? HAPT_OK : HAPT_ERR_MEMORY));
     enum hapt_status status = HAPT_OK;
     if (env->node_count > 1) {
+        struct hapt_progress progress;
+        hapt_progress_init(&progress, env, "probing networks", 0);
         status = gather(env, cluster, arena, &choosing.place);
         if (status == HAPT_OK) status = choose_all(&choosing, all);
+        hapt_progress_release(&progress);
     }
     *count = choosing.count;
     *way = choosing.way;

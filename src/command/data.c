@@ -10,12 +10,18 @@
 
 #include "data_files.h"
 #include "hapt/h5.h"
+#include "hapt/progress.h"
+#include "outputs.h"
 
 const char hapt_command_data_help[] =
-    "Input types: bytes (any file; a token is a byte, vocabulary 256), uint16 (nanoGPT's .bin: little-endian 16-bit\n"
-    "tokens), llmc (llm.c's .bin: 256 32-bit numbers of header, magic 20240520, version 1, then 16-bit tokens). auto takes\n"
-    "a file with llm.c's header as llmc and everything else as bytes. cifar10 (one file or several: data_batch_1.bin and\n"
-    "so on of CIFAR-10's binary version) makes /images [n][3][32][32] and /labels [n], with /mean and /std of the channels.\n"
+    "Input types: bytes (any file; a token is a byte, vocabulary 256), uint16 and uint32 (little-endian tokens and nothing\n"
+    "else, such as nanoGPT's .bin), llmc (llm.c's .bin: 256 32-bit numbers of header, then tokens of 16 bits: magic\n"
+    "20240520, version 1; or of 32 bits: version 7). cifar10 (one file or several: data_batch_1.bin and so on of CIFAR-10's\n"
+    "binary version) makes /images [n][3][32][32] and /labels [n], with /mean and /std of the channels.\n"
+    "\n"
+    "auto recognises plain text (ASCII or UTF-8, as bytes), llm.c's header and CIFAR-10's records. All else needs --type:\n"
+    "nanoGPT's .bin looks like any binary file, and so do other encodings of text. HDF5 files are not read: one with /tokens,\n"
+    "/batches or /images is a data file already.\n"
     "\n"
     "The data file (HDF5, format \"hapt-data\", version 1) holds /tokens [n], stored as narrow as they fit, and the root\n"
     "attributes vocab, unigram_entropy and bigram_entropy (nats per token: what a model that knows only the frequencies\n"
@@ -25,12 +31,13 @@ const char hapt_command_data_help[] =
     "/labels [step][row]; pixels are bytes or floats: with /mean [C] and /std [C] their value is (stored - mean) / std,\n"
     "without them a byte is divided by 255.\n";
 
-enum { LLMC_HEADER = 256, LLMC_MAGIC = 20240520, LLMC_VERSION = 1 };
+/* Progress is counted in pieces of this size: bytes that are read, tokens that are counted. */
+enum { PIECE = 1 << 22, COUNTS = 6 }; /* loops over all tokens, and as long for writing them */
 
 struct tokens {
     int64_t count;
     int vocab;       /* 256 for bytes, else the largest token + 1 */
-    uint16_t *token; /* [count] */
+    uint32_t *token; /* [count] */
 };
 
 enum hapt_status hapt_data_read_file(const char *path, struct hapt_arena *arena, unsigned char **bytes, size_t *size)
@@ -44,18 +51,17 @@ enum hapt_status hapt_data_read_file(const char *path, struct hapt_arena *arena,
     }
     *size = (size_t)about.st_size;
     *bytes = hapt_arena_alloc(arena, *size, 1);
-    const bool complete = *bytes && fread(*bytes, 1, *size, stream) == *size;
+    size_t done = 0;
+    hapt_progress_expect((long)((*size + PIECE - 1) / PIECE));
+    for (size_t piece = 1; *bytes && done < *size && piece > 0; hapt_progress_advance(1)) {
+        piece = fread(*bytes + done, 1, *size - done < PIECE ? *size - done : PIECE, stream);
+        done += piece;
+    }
+    const bool complete = *bytes && done == *size;
     fclose(stream);
     if (!*bytes) return HAPT_ERR_MEMORY;
     if (!complete) return hapt_fail(HAPT_ERR_INPUT, NULL, "cannot read all of %s", path);
     return HAPT_OK;
-}
-
-static int32_t header_word(const unsigned char *bytes, size_t size, int index)
-{
-    int32_t word = 0;
-    if (size >= 4 * LLMC_HEADER) memcpy(&word, bytes + 4 * (size_t)index, sizeof word);
-    return word;
 }
 
 static enum hapt_status take_bytes(const unsigned char *bytes, size_t size, struct hapt_arena *arena,
@@ -68,17 +74,24 @@ static enum hapt_status take_bytes(const unsigned char *bytes, size_t size, stru
     return HAPT_OK;
 }
 
-static enum hapt_status take_uint16(const unsigned char *bytes, size_t size, const char *path, struct hapt_arena *arena,
-                                    struct tokens *tokens)
+/* Little-endian tokens of `width` bytes. */
+static enum hapt_status take_words(const unsigned char *bytes, size_t size, size_t width, const char *path, struct hapt_arena *arena,
+                                   struct tokens *tokens)
 {
-    if (size % 2 != 0) {
-        return hapt_fail(HAPT_ERR_INPUT, "choose another --type", "%s holds no whole number of 16-bit tokens", path);
+    if (size % width != 0) {
+        return hapt_fail(HAPT_ERR_INPUT, "choose another --type", "%s holds no whole number of %zu-bit tokens", path, 8 * width);
     }
-    HAPT_NEW(tokens->token, arena, size / 2);
-    memcpy(tokens->token, bytes, size);
-    tokens->count = (int64_t)(size / 2);
+    HAPT_NEW(tokens->token, arena, size / width);
+    tokens->count = (int64_t)(size / width);
     for (int64_t i = 0; i < tokens->count; i++) {
-        if (tokens->token[i] >= tokens->vocab) tokens->vocab = tokens->token[i] + 1;
+        const unsigned char *at = bytes + (size_t)i * width;
+        const uint32_t token = at[0] | (uint32_t)at[1] << 8 | (width == 4 ? (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24 : 0);
+        if (token >= MOST_VOCAB) {
+            return hapt_fail(HAPT_ERR_INPUT, "choose another --type", "%s: token %u at %" PRId64 " is above all vocabularies (%d)", path,
+                             (unsigned)token, i, MOST_VOCAB);
+        }
+        if (token >= (uint32_t)tokens->vocab) tokens->vocab = (int)token + 1;
+        tokens->token[i] = token;
     }
     return HAPT_OK;
 }
@@ -86,17 +99,22 @@ static enum hapt_status take_uint16(const unsigned char *bytes, size_t size, con
 static enum hapt_status take_llmc(const unsigned char *bytes, size_t size, const char *path, struct hapt_arena *arena,
                                   struct tokens *tokens)
 {
-    const size_t header = 4 * LLMC_HEADER;
-    if (header_word(bytes, size, 0) != LLMC_MAGIC || header_word(bytes, size, 1) != LLMC_VERSION) {
+    int version;
+    int64_t count;
+    if (!hapt_data_is_llmc(bytes, size, &version, &count)) {
         return hapt_fail(HAPT_ERR_INPUT, "llm.c writes magic 20240520, version 1; choose another --type",
                          "%s has no llm.c header", path);
     }
-    const int64_t count = header_word(bytes, size, 2);
-    if (count < 0 || (size - header) / 2 < (size_t)count) {
-        return hapt_fail(HAPT_ERR_INPUT, "it is truncated", "%s promises %" PRId64 " tokens and holds %zu", path, count,
-                         (size - header) / 2);
+    if (version != LLMC_NARROW && version != LLMC_WIDE) {
+        return hapt_fail(HAPT_ERR_INPUT, "write tokens of 16 bits (version 1) or of 32 bits (version 7)",
+                         "%s has llm.c's version %d, which is not known here", path, version);
     }
-    return take_uint16(bytes + header, 2 * (size_t)count, path, arena, tokens);
+    const size_t width = version == LLMC_WIDE ? 4 : 2, header = LLMC_HEADER_BYTES;
+    if (count < 0 || (size - header) / width != (size_t)count || (size - header) % width != 0) {
+        return hapt_fail(HAPT_ERR_INPUT, "it is truncated or was appended to: make it again", "%s promises %" PRId64 " tokens and holds %zu", path,
+                         count, (size - header) / width);
+    }
+    return take_words(bytes + header, size - header, width, path, arena, tokens);
 }
 
 static enum hapt_status read_tokens(const char *path, const char *type, struct hapt_arena *arena, struct tokens *tokens)
@@ -104,11 +122,10 @@ static enum hapt_status read_tokens(const char *path, const char *type, struct h
     unsigned char *bytes = NULL;
     size_t size = 0;
     HAPT_TRY(hapt_data_read_file(path, arena, &bytes, &size));
-    const bool automatic = strcmp(type, "auto") == 0;
-    if (strcmp(type, "llmc") == 0 || (automatic && header_word(bytes, size, 0) == LLMC_MAGIC)) {
+    if (strcmp(type, "llmc") == 0) {
         HAPT_TRY(take_llmc(bytes, size, path, arena, tokens));
-    } else if (strcmp(type, "uint16") == 0) {
-        HAPT_TRY(take_uint16(bytes, size, path, arena, tokens));
+    } else if (strcmp(type, "uint16") == 0 || strcmp(type, "uint32") == 0) {
+        HAPT_TRY(take_words(bytes, size, strcmp(type, "uint16") == 0 ? 2 : 4, path, arena, tokens));
     } else {
         HAPT_TRY(take_bytes(bytes, size, arena, tokens));
     }
@@ -126,27 +143,33 @@ static double entropy_sum(const int64_t *count, int64_t length, double total)
     return sum;
 }
 
+static void count_piece(int64_t i)
+{
+    if (i % PIECE == 0) hapt_progress_advance(1);
+}
+
 /* Entropy of a token, and of a token given the one before it, in nats: frequencies of the text itself. */
 static enum hapt_status entropies(const struct tokens *tokens, struct hapt_arena *arena, double *unigram, double *bigram)
 {
     const int64_t pairs = tokens->count - 1, vocab = tokens->vocab;
     int64_t *start, *after, *fill;
-    uint16_t *follower; /* [pairs] the tokens that follow, grouped by the token before */
+    uint32_t *follower; /* [pairs] the tokens that follow, grouped by the token before */
     HAPT_NEW(start, arena, vocab + 1);
     HAPT_NEW(after, arena, vocab);
     HAPT_NEW(fill, arena, vocab);
     HAPT_NEW(follower, arena, pairs);
-    for (int64_t i = 0; i < tokens->count; i++) after[tokens->token[i]]++;
+    hapt_progress_expect(COUNTS * (long)((tokens->count + PIECE - 1) / PIECE));
+    for (int64_t i = 0; i < tokens->count; i++, count_piece(i)) after[tokens->token[i]]++;
     *unigram = entropy_sum(after, vocab, (double)tokens->count) / (double)tokens->count;
-    for (int64_t i = 0; i < pairs; i++) start[tokens->token[i] + 1]++;
+    for (int64_t i = 0; i < pairs; i++, count_piece(i)) start[tokens->token[i] + 1]++;
     for (int64_t v = 0; v < vocab; v++) start[v + 1] += start[v];
     memcpy(fill, start, (size_t)vocab * sizeof *fill);
-    for (int64_t i = 0; i < pairs; i++) follower[fill[tokens->token[i]]++] = tokens->token[i + 1];
+    for (int64_t i = 0; i < pairs; i++, count_piece(i)) follower[fill[tokens->token[i]]++] = tokens->token[i + 1];
     memset(after, 0, (size_t)vocab * sizeof *after);
     double sum = 0;
     for (int64_t v = 0; v < vocab; v++) {
         const double total = (double)(start[v + 1] - start[v]);
-        for (int64_t i = start[v]; i < start[v + 1]; i++) after[follower[i]]++;
+        for (int64_t i = start[v]; i < start[v + 1]; i++, count_piece(i)) after[follower[i]]++;
         /* Each count is taken once, where its token is met first, and cleared: rare predecessors stay cheap. */
         for (int64_t i = start[v]; i < start[v + 1]; i++) {
             sum += entropy_sum(&after[follower[i]], 1, total);
@@ -161,18 +184,25 @@ static enum hapt_status write_tokens(const char *path, const struct tokens *toke
                                      struct hapt_arena *arena)
 {
     struct hapt_h5 *file;
-    uint8_t *narrow = NULL;
-    if (tokens->vocab <= 256) {
+    const enum hapt_h5_type type = tokens->vocab <= 256 ? HAPT_H5_U8 : tokens->vocab <= 65536 ? HAPT_H5_U16 : HAPT_H5_I32;
+    const void *stored = tokens->token; /* below 2^31: the same as I32 */
+    uint8_t *byte;
+    uint16_t *narrow;
+    if (type == HAPT_H5_U8) {
+        HAPT_NEW(byte, arena, tokens->count);
+        for (int64_t i = 0; i < tokens->count; i++) byte[i] = (uint8_t)tokens->token[i];
+        stored = byte;
+    } else if (type == HAPT_H5_U16) {
         HAPT_NEW(narrow, arena, tokens->count);
-        for (int64_t i = 0; i < tokens->count; i++) narrow[i] = (uint8_t)tokens->token[i];
+        for (int64_t i = 0; i < tokens->count; i++, count_piece(i)) narrow[i] = (uint16_t)tokens->token[i];
+        stored = narrow;
     }
     HAPT_TRY(hapt_h5_create(path, "hapt-data", 1, &file));
     enum hapt_status status = hapt_h5_write_attribute_int(file, "/", "vocab", tokens->vocab);
     if (status == HAPT_OK) status = hapt_h5_write_attribute_real(file, "/", "unigram_entropy", unigram, "nat/token");
     if (status == HAPT_OK) status = hapt_h5_write_attribute_real(file, "/", "bigram_entropy", bigram, "nat/token");
     if (status == HAPT_OK) {
-        status = hapt_h5_write(file, "/tokens", narrow ? HAPT_H5_U8 : HAPT_H5_U16, 1, &tokens->count,
-                               narrow ? (const void *)narrow : tokens->token, "token");
+        status = hapt_h5_write(file, "/tokens", type, 1, &tokens->count, stored, "token");
     }
     if (status == HAPT_OK) return hapt_h5_commit(file);
     hapt_h5_close(file);
@@ -194,13 +224,15 @@ static enum hapt_status make_data(const struct hapt_env *env, const struct hapt_
     struct tokens tokens = {0};
     double unigram = 0, bigram = 0;
     const char *path = hapt_config_text(config, "output");
-    const bool images = strcmp(hapt_config_text(config, "type"), "cifar10") == 0;
-    if (hapt_config_word_count(config) < 1 || (!images && hapt_config_word_count(config) != 1)) {
+    const char *type = hapt_config_text(config, "type");
+    if (hapt_config_word_count(config) < 1)
         return hapt_fail(HAPT_ERR_USAGE, "hapt data text.txt --output tokens.h5", "hapt data wants one file to read");
-    }
     if (!path) return hapt_fail(HAPT_ERR_USAGE, "add --output tokens.h5", "hapt data has no file to write");
-    if (images) return hapt_data_make_images(env, config, path, arena);
-    HAPT_TRY(read_tokens(hapt_config_word(config, 0), hapt_config_text(config, "type"), arena, &tokens));
+    if (strcmp(type, "auto") == 0) HAPT_TRY(hapt_data_recognise(hapt_config_word(config, 0), &type));
+    if (strcmp(type, "cifar10") == 0) return hapt_data_make_images(env, config, path, arena);
+    if (hapt_config_word_count(config) != 1)
+        return hapt_fail(HAPT_ERR_USAGE, "hapt data text.txt --output tokens.h5", "hapt data wants one file to read");
+    HAPT_TRY(read_tokens(hapt_config_word(config, 0), type, arena, &tokens));
     HAPT_TRY(entropies(&tokens, arena, &unigram, &bigram));
     HAPT_TRY(write_tokens(path, &tokens, unigram, bigram, arena));
     if (env->quiet) return print_json(path, &tokens, unigram, bigram);
@@ -213,8 +245,15 @@ enum hapt_status hapt_command_data(struct hapt_env *env, struct hapt_config *con
 {
     struct hapt_arena arena;
     hapt_arena_init(&arena);
-    enum hapt_status status = HAPT_OK;
+    enum hapt_status status = hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-data"});
+    if (status != HAPT_OK) {
+        hapt_arena_release(&arena);
+        return status;
+    }
+    struct hapt_progress progress;
+    hapt_progress_init(&progress, env, "converting data", 0);
     if (env->world_rank == 0) status = make_data(env, config, &arena); /* a file has one writer */
+    hapt_progress_release(&progress);
     status = hapt_env_agree(env->world, status);
     hapt_arena_release(&arena);
     return status;

@@ -8,7 +8,7 @@
 #include "data_files.h"
 #include "hapt/h5.h"
 
-enum { CHANNELS = 3, SIDE = 32, PIXELS = SIDE * SIDE, IMAGE = CHANNELS * PIXELS, RECORD = 1 + IMAGE, CLASSES = 10 };
+enum { CHANNELS = 3, SIDE = 32, PIXELS = SIDE * SIDE, IMAGE = CHANNELS * PIXELS, RECORD = CIFAR_RECORD_BYTES, CLASSES = CIFAR_CLASSES };
 
 struct images {
     int64_t count;

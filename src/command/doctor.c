@@ -244,6 +244,23 @@ static void examine_backends(struct doctor *doctor)
     if (!hapt_backend_find("cuda")) tell(doctor, "back ends", "cuda", "not in this build");
 }
 
+/* The files that back ends opened while they ran. Without a driver there are none. */
+static void examine_libraries(struct doctor *doctor)
+{
+    const struct hapt_backend *backend;
+    const struct hapt_library *library;
+    for (int i = 0; (backend = hapt_backend_at(i)); i++) {
+        char section[64];
+        const char *reason;
+        snprintf(section, sizeof section, "libraries of %s", backend->name);
+        for (int l = 0; backend->library && (library = backend->library(l)); l++) {
+            tell(doctor, section, library->name, "%s%s", library->path ? "" : "missing: ", library->path ? library->path : library->missing);
+            if (!library->path && (library->needed || backend->device_count(&reason) > 0))
+                complain(doctor, library->needed ? HAPT_ERR_INPUT : HAPT_OK, library->remedy, "%s", library->missing);
+        }
+    }
+}
+
 /* Linear programs of sharding ratios: one of the libraries is enough, and without any it still works, only slower. */
 static void examine_solvers(struct doctor *doctor)
 {
@@ -351,6 +368,7 @@ static enum hapt_status report(struct doctor *doctor)
          doctor->hosts->count, doctor->hosts->count > 1 ? "s" : "", doctor->threads, doctor->threads > 1 ? "s" : "");
     examine_hosts(doctor);
     examine_backends(doctor);
+    examine_libraries(doctor);
     examine_solvers(doctor);
     examine_disk(doctor);
     examine_cluster(doctor);

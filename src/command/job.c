@@ -63,6 +63,7 @@ static enum hapt_status run_job(struct hapt_env *env, struct hapt_config *config
     HAPT_TRY(hapt_env_agree(env->world, check_options(config)));
     HAPT_TRY(hapt_phase_model(env, config, arena, &job->model));
     HAPT_TRY(hapt_run_folder_claim(env, config, arena));
+    HAPT_TRY(hapt_train_check_disk(env, config, job->model));
     HAPT_TRY(hapt_train_resume(env, config, job->model, arena, &job->checkpoint));
     HAPT_TRY(hapt_phase_cluster(env, config, true, arena, &job->cluster));
     hapt_cluster_print(env, job->cluster);

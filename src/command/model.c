@@ -5,6 +5,8 @@
 
 #include "hapt/command.h"
 #include "hapt/model.h"
+#include "hapt/progress.h"
+#include "outputs.h"
 
 const char hapt_command_model_help[] =
     "Families: gpt (GPT-2: learned positions, pre-LN blocks, causal attention, tanh GELU, tied or untied output layer;\n"
@@ -96,8 +98,15 @@ enum hapt_status hapt_command_model(struct hapt_env *env, struct hapt_config *co
 {
     struct hapt_arena arena;
     hapt_arena_init(&arena);
-    enum hapt_status status = HAPT_OK;
+    enum hapt_status status = hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-model"});
+    if (status != HAPT_OK) {
+        hapt_arena_release(&arena);
+        return status;
+    }
+    struct hapt_progress progress;
+    hapt_progress_init(&progress, env, "writing the model", 0);
     if (env->world_rank == 0) status = write_model(env, config, &arena); /* a file has one writer */
+    hapt_progress_release(&progress);
     status = hapt_env_agree(env->world, status);
     hapt_arena_release(&arena);
     return status;

@@ -1,5 +1,6 @@
 #include <string.h>
 
+#include "hapt/progress.h"
 #include "phases.h"
 
 enum hapt_status hapt_phase_plan_bind(struct hapt_plan *plan, const struct hapt_layers *layers)
@@ -87,10 +88,13 @@ enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *confi
     HAPT_TRY(hapt_env_agree(env->world, hapt_phase_plan_options(config))); /* a model file may have brought another schedule */
     HAPT_TRY(hapt_env_agree(env->world, hapt_phase_strategy(config, profile, layers, arena, &options)));
     enum hapt_status status;
+    struct hapt_progress progress;
+    hapt_progress_init(&progress, env, "planning", 0);
     if (stages)
         status = hapt_env_agree(env->world, hapt_plan_force(profile, &options.search, stages, arena, plan));
     else
         status = hapt_plan_by_strategy(env->world, profile, strategy, &options, arena, plan, &note);
+    hapt_progress_release(&progress);
     if (note) hapt_note(env, "%s: %s\n", hapt_strategy_name(strategy), note);
     if (status != HAPT_OK) return status;
     (*plan)->precision = profile->precision;

@@ -3,6 +3,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "hapt/progress.h"
+
 /* --efficiency, or NULL; says which devices it does not hold. */
 static enum hapt_status load_efficiency(struct hapt_env *env, struct hapt_config *config, const struct hapt_cluster *cluster,
                                         const struct hapt_model *model, struct hapt_arena *arena,
@@ -90,7 +92,11 @@ enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *co
     const char *path = hapt_config_command(config) == HAPT_COMMAND_PROFILE ? NULL : hapt_config_text(config, "profile");
     struct hapt_efficiency *efficiency;
     if (path) {
-        HAPT_TRY(hapt_profile_load_shared(env, path, arena, profile));
+        struct hapt_progress progress;
+        hapt_progress_init(&progress, env, "loading the profile", 0);
+        const enum hapt_status status = hapt_profile_load_shared(env, path, arena, profile);
+        hapt_progress_release(&progress);
+        HAPT_TRY(status);
         return hapt_env_agree(env->world, keep_programs(config, arena, profile));
     }
     HAPT_TRY(hapt_env_agree(env->world, hapt_phase_profile_options(config, cluster)));
@@ -99,8 +105,12 @@ enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *co
         if (strcmp(hapt_config_text(config, "program"), "synthesised") == 0) hapt_profile_keep_programs(*profile, "synthesised");
         (*profile)->origin = HAPT_PROFILE_MEASURED;
     } else {
+        struct hapt_progress progress;
         HAPT_TRY(load_efficiency(env, config, cluster, model, arena, &efficiency));
-        HAPT_TRY(predict_shared(env, config, cluster, model, layers, efficiency, arena, profile));
+        hapt_progress_init(&progress, env, "predicting", 0);
+        const enum hapt_status status = predict_shared(env, config, cluster, model, layers, efficiency, arena, profile);
+        hapt_progress_release(&progress);
+        HAPT_TRY(status);
         (*profile)->origin = HAPT_PROFILE_PREDICTED;
     }
     (*profile)->precision = model->precision;

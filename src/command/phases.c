@@ -1,5 +1,7 @@
 #include "phases.h"
 
+#include "hapt/progress.h"
+
 enum hapt_status hapt_phase_unused(const struct hapt_config *config, const char *why, const char *const *names)
 {
     for (; *names; names++)
@@ -23,7 +25,11 @@ static enum hapt_status load_model(struct hapt_config *config, struct hapt_arena
 enum hapt_status hapt_phase_model(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
                                   struct hapt_model **model)
 {
-    return hapt_env_agree(env->world, load_model(config, arena, model));
+    struct hapt_progress progress;
+    hapt_progress_init(&progress, env, "loading the model", 0);
+    const enum hapt_status status = load_model(config, arena, model);
+    hapt_progress_release(&progress);
+    return hapt_env_agree(env->world, status);
 }
 
 enum hapt_status hapt_phase_layers(struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,

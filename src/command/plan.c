@@ -1,4 +1,5 @@
 /* hapt plan: the best plan of a profile, or of a model on a cluster. */
+#include "outputs.h"
 #include "plan_why.h"
 
 const char hapt_command_plan_help[] =
@@ -174,6 +175,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     struct hapt_plan *plan;
     struct hapt_plan_paper from, paper;
     HAPT_TRY(hapt_env_agree(env->world, check_options(config, arena)));
+    HAPT_TRY(hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-plan"}));
     if (hapt_config_bool(config, "diff")) return hapt_plan_diff_print(env, config, arena);
     HAPT_TRY(get_profile(env, config, arena, &layers, &from, &paper, &profile));
     HAPT_TRY(correct(env, config, arena, extra, &profile));

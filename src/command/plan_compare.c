@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "hapt/progress.h"
 #include "plan_why.h"
 
 static const char *percent(double share, char text[16])
@@ -99,7 +100,11 @@ enum hapt_status hapt_plan_compare_print(struct hapt_env *env, struct hapt_confi
     struct hapt_compare_row *rows;
     int count;
     HAPT_TRY(hapt_env_agree(env->world, hapt_phase_strategy(config, profile, layers, arena, &options)));
-    HAPT_TRY(hapt_plan_compare(env->world, profile, &options, arena, &rows, &count));
+    struct hapt_progress progress;
+    hapt_progress_init(&progress, env, "comparing", 0);
+    const enum hapt_status compared = hapt_plan_compare(env->world, profile, &options, arena, &rows, &count);
+    hapt_progress_release(&progress);
+    HAPT_TRY(compared);
     enum hapt_status status = HAPT_OK;
     print_rows(env, rows, count, options.search.microbatches);
     if (env->world_rank == 0 && env->quiet) status = print_json(rows, count, options.search.microbatches);

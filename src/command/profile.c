@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "outputs.h"
 #include "phases.h"
 
 const char hapt_command_profile_help[] =
@@ -18,7 +19,11 @@ const char hapt_command_profile_help[] =
     "ladder of long ones are run, which the others are composed of; where a few witnesses show that composing is not as\n"
     "exact as measuring, all are run. So the cost grows with what is unique in a model, not with its depth. When\n"
     "--profile-seconds do not allow three rounds, a sample is timed. The times of overlapping ranges support each other, so\n"
-    "that noise does not mislead the search.\n"
+    "that noise does not mislead the search. Rounds are spread over --profile-seconds, a quarter of them where the rounds\n"
+    "agree. The noise is what the times may be off by: of single ranges, of the rounds (95 %), and the drift between the\n"
+    "first and the last rounds, whichever is largest. Above 10 % a warning says so.\n"
+    "Measuring is refused (exit code 2) where it would take over 60 s (or a longer --profile-seconds), or over half of the\n"
+    "free memory of a host.\n"
     "\n"
     "--calibrate E.h5 times every operator of the model by the engine that trains, forward and backward, at every number of\n"
     "devices that the rows divide over, and fits what share of the device's rates each class of operators reaches by its\n"
@@ -42,7 +47,8 @@ const char hapt_command_profile_help[] =
     "                                            read: exchanged every step when a stage begins there; optional\n"
     "  /link_bandwidth [C][C], /link_latency     byte/s, s; the diagonal is between stages inside one subcluster\n"
     "  /                                         optional attributes precision (fp32, tf32, bf16, fp16) that it was made in, and\n"
-    "                                            origin (measured, predicted); training keeps to that precision\n"
+    "                                            origin (measured, predicted); training keeps to that precision; noise and\n"
+    "                                            drift (shares, of measured times)\n"
     "  /cluster_c/                               attributes name, nodes, devices_per_node, device_memory_bytes, "
     "peak_flops\n"
     "  /cluster_c/submesh [S][2]                 nodes and devices of each\n"
@@ -128,6 +134,9 @@ static void print_effort(const struct hapt_env *env, const struct hapt_profile *
         hapt_print(env, " by %lld runs of %lld program%s", (long long)effort->runs, (long long)effort->programs,
                    effort->programs == 1 ? "" : "s");
     hapt_print(env, ", %s\n", hapt_units_time(effort->seconds, seconds));
+    if (profile->noise > 0)
+        hapt_print(env, "times may be off by %.1f %%, the devices became %.1f %% %s meanwhile\n", 100 * profile->noise,
+                   100 * fabs(profile->drift), profile->drift < 0 ? "faster" : "slower");
 }
 
 static void print_row(const struct hapt_env *env, const char *name, const char *shape, const struct summary *summary)
@@ -215,12 +224,13 @@ static json_t *profile_json(const struct hapt_profile *profile, const char *path
         json_array_append_new(subclusters, json_pack("{s:s, s:o}", "name", profile->cluster[c].name, "submeshes",
                                                      submeshes_json(profile, &profile->cluster[c])));
     const struct hapt_profile_effort *effort = &profile->effort;
-    return json_pack("{s:s, s:i, s:i, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:o, s:o}", "format", "hapt-profile-summary",
+    return json_pack("{s:s, s:i, s:i, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:o, s:o}", "format", "hapt-profile-summary",
                      "version", 1, "layers", profile->layer_count, "precision", hapt_precision_name(profile->precision), "origin",
                      hapt_profile_origin_name(profile->origin), "output", path, "candidates",
                      (json_int_t)candidates_of(profile), "unique", (json_int_t)effort->unique, "timed",
                      (json_int_t)effort->timed, "programs", (json_int_t)effort->programs, "runs",
-                     (json_int_t)effort->runs, "seconds", effort->seconds, "subclusters", subclusters, "mixed", mixed_json(profile));
+                     (json_int_t)effort->runs, "seconds", effort->seconds, "noise", profile->noise, "drift", profile->drift,
+                     "subclusters", subclusters, "mixed", mixed_json(profile));
 }
 
 static json_t *efficiency_json(const struct hapt_efficiency *efficiency, const char *path)
@@ -323,7 +333,9 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     struct hapt_layers *layers;
     struct products products = {.profile_path = hapt_config_text(config, "output"),
                                 .efficiency_path = hapt_config_text(config, "calibrate")};
+    const struct hapt_output outputs[] = {{.option = "output", .format = "hapt-profile"}, {.option = "calibrate", .format = "hapt-efficiency"}};
     HAPT_TRY(hapt_env_agree(env->world, check_options(config)));
+    HAPT_TRY(hapt_outputs_check(env, config, 2, outputs));
     HAPT_TRY(hapt_phase_model(env, config, arena, &model));
     HAPT_TRY(hapt_phase_cluster(env, config, false, arena, &cluster));
     HAPT_TRY(hapt_phase_precision(env, config, cluster, NULL, model));

@@ -1,6 +1,7 @@
 /* `hapt report`: the summary of a run file. */
 #include "hapt/command.h"
 #include "hapt/report.h"
+#include "outputs.h"
 
 const char hapt_command_report_help[] =
     "Reads outputs/NAME/run.h5 and prints the plan, what was predicted and what was measured.\n"
@@ -27,7 +28,8 @@ enum hapt_status hapt_command_report(struct hapt_env *env, struct hapt_config *c
 {
     struct hapt_arena arena;
     hapt_arena_init(&arena);
-    const enum hapt_status status = hapt_env_agree(env->world, report(env, config, &arena));
+    enum hapt_status status = hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "timeline", .key = "traceEvents"});
+    if (status == HAPT_OK) status = hapt_env_agree(env->world, report(env, config, &arena));
     hapt_arena_release(&arena);
     return status;
 }

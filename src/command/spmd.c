@@ -1,8 +1,12 @@
 /* hapt spmd: HAP alone, one SPMD program over all devices of a cluster. */
 #include "spmd.h"
 
+#include "hapt/progress.h"
+
 #include <math.h>
 #include <string.h>
+
+#include "outputs.h"
 
 const char hapt_command_spmd_help[] =
     "Takes all devices of the cluster for one mesh axis and finds by turns the program (how every operator is sharded and\n"
@@ -135,6 +139,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     struct hapt_layers *layers;
     struct hapt_efficiency *efficiency = NULL;
     HAPT_TRY(hapt_env_agree(env->world, check_options(config)));
+    HAPT_TRY(hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-plan"}));
     HAPT_TRY(hapt_phase_model(env, config, arena, &model));
     HAPT_TRY(hapt_phase_cluster(env, config, false, arena, &cluster));
     HAPT_TRY(hapt_phase_precision(env, config, cluster, NULL, model));
@@ -146,7 +151,10 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     if (env->world_rank == 0) { /* one rank's work */
         const char *path = hapt_config_text(config, "efficiency");
         if (path) status = hapt_efficiency_load(path, arena, &efficiency);
+        struct hapt_progress progress;
+        hapt_progress_init(&progress, env, "synthesising", 0);
         if (status == HAPT_OK) status = find(config, efficiency, arena, &outcome);
+        hapt_progress_release(&progress);
         if (status == HAPT_OK && hapt_config_text(config, "output"))
             status = spmd_save_plan(&outcome, state_count(config), hapt_config_text(config, "output"), arena);
         if (status == HAPT_OK && !env->quiet) {

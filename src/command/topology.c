@@ -5,13 +5,17 @@
 #include "hapt/device.h"
 #include "hapt/host.h"
 #include "hapt/link.h"
+#include "hapt/progress.h"
+#include "outputs.h"
 #include "phases.h"
 
 const char hapt_command_topology_help[] =
     "Without --cluster every rank's host is looked at and hosts with equal devices, memory and rank count form one\n"
-    "subcluster. With it the file is shown: bound to the ranks and with absent link values measured when there are\n"
-    "enough ranks, else as a plan on paper with assumed ones. --json prints a cluster file, --output writes HDF5.\n"
+    "subcluster, or one for each kind of GPU that their ranks drive (rank r of a host drives GPU r). With it the file is shown:\n"
+    "bound to the ranks and with absent link values measured when there are enough ranks, else as a plan on paper with\n"
+    "assumed ones. --json prints a cluster file, --output writes HDF5.\n"
     "Of a GPU it tells the hardware threads near it, on which its rank runs (--bind), and the network interfaces nearest to it.\n"
+    "Ranks on CPUs share the NUMA nodes of their host (--bind) where they divide them evenly.\n"
     "HWLOC_XMLFILE and HWLOC_SYNTHETIC fake the topology that is discovered (with HWLOC_THISSYSTEM=1 they describe it). Devices that are not here are rehearsed by\n"
     "--device emulated of hapt and hapt train.\n"
     "\n"
@@ -27,7 +31,8 @@ const char hapt_command_topology_help[] =
     "                          \"bf16\", \"fp16\"), \"memory\", \"memory_bandwidth\"\n"
     "      \"slowdown\"          optional, >= 1: compute is stretched by it\n"
     "      \"memory\"            optional: cap of the memory of each device\n"
-    "      \"hosts\"             optional: one host name for each node; else ranks fill subclusters in order\n"
+    "      \"hosts\"             optional: one host name for each node; else ranks fill subclusters in order, where GPUs differ\n"
+    "                          those that drive GPUs of the device's name first\n"
     "      \"intra_node_bandwidth\", \"inter_node_bandwidth\", \"intra_node_latency\", \"inter_node_latency\"\n"
     "                          optional: per direction, between two devices of a node, of two nodes\n"
     "  \"links\"        optional list of objects:\n"
@@ -136,10 +141,13 @@ static enum hapt_status measure_collectives(const struct hapt_env *env, struct h
             if (cluster->subcluster[c].ranks[j] == env->world_rank) place = at;
     HAPT_MPI(MPI_Comm_split(env->world, place < 0 ? MPI_UNDEFINED : 0, place, &devices));
     enum hapt_status status = HAPT_OK;
+    struct hapt_progress progress;
+    hapt_progress_init(&progress, env, "measuring collectives", 0);
     if (devices != MPI_COMM_NULL) {
         status = time_collectives(devices, cluster, arena, &model);
         MPI_Comm_free(&devices);
     }
+    hapt_progress_release(&progress);
     HAPT_TRY(hapt_env_agree(env->world, status));
     HAPT_MPI(MPI_Bcast(&model, (int)sizeof model, MPI_BYTE, cluster->subcluster[0].ranks[0], env->world)); /* to idle ranks, too */
     if (model.ranks < 2) return HAPT_OK;
@@ -193,6 +201,7 @@ static enum hapt_status probe_links(struct hapt_env *env, struct hapt_arena *are
 static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
     struct hapt_cluster *cluster;
+    HAPT_TRY(hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-topology"}));
     if (!hapt_config_text(config, "cluster")) {
         struct hapt_hosts *hosts;
         HAPT_TRY(hapt_env_agree(env->world, hapt_hosts_gather(env, arena, &hosts)));

@@ -3,22 +3,21 @@
  * executable, or where HAPT_CUDA_PLUGIN says. What is missing is said as the reason why there is no device.
  */
 #include <dlfcn.h>
-#include <elf.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "blocks.h"
 #include "cuda/plugin.h"
+#include "cuda_libraries.h"
 
 enum { PATH_CHARS = 4096, REASON_CHARS = 512 };
 
 static struct {
     pthread_once_t once;
     const struct cuda_plugin *plugin; /* NULL: see the reason */
-    char reason[REASON_CHARS];
+    char path[PATH_CHARS], reason[REASON_CHARS];
 } cuda = {.once = PTHREAD_ONCE_INIT};
 
 static void plugin_path(char path[PATH_CHARS])
@@ -35,28 +34,23 @@ static void plugin_path(char path[PATH_CHARS])
     strcpy(slash ? slash + 1 : path, name);
 }
 
-/* Loading CUDA's libraries takes longer than many a command: not where no driver has made its device files (WSL's is dxg). */
+/* A driver makes these device files; dxg is WSL's. */
 static bool has_driver(void)
 {
-    return getenv("HAPT_CUDA_PLUGIN") || access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0;
+    return access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0;
 }
 
-/* The loader dies of a library that was cut off, a copy that was interrupted: what its tables say must be there. */
-static bool is_whole(const char *path)
+/* Loading CUDA's libraries takes longer than many a command: not where there is no driver, unless the plug-in is asked for. */
+static bool is_wanted(void)
 {
-    Elf64_Ehdr header;
-    struct stat about;
-    FILE *file = fopen(path, "rb");
-    const bool read = file && fread(&header, sizeof header, 1, file) == 1 && fstat(fileno(file), &about) == 0;
-    if (file) fclose(file);
-    if (!read || memcmp(header.e_ident, ELFMAG, SELFMAG) != 0) return false;
-    return header.e_shoff <= (uint64_t)about.st_size && (uint64_t)about.st_size - header.e_shoff >= (uint64_t)header.e_shnum * header.e_shentsize;
+    return getenv("HAPT_CUDA_PLUGIN") || has_driver();
 }
 
 static void load(void)
 {
-    static const struct cuda_host host = {.fail = hapt_fail};
-    char path[PATH_CHARS];
+    static const struct cuda_host host = {.fail = hapt_fail, .open_library = cuda_library_open};
+    char *const path = cuda.path;
+    const char *said;
     plugin_path(path);
     const bool asked = getenv("HAPT_CUDA_PLUGIN") != NULL;
     if (access(path, R_OK)) {
@@ -64,20 +58,21 @@ static void load(void)
                                                         : "this build has no CUDA back end (%.200s): make it where a CUDA toolkit is", path);
         return;
     }
-    if (!has_driver()) {
+    if (!is_wanted()) {
         snprintf(cuda.reason, sizeof cuda.reason, "no NVIDIA driver on this machine");
         return;
     }
-    if (!is_whole(path)) {
+    if (!cuda_library_is_whole(path)) {
         snprintf(cuda.reason, sizeof cuda.reason, "%.200s is no whole library: make or copy it again", path);
         return;
     }
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* or queues share the way to the device, and one waits for another */
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    void *library = cuda_libraries_open_plugin(path, &said);
     if (!library) {
-        snprintf(cuda.reason, sizeof cuda.reason, "%s", dlerror());
+        snprintf(cuda.reason, sizeof cuda.reason, "%s", said);
         return;
     }
+    if (has_driver()) cuda_library_open("libcuda.so.1", &said); /* the runtime in the plug-in opens it by this name, and finds it then */
     cuda_plugin_getter *get;
     void *symbol = dlsym(library, "hapt_cuda_plugin");
     memcpy(&get, &symbol, sizeof get);
@@ -96,6 +91,24 @@ static const struct cuda_plugin *plugin(void)
 static const char *cuda_libraries(void)
 {
     return plugin() ? plugin()->libraries() : NULL;
+}
+
+/* The plug-in itself, then what it is linked to, then what it looks for. */
+static const struct hapt_library *cuda_library(int index)
+{
+    static struct hapt_library file;
+    const char *reason;
+    if (!is_wanted()) return NULL;
+    if (index > 0) return cuda_library_at(index - 1);
+    if (plugin()) {
+        plugin()->libraries();
+        plugin()->groups(&reason);
+    }
+    file = (struct hapt_library){.name = "hapt-cuda.so", .path = cuda.path};
+    if (!plugin() && !cuda_library_at(0))
+        file = (struct hapt_library){.name = "hapt-cuda.so", .missing = cuda.reason, .remedy = "make it where a CUDA toolkit is (nvcc)",
+                                     .needed = getenv("HAPT_CUDA_PLUGIN") != NULL};
+    return &file;
 }
 
 static int cuda_device_count(const char **reason)
@@ -226,6 +239,7 @@ const struct hapt_backend hapt_cuda_backend = {
     .name = "cuda",
     .description = "NVIDIA GPUs: cuBLASLt matrix products, cuDNN convolutions, own kernels",
     .libraries = cuda_libraries,
+    .library = cuda_library,
     .device_count = cuda_device_count,
     .describe = cuda_describe,
     .open = cuda_open,

@@ -25,6 +25,7 @@
 #define POLL_LONGEST_S 400e-6
 /* Where peers ring, or the network wakes: only for what a full queue inside the library holds back. */
 #define POLL_RUNG_S 20e-3
+#define CONNECT_LEAST_S 10.0 /* connections are made in milliseconds; a crowded machine takes its time */
 
 static struct timespec at_time(double time_s)
 {
@@ -91,6 +92,17 @@ static enum hapt_status add_channels(struct hapt_courier *courier, struct flow *
     return HAPT_OK;
 }
 
+/* Messages and what answers them. */
+static enum hapt_status announce(const struct hapt_courier *courier, const struct flow *flow)
+{
+    const struct hapt_transfer *transfer = courier->transfer;
+    for (int c = 0; c < flow->channel_count && transfer->announce; c++) {
+        HAPT_TRY(transfer->announce(courier->context, flow->channel[c].peer, 2 * flow->options.tag, flow->options.sends));
+        HAPT_TRY(transfer->announce(courier->context, flow->channel[c].peer, 2 * flow->options.tag + 1, !flow->options.sends));
+    }
+    return HAPT_OK;
+}
+
 void hapt_courier_use_device(struct hapt_courier *courier, const struct hapt_backend *backend, struct hapt_device *device)
 {
     courier->backend = backend;
@@ -139,6 +151,7 @@ enum hapt_status hapt_courier_add(struct hapt_courier *courier, const struct hap
     HAPT_NEW(made->slot_due_s, &courier->arena, options->slot_count);
     HAPT_NEW(made->freed_s, &courier->arena, options->peer_slots);
     HAPT_TRY(add_channels(courier, made));
+    HAPT_TRY(announce(courier, made));
     for (int c = 0; c < made->channel_count && courier->transfer->rate && made->options.bandwidth <= 0 && !options->pair; c++) {
         struct channel *channel = &made->channel[c];
         channel->counts = courier->transfer->rate(courier->context, channel->peer, 2 * options->tag, &channel->counted);
@@ -222,6 +235,7 @@ static bool all_ring(const struct hapt_courier *courier)
 static void *run_courier(void *argument)
 {
     struct hapt_courier *courier = argument;
+    pthread_setname_np(pthread_self(), "hapt-comm");
     double moved_s = hapt_time_s();
     const bool woken = courier->kick >= 0 || all_ring(courier);
     const double longest_s = woken ? POLL_RUNG_S : POLL_LONGEST_S, shortest_s = woken ? POLL_RUNG_S : POLL_SHORTEST_S;
@@ -270,6 +284,7 @@ static void *run_courier(void *argument)
 
 enum hapt_status hapt_courier_start(struct hapt_courier *courier)
 {
+    if (courier->transfer->connect) HAPT_TRY(courier->transfer->connect(courier->context, fmax(courier->timeout_s, CONNECT_LEAST_S)));
     if (courier->flow_count == 0) return HAPT_OK;
     if (all_wake(courier)) courier->kick = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     /* Signals belong to the compute thread. */
@@ -295,7 +310,7 @@ static enum hapt_status timed_out(const struct hapt_courier *courier, const stru
 {
     const struct hapt_flow_options *options = &flow->options;
     hapt_link_await_end(courier->timeout_s);
-    const long step = (long)(sequence / options->per_step), microbatch = (long)(sequence % options->per_step);
+    const long step = (long)(options->first_step + sequence / options->per_step), microbatch = (long)(sequence % options->per_step);
     return hapt_fail(HAPT_ERR_COMM, "look for a rank that died or hangs; --timeout sets the limit",
                      "stage %d waited %.3g s for %s of step %ld, microbatch %ld, %s stage %d (rank %d on host %s)", options->stage,
                      courier->timeout_s, options->what, step, microbatch, options->sends ? "to be taken by" : "from",

@@ -63,7 +63,7 @@ static enum hapt_status broken(struct hapt_courier *courier, const struct flow *
     courier->groups->abort(channel->pair.group);
     return hapt_fail(HAPT_ERR_COMM, "look for a rank that died or hangs; NCCL_DEBUG=INFO says more of devices",
                      "stage %d: %s in: %s of step %ld, microbatch %ld, %s stage %d (rank %d on host %s)", options->stage, text, options->what,
-                     (long)(sequence / options->per_step), (long)(sequence % options->per_step), options->sends ? "to" : "from", options->peer_stage,
+                     (long)(options->first_step + sequence / options->per_step), (long)(sequence % options->per_step), options->sends ? "to" : "from", options->peer_stage,
                      channel->peer, hapt_env_host(channel->peer));
 }
 

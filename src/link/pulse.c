@@ -77,6 +77,7 @@ _Noreturn static void name_silent(int rank, const struct beat *last, double sile
 static void *run_pulse(void *argument)
 {
     (void)argument;
+    pthread_setname_np(pthread_self(), "hapt-pulse");
     const int next = (pulse.rank + 1) % pulse.size, before = (pulse.rank + pulse.size - 1) % pulse.size;
     struct beat out = {0}, in = {0}, last = {.doing = "nothing"};
     MPI_Request sending = MPI_REQUEST_NULL, hearing = MPI_REQUEST_NULL;

@@ -85,6 +85,23 @@ static enum hapt_status flood(const struct measuring *measuring, bool leads, dou
     return HAPT_OK;
 }
 
+static enum hapt_status connect_pair(const struct measuring *measuring, MPI_Comm pair, bool leads)
+{
+    const struct hapt_transfer *transfer = measuring->transfer;
+    const struct {
+        int tag;
+        bool there, back;
+    } used[] = {{PING, true, true}, {DATA, leads, !leads}, {ANSWER, true, true}};
+    enum hapt_status status = HAPT_OK;
+    if (!transfer->announce) return HAPT_OK;
+    for (int u = 0; u < 3; u++) {
+        if (status == HAPT_OK && used[u].there) status = transfer->announce(measuring->context, measuring->peer, used[u].tag, true);
+        if (status == HAPT_OK && used[u].back) status = transfer->announce(measuring->context, measuring->peer, used[u].tag, false);
+    }
+    HAPT_TRY(hapt_link_all_or_none(pair, "measuring a link", status));
+    return transfer->connect(measuring->context, DEADLINE_S);
+}
+
 enum hapt_status hapt_transfer_measure(const struct hapt_transfer *transfer, MPI_Comm pair, const struct hapt_path *path, double seconds,
                                        double *latency_s, double *bandwidth)
 {
@@ -96,7 +113,8 @@ enum hapt_status hapt_transfer_measure(const struct hapt_transfer *transfer, MPI
     enum hapt_status status = hapt_link_all_or_none(pair, "measuring a link", measuring.buffer ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to measure a link"));
     if (status == HAPT_OK) status = transfer->open(pair, path, &measuring.context);
     if (status == HAPT_OK) {
-        status = ping(&measuring, rank == 0, &result[0]);
+        status = connect_pair(&measuring, pair, rank == 0);
+        if (status == HAPT_OK) status = ping(&measuring, rank == 0, &result[0]);
         if (status == HAPT_OK) status = flood(&measuring, rank == 0, seconds, &result[1]);
         status = hapt_link_all_or_none(pair, "measuring a link", status);
         transfer->close(measuring.context);

@@ -52,6 +52,18 @@ static void close_both(void *context)
     release(context);
 }
 
+static enum hapt_status announce(void *context, int peer, int tag, bool sends)
+{
+    const struct routed *routed = context;
+    return routed->by_tcp[peer] ? hapt_transfer_tcp.announce(routed->tcp, peer, tag, sends) : HAPT_OK;
+}
+
+static enum hapt_status connect_tcp(void *context, double timeout_s)
+{
+    const struct routed *routed = context;
+    return routed->tcp ? hapt_transfer_tcp.connect(routed->tcp, timeout_s) : HAPT_OK;
+}
+
 static const struct hapt_transfer *table(struct routed *routed, bool tcp, void **context)
 {
     *context = tcp ? routed->tcp : routed->mpi;
@@ -114,6 +126,8 @@ const struct hapt_transfer hapt_transfer_routed = {
     .description = "to each rank by MPI or by own connections, whichever measured faster",
     .open = open_both,
     .close = close_both,
+    .announce = announce,
+    .connect = connect_tcp,
     .send = send_chunk,
     .receive = receive_chunk,
     .test = test_chunk,

@@ -1,14 +1,13 @@
 /*
  * The transfer table over TCP: one connection for each peer, tag and direction, bound to the interface that the peer's path names.
  *
- * A connection carries the messages of one tag one way, in order, each behind its length. It is opened by the sender with the first message
- * and read only while a receive is posted, so that what nobody waits for yet stays in the network's own buffers and stops no other tag.
- * Who has nothing else to do sleeps on the sockets: asking them every fraction of a millisecond costs the cores that compute beside it
- * thousands of interrupts a second.
+ * A connection carries the messages of one tag one way, in order, each behind its length. All of them are made before the first message
+ * (tcp_setup.h); afterwards nothing listens any more. A connection is read only while a receive is posted, so messages that nobody waits for
+ * stay in the network's own buffers and stop no other tag. An idle communication thread sleeps on the sockets: polling them every fraction of
+ * a millisecond costs the cores that compute beside it thousands of interrupts a second.
  */
 #include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <linux/tcp.h> /* the C library's tcp_info is older and shorter */
 #include <math.h>
 #include <netinet/in.h>
@@ -22,17 +21,10 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "hapt/network.h"
+#include "tcp_setup.h"
 
-#define QUEUE 64          /* messages under way on a connection, at most: more than a courier has */
-#define BACKLOG 1024
-#define SOCKET_BYTES (4 << 20) /* asked of the system for each direction of a connection: a long fat link needs them */
-
-/* What a sender says first: the key of this space, so that strangers are told apart, and who it is. */
-struct hello {
-    unsigned char key[16];
-    int32_t rank, tag;
-};
+#define QUEUE 64     /* messages under way on a connection, at most: more than a courier has */
+#define ROUND_S 0.2  /* ranks that set up connections hear this often whether another one failed */
 
 struct message {
     char *data;
@@ -41,32 +33,24 @@ struct message {
 
 struct connection {
     int peer, tag;
-    bool sends, greeted; /* greeted: the hello is out, or in */
-    int socket;          /* -1: not yet */
-    int low;             /* bytes from which on the system calls it readable; 0: any */
-    size_t done;         /* bytes of the oldest message, its length (or the hello) included */
+    bool sends;
+    int socket;              /* -1: before connect */
+    int low;                 /* bytes from which on the system calls it readable; 0: any */
+    size_t done;             /* bytes of the oldest message, its length included */
     int64_t begun, finished; /* messages */
+    struct hapt_transfer_rate before; /* what the system had counted when the first message began */
     struct message queue[QUEUE];
     struct connection *next;
 };
 
-/* Accepted, but it has not said yet who it is. */
-struct stranger {
-    int socket;
-    size_t got;
-    struct hello hello;
-    struct stranger *next;
-};
-
 struct space {
-    int ranks, rank, listener;
-    struct hapt_path *path;  /* [ranks] */
-    uint16_t *port;          /* [ranks] where they listen, network byte order */
-    unsigned char key[16];
+    MPI_Comm world; /* the caller's */
+    int ranks, rank;
+    struct hapt_path *path; /* [ranks] */
+    int connection_count;
     struct connection *connections;
-    struct stranger *strangers;
-    struct pollfd *ready; /* [ready_capacity] */
-    int ready_capacity;
+    bool connected;
+    struct pollfd *ready; /* [connection_count + 1] */
 };
 
 struct request {
@@ -84,59 +68,6 @@ static enum hapt_status broken(const struct space *space, const struct connectio
                      "%s rank %d (interface %s): %s", what, connection->peer, path->own.name, errno ? strerror(errno) : "the connection was closed");
 }
 
-static socklen_t address_of(const struct hapt_interface *interface, uint16_t port, struct sockaddr_storage *address)
-{
-    memset(address, 0, sizeof *address);
-    if (!interface->wide) {
-        struct sockaddr_in *narrow = (void *)address;
-        narrow->sin_family = AF_INET;
-        narrow->sin_port = port;
-        memcpy(&narrow->sin_addr, interface->address, 4);
-        return sizeof *narrow;
-    }
-    struct sockaddr_in6 *wide = (void *)address;
-    wide->sin6_family = AF_INET6;
-    wide->sin6_port = port;
-    memcpy(&wide->sin6_addr, interface->address, 16);
-    return sizeof *wide;
-}
-
-static void set_up(int socket)
-{
-    const int on = 1, bytes = SOCKET_BYTES;
-    fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) | O_NONBLOCK);
-    fcntl(socket, F_SETFD, FD_CLOEXEC);
-    setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
-    setsockopt(socket, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
-}
-
-/* Listens on all interfaces: a sender comes to the address that its path names. */
-static enum hapt_status listen_for_peers(struct space *space, uint16_t *port)
-{
-    const int off = 0;
-    struct sockaddr_in6 any = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_ANY_INIT};
-    struct sockaddr_in narrow = {.sin_family = AF_INET};
-    struct sockaddr_storage bound;
-    socklen_t length = sizeof bound;
-    space->listener = socket(AF_INET6, SOCK_STREAM, 0);
-    if (space->listener >= 0) setsockopt(space->listener, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-    if (space->listener < 0 || bind(space->listener, (void *)&any, sizeof any)) { /* a system without IPv6 */
-        if (space->listener >= 0) close(space->listener);
-        space->listener = socket(AF_INET, SOCK_STREAM, 0);
-        if (space->listener >= 0 && bind(space->listener, (void *)&narrow, sizeof narrow)) {
-            close(space->listener);
-            space->listener = -1;
-        }
-    }
-    if (space->listener >= 0) set_up(space->listener);
-    if (space->listener < 0 || listen(space->listener, BACKLOG) || getsockname(space->listener, (void *)&bound, &length))
-        return hapt_fail(HAPT_ERR_COMM, "\"transport\": \"mpi\" in the cluster file avoids own connections", "no port to listen on: %s",
-                         strerror(errno));
-    *port = bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port : ((struct sockaddr_in *)&bound)->sin_port;
-    return HAPT_OK;
-}
-
 static void release(struct space *space)
 {
     for (struct connection *at = space->connections, *next; at; at = next) {
@@ -144,44 +75,30 @@ static void release(struct space *space)
         if (at->socket >= 0) close(at->socket);
         free(at);
     }
-    for (struct stranger *at = space->strangers, *next; at; at = next) {
-        next = at->next;
-        close(at->socket);
-        free(at);
-    }
-    if (space->listener >= 0) close(space->listener);
     free(space->ready);
     free(space->path);
-    free(space->port);
     free(space);
 }
 
-static enum hapt_status reserve(MPI_Comm world, const struct hapt_path *path, struct space **space, uint16_t *port)
+static enum hapt_status reserve(MPI_Comm world, const struct hapt_path *path, struct space **space)
 {
     struct space *made = calloc(1, sizeof *made);
+    *space = made;
     if (!made) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for connections");
-    made->listener = -1;
+    made->world = world;
     MPI_Comm_rank(world, &made->rank);
     MPI_Comm_size(world, &made->ranks);
     made->path = calloc((size_t)made->ranks, sizeof *made->path);
-    made->port = calloc((size_t)made->ranks, sizeof *made->port);
-    *space = made;
-    if (!made->path || !made->port) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for connections");
+    if (!made->path) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for connections");
     memcpy(made->path, path, (size_t)made->ranks * sizeof *path);
-    if (made->rank == 0 && getrandom(made->key, sizeof made->key, 0) != sizeof made->key)
-        return hapt_fail(HAPT_ERR_COMM, NULL, "no random numbers: %s", strerror(errno));
-    return listen_for_peers(made, port);
+    return HAPT_OK;
 }
 
 static enum hapt_status open_space(MPI_Comm world, const struct hapt_path *path, void **context)
 {
     struct space *space = NULL;
-    uint16_t port = 0;
     HAPT_ASSERT(path);
-    enum hapt_status status = hapt_link_all_or_none(world, "listening for connections", reserve(world, path, &space, &port));
-    if (status == HAPT_OK)
-        status = hapt_env_mpi(MPI_Allgather(&port, 1, MPI_UINT16_T, space->port, 1, MPI_UINT16_T, world), "MPI_Allgather");
-    if (status == HAPT_OK) status = hapt_env_mpi(MPI_Bcast(space->key, sizeof space->key, MPI_BYTE, 0, world), "MPI_Bcast");
+    const enum hapt_status status = hapt_link_all_or_none(world, "connections between hosts", reserve(world, path, &space));
     if (status != HAPT_OK) {
         if (space) release(space);
         return status;
@@ -204,10 +121,11 @@ static struct connection *find(const struct space *space, int peer, int tag, boo
     return at;
 }
 
-static enum hapt_status provide(struct space *space, int peer, int tag, bool sends, struct connection **connection)
+static enum hapt_status announce(void *context, int peer, int tag, bool sends)
 {
-    *connection = find(space, peer, tag, sends);
-    if (*connection) return HAPT_OK;
+    struct space *space = context;
+    HAPT_ASSERT(!space->connected && peer >= 0 && peer < space->ranks && space->path[peer].tcp);
+    if (find(space, peer, tag, sends)) return HAPT_OK;
     struct connection *made = calloc(1, sizeof *made);
     if (!made) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a connection");
     made->peer = peer;
@@ -216,120 +134,105 @@ static enum hapt_status provide(struct space *space, int peer, int tag, bool sen
     made->socket = -1;
     made->next = space->connections;
     space->connections = made;
-    *connection = made;
+    space->connection_count++;
     return HAPT_OK;
 }
 
-/* Starts to connect, from the interface of the path to the peer's. */
-static enum hapt_status dial(const struct space *space, struct connection *connection)
+/* A rank's preparations, and what ranks tell each other before they connect. */
+struct preparation {
+    struct tcp_wanted *wanted; /* [connection_count] in the order of the list */
+    uint16_t *own_port, *port; /* [ranks] where this rank listens for each of them, and they for it */
+    struct tcp_setup *setup;
+};
+
+static void dismiss(struct preparation *preparation)
 {
-    const struct hapt_path *path = &space->path[connection->peer];
-    struct sockaddr_storage own, peer;
-    const socklen_t own_length = address_of(&path->own, 0, &own);
-    const socklen_t peer_length = address_of(&path->peer, space->port[connection->peer], &peer);
-    errno = 0;
-    connection->socket = socket(own.ss_family, SOCK_STREAM, 0);
-    if (connection->socket < 0) return broken(space, connection, "no connection to");
-    set_up(connection->socket);
-    if (bind(connection->socket, (void *)&own, own_length)) return broken(space, connection, "no connection to");
-    if (connect(connection->socket, (void *)&peer, peer_length) && errno != EINPROGRESS)
-        return broken(space, connection, "no connection to");
+    tcp_setup_destroy(preparation->setup);
+    free(preparation->wanted);
+    free(preparation->own_port);
+    free(preparation->port);
+}
+
+static enum hapt_status prepare(struct space *space, struct preparation *preparation)
+{
+    const size_t ranks = (size_t)space->ranks, count = (size_t)space->connection_count;
+    preparation->wanted = calloc(count + 1, sizeof *preparation->wanted);
+    preparation->own_port = calloc(ranks, sizeof *preparation->own_port);
+    preparation->port = calloc(ranks, sizeof *preparation->port);
+    space->ready = calloc(count + 1, sizeof *space->ready);
+    if (!preparation->wanted || !preparation->own_port || !preparation->port || !space->ready)
+        return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %zu connections", count);
+    struct tcp_wanted *wanted = preparation->wanted;
+    for (const struct connection *at = space->connections; at; at = at->next)
+        *wanted++ = (struct tcp_wanted){.peer = at->peer, .tag = at->tag, .sends = at->sends, .path = space->path[at->peer], .socket = -1};
+    HAPT_TRY(tcp_setup_create(space->rank, (int)count, preparation->wanted, TCP_SETUP_PENDING_S, &preparation->setup));
+    for (int r = 0; r < space->ranks; r++)
+        if (space->path[r].tcp) preparation->own_port[r] = tcp_setup_port(preparation->setup, &space->path[r]);
     return HAPT_OK;
 }
 
-/* What a stranger says; true when it has said all. False and a closed socket: it is none of ours. */
-static bool hear_stranger(struct stranger *stranger)
+/* The key goes the way that the job itself is started: by MPI. */
+static enum hapt_status exchange(const struct space *space, struct preparation *preparation)
 {
-    const ssize_t got = read(stranger->socket, (char *)&stranger->hello + stranger->got, sizeof stranger->hello - stranger->got);
-    if (got > 0) stranger->got += (size_t)got;
-    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
-        close(stranger->socket);
-        stranger->socket = -1;
-    }
-    return stranger->got == sizeof stranger->hello;
-}
-
-static enum hapt_status welcome(struct space *space, struct stranger *stranger)
-{
-    struct connection *connection;
-    const int rank = stranger->hello.rank;
-    if (memcmp(stranger->hello.key, space->key, sizeof space->key) != 0 || rank < 0 || rank >= space->ranks) {
-        close(stranger->socket); /* not of this job */
-        return HAPT_OK;
-    }
-    HAPT_TRY(provide(space, rank, stranger->hello.tag, false, &connection));
-    if (connection->socket >= 0) {
-        close(stranger->socket);
-        return HAPT_OK;
-    }
-    connection->socket = stranger->socket;
-    connection->greeted = true;
+    unsigned char key[SIPHASH_BYTES] = {0};
+    int drawn = space->rank != 0 || getrandom(key, sizeof key, 0) == sizeof key;
+    HAPT_MPI(MPI_Bcast(&drawn, 1, MPI_INT, 0, space->world));
+    if (!drawn) return hapt_fail(HAPT_ERR_COMM, "the system's random number generator is needed", "rank 0 has no random numbers");
+    HAPT_MPI(MPI_Bcast(key, sizeof key, MPI_BYTE, 0, space->world));
+    HAPT_MPI(MPI_Alltoall(preparation->own_port, 1, MPI_UINT16_T, preparation->port, 1, MPI_UINT16_T, space->world));
+    tcp_setup_key(preparation->setup, key);
+    explicit_bzero(key, sizeof key);
+    for (int i = 0; i < space->connection_count; i++) preparation->wanted[i].port = preparation->port[preparation->wanted[i].peer];
     return HAPT_OK;
 }
 
-/* Takes in those who knock. */
-static enum hapt_status accept_peers(struct space *space)
+/* All ranks learn what the lowest one that failed has to say. */
+static enum hapt_status share_failure(const struct space *space, int failed_rank, enum hapt_status failed)
 {
-    for (;;) {
-        const int socket = accept(space->listener, NULL, NULL);
-        if (socket < 0) break;
-        struct stranger *stranger = calloc(1, sizeof *stranger);
-        if (!stranger) {
-            close(socket);
-            return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a connection");
-        }
-        set_up(socket);
-        stranger->socket = socket;
-        stranger->next = space->strangers;
-        space->strangers = stranger;
+    char text[2][400] = {"", ""};
+    if (space->rank == failed_rank) {
+        snprintf(text[0], sizeof text[0], "%s", hapt_fail_message());
+        snprintf(text[1], sizeof text[1], "%s", hapt_fail_hint());
     }
-    enum hapt_status status = HAPT_OK;
-    for (struct stranger **at = &space->strangers; *at && status == HAPT_OK;) {
-        struct stranger *stranger = *at;
-        const bool said = hear_stranger(stranger);
-        if (said && stranger->socket >= 0) status = welcome(space, stranger);
-        if (said || stranger->socket < 0) {
-            *at = stranger->next;
-            free(stranger);
-        } else {
-            at = &stranger->next;
-        }
+    HAPT_MPI(MPI_Bcast(text, sizeof text, MPI_CHAR, failed_rank, space->world));
+    return space->rank == failed_rank ? failed : hapt_fail(failed, text[1], "%s", text[0]);
+}
+
+/* In short rounds, so that a failure of one rank ends the others' waiting. */
+static enum hapt_status connect_all(const struct space *space, struct tcp_setup *setup, double timeout_s)
+{
+    const double start_s = hapt_time_s();
+    for (bool complete = false;;) {
+        enum hapt_status status = tcp_setup_advance(setup, fmin(hapt_time_s() + ROUND_S, start_s + timeout_s), &complete);
+        if (status == HAPT_OK && !complete && hapt_time_s() >= start_s + timeout_s) status = tcp_setup_late(setup, timeout_s);
+        const struct {
+            int key, status;
+        } mine = {status != HAPT_OK ? space->rank : complete ? 2 * space->ranks : space->ranks, (int)status};
+        struct {
+            int key, status;
+        } least;
+        HAPT_MPI(MPI_Allreduce(&mine, &least, 1, MPI_2INT, MPI_MINLOC, space->world));
+        if (least.key < space->ranks) return share_failure(space, least.key, (enum hapt_status)least.status);
+        if (least.key == 2 * space->ranks) return HAPT_OK;
     }
+}
+
+static enum hapt_status connect_space(void *context, double timeout_s)
+{
+    struct space *space = context;
+    struct preparation preparation = {0};
+    HAPT_ASSERT(!space->connected);
+    space->connected = true;
+    enum hapt_status status = hapt_link_all_or_none(space->world, "listening for connections", prepare(space, &preparation));
+    if (status == HAPT_OK) status = exchange(space, &preparation);
+    if (status == HAPT_OK) status = connect_all(space, preparation.setup, timeout_s);
+    const struct tcp_wanted *wanted = preparation.wanted;
+    for (struct connection *at = space->connections; at && preparation.setup; at = at->next) at->socket = wanted++->socket;
+    dismiss(&preparation);
     return status;
 }
 
 /* ---- moving ---- */
-
-/* Is the connection that was dialled there? */
-static enum hapt_status connected(const struct space *space, const struct connection *connection, bool *is)
-{
-    struct pollfd ready = {.fd = connection->socket, .events = POLLOUT};
-    int error = 0;
-    socklen_t length = sizeof error;
-    *is = false;
-    if (poll(&ready, 1, 0) <= 0) return HAPT_OK;
-    getsockopt(connection->socket, SOL_SOCKET, SO_ERROR, &error, &length);
-    errno = error;
-    if (error) return broken(space, connection, "no connection to");
-    *is = true;
-    return HAPT_OK;
-}
-
-static enum hapt_status greet(const struct space *space, struct connection *connection)
-{
-    struct hello hello = {.rank = space->rank, .tag = connection->tag};
-    bool there;
-    HAPT_TRY(connected(space, connection, &there));
-    if (!there) return HAPT_OK;
-    memcpy(hello.key, space->key, sizeof hello.key);
-    const ssize_t put = send(connection->socket, (const char *)&hello + connection->done, sizeof hello - connection->done, MSG_NOSIGNAL);
-    if (put < 0 && errno != EAGAIN && errno != EINTR) return broken(space, connection, "cannot send to");
-    if (put > 0) connection->done += (size_t)put;
-    if (connection->done < sizeof hello) return HAPT_OK;
-    connection->done = 0;
-    connection->greeted = true;
-    return HAPT_OK;
-}
 
 /* What is left of a message: of its length, then of itself. */
 static int rest_of(struct message *message, uint32_t *length, size_t done, struct iovec part[2])
@@ -384,20 +287,29 @@ static enum hapt_status pull(const struct space *space, struct connection *conne
 
 static enum hapt_status progress(struct space *space, struct connection *connection)
 {
-    if (connection->sends && connection->socket < 0) HAPT_TRY(dial(space, connection));
-    if (connection->sends && !connection->greeted) HAPT_TRY(greet(space, connection));
-    if (!connection->sends && connection->socket < 0) HAPT_TRY(accept_peers(space));
-    if (!connection->greeted) return HAPT_OK;
     return connection->sends ? push(space, connection) : pull(space, connection);
+}
+
+/* False: the system does not tell. */
+static bool ask_system(const struct connection *connection, struct hapt_transfer_rate *rate)
+{
+    struct tcp_info info;
+    socklen_t length = sizeof info;
+    *rate = (struct hapt_transfer_rate){0, 0};
+    if (getsockopt(connection->socket, IPPROTO_TCP, TCP_INFO, &info, &length)) return false;
+    if (length < offsetof(struct tcp_info, tcpi_rwnd_limited) + sizeof info.tcpi_rwnd_limited) return false; /* a system of before 2016 */
+    rate->bytes = (double)info.tcpi_bytes_acked;
+    rate->busy_s = 1e-6 * (double)(info.tcpi_busy_time - info.tcpi_rwnd_limited);
+    return true;
 }
 
 static enum hapt_status begin(struct space *space, bool sends, void *data, size_t bytes, int peer, int tag, struct hapt_transfer_request *request)
 {
-    struct request mine;
-    HAPT_ASSERT(peer >= 0 && peer < space->ranks && space->path[peer].tcp && bytes <= HAPT_LINK_CHUNK_BYTES);
-    HAPT_TRY(provide(space, peer, tag, sends, &mine.connection));
+    struct request mine = {.connection = find(space, peer, tag, sends)};
+    HAPT_ASSERT(mine.connection && mine.connection->socket >= 0 && bytes <= HAPT_LINK_CHUNK_BYTES);
     mine.number = mine.connection->begun;
     HAPT_ASSERT(mine.number - mine.connection->finished < QUEUE);
+    if (mine.number == 0 && sends) ask_system(mine.connection, &mine.connection->before);
     mine.connection->queue[mine.number % QUEUE] = (struct message){data, (uint32_t)bytes};
     mine.connection->begun++;
     memcpy(request->opaque, &mine, sizeof mine);
@@ -441,34 +353,17 @@ static void wake_when_whole(struct connection *connection)
     setsockopt(connection->socket, SOL_SOCKET, SO_RCVLOWAT, &low, sizeof low);
 }
 
-/* All that is waited for, behind `kick`; false: no memory. */
-static bool list_sockets(struct space *space, int kick, int *count)
+/* All that is waited for, behind `kick`. */
+static int list_sockets(struct space *space, int kick)
 {
-    int most = 2;
-    bool knocks = false;
-    for (const struct connection *at = space->connections; at; at = at->next) most++;
-    for (const struct stranger *at = space->strangers; at; at = at->next) most++;
-    if (most > space->ready_capacity) {
-        struct pollfd *grown = realloc(space->ready, (size_t)most * sizeof *grown);
-        if (!grown) return false;
-        space->ready = grown;
-        space->ready_capacity = most;
-    }
-    *count = 0;
-    space->ready[(*count)++] = (struct pollfd){.fd = kick, .events = POLLIN};
+    int count = 0;
+    space->ready[count++] = (struct pollfd){.fd = kick, .events = POLLIN};
     for (struct connection *at = space->connections; at; at = at->next) {
         if (at->finished == at->begun) continue;
-        if (at->socket < 0) {
-            knocks = true;
-            continue;
-        }
         if (!at->sends) wake_when_whole(at);
-        space->ready[(*count)++] = (struct pollfd){.fd = at->socket, .events = at->sends ? POLLOUT : POLLIN};
+        space->ready[count++] = (struct pollfd){.fd = at->socket, .events = at->sends ? POLLOUT : POLLIN};
     }
-    if (knocks) space->ready[(*count)++] = (struct pollfd){.fd = space->listener, .events = POLLIN};
-    for (const struct stranger *at = space->strangers; knocks && at; at = at->next)
-        space->ready[(*count)++] = (struct pollfd){.fd = at->socket, .events = POLLIN};
-    return true;
+    return count;
 }
 
 static void wait_for_news(void *context, int kick, double until_s)
@@ -476,27 +371,22 @@ static void wait_for_news(void *context, int kick, double until_s)
     struct space *space = context;
     const double left_s = isnan(until_s) ? 0 : fmax(until_s - hapt_time_s(), 0);
     const struct timespec left = {.tv_sec = (time_t)left_s, .tv_nsec = (long)((left_s - (double)(time_t)left_s) * 1e9)};
-    struct pollfd only = {.fd = kick, .events = POLLIN};
-    int count = 1;
-    const bool all = list_sockets(space, kick, &count);
-    ppoll(all ? space->ready : &only, (nfds_t)count, isnan(until_s) ? NULL : &left, NULL);
+    const int count = list_sockets(space, kick);
+    ppoll(space->ready, (nfds_t)count, isnan(until_s) ? NULL : &left, NULL);
 }
 
 /* The system counts what the peer's system acknowledged and the time during which anything waited for that, in its ticks: a process that is
- * late in handing over or in taking does not lengthen it. Waiting for room in the peer's buffers is left out. */
+ * late in handing over or in taking does not lengthen it. Waiting for room in the peer's buffers is left out, and so is the set-up. */
 static bool tell_rate(void *context, int peer, int tag, struct hapt_transfer_rate *rate)
 {
     const struct space *space = context;
     if (!space->path[peer].tcp) return false;
-    struct tcp_info info;
-    socklen_t length = sizeof info;
     const struct connection *connection = find(space, peer, tag, true);
     *rate = (struct hapt_transfer_rate){0, 0};
-    if (!connection || !connection->greeted) return true;
-    if (getsockopt(connection->socket, IPPROTO_TCP, TCP_INFO, &info, &length)) return false;
-    if (length < offsetof(struct tcp_info, tcpi_rwnd_limited) + sizeof info.tcpi_rwnd_limited) return false; /* a system of before 2016 */
-    rate->bytes = (double)info.tcpi_bytes_acked;
-    rate->busy_s = 1e-6 * (double)(info.tcpi_busy_time - info.tcpi_rwnd_limited);
+    if (!connection || connection->begun == 0) return true;
+    if (!ask_system(connection, rate)) return false;
+    rate->bytes -= connection->before.bytes;
+    rate->busy_s -= connection->before.busy_s;
     return true;
 }
 
@@ -505,6 +395,8 @@ const struct hapt_transfer hapt_transfer_tcp = {
     .description = "own TCP connections between chosen network interfaces",
     .open = open_space,
     .close = close_space,
+    .announce = announce,
+    .connect = connect_space,
     .send = send_chunk,
     .receive = receive_chunk,
     .test = test_chunk,

@@ -21,6 +21,7 @@
 #include "graph_parts.h"
 #include "hapt/model.h"
 #include "hapt/ops.h"
+#include "hapt/progress.h"
 #include "weights.h"
 
 #define FORMAT "hapt-model"
@@ -143,7 +144,9 @@ static enum hapt_status write_parameters(struct hapt_h5 *file, const struct hapt
     struct hapt_h5 *source;
     enum hapt_status status = HAPT_OK;
     HAPT_TRY(hapt_h5_open(weights, NULL, 1, true, &source));
+    hapt_progress_expect(graph->tensor_count);
     for (int t = 0; t < graph->tensor_count && status == HAPT_OK; t++) {
+        hapt_progress_advance(1);
         const struct hapt_tensor *tensor = &graph->tensor[t];
         if (tensor->kind != HAPT_TENSOR_PARAMETER) continue;
         struct hapt_arena arena; /* one tensor at a time: a model's weights need not fit twice */

@@ -1,5 +1,6 @@
 /* Every strategy and ablation side by side. */
 #include "baselines.h"
+#include "hapt/progress.h"
 #include "search.h"
 
 #include <math.h>
@@ -66,11 +67,17 @@ enum hapt_status hapt_plan_compare(MPI_Comm comm, const struct hapt_profile *pro
 {
     struct hapt_compare_row *made = hapt_arena_alloc(result, ROWS, sizeof *made);
     HAPT_TRY(hapt_env_agree(comm, made ? HAPT_OK : HAPT_ERR_MEMORY));
-    for (int r = 0; r < ROWS; r++) {
+    struct hapt_progress progress;
+    enum hapt_status status = HAPT_OK;
+    hapt_progress_init(&progress, NULL, "strategies", ROWS);
+    for (int r = 0; r < ROWS && status == HAPT_OK; r++) {
         made[r] = table[r];
-        HAPT_TRY(fill_row(comm, profile, options, result, &made[r]));
+        hapt_progress_update(&progress, r, NULL);
+        status = fill_row(comm, profile, options, result, &made[r]);
         if (made[r].plan && made[0].plan) made[r].ratio = made[r].plan->simulated_s / made[0].plan->simulated_s;
     }
+    hapt_progress_release(&progress);
+    HAPT_TRY(status);
     *rows = made;
     *count = ROWS;
     return HAPT_OK;

@@ -13,7 +13,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-#ifdef __x86_64__
+/* Clones are chosen by functions that run before ThreadSanitizer is ready for them. */
+#if defined __x86_64__ && !defined __SANITIZE_THREAD__
 #define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define WIDE

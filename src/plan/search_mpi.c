@@ -17,9 +17,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hapt/progress.h"
+
 /* Objectives this close tie (DESIGN "Objective"); bounds leave a few times as much. */
 #define TIE 1e-12
 #define SAFE 4e-12
+enum { BRACKET_STEPS = 10 }; /* halvings to a thousandth */
 
 struct interval {
     int64_t first, last; /* candidates whose F is not known yet, both inclusive */
@@ -273,8 +276,12 @@ static enum hapt_status refine_intervals(struct search *search, double least_s, 
     struct interval start[2] = {{0, known->index - 1, known->latency_s},
                                 {known->index + 1, search->pace_count - 1, least_s}};
     struct round round = {.now = start};
+    /* Each round halves what is left. */
+    long left = (long)ceil(log2((double)search->pace_count + 1)) + 1;
+    hapt_progress_expect(left);
     for (int count = 2;;) {
         int kept = 0, probes = 0, next_count = 0;
+        if (left-- > 0) hapt_progress_advance(1);
         for (int i = 0; i < count; i++)
             if (trim(search, &round.now[i])) round.now[kept++] = round.now[i];
         if (kept == 0) return HAPT_OK;
@@ -296,7 +303,9 @@ static enum hapt_status bracket_pace(struct search *search, double *low_s, doubl
     *high_s = search->problem->longest_s;
     HAPT_TRY(search_table_reaches(&search->table, *high_s, reaches));
     if (!*reaches) return HAPT_OK;
+    hapt_progress_expect(BRACKET_STEPS);
     for (int i = 0; i < 200 && *high_s - *low_s > 1e-3 * *high_s; i++) {
+        if (i < BRACKET_STEPS) hapt_progress_advance(1);
         const double middle_s = *low_s + 0.5 * (*high_s - *low_s);
         bool here;
         HAPT_TRY(search_table_reaches(&search->table, middle_s, &here));
@@ -466,7 +475,10 @@ enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *prof
     HAPT_MPI(MPI_Comm_rank(comm, &search.rank));
     HAPT_MPI(MPI_Comm_size(comm, &search.size));
     hapt_arena_init(&scratch);
+    struct hapt_progress progress;
+    hapt_progress_init(&progress, NULL, "searching", 0);
     enum hapt_status status = run_search(&search, profile, options, result, &scratch, &found);
+    hapt_progress_release(&progress);
     close_board(&search);
     search_table_release(&search.table);
     hapt_arena_release(&scratch);

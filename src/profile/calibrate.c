@@ -10,6 +10,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "afford.h"
 #include "classes.h"
 #include "hapt/progress.h"
 #include "reduce.h"
@@ -37,6 +38,8 @@ struct calibration {
     struct classes classes;
     struct hapt_engine_options options;
     struct windows windows;
+    struct item_memory *memory; /* [item] of those that measure */
+    bool *needed;               /* [item] */
     int *unique_of; /* [share][op] */
     int unique_count;
     struct unique *unique;
@@ -162,11 +165,13 @@ static enum hapt_status open_device(struct calibration *calibration, int threads
 static enum hapt_status choose_windows(struct calibration *calibration)
 {
     const struct candidates *candidates = &calibration->candidates;
-    const double limit = class_memory(calibration);
+    const double limit = fmin(class_memory(calibration), afford_room(&calibration->options, &calibration->classes));
     struct item_memory *memory;
     bool *needed, some = false;
     HAPT_NEW(memory, calibration->scratch, candidates->item_count);
     HAPT_NEW(needed, calibration->scratch, candidates->item_count);
+    calibration->memory = memory;
+    calibration->needed = needed;
     for (int item = 0; item < candidates->item_count; item++) {
         const int structure = item / candidates->degree_count;
         HAPT_TRY(candidates_plan_memory(candidates, item, &calibration->options, &memory[item]));
@@ -261,27 +266,38 @@ static enum hapt_status time_operators(struct calibration *calibration)
     hapt_progress_init(&progress, calibration->env, "timing operators", (long)MAX_ROUNDS * calibration->windows.count);
     for (int round = 0; round < MAX_ROUNDS && status == HAPT_OK; round++) {
         for (int w = 0; w < calibration->windows.count && status == HAPT_OK; w++) {
-            hapt_progress_update(&progress, (long)round * calibration->windows.count + w, "");
+            hapt_progress_update(&progress, (long)round * calibration->windows.count + w, NULL);
             status = time_window(calibration, w);
         }
         elapsed = hapt_time_s() - start;
         if (round + 1 >= MIN_ROUNDS && elapsed * (round + 2) / (round + 1) > budget_s) break;
     }
     if (status == HAPT_OK) status = time_update(calibration);
-    hapt_progress_update(&progress, (long)MAX_ROUNDS * calibration->windows.count, "");
     hapt_progress_release(&progress);
     for (int u = 0; u < calibration->unique_count; u++)
         calibration->unique[u].median_s = median(calibration->unique[u].time_s, calibration->unique[u].count);
     return status;
 }
 
-static enum hapt_status measure_here(struct calibration *calibration, int threads)
+static enum hapt_status prepare_here(struct calibration *calibration, int threads)
 {
     if (calibration->classes.mine < 0) return HAPT_OK;
     HAPT_TRY(open_device(calibration, threads));
-    if (calibration->classes.active < 0) return HAPT_OK;
-    HAPT_TRY(choose_windows(calibration));
-    return time_operators(calibration);
+    return calibration->classes.active < 0 ? HAPT_OK : choose_windows(calibration);
+}
+
+/* Collective over env->world. */
+static enum hapt_status check_cost(const struct calibration *calibration)
+{
+    const struct afford_question question = {.env = calibration->env,
+                                             .config = calibration->config,
+                                             .candidates = &calibration->candidates,
+                                             .classes = &calibration->classes,
+                                             .windows = &calibration->windows,
+                                             .needed = calibration->needed,
+                                             .memory = calibration->memory,
+                                             .whole_rounds = MIN_ROUNDS};
+    return afford_check(&question, calibration->scratch);
 }
 
 /* ---- tables out of what all ranks measured ---- */
@@ -410,7 +426,9 @@ static enum hapt_status calibrate(struct calibration *calibration, const struct 
     HAPT_TRY(hapt_env_agree(env->world, prepare(calibration, layers)));
     HAPT_TRY(classes_same_structures(env, &calibration->candidates));
     HAPT_TRY(classes_find(env, calibration->cluster, threads, &calibration->classes));
-    const enum hapt_status status = measure_here(calibration, threads);
+    HAPT_TRY(hapt_env_agree(env->world, prepare_here(calibration, threads)));
+    HAPT_TRY(check_cost(calibration));
+    const enum hapt_status status = calibration->classes.active < 0 ? HAPT_OK : time_operators(calibration);
     HAPT_TRY(reduce_meet(env->world));
     HAPT_TRY(hapt_env_agree(env->world, status));
     HAPT_TRY(reduce_measure(env, calibration->cluster, &calibration->options, hapt_config_real(calibration->config, "timeout"),

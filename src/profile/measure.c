@@ -3,7 +3,8 @@
  *
  * Subclusters of one kind of device on one host form a class and share measurements (classes.h).
  * A class measures every item once per round; rounds are interleaved over all items and rotate over the ranks, so that
- * neither a slow moment nor a slow core meets one item alone; the median of the rounds counts.
+ * neither a slow moment nor a slow core meets one item alone; the median of the rounds counts. What the rounds differ by is the noise
+ * that is reported (steadiness.h).
  *
  * Every number comes from engine runs: those of a device by itself are thread CPU time, on a GPU the device's, times its slowdown
  * (measure_rounds.c), those of mixed stages wall time of the ranks that would train them (mixed_measure.c).
@@ -13,10 +14,14 @@
 #include <math.h>
 #include <string.h>
 
+#include "afford.h"
+#include "hapt/progress.h"
+
 /* Of --profile-seconds: with mixed stages for what is timed of devices by themselves, and at least for mixed stages. */
 #define ALONE_SHARE 0.5
 #define SLOWED_SHARE 0.5 /* for running stages of slowed devices */
 #define MIXED_SHARE 0.3
+#define NOISY 0.1 /* times that may be off by more are worth a warning: plans differ by less */
 
 enum hapt_status measure_sum_over_ranks(const struct measure *measure, double *data, size_t count)
 {
@@ -41,11 +46,16 @@ enum hapt_status measure_budget_left(const struct measure *measure, double *budg
 
 static enum hapt_status plan_items(struct measure *measure, const struct hapt_engine_options *options)
 {
+    struct hapt_progress progress;
+    enum hapt_status status = HAPT_OK;
     if (!measure->classes.leads) return HAPT_OK;
-    for (int item = 0; item < measure->candidates->item_count; item++)
-        HAPT_TRY(
-            candidates_plan_memory(measure->candidates, item, options, measure_memory(measure, measure->classes.mine, item)));
-    return HAPT_OK;
+    hapt_progress_init(&progress, measure->env, "planning memory", measure->candidates->item_count);
+    for (int item = 0; item < measure->candidates->item_count && status == HAPT_OK; item++) {
+        status = candidates_plan_memory(measure->candidates, item, options, measure_memory(measure, measure->classes.mine, item));
+        hapt_progress_update(&progress, item + 1, NULL);
+    }
+    hapt_progress_release(&progress);
+    return status;
 }
 
 /* Marks what some subcluster of my class can use, and every single layer: sums are made of them. */
@@ -78,6 +88,24 @@ double measure_class_memory(const struct measure *measure)
         if (measure->classes.of_subcluster[c] == measure->classes.mine)
             most = fmax(most, measure->cluster->subcluster[c].device.memory_bytes);
     return most;
+}
+
+double measure_room(const struct measure *measure, const struct hapt_engine_options *options)
+{
+    return fmin(measure_class_memory(measure), afford_room(options, &measure->classes));
+}
+
+enum hapt_status measure_check_cost(const struct measure *measure)
+{
+    const struct afford_question question = {.env = measure->env,
+                                             .config = measure->config,
+                                             .candidates = measure->candidates,
+                                             .classes = &measure->classes,
+                                             .windows = &measure->windows,
+                                             .needed = measure->needed,
+                                             .memory = measure->classes.mine < 0 ? NULL : measure_memory(measure, measure->classes.mine, 0),
+                                             .teams = measure_any_slowed(measure->cluster) || measure->candidates->mixed_count > 0};
+    return afford_check(&question, measure->scratch);
 }
 
 /* ---- the whole ---- */
@@ -154,7 +182,7 @@ static enum hapt_status choose_windows(struct measure *measure, const struct hap
     }
     HAPT_NEW(submesh, measure->scratch, most);
     mark_needed(measure, submesh);
-    return windows_choose(measure->candidates, options, measure_class_memory(measure), measure_memory(measure, measure->classes.mine, 0),
+    return windows_choose(measure->candidates, options, measure_room(measure, options), measure_memory(measure, measure->classes.mine, 0),
                           measure->needed, measure->scratch, &measure->windows);
 }
 
@@ -173,6 +201,33 @@ static enum hapt_status gather_effort(struct measure *measure, struct hapt_profi
                                            .runs = sum[3],
                                            .seconds = hapt_time_s() - measure->start_s};
     return HAPT_OK;
+}
+
+/* Of the kind of device that is least certain: what a time may be off by, and its drift. Collective over env->world. */
+static enum hapt_status gather_noise(const struct measure *measure, struct hapt_profile *profile)
+{
+    const double own = fmax(fmax(measure->noise[0], measure->noise[1]), steadiness_figure(measure->steadiness));
+    struct {
+        double noise;
+        int rank;
+    } worst = {own, measure->env->world_rank};
+    double drift = measure->steadiness.drift;
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &worst, 1, MPI_DOUBLE_INT, MPI_MAXLOC, measure->env->world));
+    HAPT_MPI(MPI_Bcast(&drift, 1, MPI_DOUBLE, worst.rank, measure->env->world));
+    profile->noise = worst.noise;
+    profile->drift = drift;
+    return HAPT_OK;
+}
+
+static void warn_of_noise(const struct measure *measure, const struct hapt_profile *profile)
+{
+    const char *hint = "measure again when nothing else runs here, or for longer (--profile-seconds)";
+    if (fabs(profile->drift) > NOISY)
+        hapt_warn(measure->env, "the devices became %.0f %% %s while they were measured, so times may be off by %.0f %%: %s\n",
+                  100 * fabs(profile->drift), profile->drift > 0 ? "slower" : "faster", 100 * profile->noise, hint);
+    else if (profile->noise > NOISY)
+        hapt_warn(measure->env, "the devices' speed varied while they were measured, so times may be off by %.0f %%: %s\n", 100 * profile->noise,
+                  hint);
 }
 
 static bool wanted(const void *context, const struct mixed_group *group, int first, int last)
@@ -206,6 +261,7 @@ static enum hapt_status measure_all(struct measure *measure, struct candidates *
                                     (size_t)measure->classes.count * (size_t)measure->candidates->item_count *
                                         sizeof *measure->memory / sizeof(double)));
     HAPT_TRY(hapt_env_agree(env->world, choose_windows(measure, options)));
+    HAPT_TRY(measure_check_cost(measure));
     HAPT_TRY(reduce_measure(env, measure->cluster, options, hapt_config_real(measure->config, "timeout"), measure->scratch,
                             &measure->reduce));
     MPI_Comm class_comm;
@@ -218,6 +274,7 @@ static enum hapt_status measure_all(struct measure *measure, struct candidates *
     HAPT_TRY(measure_run_submeshes(measure, options, SLOWED_SHARE * hapt_config_real(measure->config, "profile-seconds")));
     if (candidates->mixed_count > 0) HAPT_TRY(run_mixed(measure, candidates, options));
     HAPT_TRY(hapt_env_agree(env->world, make_tables(measure, result, profile)));
+    HAPT_TRY(gather_noise(measure, *profile));
     return gather_effort(measure, &(*profile)->effort);
 }
 
@@ -248,11 +305,13 @@ enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct h
     if (status == HAPT_OK) status = measure_all(&measure, &candidates, &options, result, profile);
     windows_close(&measure.windows);
     if (options.device) options.backend->close(options.device);
-    if (status == HAPT_OK)
+    if (status == HAPT_OK) {
         hapt_note(env, "profiled: %lld of %lld unique ranges timed%s; %d rounds, noise %.1f %%, %.1f s\n",
                   (long long)(*profile)->effort.timed, (long long)(*profile)->effort.unique,
                   (*profile)->effort.timed < (*profile)->effort.unique ? ", the others composed" : "", measure.rounds,
-                  100 * fmax(measure.noise[0], measure.noise[1]), (*profile)->effort.seconds);
+                  100 * (*profile)->noise, (*profile)->effort.seconds);
+        warn_of_noise(&measure, *profile);
+    }
     hapt_arena_release(&scratch);
     return status;
 }

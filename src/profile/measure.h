@@ -8,9 +8,10 @@
 #include "classes.h"
 #include "mixed_measure.h"
 #include "reduce.h"
+#include "steadiness.h"
 #include "window.h"
 
-enum { MEASURE_MOST_ROUNDS = 7 };
+enum { MEASURE_MOST_ROUNDS = 15 };
 
 struct measure {
     const struct hapt_env *env;
@@ -31,6 +32,7 @@ struct measure {
     int *order, count;   /* items of the pass to time, dearest first */
     int rounds;          /* of the pass */
     double noise[2];     /* relative standard error of a median: forward, backward */
+    struct steadiness steadiness; /* the worst pass over items */
     double *sample;      /* [item][MEASURE_MOST_ROUNDS][2] */
     struct hapt_profile_effort effort; /* of this rank; in the end of the whole */
     struct reduce_table reduce;
@@ -50,6 +52,10 @@ static inline struct item_time *measure_time(const struct measure *measure, int 
 enum hapt_status measure_sum_over_ranks(const struct measure *measure, double *data, size_t count);
 /* Of the largest device of my class. */
 double measure_class_memory(const struct measure *measure);
+/* Bytes that my windows may hold together. */
+double measure_room(const struct measure *measure, const struct hapt_engine_options *options);
+/* Refuses, once the windows are chosen, what takes too long or too much memory (afford.h). Collective over env->world. */
+enum hapt_status measure_check_cost(const struct measure *measure);
 /* Tables, this rank's device, and the memory of all items. */
 enum hapt_status measure_set_up(struct measure *measure, struct hapt_engine_options *options);
 /* What is left of --profile-seconds, the same on all ranks. Collective over env->world. */

@@ -15,7 +15,7 @@ static enum hapt_status choose_layers(struct measure *measure, const struct hapt
     if (measure->classes.mine < 0) return HAPT_OK;
     for (int l = 0; l < candidates->layer_count; l++)
         for (int k = 0; k < 2; k++) measure->needed[candidates_item(candidates, degree[k], l, l)] = true;
-    return windows_choose(candidates, options, measure_class_memory(measure), measure_memory(measure, measure->classes.mine, 0),
+    return windows_choose(candidates, options, measure_room(measure, options), measure_memory(measure, measure->classes.mine, 0),
                           measure->needed, measure->scratch, &measure->windows);
 }
 
@@ -54,6 +54,7 @@ static enum hapt_status measure_paces(struct measure *measure, struct hapt_engin
                             (size_t)measure->classes.count * (size_t)measure->candidates->item_count *
                                 sizeof *measure->memory / sizeof(double)));
     HAPT_TRY(hapt_env_agree(env->world, choose_layers(measure, options, degree)));
+    HAPT_TRY(measure_check_cost(measure));
     sum = hapt_arena_alloc(measure->scratch, 4 * (size_t)measure->classes.count, sizeof *sum);
     HAPT_TRY(hapt_env_agree(env->world, sum ? HAPT_OK : HAPT_ERR_MEMORY));
     HAPT_MPI(MPI_Comm_split(env->world, measure->classes.mine < 0 ? MPI_UNDEFINED : measure->classes.mine, env->world_rank,

@@ -3,6 +3,9 @@
  * of which all others can be composed (select.h); where the witnesses among them do not bear out what smooth.h composes, the others are
  * timed too. When the budget allows fewer than MIN_ROUNDS of the items, a sample of them is timed. What noise the rounds show is taken out
  * by smooth.h.
+ *
+ * Rounds are far apart in time, since other work on a machine comes and goes in seconds: the first FIRST_ROUNDS take a part of the budget also
+ * where they need less; unless they agree, the others are spread over all of it.
  */
 #include "measure.h"
 
@@ -14,10 +17,13 @@
 #include "select.h"
 #include "smooth.h"
 
-enum { MIN_ROUNDS = 3, LAYER_ROUNDS = 3 };
+enum { MIN_ROUNDS = 3, LAYER_ROUNDS = 3, FIRST_ROUNDS = 7 };
 #define WARM_SECONDS 0.005      /* shorter items run once untimed before: in a stage they find their weights in the cache */
 #define COMPOSED_TOLERANCE 0.01 /* witnesses apart from what is composed by this, or by twice their noise, prove it wrong */
 #define BUDGET_SHARE 0.7        /* of --profile-seconds, for the rounds: reserving, layers and links take the rest */
+#define FIRST_SHARE 0.25        /* of that, for the first rounds at least */
+#define STEADY 0.05             /* rounds that differ by less than this need no others */
+#define WAKE_SECONDS 0.01       /* of work before a round that follows a pause: clocks fall while a core idles */
 
 static int compare_doubles(const void *a, const void *b)
 {
@@ -51,7 +57,7 @@ static enum hapt_status run_round(struct measure *measure, const int *order, int
 {
     enum hapt_status status = HAPT_OK;
     for (int k = 0; k < count && status == HAPT_OK && measure->classes.active >= 0; k++) {
-        hapt_progress_update(progress, (long)round * count + k, "");
+        hapt_progress_update(progress, (long)round * count + k, NULL);
         if ((k + round) % measure->classes.actives != measure->classes.active) continue;
         double *sample = sample_of(measure, order[k], round), unused[2];
         if (sum_of_layers(measure, order[k]) < WARM_SECONDS)
@@ -62,30 +68,106 @@ static enum hapt_status run_round(struct measure *measure, const int *order, int
     return status;
 }
 
+/* What a round of this rank takes over what its items' layers say; 0: it timed nothing. */
+static double own_factor(const struct measure *measure, const int *order, int count, int round)
+{
+    double taken_s = 0, expected_s = 0;
+    for (int k = 0; k < count; k++) {
+        const double *sample = sample_of(measure, order[k], round);
+        if (sample[0] + sample[1] <= 0) continue;
+        taken_s += sample[0] + sample[1];
+        expected_s += sum_of_layers(measure, order[k]);
+    }
+    return expected_s > 0 ? taken_s / expected_s : 0;
+}
+
+/* What the rounds so far differ by, on the rank where they differ most. Collective over env->world. */
+static enum hapt_status look_at_rounds(const struct measure *measure, const int *order, int count, int rounds, double *figure)
+{
+    double factor[MEASURE_MOST_ROUNDS];
+    int found = 0;
+    for (int r = 0; r < rounds; r++) {
+        const double own = own_factor(measure, order, count, r);
+        if (own > 0) factor[found++] = own;
+    }
+    *figure = steadiness_figure(steadiness_of(factor, found));
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, figure, 1, MPI_DOUBLE, MPI_MAX, measure->env->world));
+    return HAPT_OK;
+}
+
+/* Sleeps until `until_s`, then works a little on an item that is not timed: devices with a clock of their own all the while. */
+static enum hapt_status pause_until(struct measure *measure, double until_s, const int *order, int count)
+{
+    const bool own_clock = measure->windows.options.backend && measure->windows.options.backend->mark;
+    const double end_s = fmax(until_s, hapt_time_s()), wake_s = own_clock ? INFINITY : WAKE_SECONDS;
+    double unused[2];
+    if (until_s <= hapt_time_s()) return HAPT_OK;
+    if (isfinite(wake_s)) hapt_time_sleep_until(end_s - wake_s);
+    while (measure->classes.active >= 0 && count > 0 && hapt_time_s() < end_s)
+        HAPT_TRY(windows_time(&measure->windows, order[count - 1], &unused[0], &unused[1]));
+    hapt_time_sleep_until(end_s);
+    return HAPT_OK;
+}
+
+/* When rounds begin: seconds from the start of the pass. */
+struct pacing {
+    double start_s, budget_s; /* INFINITY: one behind the other */
+    double from_s, every_s;
+    int from;
+};
+
+/* From round `from` on, so many rounds are spread over the time until `end_s`. */
+static void spread_rounds(struct pacing *pacing, int from, int rounds, double end_s)
+{
+    const double now_s = hapt_time_s() - pacing->start_s;
+    pacing->from = from;
+    pacing->from_s = now_s;
+    pacing->every_s = isfinite(end_s) && rounds > 0 ? fmax(end_s - now_s, 0) / rounds : 0;
+}
+
+static double round_begins_s(const struct pacing *pacing, int round)
+{
+    return pacing->start_s + pacing->from_s + (round - pacing->from) * pacing->every_s;
+}
+
+/* After a round: is there another one? Collective over env->world. */
+static enum hapt_status pace_rounds(const struct measure *measure, struct pacing *pacing, const int *order, int count, int done, int most,
+                                    bool *more)
+{
+    /* Other work on the machine stretches the rounds; the estimate knew nothing of it. */
+    double elapsed_s = hapt_time_s() - pacing->start_s;
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &elapsed_s, 1, MPI_DOUBLE, MPI_MAX, measure->env->world));
+    *more = done < most && (done < 2 || elapsed_s * (done + 1) / done <= pacing->budget_s);
+    if (!*more || done != FIRST_ROUNDS || !isfinite(pacing->budget_s)) return HAPT_OK;
+    double figure;
+    HAPT_TRY(look_at_rounds(measure, order, count, done, &figure));
+    *more = figure > STEADY;
+    spread_rounds(pacing, done, most - done, BUDGET_SHARE * pacing->budget_s);
+    return HAPT_OK;
+}
+
 /* Rounds until they are done or, from the second on, the budget would be exceeded; then every rank of a class has all
  * its samples. Collective; *rounds in and out. */
 static enum hapt_status run_rounds(struct measure *measure, MPI_Comm class_comm, const int *order, int count,
                                    double budget_s, const char *what, int *rounds)
 {
     struct hapt_progress progress;
+    struct pacing pacing = {.start_s = hapt_time_s(), .budget_s = budget_s};
     enum hapt_status status = HAPT_OK;
-    const double start = hapt_time_s();
     int most = *rounds, done = 0;
     bool more = true;
     HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &most, 1, MPI_INT, MPI_MAX, measure->env->world));
     memset(measure->sample, 0, (size_t)measure->candidates->item_count * MEASURE_MOST_ROUNDS * 2 * sizeof *measure->sample);
     hapt_progress_init(&progress, measure->env, what, (long)most * count);
+    spread_rounds(&pacing, 0, most < FIRST_ROUNDS ? most : FIRST_ROUNDS, FIRST_SHARE * BUDGET_SHARE * budget_s);
     while (more && status == HAPT_OK) {
-        if (done < *rounds) status = run_round(measure, order, count, done, &progress);
-        HAPT_TRY(reduce_meet(measure->env->world));
-        status = hapt_env_agree(measure->env->world, status);
-        /* Other work on the machine stretches the rounds; the estimate knew nothing of it. */
-        double elapsed = hapt_time_s() - start;
-        HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &elapsed, 1, MPI_DOUBLE, MPI_MAX, measure->env->world));
+        status = pause_until(measure, round_begins_s(&pacing, done), order, count);
+        if (status == HAPT_OK && done < *rounds) status = run_round(measure, order, count, done, &progress);
+        const enum hapt_status met = reduce_meet(measure->env->world);
+        status = hapt_env_agree(measure->env->world, status == HAPT_OK ? met : status);
         done++;
-        more = done < most && (done < 2 || elapsed * (done + 1) / done <= budget_s);
+        if (status == HAPT_OK) status = pace_rounds(measure, &pacing, order, count, done, most, &more);
     }
-    hapt_progress_update(&progress, (long)most * count, "");
     hapt_progress_release(&progress);
     HAPT_TRY(status);
     if (*rounds > done) *rounds = done;
@@ -189,6 +271,29 @@ static double noise_of(const struct measure *measure, int part, double *buffer)
     return 1.4826 * median(buffer, count) / sqrt(2.0) * sqrt(1.4 / measure->rounds);
 }
 
+/* What the rounds of a pass differ by, over the items that it timed. */
+static struct steadiness steadiness_of_pass(const struct measure *measure, double *buffer)
+{
+    double factor[MEASURE_MOST_ROUNDS];
+    for (int r = 0; r < measure->rounds; r++) {
+        int count = 0;
+        for (int k = 0; k < measure->count; k++) {
+            const double *sample = sample_of(measure, measure->order[k], r);
+            const struct item_time usual = median_of_rounds(measure, measure->order[k], measure->rounds);
+            if (usual.forward_s + usual.backward_s > 0) buffer[count++] = (sample[0] + sample[1]) / (usual.forward_s + usual.backward_s);
+        }
+        if (count == 0) return (struct steadiness){0, 0};
+        factor[r] = median(buffer, count);
+    }
+    return steadiness_of(factor, measure->rounds);
+}
+
+static void note_steadiness(struct measure *measure, double *buffer)
+{
+    const struct steadiness pass = steadiness_of_pass(measure, buffer);
+    if (steadiness_figure(pass) > steadiness_figure(measure->steadiness)) measure->steadiness = pass;
+}
+
 /* Layers of equal structure take equal time. */
 static enum hapt_status number_layers(const struct measure *measure, int *variable, int *variable_count)
 {
@@ -263,6 +368,7 @@ static enum hapt_status judge_composition(struct measure *measure, struct estima
     int count, judged = 0;
     HAPT_NEW(apart, measure->scratch, 2 * (size_t)measure->candidates->item_count);
     keep_medians(measure);
+    note_steadiness(measure, with->buffer);
     for (int part = 0; part < 2; part++) {
         measure->noise[part] = noise_of(measure, part, with->buffer);
         for (int degree = 0; degree < measure->candidates->degree_count; degree++) {
@@ -367,6 +473,7 @@ enum hapt_status measure_run_class(struct measure *measure, MPI_Comm class_comm)
         HAPT_TRY(run_rounds(measure, class_comm, measure->order, measure->count, budget_s, "timing all the rest",
                             &measure->rounds));
         if (mine) keep_medians(measure);
+        if (mine) note_steadiness(measure, with.buffer);
     }
     HAPT_TRY(hapt_env_agree(world, mine ? settle_times(measure, &with) : HAPT_OK));
     HAPT_TRY(measure_time_updates(measure, class_comm, update_item, s_per_element));

@@ -9,6 +9,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "hapt/progress.h"
 #include "team_ranges.h"
 
 struct submesh_runs {
@@ -212,7 +213,10 @@ static enum hapt_status run_rounds(struct measure *measure, const struct hapt_en
 {
     struct rounds rounds = {.most = 0};
     HAPT_TRY(hapt_env_agree(measure->env->world, plan_rounds(measure, scratch, &rounds)));
-    for (int s = 0; s < rounds.most; s++) {
+    enum hapt_status status = HAPT_OK;
+    struct hapt_progress progress;
+    hapt_progress_init(&progress, measure->env, "running stages of slowed devices", rounds.most);
+    for (int s = 0; s < rounds.most && status == HAPT_OK; s++) {
         struct hapt_submesh now[HAPT_MAX_SUBCLUSTERS] = {{0}};
         struct hapt_arena round;
         bool any = false;
@@ -225,11 +229,12 @@ static enum hapt_status run_rounds(struct measure *measure, const struct hapt_en
         }
         if (!any) continue;
         hapt_arena_init(&round);
-        const enum hapt_status status = run_round(measure, options, now, budget_s / rounds.most, &rounds, &round);
+        hapt_progress_update(&progress, s, NULL);
+        status = run_round(measure, options, now, budget_s / rounds.most, &rounds, &round);
         hapt_arena_release(&round);
-        HAPT_TRY(status);
     }
-    return HAPT_OK;
+    hapt_progress_release(&progress);
+    return status;
 }
 
 bool measure_any_slowed(const struct hapt_cluster *cluster)

@@ -291,7 +291,7 @@ enum hapt_status mixed_measure_times(const struct mixed_measuring *measuring, co
             status = time_group(&timing, options, fmax(left_s, 0) / (candidates->mixed_count - g), &scratch);
         hapt_arena_release(&scratch);
         *runs += timing.ranges.runs;
-        hapt_progress_update(&progress, g + 1, "");
+        hapt_progress_update(&progress, g + 1, NULL);
     }
     hapt_progress_release(&progress);
     return status;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "calibrate.h"
+#include "hapt/progress.h"
 #include "mixed_programs.h"
 #include "reduce.h"
 #include "synthesised.h"
@@ -173,6 +174,7 @@ static enum hapt_status plan_mesh(const struct candidates *candidates, int degre
     HAPT_TRY(hapt_memory_ranges_create(candidates->sharding[degree], &options, scratch, &ranges));
     HAPT_TRY(hapt_memory_work_create(ranges, scratch, &work));
     for (int k = 0; k < candidates->structure_count; k++) {
+        hapt_progress_advance(1);
         struct item_memory *mine = &memory[k * candidates->degree_count + degree];
         struct hapt_memory_figures figures;
         const int first_op = hapt_layers_first_op(layers, candidates->first[k]), end_op = layers->end_op[candidates->last[k]];
@@ -206,6 +208,7 @@ static enum hapt_status plan_memory(const struct candidates *candidates, int sub
         HAPT_TRY(engine.backend->open(0, engine.threads, 0, &engine.device));
     enum hapt_status status = HAPT_OK;
     hapt_kernel_scratch *on_paper = strcmp(all[subcluster].device.backend, "cpu") != 0 ? hapt_engine_scratch_on_paper : NULL;
+    hapt_progress_expect(candidates->item_count);
     hapt_kernel_scratch *kernel_scratch = engine.device ? hapt_engine_scratch : on_paper;
     for (int d = 0; status == HAPT_OK && d < candidates->degree_count; d++)
         status = plan_mesh(candidates, d, kernel_scratch, &engine, scratch, memory[subcluster]);
@@ -233,16 +236,22 @@ static enum hapt_status predict(const struct candidates *candidates, struct hapt
 static enum hapt_status mix(struct candidates *candidates, const struct hapt_config *config, struct hapt_arena *scratch)
 {
     HAPT_TRY(candidates_mix(candidates, config, candidates->programs, NULL, scratch, scratch));
-    for (int g = 0; g < candidates->mixable_count; g++) {
+    struct hapt_progress progress;
+    enum hapt_status status = HAPT_OK;
+    hapt_progress_init(&progress, NULL, "programs of mixed stages", candidates->mixable_count);
+    for (int g = 0; g < candidates->mixable_count && status == HAPT_OK; g++) {
         const struct mixed_question question = {.candidates = candidates,
                                                 .group = &candidates->mixable[g],
                                                 .efficiency = candidates->efficiency,
                                                 .segments = (int)hapt_config_int(config, "segments")};
         struct hapt_stage_layout *layout[MIXED_PROGRAMS];
-        int count;
-        HAPT_TRY(mixed_programs_find(&question, scratch, layout, &count));
-        for (int p = 0; p < count; p++) HAPT_TRY(candidates_mix_program(candidates, question.group, layout[p], scratch));
+        int count = 0;
+        status = mixed_programs_find(&question, scratch, layout, &count);
+        for (int p = 0; p < count && status == HAPT_OK; p++) status = candidates_mix_program(candidates, question.group, layout[p], scratch);
+        hapt_progress_update(&progress, g + 1, NULL);
     }
+    hapt_progress_release(&progress);
+    HAPT_TRY(status);
     HAPT_TRY(candidates_find_structures(candidates, scratch));
     for (int g = 0; g < candidates->mixed_count; g++)
         if (candidates->mixed[g].program > 0) HAPT_TRY(mixed_programs_predict(candidates, &candidates->mixed[g], scratch, scratch));

@@ -131,6 +131,10 @@ enum hapt_status hapt_profile_write(struct hapt_h5 *file, const char *group, con
         HAPT_TRY(hapt_h5_write_attribute_text(file, root, "precision", hapt_precision_name(profile->precision)));
     if (profile->origin != HAPT_PROFILE_UNKNOWN)
         HAPT_TRY(hapt_h5_write_attribute_text(file, root, "origin", hapt_profile_origin_name(profile->origin)));
+    if (profile->noise > 0) {
+        HAPT_TRY(hapt_h5_write_attribute_real(file, root, "noise", profile->noise, "1"));
+        HAPT_TRY(hapt_h5_write_attribute_real(file, root, "drift", profile->drift, "1"));
+    }
     if (profile->flops <= 0) return HAPT_OK;
     return hapt_h5_write_attribute_real(file, root, "flops_per_microbatch", profile->flops, "FLOP");
 }
@@ -251,6 +255,18 @@ static enum hapt_status read_cluster(struct hapt_h5 *file, const char *group, st
     return HAPT_OK;
 }
 
+/* How certain its times are; nothing is computed of it. */
+static enum hapt_status read_noise(struct hapt_h5 *file, const char *root, struct hapt_profile *profile)
+{
+    double noise = 0, drift = 0;
+    if (hapt_h5_has_attribute(file, root, "noise")) HAPT_TRY(hapt_h5_read_attribute_real(file, root, "noise", &noise));
+    if (hapt_h5_has_attribute(file, root, "drift")) HAPT_TRY(hapt_h5_read_attribute_real(file, root, "drift", &drift));
+    if (!isfinite(noise) || noise < 0 || !isfinite(drift)) return HAPT_OK;
+    profile->noise = noise;
+    profile->drift = drift;
+    return HAPT_OK;
+}
+
 enum hapt_status hapt_profile_read(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
                                    struct hapt_profile **profile)
 {
@@ -282,6 +298,7 @@ enum hapt_status hapt_profile_read(struct hapt_h5 *file, const char *group, stru
     HAPT_NEW(read->cluster, arena, read->cluster_count);
     if (hapt_h5_has_attribute(file, *group ? group : "/", "flops_per_microbatch"))
         HAPT_TRY(hapt_h5_read_attribute_real(file, *group ? group : "/", "flops_per_microbatch", &read->flops));
+    HAPT_TRY(read_noise(file, *group ? group : "/", read));
     HAPT_TRY(read_making(file, *group ? group : "/", arena, read));
     for (int c = 0; c < read->cluster_count; c++) HAPT_TRY(read_cluster(file, group, arena, read, c));
     HAPT_TRY(hapt_profile_read_mixed(file, group, arena, read));

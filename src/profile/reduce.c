@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hapt/progress.h"
 #include "hapt/team.h"
 
 enum { ROUNDS = 7 };
@@ -159,24 +160,29 @@ enum hapt_status reduce_measure(const struct hapt_env *env, const struct hapt_cl
     const size_t cells = (size_t)cluster->count * (size_t)table->submesh_count * REDUCE_SIZES;
     struct hapt_submesh *submesh = NULL;
     HAPT_TRY(hapt_env_agree(env->world, reserve_table(cluster, arena, table, &submesh)));
-    for (int c = 0; c < cluster->count; c++) {
+    struct hapt_progress progress;
+    enum hapt_status status = HAPT_OK;
+    hapt_progress_init(&progress, env, "measuring sums of gradients", (long)cluster->count * table->submesh_count);
+    for (int c = 0; c < cluster->count && status == HAPT_OK; c++) {
         const struct hapt_subcluster *subcluster = &cluster->subcluster[c];
         const int count = candidates_submeshes(subcluster, submesh);
-        for (int s = 0; s < count; s++) {
+        for (int s = 0; s < count && status == HAPT_OK; s++) {
             if (submesh[s].n * submesh[s].m == 1) continue;
+            hapt_progress_update(&progress, (long)c * table->submesh_count + s, NULL);
             const bool mine = takes_part(subcluster, submesh[s], env->world_rank);
             MPI_Comm comm;
             HAPT_MPI(MPI_Comm_split(env->world, mine ? 0 : MPI_UNDEFINED, env->world_rank, &comm));
-            enum hapt_status status = HAPT_OK;
             double *time_s = &table->time_s[(c * table->submesh_count + s) * REDUCE_SIZES];
             if (mine) {
                 status = time_submesh(comm, options, table->bytes, timeout_s, time_s);
                 MPI_Comm_free(&comm);
             }
             HAPT_TRY(reduce_meet(env->world));
-            HAPT_TRY(hapt_env_agree(env->world, status));
+            status = hapt_env_agree(env->world, status);
         }
     }
+    hapt_progress_release(&progress);
+    HAPT_TRY(status);
     HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, table->time_s, (int)cells, MPI_DOUBLE, MPI_MAX, env->world));
     return HAPT_OK;
 }

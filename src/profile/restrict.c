@@ -40,6 +40,8 @@ enum hapt_status hapt_profile_copy(const struct hapt_profile *profile, struct ha
     made->flops = profile->flops;
     made->precision = profile->precision;
     made->origin = profile->origin;
+    made->noise = profile->noise;
+    made->drift = profile->drift;
     made->layout_count = profile->layout_count; /* layouts never change: shared */
     made->layout = profile->layout;
     for (int c = 0; c < profile->cluster_count; c++) HAPT_TRY(copy_cluster(profile, c, arena, made));

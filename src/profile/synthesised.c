@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "calibrate.h"
+#include "hapt/progress.h"
 #include "hapt/synthesis.h"
 #include "reduce.h"
 
@@ -262,19 +263,23 @@ enum hapt_status synthesised_add(struct candidates *candidates, int room, struct
 {
     const struct hapt_cluster *cluster = candidates->cluster;
     const int most = candidates->degree_count + room;
-    for (int c = 0; c < cluster->count; c++) {
+    struct hapt_progress progress;
+    enum hapt_status status = HAPT_OK;
+    long looked = 0;
+    hapt_progress_init(&progress, NULL, "synthesising programs", room / MOST_PROGRAMS);
+    for (int c = 0; c < cluster->count && status == HAPT_OK; c++) {
         const struct hapt_subcluster *own = &cluster->subcluster[c];
         const int count = candidates_submeshes(own, NULL);
         struct hapt_arena scratch;
         struct hapt_submesh *submesh;
         hapt_arena_init(&scratch);
-        enum hapt_status status = HAPT_OK;
         submesh = hapt_arena_alloc(&scratch, (size_t)count, sizeof *submesh);
         if (!submesh) status = HAPT_ERR_MEMORY;
         if (status == HAPT_OK) candidates_submeshes(own, submesh);
         for (int s = 0; s < count && status == HAPT_OK; s++) {
             const struct mesh mesh = {.tp = 1, .n = submesh[s].n, .m = submesh[s].m};
             int like = -1;
+            hapt_progress_update(&progress, looked++, NULL);
             if (!is_tried(own, submesh[s])) continue;
             for (int d = 0; d < candidates->degree_count; d++) {
                 struct mesh *other = &candidates->degree[d];
@@ -286,9 +291,9 @@ enum hapt_status synthesised_add(struct candidates *candidates, int room, struct
             if (like < 0) status = add_mesh(candidates, c, mesh, arena, &scratch);
         }
         hapt_arena_release(&scratch);
-        HAPT_TRY(status);
     }
-    return HAPT_OK;
+    hapt_progress_release(&progress);
+    return status;
 }
 
 /* ---- once a step ---- */

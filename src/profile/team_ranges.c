@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "hapt/progress.h"
+
 #define LONGEST_SHARE 0.3 /* of the time: for the longest range of each kind */
 
 /* 0, or 1 where the last stage is timed. */
@@ -56,8 +58,10 @@ enum hapt_status team_ranges_run(struct team_ranges *ranges, struct team_stage *
 {
     const int L = ranges->candidates->layer_count;
     const double start_s = hapt_time_s();
+    hapt_progress_expect(ranges->count);
     for (int k = 0; k < ranges->count; k++) {
         struct team_seconds seconds;
+        hapt_progress_advance(1);
         double spent_s = hapt_time_s() - start_s; /* by the clock of one rank, so that all stop at the same range */
         HAPT_MPI(MPI_Bcast(&spent_s, 1, MPI_DOUBLE, 0, stage->comm));
         const double left_s = budget_s - spent_s;

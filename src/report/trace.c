@@ -1,9 +1,13 @@
 /* The timeline of a run as a file that trace viewers open. */
+#include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "hapt/aside.h"
+#include "hapt/h5.h"
 #include "hapt/report.h"
 
 #define MOST ((int64_t)1 << 28)
@@ -86,6 +90,24 @@ static json_t *all_events(const struct columns *columns)
     return NULL;
 }
 
+static enum hapt_status write_events(const json_t *root, const char *path, struct hapt_arena *arena)
+{
+    const size_t size = strlen(path) + HAPT_ASIDE_BYTES;
+    char *aside;
+    HAPT_NEW(aside, arena, size);
+    const int descriptor = hapt_aside_open(path, aside, size);
+    int error = descriptor < 0 ? errno : 0;
+    if (error == 0 && json_dumpfd(root, descriptor, JSON_COMPACT | JSON_REAL_PRECISION(12)) != 0) {
+        error = errno ? errno : EIO;
+        close(descriptor);
+    } else if (error == 0) {
+        error = hapt_aside_commit(descriptor, aside, path);
+    }
+    if (error == 0) return HAPT_OK;
+    if (aside[0]) unlink(aside);
+    return hapt_fail(HAPT_ERR_IO, "check the folder and its free space", "%s cannot be written: %s", path, strerror(error));
+}
+
 enum hapt_status hapt_report_trace(const char *run_path, const char *path)
 {
     struct hapt_h5 *file = NULL;
@@ -97,8 +119,7 @@ enum hapt_status hapt_report_trace(const char *run_path, const char *path)
     hapt_h5_close(file);
     json_t *root = status == HAPT_OK ? all_events(&columns) : NULL;
     if (status == HAPT_OK && !root) status = hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory exhausted");
-    if (status == HAPT_OK && json_dump_file(root, path, JSON_COMPACT | JSON_REAL_PRECISION(12)) != 0)
-        status = hapt_fail(HAPT_ERR_IO, "check the folder and its free space", "%s cannot be written", path);
+    if (status == HAPT_OK) status = write_events(root, path, &arena);
     json_decref(root);
     hapt_arena_release(&arena);
     return status;

@@ -150,6 +150,7 @@ static enum hapt_status alternate_from(const struct alternating *alternating, co
     for (int t = 0; t < HAPT_ALTERNATION_TURNS; t++) {
         struct hapt_alternation_turn *turn = &result->turn[result->turn_count];
         struct pair first, second;
+        if (alternating->progress) hapt_progress_update(alternating->progress, result->turn_count, NULL);
         const enum hapt_status status = take_turn(alternating, start, &axis, arena, turn, &first, &second);
         if (status == HAPT_ERR_INFEASIBLE) { /* at these ratios, nothing fits: other starts may know better ones */
             *why = "infeasible";
@@ -358,7 +359,12 @@ enum hapt_status hapt_alternate(const struct hapt_alternation *asked, struct hap
                                                           .in_flight = asked->in_flight,
                                                           .optimizer_bytes_per_element = asked->optimizer_bytes_per_element};
     HAPT_NEW(alternating.ratio_of, arena, asked->sharding->graph->forward_count);
-    HAPT_TRY(alternate(&alternating, arena, &made));
+    struct hapt_progress progress;
+    hapt_progress_init(&progress, NULL, "turns", 2 * HAPT_ALTERNATION_TURNS);
+    alternating.progress = &progress;
+    const enum hapt_status status = alternate(&alternating, arena, &made);
+    hapt_progress_release(&progress);
+    HAPT_TRY(status);
     made.seconds = hapt_time_s() - start_s;
     *result = made;
     return HAPT_OK;

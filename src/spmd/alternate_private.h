@@ -3,6 +3,7 @@
 #define HAPT_SPMD_ALTERNATE_PRIVATE_H
 
 #include "hapt/alternate.h"
+#include "hapt/progress.h"
 #include "hapt/ratios.h"
 #include "synthesis_fold.h"
 
@@ -13,6 +14,7 @@ struct alternating {
     double microbatches;
     struct hapt_synthesis_options options; /* ratio_of as the segments are now */
     int *ratio_of;                         /* [forward_count] */
+    struct hapt_progress *progress;        /* by turns; NULL: not shown */
 };
 
 static inline double share_of_axis(const struct hapt_axis *axis, int ratio, int device)

@@ -9,6 +9,7 @@
 
 #include "hapt/collective_cost.h"
 #include "hapt/link.h"
+#include "hapt/progress.h"
 #include "hapt/ratios.h"
 
 enum {
@@ -132,6 +133,7 @@ static enum hapt_status measure_kind(struct bench *bench, enum hapt_collective_k
     size_t cell = sizeof(float);
     for (int size = 0; size < SIZES; size++, cell *= GROWTH) {
         bench->cell = cell;
+        hapt_progress_advance(1);
         for (int skewed = 0; skewed < (kind == HAPT_COLLECTIVE_ALL_REDUCE ? 1 : 2); skewed++) {
             struct hapt_collective_sample *next = &sample[(*count)++];
             lay_out(bench, skewed);
@@ -175,6 +177,7 @@ static enum hapt_status measure(struct bench *bench, struct hapt_arena *arena, d
     if (failed > 0)
         return status != HAPT_OK ? status
                                  : hapt_fail(HAPT_ERR_MEMORY, NULL, "a peer has no memory to measure collectives");
+    hapt_progress_expect((HAPT_COLLECTIVE_ALL_TO_ALL - HAPT_COLLECTIVE_ALL_REDUCE + 1) * SIZES);
     for (int k = HAPT_COLLECTIVE_ALL_REDUCE; k <= HAPT_COLLECTIVE_ALL_TO_ALL; k++) {
         struct hapt_collective_sample sample[HAPT_COLLECTIVE_SAMPLES];
         int count;

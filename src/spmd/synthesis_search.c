@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hapt/progress.h"
 #include "synthesis_states.h"
 
 enum { FIRST_WIDTH = 8, MOST_STATES = 1000, EXACT_STATES = 200000, MOST_QUOTAS = 32 };
@@ -200,8 +201,10 @@ static int choose(struct search *search, int first, struct ranked *ranked)
 static enum hapt_status run_in_steps(struct search *search, const uint32_t *start)
 {
     HAPT_TRY(keep_first(search, start));
+    hapt_progress_expect(search->steps + 1);
     for (int at = 0, first = 0; at <= search->steps; at++) {
         const int end = search->state_count;
+        hapt_progress_advance(1);
         struct ranked *ranked;
         HAPT_NEW(ranked, search->arena, end - first);
         const int count = choose(search, first, ranked);

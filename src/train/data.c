@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hapt/progress.h"
+
 struct hapt_data {
     struct data_layout layout;
     struct data_memory memory;
@@ -56,6 +58,8 @@ enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, co
     struct hapt_h5 *file = NULL;
     struct data_layout layout = {0};
     struct hapt_data *made = calloc(1, sizeof *made);
+    struct hapt_progress progress;
+    hapt_progress_init(&progress, env, "loading data", 0);
     enum hapt_status status = made ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for data");
     if (status == HAPT_OK && env->node_rank == 0) {
         status = hapt_h5_open(path, NULL, 1, true, &file);
@@ -71,6 +75,7 @@ enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, co
         status = hapt_env_agree(env->world, env->node_rank == 0 ? data_fill(file, &layout, &made->memory) : HAPT_OK);
     if (status == HAPT_OK) status = hapt_env_agree(env->world, hapt_shared_publish(made->shared));
     hapt_h5_close(file);
+    hapt_progress_release(&progress);
     if (status != HAPT_OK) {
         hapt_data_close(made);
         return status;
@@ -83,13 +88,16 @@ enum hapt_status hapt_data_check(const struct hapt_env *env, const char *path, c
 {
     struct hapt_h5 *file = NULL;
     struct data_layout layout = {0};
+    struct hapt_progress progress;
     enum hapt_status status = HAPT_OK;
+    hapt_progress_init(&progress, env, "checking data", 0);
     if (env->node_rank == 0) {
         status = hapt_h5_open(path, NULL, 1, true, &file);
         if (status == HAPT_OK) status = data_layout_find(file, model, rows, steps, &layout);
         if (status == HAPT_OK) status = data_check_values(file, &layout);
         hapt_h5_close(file);
     }
+    hapt_progress_release(&progress);
     return hapt_env_agree(env->world, status);
 }
 

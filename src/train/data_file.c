@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hapt/progress.h"
+
 #define MAX_ELEMENTS ((int64_t)1 << 36)
 #define READ_ELEMENTS ((int64_t)1 << 20) /* of one read */
 #define IGNORED (-100)                   /* a target that no loss is taken of */
@@ -145,6 +147,21 @@ enum hapt_status data_layout_find(struct hapt_h5 *file, const struct hapt_model 
 typedef enum hapt_status store(const struct data_layout *layout, const struct data_memory *memory, const void *read,
                                int64_t first, int64_t count, const char *path);
 
+/* Whole numbers that were stored as reals, in place. */
+static enum hapt_status take_whole(void *buffer, int64_t count, int64_t first, const char *dataset, const char *path)
+{
+    const double *real = buffer;
+    for (int64_t i = 0; i < count; i++) {
+        const double value = real[i];
+        if (!(value >= INT32_MIN && value <= INT32_MAX) || value != floor(value))
+            return hapt_fail(HAPT_ERR_INPUT, "tokens, targets and labels are whole numbers: store them as integers",
+                             "%s: %g at %lld of %s is no whole number of 32 bits", path, value, (long long)(first + i), dataset);
+        const int32_t whole = (int32_t)value;
+        memcpy((char *)buffer + (size_t)i * sizeof whole, &whole, sizeof whole); /* behind what is still to be read */
+    }
+    return HAPT_OK;
+}
+
 /* Reads a dataset of `units` rows of `width` elements block by block. */
 static enum hapt_status read_blocks(struct hapt_h5 *file, const char *dataset, enum hapt_h5_type type,
                                     const struct data_layout *layout, const struct data_memory *memory, int64_t width,
@@ -152,14 +169,18 @@ static enum hapt_status read_blocks(struct hapt_h5 *file, const char *dataset, e
 {
     int64_t block = READ_ELEMENTS / width;
     if (block < 1) block = 1;
-    void *buffer = malloc((size_t)(block * width) * sizeof(float));
+    const bool fractions = type == HAPT_H5_I32 && !hapt_h5_is_integer(file, dataset);
+    void *buffer = malloc((size_t)(block * width) * (fractions ? sizeof(double) : sizeof(float)));
     if (!buffer) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to read data");
     enum hapt_status status = HAPT_OK;
+    hapt_progress_expect((long)((layout->units + block - 1) / block));
     for (int64_t first = 0; first < layout->units && status == HAPT_OK; first += block) {
         const int64_t count = layout->units - first < block ? layout->units - first : block;
-        status = hapt_h5_read_rows(file, dataset, type, first, count, buffer);
+        status = hapt_h5_read_rows(file, dataset, fractions ? HAPT_H5_F64 : type, first, count, buffer);
+        if (status == HAPT_OK && fractions) status = take_whole(buffer, count * width, first * width, dataset, hapt_h5_path(file));
         if (status == HAPT_OK)
             status = take(layout, memory, buffer, first * width, count * width, hapt_h5_path(file));
+        hapt_progress_advance(1);
     }
     free(buffer);
     return status;

@@ -4,7 +4,9 @@
 #include <math.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/statvfs.h>
 
+#include "emulate.h"
 #include "hapt/link.h"
 #include "hapt/run_folder.h"
 
@@ -179,6 +181,24 @@ enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const s
         .context = saver,
     };
     return saver->writer.folder ? HAPT_OK : HAPT_ERR_MEMORY;
+}
+
+/* Found early: the first checkpoint may be hours away. */
+enum hapt_status hapt_train_check_disk(const struct hapt_env *env, const struct hapt_config *config, const struct hapt_model *model)
+{
+    struct hapt_optimizer_options optimizer;
+    struct statvfs disk;
+    const char *folder = hapt_config_text(config, "output");
+    char needed[32], left[32];
+    double bytes = 0;
+    if (env->world_rank != 0 || emulation_asked(config) || statvfs(folder, &disk) != 0 || disk.f_blocks == 0) return hapt_env_agree(env->world, HAPT_OK);
+    hapt_optimizer_options(config, &optimizer);
+    for (int t = 0; t < model->graph->tensor_count; t++)
+        if (model->graph->tensor[t].kind == HAPT_TENSOR_PARAMETER) bytes += 4.0 * (double)hapt_tensor_elements(&model->graph->tensor[t]) * (1 + optimizer.state_count);
+    const double available = (double)disk.f_bavail * (double)disk.f_frsize;
+    if (bytes <= available) return hapt_env_agree(env->world, HAPT_OK);
+    return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_IO, "free some space, or give --output on another disk", "a checkpoint takes %s, the disk of %s has %s left",
+                                                hapt_units_bytes(bytes, needed), folder, hapt_units_bytes(available, left)));
 }
 
 /* Of what is left on the node, so much may go to copies. */

@@ -35,6 +35,7 @@ static bool busy(enum snapshot_phase phase)
 static void *run(void *context)
 {
     struct snapshot *snapshot = context;
+    pthread_setname_np(pthread_self(), "hapt-save");
     const int self = (int)syscall(SYS_gettid);
     setpriority(PRIO_PROCESS, (id_t)self, getpriority(PRIO_PROCESS, (id_t)self) + POLITENESS);
     pthread_mutex_lock(&snapshot->lock);

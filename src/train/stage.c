@@ -293,9 +293,9 @@ enum hapt_status stage_connect(struct stage *stage)
     HAPT_TRY(hapt_courier_create(stage->emulated ? &hapt_transfer_mpi : &hapt_transfer_routed, stage->env->world, path, stage->timeout_s,
                                  &stage->courier));
     if (stage->emulated) HAPT_TRY(hapt_courier_use_bells(stage->courier, stage->env->world, stage->env->node));
-    if (stage->chunk < 0) return HAPT_OK;
-    if (stage->backend->pin) hapt_courier_use_device(stage->courier, stage->backend, stage->device);
-    HAPT_TRY(stage_add_flows(stage));
+    if (stage->chunk >= 0 && stage->backend->pin) hapt_courier_use_device(stage->courier, stage->backend, stage->device);
+    if (stage->chunk >= 0) status = stage_add_flows(stage);
+    HAPT_TRY(hapt_link_all_or_none(stage->env->world, "the stages' boundaries", status));
     return hapt_courier_start(stage->courier);
 }
 

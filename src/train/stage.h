@@ -113,6 +113,7 @@ struct stage {
     char *row_buffer, *shard_buffer; /* values of an input's rows here, on their way to the device */
     /* of the step under way */
     const struct hapt_data *data;
+    int64_t first_step;      /* of the run; set before stage_connect */
     int64_t step, sequence;  /* sequence: messages of earlier steps of this run */
     double begun_s;          /* when the instruction under way began, waiting for slots to be sent left out */
     double loss;             /* sum over the microbatches, what this rank counts; none where emulated */

@@ -196,6 +196,7 @@ static enum hapt_status add_route(struct stage *stage, const struct hapt_route *
                                         .sends = sends,
                                         .tag = tag,
                                         .per_step = stage->plan->microbatches,
+                                        .first_step = stage->first_step,
                                         .peer_slots = HAPT_TRANSFER_SLOTS,
                                         .slot_count = slots,
                                         .buffer_count = route->count,
@@ -245,6 +246,7 @@ static enum hapt_status add_tie_flow(struct stage *stage, int tie, const struct 
                                         .tag = sends ? tie_tag(stage, tie, stage->chunk, other)
                                                      : tie_tag(stage, tie, other, stage->chunk),
                                         .per_step = 1,
+                                        .first_step = stage->first_step,
                                         .peer_slots = 1,
                                         .slot_count = 1,
                                         .buffer_count = 1,

@@ -10,6 +10,7 @@
 #include "hapt/run_folder.h"
 #include "hapt/stop.h"
 #include "loss_scale.h"
+#include "replicas.h"
 #include "save.h"
 #include "trace.h"
 #include "watch.h"
@@ -38,6 +39,7 @@ struct run {
     struct hapt_optimizer_options optimizer;
     struct loss_scale scale;
     struct saver saver;
+    struct replicas replicas;
     struct watch watch;
     bool spoilt; /* weights are not finite: no checkpoint of them */
     struct watch_slow *slow;     /* on rank 0, as the samples */
@@ -59,8 +61,18 @@ static void tell_watch(struct run *run)
 }
 
 /* The time it takes is no part of any step. */
+static enum hapt_status compare_replicas(struct run *run, bool now)
+{
+    bool compared;
+    HAPT_TRY(replicas_check(&run->replicas, run->result->history.count, now, &compared));
+    if (compared) run->mark_s = hapt_time_s();
+    return HAPT_OK;
+}
+
+/* The time it takes is no part of any step. */
 static enum hapt_status save(struct run *run, bool last)
 {
+    HAPT_TRY(compare_replicas(run, true));
     hapt_pulse_note((struct hapt_activity){"checkpoint at the end", run->stage.chunk, -1, run->result->history.count - 1, -1});
     struct hapt_train_result *result = run->result;
     const double start_s = hapt_time_s();
@@ -293,6 +305,7 @@ static enum hapt_status loop(struct run *run)
         show(run, &progress, step);
         tell_stop(run, stop, step);
         status = advance_checkpoint(run);
+        if (status == HAPT_OK) status = compare_replicas(run, false);
         if (status == HAPT_OK && !stop && is_due(run, step + 1)) status = save(run, false);
     }
     hapt_progress_release(&progress);
@@ -393,6 +406,7 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
                          "checkpoint %s holds %d optimizer states, the optimizer asked for has %d", checkpoint->path,
                          checkpoint->state_count, run->optimizer.state_count);
     HAPT_TRY(stage_build(&run->stage, run->config, run->optimizer.state_count));
+    HAPT_TRY(replicas_prepare(&run->replicas, &run->stage, hapt_config_int(run->config, "replica-check")));
     HAPT_TRY(hapt_run_folder_name(run->config, run->arena, &folder));
     HAPT_TRY(saver_prepare(&run->saver, &run->stage, run->config, run->optimizer.state_count, folder));
     HAPT_TRY(refuse_rehearsal(run, checkpoint));
@@ -402,7 +416,7 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
     if (run->env->world_rank == 0 && !run->stage.emulated) /* modelled devices keep to the plan */
         HAPT_TRY(watch_slow_create(&run->stage, hapt_config_real(run->config, "slow-threshold"), run->arena, &run->slow));
     watch_init(&run->watch, run->env, run->config, run->saver.shard_bytes);
-    run->first = checkpoint ? checkpoint->step : 0;
+    run->first = run->stage.first_step = checkpoint ? checkpoint->step : 0;
     /* Another plan's checkpoint is written again, so that the newest one is always this run's. */
     if (checkpoint && checkpoint->plan == run->plan) run->saver.saved = checkpoint->step;
     run->end = end_of_run(run->config, run->optimizer.steps);

@@ -1,4 +1,4 @@
-/* Who is slower than planned. */
+/* Who is slower than planned, and whether the whole step is. */
 #include "watch_slow.h"
 
 #include <math.h>
@@ -30,6 +30,10 @@ enum {
  * DRIFT_S, and so on. */
 #define DRIFT_NOISE 1.0
 #define DRIFT_S 0.5
+/* A step that takes longer or shorter than predicted by these factors is said to, where it differs by more than OFF_S. */
+#define OFF_MORE 1.5
+#define OFF_LESS 0.5
+#define OFF_S 1e-3
 /* A link's time is known to about the courier's sleep and, where cores are shared, to some time slices of the system. */
 #define LINK_TICK_S 1e-3
 #define SLICES_S 30e-3
@@ -73,6 +77,8 @@ struct watch_slow {
     struct rank_window *rank;  /* [world_size] */
     struct link_window *link;  /* [2 * stages] boundary behind stage k, forward and backward */
     struct suspect *rank_suspect, *link_suspect;
+    struct suspect step_suspect[2]; /* of the whole step: longer, shorter than predicted */
+    bool oversubscribed;            /* this job's own ranks share cores: no prediction knows by how much that stretches a step */
     double *device, *clock;    /* [world_size] medians against the plan; 0: idle */
     double *crowd;             /* [world_size] by the clock against CPU time, the worst rank of the host; at its lowest rank */
     double tick_s;             /* of the system's clock that the network counts by */
@@ -108,6 +114,20 @@ static int most_ways_out(const struct watch_slow *slow, int chunk)
     return most;
 }
 
+/* Do the ranks of some host outnumber the cores of this one? */
+static bool shares_cores(const struct watch_slow *slow)
+{
+    const struct hapt_env *env = slow->stage->env;
+    const int own = slow->stage->threads, planned = slow->stage->plan->threads, threads = own > 0 ? own : planned > 0 ? planned : 1;
+    bool found = false;
+    for (int host = 0; host < env->world_size; host++) {
+        int ranks = 0;
+        for (int r = 0; r < env->world_size; r++) ranks += slow->host_of[r] == host;
+        found = found || (env->cores > 0 && ranks * threads > env->cores);
+    }
+    return found;
+}
+
 enum hapt_status watch_slow_create(const struct stage *stage, double threshold, struct hapt_arena *arena, struct watch_slow **result)
 {
     const int ranks = stage->env->world_size, stages = stage->plan->stage_count;
@@ -134,6 +154,7 @@ enum hapt_status watch_slow_create(const struct stage *stage, double threshold, 
         slow->planned_s[c] = stage->plan->microbatches * part->compute_s - part->step_s;
         for (int r = 0; r < stage_size(stage, c); r++) slow->chunk_of[stage_world_rank(stage, c, r)] = c;
     }
+    slow->oversubscribed = shares_cores(slow);
     for (int b = 0; b + 1 < stages; b++) {
         const int one = most_ways_out(slow, b), other = most_ways_out(slow, b + 1);
         slow->link[2 * b].sharing = slow->link[2 * b + 1].sharing = one > other ? one : other;
@@ -196,7 +217,7 @@ static bool suspect_add(struct suspect *suspect, bool slower, bool clearly)
 
 static enum hapt_status warn(struct watch_slow *slow, struct hapt_train_result *result, const struct hapt_train_warning *warning)
 {
-    const int most = slow->stage->env->world_size + 2 * slow->stage->plan->stage_count;
+    const int most = slow->stage->env->world_size + 2 * slow->stage->plan->stage_count + 1;
     if (!result->warning) HAPT_NEW(result->warning, slow->arena, most); /* each is named once */
     HAPT_ASSERT(result->warning_count < most);
     result->warning[result->warning_count++] = *warning;
@@ -235,6 +256,19 @@ static enum hapt_status name_link(struct watch_slow *slow, int64_t step, int bou
              "long as the plan assumes (%s a microbatch, planned %s): plan again (--resume --replan)",
              from, own, rank, hapt_env_host(rank), to, its, peer, hapt_env_host(peer), warning.ratio,
              hapt_units_time(measured_s, measured), hapt_units_time(warning.planned_s, planned));
+    return warn(slow, result, &warning);
+}
+
+static enum hapt_status name_step(struct watch_slow *slow, int64_t step, double measured_s, double planned_s, struct hapt_train_result *result)
+{
+    char measured[32], planned[32];
+    struct hapt_train_warning warning = {.step = step, .rank = -1, .stage = -1, .peer_stage = -1, .measured_s = measured_s,
+                                         .planned_s = planned_s, .ratio = measured_s / planned_s};
+    snprintf(warning.text, sizeof warning.text,
+             "a step lasts %.2f times as long as predicted (%s, predicted %s): %scorrect the profile by this run "
+             "(hapt plan --profile P.h5 --run outputs/NAME/run.h5)",
+             warning.ratio, hapt_units_time(measured_s, measured), hapt_units_time(planned_s, planned),
+             warning.ratio > 1 ? "see what else runs on the cores, or " : "");
     return warn(slow, result, &warning);
 }
 
@@ -372,6 +406,23 @@ static enum hapt_status judge_links(struct watch_slow *slow, int64_t step, struc
     return HAPT_OK;
 }
 
+/* The whole step against the prediction, said once. */
+static enum hapt_status judge_step(struct watch_slow *slow, int64_t step, struct hapt_train_result *result)
+{
+    const double planned_s = slow->stage->plan->simulated_s, step_s = median(&slow->step_s, NULL);
+    double crowd = 1;
+    if (!isfinite(planned_s) || planned_s <= 0 || slow->step_suspect[0].named || slow->step_suspect[1].named) return HAPT_OK;
+    for (int r = 0; r < slow->stage->env->world_size && slow->oversubscribed; r++) crowd = fmax(crowd, slow->crowd[r]);
+    for (int shorter = 0; shorter < 2; shorter++) {
+        struct suspect *suspect = &slow->step_suspect[shorter];
+        const double sure = 1 + drift(suspect), ratio = step_s / planned_s;
+        const bool off = fabs(step_s - planned_s) > OFF_S && (shorter ? ratio < OFF_LESS : ratio > OFF_MORE * crowd);
+        if (suspect_add(suspect, off, shorter ? ratio * sure < OFF_LESS : ratio > OFF_MORE * crowd * sure))
+            HAPT_TRY(name_step(slow, step, step_s, planned_s, result));
+    }
+    return HAPT_OK;
+}
+
 enum hapt_status watch_slow_step(struct watch_slow *slow, int64_t step, double step_s, const struct watch_sample *sample,
                                  struct hapt_train_result *result)
 {
@@ -381,5 +432,6 @@ enum hapt_status watch_slow_step(struct watch_slow *slow, int64_t step, double s
     keep_links(slow, sample);
     if (slow->steps < SKIPPED + WINDOW) return HAPT_OK;
     HAPT_TRY(judge_ranks(slow, step, result));
+    HAPT_TRY(judge_step(slow, step, result));
     return judge_links(slow, step, result);
 }

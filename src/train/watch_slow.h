@@ -7,6 +7,9 @@
  * quickest message. It must hold for the medians of eight steps, nine times in a row, so that a slow moment names nobody: what is slow
  * from the start on is named after 18 steps, what becomes slow after 13. The bar is higher where there is noise: on shared cores, for
  * a rank that idles more than planned, and while all of those steps took less than some seconds.
+ *
+ * The whole step is compared with the prediction in the same way: one that takes more than 1.5 times or less than half of it is said to, once.
+ * Where this job's own ranks outnumber the cores, the bar is as much higher as they wait for cores. A plan without times has no prediction.
  */
 #ifndef HAPT_TRAIN_WATCH_SLOW_H
 #define HAPT_TRAIN_WATCH_SLOW_H

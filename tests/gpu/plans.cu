@@ -6,7 +6,14 @@
 #include "../../src/device/cuda/convolution.cu"
 #include "../../src/device/cuda/cudnn.cu"
 
-const struct cuda_host *cuda_host;
+static void *open_library(const char *soname, const char **said)
+{
+    void *library = dlopen(soname, RTLD_NOW | RTLD_LOCAL);
+    *said = library ? NULL : dlerror();
+    return library;
+}
+static const struct cuda_host host = {NULL, open_library};
+const struct cuda_host *cuda_host = &host;
 static cudnnBackendDescriptor_t device;
 static decltype(cudnn.BackendSetAttribute) set_attribute;
 

@@ -1,5 +1,5 @@
 """Calibrated tables and profiles of CUDA devices; two ranks on one device, one of them slowed: the planner gives it less, and on a GPU
-its uneven split trains faster than an even one."""
+its uneven split trains faster than an even one. Arguments: calibration, sums, shared; all without."""
 import json
 import os
 import shutil
@@ -8,6 +8,8 @@ import tempfile
 
 import h5py
 import numpy as np
+
+from figures import figure
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "system"))
 import profiles  # noqa: E402
@@ -126,6 +128,8 @@ def shared(folder, model):
     names = [stage["subcluster"] for stage in stages]
     even = step_s(folder, "even", model, data, two, f"0-{L // 2}@{names[0]}:1x1,{L // 2}-{L}@{names[1]}:1x1")
     uneven = step_s(folder, "uneven", model, data, two, f"0-{layers[0]}@{names[0]}:1x1,{layers[0]}-{L}@{names[1]}:1x1")
+    figure("even_ms", 1e3 * even)
+    figure("planned_ms", 1e3 * uneven)
     print(f"a step takes {1e3 * even:.1f} ms split evenly, {1e3 * uneven:.1f} ms as planned")
     check(uneven < even, f"the planned split takes {uneven:.4f} s a step, the even one {even:.4f} s")
 
@@ -133,9 +137,9 @@ def shared(folder, model):
 scratch = tempfile.mkdtemp()
 model_path = os.path.join(scratch, "model.h5")
 if hapt(0, "model", "gpt", *SIZES.split(), "--output", model_path)[0]:
-    calibration(scratch, model_path)
-    sums(scratch, model_path)
-    shared(scratch, model_path)
+    for part in calibration, sums, shared:
+        if part.__name__ in (sys.argv[1:] or [part.__name__]):
+            part(scratch, model_path)
 shutil.rmtree(scratch)
 print(f"{profiles.checks} checks, {profiles.failures} failed")
 sys.exit(profiles.failures > 0)

@@ -1,7 +1,7 @@
 """Training on CUDA devices against PyTorch's fp64 references (tests/data) and against the CPU: losses and weights in fp32, losses in bf16;
 one rank, and several as a pipeline whose ranks are subclusters of one device each, all on the first GPU; data-parallel where there are
 two. The same command twice gives the same bits. A hundred steps of a small GPT beside the CPU's. HAPT_TEST_BACKEND names the back end.
-Arguments: names of the references to run, and `hundred`; all of them without."""
+Arguments: beginnings of the references' names, and `hundred`; all of them without."""
 import glob
 import json
 import os
@@ -11,6 +11,8 @@ import tempfile
 
 import h5py
 import numpy as np
+
+from figures import figure
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "system"))
 from families import OPTIONS, TRAINING, away, hapt  # noqa: E402
@@ -51,6 +53,7 @@ def train(model, data, folder, counts, stages=None, steps=None, microbatches=4, 
 def compare(what, loss, expected, tolerance):
     worst = np.max(np.abs(loss / expected - 1)) if loss is not None and loss.shape == expected.shape else np.inf
     check(worst <= tolerance, f"{what}: losses are {worst:.1e} away")
+    figure(what.replace(",", "").replace(" ", "_"), worst)
     print(f"{what}: losses within {worst:.1e}", flush=True)
 
 

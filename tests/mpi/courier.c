@@ -243,7 +243,9 @@ static double paced_exchange(double rate, double latency_s, size_t bytes, int co
                                                       .latency_s = latency_s};
             CHECK_OK(hapt_courier_add(courier, &options, &flow[sends]));
         }
-        CHECK_OK(hapt_courier_start(courier));
+    }
+    CHECK_OK(hapt_courier_start(courier));
+    if (me < 2) {
         hapt_courier_expect(courier, flow[0], count);
         const double start_s = hapt_time_s();
         for (int m = 0; m < count + 3; m++) {

@@ -2,6 +2,8 @@
  * Network interfaces, and what a transfer measures between two ranks: by MPI and by own connections. */
 #include "test.h"
 
+#include <unistd.h>
+
 #include "hapt/network.h"
 
 static struct hapt_interface narrow(unsigned a, unsigned b, unsigned c, unsigned d, int prefix)
@@ -82,6 +84,8 @@ static struct hapt_transfer_rate count_bytes(const struct hapt_path *path, doubl
     const int window = 60; /* requests under way, at most */
     CHECK_OK(hapt_transfer_tcp.open(test_env.world, path, &context));
     const int me = test_env.world_rank;
+    CHECK_OK(hapt_transfer_tcp.announce(context, 1 - me, 4, me == 0));
+    CHECK_OK(hapt_transfer_tcp.connect(context, 30));
     CHECK(hapt_transfer_tcp.rate(context, 1 - me, 4, &rate) && rate.bytes == 0 && rate.busy_s == 0);
     MPI_Barrier(test_env.world);
     const double start_s = hapt_time_s();
@@ -125,6 +129,64 @@ static void counts(void)
     }
 }
 
+/* Sockets of this process that listen: those that it has open among those that the system lists. */
+static int listeners(void)
+{
+    static const char *const files[] = {"/proc/self/net/tcp", "/proc/self/net/tcp6"};
+    int count = 0;
+    for (int f = 0; f < 2; f++) {
+        FILE *file = fopen(files[f], "r");
+        char line[512];
+        while (file && fgets(line, sizeof line, file)) {
+            unsigned state;
+            unsigned long inode;
+            if (sscanf(line, " %*d: %*s %*s %x %*s %*s %*s %*u %*u %lu", &state, &inode) != 2 || state != 10) continue;
+            for (int fd = 0; fd < 1024; fd++) {
+                char link[40], target[64] = "", wanted[64];
+                snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+                snprintf(wanted, sizeof wanted, "socket:[%lu]", inode);
+                const ssize_t length = readlink(link, target, sizeof target - 1);
+                count += length > 0 && strcmp(target, wanted) == 0;
+            }
+        }
+        if (file) fclose(file);
+    }
+    return count;
+}
+
+/* Ranks connect before the first message: what both have announced, and nothing else; afterwards nobody listens. One that is announced at one
+ * end alone fails on both, with one message for both, the receiver's after its time limit. */
+static void connects(void)
+{
+    struct hapt_path path[2] = {{0}};
+    const int me = test_env.world_rank, before = listeners();
+    if (!loopback(&path[0].own)) return;
+    for (int r = 0; r < 2; r++) path[r] = (struct hapt_path){true, path[0].own, path[0].own};
+    for (int lacks = 0; lacks < 3; lacks++) { /* none, the sender's, the receiver's */
+        void *context = NULL;
+        char first[512] = "", mine[512];
+        CHECK_OK(hapt_transfer_tcp.open(test_env.world, path, &context));
+        CHECK(listeners() == before);
+        for (int twice = 0; twice < 2; twice++) CHECK_OK(hapt_transfer_tcp.announce(context, 1 - me, 1, me == 0));
+        if (lacks != 1 || me == 1) CHECK_OK(hapt_transfer_tcp.announce(context, 1 - me, lacks == 2 ? 1 : 2, me == 1 && lacks == 2 ? true : me == 0));
+        const double start_s = hapt_time_s(), limit_s = lacks ? 1 : 30;
+        const enum hapt_status status = hapt_transfer_tcp.connect(context, limit_s);
+        const double seconds = hapt_time_s() - start_s;
+        CHECK_MESSAGE(status == (lacks ? HAPT_ERR_COMM : HAPT_OK), "status %d", (int)status);
+        CHECK_MESSAGE(seconds < limit_s + 10, "%g s", seconds);
+        if (lacks == 1) CHECK_MESSAGE(seconds > 0.9, "%g s", seconds);
+        snprintf(mine, sizeof mine, "%s", hapt_fail_message());
+        memcpy(first, mine, sizeof first);
+        MPI_Bcast(first, sizeof first, MPI_CHAR, 0, test_env.world);
+        CHECK_MESSAGE(strcmp(mine, first) == 0, "%s, but rank 0: %s", mine, first);
+        if (lacks == 1) CHECK_MESSAGE(strstr(mine, "rank 1 has no connection to rank 0") && strstr(mine, "did not connect within 1 s"), "%s", mine);
+        if (lacks == 2) CHECK_MESSAGE(strstr(mine, "rank 1 has no connection to rank 0") && strstr(mine, "awaits none"), "%s", mine);
+        hapt_fail_reset();
+        CHECK_MESSAGE(listeners() == before, "%d sockets listen, %d did", listeners(), before);
+        hapt_transfer_tcp.close(context);
+    }
+}
+
 int main(int argc, char **argv)
 {
     test_init_mpi(&argc, &argv);
@@ -133,5 +195,6 @@ int main(int argc, char **argv)
     RUN(measures);
     RUN(leads_nowhere);
     RUN(counts);
+    RUN(connects);
     return test_finish();
 }

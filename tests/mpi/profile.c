@@ -185,7 +185,7 @@ static void check_effort(struct run *run)
 static void tables(void)
 {
     struct run run;
-    profile_of(&run, 32, 4, "20", "400 MB");
+    profile_of(&run, 32, 4, "2", "400 MB");
     if (!run.profile) return;
     CHECK_OK(hapt_profile_check(run.profile));
     check_equal_on_ranks(run.profile);
@@ -218,7 +218,7 @@ static void tables(void)
 static void holes(void)
 {
     struct run run;
-    profile_of(&run, 32, 1, "20", "500 kB");
+    profile_of(&run, 32, 1, "2", "500 kB");
     if (!run.profile) return;
     check_equal_on_ranks(run.profile);
     const int L = run.profile->layer_count;

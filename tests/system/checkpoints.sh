@@ -20,7 +20,7 @@ passes 1 plan --profile "$scratch/p.h5" --microbatches 2 --stages "0-2@a:1x2,2-$
 train="train --cluster $scratch/c.json --plan $scratch/plan.h5 --threads 1 --layers-per-model 6"
 sum() { (cd "$1" && find . -type f | sort | xargs sha256sum); }
 
-# 1. A rank dies while the model is profiled, and when the plan is there and the first folder is to be made: the same command, given again,
+# 1. A rank dies while the model is profiled, and when the folder of the first checkpoint is to be made: the same command, given again,
 #    comes to its end.
 job="--input $scratch/m.h5 --cluster $scratch/c.json --data $scratch/t.h5 --threads 1 --microbatches 2 --steps 3 --resume auto --output $scratch/job"
 # shellcheck disable=SC2086
@@ -35,12 +35,13 @@ kill -KILL "${ranks[1]}"
 wait $launcher
 code=$?
 check "a rank dies while the model is profiled: code $code" [ $code -ne 0 ]
-check "nothing is there yet" [ ! -e "$scratch/job/checkpoints" ]
+check "no checkpoint is there yet" [ -z "$(ls "$scratch/job/checkpoints" 2>/dev/null)" ]
+# the folders of the run stand: the next one is that of the first checkpoint
 # shellcheck disable=SC2086
 LD_PRELOAD=$HAPT_BUILD/tests/faults/faults.so FAULTS_UNDER=$scratch/job FAULTS_CALL=mkdir FAULTS_AT=1 FAULTS_ERROR=KILL \
     on 3 $job --profile-seconds 0.5 >"$scratch/out" 2>"$scratch/err"
 code=$?
-check "a rank dies between plan and training: code $code, $(tail -n 2 "$scratch/err")" [ $code -eq 137 ]
+check "a rank dies while it saves the first checkpoint: code $code, $(tail -n 2 "$scratch/err")" [ $code -eq 137 ]
 check "no checkpoint is there yet" [ -z "$(ls "$scratch/job/checkpoints" 2>/dev/null)" ]
 # shellcheck disable=SC2086
 passes 3 $job --profile-seconds 0.5 --json && check "it began anew" grep -q '"first_step": 0,' "$scratch/out"

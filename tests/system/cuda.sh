@@ -28,6 +28,39 @@ if [ -e "$HAPT_BUILD/hapt-cuda.so" ]; then
     check "the plug-in loads" grep -Evq 'is of another build|undefined symbol|cannot open' <(HAPT_CUDA_PLUGIN=$HAPT_BUILD/hapt-cuda.so doctor)
 fi
 
+# A library that the plug-in is linked to is found where pip puts it, too. Where it is missing, doctor says how to get it, and fails.
+: | cc -xc -shared -Wl,-soname,libcublasLt.so.99 -o "$scratch/blas" -
+cc -shared -o "$scratch/plug.so" -Wl,--no-as-needed "$host" "$scratch/blas"
+venv=$scratch/venv packages=lib/python3.12/site-packages/nvidia
+mkdir -p "$venv/bin" "$scratch/bin" && cp /bin/true "$venv/bin/python3" && ln -s "$venv/bin/python3" "$scratch/bin/python3"
+with() { # ENVIRONMENT...: what doctor says
+    env HAPT_CUDA_PLUGIN="$scratch/plug.so" "$@" "$HAPT" doctor 2>&1
+}
+comes_from() { # FOLDER ENVIRONMENT...
+    local folder=$1
+    shift
+    mkdir -p "$folder" && cp "$scratch/blas" "$folder/libcublasLt.so.99"
+    with "$@" >"$scratch/said"
+    check "$*: $(cat "$scratch/said")" test "$(sed -n 's/^  libcublasLt.so.99 *//p' "$scratch/said" | xargs -r readlink -f)" = "$folder/libcublasLt.so.99"
+    check "$*: a device" grep -q '^  cuda *1 device' "$scratch/said"
+    rm "$folder/libcublasLt.so.99"
+}
+comes_from "$scratch/here" HAPT_CUDA_LIBRARIES="/nowhere:$scratch/here"
+comes_from "$scratch/there" LD_LIBRARY_PATH="$scratch/there"
+comes_from "$scratch/toolkit/lib64" CUDA_HOME="$scratch/toolkit"
+comes_from "$venv/$packages/cu99/lib" VIRTUAL_ENV="$venv"
+comes_from "$venv/$packages/cublas/lib" PATH="$venv/bin:$PATH"
+comes_from "$venv/$packages/cu99/lib" PATH="$scratch/bin:$PATH"
+comes_from "$venv/$packages/cu99/lib" HAPT_PYTHON="$venv/bin/python3"
+comes_from "$scratch/site/nvidia/cublas/lib" PYTHONPATH="/nowhere:$scratch/site"
+comes_from "$scratch/.local/$packages/cublas/lib" HOME="$scratch"
+with HOME=/nowhere >"$scratch/said"
+check "a library that is missing" test $? -eq 3
+check "a library that is missing" grep -q '^  cuda *0 devices: libcublasLt.so.99 is found neither' "$scratch/said"
+check "a library that is missing" grep -q 'do: python3 -m pip install nvidia-cublas,' "$scratch/said"
+mkdir -p "$scratch/cut" && head -c 4000 "$scratch/blas" >"$scratch/cut/libcublasLt.so.99"
+check "a library that was cut off" grep -q '^  libcublasLt.so.99 *missing' <(with HAPT_CUDA_LIBRARIES="$scratch/cut")
+
 if command -v make >/dev/null; then
     mkdir "$scratch/none" && cp -a "$HAPT_BUILD"/{src,libhapt.a,solvers} "$scratch/none/" && touch "$scratch/none/hapt-cuda.so"
     check "make CUDA=0" make -s CUDA=0 VARIANT="${HAPT_BUILD##*/}" BUILD="$scratch/none" "$scratch/none/hapt" >"$scratch/said" 2>&1

@@ -50,7 +50,7 @@ plan() { # PROFILE STAGES OUTPUT
 }
 train() { # NAME PLAN OPTIONS...
     passes 3 train --input "$scratch/m8.h5" --cluster "$scratch/c.json" --data $reference --threads 1 --layers-per-model 4 \
-        --learning-rate 1e-3 --lr-schedule constant --clip-norm 0 --beta2 0.95 --steps 20 --output "$scratch/$1" \
+        --learning-rate 1e-3 --lr-schedule constant --clip-norm 0 --beta2 0.95 --steps 20 --replica-check 1 --output "$scratch/$1" \
         ${2:+--plan "$scratch/$2"} --json "${@:3}"
     cp "$scratch/out" "$scratch/$1.json"
 }

@@ -87,7 +87,8 @@ head -c 3000 data_batch_1.bin >cut.bin
 refuses 3 data cut.bin --type cifar10 --output t.h5
 record 012 000 000 000 >label.bin
 refuses 3 data data_batch_1.bin label.bin --type cifar10 --output t.h5
-refuses 2 data data_batch_1.bin data_batch_2.bin --output t.h5
+"$hapt" data data_batch_1.bin data_batch_2.bin --output t.h5 --json >out 2>err
+check 'CIFAR-10 is recognised' [ "$(field images) $(field classes)" = '3 10' ]
 refuses 2 data --type cifar10 --output t.h5
 
 model=(model gpt --layers 1 --hidden 8 --heads 2 --sequence 4 --vocab 301 --microbatch 1)

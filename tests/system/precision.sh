@@ -113,7 +113,7 @@ refuses 5 'of its 100000 bytes are left' 1 "${given[@]}" --output "$scratch/no"
 
 # 6. Ranks run near their GPUs: a machine whose threads 0 and 1 are two processors, with a GPU each.
 bound() { # ARGUMENTS...: threads of the two ranks
-    timeout 100 mpirun --oversubscribe --bind-to none -np 2 -x "HWLOC_XMLFILE=$PWD/tests/data/two-halves.xml" -x HWLOC_THISSYSTEM=1 "$HAPT" --input "$m" \
+    timeout 100 ${launcher:-} mpirun --oversubscribe --bind-to none -np 2 -x "HWLOC_XMLFILE=$PWD/tests/data/two-halves.xml" -x HWLOC_THISSYSTEM=1 "$HAPT" --input "$m" \
         --microbatches 2 --steps 1 --predict --output "$scratch/bound" "$@" >"$scratch/out" 2>"$scratch/err"
     h5dump -d /environment/cpus "$scratch/bound/run.h5" | sed -n 's/.*(0): //p'
 }
@@ -121,7 +121,25 @@ if [ "$(taskset -c 0,1 nproc 2>/dev/null)" = 2 ]; then
     check "ranks near their GPUs" same "$(bound)" '"0", "1"'
     check "... which is said" grep -q '2 ranks are bound to cores near their GPUs' "$scratch/err"
     check "--bind no" differ "$(bound --bind no)" '"0", "1"'
+    check "ranks on CPUs in their NUMA nodes" same "$(bound --device cpu)" '"0", "1"'
+    check "... which is said" grep -q '2 ranks are bound to the cores of their NUMA nodes' "$scratch/err"
+    check "--bind no on CPUs" same "$(bound --device cpu --bind no)" '"0-1", "0-1"'
+    check "bound by the launcher" same "$(launcher="taskset -c 1" bound --device cpu)" '"1", "1"'
+    check "... and not a second time" [ "$(grep -c 'are bound to' "$scratch/err")" -eq 0 ]
 fi
+
+# 6b. A host with two kinds of GPU is two subclusters: found, trained on, and the same once more from the file that says so.
+kinds() { # ARGUMENTS...
+    timeout 100 mpirun --oversubscribe --bind-to none -np 4 -x HAPT_HOST_GPUS=4 -x "HAPT_HOST_NAMES=Kind A,Kind B" "$HAPT" "$@" >"$scratch/out" 2>"$scratch/err"
+}
+ranks_of() { sed -n 's/^  \(kind-[ab]\) *1 x 2 .* \([0-9,-]*\)$/\1: \2/p' "$scratch/err" | tr '\n' ';'; }
+kinds topology --json && cp "$scratch/out" "$scratch/kinds.json"
+check "two kinds of GPU" same "$(ranks_of)" "kind-a: 0,2;kind-b: 1,3;"
+kinds topology --cluster "$scratch/kinds.json" --json
+check "... from their file" same "$(ranks_of)" "kind-a: 0,2;kind-b: 1,3;"
+kinds --input "$m" --microbatches 2 --steps 2 --predict --stages "0-1@kind-a:1x1,1-$("$HAPT" plan --input "$m" --cluster "$scratch/kinds.json" --predict yes \
+    --stages "0-1@kind-a:1x1" 2>&1 | sed -n 's/.*layer 1 of //p')@kind-b:1x1" --output "$scratch/kinds"
+check "training on both: $(tail -n 2 "$scratch/err")" [ -s "$scratch/kinds/run.h5" ]
 
 # 7. Tokens that the model does not know are found before it is profiled.
 passes 1 model "${gpt[@]/64/40}" --output "$scratch/few.h5"

@@ -43,7 +43,7 @@ END
     "$HAPT" plan --input "$dir/m.h5" --cluster "$dir/cluster.json" --microbatches 4 --stages "$stages" \
         --output "$dir/plan.h5" >"$dir/log" 2>&1 ||
         { echo "$stages: exit code $?"; tail -5 "$dir/log"; failed=$((failed + 1)); return; }
-    train "$ranks" "$stages $*" --plan "$dir/plan.h5" --cluster "$dir/cluster.json" "$@"
+    train "$ranks" "$stages $*" --plan "$dir/plan.h5" --cluster "$dir/cluster.json" --replica-check 3 "$@"
 }
 
 forced 2 "0-8@cpu:1x2t2"

@@ -35,7 +35,7 @@ for stages in "0-L@cpu:1x2t2" "0-4@cpu:1x2t2,4-L@cpu:1x2" "0-L@cpu:1x4t2"; do
     ranks=4
     [ "$stages" = "0-L@cpu:1x2t2" ] && ranks=2
     plan $ranks "$scratch/half.h5" "$stages"
-    passes $ranks "${half[@]}" --plan "$scratch/plan.h5" --cluster "$scratch/c$ranks.json" --sharded-optimizer yes --output "$scratch/half" &&
+    passes $ranks "${half[@]}" --plan "$scratch/plan.h5" --cluster "$scratch/c$ranks.json" --sharded-optimizer yes --replica-check 1 --output "$scratch/half" &&
         same "bf16, sharded optimizer state, $stages" 5e-4
 done
 
@@ -47,7 +47,7 @@ shared() { # FAMILY RANKS OPTIONS...: PyTorch's initial weights where the shape 
     local run=(--input "$scratch/model.h5" --data "tests/data/$family-small.h5" --steps 5 "${options[@]}" --json)
     passes 1 "${run[@]}" --profile-seconds 1 --output "$scratch/one-$family" && losses "$scratch/out" >"$scratch/one"
     plan "$ranks" "$scratch/model.h5" "0-L@cpu:1x${ranks}t$ranks"
-    passes "$ranks" "${run[@]}" --plan "$scratch/plan.h5" --cluster "$scratch/c$ranks.json" --output "$scratch/$family" &&
+    passes "$ranks" "${run[@]}" --plan "$scratch/plan.h5" --cluster "$scratch/c$ranks.json" --replica-check 2 --output "$scratch/$family" &&
         same "$family, $ranks ranks share each operator${3:+ (${*: -2})}" 1e-5
 }
 shared llama 2 --layers 2 --hidden 64 --heads 4 --ffn 160 --sequence 32 --vocab 128 --kv-heads 2

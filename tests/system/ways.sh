@@ -66,4 +66,44 @@ check "losses are there" [ -s "$scratch/mpi.loss" ]
 check "the way changes nothing" cmp "$scratch/probed.loss" "$scratch/mpi.loss"
 check "names that no host has leave it to MPI" cmp "$scratch/absent.loss" "$scratch/mpi.loss"
 check "... which is said" grep -q "eth7" "$scratch/err"
+
+# Strangers at every port of the fast network while ranks connect: idle connections by the hundred, garbage between them.
+cat >"$scratch/strangers.py" <<'PYTHON'
+import socket, time
+held, met = [], set()
+def call(address, words):
+    s = socket.socket()
+    s.setblocking(False)
+    s.connect_ex(address)
+    held.append(s)
+    if words: # as soon as it is connected
+        s.setblocking(True)
+        s.settimeout(0.2)
+        try: s.sendall(words)
+        except OSError: pass
+end = time.time() + 60
+while time.time() < end and len(held) < 900:
+    for line in open("/proc/net/tcp").readlines()[1:]:
+        own, _, state = line.split()[1:4]
+        address = socket.inet_ntoa(bytes.fromhex(own[:8])[::-1]), int(own[9:], 16)
+        if state == "0A" and address[0].startswith("10.78."):
+            met.add(address)
+            try:
+                for i in range(60): call(address, b"" if i % 10 else b"GET / HTTP/1.1\r\n\r\n" * 3)
+            except OSError: pass
+            open("%s" % __import__("sys").argv[1], "w").write("%d connections to %d ports\n" % (len(held), len(met)))
+time.sleep(60)
+PYTHON
+strangers=()
+for host in a0 b0; do
+    $lab on $host /usr/bin/python3 "$scratch/strangers.py" "$scratch/met-$host" &
+    strangers+=($!)
+done
+sleep 0.5
+hosts "${run[@]}" --cluster "$scratch/probed.json" --plan "$scratch/plan.h5" --output "$scratch/strangers" >"$scratch/out" 2>"$scratch/err"
+check "training among strangers" [ $? -eq 0 ]
+kill "${strangers[@]}" 2>/dev/null
+grep -o '"loss": \[[^]]*\]' "$scratch/out" >"$scratch/strangers.loss"
+check "strangers change nothing" cmp "$scratch/strangers.loss" "$scratch/mpi.loss"
+cat "$scratch"/met-* 2>/dev/null # they may come too late: sockets listen for milliseconds
 finish

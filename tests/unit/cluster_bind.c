@@ -4,6 +4,7 @@
 #include "../../src/cluster/bind.h"
 #include "../../src/cluster/database.h"
 #include "../../src/cluster/group.h"
+#include "../../src/cluster/host.h"
 
 static struct hapt_arena arena;
 
@@ -98,13 +99,13 @@ static void groups_gpus(void)
     for (int h = 0; h < 3; h++) {
         hosts->host[h].gpu_count = 2;
         hosts->host[h].gpus_usable = h == 2 ? 1 : 2; /* too few on host 2: its ranks compute on cores */
-        strcpy(hosts->host[h].gpu[0].spec, h == 0 ? "A100-40GB" : "V100-32GB");
+        for (int g = 0; g < 2; g++) strcpy(hosts->host[h].gpu[g].spec, h == 0 ? "A100-40GB" : "V100-32GB");
     }
     CHECK_OK(hapt_cluster_group(hosts, world_size, &arena, &cluster));
     if (cluster)
         CHECK(cluster->count == 3 && !strcmp(cluster->subcluster[0].name, "a100-40gb") &&
               !strcmp(cluster->subcluster[1].device.name, "V100-32GB") && !strcmp(cluster->subcluster[2].name, "cpu"));
-    hosts->host[0].gpu[0].spec[0] = '\0';
+    hosts->host[0].gpu[1].spec[0] = '\0'; /* each rank's own GPU counts */
     CHECK_FAILS(hapt_cluster_group(hosts, world_size, &arena, &cluster), HAPT_ERR_INPUT);
 
     /* Seventeen different hosts are too many subclusters. */
@@ -117,6 +118,94 @@ static void groups_gpus(void)
     }
     hosts = make_hosts(17, many_ranks, many_cores, many_memory, false, &world_size);
     CHECK_FAILS(hapt_cluster_group(hosts, world_size, &arena, &cluster), HAPT_ERR_INPUT);
+}
+
+/* Four hosts of four ranks and GPUs: two of them mix two kinds, in unlike order; a third has them three to one; the last has slices of one. */
+static struct hapt_hosts *make_mixed_hosts(int *world_size)
+{
+    static const char *const specs[4][4] = {{"V100-32GB", "A100-40GB", "V100-32GB", "A100-40GB"},
+                                            {"A100-40GB", "A100-40GB", "V100-32GB", "V100-32GB"},
+                                            {"A100-40GB", "V100-32GB", "A100-40GB", "A100-40GB"},
+                                            {"A100-40GB", "A100-40GB", "A100-40GB", "A100-40GB"}};
+    const int ranks[] = {4, 4, 4, 4}, cores[] = {8, 8, 8, 8};
+    const double memory[] = {64, 64, 64, 64};
+    struct hapt_hosts *hosts = make_hosts(4, ranks, cores, memory, true, world_size);
+    for (int h = 0; h < 4; h++) {
+        hosts->host[h].gpu_count = hosts->host[h].gpus_usable = 4;
+        for (int g = 0; g < 4; g++) {
+            strcpy(hosts->host[h].gpu[g].spec, specs[h][g]);
+            hosts->host[h].gpu[g].memory_bytes = specs[h][g][0] == 'V' ? 34e9 : h == 3 && g > 1 ? 21e9 : 42e9;
+        }
+    }
+    return hosts;
+}
+
+/* Round-robin ranks: rank r is number r / 4 on host r % 4. */
+static void groups_two_kinds(void)
+{
+    int world_size;
+    struct hapt_cluster *cluster = NULL;
+    const struct hapt_hosts *hosts = make_mixed_hosts(&world_size);
+    static const struct {
+        const char *name;
+        double gigabytes;
+        int nodes, devices, ranks[4];
+        const char *hosts[2];
+    } expected[] = {
+        {"v100-32gb", 32, 2, 2, {0, 8, 9, 13}, {"node0.lab", "node1.lab"}},
+        {"a100-40gb", 40, 2, 2, {4, 12, 1, 5}, {"node0.lab", "node1.lab"}},
+        {"a100-40gb-2", 40, 1, 3, {2, 10, 14}, {"node2.lab"}},
+        {"a100-40gb-3", 40, 1, 2, {3, 7}, {"node3.lab"}},
+        {"v100-32gb-2", 32, 1, 1, {6}, {"node2.lab"}},
+        {"a100-40gb-4", 19.5, 1, 2, {11, 15}, {"node3.lab"}},
+    };
+    CHECK_OK(hapt_cluster_group(hosts, world_size, &arena, &cluster));
+    if (!CHECK(cluster && cluster->count == 6 && cluster->rank_count == 16)) return;
+    for (int c = 0; c < 6; c++) {
+        const struct hapt_subcluster *own = &cluster->subcluster[c];
+        CHECK_MESSAGE(strcmp(own->name, expected[c].name) == 0, "subcluster %d is %s", c, own->name);
+        CHECK_MESSAGE(own->nodes == expected[c].nodes && own->devices_per_node == expected[c].devices, "%s: %d x %d", own->name, own->nodes, own->devices_per_node);
+        CHECK_NEAR(own->device.memory_bytes, 1e9 * expected[c].gigabytes, 1);
+        CHECK(own->host_count == own->nodes);
+        for (int n = 0; n < own->nodes; n++) CHECK(strcmp(own->hosts[n], expected[c].hosts[n]) == 0);
+        for (int i = 0; i < own->nodes * own->devices_per_node; i++) {
+            CHECK_MESSAGE(own->ranks[i] == expected[c].ranks[i], "%s: rank %d at %d", own->name, own->ranks[i], i);
+            CHECK(cluster->subcluster_of_rank[own->ranks[i]] == c);
+        }
+    }
+    /* What was found, read as a file: every rank comes to a GPU of its subcluster's kind again. */
+    struct hapt_cluster again = *cluster;
+    again.subcluster_of_rank = NULL;
+    CHECK_OK(hapt_cluster_assign(hosts, world_size, &arena, &again));
+    for (int rank = 0; rank < world_size; rank++) {
+        const struct hapt_host_gpu *gpu = hapt_host_gpu_of(&hosts->host[rank % 4], rank / 4);
+        CHECK_MESSAGE(strcmp(again.subcluster[again.subcluster_of_rank[rank]].device.name, gpu->spec) == 0, "rank %d", rank);
+    }
+}
+
+/* A machine that a file describes: an A100, two V100, an A100. */
+static void reads_two_kinds(void)
+{
+    static const int expected[4] = {0, 1, 1, 0};
+    const struct hapt_env env = {.cores = 4};
+    struct hapt_host host;
+    struct hapt_cluster *cluster = NULL;
+    int host_of_rank[4] = {0, 0, 0, 0};
+    setenv("HWLOC_XMLFILE", "tests/data/two-kinds.xml", 1);
+    hapt_host_look(&env, &host);
+    unsetenv("HWLOC_XMLFILE");
+    CHECK(host.faked && host.gpu_count == 4 && strcmp(host.name, "two-kinds-3") == 0);
+    host.ranks = host.gpus_usable = 4; /* as if there were a driver */
+    host.rank_bandwidth = 1e10;
+    const struct hapt_hosts hosts = {.count = 1, .host = &host, .host_of_rank = host_of_rank};
+    CHECK_OK(hapt_cluster_group(&hosts, 4, &arena, &cluster));
+    if (!CHECK(cluster && cluster->count == 2)) return;
+    CHECK(strcmp(cluster->subcluster[0].device.name, "A100-40GB") == 0 && strcmp(cluster->subcluster[1].device.name, "V100-32GB") == 0);
+    for (int c = 0; c < 2; c++) CHECK(cluster->subcluster[c].nodes == 1 && cluster->subcluster[c].devices_per_node == 2);
+    for (int rank = 0; rank < 4; rank++) CHECK(cluster->subcluster_of_rank[rank] == expected[rank]);
+    host.gpus_usable = 3; /* one too few: all compute on cores, in one subcluster */
+    CHECK_OK(hapt_cluster_group(&hosts, 4, &arena, &cluster));
+    CHECK(cluster->count == 1 && strcmp(cluster->subcluster[0].device.backend, "cpu") == 0);
 }
 
 /* A file-like cluster of `count` cpu subclusters. */
@@ -185,6 +274,39 @@ static void binds_by_host(void)
     CHECK_FAILS(hapt_cluster_assign(hosts, world_size, &arena, cluster), HAPT_ERR_INPUT);
 }
 
+/* One host, GPUs A V A V: subclusters that name it, or none; the file's order does not matter, nor does a subcluster on cores. */
+static void binds_by_kind(void)
+{
+    static const char *kinds[] = {"V100-32GB", "A100-40GB", "cpu"}, *host[] = {"node0"};
+    static const int expected[5] = {1, 0, 1, 0, -1};
+    const int ranks[] = {5}, cores[] = {8}, nodes[] = {1, 1, 1}, devices[] = {2, 2, 1};
+    const double memory[] = {64};
+    int world_size;
+    struct hapt_hosts *hosts = make_hosts(1, ranks, cores, memory, false, &world_size);
+    hosts->host[0].gpu_count = hosts->host[0].gpus_usable = 4;
+    for (int g = 0; g < 4; g++) strcpy(hosts->host[0].gpu[g].spec, g % 2 ? "V100-32GB" : "A100-40GB");
+    for (int c = 0; c < 3; c++) {
+        struct hapt_cluster *cluster = make_cluster(c == 2 ? 3 : 2, nodes, devices);
+        for (int i = 0; i < cluster->count; i++) {
+            cluster->subcluster[i].device = *hapt_device_spec_find(kinds[i]);
+            if (c == 0) cluster->subcluster[i].hosts = host;
+            cluster->subcluster[i].host_count = c == 0;
+        }
+        CHECK_OK(hapt_cluster_assign(hosts, world_size, &arena, cluster));
+        for (int rank = 0; rank < 5 && c < 2; rank++)
+            CHECK_MESSAGE(cluster->subcluster_of_rank[rank] == expected[rank], "case %d: rank %d in %d", c, rank, cluster->subcluster_of_rank[rank]);
+        /* Rank 4 drives GPU 0 again, beside rank 0: cores are left to it, and GPUs to the others. */
+        if (c == 2) CHECK(cluster->subcluster_of_rank[1] == 0 && cluster->subcluster_of_rank[3] == 0 && cluster->subcluster_of_rank[4] == 2);
+    }
+    /* A kind that no subcluster names goes to the one that none of the GPUs is: ranks of a named kind are kept for theirs. */
+    struct hapt_cluster *cluster = make_cluster(2, nodes, devices);
+    cluster->subcluster[0].device = *hapt_device_spec_find("A100-40GB");
+    strcpy(cluster->subcluster[0].device.name, "mine");
+    cluster->subcluster[1].device = *hapt_device_spec_find("A100-40GB");
+    CHECK_OK(hapt_cluster_assign(hosts, world_size, &arena, cluster));
+    CHECK(cluster->subcluster_of_rank[0] == 1 && cluster->subcluster_of_rank[1] == 0 && cluster->subcluster_of_rank[2] == 1 && cluster->subcluster_of_rank[3] == 0);
+}
+
 static void refuses_what_is_not_there(void)
 {
     const int ranks[] = {2}, cores[] = {2};
@@ -212,8 +334,11 @@ int main(int argc, char **argv)
     RUN(groups_like_hosts);
     RUN(names_gpus);
     RUN(groups_gpus);
+    RUN(groups_two_kinds);
+    RUN(reads_two_kinds);
     RUN(binds_in_order);
     RUN(binds_by_host);
+    RUN(binds_by_kind);
     RUN(refuses_what_is_not_there);
     hapt_arena_release(&arena);
     return test_finish();

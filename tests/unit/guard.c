@@ -2,6 +2,7 @@
 #include "hapt/guard.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -42,6 +43,20 @@ static void devour(void)
     _exit(1);
 }
 
+/* Reserves so much, fills none of it; the block is lost with the child. */
+static bool reserve(size_t bytes)
+{
+    char *volatile block = calloc(1, bytes);
+    if (!block) hapt_guard_refused(ENOMEM);
+    return block != NULL;
+}
+
+/* As a library that does not look at what malloc returns. */
+static void use_all(void)
+{
+    for (;;) *(volatile char *)malloc(1 << 14) = 1;
+}
+
 static void count_descriptors(void)
 {
     char target[64] = "";
@@ -69,6 +84,13 @@ static bool rehearse(const char *path)
         for (;;) pause();
     }
     if (!strcmp(name, "devour")) devour();
+    if (!strcmp(name, "killed")) raise(SIGKILL);
+    if (!strcmp(name, "hungry")) return reserve(3 * ((size_t)1 << 29));
+    if (!strcmp(name, "crashes-without")) use_all();
+    if (!strcmp(name, "busy") || !strcmp(name, "odd")) {
+        hapt_guard_refused(!strcmp(name, "busy") ? EMFILE : EINVAL);
+        return false;
+    }
     if (!strcmp(name, "descriptors")) count_descriptors();
     if (!strcmp(name, "wait")) sleep(60);
     if (!strcmp(name, "count")) {
@@ -92,15 +114,56 @@ static void what_never_ends_becomes_an_error(void)
     check(make_file("spin", "x"));
     CHECK(strstr(hapt_fail_message(), "does not come to an end"));
     hapt_fail_reset();
-    check(make_file("sleep", "x"));
-    CHECK(strstr(hapt_fail_message(), "does not come to an end"));
-    hapt_fail_reset();
+    CHECK_FAILS(check(make_file("sleep", "x")), HAPT_ERR_IO); /* it waits for the disk: no fault of the file */
 }
 
 static void memory_is_bounded(void)
 {
 #ifndef __SANITIZE_ADDRESS__
     CHECK_OK(check(make_file("devour", "x")));
+#endif
+}
+
+/* A file large enough that a sound one of its size may need more than the first child gets. */
+static const char *make_large(const char *name)
+{
+    const char *path = make_file(name, "x");
+    CHECK(truncate(path, 1 << 20) == 0);
+    return path;
+}
+
+/* Another message than that of damage, and nobody remembers it. */
+static void check_refused(const char *path, enum hapt_status status, const char *says)
+{
+    for (int i = 0; i < 2; i++) {
+        CHECK(check(path) == status);
+        CHECK_MESSAGE(strstr(hapt_fail_message(), says) && !strstr(hapt_fail_message(), "damaged"), "%s", hapt_fail_message());
+        hapt_fail_reset();
+    }
+}
+
+static void no_memory_is_no_damage(void)
+{
+    check_refused(make_file("killed", "x"), HAPT_ERR_MEMORY, "memory ran out");
+    check_refused(make_file("busy", "x"), HAPT_ERR_IO, "the system refuses");
+    CHECK_FAILS(check(make_file("odd", "x")), HAPT_ERR_INPUT);
+#if !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__
+    check_refused(make_file("hungry", "x"), HAPT_ERR_MEMORY, "memory ran out"); /* more than one byte can need: one child looks at it */
+    CHECK_OK(check(make_large("hungry")));
+    /* The same files where this process may not have so much. */
+    const pid_t process = fork();
+    if (process == 0) {
+        struct rlimit limit = {1 << 29, 1 << 29};
+        hapt_guard_stop(); /* the parent's */
+        setrlimit(RLIMIT_DATA, &limit);
+        hapt_guard_start(NULL, rehearse);
+        check_refused(make_large("hungry"), HAPT_ERR_MEMORY, "memory ran out");
+        check_refused(make_large("crashes-without"), HAPT_ERR_MEMORY, "memory ran out");
+        hapt_guard_stop();
+        _exit(test_failures > 0);
+    }
+    int status;
+    CHECK(waitpid(process, &status, 0) == process && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 #endif
 }
 
@@ -215,6 +278,7 @@ int main(int argc, char **argv)
     RUN(a_crash_becomes_an_error);
     RUN(what_never_ends_becomes_an_error);
     RUN(memory_is_bounded);
+    RUN(no_memory_is_no_damage);
     RUN(nothing_stays_open);
     RUN(a_file_is_asked_for_once);
     RUN(nobody_is_left_behind);

@@ -48,6 +48,19 @@ static inline uint16_t f16_set(double value)
     return (uint16_t)((signbit(value) ? 0x8000 : 0) + ((exponent + 14) << 10) + fraction);
 }
 
+/* HAPT_TEST_SHAPES=1x129x1x64,2x3x16: of the tests that ask, those shapes alone. Checkers that slow a kernel down a hundred times end then. */
+static long shapes_taken;
+
+__attribute__((unused)) static bool shape_wanted(int dims, const int64_t *shape)
+{
+    char name[128];
+    int length = 0;
+    for (int d = 0; d < dims; d++) length += snprintf(name + length, sizeof name - (size_t)length, "%s%lld", d ? "x" : "", (long long)shape[d]);
+    const bool wanted = test_listed(getenv("HAPT_TEST_SHAPES"), name);
+    shapes_taken += wanted;
+    return wanted;
+}
+
 /* A tensor on the device and the same values in double. */
 struct tensor {
     struct hapt_view view;
@@ -113,6 +126,12 @@ static inline void check_guard(const struct hapt_view *view, const char *op)
 
 static struct hapt_device *test_device;
 static const struct hapt_backend *test_backend; /* HAPT_TEST_BACKEND, or cpu */
+
+/* A case that differs from another in its threads alone is the same on a device of its own. */
+__attribute__((unused)) static bool is_repeat(bool two_threads)
+{
+    return two_threads && strcmp(test_backend->name, "cpu") != 0;
+}
 
 /* Operands where the kernel runs: on other back ends copies, tensors at the same address together. */
 struct mirror {
@@ -340,6 +359,7 @@ __attribute__((unused)) static bool half_type_begin(enum hapt_dtype dtype)
 __attribute__((unused)) static int kernels_finish(void)
 {
     test_backend->close(test_device);
+    if (getenv("HAPT_TEST_SHAPES")) CHECK_MESSAGE(shapes_taken > 0, "no test has any of the shapes %s", getenv("HAPT_TEST_SHAPES"));
     return test_finish();
 }
 

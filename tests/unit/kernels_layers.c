@@ -80,7 +80,7 @@ static void linear_layers(void)
     static const struct linear_case cases[] = {
         {1, 1, 1, 1}, {2, 3, 5, 7}, {1, 19, 33, 17}, {2, 16, 64, 48}, {1, 65, 40, 96}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (int v = 0; v < 16; v++) check_linear(&cases[i], types[v & 1], v & 2, v & 4, v & 8 ? 2 : 1);
+        for (int v = 0; v < 16 && !is_repeat(v & 8); v++) check_linear(&cases[i], types[v & 1], v & 2, v & 4, v & 8 ? 2 : 1);
 }
 
 /* Every element of the three products of larger layers, and 1 against 2 threads. Sizes cross every block of the
@@ -228,7 +228,10 @@ static void layer_norms(void)
 {
     static const int64_t cases[][3] = {{1, 1, 3}, {2, 3, 16}, {1, 37, 5}, {1, 40, 33}, {2, 50, 64}, {1, 3, 300}, {1, 2, 1057}, {1, 3, 2064}, {3, 3000, 8}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (int v = 0; v < 4; v++) check_norm(cases[i][0], cases[i][1], cases[i][2], types[v & 1], v & 2 ? 2 : 1, 0);
+        for (int v = 0; v < 4 && shape_wanted(3, cases[i]) && !is_repeat(v & 2); v++) {
+            random_state = RANDOM_SEED + i; /* of three columns dx may cancel to nothing: the same numbers whatever was left out before */
+            check_norm(cases[i][0], cases[i][1], cases[i][2], types[v & 1], v & 2 ? 2 : 1, 0);
+        }
     check_norm(1, 20, 37, HAPT_F32, 1, 30); /* a mean far from 0, and a tail: empty lanes must not count */
 }
 
@@ -246,6 +249,7 @@ static void gelus(void)
     static const int64_t counts[] = {1, 15, 64, 301, 5003};
     for (int v = 0; v < 40; v++) {
         const enum hapt_dtype dtype = types[v & 1];
+        if (is_repeat(v & 4)) continue;
         struct tensor x = TENSOR(dtype, -9, 9, 1, 1, counts[v / 8]), y = TENSOR(dtype, 0, 0, 1, 1, counts[v / 8]);
         struct tensor dy = TENSOR(dtype, 0.5, 1, 1, 1, counts[v / 8]), dx = TENSOR(dtype, 0, 0, 1, 1, counts[v / 8]);
         struct problem problem = {
@@ -358,6 +362,7 @@ static void losses(void)
     static const int64_t cases[][3] = {{1, 4, 2}, {2, 5, 7}, {1, 40, 33}, {2, 16, 512}, {1, 6, 1003}, {1, 5, 4999}};
     for (int v = 0; v < 24; v++) {
         const int64_t *c = cases[v / 4], rows = c[0] * c[1];
+        if (!shape_wanted(3, c) || is_repeat(v & 2)) continue;
         const enum hapt_dtype dtype = types[v & 1];
         const double range = v / 4 == 4 ? 40 : 3;
         struct tensor logits = TENSOR(dtype, -range, range, c[0], c[1], c[2]);

@@ -81,7 +81,7 @@ static void patch_embeddings(void)
     static const struct patch_case cases[] = {
         {1, 1, 1, 1, 1, 1, 1}, {2, 3, 2, 3, 4, 2, 5}, {1, 3, 2, 2, 5, 19, 32}, {3, 2, 4, 4, 4, 4, 33}, {2, 1, 8, 4, 4, 8, 64}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (int v = 0; v < 16; v++) check_patches(&cases[i], types[v & 1], v & 2, v & 4, v & 8 ? 2 : 1);
+        for (int v = 0; v < 16 && !is_repeat(v & 8); v++) check_patches(&cases[i], types[v & 1], v & 2, v & 4, v & 8 ? 2 : 1);
 }
 
 /* input: x [b][p][d], class [1][1][d], positions [1][p + 1][d] */

@@ -1,8 +1,8 @@
-/* What stands near GPUs, on a machine of two processors that a file describes: cores and network interfaces, shares of ranks; which way between
- * hosts is taken; what drivers say of GPUs against the database. */
+/* What stands near GPUs, on a machine of two processors that a file describes: cores and network interfaces, shares of ranks; how ranks on CPUs
+ * share NUMA nodes, on synthetic machines; which way between hosts is taken; what drivers say of GPUs against the database. */
 #include "test.h"
 
-#include "../../src/cluster/near.h"
+#include "../../src/cluster/near_hwloc.h"
 #include "../../src/cluster/ways.h"
 
 enum { RANKS = 5 };
@@ -33,12 +33,16 @@ static void shares_cores(void)
     };
     setenv("HWLOC_XMLFILE", "tests/data/two-sockets.xml", 1);
     for (int c = 0; c < 2; c++) {
-        char bus[RANKS][NEAR_BUS_CHARS], text[256];
+        char text[256];
+        struct near_want want[RANKS] = {{.bus = ""}};
         struct near_place place[RANKS];
         bool here = true;
         int allowed = 0;
-        for (int r = 0; r < RANKS; r++) snprintf(bus[r], sizeof bus[r], "%s", cases[c].bus[r]);
-        if (!CHECK(near_look(RANKS, (const char (*)[NEAR_BUS_CHARS])bus, place, &here, &allowed))) return;
+        for (int r = 0; r < RANKS; r++) {
+            snprintf(want[r].bus, sizeof want[r].bus, "%s", cases[c].bus[r]);
+            want[r].on_cores = !cases[c].bus[r][0]; /* beside ranks with GPUs these are left alone */
+        }
+        if (!CHECK(near_look(RANKS, want, place, &here, &allowed))) return;
         CHECK(!here && allowed == 16);
         for (int r = 0; r < RANKS; r++) {
             list_cpus(&place[r], text);
@@ -50,6 +54,143 @@ static void shares_cores(void)
     unsetenv("HWLOC_XMLFILE");
     CHECK(near_has("ib0,mlx5_0", "ib0") && near_has("ib0,mlx5_0", "mlx5_0") && !near_has("ib0,mlx5_0", "mlx5") && !near_has("", "eth0") &&
           !near_has("ib0", ""));
+}
+
+/* A synthetic machine; `allowed`: hardware threads that are left of it, NULL: all. */
+static hwloc_topology_t make_topology(const char *synthetic, const char *allowed)
+{
+    hwloc_topology_t topology;
+    HAPT_ASSERT(hwloc_topology_init(&topology) == 0 && hwloc_topology_set_synthetic(topology, synthetic) == 0 && hwloc_topology_load(topology) == 0);
+    if (allowed) {
+        hwloc_bitmap_t set = hwloc_bitmap_alloc();
+        HAPT_ASSERT(hwloc_bitmap_list_sscanf(set, allowed) == 0 && hwloc_topology_restrict(topology, set, 0) == 0);
+        hwloc_bitmap_free(set);
+    }
+    return topology;
+}
+
+/* By hand. Hardware threads count from 0 through cores, NUMA nodes and packages. */
+static void shares_numa_nodes(void)
+{
+    static const struct {
+        const char *machine, *allowed;
+        int count;
+        const char *threads; /* of each rank; "": none of them is bound */
+    } cases[] = {
+        {"pack:2 numa:2 core:4 pu:1", NULL, 1, ""},
+        {"pack:2 numa:2 core:4 pu:1", NULL, 2, "0-7 8-15"},
+        {"pack:2 numa:2 core:4 pu:1", NULL, 3, ""}, /* 5 cores each would do, a NUMA node has 4 */
+        {"pack:2 numa:2 core:4 pu:1", NULL, 4, "0-3 4-7 8-11 12-15"},
+        {"pack:2 numa:2 core:4 pu:1", NULL, 6, "0-3 4-5 6-7 8-11 12-13 14-15"},
+        {"pack:2 numa:2 core:4 pu:1", NULL, 8, "0-1 2-3 4-5 6-7 8-9 10-11 12-13 14-15"},
+        {"pack:2 numa:2 core:4 pu:1", NULL, 12, "0-3 0-3 0-3 4-7 4-7 4-7 8-11 8-11 8-11 12-15 12-15 12-15"}, /* fewer than two cores each */
+        {"pack:2 numa:2 core:4 pu:1", NULL, 17, ""},                                                          /* more ranks than cores */
+        {"numa:1 core:16 pu:1", NULL, 2, ""},
+        {"numa:1 core:2 pu:1", NULL, 32, ""},
+        {"pack:1 core:4 pu:2", NULL, 4, ""},
+        {"numa:2 core:2 pu:2", NULL, 2, "0-3 4-7"}, /* cores with both threads */
+        {"numa:2 core:4 pu:2", NULL, 4, "0-3 4-7 8-11 12-15"},
+        {"numa:2 core:1 pu:2", NULL, 2, "0-1 2-3"},
+        {"numa:2 core:1 pu:2", NULL, 4, ""}, /* threads are no cores */
+        {"numa:2 core:4 pu:1", "4-7", 2, ""}, /* one NUMA node is left */
+        {"numa:2 core:4 pu:1", "0-1,4-7", 2, ""},
+        {"numa:2 core:4 pu:1", "0-1,4-7", 3, "0-1 4-5 6-7"},
+        {"numa:2 core:4 pu:1", "1-3,5-7", 2, "1-3 5-7"},
+        {"numa:2 core:4 pu:2", "1,3,5,7,9,11,13,15", 4, "1,3 5,7 9,11 13,15"}, /* one thread of each core */
+        {"[numa] pack:2 [numa] core:4 pu:1", NULL, 2, "0-3 4-7"},               /* memory of a package, and of all */
+        {"pack:2 [numa] [numa] core:4 pu:1", NULL, 2, "0-3 4-7"},               /* two memories at the same cores */
+        {"pack:2 [numa] [numa] core:4 pu:1", NULL, 4, "0-1 2-3 4-5 6-7"},
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        const hwloc_topology_t topology = make_topology(cases[c].machine, cases[c].allowed);
+        const hwloc_bitmap_t set = hwloc_bitmap_alloc();
+        char text[512] = "";
+        size_t length = 0;
+        bool all = true, none = true;
+        for (int r = 0; r < cases[c].count; r++) {
+            const bool bound = near_numa_share(topology, r, cases[c].count, set);
+            all = all && bound;
+            none = none && !bound;
+            length += (size_t)snprintf(text + length, sizeof text - length, "%s", bound && r > 0 ? " " : "");
+            if (bound) length += (size_t)hwloc_bitmap_list_snprintf(text + length, sizeof text - length, set);
+        }
+        CHECK_MESSAGE(all || none, "%s, %d ranks: some are bound", cases[c].machine, cases[c].count);
+        CHECK_MESSAGE(strcmp(text, cases[c].threads) == 0, "%s (%s), %d ranks: %s", cases[c].machine, cases[c].allowed ? cases[c].allowed : "all",
+                      cases[c].count, text);
+        hwloc_bitmap_free(set);
+        hwloc_topology_destroy(topology);
+    }
+}
+
+static int cores_in(hwloc_topology_t topology, hwloc_const_bitmap_t set)
+{
+    return hwloc_get_nbobjs_inside_cpuset_by_type(topology, set, HWLOC_OBJ_CORE);
+}
+
+/* Any machine, any number of ranks: a rank has as many cores as its even share of the host, in one NUMA node where ranks are as many as those;
+ * ranks that share one are neighbours; no core is taken by more ranks than it must be. */
+static void check_shares(const char *machine, int count)
+{
+    const hwloc_topology_t topology = make_topology(machine, NULL);
+    const int nodes = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_NUMANODE), cores = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_CORE);
+    const hwloc_bitmap_t set = hwloc_bitmap_alloc(), before = hwloc_bitmap_alloc(), whole = hwloc_bitmap_alloc();
+    int of_core[256] = {0}, last = 0;
+    bool bound = true;
+    for (int r = 0; r < count && bound; r++) {
+        bound = near_numa_share(topology, r, count, set);
+        if (!bound) break;
+        const int first = hwloc_bitmap_first(set);
+        CHECK_MESSAGE(cores_in(topology, set) >= cores / count, "%s, %d ranks: rank %d has %d cores", machine, count, r, cores_in(topology, set));
+        CHECK_MESSAGE(first >= last, "%s, %d ranks: rank %d starts before rank %d", machine, count, r, r - 1);
+        CHECK_MESSAGE(!hwloc_bitmap_intersects(set, before) || hwloc_bitmap_last(before) == hwloc_bitmap_last(set), "%s, %d ranks: rank %d", machine, count, r);
+        int inside = 0;
+        for (int n = 0; n < nodes; n++) inside += hwloc_bitmap_isincluded(set, hwloc_get_obj_by_type(topology, HWLOC_OBJ_NUMANODE, (unsigned)n)->cpuset);
+        CHECK_MESSAGE(inside == 1 || count < nodes, "%s, %d ranks: rank %d is not in one NUMA node", machine, count, r);
+        for (int k = 0; k < cores; k++) of_core[k] += hwloc_bitmap_isincluded(hwloc_get_obj_by_type(topology, HWLOC_OBJ_CORE, (unsigned)k)->cpuset, set);
+        hwloc_bitmap_copy(before, set);
+        hwloc_bitmap_or(whole, whole, set);
+        last = first;
+    }
+    if (bound) CHECK_MESSAGE(hwloc_bitmap_isequal(whole, hwloc_get_root_obj(topology)->cpuset), "%s, %d ranks: cores are left", machine, count);
+    for (int k = 0; bound && cores / count >= 2 && count >= nodes && count % nodes == 0; k++) {
+        CHECK_MESSAGE(of_core[k] == 1, "%s, %d ranks: %d on core %d", machine, count, of_core[k], k);
+        if (k == cores - 1) break;
+    }
+    if (nodes > 1 && count > 1 && count <= cores && (count % nodes == 0 || nodes % count == 0)) CHECK_MESSAGE(bound, "%s, %d ranks: not bound", machine, count);
+    if (nodes == 1 || count > cores || count == 1) CHECK_MESSAGE(!bound, "%s, %d ranks: bound", machine, count);
+    hwloc_bitmap_free(set);
+    hwloc_bitmap_free(before);
+    hwloc_bitmap_free(whole);
+    hwloc_topology_destroy(topology);
+}
+
+static void shares_any_machine(void)
+{
+    for (int packages = 1; packages <= 3; packages++)
+        for (int nodes = 1; nodes <= 3; nodes++)
+            for (int cores = 1; cores <= 6; cores++) {
+                char machine[64];
+                snprintf(machine, sizeof machine, "pack:%d numa:%d core:%d pu:%d", packages, nodes, cores, 1 + cores % 2);
+                for (int count = 1; count <= packages * nodes * cores + 1; count += count < 12 ? 1 : 5) check_shares(machine, count);
+            }
+}
+
+/* The same through the environment, beside a rank that has no device. */
+static void looks_at_cores(void)
+{
+    struct near_want want[5] = {{.on_cores = true}, {.on_cores = true}, {.on_cores = false}, {.on_cores = true}, {.on_cores = true}};
+    struct near_place place[5];
+    static const char *const expected[5] = {"0 1 2", "3 4 5", "", "6 7 8", "9 10 11"};
+    bool here = true;
+    int allowed = 0;
+    char text[256];
+    setenv("HWLOC_SYNTHETIC", "numa:2 core:6 pu:1", 1);
+    CHECK(near_look(5, want, place, &here, &allowed) && !here && allowed == 12);
+    unsetenv("HWLOC_SYNTHETIC");
+    for (int r = 0; r < 5; r++) {
+        list_cpus(&place[r], text);
+        CHECK_MESSAGE(strcmp(text, expected[r]) == 0, "rank %d: threads %s", r, text);
+    }
 }
 
 static void prefers_near_ways(void)
@@ -100,6 +241,9 @@ int main(int argc, char **argv)
 {
     test_init(&argc, &argv);
     RUN(shares_cores);
+    RUN(shares_numa_nodes);
+    RUN(shares_any_machine);
+    RUN(looks_at_cores);
     RUN(prefers_near_ways);
     RUN(doubts_drivers);
     return test_finish();

@@ -154,6 +154,47 @@ static void slower_rank(void)
     }
 }
 
+/* A run that is off its prediction: said once, with both numbers; not for a while only, not where it is near, not where the plan has no times,
+ * and where the job's own ranks share the cores not for that. */
+static void off_prediction(void)
+{
+    const struct { double times, predicted; int cores; double crowd; int steps, said; } one[] = {
+        {1, 0.3, 0, 1, 60, 0},   {1.4, 0.3, 0, 1, 60, 0},  {3.2, 0.3, 0, 1, 60, 1}, {0.6, 0.3, 0, 1, 60, 0}, {0.2, 0.3, 0, 1, 60, 1},
+        {3.2, NAN, 0, 1, 60, 0}, {3.2, 0, 0, 1, 60, 0},    {3.2, 0.3, 0, 1, 17, 0}, {3.2, 3e-4, 0, 1, 60, 0}, {4.5, 0.3, 8, 5, 60, 1},
+        {4.5, 0.3, 2, 5, 60, 0}, {20, 0.3, 2, 5, 60, 1},
+    };
+    for (size_t i = 0; i < sizeof one / sizeof *one; i++) {
+        struct run run;
+        begin(&run);
+        run.env.cores = one[i].cores;
+        run.plan.simulated_s = one[i].predicted;
+        watch_slow_create(&run.stage, 0.2, &run.arena, &run.slow);
+        const double step_s = one[i].times * (isfinite(one[i].predicted) ? one[i].predicted : 0.3);
+        for (int s = 0; s < one[i].steps; s++) step_of(&run, step_s, COMM_S, COMM_S, one[i].crowd, 1);
+        CHECK_MESSAGE(run.result.warning_count == one[i].said, "%g times %g s, case %zu: %d said", one[i].times, one[i].predicted, i,
+                      run.result.warning_count);
+        for (int w = 0; w < run.result.warning_count; w++) {
+            const struct hapt_train_warning *warning = &run.result.warning[w];
+            CHECK(warning->rank == -1 && warning->stage == -1 && warning->peer_stage == -1);
+            CHECK_NEAR(warning->ratio, one[i].times, 1e-9);
+            CHECK_MESSAGE(strstr(warning->text, "predicted 300.00 ms") && strstr(warning->text, "--run outputs/"), "%s", warning->text);
+            CHECK((strstr(warning->text, "what else runs") != NULL) == (one[i].times > 1));
+        }
+        end(&run);
+    }
+}
+
+/* Slow for a while: nothing is said. */
+static void off_for_a_while(void)
+{
+    struct run run;
+    begin(&run);
+    run.plan.simulated_s = run.plan.latency_s;
+    for (int s = 0; s < 400; s++) step_of(&run, (s % 30 < 7 ? 20 : 1) * run.plan.latency_s, COMM_S, COMM_S, 1, 1);
+    CHECK_MESSAGE(run.result.warning_count == 0, "%s", run.result.warning[0].text);
+    end(&run);
+}
+
 int main(void)
 {
     RUN(constant);
@@ -161,5 +202,7 @@ int main(void)
     RUN(passing);
     RUN(silent);
     RUN(slower_rank);
+    RUN(off_prediction);
+    RUN(off_for_a_while);
     return test_finish();
 }

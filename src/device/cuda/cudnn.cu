@@ -59,7 +59,8 @@ static bool load(void)
 #else
 static bool load(void)
 {
-    void *library = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_LOCAL);
+    const char *reason;
+    void *library = cuda_host->open_library("libcudnn.so.9", &reason);
     if (!library) return false;
 #define CUDNN_TAKE(name)                                                \
     cudnn.name = (decltype(cudnn.name))dlsym(library, "cudnn" #name);   \

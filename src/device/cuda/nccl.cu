@@ -55,11 +55,9 @@ static const char *load(void)
 #else
 static const char *load(void)
 {
-    void *library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
-    if (!library) {
-        snprintf(message, sizeof message, "%s", dlerror());
-        return message;
-    }
+    const char *reason;
+    void *library = cuda_host->open_library("libnccl.so.2", &reason);
+    if (!library) return reason;
 #define NCCL_TAKE(name)                                                       \
     nccl.name = (decltype(nccl.name))dlsym(library, "nccl" #name);            \
     if (!nccl.name) return "libnccl.so.2 is too old: it lacks nccl" #name;
@@ -156,6 +154,7 @@ static const char *settled(struct hapt_group *group, bool *settled)
 
 static void *abort_communicator(void *comm)
 {
+    pthread_setname_np(pthread_self(), "hapt-abort");
     cuda_use_device();
     nccl.CommAbort((ncclComm_t)comm);
     return NULL;

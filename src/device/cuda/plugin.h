@@ -14,11 +14,13 @@ extern "C" {
 #endif
 
 /* Changes with these tables and with the structures of device.h. */
-enum { CUDA_PLUGIN_ABI = 6 };
+enum { CUDA_PLUGIN_ABI = 7 };
 
 /* What the plug-in may call. */
 struct cuda_host {
     enum hapt_status (*fail)(enum hapt_status status, const char *hint, const char *format, ...);
+    /* Opens a shared library by its soname, wherever it is installed (cuda_libraries.h). NULL: *said tells why. */
+    void *(*open_library)(const char *soname, const char **said);
 };
 
 struct cuda_plugin {

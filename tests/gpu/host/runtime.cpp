@@ -138,11 +138,22 @@ cudaError_t cudaSetDeviceFlags(unsigned int)
     return host_cuda_result(cudaSuccess);
 }
 
+/* HAPT_HOST_NAMES: names of the devices in turn, "one,two". */
+static void name_device(int device, char *name, size_t size)
+{
+    const char *names = getenv("HAPT_HOST_NAMES"), *at = names;
+    for (int i = 0; at && i < device; i++) {
+        at = strchr(at, ',');
+        at = at ? at + 1 : names;
+    }
+    snprintf(name, size, "%.*s", at ? (int)strcspn(at, ",") : 9, at ? at : "Host CUDA");
+}
+
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
 {
     if (check_device(device)) return last_error;
     memset(prop, 0, sizeof *prop);
-    snprintf(prop->name, sizeof prop->name, "Host CUDA");
+    name_device(device, prop->name, sizeof prop->name);
     snprintf(prop->uuid.bytes, sizeof prop->uuid.bytes, "host-%d", device);
     prop->totalGlobalMem = host_cuda_device_bytes();
     prop->sharedMemPerBlock = HOST_CUDA_SHARED_DEFAULT;

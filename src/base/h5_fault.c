@@ -1,0 +1,117 @@
+/*
+ * Why reading a file failed: its content, or the system. HDF5 says both in one way, so system failures are noted where they happen: by the
+ * file driver (h5_disk.c), which sees errno, and by a function that HDF5 calls on each failure, which sees failed allocations.
+ *
+ * A damaged size can ask for more memory than there is. Files as hapt writes them carry checksums over every size, so there a failed
+ * allocation is the system's. In files of older formats it is the system's only if a small allocation fails as well.
+ */
+#include "h5_private.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PROBE_BYTES = 1 << 26 };
+
+static pthread_mutex_t library = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+static int depth; /* of functions that hold the lock */
+static int noted; /* errno of the first system failure within the outermost of them, 0: none */
+static bool was_short; /* an allocation failed in this process: HDF5 may have been left in disorder, and fails in other ways later */
+static _Thread_local enum hapt_h5_fault last;
+
+enum hapt_h5_fault hapt_h5_last_fault(void)
+{
+    return last;
+}
+
+void hapt_h5_set_fault(enum hapt_h5_fault fault)
+{
+    last = fault;
+}
+
+int *hapt_h5_noted(void)
+{
+    return &noted;
+}
+
+/* Malloc leaves errno behind; HDF5's record can be too coarse to tell. */
+static herr_t find_allocation(unsigned place, const H5E_error2_t *error, void *context)
+{
+    (void)place;
+    bool *found = context;
+    *found = *found || (error->maj_num == H5E_RESOURCE && (error->min_num == H5E_NOSPACE || error->min_num == H5E_CANTALLOC));
+    return 0;
+}
+
+static herr_t note_failure(hid_t stack, void *context)
+{
+    (void)context;
+    bool memory = errno == ENOMEM;
+    if (!memory) H5Ewalk2(stack, H5E_WALK_DOWNWARD, find_allocation, &memory);
+    was_short = was_short || memory;
+    if (memory && noted == 0) noted = ENOMEM;
+    return 0;
+}
+
+/* HDF5 prints its own error stack unless told otherwise. At its end it must find no function: it would print about its own leaks. */
+struct hapt_h5_held hapt_h5_lock(void)
+{
+    pthread_mutex_lock(&library);
+    if (depth++ == 0) {
+        H5Eset_auto2(H5E_DEFAULT, note_failure, NULL);
+        noted = errno = 0;
+    }
+    return (struct hapt_h5_held){0};
+}
+
+void hapt_h5_unlock(struct hapt_h5_held *held)
+{
+    (void)held;
+    if (--depth == 0) H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
+    pthread_mutex_unlock(&library);
+}
+
+static bool memory_is_short(void)
+{
+    void *volatile probe = malloc(PROBE_BYTES);
+    free(probe);
+    return probe == NULL;
+}
+
+int hapt_h5_system_error(const struct hapt_h5 *file)
+{
+    const int found = noted ? noted : file && !file->writing ? file->error : 0;
+    const int error = found ? found : was_short ? ENOMEM : 0;
+    if (error == ENOMEM && !memory_is_short() && !(file && file->checked_sizes)) return 0;
+    return error;
+}
+
+bool hapt_h5_is_system_error(int error)
+{
+    return error != 0 && error != ENOENT && error != ENOTDIR && error != EISDIR && error != ELOOP && error != ENAMETOOLONG && error != ENXIO;
+}
+
+enum hapt_status hapt_h5_lack(const char *path, int error)
+{
+    last = HAPT_H5_FAULT_SYSTEM;
+    if (error == ENOMEM) return hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory ran out while %s was read", path);
+    if (error == EMFILE || error == ENFILE)
+        return hapt_fail(HAPT_ERR_IO, "raise the limit on open files (ulimit -n)", "cannot read %s: %s", path, strerror(error));
+    return hapt_fail(HAPT_ERR_IO, "the file may be fine: check the disk and the file system", "cannot read %s: %s", path, strerror(error));
+}
+
+enum hapt_status hapt_h5_refuse(const struct hapt_h5 *file, const char *hint, const char *format, ...)
+{
+    char message[1024];
+    va_list arguments;
+    const int error = hapt_h5_system_error(file);
+    if (error) return hapt_h5_lack(file->path, error);
+    va_start(arguments, format);
+    vsnprintf(message, sizeof message, format, arguments);
+    va_end(arguments);
+    last = HAPT_H5_FAULT_DAMAGED;
+    return hapt_fail(HAPT_ERR_INPUT, hint, "%s", message);
+}

@@ -1,0 +1,138 @@
+/* What a file that is to become data holds, told by its content; a guess is never made. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data_files.h"
+
+enum { BLOCK_BYTES = 1 << 16 };
+enum { LLMC_MAGIC = 20240520, LLMC_WIDE_MAGIC = 20240801 };
+
+/* Files that are often given by mistake: what they are, and what to do. */
+static const struct {
+    const char *signature;
+    size_t bytes;
+    const char *name, *hint;
+} known[] = {
+    {"\211HDF\r\n\032\n", 8, "an HDF5 file", "a data file is given to --data as it is; others: `hapt data --help` says what data files hold"},
+    {"\037\213", 2, "compressed by gzip", "unpack it first"},
+    {"\375" "7zXZ", 5, "compressed by xz", "unpack it first"},
+    {"\050\265\057\375", 4, "compressed by zstd", "unpack it first"},
+    {"BZh", 3, "compressed by bzip2", "unpack it first"},
+    {"PK\003\004", 4, "a zip archive", "unpack it first"},
+    {"PAR1", 4, "a Parquet file", "write its text to a plain file, or its tokens as 16-bit numbers (--type uint16)"},
+    {"\223NUMPY", 6, "a NumPy array", "write its tokens without the header (array.tofile) and give --type uint16 or uint32"},
+    {"\377\376", 2, "UTF-16 text", "convert it: iconv -f UTF-16 -t UTF-8"},
+    {"\376\377", 2, "UTF-16 text", "convert it: iconv -f UTF-16 -t UTF-8"},
+};
+
+static int64_t word(const unsigned char *bytes, int index)
+{
+    const unsigned char *at = bytes + 4 * (size_t)index;
+    return (int32_t)((uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24);
+}
+
+bool hapt_data_is_llmc(const unsigned char *bytes, size_t size, int *version, int64_t *count)
+{
+    if (size < LLMC_HEADER_BYTES || (word(bytes, 0) != LLMC_MAGIC && word(bytes, 0) != LLMC_WIDE_MAGIC)) return false;
+    *version = (int)word(bytes, 1);
+    *count = word(bytes, 2);
+    return true;
+}
+
+/* UTF-8 over the borders of blocks. */
+struct text {
+    bool plain;
+    int missing;       /* bytes of the character that has begun */
+    unsigned low, high; /* bounds of its next byte */
+};
+
+static void begin_character(struct text *text, unsigned char byte)
+{
+    text->low = 0x80;
+    text->high = 0xbf;
+    if (byte < 0x80) {
+        text->plain = (byte >= 0x20 && byte != 0x7f) || (byte >= '\t' && byte <= '\r');
+        return;
+    }
+    text->missing = byte >= 0xf0 ? 3 : byte >= 0xe0 ? 2 : 1;
+    text->plain = byte >= 0xc2 && byte <= 0xf4;
+    if (byte == 0xe0) text->low = 0xa0;  /* else it has a shorter form */
+    if (byte == 0xf0) text->low = 0x90;
+    if (byte == 0xed) text->high = 0x9f; /* surrogates */
+    if (byte == 0xf4) text->high = 0x8f; /* behind the last character */
+}
+
+static void read_text(struct text *text, const unsigned char *bytes, size_t size)
+{
+    for (size_t i = 0; i < size && text->plain; i++) {
+        if (text->missing == 0) {
+            begin_character(text, bytes[i]);
+            continue;
+        }
+        text->plain = bytes[i] >= text->low && bytes[i] <= text->high;
+        text->missing--;
+        text->low = 0x80;
+        text->high = 0xbf;
+    }
+}
+
+struct content {
+    struct text text;
+    bool labels; /* each record of CIFAR-10's size begins with a class */
+    int64_t size;
+    size_t head_bytes;
+    unsigned char head[LLMC_HEADER_BYTES];
+};
+
+static void read_block(struct content *content, const unsigned char *block, size_t size)
+{
+    read_text(&content->text, block, size);
+    const int64_t past = content->size % CIFAR_RECORD_BYTES;
+    for (size_t at = past == 0 ? 0 : (size_t)(CIFAR_RECORD_BYTES - past); at < size; at += CIFAR_RECORD_BYTES)
+        content->labels = content->labels && block[at] < CIFAR_CLASSES;
+    if (content->size == 0) {
+        content->head_bytes = size < sizeof content->head ? size : sizeof content->head;
+        memcpy(content->head, block, content->head_bytes);
+    }
+    content->size += (int64_t)size;
+}
+
+static enum hapt_status read_content(const char *path, struct content *content)
+{
+    FILE *stream = fopen(path, "rb");
+    if (!stream) return hapt_fail(HAPT_ERR_INPUT, "check the path", "cannot open %s: %s", path, strerror(errno));
+    unsigned char *block = malloc(BLOCK_BYTES);
+    *content = (struct content){.text = {.plain = true}, .labels = true};
+    for (size_t got; block && (got = fread(block, 1, BLOCK_BYTES, stream)) > 0;) read_block(content, block, got);
+    const int error = ferror(stream) ? errno : 0;
+    free(block);
+    fclose(stream);
+    if (!block) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to read %s", path);
+    if (error == EISDIR) return hapt_fail(HAPT_ERR_INPUT, "give a file", "%s is not a file", path);
+    return error ? hapt_fail(HAPT_ERR_IO, NULL, "cannot read %s: %s", path, strerror(error)) : HAPT_OK;
+}
+
+enum hapt_status hapt_data_recognise(const char *path, const char **type)
+{
+    struct content content;
+    int version;
+    int64_t count;
+    HAPT_TRY(read_content(path, &content));
+    if (content.size == 0) return hapt_fail(HAPT_ERR_INPUT, "give a file with text or tokens", "%s is empty", path);
+    if (hapt_data_is_llmc(content.head, content.head_bytes, &version, &count))
+        *type = "llmc";
+    else if (content.text.plain && content.text.missing == 0)
+        *type = "bytes";
+    else if (content.labels && content.size % CIFAR_RECORD_BYTES == 0)
+        *type = "cifar10";
+    else {
+        for (size_t k = 0; k < sizeof known / sizeof *known; k++)
+            if (content.head_bytes >= known[k].bytes && memcmp(content.head, known[k].signature, known[k].bytes) == 0)
+                return hapt_fail(HAPT_ERR_INPUT, known[k].hint, "%s is %s, neither text nor tokens", path, known[k].name);
+        return hapt_fail(HAPT_ERR_USAGE, "say what it is: --type uint16 (nanoGPT's .bin), uint32, or bytes (each byte a token)",
+                         "%s is not recognised: it is no plain text (ASCII, UTF-8) and has no known header", path);
+    }
+    return HAPT_OK;
+}

@@ -1,0 +1,56 @@
+/* Spread and drift of rounds. */
+#include "steadiness.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define OUTSIDE 0.05 /* chance that the true median is outside of the interval */
+
+static int ascending(const void *a, const void *b)
+{
+    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
+}
+
+static double median_of(const double *value, int count)
+{
+    double sorted[STEADINESS_ROUNDS];
+    memcpy(sorted, value, (size_t)count * sizeof *sorted);
+    qsort(sorted, (size_t)count, sizeof *sorted, ascending);
+    return 0.5 * (sorted[(count - 1) / 2] + sorted[count / 2]);
+}
+
+/* Largest k for which the k-th least and the k-th largest of n values hold the median between them with 95 %: fewer than k of n fair coins
+ * show heads with at most half of OUTSIDE. At least 1. */
+static int interval_end(int n)
+{
+    double chance = pow(0.5, n), sum = chance;
+    int k = 0;
+    while (sum <= 0.5 * OUTSIDE && k < n / 2) {
+        k++;
+        chance *= (double)(n - k + 1) / k;
+        sum += chance;
+    }
+    return k > 1 ? k : 1;
+}
+
+struct steadiness steadiness_of(const double *factor, int rounds)
+{
+    struct steadiness found = {0, 0};
+    double sorted[STEADINESS_ROUNDS];
+    if (rounds < 2) return found;
+    memcpy(sorted, factor, (size_t)rounds * sizeof *sorted);
+    qsort(sorted, (size_t)rounds, sizeof *sorted, ascending);
+    const double middle = 0.5 * (sorted[(rounds - 1) / 2] + sorted[rounds / 2]);
+    const int k = interval_end(rounds), third = rounds >= 3 ? rounds / 3 : 1;
+    if (!(middle > 0)) return found;
+    found.spread = fmax(sorted[rounds - k] / middle - 1, 1 - sorted[k - 1] / middle);
+    const double first = median_of(factor, third), last = median_of(factor + rounds - third, third);
+    if (first > 0) found.drift = last / first - 1;
+    return found;
+}
+
+double steadiness_figure(struct steadiness steadiness)
+{
+    return fmax(steadiness.spread, fabs(steadiness.drift));
+}

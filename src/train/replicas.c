@@ -1,0 +1,209 @@
+/* Hashes of the weights that several ranks hold alike, and which rank is the odd one. */
+#include "replicas.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "hapt/pulse.h"
+
+enum { BLOCK = 64 }; /* parameters a message: a few kB from each rank */
+
+/* What a rank says of one parameter. part 0: it holds none of it. Ranks with equal parts should have equal hashes. */
+struct replica_mark {
+    uint64_t part, hash;
+};
+
+/* The rank that disagrees, or two of which one does. */
+struct odd {
+    int rank, other, copies, ranks; /* rank -1: none. other: -1 where most of the copies agree. ranks: that disagree */
+    int parameter, parameters;      /* the first one, and how many */
+};
+
+enum hapt_status replicas_prepare(struct replicas *replicas, struct stage *stage, int64_t every)
+{
+    const struct hapt_graph *graph = stage->graph;
+    size_t largest = 1;
+    *replicas = (struct replicas){.stage = stage, .every = every, .checked = -1};
+    if (every == 0) return HAPT_OK;
+    HAPT_NEW(replicas->parameter, stage->arena, graph->tensor_count);
+    for (int t = 0; t < graph->tensor_count; t++) {
+        if (graph->tensor[t].kind != HAPT_TENSOR_PARAMETER) continue;
+        replicas->parameter[replicas->count++] = t;
+        if (stage->chunk < 0 || stage->emulated || stage->program[stage->chunk]->local[t] < 0) continue;
+        const size_t elements = hapt_engine_tensor_bytes(stage->engine, t) / sizeof(float);
+        if (elements > largest) largest = elements;
+    }
+    HAPT_NEW(replicas->value, stage->arena, (int64_t)largest);
+    HAPT_NEW(replicas->mine, stage->arena, BLOCK);
+    HAPT_NEW(replicas->all, stage->arena, (int64_t)stage->env->world_size * BLOCK);
+    return HAPT_OK;
+}
+
+/* Updates of weights round alike on devices of one kind; on processors, where both fuse products and sums or neither does. */
+static uint64_t arithmetic(const struct stage *stage)
+{
+    const int subcluster = stage->cluster->subcluster_of_rank[stage->env->world_rank];
+    const char *device = subcluster < 0 ? "" : stage->cluster->subcluster[subcluster].device.name;
+    int fuses = 0;
+#ifdef __x86_64__
+    fuses = __builtin_cpu_supports("fma") != 0;
+#endif
+    uint64_t hash = hapt_hash(1, stage->backend->name, strlen(stage->backend->name));
+    hash = hapt_hash(hash, device, strlen(device));
+    return hapt_hash(hash, &fuses, sizeof fuses);
+}
+
+/* Which part of the parameter this rank holds. */
+static uint64_t part_of(const struct stage *stage, int parameter)
+{
+    struct hapt_box box;
+    stage_box(stage, stage->chunk, stage->rank, parameter, &box);
+    uint64_t hash = hapt_hash(arithmetic(stage), &box.dims, sizeof box.dims);
+    for (int d = 0; d < box.dims; d++) hash = hapt_hash(hash, box.run[d], (size_t)box.runs[d] * sizeof box.run[d][0]);
+    return hash | 1;
+}
+
+static enum hapt_status mark(struct replicas *replicas, int first, int count)
+{
+    struct stage *stage = replicas->stage;
+    memset(replicas->mine, 0, BLOCK * sizeof *replicas->mine);
+    if (stage->chunk < 0 || stage->emulated) return HAPT_OK;
+    for (int i = 0; i < count; i++) {
+        const int parameter = replicas->parameter[first + i];
+        if (stage->program[stage->chunk]->local[parameter] < 0) continue;
+        HAPT_TRY(hapt_engine_get(stage->engine, parameter, -1, replicas->value));
+        const uint64_t hash = hapt_hash(1, replicas->value, hapt_engine_tensor_bytes(stage->engine, parameter));
+        replicas->mine[i] = (struct replica_mark){part_of(stage, parameter), hash};
+    }
+    return HAPT_OK;
+}
+
+static const struct replica_mark *mark_of(const struct replicas *replicas, int rank, int i)
+{
+    return &replicas->all[(size_t)rank * BLOCK + (size_t)i];
+}
+
+/* Is this the first rank with that part? Ranks with equal parts mostly stand side by side. */
+static bool leads(const struct replicas *replicas, int rank, int i)
+{
+    const uint64_t part = mark_of(replicas, rank, i)->part;
+    for (int r = rank - 1; r >= 0 && part != 0; r--)
+        if (mark_of(replicas, r, i)->part == part) return false;
+    return part != 0;
+}
+
+/* The ranks with the part of `first`: how many, and how many of them have the hash that most have, if one has the majority (Boyer and Moore 1991). */
+static int count_copies(const struct replicas *replicas, int first, int i, uint64_t *hash, int *alike)
+{
+    const uint64_t part = mark_of(replicas, first, i)->part;
+    int copies = 0, lead = 0;
+    *hash = 0;
+    *alike = 0;
+    for (int r = first; r < replicas->stage->env->world_size; r++) {
+        const struct replica_mark *its = mark_of(replicas, r, i);
+        if (its->part != part) continue;
+        if (lead == 0) *hash = its->hash;
+        lead += its->hash == *hash ? 1 : -1;
+        copies++;
+    }
+    for (int r = first; r < replicas->stage->env->world_size; r++)
+        *alike += mark_of(replicas, r, i)->part == part && mark_of(replicas, r, i)->hash == *hash;
+    return copies;
+}
+
+/* The first rank from `first` on that has its part and another hash. */
+static int first_unlike(const struct replicas *replicas, int first, int i, uint64_t hash)
+{
+    const uint64_t part = mark_of(replicas, first, i)->part;
+    int r = first;
+    while (mark_of(replicas, r, i)->part != part || mark_of(replicas, r, i)->hash == hash) r++;
+    return r;
+}
+
+/* Parameter i of the block, on all ranks; how many copies there are of its parts at most. A rank that most of the others contradict says more than
+ * two that contradict each other. */
+static int judge(const struct replicas *replicas, int parameter, int i, struct odd *odd)
+{
+    struct odd found = {.rank = -1};
+    int most = 0;
+    for (int r = 0; r < replicas->stage->env->world_size; r++) {
+        uint64_t hash;
+        int alike;
+        if (!leads(replicas, r, i)) continue;
+        const int copies = count_copies(replicas, r, i, &hash, &alike);
+        const bool majority = 2 * alike > copies;
+        if (copies > most) most = copies;
+        if (alike == copies || (found.rank >= 0 && (found.other < 0 || !majority))) continue;
+        const int unlike = first_unlike(replicas, r, i, majority ? hash : mark_of(replicas, r, i)->hash);
+        found = majority ? (struct odd){.rank = unlike, .other = -1, .copies = copies, .ranks = copies - alike, .parameter = parameter}
+                         : (struct odd){.rank = r, .other = unlike, .copies = copies, .ranks = 2, .parameter = parameter};
+    }
+    if (found.rank < 0) return most;
+    const int parameters = odd->parameters + 1;
+    if (odd->rank < 0 || (odd->other >= 0 && found.other < 0)) *odd = found;
+    odd->parameters = parameters;
+    return most;
+}
+
+static int stage_of(const struct stage *stage, int world_rank)
+{
+    for (int c = 0; c < stage->plan->stage_count; c++)
+        for (int r = 0; r < stage_size(stage, c); r++)
+            if (stage_world_rank(stage, c, r) == world_rank) return c;
+    return -1;
+}
+
+static enum hapt_status name_odd(const struct replicas *replicas, int64_t done, const struct odd *odd)
+{
+    const struct stage *stage = replicas->stage;
+    const char *name = stage->graph->tensor[odd->parameter].name;
+    static const char *const hint = "a host's memory or processor may be faulty: take %s out and start again with --resume yes; no checkpoint holds these weights";
+    char more[32] = "", ranks[64] = "", do_this[192];
+    snprintf(do_this, sizeof do_this, hint, odd->other >= 0 ? "the two in turn" : "that one");
+    if (odd->parameters > 1) snprintf(more, sizeof more, " (and %d more)", odd->parameters - 1);
+    if (odd->other >= 0)
+        return hapt_fail(HAPT_ERR_INTERNAL, do_this,
+                         "after step %lld rank %d of stage %d on host %s and rank %d of stage %d on host %s differ in their copies of parameter %s%s",
+                         (long long)done, odd->rank, stage_of(stage, odd->rank), hapt_env_host(odd->rank), odd->other, stage_of(stage, odd->other),
+                         hapt_env_host(odd->other), name, more);
+    if (odd->ranks > 1) snprintf(ranks, sizeof ranks, "; %d ranks differ in all", odd->ranks);
+    return hapt_fail(HAPT_ERR_INTERNAL, do_this,
+                     "after step %lld rank %d of stage %d on host %s differs from most of the %d ranks that hold copies of parameter %s%s%s",
+                     (long long)done, odd->rank, stage_of(stage, odd->rank), hapt_env_host(odd->rank), odd->copies, name, more, ranks);
+}
+
+static void tell_once(const struct replicas *replicas)
+{
+    if (replicas->checked >= 0) return;
+    if (replicas->shared == 0)
+        hapt_note(replicas->stage->env, "replica check: no two ranks hold copies of the same weights; nothing is compared\n");
+    else
+        hapt_note(replicas->stage->env, "replica check: %d of %d parameters have copies, on up to %d ranks; compared every %lld step%s and before checkpoints\n",
+                  replicas->shared, replicas->count, replicas->most, (long long)replicas->every, replicas->every == 1 ? "" : "s");
+}
+
+enum hapt_status replicas_check(struct replicas *replicas, int64_t done, bool now, bool *compared)
+{
+    const struct stage *stage = replicas->stage;
+    struct odd odd = {.rank = -1};
+    *compared = false;
+    if (replicas->every == 0 || replicas->checked == done || (!now && done % replicas->every != 0)) return HAPT_OK;
+    hapt_pulse_note((struct hapt_activity){"comparison of replicas", stage->chunk, -1, done - 1, -1});
+    for (int first = 0; first < replicas->count; first += BLOCK) {
+        const int count = replicas->count - first < BLOCK ? replicas->count - first : BLOCK;
+        enum hapt_status status = mark(replicas, first, count);
+        if (status == HAPT_OK)
+            status = hapt_link_all_gather(stage->env->world, "comparison of replicas", stage_agreement_timeout_s(stage), replicas->mine,
+                                          BLOCK * sizeof *replicas->mine, replicas->all);
+        if (status != HAPT_OK) hapt_die(status); /* peers may wait */
+        for (int i = 0; i < count; i++) {
+            const int copies = judge(replicas, replicas->parameter[first + i], i, &odd);
+            if (copies > replicas->most) replicas->most = copies;
+            if (replicas->checked < 0) replicas->shared += copies > 1;
+        }
+    }
+    tell_once(replicas);
+    replicas->checked = done;
+    *compared = true;
+    return odd.rank < 0 ? HAPT_OK : hapt_env_agree(stage->env->world, name_odd(replicas, done, &odd));
+}

@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# What takes long: it shows progress with an end, measuring that cannot be afforded is refused, and a run off its prediction says so.
+. "$(dirname "$0")/lib.sh.inc"
+cd "$(dirname "$0")/../.." || exit 1
+export OMP_NUM_THREADS=1
+
+model() { # NAME OPTIONS...
+    local name=$1
+    shift
+    passes 1 model "$@" --output "$scratch/$name.h5"
+}
+model huge gpt-39b
+model long gpt --layers 8 --hidden 512 --heads 8 --sequence 1024 --vocab 1024 --microbatch 16
+model small gpt --layers 4 --hidden 128 --heads 4 --sequence 64 --vocab 256 --microbatch 2
+cat >"$scratch/one.json" <<'JSON'
+{ "format": "hapt-cluster", "version": 1,
+  "subclusters": [ { "name": "cpu", "nodes": 1, "devices_per_node": 1, "device": "cpu", "memory": "100 TB" } ] }
+JSON
+
+# measuring that would take over 60 s, or over half of the free memory; nothing is written
+begun=$SECONDS
+refuses 2 'measuring this model here would take about .*, more than 60.00 s' 1 plan --input "$scratch/long.h5" --threads 1
+check "ways out are named" grep -Eq '^hint: .*--cluster C.json.*--predict yes.*--profile-seconds [0-9]+' "$scratch/err"
+refuses 2 'measuring this model here would take' 1 profile --input "$scratch/long.h5" --threads 1 --profile-seconds 5 --output "$scratch/no.h5"
+refuses 2 'measuring this model here would take' 1 profile --input "$scratch/long.h5" --threads 1 --calibrate "$scratch/no.h5"
+refuses 2 'measuring this model would take .* more than half of its free memory' 1 plan --input "$scratch/huge.h5" --cluster "$scratch/one.json" --threads 1
+refuses 2 'measuring this model' 1 profile --input "$scratch/huge.h5" --threads 1 --output "$scratch/no.h5"
+head -c 200000 /dev/zero | tr '\0' 'a' >"$scratch/text"
+passes 1 data "$scratch/text" --type bytes --output "$scratch/t.h5"
+refuses 2 'measuring this model' 2 --input "$scratch/long.h5" --data "$scratch/t.h5" --threads 1 --steps 1 --output "$scratch/no"
+check "the job's ways out are named" grep -Eq '^hint: .*--predict yes.*--profile.*--plan' "$scratch/err"
+check "refused at once: $((SECONDS - begun)) s" [ $((SECONDS - begun)) -le 40 ]
+check "nothing is written" [ ! -e "$scratch/no.h5" ] && [ ! -e "$scratch/no/run.h5" ]
+passes 1 plan --input "$scratch/long.h5" --predict yes --threads 1
+# who asks for more time gets it
+timeout 4 "$HAPT" profile --input "$scratch/long.h5" --threads 1 --profile-seconds 100000 --output "$scratch/no.h5" >"$scratch/out" 2>"$scratch/err"
+check "it measures all the same, until it is stopped: $(cat "$scratch/err")" [ "$(grep -c 'error: measuring' "$scratch/err")" -eq 0 ]
+check "and says where it is" grep -Eq '^hapt: timing layers [0-9]+/[0-9]+, [0-9]+ s (left|so far)$' "$scratch/err"
+
+# long phases have lines with an end, quick ones have none
+passes 1 profile --input "$scratch/small.h5" --threads 1 --profile-seconds 1 --output "$scratch/p.h5"
+check "a quick profile is silent: $(cat "$scratch/err")" [ "$(grep -c ' s left\| s so far' "$scratch/err")" -eq 0 ]
+begun=$SECONDS
+passes 1 plan --input "$scratch/huge.h5" --cluster inputs/clusters/site-1024.json --layers-per-model 300 --microbatches 128
+if [ $((SECONDS - begun)) -ge 6 ]; then # a phase of it lasted for 3 s
+    check "a long plan shows its end: $(cat "$scratch/err")" grep -Eq '^hapt: (predicting|planning).*, [0-9]+ s left$' "$scratch/err"
+fi
+
+# what measured times may be off by is told, and kept with them
+passes 1 profile --input "$scratch/small.h5" --threads 1 --profile-seconds 2 --output "$scratch/p.h5" --json
+noise=$(sed -n 's/.*"noise": \([0-9.e-]*\).*/\1/p' "$scratch/out")
+check "the noise is told: $noise" awk -v n="$noise" 'BEGIN { exit !(n > 0 && n < 10) }'
+check "the file has it" [ "$(h5dump -a /noise "$scratch/p.h5" | sed -n 's/.*(0): //p' | awk -v n="$noise" '{ print ($1 / n > 0.999 && $1 / n < 1.001) }')" = 1 ]
+check "a warning comes with much of it" [ "$(awk -v n="$noise" 'BEGIN { print (n > 0.1) }')" -eq "$(grep -c 'warning: the devices' "$scratch/err")" ]
+
+# a profile whose times are a third, or tenfold: the run says so, once, and its file keeps it
+/usr/bin/python3 - "$scratch" <<'PYTHON' || exit 1
+import shutil, sys
+import h5py
+for name, factor in (("third", 1 / 3), ("tenfold", 10)):
+    path = f"{sys.argv[1]}/{name}.h5"
+    shutil.copy(f"{sys.argv[1]}/p.h5", path)
+    with h5py.File(path, "r+") as file:
+        for table in ("stage_time", "stage_forward_time", "step_time"):
+            values = file["cluster_0"][table][...]
+            attributes = dict(file["cluster_0"][table].attrs)
+            del file["cluster_0"][table]
+            file["cluster_0"][table] = factor * values
+            file["cluster_0"][table].attrs.update(attributes)
+PYTHON
+for name in third p tenfold; do
+    passes 1 plan --profile "$scratch/$name.h5" --input "$scratch/small.h5" --microbatches 4 --output "$scratch/plan-$name.h5"
+    passes 1 train --input "$scratch/small.h5" --data "$scratch/t.h5" --threads 1 --plan "$scratch/plan-$name.h5" --steps 150 --output "$scratch/$name"
+    grep 'warning: step [0-9]*: a step lasts' "$scratch/err" >"$scratch/$name.said"
+    "$HAPT" report --input "$scratch/$name/run.h5" >"$scratch/$name.report"
+    check "$name: the run file holds it" [ "$(grep -c '^warning .*a step lasts' "$scratch/$name.report")" -eq "$(grep -c . "$scratch/$name.said")" ]
+done
+check "a third: $(cat "$scratch/third.said")" grep -Eq 'lasts ([2-9]|1[0-9])\.[0-9]+ times as long as predicted \(.*, predicted .*what else runs.*--run' "$scratch/third.said"
+check "tenfold: $(cat "$scratch/tenfold.said")" grep -Eq 'lasts 0\.[0-4][0-9]* times as long as predicted \(.*, predicted .*--run' "$scratch/tenfold.said"
+check "once each" [ "$(cat "$scratch/third.said" "$scratch/tenfold.said" | grep -c .)" -eq 2 ]
+# A machine that others use may be off for a while: then the profile that was measured before is, too.
+[ -s "$scratch/p.said" ] && note "the measured profile itself: $(cat "$scratch/p.said")"
+
+# the correction that the hint names
+passes 1 plan --profile "$scratch/third.h5" --run "$scratch/third/run.h5" --microbatches 4
+check "the profile is corrected" grep -Eq 'stages took [2-9]\.[0-9]+ times as long' "$scratch/err"
+finish

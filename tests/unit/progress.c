@@ -1,0 +1,186 @@
+/* Progress: what lasts is shown with an end, what is quick is silent; phases nest; other ranks print nothing. */
+#include "test.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include "hapt/progress.h"
+
+static struct hapt_env first = {.world_rank = 0}, second = {.world_rank = 1};
+
+static void wait_s(double seconds)
+{
+    hapt_time_sleep_until(hapt_time_s() + seconds);
+}
+
+/* Standard error goes to a file while `work` runs; its text. */
+static const char *said(void (*work)(void))
+{
+    static char text[8192];
+    FILE *file = tmpfile();
+    fflush(stderr);
+    const int before = dup(STDERR_FILENO);
+    CHECK(file && before >= 0 && dup2(fileno(file), STDERR_FILENO) >= 0);
+    work();
+    fflush(stderr);
+    dup2(before, STDERR_FILENO);
+    close(before);
+    rewind(file);
+    text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    fclose(file);
+    return text;
+}
+
+/* The same on a terminal. */
+static const char *shown(void (*work)(void))
+{
+    static char text[1 << 16];
+    const int terminal = posix_openpt(O_RDWR | O_NOCTTY), before = dup(STDERR_FILENO);
+    CHECK(terminal >= 0 && grantpt(terminal) == 0 && unlockpt(terminal) == 0);
+    const int mine = open(ptsname(terminal), O_RDWR | O_NOCTTY);
+    CHECK(mine >= 0 && fcntl(terminal, F_SETFL, O_NONBLOCK) == 0);
+    fflush(stderr);
+    dup2(mine, STDERR_FILENO);
+    work();
+    fflush(stderr);
+    dup2(before, STDERR_FILENO);
+    const ssize_t length = read(terminal, text, sizeof text - 1);
+    text[length > 0 ? length : 0] = '\0';
+    close(before), close(mine), close(terminal);
+    return text;
+}
+
+static int lines_of(const char *text)
+{
+    int count = 0;
+    for (; *text; text++) count += *text == '\n';
+    return count;
+}
+
+/* Many updates, and little time. */
+static void work_quickly(void)
+{
+    struct hapt_progress progress;
+    hapt_progress_init(&progress, &first, "quick", 1000);
+    for (int i = 0; i < 1000; i++) hapt_progress_update(&progress, i, "");
+    hapt_progress_expect(5);
+    hapt_progress_advance(5);
+    wait_s(0.3);
+    hapt_progress_release(&progress);
+}
+
+/* One call that lasts, behind a quarter of the work: nobody updates meanwhile. */
+static void work_long(void)
+{
+    struct hapt_progress progress;
+    hapt_progress_init(&progress, &first, "long", 4);
+    wait_s(0.5);
+    hapt_progress_update(&progress, 1, "a detail");
+    wait_s(1.8);
+    hapt_progress_release(&progress);
+}
+
+static void *add_parts(void *unused)
+{
+    for (int i = 0; i < 50; i++) hapt_progress_advance(1);
+    return unused;
+}
+
+/* The command knows nothing of the parts; rooms below do, in phases of their own and from other threads. */
+static void work_nested(void)
+{
+    struct hapt_progress progress, within, deeper;
+    pthread_t thread;
+    hapt_progress_init(&progress, &first, "outer", 0);
+    hapt_progress_init(&within, NULL, "inner", 2);
+    hapt_progress_update(&within, 1, NULL);
+    hapt_progress_expect(100);
+    CHECK(pthread_create(&thread, NULL, add_parts, NULL) == 0);
+    pthread_join(thread, NULL);
+    hapt_progress_init(&deeper, NULL, "deeper", 8); /* what it leaves behind is the inner one's as it was */
+    hapt_progress_advance(3);
+    hapt_progress_release(&deeper);
+    wait_s(2.3);
+    hapt_progress_release(&within);
+    hapt_progress_release(&progress);
+}
+
+static void work_elsewhere(void)
+{
+    struct hapt_progress progress, alone;
+    hapt_progress_init(&alone, NULL, "nobody's", 2); /* no outer phase */
+    hapt_progress_init(&progress, &second, "other", 2);
+    hapt_progress_expect(1);
+    wait_s(2.2);
+    hapt_progress_update(&progress, 1, "");
+    hapt_progress_release(&progress);
+    hapt_progress_release(&alone);
+}
+
+/* --progress-every 0 */
+static void work_each_step(void)
+{
+    struct hapt_progress progress;
+    hapt_progress_init(&progress, &first, "train", 3);
+    progress.every_s = 0;
+    for (int i = 1; i <= 3; i++) hapt_progress_update(&progress, i, "loss 1");
+    hapt_progress_release(&progress);
+}
+
+static void quick_is_silent(void)
+{
+    const char *text = said(work_quickly);
+    CHECK_MESSAGE(*text == '\0', "said: %s", text);
+}
+
+static void long_is_said(void)
+{
+    const char *text = said(work_long);
+    double left = -1;
+    CHECK_MESSAGE(lines_of(text) == 1, "said: %s", text);
+    CHECK_MESSAGE(sscanf(text, "hapt: long 1/4, a detail, %lf s left", &left) == 1, "said: %s", text);
+    CHECK_MESSAGE(left >= 5 && left <= 8, "2 s for a quarter: %s", text); /* three more; rounded, and a crowded machine is late */
+}
+
+static void terminal_has_a_bar(void)
+{
+    const char *text = shown(work_long);
+    CHECK_MESSAGE(strncmp(text, "\rlong [######..................] 1/4, a detail, ", 48) == 0, "shown: %s", text);
+    CHECK_MESSAGE(lines_of(text) == 0 && strcmp(text + strlen(text) - 4, "\r\033[K") == 0, "it is removed: %s", text);
+    text = shown(work_quickly);
+    CHECK_MESSAGE(*text == '\0', "shown: %s", text);
+}
+
+static void nested_counts(void)
+{
+    const char *text = said(work_nested);
+    double left = -1;
+    CHECK_MESSAGE(lines_of(text) == 1, "said: %s", text);
+    CHECK_MESSAGE(sscanf(text, "hapt: outer, inner 1/2, %lf s left", &left) == 1, "said: %s", text);
+    CHECK_MESSAGE(left >= 0 && left <= 1.5, "three quarters in 2 s: %s", text);
+}
+
+static void others_are_silent(void)
+{
+    const char *text = said(work_elsewhere);
+    CHECK_MESSAGE(*text == '\0', "said: %s", text);
+}
+
+static void each_step_is_said(void)
+{
+    const char *text = said(work_each_step);
+    CHECK_MESSAGE(lines_of(text) == 3 && strstr(text, "train 1/3, loss 1, ") && strstr(text, "train 3/3, loss 1, 0 s left"), "said: %s", text);
+}
+
+int main(int argc, char **argv)
+{
+    test_init(&argc, &argv);
+    RUN(quick_is_silent);
+    RUN(each_step_is_said);
+    RUN(long_is_said);
+    RUN(terminal_has_a_bar);
+    RUN(nested_counts);
+    RUN(others_are_silent);
+    return test_finish();
+}
