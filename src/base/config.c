@@ -292,7 +292,7 @@ void hapt_config_print_help(const struct hapt_config *config, FILE *stream)
     print_options(command, stream);
     fprintf(stream, "\n`hapt COMMAND --help` explains a command and its files.\n"
                     "exit codes: 0 fine, 2 usage, 3 bad input, 4 no feasible plan, 5 memory, 6 input/output,\n"
-                    "            7 communication, 8 internal, 9 stopped early with a checkpoint\n");
+                    "            7 communication, 8 internal (also: --replica-check), 9 stopped early with a checkpoint\n");
 }
 
 int hapt_config_word_count(const struct hapt_config *config)

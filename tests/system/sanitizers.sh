@@ -30,7 +30,7 @@ under() { # VARIANT
 start() {
     # shellcheck disable=SC2086
     mpirun --oversubscribe --bind-to none -np 3 $preload $fixed "$program" train --input "$scratch/m.h5" --cluster "$scratch/c.json" --plan "$scratch/plan.h5" \
-        --threads 1 --checkpoint-every 6 --timeout "60 s" --output "$scratch/run-$variant" "$@" >"$scratch/$variant.log" 2>&1 &
+        --threads 1 --checkpoint-every 6 --replica-check 4 --timeout "60 s" --output "$scratch/run-$variant" "$@" >"$scratch/$variant.log" 2>&1 &
     launcher=$!
 }
 newest() { ls "$scratch/run-$variant/checkpoints" 2>/dev/null | sed -n 's/^step-0*//p' | sort -n | tail -n 1; }
