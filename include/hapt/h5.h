@@ -102,6 +102,14 @@ enum hapt_status hapt_h5_read_attribute_ints(struct hapt_h5 *file, const char *o
 enum hapt_status hapt_h5_read_attribute_reals(struct hapt_h5 *file, const char *object, const char *name, int limit,
                                               int *count, double *value);
 
+/* Reads everything that the file holds, each dataset whole (so against its checksum), and counts it. Values that cannot be read, what was never
+ * written, and links and storage that lead to other files fail as they do for the functions above. */
+struct hapt_h5_content {
+    int64_t groups, datasets, attributes;
+    int64_t bytes; /* of the datasets' values */
+};
+enum hapt_status hapt_h5_verify(struct hapt_h5 *file, struct hapt_h5_content *content);
+
 /* The names of a group's members in alphabetical order; fails when there are more than `limit`. */
 enum hapt_status hapt_h5_list(struct hapt_h5 *file, const char *group, int64_t limit, struct hapt_arena *arena,
                               int64_t *count, const char ***names);
