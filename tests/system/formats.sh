@@ -118,6 +118,33 @@ code=$?
 grep -q damaged "$scratch/out" "$scratch/err" && fail "too few open files are called damage: $(cat "$scratch/out")"
 [ $code -ne 3 ] || fail 'too few open files are called bad input'
 
+# The n-th allocation, open or read fails while a checkpoint is read, in the guard's processes as well: never "damaged". HAPT_LONG=1: every n.
+library=$HAPT_BUILD/tests/faults/faults.so
+rm -rf "$scratch/c"
+cp -r $formats/checkpoint "$scratch/c"
+faulty() { # CALL N: hapt check while it fails; CALL - counts
+    env LD_PRELOAD="$library" FAULTS_UNDER="$scratch/c" FAULTS_CALL="$1" FAULTS_AT="$2" FAULTS_ERROR="${3:-EIO}" ${counts:+FAULTS_READS=1 FAULTS_COUNTS="$counts"} \
+        timeout 60 "$HAPT" check "$scratch/c" >"$scratch/out" 2>"$scratch/err"
+}
+counts=$scratch/counts faulty malloc 0 || fail "hapt check under the faults' library: $(cat "$scratch/err")"
+counts=
+failed=0
+for call in look read malloc; do
+    total=$(sed -n "s/^$call //p" "$scratch/counts" | sort -n | tail -n 1)
+    check "$call is counted" [ "${total:-0}" -gt 2 ]
+    stride=$((total / 8 + 1))
+    [ "${HAPT_LONG:-0}" = 0 ] || stride=1
+    for ((n = 1 + RANDOM % stride; n <= total; n += stride)); do
+        checks=$((checks + 1))
+        faulty $call $n "$([ $call = look ] && echo EMFILE || echo EIO)"
+        code=$?
+        [ $code -eq 0 ] || failed=$((failed + 1))
+        grep -q damaged "$scratch/out" "$scratch/err" && fail "$call $n of $total: $(cat "$scratch/out")"
+        [ $code -ne 3 ] || fail "$call $n of $total: code 3: $(cat "$scratch/out" "$scratch/err")"
+    done
+done
+check 'calls failed' [ $failed -gt 3 ]
+
 refuses 2 'wants files' 1 check
 passes 1 check --help
 finish
