@@ -37,7 +37,8 @@ enum hapt_h5_fault {
 };
 enum hapt_h5_fault hapt_h5_last_fault(void);
 
-/* Creates `path` (missing folders included). It becomes visible at hapt_h5_commit. Fails with HAPT_ERR_IO. */
+/* Creates `path` (missing folders included), written aside (aside.h). It becomes visible at hapt_h5_commit, where it replaces a regular file
+ * or a symbolic link of that name; the file that the link leads to stays as it is. Fails with HAPT_ERR_IO. */
 enum hapt_status hapt_h5_create(const char *path, const char *format, int version, struct hapt_h5 **file);
 /* Flushes, fsyncs and renames into place, then closes; on failure the old file of that name is untouched. */
 enum hapt_status hapt_h5_commit(struct hapt_h5 *file);
