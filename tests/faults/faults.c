@@ -2,13 +2,15 @@
  * A library to preload: the n-th call of a kind on files under a folder fails, or ends the process; every call on them can be recorded.
  *
  *   FAULTS_UNDER   folder (absolute): all else is left alone
- *   FAULTS_CALL    write (and pwrite), fsync, rename (and renameat2), ftruncate, close, open (for writing), mkdir, unlink
+ *   FAULTS_CALL    write (and pwrite), fsync, rename (and renameat2), ftruncate, close, open (for writing), mkdir, unlink;
+ *                  look (open for reading), read (and pread); malloc (and calloc, realloc): from the first look on
  *   FAULTS_AT      which of them, from 1, counted in each process; FAULTS_STICKY=1: also all that follow
  *   FAULTS_PATH    only calls on files whose name matches this pattern
- *   FAULTS_ERROR   ENOSPC, EIO, EINVAL; KILL: the process dies there, before the call
+ *   FAULTS_ERROR   ENOSPC, EIO, EINVAL, EMFILE; KILL: the process dies there, before the call
  *   FAULTS_RANK    only in this rank of an MPI job
  *   FAULTS_LOG     folder of records, one a process: calls in order, and what was written
- *   FAULTS_COUNTS  file: how many calls of each kind a process made, "KIND N" a line, written at its end
+ *   FAULTS_COUNTS  file: how many calls of each kind a process made, "KIND N" a line, written at its end; look, read and malloc only with
+ *   FAULTS_READS   set
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -27,22 +29,23 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST_FILES = 1024 };
+enum { MOST_FILES = 1024, LOOK = 8, MALLOC = 10, KINDS };
 
 static struct {
     pthread_mutex_t lock;
     pthread_once_t once;
     char under[4096];
     const char *call, *pattern, *log, *counts;
-    long at, done[8];
-    bool sticky, armed, deadly;
+    long at, done[KINDS];
+    bool sticky, armed, deadly, allocating; /* allocating: allocations are counted by now */
     int error;
     FILE *record, *data;
     long data_bytes;
     char *path[MOST_FILES]; /* of descriptors under the folder */
+    char *read[MOST_FILES]; /* of those that are only read */
 } faults = {.lock = PTHREAD_MUTEX_INITIALIZER, .once = PTHREAD_ONCE_INIT};
 
-static const char *const kinds[] = {"write", "fsync", "rename", "ftruncate", "close", "open", "mkdir", "unlink"};
+static const char *const kinds[] = {"write", "fsync", "rename", "ftruncate", "close", "open", "mkdir", "unlink", "look", "read", "malloc"};
 
 static __thread bool inside; /* calls of this library itself */
 /* When the call began: what another process does because of it comes later, also where this one is held up before it takes its note. */
@@ -50,7 +53,7 @@ static __thread struct timespec began;
 
 #define CALLS(call)                                                                                                                  \
     call(open) call(open64) call(close) call(dup2) call(write) call(pwrite) call(pwrite64) call(ftruncate) call(ftruncate64) call(fsync) \
-    call(fdatasync) call(rename) call(mkdir) call(unlink) call(rmdir)
+    call(fdatasync) call(rename) call(mkdir) call(unlink) call(rmdir) call(read) call(pread) call(pread64)
 
 /* What is behind this library, looked up before any fork: the child of a launcher with threads must not wait for the loader's lock, which
  * another thread may have held. */
@@ -82,7 +85,7 @@ static void set_up(void)
     faults.sticky = getenv("FAULTS_STICKY") != NULL;
     faults.armed = !rank || !strcmp(rank, mine ? mine : "0");
     faults.deadly = error && !strcmp(error, "KILL");
-    faults.error = !error || !strcmp(error, "ENOSPC") ? ENOSPC : !strcmp(error, "EINVAL") ? EINVAL : EIO;
+    faults.error = !error || !strcmp(error, "ENOSPC") ? ENOSPC : !strcmp(error, "EINVAL") ? EINVAL : !strcmp(error, "EMFILE") ? EMFILE : EIO;
 }
 
 static bool ours(const char *path)
@@ -101,7 +104,14 @@ static void forget(int descriptor)
 {
     if (descriptor < 0 || descriptor >= MOST_FILES) return;
     free(faults.path[descriptor]);
-    faults.path[descriptor] = NULL;
+    free(faults.read[descriptor]);
+    faults.path[descriptor] = faults.read[descriptor] = NULL;
+}
+
+static const char *read_path_of(int descriptor)
+{
+    pthread_once(&faults.once, set_up);
+    return !inside && descriptor >= 0 && descriptor < MOST_FILES ? faults.read[descriptor] : NULL;
 }
 
 static void remember(int descriptor, const char *path)
@@ -165,7 +175,7 @@ __attribute__((destructor)) static void finish(void)
     if (!faults.counts || !faults.armed) return;
     inside = true;
     FILE *file = fopen(faults.counts, "a");
-    for (int k = 0; file && k < 8; k++)
+    for (int k = 0; file && k < (getenv("FAULTS_READS") ? KINDS : LOOK); k++)
         if (faults.done[k] > 0) fprintf(file, "%s %ld\n", kinds[k], faults.done[k]);
     if (file) fclose(file);
     inside = false;
@@ -175,16 +185,23 @@ __attribute__((destructor)) static void finish(void)
 
 static int opened(const char *path, int flags, int descriptor)
 {
-    if (descriptor < 0 || !ours(path) || !(flags & (O_CREAT | O_WRONLY | O_RDWR | O_DIRECTORY))) return descriptor;
+    if (descriptor < 0 || !ours(path)) return descriptor;
+    if (!(flags & (O_CREAT | O_WRONLY | O_RDWR | O_DIRECTORY))) {
+        forget(descriptor);
+        if (descriptor < MOST_FILES) faults.read[descriptor] = strdup(path);
+        if (faults.armed && faults.call && !strcmp(faults.call, "malloc") && (!faults.pattern || fnmatch(faults.pattern, path, 0) == 0))
+            faults.allocating = true;
+        return descriptor;
+    }
     remember(descriptor, path);
     if (flags & (O_CREAT | O_TRUNC)) note(flags & O_TRUNC ? "create" : "open", path, NULL, NULL, 0, 0);
     return descriptor;
 }
 
-/* For writing, or to sync a folder: what is only read is no matter of these tests. */
+/* For writing, or to sync a folder, is "open"; only to read is "look". */
 static bool may_not_open(const char *path, int flags)
 {
-    return ours(path) && (flags & (O_CREAT | O_WRONLY | O_RDWR | O_DIRECTORY)) && fails("open", path);
+    return ours(path) && fails(flags & (O_CREAT | O_WRONLY | O_RDWR | O_DIRECTORY) ? "open" : "look", path);
 }
 
 #define OPEN(name)                                                                   \
@@ -205,6 +222,7 @@ OPEN(open64)
 int close(int descriptor)
 {
     const char *path = path_of(descriptor);
+    if (read_path_of(descriptor)) forget(descriptor);
     if (!path) return REAL(close)(descriptor);
     const bool failing = fails("close", path);
     forget(descriptor);
@@ -244,6 +262,21 @@ ssize_t write(int descriptor, const void *data, size_t bytes)
     }
 PWRITE(pwrite, off_t)
 PWRITE(pwrite64, off64_t)
+
+ssize_t read(int descriptor, void *data, size_t bytes)
+{
+    const char *path = read_path_of(descriptor);
+    return path && fails("read", path) ? -1 : REAL(read)(descriptor, data, bytes);
+}
+
+#define PREAD(name, type)                                                   \
+    ssize_t name(int descriptor, void *data, size_t bytes, type offset)     \
+    {                                                                       \
+        const char *path = read_path_of(descriptor);                        \
+        return path && fails("read", path) ? -1 : REAL(name)(descriptor, data, bytes, offset); \
+    }
+PREAD(pread, off_t)
+PREAD(pread64, off64_t)
 
 #define FTRUNCATE(name, type)                                     \
     int name(int descriptor, type length)                         \
@@ -311,4 +344,36 @@ int rmdir(const char *path)
     const int result = REAL(rmdir)(path);
     if (ours(path) && result == 0) note("rmdir", path, NULL, NULL, 0, 0);
     return result;
+}
+
+/* ---- Memory ---- */
+
+void *__libc_malloc(size_t bytes);
+void *__libc_calloc(size_t count, size_t bytes);
+void *__libc_realloc(void *memory, size_t bytes);
+
+/* Without locks or the loader: it is called in their midst. */
+static bool has_no_memory(void)
+{
+    if (!faults.allocating || inside) return false;
+    const long done = __atomic_add_fetch(&faults.done[MALLOC], 1, __ATOMIC_RELAXED);
+    const bool now = faults.at > 0 && (done == faults.at || (faults.sticky && done > faults.at));
+    if (now && faults.deadly) kill(getpid(), SIGKILL);
+    if (now) errno = ENOMEM;
+    return now;
+}
+
+void *malloc(size_t bytes)
+{
+    return has_no_memory() ? NULL : __libc_malloc(bytes);
+}
+
+void *calloc(size_t count, size_t bytes)
+{
+    return has_no_memory() ? NULL : __libc_calloc(count, bytes);
+}
+
+void *realloc(void *memory, size_t bytes)
+{
+    return has_no_memory() ? NULL : __libc_realloc(memory, bytes);
 }
