@@ -15,6 +15,46 @@ def children(pid):
     return sorted(found)
 
 
+def descendants(pid):
+    found = []
+    for child in children(pid):
+        found += [child] + descendants(child)
+    return found
+
+
+def started(pid):
+    """Start time of a process: it tells one from a later one of the same number. None: there is none, or a zombie."""
+    try:
+        with open("/proc/%d/stat" % pid) as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+def title(pid):
+    """The name of a process's first thread."""
+    try:
+        with open("/proc/%d/comm" % pid) as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def naming(text):
+    """Living processes whose command line holds the text."""
+    found = []
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        pid = int(path.split("/")[2])
+        try:
+            with open(path, errors="replace") as file:
+                if text in file.read() and alive(pid):
+                    found.append(pid)
+        except OSError:
+            pass
+    return found
+
+
 def alive(pid):
     """Neither gone nor a zombie."""
     try:
