@@ -60,6 +60,24 @@ launcher=$(readlink -f "$(command -v mpirun)")
 cp "$launcher" "$root/lib/mpirun"
 if command -v orted >/dev/null; then cp "$(readlink -f "$(command -v orted)")" "$root/lib/orted"; fi
 libraries "$build/hapt" "$launcher" "$components"/*.so | while read -r library; do cp -L "$library" "$root/lib/"; done
+chmod u+w "$root"/lib/*.so* "$root"/lib/openmpi/*.so
+# A library with a RUNPATH of its own would not look where the executable does: the loader passes over tags that it does not know.
+python3 - "$root"/lib/*.so* "$root"/lib/openmpi/*.so <<'PYTHON'
+import struct, sys
+PT_DYNAMIC, DT_RPATH, DT_RUNPATH, UNKNOWN = 2, 15, 29, 0x6000000d
+for path in sys.argv[1:]:
+    with open(path, "r+b") as file:
+        header = file.read(64)
+        (table,), (entry, count) = struct.unpack_from("<Q", header, 32), struct.unpack_from("<HH", header, 54)
+        for k in range(count):
+            file.seek(table + k * entry)
+            kind, _, offset, _, _, size = struct.unpack("<IIQQQQ", file.read(40))
+            for at in range(offset, offset + size if kind == PT_DYNAMIC else offset, 16):
+                file.seek(at)
+                if struct.unpack("<q", file.read(8))[0] in (DT_RPATH, DT_RUNPATH):
+                    file.seek(at)
+                    file.write(struct.pack("<q", UNKNOWN))
+PYTHON
 # The launcher is the system's: it alone is told by the environment where they are.
 for program in mpirun orted; do
     [ -e "$root/lib/$program" ] || continue
