@@ -96,8 +96,7 @@ check "the launcher: $(cat "$scratch/said")" test $code -eq 0
 if [ -z "$parts" ]; then
     sed 's/^/  /' "$tree/results.jsonl" >&2
     for name in nvidia-smi "benchmark PyTorch compiled"; do check "$name says what it lacks" test "$(line_of "$name" | grep -vc skipped)" -eq 0; done
-    check "all parts within nine minutes" test "$(sed -n 's/.*"part": "end".*"seconds": \([0-9]*\).*/\1/p' "$tree/results.jsonl" | tail -n 1)" -le 545
-    check "no part failed" grep -q '"part": "end".*"failed": 0' <(tail -n 1 "$tree/results.jsonl")
+    check "each part ends within its limit, or says what it needs" test -z "$(grep -E '"status": "(failed|timeout)"|s of all parts are over' "$tree/results.jsonl")"
 fi
 check "every line is JSON" python3 -c 'import json, sys; [json.loads(line) for line in open(sys.argv[1])]' "$tree/results.jsonl"
 
