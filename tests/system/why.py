@@ -208,7 +208,7 @@ def nothing_takes_time():
     check(whole["explain"]["worth"]["together_microbatches_per_s"] is None, "a rate without bound is null")
     text = run("plan", "--diff", "zero-plan.h5", "zero-plan.h5").stdout
     check("x 1.0000" in text and "nan" not in text, text)
-    result = run("plan", "--diff", "zero-plan.h5", "one.h5", "--json")
+    result = run("plan", "--diff", "zero-plan.h5", "first.h5", "--json")
     check(result.returncode == 0 and json.loads(result.stdout)["latency_ratio"] is None, "no ratio to a step of 0 s: " + result.stderr)
 
 
