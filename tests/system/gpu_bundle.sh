@@ -62,7 +62,7 @@ ended() { # PART STATUS [PATTERN]
 }
 path=/usr/bin:/bin simulated=(HAPT_CUDA_PLUGIN="$tree/hapt-cuda-host.so" HAPT_HOST_GPUS=2)
 
-# 1. Without any package of Python: what is compiled runs, the rest says what it needs.
+# 1. Without any package of Python: compiled parts run, the others say what they need.
 bare PATH=$path "${simulated[@]}" HAPT_TEST_QUICK=1 "$tree/run" check '^(doctor|kernels_flat|groups|operators loss|collectives|benchmark operators)' >"$scratch/said" 2>&1
 code=$?
 check "the parts that need no package: $(cat "$scratch/said")" test $code -eq 0
@@ -73,7 +73,7 @@ ended "benchmark operators" passed '"attention_ms"'
 ended "operators loss" skipped 'lacks numpy'
 ended collectives skipped 'lacks numpy h5py'
 
-# 2. With a virtual environment first on the PATH. The parts of a launcher and of Python start, which shows that all they import is there.
+# 2. With a virtual environment first on the PATH. Scripts start, which shows that all they import is in the bundle.
 for package in numpy h5py; do
     for path_of in /usr/lib/python3/dist-packages/$package*; do
         if [ -d "$path_of" ]; then ln -s "$scratch/kept/${path_of##*/}" "$packages/${path_of##*/}"; fi
