@@ -231,6 +231,8 @@ static enum verdict judge(const char *path, int from, hapt_guard_rehearsal *rehe
 {
     const rlim_t left = memory_left(), needed = most_needed(path);
     const enum verdict verdict = judge_within(path, from, MOST_BYTES, rehearse);
+    /* Damage is believed when a second child finds it, too: a single call that failed leads the library astray as well. */
+    if (verdict == BROKEN || verdict == CRASHES) return judge_within(path, from, MOST_BYTES, rehearse);
     if (verdict != NO_MEMORY || needed <= MOST_BYTES || left <= MOST_BYTES) return verdict;
     return judge_within(path, from, needed < left ? needed : left, rehearse);
 }
