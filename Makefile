@@ -62,8 +62,8 @@ sources := $(filter-out src/main.c $(absent),$(shell find src -name '*.c' | sort
 isa_sources := $(filter src/device/cpu/isa_%.c,$(sources))
 plain_sources := $(filter-out $(isa_sources),$(sources))
 objects := $(plain_sources:%.c=$(BUILD)/%.o) $(foreach i,$(ISAS),$(isa_sources:%.c=$(BUILD)/%.$(i).o))
-gpu_tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/gpu/*.c))
-tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/unit/*.c tests/mpi/*.c)) $(gpu_tests) $(BUILD)/tests/fuzz/fuzz
+tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/unit/*.c tests/mpi/*.c tests/gpu/*.c)) $(BUILD)/tests/fuzz/fuzz
+gpu_programs := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/unit/kernels_*.c tests/gpu/*.c))
 benches := $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c))
 
 faults := $(BUILD)/tests/faults/faults.so
@@ -234,16 +234,27 @@ fuzz: deps
 
 # What needs a GPU; without one it builds everything and says that nothing ran.
 check-gpu: deps
-	$(Q)$(MAKE) --no-print-directory build/hapt $(cuda_plugin) $(filter $(BUILD)/tests/unit/kernels_%,$(tests))
+	$(Q)$(MAKE) --no-print-directory build/hapt $(cuda_plugin) $(gpu_programs)
 	$(Q)tests/gpu/run $(BUILD) || [ $$? -eq 77 ]
 
-# For a machine with a GPU and little else: without PETSc, so in a folder of its own, but for the plug-in.
+# For a machine with a GPU and little else: executables that find their libraries in the bundle, as those libraries do theirs (RPATH).
+# PETSc, which is loaded where it is, stays out.
 gpu-bundle: deps
-	$(Q)$(MAKE) --no-print-directory build/hapt $(cuda_plugin) inputs
-	$(Q)$(MAKE) --no-print-directory VARIANT=bundle PETSC=0 bundle-parts
-	$(Q)jobs/gpu-bundle.sh build/bundle $(BUILD)/hapt-cuda.so build/hapt-gpu.tar.gz
+	$(Q)$(MAKE) --no-print-directory build/hapt $(cuda_plugin) inputs bundle-parts
+	$(Q)jobs/gpu-bundle.sh $(BUILD)/bundle $(BUILD)/hapt-cuda.so build/hapt-gpu.tar.gz
 
-bundle-parts: $(BUILD)/hapt $(filter $(BUILD)/tests/unit/kernels_%,$(tests))
+bundle-parts: $(patsubst $(BUILD)/%,$(BUILD)/bundle/%,$(BUILD)/hapt $(gpu_programs))
+
+BUNDLE_LINK := -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/../../lib:$$ORIGIN/../../../../lib'
+$(BUILD)/bundle/hapt: $(BUILD)/src/main.o $(BUILD)/libhapt.a
+	@echo "LD   $@"
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) $(EXECUTABLE) -o $@ $^ $(LIBS) $(BUNDLE_LINK)
+
+$(BUILD)/bundle/tests/%: tests/%.c $(BUILD)/libhapt.a
+	@echo "LD   $@"
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) -Itests -MMD -MP -MF $@.d $(EXECUTABLE) -o $@ $< $(BUILD)/libhapt.a $(LIBS) $(BUNDLE_LINK)
 
 tidy:
 	$(Q)clang-tidy --quiet $(plain_sources) src/main.c -- -std=c11 -D_GNU_SOURCE -Iinclude $(PACKAGE_CFLAGS) $(PETSC_CFLAGS) $(PETSC_NAMES) $(shell $(CC) --showme:compile)

@@ -1,55 +1,117 @@
 #!/usr/bin/env bash
-# Packs what a bare x86-64 machine with an NVIDIA driver and a CUDA 13 toolkit needs to run hapt and its GPU checks (make gpu-bundle):
-# executable, plug-in, kernel tests, MPI and HDF5 libraries, a model with its data, and a plan. PETSc stays out. At most 50 MiB.
+# Packs what a bare x86-64 machine with an NVIDIA driver and CUDA's libraries (a toolkit, or Python's packages) needs to run hapt and its GPU
+# checks (make gpu-bundle): executables, plug-in, MPI and HDF5 libraries, a model with its data, and a plan. At most 50 MiB.
 #   gpu-bundle.sh BUILD-FOLDER PLUG-IN OUTPUT.tar.gz
+# The executables in BUILD-FOLDER find their libraries beside them (RPATH), so that Python keeps the environment that its user has.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$1 plugin=$2 output=$3 most=$((50 << 20))
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 root=$stage/hapt-gpu
-mkdir -p "$root"/{build/release/tests/unit,lib/openmpi,tests/gpu,inputs}
+mkdir -p "$root"/{build/release/tests/{unit,gpu},lib/openmpi,bin,tests,inputs,outputs}
+fail() {
+    echo "gpu-bundle: error: $1" >&2
+    echo "hint: $2" >&2
+    exit 2
+}
 
-[ -e "$plugin" ] || { echo "gpu-bundle: error: no $plugin" >&2; echo "hint: make it where a CUDA toolkit is" >&2; exit 2; }
+[ -e "$plugin" ] || fail "no $plugin" "make it where a CUDA toolkit is"
 strip -o "$root/build/release/hapt-cuda.so" "$plugin"
-for file in hapt tests/unit/kernels_{attention,flat,images,layers,llama,moe,patches,replay,shards}; do
+for file in hapt tests/unit/kernels_{attention,flat,images,layers,llama,moe,patches,replay,shards} tests/gpu/{operator,times,group}; do
+    [ -e "$build/$file" ] || fail "no $build/$file" "make gpu-bundle makes it"
+    objdump -p "$build/$file" | grep 'RPATH.*\$ORIGIN' >/dev/null || fail "$build/$file does not look for libraries beside it" "make gpu-bundle makes one that does"
     strip -o "$root/build/release/$file" "$build/$file"
 done
 ln -s release/hapt "$root/build/hapt"
-cp tests/gpu/{run,train.py,collectives.py,profile.py,bench.py} "$root/tests/gpu/"
-mkdir -p "$root/tests/system" "$root/tests/data"
-cp tests/system/{families,profiles}.py "$root/tests/system/"
-cp tests/data/*-small.h5 "$root/tests/data/"
+
+# The scripts that tests/gpu/run starts, and all that they import; a name that neither the tree nor the packages have is an error.
+cp --parents tests/gpu/run tests/data/*-small.h5 "$root/"
+scripts=$(python3 - <<'PYTHON'
+import ast, os, re, sys
+FOLDERS, PACKAGES = ["tests/gpu", "tests/system"], {"numpy", "h5py", "torch"}
+wanted, found = re.findall(r"tests/gpu/\w+\.py", open("tests/gpu/run").read()), set()
+while wanted:
+    path = wanted.pop()
+    if path in found:
+        continue
+    found.add(path)
+    for node in ast.walk(ast.parse(open(path).read())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module] if isinstance(node, ast.ImportFrom) else []
+        for name in (name.split(".")[0] for name in names):
+            paths = [file for file in (os.path.join(folder, name + ".py") for folder in FOLDERS) if os.path.exists(file)]
+            if not paths and name not in PACKAGES and name not in sys.stdlib_module_names:
+                sys.exit(f"gpu-bundle: error: {path} imports {name}, which is nowhere\nhint: name its package in jobs/gpu-bundle.sh")
+            wanted += paths
+print(*sorted(found), sep="\n")
+PYTHON
+)
+xargs -d '\n' cp --parents -t "$root/" <<<"$scripts"
 
 # Libraries but for those of the system itself; MPI also loads its components by name, and starts ranks by its launcher.
-libraries() { ldd "$@" 2>/dev/null | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | grep -Ev '/(libc|libm|libdl|librt|libpthread|libresolv|ld-linux[^/]*)\.so' | sort -u; }
+libraries() {
+    ldd "$@" 2>/dev/null | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | grep -Ev '/(libc|libm|libdl|librt|libpthread|libresolv|ld-linux[^/]*)\.so' | sort -u
+}
 components=$(dirname "$(ldd "$build/hapt" | awk '/libmpi\.so/ {print $3}' | xargs readlink -f)")
 components=$(find "$components" "$components/openmpi" -maxdepth 4 -name 'mca_pml_ob1.so' -print -quit)
 components=${components%/*}
-launcher=$(readlink -f "$(command -v mpirun)")
 cp "$components"/*.so "$root/lib/openmpi/"
+launcher=$(readlink -f "$(command -v mpirun)")
 cp "$launcher" "$root/lib/mpirun"
-cp "$(readlink -f "$(command -v orted)")" "$root/lib/orted" 2>/dev/null || true
+if command -v orted >/dev/null; then cp "$(readlink -f "$(command -v orted)")" "$root/lib/orted"; fi
 libraries "$build/hapt" "$launcher" "$components"/*.so | while read -r library; do cp -L "$library" "$root/lib/"; done
+chmod u+w "$root"/lib/*.so* "$root"/lib/openmpi/*.so
+# A library with a RUNPATH of its own would not look where the executable does: the loader passes over tags that it does not know.
+python3 - "$root"/lib/*.so* "$root"/lib/openmpi/*.so <<'PYTHON'
+import struct, sys
+PT_DYNAMIC, DT_RPATH, DT_RUNPATH, UNKNOWN = 2, 15, 29, 0x6000000d
+for path in sys.argv[1:]:
+    with open(path, "r+b") as file:
+        header = file.read(64)
+        (table,), (entry, count) = struct.unpack_from("<Q", header, 32), struct.unpack_from("<HH", header, 54)
+        for k in range(count):
+            file.seek(table + k * entry)
+            kind, _, offset, _, _, size = struct.unpack("<IIQQQQ", file.read(40))
+            for at in range(offset, offset + size if kind == PT_DYNAMIC else offset, 16):
+                file.seek(at)
+                if struct.unpack("<q", file.read(8))[0] in (DT_RPATH, DT_RUNPATH):
+                    file.seek(at)
+                    file.write(struct.pack("<q", UNKNOWN))
+PYTHON
+# The launcher is the system's: it alone is told by the environment where they are.
+for program in mpirun orted; do
+    [ -e "$root/lib/$program" ] || continue
+    cat >"$root/bin/$program" <<'SCRIPT'
+#!/usr/bin/env bash
+lib=$(cd "$(dirname "$0")/../lib" && pwd)
+export LD_LIBRARY_PATH=$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+exec "$lib/${0##*/}" "$@"
+SCRIPT
+    chmod +x "$root/bin/$program"
+done
 
 # The model that is trained, its tokens, and a plan for one GPU of any kind.
-printf '%s' '{"format": "hapt-cluster", "version": 1, "subclusters": [{"name": "gpu", "nodes": 1, "devices_per_node": 1, "device": "H100"}]}' >"$root/inputs/one-gpu.json"
+printf '%s' '{"format": "hapt-cluster", "version": 1, "subclusters": [{"name": "gpu", "nodes": 1, "devices_per_node": 1, "device": "H100"}]}' \
+    >"$root/inputs/one-gpu.json"
 [ -e inputs/gpt.h5 ] || jobs/make-inputs.sh >/dev/null
 cp inputs/gpt.h5 "$root/inputs/"
 "$build/hapt" plan --input inputs/gpt.h5 --cluster "$root/inputs/one-gpu.json" --microbatches 8 --output "$root/inputs/plan.h5" >/dev/null
 
-cat >"$root/run" <<'END'
+cat >"$root/run" <<'SCRIPT'
 #!/usr/bin/env bash
-# run hapt ARGUMENTS...    run mpirun -np 2 hapt ARGUMENTS...    run check (the GPU checks)
+# run hapt ARGUMENTS...    run mpirun -np 2 hapt ARGUMENTS...    run check [PATTERN] (the GPU checks; they append to results.jsonl)
 here=$(cd "$(dirname "$0")" && pwd)
-export PATH=$here/build:$here/lib:$PATH LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-export OMPI_MCA_mca_base_component_path=$here/lib/openmpi OPAL_LIBDIR=$here/lib OPAL_BINDIR=$here/lib
+export PATH=$here/build:$here/bin:$PATH
+export OMPI_MCA_mca_base_component_path=$here/lib/openmpi OPAL_LIBDIR=$here/lib OPAL_BINDIR=$here/bin
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-[ "${1:-}" = check ] && exec "$here/tests/gpu/run" build/release
+if [ "${1:-}" = check ]; then
+    export HAPT_GPU_RESULTS=${HAPT_GPU_RESULTS:-$here/results.jsonl}
+    exec "$here/tests/gpu/run" build/release "${@:2}"
+fi
 exec "$@"
-END
+SCRIPT
 chmod +x "$root/run"
 tar -C "$stage" --owner=0 --group=0 -czf "$output" hapt-gpu
 bytes=$(stat -c %s "$output")
-[ "$bytes" -le $most ] || { echo "gpu-bundle: error: $output has $bytes bytes, more than $most" >&2; exit 1; }
+[ "$bytes" -le $most ] || fail "$output has $bytes bytes, more than $most" "make the plug-in for fewer kinds of GPU (CUDA_ARCHS)"
 echo "$output: $((bytes >> 20)) MiB; unpack it there, then hapt-gpu/run check"

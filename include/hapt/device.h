@@ -157,7 +157,7 @@ struct hapt_backend {
     const char *description;
     /* The libraries it computes with, e.g. "oneDNN 2.6.3"; NULL: none. */
     const char *(*libraries)(void);
-    /* Optional. Those that were opened or are missing; NULL past the end. Opens what has not been needed yet. */
+    /* Optional. The libraries that were opened or are missing; NULL past the end. It opens those that were not needed yet. */
     const struct hapt_library *(*library)(int index);
     /* Number of devices this process can see; 0 with *reason saying what is missing. */
     int (*device_count)(const char **reason);

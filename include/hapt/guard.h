@@ -4,7 +4,8 @@
  * The HDF5 library can crash or hang on a damaged file, and would take the job with it. So a helper process, forked before MPI
  * starts, holds a copy of the program that knows neither ranks nor threads. For each file it forks a child that opens the file and
  * reads what hapt may read (h5.h: hapt_h5_rehearse), within limits of memory and time. What that child dies of, or finds broken,
- * becomes HAPT_ERR_INPUT here: one clear line instead of a dead job. A file is asked for once, known by device, inode, size and time
+ * becomes HAPT_ERR_INPUT here: one clear line instead of a dead job. Both are believed only when a second child finds the same, and
+ * only while memory is to be had: the want of memory, and a file system that does not answer, are told as that. A file is asked for once, known by device, inode, size and time
  * of change; once per node where its ranks share what they know.
  *
  * The helper holds no descriptor but its socket, ignores the signals that launchers send around, and ends with its process, however

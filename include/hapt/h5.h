@@ -36,7 +36,8 @@ enum hapt_h5_fault {
 };
 enum hapt_h5_fault hapt_h5_last_fault(void);
 
-/* Creates `path` (missing folders included). It becomes visible at hapt_h5_commit. Fails with HAPT_ERR_IO. */
+/* Creates `path` (missing folders included), written aside (aside.h). It becomes visible at hapt_h5_commit, where it replaces a regular file
+ * or a symbolic link of that name; the file that the link leads to stays as it is. Fails with HAPT_ERR_IO. */
 enum hapt_status hapt_h5_create(const char *path, const char *format, int version, struct hapt_h5 **file);
 /* Flushes, fsyncs and renames into place, then closes; on failure the old file of that name is untouched. */
 enum hapt_status hapt_h5_commit(struct hapt_h5 *file);
@@ -100,6 +101,14 @@ enum hapt_status hapt_h5_read_attribute_ints(struct hapt_h5 *file, const char *o
                                              int *count, int *value);
 enum hapt_status hapt_h5_read_attribute_reals(struct hapt_h5 *file, const char *object, const char *name, int limit,
                                               int *count, double *value);
+
+/* Reads everything that the file holds, each dataset whole (so against its checksum), and counts it. Values that cannot be read, what was never
+ * written, and links and storage that lead to other files fail as they do for the functions above. */
+struct hapt_h5_content {
+    int64_t groups, datasets, attributes;
+    int64_t bytes; /* of the datasets' values */
+};
+enum hapt_status hapt_h5_verify(struct hapt_h5 *file, struct hapt_h5_content *content);
 
 /* The names of a group's members in alphabetical order; fails when there are more than `limit`. */
 enum hapt_status hapt_h5_list(struct hapt_h5 *file, const char *group, int64_t limit, struct hapt_arena *arena,

@@ -19,7 +19,7 @@ enum hapt_status {
     HAPT_ERR_MEMORY = 5,     /* host or device memory is exhausted */
     HAPT_ERR_IO = 6,         /* a file cannot be written */
     HAPT_ERR_COMM = 7,       /* MPI or NCCL failed, or a peer did not answer in time */
-    HAPT_ERR_INTERNAL = 8,   /* a bug of ours */
+    HAPT_ERR_INTERNAL = 8,   /* a bug of ours, or what is in memory cannot be: copies of weights that differ */
     HAPT_STOPPED = 9         /* stopped early with a checkpoint: start again with --resume */
 };
 

@@ -201,6 +201,11 @@ struct hapt_checkpoint {
  * Every file is read and its checksum compared, the work shared by the ranks. Collective over env->world; ends in agreement. */
 enum hapt_status hapt_checkpoint_find(const struct hapt_env *env, const char *path, struct hapt_arena *arena,
                                       struct hapt_checkpoint **checkpoint);
+/* Verifies a checkpoint whole: manifest, shards against its checksums, what they hold. Rank-local, one rank. */
+struct hapt_checkpoint_content {
+    int64_t step, shards, parameters, states, bytes;
+};
+enum hapt_status hapt_checkpoint_verify(const char *path, struct hapt_checkpoint_content *content);
 /* HAPT_ERR_INPUT unless the checkpoint's parameters are the model's, in name and size. Rank-local. */
 enum hapt_status hapt_checkpoint_fits(const struct hapt_checkpoint *checkpoint, const struct hapt_model *model);
 /* Takes the options of the checkpoint's run as defaults. */

@@ -22,7 +22,7 @@ static const struct option table[] = {
 #include "options.def"
 #undef OPTION
 };
-enum { OPTION_COUNT = sizeof table / sizeof *table, MAX_WORDS = 8 };
+enum { OPTION_COUNT = sizeof table / sizeof *table, MAX_WORDS = 1024 };
 
 static const struct {
     char letter;
@@ -39,6 +39,7 @@ static const struct {
     [HAPT_COMMAND_DATA] = {'d', "data", "FILE --output tokens.h5", "turn text or token files into a data file"},
     [HAPT_COMMAND_EXPORT] = {'e', "export", "--checkpoint DIR --output w.h5", "write a checkpoint's weights"},
     [HAPT_COMMAND_REPORT] = {'o', "report", "--input outputs/NAME/run.h5", "summarise a run"},
+    [HAPT_COMMAND_CHECK] = {'c', "check", "FILE...", "verify files of any kind whole, and checkpoints"},
     [HAPT_COMMAND_DOCTOR] = {'D', "doctor", "", "check the installation and the machine"},
 };
 
@@ -226,7 +227,7 @@ enum hapt_status hapt_config_parse(int argc, char **argv, struct hapt_arena *are
             HAPT_TRY(parse_option(config, argc, argv, &at));
         } else {
             const bool takes_words = config->command == HAPT_COMMAND_MODEL || config->command == HAPT_COMMAND_DATA ||
-                                     config->command == HAPT_COMMAND_PLAN;
+                                     config->command == HAPT_COMMAND_PLAN || config->command == HAPT_COMMAND_CHECK;
             if (!takes_words)
                 return hapt_fail(HAPT_ERR_USAGE, "options are --key value", "unexpected word \"%s\"", argv[at]);
             if (config->word_count == MAX_WORDS) return hapt_fail(HAPT_ERR_USAGE, NULL, "too many words");
@@ -292,7 +293,7 @@ void hapt_config_print_help(const struct hapt_config *config, FILE *stream)
     print_options(command, stream);
     fprintf(stream, "\n`hapt COMMAND --help` explains a command and its files.\n"
                     "exit codes: 0 fine, 2 usage, 3 bad input, 4 no feasible plan, 5 memory, 6 input/output,\n"
-                    "            7 communication, 8 internal, 9 stopped early with a checkpoint\n");
+                    "            7 communication, 8 internal (also: --replica-check), 9 stopped early with a checkpoint\n");
 }
 
 int hapt_config_word_count(const struct hapt_config *config)

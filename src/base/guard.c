@@ -28,7 +28,7 @@ enum {
     MOST_WALL_S = 300,   /* a file system that does not answer would stop this process as well */
     MOST_BYTES = 1 << 30,
     MOST_EXPANSION = 2 * 1032, /* deflate makes 1032 bytes of one at most, and the library may hold the chunk twice */
-    LIBRARY_BYTES = 1 << 26,   /* what reading takes beside the data */
+    LIBRARY_BYTES = 1 << 26,   /* for all else than the data */
     PROBE_BYTES = 1 << 16,     /* as much as the library asks for at once, and more than lies around freed */
     STACK_BYTES = 1 << 16,
     MOST_PATH = 4096,
@@ -81,7 +81,7 @@ static void limit(int resource, rlim_t most)
     setrlimit(resource, &now);
 }
 
-/* What this process has already, as RLIMIT_AS and RLIMIT_DATA count it. */
+/* Memory in use, as RLIMIT_AS and RLIMIT_DATA count it. */
 static void count_memory(rlim_t *all, rlim_t *data)
 {
     unsigned long pages = 0, data_pages = 0;
@@ -99,7 +99,7 @@ static rlim_t room_under(int resource, rlim_t used)
     return now.rlim_cur > used ? now.rlim_cur - used : 0;
 }
 
-/* Bytes that a child could have: what the limits of this process and the host leave. */
+/* Bytes that a child could have under the limits of this process and of the host. */
 static rlim_t memory_left(void)
 {
     rlim_t all, data;
@@ -127,7 +127,7 @@ static void limit_memory(rlim_t most)
 #endif
 }
 
-/* Where the host runs out of memory, this process goes first, not a rank. */
+/* If the host runs out of memory, the system kills this process first, not a rank. */
 static void offer_first(void)
 {
     const int file = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
@@ -138,14 +138,14 @@ static void offer_first(void)
 
 void hapt_guard_refused(int error)
 {
-    /* All else may be a damaged file's doing, such as an offset that cannot be. */
+    /* A damaged file can cause the others, EINVAL by an impossible offset. */
     static const int known[] = {ENOMEM, EMFILE, ENFILE, EIO, EAGAIN, ETIMEDOUT, ESTALE, EREMOTEIO, ENODEV, ENXIO, EACCES};
     int none = 0;
     for (size_t i = 0; i < sizeof known / sizeof *known && guard.refusal; i++)
         if (error == known[i]) atomic_compare_exchange_strong(guard.refusal, &none, error);
 }
 
-/* A library that crashes without memory did not look at what malloc returned: the file is not to blame. */
+/* The library may crash because malloc failed. The file is not to blame for that. */
 static void look_for_memory(int number)
 {
     const bool refused = errno == ENOMEM; /* once, or for a large block: there may be some again */
@@ -172,7 +172,7 @@ static void limit_child(pid_t parent, rlim_t most_bytes)
     limit(RLIMIT_CORE, 0);
     limit_memory(most_bytes);
     offer_first();
-    /* Whatever libraries do there otherwise. */
+    /* Libraries may have set handlers. */
     signal(SIGXCPU, SIG_DFL);
     signal(SIGALRM, SIG_DFL);
     catch_crashes();
@@ -193,7 +193,7 @@ _Noreturn static void rehearse_alone(const char *path, pid_t parent, rlim_t most
     _exit(rehearse(path) ? 0 : BROKEN_CODE);
 }
 
-/* Of a child that ended. What it was refused explains whatever else went wrong. */
+/* The verdict on a child that ended. A refusal by the system explains any other failure. */
 static enum verdict verdict_of(int status)
 {
     const int refusal = guard.refusal ? atomic_load(guard.refusal) : 0;
@@ -220,18 +220,20 @@ static enum verdict judge_within(const char *path, int from, rlim_t most_bytes, 
     return verdict_of(status);
 }
 
-/* The most that a sound file of that size needs. A damaged size asks for more. */
+/* The most memory that a sound file of that size needs. */
 static rlim_t most_needed(const char *path)
 {
     struct stat about;
     return LIBRARY_BYTES + (stat(path, &about) ? 0 : (rlim_t)about.st_size * MOST_EXPANSION);
 }
 
-/* The first child gets what nearly every file is read in; one that may need more gets a second child with what the host has left. */
+/* The first child gets as much memory as nearly every file needs. A larger file gets a second child, with the memory that the host has left. */
 static enum verdict judge(const char *path, int from, hapt_guard_rehearsal *rehearse)
 {
     const rlim_t left = memory_left(), needed = most_needed(path);
     const enum verdict verdict = judge_within(path, from, MOST_BYTES, rehearse);
+    /* Damage is believed when a second child finds it, too: a single call that failed leads the library astray as well. */
+    if (verdict == BROKEN || verdict == CRASHES) return judge_within(path, from, MOST_BYTES, rehearse);
     if (verdict != NO_MEMORY || needed <= MOST_BYTES || left <= MOST_BYTES) return verdict;
     return judge_within(path, from, needed < left ? needed : left, rehearse);
 }
@@ -441,7 +443,7 @@ static size_t slot_of(uint64_t key)
     return (size_t)(key >> 32) % KNOWN_FILES;
 }
 
-/* Says something about the moment, nothing about the file. */
+/* The verdict is about the moment, not about the file. */
 static bool passes(enum verdict verdict)
 {
     return verdict == UNKNOWN || verdict == NO_MEMORY || verdict == REFUSED;

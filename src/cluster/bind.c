@@ -60,7 +60,7 @@ static int take_rank(const struct binding *binding, int h, int subcluster)
     return best;
 }
 
-/* Where the hosts have GPUs of several kinds. */
+/* Lists the ranks' GPUs, if the hosts have several kinds. */
 static enum hapt_status find_gpus(struct binding *binding, struct hapt_arena *arena)
 {
     const struct hapt_hosts *hosts = binding->hosts;

@@ -6,7 +6,7 @@
 
 enum { NEAR_CPUS = 4096, NEAR_BUS_CHARS = 16 };
 
-/* What a rank computes on. */
+/* The device that a rank computes on. */
 struct near_want {
     char bus[NEAR_BUS_CHARS]; /* PCI address of its GPU; "": none */
     bool on_cores;

@@ -20,7 +20,7 @@ static bool runs_by(const struct hapt_env *env, const struct hapt_cluster *clust
     return own >= 0 && strcmp(hapt_device_backend(&cluster->subcluster[own].device), backend) == 0;
 }
 
-/* What this rank computes on. */
+/* The device that this rank computes on. */
 static void find_want(const struct hapt_env *env, const struct hapt_cluster *cluster, struct near_want *want)
 {
     const struct hapt_backend *backend = hapt_backend_find("cuda");

@@ -93,7 +93,7 @@ static const char *cuda_libraries(void)
     return plugin() ? plugin()->libraries() : NULL;
 }
 
-/* The plug-in itself, then what it is linked to, then what it looks for. */
+/* Index 0 is the plug-in itself. The libraries that it needs or can use follow. */
 static const struct hapt_library *cuda_library(int index)
 {
     static struct hapt_library file;

@@ -1,4 +1,4 @@
-/* Where CUDA's shared libraries are found: by the loader, else in folders that it does not know. */
+/* Finds CUDA's shared libraries: the loader is asked first, then folders that it does not know. */
 #include "cuda_libraries.h"
 
 #include <dlfcn.h>
@@ -191,7 +191,7 @@ static struct found *entry(const char *soname)
     return made;
 }
 
-/* Where the loader does not find it. */
+/* Looks into the folders. The loader did not find it. */
 static void open_in_folders(struct found *found)
 {
     if (!look(found->soname, found->path)) {
@@ -239,7 +239,7 @@ static void note_toolkit(const char *soname)
     if (version && strncmp(soname, "libcublasLt", 11) == 0) libraries.toolkit = atoi(version + 4);
 }
 
-/* Those that the loader found for the plug-in. */
+/* Records the libraries that the loader found for the plug-in. */
 static int note_loaded(struct dl_phdr_info *info, size_t size, void *context)
 {
     const char *slash = strrchr(info->dlpi_name, '/'), *name = slash ? slash + 1 : info->dlpi_name;

@@ -19,7 +19,7 @@ void *cuda_libraries_open_plugin(const char *path, const char **said);
 /* Opens a library by its soname; the same answer each time. NULL: *said tells why, good for ever. Any thread may call it. */
 void *cuda_library_open(const char *soname, const char **said);
 
-/* What was looked for, in that order; NULL past the end. */
+/* The libraries that were looked for, in that order; NULL past the end. */
 const struct hapt_library *cuda_library_at(int index);
 
 #endif

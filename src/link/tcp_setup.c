@@ -16,7 +16,7 @@
 
 #define BACKLOG 1024
 #define SOCKET_BYTES (4 << 20) /* asked of the system for each direction of a connection: a long fat link needs them */
-#define PENDING_LEAST 16       /* room for strangers' connections beside those that are awaited */
+#define PENDING_LEAST 16       /* room for connections of other programs beside the awaited ones */
 #define PENDING_EACH 2         /* per awaited connection: a peer may try again before its first try is given up */
 #define REDIAL_S 20e-3         /* pause before a sender tries again */
 #define SHORTAGE_S 1.0         /* the system may lack descriptors for a moment */
@@ -25,7 +25,7 @@
 static const char magic[8] = {'h', 'a', 'p', 't', 'T', 'C', 'P', '1'};
 enum { NONCE_BYTES = 16, HELLO_BYTES = sizeof magic + 8 + NONCE_BYTES, ANSWER_BYTES = NONCE_BYTES + SIPHASH_BYTES, LONGEST = 48 };
 
-/* What one end has to send and to hear next. */
+/* The messages that one end has to send and to receive next. */
 struct exchange {
     int socket; /* -1: none */
     unsigned char out[LONGEST], in[LONGEST];
@@ -400,7 +400,7 @@ static int worst_pending(const struct tcp_setup *setup)
     return 0;
 }
 
-/* Makes room where the system has no more descriptors: strangers must not take those that the job needs. */
+/* Makes room where the system has no more descriptors: pending connections must not take those that the job needs. */
 static enum hapt_status drop_one(struct tcp_setup *setup, int error)
 {
     const double now_s = hapt_time_s();

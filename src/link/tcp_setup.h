@@ -11,7 +11,7 @@
  * Nonces are fresh random numbers, so a recorded exchange is worth nothing later. What follows on the connection is neither encrypted nor
  * authenticated. A listener is bound to the address that a peer's path names and closed as soon as all its connections are there. A pending
  * connection, which has not authenticated yet, is dropped after some seconds, or when there are too many: the oldest first, those that have
- * said nothing before the others. A sender whose pending connection was dropped tries again.
+ * sent nothing before the others. A sender whose pending connection was dropped tries again.
  */
 #ifndef HAPT_LINK_TCP_SETUP_H
 #define HAPT_LINK_TCP_SETUP_H
@@ -35,7 +35,7 @@ struct tcp_setup;
 
 /* Listens where `wanted` [count], borrowed, has connections that peers open; their ports come by tcp_setup_port. Rank-local, as all of these. */
 enum hapt_status tcp_setup_create(int rank, int count, struct tcp_wanted *wanted, double pending_s, struct tcp_setup **setup);
-/* Where this rank listens on the path's interface, network byte order; 0: nowhere. */
+/* The port on which this rank listens at the path's interface, network byte order; 0: it does not. */
 uint16_t tcp_setup_port(const struct tcp_setup *setup, const struct hapt_path *path);
 void tcp_setup_key(struct tcp_setup *setup, const unsigned char key[SIPHASH_BYTES]);
 /* Goes on until all connections are there (*complete) or until_s has come. HAPT_ERR_COMM for one that cannot be made. */

@@ -195,6 +195,7 @@ static enum hapt_status share_failure(const struct space *space, int failed_rank
         snprintf(text[1], sizeof text[1], "%s", hapt_fail_hint());
     }
     HAPT_MPI(MPI_Bcast(text, sizeof text, MPI_CHAR, failed_rank, space->world));
+    if (space->rank != failed_rank) hapt_fail_reset();
     return space->rank == failed_rank ? failed : hapt_fail(failed, text[1], "%s", text[0]);
 }
 

@@ -10,7 +10,8 @@
 enum { LAYER_ROUNDS = 3, PASS_ROUNDS = 2, PASS_ITEMS = 8 }; /* that measure_rounds.c runs at least */
 #define MEMORY_SHARE 0.5   /* of the free memory of a host */
 #define TOLERANCE 1.05     /* free memory changes a little since the windows were chosen by it */
-#define FILL_RATE 5e8      /* byte/s: pages are touched, weights drawn */
+#define TOUCH_RATE 5e8     /* byte/s of host memory that is touched for the first time */
+#define DRAW_RATE 8e8      /* byte/s of weights that are drawn */
 #define WARM_SECONDS 0.005 /* shorter items run twice */
 /* A core computes no faster than this, whatever the cluster file says: two fused multiply-adds of 16 lanes a cycle at 3 GHz. */
 #define CORE_FLOPS 2e11
@@ -95,12 +96,15 @@ static bool is_layer(const struct candidates *candidates, int item)
 static void add_windows(const struct afford_question *question, struct estimate *estimate)
 {
     const struct windows *windows = question->windows;
+    const bool on_host = !windows->options.backend || !windows->options.backend->pin;
     double sum = 0, largest = 0, fill_s = 0, run_s = 0;
     for (int w = 0; w < windows->count; w++) {
         const struct window *window = &windows->window[w];
         sum += window->bytes;
         largest = fmax(largest, window->bytes);
-        fill_s += window->bytes / FILL_RATE;
+        const struct item_memory *memory =
+            &question->memory[candidates_item(question->candidates, window->degree, window->first, window->last)];
+        fill_s += 4 * memory->trained_elements / DRAW_RATE + (on_host ? window->bytes / TOUCH_RATE : 0);
         run_s += range_s(question, estimate, window->degree, window->first, window->last);
     }
     const bool together = sum <= windows->limit_bytes;

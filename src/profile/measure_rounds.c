@@ -132,12 +132,13 @@ static double round_begins_s(const struct pacing *pacing, int round)
 
 /* After a round: is there another one? Collective over env->world. */
 static enum hapt_status pace_rounds(const struct measure *measure, struct pacing *pacing, const int *order, int count, int done, int most,
-                                    bool *more)
+                                    struct hapt_progress *progress, bool *more)
 {
     /* Other work on the machine stretches the rounds; the estimate knew nothing of it. */
     double elapsed_s = hapt_time_s() - pacing->start_s;
     HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &elapsed_s, 1, MPI_DOUBLE, MPI_MAX, measure->env->world));
     *more = done < most && (done < 2 || elapsed_s * (done + 1) / done <= pacing->budget_s);
+    progress->total = count * (long)fmax(done + 1, fmin(most, floor(pacing->budget_s * done / elapsed_s)));
     if (!*more || done != FIRST_ROUNDS || !isfinite(pacing->budget_s)) return HAPT_OK;
     double figure;
     HAPT_TRY(look_at_rounds(measure, order, count, done, &figure));
@@ -166,7 +167,7 @@ static enum hapt_status run_rounds(struct measure *measure, MPI_Comm class_comm,
         const enum hapt_status met = reduce_meet(measure->env->world);
         status = hapt_env_agree(measure->env->world, status == HAPT_OK ? met : status);
         done++;
-        if (status == HAPT_OK) status = pace_rounds(measure, &pacing, order, count, done, most, &more);
+        if (status == HAPT_OK) status = pace_rounds(measure, &pacing, order, count, done, most, &progress, &more);
     }
     hapt_progress_release(&progress);
     HAPT_TRY(status);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "hapt/env.h"
+#include "hapt/progress.h"
 
 /* Plausible weights: their values do not change the time, infinities and denormals might. */
 static enum hapt_status fill_parameter(struct hapt_engine *engine, const struct hapt_graph *graph, int tensor, float *value)
@@ -88,7 +89,9 @@ enum hapt_status samples_fill(const struct hapt_model *model, const struct hapt_
     float *value = malloc((size_t)largest * sizeof *value);
     if (!value) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %lld weights", (long long)largest);
     enum hapt_status status = HAPT_OK;
+    hapt_progress_expect(graph->tensor_count);
     for (int t = 0; t < graph->tensor_count && status == HAPT_OK; t++) {
+        hapt_progress_advance(1);
         if (!hapt_engine_tensor(engine, t, 0)) continue;
         if (graph->tensor[t].kind == HAPT_TENSOR_PARAMETER) status = fill_parameter(engine, graph, t, value);
         if (graph->tensor[t].kind == HAPT_TENSOR_INPUT) status = fill_input(model, options, graph, engine, t);

@@ -5,6 +5,7 @@
 
 #include "checkpoint.h"
 #include "emulate.h"
+#include "hapt/progress.h"
 
 static enum hapt_status read_history(struct hapt_h5 *file, int64_t step, struct hapt_arena *arena,
                                      struct hapt_history *history)
@@ -203,6 +204,16 @@ enum hapt_status checkpoint_any(const struct hapt_env *env, const char *run, str
     return HAPT_OK;
 }
 
+/* This rank's share of the candidate. */
+static enum hapt_status verify(const struct hapt_env *env, const char *candidate, struct hapt_arena *arena, struct hapt_checkpoint **read)
+{
+    enum hapt_status status = read_manifest(candidate, arena, read);
+    if (status == HAPT_OK) hapt_progress_expect(((*read)->shard_count + env->world_size - 1) / env->world_size);
+    for (int s = env->world_rank; status == HAPT_OK && s < (*read)->shard_count; s += env->world_size, hapt_progress_advance(1))
+        status = verify_shard(*read, s, arena);
+    return status;
+}
+
 enum hapt_status hapt_checkpoint_find(const struct hapt_env *env, const char *path, struct hapt_arena *arena,
                                       struct hapt_checkpoint **checkpoint)
 {
@@ -211,11 +222,12 @@ enum hapt_status hapt_checkpoint_find(const struct hapt_env *env, const char *pa
     HAPT_TRY(list_candidates(env, path, arena, &count, &candidate));
     for (int i = 0; i < count; i++) {
         struct hapt_checkpoint *read = NULL;
+        struct hapt_progress progress;
         bool good = false;
-        enum hapt_status status = read_manifest(candidate[i], arena, &read);
-        for (int s = env->world_rank; status == HAPT_OK && s < read->shard_count; s += env->world_size)
-            status = verify_shard(read, s, arena);
-        HAPT_TRY(agree_on_finding(env, status, candidate[i], &good));
+        hapt_progress_init(&progress, env, "verifying checkpoints", 0);
+        const enum hapt_status found = agree_on_finding(env, verify(env, candidate[i], arena, &read), candidate[i], &good);
+        hapt_progress_release(&progress);
+        HAPT_TRY(found);
         if (!good) continue;
         read->passed_count = i;
         read->passed = candidate;
@@ -351,7 +363,8 @@ enum hapt_status hapt_checkpoint_export(const struct hapt_checkpoint *checkpoint
     hapt_arena_init(&arena);
     HAPT_TRY(hapt_h5_create(path, "hapt-weights", 1, &file));
     enum hapt_status status = hapt_h5_write_attribute_int(file, "/", "step", checkpoint->step);
-    for (int64_t p = 0; p < checkpoint->parameter_count && status == HAPT_OK; p++) {
+    hapt_progress_expect((long)checkpoint->parameter_count);
+    for (int64_t p = 0; p < checkpoint->parameter_count && status == HAPT_OK; p++, hapt_progress_advance(1)) {
         status = copy_parameter(checkpoint, checkpoint->parameter[p], file, &arena);
         hapt_arena_reset(&arena);
     }

@@ -8,14 +8,14 @@
 
 enum { BLOCK = 64 }; /* parameters a message: a few kB from each rank */
 
-/* What a rank says of one parameter. part 0: it holds none of it. Ranks with equal parts should have equal hashes. */
+/* A rank's copy of one parameter. part 0: it holds none. Equal parts must have equal hashes. */
 struct replica_mark {
     uint64_t part, hash;
 };
 
-/* The rank that disagrees, or two of which one does. */
+/* The rank that disagrees, or two that contradict each other. */
 struct odd {
-    int rank, other, copies, ranks; /* rank -1: none. other: -1 where most of the copies agree. ranks: that disagree */
+    int rank, other, copies, ranks; /* rank -1: none; other -1: outvoted by the others; ranks: number that disagree */
     int parameter, parameters;      /* the first one, and how many */
 };
 
@@ -39,12 +39,12 @@ enum hapt_status replicas_prepare(struct replicas *replicas, struct stage *stage
     return HAPT_OK;
 }
 
-/* Updates of weights round alike on devices of one kind; on processors, where both fuse products and sums or neither does. */
+/* Updates round alike on devices of one kind, and on processors that all fuse products with sums or all do not. */
 static uint64_t arithmetic(const struct stage *stage)
 {
     const int subcluster = stage->cluster->subcluster_of_rank[stage->env->world_rank];
     const char *device = subcluster < 0 ? "" : stage->cluster->subcluster[subcluster].device.name;
-    int fuses = 0;
+    int fuses = -1;
 #ifdef __x86_64__
     fuses = __builtin_cpu_supports("fma") != 0;
 #endif
@@ -53,7 +53,7 @@ static uint64_t arithmetic(const struct stage *stage)
     return hapt_hash(hash, &fuses, sizeof fuses);
 }
 
-/* Which part of the parameter this rank holds. */
+/* Identifies the part of the parameter that this rank holds. */
 static uint64_t part_of(const struct stage *stage, int parameter)
 {
     struct hapt_box box;
@@ -92,7 +92,7 @@ static bool leads(const struct replicas *replicas, int rank, int i)
     return part != 0;
 }
 
-/* The ranks with the part of `first`: how many, and how many of them have the hash that most have, if one has the majority (Boyer and Moore 1991). */
+/* Counts the ranks with the part of `first`, and those of them with the majority's hash if there is a majority (Boyer and Moore 1991). */
 static int count_copies(const struct replicas *replicas, int first, int i, uint64_t *hash, int *alike)
 {
     const uint64_t part = mark_of(replicas, first, i)->part;
@@ -120,8 +120,8 @@ static int first_unlike(const struct replicas *replicas, int first, int i, uint6
     return r;
 }
 
-/* Parameter i of the block, on all ranks; how many copies there are of its parts at most. A rank that most of the others contradict says more than
- * two that contradict each other. */
+/* Judges parameter i of the block over all ranks; returns the largest number of copies of a part. A rank outvoted by others takes precedence over two
+ * that contradict each other. */
 static int judge(const struct replicas *replicas, int parameter, int i, struct odd *odd)
 {
     struct odd found = {.rank = -1};

@@ -8,14 +8,15 @@
 
 #include "emulate.h"
 #include "hapt/link.h"
+#include "hapt/progress.h"
 #include "hapt/run_folder.h"
 
-enum hapt_status saver_fill(struct saver *saver, const struct hapt_checkpoint *checkpoint)
+static enum hapt_status fill(struct saver *saver, const struct hapt_checkpoint *checkpoint)
 {
     struct stage *stage = saver->stage;
-    if (stage->chunk < 0) return HAPT_OK;
     const struct hapt_program *program = stage->program[stage->chunk];
-    for (int t = 0; t < program->tensor_count; t++) {
+    hapt_progress_expect(program->tensor_count);
+    for (int t = 0; t < program->tensor_count; t++, hapt_progress_advance(1)) {
         const int tensor = program->tensor[t].tensor;
         const struct hapt_tensor *parameter = &program->graph->tensor[tensor];
         if (parameter->kind != HAPT_TENSOR_PARAMETER) continue;
@@ -28,6 +29,16 @@ enum hapt_status saver_fill(struct saver *saver, const struct hapt_checkpoint *c
         }
     }
     return HAPT_OK;
+}
+
+enum hapt_status saver_fill(struct saver *saver, const struct hapt_checkpoint *checkpoint)
+{
+    struct hapt_progress progress;
+    if (saver->stage->chunk < 0) return HAPT_OK;
+    hapt_progress_init(&progress, saver->env, checkpoint ? "loading weights" : "drawing weights", 0);
+    const enum hapt_status status = fill(saver, checkpoint);
+    hapt_progress_release(&progress);
+    return status;
 }
 
 typedef enum hapt_status take_tensor(struct saver *saver, int tensor, int state, void *context);
@@ -65,12 +76,22 @@ struct shard_file {
     enum hapt_status status;
 };
 
+static long tensors_of(const struct saver *saver)
+{
+    const struct stage *stage = saver->stage;
+    long count = 0;
+    for (int t = 0; t < stage->graph->tensor_count; t++)
+        if (stage->graph->tensor[t].kind == HAPT_TENSOR_PARAMETER && stage_owner(stage, t) == stage->chunk) count += 1 + saver->state_count;
+    return count;
+}
+
 /* When the first rank cannot write, the others are still served. */
 static enum hapt_status gather_and_write(struct saver *saver, int tensor, int state, void *context)
 {
     struct shard_file *shard = context;
     const enum hapt_status gathered = stage_gather_parameter(saver->stage, tensor, state, saver->local, saver->buffer);
     if (gathered != HAPT_OK) hapt_die(gathered); /* peers may wait */
+    hapt_progress_advance(1);
     if (shard->file && shard->status == HAPT_OK) shard->status = write_tensor(saver, shard->file, tensor, state, saver->buffer);
     return HAPT_OK;
 }
@@ -78,6 +99,7 @@ static enum hapt_status gather_and_write(struct saver *saver, int tensor, int st
 static enum hapt_status write_shard(void *context, struct hapt_h5 *file)
 {
     struct shard_file shard = {.file = file};
+    hapt_progress_expect(tensors_of(context));
     HAPT_TRY(each_tensor(context, gather_and_write, &shard));
     return shard.status;
 }
@@ -335,7 +357,11 @@ static enum hapt_status finish(struct saver *saver, bool last)
     bool done;
     const double start_s = hapt_time_s();
     if (!saver->background || !saver->snapshot.under_way) return HAPT_OK;
-    HAPT_TRY(snapshot_finish(&saver->snapshot, &done));
+    struct hapt_progress progress;
+    hapt_progress_init(&progress, saver->env, "finishing the checkpoint", 0);
+    const enum hapt_status status = snapshot_finish(&saver->snapshot, &done);
+    hapt_progress_release(&progress);
+    HAPT_TRY(status);
     if (!last && !saver->slow) {
         hapt_note(saver->env, "checkpoints take longer to write than --checkpoint-every leaves time for: training waited %.2g s for one\n",
                   hapt_time_s() - start_s);
@@ -352,8 +378,11 @@ enum hapt_status saver_save(struct saver *saver, const struct hapt_history *hist
     if (saver->env->world_rank == 0 && saver->data) hapt_data_identify(saver->data, history->count, &saver->identity);
     if (last || !saver->background) {
         const char *path = NULL;
-        HAPT_TRY(hapt_checkpoint_save(saver->env, &saver->writer, history->count, history, saver->stage->arena, &path));
-        return stands(saver, history->count);
+        struct hapt_progress progress;
+        hapt_progress_init(&progress, saver->env, "writing the checkpoint", 0);
+        const enum hapt_status status = hapt_checkpoint_save(saver->env, &saver->writer, history->count, history, saver->stage->arena, &path);
+        hapt_progress_release(&progress);
+        return status == HAPT_OK ? stands(saver, history->count) : status;
     }
     struct copied copied = {.at = saver->copy};
     if (saver->stage->chunk >= 0) HAPT_TRY(each_tensor(saver, copy_tensor, &copied));

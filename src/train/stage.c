@@ -295,7 +295,11 @@ enum hapt_status stage_connect(struct stage *stage)
     if (stage->emulated) HAPT_TRY(hapt_courier_use_bells(stage->courier, stage->env->world, stage->env->node));
     if (stage->chunk >= 0 && stage->backend->pin) hapt_courier_use_device(stage->courier, stage->backend, stage->device);
     if (stage->chunk >= 0) status = stage_add_flows(stage);
-    HAPT_TRY(hapt_link_all_or_none(stage->env->world, "the stages' boundaries", status));
+    return hapt_link_all_or_none(stage->env->world, "the stages' boundaries", status);
+}
+
+enum hapt_status stage_start(struct stage *stage)
+{
     return hapt_courier_start(stage->courier);
 }
 

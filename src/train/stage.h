@@ -138,6 +138,8 @@ int stage_size(const struct stage *stage, int chunk);
 enum hapt_status stage_build(struct stage *stage, const struct hapt_config *config, int state_count);
 /* Communicators, courier and flows. Collective over env->world. */
 enum hapt_status stage_connect(struct stage *stage);
+/* Connects the hosts of neighbouring stages and starts the communication thread. All ranks fail when one does. Collective over env->world. */
+enum hapt_status stage_start(struct stage *stage);
 enum hapt_status stage_prepare_replicas(struct stage *stage, int tensor, struct stage_replicas *replicas);
 /* Every replica has its part at `data`, in place; all get the whole. Of a tensor on the host; of one in a transfer slot. */
 enum hapt_status stage_rebuild(struct stage *stage, const struct stage_replicas *replicas, int tensor, void *data);

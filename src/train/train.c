@@ -41,6 +41,7 @@ struct run {
     struct saver saver;
     struct replicas replicas;
     struct watch watch;
+    bool leaves; /* all ranks are there, and leave together: hosts cannot connect */
     bool spoilt; /* weights are not finite: no checkpoint of them */
     struct watch_slow *slow;     /* on rank 0, as the samples */
     struct watch_sample *sample; /* [world_size] */
@@ -538,6 +539,9 @@ static enum hapt_status train(struct run *run, const struct hapt_checkpoint *che
     HAPT_TRY(open_data(run));
     HAPT_TRY(hapt_env_agree(world, trace_create(&run->stage, hapt_config_int(run->config, "trace"))));
     HAPT_TRY(hapt_env_agree(world, stage_connect(&run->stage)));
+    const enum hapt_status started = hapt_env_agree(world, stage_start(&run->stage));
+    run->leaves = started != HAPT_OK;
+    HAPT_TRY(started);
     HAPT_TRY(gather_environment(run));
     HAPT_TRY(tell_carriers(run));
     HAPT_TRY(hapt_env_agree(world, saver_fill(&run->saver, checkpoint)));
@@ -571,7 +575,7 @@ enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cl
     const enum hapt_status status = train(&run, checkpoint);
     hapt_env_set_patience(0);
     /* A rank that was not heard of in time cannot agree on leaving, nor can its peers free what they share with it. */
-    if (status == HAPT_ERR_COMM) hapt_die(status);
+    if (status == HAPT_ERR_COMM && !run.leaves) hapt_die(status);
     const enum hapt_status drained = stage_drain(&run.stage); /* what failed before the first step left it running */
     if (drained != HAPT_OK) hapt_die(drained);
     saver_release(&run.saver);

@@ -7,10 +7,11 @@
  *                  its children together: malloc (and calloc, realloc, memalign), mmap, thread (pthread_create)
  *   FAULTS_AT      which of them, from 1, counted in each process (see above for others); FAULTS_STICKY=1: also all that follow
  *   FAULTS_PATH    only calls on files whose name matches this pattern
- *   FAULTS_ERROR   ENOSPC, EIO, EINVAL, EMFILE, ENOMEM; KILL: the process dies there, before the call
+ *   FAULTS_ERROR   ENOSPC, EIO, EINVAL, EMFILE, ENOMEM (malloc, mmap, thread fail as they do); KILL: the process dies there, before the call
  *   FAULTS_RANK    only in this rank of an MPI job
  *   FAULTS_LOG     folder of records, one a process: calls in order, and what was written
- *   FAULTS_COUNTS  file: how many calls of each kind a process made, "KIND N" a line, written at its end
+ *   FAULTS_COUNTS  file: how many calls of each kind a process made, "KIND N" a line, written at its end; look and what follows
+ *                  it only with FAULTS_READS set
  *   FAULTS_SHOW    file: where in the program a call of the whole process failed
  */
 #include <dlfcn.h>
@@ -33,7 +34,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST_FILES = 1024, KINDS = 13, MALLOC = 10, MMAP = 11, THREAD = 12 };
+enum { MOST_FILES = 1024, KINDS = 13, LOOK = 8, MALLOC = 10, MMAP = 11, THREAD = 12 };
 
 static struct {
     pthread_mutex_t lock;
@@ -46,7 +47,7 @@ static struct {
     FILE *record, *data;
     long data_bytes;
     char *path[MOST_FILES]; /* of descriptors under the folder */
-    bool reads[MOST_FILES]; /* descriptors under the folder that are only read */
+    char *read[MOST_FILES]; /* of those that are only read */
     _Atomic bool began;     /* a file under the folder was opened */
     _Atomic long *made;     /* [KINDS] of the kinds of the whole process: counted without a lock, together with the children */
 } faults = {.lock = PTHREAD_MUTEX_INITIALIZER, .once = PTHREAD_ONCE_INIT};
@@ -129,7 +130,7 @@ static bool fails_anywhere(int kind)
                      !strcmp(faults.call, kinds[kind]);
     if (now && faults.deadly) kill(getpid(), SIGKILL);
     if (now) show();
-    if (now) errno = faults.error;
+    if (now) errno = kind == THREAD ? EAGAIN : ENOMEM;
     return now;
 }
 
@@ -143,7 +144,8 @@ static void forget(int descriptor)
 {
     if (descriptor < 0 || descriptor >= MOST_FILES) return;
     free(faults.path[descriptor]);
-    faults.path[descriptor] = NULL;
+    free(faults.read[descriptor]);
+    faults.path[descriptor] = faults.read[descriptor] = NULL;
 }
 
 static void remember(int descriptor, const char *path)
@@ -207,7 +209,7 @@ __attribute__((destructor)) static void finish(void)
     if (!faults.counts || !faults.armed) return;
     inside = true;
     FILE *file = fopen(faults.counts, "a");
-    for (int k = 0; file && k < KINDS; k++)
+    for (int k = 0; file && k < (getenv("FAULTS_READS") ? KINDS : LOOK); k++)
         if (faults.done[k] + faults.made[k] > 0) fprintf(file, "%s %ld\n", kinds[k], faults.done[k] + faults.made[k]);
     if (file) fclose(file);
     inside = false;
@@ -217,8 +219,12 @@ __attribute__((destructor)) static void finish(void)
 
 static int opened(const char *path, int flags, int descriptor)
 {
-    if (descriptor >= 0 && descriptor < MOST_FILES) faults.reads[descriptor] = ours(path);
-    if (descriptor < 0 || !ours(path) || !(flags & (O_CREAT | O_WRONLY | O_RDWR | O_DIRECTORY))) return descriptor;
+    if (descriptor < 0 || !ours(path)) return descriptor;
+    if (!(flags & (O_CREAT | O_WRONLY | O_RDWR | O_DIRECTORY))) {
+        forget(descriptor);
+        if (descriptor < MOST_FILES) faults.read[descriptor] = strdup(path);
+        return descriptor;
+    }
     remember(descriptor, path);
     if (flags & (O_CREAT | O_TRUNC)) note(flags & O_TRUNC ? "create" : "open", path, NULL, NULL, 0, 0);
     return descriptor;
@@ -228,7 +234,7 @@ static int opened(const char *path, int flags, int descriptor)
 static bool may_not_open(const char *path, int flags)
 {
     if (!ours(path)) return false;
-    atomic_store_explicit(&faults.began, true, memory_order_relaxed);
+    if (!faults.pattern || fnmatch(faults.pattern, path, 0) == 0) atomic_store_explicit(&faults.began, true, memory_order_relaxed);
     return fails(flags & (O_CREAT | O_WRONLY | O_RDWR | O_DIRECTORY) ? "open" : "look", path);
 }
 
@@ -249,9 +255,11 @@ OPEN(open64)
 
 int close(int descriptor)
 {
-    if (descriptor >= 0 && descriptor < MOST_FILES && !inside) faults.reads[descriptor] = false;
     const char *path = path_of(descriptor);
-    if (!path) return REAL(close)(descriptor);
+    if (!path) {
+        if (!inside) forget(descriptor);
+        return REAL(close)(descriptor);
+    }
     const bool failing = fails("close", path);
     forget(descriptor);
     const int result = REAL(close)(descriptor);
@@ -264,7 +272,6 @@ int dup2(int from, int to)
 {
     pthread_once(&faults.once, set_up);
     if (!inside) forget(to); /* to nowhere, as far as hapt does it */
-    if (!inside && to >= 0 && to < MOST_FILES) faults.reads[to] = false;
     return REAL(dup2)(from, to);
 }
 
@@ -365,7 +372,7 @@ int rmdir(const char *path)
 static bool may_not_read(int descriptor)
 {
     pthread_once(&faults.once, set_up);
-    return !inside && descriptor >= 0 && descriptor < MOST_FILES && faults.reads[descriptor] && fails("read", "");
+    return !inside && descriptor >= 0 && descriptor < MOST_FILES && faults.read[descriptor] && fails("read", faults.read[descriptor]);
 }
 
 ssize_t read(int descriptor, void *data, size_t bytes)

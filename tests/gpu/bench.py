@@ -23,7 +23,7 @@ PEAK = 1e12 * float(os.environ.get("HAPT_PEAK_TFLOPS", "989.5"))
 HAPT = os.environ.get("HAPT", "build/hapt")
 SHAPE = ["--layers", LAYERS, "--hidden", HIDDEN, "--heads", HEADS, "--sequence", SEQUENCE, "--vocab", VOCABULARY, "--microbatch", ROWS,
          "--dtype", "bf16"]
-CLASSES = [("attention", ("attention", "fmha", "flash")), ("norm", ("norm",)), ("gelu", ("gelu",)), ("loss", ("cross_entropy", "softmax", "nll")),
+CLASSES = [("attention", ("attention", "fmha", "flash")), ("norm", ("layer_norm",)), ("gelu", ("gelu",)), ("loss", ("cross_entropy", "softmax", "nll")),
            ("embedding", ("embedding",)), ("product", ("linear", "addmm", "aten::mm", "bmm", "matmul")), ("update", ("update", "adam"))]
 
 

@@ -166,12 +166,17 @@ def attention_numpy(q, k, v, dout):
 
 
 def attention_torch(q, k, v, dout):
-    inputs = [tensor(x).requires_grad_() for x in (q, k, v)]
-    scores = inputs[0] @ inputs[1].transpose(1, 2) / math.sqrt(q.shape[2])
-    scores = scores.masked_fill(torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=PLACE).triu(1), -math.inf)
-    out = torch.softmax(scores, 2) @ inputs[2]
-    out.backward(tensor(dout))
-    return array(out), array(torch.logsumexp(scores, 2)), [array(x.grad) for x in inputs]
+    out, lse, grads = [], [], []
+    later = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=PLACE).triu(1)
+    for head in zip(q, k, v, dout):  # one at a time: scores in fp64 are large
+        inputs = [tensor(x).requires_grad_() for x in head[:3]]
+        scores = (inputs[0] @ inputs[1].T / math.sqrt(q.shape[2])).masked_fill(later, -math.inf)
+        result = torch.softmax(scores, 1) @ inputs[2]
+        result.backward(tensor(head[3]))
+        out.append(array(result))
+        lse.append(array(torch.logsumexp(scores, 1)))
+        grads.append([array(x.grad) for x in inputs])
+    return np.stack(out), np.stack(lse), [np.stack(x) for x in zip(*grads)]
 
 
 def attention(folder):

@@ -123,7 +123,7 @@ def shared(folder, model):
     text, data = os.path.join(folder, "text"), os.path.join(folder, "data.h5")
     with open(text, "wb") as file:
         file.write(np.random.default_rng(1).bytes(200000))
-    hapt(0, "data", text, "--output", data)
+    hapt(0, "data", text, "--type", "bytes", "--output", data)
     L = sum(layers)
     names = [stage["subcluster"] for stage in stages]
     even = step_s(folder, "even", model, data, two, f"0-{L // 2}@{names[0]}:1x1,{L // 2}-{L}@{names[1]}:1x1")

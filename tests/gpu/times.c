@@ -1,6 +1,6 @@
 /*
- * What a training step of a model spends in each kind of operator, by the device's clock: `times gpt --layers 12 ...` (options of hapt model).
- * A line each: operator, calls of a microbatch, milliseconds of a microbatch; then the update of a step. Least of some rounds.
+ * Times each kind of operator in a training step of a model, by the device's clock: `times gpt --layers 12 ...` (options of hapt model). Prints
+ * a line each: operator, calls of a microbatch, milliseconds of a microbatch; then the update of a step. The least of some rounds counts.
  */
 #include "hapt/device.h"
 #include "hapt/engine.h"
@@ -67,7 +67,7 @@ static double time_update(struct hapt_engine *engine, const struct hapt_engine_o
     return least_s;
 }
 
-/* Tokens and targets that are 0 are as good as others; so are weights that are. */
+/* All inputs and weights are 0, which takes as long as other values. */
 static void time_model(const struct hapt_model *model, struct hapt_arena *arena)
 {
     const char *name = getenv("HAPT_TEST_BACKEND"), *reason = "";

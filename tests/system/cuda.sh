@@ -21,7 +21,7 @@ echo "no library" >"$scratch/text.so"
 check "a plug-in that is no library" grep -q '^0 devices: .*text.so' <(HAPT_CUDA_PLUGIN=$scratch/text.so doctor)
 check "a library that is no plug-in" grep -q '^0 devices: .*is of another build' <(HAPT_CUDA_PLUGIN=$HAPT_BUILD/tests/faults/faults.so doctor)
 check "no device" grep -q '^0 devices: ' <(HAPT_CUDA_PLUGIN=$host HAPT_HOST_GPUS=0 doctor)
-check "a GPU that the database does not have" grep -q '^  host cuda .*1 x 1 .*Host CUDA' <(HAPT_CUDA_PLUGIN=$host "$HAPT" topology)
+check "a GPU that the database does not have" grep -q '^  host-cuda .*1 x 1 .*Host-CUDA' <(HAPT_CUDA_PLUGIN=$host "$HAPT" topology)
 check "two devices" grep -q '^2 devices, CUDA' <(HAPT_CUDA_PLUGIN=$host HAPT_HOST_GPUS=2 doctor)
 # The one that the toolkit built loads; whether there is a device is the machine's affair.
 if [ -e "$HAPT_BUILD/hapt-cuda.so" ]; then

@@ -346,7 +346,7 @@ def resume():
             sys.exit("only %s stand" % sorted(before))
         for rank in range(ranks):
             counts = folder + "/counts"
-            done = resume_once(ranks, rank, (), FAULTS_COUNTS=counts)
+            done = resume_once(ranks, rank, (), FAULTS_COUNTS=counts, FAULTS_READS="1")
             if done.returncode:
                 sys.exit("the library alone disturbs it: %s" % done.stderr)
             total = count_calls(counts)

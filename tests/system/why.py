@@ -167,11 +167,11 @@ def predicted_sweeps():
 
 def differences():
     pair("d.h5", nodes=(2, 2))
-    one, two = plan("d.h5", "--output", "one.h5"), plan("d.h5", "--stages", "0-1@b:1x1,1-2@b:1x1", "--output", "two.h5")
-    equal = run("plan", "--diff", "one.h5", "one.h5")
+    one, two = plan("d.h5", "--output", "first.h5"), plan("d.h5", "--stages", "0-1@b:1x1,1-2@b:1x1", "--output", "two.h5")
+    equal = run("plan", "--diff", "first.h5", "first.h5")
     check(equal.returncode == 0 and "the plans are equal" in equal.stdout, equal.stdout + equal.stderr)
     for ranks in (0, 2):
-        result = run("plan", "--diff", "one.h5", "two.h5", "--json", ranks=ranks)
+        result = run("plan", "--diff", "first.h5", "two.h5", "--json", ranks=ranks)
         if not check(result.returncode == 0, result.stderr):
             continue
         diff = json.loads(result.stdout)
@@ -185,15 +185,15 @@ def differences():
     with open("noise.h5", "wb") as file:
         file.write(b"noise" * 100)
     for ranks in (0, 2):
-        refuses(3, "plan", "--diff", "one.h5", "none.h5", ranks=ranks, says="none.h5")
-        refuses(3, "plan", "--diff", "noise.h5", "one.h5", ranks=ranks, says="noise.h5")
-        refuses(3, "plan", "--diff", "one.h5", "d.h5", ranks=ranks, says="d.h5")
-        refuses(2, "plan", "--diff", "one.h5", ranks=ranks, hint="write hapt plan --diff a.h5 b.h5")
+        refuses(3, "plan", "--diff", "first.h5", "none.h5", ranks=ranks, says="none.h5")
+        refuses(3, "plan", "--diff", "noise.h5", "first.h5", ranks=ranks, says="noise.h5")
+        refuses(3, "plan", "--diff", "first.h5", "d.h5", ranks=ranks, says="d.h5")
+        refuses(2, "plan", "--diff", "first.h5", ranks=ranks, hint="write hapt plan --diff a.h5 b.h5")
     refuses(2, "plan", "--diff", hint="write hapt plan --diff a.h5 b.h5")
-    refuses(2, "plan", "--diff", "one.h5", "two.h5", "one.h5", says="not 3")
-    refuses(2, "plan", "--diff", "one.h5", "two.h5", "--profile", "d.h5", says="--profile has no effect")
-    refuses(2, "plan", "--diff", "one.h5", "two.h5", "--explain", says="--explain has no effect")
-    refuses(2, "plan", "--profile", "d.h5", "one.h5", says='unexpected word "one.h5"')
+    refuses(2, "plan", "--diff", "first.h5", "two.h5", "first.h5", says="not 3")
+    refuses(2, "plan", "--diff", "first.h5", "two.h5", "--profile", "d.h5", says="--profile has no effect")
+    refuses(2, "plan", "--diff", "first.h5", "two.h5", "--explain", says="--explain has no effect")
+    refuses(2, "plan", "--profile", "d.h5", "first.h5", says='unexpected word "first.h5"')
 
 
 def nothing_takes_time():
@@ -208,7 +208,7 @@ def nothing_takes_time():
     check(whole["explain"]["worth"]["together_microbatches_per_s"] is None, "a rate without bound is null")
     text = run("plan", "--diff", "zero-plan.h5", "zero-plan.h5").stdout
     check("x 1.0000" in text and "nan" not in text, text)
-    result = run("plan", "--diff", "zero-plan.h5", "one.h5", "--json")
+    result = run("plan", "--diff", "zero-plan.h5", "first.h5", "--json")
     check(result.returncode == 0 and json.loads(result.stdout)["latency_ratio"] is None, "no ratio to a step of 0 s: " + result.stderr)
 
 

@@ -173,7 +173,7 @@ static void groups_two_kinds(void)
             CHECK(cluster->subcluster_of_rank[own->ranks[i]] == c);
         }
     }
-    /* What was found, read as a file: every rank comes to a GPU of its subcluster's kind again. */
+    /* The same cluster, read as a file: every rank comes to a GPU of its subcluster's kind again. */
     struct hapt_cluster again = *cluster;
     again.subcluster_of_rank = NULL;
     CHECK_OK(hapt_cluster_assign(hosts, world_size, &arena, &again));

@@ -1,5 +1,5 @@
-/* What stands near GPUs, on a machine of two processors that a file describes: cores and network interfaces, shares of ranks; how ranks on CPUs
- * share NUMA nodes, on synthetic machines; which way between hosts is taken; what drivers say of GPUs against the database. */
+/* Affinity: cores and network interfaces near GPUs, on a machine of two processors that a file describes; NUMA nodes for ranks on CPUs, on
+ * synthetic machines; the way between hosts that is taken; drivers' figures of GPUs against the database. */
 #include "test.h"
 
 #include "../../src/cluster/near_hwloc.h"

@@ -197,7 +197,7 @@ static int open_files(void)
     return count;
 }
 
-/* 2,000 idle connections, before and while the job's own are made: few are held at a time, and the job's succeed. */
+/* 2,000 idle connections come before and while the job's own are made. Few are held at a time, and the job's succeed. */
 static void idle_strangers(void)
 {
     struct pair pair;
@@ -302,7 +302,7 @@ static void talking_strangers(void)
     close_pair(&pair);
 }
 
-/* Who says nothing is dropped after the time limit, and says so much for those who say half. */
+/* A pending connection is dropped after its time limit, silent or in the middle of its hello. */
 static void slow_strangers(void)
 {
     struct pair pair;
@@ -387,7 +387,7 @@ static bool holds(const struct relay *relay, const unsigned char *bytes, size_t 
     return memmem(relay->seen[0], relay->length[0], bytes, count) || memmem(relay->seen[1], relay->length[1], bytes, count);
 }
 
-/* What goes over the wire: no part of the key; sent once more, it opens nothing. A sender that is turned away comes again. */
+/* No part of the key goes over the wire. A recorded exchange opens nothing when it is sent again. A sender that is turned away tries again. */
 static void on_the_wire(void)
 {
     struct pair pair;
