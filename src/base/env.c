@@ -2,6 +2,7 @@
 #include "hapt/env.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -15,8 +16,16 @@
 #include "hapt/stop.h"
 #include "launch.h"
 
+/* A standard stream that is closed: its number would go to the next file that is opened, and what is printed into that file. */
+static void open_standard_streams(void)
+{
+    for (int descriptor = 0; descriptor <= 2; descriptor++)
+        if (fcntl(descriptor, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) return;
+}
+
 void hapt_env_prepare(char **argv)
 {
+    open_standard_streams();
     prctl(PR_SET_NAME, program_invocation_short_name); /* after the execv below process lists would say "exe" */
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
     setenv("GOMP_SPINCOUNT", "4000", 1);

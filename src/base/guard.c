@@ -148,7 +148,8 @@ void hapt_guard_refused(int error)
 /* The library may crash because malloc failed. The file is not to blame for that. */
 static void look_for_memory(int number)
 {
-    void *volatile block = malloc(PROBE_BYTES);
+    const bool refused = errno == ENOMEM; /* once, or for a large block: there may be some again */
+    void *volatile block = refused ? NULL : malloc(PROBE_BYTES);
     if (!block) hapt_guard_refused(ENOMEM);
     raise(number); /* the default now: it ends the process */
 }

@@ -43,7 +43,8 @@ static double free_bytes(const char *folder)
     return statvfs(folder, &about) == 0 && access(folder, W_OK) == 0 ? (double)about.f_bavail * (double)about.f_frsize : 0;
 }
 
-/* Containers often have 64 MB in /dev/shm, or none: then MPI's segments go where there is room. */
+/* Containers often have 64 MB in /dev/shm, or none: then MPI's segments go where there is room. Without any, ranks of one host speak TCP:
+ * MPI_Init would end the job, without a word of hapt's, where vader cannot make its segment. */
 static void choose_segment_folder(long ranks)
 {
     static const char *const setting[] = {"OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_osc_sm_backing_directory", "OMPI_MCA_osc_rdma_backing_directory"};
@@ -55,10 +56,15 @@ static void choose_segment_folder(long ranks)
         for (size_t s = 0; s < sizeof setting / sizeof *setting; s++) setenv(setting[s], folder[f], 0);
         return;
     }
+    if (ranks > 1) setenv("OMPI_MCA_btl", "^vader,sm", 0);
 }
+
+static long launched_rank; /* as PMIx called this process: MPI_Init writes over it */
 
 void launch_set_environment(void)
 {
+    const char *rank = getenv("PMIX_RANK");
+    launched_rank = rank ? atol(rank) : 0;
     const char *local = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
     const char *ranks = local ? local : getenv("SLURM_NTASKS_PER_NODE");
     if (!launch_is_launched()) {
@@ -86,7 +92,6 @@ enum hapt_status launch_check_size(int world_size)
                 {"MV2_COMM_WORLD_SIZE", "MVAPICH's mpirun", "start with the mpirun of the MPI library that hapt is linked with (hapt doctor)", NULL},
                 {"FLUX_JOB_SIZE", "Flux", "start with flux run -o mpi=openmpi", NULL},
                 {"PALS_LOCAL_SIZE", "PALS", "start with the mpirun of the MPI library that hapt is linked with (hapt doctor)", NULL}};
-    const char *rank = getenv("PMIX_RANK");
     if (world_size > 1) return HAPT_OK;
     for (size_t i = 0; i < sizeof said / sizeof *said; i++) {
         const char *size = getenv(said[i].size);
@@ -96,7 +101,8 @@ enum hapt_status launch_check_size(int world_size)
         return hapt_fail(HAPT_ERR_COMM, said[i].hint, "this process is alone although %s started %s tasks: the launcher and MPI do not speak",
                          said[i].launcher, size);
     }
-    if (rank && atol(rank) > 0)
-        return hapt_fail(HAPT_ERR_COMM, "start with a launcher that speaks the PMIx of the MPI library", "this process is alone although PMIx calls it rank %s", rank);
+    if (launched_rank > 0)
+        return hapt_fail(HAPT_ERR_COMM, "start with a launcher that speaks the PMIx of the MPI library", "this process is alone although PMIx calls it rank %ld",
+                         launched_rank);
     return HAPT_OK;
 }

@@ -2,50 +2,56 @@
  * A library to preload: the n-th call of a kind on files under a folder fails, or ends the process; every call on them can be recorded.
  *
  *   FAULTS_UNDER   folder (absolute): all else is left alone
- *   FAULTS_CALL    write (and pwrite), fsync, rename (and renameat2), ftruncate, close, open (for writing), mkdir, unlink;
- *                  look (open for reading), read (and pread); malloc (and calloc, realloc): from the first look on
- *   FAULTS_AT      which of them, from 1, counted in each process; FAULTS_STICKY=1: also all that follow
+ *   FAULTS_CALL    write (and pwrite), fsync, rename (and renameat2), ftruncate, close, open (for writing), mkdir, unlink
+ *                  look (open for reading), read (and pread); from the first call on a file under the folder on, of the whole process and
+ *                  its children together: malloc (and calloc, realloc, memalign), mmap, thread (pthread_create)
+ *   FAULTS_AT      which of them, from 1, counted in each process (see above for others); FAULTS_STICKY=1: also all that follow
  *   FAULTS_PATH    only calls on files whose name matches this pattern
- *   FAULTS_ERROR   ENOSPC, EIO, EINVAL, EMFILE; KILL: the process dies there, before the call
+ *   FAULTS_ERROR   ENOSPC, EIO, EINVAL, EMFILE, ENOMEM; KILL: the process dies there, before the call
  *   FAULTS_RANK    only in this rank of an MPI job
  *   FAULTS_LOG     folder of records, one a process: calls in order, and what was written
- *   FAULTS_COUNTS  file: how many calls of each kind a process made, "KIND N" a line, written at its end; look, read and malloc only with
- *   FAULTS_READS   set
+ *   FAULTS_COUNTS  file: how many calls of each kind a process made, "KIND N" a line, written at its end
+ *   FAULTS_SHOW    file: where in the program a call of the whole process failed
  */
 #include <dlfcn.h>
 #include <errno.h>
+#include <execinfo.h>
 #include <fcntl.h>
 #include <fnmatch.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST_FILES = 1024, LOOK = 8, MALLOC = 10, KINDS };
+enum { MOST_FILES = 1024, KINDS = 13, MALLOC = 10, MMAP = 11, THREAD = 12 };
 
 static struct {
     pthread_mutex_t lock;
     pthread_once_t once;
     char under[4096];
-    const char *call, *pattern, *log, *counts;
+    const char *call, *pattern, *log, *counts, *show;
     long at, done[KINDS];
-    bool sticky, armed, deadly, allocating; /* allocating: allocations are counted by now */
+    bool sticky, armed, deadly;
     int error;
     FILE *record, *data;
     long data_bytes;
     char *path[MOST_FILES]; /* of descriptors under the folder */
-    char *read[MOST_FILES]; /* of those that are only read */
+    bool reads[MOST_FILES]; /* descriptors under the folder that are only read */
+    _Atomic bool began;     /* a file under the folder was opened */
+    _Atomic long *made;     /* [KINDS] of the kinds of the whole process: counted without a lock, together with the children */
 } faults = {.lock = PTHREAD_MUTEX_INITIALIZER, .once = PTHREAD_ONCE_INIT};
 
-static const char *const kinds[] = {"write", "fsync", "rename", "ftruncate", "close", "open", "mkdir", "unlink", "look", "read", "malloc"};
+static const char *const kinds[] = {"write", "fsync", "rename", "ftruncate", "close", "open", "mkdir", "unlink", "look", "read", "malloc", "mmap", "thread"};
 
 static __thread bool inside; /* calls of this library itself */
 /* When the call began: what another process does because of it comes later, also where this one is held up before it takes its note. */
@@ -53,7 +59,7 @@ static __thread struct timespec began;
 
 #define CALLS(call)                                                                                                                  \
     call(open) call(open64) call(close) call(dup2) call(write) call(pwrite) call(pwrite64) call(ftruncate) call(ftruncate64) call(fsync) \
-    call(fdatasync) call(rename) call(mkdir) call(unlink) call(rmdir) call(read) call(pread) call(pread64)
+    call(fdatasync) call(rename) call(mkdir) call(unlink) call(rmdir) call(read) call(pread) call(pread64) call(pthread_create)
 
 /* What is behind this library, looked up before any fork: the child of a launcher with threads must not wait for the loader's lock, which
  * another thread may have held. */
@@ -81,17 +87,50 @@ static void set_up(void)
     faults.pattern = getenv("FAULTS_PATH");
     faults.log = getenv("FAULTS_LOG");
     faults.counts = getenv("FAULTS_COUNTS");
+    faults.show = getenv("FAULTS_SHOW");
     faults.at = at ? atol(at) : 0;
     faults.sticky = getenv("FAULTS_STICKY") != NULL;
+    faults.made = (void *)syscall(SYS_mmap, NULL, KINDS * sizeof *faults.made, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     faults.armed = !rank || !strcmp(rank, mine ? mine : "0");
     faults.deadly = error && !strcmp(error, "KILL");
-    faults.error = !error || !strcmp(error, "ENOSPC") ? ENOSPC : !strcmp(error, "EINVAL") ? EINVAL : !strcmp(error, "EMFILE") ? EMFILE : EIO;
+    faults.error = !error || !strcmp(error, "ENOSPC") ? ENOSPC
+                   : !strcmp(error, "EINVAL")         ? EINVAL
+                   : !strcmp(error, "EMFILE")         ? EMFILE
+                   : !strcmp(error, "ENOMEM")         ? ENOMEM
+                                                      : EIO;
 }
 
 static bool ours(const char *path)
 {
     pthread_once(&faults.once, set_up);
     return !inside && faults.under[0] && path && !strncmp(path, faults.under, strlen(faults.under));
+}
+
+static void show(void)
+{
+    void *frame[40];
+    if (!faults.show) return;
+    inside = true;
+    const int file = REAL(open)(faults.show, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (file >= 0) {
+        dprintf(file, "process %ld\n", (long)getpid());
+        backtrace_symbols_fd(frame, backtrace(frame, 40), file);
+        REAL(close)(file);
+    }
+    inside = false;
+}
+
+/* One call of a kind that no file belongs to. Without locks and without memory: it stands before malloc. */
+static bool fails_anywhere(int kind)
+{
+    if (inside || !atomic_load_explicit(&faults.began, memory_order_relaxed)) return false;
+    const long done = atomic_fetch_add(&faults.made[kind], 1) + 1;
+    const bool now = faults.armed && faults.call && faults.at > 0 && (done == faults.at || (faults.sticky && done > faults.at)) &&
+                     !strcmp(faults.call, kinds[kind]);
+    if (now && faults.deadly) kill(getpid(), SIGKILL);
+    if (now) show();
+    if (now) errno = faults.error;
+    return now;
 }
 
 static const char *path_of(int descriptor)
@@ -104,14 +143,7 @@ static void forget(int descriptor)
 {
     if (descriptor < 0 || descriptor >= MOST_FILES) return;
     free(faults.path[descriptor]);
-    free(faults.read[descriptor]);
-    faults.path[descriptor] = faults.read[descriptor] = NULL;
-}
-
-static const char *read_path_of(int descriptor)
-{
-    pthread_once(&faults.once, set_up);
-    return !inside && descriptor >= 0 && descriptor < MOST_FILES ? faults.read[descriptor] : NULL;
+    faults.path[descriptor] = NULL;
 }
 
 static void remember(int descriptor, const char *path)
@@ -175,8 +207,8 @@ __attribute__((destructor)) static void finish(void)
     if (!faults.counts || !faults.armed) return;
     inside = true;
     FILE *file = fopen(faults.counts, "a");
-    for (int k = 0; file && k < (getenv("FAULTS_READS") ? KINDS : LOOK); k++)
-        if (faults.done[k] > 0) fprintf(file, "%s %ld\n", kinds[k], faults.done[k]);
+    for (int k = 0; file && k < KINDS; k++)
+        if (faults.done[k] + faults.made[k] > 0) fprintf(file, "%s %ld\n", kinds[k], faults.done[k] + faults.made[k]);
     if (file) fclose(file);
     inside = false;
 }
@@ -185,23 +217,19 @@ __attribute__((destructor)) static void finish(void)
 
 static int opened(const char *path, int flags, int descriptor)
 {
-    if (descriptor < 0 || !ours(path)) return descriptor;
-    if (!(flags & (O_CREAT | O_WRONLY | O_RDWR | O_DIRECTORY))) {
-        forget(descriptor);
-        if (descriptor < MOST_FILES) faults.read[descriptor] = strdup(path);
-        if (faults.armed && faults.call && !strcmp(faults.call, "malloc") && (!faults.pattern || fnmatch(faults.pattern, path, 0) == 0))
-            faults.allocating = true;
-        return descriptor;
-    }
+    if (descriptor >= 0 && descriptor < MOST_FILES) faults.reads[descriptor] = ours(path);
+    if (descriptor < 0 || !ours(path) || !(flags & (O_CREAT | O_WRONLY | O_RDWR | O_DIRECTORY))) return descriptor;
     remember(descriptor, path);
     if (flags & (O_CREAT | O_TRUNC)) note(flags & O_TRUNC ? "create" : "open", path, NULL, NULL, 0, 0);
     return descriptor;
 }
 
-/* For writing, or to sync a folder, is "open"; only to read is "look". */
+/* For writing, or to sync or list a folder: open; else look. */
 static bool may_not_open(const char *path, int flags)
 {
-    return ours(path) && fails(flags & (O_CREAT | O_WRONLY | O_RDWR | O_DIRECTORY) ? "open" : "look", path);
+    if (!ours(path)) return false;
+    atomic_store_explicit(&faults.began, true, memory_order_relaxed);
+    return fails(flags & (O_CREAT | O_WRONLY | O_RDWR | O_DIRECTORY) ? "open" : "look", path);
 }
 
 #define OPEN(name)                                                                   \
@@ -221,8 +249,8 @@ OPEN(open64)
 
 int close(int descriptor)
 {
+    if (descriptor >= 0 && descriptor < MOST_FILES && !inside) faults.reads[descriptor] = false;
     const char *path = path_of(descriptor);
-    if (read_path_of(descriptor)) forget(descriptor);
     if (!path) return REAL(close)(descriptor);
     const bool failing = fails("close", path);
     forget(descriptor);
@@ -236,6 +264,7 @@ int dup2(int from, int to)
 {
     pthread_once(&faults.once, set_up);
     if (!inside) forget(to); /* to nowhere, as far as hapt does it */
+    if (!inside && to >= 0 && to < MOST_FILES) faults.reads[to] = false;
     return REAL(dup2)(from, to);
 }
 
@@ -262,21 +291,6 @@ ssize_t write(int descriptor, const void *data, size_t bytes)
     }
 PWRITE(pwrite, off_t)
 PWRITE(pwrite64, off64_t)
-
-ssize_t read(int descriptor, void *data, size_t bytes)
-{
-    const char *path = read_path_of(descriptor);
-    return path && fails("read", path) ? -1 : REAL(read)(descriptor, data, bytes);
-}
-
-#define PREAD(name, type)                                                   \
-    ssize_t name(int descriptor, void *data, size_t bytes, type offset)     \
-    {                                                                       \
-        const char *path = read_path_of(descriptor);                        \
-        return path && fails("read", path) ? -1 : REAL(name)(descriptor, data, bytes, offset); \
-    }
-PREAD(pread, off_t)
-PREAD(pread64, off64_t)
 
 #define FTRUNCATE(name, type)                                     \
     int name(int descriptor, type length)                         \
@@ -346,34 +360,72 @@ int rmdir(const char *path)
     return result;
 }
 
-/* ---- Memory ---- */
+/* ---- Reading ---- */
 
+static bool may_not_read(int descriptor)
+{
+    pthread_once(&faults.once, set_up);
+    return !inside && descriptor >= 0 && descriptor < MOST_FILES && faults.reads[descriptor] && fails("read", "");
+}
+
+ssize_t read(int descriptor, void *data, size_t bytes)
+{
+    return may_not_read(descriptor) ? -1 : REAL(read)(descriptor, data, bytes);
+}
+
+ssize_t pread(int descriptor, void *data, size_t bytes, off_t offset)
+{
+    return may_not_read(descriptor) ? -1 : REAL(pread)(descriptor, data, bytes, offset);
+}
+
+ssize_t pread64(int descriptor, void *data, size_t bytes, off64_t offset)
+{
+    return may_not_read(descriptor) ? -1 : REAL(pread64)(descriptor, data, bytes, offset);
+}
+
+/* ---- Of the whole process ---- */
+
+#if !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__ /* which stand before malloc themselves */
 void *__libc_malloc(size_t bytes);
 void *__libc_calloc(size_t count, size_t bytes);
 void *__libc_realloc(void *memory, size_t bytes);
-
-/* Without locks or the loader: it is called in their midst. */
-static bool has_no_memory(void)
-{
-    if (!faults.allocating || inside) return false;
-    const long done = __atomic_add_fetch(&faults.done[MALLOC], 1, __ATOMIC_RELAXED);
-    const bool now = faults.at > 0 && (done == faults.at || (faults.sticky && done > faults.at));
-    if (now && faults.deadly) kill(getpid(), SIGKILL);
-    if (now) errno = ENOMEM;
-    return now;
-}
+void *__libc_memalign(size_t alignment, size_t bytes);
 
 void *malloc(size_t bytes)
 {
-    return has_no_memory() ? NULL : __libc_malloc(bytes);
+    return fails_anywhere(MALLOC) ? NULL : __libc_malloc(bytes);
 }
 
 void *calloc(size_t count, size_t bytes)
 {
-    return has_no_memory() ? NULL : __libc_calloc(count, bytes);
+    return fails_anywhere(MALLOC) ? NULL : __libc_calloc(count, bytes);
 }
 
 void *realloc(void *memory, size_t bytes)
 {
-    return has_no_memory() ? NULL : __libc_realloc(memory, bytes);
+    return fails_anywhere(MALLOC) ? NULL : __libc_realloc(memory, bytes);
+}
+
+void *aligned_alloc(size_t alignment, size_t bytes)
+{
+    return fails_anywhere(MALLOC) ? NULL : __libc_memalign(alignment, bytes);
+}
+
+int posix_memalign(void **memory, size_t alignment, size_t bytes)
+{
+    if (fails_anywhere(MALLOC)) return ENOMEM;
+    *memory = __libc_memalign(alignment, bytes);
+    return *memory || bytes == 0 ? 0 : ENOMEM;
+}
+
+#endif
+
+void *mmap(void *at, size_t bytes, int protection, int flags, int descriptor, off_t offset)
+{
+    return fails_anywhere(MMAP) ? MAP_FAILED : (void *)syscall(SYS_mmap, at, bytes, protection, flags, descriptor, offset);
+}
+
+int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*function)(void *), void *argument)
+{
+    return fails_anywhere(THREAD) ? EAGAIN : REAL(pthread_create)(thread, attributes, function, argument);
 }

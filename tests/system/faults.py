@@ -1,4 +1,4 @@
-"""Disks that fail under a checkpoint: faults.py HAPT FOLDER LIBRARY calls|kill|crash|disk. In FOLDER: m.h5, c1.json, c2.json, plan1.h5, plan2.h5."""
+"""Disks that fail under a checkpoint: faults.py HAPT FOLDER LIBRARY calls|kill|crash|disk|resume. In FOLDER: m.h5, c1.json, c2.json, plan1.h5, plan2.h5."""
 import contextlib
 import hashlib
 import os
@@ -12,10 +12,13 @@ import h5py
 
 import crash_states
 import processes
+import runs
 
 hapt, folder, library, part = sys.argv[1:5]
 long_round = bool(os.environ.get("HAPT_LONG"))
 rank_counts = [int(count) for count in os.environ.get("HAPT_RANKS", "1 2").split()]
+# A call that fails is never blamed on the newest checkpoint: it is not passed over.
+STRICT = True
 STEPS, EVERY = 4 if part in ("calls", "kill") else 6, 2
 seed = int(os.environ.get("HAPT_SEED", random.randrange(1 << 30)))
 random.seed(seed)
@@ -24,9 +27,10 @@ random.seed(seed)
 def command(ranks, output, *more):
     launcher = [] if ranks == 1 else ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)]
     every = [] if "--checkpoint-every" in more else ["--checkpoint-every", str(EVERY)]
+    resume = [] if "--resume" in more else ["--resume", "auto"]
     return launcher + [hapt, "train", "--input", folder + "/m.h5", "--plan", "%s/plan%d.h5" % (folder, ranks),
-                       "--cluster", "%s/c%d.json" % (folder, ranks), "--threads", "1", "--layers-per-model", "4", "--resume", "auto",
-                       "--steps", str(STEPS), "--output", output] + every + list(more)
+                       "--cluster", "%s/c%d.json" % (folder, ranks), "--threads", "1", "--layers-per-model", "4",
+                       "--steps", str(STEPS), "--output", output] + every + resume + list(more)
 
 
 MOST_S = 240  # of a run
@@ -290,4 +294,80 @@ def disk():
     print("a full disk: " + errors[0])
 
 
-{"calls": calls, "kill": kill, "crash": crash, "disk": disk}[part]()
+KINDS = ("malloc", "look", "open", "read", "mmap", "thread")  # of a resume
+
+
+def resume_once(ranks, rank, more, **fault):
+    """A resume of `base`, which has two checkpoints, disturbed in one rank."""
+    base, work = folder + "/base", folder + "/work"
+
+    def prepare():
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(base, work)
+
+    done = start(ranks, work, *more, prepare=prepare, LD_PRELOAD=library, FAULTS_UNDER=work, FAULTS_RANK=str(rank), **fault)
+    return done
+
+
+def judge_resume(done, good, before, why):
+    """Whatever happened: what was whole is whole, the newest or a newer one stands, 0 means that training went on from it."""
+    work = folder + "/work"
+    now = runs.checkpoints(work)
+    text = "%s: code %d\n%s" % (why, done.returncode, done.stderr[-1500:])
+    changed = [step for step in before if step in now and now[step] != before[step]]
+    if changed or max(before) > max(now, default=""):
+        sys.exit("%s%s changed, there are %s" % (text, changed, sorted(now)))
+    if max(before) not in now and not all(weights("%s/checkpoints/%s" % (work, step))[0] for step in now):
+        sys.exit(text + "the newest one is gone, and a newer one is not whole")
+    passed = "passed over" in done.stderr or any(name.startswith("step-") and "." in name for name in os.listdir(work + "/checkpoints"))
+    if done.returncode == 0 and passed:
+        sys.exit(text + "the newest checkpoint was passed over, and all seemed well")
+    if passed and STRICT:
+        sys.exit(text + "a checkpoint was passed over for a call that failed")
+    errors = runs.errors(done.stderr)
+    if done.returncode == 0 and "resuming after step %d" % (2 * EVERY) not in done.stderr:
+        sys.exit(text + "code 0, and training did not go on from the newest checkpoint")
+    if done.returncode == 0 and weights(work) != (STEPS, good[STEPS]):
+        sys.exit(text + "other weights")
+    if len(errors) > 1:
+        sys.exit(text + "%d errors" % len(errors))
+
+
+def resume():
+    """A call fails while a run is resumed: memory, opening, reading, mapping, threads. HAPT_KINDS: only some. HAPT_FAULTS: how many of each."""
+    tried, codes, kinds = 0, {}, os.environ.get("HAPT_KINDS", " ".join(KINDS)).split()
+    for ranks in rank_counts:
+        good, base = reference(ranks), folder + "/base"
+        shutil.rmtree(base)
+        if start(ranks, base, "--stop-after", str(2 * EVERY), "--keep", "10", "--checkpoint-async", "no").returncode:
+            sys.exit("no checkpoints to begin with")
+        before = runs.checkpoints(base)
+        if len(before) < 2:
+            sys.exit("only %s stand" % sorted(before))
+        for rank in range(ranks):
+            counts = folder + "/counts"
+            done = resume_once(ranks, rank, (), FAULTS_COUNTS=counts)
+            if done.returncode:
+                sys.exit("the library alone disturbs it: %s" % done.stderr)
+            total = count_calls(counts)
+            places = []
+            for kind in kinds:
+                most = int(os.environ.get("HAPT_FAULTS", 0)) or (total.get(kind, 0) if long_round else 3 if ranks == 1 else 1)
+                places += [(kind, at) for at in sorted(random.sample(range(1, total.get(kind, 0) + 1), min(most, total.get(kind, 0))))]
+            print("rank %d of %d: %d of %s" % (rank, ranks, len(places), {kind: total.get(kind, 0) for kind in kinds}), flush=True)
+            for kind, at in places:
+                error = {"malloc": "ENOMEM", "mmap": "ENOMEM", "look": random.choice(("EMFILE", "EIO", "ENOMEM")), "read": "EIO"}.get(kind, "EMFILE")
+                more = {"FAULTS_STICKY": "1"} if random.random() < 0.3 else {}
+                how = random.choice(("auto", "yes"))
+                done = resume_once(ranks, rank, ("--resume", how), FAULTS_CALL=kind, FAULTS_AT=str(at), FAULTS_ERROR=error, **more)
+                judge_resume(done, good, before, "rank %d of %d, --resume %s, %s %d of %d, %s%s, seed %d" % (
+                    rank, ranks, how, kind, at, total[kind], error, " from there on" if more else "", seed))
+                codes[kind, done.returncode] = codes.get((kind, done.returncode), 0) + 1
+                tried += 1
+    print("exit codes", {"%s %d" % key: count for key, count in sorted(codes.items())})
+    print("%d failing calls of a resume, no checkpoint lost, seed %d%s" % (tried, seed, hung_text()))
+    if tried < 8:
+        sys.exit("hardly any call was tried")
+
+
+{"resume": resume, "calls": calls, "kill": kill, "crash": crash, "disk": disk}[part]()

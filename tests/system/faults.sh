@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Disks that fail under a checkpoint: the n-th call of a kind fails, or a rank dies before it, a file system fills up, the machine stops
-# after any call. Each time what stood before stands; a failure is one clear error (code 6), and nothing hangs. HAPT_LONG=1: every n, on one
-# rank and on two. HAPT_PARTS: only some of the parts. HAPT_RANKS=1 or 2: only so many ranks.
+# after any call. Each time what stood before stands; a failure is one clear error (code 6), and nothing hangs. Then memory, opening, reading,
+# mapping or a thread fails while a run is resumed: no checkpoint is lost. HAPT_LONG=1: every n, on one rank and on two. HAPT_PARTS: only some
+# of the parts. HAPT_RANKS=1 or 2: only so many ranks.
 . tests/system/lib.sh.inc
 library=$HAPT_BUILD/tests/faults/faults.so
 [ -e "$library" ] || { echo "no $library"; exit 77; }
@@ -17,7 +18,7 @@ JSON
     [ $ranks -eq 1 ] && stages="0-$layers@a:1x1" || stages="0-2@a:1x1,2-$layers@a:1x1"
     passes 1 plan --profile "$scratch/p.h5" --microbatches 2 --stages "$stages" --output "$scratch/plan$ranks.h5" || finish
 done
-for part in ${HAPT_PARTS:-calls kill crash disk}; do
+for part in ${HAPT_PARTS:-calls kill crash disk resume}; do
     checks=$((checks + 1))
     /usr/bin/python3 tests/system/faults.py "$HAPT" "$scratch" "$library" $part >"$scratch/said" || fail "$part: $(cat "$scratch/said")"
     figures="${figures:+$figures; }$(tail -n 1 "$scratch/said")"
