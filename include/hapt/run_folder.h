@@ -11,11 +11,13 @@
 #include "hapt/config.h"
 #include "hapt/env.h"
 
-/* Chooses the folder, takes its lock and tries to write there, from rank 0 and from every host; it becomes the value of --output. The
- * lock is given back when the process leaves MPI; folders that were made and stayed empty are removed again. HAPT_ERR_USAGE: it holds a run,
+/* Chooses the folder, takes its lock and tries to write there, from rank 0 and from every host; it becomes the value of --output.
+ * hapt_run_folder_leave follows, whatever this returns. HAPT_ERR_USAGE: it holds a run,
  * or another job owns it. HAPT_ERR_IO: it cannot be written, or a host does not see it. Call before long work. Collective over env->world;
  * ends in agreement. */
 enum hapt_status hapt_run_folder_claim(const struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
+/* Gives the lock back, if this process has one; folders that the claim made and that stayed empty are removed. */
+void hapt_run_folder_leave(void);
 /* The folder: --output, or the default name. */
 enum hapt_status hapt_run_folder_name(const struct hapt_config *config, struct hapt_arena *arena, const char **folder);
 /* With --overwrite yes, right before the first step: the earlier run's checkpoints/ and run.h5 change to checkpoints.overwritten and

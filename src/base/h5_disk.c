@@ -13,6 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "hapt/guard.h"
+
 #if H5_VERSION_GE(1, 13, 0)
 #include <H5FDdevelop.h>
 #endif
@@ -34,7 +36,9 @@ static struct {
 
 static void keep(struct disk *disk)
 {
-    if (*disk->error == 0) *disk->error = errno ? errno : EIO;
+    const int error = errno ? errno : EIO;
+    if (*disk->error == 0) *disk->error = error;
+    if (!disk->writing) hapt_guard_refused(error); /* at once: the library may crash over it */
 }
 
 static H5FD_t *disk_open(const char *name, unsigned flags, hid_t access, haddr_t most)

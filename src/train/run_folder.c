@@ -195,8 +195,7 @@ static enum hapt_status try_from_here(const struct hapt_env *env, const char *fo
     return hapt_folder_try(checkpoints);
 }
 
-/* Folders that nothing came into are not left behind. */
-static void leave(void)
+void hapt_run_folder_leave(void)
 {
     char path[MOST_PATH + 16];
     if (claimed.made_checkpoints) {
@@ -204,11 +203,11 @@ static void leave(void)
         rmdir(path);
     }
     hapt_lock_release();
-    if (!claimed.made_folder) return;
     snprintf(path, sizeof path, "%s/" INPUT_NOTE, claimed.folder);
     bool holds = true;
     if (claimed.noted && holds_run(claimed.folder, &holds) == HAPT_OK && !holds) unlink(path);
-    rmdir(claimed.folder);
+    if (claimed.made_folder) rmdir(claimed.folder);
+    memset(&claimed, 0, sizeof claimed);
 }
 
 enum hapt_status hapt_run_folder_claim(const struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
@@ -219,7 +218,6 @@ enum hapt_status hapt_run_folder_claim(const struct hapt_env *env, struct hapt_c
     enum hapt_status status = HAPT_OK;
     if (env->world_rank == 0) {
         const char *folder = NULL;
-        hapt_env_at_release(leave);
         status = choose_and_take(config, arena, &folder);
         if (status == HAPT_OK) {
             snprintf(told.folder, sizeof told.folder, "%s", folder);

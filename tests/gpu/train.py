@@ -20,6 +20,7 @@ import profiles  # noqa: E402
 from profiles import LONG, check  # noqa: E402
 
 BACKEND = os.environ.get("HAPT_TEST_BACKEND", "cuda")
+HOST = os.environ.get("HAPT_CUDA_PLUGIN", "").endswith("-host.so")
 DEVICES = int(os.environ.get("HAPT_TEST_DEVICES", "1"))
 FP32, HALF = 1e-4, 2e-2  # a bf16 number has 8 bits: small models average little of it away
 FP16 = 1e-2  # 11 bits
@@ -138,16 +139,19 @@ def family(path, folder):
 def hundred(folder):
     """A hundred steps of a small GPT against those of the CPU in fp32; left alone, a GPU takes bf16."""
     steps, data, model, cpu = 100, *(os.path.join(folder, name) for name in ("bytes.h5", "small.h5", "cpu"))
-    shape = "--layers 4 --hidden 64 --heads 4 --sequence 64 --vocab 256 --microbatch 2".split()
+    shape = ("--layers 2 --hidden 32 --heads 2 --sequence 32" if HOST else "--layers 4 --hidden 64 --heads 4 --sequence 64").split()
+    shape += "--vocab 256 --microbatch 2".split()
     if not hapt(1, "data", __file__, "--type", "bytes", "--output", data) or not hapt(1, "model", "gpt", *shape, "--output", model):
         return
-    if not hapt(1, "--input", model, "--data", data, "--microbatches", 4, "--steps", steps, *TRAINING, "--device", "cpu", "--predict", "--output", cpu):
+    microbatches = 2 if HOST else 4
+    if not hapt(1, "--input", model, "--data", data, "--microbatches", microbatches, "--steps", steps, *TRAINING, "--device", "cpu", "--predict",
+                "--output", cpu):
         return
     with h5py.File(os.path.join(cpu, "run.h5")) as run:
         expected = run["train/loss"][()]
     check(expected[-1] < 0.8 * expected[0], "a hundred steps on the CPU: nothing is learned")
     for precision, tolerance in ("fp32", FP32), ("auto", HUNDRED_HALF):
-        loss, _ = train(model, data, folder, [1], None, steps, precision=precision)
+        loss, _ = train(model, data, folder, [1], None, steps, microbatches, precision=precision)
         compare(f"a hundred steps of gpt, {precision}", loss, expected, tolerance)
         check(precision == "fp32" or not np.array_equal(loss, expected), "a GPU left alone does not compute in bf16")
 
