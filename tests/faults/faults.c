@@ -2,7 +2,7 @@
  * A library to preload: the n-th call of a kind on files under a folder fails, or ends the process; every call on them can be recorded.
  *
  *   FAULTS_UNDER   folder (absolute): all else is left alone
- *   FAULTS_CALL    write (and pwrite), fsync, rename (and renameat2), ftruncate, close, open (for writing), mkdir, unlink
+ *   FAULTS_CALL    write (and pwrite), fsync, rename (and renameat2), ftruncate, close, open (for writing), mkdir, unlink (and unlinkat), list (open a folder)
  *                  look (open for reading), read (and pread); from the first call on a file under the folder on, of the whole process and
  *                  its children together: malloc (and calloc, realloc, memalign), mmap, thread (pthread_create)
  *   FAULTS_AT      which of them, from 1, counted in each process (see above for others); FAULTS_STICKY=1: also all that follow
@@ -34,7 +34,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST_FILES = 1024, KINDS = 13, LOOK = 8, MALLOC = 10, MMAP = 11, THREAD = 12 };
+enum { MOST_FILES = 1024, KINDS = 14, LOOK = 8, MALLOC = 10, MMAP = 11, THREAD = 12 };
 
 static struct {
     pthread_mutex_t lock;
@@ -52,7 +52,7 @@ static struct {
     _Atomic long *made;     /* [KINDS] of the kinds of the whole process: counted without a lock, together with the children */
 } faults = {.lock = PTHREAD_MUTEX_INITIALIZER, .once = PTHREAD_ONCE_INIT};
 
-static const char *const kinds[] = {"write", "fsync", "rename", "ftruncate", "close", "open", "mkdir", "unlink", "look", "read", "malloc", "mmap", "thread"};
+static const char *const kinds[] = {"write", "fsync", "rename", "ftruncate", "close", "open", "mkdir", "unlink", "look", "read", "malloc", "mmap", "thread", "list"};
 
 static __thread bool inside; /* calls of this library itself */
 /* When the call began: what another process does because of it comes later, also where this one is held up before it takes its note. */
@@ -230,12 +230,17 @@ static int opened(const char *path, int flags, int descriptor)
     return descriptor;
 }
 
-/* For writing, or to sync or list a folder: open; else look. */
+/* For writing: open; a folder, to sync, list or empty it: list; else look. */
+static const char *kind_of_open(int flags)
+{
+    return flags & O_DIRECTORY ? "list" : flags & (O_CREAT | O_WRONLY | O_RDWR) ? "open" : "look";
+}
+
 static bool may_not_open(const char *path, int flags)
 {
     if (!ours(path)) return false;
     if (!faults.pattern || fnmatch(faults.pattern, path, 0) == 0) atomic_store_explicit(&faults.began, true, memory_order_relaxed);
-    return fails(flags & (O_CREAT | O_WRONLY | O_RDWR | O_DIRECTORY) ? "open" : "look", path);
+    return fails(kind_of_open(flags), path);
 }
 
 #define OPEN(name)                                                                   \
@@ -332,12 +337,49 @@ int rename(const char *from, const char *to)
     return result;
 }
 
-int renameat2(int from_folder, const char *from, int to_folder, const char *to, unsigned flags)
+/* The path of a name in an open folder. */
+static const char *path_in(int folder, const char *name, char path[8192])
 {
+    char link[64];
+    if (name[0] == '/' || folder == AT_FDCWD) return name;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", folder);
+    const ssize_t length = readlink(link, path, 4096);
+    if (length <= 0) return name;
+    snprintf(path + length, 8192 - (size_t)length, "/%s", name);
+    return path;
+}
+
+int renameat2(int from_folder, const char *from_name, int to_folder, const char *to_name, unsigned flags)
+{
+    char from_path[8192], to_path[8192];
+    const char *from = path_in(from_folder, from_name, from_path), *to = path_in(to_folder, to_name, to_path);
     const bool mine = ours(from) || ours(to);
     if (mine && fails("rename", from)) return -1;
-    const int result = (int)syscall(SYS_renameat2, from_folder, from, to_folder, to, flags);
-    if (mine && result == 0) note("exchange", from, to, NULL, 0, 0);
+    const int result = (int)syscall(SYS_renameat2, from_folder, from_name, to_folder, to_name, flags);
+    if (mine && result == 0) note(flags & RENAME_EXCHANGE ? "exchange" : "rename", from, to, NULL, 0, 0);
+    return result;
+}
+
+int openat(int folder, const char *name, int flags, ...)
+{
+    char buffer[8192];
+    va_list rest;
+    va_start(rest, flags);
+    const mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0;
+    va_end(rest);
+    const char *path = path_in(folder, name, buffer);
+    if (may_not_open(path, flags)) return -1;
+    return opened(path, flags, (int)syscall(SYS_openat, folder, name, flags, mode));
+}
+
+int unlinkat(int folder, const char *name, int flags)
+{
+    char buffer[8192];
+    const char *path = path_in(folder, name, buffer);
+    const bool mine = ours(path);
+    if (mine && !(flags & AT_REMOVEDIR) && fails("unlink", path)) return -1;
+    const int result = (int)syscall(SYS_unlinkat, folder, name, flags);
+    if (mine && result == 0) note(flags & AT_REMOVEDIR ? "rmdir" : "unlink", path, NULL, NULL, 0, 0);
     return result;
 }
 

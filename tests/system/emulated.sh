@@ -14,7 +14,7 @@ model=$scratch/m.h5 plan=$scratch/plan.h5 c=$scratch/c.json
 passes 1 model gpt --layers 8 --hidden 1024 --heads 16 --sequence 1024 --vocab 8000 --microbatch 8 --dtype bf16 --tied-embeddings yes --output "$model" || finish
 passes 1 plan --input "$model" --cluster "$c" --microbatches 16 --stages "0-8@v100:1x4t2,8-17@a100:1x2,17-26@a100:1x2t2" --output "$plan" || finish
 rehearse() { # OUTPUT OPTIONS...
-    passes 8 train --input "$model" --cluster "$c" --plan "$plan" --device emulated --output "$scratch/$1" "${@:2}"
+    passes 8 train --input "$model" --cluster "$c" --plan "$plan" --device emulated --overwrite --output "$scratch/$1" "${@:2}"
 }
 
 # The schedule, and another one beside it: never faster than simulated, and in a quiet moment among several as fast. Busy times are modelled:
@@ -60,7 +60,7 @@ refuses 3 'of a rehearsal' 1 export --checkpoint "$scratch/parts" --output "$scr
 
 # Weights that were trained are never replaced by samples.
 mkdir -p "$scratch/real/checkpoints/step-00000003"
-refuses 2 'checkpoints of a training' 8 train --input "$model" --cluster "$c" --plan "$plan" --device emulated --steps 1 --output "$scratch/real"
+refuses 2 'checkpoints of a training' 8 train --input "$model" --cluster "$c" --plan "$plan" --device emulated --steps 1 --overwrite --output "$scratch/real"
 
 # A plan that needs more than the devices have; and no plan where they have too little for any.
 sed 's/"A100-40GB"/"A100-40GB", "memory": "500 MB"/' "$c" >"$scratch/small.json"

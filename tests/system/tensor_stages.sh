@@ -30,12 +30,12 @@ same() { # WHAT TOLERANCE: the losses just printed are those of one rank
 "$HAPT" model gpt --layers 2 --hidden 64 --heads 4 --sequence 64 --vocab 256 --microbatch 2 --dtype bf16 --tied-embeddings yes \
     --weights tests/data/gpt-small.h5 --output "$scratch/half.h5" >/dev/null || exit 1
 half=(--input "$scratch/half.h5" --data tests/data/gpt-small.h5 --steps 20 "${options[@]}" --json)
-passes 1 "${half[@]}" --profile-seconds 1 --output "$scratch/one-half" && losses "$scratch/out" >"$scratch/one"
+passes 1 "${half[@]}" --profile-seconds 1 --overwrite --output "$scratch/one-half" && losses "$scratch/out" >"$scratch/one"
 for stages in "0-L@cpu:1x2t2" "0-4@cpu:1x2t2,4-L@cpu:1x2" "0-L@cpu:1x4t2"; do
     ranks=4
     [ "$stages" = "0-L@cpu:1x2t2" ] && ranks=2
     plan $ranks "$scratch/half.h5" "$stages"
-    passes $ranks "${half[@]}" --plan "$scratch/plan.h5" --cluster "$scratch/c$ranks.json" --sharded-optimizer yes --replica-check 1 --output "$scratch/half" &&
+    passes $ranks "${half[@]}" --plan "$scratch/plan.h5" --cluster "$scratch/c$ranks.json" --sharded-optimizer yes --replica-check 1 --overwrite --output "$scratch/half" &&
         same "bf16, sharded optimizer state, $stages" 5e-4
 done
 
@@ -45,9 +45,9 @@ shared() { # FAMILY RANKS OPTIONS...: PyTorch's initial weights where the shape 
     shift 2
     "$HAPT" model "$family" "$@" --microbatch 2 --dtype fp32 --output "$scratch/model.h5" >/dev/null || { fail "no model of $family"; return; }
     local run=(--input "$scratch/model.h5" --data "tests/data/$family-small.h5" --steps 5 "${options[@]}" --json)
-    passes 1 "${run[@]}" --profile-seconds 1 --output "$scratch/one-$family" && losses "$scratch/out" >"$scratch/one"
+    passes 1 "${run[@]}" --profile-seconds 1 --overwrite --output "$scratch/one-$family" && losses "$scratch/out" >"$scratch/one"
     plan "$ranks" "$scratch/model.h5" "0-L@cpu:1x${ranks}t$ranks"
-    passes "$ranks" "${run[@]}" --plan "$scratch/plan.h5" --cluster "$scratch/c$ranks.json" --replica-check 2 --output "$scratch/$family" &&
+    passes "$ranks" "${run[@]}" --plan "$scratch/plan.h5" --cluster "$scratch/c$ranks.json" --replica-check 2 --overwrite --output "$scratch/$family" &&
         same "$family, $ranks ranks share each operator${3:+ (${*: -2})}" 1e-5
 }
 shared llama 2 --layers 2 --hidden 64 --heads 4 --ffn 160 --sequence 32 --vocab 128 --kv-heads 2
