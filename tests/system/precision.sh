@@ -114,7 +114,7 @@ refuses 5 'of its 100000 bytes are left' 1 "${given[@]}" --output "$scratch/no"
 # 6. Ranks run near their GPUs: a machine whose threads 0 and 1 are two processors, with a GPU each.
 bound() { # ARGUMENTS...: threads of the two ranks
     timeout 100 ${launcher:-} mpirun --oversubscribe --bind-to none -np 2 -x "HWLOC_XMLFILE=$PWD/tests/data/two-halves.xml" -x HWLOC_THISSYSTEM=1 "$HAPT" --input "$m" \
-        --microbatches 2 --steps 1 --predict --output "$scratch/bound" "$@" >"$scratch/out" 2>"$scratch/err"
+        --microbatches 2 --steps 1 --predict --overwrite --output "$scratch/bound" "$@" >"$scratch/out" 2>"$scratch/err"
     h5dump -d /environment/cpus "$scratch/bound/run.h5" | sed -n 's/.*(0): //p'
 }
 if [ "$(taskset -c 0,1 nproc 2>/dev/null)" = 2 ]; then
