@@ -14,6 +14,7 @@
  *                  it only with FAULTS_READS set
  *   FAULTS_SHOW    file: where in the program a call of the whole process failed
  */
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <execinfo.h>
@@ -60,7 +61,8 @@ static __thread struct timespec began;
 
 #define CALLS(call)                                                                                                                  \
     call(open) call(open64) call(close) call(dup2) call(write) call(pwrite) call(pwrite64) call(ftruncate) call(ftruncate64) call(fsync) \
-    call(fdatasync) call(rename) call(mkdir) call(unlink) call(rmdir) call(read) call(pread) call(pread64) call(pthread_create)
+    call(fdatasync) call(rename) call(mkdir) call(unlink) call(rmdir) call(read) call(pread) call(pread64) call(pthread_create) \
+    call(openat) call(openat64) call(unlinkat) call(closedir)
 
 /* What is behind this library, looked up before any fork: the child of a launcher with threads must not wait for the loader's lock, which
  * another thread may have held. */
@@ -219,9 +221,10 @@ __attribute__((destructor)) static void finish(void)
 
 static int opened(const char *path, int flags, int descriptor)
 {
-    if (descriptor < 0 || !ours(path)) return descriptor;
+    if (descriptor < 0 || inside) return descriptor;
+    forget(descriptor);
+    if (!ours(path)) return descriptor;
     if (!(flags & (O_CREAT | O_WRONLY | O_RDWR | O_DIRECTORY))) {
-        forget(descriptor);
         if (descriptor < MOST_FILES) faults.read[descriptor] = strdup(path);
         return descriptor;
     }
@@ -252,6 +255,38 @@ int open(const char *path, int flags, ...);
 int open64(const char *path, int flags, ...);
 OPEN(open)
 OPEN(open64)
+
+/* The path of a name inside of an open folder. */
+static const char *inside_of(int folder, const char *name, char *path, size_t size)
+{
+    const char *above = folder == AT_FDCWD || name[0] == '/' ? NULL : path_of(folder);
+    if (!above) return name;
+    snprintf(path, size, "%s/%s", above, name);
+    return path;
+}
+
+#define OPENAT(name)                                                                 \
+    int name(int folder, const char *path, int flags, ...)                           \
+    {                                                                                \
+        char whole[4200];                                                            \
+        va_list rest;                                                                \
+        va_start(rest, flags);                                                       \
+        const mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0; \
+        va_end(rest);                                                                \
+        const char *file = inside_of(folder, path, whole, sizeof whole);             \
+        if (may_not_open(file, flags)) return -1;                                    \
+        return opened(file, flags, REAL(name)(folder, path, flags, mode));           \
+    }
+int openat(int folder, const char *path, int flags, ...);
+int openat64(int folder, const char *path, int flags, ...);
+OPENAT(openat)
+OPENAT(openat64)
+
+int closedir(DIR *listing)
+{
+    if (!inside) forget(dirfd(listing));
+    return REAL(closedir)(listing);
+}
 
 int close(int descriptor)
 {
@@ -334,10 +369,12 @@ int rename(const char *from, const char *to)
 
 int renameat2(int from_folder, const char *from, int to_folder, const char *to, unsigned flags)
 {
-    const bool mine = ours(from) || ours(to);
-    if (mine && fails("rename", from)) return -1;
+    char whole_from[4200], whole_to[4200];
+    const char *old = inside_of(from_folder, from, whole_from, sizeof whole_from), *new = inside_of(to_folder, to, whole_to, sizeof whole_to);
+    const bool mine = ours(old) || ours(new);
+    if (mine && fails("rename", old)) return -1;
     const int result = (int)syscall(SYS_renameat2, from_folder, from, to_folder, to, flags);
-    if (mine && result == 0) note("exchange", from, to, NULL, 0, 0);
+    if (mine && result == 0) note(flags & RENAME_EXCHANGE ? "exchange" : "rename", old, new, NULL, 0, 0);
     return result;
 }
 
@@ -356,6 +393,18 @@ int unlink(const char *path)
     if (mine && fails("unlink", path)) return -1;
     const int result = REAL(unlink)(path);
     if (mine && result == 0) note("unlink", path, NULL, NULL, 0, 0);
+    return result;
+}
+
+int unlinkat(int folder, const char *name, int flags)
+{
+    char whole[4200];
+    const char *path = inside_of(folder, name, whole, sizeof whole);
+    const bool mine = ours(path), goes = flags & AT_REMOVEDIR;
+    if (mine && !goes && fails("unlink", path)) return -1;
+    clock_gettime(CLOCK_MONOTONIC, &began);
+    const int result = REAL(unlinkat)(folder, name, flags);
+    if (mine && result == 0) note(goes ? "rmdir" : "unlink", path, NULL, NULL, 0, 0);
     return result;
 }
 
