@@ -76,7 +76,8 @@ def targets(start, ranks):
     """The processes by kind; ranks are what the launcher started, guards their helpers."""
     top = start.process.pid
     found = {"launcher": [top] if ranks > 1 else [], "rank": [], "guard": []}
-    found["rank"] = [top] if ranks == 1 else processes.children(top)
+    # not the launcher's own child, before it becomes the program
+    found["rank"] = [top] if ranks == 1 else [pid for pid in processes.children(top) if processes.title(pid) not in ("", "mpirun")]
     for pid in found["rank"]:
         found["guard"] += processes.children(pid)
     return found

@@ -3,6 +3,7 @@
 # a guard, the launcher; of the job, hapt profile, hapt plan, hapt train; on 1 to 3 ranks. No hang beyond --timeout, no process left, nothing
 # earlier lost, no lock left that refuses the next start, the weights of an undisturbed run after resuming. HAPT_LONG=1: 250 signals.
 # HAPT_SIGNALS: how many. HAPT_SEED repeats one.
+# Runs beside others
 . tests/system/lib.sh.inc
 signals=5
 [ -z "${HAPT_LONG:-}" ] || signals=250

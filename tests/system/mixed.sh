@@ -88,8 +88,8 @@ passes 3 train --input "$scratch/m2.h5" --cluster "$scratch/c.json" --data $refe
 cp "$scratch/out" "$scratch/program.json"
 check "a synthesised program: PyTorch's losses" close program
 # Measured with programs: whatever is found, a plan on all devices trains
-profile 3 all.h5 --cluster "$scratch/c.json" --mixed yes --program all
-plan all.h5 "0-$layers@fast:1+slow:2" found.h5
+profile 3 programs.h5 --cluster "$scratch/c.json" --mixed yes --program all
+plan programs.h5 "0-$layers@fast:1+slow:2" found.h5
 train found found.h5
 check "measured with programs: PyTorch's losses" close found
 refuses 2 "but for mixed stages" 3 profile --input "$scratch/m8.h5" --cluster "$scratch/c.json" --output "$scratch/x.h5" --program synthesised

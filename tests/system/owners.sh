@@ -2,6 +2,7 @@
 # Two jobs in one folder, with the same --output and with default folders: the first is never disturbed, the second leaves with exit code 2
 # and the first one's name, or takes the next default folder. Locks that are stale, unreadable, a link, of another host, stolen.
 # HAPT_LONG=1: 20 rounds and the waits of half a minute. HAPT_SEED repeats one.
+# Runs beside others
 . tests/system/lib.sh.inc
 rounds=2
 [ -z "${HAPT_LONG:-}" ] || rounds=20

@@ -3,6 +3,7 @@
 # with tokens beyond that size, run, or end with one clear error within the timeout. In mount namespaces of their own: needs root.
 # The launcher needs some megabytes in /tmp itself: mpirun 4.1 hangs without, so /tmp keeps 16 MB, which is too little for segments of MPI.
 # HAPT_LONG=1: every size, command and number of ranks; else some.
+# Runs beside others
 . tests/system/lib.sh.inc
 unset OMPI_MCA_btl # hapt chooses
 [ "$(id -u)" -eq 0 ] && unshare -m sh -c 'mount -t tmpfs -o size=64k none /dev/shm' 2>/dev/null || { echo "private mounts need root"; exit 77; }
