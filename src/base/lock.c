@@ -226,40 +226,48 @@ static enum hapt_status refuse(const char *folder, const struct owner *owner)
     return hapt_fail(HAPT_ERR_USAGE, "give another --output, or wait until that job has ended", "%s is in use by %s", folder, text);
 }
 
-/* Time of the last beat; a file server is asked anew by each open. */
-static struct timespec beat_of(const char *path)
+/* Time of the last beat; a file server is asked anew by each open. False: the lock is gone. */
+static bool beat_of(const char *path, struct timespec *beat)
 {
     struct stat about = {0};
     const int descriptor = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    if (descriptor >= 0) {
-        fstat(descriptor, &about);
-        close(descriptor);
-    }
-    return about.st_mtim;
+    if (descriptor < 0) return false;
+    fstat(descriptor, &about);
+    close(descriptor);
+    *beat = about.st_mtim;
+    return true;
 }
 
-/* Is a beat seen? Only an owner elsewhere is waited for. */
-static bool beats(const char *folder, const char *path)
+enum sign { SIGN_NONE, SIGN_BEAT, SIGN_GONE };
+
+/* Only an owner elsewhere is waited for. */
+static enum sign wait_for_sign(const char *folder, const char *path)
 {
-    const struct timespec first = beat_of(path);
+    struct timespec first, now;
+    if (!beat_of(path, &first)) return SIGN_GONE;
     fprintf(stderr, "hapt: %s has an owner on another host; waiting up to %d s for a sign of life\n", folder, HAPT_LOCK_STALE_S);
     for (const double start_s = hapt_time_s(); hapt_time_s() < start_s + HAPT_LOCK_STALE_S;) {
         hapt_time_sleep_until(hapt_time_s() + 0.5);
-        const struct timespec now = beat_of(path);
-        if (now.tv_sec != first.tv_sec || now.tv_nsec != first.tv_nsec) return true;
+        if (!beat_of(path, &now)) return SIGN_GONE;
+        if (now.tv_sec != first.tv_sec || now.tv_nsec != first.tv_nsec) return SIGN_BEAT;
     }
-    return false;
+    return SIGN_NONE;
 }
 
-static enum hapt_status take(const char *folder, const char *path, int descriptor, const struct owner *self)
+/* *again: the file was removed meanwhile, its successor decides. */
+static enum hapt_status take(const char *folder, const char *path, int descriptor, const struct owner *self, bool *again)
 {
     struct owner owner;
     struct stat about;
     char text[256];
     const bool known = read_owner(descriptor, &owner);
+    *again = false;
     if (fstat(descriptor, &about) == 0 && about.st_size > 0) {
-        if (state_of(folder, descriptor, &owner, self) == HAPT_LOCK_HELD && (judge(&owner, self) == ALIVE || beats(folder, path)))
-            return refuse(folder, &owner);
+        if (state_of(folder, descriptor, &owner, self) == HAPT_LOCK_HELD) {
+            const enum sign sign = judge(&owner, self) == ALIVE ? SIGN_BEAT : wait_for_sign(folder, path);
+            *again = sign == SIGN_GONE;
+            if (sign != SIGN_NONE) return *again ? HAPT_OK : refuse(folder, &owner);
+        }
         describe(&owner, text, sizeof text);
         if (known) fprintf(stderr, "hapt: the last owner of %s is gone (%s)\n", folder, text);
     }
@@ -330,12 +338,16 @@ enum hapt_status hapt_lock_take(const char *folder)
     HAPT_ASSERT(!own.held);
     HAPT_TRY(path_of(folder, own.path));
     HAPT_TRY(describe_self(&self));
-    const int descriptor = open_alone(own.path);
-    if (descriptor < 0)
-        return hapt_fail(HAPT_ERR_IO, "choose another --output, or check its rights", "the lock %s cannot be made: %s", own.path,
-                         errno == ELOOP ? "it is a symbolic link" : strerror(errno));
-    enum hapt_status status = take(folder, own.path, descriptor, &self);
-    close(descriptor); /* and its advisory lock */
+    enum hapt_status status;
+    bool again;
+    do {
+        const int descriptor = open_alone(own.path);
+        if (descriptor < 0)
+            return hapt_fail(HAPT_ERR_IO, "choose another --output, or check its rights", "the lock %s cannot be made: %s", own.path,
+                             errno == ELOOP ? "it is a symbolic link" : strerror(errno));
+        status = take(folder, own.path, descriptor, &self, &again);
+        close(descriptor); /* and its advisory lock */
+    } while (again);
     if (status != HAPT_OK) return status;
     snprintf(own.folder, sizeof own.folder, "%s", folder);
     memcpy(own.token, self.token, sizeof own.token);

@@ -109,10 +109,13 @@ enum hapt_status checkpoint_list(const char *folder, struct hapt_arena *arena, i
     return HAPT_OK;
 }
 
-/* A file that hapt writes into a checkpoint, whole or not. */
+/* A file that hapt writes into a checkpoint, whole or (with more behind the name) not: shard-0003.h5, manifest.h5. */
 static bool is_ours(const char *name)
 {
-    return strncmp(name, "shard-", 6) == 0 || strncmp(name, "manifest.h5", 11) == 0;
+    const char *rest = name;
+    if (strncmp(name, "manifest", 8) == 0) rest = name + 8;
+    if (strncmp(name, "shard-", 6) == 0) rest = name + 6 + strspn(name + 6, "0123456789");
+    return rest > name + 6 && strncmp(rest, ".h5", 3) == 0 && (rest[3] == '\0' || rest[3] == '.');
 }
 
 static bool is_unfinished(const char *name)

@@ -124,7 +124,9 @@ static enum hapt_status take(const char *folder, struct hapt_arena *arena)
     if (!checkpoints) return HAPT_ERR_MEMORY;
     const bool new_folder = stat(folder, &about) != 0;
     HAPT_TRY(hapt_folder_make(folder));
-    HAPT_TRY(hapt_lock_take(folder));
+    const enum hapt_status taken = hapt_lock_take(folder);
+    if (taken != HAPT_OK && new_folder) rmdir(folder); /* stays where another job is in it */
+    HAPT_TRY(taken);
     snprintf(claimed.folder, sizeof claimed.folder, "%s", folder);
     claimed.made_folder = new_folder;
     claimed.made_checkpoints = lstat(checkpoints, &about) != 0;
@@ -144,7 +146,9 @@ static enum hapt_status take_numbered(const char *base, const char *input, struc
         char owner[256];
         bool holds = false;
         const char *next = numbered(base, number, arena);
+        struct stat about;
         if (!next) return HAPT_ERR_MEMORY;
+        if (stat(next, &about) == 0 && !S_ISDIR(about.st_mode)) continue; /* a file of that name */
         HAPT_TRY(holds_run(next, &holds));
         if (holds || hapt_lock_look(next, owner, sizeof owner) == HAPT_LOCK_HELD) continue;
         const enum hapt_status status = take(next, arena);
