@@ -29,7 +29,7 @@ void hapt_env_prepare(char **argv);
 
 /* Sets the library environment (singleton start-up, yielding when ranks outnumber cores, a folder with room for MPI's segments), then
  * MPI_Init_thread with MPI_THREAD_MULTIPLE. Collective. Fails with HAPT_ERR_COMM; a lone process whose launcher says that there are more
- * fails with a hint. What waits for other ranks here, and in hapt_env_release behind the heartbeats (pulse.h), ends the process after
+ * fails with a hint. Waits for other ranks here, and in hapt_env_release after the heartbeats (pulse.h), end the process after
  * `timeout_s` (deadline.h), and more with many ranks. */
 #define HAPT_ENV_TIMEOUT_S 60.0
 enum hapt_status hapt_env_init(struct hapt_env *env, int *argc, char ***argv, double timeout_s);
@@ -77,7 +77,7 @@ enum hapt_status hapt_shared_create(const struct hapt_env *env, size_t bytes, st
  * Collective over comm; until hapt_shared_release, before comm is freed. */
 enum hapt_status hapt_shared_open(MPI_Comm comm, size_t bytes, struct hapt_shared **shared);
 void *hapt_shared_memory(const struct hapt_shared *shared);
-/* What the first rank has written is there for all. Collective over the ranks that share. */
+/* Makes the first rank's writes visible to all. Collective over the ranks that share. */
 enum hapt_status hapt_shared_publish(struct hapt_shared *shared);
 /* NULL is fine. */
 void hapt_shared_release(struct hapt_shared *shared);

@@ -22,8 +22,8 @@ enum hapt_status hapt_folder_list(const char *path, hapt_folder_visitor *visit, 
 
 /* Is there a real folder of that name, no link? */
 bool hapt_folder_is(const char *path);
-/* Removes the folder `name` inside `parent` and the plain files in it whose names `ours` accepts. Where anything else is in it, that and
- * the folder stay. A symbolic link of that name is removed itself, its target is untouched. True when nothing of that name is left. */
+/* Removes the folder `name` inside `parent` and the plain files in it whose names `ours` accepts. Anything else in it stays, and then the
+ * folder stays. A symbolic link of that name is removed itself, its target is untouched. True when nothing of that name is left. */
 bool hapt_folder_remove(const char *parent, const char *name, bool (*ours)(const char *name));
 /* Renames `name` inside `parent` to name.WHY, or name.WHY-2, ... if that exists. `now` receives the new name, "" where it failed. */
 bool hapt_folder_set_aside(const char *parent, const char *name, const char *why, char *now, size_t size);

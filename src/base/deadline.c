@@ -24,7 +24,7 @@ static struct {
     double limit_s, lasted_s, next_word_s;
 } deadline = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* What the launcher says, since MPI may not be up. */
+/* The launcher's word, since MPI may not be up. */
 static int launched_rank(void)
 {
     static const char *const name[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"};

@@ -279,7 +279,7 @@ const char *hapt_h5_path(const struct hapt_h5 *file)
     return file->path;
 }
 
-/* What a link leads to. A question that got no answer is kept: nothing more is read of the file. */
+/* The kind of a link's target. A question that got no answer is kept: nothing more is read of the file. */
 enum leads { NOWHERE, INSIDE, OUTSIDE };
 
 static enum leads no_answer(struct hapt_h5 *file)

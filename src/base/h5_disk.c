@@ -27,7 +27,7 @@ struct disk {
     haddr_t eoa, eof;
 };
 
-/* What the next file works on; under the library's lock. HDF5 opens a new file twice. */
+/* State for the next file that is opened; under the library's lock. HDF5 opens a new file twice. */
 static struct {
     int descriptor; /* -1: nothing may be opened */
     bool writing, taken;

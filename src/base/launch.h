@@ -1,4 +1,4 @@
-/* What stands before MPI: the environment that its library reads, and what the launcher says of the job. */
+/* Before MPI starts: the environment that its library reads, and the launcher's view of the job. */
 #ifndef HAPT_BASE_LAUNCH_H
 #define HAPT_BASE_LAUNCH_H
 

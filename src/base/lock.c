@@ -19,7 +19,7 @@
 #define LOCK_NAME ".hapt-lock"
 enum { MOST_PATH = 4096, MOST_TEXT = 2048, VISIBLE_TRIES = 50 };
 
-/* What the file says. Numbers as text: another version may write others. */
+/* Contents of the lock file. */
 struct owner {
     char host[65], job[65], since[33], boot[41], space[33], token[HAPT_LOCK_TOKEN_CHARS + 1];
     long process;
@@ -191,7 +191,7 @@ enum hapt_lock_state hapt_lock_look(const char *folder, char *text, int size)
     return state;
 }
 
-/* Where another process decides about the lock right now, it is waited for. A file system without advisory locks: the token has to do. */
+/* Waits while another process decides about the lock. Without advisory locks on the file system the token has to do. */
 static bool lock_advisory(int descriptor, double until_s)
 {
     while (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {

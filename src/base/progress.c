@@ -154,7 +154,7 @@ static void *print_lines(void *unused)
 
 /* ---- phases ---- */
 
-/* Where no thread can be had the work goes on in silence. Signals are for the other threads. */
+/* Without a thread the work goes on in silence. Signals are for the other threads. */
 static void start_printer(void)
 {
     sigset_t all, before;

@@ -41,7 +41,7 @@ static struct seal *seal_of(void *memory, size_t bytes)
     return (struct seal *)((char *)memory + mapped_bytes(bytes) - sizeof(struct seal));
 }
 
-/* What the first rank tells the others. */
+/* The first rank sends this to the others. */
 struct invitation {
     int64_t process, descriptor; /* descriptor -1: there is no file */
     uint64_t token;

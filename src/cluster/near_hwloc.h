@@ -12,7 +12,7 @@ void near_describe(hwloc_topology_t topology, const char *bus, char *cores, size
 /*
  * The hardware threads of rank `rank` of `count` that compute on a host's cores: *set; false: ranks run where the system likes. Pure.
  *
- * Neighbours in the order of ranks lie in one NUMA node. Where there are as many ranks as NUMA nodes or more, each NUMA node gets ranks in
+ * Neighbours in the order of ranks lie in one NUMA node. With as many ranks as NUMA nodes or more, each NUMA node gets ranks in
  * proportion to its cores, and these share its cores in their order, or all of them where there are fewer than two for each. Fewer ranks get
  * whole NUMA nodes. Nothing is bound on one NUMA node, when ranks outnumber cores, or where a rank would get fewer cores than an even share of
  * the host: then NUMA nodes and ranks do not match, and the system balances better. NUMA nodes without cores do not count; of nested ones

@@ -1,4 +1,4 @@
-/* What a file that is to become data holds, told by its content; a guess is never made. */
+/* Recognises the type of a data input by its content; never guesses. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* What a command would write: neither its own input, nor something of another kind, nor in a place that cannot be written. */
+/* Checks a command's outputs: not its own input, not a file of another kind, and in a place that can be written. */
 #include "outputs.h"
 
 #include <errno.h>

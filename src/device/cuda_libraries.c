@@ -85,7 +85,7 @@ static bool in_prefix(const char *prefix, const char *soname, char *path)
     return false;
 }
 
-/* Of an interpreter: PREFIX/bin/python3. A virtual environment's is a link, and so may be the one on the PATH: each step is looked at. */
+/* Folders of an interpreter, PREFIX/bin/python3. A virtual environment's is a link, and so may be the one on the PATH: each step is looked at. */
 static bool near_python(const char *program, const char *soname, char *path)
 {
     char at[PATH_MAX], prefix[PATH_MAX], to[PATH_MAX];

@@ -8,7 +8,7 @@
  *     receiver -> sender   nonce b, MAC(key, "receiver", ranks, tag, a, b)
  *     sender -> receiver   MAC(key, "sender", ranks, tag, a, b)
  *
- * Nonces are fresh random numbers, so a recorded exchange is worth nothing later. What follows on the connection is neither encrypted nor
+ * Nonces are fresh random numbers, so a recorded exchange is worth nothing later. The rest of the connection is neither encrypted nor
  * authenticated. A listener is bound to the address that a peer's path names and closed as soon as all its connections are there. A pending
  * connection, which has not authenticated yet, is dropped after some seconds, or when there are too many: the oldest first, those that have
  * sent nothing before the others. A sender whose pending connection was dropped tries again.

@@ -12,7 +12,7 @@
 
 #define AFFORD_SECONDS 60.0
 
-/* What is about to be measured; on ranks that measure nothing the windows are empty. */
+/* The work about to be measured; on ranks that measure nothing the windows are empty. */
 struct afford_question {
     const struct hapt_env *env;
     const struct hapt_config *config;

@@ -3,7 +3,7 @@
  *
  * Subclusters of one kind of device on one host form a class and share measurements (classes.h).
  * A class measures every item once per round; rounds are interleaved over all items and rotate over the ranks, so that
- * neither a slow moment nor a slow core meets one item alone; the median of the rounds counts. What the rounds differ by is the noise
+ * neither a slow moment nor a slow core meets one item alone; the median of the rounds counts. The spread of the rounds is the noise
  * that is reported (steadiness.h).
  *
  * Every number comes from engine runs: those of a device by itself are thread CPU time, on a GPU the device's, times its slowdown
@@ -203,7 +203,7 @@ static enum hapt_status gather_effort(struct measure *measure, struct hapt_profi
     return HAPT_OK;
 }
 
-/* Of the kind of device that is least certain: what a time may be off by, and its drift. Collective over env->world. */
+/* Uncertainty of a time, and its drift, for the least certain kind of device. Collective over env->world. */
 static enum hapt_status gather_noise(const struct measure *measure, struct hapt_profile *profile)
 {
     const double own = fmax(fmax(measure->noise[0], measure->noise[1]), steadiness_figure(measure->steadiness));

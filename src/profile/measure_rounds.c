@@ -68,7 +68,7 @@ static enum hapt_status run_round(struct measure *measure, const int *order, int
     return status;
 }
 
-/* What a round of this rank takes over what its items' layers say; 0: it timed nothing. */
+/* Time of a round of this rank over the time that its items' layers predict; 0: it timed nothing. */
 static double own_factor(const struct measure *measure, const int *order, int count, int round)
 {
     double taken_s = 0, expected_s = 0;
@@ -81,7 +81,7 @@ static double own_factor(const struct measure *measure, const int *order, int co
     return expected_s > 0 ? taken_s / expected_s : 0;
 }
 
-/* What the rounds so far differ by, on the rank where they differ most. Collective over env->world. */
+/* Spread of the rounds so far, on the rank where it is largest. Collective over env->world. */
 static enum hapt_status look_at_rounds(const struct measure *measure, const int *order, int count, int rounds, double *figure)
 {
     double factor[MEASURE_MOST_ROUNDS];
@@ -272,7 +272,7 @@ static double noise_of(const struct measure *measure, int part, double *buffer)
     return 1.4826 * median(buffer, count) / sqrt(2.0) * sqrt(1.4 / measure->rounds);
 }
 
-/* What the rounds of a pass differ by, over the items that it timed. */
+/* Spread of the rounds of a pass, over the items that it timed. */
 static struct steadiness steadiness_of_pass(const struct measure *measure, double *buffer)
 {
     double factor[MEASURE_MOST_ROUNDS];

@@ -16,7 +16,7 @@ struct steadiness {
 
 /* factor[rounds] in order of time; rounds <= STEADINESS_ROUNDS. Fewer than 2: zeros. Fewer than 6: the interval is their whole range. */
 struct steadiness steadiness_of(const double *factor, int rounds);
-/* What a median of the rounds may be off by: the larger of both. */
+/* Uncertainty of the median of the rounds: the larger of both. */
 double steadiness_figure(struct steadiness steadiness);
 
 #endif

@@ -99,7 +99,7 @@ static enum hapt_status verify_shard(const struct hapt_checkpoint *checkpoint, i
     return HAPT_OK;
 }
 
-/* What a rank finds. Only what is on the disk is damage: a failing system, or a newer version, must not lead to older weights. */
+/* One rank's finding. Only the bytes on the disk can be damage: a failing system, or a newer version, must not lead to older weights. */
 enum finding { FOUND_GOOD, FOUND_DAMAGED, FOUND_UNREADABLE };
 
 static enum finding finding_of(enum hapt_status status)
@@ -109,7 +109,7 @@ static enum finding finding_of(enum hapt_status status)
     return status == HAPT_ERR_INPUT && fault != HAPT_H5_FAULT_NEWER && fault != HAPT_H5_FAULT_SYSTEM ? FOUND_DAMAGED : FOUND_UNREADABLE;
 }
 
-/* What all ranks find together; rank 0 names damage. HAPT_OK with *good false: the next one is to be tried. */
+/* The finding of all ranks together; rank 0 names damage. HAPT_OK with *good false: the next one is to be tried. */
 static enum hapt_status agree_on_finding(const struct hapt_env *env, enum hapt_status status, const char *path, bool *good)
 {
     char message[512] = "";

@@ -1,7 +1,7 @@
 /*
  * Writing a checkpoint: every stage its shard, aside; all agree; rank 0 writes the manifest and renames the folder. The
  * one before is removed only when the new one stands. What has a name step-N is whole: folders are made under names that
- * begin with a dot, and take such a name again before they are emptied. What this run did not write is renamed at most.
+ * begin with a dot, and take such a name again before they are emptied. Anything that this run did not write is renamed at most.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -176,7 +176,7 @@ struct recovery {
     struct hapt_arena *arena;
 };
 
-/* Where its successor stands, the one moved aside is not needed any more. */
+/* A checkpoint that was moved aside takes its name again, or goes when its successor stands. */
 static bool recover(void *context, const char *name)
 {
     const struct recovery *recovery = context;
@@ -368,7 +368,7 @@ void checkpoint_choose(int count, const int64_t *step, int64_t keep, int64_t eve
     if (best >= 0) stays[best] = true;
 }
 
-/* What is newer than this one is not this run's: the lock sees to that. It keeps its files under another name. */
+/* A newer checkpoint is not this run's, since the lock keeps others out. It keeps its files under another name. */
 static enum hapt_status remove_older(const struct hapt_checkpoint_writer *writer, int64_t newest, const struct hapt_history *history,
                                      struct hapt_arena *arena)
 {

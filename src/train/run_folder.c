@@ -18,7 +18,7 @@
 #define INPUT_NOTE ".hapt-input" /* in a folder with a default name: the input whose name it has */
 enum { MOST_RUNS = 10000, MOST_PATH = 4096, MOST_NAME = 256 };
 
-/* What the process leaves behind when no run came of it. On rank 0. */
+/* Made by the claim; removed again if no run comes of it. On rank 0. */
 static struct {
     char folder[MOST_PATH];
     bool made_folder, made_checkpoints, noted;

@@ -1,4 +1,4 @@
-/* Who is slower than planned, and whether the whole step is. */
+/* Names ranks and links that are slower than planned, and a step that is off its prediction. */
 #include "watch_slow.h"
 
 #include <math.h>

@@ -140,11 +140,11 @@ static void locking(void)
     const char *folder = at("locked");
     CHECK_OK(hapt_folder_make(folder));
     CHECK(hapt_lock_look(folder, owner, sizeof owner) == HAPT_LOCK_FREE && !owner[0]);
-    /* Of a process that died with it: taken over at once. */
+    /* The lock of a process that died is taken over at once. */
     CHECK(take_elsewhere(folder, message, sizeof message) == 0);
     CHECK(hapt_lock_look(folder, owner, sizeof owner) == HAPT_LOCK_STALE);
     CHECK(take_elsewhere(folder, message, sizeof message) == 0);
-    /* Of a process that lives: nobody else gets it, and the message names that process. */
+    /* Nobody else gets the lock of a living process, and the message names that process. */
     int ready[2];
     char byte;
     CHECK(pipe(ready) == 0);

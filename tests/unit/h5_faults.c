@@ -98,7 +98,7 @@ static enum hapt_status read_content(struct hapt_h5 *file, struct hapt_arena *ar
     *right = shape[0] == 2 && shape[1] == 3 && table[0] == 1 && table[5] == 6 && count == NAMES && !strcmp(text[2], "three");
     HAPT_TRY(hapt_h5_list(file, "/", 10, arena, &count, &member));
     *right = *right && count == 2;
-    /* What is optional is asked for first: no answer must not pass as absence. */
+    /* Optional items are asked for first: no answer must not pass as absence. */
     if (hapt_h5_has_attribute(file, "/a", "label")) {
         HAPT_TRY(hapt_h5_read_attribute_text(file, "/a", "label", arena, &label));
         *right = *right && !strcmp(label, "text");

@@ -41,7 +41,7 @@ static double median_of(double *value, int count)
     return 0.5 * (value[(count - 1) / 2] + value[count / 2]);
 }
 
-/* What a profile claims holds the machine's time in most profiles, and so do the claims of two what they differ by. Rounds of a machine whose
+/* A profile's claim holds the machine's time in most profiles, and the claims of two hold their difference. Rounds of a machine whose
  * phases last for several of them are no independent samples: less is asked of them. */
 static void covers(void)
 {
