@@ -254,12 +254,15 @@ static void small_budget(void)
         check_equal_on_ranks(run.profile);
         for (int c = 0; c < run.profile->cluster_count; c++) {
             const struct hapt_profile_cluster *few = &run.profile->cluster[c], *all = &full.profile->cluster[c];
+            /* A layer of microseconds is ten times as slow where pauses between rounds leave cold caches. */
+            const double slack_s = 0.05 * all->stage_time[hapt_profile_index(full.profile, 0, 0, full.profile->layer_count - 1)];
             for (size_t cell = 0; cell < cells_of(run.profile, few); cell++) {
                 CHECK(isnan(few->stage_time[cell]) == isnan(all->stage_time[cell]));
                 if (isnan(few->stage_time[cell])) continue;
-                /* A disturbed machine may double a time; nothing makes it ten times another. */
-                CHECK(few->stage_time[cell] < 10 * all->stage_time[cell]);
-                CHECK(all->stage_time[cell] < 10 * few->stage_time[cell]);
+                /* A disturbed machine may double a time; nothing makes it ten times another, but for the slack. */
+                CHECK_MESSAGE(few->stage_time[cell] < 10 * all->stage_time[cell] + slack_s && all->stage_time[cell] < 10 * few->stage_time[cell] + slack_s,
+                              "cell %zu of subcluster %d: %.3g ms with few rounds, %.3g ms with many", cell, c, 1e3 * few->stage_time[cell],
+                              1e3 * all->stage_time[cell]);
             }
         }
     }
