@@ -19,7 +19,7 @@ struct hapt_env {
     int cores;                 /* cores this process's node offers to its ranks (affinity of all node ranks) */
     bool quiet;                /* results go to standard output as JSON; everything else to standard error */
     double start_s;            /* hapt_time_s at the start */
-    double timeout_s;          /* of hapt_env_init */
+    double timeout_s;          /* of hapt_env_init; at least some seconds */
 };
 
 /* Starts the program anew with the settings that the OpenMP library reads before main: a thread that waits for its siblings

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -130,6 +131,7 @@ static enum hapt_status find_launcher(const struct hapt_env *env)
 
 /* Large jobs take longer to start and to end. */
 #define TIMEOUT_A_RANK_S 0.05
+#define TIMEOUT_LEAST_S 5.0 /* a crowded machine takes seconds to start its ranks */
 
 static enum hapt_status start_mpi(struct hapt_env *env, int *argc, char ***argv)
 {
@@ -157,8 +159,8 @@ static enum hapt_status start_mpi(struct hapt_env *env, int *argc, char ***argv)
 
 enum hapt_status hapt_env_init(struct hapt_env *env, int *argc, char ***argv, double timeout_s)
 {
-    *env = (struct hapt_env){.start_s = hapt_time_s(), .world = MPI_COMM_NULL, .node = MPI_COMM_NULL, .timeout_s = timeout_s};
-    if (launch_is_launched()) hapt_deadline_set("starting MPI on all ranks", timeout_s + TIMEOUT_A_RANK_S * (double)launch_size());
+    *env = (struct hapt_env){.start_s = hapt_time_s(), .world = MPI_COMM_NULL, .node = MPI_COMM_NULL, .timeout_s = fmax(timeout_s, TIMEOUT_LEAST_S)};
+    if (launch_is_launched()) hapt_deadline_set("starting MPI on all ranks", env->timeout_s + TIMEOUT_A_RANK_S * (double)launch_size());
     const enum hapt_status status = start_mpi(env, argc, argv);
     hapt_deadline_clear();
     return status;
