@@ -35,6 +35,8 @@ void hapt_env_prepare(char **argv);
 enum hapt_status hapt_env_init(struct hapt_env *env, int *argc, char ***argv, double timeout_s);
 /* Collective. */
 void hapt_env_release(struct hapt_env *env);
+/* Waits, without spinning, until all ranks come here; heartbeats (pulse.h) watch them meanwhile. Collective over env->world. */
+void hapt_env_meet(const struct hapt_env *env);
 /* hapt_env_release calls `function` before MPI_Finalize, the last one added first: for libraries that must end while MPI lives.
  * A bounded number of places; not from several threads at once. */
 void hapt_env_at_release(void (*function)(void));

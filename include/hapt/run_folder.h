@@ -16,8 +16,8 @@
  * or another job owns it. HAPT_ERR_IO: it cannot be written, or a host does not see it. Call before long work. Collective over env->world;
  * ends in agreement. */
 enum hapt_status hapt_run_folder_claim(const struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
-/* Gives the lock back, if this process has one; folders that the claim made and that stayed empty are removed. */
-void hapt_run_folder_leave(void);
+/* When all ranks are through: gives the lock back; folders that the claim made and that stayed empty are removed. Collective over env->world. */
+void hapt_run_folder_leave(const struct hapt_env *env);
 /* The folder: --output, or the default name. */
 enum hapt_status hapt_run_folder_name(const struct hapt_config *config, struct hapt_arena *arena, const char **folder);
 /* With --overwrite yes, right before the first step: the earlier run's checkpoints/ and run.h5 change to checkpoints.overwritten and

@@ -176,8 +176,7 @@ void hapt_env_at_release(void (*function)(void))
     leaver[leaver_count++] = function;
 }
 
-/* While the heartbeats still watch: a rank may have work left that the others have not. */
-static void meet_before_leaving(const struct hapt_env *env)
+void hapt_env_meet(const struct hapt_env *env)
 {
     MPI_Request request;
     int done = 0;
@@ -192,7 +191,7 @@ void hapt_env_release(struct hapt_env *env)
     MPI_Initialized(&initialized);
     MPI_Finalized(&finalized);
     if (!initialized || finalized) return;
-    meet_before_leaving(env);
+    hapt_env_meet(env);
     while (leaver_count > 0) leaver[--leaver_count]();
     if (env->world_size > 1) hapt_deadline_set("leaving MPI on all ranks", env->timeout_s + TIMEOUT_A_RANK_S * env->world_size);
     hapt_shared_release_newer(NULL);

@@ -112,8 +112,9 @@ bool hapt_folder_remove(const char *parent, const char *name, bool (*ours)(const
     struct stat about;
     const int above = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (above < 0) return false;
-    bool gone = fstatat(above, name, &about, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT;
-    if (!gone && S_ISLNK(about.st_mode)) gone = unlinkat(above, name, 0) == 0;
+    const bool found = fstatat(above, name, &about, AT_SYMLINK_NOFOLLOW) == 0;
+    bool gone = !found && errno == ENOENT;
+    if (found && S_ISLNK(about.st_mode)) gone = unlinkat(above, name, 0) == 0;
     const int folder = gone ? -1 : openat(above, name, OPEN_FOLDER);
     if (folder >= 0) {
         remove_files(folder, ours);

@@ -17,6 +17,7 @@
 #include "hapt/env.h"
 
 #define LOCK_NAME ".hapt-lock"
+#define SETTLE_S 1.0 /* between writing a lock and reading it back */
 enum { MOST_PATH = 4096, MOST_TEXT = 2048, VISIBLE_TRIES = 50 };
 
 /* Contents of the lock file. */
@@ -32,11 +33,14 @@ static struct {
     char token[HAPT_LOCK_TOKEN_CHARS + 1];
     pthread_t thread;
     bool running, leaving;
+    bool advisory; /* the file system keeps advisory locks */
     pthread_mutex_t lock;
-    pthread_cond_t changed;
-} own = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    pthread_cond_t changed; /* by the monotonic clock */
+} own = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* ---- Who this process is ---- */
+
+#define DEAD_START 1ULL /* no process of a user starts in the first tick */
 
 static void first_line(const char *path, char *text, int size)
 {
@@ -46,7 +50,7 @@ static void first_line(const char *path, char *text, int size)
     if (file) fclose(file);
 }
 
-/* Start time of a process, field 22 of its stat: it tells a process from a later one of the same number. 0: there is none. */
+/* Start time of a process, field 22 of its stat: it tells a process from a later one of the same number. 0: not known. */
 static unsigned long long start_of(long process)
 {
     char path[64], text[1024];
@@ -54,7 +58,7 @@ static unsigned long long start_of(long process)
     snprintf(path, sizeof path, "/proc/%ld/stat", process);
     first_line(path, text, sizeof text);
     const char *at = strrchr(text, ')'); /* the name may hold anything */
-    if (at && (strncmp(at, ") Z", 3) == 0 || strncmp(at, ") X", 3) == 0)) return 0; /* dead, only nobody has asked how it ended */
+    if (at && (strncmp(at, ") Z", 3) == 0 || strncmp(at, ") X", 3) == 0)) return DEAD_START; /* only nobody has asked how it ended */
     for (int field = 2; at && field < 22; field++) at = strchr(at + 1, ' ');
     return at && sscanf(at, "%llu", &ticks) == 1 ? ticks : 0;
 }
@@ -162,8 +166,10 @@ enum life { ALIVE, DEAD, UNCERTAIN };
 static enum life judge(const struct owner *owner, const struct owner *self)
 {
     if (!owner->process || strcmp(owner->host, self->host) || strcmp(owner->space, self->space)) return UNCERTAIN;
-    if (strcmp(owner->boot, self->boot)) return DEAD;
-    return start_of(owner->process) == owner->started ? ALIVE : DEAD;
+    if (strcmp(owner->boot, self->boot)) return UNCERTAIN; /* booted since, or another host of the same name */
+    if (kill((pid_t)owner->process, 0) != 0 && errno == ESRCH) return DEAD;
+    const unsigned long long started = start_of(owner->process);
+    return started == 0 ? UNCERTAIN : started == owner->started ? ALIVE : DEAD;
 }
 
 static enum hapt_lock_state state_of(const char *folder, int descriptor, const struct owner *owner, const struct owner *self)
@@ -194,8 +200,10 @@ enum hapt_lock_state hapt_lock_look(const char *folder, char *text, int size)
 /* Waits while another process decides about the lock. Without advisory locks on the file system the token has to do. */
 static bool lock_advisory(int descriptor, double until_s)
 {
+    own.advisory = true;
     while (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
-        if (errno != EWOULDBLOCK && errno != EINTR) return true;
+        own.advisory = errno == EWOULDBLOCK || errno == EINTR;
+        if (!own.advisory) return true;
         if (hapt_time_s() > until_s) return false;
         hapt_time_sleep_until(hapt_time_s() + 0.05);
     }
@@ -271,8 +279,12 @@ static enum hapt_status take(const char *folder, const char *path, int descripto
         describe(&owner, text, sizeof text);
         if (known) fprintf(stderr, "hapt: the last owner of %s is gone (%s)\n", folder, text);
     }
-    if (write_owner(descriptor, self)) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_IO, "choose another --output, or check rights and free space", "%s cannot be written: %s", path, strerror(errno));
+    if (!write_owner(descriptor, self))
+        return hapt_fail(HAPT_ERR_IO, "choose another --output, or check rights and free space", "%s cannot be written: %s", path, strerror(errno));
+    if (own.advisory) return HAPT_OK;
+    /* Another job may have written at the same time: the last one has it. */
+    hapt_time_sleep_until(hapt_time_s() + SETTLE_S);
+    return read_owner(descriptor, &owner) && strcmp(owner.token, self->token) == 0 ? HAPT_OK : refuse(folder, &owner);
 }
 
 /* ---- The heartbeat ---- */
@@ -302,7 +314,7 @@ static void *keep_beating(void *argument)
     (void)argument;
     pthread_mutex_lock(&own.lock);
     while (!own.leaving) {
-        clock_gettime(CLOCK_REALTIME, &until);
+        clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_sec += HAPT_LOCK_BEAT_S;
         pthread_cond_timedwait(&own.changed, &own.lock, &until);
         if (own.leaving) break;
@@ -320,6 +332,11 @@ static enum hapt_status start_beating(void)
 {
     sigset_t every, before;
     sigfillset(&every); /* signals belong to the compute thread */
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&own.changed, &clock);
+    pthread_condattr_destroy(&clock);
     own.leaving = false;
     pthread_sigmask(SIG_SETMASK, &every, &before);
     const int error = pthread_create(&own.thread, NULL, keep_beating, NULL);
@@ -341,7 +358,10 @@ enum hapt_status hapt_lock_take(const char *folder)
     enum hapt_status status;
     bool again;
     do {
+        char text[256];
         const int descriptor = open_alone(own.path);
+        if (descriptor < 0 && errno == EACCES && hapt_lock_look(folder, text, sizeof text) == HAPT_LOCK_HELD)
+            return hapt_fail(HAPT_ERR_USAGE, "give another --output, or wait until that job has ended", "%s is in use by %s", folder, text);
         if (descriptor < 0)
             return hapt_fail(HAPT_ERR_IO, "choose another --output, or check its rights", "the lock %s cannot be made: %s", own.path,
                              errno == ELOOP ? "it is a symbolic link" : strerror(errno));
@@ -385,6 +405,7 @@ void hapt_lock_release(void)
         pthread_cond_broadcast(&own.changed);
         pthread_mutex_unlock(&own.lock);
         pthread_join(own.thread, NULL);
+        pthread_cond_destroy(&own.changed);
         own.running = false;
     }
     if (!own.held) return;

@@ -23,13 +23,15 @@ enum { HEARD = sizeof heard / sizeof *heard };
 static void note_signal(int number)
 {
     static const char first[] = "\nhapt: asked to stop: a step under way ends and is saved; Ctrl-C again leaves at once\n";
+    static const char early[] = "hapt: stopped by a signal before training began; start again\n";
     static const char again[] = "hapt: asked again: leaving at once; the newest whole checkpoint stands\n";
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     const double now_s = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
     if (number == SIGALRM) {
-        if (state.asked && !state.deferred) _exit(HAPT_STOPPED);
-        return;
+        if (!state.asked || state.deferred) return;
+        if (!state.silent && write(STDERR_FILENO, early, sizeof early - 1) < 0) _exit(HAPT_STOPPED);
+        _exit(HAPT_STOPPED);
     }
     if (number == SIGTERM) state.terminated = 1;
     if (!state.asked) {

@@ -362,7 +362,13 @@ static void check_run_folder(struct tally *tally, const char *path, struct hapt_
     const bool run = has_file(path, "run.h5", arena);
     if (run) check_one(tally, hapt_arena_printf(arena, "%s/run.h5", path), false);
     int count = inner ? scandir(inner, &entry, is_step, alphasort) : 0;
-    if (count < 0) inner = path, count = scandir(path, &entry, is_step, alphasort);
+    if (count < 0 && errno == ENOENT) inner = path, count = scandir(path, &entry, is_step, alphasort);
+    if (count < 0) {
+        struct finding finding = {.state = "unreadable", .status = errno == ENOMEM ? HAPT_ERR_MEMORY : HAPT_ERR_IO};
+        snprintf(finding.message, sizeof finding.message, "%s cannot be listed: %s", inner ? inner : path, strerror(errno));
+        tell(tally, inner ? inner : path, &finding);
+        return;
+    }
     for (int i = 0; i < count; i++) {
         const char *checkpoint = hapt_arena_printf(arena, "%s/%s", inner, entry[i]->d_name);
         if (checkpoint) check_one(tally, checkpoint, true);

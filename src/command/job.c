@@ -85,7 +85,7 @@ enum hapt_status hapt_command_job(struct hapt_env *env, struct hapt_config *conf
     struct job job = {0};
     hapt_arena_init(&arena);
     const enum hapt_status status = run_job(env, config, &job, &arena);
-    hapt_run_folder_leave();
+    hapt_run_folder_leave(env);
     hapt_arena_release(&arena);
     return status;
 }

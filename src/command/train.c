@@ -72,7 +72,7 @@ enum hapt_status hapt_command_train(struct hapt_env *env, struct hapt_config *co
     struct hapt_arena arena;
     hapt_arena_init(&arena);
     const enum hapt_status status = run(env, config, &arena);
-    hapt_run_folder_leave();
+    hapt_run_folder_leave(env);
     hapt_arena_release(&arena);
     return status;
 }

@@ -21,7 +21,7 @@ bool checkpoint_is_name(const char *name, int64_t *step);
 enum hapt_status checkpoint_list(const char *folder, struct hapt_arena *arena, int *count, int64_t **step);
 char *checkpoint_folder(struct hapt_arena *arena, const char *folder, int64_t step);
 
-/* Which of `count` steps (newest first) stay on the disk: the newest `keep`, the one of lowest loss (mean of the ten steps before it), and the
+/* Which of `count` steps (newest first) stay on the disk: the newest `keep`, the one of lowest loss (mean of ten steps, the last one computed with its own weights), and the
  * first at or after each multiple of `every` (0: none). */
 void checkpoint_choose(int count, const int64_t *step, int64_t keep, int64_t every, const struct hapt_history *history, bool *stays);
 /* `name` inside `folder` changes to name.WHY, with a warning: what is damaged or foreign is never removed. */

@@ -164,15 +164,18 @@ static enum hapt_status list_candidates(const struct hapt_env *env, const char *
     HAPT_TRY(hapt_env_agree(env->world, status));
     MPI_Bcast(found, 2, MPI_INT, 0, env->world);
     *count = found[0] > 0 ? found[0] : 1;
-    HAPT_NEW(*candidate, arena, *count);
-    if (found[0] == 0) {
-        (*candidate)[0] = path;
-        return HAPT_OK;
+    *candidate = hapt_arena_alloc(arena, (size_t)*count, sizeof **candidate);
+    if (env->world_rank != 0 && found[0] > 0) step = hapt_arena_alloc(arena, (size_t)found[0], sizeof *step);
+    HAPT_TRY(hapt_env_agree(env->world, *candidate && inner && (step || found[0] == 0) ? HAPT_OK : HAPT_ERR_MEMORY));
+    (*candidate)[0] = path;
+    if (found[0] == 0) return HAPT_OK;
+    HAPT_MPI(MPI_Bcast(step, found[0], MPI_INT64_T, 0, env->world));
+    bool complete = true;
+    for (int i = 0; i < *count; i++) {
+        (*candidate)[i] = checkpoint_folder(arena, found[1] ? inner : path, step[i]);
+        complete = complete && (*candidate)[i];
     }
-    if (env->world_rank != 0) HAPT_NEW(step, arena, found[0]);
-    MPI_Bcast(step, found[0], MPI_INT64_T, 0, env->world);
-    for (int i = 0; i < *count; i++) (*candidate)[i] = checkpoint_folder(arena, found[1] ? inner : path, step[i]);
-    return HAPT_OK;
+    return hapt_env_agree(env->world, complete ? HAPT_OK : HAPT_ERR_MEMORY);
 }
 
 bool checkpoint_is_sampled(const char *folder, int64_t step, struct hapt_arena *arena)

@@ -342,15 +342,15 @@ static void remove_checkpoint(const char *folder, int64_t step, struct hapt_aren
     if (rename(path, gone) == 0) hapt_folder_remove(folder, name_of(gone), is_ours);
 }
 
-/* Mean loss of the steps before `step`; NaN where there is none. */
+/* Mean of the newest ten losses up to that of the checkpoint's own weights, which the step after it computed: NaN for the newest checkpoint. */
 static double recent_loss(const struct hapt_history *history, int64_t step)
 {
     enum { WINDOW = 10 };
-    const int64_t from = step > WINDOW ? step - WINDOW : 0;
+    const int64_t from = step >= WINDOW ? step + 1 - WINDOW : 0;
     double sum = 0;
-    if (!history->loss || step < 1 || step > history->count) return NAN;
-    for (int64_t i = from; i < step; i++) sum += history->loss[i];
-    return sum / (double)(step - from);
+    if (!history->loss || step < 0 || step >= history->count) return NAN;
+    for (int64_t i = from; i <= step; i++) sum += history->loss[i];
+    return sum / (double)(step + 1 - from);
 }
 
 /* Which of the steps (newest first, all at most the newest) stay: the newest `keep`, the one of lowest loss, and the first at or after each

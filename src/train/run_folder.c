@@ -101,17 +101,34 @@ static char *numbered(const char *base, int number, struct hapt_arena *arena)
     return number == 1 ? hapt_arena_strdup(arena, base) : hapt_arena_printf(arena, "%s-%d", base, number);
 }
 
+struct numbers {
+    const char *base, *name, *input; /* name: the last part of base */
+    long last;
+};
+
+static bool note_number(void *context, const char *name)
+{
+    struct numbers *numbers = context;
+    char path[MOST_PATH], *end;
+    struct stat about;
+    const size_t length = strlen(numbers->name);
+    if (strncmp(name, numbers->name, length) != 0 || name[length] != '-') return true;
+    const long number = strtol(name + length + 1, &end, 10);
+    if (*end || number <= numbers->last || snprintf(path, sizeof path, "%s-%ld", numbers->base, number) >= MOST_PATH) return true;
+    if (stat(path, &about) == 0 && S_ISDIR(about.st_mode) && is_numbered_for(path, numbers->input)) numbers->last = number;
+    return true;
+}
+
 /* The run that --resume means: the last one of this input. */
 static enum hapt_status last_numbered(const char *base, const char *input, struct hapt_arena *arena, const char **folder)
 {
-    *folder = base;
-    for (int number = 2; number < MOST_RUNS; number++) {
-        const char *next = numbered(base, number, arena);
-        if (!next) return HAPT_ERR_MEMORY;
-        if (!hapt_folder_is(next)) return HAPT_OK;
-        if (is_numbered_for(next, input)) *folder = next;
-    }
-    return HAPT_OK;
+    const char *slash = strrchr(base, '/');
+    struct numbers numbers = {base, slash ? slash + 1 : base, input, 1};
+    const char *parent = slash ? hapt_arena_printf(arena, "%.*s/.", (int)(slash - base), base) : ".";
+    if (!parent) return HAPT_ERR_MEMORY;
+    HAPT_TRY(hapt_folder_list(parent, note_number, &numbers));
+    *folder = numbered(base, (int)numbers.last, arena);
+    return *folder ? HAPT_OK : HAPT_ERR_MEMORY;
 }
 
 /* ---- Taking it ---- */
@@ -199,9 +216,10 @@ static enum hapt_status try_from_here(const struct hapt_env *env, const char *fo
     return hapt_folder_try(checkpoints);
 }
 
-void hapt_run_folder_leave(void)
+void hapt_run_folder_leave(const struct hapt_env *env)
 {
     char path[MOST_PATH + 16];
+    hapt_env_meet(env); /* a rank may still write a shard */
     if (claimed.made_checkpoints) {
         snprintf(path, sizeof path, "%s/checkpoints", claimed.folder);
         rmdir(path);

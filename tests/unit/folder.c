@@ -205,12 +205,12 @@ static void choosing(void)
         for (int i = 0; i < count; i++) {
             mean[i] = 0;
             int64_t steps = 0;
-            for (int64_t s = step[i] - 1; s >= 0 && steps < 10; s--, steps++) mean[i] += loss[s];
-            mean[i] /= (double)steps;
+            for (int64_t s = step[i]; s >= 0 && steps < 10; s--, steps++) mean[i] += loss[s];
+            mean[i] = step[i] < at_step ? mean[i] / (double)steps : NAN; /* nobody knows the loss of the newest weights yet */
             if (mean[i] < least) least = mean[i];
         }
         for (int i = 0; i < count; i++) {
-            bool must = i < keep, may_be_best = history.loss && fabs(mean[i] - least) < 1e-9;
+            bool must = i < keep, may_be_best = history.loss && isfinite(mean[i]) && fabs(mean[i] - least) < 1e-9;
             int64_t interval = every ? step[i] / every : 0, first = INT64_MAX;
             for (int j = 0; j < count; j++)
                 if (interval > 0 && step[j] / every == interval && step[j] < first) first = step[j];
