@@ -78,7 +78,7 @@ static enum hapt_status holds_run(const char *folder, bool *holds)
 static bool is_numbered_for(const char *folder, const char *input)
 {
     char path[MOST_PATH], text[MOST_NAME] = "";
-    snprintf(path, sizeof path, "%s/" INPUT_NOTE, folder);
+    if (snprintf(path, sizeof path, "%s/" INPUT_NOTE, folder) >= MOST_PATH) return false;
     const int descriptor = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
     if (descriptor < 0) return false;
     const ssize_t bytes = read(descriptor, text, sizeof text - 1);
