@@ -359,12 +359,12 @@ enum hapt_status hapt_lock_take(const char *folder)
     bool again;
     do {
         char text[256];
-        const int descriptor = open_alone(own.path);
-        if (descriptor < 0 && errno == EACCES && hapt_lock_look(folder, text, sizeof text) == HAPT_LOCK_HELD)
+        const int descriptor = open_alone(own.path), error = errno;
+        if (descriptor < 0 && error == EACCES && hapt_lock_look(folder, text, sizeof text) == HAPT_LOCK_HELD)
             return hapt_fail(HAPT_ERR_USAGE, "give another --output, or wait until that job has ended", "%s is in use by %s", folder, text);
         if (descriptor < 0)
             return hapt_fail(HAPT_ERR_IO, "choose another --output, or check its rights", "the lock %s cannot be made: %s", own.path,
-                             errno == ELOOP ? "it is a symbolic link" : strerror(errno));
+                             error == ELOOP ? "it is a symbolic link" : strerror(error));
         status = take(folder, own.path, descriptor, &self, &again);
         close(descriptor); /* and its advisory lock */
     } while (again);
