@@ -211,7 +211,9 @@ def kill():
         for call, at, pattern in places:
             more = {"FAULTS_PATH": pattern} if pattern else {}
             why = "rank %d of %d dies before %s %d%s, asynchronous %s" % (rank, ranks, call, at, " of " + pattern if pattern else "", asynchronous)
-            done = attempt(ranks, asynchronous, rank, "--keep", "1", FAULTS_CALL=call, FAULTS_AT=str(at), FAULTS_ERROR="KILL", **more)
+            # the newest and the best stay: a third checkpoint is the first to send one away
+            often = ("--checkpoint-every", "1") if pattern in ("*/step-*", "*/.removed-*") else ()
+            done = attempt(ranks, asynchronous, rank, "--keep", "1", *often, FAULTS_CALL=call, FAULTS_AT=str(at), FAULTS_ERROR="KILL", **more)
             if done.returncode not in (-9, 137, 7):
                 sys.exit("%s: code %d\n%s" % (why, done.returncode, done.stderr))
             check_intact(good, folder + "/work", EVERY, why)
