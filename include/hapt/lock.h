@@ -1,7 +1,7 @@
 /*
  * The lock of a folder: one process of one job owns it. A small text file, FOLDER/.hapt-lock, says who: host, process, job, since when.
- * Its time of change is a heartbeat (every HAPT_LOCK_BEAT_S). An owner of this host is judged by its process (number, start time, boot),
- * an owner elsewhere by its heartbeat, by the clock of the file server. An owner that was silent longer than HAPT_LOCK_STALE_S has lost the lock.
+ * Its time of change is a heartbeat (every HAPT_LOCK_BEAT_S). An owner of this host and boot is judged by its process (number and start
+ * time), any other one by its heartbeat, by the clock of the file server. An owner that was silent longer than HAPT_LOCK_STALE_S has lost the lock.
  */
 #ifndef HAPT_LOCK_H
 #define HAPT_LOCK_H

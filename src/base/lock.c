@@ -218,7 +218,12 @@ static int open_alone(const char *path)
         struct stat mine, named;
         const int descriptor = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
         if (descriptor < 0) return -1;
-        if (lock_advisory(descriptor, until_s) && fstat(descriptor, &mine) == 0 && S_ISREG(mine.st_mode) && lstat(path, &named) == 0 &&
+        if (fstat(descriptor, &mine) == 0 && !S_ISREG(mine.st_mode)) {
+            close(descriptor);
+            errno = EINVAL; /* a pipe or a device */
+            return -1;
+        }
+        if (lock_advisory(descriptor, until_s) && fstat(descriptor, &mine) == 0 && lstat(path, &named) == 0 &&
             mine.st_ino == named.st_ino && mine.st_dev == named.st_dev)
             return descriptor;
         close(descriptor); /* its owner removed it meanwhile */
@@ -253,7 +258,7 @@ static enum sign wait_for_sign(const char *folder, const char *path)
 {
     struct timespec first, now;
     if (!beat_of(path, &first)) return SIGN_GONE;
-    fprintf(stderr, "hapt: %s has an owner on another host; waiting up to %d s for a sign of life\n", folder, HAPT_LOCK_STALE_S);
+    fprintf(stderr, "hapt: %s may have an owner that cannot be seen from here; waiting up to %d s for a sign of life\n", folder, HAPT_LOCK_STALE_S);
     for (const double start_s = hapt_time_s(); hapt_time_s() < start_s + HAPT_LOCK_STALE_S;) {
         hapt_time_sleep_until(hapt_time_s() + 0.5);
         if (!beat_of(path, &now)) return SIGN_GONE;

@@ -175,7 +175,7 @@ static double limit_s(const struct afford_question *question)
     return given ? fmax(AFFORD_SECONDS, hapt_config_real(question->config, "profile-seconds")) : AFFORD_SECONDS;
 }
 
-/* Of this rank. */
+/* This rank's own estimate. */
 static enum hapt_status estimate_own(const struct afford_question *question, struct hapt_arena *scratch, struct estimate *estimate)
 {
     const struct candidates *candidates = question->candidates;

@@ -313,7 +313,7 @@ static enum hapt_status loop(struct run *run)
     /* What comes in the last step stops nothing. */
     if (run->result->history.count < run->end) run->result->stopped_by = watch_reason(&run->watch, stop);
     if (status == HAPT_OK || (status == HAPT_ERR_INPUT && !run->spoilt)) {
-        /* Also after a loss that is not finite: the weights are those before it. What fails now is another failure. */
+        /* Also after a loss that is not finite: the weights are those before it. A failure of this save has its own message. */
         if (status != HAPT_OK) hapt_fail_reset();
         const enum hapt_status saved = save(run, true);
         if (status == HAPT_OK) status = saved;

@@ -6,14 +6,7 @@
 . tests/system/lib.sh.inc
 passes 1 data tests/system/lib.sh.inc --output "$scratch/t.h5" || finish
 passes 1 model gpt --layers 1 --hidden 16 --heads 2 --sequence 8 --vocab 256 --microbatch 2 --output "$scratch/m.h5" || finish
-for ranks in 1 2; do
-    cat >"$scratch/c$ranks.json" <<JSON
-{ "format": "hapt-cluster", "version": 1, "subclusters": [
-    {"name": "a", "nodes": 1, "devices_per_node": $ranks, "device": "cpu", "memory": "300 MB"} ] }
-JSON
-    passes 1 plan --input "$scratch/m.h5" --cluster "$scratch/c$ranks.json" --predict --threads 1 --microbatches 2 --use-all-devices yes \
-        --output "$scratch/plan$ranks.h5" || finish
-done
+plans_of_one_and_two
 checks=$((checks + 1))
 /usr/bin/python3 tests/system/links.py "$HAPT" "$scratch" "${PART:-run}" >"$scratch/said" 2>&1 || fail "$(cat "$scratch/said")"
 figures=$(tail -n 1 "$scratch/said")
