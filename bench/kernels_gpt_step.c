@@ -103,10 +103,10 @@ static struct {
 static int label_count;
 static size_t workspace_bytes;
 
-#define VIEWS(...)                                                                                                     \
-    (const struct hapt_view[])                                                                                         \
-    {                                                                                                                  \
-        __VA_ARGS__                                                                                                    \
+#define VIEWS(...)             \
+    (const struct hapt_view[]) \
+    {                          \
+        __VA_ARGS__            \
     }
 static const struct hapt_view none;
 

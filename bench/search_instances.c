@@ -37,54 +37,54 @@ enum { KINDS = 4, NODE = 8, ROWS = 8, SEQUENCE = 1024, VOCABULARY = 50304 };
 
 #define GIB (1024.0 * 1024 * 1024)
 #define GBIT (1e9 / 8)
-#define A100_40                                                                                                        \
-    {                                                                                                                  \
-        "a100-40", 4, 0.4 * 312e12, 40 * GIB, 300e9, 200 * GBIT / 8                                                    \
+#define A100_40                                                     \
+    {                                                               \
+        "a100-40", 4, 0.4 * 312e12, 40 * GIB, 300e9, 200 * GBIT / 8 \
     }
-#define V100_32                                                                                                        \
-    {                                                                                                                  \
-        "v100-32", 4, 0.4 * 125e12, 32 * GIB, 150e9, 200 * GBIT / 8                                                    \
+#define V100_32                                                     \
+    {                                                               \
+        "v100-32", 4, 0.4 * 125e12, 32 * GIB, 150e9, 200 * GBIT / 8 \
     }
-#define SITE                                                                                                           \
-    {                                                                                                                  \
-        {"h100-80", 32, 0.4 * 989e12, 80 * GIB, 450e9, 400 * GBIT / 8},                                                \
-            {"a100-40", 32, 0.4 * 312e12, 40 * GIB, 300e9, 200 * GBIT / 8},                                            \
-            {"a100-80", 32, 0.4 * 312e12, 80 * GIB, 300e9, 200 * GBIT / 8},                                            \
-        {                                                                                                              \
-            "v100-32", 32, 0.4 * 125e12, 32 * GIB, 150e9, 100 * GBIT / 8                                               \
-        }                                                                                                              \
+#define SITE                                                                \
+    {                                                                       \
+        {"h100-80", 32, 0.4 * 989e12, 80 * GIB, 450e9, 400 * GBIT / 8},     \
+            {"a100-40", 32, 0.4 * 312e12, 40 * GIB, 300e9, 200 * GBIT / 8}, \
+            {"a100-80", 32, 0.4 * 312e12, 80 * GIB, 300e9, 200 * GBIT / 8}, \
+        {                                                                   \
+            "v100-32", 32, 0.4 * 125e12, 32 * GIB, 150e9, 100 * GBIT / 8    \
+        }                                                                   \
     }
-#define LAB                                                                                                            \
-    {                                                                                                                  \
-        {"h100-80", 1, 0.4 * 989e12, 80 * GIB, 450e9, 400 * GBIT / 8},                                                 \
-            {"a100-40", 2, 0.4 * 312e12, 40 * GIB, 300e9, 200 * GBIT / 8},                                             \
-            {"a100-80", 1, 0.4 * 312e12, 80 * GIB, 300e9, 200 * GBIT / 8},                                             \
-        {                                                                                                              \
-            "v100-32", 2, 0.4 * 125e12, 32 * GIB, 150e9, 100 * GBIT / 8                                                \
-        }                                                                                                              \
+#define LAB                                                                \
+    {                                                                      \
+        {"h100-80", 1, 0.4 * 989e12, 80 * GIB, 450e9, 400 * GBIT / 8},     \
+            {"a100-40", 2, 0.4 * 312e12, 40 * GIB, 300e9, 200 * GBIT / 8}, \
+            {"a100-80", 1, 0.4 * 312e12, 80 * GIB, 300e9, 200 * GBIT / 8}, \
+        {                                                                  \
+            "v100-32", 2, 0.4 * 125e12, 32 * GIB, 150e9, 100 * GBIT / 8    \
+        }                                                                  \
     }
-#define SITE_LINKS                                                                                                     \
-    {                                                                                                                  \
-        {400 * GBIT, 25 * GBIT, 10 * GBIT, 5 * GBIT}, {25 * GBIT, 200 * GBIT, 25 * GBIT, 10 * GBIT},                   \
-            {10 * GBIT, 25 * GBIT, 200 * GBIT, 10 * GBIT},                                                             \
-        {                                                                                                              \
-            5 * GBIT, 10 * GBIT, 10 * GBIT, 100 * GBIT                                                                 \
-        }                                                                                                              \
+#define SITE_LINKS                                                                                   \
+    {                                                                                                \
+        {400 * GBIT, 25 * GBIT, 10 * GBIT, 5 * GBIT}, {25 * GBIT, 200 * GBIT, 25 * GBIT, 10 * GBIT}, \
+            {10 * GBIT, 25 * GBIT, 200 * GBIT, 10 * GBIT},                                           \
+        {                                                                                            \
+            5 * GBIT, 10 * GBIT, 10 * GBIT, 100 * GBIT                                               \
+        }                                                                                            \
     }
-#define PAIR_LINKS                                                                                                     \
-    {                                                                                                                  \
-        {200 * GBIT, 5 * GBIT},                                                                                        \
-        {                                                                                                              \
-            5 * GBIT, 200 * GBIT                                                                                       \
-        }                                                                                                              \
+#define PAIR_LINKS               \
+    {                            \
+        {200 * GBIT, 5 * GBIT},  \
+        {                        \
+            5 * GBIT, 200 * GBIT \
+        }                        \
     }
 
-#define NEAR_LINKS                                                                                                     \
-    {                                                                                                                  \
-        {200 * GBIT, 200 * GBIT},                                                                                      \
-        {                                                                                                              \
-            200 * GBIT, 200 * GBIT                                                                                     \
-        }                                                                                                              \
+#define NEAR_LINKS                 \
+    {                              \
+        {200 * GBIT, 200 * GBIT},  \
+        {                          \
+            200 * GBIT, 200 * GBIT \
+        }                          \
     }
 
 static const struct instance instances[] = {
@@ -309,7 +309,9 @@ int main(int argc, char **argv)
     if (chosen && repeats > 0)
         status = run(&env, chosen, gap, repeats, &arena);
     else if (env.world_rank == 0)
-        fprintf(stderr, "usage: search_instances gpt39b|gpt39b-unique|gpt39b-mixed|lab12|site1024|site1024-all [GAP [REPEATS]]\n");
+        fprintf(
+            stderr,
+            "usage: search_instances gpt39b|gpt39b-unique|gpt39b-mixed|lab12|site1024|site1024-all [GAP [REPEATS]]\n");
     hapt_arena_release(&arena);
     hapt_env_release(&env);
     return (int)status;

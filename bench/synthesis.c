@@ -3,8 +3,8 @@
  *
  * synthesis DEVICES FAST REPEATS MODEL [--option value ...]
  *
- * MODEL with its options is what `hapt model` takes: a family or a named model. FAST of the devices are three times as fast as the
- * others and get as much more by the ratios. Prints a JSON object: the best of REPEATS.
+ * MODEL with its options is what `hapt model` takes: a family or a named model. FAST of the devices are three times as
+ * fast as the others and get as much more by the ratios. Prints a JSON object: the best of REPEATS.
  *
  * HAP's own search takes 4 s for BERT of 12 layers, 15 s for ViT of 24 and 89 s for BERT of 48.
  */
@@ -54,8 +54,12 @@ int main(int argc, char **argv)
         bytes[j] = (j < fast ? 3 : 1) * 300e9;
         ratio[j] = (double)(j < fast ? 3 : 1) / (size + 2 * fast);
     }
-    const struct hapt_spmd_rates rates = {.size = size, .flops_per_s = flops, .bytes_per_s = bytes, .launch_s = 5e-6,
-                                          .latency_s = 5e-6, .bandwidth_bytes_per_s = 10e9};
+    const struct hapt_spmd_rates rates = {.size = size,
+                                          .flops_per_s = flops,
+                                          .bytes_per_s = bytes,
+                                          .launch_s = 5e-6,
+                                          .latency_s = 5e-6,
+                                          .bandwidth_bytes_per_s = 10e9};
     const struct hapt_axis axis = {.size = size, .ratio_count = 1, .ratio = fast > 0 && fast < size ? ratio : NULL};
     const struct hapt_synthesis_options options = {.microbatches = 1};
     struct hapt_spmd_costs costs;
@@ -73,10 +77,11 @@ int main(int argc, char **argv)
         if (hapt_synthesise(whole, 0, &axis, &costs, &options, &scratch, &program, &report) != HAPT_OK) fail();
         if (report.seconds < best) best = report.seconds;
     }
-    printf("{\"seconds\": %.6f, \"operators\": %d, \"segments\": %d, \"unique_segments\": %d, \"expanded\": %ld, \"generated\": %ld, "
+    printf("{\"seconds\": %.6f, \"operators\": %d, \"segments\": %d, \"unique_segments\": %d, \"expanded\": %ld, "
+           "\"generated\": %ld, "
            "\"cost_s\": %.9g, \"stages\": %d, \"because\": \"%s\"}\n",
-           best, model->graph->op_count, report.segments, report.unique_segments, report.expanded, report.generated, report.cost_s,
-           report.stages, report.because);
+           best, model->graph->op_count, report.segments, report.unique_segments, report.expanded, report.generated,
+           report.cost_s, report.stages, report.because);
     hapt_arena_release(&scratch);
     hapt_arena_release(&arena);
     return 0;

@@ -69,7 +69,8 @@ int main(int argc, char **argv)
     const enum hapt_status parsed = hapt_config_parse(argc, argv, &arena, &config);
     const bool listens = parsed == HAPT_OK && saves(hapt_config_command(config));
     if (listens) hapt_stop_listen();
-    enum hapt_status status = hapt_env_init(&env, &argc, &argv, parsed == HAPT_OK ? hapt_config_real(config, "timeout") : HAPT_ENV_TIMEOUT_S);
+    enum hapt_status status =
+        hapt_env_init(&env, &argc, &argv, parsed == HAPT_OK ? hapt_config_real(config, "timeout") : HAPT_ENV_TIMEOUT_S);
     if (listens) hapt_stop_listen();
     if (status == HAPT_OK)
         status = run(&env, config, parsed, argc == 1);

@@ -25,10 +25,11 @@ __attribute__((unused)) static void cuts_random_axis(struct cuts_axis *made, int
     if (vectors > 0) made->axis.ratio = made->ratio, made->axis.ratio_count = vectors;
 }
 
-/* One cut an operator. With `rows` of 10 the operators keep to the first index of their first operand, as data parallelism does, so that
- * programs differ in how much they move. *partial: how many pass partial sums on. */
+/* One cut an operator. With `rows` of 10 the operators keep to the first index of their first operand, as data
+ * parallelism does, so that programs differ in how much they move. *partial: how many pass partial sums on. */
 static void cuts_choose(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
-                        const struct hapt_grains *grains, int rows, bool allow_partial, uint64_t *random, struct hapt_cut *cut)
+                        const struct hapt_grains *grains, int rows, bool allow_partial, uint64_t *random,
+                        struct hapt_cut *cut)
 {
     const struct hapt_graph *graph = sharding->graph;
     for (int o = 0; o < graph->op_count; o++) {
@@ -52,8 +53,8 @@ static void cuts_choose(const struct hapt_sharding *sharding, int axis_index, co
 }
 
 /* The sharding with one more axis by random cuts; NULL where they cannot be had. */
-__attribute__((unused)) static struct hapt_sharding *cuts_add_axis(const struct hapt_sharding *sharding, int axis_index, int size,
-                                                                   uint64_t *random, struct hapt_arena *arena,
+__attribute__((unused)) static struct hapt_sharding *cuts_add_axis(const struct hapt_sharding *sharding, int axis_index,
+                                                                   int size, uint64_t *random, struct hapt_arena *arena,
                                                                    struct hapt_axis_program **program)
 {
     struct cuts_axis axis;

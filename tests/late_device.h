@@ -1,9 +1,11 @@
 /*
- * A device for tests of what moves its data: the host cannot touch its memory, not by mistake either, and its queues work when they like.
+ * A device for tests of what moves its data: the host cannot touch its memory, not by mistake either, and its queues
+ * work when they like.
  *
- * Memory is mapped twice: closed where the device's addresses are, open where the queues, and the test (late_host), read and write it. Each
- * queue has a thread that begins its work some time after it was asked for, so what two queues do comes in any order. Groups are of two ranks;
- * a message holds up its queue until its other end has come to the head of the peer's.
+ * Memory is mapped twice: closed where the device's addresses are, open where the queues, and the test (late_host),
+ * read and write it. Each queue has a thread that begins its work some time after it was asked for, so what two queues
+ * do comes in any order. Groups are of two ranks; a message holds up its queue until its other end has come to the head
+ * of the peer's.
  */
 #ifndef HAPT_TEST_LATE_DEVICE_H
 #define HAPT_TEST_LATE_DEVICE_H
@@ -54,9 +56,9 @@ static struct {
     size_t bytes, taken;
     MPI_Comm comm; /* of the devices */
     struct hapt_queue queue[LATE_QUEUES];
-    int pinned, pins; /* blocks of page-locked memory: now; so far */
+    int pinned, pins;    /* blocks of page-locked memory: now; so far */
     atomic_ullong moved; /* bytes asked for */
-    bool fails; /* copies and groups do, from now on */
+    bool fails;          /* copies and groups do, from now on */
 } late;
 
 static __attribute__((unused)) void late_open(size_t bytes)
@@ -107,9 +109,7 @@ static void late_do(const struct late_work *work)
 {
     MPI_Request request;
     switch (work->kind) {
-    case LATE_COPY:
-        memcpy(late_host(work->to), late_host(work->from), work->bytes);
-        break;
+    case LATE_COPY: memcpy(late_host(work->to), late_host(work->from), work->bytes); break;
     case LATE_SEND:
         MPI_Issend(late_host(work->from), (int)work->bytes, MPI_BYTE, work->peer, work->tag, late.comm, &request);
         late_meet(request);
@@ -118,9 +118,7 @@ static void late_do(const struct late_work *work)
         MPI_Irecv(late_host(work->to), (int)work->bytes, MPI_BYTE, work->peer, work->tag, late.comm, &request);
         late_meet(request);
         break;
-    case LATE_PACK:
-        hapt_strided_pack(work->runs, late_host(work->from), 0, work->bytes, late_host(work->to));
-        break;
+    case LATE_PACK: hapt_strided_pack(work->runs, late_host(work->from), 0, work->bytes, late_host(work->to)); break;
     case LATE_UNPACK:
         hapt_strided_unpack(work->runs, late_host(work->to), 0, work->bytes, late_host(work->from));
         break;
@@ -133,7 +131,8 @@ static void *late_run(void *argument)
     uint64_t random = (uint64_t)(queue - late.queue) + 1;
     for (;;) {
         pthread_mutex_lock(&queue->mutex);
-        while (queue->asked == atomic_load(&queue->done) && !queue->ends) pthread_cond_wait(&queue->work, &queue->mutex);
+        while (queue->asked == atomic_load(&queue->done) && !queue->ends)
+            pthread_cond_wait(&queue->work, &queue->mutex);
         const bool idle = queue->asked == atomic_load(&queue->done);
         const struct late_work work = queue->work_at[atomic_load(&queue->done) % LATE_WORK];
         pthread_mutex_unlock(&queue->mutex);
@@ -228,41 +227,60 @@ static void late_abort(struct hapt_group *group)
     group->left = 0;
 }
 
-static const char *late_send(struct hapt_group *group, struct hapt_queue *queue, int count, const struct hapt_block *block, int to)
+static const char *late_send(struct hapt_group *group, struct hapt_queue *queue, int count,
+                             const struct hapt_block *block, int to)
 {
     CHECK(to == 1 && group->left == 0);
     if (late.fails) return "the wire is cut";
     group->left = 3;
     for (int b = 0; b < count; b++)
-        late_ask(queue, (struct late_work){.kind = LATE_SEND, .from = block[b].data, .bytes = block[b].bytes, .peer = group->peer, .tag = group->tag});
+        late_ask(queue, (struct late_work){.kind = LATE_SEND,
+                                           .from = block[b].data,
+                                           .bytes = block[b].bytes,
+                                           .peer = group->peer,
+                                           .tag = group->tag});
     return NULL;
 }
 
-static const char *late_receive(struct hapt_group *group, struct hapt_queue *queue, int count, const struct hapt_block *block, int from)
+static const char *late_receive(struct hapt_group *group, struct hapt_queue *queue, int count,
+                                const struct hapt_block *block, int from)
 {
     CHECK(from == 0 && group->left == 0);
     group->left = 3;
     for (int b = 0; b < count; b++)
-        late_ask(queue, (struct late_work){.kind = LATE_RECEIVE, .to = block[b].data, .bytes = block[b].bytes, .peer = group->peer, .tag = group->tag});
+        late_ask(queue, (struct late_work){.kind = LATE_RECEIVE,
+                                           .to = block[b].data,
+                                           .bytes = block[b].bytes,
+                                           .peer = group->peer,
+                                           .tag = group->tag});
     return NULL;
 }
 
-static const char *late_pack(struct hapt_queue *queue, const struct hapt_strided_list *list, const void *base, void *dense)
+static const char *late_pack(struct hapt_queue *queue, const struct hapt_strided_list *list, const void *base,
+                             void *dense)
 {
-    late_ask(queue, (struct late_work){.kind = LATE_PACK, .to = dense, .from = base, .bytes = hapt_strided_bytes(list), .runs = list});
+    late_ask(queue, (struct late_work){
+                        .kind = LATE_PACK, .to = dense, .from = base, .bytes = hapt_strided_bytes(list), .runs = list});
     return NULL;
 }
 
-static const char *late_unpack(struct hapt_queue *queue, const struct hapt_strided_list *list, void *base, const void *dense)
+static const char *late_unpack(struct hapt_queue *queue, const struct hapt_strided_list *list, void *base,
+                               const void *dense)
 {
-    late_ask(queue, (struct late_work){.kind = LATE_UNPACK, .to = base, .from = dense, .bytes = hapt_strided_bytes(list), .runs = list});
+    late_ask(queue,
+             (struct late_work){
+                 .kind = LATE_UNPACK, .to = base, .from = dense, .bytes = hapt_strided_bytes(list), .runs = list});
     return NULL;
 }
 
 static const struct hapt_groups *late_groups(const char **reason)
 {
-    static const struct hapt_groups groups = {
-        .settled = late_settled, .abort = late_abort, .pack = late_pack, .unpack = late_unpack, .send = late_send, .receive = late_receive};
+    static const struct hapt_groups groups = {.settled = late_settled,
+                                              .abort = late_abort,
+                                              .pack = late_pack,
+                                              .unpack = late_unpack,
+                                              .send = late_send,
+                                              .receive = late_receive};
     *reason = "";
     return &groups;
 }
@@ -285,8 +303,16 @@ static __attribute__((unused)) void late_close(void)
     memset(&late, 0, sizeof late);
 }
 
-static __attribute__((unused)) const struct hapt_backend late_backend = {.name = "late", .queue = late_queue, .record = late_record, .done = late_done,
-                                                                         .wait = late_past, .copy = late_copy, .pin = late_pin, .unpin = late_unpin,
-                                                                         .allocate = late_allocate, .free = late_free, .groups = late_groups};
+static __attribute__((unused)) const struct hapt_backend late_backend = {.name = "late",
+                                                                         .queue = late_queue,
+                                                                         .record = late_record,
+                                                                         .done = late_done,
+                                                                         .wait = late_past,
+                                                                         .copy = late_copy,
+                                                                         .pin = late_pin,
+                                                                         .unpin = late_unpin,
+                                                                         .allocate = late_allocate,
+                                                                         .free = late_free,
+                                                                         .groups = late_groups};
 
 #endif

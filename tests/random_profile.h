@@ -29,7 +29,8 @@ static inline int random_submeshes(int nodes, int per_node, bool variants, struc
 {
     int count = 0;
     for (int n = 1; n <= nodes; n++)
-        for (int m = n == 1 ? 1 : per_node; m <= per_node; m = m < per_node && (2 * m > per_node || per_node % (2 * m)) ? per_node : 2 * m)
+        for (int m = n == 1 ? 1 : per_node; m <= per_node;
+             m = m < per_node && (2 * m > per_node || per_node % (2 * m)) ? per_node : 2 * m)
             for (int tp = 1; tp <= (variants ? m : 1); tp *= 2)
                 if (m % tp == 0) submesh[count++] = (struct hapt_submesh){n, m, tp, 0};
     return count;
@@ -48,8 +49,8 @@ static inline void random_cluster(uint64_t *seed, struct hapt_profile *profile, 
     snprintf(name, sizeof name, "sub%d", c);
     struct hapt_submesh submesh[8];
     const int submeshes = random_submeshes(shape[0], shape[1], variants, submesh);
-    CHECK_OK(hapt_profile_add_cluster_of(profile, c, name, shape[0], shape[1], tight ? 8 : 1000, 1 + c, submesh, submeshes,
-                                         arena));
+    CHECK_OK(hapt_profile_add_cluster_of(profile, c, name, shape[0], shape[1], tight ? 8 : 1000, 1 + c, submesh,
+                                         submeshes, arena));
     struct hapt_profile_cluster *cluster = &profile->cluster[c];
     const double layer_s = random_time(seed, grain, 2);
     for (int s = 0; s < cluster->submesh_count; s++) {
@@ -79,8 +80,9 @@ static inline void make_twin(struct hapt_profile *profile, int a, int b, struct 
     const int C = profile->cluster_count;
     char name[16];
     snprintf(name, sizeof name, "sub%d", b);
-    CHECK_OK(hapt_profile_add_cluster_of(profile, b, name, from->nodes, from->devices_per_node, from->device_memory_bytes,
-                                         from->peak_flops, from->submesh, from->submesh_count, arena));
+    CHECK_OK(hapt_profile_add_cluster_of(profile, b, name, from->nodes, from->devices_per_node,
+                                         from->device_memory_bytes, from->peak_flops, from->submesh,
+                                         from->submesh_count, arena));
     const size_t bytes = hapt_profile_index(profile, from->submesh_count, 0, 0) * sizeof(double);
     memcpy(to->stage_time, from->stage_time, bytes);
     memcpy(to->stage_forward_time, from->stage_forward_time, bytes);
@@ -143,14 +145,15 @@ static inline bool has_mixed(const struct hapt_profile *profile, int count, cons
     for (int k = 0; k < profile->mixed_count; k++) {
         const struct hapt_profile_mixed *mixed = &profile->mixed[k];
         bool same = mixed->count == count;
-        for (int i = 0; same && i < count; i++) same = mixed->cluster[i] == cluster[i] && mixed->devices[i] == devices[i];
+        for (int i = 0; same && i < count; i++)
+            same = mixed->cluster[i] == cluster[i] && mixed->devices[i] == devices[i];
         if (same) return true;
     }
     return false;
 }
 
-/* A group of stages on devices of two subclusters, now and then of three. Some hold neither the first nor the last layer, and are
- * fast there: they come to stand between others. */
+/* A group of stages on devices of two subclusters, now and then of three. Some hold neither the first nor the last
+ * layer, and are fast there: they come to stand between others. */
 static inline void random_mixed(uint64_t *seed, struct hapt_profile *profile, struct hapt_arena *arena)
 {
     const int C = profile->cluster_count, L = profile->layer_count;
@@ -182,7 +185,8 @@ static inline void random_mixed(uint64_t *seed, struct hapt_profile *profile, st
             const size_t cell = hapt_profile_index(profile, 0, i, j);
             const int layers = j - i + 1;
             if (random_chance(seed, holes) || (inner && (i == 0 || j == L - 1))) continue;
-            mixed->stage_time[cell] = speed * (additive ? layers * layer_s / all : random_time(seed, grain, 2.0 * layers / all));
+            mixed->stage_time[cell] =
+                speed * (additive ? layers * layer_s / all : random_time(seed, grain, 2.0 * layers / all));
             mixed->stage_forward_time[cell] = mixed->stage_time[cell] / 3;
             if (steps) mixed->step_time[cell] = random_time(seed, grain, 2);
             for (int row = 0; row < mixed->memory_rows; row++) {

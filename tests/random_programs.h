@@ -1,5 +1,5 @@
-/* Programs of one axis that nobody would choose: synthesised by costs at random, with cuts forced at random, or completed from cuts at
- * random. What they are made of lives in `arena`, which the file that includes this has. */
+/* Programs of one axis that nobody would choose: synthesised by costs at random, with cuts forced at random, or
+ * completed from cuts at random. What they are made of lives in `arena`, which the file that includes this has. */
 #ifndef HAPT_TEST_RANDOM_PROGRAMS_H
 #define HAPT_TEST_RANDOM_PROGRAMS_H
 
@@ -22,7 +22,8 @@ static double random_compute_s(const void *context, const struct hapt_spmd_work 
     return (0.02 + (0.2 + hapt_random_unit(&random)) * work->share) * costs->slowness[device];
 }
 
-static double random_collective_s(const void *context, enum hapt_collective_kind kind, double bytes, double largest_share)
+static double random_collective_s(const void *context, enum hapt_collective_kind kind, double bytes,
+                                  double largest_share)
 {
     const struct random_costs *costs = context;
     if (kind == HAPT_COLLECTIVE_SLICE || kind == HAPT_COLLECTIVE_NONE) return 0;
@@ -31,7 +32,8 @@ static double random_collective_s(const void *context, enum hapt_collective_kind
 
 static void draw_costs(uint64_t *random, struct random_costs *costs)
 {
-    *costs = (struct random_costs){.seed = hapt_random_next(random), .scale = pow(10, -3 + 3 * hapt_random_unit(random))};
+    *costs =
+        (struct random_costs){.seed = hapt_random_next(random), .scale = pow(10, -3 + 3 * hapt_random_unit(random))};
     for (int d = 0; d < MOST_DRAWN_DEVICES; d++) costs->slowness[d] = 1 + (double)(hapt_random_next(random) % 4);
     for (int k = 0; k < HAPT_COLLECTIVE_COUNT; k++) {
         costs->alpha[k] = hapt_random_unit(random);
@@ -40,8 +42,8 @@ static void draw_costs(uint64_t *random, struct random_costs *costs)
 }
 
 /* For one operator in eight, a cut that it can have; every other time all products of experts go by expert. */
-static const struct hapt_cut **draw_forced(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
-                                           uint64_t *random, int *count)
+static const struct hapt_cut **draw_forced(const struct hapt_sharding *sharding, int axis_index,
+                                           const struct hapt_axis *axis, uint64_t *random, int *count)
 {
     const struct hapt_graph *graph = sharding->graph;
     const struct hapt_cut **forced = hapt_arena_alloc(&arena, (size_t)graph->op_count, sizeof *forced);
@@ -55,7 +57,8 @@ static const struct hapt_cut **draw_forced(const struct hapt_sharding *sharding,
         struct hapt_cut cut = list[hapt_random_next(random) % (uint64_t)cuts];
         for (int c = 0; expert && c < cuts; c++)
             if (list[c].letter == 'e') cut = list[c];
-        if (cut.letter == HAPT_CUT_PARTIAL || hapt_rule_of_cut(sharding, axis_index, axis, o, cut, &rule) != HAPT_OK) continue;
+        if (cut.letter == HAPT_CUT_PARTIAL || hapt_rule_of_cut(sharding, axis_index, axis, o, cut, &rule) != HAPT_OK)
+            continue;
         one = hapt_arena_alloc(&arena, 1, sizeof *one);
         *one = (struct hapt_cut){.letter = cut.letter};
         forced[o] = one;
@@ -65,22 +68,25 @@ static const struct hapt_cut **draw_forced(const struct hapt_sharding *sharding,
     return forced;
 }
 
-static struct hapt_axis_program *synthesised(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
-                                             uint64_t *random, int *forced)
+static struct hapt_axis_program *synthesised(const struct hapt_sharding *sharding, int axis_index,
+                                             const struct hapt_axis *axis, uint64_t *random, int *forced)
 {
     struct random_costs draw;
-    struct hapt_synthesis_options options = {.microbatches = 1 + (int)(hapt_random_next(random) % 8), .most_states = 5000};
+    struct hapt_synthesis_options options = {.microbatches = 1 + (int)(hapt_random_next(random) % 8),
+                                             .most_states = 5000};
     int kind[MOST_DRAWN_DEVICES];
     draw_costs(random, &draw);
     for (int d = 0; d < axis->size; d++) kind[d] = d;
-    const struct hapt_spmd_costs costs = {.context = &draw, .kind = kind, .compute_s = random_compute_s, .collective_s = random_collective_s};
+    const struct hapt_spmd_costs costs = {
+        .context = &draw, .kind = kind, .compute_s = random_compute_s, .collective_s = random_collective_s};
     options.no_replicated_gradients = hapt_random_next(random) % 4 == 0;
     for (int attempt = 0; attempt < 3; attempt++) {
         struct hapt_axis_program *program = hapt_arena_alloc(&arena, 1, sizeof *program);
         /* Cuts forced on both of two neighbours may contradict each other. */
         *forced = 0;
         options.forced = attempt < 2 ? draw_forced(sharding, axis_index, axis, random, forced) : NULL;
-        const enum hapt_status status = hapt_synthesise(sharding, axis_index, axis, &costs, &options, &arena, program, NULL);
+        const enum hapt_status status =
+            hapt_synthesise(sharding, axis_index, axis, &costs, &options, &arena, program, NULL);
         CHECK_MESSAGE(status == HAPT_OK || status == HAPT_ERR_INFEASIBLE, "synthesis: %s", hapt_fail_message());
         hapt_fail_reset();
         if (status == HAPT_OK) return program;
@@ -88,15 +94,16 @@ static struct hapt_axis_program *synthesised(const struct hapt_sharding *shardin
     return NULL;
 }
 
-__attribute__((unused)) static struct hapt_axis_program *random_cuts(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
-                                             uint64_t *random)
+__attribute__((unused)) static struct hapt_axis_program *
+random_cuts(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis, uint64_t *random)
 {
     struct hapt_cut *cut = hapt_arena_alloc(&arena, (size_t)sharding->graph->op_count, sizeof *cut);
     struct hapt_grains *grains = NULL;
     struct hapt_axis_program *program = NULL;
     CHECK_OK(hapt_grains_find(sharding->graph, &arena, &grains));
     for (int attempt = 0; attempt < 2 && !program; attempt++) {
-        cuts_choose(sharding, axis_index, axis, grains, (int)(hapt_random_next(random) % 11), attempt == 0, random, cut);
+        cuts_choose(sharding, axis_index, axis, grains, (int)(hapt_random_next(random) % 11), attempt == 0, random,
+                    cut);
         if (hapt_axis_program_complete(sharding, axis_index, axis, cut, &arena, &program) != HAPT_OK) program = NULL;
     }
     hapt_fail_reset();

@@ -1,6 +1,6 @@
 /*
- * Operators on shards, by the cpu kernels. They know nothing of ranges of an index (tables cut by the values that index them), so
- * a shard with such an index gets one more place, to which every value outside its range points.
+ * Operators on shards, by the cpu kernels. They know nothing of ranges of an index (tables cut by the values that index
+ * them), so a shard with such an index gets one more place, to which every value outside its range points.
  */
 #ifndef HAPT_TEST_SHARDS_H
 #define HAPT_TEST_SHARDS_H
@@ -53,8 +53,8 @@ static const struct hapt_signature *shards_signature(const struct hapt_op *op, c
     return hapt_op_signature_of(&graph, &local);
 }
 
-/* Runs the kernel of a local operator. `indexed`: it stands on the shard of an index that begins at `first` and has `valid` places
- * that are not padding; the local extent is that of its operands. */
+/* Runs the kernel of a local operator. `indexed`: it stands on the shard of an index that begins at `first` and has
+ * `valid` places that are not padding; the local extent is that of its operands. */
 __attribute__((unused)) static void shards_run(const struct hapt_op *op, const struct hapt_call *given, bool indexed,
                                                int64_t first, int64_t valid)
 {
@@ -107,8 +107,8 @@ __attribute__((unused)) static void shards_run(const struct hapt_op *op, const s
     for (int k = 0; k < made_count; k++) free(made[k]);
 }
 
-/* Index in the whole of element k of the shard that `rank` of `ranks` holds: `blocks` blocks of `extent` in dimension `dim` of the
- * whole; -1: padding. Without sharding (dim < 0) both are the same. */
+/* Index in the whole of element k of the shard that `rank` of `ranks` holds: `blocks` blocks of `extent` in dimension
+ * `dim` of the whole; -1: padding. Without sharding (dim < 0) both are the same. */
 __attribute__((unused)) static int64_t shards_whole_index(const int64_t *local, int dims, int dim, int blocks, int rank,
                                                           int64_t extent, int64_t k)
 {

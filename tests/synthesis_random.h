@@ -24,7 +24,6 @@ struct random_instance {
     uint64_t seed;
 };
 
-
 static double random_compute_s(const void *context, const struct hapt_spmd_work *work, int device)
 {
     const struct random_instance *instance = context;
@@ -34,34 +33,58 @@ static double random_compute_s(const void *context, const struct hapt_spmd_work 
     return (0.02 + whole * work->share) * instance->slowness[device];
 }
 
-static double random_collective_s(const void *context, enum hapt_collective_kind kind, double bytes, double largest_share)
+static double random_collective_s(const void *context, enum hapt_collective_kind kind, double bytes,
+                                  double largest_share)
 {
     const struct random_instance *instance = context;
     return instance->scale_s * (instance->alpha[kind] + instance->beta[kind] * bytes / 1000 * largest_share);
 }
 
-/* A chain with skips on [rows][T][d]: linear, linear_t, gelu, add, copy, layer norm, then a loss. `ops` with the loss. */
+/* A chain with skips on [rows][T][d]: linear, linear_t, gelu, add, copy, layer norm, then a loss. `ops` with the loss.
+ */
 __attribute__((unused)) static struct hapt_graph *random_graph(struct hapt_arena *arena, uint64_t *random, int ops)
 {
     struct hapt_graph *graph = NULL;
-    const int64_t rows = 2 + (int64_t)(hapt_random_next(random) % 3), length = 1 + (int64_t)(hapt_random_next(random) % 5);
+    const int64_t rows = 2 + (int64_t)(hapt_random_next(random) % 3),
+                  length = 1 + (int64_t)(hapt_random_next(random) % 5);
     int value[16], count = 0, targets, output[HAPT_MAX_OUTPUTS];
     char name[32];
     CHECK_OK(hapt_graph_create(arena, &graph));
-    struct hapt_tensor x = {.name = "x", .kind = HAPT_TENSOR_INPUT, .dtype = HAPT_F32, .dims = 3,
-                            .shape = {rows, length, 2 + (int64_t)(hapt_random_next(random) % 7)}, .producer = -1, .gradient = -1, .primal = -1};
-    struct hapt_tensor y = {.name = "y", .kind = HAPT_TENSOR_INPUT, .role = HAPT_ROLE_TARGETS, .dtype = HAPT_I32, .dims = 2,
-                            .shape = {rows, length}, .producer = -1, .gradient = -1, .primal = -1};
+    struct hapt_tensor x = {.name = "x",
+                            .kind = HAPT_TENSOR_INPUT,
+                            .dtype = HAPT_F32,
+                            .dims = 3,
+                            .shape = {rows, length, 2 + (int64_t)(hapt_random_next(random) % 7)},
+                            .producer = -1,
+                            .gradient = -1,
+                            .primal = -1};
+    struct hapt_tensor y = {.name = "y",
+                            .kind = HAPT_TENSOR_INPUT,
+                            .role = HAPT_ROLE_TARGETS,
+                            .dtype = HAPT_I32,
+                            .dims = 2,
+                            .shape = {rows, length},
+                            .producer = -1,
+                            .gradient = -1,
+                            .primal = -1};
     CHECK_OK(hapt_graph_add_tensor(graph, &x, &value[count++]));
     CHECK_OK(hapt_graph_add_tensor(graph, &y, &targets));
     for (int k = 0; k + 1 < ops; k++) {
-        const int from = value[hapt_random_next(random) % 3 || k + 2 == ops ? count - 1 : (int)(hapt_random_next(random) % (uint64_t)count)];
+        const int from =
+            value[hapt_random_next(random) % 3 || k + 2 == ops ? count - 1
+                                                               : (int)(hapt_random_next(random) % (uint64_t)count)];
         const int64_t d = graph->tensor[from].shape[2], wide = 2 + (int64_t)(hapt_random_next(random) % 7);
         int other = value[hapt_random_next(random) % (uint64_t)count], input[3] = {from, -1, -1};
         double epsilon[HAPT_MAX_ATTRIBUTES] = {1e-5};
-        struct hapt_tensor weight = {.kind = HAPT_TENSOR_PARAMETER, .dtype = HAPT_F32, .dims = 2, .trainable = true,
-                                     .producer = -1, .gradient = -1, .primal = -1};
-        const char *type = (const char *[]){"linear", "linear_t", "gelu", "add", "copy", "layer_norm"}[k == 0 || k + 2 == ops ? hapt_random_next(random) % 2 : hapt_random_next(random) % 6];
+        struct hapt_tensor weight = {.kind = HAPT_TENSOR_PARAMETER,
+                                     .dtype = HAPT_F32,
+                                     .dims = 2,
+                                     .trainable = true,
+                                     .producer = -1,
+                                     .gradient = -1,
+                                     .primal = -1};
+        const char *type = (const char *[]){"linear", "linear_t", "gelu", "add", "copy", "layer_norm"}
+            [k == 0 || k + 2 == ops ? hapt_random_next(random) % 2 : hapt_random_next(random) % 6];
         const bool fits = other != from && graph->tensor[other].shape[2] == d;
         if (!strcmp(type, "add") && !fits) type = "linear";
         snprintf(name, sizeof name, "w%d", k);
@@ -101,12 +124,13 @@ __attribute__((unused)) static struct hapt_graph *random_graph(struct hapt_arena
     return graph;
 }
 
-__attribute__((unused)) static void random_instance(struct random_instance *instance, struct hapt_arena *arena, uint64_t seed,
-                                                    int least_ops, int most_ops)
+__attribute__((unused)) static void random_instance(struct random_instance *instance, struct hapt_arena *arena,
+                                                    uint64_t seed, int least_ops, int most_ops)
 {
     uint64_t random = seed;
     *instance = (struct random_instance){.seed = seed};
-    instance->graph = random_graph(arena, &random, least_ops + (int)(hapt_random_next(&random) % (uint64_t)(most_ops - least_ops + 1)));
+    instance->graph = random_graph(arena, &random,
+                                   least_ops + (int)(hapt_random_next(&random) % (uint64_t)(most_ops - least_ops + 1)));
     CHECK_OK(hapt_sharding_trivial(instance->graph, arena, &instance->whole));
     instance->axis.size = 2 + (int)(hapt_random_next(&random) % 3);
     instance->axis.ratio_count = 1;
@@ -122,21 +146,28 @@ __attribute__((unused)) static void random_instance(struct random_instance *inst
         instance->beta[k] = hapt_random_unit(&random);
     }
     instance->scale_s = 0.01 * pow(100, hapt_random_unit(&random));
-    instance->costs = (struct hapt_spmd_costs){.context = instance, .kind = instance->kind, .compute_s = random_compute_s,
+    instance->costs = (struct hapt_spmd_costs){.context = instance,
+                                               .kind = instance->kind,
+                                               .compute_s = random_compute_s,
                                                .collective_s = random_collective_s};
-    instance->options = (struct hapt_synthesis_options){.exact = true, .microbatches = 1 + (int)(hapt_random_next(&random) % 4),
+    instance->options = (struct hapt_synthesis_options){.exact = true,
+                                                        .microbatches = 1 + (int)(hapt_random_next(&random) % 4),
                                                         .in_flight = 1 + (int)(hapt_random_next(&random) % 3)};
 }
 
 /* ---- every program ---- */
 
 /*
- * Depth first through the operators in the order of execution: every cut, every source and aim of every communication, nothing
- * but a bound to stop. Layouts of a tensor: 0 whole, 1 partial sums, 2 + d sharded on d. What an outer axis ends a step with (operators
- * behind reduce_first) costs 1/B, and each of them reads its gradient in one layout.
+ * Depth first through the operators in the order of execution: every cut, every source and aim of every communication,
+ * nothing but a bound to stop. Layouts of a tensor: 0 whole, 1 partial sums, 2 + d sharded on d. What an outer axis
+ * ends a step with (operators behind reduce_first) costs 1/B, and each of them reads its gradient in one layout.
  */
 enum { BRUTE_TENSORS = 96, BRUTE_OPS = 72, BRUTE_CUTS = 8, BRUTE_LAYOUTS = 2 + HAPT_MAX_DIMS };
-struct brute_cut { struct hapt_rule rule; int input[HAPT_MAX_INPUTS], output[HAPT_MAX_OUTPUTS]; double seconds[RANDOM_DEVICES]; };
+struct brute_cut {
+    struct hapt_rule rule;
+    int input[HAPT_MAX_INPUTS], output[HAPT_MAX_OUTPUTS];
+    double seconds[RANDOM_DEVICES];
+};
 struct brute {
     const struct random_instance *instance;
     const struct hapt_graph *graph;
@@ -150,14 +181,14 @@ struct brute {
     void (*found)(void *context, const struct hapt_axis_program *program);
     void *context;
     struct hapt_axis_program trace;
-    struct brute_program { /* so far */
-        unsigned made[BRUTE_TENSORS];       /* of an activation: by the forward part, */
+    struct brute_program {                       /* so far */
+        unsigned made[BRUTE_TENSORS];            /* of an activation: by the forward part, */
         int maker[BRUTE_TENSORS][BRUTE_LAYOUTS]; /* for the operators of this forward operator and those behind */
-        unsigned local[BRUTE_TENSORS];      /* by the backward part, for those of local_of alone */
+        unsigned local[BRUTE_TENSORS];           /* by the backward part, for those of local_of alone */
         int local_of[BRUTE_TENSORS];
-        unsigned kept[BRUTE_TENSORS];       /* of the forward part's, what the backward part reads */
-        int layout[BRUTE_TENSORS]; /* of parameters + 1; of gradients of parameters what was written + 1 */
-        int landed[HAPT_MAX_OUTPUTS];       /* where the outputs of the operator at hand end */
+        unsigned kept[BRUTE_TENSORS]; /* of the forward part's, what the backward part reads */
+        int layout[BRUTE_TENSORS];    /* of parameters + 1; of gradients of parameters what was written + 1 */
+        int landed[HAPT_MAX_OUTPUTS]; /* where the outputs of the operator at hand end */
         double since[RANDOM_DEVICES], cost;
     } now;
 };
@@ -170,7 +201,9 @@ static bool brute_is_sum(const struct hapt_graph *graph, int tensor)
 
 static int brute_layout(struct hapt_property property)
 {
-    return property.kind == HAPT_PROPERTY_IDENTITY ? 0 : property.kind == HAPT_PROPERTY_ALL_REDUCE ? 1 : 2 + property.dim;
+    return property.kind == HAPT_PROPERTY_IDENTITY     ? 0
+           : property.kind == HAPT_PROPERTY_ALL_REDUCE ? 1
+                                                       : 2 + property.dim;
 }
 
 static double brute_largest(const struct brute *brute, int tensor, int layout)
@@ -180,7 +213,8 @@ static double brute_largest(const struct brute *brute, int tensor, int layout)
     return most;
 }
 
-static double brute_collective_s(const struct brute *brute, enum hapt_collective_kind kind, double bytes, double largest_share)
+static double brute_collective_s(const struct brute *brute, enum hapt_collective_kind kind, double bytes,
+                                 double largest_share)
 {
     return brute->instance->costs.collective_s(brute->instance->costs.context, kind, bytes, largest_share);
 }
@@ -208,7 +242,8 @@ static double brute_move_s(const struct brute *brute, int tensor, int from, int 
     if (to == 1 || from == to) return INFINITY;
     if (from == 0) return 0;
     if (from == 1)
-        return brute_collective_s(brute, to == 0 ? HAPT_COLLECTIVE_ALL_REDUCE : HAPT_COLLECTIVE_REDUCE_SCATTER, bytes, b);
+        return brute_collective_s(brute, to == 0 ? HAPT_COLLECTIVE_ALL_REDUCE : HAPT_COLLECTIVE_REDUCE_SCATTER, bytes,
+                                  b);
     if (to > 1) return brute_collective_s(brute, HAPT_COLLECTIVE_ALL_TO_ALL, bytes, fmax(a, b));
     return fmin(brute_collective_s(brute, HAPT_COLLECTIVE_ALL_GATHER, bytes, a),
                 brute_collective_s(brute, HAPT_COLLECTIVE_GROUPED_BROADCAST, bytes, a));
@@ -220,7 +255,8 @@ enum { BRUTE_INSTRUCTIONS = 256 };
 
 static struct hapt_property brute_property(int layout)
 {
-    if (layout < 2) return (struct hapt_property){.kind = layout == 0 ? HAPT_PROPERTY_IDENTITY : HAPT_PROPERTY_ALL_REDUCE};
+    if (layout < 2)
+        return (struct hapt_property){.kind = layout == 0 ? HAPT_PROPERTY_IDENTITY : HAPT_PROPERTY_ALL_REDUCE};
     return (struct hapt_property){.kind = HAPT_PROPERTY_ALL_GATHER, .dim = layout - 2};
 }
 
@@ -233,8 +269,11 @@ static void brute_note(struct brute *brute, struct hapt_axis_instruction instruc
 
 static void brute_note_move(struct brute *brute, int tensor, int from, int to)
 {
-    brute_note(brute, (struct hapt_axis_instruction){
-                          .op = -1, .tensor = tensor, .kind = brute_kind(from, to), .from = brute_property(from), .to = brute_property(to)});
+    brute_note(brute, (struct hapt_axis_instruction){.op = -1,
+                                                     .tensor = tensor,
+                                                     .kind = brute_kind(from, to),
+                                                     .from = brute_property(from),
+                                                     .to = brute_property(to)});
 }
 
 /* What memory a whole program takes, when there is a limit. */
@@ -244,11 +283,14 @@ static bool brute_fits(const struct brute *brute)
     double bytes[RANDOM_DEVICES] = {0};
     for (int t = 0; t < brute->graph->tensor_count; t++) {
         const double whole = (double)hapt_tensor_bytes(&brute->graph->tensor[t]);
-        const bool parameter = brute->graph->tensor[t].kind == HAPT_TENSOR_PARAMETER, sum = brute_is_sum(brute->graph, t);
+        const bool parameter = brute->graph->tensor[t].kind == HAPT_TENSOR_PARAMETER,
+                   sum = brute_is_sum(brute->graph, t);
         for (int j = 0; j < brute->size; j++) {
-            if (parameter && brute->now.layout[t]) bytes[j] += whole * (1 + 8 / 4) * brute->share[t][brute->now.layout[t] - 1][j];
+            if (parameter && brute->now.layout[t])
+                bytes[j] += whole * (1 + 8 / 4) * brute->share[t][brute->now.layout[t] - 1][j];
             if (sum) {
-                const int wrote = brute->now.layout[t] - 1, final = brute->now.layout[brute->graph->tensor[t].primal] - 1;
+                const int wrote = brute->now.layout[t] - 1,
+                          final = brute->now.layout[brute->graph->tensor[t].primal] - 1;
                 bytes[j] += whole * brute->share[t][wrote][j];
                 if (wrote != final && !(wrote == 1 && final == 0)) bytes[j] += whole * brute->share[t][final][j];
             }
@@ -268,7 +310,8 @@ static void brute_end(struct brute *brute)
     for (int j = 0; j < brute->size; j++) slowest = fmax(slowest, brute->now.since[j]);
     cost += slowest;
     for (int t = 0; t < brute->graph->tensor_count; t++) {
-        if (!brute_is_sum(brute->graph, t) || brute->graph->tensor[brute->graph->tensor[t].primal].gradient != t) continue;
+        if (!brute_is_sum(brute->graph, t) || brute->graph->tensor[brute->graph->tensor[t].primal].gradient != t)
+            continue;
         const int wrote = brute->now.layout[t] - 1, final = brute->now.layout[brute->graph->tensor[t].primal] - 1;
         if (wrote < 0 || wrote == final) continue;
         cost += brute_move_s(brute, t, wrote, final) / brute->instance->options.microbatches;
@@ -318,7 +361,8 @@ static void brute_run(struct brute *brute, int index, const struct brute_cut *cu
             continue;
         }
         if (landed != cut->output[o]) brute_note_move(brute, t, cut->output[o], landed);
-        if (landed != cut->output[o] && cut->output[o] != 0) brute_synchronise(brute, brute_move_s(brute, t, cut->output[o], landed));
+        if (landed != cut->output[o] && cut->output[o] != 0)
+            brute_synchronise(brute, brute_move_s(brute, t, cut->output[o], landed));
         now->made[t] = 1u << landed;
         now->maker[t][landed] = op->forward_op;
     }
@@ -332,7 +376,8 @@ static unsigned brute_seen(const struct brute *brute, int tensor, int index)
     const struct brute_program *now = &brute->now;
     const int unit = brute->graph->op[index].forward_op;
     unsigned seen = 0;
-    if (brute->graph->tensor[tensor].kind != HAPT_TENSOR_ACTIVATION || index < brute->graph->forward_count) return now->made[tensor];
+    if (brute->graph->tensor[tensor].kind != HAPT_TENSOR_ACTIVATION || index < brute->graph->forward_count)
+        return now->made[tensor];
     for (int l = 0; l < BRUTE_LAYOUTS; l++)
         if (now->made[tensor] >> l & 1u && now->maker[tensor][l] <= unit) seen |= 1u << l;
     return seen | (now->local_of[tensor] == unit + 1 ? now->local[tensor] : 0);
@@ -364,7 +409,8 @@ static void brute_keep(struct brute *brute, int tensor, int index, int layout)
         brute->now.kept[tensor] |= 1u << layout;
 }
 
-static void brute_move(struct brute *brute, int index, const struct brute_cut *cut, int operand, int tensor, int from, int to, int need)
+static void brute_move(struct brute *brute, int index, const struct brute_cut *cut, int operand, int tensor, int from,
+                       int to, int need)
 {
     const struct brute_program saved = brute->now;
     const double seconds = brute_move_s(brute, tensor, from, to);
@@ -445,7 +491,8 @@ static void brute_need(struct brute *brute, int index, const struct brute_cut *c
     }
     if (brute_is_sum(brute->graph, tensor)) { /* on its way to the outer axis' sum */
         const int layout = brute->now.layout[tensor];
-        const double cost = brute->now.cost, seconds = layout - 1 == need ? 0 : brute_move_s(brute, tensor, layout - 1, need);
+        const double cost = brute->now.cost,
+                     seconds = layout - 1 == need ? 0 : brute_move_s(brute, tensor, layout - 1, need);
         const int traced = brute->trace.count;
         if (!isfinite(seconds)) return;
         brute->now.layout[tensor] = need + 1;
@@ -510,7 +557,8 @@ static void brute_cuts(struct brute *brute, int index)
         bool fits = hapt_rule_of_signature(graph, op, brute->instance->axis_index, work.cut, &cut.rule) == HAPT_OK;
         fits = fits && !(cut.rule.exchange && brute->instance->whole->exchange[index] >= 0);
         for (int i = 0; work.cut.letter == HAPT_CUT_PARTIAL && i < op->input_count; i++)
-            fits = fits && (op->input[i] < 0 || graph->tensor[op->input[i]].kind > HAPT_TENSOR_PARAMETER); /* nobody makes such sums */
+            fits = fits && (op->input[i] < 0 ||
+                            graph->tensor[op->input[i]].kind > HAPT_TENSOR_PARAMETER); /* nobody makes such sums */
         for (int k = 0; fits && k < op->input_count + op->output_count; k++) {
             const bool input = k < op->input_count;
             const int tensor = input ? op->input[k] : op->output[k - op->input_count];
@@ -557,9 +605,10 @@ static void brute_prepare(struct brute *brute, const struct random_instance *ins
     }
 }
 
-/* The least cost below `limit` of any program, or `limit`; *nodes how many partial programs were looked at, negative when there were
- * more than `most_nodes`. */
-__attribute__((unused)) static double brute_force(const struct random_instance *instance, double limit, long most_nodes, long *nodes)
+/* The least cost below `limit` of any program, or `limit`; *nodes how many partial programs were looked at, negative
+ * when there were more than `most_nodes`. */
+__attribute__((unused)) static double brute_force(const struct random_instance *instance, double limit, long most_nodes,
+                                                  long *nodes)
 {
     static struct brute brute;
     brute_prepare(&brute, instance);
@@ -572,7 +621,8 @@ __attribute__((unused)) static double brute_force(const struct random_instance *
 
 /* Calls found() with every program, however dear; false when there were too many. */
 __attribute__((unused)) static bool brute_all(const struct random_instance *instance, long most_nodes,
-                                              void (*found)(void *context, const struct hapt_axis_program *program), void *context)
+                                              void (*found)(void *context, const struct hapt_axis_program *program),
+                                              void *context)
 {
     static struct brute brute;
     static struct hapt_axis_instruction trace[BRUTE_INSTRUCTIONS];

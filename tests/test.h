@@ -1,8 +1,9 @@
 /*
  * The small test harness. A test file holds functions `static void name(void)` and ends with
  *     int main(int argc, char **argv) { test_init(&argc, &argv); RUN(name); ...; return test_finish(); }
- * MPI tests call test_init_mpi instead, carry a comment `ranks: 1 2 3 4` in their first lines, and find the environment in test_env;
- * a failure on any rank fails the test. HAPT_LONG=1 asks for long campaigns (test_long()); HAPT_TEST_ONLY=NAME,NAME runs those functions alone.
+ * MPI tests call test_init_mpi instead, carry a comment `ranks: 1 2 3 4` in their first lines, and find the environment
+ * in test_env; a failure on any rank fails the test. HAPT_LONG=1 asks for long campaigns (test_long());
+ * HAPT_TEST_ONLY=NAME,NAME runs those functions alone.
  */
 #ifndef HAPT_TEST_H
 #define HAPT_TEST_H
@@ -55,36 +56,36 @@ __attribute__((unused, format(printf, 4, 5))) static bool test_check(bool passed
 
 #define CHECK(condition) test_check((condition), __FILE__, __LINE__, "%s does not hold", #condition)
 #define CHECK_MESSAGE(condition, ...) test_check((condition), __FILE__, __LINE__, __VA_ARGS__)
-#define CHECK_OK(call)                                                                                              \
-    do {                                                                                                            \
-        const enum hapt_status status_ = (call);                                                                    \
-        test_check(status_ == HAPT_OK, __FILE__, __LINE__, "%s: %s: %s", #call, hapt_status_name(status_),          \
-                   hapt_fail_message());                                                                            \
-        if (status_ != HAPT_OK) hapt_fail_reset();                                                                  \
+#define CHECK_OK(call)                                                                                     \
+    do {                                                                                                   \
+        const enum hapt_status status_ = (call);                                                           \
+        test_check(status_ == HAPT_OK, __FILE__, __LINE__, "%s: %s: %s", #call, hapt_status_name(status_), \
+                   hapt_fail_message());                                                                   \
+        if (status_ != HAPT_OK) hapt_fail_reset();                                                         \
     } while (0)
 /* The call must fail with this status; the record is then forgotten. */
-#define CHECK_FAILS(call, expected)                                                                                 \
-    do {                                                                                                            \
-        const enum hapt_status status_ = (call);                                                                    \
-        test_check(status_ == (expected), __FILE__, __LINE__, "%s gives %s, not %s", #call,                         \
-                   hapt_status_name(status_), hapt_status_name(expected));                                          \
-        test_check(hapt_fail_message()[0] != '\0', __FILE__, __LINE__, "%s leaves no message", #call);              \
-        hapt_fail_reset();                                                                                          \
+#define CHECK_FAILS(call, expected)                                                                                    \
+    do {                                                                                                               \
+        const enum hapt_status status_ = (call);                                                                       \
+        test_check(status_ == (expected), __FILE__, __LINE__, "%s gives %s, not %s", #call, hapt_status_name(status_), \
+                   hapt_status_name(expected));                                                                        \
+        test_check(hapt_fail_message()[0] != '\0', __FILE__, __LINE__, "%s leaves no message", #call);                 \
+        hapt_fail_reset();                                                                                             \
     } while (0)
 /* |a - b| <= tolerance, NaN fails. */
-#define CHECK_NEAR(a, b, tolerance)                                                                                 \
-    do {                                                                                                            \
-        const double a_ = (double)(a), b_ = (double)(b), t_ = (double)(tolerance);                                  \
-        test_check(fabs(a_ - b_) <= t_, __FILE__, __LINE__, "%s = %.9g, %s = %.9g: apart by %.3g > %.3g", #a, a_,   \
-                   #b, b_, fabs(a_ - b_), t_);                                                                      \
+#define CHECK_NEAR(a, b, tolerance)                                                                                   \
+    do {                                                                                                              \
+        const double a_ = (double)(a), b_ = (double)(b), t_ = (double)(tolerance);                                    \
+        test_check(fabs(a_ - b_) <= t_, __FILE__, __LINE__, "%s = %.9g, %s = %.9g: apart by %.3g > %.3g", #a, a_, #b, \
+                   b_, fabs(a_ - b_), t_);                                                                            \
     } while (0)
 
-#define RUN(function)                                                                                               \
-    do {                                                                                                            \
-        const long before_ = test_failures;                                                                         \
-        if (!test_listed(getenv("HAPT_TEST_ONLY"), #function)) break;                                               \
-        function();                                                                                                 \
-        if (test_failures > before_) fprintf(stderr, "failed: %s\n", #function);                                    \
+#define RUN(function)                                                            \
+    do {                                                                         \
+        const long before_ = test_failures;                                      \
+        if (!test_listed(getenv("HAPT_TEST_ONLY"), #function)) break;            \
+        function();                                                              \
+        if (test_failures > before_) fprintf(stderr, "failed: %s\n", #function); \
     } while (0)
 
 __attribute__((unused)) static void test_init(int *argc, char ***argv)

@@ -89,23 +89,24 @@ static struct hapt_plan *make_plan(const struct shape *shape)
                                .balance_eta = 1};
     plan->stage = hapt_arena_alloc(&arena, (size_t)shape->stages, sizeof *plan->stage);
     for (int s = 0; s < shape->stages; s++) {
-        plan->stage[s] = (struct hapt_plan_stage){.tensor_parallel = shape->tensor_parallel[s] > 1 ? shape->tensor_parallel[s] : 1,
-                                                 .layout = shape->layout[s],
-                                                 .program = shape->layout[s] ? s + 1 : 0,
-                                                 .first_layer = s,
-                                                  .end_layer = s + 1,
-                                                  .first_op = s ? shape->end[s - 1] : 0,
-                                                  .end_op = shape->end[s],
-                                                  .subcluster = s,
-                                                  .nodes = nodes_of(shape, s),
-                                                  .devices_per_node = shape->size[s] / nodes_of(shape, s),
-                                                  .warmup = warmup[s],
-                                                  .compute_s = 1,
-                                                  .forward_s = 0.3,
-                                                  .parameter_bytes = 1,
-                                                  .activation_bytes = 1,
-                                                  .memory_bytes = 1 + warmup[s],
-                                                  .device_memory_bytes = 1e9};
+        plan->stage[s] =
+            (struct hapt_plan_stage){.tensor_parallel = shape->tensor_parallel[s] > 1 ? shape->tensor_parallel[s] : 1,
+                                     .layout = shape->layout[s],
+                                     .program = shape->layout[s] ? s + 1 : 0,
+                                     .first_layer = s,
+                                     .end_layer = s + 1,
+                                     .first_op = s ? shape->end[s - 1] : 0,
+                                     .end_op = shape->end[s],
+                                     .subcluster = s,
+                                     .nodes = nodes_of(shape, s),
+                                     .devices_per_node = shape->size[s] / nodes_of(shape, s),
+                                     .warmup = warmup[s],
+                                     .compute_s = 1,
+                                     .forward_s = 0.3,
+                                     .parameter_bytes = 1,
+                                     .activation_bytes = 1,
+                                     .memory_bytes = 1 + warmup[s],
+                                     .device_memory_bytes = 1e9};
         snprintf(plan->stage[s].subcluster_name, sizeof plan->stage[s].subcluster_name, "s%d", s);
     }
     return plan;
@@ -122,13 +123,32 @@ static struct hapt_config *make_config(const char *name, const char *const *extr
     return config;
 }
 
-__attribute__((unused)) static const char *const reference_options[] = {
-    "--data",    REFERENCE,       "--steps",        "20",      "--optimizer", "adamw",   "--learning-rate",
-    "1e-3",      "--lr-schedule", "constant",       "--beta1", "0.9",         "--beta2", "0.95",
-    "--epsilon", "1e-8",          "--weight-decay", "0.1",     "--clip-norm", "0",       "--replica-check", "1", NULL};
+__attribute__((unused)) static const char *const reference_options[] = {"--data",
+                                                                        REFERENCE,
+                                                                        "--steps",
+                                                                        "20",
+                                                                        "--optimizer",
+                                                                        "adamw",
+                                                                        "--learning-rate",
+                                                                        "1e-3",
+                                                                        "--lr-schedule",
+                                                                        "constant",
+                                                                        "--beta1",
+                                                                        "0.9",
+                                                                        "--beta2",
+                                                                        "0.95",
+                                                                        "--epsilon",
+                                                                        "1e-8",
+                                                                        "--weight-decay",
+                                                                        "0.1",
+                                                                        "--clip-norm",
+                                                                        "0",
+                                                                        "--replica-check",
+                                                                        "1",
+                                                                        NULL};
 
 __attribute__((unused)) static struct hapt_train_result *train(const struct shape *shape, struct hapt_config *config,
-                                       const struct hapt_checkpoint *checkpoint)
+                                                               const struct hapt_checkpoint *checkpoint)
 {
     struct hapt_train_result *result = NULL;
     CHECK_OK(
@@ -149,7 +169,7 @@ static struct hapt_model *make_model_of_rows(const char *dtype, const char *tied
     struct hapt_config *config = NULL;
     struct hapt_model *made = NULL;
     const char *argv[] = {
-        "hapt", "model",   "gpt", "--layers",     "2", "--hidden", "64",  "--heads",           "4", "--sequence",
+        "hapt", "model",   "gpt", "--layers",     "2",  "--hidden", "64",  "--heads",           "4", "--sequence",
         "64",   "--vocab", "256", "--microbatch", rows, "--dtype",  dtype, "--tied-embeddings", tied};
     const char *path = hapt_arena_printf(&arena, "%s/%s-%s-%s.h5", folder, dtype, tied, rows);
     if (test_env.world_rank == 0) {

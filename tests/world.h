@@ -1,6 +1,6 @@
 /*
- * An interpreter of programs: all ranks of a small mesh in lock step, by the cpu kernels and naive collectives. Whatever they hold, put
- * together, must be what one device computes.
+ * An interpreter of programs: all ranks of a small mesh in lock step, by the cpu kernels and naive collectives.
+ * Whatever they hold, put together, must be what one device computes.
  */
 #ifndef HAPT_TEST_WORLD_H
 #define HAPT_TEST_WORLD_H
@@ -46,7 +46,8 @@ static int64_t *world_indices(const struct world *world, int rank, int tensor)
         CHECK(box.extent[d] == local->shape[d]);
         of[d] = calloc((size_t)local->shape[d] + 1, sizeof **of);
         for (int r = 0; r < box.runs[d]; r++)
-            for (int64_t k = 0; k < box.run[d][r].count && at < local->shape[d]; k++) of[d][at++] = box.run[d][r].start + k;
+            for (int64_t k = 0; k < box.run[d][r].count && at < local->shape[d]; k++)
+                of[d][at++] = box.run[d][r].start + k;
         CHECK(at == local->shape[d]);
     }
     for (int64_t k = 0; k < count; k++) {
@@ -152,10 +153,8 @@ static bool world_indexed(const struct world *world, const struct hapt_op *op, i
 static void world_compute(struct world *world, const struct hapt_program_step *step, int rank)
 {
     const struct hapt_op *op = &world->sharding[rank]->shard->op[step->op];
-    struct hapt_call call = {.input_count = op->input_count,
-                             .output_count = op->output_count,
-                             .accumulate = op->accumulate,
-                             .threads = 1};
+    struct hapt_call call = {
+        .input_count = op->input_count, .output_count = op->output_count, .accumulate = op->accumulate, .threads = 1};
     int64_t first = 0, count = 0;
     memcpy(call.integer, op->integer, sizeof call.integer);
     memcpy(call.real, op->real, sizeof call.real);
@@ -180,8 +179,8 @@ static int world_next(const struct world *world, int axis, int group, int rank)
     return -1;
 }
 
-/* What cross-entropy on vocabulary shards exchanges: each rank has the logsumexp of its columns and the loss of the targets that
- * lie in them, by that logsumexp; all get the true ones. */
+/* What cross-entropy on vocabulary shards exchanges: each rank has the logsumexp of its columns and the loss of the
+ * targets that lie in them, by that logsumexp; all get the true ones. */
 static void world_exchange(struct world *world, const struct hapt_program_step *step)
 {
     const struct hapt_op *op = &world->graph->op[step->op];
@@ -193,8 +192,10 @@ static void world_exchange(struct world *world, const struct hapt_program_step *
         for (int r = head; r >= 0; r = world_next(world, axis, group, r)) total += ((float *)world->data[r][loss])[0];
         for (int64_t k = 0; k < world_elements(world, head, lse); k++) {
             double sum = 0, most = -1e30;
-            for (int r = head; r >= 0; r = world_next(world, axis, group, r)) most = fmax(most, ((float *)world->data[r][lse])[k]);
-            for (int r = head; r >= 0; r = world_next(world, axis, group, r)) sum += exp(((float *)world->data[r][lse])[k] - most);
+            for (int r = head; r >= 0; r = world_next(world, axis, group, r))
+                most = fmax(most, ((float *)world->data[r][lse])[k]);
+            for (int r = head; r >= 0; r = world_next(world, axis, group, r))
+                sum += exp(((float *)world->data[r][lse])[k] - most);
             const double whole = most + log(sum);
             for (int r = head; r >= 0; r = world_next(world, axis, group, r)) {
                 int64_t first, count;
@@ -204,7 +205,8 @@ static void world_exchange(struct world *world, const struct hapt_program_step *
                 ((float *)world->data[r][lse])[k] = (float)whole;
             }
         }
-        for (int r = head; r >= 0; r = world_next(world, axis, group, r)) ((float *)world->data[r][loss])[0] = (float)total;
+        for (int r = head; r >= 0; r = world_next(world, axis, group, r))
+            ((float *)world->data[r][loss])[0] = (float)total;
     }
 }
 
@@ -227,7 +229,8 @@ static void world_collective(struct world *world, const struct hapt_program_step
         }
         for (int r = world_next(world, step->axis, group, -1); r >= 0; r = world_next(world, step->axis, group, r)) {
             int64_t *index = world_indices(world, r, to);
-            for (int64_t k = 0; k < world_elements(world, r, to); k++) ((float *)world->data[r][to])[k] = (float)whole[index[k]];
+            for (int64_t k = 0; k < world_elements(world, r, to); k++)
+                ((float *)world->data[r][to])[k] = (float)whole[index[k]];
             free(index);
         }
     }
@@ -279,8 +282,8 @@ static double world_gather(const struct world *world, int tensor, double *whole)
     return apart;
 }
 
-/* Has the tensor, when all is done, the value of its tensor of the source? Gradients of activations are added to in one of their
- * versions, and those of parameters are complete in the last. */
+/* Has the tensor, when all is done, the value of its tensor of the source? Gradients of activations are added to in one
+ * of their versions, and those of parameters are complete in the last. */
 static bool world_final(const struct world *world, int tensor, const int *versions)
 {
     const struct hapt_tensor *its = &world->graph->tensor[tensor];
@@ -291,8 +294,10 @@ static bool world_final(const struct world *world, int tensor, const int *versio
     return versions[world->program->origin[tensor]] == 1;
 }
 
-/* Largest difference of the values of all versions from those of one device, relative to the largest element of each. */
-__attribute__((unused)) static double world_difference(const struct world *world, const struct world *one, const char **name)
+/* Largest difference of the values of all versions from those of one device, relative to the largest element of each.
+ */
+__attribute__((unused)) static double world_difference(const struct world *world, const struct world *one,
+                                                       const char **name)
 {
     const int *origin = world->program->origin;
     int *versions = calloc((size_t)world->graph->tensor_count, sizeof *versions);
@@ -324,10 +329,10 @@ __attribute__((unused)) static void world_run_all(struct world *world, const str
     for (int section = 0; section < HAPT_SECTION_COUNT; section++) world_run(world, section);
 }
 
-/* What a program's ranks hold, put together, is what one device computes, but for fp32 sums in another order: up to 1e-5 of a tensor's
- * largest element in small networks, `most` of gradients that cancel. */
-__attribute__((unused)) static void world_compare(const struct hapt_graph *graph, int vocab, const struct hapt_program *program, double most,
-                                                  const char *what)
+/* What a program's ranks hold, put together, is what one device computes, but for fp32 sums in another order: up to
+ * 1e-5 of a tensor's largest element in small networks, `most` of gradients that cancel. */
+__attribute__((unused)) static void world_compare(const struct hapt_graph *graph, int vocab,
+                                                  const struct hapt_program *program, double most, const char *what)
 {
     struct hapt_arena arena;
     struct hapt_program *single = NULL;
@@ -347,8 +352,8 @@ __attribute__((unused)) static void world_compare(const struct hapt_graph *graph
 }
 
 /* The same of the whole graph's program, where gradients cancel. */
-__attribute__((unused)) static void world_compare_sharding(const struct hapt_graph *graph, int vocab, const struct hapt_sharding *sharding,
-                                                           const char *what)
+__attribute__((unused)) static void world_compare_sharding(const struct hapt_graph *graph, int vocab,
+                                                           const struct hapt_sharding *sharding, const char *what)
 {
     struct hapt_arena arena;
     struct hapt_program *program = NULL;

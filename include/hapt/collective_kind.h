@@ -34,11 +34,13 @@ struct hapt_collective_model {
 };
 
 /*
- * Seconds of a collective on a tensor of `bytes` (whole), the largest shard that part of it, over `ranks` in a ring whose slowest link
- * has that bandwidth (byte/s per direction and rank) and latency (s). An all-reduce moves 2 (n-1)/n of the tensor over every link in
- * 2 (n-1) rounds, reduce-scatter and all-gather half of it with shards padded to the largest, an all-to-all (n-1)/n of the largest
- * shard; a grouped broadcast passes every byte along the ring, pipelined, and starts n times.
+ * Seconds of a collective on a tensor of `bytes` (whole), the largest shard that part of it, over `ranks` in a ring
+ * whose slowest link has that bandwidth (byte/s per direction and rank) and latency (s). An all-reduce moves 2 (n-1)/n
+ * of the tensor over every link in 2 (n-1) rounds, reduce-scatter and all-gather half of it with shards padded to the
+ * largest, an all-to-all (n-1)/n of the largest shard; a grouped broadcast passes every byte along the ring, pipelined,
+ * and starts n times.
  */
-double hapt_ring_s(enum hapt_collective_kind kind, int ranks, double bytes, double largest_share, double bandwidth, double latency_s);
+double hapt_ring_s(enum hapt_collective_kind kind, int ranks, double bytes, double largest_share, double bandwidth,
+                   double latency_s);
 
 #endif

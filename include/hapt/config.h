@@ -44,9 +44,9 @@ enum hapt_option_type {
 
 struct hapt_config;
 
-/* Parses the command line: a command word, then `--key value`, `--key=value` or a bare `--key` for yes/no options; words
- * without dashes are positional. Unknown options, options of other commands and bad values fail with HAPT_ERR_USAGE
- * and a hint that names the nearest spelling. */
+/* Parses the command line: a command word, then `--key value`, `--key=value` or a bare `--key` for yes/no options;
+ * words without dashes are positional. Unknown options, options of other commands and bad values fail with
+ * HAPT_ERR_USAGE and a hint that names the nearest spelling. */
 enum hapt_status hapt_config_parse(int argc, char **argv, struct hapt_arena *arena, struct hapt_config **config);
 
 enum hapt_command hapt_config_command(const struct hapt_config *config);

@@ -2,7 +2,8 @@
  * Devices: a back end is one table of functions; a kernel is found by its operator's name.
  *
  * Rank-local, no MPI. The engine binds every kernel once to planned memory, so a call carries final pointers.
- * `cpu` and `emulated` are always there; `cuda` is a plug-in, loaded when it is asked for. To add a back end: one table, one line in src/device/device.c.
+ * `cpu` and `emulated` are always there; `cuda` is a plug-in, loaded when it is asked for. To add a back end: one
+ * table, one line in src/device/device.c.
  */
 #ifndef HAPT_DEVICE_H
 #define HAPT_DEVICE_H
@@ -35,7 +36,8 @@ static inline int64_t hapt_view_elements(const struct hapt_view *view)
     return count;
 }
 
-/* Sums, or takes the largest, of data[i] over the shards of an operator that exchanges while it runs; fp32, on the host. */
+/* Sums, or takes the largest, of data[i] over the shards of an operator that exchanges while it runs; fp32, on the
+ * host. */
 typedef enum hapt_status hapt_exchange(void *context, float *data, size_t elements, bool largest);
 
 /* One bound kernel call. An absent optional input has data NULL. */
@@ -45,13 +47,13 @@ struct hapt_call {
     struct hapt_view output[HAPT_MAX_OUTPUTS];
     int64_t integer[HAPT_MAX_ATTRIBUTES]; /* meaning: the operator's row in the operator table */
     double real[HAPT_MAX_ATTRIBUTES];
-    unsigned accumulate;    /* bit o: output o is added to instead of overwritten */
-    void *workspace;        /* as many bytes as the kernel asked for, 64-byte aligned; garbage on entry */
+    unsigned accumulate; /* bit o: output o is added to instead of overwritten */
+    void *workspace;     /* as many bytes as the kernel asked for, 64-byte aligned; garbage on entry */
     size_t workspace_bytes;
     int threads;
-    /* On a shard of an index that integer operands name (tables, logits): the first value that this shard serves; the local extent
-     * is how many. Others are another shard's: they add nothing. `value_count`: how many there are on all shards together; 0: as
-     * many as here. */
+    /* On a shard of an index that integer operands name (tables, logits): the first value that this shard serves; the
+     * local extent is how many. Others are another shard's: they add nothing. `value_count`: how many there are on all
+     * shards together; 0: as many as here. */
     int64_t first_value, value_count;
     hapt_exchange *exchange; /* operators that exchange among shards while they run; NULL: there is one shard */
     void *exchange_context;
@@ -60,15 +62,16 @@ struct hapt_call {
 /* What a driver says of one of its devices. */
 struct hapt_device_facts {
     char name[64];
-    char bus[16];        /* PCI address, "0000:3b:00.0", lower case; "" unknown */
+    char bus[16]; /* PCI address, "0000:3b:00.0", lower case; "" unknown */
     size_t memory_bytes;
-    int processors;      /* streaming multiprocessors */
-    int major, minor;    /* compute capability */
-    double clock_hz;     /* 0: unknown */
+    int processors;   /* streaming multiprocessors */
+    int major, minor; /* compute capability */
+    double clock_hz;  /* 0: unknown */
 };
 
-/* What a matrix product of so many results (elements, of all batches) wants as workspace on a GPU: room for the library, and the fp32 results of
- * each part of a sum that is split; `most`: enough for any on that kind of GPU. Back end and plans on paper count alike. */
+/* What a matrix product of so many results (elements, of all batches) wants as workspace on a GPU: room for the
+ * library, and the fp32 results of each part of a sum that is split; `most`: enough for any on that kind of GPU. Back
+ * end and plans on paper count alike. */
 #define HAPT_PRODUCT_WORKSPACE_BYTES ((size_t)32 << 20) /* on the newest ones, the largest */
 static inline size_t hapt_product_workspace(int64_t results, size_t most)
 {
@@ -81,8 +84,15 @@ struct hapt_queue;
 struct hapt_event;
 struct hapt_replay;
 
-/* Queues by what they are for. Each is filled by one thread: the first by the one that computes, the others by the one that communicates. */
-enum hapt_queue_use { HAPT_QUEUE_COMPUTE, HAPT_QUEUE_COPY_OUT, HAPT_QUEUE_COPY_IN, HAPT_QUEUE_SEND, HAPT_QUEUE_RECEIVE };
+/* Queues by what they are for. Each is filled by one thread: the first by the one that computes, the others by the one
+ * that communicates. */
+enum hapt_queue_use {
+    HAPT_QUEUE_COMPUTE,
+    HAPT_QUEUE_COPY_OUT,
+    HAPT_QUEUE_COPY_IN,
+    HAPT_QUEUE_SEND,
+    HAPT_QUEUE_RECEIVE
+};
 
 struct hapt_kernel {
     const char *op; /* name in the operator table */
@@ -93,12 +103,14 @@ struct hapt_kernel {
 };
 
 /*
- * Groups: devices of several processes, one each, that trade what stands in their memory by a library of their own (NCCL), the host left out.
+ * Groups: devices of several processes, one each, that trade what stands in their memory by a library of their own
+ * (NCCL), the host left out.
  *
- * A function that gives a text returns NULL, or what went wrong, good until the next call: the caller knows who was about what. A group belongs
- * to the thread that made it. Work is put into a queue that is the same in all calls, but for such as was waited for; all ranks ask for the same in
- * the same order. Nothing else may be queued before the group has settled, nor anything be asked of it after a fault but its end. For given
- * ranks, shapes and devices results are the same bits in every run, and sums the same on all ranks.
+ * A function that gives a text returns NULL, or what went wrong, good until the next call: the caller knows who was
+ * about what. A group belongs to the thread that made it. Work is put into a queue that is the same in all calls, but
+ * for such as was waited for; all ranks ask for the same in the same order. Nothing else may be queued before the group
+ * has settled, nor anything be asked of it after a fault but its end. For given ranks, shapes and devices results are
+ * the same bits in every run, and sums the same on all ranks.
  */
 struct hapt_group;
 #define HAPT_GROUP_ID_BYTES 128
@@ -117,30 +129,40 @@ struct hapt_groups {
     const char *(*id)(unsigned char id[HAPT_GROUP_ID_BYTES]);
     /* Joins as rank `rank` of `ranks`; it is made when it has settled. */
     const char *(*create)(const unsigned char id[HAPT_GROUP_ID_BYTES], int rank, int ranks, struct hapt_group **group);
-    /* Settled: nothing that was asked of it is on its way into the queue. Tells also of faults of what is in the queue. */
+    /* Settled: nothing that was asked of it is on its way into the queue. Tells also of faults of what is in the queue.
+     */
     const char *(*settled)(struct hapt_group *group, bool *settled);
     /* Ends all that is under way, peers or none; the group is then good for nothing but to be destroyed. */
     void (*abort)(struct hapt_group *group);
     void (*destroy)(struct hapt_group *group); /* NULL is allowed */
     /* to[i] = sum over ranks of from[i], or the largest; may be the same place. */
-    const char *(*all_reduce)(struct hapt_group *group, struct hapt_queue *queue, bool largest, enum hapt_dtype dtype, const void *from, void *to,
-                              size_t elements);
-    /* Rank r gets the sums of elements [bound[r], bound[r + 1]) of `from`; `to` may be their place there. Slices may differ in size. */
-    const char *(*reduce_scatter)(struct hapt_group *group, struct hapt_queue *queue, enum hapt_dtype dtype, const size_t *bound, const void *from,
-                                  void *to);
+    const char *(*all_reduce)(struct hapt_group *group, struct hapt_queue *queue, bool largest, enum hapt_dtype dtype,
+                              const void *from, void *to, size_t elements);
+    /* Rank r gets the sums of elements [bound[r], bound[r + 1]) of `from`; `to` may be their place there. Slices may
+     * differ in size. */
+    const char *(*reduce_scatter)(struct hapt_group *group, struct hapt_queue *queue, enum hapt_dtype dtype,
+                                  const size_t *bound, const void *from, void *to);
     /* Rank r's `mine` goes to bytes [bound[r], bound[r + 1]) of `whole`, where it may stand already. */
-    const char *(*all_gather)(struct hapt_group *group, struct hapt_queue *queue, const size_t *bound, const void *mine, void *whole);
-    /* Bytes [send[r], send[r + 1]) of `from` go to rank r, and what rank r sends here to bytes [receive[r], receive[r + 1]) of `to`. */
-    const char *(*trade)(struct hapt_group *group, struct hapt_queue *queue, const size_t *send, const void *from, const size_t *receive, void *to);
+    const char *(*all_gather)(struct hapt_group *group, struct hapt_queue *queue, const size_t *bound, const void *mine,
+                              void *whole);
+    /* Bytes [send[r], send[r + 1]) of `from` go to rank r, and what rank r sends here to bytes [receive[r], receive[r +
+     * 1]) of `to`. */
+    const char *(*trade)(struct hapt_group *group, struct hapt_queue *queue, const size_t *send, const void *from,
+                         const size_t *receive, void *to);
     /* Runs of bytes from `base` to `dense`, one behind the other, or back. Needs no group. */
     const char *(*pack)(struct hapt_queue *queue, const struct hapt_strided_list *list, const void *base, void *dense);
-    const char *(*unpack)(struct hapt_queue *queue, const struct hapt_strided_list *list, void *base, const void *dense);
-    /* Optional. Parts of a group: of the ranks that give the same color, in order of their keys; a rank knows its rank there, and of how many.
-     * Of a negative color is no part, and *part becomes NULL. Made when the group has settled; all ranks of the group ask. */
+    const char *(*unpack)(struct hapt_queue *queue, const struct hapt_strided_list *list, void *base,
+                          const void *dense);
+    /* Optional. Parts of a group: of the ranks that give the same color, in order of their keys; a rank knows its rank
+     * there, and of how many. Of a negative color is no part, and *part becomes NULL. Made when the group has settled;
+     * all ranks of the group ask. */
     const char *(*split)(struct hapt_group *group, int color, int key, int rank, int ranks, struct hapt_group **part);
-    /* Optional. Blocks to a rank, and from it: as many there as here, of the same sizes. The queue goes on when they have met. */
-    const char *(*send)(struct hapt_group *group, struct hapt_queue *queue, int count, const struct hapt_block *block, int to);
-    const char *(*receive)(struct hapt_group *group, struct hapt_queue *queue, int count, const struct hapt_block *block, int from);
+    /* Optional. Blocks to a rank, and from it: as many there as here, of the same sizes. The queue goes on when they
+     * have met. */
+    const char *(*send)(struct hapt_group *group, struct hapt_queue *queue, int count, const struct hapt_block *block,
+                        int to);
+    const char *(*receive)(struct hapt_group *group, struct hapt_queue *queue, int count,
+                           const struct hapt_block *block, int from);
 };
 
 /* A shared library that a back end opens while it runs. */
@@ -149,7 +171,7 @@ struct hapt_library {
     const char *path;    /* of the file; NULL: it is missing */
     const char *missing; /* why, and what happens without it */
     const char *remedy;
-    bool needed;         /* without it the back end has no device */
+    bool needed; /* without it the back end has no device */
 };
 
 struct hapt_backend {
@@ -157,7 +179,8 @@ struct hapt_backend {
     const char *description;
     /* The libraries it computes with, e.g. "oneDNN 2.6.3"; NULL: none. */
     const char *(*libraries)(void);
-    /* Optional. The libraries that were opened or are missing; NULL past the end. It opens those that were not needed yet. */
+    /* Optional. The libraries that were opened or are missing; NULL past the end. It opens those that were not needed
+     * yet. */
     const struct hapt_library *(*library)(int index);
     /* Number of devices this process can see; 0 with *reason saying what is missing. */
     int (*device_count)(const char **reason);
@@ -180,21 +203,24 @@ struct hapt_backend {
     enum hapt_status (*wait)(struct hapt_event *event);
     /* Copies between host and device memory in queue order. */
     enum hapt_status (*copy)(struct hapt_queue *queue, void *to, const void *from, size_t bytes);
-    /* Page-locked host memory, for copies beside computation, once a device is open; NULL: there is none. Absent slots: the host reads
-     * and writes the device's memory itself. */
+    /* Page-locked host memory, for copies beside computation, once a device is open; NULL: there is none. Absent slots:
+     * the host reads and writes the device's memory itself. */
     void *(*pin)(size_t bytes);
     void (*unpin)(void *memory);
     /* Optional. NULL: there are none, *reason says why. Loads their library. */
     const struct hapt_groups *(*groups)(const char **reason);
-    /* The device's clock: marks of a queue, used in turn (the last HAPT_MARKS are good), and the seconds from one to a later one, which is waited
-     * for; negative: it was never reached. Absent slots: there is none, the host's clock tells. */
+    /* The device's clock: marks of a queue, used in turn (the last HAPT_MARKS are good), and the seconds from one to a
+     * later one, which is waited for; negative: it was never reached. Absent slots: there is none, the host's clock
+     * tells. */
     struct hapt_event *(*mark)(struct hapt_queue *queue);
     double (*seconds)(struct hapt_event *from, struct hapt_event *to);
-    /* Optional. Keeps the queue busy for so long, some milliseconds at most: what is queued behind it does not wait for the host then. */
+    /* Optional. Keeps the queue busy for so long, some milliseconds at most: what is queued behind it does not wait for
+     * the host then. */
     void (*hold)(struct hapt_queue *queue, double time_s);
-    /* Replays. What a thread queues between `capture` and `captured` is kept instead of run, with its addresses and arguments; it waits for nothing
-     * meanwhile, and other threads leave the queue alone. Each may fail without a word (false, NULL); then nothing has run and the queue is
-     * as before, even if something in between failed. Absent slots: work is queued each time. */
+    /* Replays. What a thread queues between `capture` and `captured` is kept instead of run, with its addresses and
+     * arguments; it waits for nothing meanwhile, and other threads leave the queue alone. Each may fail without a word
+     * (false, NULL); then nothing has run and the queue is as before, even if something in between failed. Absent
+     * slots: work is queued each time. */
     bool (*capture)(struct hapt_queue *queue);
     struct hapt_replay *(*captured)(struct hapt_queue *queue);
     bool (*replay)(struct hapt_replay *replay, struct hapt_queue *queue);

@@ -28,7 +28,7 @@ struct hapt_diff_move {
 };
 
 struct hapt_diff {
-    bool equal;      /* stages, settings and predictions; what the search took aside */
+    bool equal;       /* stages, settings and predictions; what the search took aside */
     bool same_layers; /* as many layers: else stages are matched by their share of the layers, and moves are unknown */
     int row_count;
     struct hapt_diff_row *row; /* in the order of both pipelines */
@@ -36,8 +36,8 @@ struct hapt_diff {
     struct hapt_diff_move *move;
 };
 
-/* Stages are counterparts when each overlaps the other more than any other stage does; among equals the first counts. Times and
- * sizes within 1e-12 are the same. Rank-local. */
+/* Stages are counterparts when each overlaps the other more than any other stage does; among equals the first counts.
+ * Times and sizes within 1e-12 are the same. Rank-local. */
 enum hapt_status hapt_plan_diff(const struct hapt_plan *a, const struct hapt_plan *b, struct hapt_arena *arena,
                                 struct hapt_diff **diff);
 

@@ -14,9 +14,15 @@ size_t hapt_dtype_bytes(enum hapt_dtype dtype);
 const char *hapt_dtype_name(enum hapt_dtype dtype);
 bool hapt_dtype_parse(const char *name, enum hapt_dtype *dtype);
 
-/* What a model computes in: an element type, or fp32 whose matrix products round their operands to TF32 (GPUs). Sums, weights and the
- * optimizer's state are fp32 in all of them. */
-enum hapt_precision { HAPT_PRECISION_UNKNOWN, HAPT_PRECISION_FP32, HAPT_PRECISION_TF32, HAPT_PRECISION_BF16, HAPT_PRECISION_FP16 };
+/* What a model computes in: an element type, or fp32 whose matrix products round their operands to TF32 (GPUs). Sums,
+ * weights and the optimizer's state are fp32 in all of them. */
+enum hapt_precision {
+    HAPT_PRECISION_UNKNOWN,
+    HAPT_PRECISION_FP32,
+    HAPT_PRECISION_TF32,
+    HAPT_PRECISION_BF16,
+    HAPT_PRECISION_FP16
+};
 
 const char *hapt_precision_name(enum hapt_precision precision); /* "fp32", "tf32", "bf16", "fp16", "unknown" */
 /* HAPT_PRECISION_UNKNOWN: none is called so. */

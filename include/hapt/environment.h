@@ -1,8 +1,10 @@
 /*
- * What every rank of a run runs on and with: recorded in its run file, so that a slow or failed run can be looked into afterwards.
+ * What every rank of a run runs on and with: recorded in its run file, so that a slow or failed run can be looked into
+ * afterwards.
  *
- * Run file: /environment/NAME, one entry a world rank: texts (host, kernel, cpus, interfaces, subcluster, device, back_end, libraries,
- * hapt, mpi, hdf5, hwloc) and numbers (pid, stage: -1 where the plan leaves the rank idle, threads).
+ * Run file: /environment/NAME, one entry a world rank: texts (host, kernel, cpus, interfaces, subcluster, device,
+ * back_end, libraries, hapt, mpi, hdf5, hwloc) and numbers (pid, stage: -1 where the plan leaves the rank idle,
+ * threads).
  */
 #ifndef HAPT_ENVIRONMENT_H
 #define HAPT_ENVIRONMENT_H
@@ -25,10 +27,11 @@ struct hapt_environment {
 /* This rank's: host, kernel, process, interfaces, versions. The caller adds place, device and threads. Rank-local. */
 void hapt_environment_look(struct hapt_environment *environment);
 /* Those of all ranks; *all (in `arena`) on rank 0, NULL elsewhere. Collective over env->world. */
-enum hapt_status hapt_environment_gather(const struct hapt_env *env, const struct hapt_environment *mine, struct hapt_arena *arena,
-                                         struct hapt_environment **all);
+enum hapt_status hapt_environment_gather(const struct hapt_env *env, const struct hapt_environment *mine,
+                                         struct hapt_arena *arena, struct hapt_environment **all);
 enum hapt_status hapt_environment_write(struct hapt_h5 *file, int64_t ranks, const struct hapt_environment *all);
 /* *ranks 0 where the file has none. HAPT_ERR_INPUT where tables differ in length. */
-enum hapt_status hapt_environment_read(struct hapt_h5 *file, struct hapt_arena *arena, int64_t *ranks, struct hapt_environment **all);
+enum hapt_status hapt_environment_read(struct hapt_h5 *file, struct hapt_arena *arena, int64_t *ranks,
+                                       struct hapt_environment **all);
 
 #endif

@@ -6,20 +6,23 @@
 #include "hapt/graph.h"
 #include "hapt/h5.h"
 
-struct hapt_module { int first_op, end_op; int kind; /* equal kinds have equal structure; -1: not repeated */ };
+struct hapt_module {
+    int first_op, end_op;
+    int kind; /* equal kinds have equal structure; -1: not repeated */
+};
 
 struct hapt_layers {
-    int count;                /* L */
-    int *end_op;              /* [L] forward operators of layer l: [end_op[l-1], end_op[l]) */
+    int count;   /* L */
+    int *end_op; /* [L] forward operators of layer l: [end_op[l-1], end_op[l]) */
     int module_count;
     struct hapt_module *module;
-    int *module_of;           /* [L] */
-    double *flops;            /* [L] forward and backward, one microbatch */
-    double *boundary_bytes;   /* [L] of every activation live across the cut after layer l; the last is 0 */
+    int *module_of;         /* [L] */
+    double *flops;          /* [L] forward and backward, one microbatch */
+    double *boundary_bytes; /* [L] of every activation live across the cut after layer l; the last is 0 */
 };
 
 struct hapt_layers_options {
-    int granularity;  /* about how many layers; 0: as fine as balance allows */
+    int granularity;   /* about how many layers; 0: as fine as balance allows */
     int heavy_minimum; /* z: heavy operators a repeated module must hold */
 };
 
@@ -27,13 +30,14 @@ struct hapt_layers_options {
 enum hapt_status hapt_layers_build(const struct hapt_graph *graph, const struct hapt_layers_options *options,
                                    struct hapt_arena *arena, struct hapt_layers **layers);
 enum hapt_status hapt_layers_check(const struct hapt_layers *layers, const struct hapt_graph *graph);
-/* A number that is equal for two layer ranges exactly when their forward and backward programs, shapes and boundaries are
- * equal, so that one measurement serves both. Ranges are [first, end). */
+/* A number that is equal for two layer ranges exactly when their forward and backward programs, shapes and boundaries
+ * are equal, so that one measurement serves both. Ranges are [first, end). */
 uint64_t hapt_layers_structure(const struct hapt_layers *layers, const struct hapt_graph *graph, int first, int end);
-/* Such numbers (others than above) of all ranges at once: structure [L][L], entry [i][j] of layers [i, j + 1), j >= i. mark [op_count]
- * tells operators apart beyond what the graph says of them; NULL: none. Costs L times the graph, not L squared times. */
-enum hapt_status hapt_layers_structures(const struct hapt_layers *layers, const struct hapt_graph *graph, const uint64_t *mark,
-                                        uint64_t *structure);
+/* Such numbers (others than above) of all ranges at once: structure [L][L], entry [i][j] of layers [i, j + 1), j >= i.
+ * mark [op_count] tells operators apart beyond what the graph says of them; NULL: none. Costs L times the graph, not L
+ * squared times. */
+enum hapt_status hapt_layers_structures(const struct hapt_layers *layers, const struct hapt_graph *graph,
+                                        const uint64_t *mark, uint64_t *structure);
 static inline int hapt_layers_first_op(const struct hapt_layers *layers, int layer)
 {
     return layer == 0 ? 0 : layers->end_op[layer - 1];

@@ -1,11 +1,11 @@
 /*
- * Layouts: programs of both axes of a mesh, under a name. Profiles and plans hold those that are neither plain data- nor
- * tensor-parallel; a stage is a range of a graph that is laid out so.
+ * Layouts: programs of both axes of a mesh, under a name. Profiles and plans hold those that are neither plain data-
+ * nor tensor-parallel; a stage is a range of a graph that is laid out so.
  *
- * In a file layout k (counted from 1) is a group program_k: attributes name and axes (sizes of both); for every axis a that has a
- * program the tables axis_a_ratio [R][size] (absent: evenly) and axis_a_instructions [I][17]: op, letter, blocks, unit and ratio of
- * its cut, tensor, kind of collective, then kind, dim, blocks, unit and ratio of the property it has and of the one it gets. A computation
- * has op >= 0, a communication -1.
+ * In a file layout k (counted from 1) is a group program_k: attributes name and axes (sizes of both); for every axis a
+ * that has a program the tables axis_a_ratio [R][size] (absent: evenly) and axis_a_instructions [I][17]: op, letter,
+ * blocks, unit and ratio of its cut, tensor, kind of collective, then kind, dim, blocks, unit and ratio of the property
+ * it has and of the one it gets. A computation has op >= 0, a communication -1.
  */
 #ifndef HAPT_LAYOUT_H
 #define HAPT_LAYOUT_H
@@ -20,7 +20,7 @@
 struct hapt_stage_layout {
     struct hapt_axis axis[HAPT_MESH_AXES];
     const struct hapt_axis_program *program[HAPT_MESH_AXES]; /* NULL on an axis of one rank */
-    char name[HAPT_LAYOUT_NAME]; /* what people read */
+    char name[HAPT_LAYOUT_NAME];                             /* what people read */
 };
 
 /* The graph sharded so, as place (0, 0) sees it. HAPT_ERR_INFEASIBLE where a program is not of this graph. */
@@ -34,10 +34,11 @@ enum hapt_status hapt_stage_layout_copy(const struct hapt_stage_layout *layout, 
                                         const struct hapt_stage_layout **copy);
 
 /* Layout k under `group` ("" for the root of a file). */
-enum hapt_status hapt_stage_layout_write(struct hapt_h5 *file, const char *group, int k, const struct hapt_stage_layout *layout);
+enum hapt_status hapt_stage_layout_write(struct hapt_h5 *file, const char *group, int k,
+                                         const struct hapt_stage_layout *layout);
 bool hapt_stage_layout_exists(struct hapt_h5 *file, const char *group, int k);
-/* Hostile content fails with HAPT_ERR_INPUT: what a table can say wrong by itself. That it is a program of a graph is proven where
- * it is applied. */
+/* Hostile content fails with HAPT_ERR_INPUT: what a table can say wrong by itself. That it is a program of a graph is
+ * proven where it is applied. */
 enum hapt_status hapt_stage_layout_read(struct hapt_h5 *file, const char *group, int k, struct hapt_arena *arena,
                                         struct hapt_stage_layout **layout);
 

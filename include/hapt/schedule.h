@@ -1,5 +1,6 @@
 /*
- * Pipeline schedules as data: one instruction list per submesh, read alike by the simulator, the memory planner and the trainer.
+ * Pipeline schedules as data: one instruction list per submesh, read alike by the simulator, the memory planner and the
+ * trainer.
  *
  * Pure functions. Papers: HAPT 2.1 (1F1B), 2.3 (eager 1F1B), 4.1 (H-1F1B); GPipe.
  */
@@ -16,14 +17,15 @@ const char *hapt_schedule_kind_name(enum hapt_schedule_kind kind);
 bool hapt_schedule_kind_parse(const char *name, enum hapt_schedule_kind *kind);
 
 enum hapt_instruction_kind {
-    HAPT_INSTRUCTION_RECEIVE_FORWARD,  /* wait until all incoming activations of the microbatch stand in transfer slots */
+    HAPT_INSTRUCTION_RECEIVE_FORWARD, /* wait until all incoming activations of the microbatch stand in transfer slots
+                                       */
     HAPT_INSTRUCTION_FORWARD,
-    HAPT_INSTRUCTION_SEND_FORWARD,     /* hand outgoing activations to the communication thread */
+    HAPT_INSTRUCTION_SEND_FORWARD, /* hand outgoing activations to the communication thread */
     HAPT_INSTRUCTION_RECEIVE_BACKWARD,
     HAPT_INSTRUCTION_BACKWARD,
     HAPT_INSTRUCTION_SEND_BACKWARD,
-    HAPT_INSTRUCTION_REDUCE,           /* gradients across the submesh */
-    HAPT_INSTRUCTION_EXCHANGE,         /* gradients of tied parameters across chunks */
+    HAPT_INSTRUCTION_REDUCE,   /* gradients across the submesh */
+    HAPT_INSTRUCTION_EXCHANGE, /* gradients of tied parameters across chunks */
     HAPT_INSTRUCTION_UPDATE
 };
 
@@ -35,14 +37,18 @@ struct hapt_instruction {
     int slot;       /* activation slot of the microbatch; -1 for once-per-step instructions */
 };
 
-struct hapt_instruction_list { int count; struct hapt_instruction *instruction; int slots; /* in flight at most */ };
+struct hapt_instruction_list {
+    int count;
+    struct hapt_instruction *instruction;
+    int slots; /* in flight at most */
+};
 
 struct hapt_schedule {
     enum hapt_schedule_kind kind;
     int microbatches; /* B */
     int chunk_count;
     int submesh_count;
-    int *submesh_of;  /* [chunk_count] */
+    int *submesh_of;                    /* [chunk_count] */
     struct hapt_instruction_list *list; /* [submesh_count] */
 };
 
@@ -55,10 +61,10 @@ static inline bool hapt_at_most(double a, double b)
 
 /* delta_i, the launches of a stage beyond its successor's, for c_i = comm_s: HAPT (2); 1F1B 1, eager 2, GPipe 0. */
 int hapt_schedule_delta(enum hapt_schedule_kind kind, double comm_s, double t_max_s, double hide_threshold);
-/* Launch counts N_i of each stage. comm_s[i] is c_i behind stage i (last: 0). GPipe: B. 1F1B: S - i. Eager: 2 (S - i) - 1 with
- * i from 0, HAPT 2.3.1. H-1F1B: HAPT (1), (2) with epsilon = hide_threshold. All at most B.
- * With c_i <= t_max a step under H-1F1B takes at most (B - 1 + N_0) t_max (1 + 2 epsilon), stages balanced or not, where a boundary
- * has at least two transfer slots; tests/unit/schedule_random.c gives the argument. */
+/* Launch counts N_i of each stage. comm_s[i] is c_i behind stage i (last: 0). GPipe: B. 1F1B: S - i. Eager: 2 (S - i) -
+ * 1 with i from 0, HAPT 2.3.1. H-1F1B: HAPT (1), (2) with epsilon = hide_threshold. All at most B. With c_i <= t_max a
+ * step under H-1F1B takes at most (B - 1 + N_0) t_max (1 + 2 epsilon), stages balanced or not, where a boundary has at
+ * least two transfer slots; tests/unit/schedule_random.c gives the argument. */
 void hapt_schedule_warmup(enum hapt_schedule_kind kind, int stages, int microbatches, const double *comm_s,
                           double t_max_s, double hide_threshold, int *warmup);
 /* One step of a plain pipeline, chunk i on submesh i. `tied`: an EXCHANGE before the update. */

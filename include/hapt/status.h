@@ -37,15 +37,14 @@ void hapt_fail_reset(void);
 const char *hapt_status_name(enum hapt_status status);
 
 /* Passes a failure on to the caller. */
-#define HAPT_TRY(expression)                            \
-    do {                                                \
-        const enum hapt_status status_ = (expression);  \
-        if (status_ != HAPT_OK) return status_;         \
+#define HAPT_TRY(expression)                           \
+    do {                                               \
+        const enum hapt_status status_ = (expression); \
+        if (status_ != HAPT_OK) return status_;        \
     } while (0)
 
 /* A condition that only a bug of ours can break. */
-#define HAPT_ASSERT(condition) \
-    ((condition) ? (void)0 : hapt_assert_failed(#condition, __FILE__, __LINE__))
+#define HAPT_ASSERT(condition) ((condition) ? (void)0 : hapt_assert_failed(#condition, __FILE__, __LINE__))
 #ifdef __cplusplus
 [[noreturn]]
 #else

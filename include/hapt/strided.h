@@ -4,8 +4,9 @@
 
 #include <stddef.h>
 
-/* Runs of bytes in a dense array, evenly spaced: `count` runs of `run` bytes, the first at `offset`, the next each `stride` further.
- * What a rank holds of one dimension of a tensor is one of these in the whole tensor; in order they are its dense local copy. */
+/* Runs of bytes in a dense array, evenly spaced: `count` runs of `run` bytes, the first at `offset`, the next each
+ * `stride` further. What a rank holds of one dimension of a tensor is one of these in the whole tensor; in order they
+ * are its dense local copy. */
 struct hapt_strided {
     size_t offset, count, run, stride;
 };

@@ -1,6 +1,6 @@
 /*
- * What if: the best plan as a link, a number of nodes, a memory or the microbatches change, and the knee behind which more of
- * it gains next to nothing.
+ * What if: the best plan as a link, a number of nodes, a memory or the microbatches change, and the knee behind which
+ * more of it gains next to nothing.
  */
 #ifndef HAPT_SWEEP_H
 #define HAPT_SWEEP_H
@@ -17,12 +17,14 @@ struct hapt_sweep_range {
     int points;          /* 0: as many as serve */
 };
 
-/* "link=1..25Gbit/s", "link=a100-v100:1..25Gbit/s:9", "nodes.v100=1..8", "memory.v100=16..80GB", "microbatches=32..512"; several
- * with commas between; one value instead of a range. HAPT_ERR_USAGE shows right ones. */
-enum hapt_status hapt_sweep_parse(const char *text, struct hapt_arena *arena, struct hapt_sweep_range **range, int *count);
+/* "link=1..25Gbit/s", "link=a100-v100:1..25Gbit/s:9", "nodes.v100=1..8", "memory.v100=16..80GB",
+ * "microbatches=32..512"; several with commas between; one value instead of a range. HAPT_ERR_USAGE shows right ones.
+ */
+enum hapt_status hapt_sweep_parse(const char *text, struct hapt_arena *arena, struct hapt_sweep_range **range,
+                                  int *count);
 
-/* The profile of a cluster with `value` nodes or bytes of memory in `subcluster`, where it can be made anew. Agrees on failures
- * quietly; HAPT_ERR_INFEASIBLE is an answer. Collective. */
+/* The profile of a cluster with `value` nodes or bytes of memory in `subcluster`, where it can be made anew. Agrees on
+ * failures quietly; HAPT_ERR_INFEASIBLE is an answer. Collective. */
 typedef enum hapt_status hapt_sweep_source(void *context, enum hapt_sweep_kind kind, int subcluster, double value,
                                            struct hapt_arena *arena, struct hapt_profile **profile);
 
@@ -46,13 +48,13 @@ struct hapt_sweep {
     const struct hapt_sweep_range *range;
     int count;
     struct hapt_sweep_point *point; /* by rising value */
-    /* Link, memory: the least value from which the step (latency_s) stays within 1 % of that at the largest. Nodes: from which no
-     * further node gains 2 %. Microbatches: from which a microbatch costs at most 2 % more than at the largest. Links, memory and
-     * microbatches by bisection between points (to 0.1 %). NAN: not in this range (nodes still gain, the link is still the limit),
-     * or no plan at the largest value. */
+    /* Link, memory: the least value from which the step (latency_s) stays within 1 % of that at the largest. Nodes:
+     * from which no further node gains 2 %. Microbatches: from which a microbatch costs at most 2 % more than at the
+     * largest. Links, memory and microbatches by bisection between points (to 0.1 %). NAN: not in this range (nodes
+     * still gain, the link is still the limit), or no plan at the largest value. */
     double knee;
-    /* Links: the bandwidth at which the transfer takes as long as the slowest stage: just below, the link sets the pace, above it
-     * never does. NAN: not in this range. */
+    /* Links: the bandwidth at which the transfer takes as long as the slowest stage: just below, the link sets the
+     * pace, above it never does. NAN: not in this range. */
     double meeting;
 };
 
@@ -60,6 +62,7 @@ struct hapt_sweep {
 enum hapt_status hapt_sweep_check(const struct hapt_sweep_question *question, const struct hapt_sweep_range *range);
 /* Checks, too. Collective over env->world, the same for every number of ranks. */
 enum hapt_status hapt_sweep_run(const struct hapt_env *env, const struct hapt_sweep_question *question,
-                                const struct hapt_sweep_range *range, struct hapt_arena *arena, struct hapt_sweep **sweep);
+                                const struct hapt_sweep_range *range, struct hapt_arena *arena,
+                                struct hapt_sweep **sweep);
 
 #endif

@@ -53,8 +53,8 @@ void hapt_arena_reset(struct hapt_arena *arena)
 
 static void *fail(size_t bytes)
 {
-    hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory, or plan a smaller model", "host memory exhausted: %zu bytes",
-              bytes);
+    hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory, or plan a smaller model",
+              "host memory exhausted: %zu bytes", bytes);
     return NULL;
 }
 

@@ -32,7 +32,8 @@ static const struct {
     [HAPT_COMMAND_TOPOLOGY] = {'t', "topology", "", "show the cluster that was found or described"},
     [HAPT_COMMAND_PROFILE] = {'f', "profile", "--input model.h5 --output P.h5", "measure a model on the cluster"},
     [HAPT_COMMAND_PLAN] = {'p', "plan", "(--input model.h5 | --profile P.h5) --microbatches B", "search the best plan"},
-    [HAPT_COMMAND_SPMD] = {'h', "spmd", "--input model.h5 --cluster C.json", "synthesise one SPMD program of all devices (HAP)"},
+    [HAPT_COMMAND_SPMD] = {'h', "spmd", "--input model.h5 --cluster C.json",
+                           "synthesise one SPMD program of all devices (HAP)"},
     [HAPT_COMMAND_SIMULATE] = {'s', "simulate", "--plan plan.h5", "price a plan by simulating its schedule"},
     [HAPT_COMMAND_TRAIN] = {'r', "train", "--input model.h5 --plan plan.h5", "train with a given plan"},
     [HAPT_COMMAND_MODEL] = {'m', "model", "(FAMILY | NAMED) --output model.h5", "write a model file"},
@@ -117,7 +118,8 @@ static bool parse_number(const struct option *option, const char *text, double *
     case HAPT_OPTION_INT:
     case HAPT_OPTION_REAL:
         *value = strtod(text, &end);
-        return end != text && !*end && isfinite(*value) && (option->type == HAPT_OPTION_REAL || *value == floor(*value));
+        return end != text && !*end && isfinite(*value) &&
+               (option->type == HAPT_OPTION_REAL || *value == floor(*value));
     case HAPT_OPTION_BYTES: return hapt_units_parse_bytes(text, value);
     case HAPT_OPTION_BANDWIDTH: return hapt_units_parse_bandwidth(text, value);
     case HAPT_OPTION_TIME: return hapt_units_parse_time(text, value);
@@ -197,8 +199,7 @@ static enum hapt_status parse_option(struct hapt_config *config, int argc, char 
     /* A choice that has a yes may stand alone, too. */
     if (table[index].type == HAPT_OPTION_CHOICE && !has_next && is_choice(table[index].choices, "yes"))
         return set_value(config, index, "yes");
-    if (!has_next)
-        return hapt_fail(HAPT_ERR_USAGE, table[index].help, "option --%s needs a value", table[index].name);
+    if (!has_next) return hapt_fail(HAPT_ERR_USAGE, table[index].help, "option --%s needs a value", table[index].name);
     return set_value(config, index, argv[++*at]);
 }
 
@@ -291,9 +292,10 @@ void hapt_config_print_help(const struct hapt_config *config, FILE *stream)
                 command_table[i].what);
     fprintf(stream, "\noptions of the whole job [default]:\n");
     print_options(command, stream);
-    fprintf(stream, "\n`hapt COMMAND --help` explains a command and its files.\n"
-                    "exit codes: 0 fine, 2 usage, 3 bad input, 4 no feasible plan, 5 memory, 6 input/output,\n"
-                    "            7 communication, 8 internal (also: --replica-check), 9 stopped early with a checkpoint\n");
+    fprintf(stream,
+            "\n`hapt COMMAND --help` explains a command and its files.\n"
+            "exit codes: 0 fine, 2 usage, 3 bad input, 4 no feasible plan, 5 memory, 6 input/output,\n"
+            "            7 communication, 8 internal (also: --replica-check), 9 stopped early with a checkpoint\n");
 }
 
 int hapt_config_word_count(const struct hapt_config *config)
@@ -359,7 +361,8 @@ enum hapt_status hapt_config_default(struct hapt_config *config, const char *nam
     const int index = find(name, strlen(name));
     char buffer[200];
     if (index < 0 || !table[index].training)
-        return hapt_fail(HAPT_ERR_INPUT, "the file was written by another version", "unknown training option \"%s\"", name);
+        return hapt_fail(HAPT_ERR_INPUT, "the file was written by another version", "unknown training option \"%s\"",
+                         name);
     const char *wrong = complaint(&table[index], value, buffer);
     if (wrong) return hapt_fail(HAPT_ERR_INPUT, wrong, "bad value \"%s\" of training option %s", value, name);
     if (config->given[index]) return HAPT_OK;

@@ -62,7 +62,8 @@ static void *watch(void *argument)
         const bool quiet = deadline.code != 0, late = deadline.lasted_s > deadline.limit_s + (quiet ? 0 : turn_s);
         if (late && quiet) _exit(deadline.code);
         if (rank == 0 && !quiet && !late && deadline.lasted_s > deadline.next_word_s) {
-            fprintf(stderr, "hapt: %s: %.0f s so far, at most %.3g s\n", deadline.what, deadline.lasted_s, deadline.limit_s);
+            fprintf(stderr, "hapt: %s: %.0f s so far, at most %.3g s\n", deadline.what, deadline.lasted_s,
+                    deadline.limit_s);
             deadline.next_word_s = deadline.lasted_s + LATER_WORD_S;
         }
         if (late) end_process(deadline.what, deadline.limit_s);

@@ -17,7 +17,8 @@
 #include "hapt/stop.h"
 #include "launch.h"
 
-/* A standard stream that is closed: its number would go to the next file that is opened, and what is printed into that file. */
+/* A standard stream that is closed: its number would go to the next file that is opened, and what is printed into that
+ * file. */
 static void open_standard_streams(void)
 {
     for (int descriptor = 0; descriptor <= 2; descriptor++)
@@ -159,8 +160,12 @@ static enum hapt_status start_mpi(struct hapt_env *env, int *argc, char ***argv)
 
 enum hapt_status hapt_env_init(struct hapt_env *env, int *argc, char ***argv, double timeout_s)
 {
-    *env = (struct hapt_env){.start_s = hapt_time_s(), .world = MPI_COMM_NULL, .node = MPI_COMM_NULL, .timeout_s = fmax(timeout_s, TIMEOUT_LEAST_S)};
-    if (launch_is_launched()) hapt_deadline_set("starting MPI on all ranks", env->timeout_s + TIMEOUT_A_RANK_S * (double)launch_size());
+    *env = (struct hapt_env){.start_s = hapt_time_s(),
+                             .world = MPI_COMM_NULL,
+                             .node = MPI_COMM_NULL,
+                             .timeout_s = fmax(timeout_s, TIMEOUT_LEAST_S)};
+    if (launch_is_launched())
+        hapt_deadline_set("starting MPI on all ranks", env->timeout_s + TIMEOUT_A_RANK_S * (double)launch_size());
     const enum hapt_status status = start_mpi(env, argc, argv);
     hapt_deadline_clear();
     return status;
@@ -180,8 +185,10 @@ void hapt_env_meet(const struct hapt_env *env)
 {
     MPI_Request request;
     int done = 0;
-    if (env->world == MPI_COMM_NULL || env->world_size <= 1 || MPI_Ibarrier(env->world, &request) != MPI_SUCCESS) return;
-    for (double pause_s = 1e-4; MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done; pause_s = pause_s < 5e-3 ? 1.5 * pause_s : pause_s)
+    if (env->world == MPI_COMM_NULL || env->world_size <= 1 || MPI_Ibarrier(env->world, &request) != MPI_SUCCESS)
+        return;
+    for (double pause_s = 1e-4; MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done;
+         pause_s = pause_s < 5e-3 ? 1.5 * pause_s : pause_s)
         hapt_time_sleep_until(hapt_time_s() + pause_s);
 }
 
@@ -193,7 +200,8 @@ void hapt_env_release(struct hapt_env *env)
     if (!initialized || finalized) return;
     hapt_env_meet(env);
     while (leaver_count > 0) leaver[--leaver_count]();
-    if (env->world_size > 1) hapt_deadline_set("leaving MPI on all ranks", env->timeout_s + TIMEOUT_A_RANK_S * env->world_size);
+    if (env->world_size > 1)
+        hapt_deadline_set("leaving MPI on all ranks", env->timeout_s + TIMEOUT_A_RANK_S * env->world_size);
     hapt_shared_release_newer(NULL);
     if (env->node != MPI_COMM_NULL) MPI_Comm_free(&env->node);
     if (env->world != MPI_COMM_NULL) MPI_Comm_free(&env->world);
@@ -330,7 +338,9 @@ void hapt_die(enum hapt_status status)
     if (status != HAPT_ERR_COMM || !hapt_stop_terminated()) {
         print_failure(status, rank);
         if (status == HAPT_ERR_COMM && launcher.process > 0)
-            fprintf(stderr, "hapt: if mpirun does not end now, it waits for a host that it cannot reach: kill -9 %ld on host %s ends it\n",
+            fprintf(stderr,
+                    "hapt: if mpirun does not end now, it waits for a host that it cannot reach: kill -9 %ld on host "
+                    "%s ends it\n",
                     launcher.process, hapt_env_host(launcher.rank));
     }
     const int code = status == HAPT_OK ? HAPT_ERR_INTERNAL : (int)status;

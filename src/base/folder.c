@@ -1,4 +1,5 @@
-/* Folders without links: include/hapt/folder.h. Every entry is reached from an open folder (openat, unlinkat), not by its path. */
+/* Folders without links: include/hapt/folder.h. Every entry is reached from an open folder (openat, unlinkat), not by
+ * its path. */
 #include "hapt/folder.h"
 
 #include <dirent.h>
@@ -28,7 +29,8 @@ static enum hapt_status make_parts(char *partial)
         const bool made = mkdir(partial, 0777) == 0;
         struct stat about;
         if (!made && (errno != EEXIST || stat(partial, &about) != 0 || !S_ISDIR(about.st_mode)))
-            return hapt_fail(HAPT_ERR_IO, "choose another --output, or check its rights", "folder %s cannot be made: %s", partial,
+            return hapt_fail(HAPT_ERR_IO, "choose another --output, or check its rights",
+                             "folder %s cannot be made: %s", partial,
                              errno == EEXIST ? "a file has that name" : strerror(errno));
         if (made) {
             if (above) *above = '\0';
@@ -75,13 +77,17 @@ enum hapt_status hapt_folder_list(const char *path, hapt_folder_visitor *visit, 
     if (!listing) {
         const int error = errno;
         if (descriptor >= 0) close(descriptor);
-        return hapt_fail(error == ENOMEM ? HAPT_ERR_MEMORY : HAPT_ERR_IO, "check what it is, and its rights", "folder %s cannot be read: %s", path,
-                         error == ELOOP || error == ENOTDIR ? "it is no folder of its own (a link or a file)" : strerror(error));
+        return hapt_fail(error == ENOMEM ? HAPT_ERR_MEMORY : HAPT_ERR_IO, "check what it is, and its rights",
+                         "folder %s cannot be read: %s", path,
+                         error == ELOOP || error == ENOTDIR ? "it is no folder of its own (a link or a file)"
+                                                            : strerror(error));
     }
-    while (next_entry(listing, &entry) && visit(context, entry->d_name)) {}
+    while (next_entry(listing, &entry) && visit(context, entry->d_name)) {
+    }
     const int error = entry ? 0 : errno;
     closedir(listing);
-    return error ? hapt_fail(HAPT_ERR_IO, "check the disk", "folder %s cannot be read: %s", path, strerror(error)) : HAPT_OK;
+    return error ? hapt_fail(HAPT_ERR_IO, "check the disk", "folder %s cannot be read: %s", path, strerror(error))
+                 : HAPT_OK;
 }
 
 bool hapt_folder_is(const char *path)
@@ -131,12 +137,14 @@ bool hapt_folder_set_aside(const char *parent, const char *name, const char *why
     now[0] = '\0';
     const int above = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     for (int i = 1; above >= 0 && !done && i < MOST_TRIES; i++) {
-        const int length = i == 1 ? snprintf(now, size, "%s.%s", name, why) : snprintf(now, size, "%s.%s-%d", name, why, i);
+        const int length =
+            i == 1 ? snprintf(now, size, "%s.%s", name, why) : snprintf(now, size, "%s.%s-%d", name, why, i);
         if (length >= (int)size) break;
         struct stat about;
         if (fstatat(above, now, &about, AT_SYMLINK_NOFOLLOW) == 0) continue;
         /* A file system without RENAME_NOREPLACE: the look before has to do. */
-        done = renameat2(above, name, above, now, RENAME_NOREPLACE) == 0 || (errno == EINVAL && renameat(above, name, above, now) == 0);
+        done = renameat2(above, name, above, now, RENAME_NOREPLACE) == 0 ||
+               (errno == EINVAL && renameat(above, name, above, now) == 0);
         if (!done && errno != EEXIST) break;
     }
     if (above >= 0) close(above);
@@ -150,7 +158,8 @@ enum hapt_status hapt_folder_try(const char *path)
     int descriptor = -1, length = 0;
     for (int i = 0; i < MOST_TRIES && descriptor < 0 && (i == 0 || errno == EEXIST); i++) {
         length = snprintf(name, sizeof name, "%s/.try-%ld-%d", path, (long)getpid(), i);
-        if (length >= (int)sizeof name) return hapt_fail(HAPT_ERR_IO, "use a shorter path", "path too long: %.60s...", path);
+        if (length >= (int)sizeof name)
+            return hapt_fail(HAPT_ERR_IO, "use a shorter path", "path too long: %.60s...", path);
         descriptor = open(name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     }
     const bool made = descriptor >= 0;
@@ -160,5 +169,7 @@ enum hapt_status hapt_folder_try(const char *path)
         close(descriptor);
         unlink(name);
     }
-    return good ? HAPT_OK : hapt_fail(HAPT_ERR_IO, "choose another --output, or check rights and free space", "folder %s cannot be written: %s", path, strerror(error));
+    return good ? HAPT_OK
+                : hapt_fail(HAPT_ERR_IO, "choose another --output, or check rights and free space",
+                            "folder %s cannot be written: %s", path, strerror(error));
 }

@@ -24,20 +24,20 @@
 enum verdict { UNKNOWN, CHECKING, GOOD, BROKEN, CRASHES, HANGS, NO_MEMORY, REFUSED };
 
 enum {
-    MOST_CPU_S = 20,     /* a rehearsal reads at most 256 MiB: a second or two */
-    MOST_WALL_S = 300,   /* a file system that does not answer would stop this process as well */
+    MOST_CPU_S = 20,   /* a rehearsal reads at most 256 MiB: a second or two */
+    MOST_WALL_S = 300, /* a file system that does not answer would stop this process as well */
     MOST_BYTES = 1 << 30,
     MOST_EXPANSION = 2 * 1032, /* deflate makes 1032 bytes of one at most, and the library may hold the chunk twice */
     LIBRARY_BYTES = 1 << 26,   /* for all else than the data */
     PROBE_BYTES = 1 << 16,     /* as much as the library asks for at once, and more than lies around freed */
     STACK_BYTES = 1 << 16,
     MOST_PATH = 4096,
-    LOOK_MS = 200,        /* between two looks whether the helper is stopped */
+    LOOK_MS = 200, /* between two looks whether the helper is stopped */
     MOST_STOPPED_S = 2,
     LEAVING_TRIES = 1000, /* milliseconds that the helper has to leave */
     KNOWN_FILES = 1024,
     VERDICT_BITS = 3,
-    BROKEN_CODE = 3, /* of the child that came to an end */
+    BROKEN_CODE = 3,  /* of the child that came to an end */
     WILD_BYTE = 0x69, /* glibc fills new memory with its complement */
 };
 
@@ -45,9 +45,9 @@ static struct {
     pthread_mutex_t lock; /* one question at a time */
     pid_t helper;
     int socket, batch, most_cpu_s;
-    uint64_t good[KNOWN_FILES];      /* keys of files that this process may open */
-    _Atomic uint64_t *node;          /* [KNOWN_FILES] key and verdict, common to the ranks of the node; NULL: none */
-    _Atomic int *refusal;            /* errno: what the system refused to the child, shared with it; NULL: not known */
+    uint64_t good[KNOWN_FILES]; /* keys of files that this process may open */
+    _Atomic uint64_t *node;     /* [KNOWN_FILES] key and verdict, common to the ranks of the node; NULL: none */
+    _Atomic int *refusal;       /* errno: what the system refused to the child, shared with it; NULL: not known */
 } guard = {.lock = PTHREAD_MUTEX_INITIALIZER, .socket = -1, .most_cpu_s = MOST_CPU_S};
 
 /* ---- The helper ---- */
@@ -132,14 +132,16 @@ static void offer_first(void)
 {
     const int file = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (file < 0) return;
-    if (write(file, "1000", 4) < 0) {} /* then the system chooses as usual */
+    if (write(file, "1000", 4) < 0) {
+    } /* then the system chooses as usual */
     close(file);
 }
 
 void hapt_guard_refused(int error)
 {
     /* A damaged file can cause the others, EINVAL by an impossible offset. */
-    static const int known[] = {ENOMEM, EMFILE, ENFILE, EIO, EAGAIN, ETIMEDOUT, ESTALE, EREMOTEIO, ENODEV, ENXIO, EACCES};
+    static const int known[] = {ENOMEM, EMFILE,    ENFILE, EIO,   EAGAIN, ETIMEDOUT,
+                                ESTALE, EREMOTEIO, ENODEV, ENXIO, EACCES};
     int none = 0;
     for (size_t i = 0; i < sizeof known / sizeof *known && guard.refusal; i++)
         if (error == known[i]) atomic_compare_exchange_strong(guard.refusal, &none, error);
@@ -167,7 +169,8 @@ static void catch_crashes(void)
 static void limit_child(pid_t parent, rlim_t most_bytes)
 {
     live_under(parent);
-    /* Over some damaged files the HDF5 library takes sizes and addresses out of memory that it never wrote. Here they are wild ones. */
+    /* Over some damaged files the HDF5 library takes sizes and addresses out of memory that it never wrote. Here they
+     * are wild ones. */
     mallopt(M_PERTURB, WILD_BYTE);
     limit(RLIMIT_CORE, 0);
     limit_memory(most_bytes);
@@ -199,8 +202,10 @@ static enum verdict verdict_of(int status)
     const int refusal = guard.refusal ? atomic_load(guard.refusal) : 0;
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return GOOD;
     if (WIFSIGNALED(status) && WTERMSIG(status) == SIGXCPU) return HANGS;
-    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) return REFUSED; /* it waited for the disk: no fault of the file */
-    if (refusal == ENOMEM || (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)) return NO_MEMORY; /* as the system does when there is none */
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM)
+        return REFUSED; /* it waited for the disk: no fault of the file */
+    if (refusal == ENOMEM || (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL))
+        return NO_MEMORY; /* as the system does when there is none */
     if (refusal != 0) return REFUSED;
     return WIFEXITED(status) && WEXITSTATUS(status) == BROKEN_CODE ? BROKEN : CRASHES;
 }
@@ -227,12 +232,14 @@ static rlim_t most_needed(const char *path)
     return LIBRARY_BYTES + (stat(path, &about) ? 0 : (rlim_t)about.st_size * MOST_EXPANSION);
 }
 
-/* The first child gets as much memory as nearly every file needs. A larger file gets a second child, with the memory that the host has left. */
+/* The first child gets as much memory as nearly every file needs. A larger file gets a second child, with the memory
+ * that the host has left. */
 static enum verdict judge(const char *path, int from, hapt_guard_rehearsal *rehearse)
 {
     const rlim_t left = memory_left(), needed = most_needed(path);
     const enum verdict verdict = judge_within(path, from, MOST_BYTES, rehearse);
-    /* Damage is believed when a second child finds it, too: a single call that failed leads the library astray as well. */
+    /* Damage is believed when a second child finds it, too: a single call that failed leads the library astray as well.
+     */
     if (verdict == BROKEN || verdict == CRASHES) return judge_within(path, from, MOST_BYTES, rehearse);
     if (verdict != NO_MEMORY || needed <= MOST_BYTES || left <= MOST_BYTES) return verdict;
     return judge_within(path, from, needed < left ? needed : left, rehearse);
@@ -263,7 +270,8 @@ static int end_reader(void)
 {
     int status = 0;
     close(reader.socket);
-    while (waitpid(reader.pid, &status, 0) < 0 && errno == EINTR) {}
+    while (waitpid(reader.pid, &status, 0) < 0 && errno == EINTR) {
+    }
     reader.pid = 0;
     return status;
 }
@@ -293,7 +301,8 @@ static enum verdict judge_in_batch(const char *path, int from, hapt_guard_rehear
     enum verdict verdict = UNKNOWN;
     if (guard.refusal) atomic_store(guard.refusal, 0);
     if (reader.pid == 0) start_reader(from, rehearse);
-    if (reader.pid > 0 && send(reader.socket, path, strlen(path), MSG_NOSIGNAL) > 0) recv(reader.socket, &verdict, sizeof verdict, 0);
+    if (reader.pid > 0 && send(reader.socket, path, strlen(path), MSG_NOSIGNAL) > 0)
+        recv(reader.socket, &verdict, sizeof verdict, 0);
     if (verdict == UNKNOWN) {
         if (reader.pid > 0 && verdict_of(end_reader()) == HANGS) return HANGS;
         return judge(path, from, rehearse);
@@ -332,7 +341,8 @@ _Noreturn static void help(int socket, pid_t parent, char **argv, hapt_guard_reh
         if (bytes <= 0) _exit(0);
         path[bytes] = '\0';
         if (!prepared) prepared = rehearse(NULL); /* what all children need is done once */
-        const enum verdict verdict = guard.batch > 1 ? judge_in_batch(path, socket, rehearse) : judge(path, socket, rehearse);
+        const enum verdict verdict =
+            guard.batch > 1 ? judge_in_batch(path, socket, rehearse) : judge(path, socket, rehearse);
         if (send(socket, &verdict, sizeof verdict, MSG_NOSIGNAL) < 0) _exit(0);
     }
 }
@@ -373,7 +383,8 @@ static void end_helper(void)
         ended = waitpid(guard.helper, NULL, WNOHANG);
     }
     if (ended == 0) kill(guard.helper, SIGKILL);
-    while (ended == 0 && waitpid(guard.helper, NULL, 0) < 0 && errno == EINTR) {}
+    while (ended == 0 && waitpid(guard.helper, NULL, 0) < 0 && errno == EINTR) {
+    }
 }
 
 void hapt_guard_stop(void)
@@ -424,9 +435,11 @@ static enum verdict ask(const char *path)
     const size_t length = strlen(path);
     ssize_t bytes;
     if (guard.socket < 0 || length == 0 || length > MOST_PATH) return UNKNOWN;
-    while ((bytes = send(guard.socket, path, length, MSG_NOSIGNAL)) < 0 && errno == EINTR) {}
+    while ((bytes = send(guard.socket, path, length, MSG_NOSIGNAL)) < 0 && errno == EINTR) {
+    }
     if (bytes < 0 || !wait_for_answer()) return UNKNOWN;
-    while ((bytes = recv(guard.socket, &verdict, sizeof verdict, 0)) < 0 && errno == EINTR) {}
+    while ((bytes = recv(guard.socket, &verdict, sizeof verdict, 0)) < 0 && errno == EINTR) {
+    }
     return bytes == (ssize_t)sizeof verdict ? verdict : UNKNOWN;
 }
 
@@ -449,8 +462,8 @@ static bool passes(enum verdict verdict)
     return verdict == UNKNOWN || verdict == NO_MEMORY || verdict == REFUSED;
 }
 
-/* One rank of the node asks, the others wait for its answer. Another file may take the slot at any time: then this one is asked
- * for again. */
+/* One rank of the node asks, the others wait for its answer. Another file may take the slot at any time: then this one
+ * is asked for again. */
 static enum verdict ask_together(const char *path, uint64_t key)
 {
     _Atomic uint64_t *slot = &guard.node[slot_of(key)];
@@ -484,10 +497,13 @@ enum hapt_status hapt_guard_check(const char *path, const struct stat *about)
     pthread_mutex_unlock(&guard.lock);
     if (verdict == GOOD || verdict == UNKNOWN) return HAPT_OK;
     if (verdict == NO_MEMORY)
-        return hapt_fail(HAPT_ERR_MEMORY, "give the job more memory (ulimit -v, the container's or the batch system's limit); if that does not help, take another copy of the file",
+        return hapt_fail(HAPT_ERR_MEMORY,
+                         "give the job more memory (ulimit -v, the container's or the batch system's limit); if that "
+                         "does not help, take another copy of the file",
                          "%s cannot be read: memory ran out over it", path);
     if (verdict == REFUSED)
-        return hapt_fail(HAPT_ERR_IO, "look at the disk, and at the limit on open files (ulimit -n); the file may be sound",
+        return hapt_fail(HAPT_ERR_IO,
+                         "look at the disk, and at the limit on open files (ulimit -n); the file may be sound",
                          "%s cannot be read: the system refuses to open or to read it, or takes too long", path);
     return hapt_fail(HAPT_ERR_INPUT, "take another copy or make it again",
                      verdict == HANGS    ? "%s is damaged: the HDF5 library does not come to an end over it"

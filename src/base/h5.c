@@ -14,7 +14,6 @@
 #include "hapt/guard.h"
 #include "hapt/version.h"
 
-
 const char *hapt_h5_library_version(void)
 {
     return H5_VERS_INFO;
@@ -32,10 +31,11 @@ bool hapt_h5_library_is_parallel(void)
 enum hapt_status hapt_h5_fail(struct hapt_h5 *file, const char *what, const char *name)
 {
     if (file->writing)
-        return hapt_fail(HAPT_ERR_IO, "check free space and permissions", "cannot write %s%s%s to %s%s%s", what, *name ? " " : "",
-                         name, file->path, file->error ? ": " : "", file->error ? strerror(file->error) : "");
-    return hapt_h5_refuse(file, "the file is damaged or was made by something else", "cannot read %s%s%s of %s", what, *name ? " " : "", name,
-                          file->path);
+        return hapt_fail(HAPT_ERR_IO, "check free space and permissions", "cannot write %s%s%s to %s%s%s", what,
+                         *name ? " " : "", name, file->path, file->error ? ": " : "",
+                         file->error ? strerror(file->error) : "");
+    return hapt_h5_refuse(file, "the file is damaged or was made by something else", "cannot read %s%s%s of %s", what,
+                          *name ? " " : "", name, file->path);
 }
 
 static enum hapt_status make_folders(const char *path)
@@ -95,7 +95,8 @@ enum hapt_status hapt_h5_create(const char *path, const char *format, int versio
     const hid_t access = H5Pcreate(H5P_FILE_ACCESS);
     H5Pset_libver_bounds(access, H5F_LIBVER_LATEST, H5F_LIBVER_LATEST);
     H5Pset_fclose_degree(access, H5F_CLOSE_STRONG); /* also what a failed write left open */
-    if (hapt_h5_use_disk(access, file->descriptor, true, &file->error)) file->id = H5Fcreate(file->aside, H5F_ACC_TRUNC, H5P_DEFAULT, access);
+    if (hapt_h5_use_disk(access, file->descriptor, true, &file->error))
+        file->id = H5Fcreate(file->aside, H5F_ACC_TRUNC, H5P_DEFAULT, access);
     hapt_h5_leave_disk();
     H5Pclose(access);
     enum hapt_status status = file->id < 0 ? hapt_h5_fail(file, "a new file", "") : HAPT_OK;
@@ -161,8 +162,8 @@ static enum hapt_status check_version(struct hapt_h5 *file, int version)
     if (!hapt_h5_has_attribute(file, "/", "version")) return HAPT_OK;
     HAPT_TRY(hapt_h5_read_attribute_int(file, "/", "version", &number));
     if (number <= version) return HAPT_OK;
-    return refuse_kind(HAPT_H5_FAULT_NEWER, "use a newer hapt", "%s has version %lld, this hapt reads up to %d", file->path, (long long)number,
-                       version);
+    return refuse_kind(HAPT_H5_FAULT_NEWER, "use a newer hapt", "%s has version %lld, this hapt reads up to %d",
+                       file->path, (long long)number, version);
 }
 
 /* The format and version attributes against what the caller knows. */
@@ -172,15 +173,16 @@ static enum hapt_status check_format(struct hapt_h5 *file, const char *format, i
         const int error = hapt_h5_system_error(file);
         if (error) return hapt_h5_lack(file->path, error);
         if (foreign) return HAPT_OK;
-        return refuse_kind(HAPT_H5_FAULT_FOREIGN, "was it made by hapt?", "%s is not a %s file: it has no format attribute", file->path, format);
+        return refuse_kind(HAPT_H5_FAULT_FOREIGN, "was it made by hapt?",
+                           "%s is not a %s file: it has no format attribute", file->path, format);
     }
     struct hapt_arena arena;
     hapt_arena_init(&arena);
     const char *found = NULL;
     enum hapt_status status = hapt_h5_read_attribute_text(file, "/", "format", &arena, &found);
     if (status == HAPT_OK && strcmp(found, format))
-        status = refuse_kind(HAPT_H5_FAULT_FOREIGN, "give the file that this option expects", "%s is a %.40s file, not a %s file", file->path,
-                             found, format);
+        status = refuse_kind(HAPT_H5_FAULT_FOREIGN, "give the file that this option expects",
+                             "%s is a %.40s file, not a %s file", file->path, found, format);
     hapt_arena_release(&arena);
     return status == HAPT_OK ? check_version(file, version) : status;
 }
@@ -208,12 +210,13 @@ static enum hapt_status open_descriptor(struct hapt_h5 *file)
     file->descriptor = open(file->path, O_RDONLY | O_CLOEXEC);
     if (file->descriptor >= 0) {
         unsigned char head[9];
-        file->checked_sizes = pread(file->descriptor, head, sizeof head, 0) == sizeof head && memcmp(head, "\211HDF\r\n\032\n", 8) == 0 && head[8] >= 2;
+        file->checked_sizes = pread(file->descriptor, head, sizeof head, 0) == sizeof head &&
+                              memcmp(head, "\211HDF\r\n\032\n", 8) == 0 && head[8] >= 2;
         return HAPT_OK;
     }
     if (errno != EACCES && hapt_h5_is_system_error(errno)) return hapt_h5_lack(file->path, errno);
-    return refuse_kind(errno == EACCES ? HAPT_H5_FAULT_SYSTEM : HAPT_H5_FAULT_MISSING, "check the path and permissions", "cannot open %s: %s",
-                       file->path, strerror(errno));
+    return refuse_kind(errno == EACCES ? HAPT_H5_FAULT_SYSTEM : HAPT_H5_FAULT_MISSING, "check the path and permissions",
+                       "cannot open %s: %s", file->path, strerror(errno));
 }
 
 static enum hapt_status open_content(struct hapt_h5 *file, const char *format, int version, bool foreign)
@@ -224,11 +227,15 @@ static enum hapt_status open_content(struct hapt_h5 *file, const char *format, i
         file->id = H5Fopen(file->path, H5F_ACC_RDONLY, access);
     if (hapt_h5_leave_disk()) file->descriptor = -1;
     if (access >= 0) H5Pclose(access);
-    if (file->id < 0) return hapt_h5_refuse(file, "it is truncated, damaged or not HDF5", "%s cannot be opened as HDF5", file->path);
-    return format ? check_format(file, format, version, foreign) : version > 0 ? check_any_format(file, version) : HAPT_OK;
+    if (file->id < 0)
+        return hapt_h5_refuse(file, "it is truncated, damaged or not HDF5", "%s cannot be opened as HDF5", file->path);
+    return format        ? check_format(file, format, version, foreign)
+           : version > 0 ? check_any_format(file, version)
+                         : HAPT_OK;
 }
 
-enum hapt_status hapt_h5_open_unguarded(const char *path, const char *format, int version, bool foreign, struct hapt_h5 **result)
+enum hapt_status hapt_h5_open_unguarded(const char *path, const char *format, int version, bool foreign,
+                                        struct hapt_h5 **result)
 {
     H5_HOLD_LOCK;
     struct hapt_h5 *file = allocate(path);
@@ -248,8 +255,8 @@ enum hapt_status hapt_h5_open(const char *path, const char *format, int version,
     hapt_h5_set_fault(HAPT_H5_FAULT_NONE);
     if (stat(path, &about)) {
         if (errno != EACCES && hapt_h5_is_system_error(errno)) return hapt_h5_lack(path, errno);
-        return refuse_kind(errno == EACCES ? HAPT_H5_FAULT_SYSTEM : HAPT_H5_FAULT_MISSING, "check the path", "cannot open %s: %s", path,
-                           strerror(errno));
+        return refuse_kind(errno == EACCES ? HAPT_H5_FAULT_SYSTEM : HAPT_H5_FAULT_MISSING, "check the path",
+                           "cannot open %s: %s", path, strerror(errno));
     }
     if (!S_ISREG(about.st_mode)) return refuse_kind(HAPT_H5_FAULT_MISSING, "give a file", "%s is not a file", path);
     if (access(path, R_OK))
@@ -324,8 +331,8 @@ bool hapt_h5_exists(struct hapt_h5 *file, const char *name)
 enum hapt_status hapt_h5_check_inside(struct hapt_h5 *file, const char *name)
 {
     if (file->writing || follow(file, name) != OUTSIDE) return HAPT_OK;
-    return hapt_h5_refuse(file, "copy the data into the file (h5repack, h5copy)", "%s of %s lies behind a link to another file, which is not followed",
-                          name, file->path);
+    return hapt_h5_refuse(file, "copy the data into the file (h5repack, h5copy)",
+                          "%s of %s lies behind a link to another file, which is not followed", name, file->path);
 }
 
 bool hapt_h5_is_outside(hid_t dataset)

@@ -34,7 +34,8 @@ static hid_t text_type(void)
     return type;
 }
 
-/* Creates a dataset with missing groups; fletcher32 needs chunks, so a scalar-less shape of one row is chunked as a whole. */
+/* Creates a dataset with missing groups; fletcher32 needs chunks, so a scalar-less shape of one row is chunked as a
+ * whole. */
 static hid_t create(struct hapt_h5 *file, const char *name, hid_t type, int dims, const int64_t *shape, bool checksum)
 {
     hsize_t extent[HAPT_H5_MAX_DIMS] = {0}, chunk[HAPT_H5_MAX_DIMS] = {0};
@@ -91,8 +92,8 @@ enum hapt_status hapt_h5_write_strings(struct hapt_h5 *file, const char *name, i
     H5Tset_size(type, width + 1);
     H5Tset_cset(type, H5T_CSET_UTF8);
     const hid_t id = create(file, name, type, 1, &count, true);
-    const bool failed =
-        id < 0 || (count > 0 && H5Dwrite(id, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, table) < 0) || H5Dflush(id) < 0 || file->error != 0;
+    const bool failed = id < 0 || (count > 0 && H5Dwrite(id, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, table) < 0) ||
+                        H5Dflush(id) < 0 || file->error != 0;
     const bool closed = id >= 0 && H5Dclose(id) >= 0;
     H5Tclose(type);
     free(table);
@@ -115,13 +116,15 @@ static enum hapt_status extent_of(struct hapt_h5 *file, hid_t id, const char *na
     return HAPT_OK;
 }
 
-/* Compact data lie in the object's header, as many bytes as it says; the library reads what the shape takes, be it there or not. */
+/* Compact data lie in the object's header, as many bytes as it says; the library reads what the shape takes, be it
+ * there or not. */
 static bool is_cut_short(hid_t id)
 {
     const hid_t layout = H5Dget_create_plist(id), space = H5Dget_space(id), type = H5Dget_type(id);
     bool cut_short = layout < 0 || space < 0 || type < 0;
     if (!cut_short && H5Pget_layout(layout) == H5D_COMPACT)
-        cut_short = (double)H5Sget_simple_extent_npoints(space) * (double)H5Tget_size(type) > (double)H5Dget_storage_size(id);
+        cut_short =
+            (double)H5Sget_simple_extent_npoints(space) * (double)H5Tget_size(type) > (double)H5Dget_storage_size(id);
     if (type >= 0) H5Tclose(type);
     if (space >= 0) H5Sclose(space);
     if (layout >= 0) H5Pclose(layout);
@@ -131,7 +134,8 @@ static bool is_cut_short(hid_t id)
 static enum hapt_status open_dataset(struct hapt_h5 *file, const char *name, hid_t *id)
 {
     if (!hapt_h5_exists(file, name))
-        return hapt_h5_refuse(file, "the file is incomplete or of another format", "dataset %s is missing in %s", name, file->path);
+        return hapt_h5_refuse(file, "the file is incomplete or of another format", "dataset %s is missing in %s", name,
+                              file->path);
     HAPT_TRY(hapt_h5_check_inside(file, name));
     if (file->error && !file->writing) return hapt_h5_lack(file->path, file->error);
     *id = H5Dopen2(file->id, name, H5P_DEFAULT);
@@ -140,9 +144,12 @@ static enum hapt_status open_dataset(struct hapt_h5 *file, const char *name, hid
     if (!outside && !is_cut_short(*id)) return HAPT_OK;
     H5Dclose(*id);
     if (outside)
-        return hapt_h5_refuse(file, "copy the data into the file (h5repack, h5copy)",
-                              "dataset %s of %s is stored in other files (external or virtual storage), which are not read", name, file->path);
-    return hapt_h5_refuse(file, "take another copy or make it again", "%s is damaged: %s has fewer bytes than its shape takes", file->path, name);
+        return hapt_h5_refuse(
+            file, "copy the data into the file (h5repack, h5copy)",
+            "dataset %s of %s is stored in other files (external or virtual storage), which are not read", name,
+            file->path);
+    return hapt_h5_refuse(file, "take another copy or make it again",
+                          "%s is damaged: %s has fewer bytes than its shape takes", file->path, name);
 }
 
 enum hapt_status hapt_h5_shape(struct hapt_h5 *file, const char *name, int *dims, int64_t *shape)
@@ -155,8 +162,8 @@ enum hapt_status hapt_h5_shape(struct hapt_h5 *file, const char *name, int *dims
     return status;
 }
 
-/* Types of numbers that are as IEEE and two's complement have them. A damaged header can describe any bit field, and HDF5's
- * conversions trust it: some crash. */
+/* Types of numbers that are as IEEE and two's complement have them. A damaged header can describe any bit field, and
+ * HDF5's conversions trust it: some crash. */
 static bool is_integer(hid_t type)
 {
     const size_t size = H5Tget_size(type);
@@ -227,7 +234,7 @@ static enum hapt_status match_shape(struct hapt_h5 *file, const char *name, int 
     for (int i = 0; i < dims; i++) {
         if (want[i] >= 0 && shape[i] != want[i])
             return hapt_h5_refuse(file, H5_HINT, "dimension %d of %s of %s is %lld, not %lld", i, name, file->path,
-                             (long long)shape[i], (long long)want[i]);
+                                  (long long)shape[i], (long long)want[i]);
         if (shape[i] > 0 && count > limit / shape[i])
             return hapt_h5_refuse(file, H5_HINT, "%s of %s is absurdly large", name, file->path);
         count *= shape[i];
@@ -244,7 +251,8 @@ static bool all_chunks_written(hid_t id, int dims, const hsize_t *chunk)
     hsize_t extent[H5S_MAX_RANK], there = 0;
     double needed = 1;
     const hid_t space = H5Dget_space(id);
-    const bool counted = space >= 0 && H5Sget_simple_extent_dims(space, extent, NULL) == dims && H5Dget_num_chunks(id, space, &there) >= 0;
+    const bool counted = space >= 0 && H5Sget_simple_extent_dims(space, extent, NULL) == dims &&
+                         H5Dget_num_chunks(id, space, &there) >= 0;
     if (space >= 0) H5Sclose(space);
     for (int i = 0; counted && i < dims; i++) needed *= (double)((extent[i] + chunk[i] - 1) / chunk[i]);
     return counted && (double)there >= needed;
@@ -254,8 +262,9 @@ static bool all_chunks_written(hid_t id, int dims, const hsize_t *chunk)
 #endif
 }
 
-/* Chunks are read whole, so a file may ask for gigabytes to yield a small table; and storage that was never written reads as the
- * zeros that nobody meant, be they terabytes, unless the writer chose the value that stands for absence; then of at most a gigabyte. */
+/* Chunks are read whole, so a file may ask for gigabytes to yield a small table; and storage that was never written
+ * reads as the zeros that nobody meant, be they terabytes, unless the writer chose the value that stands for absence;
+ * then of at most a gigabyte. */
 static enum hapt_status check_storage(struct hapt_h5 *file, hid_t id, const char *name, double bytes)
 {
     const double most_chunk_bytes = bytes > MOST_SPARE_BYTES / 4 ? 4 * bytes : MOST_SPARE_BYTES;
@@ -263,17 +272,19 @@ static enum hapt_status check_storage(struct hapt_h5 *file, hid_t id, const char
     hsize_t extent[H5S_MAX_RANK];
     H5D_fill_value_t fill = H5D_FILL_VALUE_UNDEFINED;
     double chunk_bytes = type < 0 ? 0 : (double)H5Tget_size(type);
-    const int dims = layout < 0 || H5Pget_layout(layout) != H5D_CHUNKED ? 0 : H5Pget_chunk(layout, H5S_MAX_RANK, extent);
+    const int dims =
+        layout < 0 || H5Pget_layout(layout) != H5D_CHUNKED ? 0 : H5Pget_chunk(layout, H5S_MAX_RANK, extent);
     for (int i = 0; i < dims; i++) chunk_bytes *= (double)extent[i];
-    const bool filled = layout >= 0 && H5Pfill_value_defined(layout, &fill) >= 0 && fill == H5D_FILL_VALUE_USER_DEFINED &&
-                        bytes <= MOST_FILLED_BYTES;
+    const bool filled = layout >= 0 && H5Pfill_value_defined(layout, &fill) >= 0 &&
+                        fill == H5D_FILL_VALUE_USER_DEFINED && bytes <= MOST_FILLED_BYTES;
     if (layout >= 0) H5Pclose(layout);
     if (type >= 0) H5Tclose(type);
     if (dims > 0 && chunk_bytes > most_chunk_bytes)
-        return hapt_h5_refuse(file, "write it in chunks of at most 64 MB", "%s of %s has absurdly large chunks of %.3g bytes", name,
-                         file->path, chunk_bytes);
+        return hapt_h5_refuse(file, "write it in chunks of at most 64 MB",
+                              "%s of %s has absurdly large chunks of %.3g bytes", name, file->path, chunk_bytes);
     if (bytes > 0 && !filled && (dims > 0 ? !all_chunks_written(id, dims, extent) : H5Dget_storage_size(id) == 0))
-        return hapt_h5_refuse(file, "write the dataset, or give it a fill value", "%s of %s was never written", name, file->path);
+        return hapt_h5_refuse(file, "write the dataset, or give it a fill value", "%s of %s was never written", name,
+                              file->path);
     return HAPT_OK;
 }
 
@@ -338,7 +349,7 @@ static enum hapt_status read_rows_open(struct hapt_h5 *file, hid_t id, const cha
     HAPT_TRY(extent_of(file, id, name, &dims, shape));
     if (dims < 1 || first < 0 || count < 0 || first > shape[0] - count)
         return hapt_h5_refuse(file, H5_HINT, "%s of %s has no rows %lld to %lld", name, file->path, (long long)first,
-                         (long long)(first + count));
+                              (long long)(first + count));
     hsize_t start[HAPT_H5_MAX_DIMS] = {(hsize_t)first}, extent[HAPT_H5_MAX_DIMS] = {(hsize_t)count};
     for (int i = 1; i < dims; i++) extent[i] = (hsize_t)shape[i];
     if (count == 0) return HAPT_OK;
@@ -435,9 +446,9 @@ enum hapt_status hapt_h5_read_strings(struct hapt_h5 *file, const char *name, in
     const char **table = NULL;
     if (elements >= 0 && elements <= limit && type >= 0) {
         table = hapt_arena_alloc(arena, (size_t)elements + 1, sizeof *table);
-        status = !table ? HAPT_ERR_MEMORY
-                        : elements == 0 ? HAPT_OK
-                                        : copy_text(id, space, type, read_dataset_text, elements, arena, table);
+        status = !table          ? HAPT_ERR_MEMORY
+                 : elements == 0 ? HAPT_OK
+                                 : copy_text(id, space, type, read_dataset_text, elements, arena, table);
     }
     if (type >= 0) H5Tclose(type);
     if (space >= 0) H5Sclose(space);
@@ -452,8 +463,8 @@ enum hapt_status hapt_h5_read_strings(struct hapt_h5 *file, const char *name, in
 /* Attributes. */
 
 /* `count` 0: a scalar. */
-static enum hapt_status write_attribute(struct hapt_h5 *file, const char *object, const char *name, hid_t type, int count,
-                                        const void *value)
+static enum hapt_status write_attribute(struct hapt_h5 *file, const char *object, const char *name, hid_t type,
+                                        int count, const void *value)
 {
     if (!hapt_h5_exists(file, object)) {
         const hid_t links = H5Pcreate(H5P_LINK_CREATE);
@@ -465,8 +476,7 @@ static enum hapt_status write_attribute(struct hapt_h5 *file, const char *object
     }
     const hsize_t extent = (hsize_t)count;
     const hid_t space = count > 0 ? H5Screate_simple(1, &extent, NULL) : H5Screate(H5S_SCALAR);
-    const hid_t id =
-        H5Acreate_by_name(file->id, object, name, type, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+    const hid_t id = H5Acreate_by_name(file->id, object, name, type, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
     const bool failed = id < 0 || H5Awrite(id, type, value) < 0;
     if (id >= 0) H5Aclose(id);
     H5Sclose(space);
@@ -604,7 +614,8 @@ enum hapt_status hapt_h5_read_attribute_text(struct hapt_h5 *file, const char *o
     return status == HAPT_ERR_INPUT ? hapt_h5_fail(file, "attribute", name) : status;
 }
 
-enum hapt_status hapt_h5_peek_text(const char *path, const char *format, int version, bool foreign, const char *name, char *text, size_t size)
+enum hapt_status hapt_h5_peek_text(const char *path, const char *format, int version, bool foreign, const char *name,
+                                   char *text, size_t size)
 {
     struct hapt_h5 *file;
     struct hapt_arena arena;

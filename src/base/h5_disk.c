@@ -1,9 +1,9 @@
 /*
  * The file driver behind what hapt writes and reads: on a descriptor that hapt opened; it opens no other file.
  *
- * HDF5 cannot let go of a file that it fails to write: it keeps what it could not flush, refuses to close, and crashes when the library
- * ends. So it is never told: the first error is kept for hapt_h5_fail, and from there on everything seems to succeed. The file is
- * discarded anyway. A failure to read is told to HDF5 and noted (h5_fault.c).
+ * HDF5 cannot let go of a file that it fails to write: it keeps what it could not flush, refuses to close, and crashes
+ * when the library ends. So it is never told: the first error is kept for hapt_h5_fail, and from there on everything
+ * seems to succeed. The file is discarded anyway. A failure to read is told to HDF5 and noted (h5_fault.c).
  */
 #include "h5_private.h"
 
@@ -77,7 +77,9 @@ static int disk_compare(const H5FD_t *a, const H5FD_t *b)
 static herr_t disk_query(const H5FD_t *base, unsigned long *flags)
 {
     (void)base;
-    if (flags) *flags = H5FD_FEAT_AGGREGATE_METADATA | H5FD_FEAT_ACCUMULATE_METADATA | H5FD_FEAT_DATA_SIEVE | H5FD_FEAT_AGGREGATE_SMALLDATA;
+    if (flags)
+        *flags = H5FD_FEAT_AGGREGATE_METADATA | H5FD_FEAT_ACCUMULATE_METADATA | H5FD_FEAT_DATA_SIEVE |
+                 H5FD_FEAT_AGGREGATE_SMALLDATA;
     return 0;
 }
 

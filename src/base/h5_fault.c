@@ -1,9 +1,11 @@
 /*
- * Why reading a file failed: its content, or the system. HDF5 says both in one way, so system failures are noted where they happen: by the
- * file driver (h5_disk.c), which sees errno, and by a function that HDF5 calls on each failure, which sees failed allocations.
+ * Why reading a file failed: its content, or the system. HDF5 says both in one way, so system failures are noted where
+ * they happen: by the file driver (h5_disk.c), which sees errno, and by a function that HDF5 calls on each failure,
+ * which sees failed allocations.
  *
- * A damaged size can ask for more memory than there is. Files as hapt writes them carry checksums over every size, so there a failed
- * allocation is the system's. In files of older formats it is the system's only if a small allocation fails as well.
+ * A damaged size can ask for more memory than there is. Files as hapt writes them carry checksums over every size, so
+ * there a failed allocation is the system's. In files of older formats it is the system's only if a small allocation
+ * fails as well.
  */
 #include "h5_private.h"
 
@@ -17,9 +19,10 @@
 enum { PROBE_BYTES = 1 << 26 };
 
 static pthread_mutex_t library = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
-static int depth; /* of functions that hold the lock */
-static int noted; /* errno of the first system failure within the outermost of them, 0: none */
-static bool was_short; /* an allocation failed in this process: HDF5 may have been left in disorder, and fails in other ways later */
+static int depth;      /* of functions that hold the lock */
+static int noted;      /* errno of the first system failure within the outermost of them, 0: none */
+static bool was_short; /* an allocation failed in this process: HDF5 may have been left in disorder, and fails in other
+                          ways later */
 static _Thread_local enum hapt_h5_fault last;
 
 enum hapt_h5_fault hapt_h5_last_fault(void)
@@ -42,7 +45,8 @@ static herr_t find_allocation(unsigned place, const H5E_error2_t *error, void *c
 {
     (void)place;
     bool *found = context;
-    *found = *found || (error->maj_num == H5E_RESOURCE && (error->min_num == H5E_NOSPACE || error->min_num == H5E_CANTALLOC));
+    *found = *found ||
+             (error->maj_num == H5E_RESOURCE && (error->min_num == H5E_NOSPACE || error->min_num == H5E_CANTALLOC));
     return 0;
 }
 
@@ -56,7 +60,8 @@ static herr_t note_failure(hid_t stack, void *context)
     return 0;
 }
 
-/* HDF5 prints its own error stack unless told otherwise. At its end it must find no function: it would print about its own leaks. */
+/* HDF5 prints its own error stack unless told otherwise. At its end it must find no function: it would print about its
+ * own leaks. */
 struct hapt_h5_held hapt_h5_lock(void)
 {
     pthread_mutex_lock(&library);
@@ -91,7 +96,8 @@ int hapt_h5_system_error(const struct hapt_h5 *file)
 
 bool hapt_h5_is_system_error(int error)
 {
-    return error != 0 && error != ENOENT && error != ENOTDIR && error != EISDIR && error != ELOOP && error != ENAMETOOLONG && error != ENXIO;
+    return error != 0 && error != ENOENT && error != ENOTDIR && error != EISDIR && error != ELOOP &&
+           error != ENAMETOOLONG && error != ENXIO;
 }
 
 enum hapt_status hapt_h5_lack(const char *path, int error)
@@ -99,8 +105,10 @@ enum hapt_status hapt_h5_lack(const char *path, int error)
     last = HAPT_H5_FAULT_SYSTEM;
     if (error == ENOMEM) return hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory ran out while %s was read", path);
     if (error == EMFILE || error == ENFILE)
-        return hapt_fail(HAPT_ERR_IO, "raise the limit on open files (ulimit -n)", "cannot read %s: %s", path, strerror(error));
-    return hapt_fail(HAPT_ERR_IO, "the file may be fine: check the disk and the file system", "cannot read %s: %s", path, strerror(error));
+        return hapt_fail(HAPT_ERR_IO, "raise the limit on open files (ulimit -n)", "cannot read %s: %s", path,
+                         strerror(error));
+    return hapt_fail(HAPT_ERR_IO, "the file may be fine: check the disk and the file system", "cannot read %s: %s",
+                     path, strerror(error));
 }
 
 enum hapt_status hapt_h5_refuse(const struct hapt_h5 *file, const char *hint, const char *format, ...)

@@ -1,11 +1,12 @@
 /*
- * Strings of variable length lie in global heaps of the file, and what a dataset or an attribute holds of them are references. The
- * library (1.10) follows these without asking whether the heap has such an object: over a damaged one it copies what lies behind its
- * table, or more than it made room for, and whether that is noticed depends on the memory around. So the guard's children follow them
- * first, in the bytes of the file (HDF5 File Format Specification 3.0: III.E global heap, IV.A object headers).
+ * Strings of variable length lie in global heaps of the file, and what a dataset or an attribute holds of them are
+ * references. The library (1.10) follows these without asking whether the heap has such an object: over a damaged one
+ * it copies what lies behind its table, or more than it made room for, and whether that is noticed depends on the
+ * memory around. So the guard's children follow them first, in the bytes of the file (HDF5 File Format
+ * Specification 3.0: III.E global heap, IV.A object headers).
  *
- * Left to the library: references under a filter, in virtual datasets, and in attributes that are shared or stored outside of the object's
- * header (only the newest file formats, beyond eight attributes).
+ * Left to the library: references under a filter, in virtual datasets, and in attributes that are shared or stored
+ * outside of the object's header (only the newest file formats, beyond eight attributes).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -16,20 +17,22 @@
 #include "h5_private.h"
 
 enum {
-    MOST_BLOCKS = 256,         /* of an object header */
+    MOST_BLOCKS = 256, /* of an object header */
     HEAP_INDICES = 1 << 16,
-    REFERENCES = 1 << 12,      /* read at once */
+    REFERENCES = 1 << 12, /* read at once */
     MOST_CHUNK_BYTES = 1 << 26,
-    MESSAGE_LAYOUT = 0x08, MESSAGE_ATTRIBUTE = 0x0c, MESSAGE_CONTINUATION = 0x10,
+    MESSAGE_LAYOUT = 0x08,
+    MESSAGE_ATTRIBUTE = 0x0c,
+    MESSAGE_CONTINUATION = 0x10,
     FLAG_SHARED = 0x02,
 };
 static const int64_t nowhere = -1;
 
 struct hapt_h5_heap {
-    int disk;                  /* the file, once more */
-    uint64_t bytes, base;      /* its size; where its address 0 lies (behind a user block) */
+    int disk;             /* the file, once more */
+    uint64_t bytes, base; /* its size; where its address 0 lies (behind a user block) */
     int address_bytes, length_bytes;
-    uint64_t collection;       /* the one looked at last */
+    uint64_t collection; /* the one looked at last */
     bool known;
     int64_t size[HEAP_INDICES]; /* of its objects; `nowhere`: none */
 };
@@ -71,8 +74,9 @@ struct hapt_h5_heap *hapt_h5_heap_create(struct hapt_h5 *file)
     off_t bytes = -1;
     if (heap) heap->disk = open(file->path, O_RDONLY | O_CLOEXEC);
     if (heap && heap->disk >= 0) bytes = lseek(heap->disk, 0, SEEK_END);
-    const bool good = bytes >= 0 && made >= 0 && H5Pget_userblock(made, &base) >= 0 && H5Pget_sizes(made, &address_bytes, &length_bytes) >= 0 &&
-                      address_bytes <= 8 && length_bytes <= 8 && base <= (hsize_t)bytes;
+    const bool good = bytes >= 0 && made >= 0 && H5Pget_userblock(made, &base) >= 0 &&
+                      H5Pget_sizes(made, &address_bytes, &length_bytes) >= 0 && address_bytes <= 8 &&
+                      length_bytes <= 8 && base <= (hsize_t)bytes;
     if (made >= 0) H5Pclose(made);
     if (!good) {
         if ((!heap || bytes < 0) && *hapt_h5_noted() == 0) *hapt_h5_noted() = errno ? errno : ENOMEM;
@@ -96,7 +100,8 @@ void hapt_h5_heap_destroy(struct hapt_h5_heap *heap)
 
 /* ---- Collections ---- */
 
-/* "GCOL", version, 3 reserved, size; objects: index 2, users 2, 4 reserved, size, bytes padded to 8. Index 0: free room, header included. */
+/* "GCOL", version, 3 reserved, size; objects: index 2, users 2, 4 reserved, size, bytes padded to 8. Index 0: free
+ * room, header included. */
 static bool list_objects(struct hapt_h5_heap *heap, uint64_t address)
 {
     unsigned char head[16];
@@ -138,18 +143,22 @@ static bool all_lead(struct hapt_h5_heap *heap, const unsigned char *references,
 
 /* ---- Object headers ---- */
 
-/* The attribute's value, if the message is that attribute: version, flags, sizes of name, type and shape, then these (version 1 pads each). */
+/* The attribute's value, if the message is that attribute: version, flags, sizes of name, type and shape, then these
+ * (version 1 pads each). */
 static bool is_attribute(const struct hapt_h5_heap *heap, struct span message, const char *name, struct span *value)
 {
     unsigned char head[9];
     char found[256];
     const size_t length = strlen(name) + 1;
-    if (message.end - message.first < sizeof head || !take(heap, message.first, sizeof head, head) || head[0] < 1 || head[0] > 3) return false;
+    if (message.end - message.first < sizeof head || !take(heap, message.first, sizeof head, head) || head[0] < 1 ||
+        head[0] > 3)
+        return false;
     const bool pads = head[0] == 1;
     const uint64_t name_bytes = number(head + 2, 2), type = number(head + 4, 2), shape = number(head + 6, 2);
     const uint64_t text = message.first + (head[0] == 3 ? 9 : 8);
     const uint64_t data = text + (pads ? padded(name_bytes) + padded(type) + padded(shape) : name_bytes + type + shape);
-    if (length > sizeof found || name_bytes < length || data > message.end || !take(heap, text, length, found)) return false;
+    if (length > sizeof found || name_bytes < length || data > message.end || !take(heap, text, length, found))
+        return false;
     *value = (struct span){data, message.end};
     return memcmp(found, name, length) == 0;
 }
@@ -165,8 +174,8 @@ static bool is_compact(const struct hapt_h5_heap *heap, struct span message, str
 }
 
 struct header {
-    bool newer;                /* version 2 */
-    int message_bytes;         /* before a message's data */
+    bool newer;        /* version 2 */
+    int message_bytes; /* before a message's data */
     int blocks;
     struct span block[MOST_BLOCKS];
 };
@@ -195,7 +204,8 @@ static void add_block(const struct hapt_h5_heap *heap, struct span message, stru
 {
     unsigned char where[16];
     const int width = heap->address_bytes;
-    if (header->blocks == MOST_BLOCKS || !take(heap, message.first, (size_t)(width + heap->length_bytes), where)) return;
+    if (header->blocks == MOST_BLOCKS || !take(heap, message.first, (size_t)(width + heap->length_bytes), where))
+        return;
     const uint64_t first = number(where, width), bytes = number(where + width, heap->length_bytes);
     const uint64_t around = header->newer ? 4 : 0; /* "OCHK", and a checksum */
     if (bytes > 2 * around && first < heap->bytes && bytes < heap->bytes)
@@ -214,7 +224,8 @@ static bool find_value(const struct hapt_h5_heap *heap, uint64_t address, const 
         for (uint64_t at = header.block[b].first; !found && at + width <= end; at = next) {
             unsigned char head[8];
             if (!take(heap, at, (size_t)width, head)) break;
-            const int kind_bytes = header.newer ? 1 : 2, kind = (int)number(head, kind_bytes), flags = head[kind_bytes + 2];
+            const int kind_bytes = header.newer ? 1 : 2, kind = (int)number(head, kind_bytes),
+                      flags = head[kind_bytes + 2];
             const struct span message = {at + width, at + width + number(head + kind_bytes, 2)};
             next = message.end;
             if (next > end) break;
@@ -249,7 +260,8 @@ static bool span_leads(struct hapt_h5_heap *heap, struct span span, int64_t coun
     if (count < 0 || span.end < span.first || (uint64_t)count > (span.end - span.first) / width) return false;
     for (int64_t done = 0; done < count; done += REFERENCES) {
         const int64_t now = count - done < REFERENCES ? count - done : REFERENCES;
-        if (!take(heap, span.first + (uint64_t)done * width, (size_t)now * width, block) || !all_lead(heap, block, now)) return false;
+        if (!take(heap, span.first + (uint64_t)done * width, (size_t)now * width, block) || !all_lead(heap, block, now))
+            return false;
     }
     return true;
 }
@@ -271,7 +283,8 @@ static bool chunks_lead(struct hapt_h5_heap *heap, hid_t dataset)
         haddr_t address;
         unsigned filters = 0;
         uint32_t skipped = 0;
-        good = H5Dget_chunk_info(dataset, space, i, offset, &filters, &address, &bytes) >= 0 && bytes <= MOST_CHUNK_BYTES;
+        good =
+            H5Dget_chunk_info(dataset, space, i, offset, &filters, &address, &bytes) >= 0 && bytes <= MOST_CHUNK_BYTES;
         unsigned char *chunk = good ? malloc((size_t)bytes + 1) : NULL;
         if (good && !chunk) *hapt_h5_noted() = ENOMEM;
         good = chunk && H5Dread_chunk(dataset, H5P_DEFAULT, offset, &skipped, chunk) >= 0 &&
@@ -308,7 +321,8 @@ bool hapt_h5_heap_leads(struct hapt_h5_heap *heap, hid_t object, const char *att
     const hid_t space = id < 0 ? -1 : attribute ? H5Aget_space(id) : H5Dget_space(id);
     const hssize_t count = space < 0 ? -1 : H5Sget_simple_extent_npoints(space);
     bool good = true;
-    if (is_variable_text(type) && count > 0) good = attribute ? header_leads(heap, object, attribute, count) : stored_lead(heap, object, count);
+    if (is_variable_text(type) && count > 0)
+        good = attribute ? header_leads(heap, object, attribute, count) : stored_lead(heap, object, count);
     if (space >= 0) H5Sclose(space);
     if (type >= 0) H5Tclose(type);
     if (attribute && id >= 0) H5Aclose(id);

@@ -7,7 +7,13 @@
 #include "h5_private.h"
 #include "hapt/guard.h"
 
-enum { MOST_OBJECTS = 1 << 16, MOST_DEPTH = 8, MOST_PATH = 1024, BLOCK_ELEMENTS = 1 << 20, ATTRIBUTE_ELEMENTS = 1 << 13 };
+enum {
+    MOST_OBJECTS = 1 << 16,
+    MOST_DEPTH = 8,
+    MOST_PATH = 1024,
+    BLOCK_ELEMENTS = 1 << 20,
+    ATTRIBUTE_ELEMENTS = 1 << 13
+};
 static const int64_t most_dataset_bytes = 1 << 26, most_file_bytes = 1 << 28; /* read; of larger ones parts */
 
 struct rehearsal {
@@ -15,7 +21,7 @@ struct rehearsal {
     struct hapt_h5_heap *heap;
     int64_t objects, bytes; /* so far */
     bool broken;
-    double *block;          /* [room], BLOCK_ELEMENTS at most: small files need little */
+    double *block; /* [room], BLOCK_ELEMENTS at most: small files need little */
     int64_t room;
     struct hapt_arena arena; /* for what is forgotten at once */
 };
@@ -78,8 +84,10 @@ static herr_t read_attribute(hid_t object, const char *name, const H5A_info_t *i
     return 0;
 }
 
-/* Elements [first, first + BLOCK_ELEMENTS), as far as they make a box: the last dimensions whole, one cut, those before it 1. */
-static int64_t read_box(struct rehearsal *rehearsal, hid_t dataset, hid_t type, int dims, const hsize_t *shape, int64_t first)
+/* Elements [first, first + BLOCK_ELEMENTS), as far as they make a box: the last dimensions whole, one cut, those before
+ * it 1. */
+static int64_t read_box(struct rehearsal *rehearsal, hid_t dataset, hid_t type, int dims, const hsize_t *shape,
+                        int64_t first)
 {
     hsize_t start[H5S_MAX_RANK], extent[H5S_MAX_RANK];
     int64_t elements = 1, rest = first;
@@ -94,15 +102,16 @@ static int64_t read_box(struct rehearsal *rehearsal, hid_t dataset, hid_t type, 
         elements *= (int64_t)extent[d];
     }
     const hid_t space = H5Dget_space(dataset), memory = H5Screate_simple(dims, extent, NULL);
-    if (space >= 0 && memory >= 0 && make_room(rehearsal, elements) && H5Sselect_hyperslab(space, H5S_SELECT_SET, start, NULL, extent, NULL) >= 0)
+    if (space >= 0 && memory >= 0 && make_room(rehearsal, elements) &&
+        H5Sselect_hyperslab(space, H5S_SELECT_SET, start, NULL, extent, NULL) >= 0)
         H5Dread(dataset, type, memory, space, H5P_DEFAULT, rehearsal->block);
     if (memory >= 0) H5Sclose(memory);
     if (space >= 0) H5Sclose(space);
     return elements;
 }
 
-/* All of it, or as many boxes as there is time for, evenly spread; one of what was never written. Where its chunks lie is looked up for
- * each of them. */
+/* All of it, or as many boxes as there is time for, evenly spread; one of what was never written. Where its chunks lie
+ * is looked up for each of them. */
 static void read_numbers(struct rehearsal *rehearsal, hid_t dataset, int dims, const int64_t *shape)
 {
     hsize_t extent[H5S_MAX_RANK];
@@ -123,7 +132,8 @@ static void read_numbers(struct rehearsal *rehearsal, hid_t dataset, int dims, c
     const int64_t boxes = most / BLOCK_ELEMENTS + 1;
     const int64_t stride = elements <= most ? 0 : elements / boxes;
     for (int64_t first = 0, read = 0; first < elements && read <= most;) {
-        const int64_t got = read_box(rehearsal, dataset, whole ? H5T_NATIVE_INT64 : H5T_NATIVE_DOUBLE, dims, extent, first);
+        const int64_t got =
+            read_box(rehearsal, dataset, whole ? H5T_NATIVE_INT64 : H5T_NATIVE_DOUBLE, dims, extent, first);
         read += got;
         rehearsal->bytes += got * width;
         first += got > stride ? got : stride;
@@ -142,7 +152,8 @@ static void read_dataset(struct rehearsal *rehearsal, hid_t dataset, const char 
     else if (!hapt_h5_heap_leads(rehearsal->heap, dataset, NULL))
         give_up(rehearsal);
     else
-        hapt_h5_read_strings(rehearsal->file, path, most_dataset_bytes / (int64_t)sizeof(char *), &rehearsal->arena, &count, &text);
+        hapt_h5_read_strings(rehearsal->file, path, most_dataset_bytes / (int64_t)sizeof(char *), &rehearsal->arena,
+                             &count, &text);
 }
 
 static void walk(struct rehearsal *rehearsal, const char *path, int depth);
@@ -159,8 +170,11 @@ static void walk_group(struct rehearsal *rehearsal, const char *path, int depth)
     }
     for (int64_t i = 0; i < count && !rehearsal->broken; i++) {
         const char *member = hapt_arena_printf(&arena, "%s/%s", depth == 0 ? "" : path, name[i]);
-        /* Links that lead nowhere are no damage; hapt sees nothing there. Links to other files are refused by those who need them. */
-        if (member && hapt_h5_exists(rehearsal->file, member) && hapt_h5_check_inside(rehearsal->file, member) == HAPT_OK) walk(rehearsal, member, depth + 1);
+        /* Links that lead nowhere are no damage; hapt sees nothing there. Links to other files are refused by those who
+         * need them. */
+        if (member && hapt_h5_exists(rehearsal->file, member) &&
+            hapt_h5_check_inside(rehearsal->file, member) == HAPT_OK)
+            walk(rehearsal, member, depth + 1);
     }
     hapt_arena_release(&arena);
 }
@@ -170,7 +184,8 @@ static void walk(struct rehearsal *rehearsal, const char *path, int depth)
     hsize_t first = 0;
     if (++rehearsal->objects > MOST_OBJECTS) return;
     const hid_t id = H5Oopen(rehearsal->file->id, path, H5P_DEFAULT);
-    if (id < 0 || H5Aiterate2(id, H5_INDEX_NAME, H5_ITER_NATIVE, &first, read_attribute, rehearsal) < 0) give_up(rehearsal);
+    if (id < 0 || H5Aiterate2(id, H5_INDEX_NAME, H5_ITER_NATIVE, &first, read_attribute, rehearsal) < 0)
+        give_up(rehearsal);
     if (!rehearsal->broken && H5Iget_type(id) == H5I_DATASET) read_dataset(rehearsal, id, path);
     if (!rehearsal->broken && H5Iget_type(id) == H5I_GROUP && depth < MOST_DEPTH) walk_group(rehearsal, path, depth);
     forget(rehearsal);

@@ -19,7 +19,9 @@ static enum hapt_status read_values(struct hapt_h5 *file, hid_t id, const char *
     const hid_t native = type < 0 ? -1 : H5Tget_native_type(type, H5T_DIR_DEFAULT);
     const hssize_t points = space < 0 ? -1 : H5Sget_simple_extent_npoints(space);
     const size_t bytes = native < 0 ? 0 : H5Tget_size(native);
-    void *value = points >= 0 && bytes > 0 && points <= (hssize_t)(BLOCK_BYTES / bytes) ? calloc((size_t)points + 1, bytes) : NULL;
+    void *value = points >= 0 && bytes > 0 && points <= (hssize_t)(BLOCK_BYTES / bytes)
+                      ? calloc((size_t)points + 1, bytes)
+                      : NULL;
     const bool read = value && H5Aread(id, native, value) >= 0;
     if (read && H5Tdetect_class(native, H5T_STRING) > 0) H5Dvlen_reclaim(native, space, H5P_DEFAULT, value);
     free(value);
@@ -34,7 +36,8 @@ static herr_t read_attribute(hid_t object, const char *name, const H5A_info_t *i
     (void)info;
     struct verification *verification = context;
     const hid_t id = H5Aopen(object, name, H5P_DEFAULT);
-    verification->status = id < 0 ? hapt_h5_fail(verification->file, "attribute", name) : read_values(verification->file, id, name);
+    verification->status =
+        id < 0 ? hapt_h5_fail(verification->file, "attribute", name) : read_values(verification->file, id, name);
     if (id >= 0) H5Aclose(id);
     verification->content->attributes++;
     return verification->status == HAPT_OK ? 0 : -1;
@@ -45,7 +48,8 @@ static enum hapt_status verify_attributes(struct verification *verification, con
     hsize_t first = 0;
     verification->status = HAPT_OK;
     const hid_t id = H5Oopen(verification->file->id, path, H5P_DEFAULT);
-    const herr_t done = id < 0 ? -1 : H5Aiterate2(id, H5_INDEX_NAME, H5_ITER_NATIVE, &first, read_attribute, verification);
+    const herr_t done =
+        id < 0 ? -1 : H5Aiterate2(id, H5_INDEX_NAME, H5_ITER_NATIVE, &first, read_attribute, verification);
     if (id >= 0) H5Oclose(id);
     HAPT_TRY(verification->status);
     return done < 0 ? hapt_h5_fail(verification->file, "attributes of", path) : HAPT_OK;
@@ -62,17 +66,21 @@ static bool is_text(struct hapt_h5 *file, const char *path, int64_t *row_bytes)
     return text;
 }
 
-static enum hapt_status read_numbers(struct verification *verification, const char *path, int dims, const int64_t *shape, int64_t row_elements)
+static enum hapt_status read_numbers(struct verification *verification, const char *path, int dims,
+                                     const int64_t *shape, int64_t row_elements)
 {
     struct hapt_h5 *file = verification->file;
-    const int64_t row_bytes = row_elements * (int64_t)sizeof(double), rows = row_bytes < BLOCK_BYTES ? BLOCK_BYTES / (row_bytes > 0 ? row_bytes : 1) : 1;
+    const int64_t row_bytes = row_elements * (int64_t)sizeof(double),
+                  rows = row_bytes < BLOCK_BYTES ? BLOCK_BYTES / (row_bytes > 0 ? row_bytes : 1) : 1;
     HAPT_TRY(hapt_h5_check_written(file, path));
     if (dims == 0 || row_bytes == 0) return HAPT_OK;
-    if (row_bytes > (int64_t)1 << 36) return hapt_h5_refuse(file, H5_HINT, "%s of %s is absurdly large", path, file->path);
+    if (row_bytes > (int64_t)1 << 36)
+        return hapt_h5_refuse(file, H5_HINT, "%s of %s is absurdly large", path, file->path);
     void *block = malloc((size_t)((rows < shape[0] ? rows : shape[0]) * row_bytes) + 1);
     enum hapt_status status = block ? HAPT_OK : hapt_h5_lack(file->path, ENOMEM);
     for (int64_t first = 0; status == HAPT_OK && first < shape[0]; first += rows)
-        status = hapt_h5_read_rows(file, path, HAPT_H5_F64, first, shape[0] - first < rows ? shape[0] - first : rows, block);
+        status =
+            hapt_h5_read_rows(file, path, HAPT_H5_F64, first, shape[0] - first < rows ? shape[0] - first : rows, block);
     free(block);
     return status;
 }
@@ -84,7 +92,9 @@ static enum hapt_status verify_dataset(struct verification *verification, const 
     int64_t shape[HAPT_H5_MAX_DIMS], row_elements = 1, element_bytes, count;
     const char **text;
     HAPT_TRY(hapt_h5_shape(file, path, &dims, shape));
-    for (int d = 1; d < dims; d++) row_elements = shape[d] == 0 || row_elements <= INT64_MAX / 64 / shape[d] ? row_elements * shape[d] : INT64_MAX / 64;
+    for (int d = 1; d < dims; d++)
+        row_elements =
+            shape[d] == 0 || row_elements <= INT64_MAX / 64 / shape[d] ? row_elements * shape[d] : INT64_MAX / 64;
     verification->content->datasets++;
     if (!is_text(file, path, &element_bytes)) {
         HAPT_TRY(read_numbers(verification, path, dims, shape, row_elements));
@@ -111,7 +121,8 @@ static enum hapt_status verify_group(struct verification *verification, const ch
     enum hapt_status status = hapt_h5_list(verification->file, path, MOST_MEMBERS, &arena, &count, &name);
     for (int64_t i = 0; i < count && status == HAPT_OK; i++) {
         const char *member = hapt_arena_printf(&arena, "%s/%s", depth == 0 ? "" : path, name[i]);
-        status = member ? verify_object(verification, member, depth + 1) : hapt_h5_lack(verification->file->path, ENOMEM);
+        status =
+            member ? verify_object(verification, member, depth + 1) : hapt_h5_lack(verification->file->path, ENOMEM);
     }
     hapt_arena_release(&arena);
     return status;
@@ -128,7 +139,8 @@ static enum hapt_status verify_object(struct verification *verification, const c
     if (id < 0) return hapt_h5_fail(file, "object", path);
     HAPT_TRY(verify_attributes(verification, path));
     if (type == H5I_DATASET) return verify_dataset(verification, path);
-    if (type == H5I_GROUP && depth > MOST_DEPTH) return hapt_h5_refuse(file, H5_HINT, "%s has groups in more than %d levels", file->path, MOST_DEPTH);
+    if (type == H5I_GROUP && depth > MOST_DEPTH)
+        return hapt_h5_refuse(file, H5_HINT, "%s has groups in more than %d levels", file->path, MOST_DEPTH);
     return type == H5I_GROUP ? verify_group(verification, path, depth) : HAPT_OK;
 }
 

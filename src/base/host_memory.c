@@ -23,7 +23,8 @@ static double value_of(const char *path, const char *key)
 /* Page cache counts as used but is given back. NaN without a limit. */
 static double control_group(void)
 {
-    const double limit = value_of("/sys/fs/cgroup/memory.max", ""), used = value_of("/sys/fs/cgroup/memory.current", "");
+    const double limit = value_of("/sys/fs/cgroup/memory.max", ""),
+                 used = value_of("/sys/fs/cgroup/memory.current", "");
     const double active = value_of("/sys/fs/cgroup/memory.stat", "active_file ");
     const double inactive = value_of("/sys/fs/cgroup/memory.stat", "inactive_file ");
     return limit - used + (isnan(active) ? 0 : active) + (isnan(inactive) ? 0 : inactive);
@@ -39,7 +40,8 @@ static double address_space(void)
 
 double hapt_memory_available(void)
 {
-    const double bounds[] = {1024 * (value_of("/proc/meminfo", "MemAvailable:") + value_of("/proc/meminfo", "SwapFree:")),
+    const double bounds[] = {1024 *
+                                 (value_of("/proc/meminfo", "MemAvailable:") + value_of("/proc/meminfo", "SwapFree:")),
                              control_group(), address_space()};
     double least = INFINITY;
     for (int i = 0; i < 3; i++)

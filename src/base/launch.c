@@ -40,14 +40,16 @@ long launch_parent(void)
 static double free_bytes(const char *folder)
 {
     struct statvfs about;
-    return statvfs(folder, &about) == 0 && access(folder, W_OK) == 0 ? (double)about.f_bavail * (double)about.f_frsize : 0;
+    return statvfs(folder, &about) == 0 && access(folder, W_OK) == 0 ? (double)about.f_bavail * (double)about.f_frsize
+                                                                     : 0;
 }
 
-/* Containers often have 64 MB in /dev/shm, or none: then MPI's segments go where there is room. Without any, ranks of one host speak TCP:
- * MPI_Init would end the job, without a word of hapt's, where vader cannot make its segment. */
+/* Containers often have 64 MB in /dev/shm, or none: then MPI's segments go where there is room. Without any, ranks of
+ * one host speak TCP: MPI_Init would end the job, without a word of hapt's, where vader cannot make its segment. */
 static void choose_segment_folder(long ranks)
 {
-    static const char *const setting[] = {"OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_osc_sm_backing_directory", "OMPI_MCA_osc_rdma_backing_directory"};
+    static const char *const setting[] = {"OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_osc_sm_backing_directory",
+                                          "OMPI_MCA_osc_rdma_backing_directory"};
     const char *const folder[] = {getenv("TMPDIR"), "/tmp", "/var/tmp"};
     const double needed = SEGMENTS_BESIDE + SEGMENT_BYTES * (double)ranks;
     if (free_bytes("/dev/shm") >= needed) return;
@@ -71,8 +73,8 @@ void launch_set_environment(void)
         /* A lone process needs no network transport and no daemon: 0.3 s less. */
         setenv("OMPI_MCA_pml", "ob1", 0);
         setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
-        /* All lone processes of a user would share one session folder, and each removes it when it ends: 1 start in 100 failed
-         * beside three others. */
+        /* All lone processes of a user would share one session folder, and each removes it when it ends: 1 start in 100
+         * failed beside three others. */
         setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);
     }
     choose_segment_folder(ranks && atol(ranks) > 0 ? atol(ranks) : 1);
@@ -87,22 +89,27 @@ enum hapt_status launch_check_size(int world_size)
         const char *with; /* counts only where this is set, too */
     } said[] = {{"SLURM_STEP_NUM_TASKS", "Slurm", "start the step with srun --mpi=pmix", "SLURM_STEP_ID"},
                 {"SLURM_NTASKS", "Slurm", "start the step with srun --mpi=pmix", "SLURM_STEP_ID"},
-                {"OMPI_COMM_WORLD_SIZE", "OpenMPI's mpirun", "start with the mpirun of the MPI library that hapt is linked with (hapt doctor)", NULL},
-                {"PMI_SIZE", "the launcher (PMI)", "start with the mpirun of the MPI library that hapt is linked with (hapt doctor)", NULL},
-                {"MV2_COMM_WORLD_SIZE", "MVAPICH's mpirun", "start with the mpirun of the MPI library that hapt is linked with (hapt doctor)", NULL},
+                {"OMPI_COMM_WORLD_SIZE", "OpenMPI's mpirun",
+                 "start with the mpirun of the MPI library that hapt is linked with (hapt doctor)", NULL},
+                {"PMI_SIZE", "the launcher (PMI)",
+                 "start with the mpirun of the MPI library that hapt is linked with (hapt doctor)", NULL},
+                {"MV2_COMM_WORLD_SIZE", "MVAPICH's mpirun",
+                 "start with the mpirun of the MPI library that hapt is linked with (hapt doctor)", NULL},
                 {"FLUX_JOB_SIZE", "Flux", "start with flux run -o mpi=openmpi", NULL},
-                {"PALS_LOCAL_SIZE", "PALS", "start with the mpirun of the MPI library that hapt is linked with (hapt doctor)", NULL}};
+                {"PALS_LOCAL_SIZE", "PALS",
+                 "start with the mpirun of the MPI library that hapt is linked with (hapt doctor)", NULL}};
     if (world_size > 1) return HAPT_OK;
     for (size_t i = 0; i < sizeof said / sizeof *said; i++) {
         const char *size = getenv(said[i].size);
         if (!size || atol(size) <= 1 || (said[i].with && !getenv(said[i].with))) continue;
         /* The step's own number of tasks rules over the job's. */
         if (i == 1 && getenv(said[0].size)) continue;
-        return hapt_fail(HAPT_ERR_COMM, said[i].hint, "this process is alone although %s started %s tasks: the launcher and MPI do not speak",
+        return hapt_fail(HAPT_ERR_COMM, said[i].hint,
+                         "this process is alone although %s started %s tasks: the launcher and MPI do not speak",
                          said[i].launcher, size);
     }
     if (launched_rank > 0)
-        return hapt_fail(HAPT_ERR_COMM, "start with a launcher that speaks the PMIx of the MPI library", "this process is alone although PMIx calls it rank %ld",
-                         launched_rank);
+        return hapt_fail(HAPT_ERR_COMM, "start with a launcher that speaks the PMIx of the MPI library",
+                         "this process is alone although PMIx calls it rank %ld", launched_rank);
     return HAPT_OK;
 }

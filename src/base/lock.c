@@ -50,7 +50,8 @@ static void first_line(const char *path, char *text, int size)
     if (file) fclose(file);
 }
 
-/* Start time of a process, field 22 of its stat: it tells a process from a later one of the same number. 0: not known. */
+/* Start time of a process, field 22 of its stat: it tells a process from a later one of the same number. 0: not known.
+ */
 static unsigned long long start_of(long process)
 {
     char path[64], text[1024];
@@ -58,7 +59,8 @@ static unsigned long long start_of(long process)
     snprintf(path, sizeof path, "/proc/%ld/stat", process);
     first_line(path, text, sizeof text);
     const char *at = strrchr(text, ')'); /* the name may hold anything */
-    if (at && (strncmp(at, ") Z", 3) == 0 || strncmp(at, ") X", 3) == 0)) return DEAD_START; /* only nobody has asked how it ended */
+    if (at && (strncmp(at, ") Z", 3) == 0 || strncmp(at, ") X", 3) == 0))
+        return DEAD_START; /* only nobody has asked how it ended */
     for (int field = 2; at && field < 22; field++) at = strchr(at + 1, ' ');
     return at && sscanf(at, "%llu", &ticks) == 1 ? ticks : 0;
 }
@@ -97,7 +99,8 @@ static enum hapt_status describe_self(struct owner *self)
     text[length > 0 ? length : 0] = '\0';
     plain(self->space, sizeof self->space, text);
     strftime(self->since, sizeof self->since, "%Y-%m-%dT%H:%M:%S", localtime_r(&now, &local));
-    if (getrandom(random, sizeof random, 0) != sizeof random) return hapt_fail(HAPT_ERR_IO, NULL, "no random numbers: %s", strerror(errno));
+    if (getrandom(random, sizeof random, 0) != sizeof random)
+        return hapt_fail(HAPT_ERR_IO, NULL, "no random numbers: %s", strerror(errno));
     for (size_t i = 0; i < sizeof random; i++) snprintf(self->token + 2 * i, 3, "%02x", random[i]);
     return HAPT_OK;
 }
@@ -115,8 +118,9 @@ static bool parse(const char *text, struct owner *owner)
     int version = 0;
     *owner = (struct owner){0};
     return sscanf(text,
-                  "hapt-lock %d host %64s process %ld started %llu boot %40s space %32s job %64s since %32s token %40s", &version, owner->host,
-                  &owner->process, &owner->started, owner->boot, owner->space, owner->job, owner->since, owner->token) == 9 &&
+                  "hapt-lock %d host %64s process %ld started %llu boot %40s space %32s job %64s since %32s token %40s",
+                  &version, owner->host, &owner->process, &owner->started, owner->boot, owner->space, owner->job,
+                  owner->since, owner->token) == 9 &&
            version == 1;
 }
 
@@ -131,9 +135,12 @@ static bool read_owner(int descriptor, struct owner *owner)
 static bool write_owner(int descriptor, const struct owner *owner)
 {
     char text[MOST_TEXT];
-    const int length = snprintf(text, sizeof text, "hapt-lock 1\nhost %s\nprocess %ld\nstarted %llu\nboot %s\nspace %s\njob %s\nsince %s\ntoken %s\n",
-                                owner->host, owner->process, owner->started, owner->boot, owner->space, owner->job, owner->since, owner->token);
-    return ftruncate(descriptor, 0) == 0 && pwrite(descriptor, text, (size_t)length, 0) == length && fsync(descriptor) == 0;
+    const int length = snprintf(
+        text, sizeof text,
+        "hapt-lock 1\nhost %s\nprocess %ld\nstarted %llu\nboot %s\nspace %s\njob %s\nsince %s\ntoken %s\n", owner->host,
+        owner->process, owner->started, owner->boot, owner->space, owner->job, owner->since, owner->token);
+    return ftruncate(descriptor, 0) == 0 && pwrite(descriptor, text, (size_t)length, 0) == length &&
+           fsync(descriptor) == 0;
 }
 
 static void describe(const struct owner *owner, char *text, int size)
@@ -142,8 +149,8 @@ static void describe(const struct owner *owner, char *text, int size)
         snprintf(text, (size_t)size, "an unknown process");
         return;
     }
-    snprintf(text, (size_t)size, "process %ld on host %.64s%s%.64s since %.32s", owner->process, owner->host, owner->job[0] != '-' ? ", job " : "",
-             owner->job[0] != '-' ? owner->job : "", owner->since);
+    snprintf(text, (size_t)size, "process %ld on host %.64s%s%.64s since %.32s", owner->process, owner->host,
+             owner->job[0] != '-' ? ", job " : "", owner->job[0] != '-' ? owner->job : "", owner->since);
 }
 
 /* Seconds since the file last changed, by the clock of the file server: a new file beside it tells the time there. */
@@ -151,14 +158,17 @@ static double age_of(const char *folder, int descriptor)
 {
     char path[MOST_PATH];
     struct stat then, now;
-    if (fstat(descriptor, &then) || snprintf(path, sizeof path, "%s/.hapt-time-%ld", folder, (long)getpid()) >= MOST_PATH) return 0;
+    if (fstat(descriptor, &then) ||
+        snprintf(path, sizeof path, "%s/.hapt-time-%ld", folder, (long)getpid()) >= MOST_PATH)
+        return 0;
     unlink(path);
     const int clock = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     const bool good = clock >= 0 && fstat(clock, &now) == 0;
     if (clock >= 0) close(clock);
     unlink(path);
     if (!good) return 0;
-    return (double)(now.st_mtim.tv_sec - then.st_mtim.tv_sec) + 1e-9 * (double)(now.st_mtim.tv_nsec - then.st_mtim.tv_nsec);
+    return (double)(now.st_mtim.tv_sec - then.st_mtim.tv_sec) +
+           1e-9 * (double)(now.st_mtim.tv_nsec - then.st_mtim.tv_nsec);
 }
 
 enum life { ALIVE, DEAD, UNCERTAIN };
@@ -172,7 +182,8 @@ static enum life judge(const struct owner *owner, const struct owner *self)
     return started == 0 ? UNCERTAIN : started == owner->started ? ALIVE : DEAD;
 }
 
-static enum hapt_lock_state state_of(const char *folder, int descriptor, const struct owner *owner, const struct owner *self)
+static enum hapt_lock_state state_of(const char *folder, int descriptor, const struct owner *owner,
+                                     const struct owner *self)
 {
     const enum life life = judge(owner, self);
     if (life != UNCERTAIN) return life == DEAD ? HAPT_LOCK_STALE : HAPT_LOCK_HELD;
@@ -236,7 +247,8 @@ static enum hapt_status refuse(const char *folder, const struct owner *owner)
 {
     char text[256];
     describe(owner, text, sizeof text);
-    return hapt_fail(HAPT_ERR_USAGE, "give another --output, or wait until that job has ended", "%s is in use by %s", folder, text);
+    return hapt_fail(HAPT_ERR_USAGE, "give another --output, or wait until that job has ended", "%s is in use by %s",
+                     folder, text);
 }
 
 /* Time of the last beat; a file server is asked anew by each open. False: the lock is gone. */
@@ -258,7 +270,8 @@ static enum sign wait_for_sign(const char *folder, const char *path)
 {
     struct timespec first, now;
     if (!beat_of(path, &first)) return SIGN_GONE;
-    fprintf(stderr, "hapt: %s may have an owner that cannot be seen from here; waiting up to %d s for a sign of life\n", folder, HAPT_LOCK_STALE_S);
+    fprintf(stderr, "hapt: %s may have an owner that cannot be seen from here; waiting up to %d s for a sign of life\n",
+            folder, HAPT_LOCK_STALE_S);
     for (const double start_s = hapt_time_s(); hapt_time_s() < start_s + HAPT_LOCK_STALE_S;) {
         hapt_time_sleep_until(hapt_time_s() + 0.5);
         if (!beat_of(path, &now)) return SIGN_GONE;
@@ -268,7 +281,8 @@ static enum sign wait_for_sign(const char *folder, const char *path)
 }
 
 /* *again: the file was removed meanwhile, its successor decides. */
-static enum hapt_status take(const char *folder, const char *path, int descriptor, const struct owner *self, bool *again)
+static enum hapt_status take(const char *folder, const char *path, int descriptor, const struct owner *self,
+                             bool *again)
 {
     struct owner owner;
     struct stat about;
@@ -285,7 +299,8 @@ static enum hapt_status take(const char *folder, const char *path, int descripto
         if (known) fprintf(stderr, "hapt: the last owner of %s is gone (%s)\n", folder, text);
     }
     if (!write_owner(descriptor, self))
-        return hapt_fail(HAPT_ERR_IO, "choose another --output, or check rights and free space", "%s cannot be written: %s", path, strerror(errno));
+        return hapt_fail(HAPT_ERR_IO, "choose another --output, or check rights and free space",
+                         "%s cannot be written: %s", path, strerror(errno));
     if (own.advisory) return HAPT_OK;
     /* Another job may have written at the same time: the last one has it. */
     hapt_time_sleep_until(hapt_time_s() + SETTLE_S);
@@ -298,7 +313,8 @@ static bool still_ours(void)
 {
     struct owner owner;
     const int descriptor = open(own.path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    if (descriptor < 0) return errno != ENOENT && errno != ELOOP; /* a file server that does not answer proves nothing */
+    if (descriptor < 0)
+        return errno != ENOENT && errno != ELOOP; /* a file server that does not answer proves nothing */
     const bool read = read_owner(descriptor, &owner);
     close(descriptor);
     return !read || strcmp(owner.token, own.token) == 0;
@@ -346,7 +362,8 @@ static enum hapt_status start_beating(void)
     pthread_sigmask(SIG_SETMASK, &every, &before);
     const int error = pthread_create(&own.thread, NULL, keep_beating, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (error) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no thread for the lock of the output folder: %s", strerror(error));
+    if (error)
+        return hapt_fail(HAPT_ERR_MEMORY, NULL, "no thread for the lock of the output folder: %s", strerror(error));
     pthread_setname_np(own.thread, "hapt-lock");
     own.running = true;
     return HAPT_OK;
@@ -366,9 +383,11 @@ enum hapt_status hapt_lock_take(const char *folder)
         char text[256];
         const int descriptor = open_alone(own.path), error = errno;
         if (descriptor < 0 && error == EACCES && hapt_lock_look(folder, text, sizeof text) == HAPT_LOCK_HELD)
-            return hapt_fail(HAPT_ERR_USAGE, "give another --output, or wait until that job has ended", "%s is in use by %s", folder, text);
+            return hapt_fail(HAPT_ERR_USAGE, "give another --output, or wait until that job has ended",
+                             "%s is in use by %s", folder, text);
         if (descriptor < 0)
-            return hapt_fail(HAPT_ERR_IO, "choose another --output, or check its rights", "the lock %s cannot be made: %s", own.path,
+            return hapt_fail(HAPT_ERR_IO, "choose another --output, or check its rights",
+                             "the lock %s cannot be made: %s", own.path,
                              error == ELOOP ? "it is a symbolic link" : strerror(error));
         status = take(folder, own.path, descriptor, &self, &again);
         close(descriptor); /* and its advisory lock */

@@ -16,7 +16,7 @@ enum { MOST_PHASES = 8, BAR_CHARS = 24 };
 #define REDRAW_S 0.2    /* between bars on a terminal */
 #define UNCHANGED_S 5.0 /* between lines without progress at first; it doubles from line to line */
 #define UNCHANGED_MOST_S 60.0
-#define WAKE_S 0.25     /* between looks of the thread */
+#define WAKE_S 0.25 /* between looks of the thread */
 
 struct phase {
     char what[64], detail[128];
@@ -57,7 +57,8 @@ static double fraction(int level)
     if (level + 1 < depth) part = fmax(part, fraction(level + 1));
     if (at->total <= 0) return part;
     if (at->total <= at->first) return 1;
-    return fmin(1, ((double)(at->done - at->first) + (at->done < at->total ? part : 0)) / (double)(at->total - at->first));
+    return fmin(1,
+                ((double)(at->done - at->first) + (at->done < at->total ? part : 0)) / (double)(at->total - at->first));
 }
 
 static void count_text(int level, char text[64])
@@ -241,10 +242,12 @@ void hapt_progress_release(struct hapt_progress *progress)
 
 void hapt_progress_expect(long more)
 {
-    if (atomic_load_explicit(&active, memory_order_relaxed) > 0) atomic_fetch_add_explicit(&parts, more, memory_order_relaxed);
+    if (atomic_load_explicit(&active, memory_order_relaxed) > 0)
+        atomic_fetch_add_explicit(&parts, more, memory_order_relaxed);
 }
 
 void hapt_progress_advance(long more)
 {
-    if (atomic_load_explicit(&active, memory_order_relaxed) > 0) atomic_fetch_add_explicit(&parts_done, more, memory_order_relaxed);
+    if (atomic_load_explicit(&active, memory_order_relaxed) > 0)
+        atomic_fetch_add_explicit(&parts_done, more, memory_order_relaxed);
 }

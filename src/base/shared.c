@@ -1,6 +1,7 @@
 /*
- * Memory held once per host: an anonymous file (memfd) of the first rank, which the others open through /proc. It counts as memory and
- * not against /dev/shm, which is 64 MB in many containers. Without it every rank has a private copy.
+ * Memory held once per host: an anonymous file (memfd) of the first rank, which the others open through /proc. It
+ * counts as memory and not against /dev/shm, which is 64 MB in many containers. Without it every rank has a private
+ * copy.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -49,7 +50,8 @@ struct invitation {
 
 static void *map(int descriptor, size_t bytes)
 {
-    void *memory = descriptor < 0 ? MAP_FAILED : mmap(NULL, mapped_bytes(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    void *memory = descriptor < 0 ? MAP_FAILED
+                                  : mmap(NULL, mapped_bytes(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
     return memory == MAP_FAILED ? NULL : memory;
 }
 
@@ -60,7 +62,9 @@ static void *invite(size_t bytes, struct invitation *invitation)
     if (getrandom(&invitation->token, sizeof invitation->token, 0) != sizeof invitation->token) return NULL;
     const int descriptor = memfd_create("hapt-shared", MFD_CLOEXEC);
     if (descriptor < 0) return NULL;
-    void *memory = (double)bytes < hapt_memory_available() && ftruncate(descriptor, (off_t)mapped_bytes(bytes)) == 0 ? map(descriptor, bytes) : NULL;
+    void *memory = (double)bytes < hapt_memory_available() && ftruncate(descriptor, (off_t)mapped_bytes(bytes)) == 0
+                       ? map(descriptor, bytes)
+                       : NULL;
     if (!memory) {
         close(descriptor);
         return NULL;
@@ -75,10 +79,12 @@ static void *join(size_t bytes, const struct invitation *invitation)
     char path[64];
     struct stat about;
     if (invitation->descriptor < 0) return NULL;
-    snprintf(path, sizeof path, "/proc/%lld/fd/%lld", (long long)invitation->process, (long long)invitation->descriptor);
+    snprintf(path, sizeof path, "/proc/%lld/fd/%lld", (long long)invitation->process,
+             (long long)invitation->descriptor);
     const int descriptor = open(path, O_RDWR | O_CLOEXEC);
     if (descriptor < 0) return NULL;
-    void *memory = fstat(descriptor, &about) == 0 && about.st_size == (off_t)mapped_bytes(bytes) ? map(descriptor, bytes) : NULL;
+    void *memory =
+        fstat(descriptor, &about) == 0 && about.st_size == (off_t)mapped_bytes(bytes) ? map(descriptor, bytes) : NULL;
     close(descriptor);
     if (memory && seal_of(memory, bytes)->token != invitation->token) {
         munmap(memory, mapped_bytes(bytes));
@@ -128,7 +134,8 @@ static enum hapt_status take_private_copy(struct hapt_shared *shared)
     int failed = shared->memory == NULL;
     HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, shared->comm));
     if (!failed) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory", "host memory exhausted: %zu bytes on each rank of a node", shared->bytes);
+    return hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory",
+                     "host memory exhausted: %zu bytes on each rank of a node", shared->bytes);
 }
 
 enum hapt_status hapt_shared_create(const struct hapt_env *env, size_t bytes, struct hapt_shared **shared)

@@ -1,4 +1,5 @@
-/* Signals that ask the process to leave. The handler does nothing but note the time, write a line, or end the process. */
+/* Signals that ask the process to leave. The handler does nothing but note the time, write a line, or end the process.
+ */
 #include "hapt/stop.h"
 
 #include <signal.h>
@@ -11,18 +12,20 @@
 static struct {
     bool listening;
     volatile sig_atomic_t asked, terminated, deferred, silent; /* silent: another rank speaks */
-    double asked_s; /* written by the handler alone */
+    double asked_s;                                            /* written by the handler alone */
 } state;
 
 static const struct {
     int number;
     const char *name;
-} heard[] = {{SIGTERM, "SIGTERM"}, {SIGUSR1, "SIGUSR1"}, {SIGINT, "SIGINT"}, {SIGHUP, "SIGHUP"}, {SIGPIPE, "SIGPIPE"}, {SIGXFSZ, "SIGXFSZ"}};
+} heard[] = {{SIGTERM, "SIGTERM"}, {SIGUSR1, "SIGUSR1"}, {SIGINT, "SIGINT"},
+             {SIGHUP, "SIGHUP"},   {SIGPIPE, "SIGPIPE"}, {SIGXFSZ, "SIGXFSZ"}};
 enum { HEARD = sizeof heard / sizeof *heard };
 
 static void note_signal(int number)
 {
-    static const char first[] = "\nhapt: asked to stop: a step under way ends and is saved; Ctrl-C again leaves at once\n";
+    static const char first[] =
+        "\nhapt: asked to stop: a step under way ends and is saved; Ctrl-C again leaves at once\n";
     static const char early[] = "hapt: stopped by a signal before training began; start again\n";
     static const char again[] = "hapt: asked again: leaving at once; the newest whole checkpoint stands\n";
     struct timespec now;

@@ -29,22 +29,23 @@ static bool parse(const char *text, const struct unit *units, double *value)
 
 bool hapt_units_parse_bytes(const char *text, double *bytes)
 {
-    static const struct unit units[] = {{"", 1},         {"B", 1},           {"byte", 1},       {"kB", 1e3},
-                                        {"MB", 1e6},     {"GB", 1e9},        {"TB", 1e12},      {"KiB", 1024},
-                                        {"MiB", 0x1p20}, {"GiB", 0x1p30},    {"TiB", 0x1p40},   {NULL, 0}};
+    static const struct unit units[] = {{"", 1},         {"B", 1},        {"byte", 1},     {"kB", 1e3},
+                                        {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12},    {"KiB", 1024},
+                                        {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}, {NULL, 0}};
     /* "Mb" is read as megabit by half of the world, so that it is refused. */
     const size_t length = strlen(text);
     return (length == 0 || text[length - 1] != 'b') && parse(text, units, bytes);
 }
 
-/* Bits and bytes differ by the word "bit" or "B", so case matters only in the last letter: Gb/s is refused as ambiguous. */
+/* Bits and bytes differ by the word "bit" or "B", so case matters only in the last letter: Gb/s is refused as
+ * ambiguous. */
 bool hapt_units_parse_bandwidth(const char *text, double *bytes_per_s)
 {
-    static const struct unit units[] = {
-        {"", 1},          {"B/s", 1},         {"byte/s", 1},      {"kB/s", 1e3},     {"MB/s", 1e6},
-        {"GB/s", 1e9},    {"TB/s", 1e12},     {"KiB/s", 1024},    {"MiB/s", 0x1p20}, {"GiB/s", 0x1p30},
-        {"bit/s", 0.125}, {"kbit/s", 125},    {"Mbit/s", 125e3},  {"Gbit/s", 125e6}, {"Tbit/s", 125e9},
-        {"bps", 0.125},   {"kbps", 125},      {"Mbps", 125e3},    {"Gbps", 125e6},   {NULL, 0}};
+    static const struct unit units[] = {{"", 1},           {"B/s", 1},        {"byte/s", 1},     {"kB/s", 1e3},
+                                        {"MB/s", 1e6},     {"GB/s", 1e9},     {"TB/s", 1e12},    {"KiB/s", 1024},
+                                        {"MiB/s", 0x1p20}, {"GiB/s", 0x1p30}, {"bit/s", 0.125},  {"kbit/s", 125},
+                                        {"Mbit/s", 125e3}, {"Gbit/s", 125e6}, {"Tbit/s", 125e9}, {"bps", 0.125},
+                                        {"kbps", 125},     {"Mbps", 125e3},   {"Gbps", 125e6},   {NULL, 0}};
     const char *slash = strchr(text, '/');
     if (slash && slash > text && slash[-1] == 'b') return false;
     return parse(text, units, bytes_per_s);
@@ -52,8 +53,8 @@ bool hapt_units_parse_bandwidth(const char *text, double *bytes_per_s)
 
 bool hapt_units_parse_time(const char *text, double *seconds)
 {
-    static const struct unit units[] = {{"", 1},      {"s", 1},     {"ms", 1e-3},  {"us", 1e-6},
-                                        {"ns", 1e-9}, {"min", 60},  {"h", 3600},   {NULL, 0}};
+    static const struct unit units[] = {{"", 1},      {"s", 1},    {"ms", 1e-3}, {"us", 1e-6},
+                                        {"ns", 1e-9}, {"min", 60}, {"h", 3600},  {NULL, 0}};
     return parse(text, units, seconds);
 }
 

@@ -26,7 +26,8 @@ struct binding {
     const struct hapt_hosts *hosts;
     int world_size;
     const struct hapt_cluster *cluster;
-    const struct hapt_host_gpu **gpu; /* [world_size] that each rank drives; NULL where there is one kind of GPU, or none: any rank will do */
+    const struct hapt_host_gpu *
+        *gpu; /* [world_size] that each rank drives; NULL where there is one kind of GPU, or none: any rank will do */
     int *subcluster_of_rank;
 };
 
@@ -37,7 +38,8 @@ static bool is_kind(const struct hapt_device_spec *device, const struct hapt_hos
     return strcmp(device->backend, "cuda") == 0 && strcmp(device->name, kind) == 0;
 }
 
-/* How well a rank suits a subcluster: it drives such a GPU (2), one that no subcluster names (1), or another one's (0). */
+/* How well a rank suits a subcluster: it drives such a GPU (2), one that no subcluster names (1), or another one's (0).
+ */
 static int fitness(const struct binding *binding, int rank, int subcluster)
 {
     const struct hapt_cluster *cluster = binding->cluster;
@@ -102,7 +104,8 @@ static enum hapt_status fill_by_host(const struct binding *binding, int index, i
     return HAPT_OK;
 }
 
-/* Those that name hosts choose first, the others take what is left; where GPUs differ, those on GPUs before those on CPUs. */
+/* Those that name hosts choose first, the others take what is left; where GPUs differ, those on GPUs before those on
+ * CPUs. */
 static enum hapt_status fill_all(const struct binding *binding, int **ranks)
 {
     const struct hapt_cluster *cluster = binding->cluster;
@@ -112,7 +115,8 @@ static enum hapt_status fill_all(const struct binding *binding, int **ranks)
             const bool late = binding->gpu && strcmp(own->device.backend, "cuda") != 0;
             if (turn != 2 * (own->host_count == 0) + late) continue;
             if (own->host_count > 0) HAPT_TRY(fill_by_host(binding, i, ranks[i]));
-            for (int d = 0; own->host_count == 0 && d < own->nodes * own->devices_per_node; d++) ranks[i][d] = take_rank(binding, -1, i);
+            for (int d = 0; own->host_count == 0 && d < own->nodes * own->devices_per_node; d++)
+                ranks[i][d] = take_rank(binding, -1, i);
         }
     return HAPT_OK;
 }
@@ -127,11 +131,14 @@ static enum hapt_status check_devices(const struct hapt_hosts *hosts, const stru
         const char *reason = "";
         const struct hapt_backend *backend = hapt_backend_find(own->device.backend);
         if (backend && backend->device_count(&reason) > 0) reason = "";
-        return hapt_fail(HAPT_ERR_INPUT,
-                         "hapt plan works without the devices; hapt doctor says what is missing here",
-                         "subcluster %s needs %d %s device%s (%s) on host %s, which offers %d%s%s", own->name, own->devices_per_node,
-                         own->device.backend, own->devices_per_node == 1 ? "" : "s", own->device.name, host->name, host->gpus_usable,
-                         *reason ? ": " : backend ? "" : ": this build has no such back end", reason);
+        return hapt_fail(HAPT_ERR_INPUT, "hapt plan works without the devices; hapt doctor says what is missing here",
+                         "subcluster %s needs %d %s device%s (%s) on host %s, which offers %d%s%s", own->name,
+                         own->devices_per_node, own->device.backend, own->devices_per_node == 1 ? "" : "s",
+                         own->device.name, host->name, host->gpus_usable,
+                         *reason   ? ": "
+                         : backend ? ""
+                                   : ": this build has no such back end",
+                         reason);
     }
     return HAPT_OK;
 }
@@ -194,16 +201,21 @@ static void doubt_names(const struct hapt_env *env, const struct hapt_hosts *hos
         for (int r = 0; r < rank; r++) host_rank += hosts->host_of_rank[r] == h;
         const struct hapt_host_gpu *gpu = hapt_host_gpu_of(&hosts->host[h], host_rank);
         if (own < 0 || !gpu || !gpu->spec[0] || strcmp(cluster->subcluster[own].device.backend, "cuda") != 0) continue;
-        if (!hapt_device_spec_find(cluster->subcluster[own].device.name) || is_kind(&cluster->subcluster[own].device, gpu)) continue;
+        if (!hapt_device_spec_find(cluster->subcluster[own].device.name) ||
+            is_kind(&cluster->subcluster[own].device, gpu))
+            continue;
         if (wrong++ == 0) {
             first = rank;
             its = gpu;
         }
     }
     if (wrong > 0)
-        hapt_warn(env, "%d rank%s of the cluster file's GPUs drive%s another kind: rank %d of subcluster %s (%s) drives a %s\n", wrong,
-                  wrong > 1 ? "s" : "", wrong > 1 ? "" : "s", first, cluster->subcluster[cluster->subcluster_of_rank[first]].name,
-                  cluster->subcluster[cluster->subcluster_of_rank[first]].device.name, its->spec);
+        hapt_warn(
+            env,
+            "%d rank%s of the cluster file's GPUs drive%s another kind: rank %d of subcluster %s (%s) drives a %s\n",
+            wrong, wrong > 1 ? "s" : "", wrong > 1 ? "" : "s", first,
+            cluster->subcluster[cluster->subcluster_of_rank[first]].name,
+            cluster->subcluster[cluster->subcluster_of_rank[first]].device.name, its->spec);
 }
 
 enum hapt_status hapt_cluster_bind(const struct hapt_env *env, struct hapt_arena *arena, struct hapt_cluster *cluster)

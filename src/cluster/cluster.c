@@ -16,14 +16,20 @@ static enum hapt_status check_subcluster(const struct hapt_subcluster *subcluste
 {
     const struct hapt_device_spec *device = &subcluster->device;
     const char *wrong = NULL;
-    if (!subcluster->name[0] || !memchr(subcluster->name, 0, sizeof subcluster->name)) wrong = "no name";
-    else if (subcluster->nodes < 1 || subcluster->nodes > 65536) wrong = "an impossible number of nodes";
+    if (!subcluster->name[0] || !memchr(subcluster->name, 0, sizeof subcluster->name))
+        wrong = "no name";
+    else if (subcluster->nodes < 1 || subcluster->nodes > 65536)
+        wrong = "an impossible number of nodes";
     else if (subcluster->devices_per_node < 1 || subcluster->devices_per_node > 65536)
         wrong = "an impossible number of devices per node";
-    else if (!within(device->memory_bytes, 1, 1e18)) wrong = "an impossible device memory";
-    else if (!within(device->peak_flops[HAPT_F32], 1, 1e24)) wrong = "an impossible peak rate";
-    else if (!within(device->memory_bandwidth, 1, 1e18)) wrong = "an impossible memory bandwidth";
-    else if (!within(device->slowdown, 1, 1e6)) wrong = "an impossible slowdown";
+    else if (!within(device->memory_bytes, 1, 1e18))
+        wrong = "an impossible device memory";
+    else if (!within(device->peak_flops[HAPT_F32], 1, 1e24))
+        wrong = "an impossible peak rate";
+    else if (!within(device->memory_bandwidth, 1, 1e18))
+        wrong = "an impossible memory bandwidth";
+    else if (!within(device->slowdown, 1, 1e6))
+        wrong = "an impossible slowdown";
     else if (!within(subcluster->intra_node_bandwidth, 0, 1e18) || !within(subcluster->inter_node_bandwidth, 0, 1e18))
         wrong = "an impossible bandwidth";
     else if (!within(subcluster->intra_node_latency, -1, 1e3) || !within(subcluster->inter_node_latency, -1, 1e3))
@@ -44,12 +50,14 @@ static enum hapt_status check_collectives(const struct hapt_cluster *cluster)
         bool sound = model->ranks >= 1;
         for (int kind = 0; kind < HAPT_COLLECTIVE_COUNT; kind++) {
             const struct hapt_collective_term *term = &model->term[kind];
-            sound = sound && within(term->latency_s, 0, 1e3) && within(term->byte_s, 0, 1e3) && within(term->skew_s, 0, 1e6);
+            sound = sound && within(term->latency_s, 0, 1e3) && within(term->byte_s, 0, 1e3) &&
+                    within(term->skew_s, 0, 1e6);
         }
         for (int j = 0; j < i; j++) sound = sound && cluster->collective[j].ranks != model->ranks;
         if (!sound)
             return hapt_fail(HAPT_ERR_INPUT, "measure them again: hapt topology --collectives",
-                             "the collectives of the cluster over %d ranks are impossible or stand twice", model->ranks);
+                             "the collectives of the cluster over %d ranks are impossible or stand twice",
+                             model->ranks);
     }
     return HAPT_OK;
 }
@@ -87,7 +95,7 @@ enum hapt_status hapt_cluster_check(const struct hapt_cluster *cluster)
 }
 
 /* Figures of usual hardware for what neither a file nor a measurement gives. */
-#define ASSUMED_PEER_BANDWIDTH 10e9    /* PCI Express, shared memory */
+#define ASSUMED_PEER_BANDWIDTH 10e9 /* PCI Express, shared memory */
 #define ASSUMED_PEER_LATENCY 5e-6
 #define ASSUMED_NETWORK_BANDWIDTH 12.5e9 /* 100 Gbit/s inside a subcluster */
 #define ASSUMED_NETWORK_LATENCY 5e-6
@@ -126,12 +134,14 @@ void hapt_cluster_emulate(struct hapt_cluster *cluster)
     for (int i = 0; i < cluster->count * cluster->count; i++) cluster->link[i].paced = true;
 }
 
-void hapt_cluster_pace(const struct hapt_cluster *cluster, int count, const int *world_rank, struct hapt_collective *collective)
+void hapt_cluster_pace(const struct hapt_cluster *cluster, int count, const int *world_rank,
+                       struct hapt_collective *collective)
 {
     const struct hapt_link *slowest = NULL;
     for (int i = 0; i < count; i++)
         for (int j = 0; j < i; j++) {
-            const int from = cluster->subcluster_of_rank[world_rank[j]], to = cluster->subcluster_of_rank[world_rank[i]];
+            const int from = cluster->subcluster_of_rank[world_rank[j]],
+                      to = cluster->subcluster_of_rank[world_rank[i]];
             const struct hapt_link *link = hapt_cluster_link(cluster, from, to);
             if (from == to || !link->paced || !(link->bandwidth > 0)) continue;
             if (!slowest || link->bandwidth < slowest->bandwidth) slowest = link;

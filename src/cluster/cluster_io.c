@@ -56,7 +56,8 @@ static enum hapt_status write_collectives(struct hapt_h5 *file, const char *grou
     return hapt_h5_write(file, name, HAPT_H5_F64, 3, shape, term, "s, s/byte, s/byte of padding");
 }
 
-static enum hapt_status read_collectives(struct hapt_h5 *file, const char *group, struct hapt_arena *arena, struct hapt_cluster *cluster)
+static enum hapt_status read_collectives(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
+                                         struct hapt_cluster *cluster)
 {
     int64_t count[1] = {-1}, shape[3] = {0, COLLECTIVES, TERMS};
     void *ranks, *terms;
@@ -66,14 +67,16 @@ static enum hapt_status read_collectives(struct hapt_h5 *file, const char *group
     HAPT_TRY(hapt_h5_read(file, name, HAPT_H5_I32, 1, count, HAPT_MAX_COLLECTIVE_MODELS, arena, &ranks));
     shape[0] = count[0];
     snprintf(name, sizeof name, "%s/collective_terms", group);
-    HAPT_TRY(hapt_h5_read(file, name, HAPT_H5_F64, 3, shape, HAPT_MAX_COLLECTIVE_MODELS * COLLECTIVES * TERMS, arena, &terms));
+    HAPT_TRY(hapt_h5_read(file, name, HAPT_H5_F64, 3, shape, HAPT_MAX_COLLECTIVE_MODELS * COLLECTIVES * TERMS, arena,
+                          &terms));
     cluster->collective_count = (int)count[0];
     HAPT_NEW(cluster->collective, arena, cluster->collective_count);
     for (int i = 0; i < cluster->collective_count; i++) {
         cluster->collective[i] = (struct hapt_collective_model){.ranks = ((const int32_t *)ranks)[i], .measured = true};
         for (int k = 0; k < COLLECTIVES; k++) {
             const double *its = (const double *)terms + (i * COLLECTIVES + k) * TERMS;
-            cluster->collective[i].term[HAPT_COLLECTIVE_ALL_REDUCE + k] = (struct hapt_collective_term){its[0], its[1], its[2]};
+            cluster->collective[i].term[HAPT_COLLECTIVE_ALL_REDUCE + k] =
+                (struct hapt_collective_term){its[0], its[1], its[2]};
         }
     }
     return HAPT_OK;
@@ -88,7 +91,8 @@ static enum hapt_status write_ways(struct hapt_h5 *file, const char *group, cons
     for (int i = 0; i < cluster->count * cluster->count; i++) {
         const struct hapt_link *link = &cluster->link[i];
         const bool named = link->interface[0][0] != '\0';
-        snprintf(text[i], sizeof text[i], "%s%s%s%s%s", link->transport, named ? " " : "", link->interface[0], named ? " " : "", link->interface[1]);
+        snprintf(text[i], sizeof text[i], "%s%s%s%s%s", link->transport, named ? " " : "", link->interface[0],
+                 named ? " " : "", link->interface[1]);
         way[i] = text[i];
         any = any || link->transport[0];
     }
@@ -97,7 +101,8 @@ static enum hapt_status write_ways(struct hapt_h5 *file, const char *group, cons
     return hapt_h5_write_strings(file, name, cluster->count * cluster->count, way);
 }
 
-static enum hapt_status read_ways(struct hapt_h5 *file, const char *group, struct hapt_arena *arena, struct hapt_cluster *cluster)
+static enum hapt_status read_ways(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
+                                  struct hapt_cluster *cluster)
 {
     int64_t count;
     const char **way;
@@ -108,9 +113,11 @@ static enum hapt_status read_ways(struct hapt_h5 *file, const char *group, struc
     for (int64_t i = 0; i < count; i++) {
         struct hapt_link *link = &cluster->link[i];
         const int fields = sscanf(way[i], "%7s %15s %15s", link->transport, link->interface[0], link->interface[1]);
-        if (fields <= 0 || (fields == 1 && strcmp(link->transport, "mpi") == 0) || (fields == 3 && strcmp(link->transport, "tcp") == 0)) continue;
-        return hapt_fail(HAPT_ERR_INPUT, "the file was damaged or written by another program", "%s: no transport of a link is \"%.60s\"",
-                         hapt_h5_path(file), way[i]);
+        if (fields <= 0 || (fields == 1 && strcmp(link->transport, "mpi") == 0) ||
+            (fields == 3 && strcmp(link->transport, "tcp") == 0))
+            continue;
+        return hapt_fail(HAPT_ERR_INPUT, "the file was damaged or written by another program",
+                         "%s: no transport of a link is \"%.60s\"", hapt_h5_path(file), way[i]);
     }
     return HAPT_OK;
 }

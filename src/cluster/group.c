@@ -29,20 +29,23 @@ void hapt_host_gpu_kind(const struct hapt_host_gpu *gpu, char name[64])
         if ((unsigned char)*c <= 0x20 || *c == 0x7f) *c = '-';
 }
 
-/* A GPU that the database does not have, from what its driver says: lanes of its multiprocessors, matrix units four times as fast, and so much
- * memory bandwidth as such devices have for it. Measured profiles need no more. */
+/* A GPU that the database does not have, from what its driver says: lanes of its multiprocessors, matrix units four
+ * times as fast, and so much memory bandwidth as such devices have for it. Measured profiles need no more. */
 static void estimate_gpu(const struct hapt_host_gpu *gpu, struct hapt_device_spec *device)
 {
-    const double fp32 = 2.0 * (gpu->lanes > 0 ? gpu->lanes : 128) * gpu->processors * (gpu->clock_hz > 0 ? gpu->clock_hz : 1e9);
+    const double fp32 =
+        2.0 * (gpu->lanes > 0 ? gpu->lanes : 128) * gpu->processors * (gpu->clock_hz > 0 ? gpu->clock_hz : 1e9);
     *device = (struct hapt_device_spec){.backend = "cuda", .slowdown = 1, .memory_bandwidth = fp32 / 40};
     hapt_host_gpu_kind(gpu, device->name);
     device->peak_flops[HAPT_F32] = fp32;
     device->peak_flops[HAPT_BF16] = gpu->half_only ? 0 : 4 * fp32;
     device->peak_flops[HAPT_F16] = 4 * fp32;
-    device->memory_bytes = gpu->memory_bytes > 4 * GPU_OVERHEAD ? gpu->memory_bytes - GPU_OVERHEAD : 0.75 * gpu->memory_bytes;
+    device->memory_bytes =
+        gpu->memory_bytes > 4 * GPU_OVERHEAD ? gpu->memory_bytes - GPU_OVERHEAD : 0.75 * gpu->memory_bytes;
 }
 
-static enum hapt_status gpu_device(const struct hapt_host *host, const struct hapt_host_gpu *gpu, struct hapt_device_spec *device)
+static enum hapt_status gpu_device(const struct hapt_host *host, const struct hapt_host_gpu *gpu,
+                                   struct hapt_device_spec *device)
 {
     const struct hapt_device_spec *known = hapt_device_spec_find(gpu->spec);
     if (!known && gpu->processors > 0) {
@@ -61,12 +64,14 @@ static enum hapt_status gpu_device(const struct hapt_host *host, const struct ha
 
 const struct hapt_host_gpu *hapt_host_gpu_of(const struct hapt_host *host, int host_rank)
 {
-    return host->gpus_usable > 0 && host->gpu_count > 0 ? &host->gpu[host_rank % host->gpus_usable % host->gpu_count] : NULL;
+    return host->gpus_usable > 0 && host->gpu_count > 0 ? &host->gpu[host_rank % host->gpus_usable % host->gpu_count]
+                                                        : NULL;
 }
 
 bool hapt_host_gpus_alike(const struct hapt_host_gpu *a, const struct hapt_host_gpu *b)
 {
-    return strcmp(a->spec, b->spec) == 0 && a->memory_bytes == b->memory_bytes && (a->spec[0] || strcmp(a->name, b->name) == 0);
+    return strcmp(a->spec, b->spec) == 0 && a->memory_bytes == b->memory_bytes &&
+           (a->spec[0] || strcmp(a->name, b->name) == 0);
 }
 
 /* The kinds of devices of a host, in the order of its ranks, and how many ranks have each. */
@@ -160,7 +165,8 @@ static void name_subcluster(struct hapt_cluster *cluster, int index)
 /* The slowest and smallest device speaks for all. */
 static void take_least(struct hapt_device_spec *least, const struct hapt_device_spec *device)
 {
-    for (int type = 0; type < HAPT_DTYPE_COUNT; type++) least->peak_flops[type] = fmin(least->peak_flops[type], device->peak_flops[type]);
+    for (int type = 0; type < HAPT_DTYPE_COUNT; type++)
+        least->peak_flops[type] = fmin(least->peak_flops[type], device->peak_flops[type]);
     least->memory_bytes = fmin(least->memory_bytes, device->memory_bytes);
     least->memory_bandwidth = fmin(least->memory_bandwidth, device->memory_bandwidth);
 }
@@ -177,8 +183,8 @@ static int count_members(const struct grouping *grouping, int world_size, int in
     return members;
 }
 
-static enum hapt_status fill_subcluster(const struct grouping *grouping, int world_size, int index, struct hapt_arena *arena,
-                                        struct hapt_cluster *cluster)
+static enum hapt_status fill_subcluster(const struct grouping *grouping, int world_size, int index,
+                                        struct hapt_arena *arena, struct hapt_cluster *cluster)
 {
     const struct hapt_hosts *hosts = grouping->hosts;
     struct hapt_subcluster *own = &cluster->subcluster[index];
@@ -191,8 +197,10 @@ static enum hapt_status fill_subcluster(const struct grouping *grouping, int wor
         const int members = count_members(grouping, world_size, index, h, &kind);
         if (members == 0) continue;
         const struct hapt_host_gpu *gpu = grouping->kinds[h].gpu[kind];
-        if (gpu) HAPT_TRY(gpu_device(&hosts->host[h], gpu, &device));
-        else hapt_host_cpu_device(&hosts->host[h], &device);
+        if (gpu)
+            HAPT_TRY(gpu_device(&hosts->host[h], gpu, &device));
+        else
+            hapt_host_cpu_device(&hosts->host[h], &device);
         if (own->nodes++ == 0) own->device = device;
         take_least(&own->device, &device);
         own->devices_per_node = members;
@@ -224,7 +232,8 @@ enum hapt_status hapt_cluster_group(const struct hapt_hosts *hosts, int world_si
     number_subclusters(&grouping, world_size);
     const int count = grouping.count;
     if (count > HAPT_MAX_SUBCLUSTERS)
-        return hapt_fail(HAPT_ERR_INPUT, "describe the cluster in a file (--cluster), with like hosts in one subcluster",
+        return hapt_fail(HAPT_ERR_INPUT,
+                         "describe the cluster in a file (--cluster), with like hosts in one subcluster",
                          "the hosts form %d different subclusters, more than %d", count, HAPT_MAX_SUBCLUSTERS);
     cluster->count = count;
     HAPT_NEW(cluster->subcluster, arena, count);

@@ -12,7 +12,8 @@
 #include "hapt/device.h"
 #include "near_hwloc.h"
 
-#define DOUBTED 0.15 /* what the driver tells of a GPU and the database of its kind differ by more: one of them is wrong */
+#define DOUBTED \
+    0.15 /* what the driver tells of a GPU and the database of its kind differ by more: one of them is wrong */
 
 const char *hapt_host_library_version(void)
 {
@@ -73,19 +74,25 @@ static double clock_of_host(void)
     return 2.5e9;
 }
 
-/* Estimated, not measured: clock x floating-point operations a cycle of two fused multiply-add units of the widest vectors that
- * the processor has (one multiply and one add unit without fused multiply-add). fp16 is left out: the cpu back end lacks it. */
+/* Estimated, not measured: clock x floating-point operations a cycle of two fused multiply-add units of the widest
+ * vectors that the processor has (one multiply and one add unit without fused multiply-add). fp16 is left out: the cpu
+ * back end lacks it. */
 static void estimate_core(struct hapt_host *host)
 {
     char flags[8192];
     hapt_host_cpu_flags(flags, sizeof flags);
     double fp32 = 8; /* SSE2: 4 lanes, multiply and add */
-    if (strstr(flags, " avx512f ")) fp32 = 64;
-    else if (strstr(flags, " avx2 ") && strstr(flags, " fma ")) fp32 = 32;
-    else if (strstr(flags, " avx ") || strstr(flags, " asimd ")) fp32 = 16;
+    if (strstr(flags, " avx512f "))
+        fp32 = 64;
+    else if (strstr(flags, " avx2 ") && strstr(flags, " fma "))
+        fp32 = 32;
+    else if (strstr(flags, " avx ") || strstr(flags, " asimd "))
+        fp32 = 16;
     double bf16 = fp32;
-    if (strstr(flags, " amx_bf16 ")) bf16 = 1024; /* a 16 x 16 x 32 tile product every 16 cycles */
-    else if (strstr(flags, " avx512_bf16 ") || strstr(flags, " bf16 ")) bf16 = 2 * fp32;
+    if (strstr(flags, " amx_bf16 "))
+        bf16 = 1024; /* a 16 x 16 x 32 tile product every 16 cycles */
+    else if (strstr(flags, " avx512_bf16 ") || strstr(flags, " bf16 "))
+        bf16 = 2 * fp32;
     host->core_flops[HAPT_F32] = host->clock_hz * fp32;
     host->core_flops[HAPT_BF16] = host->clock_hz * bf16;
 }
@@ -212,7 +219,8 @@ static void apply_memory_limit(struct hapt_host *host)
 
 void hapt_host_fake_key(char *key, size_t size)
 {
-    const char *xml = getenv("HWLOC_XMLFILE"), *synthetic = getenv("HWLOC_SYNTHETIC"), *own = getenv("HWLOC_THISSYSTEM");
+    const char *xml = getenv("HWLOC_XMLFILE"), *synthetic = getenv("HWLOC_SYNTHETIC"),
+               *own = getenv("HWLOC_THISSYSTEM");
     key[0] = '\0';
     if (own && strcmp(own, "1") == 0) return; /* this machine, as a file describes it */
     snprintf(key, size, "%s%s", xml ? xml : "", synthetic ? synthetic : "");
@@ -267,13 +275,14 @@ const char *hapt_host_gpu_doubt(const struct hapt_host_gpu *gpu, char text[192])
     char told[32], known[32];
     if (!spec) return NULL;
     if (gpu->memory_bytes > 0 && fabs(gpu->memory_bytes / spec->memory_bytes - 1) > DOUBTED) {
-        snprintf(text, 192, "its driver tells of %s memory, a %s has %s", hapt_units_bytes(gpu->memory_bytes, told), spec->name,
-                 hapt_units_bytes(spec->memory_bytes, known));
+        snprintf(text, 192, "its driver tells of %s memory, a %s has %s", hapt_units_bytes(gpu->memory_bytes, told),
+                 spec->name, hapt_units_bytes(spec->memory_bytes, known));
         return text;
     }
     if (flops > 0 && fabs(flops / spec->peak_flops[HAPT_F32] - 1) > DOUBTED) {
-        snprintf(text, 192, "its driver tells of %d multiprocessors at %.2f GHz, so %s in fp32, a %s has %s", gpu->processors, 1e-9 * gpu->clock_hz,
-                 hapt_units_flops(flops, told), spec->name, hapt_units_flops(spec->peak_flops[HAPT_F32], known));
+        snprintf(text, 192, "its driver tells of %d multiprocessors at %.2f GHz, so %s in fp32, a %s has %s",
+                 gpu->processors, 1e-9 * gpu->clock_hz, hapt_units_flops(flops, told), spec->name,
+                 hapt_units_flops(spec->peak_flops[HAPT_F32], known));
         return text;
     }
     return NULL;

@@ -26,8 +26,8 @@ static double measure_bandwidth(void)
     return best > 0 ? best : 1e9;
 }
 
-/* Every rank's host record. Loading a topology takes many ranks of a big node a while, so that its first rank does it for all,
- * unless some rank's topology is faked. */
+/* Every rank's host record. Loading a topology takes many ranks of a big node a while, so that its first rank does it
+ * for all, unless some rank's topology is faked. */
 static enum hapt_status look_everywhere(const struct hapt_env *env, struct hapt_host *mine)
 {
     char fake[1024];
@@ -53,8 +53,9 @@ enum hapt_status hapt_hosts_gather(const struct hapt_env *env, struct hapt_arena
         hapt_die(hapt_fail(HAPT_ERR_MEMORY, "give the job more memory", "no memory for the list of hosts"));
     enum hapt_status status = look_everywhere(env, &mine);
     if (status == HAPT_OK)
-        status = hapt_env_mpi(MPI_Allgather(&mine, (int)sizeof mine, MPI_BYTE, all, (int)sizeof mine, MPI_BYTE, env->world),
-                              "gathering the hosts");
+        status =
+            hapt_env_mpi(MPI_Allgather(&mine, (int)sizeof mine, MPI_BYTE, all, (int)sizeof mine, MPI_BYTE, env->world),
+                         "gathering the hosts");
     for (int rank = 0; status == HAPT_OK && rank < env->world_size; rank++) {
         int h = 0;
         while (h < hosts->count && hosts->host[h].identity != all[rank].identity) h++;

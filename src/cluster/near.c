@@ -1,7 +1,7 @@
 /*
- * Affinity. Ranks that compute on cores share the NUMA nodes of their host. Cores are near a PCI device when they hang below the same object of
- * hwloc (package, NUMA node) as the bridge that it hangs on. The nearest network interfaces are those that part from it last on the way down
- * from the machine: behind the same switch, at the same processor.
+ * Affinity. Ranks that compute on cores share the NUMA nodes of their host. Cores are near a PCI device when they hang
+ * below the same object of hwloc (package, NUMA node) as the bridge that it hangs on. The nearest network interfaces
+ * are those that part from it last on the way down from the machine: behind the same switch, at the same processor.
  */
 #include <stdio.h>
 #include <string.h>
@@ -30,7 +30,8 @@ static int common(hwloc_obj_t a, hwloc_obj_t b)
 
 static bool is_network(hwloc_obj_t object)
 {
-    return object->name && (object->attr->osdev.type == HWLOC_OBJ_OSDEV_NETWORK || object->attr->osdev.type == HWLOC_OBJ_OSDEV_OPENFABRICS);
+    return object->name && (object->attr->osdev.type == HWLOC_OBJ_OSDEV_NETWORK ||
+                            object->attr->osdev.type == HWLOC_OBJ_OSDEV_OPENFABRICS);
 }
 
 static void name_nearest(hwloc_topology_t topology, hwloc_obj_t gpu, char *nics, size_t size)
@@ -51,7 +52,8 @@ static hwloc_const_cpuset_t cores_near(hwloc_topology_t topology, hwloc_obj_t gp
     return holder ? holder->cpuset : NULL;
 }
 
-void near_describe(hwloc_topology_t topology, const char *bus, char *cores, size_t cores_size, char *nics, size_t nics_size)
+void near_describe(hwloc_topology_t topology, const char *bus, char *cores, size_t cores_size, char *nics,
+                   size_t nics_size)
 {
     const hwloc_obj_t gpu = *bus ? hwloc_get_pcidev_by_busidstring(topology, bus) : NULL;
     hwloc_const_cpuset_t set = cores_near(topology, gpu);
@@ -95,14 +97,16 @@ static void keep(hwloc_const_bitmap_t set, struct near_place *place)
         if (cpu < NEAR_CPUS) place->cpus[cpu / 8] |= (unsigned char)(1u << cpu % 8);
 }
 
-static void share_near_gpu(hwloc_topology_t topology, int count, const struct near_want *want, int rank, hwloc_bitmap_t set)
+static void share_near_gpu(hwloc_topology_t topology, int count, const struct near_want *want, int rank,
+                           hwloc_bitmap_t set)
 {
     hwloc_const_cpuset_t mine = NULL;
     int sharing = 0, before = 0;
     if (want[rank].bus[0]) mine = cores_near(topology, hwloc_get_pcidev_by_busidstring(topology, want[rank].bus));
     if (!mine) return;
     for (int r = 0; r < count; r++) {
-        hwloc_const_cpuset_t its = want[r].bus[0] ? cores_near(topology, hwloc_get_pcidev_by_busidstring(topology, want[r].bus)) : NULL;
+        hwloc_const_cpuset_t its =
+            want[r].bus[0] ? cores_near(topology, hwloc_get_pcidev_by_busidstring(topology, want[r].bus)) : NULL;
         if (!its || !hwloc_bitmap_isequal(its, mine)) continue;
         before += r < rank;
         sharing++;
@@ -126,7 +130,8 @@ static bool is_domain(hwloc_topology_t topology, int index)
     for (int i = 0; i < hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_NUMANODE); i++) {
         const hwloc_obj_t other = hwloc_get_obj_by_type(topology, HWLOC_OBJ_NUMANODE, (unsigned)i);
         const bool equal = hwloc_bitmap_isequal(other->cpuset, node->cpuset);
-        if (i == index || hwloc_bitmap_iszero(other->cpuset) || !hwloc_bitmap_isincluded(other->cpuset, node->cpuset)) continue;
+        if (i == index || hwloc_bitmap_iszero(other->cpuset) || !hwloc_bitmap_isincluded(other->cpuset, node->cpuset))
+            continue;
         if (!equal || i < index) return false;
     }
     return true;
@@ -151,7 +156,8 @@ static bool find_domains(hwloc_topology_t topology, struct domains *domains)
 }
 
 /* NUMA nodes [*first, *end) of a rank; a single one it shares with others: it is number *index of *sharing. */
-static void find_share(const struct domains *domains, int rank, int count, int *first, int *end, int *index, int *sharing)
+static void find_share(const struct domains *domains, int rank, int count, int *first, int *end, int *index,
+                       int *sharing)
 {
     *index = 0;
     *sharing = 1;
@@ -190,7 +196,8 @@ bool near_numa_share(hwloc_topology_t topology, int rank, int count, hwloc_bitma
     return true;
 }
 
-/* Number of a rank among those that compute on cores, and how many these are; false: it is none, or GPUs' ranks stand beside them. */
+/* Number of a rank among those that compute on cores, and how many these are; false: it is none, or GPUs' ranks stand
+ * beside them. */
 static bool count_on_cores(int count, const struct near_want *want, int rank, int *index, int *total)
 {
     *index = *total = 0;
@@ -202,7 +209,8 @@ static bool count_on_cores(int count, const struct near_want *want, int rank, in
     return want[rank].on_cores;
 }
 
-static void find_place(hwloc_topology_t topology, int count, const struct near_want *want, int rank, struct near_place *place)
+static void find_place(hwloc_topology_t topology, int count, const struct near_want *want, int rank,
+                       struct near_place *place)
 {
     hwloc_bitmap_t set = hwloc_bitmap_alloc();
     int index, total;

@@ -8,7 +8,8 @@
 
 /* First character of the value at or behind `at`. */
 const char *hapt_place_value(const char *at);
-/* The key's opening quote inside the object at `object`; the object itself when the key is absent or written with escapes. */
+/* The key's opening quote inside the object at `object`; the object itself when the key is absent or written with
+ * escapes. */
 const char *hapt_place_key(const char *object, const char *key);
 /* Value of a key found by hapt_place_key. */
 const char *hapt_place_member(const char *object, const char *key);

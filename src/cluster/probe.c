@@ -1,8 +1,9 @@
 /*
  * Latency and bandwidth of links, measured where the cluster does not give them.
  *
- * Each link is measured by one pair of ranks that sends messages to and fro, one pair after the other while all other ranks sleep.
- * Messages double up to 4 MiB, the whole probe is held to a few seconds, medians are kept, and no wait is without a deadline.
+ * Each link is measured by one pair of ranks that sends messages to and fro, one pair after the other while all other
+ * ranks sleep. Messages double up to 4 MiB, the whole probe is held to a few seconds, medians are kept, and no wait is
+ * without a deadline.
  */
 #include <sched.h>
 #include <stdlib.h>
@@ -134,7 +135,8 @@ static void add(struct probe *list, int *count, int from, int to, double *bandwi
     list[(*count)++] = (struct probe){{from, to}, 0, 0, bandwidth, latency};
 }
 
-/* Two ranks that stand for the link between two subclusters: on different hosts where there are such, since a host may be part of both. */
+/* Two ranks that stand for the link between two subclusters: on different hosts where there are such, since a host may
+ * be part of both. */
 static void find_ends(const struct hapt_subcluster *a, const struct hapt_subcluster *b, int end[2])
 {
     end[0] = a->ranks[0];

@@ -1,4 +1,5 @@
-/* Binds ranks to cores near their GPU, or to those of their NUMA node, with all threads that they start from here on. */
+/* Binds ranks to cores near their GPU, or to those of their NUMA node, with all threads that they start from here on.
+ */
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
@@ -60,8 +61,10 @@ static enum outcome take(const struct seat *seat)
             CPU_SET_S(cpu, bytes, wanted);
             common += CPU_ISSET_S(cpu, bytes, now) != 0;
         }
-        if (CPU_COUNT_S(bytes, now) < seat->allowed) outcome = common > 0 ? LEFT : FAR;
-        else if (cpus < seat->allowed && sched_setaffinity(0, bytes, wanted) == 0) outcome = BOUND;
+        if (CPU_COUNT_S(bytes, now) < seat->allowed)
+            outcome = common > 0 ? LEFT : FAR;
+        else if (cpus < seat->allowed && sched_setaffinity(0, bytes, wanted) == 0)
+            outcome = BOUND;
     }
     if (now) CPU_FREE(now);
     if (wanted) CPU_FREE(wanted);
@@ -71,17 +74,20 @@ static enum outcome take(const struct seat *seat)
 static void tell(const struct hapt_env *env, int near_gpu, int by_numa, int far)
 {
     if (near_gpu > 0)
-        hapt_note(env, "%d rank%s bound to cores near %s GPU%s (--bind no: where the system likes)\n", near_gpu, near_gpu > 1 ? "s are" : " is",
-                  near_gpu > 1 ? "their" : "its", near_gpu > 1 ? "s" : "");
+        hapt_note(env, "%d rank%s bound to cores near %s GPU%s (--bind no: where the system likes)\n", near_gpu,
+                  near_gpu > 1 ? "s are" : " is", near_gpu > 1 ? "their" : "its", near_gpu > 1 ? "s" : "");
     if (by_numa > 0)
-        hapt_note(env, "%d rank%s bound to the cores of %s NUMA node%s (--bind no: where the system likes)\n", by_numa, by_numa > 1 ? "s are" : " is",
-                  by_numa > 1 ? "their" : "its", by_numa > 1 ? "s" : "");
+        hapt_note(env, "%d rank%s bound to the cores of %s NUMA node%s (--bind no: where the system likes)\n", by_numa,
+                  by_numa > 1 ? "s are" : " is", by_numa > 1 ? "their" : "its", by_numa > 1 ? "s" : "");
     if (far > 0)
-        hapt_warn(env, "%d rank%s bound by the launcher to other cores than those near %s GPU%s: start with mpirun --bind-to none, srun --cpu-bind=none\n",
+        hapt_warn(env,
+                  "%d rank%s bound by the launcher to other cores than those near %s GPU%s: start with mpirun "
+                  "--bind-to none, srun --cpu-bind=none\n",
                   far, far > 1 ? "s are" : " is", far > 1 ? "their" : "its", far > 1 ? "s" : "");
 }
 
-enum hapt_status hapt_cluster_settle(const struct hapt_env *env, bool bind, struct hapt_arena *arena, struct hapt_cluster *cluster)
+enum hapt_status hapt_cluster_settle(const struct hapt_env *env, bool bind, struct hapt_arena *arena,
+                                     struct hapt_cluster *cluster)
 {
     struct near_want mine, *want = hapt_arena_alloc(arena, (size_t)env->node_size, sizeof *want);
     struct near_place *place = hapt_arena_alloc(arena, (size_t)env->node_size, sizeof *place);
@@ -98,7 +104,9 @@ enum hapt_status hapt_cluster_settle(const struct hapt_env *env, bool bind, stru
     HAPT_MPI(MPI_Scatter(seat, (int)sizeof own, MPI_BYTE, &own, (int)sizeof own, MPI_BYTE, 0, env->node));
     snprintf(cluster->near_interfaces, sizeof cluster->near_interfaces, "%s", own.place.nics);
     const enum outcome outcome = bind ? take(&own) : LEFT;
-    int count[3] = {outcome == BOUND && !mine.on_cores, outcome == BOUND && mine.on_cores, outcome == FAR && !mine.on_cores}, all[3];
+    int count[3] = {outcome == BOUND && !mine.on_cores, outcome == BOUND && mine.on_cores,
+                    outcome == FAR && !mine.on_cores},
+        all[3];
     HAPT_MPI(MPI_Allreduce(count, all, 3, MPI_INT, MPI_SUM, env->world));
     tell(env, all[0], all[1], all[2]);
     return HAPT_OK;

@@ -46,7 +46,8 @@ static void print_link(const struct hapt_env *env, const char *from, const char 
     snprintf(label, sizeof label, "%s %s", from, to);
     if (bandwidth > 0) hapt_units_bandwidth(bandwidth, rate);
     if (latency >= 0) hapt_units_time(latency, delay);
-    if (link && strcmp(link->transport, "tcp") == 0) snprintf(way, sizeof way, "  (tcp, %s - %s)", link->interface[0], link->interface[1]);
+    if (link && strcmp(link->transport, "tcp") == 0)
+        snprintf(way, sizeof way, "  (tcp, %s - %s)", link->interface[0], link->interface[1]);
     hapt_print(env, "  %-34s %-14s %s%s%s\n", label, rate, delay, link && link->paced ? "  (paced)" : "", way);
 }
 
@@ -57,7 +58,8 @@ static void print_collectives(const struct hapt_env *env, const struct hapt_coll
     for (int kind = 0; kind < HAPT_COLLECTIVE_COUNT; kind++) {
         char label[64];
         if (!hapt_collective_moves((enum hapt_collective_kind)kind) || !(model->term[kind].byte_s > 0)) continue;
-        snprintf(label, sizeof label, "%s over %d ranks", hapt_collective_key((enum hapt_collective_kind)kind), model->ranks);
+        snprintf(label, sizeof label, "%s over %d ranks", hapt_collective_key((enum hapt_collective_kind)kind),
+                 model->ranks);
         hapt_print(env, "  %-34s %-14s %s\n", label, hapt_units_bandwidth(1 / model->term[kind].byte_s, rate),
                    hapt_units_time(model->term[kind].latency_s, delay));
     }
@@ -65,9 +67,8 @@ static void print_collectives(const struct hapt_env *env, const struct hapt_coll
 
 void hapt_cluster_print(const struct hapt_env *env, const struct hapt_cluster *cluster)
 {
-    hapt_print(env, "Cluster, %s: %d subcluster%s, %d device%s\n",
-               cluster->from_file ? "from its file" : "discovered", cluster->count, cluster->count > 1 ? "s" : "",
-               cluster->rank_count, cluster->rank_count > 1 ? "s" : "");
+    hapt_print(env, "Cluster, %s: %d subcluster%s, %d device%s\n", cluster->from_file ? "from its file" : "discovered",
+               cluster->count, cluster->count > 1 ? "s" : "", cluster->rank_count, cluster->rank_count > 1 ? "s" : "");
     hapt_print(env, "  %-16s %5s x %-7s %-12s %-13s %-13s %-14s %-8s %s\n", "subcluster", "nodes", "devices", "device",
                "fp32 peak", "bf16 peak", "memory", "slowdown", "ranks");
     for (int i = 0; i < cluster->count; i++) print_subcluster(env, &cluster->subcluster[i]);
@@ -79,7 +80,8 @@ void hapt_cluster_print(const struct hapt_env *env, const struct hapt_cluster *c
         if (own->devices_per_node > 1)
             print_link(env, own->name, "in a node", own->intra_node_bandwidth, own->intra_node_latency, NULL);
         if (wide) print_link(env, own->name, "between nodes", own->inter_node_bandwidth, own->inter_node_latency, NULL);
-        if (self->paced || self->interface[0][0] || self->bandwidth != (wide ? own->inter_node_bandwidth : own->intra_node_bandwidth))
+        if (self->paced || self->interface[0][0] ||
+            self->bandwidth != (wide ? own->inter_node_bandwidth : own->intra_node_bandwidth))
             print_link(env, own->name, "between stages", self->bandwidth, self->latency, self);
     }
     for (int i = 0; i < cluster->count; i++)
@@ -110,9 +112,9 @@ static void set_known(json_t *object, const char *key, double value, bool known)
 
 static json_t *subcluster_json(const struct hapt_subcluster *own)
 {
-    json_t *json = json_pack("{s:s, s:i, s:i, s:o, s:f}", "name", own->name, "nodes", own->nodes, "devices_per_node",
-                             own->devices_per_node, "device", device_json(&own->device), "slowdown",
-                             own->device.slowdown);
+    json_t *json =
+        json_pack("{s:s, s:i, s:i, s:o, s:f}", "name", own->name, "nodes", own->nodes, "devices_per_node",
+                  own->devices_per_node, "device", device_json(&own->device), "slowdown", own->device.slowdown);
     if (!json) return NULL;
     set_known(json, "memory", own->device.memory_bytes, own->device.memory_capped);
     set_known(json, "intra_node_bandwidth", own->intra_node_bandwidth, own->intra_node_bandwidth > 0);
@@ -138,7 +140,8 @@ static json_t *links_json(const struct hapt_cluster *cluster)
             set_known(json, "bandwidth", link->bandwidth, link->bandwidth > 0);
             set_known(json, "latency", link->latency, link->latency >= 0);
             if (link->transport[0]) json_object_set_new(json, "transport", json_string(link->transport));
-            if (link->interface[0][0]) json_object_set_new(json, "interfaces", json_pack("[s, s]", link->interface[0], link->interface[1]));
+            if (link->interface[0][0])
+                json_object_set_new(json, "interfaces", json_pack("[s, s]", link->interface[0], link->interface[1]));
             json_array_append_new(links, json);
         }
     return links;
@@ -154,8 +157,8 @@ static json_t *collectives_json(const struct hapt_cluster *cluster)
             const struct hapt_collective_term *term = &model->term[kind];
             if (!hapt_collective_moves((enum hapt_collective_kind)kind) || !(term->byte_s > 0)) continue;
             json_object_set_new(entry, hapt_collective_key((enum hapt_collective_kind)kind),
-                                json_pack("{s:f, s:f, s:f}", "latency", term->latency_s, "bandwidth", 1 / term->byte_s, "padding",
-                                          term->skew_s / term->byte_s));
+                                json_pack("{s:f, s:f, s:f}", "latency", term->latency_s, "bandwidth", 1 / term->byte_s,
+                                          "padding", term->skew_s / term->byte_s));
         }
         json_array_append_new(all, entry);
     }

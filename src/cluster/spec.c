@@ -42,19 +42,19 @@ struct quantity {
     double low, high;
     const char *name, *hint;
 };
-static const struct quantity bytes_quantity = {
-    hapt_units_parse_bytes, 1, 1e15, "a size", "write a number of bytes or a string such as \"400 MB\" or \"40 GB\""};
+static const struct quantity bytes_quantity = {hapt_units_parse_bytes, 1, 1e15, "a size",
+                                               "write a number of bytes or a string such as \"400 MB\" or \"40 GB\""};
 static const struct quantity bandwidth_quantity = {
     hapt_units_parse_bandwidth, 1, 1e15, "a bandwidth",
     "write a number in byte/s or a string such as \"200 Mbit/s\" or \"25 GB/s\""};
-static const struct quantity time_quantity = {
-    hapt_units_parse_time, 0, 10, "a latency", "write a number of seconds (at most 10) or a string such as \"50 us\""};
-static const struct quantity flops_quantity = {
-    hapt_units_parse_flops, 1, 1e21, "a compute rate", "write a number in FLOP/s or a string such as \"312 TFLOP/s\""};
+static const struct quantity time_quantity = {hapt_units_parse_time, 0, 10, "a latency",
+                                              "write a number of seconds (at most 10) or a string such as \"50 us\""};
+static const struct quantity flops_quantity = {hapt_units_parse_flops, 1, 1e21, "a compute rate",
+                                               "write a number in FLOP/s or a string such as \"312 TFLOP/s\""};
 static const struct quantity padding_quantity = {
     NULL, 0, 1e4, "a factor", "write what a padded byte costs, as a multiple of a byte of the tensor"};
-static const struct quantity slowdown_quantity = {
-    NULL, 1, 1e4, "a slowdown", "write a number from 1 (as fast as the device is) to 10000"};
+static const struct quantity slowdown_quantity = {NULL, 1, 1e4, "a slowdown",
+                                                  "write a number from 1 (as fast as the device is) to 10000"};
 
 /* Text of a hostile file made fit for one line of a message. */
 static const char *printable(const char *text, char buffer[64])
@@ -64,7 +64,8 @@ static const char *printable(const char *text, char buffer[64])
         const unsigned char c = (unsigned char)text[length];
         buffer[length] = c < 0x20 || c == 0x7f ? '?' : (char)c;
     }
-    while (length > 0 && text[length] && ((unsigned char)text[length] & 0xc0) == 0x80) length--; /* whole characters only */
+    while (length > 0 && text[length] && ((unsigned char)text[length] & 0xc0) == 0x80)
+        length--; /* whole characters only */
     buffer[length] = '\0';
     if (text[length]) strcat(buffer, "...");
     return buffer;
@@ -171,7 +172,8 @@ static enum hapt_status read_count(const struct object *object, const char *key,
                       json_is_real(json) ? "a fraction" : type_name(json));
     const json_int_t number = json_integer_value(json);
     if (number < 1 || number > limit)
-        return refuse(object->reader, at, hint, "\"%s\" is %" JSON_INTEGER_FORMAT ", outside of 1 to %d", key, number, limit);
+        return refuse(object->reader, at, hint, "\"%s\" is %" JSON_INTEGER_FORMAT ", outside of 1 to %d", key, number,
+                      limit);
     *value = (int)number;
     return HAPT_OK;
 }
@@ -195,7 +197,8 @@ static enum hapt_status check_name(const struct reader *reader, const char *at, 
     return refuse(reader, at, hint, "\"%s\": \"%s\" is not a name", key, printable(json_string_value(json), shown));
 }
 
-static enum hapt_status read_name(const struct object *object, const char *key, bool required, char *buffer, size_t size)
+static enum hapt_status read_name(const struct object *object, const char *key, bool required, char *buffer,
+                                  size_t size)
 {
     json_t *json;
     HAPT_TRY(find(object, key, required, &json));
@@ -243,7 +246,8 @@ static enum hapt_status read_device(const struct object *subcluster, struct hapt
             strncat(hint, hapt_device_spec_at(i)->name, sizeof hint - strlen(hint) - 1);
             strncat(hint, ", ", sizeof hint - strlen(hint) - 1);
         }
-        strncat(hint, "or an object with name, peak_flops, memory and memory_bandwidth", sizeof hint - strlen(hint) - 1);
+        strncat(hint, "or an object with name, peak_flops, memory and memory_bandwidth",
+                sizeof hint - strlen(hint) - 1);
         return refuse(reader, key_at, hint, "unknown device \"%s\"", printable(json_string_value(json), shown));
     }
     if (!json_is_object(json))
@@ -261,19 +265,22 @@ static enum hapt_status read_device(const struct object *subcluster, struct hapt
 }
 
 /* Lists may be long: where an element stands is looked for when there is something to say about it. */
-static enum hapt_status take_hosts(const struct reader *reader, const char *list_at, json_t *json, json_t *seen, const char *hint,
-                                   struct hapt_subcluster *subcluster)
+static enum hapt_status take_hosts(const struct reader *reader, const char *list_at, json_t *json, json_t *seen,
+                                   const char *hint, struct hapt_subcluster *subcluster)
 {
     for (int i = 0; i < subcluster->nodes; i++) {
         const json_t *host = json_array_get(json, (size_t)i);
         const char *name = json_string_value(host);
         char shown[64];
-        if (!is_name(host, HOST_CHARS)) return check_name(reader, hapt_place_element(list_at, i), "hosts", host, HOST_CHARS);
+        if (!is_name(host, HOST_CHARS))
+            return check_name(reader, hapt_place_element(list_at, i), "hosts", host, HOST_CHARS);
         if (json_object_get(seen, name))
-            return refuse(reader, hapt_place_element(list_at, i), hint, "host \"%s\" is named twice", printable(name, shown));
+            return refuse(reader, hapt_place_element(list_at, i), hint, "host \"%s\" is named twice",
+                          printable(name, shown));
         subcluster->hosts[i] = hapt_arena_strdup(reader->arena, name);
         if (!subcluster->hosts[i]) return HAPT_ERR_MEMORY;
-        if (json_object_set_new(seen, name, json_true()) != 0) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the names of hosts");
+        if (json_object_set_new(seen, name, json_true()) != 0)
+            return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the names of hosts");
     }
     return HAPT_OK;
 }
@@ -301,9 +308,18 @@ static enum hapt_status read_hosts(const struct object *object, struct hapt_subc
 
 static enum hapt_status read_subcluster(const struct object *object, struct hapt_subcluster *subcluster)
 {
-    static const char *const known[] = {"name", "nodes", "devices_per_node", "device", "slowdown", "memory", "hosts",
-                                        "intra_node_bandwidth", "inter_node_bandwidth", "intra_node_latency",
-                                        "inter_node_latency", NULL};
+    static const char *const known[] = {"name",
+                                        "nodes",
+                                        "devices_per_node",
+                                        "device",
+                                        "slowdown",
+                                        "memory",
+                                        "hosts",
+                                        "intra_node_bandwidth",
+                                        "inter_node_bandwidth",
+                                        "intra_node_latency",
+                                        "inter_node_latency",
+                                        NULL};
     HAPT_TRY(check_keys(object, known));
     HAPT_TRY(read_name(object, "name", true, subcluster->name, sizeof subcluster->name));
     HAPT_TRY(read_count(object, "nodes", MAX_NODES, &subcluster->nodes));
@@ -314,8 +330,10 @@ static enum hapt_status read_subcluster(const struct object *object, struct hapt
     HAPT_TRY(read_quantity(object, "memory", false, &bytes_quantity, &subcluster->device.memory_bytes));
     subcluster->device.memory_capped = json_object_get(object->json, "memory") != NULL;
     subcluster->intra_node_latency = subcluster->inter_node_latency = -1;
-    HAPT_TRY(read_quantity(object, "intra_node_bandwidth", false, &bandwidth_quantity, &subcluster->intra_node_bandwidth));
-    HAPT_TRY(read_quantity(object, "inter_node_bandwidth", false, &bandwidth_quantity, &subcluster->inter_node_bandwidth));
+    HAPT_TRY(
+        read_quantity(object, "intra_node_bandwidth", false, &bandwidth_quantity, &subcluster->intra_node_bandwidth));
+    HAPT_TRY(
+        read_quantity(object, "inter_node_bandwidth", false, &bandwidth_quantity, &subcluster->inter_node_bandwidth));
     HAPT_TRY(read_quantity(object, "intra_node_latency", false, &time_quantity, &subcluster->intra_node_latency));
     HAPT_TRY(read_quantity(object, "inter_node_latency", false, &time_quantity, &subcluster->inter_node_latency));
     return read_hosts(object, subcluster);
@@ -329,9 +347,10 @@ static enum hapt_status read_subclusters(const struct object *root, struct hapt_
     const char *key_at = hapt_place_key(root->at, "subclusters"), *list_at = hapt_place_member(root->at, "subclusters");
     const size_t count = json_is_array(json) ? json_array_size(json) : 0;
     if (count < 1 || count > HAPT_MAX_SUBCLUSTERS)
-        return refuse(reader, key_at, "list 1 to 16 subclusters, each an object with name, nodes, devices_per_node, device",
-                      "\"subclusters\" %s", json_is_array(json) ? (count ? "has more than 16 entries" : "is empty")
-                                                                : "must be a list");
+        return refuse(reader, key_at,
+                      "list 1 to 16 subclusters, each an object with name, nodes, devices_per_node, device",
+                      "\"subclusters\" %s",
+                      json_is_array(json) ? (count ? "has more than 16 entries" : "is empty") : "must be a list");
     HAPT_NEW(cluster->subcluster, reader->arena, count);
     cluster->count = (int)count;
     for (int i = 0; i < cluster->count; i++) {
@@ -387,16 +406,19 @@ static enum hapt_status read_transport(const struct object *object, struct hapt_
     HAPT_TRY(find(object, "interfaces", false, &interfaces));
     const char *text = json_is_string(transport) ? json_string_value(transport) : "";
     if (transport && strcmp(text, "mpi") != 0 && strcmp(text, "tcp") != 0)
-        return refuse(object->reader, hapt_place_key(object->at, "transport"), "leave it out to have the faster one chosen",
-                      "\"transport\" must be \"mpi\" or \"tcp\"");
+        return refuse(object->reader, hapt_place_key(object->at, "transport"),
+                      "leave it out to have the faster one chosen", "\"transport\" must be \"mpi\" or \"tcp\"");
     const bool tcp = strcmp(text, "tcp") == 0;
     if (tcp != (interfaces != NULL))
         return refuse(object->reader, hapt_place_key(object->at, tcp ? "transport" : "interfaces"),
-                      "write \"transport\": \"tcp\", \"interfaces\": [\"eth0\", \"eth0\"]", "\"tcp\" and \"interfaces\" come together");
+                      "write \"transport\": \"tcp\", \"interfaces\": [\"eth0\", \"eth0\"]",
+                      "\"tcp\" and \"interfaces\" come together");
     snprintf(link->transport, sizeof link->transport, "%s", text);
     for (size_t e = 0; tcp && e < 2; e++) {
-        const json_t *name = json_is_array(interfaces) && json_array_size(interfaces) == 2 ? json_array_get(interfaces, e) : NULL;
-        if (!json_is_string(name) || json_string_length(name) == 0 || json_string_length(name) >= sizeof link->interface[e])
+        const json_t *name =
+            json_is_array(interfaces) && json_array_size(interfaces) == 2 ? json_array_get(interfaces, e) : NULL;
+        if (!json_is_string(name) || json_string_length(name) == 0 ||
+            json_string_length(name) >= sizeof link->interface[e])
             return refuse(object->reader, hapt_place_key(object->at, "interfaces"), "ip link lists them",
                           "\"interfaces\" must be the names of two network interfaces");
         snprintf(link->interface[e], sizeof link->interface[e], "%s", json_string_value(name));
@@ -476,7 +498,8 @@ static enum hapt_status read_links(const struct object *root, struct hapt_cluste
 }
 
 /* One collective of one number of ranks. */
-static enum hapt_status read_collective(const struct object *entry, enum hapt_collective_kind kind, struct hapt_collective_term *term)
+static enum hapt_status read_collective(const struct object *entry, enum hapt_collective_kind kind,
+                                        struct hapt_collective_term *term)
 {
     static const char *const known[] = {"latency", "bandwidth", "padding", NULL};
     const char *key = hapt_collective_key(kind);
@@ -498,8 +521,10 @@ static enum hapt_status read_collective(const struct object *entry, enum hapt_co
 
 static enum hapt_status read_collectives(const struct object *root, struct hapt_cluster *cluster)
 {
-    static const char *const known[] = {"ranks", "all_reduce", "reduce_scatter", "all_gather", "grouped_broadcast", "all_to_all", NULL};
-    static const char hint[] = "list one object for each number of ranks that was measured, 64 at most (hapt topology --collectives)";
+    static const char *const known[] = {"ranks",      "all_reduce", "reduce_scatter", "all_gather", "grouped_broadcast",
+                                        "all_to_all", NULL};
+    static const char hint[] =
+        "list one object for each number of ranks that was measured, 64 at most (hapt topology --collectives)";
     const struct reader *reader = root->reader;
     json_t *json;
     HAPT_TRY(find(root, "collectives", false, &json));
@@ -512,8 +537,10 @@ static enum hapt_status read_collectives(const struct object *root, struct hapt_
     for (int i = 0; i < cluster->collective_count; i++) {
         struct hapt_collective_model *model = &cluster->collective[i];
         const struct object object = {reader, json_array_get(json, (size_t)i),
-                                      hapt_place_element(hapt_place_member(root->at, "collectives"), i), "measured collectives"};
-        if (!json_is_object(object.json)) return refuse(reader, object.at, hint, "measured collectives must be an object");
+                                      hapt_place_element(hapt_place_member(root->at, "collectives"), i),
+                                      "measured collectives"};
+        if (!json_is_object(object.json))
+            return refuse(reader, object.at, hint, "measured collectives must be an object");
         HAPT_TRY(check_keys(&object, known));
         HAPT_TRY(read_count(&object, "ranks", MAX_DEVICES, &model->ranks));
         model->measured = true;
@@ -522,7 +549,8 @@ static enum hapt_status read_collectives(const struct object *root, struct hapt_
                 HAPT_TRY(read_collective(&object, (enum hapt_collective_kind)kind, &model->term[kind]));
         for (int j = 0; j < i; j++)
             if (cluster->collective[j].ranks == model->ranks)
-                return refuse(reader, hapt_place_key(object.at, "ranks"), hint, "collectives over %d ranks stand twice", model->ranks);
+                return refuse(reader, hapt_place_key(object.at, "ranks"), hint, "collectives over %d ranks stand twice",
+                              model->ranks);
     }
     return HAPT_OK;
 }
@@ -532,14 +560,16 @@ static enum hapt_status read_root(const struct reader *reader, json_t *json, str
     static const char *const known[] = {"format", "version", "subclusters", "links", "collectives", NULL};
     const struct object root = {reader, json, hapt_place_value(reader->text), "the cluster file"};
     static const char hint[] = "a cluster file starts with { \"format\": \"hapt-cluster\", \"version\": 1, ...";
-    if (!json_is_object(json)) return refuse(reader, root.at, hint, "the file must hold an object, not %s", type_name(json));
+    if (!json_is_object(json))
+        return refuse(reader, root.at, hint, "the file must hold an object, not %s", type_name(json));
     json_t *format, *version;
     HAPT_TRY(find(&root, "format", true, &format));
     if (!json_is_string(format) || strcmp(json_string_value(format), "hapt-cluster") != 0)
         return refuse(reader, hapt_place_key(root.at, "format"), hint, "\"format\" is not \"hapt-cluster\"");
     HAPT_TRY(find(&root, "version", true, &version));
     if (json_is_integer(version) && json_integer_value(version) > 1)
-        return refuse(reader, hapt_place_key(root.at, "version"), "use a newer hapt", "the cluster file is of a later version than 1");
+        return refuse(reader, hapt_place_key(root.at, "version"), "use a newer hapt",
+                      "the cluster file is of a later version than 1");
     if (!json_is_integer(version) || json_integer_value(version) != 1)
         return refuse(reader, hapt_place_key(root.at, "version"), "this hapt reads version 1",
                       "\"version\" of the cluster file is not 1");
@@ -561,8 +591,8 @@ static enum hapt_status read_text(const char *path, struct hapt_arena *arena, ch
     fclose(file);
     enum hapt_status status = HAPT_OK;
     if (broken)
-        status = hapt_fail(HAPT_ERR_INPUT, "check the path given to --cluster", "cannot read %s: it is not a plain file",
-                           path);
+        status = hapt_fail(HAPT_ERR_INPUT, "check the path given to --cluster",
+                           "cannot read %s: it is not a plain file", path);
     else if (*size > MAX_FILE_BYTES)
         status = hapt_fail(HAPT_ERR_INPUT, "a cluster file is a page of JSON", "%s is larger than 1 MiB", path);
     else if (!buffer)

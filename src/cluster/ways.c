@@ -1,9 +1,9 @@
 /*
  * By which way two hosts reach each other fastest: MPI's, or a TCP connection over one of the networks that they share.
  *
- * For each link between subclusters, and between the hosts of one, two ranks measure every way in turn by the very transfer that moves
- * stage boundaries (network.h), the latter half of a burst each; the others sleep. What they find holds for all their hosts that have
- * interfaces of those names on one network; others stay with MPI.
+ * For each link between subclusters, and between the hosts of one, two ranks measure every way in turn by the very
+ * transfer that moves stage boundaries (network.h), the latter half of a burst each; the others sleep. What they find
+ * holds for all their hosts that have interfaces of those names on one network; others stay with MPI.
  */
 #include <math.h>
 #include <stdio.h>
@@ -15,11 +15,12 @@
 #include "probe.h"
 #include "ways.h"
 
-#define WAYS_SECONDS 3.0     /* for all of them together */
-#define WAY_SECONDS 0.25     /* for one */
-#define CLEARLY_FASTER 1.15  /* than our own connections on a quiet machine, for MPI to be chosen: it moves data only while it is called, and beside
-                                ranks that compute it was measured to lose about half of a link that these still fill */
-#define AS_FAST 0.95         /* of the fastest: measuring cannot tell them apart, and the one near the GPUs is taken */
+#define WAYS_SECONDS 3.0 /* for all of them together */
+#define WAY_SECONDS 0.25 /* for one */
+#define CLEARLY_FASTER                                                                                                \
+    1.15 /* than our own connections on a quiet machine, for MPI to be chosen: it moves data only while it is called, \
+            and beside ranks that compute it was measured to lose about half of a link that these still fill */
+#define AS_FAST 0.95 /* of the fastest: measuring cannot tell them apart, and the one near the GPUs is taken */
 #define MEETING_DEADLINE 60.0
 
 /* Where every rank runs and what it can be reached by. */
@@ -37,13 +38,16 @@ struct choosing {
     struct hapt_cluster_way *way;
 };
 
-static enum hapt_status gather(const struct hapt_env *env, const struct hapt_cluster *cluster, struct hapt_arena *arena, struct place **place)
+static enum hapt_status gather(const struct hapt_env *env, const struct hapt_cluster *cluster, struct hapt_arena *arena,
+                               struct place **place)
 {
     struct place mine = {.host = env->node_index};
     snprintf(mine.near, sizeof mine.near, "%s", cluster->near_interfaces);
     hapt_interfaces_list(false, &mine.interfaces);
     HAPT_NEW(*place, arena, env->world_size);
-    return hapt_env_mpi(MPI_Allgather(&mine, (int)sizeof mine, MPI_BYTE, *place, (int)sizeof mine, MPI_BYTE, env->world), "MPI_Allgather");
+    return hapt_env_mpi(
+        MPI_Allgather(&mine, (int)sizeof mine, MPI_BYTE, *place, (int)sizeof mine, MPI_BYTE, env->world),
+        "MPI_Allgather");
 }
 
 /* Two ranks on different hosts that stand for a link; false: it joins no two hosts. */
@@ -60,7 +64,8 @@ static bool ends_of(const struct choosing *choosing, int from, int to, int rank[
     return false;
 }
 
-static void add(struct choosing *choosing, int from, int to, const struct hapt_interface *own, const struct hapt_interface *peer)
+static void add(struct choosing *choosing, int from, int to, const struct hapt_interface *own,
+                const struct hapt_interface *peer)
 {
     struct hapt_cluster_way *way = &choosing->way[choosing->count++];
     HAPT_ASSERT(choosing->count <= choosing->capacity);
@@ -77,25 +82,29 @@ static void list_ways(struct choosing *choosing, int from, int to, bool all)
     int rank[2];
     const struct hapt_link *link = hapt_cluster_link(choosing->cluster, from, to);
     if ((link->transport[0] && !all) || !ends_of(choosing, from, to, rank)) return;
-    const struct hapt_interfaces *own = &choosing->place[rank[0]].interfaces, *peer = &choosing->place[rank[1]].interfaces;
+    const struct hapt_interfaces *own = &choosing->place[rank[0]].interfaces,
+                                 *peer = &choosing->place[rank[1]].interfaces;
     const int first = choosing->count;
     add(choosing, from, to, NULL, NULL);
     for (int i = 0; i < own->count; i++)
         for (int j = 0; j < peer->count; j++)
-            if (hapt_interfaces_meet(&own->item[i], &peer->item[j])) add(choosing, from, to, &own->item[i], &peer->item[j]);
+            if (hapt_interfaces_meet(&own->item[i], &peer->item[j]))
+                add(choosing, from, to, &own->item[i], &peer->item[j]);
     if (choosing->count - first == 1 && !all) choosing->count = first; /* MPI alone: nothing to choose from */
 }
 
-static const struct hapt_interface *called(const struct hapt_interfaces *list, const char *name, const struct hapt_interface *meets)
+static const struct hapt_interface *called(const struct hapt_interfaces *list, const char *name,
+                                           const struct hapt_interface *meets)
 {
     for (int i = 0; i < list->count; i++)
-        if (strcmp(list->item[i].name, name) == 0 && (!meets || hapt_interfaces_meet(&list->item[i], meets))) return &list->item[i];
+        if (strcmp(list->item[i].name, name) == 0 && (!meets || hapt_interfaces_meet(&list->item[i], meets)))
+            return &list->item[i];
     return NULL;
 }
 
 /* The addresses behind two names of interfaces; both ends find the same. */
-static bool find_path(const struct hapt_interfaces *own, const char *own_name, const struct hapt_interfaces *peer, const char *peer_name,
-                      struct hapt_path *path)
+static bool find_path(const struct hapt_interfaces *own, const char *own_name, const struct hapt_interfaces *peer,
+                      const char *peer_name, struct hapt_path *path)
 {
     for (int i = 0; i < own->count; i++) {
         if (strcmp(own->item[i].name, own_name) != 0) continue;
@@ -117,12 +126,14 @@ static enum hapt_status measure(const struct choosing *choosing, struct hapt_clu
     const int end = env->world_rank == rank[0] ? 0 : env->world_rank == rank[1] ? 1 : -1;
     HAPT_MPI(MPI_Comm_split(env->world, end < 0 ? MPI_UNDEFINED : 0, end, &pair));
     if (end >= 0) {
-        const struct hapt_interfaces *own = &choosing->place[rank[end]].interfaces, *peer = &choosing->place[rank[1 - end]].interfaces;
+        const struct hapt_interfaces *own = &choosing->place[rank[end]].interfaces,
+                                     *peer = &choosing->place[rank[1 - end]].interfaces;
         struct hapt_path path[2] = {{0}, {0}};
         const bool tcp = strcmp(way->transport, "tcp") == 0;
         if (tcp) find_path(own, way->interface[end], peer, way->interface[1 - end], &path[1 - end]);
         /* A way that leads nowhere is none: that is an answer, not a failure. */
-        if (hapt_transfer_measure(tcp ? &hapt_transfer_tcp : &hapt_transfer_mpi, pair, path, seconds, &result[0], &result[1]) != HAPT_OK)
+        if (hapt_transfer_measure(tcp ? &hapt_transfer_tcp : &hapt_transfer_mpi, pair, path, seconds, &result[0],
+                                  &result[1]) != HAPT_OK)
             hapt_fail_reset();
         MPI_Comm_free(&pair);
     }
@@ -140,7 +151,8 @@ static void take(struct choosing *choosing, const struct hapt_cluster_way *way, 
         const int from = turned ? way->to : way->from, to = turned ? way->from : way->to;
         struct hapt_link *link = &cluster->link[from * cluster->count + to];
         snprintf(link->transport, sizeof link->transport, "%s", way->transport);
-        for (int e = 0; e < 2; e++) snprintf(link->interface[e], sizeof link->interface[e], "%s", way->interface[turned ? 1 - e : e]);
+        for (int e = 0; e < 2; e++)
+            snprintf(link->interface[e], sizeof link->interface[e], "%s", way->interface[turned ? 1 - e : e]);
         if (link->paced || way->bandwidth == 0) continue;
         if (link->bandwidth == 0 || all) link->bandwidth = way->bandwidth;
         if (link->latency < 0 || all) link->latency = way->latency;
@@ -157,7 +169,8 @@ int ways_best(int count, const struct hapt_cluster_way *way, const int *near)
     for (int w = 1; w < count; w++) {
         const bool equal = way[w].bandwidth >= fastest * AS_FAST;
         if (!equal) continue;
-        if (best == 0 || near[w] > near[best] || (near[w] == near[best] && way[w].bandwidth > way[best].bandwidth)) best = w;
+        if (best == 0 || near[w] > near[best] || (near[w] == near[best] && way[w].bandwidth > way[best].bandwidth))
+            best = w;
     }
     return best;
 }
@@ -181,8 +194,8 @@ static void choose(struct choosing *choosing, int first, int end, bool all)
     take(choosing, best, all);
 }
 
-/* Other work on a machine slows now this way, now that one. Before MPI is taken all ways of the link are measured once more, and the better one
- * of the two counts. */
+/* Other work on a machine slows now this way, now that one. Before MPI is taken all ways of the link are measured once
+ * more, and the better one of the two counts. */
 static enum hapt_status doubt_mpi(struct choosing *choosing, int first, int end, double seconds)
 {
     const struct hapt_cluster_way *mpi = &choosing->way[first];
@@ -217,8 +230,8 @@ static enum hapt_status choose_all(struct choosing *choosing, bool all)
     return HAPT_OK;
 }
 
-enum hapt_status hapt_cluster_choose_ways(const struct hapt_env *env, bool all, struct hapt_arena *arena, struct hapt_cluster *cluster,
-                                          int *count, struct hapt_cluster_way **way)
+enum hapt_status hapt_cluster_choose_ways(const struct hapt_env *env, bool all, struct hapt_arena *arena,
+                                          struct hapt_cluster *cluster, int *count, struct hapt_cluster_way **way)
 {
     struct choosing choosing = {.env = env, .cluster = cluster};
     HAPT_ASSERT(cluster->subcluster_of_rank);
@@ -238,13 +251,15 @@ enum hapt_status hapt_cluster_choose_ways(const struct hapt_env *env, bool all, 
     return hapt_env_agree(env->world, status);
 }
 
-enum hapt_status hapt_cluster_paths(const struct hapt_env *env, const struct hapt_cluster *cluster, struct hapt_arena *arena, struct hapt_path **path)
+enum hapt_status hapt_cluster_paths(const struct hapt_env *env, const struct hapt_cluster *cluster,
+                                    struct hapt_arena *arena, struct hapt_path **path)
 {
     struct place *place;
     const struct hapt_link *lost = NULL;
     bool any = false;
     HAPT_NEW(*path, arena, env->world_size);
-    for (int i = 0; i < cluster->count * cluster->count; i++) any = any || strcmp(cluster->link[i].transport, "tcp") == 0;
+    for (int i = 0; i < cluster->count * cluster->count; i++)
+        any = any || strcmp(cluster->link[i].transport, "tcp") == 0;
     if (!any) return HAPT_OK;
     HAPT_TRY(gather(env, cluster, arena, &place));
     const int own = cluster->subcluster_of_rank[env->world_rank];
@@ -255,11 +270,14 @@ enum hapt_status hapt_cluster_paths(const struct hapt_env *env, const struct hap
         if (strcmp(link->transport, "tcp") != 0) continue;
         const struct hapt_interfaces *here = &place[env->world_rank].interfaces;
         bool found = find_path(here, link->interface[0], &place[r].interfaces, link->interface[1], &(*path)[r]);
-        if (!found && own == its) found = find_path(here, link->interface[1], &place[r].interfaces, link->interface[0], &(*path)[r]);
+        if (!found && own == its)
+            found = find_path(here, link->interface[1], &place[r].interfaces, link->interface[0], &(*path)[r]);
         if (!found && !lost) lost = link;
     }
     if (lost)
-        hapt_warn(env, "interfaces %s and %s do not join all hosts of their subclusters: between the others MPI carries the messages\n",
+        hapt_warn(env,
+                  "interfaces %s and %s do not join all hosts of their subclusters: between the others MPI carries the "
+                  "messages\n",
                   lost->interface[0], lost->interface[1]);
     return HAPT_OK;
 }

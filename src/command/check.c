@@ -13,16 +13,23 @@
 #include "hapt/report.h"
 
 const char hapt_command_check_help[] =
-    "Reads each file whole: the structure, every dataset against its checksum, every attribute, the format and its version; then the\n"
-    "reader that the other commands use checks what it holds. Files of every kind that hapt writes: models, data, weights, profiles,\n"
-    "efficiency tables, plans, topologies, run files, cluster files (JSON), and checkpoints: a folder with manifest.h5, whose shards\n"
+    "Reads each file whole: the structure, every dataset against its checksum, every attribute, the format and its "
+    "version; then the\n"
+    "reader that the other commands use checks what it holds. Files of every kind that hapt writes: models, data, "
+    "weights, profiles,\n"
+    "efficiency tables, plans, topologies, run files, cluster files (JSON), and checkpoints: a folder with "
+    "manifest.h5, whose shards\n"
     "are compared with the manifest's checksums. The folder of a run stands for its run file and all its checkpoints.\n"
-    "HDF5 files of other makers are checked by the names that they hold (/cluster_0, /parameters, /tokens, /batches, /images).\n"
+    "HDF5 files of other makers are checked by the names that they hold (/cluster_0, /parameters, /tokens, /batches, "
+    "/images).\n"
     "\n"
-    "Prints a line a file: good, damaged (take another copy), newer (a later version: use a newer hapt), foreign (no file of hapt),\n"
+    "Prints a line a file: good, damaged (take another copy), newer (a later version: use a newer hapt), foreign (no "
+    "file of hapt),\n"
     "missing, or unreadable (memory, open files, permissions or the disk; nothing is known about the file).\n"
     "Exit code 0: all are good; 3: some are not; 5 or 6: the system failed over one.\n"
-    "--json: {\"format\":\"hapt-check\",\"version\":1,\"good\":..,\"files\":[{\"path\",\"state\",\"kind\",\"version\",\"holds\",\"message\"}, ...]}\n";
+    "--json: "
+    "{\"format\":\"hapt-check\",\"version\":1,\"good\":..,\"files\":[{\"path\",\"state\",\"kind\",\"version\","
+    "\"holds\",\"message\"}, ...]}\n";
 
 enum { TEXT_BYTES = 400 };
 
@@ -56,7 +63,8 @@ static enum hapt_status check_model(const char *path, struct hapt_arena *arena, 
 {
     struct hapt_model *model;
     HAPT_TRY(hapt_model_load(path, arena, &model));
-    hold(finding, "%s, %" PRId64 " parameters, %d operators", model->family, hapt_model_parameter_count(model), model->graph->forward_count);
+    hold(finding, "%s, %" PRId64 " parameters, %d operators", model->family, hapt_model_parameter_count(model),
+         model->graph->forward_count);
     return HAPT_OK;
 }
 
@@ -120,7 +128,8 @@ static enum hapt_status check_tokens(struct hapt_h5 *file, struct hapt_arena *ar
     int64_t shape[HAPT_H5_MAX_DIMS], vocab = 0;
     int32_t *token;
     HAPT_TRY(hapt_h5_shape(file, "/tokens", &dims, shape));
-    if (dims != 1) return hapt_fail(HAPT_ERR_INPUT, "store it as [n]", "%s: /tokens has %d dimensions", hapt_h5_path(file), dims);
+    if (dims != 1)
+        return hapt_fail(HAPT_ERR_INPUT, "store it as [n]", "%s: /tokens has %d dimensions", hapt_h5_path(file), dims);
     if (hapt_h5_has_attribute(file, "/", "vocab")) HAPT_TRY(hapt_h5_read_attribute_int(file, "/", "vocab", &vocab));
     HAPT_NEW(token, arena, BLOCK);
     for (int64_t first = 0; first < shape[0]; first += BLOCK) {
@@ -128,7 +137,8 @@ static enum hapt_status check_tokens(struct hapt_h5 *file, struct hapt_arena *ar
         HAPT_TRY(hapt_h5_read_rows(file, "/tokens", HAPT_H5_I32, first, count, token));
         for (int64_t i = 0; i < count; i++)
             if (token[i] < 0 || (vocab > 0 && token[i] >= vocab))
-                return hapt_fail(HAPT_ERR_INPUT, "make the file again", "%s: token %d at %" PRId64 " is outside of the vocabulary of %" PRId64,
+                return hapt_fail(HAPT_ERR_INPUT, "make the file again",
+                                 "%s: token %d at %" PRId64 " is outside of the vocabulary of %" PRId64,
                                  hapt_h5_path(file), token[i], first + i, vocab);
     }
     hold(finding, "%" PRId64 " tokens%s", shape[0], vocab > 0 ? "" : ", no vocabulary told");
@@ -142,7 +152,8 @@ static enum hapt_status check_open_data(struct hapt_h5 *file, struct hapt_arena 
     if (hapt_h5_exists(file, "/tokens")) return check_tokens(file, arena, finding);
     const char *name = hapt_h5_exists(file, "/images") ? "/images" : "/batches";
     HAPT_TRY(hapt_h5_shape(file, name, &dims, shape));
-    hold(finding, "%s of %" PRId64 " %s", name, dims > 0 ? shape[0] : 1, strcmp(name, "/images") == 0 && dims == 4 ? "images" : "steps");
+    hold(finding, "%s of %" PRId64 " %s", name, dims > 0 ? shape[0] : 1,
+         strcmp(name, "/images") == 0 && dims == 4 ? "images" : "steps");
     return HAPT_OK;
 }
 
@@ -181,15 +192,24 @@ static enum hapt_status check_manifest(const char *path, struct hapt_arena *aren
     return HAPT_OK;
 }
 
-/* All are of version 1 up to now. `member`: what a file of another maker, without a format, is known by; NULL: nothing. */
+/* All are of version 1 up to now. `member`: what a file of another maker, without a format, is known by; NULL: nothing.
+ */
 static const struct kind {
     const char *format, *member;
     enum hapt_status (*check)(const char *path, struct hapt_arena *arena, struct finding *finding);
 } kinds[] = {
-    {"hapt-model", NULL, check_model},           {"hapt-profile", "/cluster_0", check_profile}, {"hapt-efficiency", NULL, check_efficiency},
-    {"hapt-plan", NULL, check_plan},             {"hapt-run", NULL, check_run},                 {"hapt-topology", NULL, check_topology},
-    {"hapt-weights", "/parameters", check_weights}, {"hapt-data", "/tokens", check_data},      {"hapt-data", "/batches", check_data},
-    {"hapt-data", "/images", check_data},        {"hapt-checkpoint", NULL, check_manifest},     {"hapt-checkpoint-shard", NULL, check_shard},
+    {"hapt-model", NULL, check_model},
+    {"hapt-profile", "/cluster_0", check_profile},
+    {"hapt-efficiency", NULL, check_efficiency},
+    {"hapt-plan", NULL, check_plan},
+    {"hapt-run", NULL, check_run},
+    {"hapt-topology", NULL, check_topology},
+    {"hapt-weights", "/parameters", check_weights},
+    {"hapt-data", "/tokens", check_data},
+    {"hapt-data", "/batches", check_data},
+    {"hapt-data", "/images", check_data},
+    {"hapt-checkpoint", NULL, check_manifest},
+    {"hapt-checkpoint-shard", NULL, check_shard},
 };
 
 /* ---- Files ---- */
@@ -203,21 +223,29 @@ static enum hapt_status refuse_foreign(struct finding *finding, const char *path
 static const struct kind *find_kind(struct hapt_h5 *file, const char *format)
 {
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
-        if (format ? !strcmp(kinds[k].format, format) : kinds[k].member && hapt_h5_exists(file, kinds[k].member)) return &kinds[k];
+        if (format ? !strcmp(kinds[k].format, format) : kinds[k].member && hapt_h5_exists(file, kinds[k].member))
+            return &kinds[k];
     return NULL;
 }
 
-static enum hapt_status identify(struct hapt_h5 *file, struct hapt_arena *arena, struct finding *finding, const struct kind **kind)
+static enum hapt_status identify(struct hapt_h5 *file, struct hapt_arena *arena, struct finding *finding,
+                                 const struct kind **kind)
 {
     const char *format = NULL, *path = hapt_h5_path(file);
-    if (hapt_h5_has_attribute(file, "/", "format")) HAPT_TRY(hapt_h5_read_attribute_text(file, "/", "format", arena, &format));
+    if (hapt_h5_has_attribute(file, "/", "format"))
+        HAPT_TRY(hapt_h5_read_attribute_text(file, "/", "format", arena, &format));
     *kind = find_kind(file, format);
-    if (!*kind) return refuse_foreign(finding, path, format ? "an HDF5 file of a format that hapt does not know" : "an HDF5 file of another maker");
+    if (!*kind)
+        return refuse_foreign(finding, path,
+                              format ? "an HDF5 file of a format that hapt does not know"
+                                     : "an HDF5 file of another maker");
     snprintf(finding->kind, sizeof finding->kind, "%s%s", (*kind)->format, format ? "" : " (of another maker)");
-    if (format && hapt_h5_has_attribute(file, "/", "version")) HAPT_TRY(hapt_h5_read_attribute_int(file, "/", "version", &finding->version));
+    if (format && hapt_h5_has_attribute(file, "/", "version"))
+        HAPT_TRY(hapt_h5_read_attribute_int(file, "/", "version", &finding->version));
     if (finding->version <= 1) return HAPT_OK;
     finding->state = "newer";
-    return hapt_fail(HAPT_ERR_INPUT, "use a newer hapt", "%s has version %" PRId64 ", this hapt reads up to 1", path, finding->version);
+    return hapt_fail(HAPT_ERR_INPUT, "use a newer hapt", "%s has version %" PRId64 ", this hapt reads up to 1", path,
+                     finding->version);
 }
 
 static enum hapt_status check_hdf5(const char *path, struct hapt_arena *arena, struct finding *finding)
@@ -249,7 +277,9 @@ static enum hapt_status check_json(const char *path, struct hapt_arena *arena, s
     const size_t count = json_array_size(events);
     if (is_cluster) finding->version = json_integer_value(version);
     json_decref(root);
-    if (!root) return hapt_fail(HAPT_ERR_INPUT, "take another copy or make it again", "%s: line %d: %s", path, error.line > 0 ? error.line : 1, error.text);
+    if (!root)
+        return hapt_fail(HAPT_ERR_INPUT, "take another copy or make it again", "%s: line %d: %s", path,
+                         error.line > 0 ? error.line : 1, error.text);
     if (is_cluster) {
         snprintf(finding->kind, sizeof finding->kind, "hapt-cluster");
         if (finding->version > 1) finding->state = "newer";
@@ -270,7 +300,9 @@ static enum hapt_status check_file(const char *path, struct hapt_arena *arena, s
         finding->state = "missing";
         return hapt_fail(HAPT_ERR_INPUT, "check the path", "cannot open %s: %s", path, strerror(errno));
     }
-    if (!stream) return hapt_fail(errno == ENOMEM ? HAPT_ERR_MEMORY : HAPT_ERR_IO, "check permissions", "cannot open %s: %s", path, strerror(errno));
+    if (!stream)
+        return hapt_fail(errno == ENOMEM ? HAPT_ERR_MEMORY : HAPT_ERR_IO, "check permissions", "cannot open %s: %s",
+                         path, strerror(errno));
     const size_t bytes = fread(head, 1, sizeof head, stream);
     const int error = ferror(stream) ? errno : 0;
     fclose(stream);
@@ -280,7 +312,8 @@ static enum hapt_status check_file(const char *path, struct hapt_arena *arena, s
     if (at < bytes && head[at] == '{') return check_json(path, arena, finding);
     const char *name = strrchr(path, '.');
     /* A file that is called HDF5 and is none was one. */
-    if (memcmp(head, "\211HDF\r\n\032\n", 8) == 0 || (name && !strcmp(name, ".h5"))) return check_hdf5(path, arena, finding);
+    if (memcmp(head, "\211HDF\r\n\032\n", 8) == 0 || (name && !strcmp(name, ".h5")))
+        return check_hdf5(path, arena, finding);
     return refuse_foreign(finding, path, bytes == 0 ? "empty" : "neither HDF5 nor JSON");
 }
 
@@ -291,8 +324,9 @@ static enum hapt_status check_checkpoint(const char *path, struct finding *findi
     snprintf(finding->kind, sizeof finding->kind, "hapt-checkpoint");
     finding->version = 1;
     HAPT_TRY(hapt_checkpoint_verify(path, &content));
-    hold(finding, "step %" PRId64 ", %" PRId64 " parameters and %" PRId64 " states of each in %" PRId64 " shards, %s", content.step, content.parameters,
-         content.states, content.shards, hapt_units_bytes((double)content.bytes, size));
+    hold(finding, "step %" PRId64 ", %" PRId64 " parameters and %" PRId64 " states of each in %" PRId64 " shards, %s",
+         content.step, content.parameters, content.states, content.shards,
+         hapt_units_bytes((double)content.bytes, size));
     return HAPT_OK;
 }
 
@@ -320,13 +354,15 @@ static void tell(struct tally *tally, const char *path, const struct finding *fi
     if (!good) tally->bad++;
     if (!good && finding->status != HAPT_ERR_INPUT && tally->system == HAPT_OK) tally->system = finding->status;
     if (tally->files) {
-        json_array_append_new(tally->files, json_pack("{s:s, s:s, s:s, s:I, s:s, s:s}", "path", path, "state", finding->state, "kind", finding->kind,
-                                                      "version", (json_int_t)finding->version, "holds", finding->holds, "message", finding->message));
+        json_array_append_new(tally->files,
+                              json_pack("{s:s, s:s, s:s, s:I, s:s, s:s}", "path", path, "state", finding->state, "kind",
+                                        finding->kind, "version", (json_int_t)finding->version, "holds", finding->holds,
+                                        "message", finding->message));
         return;
     }
     if (finding->version > 0) snprintf(version, sizeof version, " version %" PRId64, finding->version);
-    hapt_print(tally->env, "%s: %s: %s%s%s%s\n", path, finding->state, finding->kind, version, finding->kind[0] ? ": " : "",
-               good ? finding->holds : finding->message);
+    hapt_print(tally->env, "%s: %s: %s%s%s%s\n", path, finding->state, finding->kind, version,
+               finding->kind[0] ? ": " : "", good ? finding->holds : finding->message);
 }
 
 static void check_one(struct tally *tally, const char *path, bool is_checkpoint)
@@ -351,7 +387,8 @@ static bool has_file(const char *folder, const char *name, struct hapt_arena *ar
 
 static int is_step(const struct dirent *entry)
 {
-    return strncmp(entry->d_name, "step-", 5) == 0 && strspn(entry->d_name + 5, "0123456789") == strlen(entry->d_name + 5);
+    return strncmp(entry->d_name, "step-", 5) == 0 &&
+           strspn(entry->d_name + 5, "0123456789") == strlen(entry->d_name + 5);
 }
 
 /* The run file and the checkpoints of a run; what else lies in its folder is not hapt's. */
@@ -365,7 +402,8 @@ static void check_run_folder(struct tally *tally, const char *path, struct hapt_
     if (count < 0 && errno == ENOENT) inner = path, count = scandir(path, &entry, is_step, alphasort);
     if (count < 0) {
         struct finding finding = {.state = "unreadable", .status = errno == ENOMEM ? HAPT_ERR_MEMORY : HAPT_ERR_IO};
-        snprintf(finding.message, sizeof finding.message, "%s cannot be listed: %s", inner ? inner : path, strerror(errno));
+        snprintf(finding.message, sizeof finding.message, "%s cannot be listed: %s", inner ? inner : path,
+                 strerror(errno));
         tell(tally, inner ? inner : path, &finding);
         return;
     }
@@ -395,22 +433,25 @@ static void check_path(struct tally *tally, const char *path, struct hapt_arena 
 static enum hapt_status conclude(const struct tally *tally)
 {
     if (tally->files) {
-        json_t *root = json_pack("{s:s, s:i, s:b, s:O}", "format", "hapt-check", "version", 1, "good", tally->bad == 0, "files", tally->files);
+        json_t *root = json_pack("{s:s, s:i, s:b, s:O}", "format", "hapt-check", "version", 1, "good", tally->bad == 0,
+                                 "files", tally->files);
         const int failed = !root || json_dumpf(root, stdout, JSON_INDENT(2)) || printf("\n") < 0;
         json_decref(root);
         if (failed) return hapt_fail(HAPT_ERR_IO, NULL, "cannot write to standard output");
     }
     if (tally->bad == 0) return HAPT_OK;
     if (tally->system != HAPT_OK)
-        return hapt_fail(tally->system, "try again where memory, open files and the disk suffice", "some of %d files cannot be read", tally->checked);
-    return hapt_fail(HAPT_ERR_INPUT, "the lines above say why: take another copy, or make it again", "%d of %d files %s not good", tally->bad, tally->checked,
-                     tally->bad == 1 ? "is" : "are");
+        return hapt_fail(tally->system, "try again where memory, open files and the disk suffice",
+                         "some of %d files cannot be read", tally->checked);
+    return hapt_fail(HAPT_ERR_INPUT, "the lines above say why: take another copy, or make it again",
+                     "%d of %d files %s not good", tally->bad, tally->checked, tally->bad == 1 ? "is" : "are");
 }
 
 static enum hapt_status check_words(struct hapt_env *env, const struct hapt_config *config, struct hapt_arena *arena)
 {
     struct tally tally = {.env = env, .files = env->quiet ? json_array() : NULL};
-    if (hapt_config_word_count(config) == 0) return hapt_fail(HAPT_ERR_USAGE, "hapt check model.h5 outputs/gpt", "hapt check wants files to check");
+    if (hapt_config_word_count(config) == 0)
+        return hapt_fail(HAPT_ERR_USAGE, "hapt check model.h5 outputs/gpt", "hapt check wants files to check");
     for (int w = 0; w < hapt_config_word_count(config); w++) check_path(&tally, hapt_config_word(config, w), arena);
     const enum hapt_status status = conclude(&tally);
     json_decref(tally.files);
@@ -421,7 +462,8 @@ enum hapt_status hapt_command_check(struct hapt_env *env, struct hapt_config *co
 {
     struct hapt_arena arena;
     hapt_arena_init(&arena);
-    const enum hapt_status status = hapt_env_agree(env->world, env->world_rank == 0 ? check_words(env, config, &arena) : HAPT_OK);
+    const enum hapt_status status =
+        hapt_env_agree(env->world, env->world_rank == 0 ? check_words(env, config, &arena) : HAPT_OK);
     hapt_arena_release(&arena);
     return status;
 }

@@ -14,21 +14,30 @@
 #include "outputs.h"
 
 const char hapt_command_data_help[] =
-    "Input types: bytes (any file; a token is a byte, vocabulary 256), uint16 and uint32 (little-endian tokens and nothing\n"
+    "Input types: bytes (any file; a token is a byte, vocabulary 256), uint16 and uint32 (little-endian tokens and "
+    "nothing\n"
     "else, such as nanoGPT's .bin), llmc (llm.c's .bin: 256 32-bit numbers of header, then tokens of 16 bits: magic\n"
-    "20240520, version 1; or of 32 bits: version 7). cifar10 (one file or several: data_batch_1.bin and so on of CIFAR-10's\n"
+    "20240520, version 1; or of 32 bits: version 7). cifar10 (one file or several: data_batch_1.bin and so on of "
+    "CIFAR-10's\n"
     "binary version) makes /images [n][3][32][32] and /labels [n], with /mean and /std of the channels.\n"
     "\n"
-    "auto recognises plain text (ASCII or UTF-8, as bytes), llm.c's header and CIFAR-10's records. All else needs --type:\n"
-    "nanoGPT's .bin looks like any binary file, and so do other encodings of text. HDF5 files are not read: one with /tokens,\n"
+    "auto recognises plain text (ASCII or UTF-8, as bytes), llm.c's header and CIFAR-10's records. All else needs "
+    "--type:\n"
+    "nanoGPT's .bin looks like any binary file, and so do other encodings of text. HDF5 files are not read: one with "
+    "/tokens,\n"
     "/batches or /images is a data file already.\n"
     "\n"
-    "The data file (HDF5, format \"hapt-data\", version 1) holds /tokens [n], stored as narrow as they fit, and the root\n"
-    "attributes vocab, unigram_entropy and bigram_entropy (nats per token: what a model that knows only the frequencies\n"
+    "The data file (HDF5, format \"hapt-data\", version 1) holds /tokens [n], stored as narrow as they fit, and the "
+    "root\n"
+    "attributes vocab, unigram_entropy and bigram_entropy (nats per token: what a model that knows only the "
+    "frequencies\n"
     "of tokens, or of pairs of neighbours, loses at best). Training also reads exact batches, in order: /batches\n"
-    "[step][row][T+1], or /batches [step][row][T] and /targets of that shape (-100: no loss is taken there). Models of\n"
-    "images read /images [n][C][H][W] and /labels [n], sampled by seed, or exact batches /images [step][row][C][H][W] and\n"
-    "/labels [step][row]; pixels are bytes or floats: with /mean [C] and /std [C] their value is (stored - mean) / std,\n"
+    "[step][row][T+1], or /batches [step][row][T] and /targets of that shape (-100: no loss is taken there). Models "
+    "of\n"
+    "images read /images [n][C][H][W] and /labels [n], sampled by seed, or exact batches /images [step][row][C][H][W] "
+    "and\n"
+    "/labels [step][row]; pixels are bytes or floats: with /mean [C] and /std [C] their value is (stored - mean) / "
+    "std,\n"
     "without them a byte is divided by 255.\n";
 
 /* Progress is counted in pieces of this size: bytes that are read, tokens that are counted. */
@@ -75,20 +84,23 @@ static enum hapt_status take_bytes(const unsigned char *bytes, size_t size, stru
 }
 
 /* Little-endian tokens of `width` bytes. */
-static enum hapt_status take_words(const unsigned char *bytes, size_t size, size_t width, const char *path, struct hapt_arena *arena,
-                                   struct tokens *tokens)
+static enum hapt_status take_words(const unsigned char *bytes, size_t size, size_t width, const char *path,
+                                   struct hapt_arena *arena, struct tokens *tokens)
 {
     if (size % width != 0) {
-        return hapt_fail(HAPT_ERR_INPUT, "choose another --type", "%s holds no whole number of %zu-bit tokens", path, 8 * width);
+        return hapt_fail(HAPT_ERR_INPUT, "choose another --type", "%s holds no whole number of %zu-bit tokens", path,
+                         8 * width);
     }
     HAPT_NEW(tokens->token, arena, size / width);
     tokens->count = (int64_t)(size / width);
     for (int64_t i = 0; i < tokens->count; i++) {
         const unsigned char *at = bytes + (size_t)i * width;
-        const uint32_t token = at[0] | (uint32_t)at[1] << 8 | (width == 4 ? (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24 : 0);
+        const uint32_t token =
+            at[0] | (uint32_t)at[1] << 8 | (width == 4 ? (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24 : 0);
         if (token >= MOST_VOCAB) {
-            return hapt_fail(HAPT_ERR_INPUT, "choose another --type", "%s: token %u at %" PRId64 " is above all vocabularies (%d)", path,
-                             (unsigned)token, i, MOST_VOCAB);
+            return hapt_fail(HAPT_ERR_INPUT, "choose another --type",
+                             "%s: token %u at %" PRId64 " is above all vocabularies (%d)", path, (unsigned)token, i,
+                             MOST_VOCAB);
         }
         if (token >= (uint32_t)tokens->vocab) tokens->vocab = (int)token + 1;
         tokens->token[i] = token;
@@ -111,8 +123,8 @@ static enum hapt_status take_llmc(const unsigned char *bytes, size_t size, const
     }
     const size_t width = version == LLMC_WIDE ? 4 : 2, header = LLMC_HEADER_BYTES;
     if (count < 0 || (size - header) / width != (size_t)count || (size - header) % width != 0) {
-        return hapt_fail(HAPT_ERR_INPUT, "it is truncated or was appended to: make it again", "%s promises %" PRId64 " tokens and holds %zu", path,
-                         count, (size - header) / width);
+        return hapt_fail(HAPT_ERR_INPUT, "it is truncated or was appended to: make it again",
+                         "%s promises %" PRId64 " tokens and holds %zu", path, count, (size - header) / width);
     }
     return take_words(bytes + header, size - header, width, path, arena, tokens);
 }
@@ -149,7 +161,8 @@ static void count_piece(int64_t i)
 }
 
 /* Entropy of a token, and of a token given the one before it, in nats: frequencies of the text itself. */
-static enum hapt_status entropies(const struct tokens *tokens, struct hapt_arena *arena, double *unigram, double *bigram)
+static enum hapt_status entropies(const struct tokens *tokens, struct hapt_arena *arena, double *unigram,
+                                  double *bigram)
 {
     const int64_t pairs = tokens->count - 1, vocab = tokens->vocab;
     int64_t *start, *after, *fill;
@@ -184,7 +197,9 @@ static enum hapt_status write_tokens(const char *path, const struct tokens *toke
                                      struct hapt_arena *arena)
 {
     struct hapt_h5 *file;
-    const enum hapt_h5_type type = tokens->vocab <= 256 ? HAPT_H5_U8 : tokens->vocab <= 65536 ? HAPT_H5_U16 : HAPT_H5_I32;
+    const enum hapt_h5_type type = tokens->vocab <= 256     ? HAPT_H5_U8
+                                   : tokens->vocab <= 65536 ? HAPT_H5_U16
+                                                            : HAPT_H5_I32;
     const void *stored = tokens->token; /* below 2^31: the same as I32 */
     uint8_t *byte;
     uint16_t *narrow;
@@ -219,7 +234,8 @@ static enum hapt_status print_json(const char *path, const struct tokens *tokens
     return failed ? hapt_fail(HAPT_ERR_IO, NULL, "cannot write to standard output") : HAPT_OK;
 }
 
-static enum hapt_status make_data(const struct hapt_env *env, const struct hapt_config *config, struct hapt_arena *arena)
+static enum hapt_status make_data(const struct hapt_env *env, const struct hapt_config *config,
+                                  struct hapt_arena *arena)
 {
     struct tokens tokens = {0};
     double unigram = 0, bigram = 0;
@@ -245,7 +261,8 @@ enum hapt_status hapt_command_data(struct hapt_env *env, struct hapt_config *con
 {
     struct hapt_arena arena;
     hapt_arena_init(&arena);
-    enum hapt_status status = hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-data"});
+    enum hapt_status status =
+        hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-data"});
     if (status != HAPT_OK) {
         hapt_arena_release(&arena);
         return status;

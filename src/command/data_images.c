@@ -8,7 +8,14 @@
 #include "data_files.h"
 #include "hapt/h5.h"
 
-enum { CHANNELS = 3, SIDE = 32, PIXELS = SIDE * SIDE, IMAGE = CHANNELS * PIXELS, RECORD = CIFAR_RECORD_BYTES, CLASSES = CIFAR_CLASSES };
+enum {
+    CHANNELS = 3,
+    SIDE = 32,
+    PIXELS = SIDE * SIDE,
+    IMAGE = CHANNELS * PIXELS,
+    RECORD = CIFAR_RECORD_BYTES,
+    CLASSES = CIFAR_CLASSES
+};
 
 struct images {
     int64_t count;
@@ -84,9 +91,10 @@ static enum hapt_status write_datasets(struct hapt_h5 *file, const struct images
 
 static enum hapt_status print_json(const char *path, const struct images *images)
 {
-    json_t *root = json_pack("{s:s, s:i, s:s, s:I, s:i, s:[f,f,f], s:[f,f,f]}", "format", "hapt-data", "version", 1, "output", path,
-                             "images", (json_int_t)images->count, "classes", CLASSES, "mean", images->mean[0], images->mean[1],
-                             images->mean[2], "std", images->std[0], images->std[1], images->std[2]);
+    json_t *root =
+        json_pack("{s:s, s:i, s:s, s:I, s:i, s:[f,f,f], s:[f,f,f]}", "format", "hapt-data", "version", 1, "output",
+                  path, "images", (json_int_t)images->count, "classes", CLASSES, "mean", images->mean[0],
+                  images->mean[1], images->mean[2], "std", images->std[0], images->std[1], images->std[2]);
     const int failed = !root || json_dumpf(root, stdout, 0) || printf("\n") < 0;
     json_decref(root);
     return failed ? hapt_fail(HAPT_ERR_IO, NULL, "cannot write to standard output") : HAPT_OK;
@@ -107,7 +115,7 @@ enum hapt_status hapt_data_make_images(const struct hapt_env *env, const struct 
     HAPT_TRY(hapt_h5_commit(file));
     if (env->quiet) return print_json(path, &images);
     hapt_print(env, "%s: %" PRId64 " images of %d x %d, %d classes\n", path, images.count, SIDE, SIDE, CLASSES);
-    hapt_print(env, "mean %.2f %.2f %.2f, deviation %.2f %.2f %.2f of 255\n", images.mean[0], images.mean[1], images.mean[2],
-               images.std[0], images.std[1], images.std[2]);
+    hapt_print(env, "mean %.2f %.2f %.2f, deviation %.2f %.2f %.2f of 255\n", images.mean[0], images.mean[1],
+               images.mean[2], images.std[0], images.std[1], images.std[2]);
     return HAPT_OK;
 }

@@ -15,14 +15,18 @@ static const struct {
     size_t bytes;
     const char *name, *hint;
 } known[] = {
-    {"\211HDF\r\n\032\n", 8, "an HDF5 file", "a data file is given to --data as it is; others: `hapt data --help` says what data files hold"},
+    {"\211HDF\r\n\032\n", 8, "an HDF5 file",
+     "a data file is given to --data as it is; others: `hapt data --help` says what data files hold"},
     {"\037\213", 2, "compressed by gzip", "unpack it first"},
-    {"\375" "7zXZ", 5, "compressed by xz", "unpack it first"},
+    {"\375"
+     "7zXZ",
+     5, "compressed by xz", "unpack it first"},
     {"\050\265\057\375", 4, "compressed by zstd", "unpack it first"},
     {"BZh", 3, "compressed by bzip2", "unpack it first"},
     {"PK\003\004", 4, "a zip archive", "unpack it first"},
     {"PAR1", 4, "a Parquet file", "write its text to a plain file, or its tokens as 16-bit numbers (--type uint16)"},
-    {"\223NUMPY", 6, "a NumPy array", "write its tokens without the header (array.tofile) and give --type uint16 or uint32"},
+    {"\223NUMPY", 6, "a NumPy array",
+     "write its tokens without the header (array.tofile) and give --type uint16 or uint32"},
     {"\377\376", 2, "UTF-16 text", "convert it: iconv -f UTF-16 -t UTF-8"},
     {"\376\377", 2, "UTF-16 text", "convert it: iconv -f UTF-16 -t UTF-8"},
 };
@@ -44,7 +48,7 @@ bool hapt_data_is_llmc(const unsigned char *bytes, size_t size, int *version, in
 /* UTF-8 over the borders of blocks. */
 struct text {
     bool plain;
-    int missing;       /* bytes of the character that has begun */
+    int missing;        /* bytes of the character that has begun */
     unsigned low, high; /* bounds of its next byte */
 };
 
@@ -58,7 +62,7 @@ static void begin_character(struct text *text, unsigned char byte)
     }
     text->missing = byte >= 0xf0 ? 3 : byte >= 0xe0 ? 2 : 1;
     text->plain = byte >= 0xc2 && byte <= 0xf4;
-    if (byte == 0xe0) text->low = 0xa0;  /* else it has a shorter form */
+    if (byte == 0xe0) text->low = 0xa0; /* else it has a shorter form */
     if (byte == 0xf0) text->low = 0x90;
     if (byte == 0xed) text->high = 0x9f; /* surrogates */
     if (byte == 0xf4) text->high = 0x8f; /* behind the last character */
@@ -130,8 +134,10 @@ enum hapt_status hapt_data_recognise(const char *path, const char **type)
     else {
         for (size_t k = 0; k < sizeof known / sizeof *known; k++)
             if (content.head_bytes >= known[k].bytes && memcmp(content.head, known[k].signature, known[k].bytes) == 0)
-                return hapt_fail(HAPT_ERR_INPUT, known[k].hint, "%s is %s, neither text nor tokens", path, known[k].name);
-        return hapt_fail(HAPT_ERR_USAGE, "say what it is: --type uint16 (nanoGPT's .bin), uint32, or bytes (each byte a token)",
+                return hapt_fail(HAPT_ERR_INPUT, known[k].hint, "%s is %s, neither text nor tokens", path,
+                                 known[k].name);
+        return hapt_fail(HAPT_ERR_USAGE,
+                         "say what it is: --type uint16 (nanoGPT's .bin), uint32, or bytes (each byte a token)",
                          "%s is not recognised: it is no plain text (ASCII, UTF-8) and has no known header", path);
     }
     return HAPT_OK;

@@ -59,7 +59,8 @@ static void complain(struct doctor *doctor, enum hapt_status prevents, const cha
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    json_array_append_new(doctor->problems, json_pack("{s:s, s:s, s:b}", "what", text, "do", remedy, "prevents", prevents != HAPT_OK));
+    json_array_append_new(doctor->problems,
+                          json_pack("{s:s, s:s, s:b}", "what", text, "do", remedy, "prevents", prevents != HAPT_OK));
     if (doctor->status == HAPT_OK) doctor->status = prevents;
 }
 
@@ -106,8 +107,8 @@ static void tell_versions(struct doctor *doctor)
 
 static void tell_processor(struct doctor *doctor)
 {
-    static const char *const known[] = {"sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd",
-                                        "sve", "bf16"};
+    static const char *const known[] = {"sse4_2",      "avx",      "avx2",  "fma", "avx512f",
+                                        "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16"};
     const struct hapt_host *host = &doctor->hosts->host[doctor->hosts->host_of_rank[0]];
     char flags[8192], found[256] = "", rate[2][32];
     hapt_host_cpu_flags(flags, sizeof flags);
@@ -122,7 +123,8 @@ static void tell_processor(struct doctor *doctor)
     tell(doctor, "processor", "peak of a core", "%s fp32, %s bf16 (estimated: clock x vector units)",
          hapt_units_flops(host->core_flops[HAPT_F32], rate[0]), hapt_units_flops(host->core_flops[HAPT_BF16], rate[1]));
     if (strstr(flags, " sse4_2 ") && !strstr(flags, " avx2 "))
-        complain(doctor, HAPT_OK, "use a newer processor, or start the virtual machine with the host's processor (-cpu host)",
+        complain(doctor, HAPT_OK,
+                 "use a newer processor, or start the virtual machine with the host's processor (-cpu host)",
                  "the processor has no AVX2: computing takes several times as long");
 }
 
@@ -148,16 +150,17 @@ static void examine_binding(struct doctor *doctor, int h)
     }
     char section[96];
     snprintf(section, sizeof section, "host %s", host->name);
-    tell(doctor, section, "cores", "%d for %d rank%s, %.3g each%s", host->cores, host->ranks, host->ranks > 1 ? "s" : "",
-         hapt_host_cores_per_rank(host), narrow_count ? "; bound by the launcher" : "");
+    tell(doctor, section, "cores", "%d for %d rank%s, %.3g each%s", host->cores, host->ranks,
+         host->ranks > 1 ? "s" : "", hapt_host_cores_per_rank(host), narrow_count ? "; bound by the launcher" : "");
     if (host->ranks > host->cores && !rehearses(doctor))
         complain(doctor, HAPT_OK, "start at most one rank for each core; for rehearsals with slowdown it is fine",
                  "host %s: %d ranks share %d core%s", host->name, host->ranks, host->cores, host->cores > 1 ? "s" : "");
     if (narrow_count && host->threads_unbound > 1)
-        complain(doctor, HAPT_OK, "start with mpirun --bind-to none (or --map-by slot:PE=2), srun --cpu-bind=none",
-                 "host %s: %d rank%s bound (rank %d to %d core%s), so that compute and communication threads share cores",
-                 host->name, narrow_count, narrow_count > 1 ? "s are" : " is", narrow, doctor->facts[narrow].cpus,
-                 doctor->facts[narrow].cpus > 1 ? "s" : "");
+        complain(
+            doctor, HAPT_OK, "start with mpirun --bind-to none (or --map-by slot:PE=2), srun --cpu-bind=none",
+            "host %s: %d rank%s bound (rank %d to %d core%s), so that compute and communication threads share cores",
+            host->name, narrow_count, narrow_count > 1 ? "s are" : " is", narrow, doctor->facts[narrow].cpus,
+            doctor->facts[narrow].cpus > 1 ? "s" : "");
 }
 
 static void examine_memory(struct doctor *doctor, int h, const struct rank_facts *facts)
@@ -170,7 +173,8 @@ static void examine_memory(struct doctor *doctor, int h, const struct rank_facts
     tell(doctor, section, "shared memory", "%s",
          facts->shared_memory_free < 0 ? "no /dev/shm" : hapt_units_bytes(facts->shared_memory_free, space));
     const bool unlimited = facts->locked_limit > 1e18;
-    tell(doctor, section, "locked memory", "%s", unlimited ? "unlimited" : hapt_units_bytes(facts->locked_limit, locked));
+    tell(doctor, section, "locked memory", "%s",
+         unlimited ? "unlimited" : hapt_units_bytes(facts->locked_limit, locked));
     if (host->ranks > 1 && facts->shared_memory_free < 16e6 * host->ranks)
         complain(doctor, HAPT_OK, "enlarge it: mount -o remount,size=1G /dev/shm (containers: --shm-size=1g)",
                  "host %s: /dev/shm is too small for messages between its %d ranks", host->name, host->ranks);
@@ -195,7 +199,9 @@ static void examine_devices(struct doctor *doctor, int h)
         tell(doctor, section, name, "%s%s%s%s%s%s%s", gpu->name, gpu->spec[0] ? ", planned as " : "", gpu->spec,
              gpu->cores[0] ? ", near threads " : "", gpu->cores, gpu->nics[0] ? ", NIC " : "", gpu->nics);
         if (hapt_host_gpu_doubt(gpu, doubt))
-            complain(doctor, HAPT_OK, "look for slices (MIG) and lowered clocks (nvidia-smi), or describe the device in a cluster file (hapt topology --help)",
+            complain(doctor, HAPT_OK,
+                     "look for slices (MIG) and lowered clocks (nvidia-smi), or describe the device in a cluster file "
+                     "(hapt topology --help)",
                      "host %s, GPU %d: %s", host->name, g, doubt);
     }
     for (int n = 0; n < host->nic_count; n++) {
@@ -205,8 +211,9 @@ static void examine_devices(struct doctor *doctor, int h)
              host->nic[n].bandwidth > 0 ? hapt_units_bandwidth(host->nic[n].bandwidth, rate) : "speed unknown");
     }
     if (host->gpu_count > host->gpus_usable)
-        complain(doctor, loaded && !host->faked ? HAPT_ERR_INPUT : HAPT_OK, hapt_backend_find("cuda") ? "see the back ends above for what is missing"
-                                                   : "this build computes on CPUs; plan for GPUs with a cluster file",
+        complain(doctor, loaded && !host->faked ? HAPT_ERR_INPUT : HAPT_OK,
+                 hapt_backend_find("cuda") ? "see the back ends above for what is missing"
+                                           : "this build computes on CPUs; plan for GPUs with a cluster file",
                  "host %s: %d of its %d GPUs cannot be used", host->name, host->gpu_count - host->gpus_usable,
                  host->gpu_count);
     for (int other = 0; other < h; other++)
@@ -238,8 +245,13 @@ static void examine_backends(struct doctor *doctor)
         const int count = backend->device_count(&reason);
         const char *libraries = backend->libraries ? backend->libraries() : NULL;
         tell(doctor, "back ends", backend->name, "%d device%s%s%s (%s)", count, count == 1 ? "" : "s",
-             count == 0 && reason && *reason ? ": " : libraries ? ", " : "",
-             count == 0 && reason && *reason ? reason : libraries ? libraries : "", backend->description);
+             count == 0 && reason && *reason ? ": "
+             : libraries                     ? ", "
+                                             : "",
+             count == 0 && reason && *reason ? reason
+             : libraries                     ? libraries
+                                             : "",
+             backend->description);
     }
     if (!hapt_backend_find("cuda")) tell(doctor, "back ends", "cuda", "not in this build");
 }
@@ -254,7 +266,8 @@ static void examine_libraries(struct doctor *doctor)
         const char *reason;
         snprintf(section, sizeof section, "libraries of %s", backend->name);
         for (int l = 0; backend->library && (library = backend->library(l)); l++) {
-            tell(doctor, section, library->name, "%s%s", library->path ? "" : "missing: ", library->path ? library->path : library->missing);
+            tell(doctor, section, library->name, "%s%s",
+                 library->path ? "" : "missing: ", library->path ? library->path : library->missing);
             if (!library->path && (library->needed || backend->device_count(&reason) > 0))
                 complain(doctor, library->needed ? HAPT_ERR_INPUT : HAPT_OK, library->remedy, "%s", library->missing);
         }
@@ -282,9 +295,11 @@ static void examine_disk(struct doctor *doctor)
     char text[32];
     tell(doctor, "disk", folder, "%s free", space < 0 ? "unknown" : hapt_units_bytes(space, text));
     if (access(folder, W_OK) != 0)
-        complain(doctor, HAPT_ERR_IO, "run in a folder of your own, or give --output elsewhere", "%s cannot be written: %m", folder);
+        complain(doctor, HAPT_ERR_IO, "run in a folder of your own, or give --output elsewhere",
+                 "%s cannot be written: %m", folder);
     else if (space >= 0 && space < 1e9)
-        complain(doctor, HAPT_OK, "free some space, or give --output elsewhere", "only %s are free for runs and checkpoints", text);
+        complain(doctor, HAPT_OK, "free some space, or give --output elsewhere",
+                 "only %s are free for runs and checkpoints", text);
 }
 
 /* Rehearsal on CPUs: stretched compute must fit the cores, and the caps the memory. */
@@ -313,14 +328,16 @@ static void examine_cluster(struct doctor *doctor)
         if (busy > 0) tell(doctor, "cluster", host->name, "needs %.3g of %d cores", busy, host->cores);
         if (rehearsal && busy > 0.7 * host->cores)
             complain(doctor, HAPT_OK, "raise the slowdowns in the cluster file, or spread its ranks over more cores",
-                     "host %s: the rehearsed devices need %.2f cores, more than 70 %% of %d", host->name, busy, host->cores);
+                     "host %s: the rehearsed devices need %.2f cores, more than 70 %% of %d", host->name, busy,
+                     host->cores);
         if (memory > host->memory_bytes)
             complain(doctor, HAPT_OK, "lower \"memory\" in the cluster file, or use fewer ranks on a host",
                      "host %s: the memory caps of its ranks add up to more than it has", host->name);
     }
     if (!bound)
         complain(doctor, HAPT_OK, "start one rank for each device, or go on planning on paper",
-                 "the cluster file has %d devices, but there are %d ranks", cluster->rank_count, doctor->env->world_size);
+                 "the cluster file has %d devices, but there are %d ranks", cluster->rank_count,
+                 doctor->env->world_size);
 }
 
 static void print_text(const struct doctor *doctor)
@@ -337,7 +354,8 @@ static void print_text(const struct doctor *doctor)
     if (json_array_size(doctor->problems) == 0) hapt_print(env, "no problems found\n");
     json_array_foreach(doctor->problems, i, value)
     {
-        hapt_print(env, "problem%s: %s\n", json_is_true(json_object_get(value, "prevents")) ? " that prevents work" : "",
+        hapt_print(env, "problem%s: %s\n",
+                   json_is_true(json_object_get(value, "prevents")) ? " that prevents work" : "",
                    json_string_value(json_object_get(value, "what")));
         hapt_print(env, "  do: %s\n", json_string_value(json_object_get(value, "do")));
     }
@@ -346,8 +364,8 @@ static void print_text(const struct doctor *doctor)
 static enum hapt_status print_json(const struct doctor *doctor)
 {
     json_t *root = json_pack("{s:s, s:i, s:i, s:i, s:O, s:O}", "format", "hapt-doctor", "version", 1, "ranks",
-                             doctor->env->world_size, "hosts", doctor->hosts->count, "facts", doctor->sections, "problems",
-                             doctor->problems);
+                             doctor->env->world_size, "hosts", doctor->hosts->count, "facts", doctor->sections,
+                             "problems", doctor->problems);
     if (!root) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to print the report");
     const int written = json_dumpf(root, stdout, JSON_INDENT(2));
     json_decref(root);
@@ -377,7 +395,8 @@ static enum hapt_status report(struct doctor *doctor)
     json_decref(doctor->sections);
     json_decref(doctor->problems);
     if (status == HAPT_OK && doctor->status != HAPT_OK)
-        status = hapt_fail(doctor->status, "what to do stands below each of them", "there are problems that prevent work");
+        status =
+            hapt_fail(doctor->status, "what to do stands below each of them", "there are problems that prevent work");
     return status;
 }
 
@@ -397,7 +416,11 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
         HAPT_TRY(hapt_env_agree(env->world, hapt_cluster_load(path, arena, &cluster)));
         if (env->world_size >= cluster->rank_count) HAPT_TRY(hapt_cluster_bind(env, arena, cluster));
     }
-    struct doctor doctor = {.env = env, .config = config, .hosts = hosts, .facts = facts, .cluster = cluster,
+    struct doctor doctor = {.env = env,
+                            .config = config,
+                            .hosts = hosts,
+                            .facts = facts,
+                            .cluster = cluster,
                             .threads = hapt_env_threads(env, (int)hapt_config_int(config, "threads"))};
     return hapt_env_agree(env->world, env->world_rank == 0 ? report(&doctor) : HAPT_OK);
 }

@@ -11,19 +11,15 @@ static enum hapt_status export(const struct hapt_env *env, const struct hapt_con
                                                 hapt_fail(HAPT_ERR_USAGE, "give --checkpoint DIR --output w.h5",
                                                           "hapt export needs --%s", path ? "output" : "checkpoint"));
     HAPT_TRY(hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-weights"}));
-    struct hapt_progress progress;
-    hapt_progress_init(&progress, env, "exporting", 0);
+    struct hapt_progress progress; hapt_progress_init(&progress, env, "exporting", 0);
     enum hapt_status status = hapt_checkpoint_find(env, path, arena, &checkpoint);
-    if (status != HAPT_OK) {
-        hapt_progress_release(&progress);
-        return status;
-    }
-    if (env->world_rank == 0) status = hapt_checkpoint_export(checkpoint, output);
-    hapt_progress_release(&progress);
-    HAPT_TRY(hapt_env_agree(env->world, status));
-    hapt_print(env, "%s: %lld parameters of step %lld from %s\n", output, (long long)checkpoint->parameter_count,
-               (long long)checkpoint->step, checkpoint->path);
-    return HAPT_OK;
+    if (status != HAPT_OK){hapt_progress_release(&progress); return status;}
+if (env->world_rank == 0) status = hapt_checkpoint_export(checkpoint, output);
+hapt_progress_release(&progress);
+HAPT_TRY(hapt_env_agree(env->world, status));
+hapt_print(env, "%s: %lld parameters of step %lld from %s\n", output, (long long)checkpoint->parameter_count,
+           (long long)checkpoint->step, checkpoint->path);
+return HAPT_OK;
 }
 
 enum hapt_status hapt_command_export(struct hapt_env *env, struct hapt_config *config)

@@ -36,11 +36,12 @@ static enum hapt_status make_plan(struct hapt_env *env, struct hapt_config *conf
 
 static enum hapt_status check_options(const struct hapt_config *config)
 {
-    const char *const searching[] = {"profile",         "strategy",  "stages",          "hide-threshold",
-                                     "use-all-devices", "gap", "imbalance", "profile-seconds", "predict", "efficiency",
-                                     "tensor-parallel", "program", "mixed", "mixed-rows", "segments", NULL};
-    const char *const measuring[] = {"imbalance", "profile-seconds", "predict", "efficiency", "tensor-parallel",
-                                     "mixed", "mixed-rows", "segments", NULL};
+    const char *const searching[] = {"profile",         "strategy",   "stages",          "hide-threshold",
+                                     "use-all-devices", "gap",        "imbalance",       "profile-seconds",
+                                     "predict",         "efficiency", "tensor-parallel", "program",
+                                     "mixed",           "mixed-rows", "segments",        NULL};
+    const char *const measuring[] = {"imbalance", "profile-seconds", "predict",  "efficiency", "tensor-parallel",
+                                     "mixed",     "mixed-rows",      "segments", NULL};
     const char *const replanning[] = {"replan", NULL};
     if (hapt_config_text(config, "plan")) HAPT_TRY(hapt_phase_unused(config, "--plan is not searched", searching));
     if (hapt_config_text(config, "profile"))
@@ -52,13 +53,16 @@ static enum hapt_status check_options(const struct hapt_config *config)
 }
 
 /* What would be a pity to find only after the model was profiled. */
-static enum hapt_status check_before_profile(struct hapt_env *env, const struct hapt_config *config, const struct job *job)
+static enum hapt_status check_before_profile(struct hapt_env *env, const struct hapt_config *config,
+                                             const struct job *job)
 {
-    if (!hapt_config_text(config, "profile")) HAPT_TRY(hapt_env_agree(env->world, hapt_phase_profile_options(config, job->cluster)));
+    if (!hapt_config_text(config, "profile"))
+        HAPT_TRY(hapt_env_agree(env->world, hapt_phase_profile_options(config, job->cluster)));
     return hapt_train_check_data(env, config, job->model);
 }
 
-static enum hapt_status run_job(struct hapt_env *env, struct hapt_config *config, struct job *job, struct hapt_arena *arena)
+static enum hapt_status run_job(struct hapt_env *env, struct hapt_config *config, struct job *job,
+                                struct hapt_arena *arena)
 {
     HAPT_TRY(hapt_env_agree(env->world, check_options(config)));
     HAPT_TRY(hapt_phase_model(env, config, arena, &job->model));

@@ -15,7 +15,8 @@
 enum { MOST_PATH = 4096 };
 
 /* Options that name something to read, of any command. */
-static const char *const inputs[] = {"input", "cluster", "data", "weights", "profile", "plan", "checkpoint", "efficiency", "run"};
+static const char *const inputs[] = {"input", "cluster",    "data",       "weights", "profile",
+                                     "plan",  "checkpoint", "efficiency", "run"};
 
 static bool is_same(const char *path, const struct stat *about)
 {
@@ -27,10 +28,10 @@ static bool is_same(const char *path, const struct stat *about)
 static const char *input_of(const struct hapt_config *config, const struct stat *about)
 {
     for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
-        if (is_same(hapt_config_text(config, inputs[i]), about))
-            return hapt_config_text(config, inputs[i]);
+        if (is_same(hapt_config_text(config, inputs[i]), about)) return hapt_config_text(config, inputs[i]);
     for (int w = 0; w < hapt_config_word_count(config); w++)
-        if (hapt_config_command(config) != HAPT_COMMAND_MODEL && is_same(hapt_config_word(config, w), about)) return hapt_config_word(config, w);
+        if (hapt_config_command(config) != HAPT_COMMAND_MODEL && is_same(hapt_config_word(config, w), about))
+            return hapt_config_word(config, w);
     return NULL;
 }
 
@@ -52,14 +53,16 @@ static bool is_kind(const char *path, const struct hapt_output *output)
     return status == HAPT_OK && !strcmp(format, output->format);
 }
 
-static enum hapt_status check_existing(const struct hapt_config *config, const char *path, const struct hapt_output *output)
+static enum hapt_status check_existing(const struct hapt_config *config, const char *path,
+                                       const struct hapt_output *output)
 {
     struct stat about;
     const bool overwrite = hapt_config_bool(config, "overwrite");
     const char *option = output->option;
     if (lstat(path, &about) != 0) return HAPT_OK; /* nothing is there, or check_place says why */
     if (S_ISLNK(about.st_mode) && !overwrite)
-        return hapt_fail(HAPT_ERR_USAGE, "give the file that it leads to, or --overwrite yes to replace the link itself",
+        return hapt_fail(HAPT_ERR_USAGE,
+                         "give the file that it leads to, or --overwrite yes to replace the link itself",
                          "--%s %s is a symbolic link", option, path);
     if (stat(path, &about) != 0) return HAPT_OK;
     if (!S_ISREG(about.st_mode))
@@ -67,10 +70,11 @@ static enum hapt_status check_existing(const struct hapt_config *config, const c
                          S_ISDIR(about.st_mode) ? "a folder" : "no regular file");
     const char *input = input_of(config, &about);
     if (input && !overwrite)
-        return hapt_fail(HAPT_ERR_USAGE, "give another name, or --overwrite yes to replace the input", "--%s %s is the input %s", option, path, input);
+        return hapt_fail(HAPT_ERR_USAGE, "give another name, or --overwrite yes to replace the input",
+                         "--%s %s is the input %s", option, path, input);
     if (overwrite || about.st_size == 0 || is_kind(path, output)) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_USAGE, "give another name, or --overwrite yes to replace it", "--%s %s exists and is not %s", option, path,
-                     output->format ? output->format : "a timeline");
+    return hapt_fail(HAPT_ERR_USAGE, "give another name, or --overwrite yes to replace it",
+                     "--%s %s exists and is not %s", option, path, output->format ? output->format : "a timeline");
 }
 
 /* Makes a file where the output will be written and removes it; missing folders are made later. */
@@ -86,16 +90,18 @@ static enum hapt_status check_place(const char *option, const char *path)
         if (slash) slash[slash == folder ? 1 : 0] = '\0';
         if (stat(folder, &about) == 0) break;
         if (errno != ENOENT || !slash)
-            return hapt_fail(HAPT_ERR_IO, "check permissions", "--%s %s cannot be written: %s: %s", option, path, folder, strerror(errno));
+            return hapt_fail(HAPT_ERR_IO, "check permissions", "--%s %s cannot be written: %s: %s", option, path,
+                             folder, strerror(errno));
     }
     if (!S_ISDIR(about.st_mode))
-        return hapt_fail(HAPT_ERR_IO, "give a path inside of a folder", "--%s %s cannot be written: %s is no folder", option, path, folder);
+        return hapt_fail(HAPT_ERR_IO, "give a path inside of a folder", "--%s %s cannot be written: %s is no folder",
+                         option, path, folder);
     char name[MOST_PATH];
     snprintf(name, sizeof name, "%.*s/.hapt-probe", MOST_PATH - 20, folder);
     const int descriptor = hapt_aside_open(name, probe, sizeof probe);
     if (descriptor < 0)
-        return hapt_fail(HAPT_ERR_IO, "check permissions and free space, or give another folder", "--%s %s cannot be written: %s: %s", option, path,
-                         folder, strerror(errno));
+        return hapt_fail(HAPT_ERR_IO, "check permissions and free space, or give another folder",
+                         "--%s %s cannot be written: %s: %s", option, path, folder, strerror(errno));
     close(descriptor);
     unlink(probe);
     return HAPT_OK;
@@ -119,12 +125,14 @@ static enum hapt_status check_all(const struct hapt_config *config, int count, c
         HAPT_TRY(check_existing(config, path, &output[i]));
         HAPT_TRY(check_place(output[i].option, path));
         for (int j = 0; j < i; j++)
-            if (hapt_config_text(config, output[j].option)) HAPT_TRY(check_pair(config, output[j].option, output[i].option));
+            if (hapt_config_text(config, output[j].option))
+                HAPT_TRY(check_pair(config, output[j].option, output[i].option));
     }
     return HAPT_OK;
 }
 
-enum hapt_status hapt_outputs_check(const struct hapt_env *env, const struct hapt_config *config, int count, const struct hapt_output *output)
+enum hapt_status hapt_outputs_check(const struct hapt_env *env, const struct hapt_config *config, int count,
+                                    const struct hapt_output *output)
 {
     return hapt_env_agree(env->world, env->world_rank == 0 ? check_all(config, count, output) : HAPT_OK);
 }

@@ -1,11 +1,13 @@
-/* The cluster and the threads of a command: apart from the other phases, since topology and doctor need nothing else. */
+/* The cluster and the threads of a command: apart from the other phases, since topology and doctor need nothing else.
+ */
 #include <stdio.h>
 #include <string.h>
 
 #include "hapt/device.h"
 #include "phases.h"
 
-/* Devices of a back end that has none here can be planned for, but never run on. Collective: the same answer on every rank. */
+/* Devices of a back end that has none here can be planned for, but never run on. Collective: the same answer on every
+ * rank. */
 static bool runs_here(const struct hapt_env *env, const struct hapt_cluster *cluster)
 {
     enum hapt_status status = HAPT_OK;
@@ -37,11 +39,15 @@ static enum hapt_status demand_gpus(const struct hapt_cluster *cluster)
         if (strcmp(own->device.backend, "cuda") == 0) continue;
         const int devices = backend ? backend->device_count(&reason) : 0;
         if (cluster->from_file || devices > 0)
-            return hapt_fail(HAPT_ERR_INPUT, cluster->from_file ? "name GPUs in the cluster file (hapt topology --help), or leave out --device"
-                                                                : "start at most one rank for each GPU of a host, or leave out --device",
+            return hapt_fail(HAPT_ERR_INPUT,
+                             cluster->from_file
+                                 ? "name GPUs in the cluster file (hapt topology --help), or leave out --device"
+                                 : "start at most one rank for each GPU of a host, or leave out --device",
                              "--device cuda: the devices of subcluster %s are %s", own->name, own->device.name);
-        return hapt_fail(HAPT_ERR_INPUT, "hapt doctor says what is missing; --device cpu computes on cores, --device emulated rehearses",
-                         "--device cuda: no GPU can be used here: %s", reason);
+        return hapt_fail(
+            HAPT_ERR_INPUT,
+            "hapt doctor says what is missing; --device cpu computes on cores, --device emulated rehearses",
+            "--device cuda: no GPU can be used here: %s", reason);
     }
     return HAPT_OK;
 }
@@ -57,8 +63,8 @@ static enum hapt_status choose_devices(const struct hapt_config *config, struct 
     return HAPT_OK;
 }
 
-enum hapt_status hapt_phase_cluster(struct hapt_env *env, struct hapt_config *config, bool bind, struct hapt_arena *arena,
-                                    struct hapt_cluster **cluster)
+enum hapt_status hapt_phase_cluster(struct hapt_env *env, struct hapt_config *config, bool bind,
+                                    struct hapt_arena *arena, struct hapt_cluster **cluster)
 {
     const char *path = hapt_config_text(config, "cluster");
     if (!path) {
@@ -69,7 +75,8 @@ enum hapt_status hapt_phase_cluster(struct hapt_env *env, struct hapt_config *co
     HAPT_TRY(hapt_env_agree(env->world, hapt_cluster_load(path, arena, cluster)));
     HAPT_TRY(hapt_env_agree(env->world, choose_devices(config, *cluster)));
     const bool emulated = (*cluster)->subcluster[0].device.emulated;
-    const bool paper = env->world_size < (*cluster)->rank_count || !runs_here(env, *cluster) || hapt_config_bool(config, "predict");
+    const bool paper =
+        env->world_size < (*cluster)->rank_count || !runs_here(env, *cluster) || hapt_config_bool(config, "predict");
     if (!bind && paper) {
         hapt_cluster_assume(*cluster);
         return HAPT_OK;

@@ -49,16 +49,19 @@ enum hapt_status hapt_phase_plan_options(const struct hapt_config *config)
     if (strategy != HAPT_STRATEGY_HAPT)
         HAPT_TRY(hapt_phase_unused(config, "it is for --strategy hapt; the others have their own layers", ablations));
     if (strategy != HAPT_STRATEGY_HAPT && strategy != HAPT_STRATEGY_EVEN && hapt_config_given(config, "gap"))
-        return hapt_fail(HAPT_ERR_USAGE, "leave out --gap", "--gap bounds the search of --strategy hapt; %s searches in its own way", name);
+        return hapt_fail(HAPT_ERR_USAGE, "leave out --gap",
+                         "--gap bounds the search of --strategy hapt; %s searches in its own way", name);
     if (hapt_config_given(config, "schedule") && runs != asked)
         return hapt_fail(HAPT_ERR_USAGE, "leave out --schedule", "--strategy %s runs %s, not %s", name,
                          hapt_schedule_kind_name(runs), hapt_schedule_kind_name(asked));
     /* even takes its submeshes from a plan under H-1F1B, whatever prices it */
     if (hapt_config_given(config, "hide-threshold") && runs != HAPT_SCHEDULE_H1F1B && strategy != HAPT_STRATEGY_EVEN)
-        return hapt_fail(HAPT_ERR_USAGE, "leave out --hide-threshold", "--hide-threshold has no effect: %s launches by a rule without it",
+        return hapt_fail(HAPT_ERR_USAGE, "leave out --hide-threshold",
+                         "--hide-threshold has no effect: %s launches by a rule without it",
                          hapt_schedule_kind_name(runs));
     if (strategy == HAPT_STRATEGY_HEXISCALE && hapt_config_command(config) == HAPT_COMMAND_JOB)
-        return hapt_fail(HAPT_ERR_USAGE, "compare with `hapt plan --strategy hexiscale`, or train with another strategy",
+        return hapt_fail(HAPT_ERR_USAGE,
+                         "compare with `hapt plan --strategy hexiscale`, or train with another strategy",
                          "--strategy hexiscale is planned for a system without overlap, and this one always overlaps");
     return HAPT_OK;
 }
@@ -67,14 +70,13 @@ enum hapt_status hapt_phase_strategy(const struct hapt_config *config, const str
                                      const struct hapt_layers *layers, struct hapt_arena *arena,
                                      struct hapt_strategy_options *options)
 {
-    *options = (struct hapt_strategy_options){
-        .search = {.microbatches = (int)hapt_config_int(config, "microbatches"),
-                   .schedule = schedule_of(config),
-                   .hide_threshold = hapt_config_real(config, "hide-threshold"),
-                   .use_all_devices = hapt_config_bool(config, "use-all-devices"),
-                   .gap = hapt_config_real(config, "gap")},
-        .granularity = (int)hapt_config_int(config, "granularity"),
-        .ignore_communication = hapt_config_bool(config, "ignore-communication")};
+    *options = (struct hapt_strategy_options){.search = {.microbatches = (int)hapt_config_int(config, "microbatches"),
+                                                         .schedule = schedule_of(config),
+                                                         .hide_threshold = hapt_config_real(config, "hide-threshold"),
+                                                         .use_all_devices = hapt_config_bool(config, "use-all-devices"),
+                                                         .gap = hapt_config_real(config, "gap")},
+                                              .granularity = (int)hapt_config_int(config, "granularity"),
+                                              .ignore_communication = hapt_config_bool(config, "ignore-communication")};
     if (!layers || layers->count != profile->layer_count) return HAPT_OK;
     return hapt_plan_blocks(layers, arena, &options->block_end);
 }
@@ -85,7 +87,8 @@ enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *confi
     struct hapt_strategy_options options;
     const char *stages = hapt_config_text(config, "stages"), *note = NULL;
     const enum hapt_strategy strategy = strategy_of(config);
-    HAPT_TRY(hapt_env_agree(env->world, hapt_phase_plan_options(config))); /* a model file may have brought another schedule */
+    HAPT_TRY(hapt_env_agree(env->world,
+                            hapt_phase_plan_options(config))); /* a model file may have brought another schedule */
     HAPT_TRY(hapt_env_agree(env->world, hapt_phase_strategy(config, profile, layers, arena, &options)));
     enum hapt_status status;
     struct hapt_progress progress;

@@ -1,4 +1,5 @@
-/* What the model computes in: as --precision says, as a checkpoint, plan or profile was made, or as suits the devices. */
+/* What the model computes in: as --precision says, as a checkpoint, plan or profile was made, or as suits the devices.
+ */
 #include <string.h>
 
 #include "hapt/device.h"
@@ -37,25 +38,32 @@ static bool has_gpus(const struct hapt_cluster *cluster)
     return any;
 }
 
-/* CPUs compute in the model's own type. GPUs, here or on paper, in 16 bits: bf16, or fp16 where one of them has no bf16. */
-static enum hapt_precision suitable(const struct hapt_env *env, const struct hapt_cluster *cluster, enum hapt_precision own)
+/* CPUs compute in the model's own type. GPUs, here or on paper, in 16 bits: bf16, or fp16 where one of them has no
+ * bf16. */
+static enum hapt_precision suitable(const struct hapt_env *env, const struct hapt_cluster *cluster,
+                                    enum hapt_precision own)
 {
     if (!has_gpus(cluster) || own == HAPT_PRECISION_FP16) return own;
     const struct hapt_device_spec *without = lacking(cluster, HAPT_PRECISION_BF16);
     if (!without) {
-        if (own != HAPT_PRECISION_BF16) hapt_note(env, "on GPUs the model computes in bf16, sums in fp32 (--precision fp32: all in fp32)\n");
+        if (own != HAPT_PRECISION_BF16)
+            hapt_note(env, "on GPUs the model computes in bf16, sums in fp32 (--precision fp32: all in fp32)\n");
         return HAPT_PRECISION_BF16;
     }
     if (!lacking(cluster, HAPT_PRECISION_FP16)) {
-        hapt_note(env, "%s has no bf16: the model computes in fp16, with a loss scale (--precision fp32: in fp32)\n", without->name);
+        hapt_note(env, "%s has no bf16: the model computes in fp16, with a loss scale (--precision fp32: in fp32)\n",
+                  without->name);
         return HAPT_PRECISION_FP16;
     }
-    if (own != HAPT_PRECISION_FP32) hapt_note(env, "no type of 16 bits is common to all devices: the model computes in fp32\n");
+    if (own != HAPT_PRECISION_FP32)
+        hapt_note(env, "no type of 16 bits is common to all devices: the model computes in fp32\n");
     return HAPT_PRECISION_FP32;
 }
 
-/* What was asked for, or what a run goes on in, must be there; TF32 at least somewhere, other GPUs then compute in fp32. */
-static enum hapt_status check_devices(const struct hapt_env *env, const struct hapt_cluster *cluster, enum hapt_precision precision, const char *who)
+/* What was asked for, or what a run goes on in, must be there; TF32 at least somewhere, other GPUs then compute in
+ * fp32. */
+static enum hapt_status check_devices(const struct hapt_env *env, const struct hapt_cluster *cluster,
+                                      enum hapt_precision precision, const char *who)
 {
     const struct hapt_device_spec *without = lacking(cluster, precision);
     bool any = false, all_gpus = true;
@@ -68,14 +76,16 @@ static enum hapt_status check_devices(const struct hapt_env *env, const struct h
         hapt_note(env, "%s has no TF32: it computes in fp32\n", without->name);
         return HAPT_OK;
     }
-    return hapt_fail(HAPT_ERR_INPUT,
-                     is_cpu(without) ? "CPUs compute in fp32 and bf16: give --precision fp32 or bf16"
-                                     : "GPUs before compute capability 8.0 compute in fp32 and fp16: leave out --precision, or give one of them",
-                     "%s %s, which %s does not have", who, hapt_precision_name(precision), without->name);
+    return hapt_fail(
+        HAPT_ERR_INPUT,
+        is_cpu(without)
+            ? "CPUs compute in fp32 and bf16: give --precision fp32 or bf16"
+            : "GPUs before compute capability 8.0 compute in fp32 and fp16: leave out --precision, or give one of them",
+        "%s %s, which %s does not have", who, hapt_precision_name(precision), without->name);
 }
 
-static enum hapt_status read_files(const struct hapt_env *env, const struct hapt_config *config, const struct hapt_checkpoint *checkpoint,
-                                   struct made_in *made)
+static enum hapt_status read_files(const struct hapt_env *env, const struct hapt_config *config,
+                                   const struct hapt_checkpoint *checkpoint, struct made_in *made)
 {
     const char *plan = hapt_config_text(config, "plan"), *profile = hapt_config_text(config, "profile");
     const bool keeps = checkpoint && !hapt_config_bool(config, "replan");
@@ -96,8 +106,9 @@ static enum hapt_status read_files(const struct hapt_env *env, const struct hapt
 }
 
 /* A checkpoint of a version that did not tell was of a model in its own type. */
-static enum hapt_status choose(const struct hapt_env *env, const struct hapt_config *config, const struct hapt_cluster *cluster,
-                               const struct hapt_model *model, bool resumed, const struct made_in *made, enum hapt_precision *chosen)
+static enum hapt_status choose(const struct hapt_env *env, const struct hapt_config *config,
+                               const struct hapt_cluster *cluster, const struct hapt_model *model, bool resumed,
+                               const struct made_in *made, enum hapt_precision *chosen)
 {
     const enum hapt_precision asked = hapt_precision_find(hapt_config_text(config, "precision"));
     if (asked != HAPT_PRECISION_UNKNOWN) {
@@ -116,16 +127,20 @@ static enum hapt_status choose(const struct hapt_env *env, const struct hapt_con
         *chosen = suitable(env, cluster, model->precision);
     }
     if (made->profile != HAPT_PRECISION_UNKNOWN && made->profile != *chosen)
-        return hapt_fail(HAPT_ERR_USAGE, "profile the model again with that --precision", "%s is a profile in %s, and the model is to compute in %s",
-                         hapt_config_text(config, "profile"), hapt_precision_name(made->profile), hapt_precision_name(*chosen));
+        return hapt_fail(HAPT_ERR_USAGE, "profile the model again with that --precision",
+                         "%s is a profile in %s, and the model is to compute in %s",
+                         hapt_config_text(config, "profile"), hapt_precision_name(made->profile),
+                         hapt_precision_name(*chosen));
     if (made->plan != HAPT_PRECISION_UNKNOWN && made->plan != *chosen)
-        hapt_warn(env, "the plan was made for %s, the model computes in %s: its times and memory are another precision's\n",
+        hapt_warn(env,
+                  "the plan was made for %s, the model computes in %s: its times and memory are another precision's\n",
                   hapt_precision_name(made->plan), hapt_precision_name(*chosen));
     return HAPT_OK;
 }
 
-enum hapt_status hapt_phase_precision(struct hapt_env *env, const struct hapt_config *config, struct hapt_cluster *cluster,
-                                      const struct hapt_checkpoint *checkpoint, struct hapt_model *model)
+enum hapt_status hapt_phase_precision(struct hapt_env *env, const struct hapt_config *config,
+                                      struct hapt_cluster *cluster, const struct hapt_checkpoint *checkpoint,
+                                      struct hapt_model *model)
 {
     struct made_in made;
     enum hapt_precision chosen = model->precision;

@@ -6,9 +6,9 @@
 #include "hapt/progress.h"
 
 /* --efficiency, or NULL; says which devices it does not hold. */
-static enum hapt_status load_efficiency(struct hapt_env *env, struct hapt_config *config, const struct hapt_cluster *cluster,
-                                        const struct hapt_model *model, struct hapt_arena *arena,
-                                        struct hapt_efficiency **efficiency)
+static enum hapt_status load_efficiency(struct hapt_env *env, struct hapt_config *config,
+                                        const struct hapt_cluster *cluster, const struct hapt_model *model,
+                                        struct hapt_arena *arena, struct hapt_efficiency **efficiency)
 {
     const char *path = hapt_config_text(config, "efficiency");
     *efficiency = NULL;
@@ -32,7 +32,8 @@ static enum hapt_status check_programs(const struct hapt_config *config, bool me
     const char *program = hapt_config_text(config, "program");
     if (!measured) return HAPT_OK;
     if (hapt_config_int(config, "tensor-parallel") > 1)
-        return hapt_fail(HAPT_ERR_USAGE, "leave it out, or add --predict yes", "--tensor-parallel %d: measured profiles are data-parallel",
+        return hapt_fail(HAPT_ERR_USAGE, "leave it out, or add --predict yes",
+                         "--tensor-parallel %d: measured profiles are data-parallel",
                          (int)hapt_config_int(config, "tensor-parallel"));
     if (strcmp(program, "auto") == 0 || strcmp(program, "data") == 0) return HAPT_OK;
     if (strcmp(program, "tensor") != 0 && strcmp(hapt_config_text(config, "mixed"), "no") != 0) return HAPT_OK;
@@ -40,7 +41,8 @@ static enum hapt_status check_programs(const struct hapt_config *config, bool me
                      "--program %s: measured profiles are data-parallel, but for mixed stages (--mixed)", program);
 }
 /* What was read keeps the programs that --program allows, in a copy. */
-static enum hapt_status keep_programs(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_profile **profile)
+static enum hapt_status keep_programs(const struct hapt_config *config, struct hapt_arena *arena,
+                                      struct hapt_profile **profile)
 {
     const char *program = hapt_config_text(config, "program");
     struct hapt_profile *copy;
@@ -52,17 +54,18 @@ static enum hapt_status keep_programs(const struct hapt_config *config, struct h
 }
 
 /* By the first rank of every node, for all ranks there. */
-static enum hapt_status predict_shared(struct hapt_env *env, const struct hapt_config *config, const struct hapt_cluster *cluster,
-                                       const struct hapt_model *model, const struct hapt_layers *layers,
-                                       const struct hapt_efficiency *efficiency, struct hapt_arena *arena,
-                                       struct hapt_profile **profile)
+static enum hapt_status predict_shared(struct hapt_env *env, const struct hapt_config *config,
+                                       const struct hapt_cluster *cluster, const struct hapt_model *model,
+                                       const struct hapt_layers *layers, const struct hapt_efficiency *efficiency,
+                                       struct hapt_arena *arena, struct hapt_profile **profile)
 {
     struct hapt_arena own; /* of the first rank's copy, where others need one */
     struct hapt_profile *made = NULL;
     enum hapt_status status = HAPT_OK;
     hapt_arena_init(&own);
     if (env->node_rank == 0)
-        status = hapt_profile_predict_with(cluster, model, layers, config, efficiency, env->node_size > 1 ? &own : arena, &made);
+        status = hapt_profile_predict_with(cluster, model, layers, config, efficiency,
+                                           env->node_size > 1 ? &own : arena, &made);
     status = hapt_profile_share(env, status, made, arena, profile);
     hapt_arena_release(&own);
     return status;
@@ -70,7 +73,8 @@ static enum hapt_status predict_shared(struct hapt_env *env, const struct hapt_c
 
 static bool is_measured(const struct hapt_config *config, const struct hapt_cluster *cluster)
 {
-    return cluster->subcluster_of_rank && !cluster->subcluster[0].device.emulated && !hapt_config_bool(config, "predict");
+    return cluster->subcluster_of_rank && !cluster->subcluster[0].device.emulated &&
+           !hapt_config_bool(config, "predict");
 }
 
 enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, const struct hapt_cluster *cluster)
@@ -81,13 +85,17 @@ enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, co
     const char *const sharing[] = {"sharded-optimizer", NULL}; /* of the job it is training's, too */
     if (!measured) return HAPT_OK;
     if (hapt_config_command(config) != HAPT_COMMAND_JOB)
-        HAPT_TRY(hapt_phase_unused(config, "measured profiles hold the optimizer's whole state, only --predict yes counts on slices", sharing));
-    return hapt_phase_unused(config, "the profile is measured here, only --predict yes and clusters on paper are predicted", predicting);
+        HAPT_TRY(hapt_phase_unused(
+            config, "measured profiles hold the optimizer's whole state, only --predict yes counts on slices",
+            sharing));
+    return hapt_phase_unused(
+        config, "the profile is measured here, only --predict yes and clusters on paper are predicted", predicting);
 }
 
-enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *config, const struct hapt_cluster *cluster,
-                                    const struct hapt_model *model, const struct hapt_layers *layers,
-                                    struct hapt_arena *arena, struct hapt_profile **profile)
+enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *config,
+                                    const struct hapt_cluster *cluster, const struct hapt_model *model,
+                                    const struct hapt_layers *layers, struct hapt_arena *arena,
+                                    struct hapt_profile **profile)
 {
     const char *path = hapt_config_command(config) == HAPT_COMMAND_PROFILE ? NULL : hapt_config_text(config, "profile");
     struct hapt_efficiency *efficiency;
@@ -102,7 +110,8 @@ enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *co
     HAPT_TRY(hapt_env_agree(env->world, hapt_phase_profile_options(config, cluster)));
     if (is_measured(config, cluster)) {
         HAPT_TRY(hapt_profile_measure(env, cluster, model, layers, config, arena, profile));
-        if (strcmp(hapt_config_text(config, "program"), "synthesised") == 0) hapt_profile_keep_programs(*profile, "synthesised");
+        if (strcmp(hapt_config_text(config, "program"), "synthesised") == 0)
+            hapt_profile_keep_programs(*profile, "synthesised");
         (*profile)->origin = HAPT_PROFILE_MEASURED;
     } else {
         struct hapt_progress progress;

@@ -22,7 +22,8 @@ enum hapt_status hapt_plan_diff_options(const struct hapt_config *config)
     if (!asked) return HAPT_OK;
     const char *other = hapt_config_given_beside(config, allowed);
     if (other)
-        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "--%s has no effect: --diff compares two plan files", other);
+        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "--%s has no effect: --diff compares two plan files",
+                         other);
     if (hapt_config_word_count(config) != 2)
         return hapt_fail(HAPT_ERR_USAGE, "write hapt plan --diff a.h5 b.h5", "--diff compares two plan files, not %d",
                          hapt_config_word_count(config));
@@ -73,20 +74,24 @@ static void print_pair(const struct hapt_env *env, const struct pair *pair)
 {
     const struct hapt_plan *a = pair->plan[0], *b = pair->plan[1];
     const struct hapt_diff *diff = pair->diff;
-    const struct { const char *name; double x, y; } times[] = {{"predicted step", a->latency_s, b->latency_s},
-                                                               {"simulated step", a->simulated_s, b->simulated_s},
-                                                               {"pace", a->t_max_s, b->t_max_s}};
+    const struct {
+        const char *name;
+        double x, y;
+    } times[] = {{"predicted step", a->latency_s, b->latency_s},
+                 {"simulated step", a->simulated_s, b->simulated_s},
+                 {"pace", a->t_max_s, b->t_max_s}};
     char time[2][32];
     hapt_print(env, "%s -> %s\n", pair->path[0], pair->path[1]);
     hapt_print(env, "  %d stages, %d microbatches, %s%s, set by %s -> %d stages, %d microbatches, %s%s, set by %s\n",
-               a->stage_count, a->microbatches, hapt_schedule_kind_name(a->schedule), a->blocking ? " without overlap" : "",
-               a->limit, b->stage_count, b->microbatches, hapt_schedule_kind_name(b->schedule),
-               b->blocking ? " without overlap" : "", b->limit);
+               a->stage_count, a->microbatches, hapt_schedule_kind_name(a->schedule),
+               a->blocking ? " without overlap" : "", a->limit, b->stage_count, b->microbatches,
+               hapt_schedule_kind_name(b->schedule), b->blocking ? " without overlap" : "", b->limit);
     for (int k = 0; k < 3; k++)
         hapt_print(env, "  %-14s  %10s -> %10s  x %.4f\n", times[k].name, hapt_units_time(times[k].x, time[0]),
                    hapt_units_time(times[k].y, time[1]), hapt_plan_ratio(times[k].y, times[k].x));
     if (!diff->same_layers)
-        hapt_print(env, "  %d and %d layers: stages are matched by their share of them\n", a->layer_count, b->layer_count);
+        hapt_print(env, "  %d and %d layers: stages are matched by their share of them\n", a->layer_count,
+                   b->layer_count);
     for (int r = 0; r < diff->row_count; r++) print_row(env, pair, &diff->row[r]);
     for (int m = 0; m < diff->move_count; m++)
         hapt_print(env, "  layers %d-%d move from %s to %s\n", diff->move[m].first_layer, diff->move[m].end_layer,
@@ -96,8 +101,8 @@ static void print_pair(const struct hapt_env *env, const struct pair *pair)
 
 static json_t *row_object(const struct hapt_diff_row *row)
 {
-    static const char *const name[] = {"layers", "subcluster", "submesh", "tensor_parallel", "compute", "transfer", "launches",
-                                       "memory"};
+    static const char *const name[] = {"layers",  "subcluster", "submesh",  "tensor_parallel",
+                                       "compute", "transfer",   "launches", "memory"};
     json_t *changed = json_array();
     for (int k = 0; changed && k < 8; k++)
         if (row->changed >> k & 1u) json_array_append_new(changed, json_string(name[k]));
@@ -118,12 +123,14 @@ static enum hapt_status print_json(const struct pair *pair)
     json_t *rows = json_array(), *moves = json_array();
     for (int r = 0; rows && r < diff->row_count; r++) json_array_append_new(rows, row_object(&diff->row[r]));
     for (int m = 0; moves && m < diff->move_count; m++)
-        json_array_append_new(moves, json_pack("{s:[ii], s:s, s:s}", "layers", diff->move[m].first_layer,
-                                               diff->move[m].end_layer, "from", diff->move[m].from, "to", diff->move[m].to));
-    json_t *object = json_pack("{s:s, s:i, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "format", "hapt-plan-diff", "version", 1,
-                               "equal", diff->equal, "latency_ratio", ratio_of(a->latency_s, b->latency_s), "simulated_ratio",
-                               ratio_of(a->simulated_s, b->simulated_s), "t_max_ratio", ratio_of(a->t_max_s, b->t_max_s), "stages", rows, "moved", moves, "a",
-                               hapt_plan_json(a), "b", hapt_plan_json(b));
+        json_array_append_new(moves,
+                              json_pack("{s:[ii], s:s, s:s}", "layers", diff->move[m].first_layer,
+                                        diff->move[m].end_layer, "from", diff->move[m].from, "to", diff->move[m].to));
+    json_t *object =
+        json_pack("{s:s, s:i, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "format", "hapt-plan-diff", "version", 1,
+                  "equal", diff->equal, "latency_ratio", ratio_of(a->latency_s, b->latency_s), "simulated_ratio",
+                  ratio_of(a->simulated_s, b->simulated_s), "t_max_ratio", ratio_of(a->t_max_s, b->t_max_s), "stages",
+                  rows, "moved", moves, "a", hapt_plan_json(a), "b", hapt_plan_json(b));
     if (!object) return hapt_fail(HAPT_ERR_MEMORY, NULL, "the difference's JSON could not be built");
     const int error = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
     json_decref(object);
@@ -132,7 +139,8 @@ static enum hapt_status print_json(const struct pair *pair)
     return HAPT_OK;
 }
 
-enum hapt_status hapt_plan_diff_print(const struct hapt_env *env, const struct hapt_config *config, struct hapt_arena *arena)
+enum hapt_status hapt_plan_diff_print(const struct hapt_env *env, const struct hapt_config *config,
+                                      struct hapt_arena *arena)
 {
     struct pair pair = {.diff = NULL};
     enum hapt_status status = HAPT_OK;

@@ -22,19 +22,25 @@ static double step_s(const void *context, const struct hapt_program *program, co
     const struct hapt_submesh submesh = {stage->nodes, stage->devices_per_node, stage->tensor_parallel, stage->program};
     const double in = (double)hapt_tensor_bytes(&program->shard->tensor[op->input[0]]);
     const double out = (double)hapt_tensor_bytes(&program->shard->tensor[op->output[0]]);
-    double bytes = step->kind == HAPT_COLLECTIVE_ALL_TO_ALL ? program->sharding->axis[step->axis].size * in : fmax(in, out);
+    double bytes =
+        step->kind == HAPT_COLLECTIVE_ALL_TO_ALL ? program->sharding->axis[step->axis].size * in : fmax(in, out);
     int times = 1;
     if (step->kind == HAPT_COLLECTIVE_SLICE) return 0;
     if (step->kind == HAPT_COLLECTIVE_NONE) { /* exchanges while it runs */
         times = hapt_op_type_at(op->type)->exchanges;
         bytes = hapt_sharding_exchange_bytes(program->shard, step->op) / times;
     }
-    return times * hapt_profile_collective_s(costs->from->cluster, stage->subcluster, submesh, costs->from->model->dtype, costs->efficiency, step->axis,
+    return times * hapt_profile_collective_s(costs->from->cluster, stage->subcluster, submesh,
+                                             costs->from->model->dtype, costs->efficiency, step->axis,
                                              step->kind ? step->kind : HAPT_COLLECTIVE_ALL_REDUCE, bytes);
 }
 
 /* Stages that run one program on equal submeshes of one subcluster are told of together. */
-struct told { const struct hapt_plan_stage *stage; struct hapt_sharding *sharding; struct program_printed printed; };
+struct told {
+    const struct hapt_plan_stage *stage;
+    struct hapt_sharding *sharding;
+    struct program_printed printed;
+};
 
 static bool same_program(const struct hapt_plan_stage *a, const struct hapt_plan_stage *b)
 {
@@ -42,8 +48,9 @@ static bool same_program(const struct hapt_plan_stage *a, const struct hapt_plan
            a->tensor_parallel == b->tensor_parallel && a->program == b->program && !a->mixed && !b->mixed;
 }
 
-static enum hapt_status tell_stage(const struct hapt_plan_paper *from, const struct hapt_plan *plan, int index, const struct hapt_efficiency *efficiency,
-                                   bool full, struct told *all, struct hapt_arena *arena, FILE *stream)
+static enum hapt_status tell_stage(const struct hapt_plan_paper *from, const struct hapt_plan *plan, int index,
+                                   const struct hapt_efficiency *efficiency, bool full, struct told *all,
+                                   struct hapt_arena *arena, FILE *stream)
 {
     const struct hapt_plan_stage *stage = &plan->stage[index];
     const struct hapt_graph *graph = from->model->graph;
@@ -57,7 +64,8 @@ static enum hapt_status tell_stage(const struct hapt_plan_paper *from, const str
         fputs("rows by ratio on every operator\n", stream);
     else
         fprintf(stream, "%d data-parallel group%s of %d\n", dp, dp > 1 ? "s" : "", stage->tensor_parallel);
-    if (!stage->layout && (stage->mixed || stage->nodes * stage->devices_per_node == 1)) return HAPT_OK; /* nothing more to say */
+    if (!stage->layout && (stage->mixed || stage->nodes * stage->devices_per_node == 1))
+        return HAPT_OK; /* nothing more to say */
     for (int s = 0; s < index && !told->stage; s++)
         if (all[s].stage == &plan->stage[s] && same_program(stage, all[s].stage)) told = &all[s];
     if (!told->stage) {
@@ -69,8 +77,13 @@ static enum hapt_status tell_stage(const struct hapt_plan_paper *from, const str
     }
     const struct stage_costs asked = {from, efficiency, stage};
     const struct hapt_program_costs costs = {.context = &asked, .step_s = step_s};
-    const struct program_listing listing = {.graph = graph, .layers = from->layers, .sharding = told->sharding, .first = stage->first_layer,
-                                            .end = stage->end_layer, .full = full, .stage = index,
+    const struct program_listing listing = {.graph = graph,
+                                            .layers = from->layers,
+                                            .sharding = told->sharding,
+                                            .first = stage->first_layer,
+                                            .end = stage->end_layer,
+                                            .full = full,
+                                            .stage = index,
                                             .costs = from->cluster && !stage->mixed ? &costs : NULL};
     return program_print_layers(&listing, &told->printed, arena, stream);
 }
@@ -83,12 +96,16 @@ static enum hapt_status add_object(const struct hapt_plan *plan, int index, cons
         json_object_set_new(explain, "programs", list);
     }
     const struct hapt_plan_stage *stage = &plan->stage[index];
-    json_t *object = json_pack("{s:i, s:s, s:s}", "stage", index, "program", stage->layout ? stage->layout->name : "plain", "text", text);
-    return list && json_array_append_new(list, object) == 0 ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "the programs' JSON could not be built");
+    json_t *object = json_pack("{s:i, s:s, s:s}", "stage", index, "program",
+                               stage->layout ? stage->layout->name : "plain", "text", text);
+    return list && json_array_append_new(list, object) == 0
+               ? HAPT_OK
+               : hapt_fail(HAPT_ERR_MEMORY, NULL, "the programs' JSON could not be built");
 }
 
-static enum hapt_status tell(const struct hapt_env *env, const struct hapt_config *config, const struct hapt_plan_paper *from,
-                             const struct hapt_plan *plan, struct hapt_arena *arena, json_t *extra)
+static enum hapt_status tell(const struct hapt_env *env, const struct hapt_config *config,
+                             const struct hapt_plan_paper *from, const struct hapt_plan *plan, struct hapt_arena *arena,
+                             json_t *extra)
 {
     const char *path = hapt_config_text(config, "efficiency");
     struct hapt_efficiency *efficiency = NULL;
@@ -100,7 +117,8 @@ static enum hapt_status tell(const struct hapt_env *env, const struct hapt_confi
         size_t length;
         FILE *stream = open_memstream(&text, &length);
         if (!stream) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the text of a stage's program");
-        enum hapt_status status = tell_stage(from, plan, s, efficiency, hapt_config_bool(config, "full"), all, arena, stream);
+        enum hapt_status status =
+            tell_stage(from, plan, s, efficiency, hapt_config_bool(config, "full"), all, arena, stream);
         fclose(stream);
         if (status == HAPT_OK && env->quiet) status = add_object(plan, s, text, extra);
         if (status == HAPT_OK) hapt_print(env, "%s", text);
@@ -110,8 +128,9 @@ static enum hapt_status tell(const struct hapt_env *env, const struct hapt_confi
     return HAPT_OK;
 }
 
-enum hapt_status hapt_plan_programs(const struct hapt_env *env, const struct hapt_config *config, const struct hapt_plan_paper *from,
-                                    const struct hapt_plan *plan, struct hapt_arena *arena, json_t *extra)
+enum hapt_status hapt_plan_programs(const struct hapt_env *env, const struct hapt_config *config,
+                                    const struct hapt_plan_paper *from, const struct hapt_plan *plan,
+                                    struct hapt_arena *arena, json_t *extra)
 {
     enum hapt_status status = HAPT_OK;
     if (!from->model || !from->layers || plan->stage_count == 0) {

@@ -72,7 +72,8 @@ static const char *print_order(const struct hapt_plan *plan, char text[200])
     text[0] = '\0';
     for (int i = 0; i < plan->stage_count && length < 199; i++)
         if (i == 0 || strcmp(plan->stage[i].subcluster_name, plan->stage[i - 1].subcluster_name) != 0)
-            length += (size_t)snprintf(text + length, 200 - length, "%s%s", i ? " > " : "", plan->stage[i].subcluster_name);
+            length +=
+                (size_t)snprintf(text + length, 200 - length, "%s%s", i ? " > " : "", plan->stage[i].subcluster_name);
     return text;
 }
 
@@ -81,8 +82,8 @@ static void print_points(const struct hapt_env *env, const struct hapt_sweep *sw
     const enum hapt_sweep_kind kind = sweep->range->kind;
     static const char *const heads[] = {"bandwidth", "nodes", "memory", "microbatches"};
     hapt_print(env, "what if %s\n", sweep->range->text);
-    hapt_print(env, "  %12s  %10s  %10s  %12s  %10s  %-8s  %8s  %6s  %s\n", heads[kind], "step", "simulated", "microbatch/s",
-               "pace", "set by", "link", "stages", "order");
+    hapt_print(env, "  %12s  %10s  %10s  %12s  %10s  %-8s  %8s  %6s  %s\n", heads[kind], "step", "simulated",
+               "microbatch/s", "pace", "set by", "link", "stages", "order");
     for (int i = 0; i < sweep->count; i++) {
         const struct hapt_sweep_point *point = &sweep->point[i];
         const struct hapt_plan *plan = point->plan;
@@ -95,8 +96,8 @@ static void print_points(const struct hapt_env *env, const struct hapt_sweep *sw
         if (point->link_s > 0) snprintf(share, sizeof share, "%.1f %%", 100 * point->link_s / plan->t_max_s);
         hapt_print(env, "  %12s  %10s  %10s  %12.4g  %10s  %-8s  %8s  %6d  %s\n", value,
                    hapt_units_time(plan->latency_s, time[0]), hapt_units_time(plan->simulated_s, time[1]),
-                   hapt_plan_ratio(plan->microbatches, plan->simulated_s), hapt_units_time(plan->t_max_s, time[2]), plan->limit, share,
-                   plan->stage_count, print_order(plan, order));
+                   hapt_plan_ratio(plan->microbatches, plan->simulated_s), hapt_units_time(plan->t_max_s, time[2]),
+                   plan->limit, share, plan->stage_count, print_order(plan, order));
     }
 }
 
@@ -104,9 +105,10 @@ static void print_knee(const struct hapt_env *env, const struct hapt_sweep *swee
 {
     const enum hapt_sweep_kind kind = sweep->range->kind;
     const struct hapt_sweep_point *last = &sweep->point[sweep->count - 1];
-    static const char *const flat[] = {
-        "the step stays within 1 % of that at the largest bandwidth", "no further node gains 2 %",
-        "the step stays within 1 % of that with the most memory", "a microbatch costs at most 2 % more than with the most"};
+    static const char *const flat[] = {"the step stays within 1 % of that at the largest bandwidth",
+                                       "no further node gains 2 %",
+                                       "the step stays within 1 % of that with the most memory",
+                                       "a microbatch costs at most 2 % more than with the most"};
     static const char *const none[] = {"the link still sets the pace at the largest bandwidth",
                                        "nodes still gain more than 2 % each at the largest number", "", ""};
     char value[32];
@@ -140,12 +142,14 @@ static json_t *point_object(const struct hapt_sweep_point *point)
     return json_pack("{s:f, s:f, s:f, s:f, s:s, s:f, s:o, s:o}", "value", point->value, "latency_s", plan->latency_s,
                      "simulated_s", plan->simulated_s, "t_max_s", plan->t_max_s, "limit", plan->limit, "link_share",
                      plan->t_max_s > 0 ? point->link_s / plan->t_max_s : 0, "microbatches_per_s",
-                     hapt_plan_number(hapt_plan_ratio(plan->microbatches, plan->simulated_s)), "stages", stages_text(plan));
+                     hapt_plan_number(hapt_plan_ratio(plan->microbatches, plan->simulated_s)), "stages",
+                     stages_text(plan));
 }
 
 static json_t *sweep_object(const struct hapt_sweep *sweep)
 {
-    static const char *const kinds[] = {"link", "nodes", "memory", "microbatches"}, *const units[] = {"byte/s", "", "byte", ""};
+    static const char *const kinds[] = {"link", "nodes", "memory", "microbatches"}, *const units[] = {"byte/s", "",
+                                                                                                      "byte", ""};
     const enum hapt_sweep_kind kind = sweep->range->kind;
     json_t *points = json_array();
     for (int i = 0; points && i < sweep->count; i++) json_array_append_new(points, point_object(&sweep->point[i]));

@@ -15,12 +15,13 @@ enum hapt_status hapt_plan_why_options(const struct hapt_config *config, struct 
     struct hapt_sweep_range *range;
     int count;
     const char *const listing[] = {"full", NULL};
-    if (!hapt_config_bool(config, "explain")) HAPT_TRY(hapt_phase_unused(config, "it is for the programs that --explain shows", listing));
+    if (!hapt_config_bool(config, "explain"))
+        HAPT_TRY(hapt_phase_unused(config, "it is for the programs that --explain shows", listing));
     if (!sweeps && !hapt_config_bool(config, "explain")) return HAPT_OK;
     const char *name = sweeps ? "what-if" : "explain";
     if (strcmp(strategy, "hapt") != 0)
-        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "--%s searches as --strategy hapt does, not as %s", name,
-                         strategy);
+        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "--%s searches as --strategy hapt does, not as %s",
+                         name, strategy);
     HAPT_TRY(hapt_phase_unused(config, "--explain and --what-if search on the profile as it is", ablations));
     return sweeps ? hapt_sweep_parse(sweeps, arena, &range, &count) : HAPT_OK;
 }
@@ -62,12 +63,12 @@ void hapt_plan_print_link(const struct hapt_env *env, const struct hapt_profile 
     if (isfinite(limit.knee_bandwidth))
         snprintf(cure, sizeof cure, "%s instead of %s would end that", hapt_units_bits(limit.knee_bandwidth, rate[0]),
                  hapt_units_bits(limit.link_bandwidth, rate[1]));
-    hapt_print(env,
-               "  the link is the limit: %s to %s takes %s for %s a microbatch, %.4g times the slowest stage's %s; %s\n",
-               plan->stage[limit.link_stage].subcluster_name, receiver(plan, limit.link_stage),
-               hapt_units_time(limit.link_s, time[0]), hapt_units_bytes(limit.link_bytes, size),
-               limit.compute_s > 0 ? limit.link_s / limit.compute_s : INFINITY, hapt_units_time(limit.compute_s, time[1]),
-               cure);
+    hapt_print(
+        env, "  the link is the limit: %s to %s takes %s for %s a microbatch, %.4g times the slowest stage's %s; %s\n",
+        plan->stage[limit.link_stage].subcluster_name, receiver(plan, limit.link_stage),
+        hapt_units_time(limit.link_s, time[0]), hapt_units_bytes(limit.link_bytes, size),
+        limit.compute_s > 0 ? limit.link_s / limit.compute_s : INFINITY, hapt_units_time(limit.compute_s, time[1]),
+        cure);
 }
 
 static void print_limit(const struct hapt_env *env, const struct hapt_plan *plan, const struct hapt_limit *limit)
@@ -79,22 +80,26 @@ static void print_limit(const struct hapt_env *env, const struct hapt_plan *plan
         hapt_plan_stage_submesh(slow, submesh);
     else
         snprintf(submesh, sizeof submesh, "%d x %d", slow->nodes, slow->devices_per_node);
-    hapt_print(env, "why: the pace of %s a microbatch is set by %s\n", hapt_units_time(plan->t_max_s, time[0]), plan->limit);
+    hapt_print(env, "why: the pace of %s a microbatch is set by %s\n", hapt_units_time(plan->t_max_s, time[0]),
+               plan->limit);
     hapt_print(env, "  compute  stage %d (layers %d-%d on %s %s) takes longest: %s, %.1f %% of the pace\n",
-               limit->compute_stage, slow->first_layer, slow->end_layer, slow->subcluster_name, submesh, hapt_units_time(limit->compute_s, time[1]), 100 * hapt_plan_ratio(limit->compute_s, plan->t_max_s));
+               limit->compute_stage, slow->first_layer, slow->end_layer, slow->subcluster_name, submesh,
+               hapt_units_time(limit->compute_s, time[1]), 100 * hapt_plan_ratio(limit->compute_s, plan->t_max_s));
     if (limit->link_stage >= 0)
-        hapt_print(env, "  link     %s to %s behind stage %d takes longest: %s for %s at %s, %.1f %% of the pace; as long as the "
-                        "slowest stage at %s\n",
-                   plan->stage[limit->link_stage].subcluster_name, receiver(plan, limit->link_stage), limit->link_stage,
-                   hapt_units_time(limit->link_s, time[2]), hapt_units_bytes(limit->link_bytes, size[0]),
-                   hapt_units_bits(limit->link_bandwidth, rate[0]), 100 * hapt_plan_ratio(limit->link_s, plan->t_max_s),
-                   isfinite(limit->knee_bandwidth) ? hapt_units_bits(limit->knee_bandwidth, rate[1]) : "no bandwidth");
-    hapt_print(env, "  memory   stage %d is tightest: %s of %s left with %d microbatches in flight\n", limit->memory_stage,
-               hapt_units_bytes(limit->memory_left_bytes, size[0]), hapt_units_bytes(tight->device_memory_bytes, size[1]),
-               tight->warmup);
+        hapt_print(
+            env,
+            "  link     %s to %s behind stage %d takes longest: %s for %s at %s, %.1f %% of the pace; as long as the "
+            "slowest stage at %s\n",
+            plan->stage[limit->link_stage].subcluster_name, receiver(plan, limit->link_stage), limit->link_stage,
+            hapt_units_time(limit->link_s, time[2]), hapt_units_bytes(limit->link_bytes, size[0]),
+            hapt_units_bits(limit->link_bandwidth, rate[0]), 100 * hapt_plan_ratio(limit->link_s, plan->t_max_s),
+            isfinite(limit->knee_bandwidth) ? hapt_units_bits(limit->knee_bandwidth, rate[1]) : "no bandwidth");
+    hapt_print(env, "  memory   stage %d is tightest: %s of %s left with %d microbatches in flight\n",
+               limit->memory_stage, hapt_units_bytes(limit->memory_left_bytes, size[0]),
+               hapt_units_bytes(tight->device_memory_bytes, size[1]), tight->warmup);
     if (limit->waiting_stage >= 0)
-        hapt_print(env, "           a faster pace needs another launch, for which stage %d lacks %s\n", limit->waiting_stage,
-                   hapt_units_bytes(limit->missing_bytes, size[0]));
+        hapt_print(env, "           a faster pace needs another launch, for which stage %d lacks %s\n",
+                   limit->waiting_stage, hapt_units_bytes(limit->missing_bytes, size[0]));
     if (limit->idle_devices > 0)
         hapt_print(env, "  devices  %d of %d idle\n", limit->idle_devices, limit->devices);
     else
@@ -132,8 +137,10 @@ static void print_worth(const struct hapt_env *env, const struct hapt_profile *p
             hapt_print(env, "  %12s  %s alone: %s\n", "-", profile->cluster[c].name, worth->obstacle[c]);
     }
     if (worth->copies > 1)
-        hapt_print(env, "  %12.4g  %d separate jobs side by side, each its own copy of the model: this plan is %.3g times that\n",
-                   worth->apart_per_s, worth->copies, hapt_plan_ratio(worth->together_per_s, worth->apart_per_s));
+        hapt_print(
+            env,
+            "  %12.4g  %d separate jobs side by side, each its own copy of the model: this plan is %.3g times that\n",
+            worth->apart_per_s, worth->copies, hapt_plan_ratio(worth->together_per_s, worth->apart_per_s));
     else if (worth->subclusters > 1)
         hapt_print(env, "  %12s  separate jobs: %s subcluster holds the model alone\n", "-",
                    worth->copies == 1 ? "only one" : "no");
@@ -141,10 +148,10 @@ static void print_worth(const struct hapt_env *env, const struct hapt_profile *p
 
 static json_t *limit_object(const struct hapt_plan *plan, const struct hapt_limit *limit)
 {
-    json_t *object = json_pack("{s:s, s:i, s:f, s:i, s:f, s:i, s:i}", "kind", plan->limit, "compute_stage",
-                               limit->compute_stage, "compute_s", limit->compute_s, "memory_stage", limit->memory_stage,
-                               "memory_left_bytes", limit->memory_left_bytes, "devices", limit->devices, "idle_devices",
-                               limit->idle_devices);
+    json_t *object =
+        json_pack("{s:s, s:i, s:f, s:i, s:f, s:i, s:i}", "kind", plan->limit, "compute_stage", limit->compute_stage,
+                  "compute_s", limit->compute_s, "memory_stage", limit->memory_stage, "memory_left_bytes",
+                  limit->memory_left_bytes, "devices", limit->devices, "idle_devices", limit->idle_devices);
     if (object && limit->link_stage >= 0) {
         json_object_update_new(object, json_pack("{s:i, s:f, s:f, s:f, s:o}", "link_stage", limit->link_stage, "link_s",
                                                  limit->link_s, "link_bytes", limit->link_bytes,
@@ -167,8 +174,8 @@ static json_t *rival_object(const struct hapt_rival *rival)
                                rival->plan->simulated_s, "loss", rival->loss, "pace_s", rival->pace_s, "fill_s",
                                rival->fill_s, "transfer_s", rival->transfer_s, "plan", hapt_plan_json(rival->plan));
     if (object && !rival->fits)
-        json_object_update_new(object, json_pack("{s:i, s:f}", "short_stage", rival->short_stage, "short_bytes",
-                                                 rival->short_bytes));
+        json_object_update_new(
+            object, json_pack("{s:i, s:f}", "short_stage", rival->short_stage, "short_bytes", rival->short_bytes));
     return object;
 }
 
@@ -183,14 +190,15 @@ static json_t *worth_object(const struct hapt_profile *profile, const struct hap
                                                       "microbatches_per_s", hapt_plan_number(rate(plan)))
                                           : json_pack("{s:s, s:s}", "subcluster", name, "reason", worth->obstacle[c]));
     }
-    json_t *object = json_pack("{s:o, s:o, s:o, s:i}", "together_microbatches_per_s", hapt_plan_number(worth->together_per_s),
-                               "alone", alone, "apart_microbatches_per_s", hapt_plan_number(worth->apart_per_s), "copies", worth->copies);
+    json_t *object = json_pack("{s:o, s:o, s:o, s:i}", "together_microbatches_per_s",
+                               hapt_plan_number(worth->together_per_s), "alone", alone, "apart_microbatches_per_s",
+                               hapt_plan_number(worth->apart_per_s), "copies", worth->copies);
     if (object && worth->best >= 0)
-        json_object_update_new(object, json_pack("{s:s, s:o, s:o}", "best_alone", profile->cluster[worth->best].name,
-                                                 "gain_over_best_alone",
-                                                 hapt_plan_number(hapt_plan_ratio(worth->together_per_s, worth->alone_per_s)),
-                                                 "gain_over_apart",
-                                                 hapt_plan_number(hapt_plan_ratio(worth->together_per_s, worth->apart_per_s))));
+        json_object_update_new(
+            object,
+            json_pack("{s:s, s:o, s:o}", "best_alone", profile->cluster[worth->best].name, "gain_over_best_alone",
+                      hapt_plan_number(hapt_plan_ratio(worth->together_per_s, worth->alone_per_s)), "gain_over_apart",
+                      hapt_plan_number(hapt_plan_ratio(worth->together_per_s, worth->apart_per_s))));
     return object;
 }
 
@@ -200,16 +208,16 @@ static enum hapt_status make_object(const struct hapt_profile *profile, const st
 {
     json_t *list = json_array();
     for (int i = 0; list && i < rivals->count; i++) json_array_append_new(list, rival_object(&rivals->rival[i]));
-    json_t *object = json_pack("{s:o, s:o, s:o}", "limit", limit_object(plan, limit), "worth", worth_object(profile, worth),
-                        "rivals", list);
+    json_t *object = json_pack("{s:o, s:o, s:o}", "limit", limit_object(plan, limit), "worth",
+                               worth_object(profile, worth), "rivals", list);
     return json_object_set_new(extra, "explain", object) == 0
                ? HAPT_OK
                : hapt_fail(HAPT_ERR_MEMORY, NULL, "the explanation's JSON could not be built");
 }
 
 enum hapt_status hapt_plan_why(const struct hapt_env *env, const struct hapt_config *config,
-                               const struct hapt_profile *profile, const struct hapt_plan *plan, struct hapt_arena *arena,
-                               json_t *extra)
+                               const struct hapt_profile *profile, const struct hapt_plan *plan,
+                               struct hapt_arena *arena, json_t *extra)
 {
     struct hapt_strategy_options options;
     struct hapt_limit limit;
@@ -217,8 +225,8 @@ enum hapt_status hapt_plan_why(const struct hapt_env *env, const struct hapt_con
     struct hapt_worth *worth;
     HAPT_TRY(hapt_env_agree(env->world, hapt_phase_strategy(config, profile, NULL, arena, &options)));
     HAPT_TRY(hapt_plan_worth(env, profile, &options.search, plan, arena, &worth));
-    HAPT_TRY(hapt_plan_rivals(env, profile, &options.search, plan, worth, hapt_config_text(config, "stages") != NULL, arena,
-                              &rivals));
+    HAPT_TRY(hapt_plan_rivals(env, profile, &options.search, plan, worth, hapt_config_text(config, "stages") != NULL,
+                              arena, &rivals));
     hapt_plan_limit(profile, plan, &limit);
     print_limit(env, plan, &limit);
     print_rivals(env, rivals);

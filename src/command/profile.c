@@ -16,18 +16,26 @@ const char hapt_command_profile_help[] =
     "Thread CPU time is measured and multiplied by the device's slowdown, so a rehearsal on few cores is priced as if\n"
     "every rank had its own; on GPUs it is the time between events on the device, one rank of a device at a time.\n"
     "Nothing is measured twice: ranges of equal structure share one time, and of the unique ones only the short and a\n"
-    "ladder of long ones are run, which the others are composed of; where a few witnesses show that composing is not as\n"
+    "ladder of long ones are run, which the others are composed of; where a few witnesses show that composing is not "
+    "as\n"
     "exact as measuring, all are run. So the cost grows with what is unique in a model, not with its depth. When\n"
-    "--profile-seconds do not allow three rounds, a sample is timed. The times of overlapping ranges support each other, so\n"
-    "that noise does not mislead the search. Rounds are spread over --profile-seconds, a quarter of them where the rounds\n"
-    "agree. The noise is what the times may be off by: of single ranges, of the rounds (95 %), and the drift between the\n"
+    "--profile-seconds do not allow three rounds, a sample is timed. The times of overlapping ranges support each "
+    "other, so\n"
+    "that noise does not mislead the search. Rounds are spread over --profile-seconds, a quarter of them where the "
+    "rounds\n"
+    "agree. The noise is what the times may be off by: of single ranges, of the rounds (95 %), and the drift between "
+    "the\n"
     "first and the last rounds, whichever is largest. Above 10 % a warning says so.\n"
-    "Measuring is refused (exit code 2) where it would take over 60 s (or a longer --profile-seconds), or over half of the\n"
+    "Measuring is refused (exit code 2) where it would take over 60 s (or a longer --profile-seconds), or over half of "
+    "the\n"
     "free memory of a host.\n"
     "\n"
-    "--calibrate E.h5 times every operator of the model by the engine that trains, forward and backward, at every number of\n"
-    "devices that the rows divide over, and fits what share of the device's rates each class of operators reaches by its\n"
-    "size: robust means of the medians of at most 15 runs. --efficiency E.h5 then makes predictions, of this model and of\n"
+    "--calibrate E.h5 times every operator of the model by the engine that trains, forward and backward, at every "
+    "number of\n"
+    "devices that the rows divide over, and fits what share of the device's rates each class of operators reaches by "
+    "its\n"
+    "size: robust means of the medians of at most 15 runs. --efficiency E.h5 then makes predictions, of this model and "
+    "of\n"
     "others, take the table of each device's name and type. With --output a profile is made as well.\n"
     "\n"
     "An efficiency file (HDF5; one group a kind of device and type; an operator takes launch + max(FLOPs / (rate x\n"
@@ -36,25 +44,32 @@ const char hapt_command_profile_help[] =
     "                                            memory_bandwidth byte/s, launch s, median_residual\n"
     "  /device_k/class [K]                       product, attention (of peak_flops), vector (of vector_flops), memory\n"
     "  /device_k/size, efficiency [K]            FLOP (memory: byte), share of the rate\n"
-    "  /device_k/samples, worst_residual [K]     operators near that size, worst |predicted / measured - 1| among them\n"
+    "  /device_k/samples, worst_residual [K]     operators near that size, worst |predicted / measured - 1| among "
+    "them\n"
     "  /device_k/operator, _flops, _bytes, _time, _predicted [R]    the operators themselves; optional\n"
-    "  /device_k/all_reduce [Q][4]               devices, byte, s measured, s predicted from the links; optional: predicted\n"
+    "  /device_k/all_reduce [Q][4]               devices, byte, s measured, s predicted from the links; optional: "
+    "predicted\n"
     "                                            sums are scaled by measured / predicted of the nearest size\n"
     "\n"
     "A profile (HDF5; c: subcluster, L layers, S submeshes; entry [s][i][j] covers layers i to j, both included):\n"
     "  /boundary_bytes [L]                       byte, across the cut after each layer; the last is 0\n"
-    "  /tied_bytes [L]                           byte of parameters that layers before a layer and layers from it on both\n"
+    "  /tied_bytes [L]                           byte of parameters that layers before a layer and layers from it on "
+    "both\n"
     "                                            read: exchanged every step when a stage begins there; optional\n"
     "  /link_bandwidth [C][C], /link_latency     byte/s, s; the diagonal is between stages inside one subcluster\n"
-    "  /                                         optional attributes precision (fp32, tf32, bf16, fp16) that it was made in, and\n"
-    "                                            origin (measured, predicted); training keeps to that precision; noise and\n"
+    "  /                                         optional attributes precision (fp32, tf32, bf16, fp16) that it was "
+    "made in, and\n"
+    "                                            origin (measured, predicted); training keeps to that precision; noise "
+    "and\n"
     "                                            drift (shares, of measured times)\n"
     "  /cluster_c/                               attributes name, nodes, devices_per_node, device_memory_bytes, "
     "peak_flops\n"
     "  /cluster_c/submesh [S][2]                 nodes and devices of each\n"
-    "  /cluster_c/tensor_parallel [S]            optional, 1: devices that share each operator; with it a submesh may stand\n"
+    "  /cluster_c/tensor_parallel [S]            optional, 1: devices that share each operator; with it a submesh may "
+    "stand\n"
     "                                            in several rows, one a program\n"
-    "  /cluster_c/program [S], /program_k        optional, 0: the row's program is the k-th of the file: attributes name and\n"
+    "  /cluster_c/program [S], /program_k        optional, 0: the row's program is the k-th of the file: attributes "
+    "name and\n"
     "                                            axes, tables axis_a_instructions and axis_a_ratio\n"
     "  /cluster_c/stage_time [S][L][L]           s per microbatch, forward and backward; NaN: no candidate\n"
     "  /cluster_c/stage_forward_time             s per microbatch, forward\n"
@@ -63,16 +78,23 @@ const char hapt_command_profile_help[] =
     "  /cluster_c/step_time                      s per step outside the pipeline: gradient reduction, update, exchange "
     "of\n"
     "                                            tied weights; optional\n"
-    "  /mixed_k/                                 optional: stages on devices of several subclusters; attributes clusters\n"
-    "                                            (rising indices, two or more), counts (devices of each), ratios (optional:\n"
-    "                                            share of the work of each subcluster, or of each device, subcluster by\n"
-    "                                            subcluster; sum 1), program (optional, 0: rows by the ratios; k: the file's k-th,\n"
+    "  /mixed_k/                                 optional: stages on devices of several subclusters; attributes "
+    "clusters\n"
+    "                                            (rising indices, two or more), counts (devices of each), ratios "
+    "(optional:\n"
+    "                                            share of the work of each subcluster, or of each device, subcluster "
+    "by\n"
+    "                                            subcluster; sum 1), program (optional, 0: rows by the ratios; k: the "
+    "file's k-th,\n"
     "                                            all devices along its axis 0, with ratios of its own)\n"
-    "  /mixed_k/stage_time [L][L] ...            the same tables for that one submesh ([1][L][L] is taken too); the bytes\n"
-    "                                            [L][L] for every device (the tightest relative to its memory decides) or\n"
+    "  /mixed_k/stage_time [L][L] ...            the same tables for that one submesh ([1][L][L] is taken too); the "
+    "bytes\n"
+    "                                            [L][L] for every device (the tightest relative to its memory decides) "
+    "or\n"
     "                                            [K][L][L], one table for the devices of each of its K subclusters\n"
     "\n"
-    "Predicted submeshes stand once for each tensor-parallel degree up to --tensor-parallel that has candidates and is not\n"
+    "Predicted submeshes stand once for each tensor-parallel degree up to --tensor-parallel that has candidates and is "
+    "not\n"
     "worse than another on every range; data-parallel groups of that many neighbours share the rows.\n"
     "\n"
     "No candidates (NaN): a microbatch has fewer rows than there are devices to share them; one in flight exceeds the\n"
@@ -166,9 +188,10 @@ static void print_mixed(const struct hapt_env *env, const struct hapt_profile *p
 
 static void print_table(const struct hapt_env *env, const struct hapt_profile *profile)
 {
-    hapt_print(env, "Profile of %d layers in %s, %s; seconds are per microbatch, forward and backward\n", profile->layer_count,
-               hapt_precision_name(profile->precision),
-               profile->origin == HAPT_PROFILE_PREDICTED ? "predicted from what the devices are, not measured" : "measured");
+    hapt_print(env, "Profile of %d layers in %s, %s; seconds are per microbatch, forward and backward\n",
+               profile->layer_count, hapt_precision_name(profile->precision),
+               profile->origin == HAPT_PROFILE_PREDICTED ? "predicted from what the devices are, not measured"
+                                                         : "measured");
     hapt_print(env, "  %-16s %11s %10s %8s  %-23s %s\n", "subcluster", "submesh", "candidates", "longest", "one layer",
                "all layers");
     for (int c = 0; c < profile->cluster_count; c++) {
@@ -193,10 +216,10 @@ static json_t *submeshes_json(const struct hapt_profile *profile, const struct h
     for (int s = 0; submeshes && s < cluster->submesh_count; s++) {
         const struct summary summary = summarize(profile, cluster, s);
         json_t *whole = isfinite(summary.whole_s) ? json_real(summary.whole_s) : json_null();
-        json_array_append_new(submeshes, json_pack("{s:i, s:i, s:i, s:i, s:o}", "nodes", cluster->submesh[s].n,
-                                                   "devices_per_node", cluster->submesh[s].m, "tensor_parallel",
-                                                   cluster->submesh[s].tp, "candidates",
-                                                   summary.candidates, "all_layers_s", whole));
+        json_array_append_new(submeshes,
+                              json_pack("{s:i, s:i, s:i, s:i, s:o}", "nodes", cluster->submesh[s].n, "devices_per_node",
+                                        cluster->submesh[s].m, "tensor_parallel", cluster->submesh[s].tp, "candidates",
+                                        summary.candidates, "all_layers_s", whole));
     }
     return submeshes;
 }
@@ -209,10 +232,11 @@ static json_t *mixed_json(const struct hapt_profile *profile)
         const struct summary summary = summarize_mixed(profile, k);
         json_t *whole = isfinite(summary.whole_s) ? json_real(summary.whole_s) : json_null(), *devices = json_array();
         for (int i = 0; i < mixed->count; i++)
-            json_array_append_new(devices, json_pack("{s:s, s:i}", "subcluster", profile->cluster[mixed->cluster[i]].name, "count",
-                                                     mixed->devices[i]));
-        json_array_append_new(groups, json_pack("{s:o, s:i, s:i, s:o}", "devices", devices, "program", mixed->program, "candidates",
-                                                summary.candidates, "all_layers_s", whole));
+            json_array_append_new(devices,
+                                  json_pack("{s:s, s:i}", "subcluster", profile->cluster[mixed->cluster[i]].name,
+                                            "count", mixed->devices[i]));
+        json_array_append_new(groups, json_pack("{s:o, s:i, s:i, s:o}", "devices", devices, "program", mixed->program,
+                                                "candidates", summary.candidates, "all_layers_s", whole));
     }
     return groups;
 }
@@ -224,13 +248,14 @@ static json_t *profile_json(const struct hapt_profile *profile, const char *path
         json_array_append_new(subclusters, json_pack("{s:s, s:o}", "name", profile->cluster[c].name, "submeshes",
                                                      submeshes_json(profile, &profile->cluster[c])));
     const struct hapt_profile_effort *effort = &profile->effort;
-    return json_pack("{s:s, s:i, s:i, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:o, s:o}", "format", "hapt-profile-summary",
-                     "version", 1, "layers", profile->layer_count, "precision", hapt_precision_name(profile->precision), "origin",
-                     hapt_profile_origin_name(profile->origin), "output", path, "candidates",
-                     (json_int_t)candidates_of(profile), "unique", (json_int_t)effort->unique, "timed",
-                     (json_int_t)effort->timed, "programs", (json_int_t)effort->programs, "runs",
-                     (json_int_t)effort->runs, "seconds", effort->seconds, "noise", profile->noise, "drift", profile->drift,
-                     "subclusters", subclusters, "mixed", mixed_json(profile));
+    return json_pack("{s:s, s:i, s:i, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:o, s:o}", "format",
+                     "hapt-profile-summary", "version", 1, "layers", profile->layer_count, "precision",
+                     hapt_precision_name(profile->precision), "origin", hapt_profile_origin_name(profile->origin),
+                     "output", path, "candidates", (json_int_t)candidates_of(profile), "unique",
+                     (json_int_t)effort->unique, "timed", (json_int_t)effort->timed, "programs",
+                     (json_int_t)effort->programs, "runs", (json_int_t)effort->runs, "seconds", effort->seconds,
+                     "noise", profile->noise, "drift", profile->drift, "subclusters", subclusters, "mixed",
+                     mixed_json(profile));
 }
 
 static json_t *efficiency_json(const struct hapt_efficiency *efficiency, const char *path)
@@ -260,8 +285,8 @@ static enum hapt_status print_json(json_t *object)
 static void print_efficiency(const struct hapt_env *env, const struct hapt_efficiency *efficiency)
 {
     const char *device = "";
-    hapt_print(env, "  %-16s %-6s %-10s %14s %8s %11s %15s\n", "device", "type", "class", "size", "samples", "efficiency",
-               "worst residual");
+    hapt_print(env, "  %-16s %-6s %-10s %14s %8s %11s %15s\n", "device", "type", "class", "size", "samples",
+               "efficiency", "worst residual");
     for (int r = 0; r < hapt_efficiency_row_count(efficiency); r++) {
         const struct hapt_efficiency_row row = hapt_efficiency_row_at(efficiency, r);
         hapt_print(env, "  %-16s %-6s %-10s %9.3g %s %8d %9.1f %% %13.0f %%\n", row.device == device ? "" : row.device,
@@ -333,15 +358,15 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     struct hapt_layers *layers;
     struct products products = {.profile_path = hapt_config_text(config, "output"),
                                 .efficiency_path = hapt_config_text(config, "calibrate")};
-    const struct hapt_output outputs[] = {{.option = "output", .format = "hapt-profile"}, {.option = "calibrate", .format = "hapt-efficiency"}};
+    const struct hapt_output outputs[] = {{.option = "output", .format = "hapt-profile"},
+                                          {.option = "calibrate", .format = "hapt-efficiency"}};
     HAPT_TRY(hapt_env_agree(env->world, check_options(config)));
     HAPT_TRY(hapt_outputs_check(env, config, 2, outputs));
     HAPT_TRY(hapt_phase_model(env, config, arena, &model));
     HAPT_TRY(hapt_phase_cluster(env, config, false, arena, &cluster));
     HAPT_TRY(hapt_phase_precision(env, config, cluster, NULL, model));
     HAPT_TRY(hapt_phase_layers(env, config, model, arena, &layers));
-    if (products.efficiency_path)
-        HAPT_TRY(calibrate(env, config, cluster, model, layers, arena, &products.efficiency));
+    if (products.efficiency_path) HAPT_TRY(calibrate(env, config, cluster, model, layers, arena, &products.efficiency));
     if (products.profile_path) {
         HAPT_TRY(hapt_phase_profile(env, config, cluster, model, layers, arena, &products.profile));
         print_table(env, products.profile);

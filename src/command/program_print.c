@@ -9,7 +9,7 @@ struct printing {
     struct program_printed *printed;
     struct hapt_arena *arena;
     FILE *stream;
-    int ranges, *end; /* [ranges] layers, of which one or more stand together */
+    int ranges, *end;    /* [ranges] layers, of which one or more stand together */
     uint64_t *structure; /* [L][L] */
 };
 
@@ -24,7 +24,8 @@ static uint64_t structure_of(const struct printing *printing, int range)
     return printing->structure[(size_t)first_of(printing, range) * L + (size_t)printing->end[range] - 1];
 }
 
-static double section_s(const struct hapt_program *program, const struct hapt_program_costs *costs, enum hapt_section section)
+static double section_s(const struct hapt_program *program, const struct hapt_program_costs *costs,
+                        enum hapt_section section)
 {
     double sum = 0;
     for (int s = 0; s < program->step_count[section]; s++) {
@@ -42,15 +43,16 @@ static enum hapt_status print_range(const struct printing *printing, int range, 
     const int first = first_of(printing, range), end = printing->end[range];
     struct hapt_program *program;
     char text[2][32];
-    HAPT_TRY(hapt_program_build(listing->sharding, hapt_layers_first_op(listing->layers, first), listing->layers->end_op[end - 1],
-                                printing->arena, &program));
+    HAPT_TRY(hapt_program_build(listing->sharding, hapt_layers_first_op(listing->layers, first),
+                                listing->layers->end_op[end - 1], printing->arena, &program));
     fprintf(printing->stream, "\nLayers [%d, %d)", first, end);
     if (times > 1) fprintf(printing->stream, ", and %d more of the kind", times - 1);
     fputs(": ", printing->stream);
     if (listing->costs)
         fprintf(printing->stream, "communication %s a microbatch, %s a step; ",
                 hapt_units_time(section_s(program, listing->costs, HAPT_SECTION_FORWARD) +
-                                    section_s(program, listing->costs, HAPT_SECTION_BACKWARD), text[0]),
+                                    section_s(program, listing->costs, HAPT_SECTION_BACKWARD),
+                                text[0]),
                 hapt_units_time(section_s(program, listing->costs, HAPT_SECTION_REDUCE), text[1]));
     hapt_program_print(program, listing->costs, printing->stream);
     return HAPT_OK;
@@ -73,8 +75,8 @@ static enum hapt_status was_printed(const struct printing *printing, int range, 
         printed->kind = grown;
         printed->capacity = capacity;
     }
-    printed->kind[printed->count++] = (struct program_kind){structure_of(printing, range), first_of(printing, range), printing->end[range],
-                                                            printing->listing->stage};
+    printed->kind[printed->count++] = (struct program_kind){structure_of(printing, range), first_of(printing, range),
+                                                            printing->end[range], printing->listing->stage};
     return HAPT_OK;
 }
 
@@ -95,8 +97,8 @@ static enum hapt_status print_kind(const struct printing *printing, int range)
     return HAPT_OK;
 }
 
-enum hapt_status program_print_layers(const struct program_listing *listing, struct program_printed *printed, struct hapt_arena *arena,
-                                      FILE *stream)
+enum hapt_status program_print_layers(const struct program_listing *listing, struct program_printed *printed,
+                                      struct hapt_arena *arena, FILE *stream)
 {
     const struct hapt_layers *layers = listing->layers;
     struct printing printing = {.listing = listing, .printed = printed, .arena = arena, .stream = stream};

@@ -7,8 +7,10 @@ const char hapt_command_report_help[] =
     "Reads outputs/NAME/run.h5 and prints the plan, what was predicted and what was measured.\n"
     "The run file holds /topology, /layers, /profile, /plan, /settings, /environment (of each rank: host, pid,\n"
     "kernel, cpus, interfaces, device, threads, versions) and /train (loss, gradient_norm, learning_rate,\n"
-    "step_time per step; per-stage busy, idle and communication time; memory; warnings: ranks and links that were slower than planned), each with its units.\n"
-    "--timeline t.json writes its /trace (hapt train --trace N) for Perfetto and about:tracing. Of a rehearsal (--device emulated)\n"
+    "step_time per step; per-stage busy, idle and communication time; memory; warnings: ranks and links that were "
+    "slower than planned), each with its units.\n"
+    "--timeline t.json writes its /trace (hapt train --trace N) for Perfetto and about:tracing. Of a rehearsal "
+    "(--device emulated)\n"
     "all times are modelled ones, and there is no loss.\n";
 
 static enum hapt_status report(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
@@ -17,7 +19,8 @@ static enum hapt_status report(struct hapt_env *env, struct hapt_config *config,
     struct hapt_report *summary = NULL;
     if (!path) return hapt_fail(HAPT_ERR_USAGE, "give --input outputs/NAME/run.h5", "no run file given");
     HAPT_TRY(hapt_report_load(path, arena, &summary));
-    if (hapt_config_text(config, "timeline") && env->world_rank == 0) HAPT_TRY(hapt_report_trace(path, hapt_config_text(config, "timeline")));
+    if (hapt_config_text(config, "timeline") && env->world_rank == 0)
+        HAPT_TRY(hapt_report_trace(path, hapt_config_text(config, "timeline")));
     hapt_plan_print(env, summary->plan);
     hapt_report_print(env, summary);
     hapt_report_print_environment(env, summary);
@@ -28,7 +31,8 @@ enum hapt_status hapt_command_report(struct hapt_env *env, struct hapt_config *c
 {
     struct hapt_arena arena;
     hapt_arena_init(&arena);
-    enum hapt_status status = hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "timeline", .key = "traceEvents"});
+    enum hapt_status status =
+        hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "timeline", .key = "traceEvents"});
     if (status == HAPT_OK) status = hapt_env_agree(env->world, report(env, config, &arena));
     hapt_arena_release(&arena);
     return status;

@@ -81,7 +81,8 @@ static void print_outcome(const struct hapt_env *env, const struct outcome *outc
                hapt_units_time(plan->t_max_s, time[2]), outcome->hidden ? "hidden" : "not hidden");
     const double beside_s = slowest_beside_link(plan);
     if (beside_s > 0)
-        hapt_print(env, "  the link is the limit: its slowest transfer takes %.3g times as long as the slowest stage, %s\n",
+        hapt_print(env,
+                   "  the link is the limit: its slowest transfer takes %.3g times as long as the slowest stage, %s\n",
                    plan->t_max_s / beside_s, hapt_units_time(beside_s, time[0]));
     hapt_print(env, "  %5s  %-9s  %-12s  %8s  %8s  %10s  %8s  %8s  %s\n", "stage", "layers", "subcluster", "busy",
                "idle", "transfer", "hidden", "launches", "memory of device");
@@ -114,8 +115,8 @@ static enum hapt_status print_json(const struct outcome *outcome)
     json_t *object =
         json_pack("{s:s, s:i, s:i, s:s, s:f, s:f, s:f, s:s, s:b, s:b, s:o}", "format", "hapt-simulation", "version", 1,
                   "microbatches", plan->microbatches, "schedule", hapt_schedule_kind_name(plan->schedule),
-                  "simulated_s", simulation->total_s, "period_s", outcome->period_s, "t_max_s", plan->t_max_s,
-                  "limit", plan->limit, "hidden", outcome->hidden, "fits", outcome->fits, "stages", stages);
+                  "simulated_s", simulation->total_s, "period_s", outcome->period_s, "t_max_s", plan->t_max_s, "limit",
+                  plan->limit, "hidden", outcome->hidden, "fits", outcome->fits, "stages", stages);
     if (!object) return hapt_fail(HAPT_ERR_MEMORY, NULL, "the simulation's JSON could not be built");
     const int error = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
     json_decref(object);

@@ -8,8 +8,8 @@
 
 struct spmd_baseline { /* data parallelism (HAP 7.1) */
     const char *name;
-    bool exists;   /* the rows can be shared out so */
-    double cost_s; /* a step */
+    bool exists;             /* the rows can be shared out so */
+    double cost_s;           /* a step */
     double compute_s, end_s; /* of it: computation; sums of gradients */
     double memory_bytes;
     bool fits;
@@ -31,9 +31,10 @@ struct spmd_outcome {
 void spmd_print(const struct hapt_env *env, const struct spmd_outcome *outcome);
 /* Programs of layers, unlike ones once or all. */
 enum hapt_status spmd_print_program(const struct spmd_outcome *outcome, bool full, struct hapt_arena *arena);
-/* A plan of one stage on all devices of the cluster, and its program. HAPT_ERR_USAGE where it is no stage of a plan, HAPT_ERR_INFEASIBLE
- * where it does not fit. */
-enum hapt_status spmd_save_plan(const struct spmd_outcome *outcome, int optimizer_states, const char *path, struct hapt_arena *arena);
+/* A plan of one stage on all devices of the cluster, and its program. HAPT_ERR_USAGE where it is no stage of a plan,
+ * HAPT_ERR_INFEASIBLE where it does not fit. */
+enum hapt_status spmd_save_plan(const struct spmd_outcome *outcome, int optimizer_states, const char *path,
+                                struct hapt_arena *arena);
 enum hapt_status spmd_print_json(const struct spmd_outcome *outcome);
 
 #endif

@@ -15,15 +15,17 @@ static enum hapt_status check_shape(const struct spmd_outcome *outcome)
 {
     const struct hapt_cluster *cluster = outcome->cluster;
     if (outcome->mesh->kind == HAPT_SPMD_MACHINES)
-        return hapt_fail(HAPT_ERR_USAGE, "leave out --mesh machines", "--output holds a program of devices, not of machines");
+        return hapt_fail(HAPT_ERR_USAGE, "leave out --mesh machines",
+                         "--output holds a program of devices, not of machines");
     if (cluster->count == 1 && cluster->subcluster[0].nodes > 1 && cluster->subcluster[0].devices_per_node > 1)
         return hapt_fail(HAPT_ERR_USAGE, "use `hapt plan --program synthesised`, whose programs have two axes",
-                         "--output: one axis over %d nodes of %d devices is no stage of a plan", cluster->subcluster[0].nodes,
-                         cluster->subcluster[0].devices_per_node);
+                         "--output: one axis over %d nodes of %d devices is no stage of a plan",
+                         cluster->subcluster[0].nodes, cluster->subcluster[0].devices_per_node);
     return HAPT_OK;
 }
 
-static enum hapt_status lay_out(const struct spmd_outcome *outcome, int axis, struct hapt_arena *arena, struct hapt_stage_layout **layout)
+static enum hapt_status lay_out(const struct spmd_outcome *outcome, int axis, struct hapt_arena *arena,
+                                struct hapt_stage_layout **layout)
 {
     struct hapt_stage_layout *made;
     HAPT_NEW(made, arena, 1);
@@ -38,8 +40,8 @@ static enum hapt_status lay_out(const struct spmd_outcome *outcome, int axis, st
 enum { LOOKED_AT = 64 }; /* axes with more devices: one of each run of equal ratios stands for it */
 
 /* Of the device at each place of the axis. */
-static enum hapt_status find_needs(const struct spmd_outcome *outcome, const struct hapt_stage_layout *layout, int axis, int states,
-                                   struct hapt_arena *arena, struct need *need)
+static enum hapt_status find_needs(const struct spmd_outcome *outcome, const struct hapt_stage_layout *layout, int axis,
+                                   int states, struct hapt_arena *arena, struct need *need)
 {
     const struct hapt_axis *its = &layout->axis[axis];
     const struct hapt_memory_options options = {.slots = 1, .state_count = states};
@@ -68,7 +70,8 @@ static enum hapt_status find_needs(const struct spmd_outcome *outcome, const str
 }
 
 /* A row for each subcluster, by the device of it that needs most; the stage's own figures are those of the tightest. */
-static enum hapt_status mix(const struct spmd_outcome *outcome, const struct need *need, struct hapt_arena *arena, struct hapt_plan_stage *stage)
+static enum hapt_status mix(const struct spmd_outcome *outcome, const struct need *need, struct hapt_arena *arena,
+                            struct hapt_plan_stage *stage)
 {
     const struct hapt_cluster *cluster = outcome->cluster;
     struct hapt_plan_mixed *mixed;
@@ -97,7 +100,8 @@ static enum hapt_status mix(const struct spmd_outcome *outcome, const struct nee
         mixed->cluster[c] = c;
         mixed->name[c] = own->name;
         mixed->device_memory_bytes[c] = own->device.memory_bytes;
-        length += (size_t)snprintf(stage->subcluster_name + length, sizeof stage->subcluster_name - length, "%s%s", c ? "+" : "", own->name);
+        length += (size_t)snprintf(stage->subcluster_name + length, sizeof stage->subcluster_name - length, "%s%s",
+                                   c ? "+" : "", own->name);
         if (length >= sizeof stage->subcluster_name) length = sizeof stage->subcluster_name - 1;
         if (needed / own->device.memory_bytes < tightest) continue;
         tightest = needed / own->device.memory_bytes;
@@ -137,36 +141,50 @@ static void price(const struct spmd_outcome *outcome, struct hapt_plan *plan, st
         forward += o < graph->forward_count ? flops : 0;
     }
     for (int j = 0; j < outcome->mesh->size; j++)
-        plan->peak_flops += outcome->cluster->subcluster[outcome->mesh->subcluster[j]].device.peak_flops[outcome->model->dtype];
+        plan->peak_flops +=
+            outcome->cluster->subcluster[outcome->mesh->subcluster[j]].device.peak_flops[outcome->model->dtype];
     stage->compute_s = its->cost_s;
     stage->step_s = its->end_s * outcome->microbatches;
     stage->forward_s = (its->compute_s + its->communicate_s) * (plan->flops > 0 ? forward / plan->flops : 0);
     plan->t_max_s = stage->compute_s;
 }
 
-enum hapt_status spmd_save_plan(const struct spmd_outcome *outcome, int optimizer_states, const char *path, struct hapt_arena *arena)
+enum hapt_status spmd_save_plan(const struct spmd_outcome *outcome, int optimizer_states, const char *path,
+                                struct hapt_arena *arena)
 {
     const struct hapt_cluster *cluster = outcome->cluster;
     HAPT_TRY(check_shape(outcome));
-    /* A mixed stage has all devices along axis 0, a subcluster its nodes along axis 0 and the devices of a node along axis 1. */
+    /* A mixed stage has all devices along axis 0, a subcluster its nodes along axis 0 and the devices of a node along
+     * axis 1. */
     const int axis = cluster->count > 1 || cluster->subcluster[0].nodes > 1 ? 0 : 1;
     struct hapt_stage_layout *layout;
     struct need *need;
-    struct hapt_plan_stage stage = {.end_layer = outcome->layers->count, .end_op = outcome->model->graph->forward_count, .tensor_parallel = 1,
-                                    .program = 1, .warmup = 1};
+    struct hapt_plan_stage stage = {.end_layer = outcome->layers->count,
+                                    .end_op = outcome->model->graph->forward_count,
+                                    .tensor_parallel = 1,
+                                    .program = 1,
+                                    .warmup = 1};
     struct hapt_plan plan = {.microbatches = outcome->microbatches,
-                             .schedule = HAPT_SCHEDULE_H1F1B, .replicas = 1, .layer_count = outcome->layers->count, .stage_count = 1, .stage = &stage, .balance_eta = 1};
+                             .schedule = HAPT_SCHEDULE_H1F1B,
+                             .replicas = 1,
+                             .layer_count = outcome->layers->count,
+                             .stage_count = 1,
+                             .stage = &stage,
+                             .balance_eta = 1};
     HAPT_NEW(need, arena, outcome->mesh->size);
     HAPT_TRY(lay_out(outcome, axis, arena, &layout));
     HAPT_TRY(find_needs(outcome, layout, axis, optimizer_states, arena, need));
     stage.layout = layout;
     price(outcome, &plan, &stage);
-    if (cluster->count > 1) HAPT_TRY(mix(outcome, need, arena, &stage));
-    else place_alone(outcome, need, &stage);
+    if (cluster->count > 1)
+        HAPT_TRY(mix(outcome, need, arena, &stage));
+    else
+        place_alone(outcome, need, &stage);
     stage.memory_bytes = stage.parameter_bytes + stage.activation_bytes;
     if (!hapt_at_most(stage.memory_bytes, stage.device_memory_bytes))
-        return hapt_fail(HAPT_ERR_INFEASIBLE, "use a smaller microbatch or more devices", "the plan needs %.1f MB of the %.1f MB of a device",
-                         1e-6 * stage.memory_bytes, 1e-6 * stage.device_memory_bytes);
+        return hapt_fail(HAPT_ERR_INFEASIBLE, "use a smaller microbatch or more devices",
+                         "the plan needs %.1f MB of the %.1f MB of a device", 1e-6 * stage.memory_bytes,
+                         1e-6 * stage.device_memory_bytes);
     HAPT_TRY(hapt_plan_change(&plan, plan.schedule, plan.microbatches, plan.hide_threshold));
     plan.precision = outcome->model->precision;
     plan.profile = HAPT_PROFILE_PREDICTED;

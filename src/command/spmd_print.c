@@ -26,7 +26,8 @@ static void print_ratios(const struct hapt_env *env, const struct spmd_outcome *
         const int first = k == 0 ? 0 : result->segment_end[k - 1];
         hapt_print(env, "Segment %d: %s to %s\n", k, graph->op[first].name, graph->op[result->segment_end[k] - 1].name);
     }
-    hapt_print(env, "%-24s %-8s %-10s", outcome->mesh->kind == HAPT_SPMD_MACHINES ? "Machines" : "Devices", "speed", "memory");
+    hapt_print(env, "%-24s %-8s %-10s", outcome->mesh->kind == HAPT_SPMD_MACHINES ? "Machines" : "Devices", "speed",
+               "memory");
     for (int k = 0; k < result->segment_count; k++) hapt_print(env, "  ratio %d ", k);
     hapt_print(env, "\n");
     double total = 0;
@@ -36,9 +37,11 @@ static void print_ratios(const struct hapt_env *env, const struct spmd_outcome *
         double most = 0;
         end = end_of_alike(outcome, j);
         for (int i = j; i < end; i++) most = fmax(most, outcome->memory_bytes[i]);
-        snprintf(label, sizeof label, "%.40s %d-%d", outcome->cluster->subcluster[outcome->mesh->subcluster[j]].name, j, end - 1);
+        snprintf(label, sizeof label, "%.40s %d-%d", outcome->cluster->subcluster[outcome->mesh->subcluster[j]].name, j,
+                 end - 1);
         hapt_print(env, "%-24s %-8.4f %-10s", label, outcome->mesh->power[j] / total, hapt_units_bytes(most, size));
-        for (int k = 0; k < result->segment_count; k++) hapt_print(env, "  %.4f  ", result->axis.ratio[k * result->axis.size + j]);
+        for (int k = 0; k < result->segment_count; k++)
+            hapt_print(env, "  %.4f  ", result->axis.ratio[k * result->axis.size + j]);
         hapt_print(env, "\n");
     }
 }
@@ -53,9 +56,9 @@ static void print_baselines(const struct hapt_env *env, const struct spmd_outcom
             hapt_print(env, "%s: the rows cannot be shared out so\n", baseline->name);
             continue;
         }
-        hapt_print(env, "%s: %s a step, %.2f times as long; %s a device%s\n", baseline->name, hapt_units_time(baseline->cost_s, time),
-                   baseline->cost_s / cost_s, hapt_units_bytes(baseline->memory_bytes, size),
-                   baseline->fits ? "" : ", more than there is");
+        hapt_print(env, "%s: %s a step, %.2f times as long; %s a device%s\n", baseline->name,
+                   hapt_units_time(baseline->cost_s, time), baseline->cost_s / cost_s,
+                   hapt_units_bytes(baseline->memory_bytes, size), baseline->fits ? "" : ", more than there is");
     }
 }
 
@@ -65,16 +68,20 @@ void spmd_print(const struct hapt_env *env, const struct spmd_outcome *outcome)
     const double B = outcome->microbatches;
     char text[5][32];
     hapt_print(env, "%d %s as one mesh axis, %d microbatch%s of %d rows\n", outcome->mesh->size,
-               outcome->mesh->kind == HAPT_SPMD_MACHINES ? "machines" : "devices", outcome->microbatches, B > 1 ? "es" : "",
-               outcome->model->microbatch);
-    hapt_print(env, "Collectives cost %s\n", outcome->mesh->collectives.measured
-                                               ? "what was measured over as many ranks (\"collectives\" of the cluster file)"
-                                               : "what rings over the slowest link take");
-    hapt_print(env, "Step %s: computation %s, communication %s, gradients once a step %s; %d stages between synchronisations\n",
-               hapt_units_time(result->price.cost_s * B, text[0]), hapt_units_time(result->price.compute_s * B, text[1]),
-               hapt_units_time(result->price.communicate_s * B, text[2]), hapt_units_time(result->price.end_s * B, text[3]),
-               result->price.stages);
-    hapt_print(env, "From %s (%s) in %s%s%s%s\n", result->origin, result->ended, hapt_units_time(result->seconds, text[0]),
+               outcome->mesh->kind == HAPT_SPMD_MACHINES ? "machines" : "devices", outcome->microbatches,
+               B > 1 ? "es" : "", outcome->model->microbatch);
+    hapt_print(env, "Collectives cost %s\n",
+               outcome->mesh->collectives.measured
+                   ? "what was measured over as many ranks (\"collectives\" of the cluster file)"
+                   : "what rings over the slowest link take");
+    hapt_print(
+        env,
+        "Step %s: computation %s, communication %s, gradients once a step %s; %d stages between synchronisations\n",
+        hapt_units_time(result->price.cost_s * B, text[0]), hapt_units_time(result->price.compute_s * B, text[1]),
+        hapt_units_time(result->price.communicate_s * B, text[2]), hapt_units_time(result->price.end_s * B, text[3]),
+        result->price.stages);
+    hapt_print(env, "From %s (%s) in %s%s%s%s\n", result->origin, result->ended,
+               hapt_units_time(result->seconds, text[0]),
                result->report.optimal ? "; proven optimal at these ratios" : "", result->report.because[0] ? "; " : "",
                result->report.because);
     print_baselines(env, outcome);
@@ -95,8 +102,11 @@ void spmd_print(const struct hapt_env *env, const struct spmd_outcome *outcome)
 
 enum hapt_status spmd_print_program(const struct spmd_outcome *outcome, bool full, struct hapt_arena *arena)
 {
-    const struct program_listing listing = {.graph = outcome->model->graph, .layers = outcome->layers, .sharding = outcome->sharding,
-                                            .end = outcome->layers->count, .full = full};
+    const struct program_listing listing = {.graph = outcome->model->graph,
+                                            .layers = outcome->layers,
+                                            .sharding = outcome->sharding,
+                                            .end = outcome->layers->count,
+                                            .full = full};
     return program_print_layers(&listing, NULL, arena, stdout);
 }
 
@@ -107,10 +117,11 @@ static json_t *turns_json(const struct spmd_outcome *outcome)
     json_t *turns = json_array();
     for (int t = 0; t < outcome->result.turn_count; t++) {
         const struct hapt_alternation_turn *turn = &outcome->result.turn[t];
-        json_array_append_new(turns, json_pack("{s:s, s:i, s:f, s:o, s:f, s:f}", "start", turn->start, "segments", turn->segments,
-                                               "program_s", turn->program_s * outcome->microbatches, "ratios_s",
-                                               isfinite(turn->ratios_s) ? json_real(turn->ratios_s * outcome->microbatches) : json_null(),
-                                               "synthesis_seconds", turn->synthesis_seconds, "solve_seconds", turn->solve_seconds));
+        json_array_append_new(
+            turns, json_pack("{s:s, s:i, s:f, s:o, s:f, s:f}", "start", turn->start, "segments", turn->segments,
+                             "program_s", turn->program_s * outcome->microbatches, "ratios_s",
+                             isfinite(turn->ratios_s) ? json_real(turn->ratios_s * outcome->microbatches) : json_null(),
+                             "synthesis_seconds", turn->synthesis_seconds, "solve_seconds", turn->solve_seconds));
     }
     return turns;
 }
@@ -121,7 +132,8 @@ static json_t *segments_json(const struct spmd_outcome *outcome)
     json_t *segments = json_array();
     for (int k = 0; k < result->segment_count; k++) {
         json_t *ratios = json_array();
-        for (int j = 0; j < result->axis.size; j++) json_array_append_new(ratios, json_real(result->axis.ratio[k * result->axis.size + j]));
+        for (int j = 0; j < result->axis.size; j++)
+            json_array_append_new(ratios, json_real(result->axis.ratio[k * result->axis.size + j]));
         json_array_append_new(segments, json_pack("{s:[i, i], s:o}", "ops", k == 0 ? 0 : result->segment_end[k - 1],
                                                   result->segment_end[k], "ratios", ratios));
     }
@@ -147,28 +159,32 @@ enum hapt_status spmd_print_json(const struct spmd_outcome *outcome)
     json_t *baselines = json_object(), *memory = json_array(), *power = json_array();
     for (int b = 0; b < SPMD_BASELINES; b++) {
         const struct spmd_baseline *its = &outcome->baseline[b];
-        json_object_set_new(baselines, its->name, !its->exists ? json_null()
-                                                               : json_pack("{s:f, s:f, s:f, s:f, s:b}", "step_s", its->cost_s, "compute_s",
-                                                                           its->compute_s, "gradients_s", its->end_s, "memory_bytes",
-                                                                           its->memory_bytes, "fits", its->fits));
+        json_object_set_new(baselines, its->name,
+                            !its->exists ? json_null()
+                                         : json_pack("{s:f, s:f, s:f, s:f, s:b}", "step_s", its->cost_s, "compute_s",
+                                                     its->compute_s, "gradients_s", its->end_s, "memory_bytes",
+                                                     its->memory_bytes, "fits", its->fits));
     }
     for (int j = 0; j < result->axis.size; j++) {
         json_array_append_new(memory, json_real(outcome->memory_bytes[j]));
         json_array_append_new(power, json_real(outcome->mesh->power[j]));
     }
-    json_t *all = json_pack("{s:s, s:i, s:s, s:s, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:i, s:s, s:s, s:b, s:s, s:f, s:o, s:o, s:o, s:o, s:o, s:o}",
-                            "format", "hapt-spmd", "version", 1, "mesh", outcome->mesh->kind == HAPT_SPMD_MACHINES ? "machines" : "devices",
-                            "collectives_from", outcome->mesh->collectives.measured ? "measured" : "links", "devices", outcome->mesh->size,
-                            "microbatches", outcome->microbatches, "rows", outcome->model->microbatch,
-                            "step_s", result->price.cost_s * B, "compute_s", result->price.compute_s * B, "communicate_s",
-                            result->price.communicate_s * B, "gradients_s", result->price.end_s * B, "stages", result->price.stages,
-                            "origin", result->origin, "ended", result->ended, "optimal", result->report.optimal, "because",
-                            result->report.because, "seconds", result->seconds, "turns", turns_json(outcome), "segments",
-                            segments_json(outcome), "baselines", baselines, "memory_bytes", memory, "power", power, "collectives",
-                            collectives_json(outcome));
+    json_t *all = json_pack(
+        "{s:s, s:i, s:s, s:s, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:i, s:s, s:s, s:b, s:s, s:f, s:o, s:o, s:o, s:o, "
+        "s:o, s:o}",
+        "format", "hapt-spmd", "version", 1, "mesh", outcome->mesh->kind == HAPT_SPMD_MACHINES ? "machines" : "devices",
+        "collectives_from", outcome->mesh->collectives.measured ? "measured" : "links", "devices", outcome->mesh->size,
+        "microbatches", outcome->microbatches, "rows", outcome->model->microbatch, "step_s", result->price.cost_s * B,
+        "compute_s", result->price.compute_s * B, "communicate_s", result->price.communicate_s * B, "gradients_s",
+        result->price.end_s * B, "stages", result->price.stages, "origin", result->origin, "ended", result->ended,
+        "optimal", result->report.optimal, "because", result->report.because, "seconds", result->seconds, "turns",
+        turns_json(outcome), "segments", segments_json(outcome), "baselines", baselines, "memory_bytes", memory,
+        "power", power, "collectives", collectives_json(outcome));
     if (!all) return hapt_fail(HAPT_ERR_MEMORY, NULL, "the JSON object cannot be made");
     const int written = json_dumpf(all, stdout, JSON_INDENT(1));
     json_decref(all);
     putchar('\n');
-    return written == 0 ? HAPT_OK : hapt_fail(HAPT_ERR_IO, "check free space and the pipe's end", "standard output cannot be written");
+    return written == 0
+               ? HAPT_OK
+               : hapt_fail(HAPT_ERR_IO, "check free space and the pipe's end", "standard output cannot be written");
 }

@@ -9,7 +9,8 @@ int device_one(const char **reason)
     return 1;
 }
 
-enum hapt_status device_open(const char *name, const struct device_memory *memory, int index, size_t cap_bytes, struct hapt_device **device)
+enum hapt_status device_open(const char *name, const struct device_memory *memory, int index, size_t cap_bytes,
+                             struct hapt_device **device)
 {
     if (index != 0) return hapt_fail(HAPT_ERR_INTERNAL, NULL, "%s device %d: each process has one", name, index);
     struct hapt_device *made = calloc(1, sizeof *made);
@@ -46,7 +47,8 @@ static enum hapt_status count_in(struct hapt_device *device, size_t bytes)
     pthread_mutex_unlock(&device->lock);
     if (fits) return HAPT_OK;
     return hapt_fail(HAPT_ERR_MEMORY, "use more devices, a smaller microbatch or devices with more memory",
-                     "%zu bytes do not fit the %s device: %zu of its %zu bytes are left", bytes, device->name, left, device->cap_bytes);
+                     "%zu bytes do not fit the %s device: %zu of its %zu bytes are left", bytes, device->name, left,
+                     device->cap_bytes);
 }
 
 enum hapt_status device_allocate(struct hapt_device *device, size_t bytes, void **memory)

@@ -1,4 +1,5 @@
-/* What back ends share whose devices are this process's: blocks of memory and their account, queues whose work is done at once. */
+/* What back ends share whose devices are this process's: blocks of memory and their account, queues whose work is done
+ * at once. */
 #ifndef HAPT_DEVICE_BLOCKS_H
 #define HAPT_DEVICE_BLOCKS_H
 
@@ -23,7 +24,8 @@ struct device_block {
     size_t bytes;
 };
 
-/* Where memory comes from, and what to say when there is none: a format with the bytes as its only argument, and a hint. */
+/* Where memory comes from, and what to say when there is none: a format with the bytes as its only argument, and a
+ * hint. */
 struct device_memory {
     void *(*reserve)(size_t bytes); /* aligned, zeroed; NULL: there is none */
     void (*release)(void *memory, size_t bytes);
@@ -40,7 +42,8 @@ struct hapt_device {
 };
 
 /* Slots of struct hapt_backend, or what fills them. */
-enum hapt_status device_open(const char *name, const struct device_memory *memory, int index, size_t cap_bytes, struct hapt_device **device);
+enum hapt_status device_open(const char *name, const struct device_memory *memory, int index, size_t cap_bytes,
+                             struct hapt_device **device);
 void device_close(struct hapt_device *device);
 int device_one(const char **reason);
 enum hapt_status device_allocate(struct hapt_device *device, size_t bytes, void **memory);

@@ -1,6 +1,6 @@
 /*
- * The cuda back end: hapt-cuda.so, loaded when somebody asks for it, so that one executable runs everywhere. It lies beside the
- * executable, or where HAPT_CUDA_PLUGIN says. What is missing is said as the reason why there is no device.
+ * The cuda back end: hapt-cuda.so, loaded when somebody asks for it, so that one executable runs everywhere. It lies
+ * beside the executable, or where HAPT_CUDA_PLUGIN says. What is missing is said as the reason why there is no device.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -40,7 +40,8 @@ static bool has_driver(void)
     return access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0;
 }
 
-/* Loading CUDA's libraries takes longer than many a command: not where there is no driver, unless the plug-in is asked for. */
+/* Loading CUDA's libraries takes longer than many a command: not where there is no driver, unless the plug-in is asked
+ * for. */
 static bool is_wanted(void)
 {
     return getenv("HAPT_CUDA_PLUGIN") || has_driver();
@@ -54,8 +55,10 @@ static void load(void)
     plugin_path(path);
     const bool asked = getenv("HAPT_CUDA_PLUGIN") != NULL;
     if (access(path, R_OK)) {
-        snprintf(cuda.reason, sizeof cuda.reason, asked ? "HAPT_CUDA_PLUGIN names %.200s, which cannot be read"
-                                                        : "this build has no CUDA back end (%.200s): make it where a CUDA toolkit is", path);
+        snprintf(cuda.reason, sizeof cuda.reason,
+                 asked ? "HAPT_CUDA_PLUGIN names %.200s, which cannot be read"
+                       : "this build has no CUDA back end (%.200s): make it where a CUDA toolkit is",
+                 path);
         return;
     }
     if (!is_wanted()) {
@@ -66,13 +69,16 @@ static void load(void)
         snprintf(cuda.reason, sizeof cuda.reason, "%.200s is no whole library: make or copy it again", path);
         return;
     }
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* or queues share the way to the device, and one waits for another */
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32",
+           0); /* or queues share the way to the device, and one waits for another */
     void *library = cuda_libraries_open_plugin(path, &said);
     if (!library) {
         snprintf(cuda.reason, sizeof cuda.reason, "%s", said);
         return;
     }
-    if (has_driver()) cuda_library_open("libcuda.so.1", &said); /* the runtime in the plug-in opens it by this name, and finds it then */
+    if (has_driver())
+        cuda_library_open("libcuda.so.1",
+                          &said); /* the runtime in the plug-in opens it by this name, and finds it then */
     cuda_plugin_getter *get;
     void *symbol = dlsym(library, "hapt_cuda_plugin");
     memcpy(&get, &symbol, sizeof get);
@@ -106,7 +112,9 @@ static const struct hapt_library *cuda_library(int index)
     }
     file = (struct hapt_library){.name = "hapt-cuda.so", .path = cuda.path};
     if (!plugin() && !cuda_library_at(0))
-        file = (struct hapt_library){.name = "hapt-cuda.so", .missing = cuda.reason, .remedy = "make it where a CUDA toolkit is (nvcc)",
+        file = (struct hapt_library){.name = "hapt-cuda.so",
+                                     .missing = cuda.reason,
+                                     .remedy = "make it where a CUDA toolkit is (nvcc)",
                                      .needed = getenv("HAPT_CUDA_PLUGIN") != NULL};
     return &file;
 }
@@ -135,17 +143,19 @@ static void release(void *memory, size_t bytes)
 
 static enum hapt_status cuda_open(int index, int threads, size_t memory_bytes, struct hapt_device **device)
 {
-    static const struct device_memory memory = {.reserve = reserve,
-                                                .release = release,
-                                                .lack = "the CUDA device has no %zu bytes of memory left",
-                                                .hint = "use more devices, a smaller microbatch or devices with more memory"};
+    static const struct device_memory memory = {
+        .reserve = reserve,
+        .release = release,
+        .lack = "the CUDA device has no %zu bytes of memory left",
+        .hint = "use more devices, a smaller microbatch or devices with more memory"};
     (void)threads;
     if (!plugin()) return hapt_fail(HAPT_ERR_INPUT, "see hapt doctor", "no cuda device: %s", cuda.reason);
     HAPT_TRY(plugin()->open(index));
     return device_open("cuda", &memory, 0, memory_bytes, device);
 }
 
-static const struct hapt_kernel *cuda_find_kernel(const struct hapt_device *device, const char *op, enum hapt_dtype dtype)
+static const struct hapt_kernel *cuda_find_kernel(const struct hapt_device *device, const char *op,
+                                                  enum hapt_dtype dtype)
 {
     (void)device;
     return plugin() ? plugin()->find_kernel(op, dtype) : NULL;

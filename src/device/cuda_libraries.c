@@ -35,7 +35,8 @@ bool cuda_library_is_whole(const char *path)
     const bool read = file && fread(&header, sizeof header, 1, file) == 1 && fstat(fileno(file), &about) == 0;
     if (file) fclose(file);
     if (!read || memcmp(header.e_ident, ELFMAG, SELFMAG) != 0) return false;
-    return header.e_shoff <= (uint64_t)about.st_size && (uint64_t)about.st_size - header.e_shoff >= (uint64_t)header.e_shnum * header.e_shentsize;
+    return header.e_shoff <= (uint64_t)about.st_size &&
+           (uint64_t)about.st_size - header.e_shoff >= (uint64_t)header.e_shnum * header.e_shentsize;
 }
 
 /* ---- folders ---- */
@@ -46,7 +47,9 @@ static bool in_folders(const char *folders, const char *soname, char *path)
     char pattern[PATH_MAX];
     glob_t all;
     bool found = false;
-    if (snprintf(pattern, sizeof pattern, "%s/%s", folders, soname) >= (int)sizeof pattern || glob(pattern, 0, NULL, &all) != 0) return false;
+    if (snprintf(pattern, sizeof pattern, "%s/%s", folders, soname) >= (int)sizeof pattern ||
+        glob(pattern, 0, NULL, &all) != 0)
+        return false;
     for (size_t i = 0; i < all.gl_pathc && !found; i++) {
         found = strlen(all.gl_pathv[i]) < PATH_MAX && cuda_library_is_whole(all.gl_pathv[i]);
         if (found) strcpy(path, all.gl_pathv[i]);
@@ -71,21 +74,24 @@ static bool in_list(const char *list, const char *below, const char *soname, cha
 
 static bool in_toolkit(const char *home, const char *soname, char *path)
 {
-    return in_list(home, "/lib64", soname, path) || in_list(home, "/lib", soname, path) || in_list(home, "/targets/*/lib", soname, path);
+    return in_list(home, "/lib64", soname, path) || in_list(home, "/lib", soname, path) ||
+           in_list(home, "/targets/*/lib", soname, path);
 }
 
 /* The packages of a Python that is installed in `prefix`; pyenv keeps several below one. */
 static bool in_prefix(const char *prefix, const char *soname, char *path)
 {
-    static const char *const packages[] = {"/lib/python3*/site-packages/nvidia/*/lib",       "/lib64/python3*/site-packages/nvidia/*/lib",
-                                           "/lib/python3*/dist-packages/nvidia/*/lib",       "/local/lib/python3*/dist-packages/nvidia/*/lib",
-                                           "/versions/*/lib/python3*/site-packages/nvidia/*/lib"};
+    static const char *const packages[] = {
+        "/lib/python3*/site-packages/nvidia/*/lib", "/lib64/python3*/site-packages/nvidia/*/lib",
+        "/lib/python3*/dist-packages/nvidia/*/lib", "/local/lib/python3*/dist-packages/nvidia/*/lib",
+        "/versions/*/lib/python3*/site-packages/nvidia/*/lib"};
     for (size_t i = 0; prefix && *prefix && i < sizeof packages / sizeof *packages; i++)
         if (in_list(prefix, packages[i], soname, path)) return true;
     return false;
 }
 
-/* Folders of an interpreter, PREFIX/bin/python3. A virtual environment's is a link, and so may be the one on the PATH: each step is looked at. */
+/* Folders of an interpreter, PREFIX/bin/python3. A virtual environment's is a link, and so may be the one on the PATH:
+ * each step is looked at. */
 static bool near_python(const char *program, const char *soname, char *path)
 {
     char at[PATH_MAX], prefix[PATH_MAX], to[PATH_MAX];
@@ -100,7 +106,8 @@ static bool near_python(const char *program, const char *soname, char *path)
         to[length] = '\0';
         if (to[0] == '/')
             strcpy(at, to);
-        else if (snprintf(slash + 1, sizeof at - (size_t)(slash + 1 - at), "%s", to) >= (int)(sizeof at - (size_t)(slash + 1 - at)))
+        else if (snprintf(slash + 1, sizeof at - (size_t)(slash + 1 - at), "%s", to) >=
+                 (int)(sizeof at - (size_t)(slash + 1 - at)))
             return false;
     }
     return false;
@@ -126,7 +133,8 @@ static bool look(const char *soname, char *path)
     if (in_list(getenv("HAPT_CUDA_LIBRARIES"), "", soname, path)) return true;
     if (in_toolkit(getenv("CUDA_HOME"), soname, path) || in_toolkit(getenv("CUDA_PATH"), soname, path)) return true;
     if (in_toolkit("/usr/local/cuda:/usr/local/cuda-*:/opt/cuda", soname, path)) return true;
-    if (strncmp(soname, "libcuda.", 8) == 0 && in_list("/usr/local/nvidia/lib64:/usr/lib/wsl/lib:/run/opengl-driver/lib", "", soname, path))
+    if (strncmp(soname, "libcuda.", 8) == 0 &&
+        in_list("/usr/local/nvidia/lib64:/usr/lib/wsl/lib:/run/opengl-driver/lib", "", soname, path))
         return true;
     if (python && near_python(python, soname, path)) return true;
     if (in_prefix(getenv("VIRTUAL_ENV"), soname, path) || in_prefix(getenv("CONDA_PREFIX"), soname, path)) return true;
@@ -160,17 +168,21 @@ static void missing(struct found *found, const char *why)
     if (why)
         snprintf(found->said, sizeof found->said, "%s (%s)", why, kind->without);
     else
-        snprintf(found->said, sizeof found->said, "%s is found neither by the loader nor in a CUDA toolkit or Python's nvidia/*/lib (%s)",
-                 found->soname, kind->without);
+        snprintf(found->said, sizeof found->said,
+                 "%s is found neither by the loader nor in a CUDA toolkit or Python's nvidia/*/lib (%s)", found->soname,
+                 kind->without);
     /* Packages of cuBLAS for CUDA 13 have no version behind their name. */
     if (kind != kinds || libraries.toolkit < 13) snprintf(version, sizeof version, "-cu%d", libraries.toolkit);
     if (kind->package)
-        snprintf(found->remedy, sizeof found->remedy, "python3 -m pip install %s%s, or name the folder that has it in HAPT_CUDA_LIBRARIES",
-                 kind->package, version);
+        snprintf(found->remedy, sizeof found->remedy,
+                 "python3 -m pip install %s%s, or name the folder that has it in HAPT_CUDA_LIBRARIES", kind->package,
+                 version);
     else
-        snprintf(found->remedy, sizeof found->remedy, "install it, or name the folder that has it in HAPT_CUDA_LIBRARIES%s",
-                 strcmp(kind->begin, "libcuda.") == 0 ? "; in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility" : "");
-    found->tell = (struct hapt_library){.name = found->soname, .missing = found->said, .remedy = found->remedy, .needed = kind->needed};
+        snprintf(
+            found->remedy, sizeof found->remedy, "install it, or name the folder that has it in HAPT_CUDA_LIBRARIES%s",
+            strcmp(kind->begin, "libcuda.") == 0 ? "; in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility" : "");
+    found->tell = (struct hapt_library){
+        .name = found->soname, .missing = found->said, .remedy = found->remedy, .needed = kind->needed};
 }
 
 static void came_from(struct found *found, const char *path)
@@ -227,7 +239,8 @@ void *cuda_library_open(const char *soname, const char **said)
 static bool names_missing(const char *error, const char *plugin, char soname[NAME_CHARS])
 {
     const size_t length = strcspn(error, ":");
-    if (length == 0 || length >= NAME_CHARS || memchr(error, '/', length) || strncmp(error, plugin, length) == 0) return false;
+    if (length == 0 || length >= NAME_CHARS || memchr(error, '/', length) || strncmp(error, plugin, length) == 0)
+        return false;
     memcpy(soname, error, length);
     soname[length] = '\0';
     return strstr(soname, ".so") != NULL;

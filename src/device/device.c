@@ -27,7 +27,8 @@ enum hapt_status hapt_backend_pin(const struct hapt_backend *backend, size_t byt
 {
     void *made = backend->pin(bytes);
     if (!made)
-        return hapt_fail(HAPT_ERR_MEMORY, "raise the limit of locked memory (ulimit -l) or use fewer ranks on this host",
+        return hapt_fail(HAPT_ERR_MEMORY,
+                         "raise the limit of locked memory (ulimit -l) or use fewer ranks on this host",
                          "this host has no %zu bytes of memory left that can be page-locked", bytes);
     *memory = made;
     return HAPT_OK;

@@ -1,6 +1,7 @@
 /*
- * The emulated back end: a device that is counted but not there. Memory is address space without pages behind it, so that a laptop holds
- * the account of 64 GPUs; every operator has a kernel that does nothing. How long its work lasts is its owner's to model (src/train).
+ * The emulated back end: a device that is counted but not there. Memory is address space without pages behind it, so
+ * that a laptop holds the account of 64 GPUs; every operator has a kernel that does nothing. How long its work lasts is
+ * its owner's to model (src/train).
  */
 #include <string.h>
 #include <sys/mman.h>
@@ -42,7 +43,8 @@ static enum hapt_status compute_nothing(const struct hapt_call *call, struct hap
     return HAPT_OK;
 }
 
-static const struct hapt_kernel *emulated_find_kernel(const struct hapt_device *device, const char *op, enum hapt_dtype dtype)
+static const struct hapt_kernel *emulated_find_kernel(const struct hapt_device *device, const char *op,
+                                                      enum hapt_dtype dtype)
 {
     static const struct hapt_kernel any = {.op = "any", .run = compute_nothing};
     (void)device;
@@ -56,7 +58,8 @@ static bool is_here(struct hapt_device *device, const void *address)
     bool found = false;
     pthread_mutex_lock(&device->lock);
     for (const struct device_block *block = device->block; block && !found; block = block->next)
-        found = (const char *)address >= block->memory && (const char *)address < block->memory + reserved_bytes(block->bytes);
+        found = (const char *)address >= block->memory &&
+                (const char *)address < block->memory + reserved_bytes(block->bytes);
     pthread_mutex_unlock(&device->lock);
     return found;
 }

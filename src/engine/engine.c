@@ -66,15 +66,12 @@ void *hapt_engine_tensor(struct hapt_engine *engine, int tensor, int slot)
     const int local = engine->program->local[tensor];
     if (local < 0) return NULL;
     switch (plan->region[local]) {
-    case HAPT_REGION_RESIDENT:
-        return engine->memory + plan->offset[local];
-    case HAPT_REGION_WORKSPACE:
-        return engine->memory + plan->workspace_offset + plan->offset[local];
+    case HAPT_REGION_RESIDENT: return engine->memory + plan->offset[local];
+    case HAPT_REGION_WORKSPACE: return engine->memory + plan->workspace_offset + plan->offset[local];
     case HAPT_REGION_SLOT:
         HAPT_ASSERT(slot >= 0 && slot < plan->slots);
         return engine->memory + plan->slot_offset + (size_t)slot * plan->activation_bytes + plan->offset[local];
-    case HAPT_REGION_NONE:
-        break;
+    case HAPT_REGION_NONE: break;
     }
     return NULL;
 }
@@ -141,7 +138,8 @@ static enum hapt_status move(struct hapt_engine *engine, const struct hapt_bound
     return HAPT_OK;
 }
 
-enum hapt_status hapt_engine_start_part(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op, int end_op)
+enum hapt_status hapt_engine_start_part(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op,
+                                        int end_op)
 {
     const struct section_binding *binding = &engine->section[section];
     HAPT_ASSERT(section != HAPT_SECTION_REDUCE && slot >= 0 && slot < engine->options.slots);
@@ -290,8 +288,8 @@ static enum hapt_status update_block(struct hapt_engine *engine, const struct ha
         call.output[output++] = resident(engine, plan->state_offset[s], state_first, end - first);
     if (plan->state_count == 0) output++; /* no momentum buffer */
     if (plan->copy_offset != (size_t)-1)
-        call.output[output] =
-            hapt_engine_flat_view((uint16_t *)(engine->memory + plan->copy_offset) + first, engine->copy_dtype, end - first);
+        call.output[output] = hapt_engine_flat_view((uint16_t *)(engine->memory + plan->copy_offset) + first,
+                                                    engine->copy_dtype, end - first);
     return engine->update->run(&call, engine->queue);
 }
 
@@ -314,7 +312,8 @@ static enum hapt_status convert_group(struct hapt_engine *engine, const struct h
     const struct hapt_memory_plan *plan = engine->plan;
     if (plan->copy_offset == (size_t)-1 || group->end == group->first) return HAPT_OK;
     return convert(engine, (float *)(engine->memory + plan->master_offset) + group->first,
-                   (uint16_t *)(engine->memory + plan->copy_offset) + group->first, engine->copy_dtype, group->end - group->first);
+                   (uint16_t *)(engine->memory + plan->copy_offset) + group->first, engine->copy_dtype,
+                   group->end - group->first);
 }
 
 /* The weights of a group from the ranks that updated them, and their compute copies. */
@@ -345,7 +344,8 @@ enum hapt_status hapt_engine_update(struct hapt_engine *engine, const struct hap
     return hapt_engine_finish(engine);
 }
 
-/* Where a parameter's weight or state stands: elements [*first, *first + *count) of it are here, none of the state of a frozen one. */
+/* Where a parameter's weight or state stands: elements [*first, *first + *count) of it are here, none of the state of a
+ * frozen one. */
 static float *parameter_address(struct hapt_engine *engine, int tensor, int state, size_t *first, size_t *count)
 {
     const struct hapt_memory_plan *plan = engine->plan;
@@ -409,7 +409,10 @@ static enum hapt_status exchange_nothing(void *context, float *data, size_t elem
 /* Every kernel as it will be called, but alone: no rank exchanges anything. */
 static enum hapt_status run_kernels(struct hapt_engine *engine)
 {
-    const struct hapt_update nothing = {.optimizer = engine->plan->state_count == 2 ? HAPT_OPTIMIZER_ADAMW : HAPT_OPTIMIZER_SGD, .epsilon = 1, .step = 1};
+    const struct hapt_update nothing = {.optimizer =
+                                            engine->plan->state_count == 2 ? HAPT_OPTIMIZER_ADAMW : HAPT_OPTIMIZER_SGD,
+                                        .epsilon = 1,
+                                        .step = 1};
     for (enum hapt_section section = HAPT_SECTION_FORWARD; section <= HAPT_SECTION_BACKWARD; section++)
         for (int s = 0; s < engine->section[section].step_count; s++) {
             const struct bound_step *step = &engine->section[section].step[s];
@@ -425,7 +428,8 @@ static enum hapt_status run_kernels(struct hapt_engine *engine)
     }
     for (int t = 0; t < engine->program->tensor_count; t++) {
         const int tensor = engine->program->tensor[t].tensor;
-        if (engine->program->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER) HAPT_TRY(convert_parameter(engine, tensor));
+        if (engine->program->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER)
+            HAPT_TRY(convert_parameter(engine, tensor));
     }
     return HAPT_OK;
 }

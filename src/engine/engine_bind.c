@@ -31,8 +31,10 @@ static enum hapt_status need_kernel(const struct hapt_engine_options *options, c
                                     bool found)
 {
     if (found) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, dtype == HAPT_F16 ? "fp16 is for GPUs: make the model with `hapt model --dtype fp32` or bf16" : "make the model with another --dtype, or choose another device", "the %s back end has no %s kernel for %s",
-                     options->backend->name, hapt_dtype_name(dtype), name);
+    return hapt_fail(HAPT_ERR_INPUT,
+                     dtype == HAPT_F16 ? "fp16 is for GPUs: make the model with `hapt model --dtype fp32` or bf16"
+                                       : "make the model with another --dtype, or choose another device",
+                     "the %s back end has no %s kernel for %s", options->backend->name, hapt_dtype_name(dtype), name);
 }
 
 enum hapt_status hapt_engine_check_kernels(const struct hapt_program *program,
@@ -195,7 +197,8 @@ static void bind_step(struct hapt_engine *engine, const struct hapt_program_step
 }
 
 /* The group whose call does a sum in place inside the gradient block, or -1. */
-static int group_of(const struct hapt_engine *engine, const struct hapt_program_step *step, const struct bound_step *bound)
+static int group_of(const struct hapt_engine *engine, const struct hapt_program_step *step,
+                    const struct bound_step *bound)
 {
     const char *block = engine->memory + engine->plan->gradient_offset, *at = bound->call.output[0].data;
     if (step->kind != HAPT_COLLECTIVE_ALL_REDUCE || bound->call.input[0].data != at) return -1;
@@ -211,8 +214,8 @@ static bool touches(const struct bound_step *step, const void *place)
     return step->call.input[0].data == place || step->call.output[0].data == place;
 }
 
-/* When a group's one call may come: behind all other steps that touch its tensors before their sums, and before those that do behind. Where
- * these cross, its sums are done one by one. */
+/* When a group's one call may come: behind all other steps that touch its tensors before their sums, and before those
+ * that do behind. Where these cross, its sums are done one by one. */
 static void place_groups(struct hapt_engine *engine)
 {
     const struct section_binding *binding = &engine->section[HAPT_SECTION_REDUCE];
@@ -235,8 +238,8 @@ static void place_groups(struct hapt_engine *engine)
 }
 
 /* The elements of a parameter in the blocks that this rank updates. */
-static void updated_here(const struct hapt_memory_plan *plan, const struct hapt_program *program, int tensor, size_t *first,
-                         size_t *count)
+static void updated_here(const struct hapt_memory_plan *plan, const struct hapt_program *program, int tensor,
+                         size_t *first, size_t *count)
 {
     size_t end = plan->parameter_element[tensor];
     size_t elements = 1;

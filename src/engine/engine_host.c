@@ -1,4 +1,5 @@
-/* Devices whose memory the host cannot read (a back end with `pin`): what links move passes through a block of page-locked memory. */
+/* Devices whose memory the host cannot read (a back end with `pin`): what links move passes through a block of
+ * page-locked memory. */
 #include <string.h>
 
 #include "engine_private.h"
@@ -29,7 +30,8 @@ static size_t bounce_bytes(const struct hapt_engine *engine)
             if (!step->kernel && bytes > most) most = bytes;
         }
     for (int g = 0; g < HAPT_MEMORY_GROUPS; g++)
-        if (engine->plan->group[g].axes != 0 && group_bytes(&engine->plan->group[g]) > most) most = group_bytes(&engine->plan->group[g]);
+        if (engine->plan->group[g].axes != 0 && group_bytes(&engine->plan->group[g]) > most)
+            most = group_bytes(&engine->plan->group[g]);
     return most;
 }
 
@@ -45,7 +47,8 @@ static enum hapt_status reserve(const struct hapt_engine *engine, size_t bytes, 
 enum hapt_status hapt_engine_connect(struct hapt_engine *engine, bool on_device)
 {
     engine->options.links.on_device = on_device;
-    if (!engine->options.backend->pin || !engine->options.links.collective || on_device || engine->bounce) return HAPT_OK;
+    if (!engine->options.backend->pin || !engine->options.links.collective || on_device || engine->bounce)
+        return HAPT_OK;
     return reserve(engine, bounce_bytes(engine), &engine->bounce);
 }
 

@@ -21,7 +21,7 @@ struct chain {
     struct chain_slot {
         int runs, replays; /* so far */
         struct hapt_replay *replay;
-    } *slot; /* [slots] */
+    } * slot; /* [slots] */
 };
 
 struct section_binding {
@@ -40,21 +40,21 @@ struct hapt_engine {
     char *memory; /* device memory, plan->total_bytes */
     char *bounce; /* host memory where the host cannot read the device's (engine_host.c); else NULL */
     struct section_binding section[HAPT_SECTION_COUNT];
-    int parameter_count;           /* trained ones; square sums in their order */
-    int *parameter;                /* [parameter_count] program tensors */
-    struct bound_step *square_sum; /* [parameter_count] */
-    double *square;                /* [parameter_count] host copy of the sums */
-    size_t *bound;                 /* [ranks of the mesh + 1] */
+    int parameter_count;                  /* trained ones; square sums in their order */
+    int *parameter;                       /* [parameter_count] program tensors */
+    struct bound_step *square_sum;        /* [parameter_count] */
+    double *square;                       /* [parameter_count] host copy of the sums */
+    size_t *bound;                        /* [ranks of the mesh + 1] */
     int group_before[HAPT_MEMORY_GROUPS]; /* REDUCE: the step before which the group's call comes; -1: there is none */
-    struct bound_step zero;        /* of the gradient block */
-    struct chain norm;             /* the square sums; end 0: they are not replayed */
+    struct bound_step zero;               /* of the gradient block */
+    struct chain norm;                    /* the square sums; end 0: they are not replayed */
     struct {
         struct chain *chain; /* NULL: none is under way */
         struct hapt_event *from, *to;
         bool replayed;
     } trial;
     const struct hapt_kernel *convert, *update;
-    enum hapt_dtype copy_dtype;    /* of the weights' compute copy, where there is one */
+    enum hapt_dtype copy_dtype; /* of the weights' compute copy, where there is one */
 };
 
 /* Engine of a plan to be: everything that is known before memory is. */
@@ -73,19 +73,22 @@ enum hapt_status hapt_engine_bind(struct hapt_engine *engine);
 /* One step: starts its kernel, or moves what it moves. */
 enum hapt_status hapt_engine_run(struct hapt_engine *engine, const struct bound_step *bound);
 /* hapt_engine_run_part without its end. */
-enum hapt_status hapt_engine_start_part(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op, int end_op);
+enum hapt_status hapt_engine_start_part(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op,
+                                        int end_op);
 /* Waits for what is queued. */
 enum hapt_status hapt_engine_finish(struct hapt_engine *engine);
 
 /* engine_replay.c. Behind hapt_engine_bind: what can be replayed. */
 enum hapt_status hapt_engine_find_chains(struct hapt_engine *engine);
 void hapt_engine_forget_chains(struct hapt_engine *engine);
-/* Queues a chain of the steps of a slot, in the way that is the faster or has to be tried; the trial under way is judged when it has ended. */
-enum hapt_status hapt_engine_run_chain(struct hapt_engine *engine, struct chain *chain, const struct bound_step *step, int slot);
+/* Queues a chain of the steps of a slot, in the way that is the faster or has to be tried; the trial under way is
+ * judged when it has ended. */
+enum hapt_status hapt_engine_run_chain(struct hapt_engine *engine, struct chain *chain, const struct bound_step *step,
+                                       int slot);
 void hapt_engine_judge_trial(struct hapt_engine *engine);
 /* Of a part that has taken *time_s, `queued_s` of it until all was queued: what a replay takes, where that is less. */
-void hapt_engine_time_replay(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op, int end_op, double queued_s,
-                             double *time_s);
+void hapt_engine_time_replay(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op, int end_op,
+                             double queued_s, double *time_s);
 
 /* engine_host.c */
 void hapt_engine_release_host(struct hapt_engine *engine);

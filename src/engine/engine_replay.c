@@ -1,8 +1,8 @@
 /*
- * Replays. Between two waits of the host a section always queues the same kernels, with the same arguments: a chain. It is captured once for
- * each slot and replayed, if that is faster by the device's clock than queueing its steps: the shortest of some runs either way. The first
- * run of a slot is never a capture, because then libraries choose their algorithms and kernels are loaded. What cannot be captured
- * goes on step by step.
+ * Replays. Between two waits of the host a section always queues the same kernels, with the same arguments: a chain. It
+ * is captured once for each slot and replayed, if that is faster by the device's clock than queueing its steps: the
+ * shortest of some runs either way. The first run of a slot is never a capture, because then libraries choose their
+ * algorithms and kernels are loaded. What cannot be captured goes on step by step.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,8 +12,8 @@
 #include "hapt/config.h"
 
 enum { TRIALS = 3, LEAST_STEPS = 2 };
-#define PAYS 0.98       /* a replay takes at most so much of the time of the steps */
-#define HOST_BOUND 0.5  /* the device may have waited for a host that took this share of the time to queue a part */
+#define PAYS 0.98      /* a replay takes at most so much of the time of the steps */
+#define HOST_BOUND 0.5 /* the device may have waited for a host that took this share of the time to queue a part */
 
 enum wish { WISH_MEASURED, WISH_NEVER, WISH_ALWAYS };
 
@@ -34,7 +34,8 @@ static bool flows_on(const struct hapt_engine *engine, const struct bound_step *
 
 static enum hapt_status chain_init(struct hapt_engine *engine, struct chain *chain, int first, int end, int slots)
 {
-    *chain = (struct chain){.first = first, .end = end, .choice = wish() == WISH_ALWAYS ? CHAIN_REPLAYS : CHAIN_TRIES_STEPS};
+    *chain =
+        (struct chain){.first = first, .end = end, .choice = wish() == WISH_ALWAYS ? CHAIN_REPLAYS : CHAIN_TRIES_STEPS};
     HAPT_NEW(chain->slot, &engine->arena, slots);
     return HAPT_OK;
 }
@@ -61,7 +62,8 @@ enum hapt_status hapt_engine_find_chains(struct hapt_engine *engine)
     if (!can_replay(engine)) return HAPT_OK;
     HAPT_TRY(find_in_section(engine, &engine->section[HAPT_SECTION_FORWARD]));
     HAPT_TRY(find_in_section(engine, &engine->section[HAPT_SECTION_BACKWARD]));
-    return engine->parameter_count >= LEAST_STEPS ? chain_init(engine, &engine->norm, 0, engine->parameter_count, 1) : HAPT_OK;
+    return engine->parameter_count >= LEAST_STEPS ? chain_init(engine, &engine->norm, 0, engine->parameter_count, 1)
+                                                  : HAPT_OK;
 }
 
 /* Goes on step by step, for good. */
@@ -82,7 +84,8 @@ static void give_up(struct hapt_engine *engine, struct chain *chain)
 void hapt_engine_forget_chains(struct hapt_engine *engine)
 {
     for (int section = 0; section < HAPT_SECTION_COUNT; section++)
-        for (int c = 0; c < engine->section[section].chain_count; c++) give_up(engine, &engine->section[section].chain[c]);
+        for (int c = 0; c < engine->section[section].chain_count; c++)
+            give_up(engine, &engine->section[section].chain[c]);
     give_up(engine, &engine->norm);
 }
 
@@ -108,7 +111,8 @@ static struct hapt_replay *capture(struct hapt_engine *engine, const struct chai
 }
 
 /* True: a replay is queued. */
-static bool start_replay(struct hapt_engine *engine, struct chain *chain, const struct bound_step *step, struct chain_slot *slot)
+static bool start_replay(struct hapt_engine *engine, struct chain *chain, const struct bound_step *step,
+                         struct chain_slot *slot)
 {
     if (slot->runs == 0 || (chain->choice != CHAIN_TRIES_REPLAYS && chain->choice != CHAIN_REPLAYS)) return false;
     if (!slot->replay) slot->replay = capture(engine, chain, step);
@@ -124,7 +128,8 @@ static bool is_tried(const struct chain *chain, bool replayed)
     return chain->choice == (replayed ? CHAIN_TRIES_REPLAYS : CHAIN_TRIES_STEPS);
 }
 
-enum hapt_status hapt_engine_run_chain(struct hapt_engine *engine, struct chain *chain, const struct bound_step *step, int slot)
+enum hapt_status hapt_engine_run_chain(struct hapt_engine *engine, struct chain *chain, const struct bound_step *step,
+                                       int slot)
 {
     const struct hapt_backend *backend = engine->options.backend;
     struct chain_slot *at = &chain->slot[slot];
@@ -186,21 +191,26 @@ void hapt_engine_describe_replays(const struct hapt_engine *engine, char text[HA
         }
     int length = 0;
     text[0] = '\0';
-    if (chains > 0) length = snprintf(text, HAPT_ENGINE_REPLAY_CHARS, "%d of %d runs of kernels replayed as graphs", replayed, chains);
+    if (chains > 0)
+        length =
+            snprintf(text, HAPT_ENGINE_REPLAY_CHARS, "%d of %d runs of kernels replayed as graphs", replayed, chains);
     if (replay_s > 0)
-        snprintf(text + length, HAPT_ENGINE_REPLAY_CHARS - (size_t)length, ", %s instead of %s", hapt_units_time(replay_s, short_text),
-                 hapt_units_time(steps_s, long_text));
+        snprintf(text + length, HAPT_ENGINE_REPLAY_CHARS - (size_t)length, ", %s instead of %s",
+                 hapt_units_time(replay_s, short_text), hapt_units_time(steps_s, long_text));
 }
 
 /* ---- parts ---- */
 
-void hapt_engine_time_replay(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op, int end_op, double queued_s,
-                             double *time_s)
+void hapt_engine_time_replay(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op, int end_op,
+                             double queued_s, double *time_s)
 {
     const struct hapt_backend *backend = engine->options.backend;
     const bool clean = hapt_fail_message()[0] == '\0';
-    if (!can_replay(engine) || (wish() == WISH_MEASURED && queued_s < HOST_BOUND * *time_s) || !backend->capture(engine->queue)) return;
-    struct hapt_replay *replay = end_capture(engine, hapt_engine_start_part(engine, section, slot, first_op, end_op), clean);
+    if (!can_replay(engine) || (wish() == WISH_MEASURED && queued_s < HOST_BOUND * *time_s) ||
+        !backend->capture(engine->queue))
+        return;
+    struct hapt_replay *replay =
+        end_capture(engine, hapt_engine_start_part(engine, section, slot, first_op, end_op), clean);
     if (!replay) return;
     double replay_s = -1;
     if (backend->replay(replay, engine->queue)) { /* the first one brings it to the device */

@@ -2,16 +2,19 @@
 #include "engine_private.h"
 
 enum { PIECE = HAPT_MARKS / 2 }; /* steps that are queued before anybody waits */
-#define HEAD_START_S 20e-6      /* a host takes less to queue a step */
+#define HEAD_START_S 20e-6       /* a host takes less to queue a step */
 
 static enum hapt_status check_clock(const struct hapt_engine *engine, double time_s)
 {
     if (time_s >= 0) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INTERNAL, "see hapt doctor", "the clock of the %s device does not answer", engine->options.backend->name);
+    return hapt_fail(HAPT_ERR_INTERNAL, "see hapt doctor", "the clock of the %s device does not answer",
+                     engine->options.backend->name);
 }
 
-/* A mark behind every step: what the host does is none of their time as long as it is ahead of the device, which is held up for that. */
-static enum hapt_status time_by_device(struct hapt_engine *engine, const struct bound_step *step, int count, double *step_s)
+/* A mark behind every step: what the host does is none of their time as long as it is ahead of the device, which is
+ * held up for that. */
+static enum hapt_status time_by_device(struct hapt_engine *engine, const struct bound_step *step, int count,
+                                       double *step_s)
 {
     const struct hapt_backend *backend = engine->options.backend;
     struct hapt_event *mark[PIECE + 1];
@@ -30,7 +33,8 @@ static enum hapt_status time_by_device(struct hapt_engine *engine, const struct 
     return HAPT_OK;
 }
 
-static enum hapt_status time_by_host(struct hapt_engine *engine, const struct bound_step *step, int count, hapt_engine_clock *clock, double *step_s)
+static enum hapt_status time_by_host(struct hapt_engine *engine, const struct bound_step *step, int count,
+                                     hapt_engine_clock *clock, double *step_s)
 {
     for (int s = 0; s < count; s++) {
         const double start = clock();
@@ -48,12 +52,13 @@ enum hapt_status hapt_engine_time_section(struct hapt_engine *engine, enum hapt_
     HAPT_ASSERT(slot >= 0 && slot < engine->options.slots);
     const struct bound_step *step = &engine->section[section].step[slot * count];
     if (!engine->options.backend->mark) return time_by_host(engine, step, count, clock, step_s);
-    for (int s = 0; s < count; s += PIECE) HAPT_TRY(time_by_device(engine, &step[s], count - s < PIECE ? count - s : PIECE, &step_s[s]));
+    for (int s = 0; s < count; s += PIECE)
+        HAPT_TRY(time_by_device(engine, &step[s], count - s < PIECE ? count - s : PIECE, &step_s[s]));
     return HAPT_OK;
 }
 
-enum hapt_status hapt_engine_time_part(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op, int end_op,
-                                       hapt_engine_clock *clock, double *time_s)
+enum hapt_status hapt_engine_time_part(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op,
+                                       int end_op, hapt_engine_clock *clock, double *time_s)
 {
     const struct hapt_backend *backend = engine->options.backend;
     struct hapt_event *from = backend->mark(engine->queue);

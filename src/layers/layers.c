@@ -1,8 +1,8 @@
 /*
- * Layers: modules first (modules.c), then each module's operators are clustered on their own, so that equal modules give equal
- * layers (HAPT 5.1). Inside a module: contiguous parts whose largest FLOPs are about minimal, cut where little data crosses. Where
- * nothing repeats and one operator outweighs the rest no parts are balanced: a few are made all the same, since stages are cut
- * between layers only.
+ * Layers: modules first (modules.c), then each module's operators are clustered on their own, so that equal modules
+ * give equal layers (HAPT 5.1). Inside a module: contiguous parts whose largest FLOPs are about minimal, cut where
+ * little data crosses. Where nothing repeats and one operator outweighs the rest no parts are balanced: a few are made
+ * all the same, since stages are cut between layers only.
  */
 #include "hapt/layers.h"
 
@@ -33,7 +33,10 @@ struct builder {
 };
 
 /* A stretch of items that are not cut inside: item i is operators [position[i], position[i + 1]). */
-struct stretch { const int *position; int items; };
+struct stretch {
+    const int *position;
+    int items;
+};
 
 static double stretch_flops(const struct builder *builder, const struct stretch *stretch, int first, int end)
 {
@@ -58,8 +61,10 @@ static double smallest_maximum(const struct builder *builder, const struct stret
     double low = 0, high = stretch_flops(builder, stretch, 0, stretch->items);
     for (int round = 0; round < 60; round++) {
         const double middle = low + 0.5 * (high - low);
-        if (fits(builder, stretch, parts, middle)) high = middle;
-        else low = middle;
+        if (fits(builder, stretch, parts, middle))
+            high = middle;
+        else
+            low = middle;
     }
     return high;
 }
@@ -73,11 +78,16 @@ static double squares_of_byte(const struct builder *builder, const struct stretc
     return parts < 2 || most == 0 ? 0 : CUT_WEIGHT * total * total / parts / (most * (parts - 1));
 }
 
-/* Cuts into exactly `parts` (at most `items`) parts. Balanced: none beyond the slack, the least sum of bytes over the cuts, then the
- * least sum of squared FLOPs. Else: the least of both sums together. Then the first cuts. end[p] is the end item of part p. */
-static enum hapt_status cut_stretch(const struct builder *builder, const struct stretch *stretch, int parts, bool balanced, int *end)
+/* Cuts into exactly `parts` (at most `items`) parts. Balanced: none beyond the slack, the least sum of bytes over the
+ * cuts, then the least sum of squared FLOPs. Else: the least of both sums together. Then the first cuts. end[p] is the
+ * end item of part p. */
+static enum hapt_status cut_stretch(const struct builder *builder, const struct stretch *stretch, int parts,
+                                    bool balanced, int *end)
 {
-    struct cost { double sum, squares; int from; } *table;
+    struct cost {
+        double sum, squares;
+        int from;
+    } * table;
     const int items = stretch->items;
     const double limit = balanced ? (1 + BALANCE_SLACK) * smallest_maximum(builder, stretch, parts) : INFINITY;
     const double byte = balanced ? 1 : squares_of_byte(builder, stretch, parts);
@@ -93,7 +103,8 @@ static enum hapt_status cut_stretch(const struct builder *builder, const struct 
                 const double flops = stretch_flops(builder, stretch, first, item);
                 if (flops > limit) break;
                 const struct cost *before = &AT(part - 1, first);
-                const struct cost cost = {before->sum + here + (balanced ? 0 : flops * flops), before->squares + flops * flops, first};
+                const struct cost cost = {before->sum + here + (balanced ? 0 : flops * flops),
+                                          before->squares + flops * flops, first};
                 const bool equal = cost.sum == best.sum;
                 if (cost.sum < best.sum || (equal && cost.squares < best.squares * (1 - 1e-12))) best = cost;
             }
@@ -111,7 +122,8 @@ static enum hapt_status cut_stretch(const struct builder *builder, const struct 
 
 static bool balances(const struct builder *builder, const struct stretch *stretch, int parts)
 {
-    return smallest_maximum(builder, stretch, parts) <= BALANCE_LIMIT * stretch_flops(builder, stretch, 0, stretch->items) / parts;
+    return smallest_maximum(builder, stretch, parts) <=
+           BALANCE_LIMIT * stretch_flops(builder, stretch, 0, stretch->items) / parts;
 }
 
 /* The largest number of parts up to `wanted` that balance allows. */
@@ -177,7 +189,8 @@ static void module_stretch(const struct builder *builder, const struct hapt_modu
     stretch->items = builder->atom_of[module->end_op] - builder->atom_of[module->first_op];
 }
 
-/* A model in which nothing repeats: as many layers as asked for; without a wish as many as balance allows, but a few at least. */
+/* A model in which nothing repeats: as many layers as asked for; without a wish as many as balance allows, but a few at
+ * least. */
 static int parts_of_whole(const struct builder *builder, const struct stretch *stretch, int granularity)
 {
     int parts = granularity;
@@ -190,10 +203,9 @@ static int parts_of_whole(const struct builder *builder, const struct stretch *s
     return parts < stretch->items ? parts : stretch->items;
 }
 
-/* How many layers each module gets. Without a wish: repeated modules as fine as balance allows, the others in layers of about
- * the same size. With one: in proportion to FLOPs. */
-static void choose_parts(const struct builder *builder, const struct hapt_layers *layers, int granularity,
-                         int *parts)
+/* How many layers each module gets. Without a wish: repeated modules as fine as balance allows, the others in layers of
+ * about the same size. With one: in proportion to FLOPs. */
+static void choose_parts(const struct builder *builder, const struct hapt_layers *layers, int granularity, int *parts)
 {
     double unit = 0;
     const double total = builder->flops[builder->graph->forward_count];
@@ -214,8 +226,8 @@ static void choose_parts(const struct builder *builder, const struct hapt_layers
         if (granularity == 0 && repeated) continue;
         const double share = granularity == 0 ? flops / unit : total > 0 ? flops * granularity / total : 1;
         const int wanted = share < 1.5 ? 1 : share > MAX_PARTS ? MAX_PARTS : (int)lround(share);
-        parts[m] = repeated ? (wanted < stretch.items ? wanted : stretch.items)
-                            : balanced_parts(builder, &stretch, wanted);
+        parts[m] =
+            repeated ? (wanted < stretch.items ? wanted : stretch.items) : balanced_parts(builder, &stretch, wanted);
     }
 }
 
@@ -311,7 +323,8 @@ enum hapt_status hapt_layers_check(const struct hapt_layers *layers, const struc
     if (layers->count < 1 || layers->module_count < 1) return hapt_fail(HAPT_ERR_INPUT, hint, "there are no layers");
     for (int l = 0, end = 0; l < layers->count; end = layers->end_op[l++]) {
         if (layers->end_op[l] <= end || layers->end_op[l] > graph->forward_count || !(layers->flops[l] >= 0) ||
-            !(layers->boundary_bytes[l] >= 0) || layers->module_of[l] < 0 || layers->module_of[l] >= layers->module_count) {
+            !(layers->boundary_bytes[l] >= 0) || layers->module_of[l] < 0 ||
+            layers->module_of[l] >= layers->module_count) {
             return hapt_fail(HAPT_ERR_INPUT, hint, "layer %d has impossible operators, FLOPs, bytes or module", l);
         }
     }
@@ -322,7 +335,8 @@ enum hapt_status hapt_layers_check(const struct hapt_layers *layers, const struc
     if (layers->end_op[layers->count - 1] != graph->forward_count ||
         layers->module[layers->module_count - 1].end_op != graph->forward_count ||
         layers->boundary_bytes[layers->count - 1] != 0) {
-        return hapt_fail(HAPT_ERR_INPUT, hint, "the layers do not cover the model's %d operators", graph->forward_count);
+        return hapt_fail(HAPT_ERR_INPUT, hint, "the layers do not cover the model's %d operators",
+                         graph->forward_count);
     }
     return HAPT_OK;
 }

@@ -32,8 +32,8 @@ static void layer_operators(const struct hapt_layers *layers, const struct hapt_
     size_t used = 0;
     text[0] = '\0';
     for (int op = hapt_layers_first_op(layers, layer); op < layers->end_op[layer] && used + 1 < size; op++) {
-        const int written = snprintf(text + used, size - used, "%s%s", used > 0 ? " " : "",
-                                     hapt_op_type_at(graph->op[op].type)->name);
+        const int written =
+            snprintf(text + used, size - used, "%s%s", used > 0 ? " " : "", hapt_op_type_at(graph->op[op].type)->name);
         used += written > 0 ? (size_t)written : 0;
     }
     if (used >= size) memcpy(text + size - 4, "...", 4);
@@ -43,7 +43,8 @@ void hapt_layers_print(const struct hapt_env *env, const struct hapt_layers *lay
 {
     double total = 0;
     for (int l = 0; l < layers->count; l++) total += layers->flops[l];
-    hapt_print(env, "layers: %d in %d modules, %d operators\n", layers->count, layers->module_count, graph->forward_count);
+    hapt_print(env, "layers: %d in %d modules, %d operators\n", layers->count, layers->module_count,
+               graph->forward_count);
     hapt_print(env, "  layer  times  share of FLOPs  boundary  operators\n");
     for (int l = 0; l < layers->count;) {
         const int module = layers->module_of[l], times = repetitions(layers, module);
@@ -73,10 +74,10 @@ enum hapt_status hapt_layers_write(struct hapt_h5 *file, const char *group, cons
         table[3 * m + 1] = layers->module[m].end_op;
         table[3 * m + 2] = layers->module[m].kind;
     }
-#define WRITE(dataset, type, dims, shape, data, units)                                                     \
-    if (status == HAPT_OK) {                                                                               \
-        snprintf(name, sizeof name, "%s/%s", group, dataset);                                              \
-        status = hapt_h5_write(file, name, type, dims, shape, data, units);                                \
+#define WRITE(dataset, type, dims, shape, data, units)                      \
+    if (status == HAPT_OK) {                                                \
+        snprintf(name, sizeof name, "%s/%s", group, dataset);               \
+        status = hapt_h5_write(file, name, type, dims, shape, data, units); \
     }
     WRITE("end_op", HAPT_H5_I32, 1, &count, layers->end_op, "operator")
     WRITE("module_of", HAPT_H5_I32, 1, &count, layers->module_of, "module")

@@ -3,20 +3,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct window { int name, next, position; };
+struct window {
+    int name, next, position;
+};
 
 struct finder {
     const int *key;
     int count, heavy_minimum;
-    int *heavy;    /* [count + 1] prefix sums */
-    int *kind;     /* [count] -1: not in a repeated module yet */
-    int *room;     /* [count] elements from here to the end of the non-repeated stretch, 0 inside repeated modules */
-    int *name;     /* [count] equal exactly for equal windows of the present length; -1 where none fits */
-    bool *opens;   /* [count] a module starts here */
+    int *heavy;  /* [count + 1] prefix sums */
+    int *kind;   /* [count] -1: not in a repeated module yet */
+    int *room;   /* [count] elements from here to the end of the non-repeated stretch, 0 inside repeated modules */
+    int *name;   /* [count] equal exactly for equal windows of the present length; -1 where none fits */
+    bool *opens; /* [count] a module starts here */
     struct window *window; /* [count] */
 };
 
-struct choice { int occurrences, length, position; };
+struct choice {
+    int occurrences, length, position;
+};
 
 static int compare_windows(const void *left, const void *right)
 {
@@ -26,8 +30,8 @@ static int compare_windows(const void *left, const void *right)
     return (a->position > b->position) - (a->position < b->position);
 }
 
-/* Sorts the windows of `length`, equal ones next to each other in order of position: a window is named by its part without the
- * last element and by that element. Returns their number. */
+/* Sorts the windows of `length`, equal ones next to each other in order of position: a window is named by its part
+ * without the last element and by that element. Returns their number. */
 static int sort_windows(struct finder *finder, int length)
 {
     int windows = 0;
@@ -44,7 +48,8 @@ static bool same_window(const struct window *a, const struct window *b)
     return a->name == b->name && a->next == b->next;
 }
 
-/* Names the sorted windows and keeps the best; false when none of this length occurs twice (then no longer one does). */
+/* Names the sorted windows and keeps the best; false when none of this length occurs twice (then no longer one does).
+ */
 static bool weigh_windows(struct finder *finder, int length, int windows, struct choice *best)
 {
     bool repeats = false;

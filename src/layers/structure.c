@@ -65,7 +65,8 @@ enum hapt_status hapt_structure_whole(const struct hapt_graph *graph, struct hap
     HAPT_NEW(opened, arena, graph->forward_count + 2);
     for (int t = 0; t < graph->tensor_count; t++) {
         const struct hapt_tensor *tensor = &graph->tensor[t];
-        if (tensor->kind != HAPT_TENSOR_ACTIVATION || tensor->dtype != HAPT_I32 || last[t] <= tensor->producer) continue;
+        if (tensor->kind != HAPT_TENSOR_ACTIVATION || tensor->dtype != HAPT_I32 || last[t] <= tensor->producer)
+            continue;
         opened[tensor->producer + 1]++;
         opened[last[t] + 1]--;
     }
@@ -99,8 +100,8 @@ void hapt_structure_flops(const struct hapt_graph *graph, double *flops)
     }
 }
 
-/* Does a tensor cross the boundaries of a range of forward operators? Activations enter when written before and leave when read
- * behind; gradients enter when written behind and leave when read or added to before. */
+/* Does a tensor cross the boundaries of a range of forward operators? Activations enter when written before and leave
+ * when read behind; gradients enter when written behind and leave when read or added to before. */
 enum { ENTERS = 1, LEAVES = 2 };
 
 static void note_crossings(const struct hapt_graph *graph, int first_op, int end_op, unsigned char *crossing)
@@ -121,8 +122,8 @@ static void note_crossings(const struct hapt_graph *graph, int first_op, int end
     }
 }
 
-/* A tensor by its number in order of first appearance in the range; at that first time with all that matters of it. Use of a
- * parameter elsewhere does not change the program here. */
+/* A tensor by its number in order of first appearance in the range; at that first time with all that matters of it. Use
+ * of a parameter elsewhere does not change the program here. */
 static uint64_t mix_operand(uint64_t hash, const struct hapt_graph *graph, int tensor, const unsigned char *crossing,
                             int *number, int *numbers)
 {
@@ -166,18 +167,19 @@ uint64_t hapt_layers_structure(const struct hapt_layers *layers, const struct ha
 }
 
 /*
- * The same for all ranges, by their common beginnings. A range's operators are mixed place by place: a forward operator and, at
- * once, its backward operators, which adds nothing and leaves nothing out since backward operators run in reverse order of
- * places. So from one first layer on, the hash grows with the last one; only what crosses the range's end is mixed apart.
+ * The same for all ranges, by their common beginnings. A range's operators are mixed place by place: a forward operator
+ * and, at once, its backward operators, which adds nothing and leaves nothing out since backward operators run in
+ * reverse order of places. So from one first layer on, the hash grows with the last one; only what crosses the range's
+ * end is mixed apart.
  */
 struct all_ranges {
     const struct hapt_graph *graph;
     int *backward_start, *backward; /* [forward_count + 1] backward operators of each place, in their order */
-    int *lowest;        /* [tensor] first place that touches it */
-    int *highest_read;  /* [tensor] last place that reads it, */
-    int *highest_write; /* ... that writes it */
-    uint64_t *kind, *facts; /* [op], [tensor] what does not depend on the range */
-    int *number, *stamp; /* [tensor] its number in the ranges from layer stamp - 1 on */
+    int *lowest;                    /* [tensor] first place that touches it */
+    int *highest_read;              /* [tensor] last place that reads it, */
+    int *highest_write;             /* ... that writes it */
+    uint64_t *kind, *facts;         /* [op], [tensor] what does not depend on the range */
+    int *number, *stamp;            /* [tensor] its number in the ranges from layer stamp - 1 on */
     int numbers, first_op, mark;
 };
 
@@ -187,8 +189,8 @@ static const struct hapt_tensor *primal_of(const struct hapt_graph *graph, int t
     return of->primal >= 0 ? &graph->tensor[of->primal] : of;
 }
 
-static enum hapt_status all_ranges_init(const struct hapt_graph *graph, const uint64_t *mark, struct hapt_arena *scratch,
-                                        struct all_ranges *all)
+static enum hapt_status all_ranges_init(const struct hapt_graph *graph, const uint64_t *mark,
+                                        struct hapt_arena *scratch, struct all_ranges *all)
 {
     *all = (struct all_ranges){.graph = graph};
     HAPT_NEW(all->backward_start, scratch, graph->forward_count + 2);
@@ -233,7 +235,8 @@ static uint64_t mix_numbered(uint64_t hash, struct all_ranges *all, int tensor)
         all->number[tensor] = ++all->numbers;
         hash = mix(hash, (int64_t)all->facts[tensor]);
         /* From before: an activation made there comes in, a gradient that is touched there goes out. */
-        if (primal_of(all->graph, tensor)->kind == HAPT_TENSOR_ACTIVATION) hash = mix(hash, all->lowest[tensor] < all->first_op);
+        if (primal_of(all->graph, tensor)->kind == HAPT_TENSOR_ACTIVATION)
+            hash = mix(hash, all->lowest[tensor] < all->first_op);
     }
     return mix(hash, all->number[tensor]);
 }
@@ -305,8 +308,8 @@ static enum hapt_status hash_ranges(const struct hapt_layers *layers, const stru
     return HAPT_OK;
 }
 
-enum hapt_status hapt_layers_structures(const struct hapt_layers *layers, const struct hapt_graph *graph, const uint64_t *mark,
-                                        uint64_t *structure)
+enum hapt_status hapt_layers_structures(const struct hapt_layers *layers, const struct hapt_graph *graph,
+                                        const uint64_t *mark, uint64_t *structure)
 {
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);

@@ -7,7 +7,7 @@
 #include "collective.h"
 #include "hapt/stop.h"
 
-#define NAMED 4 /* absent ranks in a message */
+#define NAMED 4          /* absent ranks in a message */
 #define AWAIT_SHARE 0.25 /* of the time-out */
 #define AWAIT_MOST_S 5.0
 
@@ -53,15 +53,17 @@ enum hapt_status link_late(MPI_Comm comm, const bool *absent, const char *who, d
     for (int r = 0; r < size; r++) {
         if (!absent[r] || ++count > NAMED) continue;
         const int rank = in_world(comm, r);
-        length += (size_t)snprintf(names + length, sizeof names - length, "%srank %d on host %.64s", count > 1 ? ", " : "", rank, hapt_env_host(rank));
+        length += (size_t)snprintf(names + length, sizeof names - length, "%srank %d on host %.64s",
+                                   count > 1 ? ", " : "", rank, hapt_env_host(rank));
     }
     if (count > NAMED) snprintf(names + length, sizeof names - length, " and %d others", count - NAMED);
-    return hapt_fail(HAPT_ERR_COMM, "look for a rank that died or hangs; --timeout sets the limit", "%s waited %.3g s for %s in: %s", who, timeout_s,
-                     names, what);
+    return hapt_fail(HAPT_ERR_COMM, "look for a rank that died or hangs; --timeout sets the limit",
+                     "%s waited %.3g s for %s in: %s", who, timeout_s, names, what);
 }
 
 #define GATHER_TAG 28673 /* on the caller's communicator */
-/* Who waits for one rank alone knows who is missing; who waits in a later round knows that it is one of some, and speaks so much later. */
+/* Who waits for one rank alone knows who is missing; who waits in a later round knows that it is one of some, and
+ * speaks so much later. */
 #define LATER_SHARE 0.1
 
 /* Posts the blocks of ranks [first, first + count), wrapping round, as one or two messages. */
@@ -92,8 +94,9 @@ static enum hapt_status word_late(MPI_Comm comm, int rank, int from, int count, 
     const int first = in_world(comm, from);
     snprintf(who, sizeof who, "rank %d", in_world(comm, rank));
     if (count > 1) snprintf(whose, sizeof whose, ", or of one of the %d ranks after it", count - 1);
-    return hapt_fail(HAPT_ERR_COMM, "look for a rank that died or hangs; --timeout sets the limit", "%s waited %.3g s for word of rank %d on host %s%s in: %s",
-                     who, timeout_s, first, hapt_env_host(first), whose, what);
+    return hapt_fail(HAPT_ERR_COMM, "look for a rank that died or hangs; --timeout sets the limit",
+                     "%s waited %.3g s for word of rank %d on host %s%s in: %s", who, timeout_s, first,
+                     hapt_env_host(first), whose, what);
 }
 
 /* Bruck's algorithm: after round k a rank has the blocks of 2^k ranks from itself on. */

@@ -1,7 +1,8 @@
 /*
- * Bells: how couriers of one node wake each other. A word of shared memory a rank counts how often it was rung; its courier sleeps on
- * that word (a futex), whoever sends it something counts it up and wakes it. A courier of an emulated device thus sleeps until there is
- * something for it: 64 of them that asked the library every 400 us would fill two cores.
+ * Bells: how couriers of one node wake each other. A word of shared memory a rank counts how often it was rung; its
+ * courier sleeps on that word (a futex), whoever sends it something counts it up and wakes it. A courier of an emulated
+ * device thus sleeps until there is something for it: 64 of them that asked the library every 400 us would fill two
+ * cores.
  */
 #include <linux/futex.h>
 #include <math.h>
@@ -70,7 +71,8 @@ void bells_wait(struct bells *bells, unsigned count, double until_s)
         due.tv_nsec = (long)((until_s - (double)due.tv_sec) * 1e9);
     }
     atomic_store(&bell->sleeping, 1);
-    /* The clock is CLOCK_MONOTONIC and the time absolute: a signal or an early wake does no harm, the caller looks again. */
+    /* The clock is CLOCK_MONOTONIC and the time absolute: a signal or an early wake does no harm, the caller looks
+     * again. */
     if (atomic_load(&bell->rung) == count)
         syscall(SYS_futex, &bell->rung, FUTEX_WAIT_BITSET, count, ends ? &due : NULL, NULL, FUTEX_BITSET_MATCH_ANY);
     atomic_store(&bell->sleeping, 0);
@@ -88,7 +90,8 @@ static enum hapt_status find_places(struct bells *bells, MPI_Comm world, MPI_Com
     if (!rank) status = hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the bells of a node");
     for (int r = 0; status == HAPT_OK && r < bells->world_size; r++) rank[r] = r;
     if (status == HAPT_OK)
-        status = hapt_env_mpi(MPI_Group_translate_ranks(all, bells->world_size, rank, here, bells->place), "MPI_Group_translate_ranks");
+        status = hapt_env_mpi(MPI_Group_translate_ranks(all, bells->world_size, rank, here, bells->place),
+                              "MPI_Group_translate_ranks");
     for (int r = 0; status == HAPT_OK && r < bells->world_size; r++)
         if (bells->place[r] == MPI_UNDEFINED) bells->place[r] = -1;
     free(rank);

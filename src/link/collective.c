@@ -90,18 +90,20 @@ char *const *collective_next_slabs(struct hapt_collective *collective)
 
 /* ---- messages ---- */
 
-enum hapt_status collective_send(struct hapt_collective *collective, const void *data, int length, MPI_Datatype type, int peer, int tag,
-                                 int *count)
+enum hapt_status collective_send(struct hapt_collective *collective, const void *data, int length, MPI_Datatype type,
+                                 int peer, int tag, int *count)
 {
     collective->peer[*count] = peer;
-    return hapt_env_mpi(MPI_Isend(data, length, type, peer, tag, collective->comm, &collective->request[(*count)++]), "MPI_Isend");
+    return hapt_env_mpi(MPI_Isend(data, length, type, peer, tag, collective->comm, &collective->request[(*count)++]),
+                        "MPI_Isend");
 }
 
-enum hapt_status collective_receive(struct hapt_collective *collective, void *data, int length, MPI_Datatype type, int peer, int tag,
-                                    int *count)
+enum hapt_status collective_receive(struct hapt_collective *collective, void *data, int length, MPI_Datatype type,
+                                    int peer, int tag, int *count)
 {
     collective->peer[*count] = peer;
-    return hapt_env_mpi(MPI_Irecv(data, length, type, peer, tag, collective->comm, &collective->request[(*count)++]), "MPI_Irecv");
+    return hapt_env_mpi(MPI_Irecv(data, length, type, peer, tag, collective->comm, &collective->request[(*count)++]),
+                        "MPI_Irecv");
 }
 
 enum hapt_status collective_wait(struct hapt_collective *collective, int count, const char *what)
@@ -140,8 +142,8 @@ enum hapt_status hapt_collective_late(struct hapt_collective *collective, const 
 enum hapt_status hapt_collective_broken(const struct hapt_collective *collective, const char *what, const char *fault)
 {
     hapt_link_await_end(collective->timeout_s);
-    return hapt_fail(HAPT_ERR_COMM, "look for a rank that died or hangs; NCCL_DEBUG=INFO says more of devices", "%s: %s in: %s", collective->who, fault,
-                     what);
+    return hapt_fail(HAPT_ERR_COMM, "look for a rank that died or hangs; NCCL_DEBUG=INFO says more of devices",
+                     "%s: %s in: %s", collective->who, fault, what);
 }
 
 double hapt_collective_timeout_s(const struct hapt_collective *collective)
@@ -159,8 +161,10 @@ static enum hapt_status trade_messages(struct hapt_collective *collective, const
         if (r == me) continue;
         const size_t place = (size_t)r * SEGMENT_BYTES;
         const int in = (int)collective->in_bytes[r], out = (int)collective->out_bytes[r];
-        if (in > 0) HAPT_TRY(collective_receive(collective, collective->received + place, in, MPI_BYTE, r, TRADE_TAG, &count));
-        if (out > 0) HAPT_TRY(collective_send(collective, collective->sent + place, out, MPI_BYTE, r, TRADE_TAG, &count));
+        if (in > 0)
+            HAPT_TRY(collective_receive(collective, collective->received + place, in, MPI_BYTE, r, TRADE_TAG, &count));
+        if (out > 0)
+            HAPT_TRY(collective_send(collective, collective->sent + place, out, MPI_BYTE, r, TRADE_TAG, &count));
     }
     return collective_wait(collective, count, what);
 }
@@ -231,7 +235,8 @@ static enum hapt_status open_collective(struct hapt_collective *collective, MPI_
     collective->received = calloc((size_t)collective->size, SEGMENT_BYTES);
     collective->sent = calloc((size_t)collective->size, SEGMENT_BYTES);
     enum hapt_status status = HAPT_OK;
-    if (!collective->received || !collective->sent) status = hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a collective");
+    if (!collective->received || !collective->sent)
+        status = hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a collective");
     return hapt_link_all_or_none(collective->comm, "the buffers of a collective", status);
 }
 
@@ -248,7 +253,8 @@ static struct hapt_collective *reserve(int size)
     made->out_bytes = calloc((size_t)size, sizeof *made->out_bytes);
     made->in_bytes = calloc((size_t)size, sizeof *made->in_bytes);
     made->term = calloc((size_t)size, sizeof *made->term);
-    if (made->slab && made->request && made->peer && made->absent && made->out_bytes && made->in_bytes && made->term) return made;
+    if (made->slab && made->request && made->peer && made->absent && made->out_bytes && made->in_bytes && made->term)
+        return made;
     hapt_collective_destroy(made);
     return NULL;
 }

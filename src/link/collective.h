@@ -1,5 +1,5 @@
-/* Inside the collectives: the two ways to meet (collective.c), what sums (collective_sum.c), what moves (collective_move.c); and what
- * they share with the agreements (agree.c): waiting, and telling who was waited for. */
+/* Inside the collectives: the two ways to meet (collective.c), what sums (collective_sum.c), what moves
+ * (collective_move.c); and what they share with the agreements (agree.c): waiting, and telling who was waited for. */
 #ifndef HAPT_LINK_COLLECTIVE_H
 #define HAPT_LINK_COLLECTIVE_H
 
@@ -29,26 +29,29 @@ struct hapt_collective {
     size_t *out_bytes, *in_bytes; /* [size] of the block under way */
     const char **term;            /* [size] what is added up */
     bool *absent;                 /* [size] for messages */
-    double pace, pace_latency_s; /* byte/s; 0: not paced */
+    double pace, pace_latency_s;  /* byte/s; 0: not paced */
 };
 
-/* Of a collective that moved its data: waits for the rest of the time that a ring takes on a tensor of `bytes` (whole). */
-void collective_pace(const struct hapt_collective *collective, enum hapt_collective_kind kind, double bytes, double largest_share);
+/* Of a collective that moved its data: waits for the rest of the time that a ring takes on a tensor of `bytes` (whole).
+ */
+void collective_pace(const struct hapt_collective *collective, enum hapt_collective_kind kind, double bytes,
+                     double largest_share);
 
-/* The slabs of the next block, [size]. A rank may fill its own at once: everybody has left the block before the last. */
+/* The slabs of the next block, [size]. A rank may fill its own at once: everybody has left the block before the last.
+ */
 char *const *collective_next_slabs(struct hapt_collective *collective);
 enum hapt_status collective_barrier(struct hapt_collective *collective, const char *what);
 /* Posts request number (*count)++. */
-enum hapt_status collective_send(struct hapt_collective *collective, const void *data, int length, MPI_Datatype type, int peer, int tag,
-                                 int *count);
-enum hapt_status collective_receive(struct hapt_collective *collective, void *data, int length, MPI_Datatype type, int peer, int tag,
-                                    int *count);
+enum hapt_status collective_send(struct hapt_collective *collective, const void *data, int length, MPI_Datatype type,
+                                 int peer, int tag, int *count);
+enum hapt_status collective_receive(struct hapt_collective *collective, void *data, int length, MPI_Datatype type,
+                                    int peer, int tag, int *count);
 /* Waits for the first `count` requests. */
 enum hapt_status collective_wait(struct hapt_collective *collective, int count, const char *what);
 
 /*
- * One block of a trade in which each rank has something else for each other one (and itself): begin, fill out(r) and out_bytes[r], set
- * in_bytes[r], trade, read in(r). At most collective_trade_bytes each.
+ * One block of a trade in which each rank has something else for each other one (and itself): begin, fill out(r) and
+ * out_bytes[r], set in_bytes[r], trade, read in(r). At most collective_trade_bytes each.
  */
 size_t collective_trade_bytes(const struct hapt_collective *collective);
 void collective_trade_begin(struct hapt_collective *collective);
@@ -58,7 +61,8 @@ enum hapt_status collective_trade(struct hapt_collective *collective, const char
 
 /* Polls requests until all are done, or it is `late`. */
 enum hapt_status link_wait(int count, MPI_Request *request, double deadline_s, bool *late);
-/* The failure of `who` to meet, within `timeout_s`, those ranks of `comm` that are absent, [its size]; in the operation `what`. */
+/* The failure of `who` to meet, within `timeout_s`, those ranks of `comm` that are absent, [its size]; in the operation
+ * `what`. */
 enum hapt_status link_late(MPI_Comm comm, const bool *absent, const char *who, double timeout_s, const char *what);
 
 /* Bytes [first, first + most) of `total` as far as there are any. */

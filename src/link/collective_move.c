@@ -83,8 +83,8 @@ static enum hapt_status gather_shared(struct hapt_collective *collective, const 
     const int me = collective->rank;
     for (size_t first = 0; first < gather->longest; first += SLAB_BYTES) {
         char *const *slab = collective_next_slabs(collective);
-        hapt_strided_pack(&gather->own, gather->mine, first,
-                          collective_part(part_bytes(gather, me), first, SLAB_BYTES), slab[me]);
+        hapt_strided_pack(&gather->own, gather->mine, first, collective_part(part_bytes(gather, me), first, SLAB_BYTES),
+                          slab[me]);
         HAPT_TRY(collective_barrier(collective, what));
         for (int r = 0; r < collective->size; r++)
             if (r != me) take(gather, r, first, SLAB_BYTES, slab[r]);
@@ -127,7 +127,8 @@ enum hapt_status hapt_collective_gather_shards(struct hapt_collective *collectiv
         if (part_bytes(&gather, r) > gather.longest) gather.longest = part_bytes(&gather, r);
     }
     if (collective->size == 1 || bytes == 0) return HAPT_OK;
-    HAPT_TRY(collective->head ? gather_shared(collective, what, &gather) : gather_messages(collective, what, padded, &gather));
+    HAPT_TRY(collective->head ? gather_shared(collective, what, &gather)
+                              : gather_messages(collective, what, padded, &gather));
     collective_pace(collective, padded ? HAPT_COLLECTIVE_ALL_GATHER : HAPT_COLLECTIVE_GROUPED_BROADCAST, (double)bytes,
                     (double)gather.longest / (double)bytes);
     return HAPT_OK;
@@ -200,7 +201,8 @@ enum hapt_status hapt_collective_all_to_all(struct hapt_collective *collective, 
         for (int r = 0; r < collective->size; r++)
             hapt_strided_unpack(&receive[r], to, first, collective->in_bytes[r], collective_trade_in(collective, r));
     }
-    collective_pace(collective, HAPT_COLLECTIVE_ALL_TO_ALL, (double)(longest * size * size), 0); /* as if all were as long */
+    collective_pace(collective, HAPT_COLLECTIVE_ALL_TO_ALL, (double)(longest * size * size),
+                    0); /* as if all were as long */
     return HAPT_OK;
 }
 
@@ -229,13 +231,15 @@ static enum hapt_status broadcast_messages(struct hapt_collective *collective, c
         int bit = 1, count = 0;
         while (bit < size && !(place & bit)) bit *= 2;
         if (place > 0) {
-            HAPT_TRY(collective_receive(collective, data + first, length, MPI_BYTE, (place - bit + root) % size, BROADCAST_TAG, &count));
+            HAPT_TRY(collective_receive(collective, data + first, length, MPI_BYTE, (place - bit + root) % size,
+                                        BROADCAST_TAG, &count));
             HAPT_TRY(collective_wait(collective, count, what));
         }
         count = 0;
         for (bit /= 2; bit > 0; bit /= 2)
             if (place + bit < size)
-                HAPT_TRY(collective_send(collective, data + first, length, MPI_BYTE, (place + bit + root) % size, BROADCAST_TAG, &count));
+                HAPT_TRY(collective_send(collective, data + first, length, MPI_BYTE, (place + bit + root) % size,
+                                         BROADCAST_TAG, &count));
         HAPT_TRY(collective_wait(collective, count, what));
     }
     return HAPT_OK;

@@ -24,27 +24,24 @@ bool hapt_collective_moves(enum hapt_collective_kind kind)
 
 bool hapt_collective_pads(enum hapt_collective_kind kind)
 {
-    return kind == HAPT_COLLECTIVE_ALL_GATHER || kind == HAPT_COLLECTIVE_REDUCE_SCATTER || kind == HAPT_COLLECTIVE_ALL_TO_ALL;
+    return kind == HAPT_COLLECTIVE_ALL_GATHER || kind == HAPT_COLLECTIVE_REDUCE_SCATTER ||
+           kind == HAPT_COLLECTIVE_ALL_TO_ALL;
 }
 
-double hapt_ring_s(enum hapt_collective_kind kind, int ranks, double bytes, double largest_share, double bandwidth, double latency_s)
+double hapt_ring_s(enum hapt_collective_kind kind, int ranks, double bytes, double largest_share, double bandwidth,
+                   double latency_s)
 {
     const double n = ranks, hops = n - 1, whole_s = bytes / bandwidth, largest_s = whole_s * fmax(largest_share, 1 / n);
     if (ranks < 2) return 0;
     switch (kind) {
-    case HAPT_COLLECTIVE_ALL_REDUCE:
-        return 2 * hops * (latency_s + whole_s / n);
+    case HAPT_COLLECTIVE_ALL_REDUCE: return 2 * hops * (latency_s + whole_s / n);
     case HAPT_COLLECTIVE_REDUCE_SCATTER:
-    case HAPT_COLLECTIVE_ALL_GATHER:
-        return hops * (latency_s + largest_s);
-    case HAPT_COLLECTIVE_ALL_TO_ALL:
-        return hops * (latency_s + largest_s / n);
-    case HAPT_COLLECTIVE_GROUPED_BROADCAST:
-        return (n + hops) * latency_s + whole_s;
+    case HAPT_COLLECTIVE_ALL_GATHER: return hops * (latency_s + largest_s);
+    case HAPT_COLLECTIVE_ALL_TO_ALL: return hops * (latency_s + largest_s / n);
+    case HAPT_COLLECTIVE_GROUPED_BROADCAST: return (n + hops) * latency_s + whole_s;
     case HAPT_COLLECTIVE_NONE:
     case HAPT_COLLECTIVE_SLICE:
-    case HAPT_COLLECTIVE_COUNT:
-        break;
+    case HAPT_COLLECTIVE_COUNT: break;
     }
     return 0;
 }
@@ -61,8 +58,10 @@ bool hapt_collective_is_paced(const struct hapt_collective *collective)
 }
 
 /* All ranks end within the time that data takes to be copied, so each waits from its own end. */
-void collective_pace(const struct hapt_collective *collective, enum hapt_collective_kind kind, double bytes, double largest_share)
+void collective_pace(const struct hapt_collective *collective, enum hapt_collective_kind kind, double bytes,
+                     double largest_share)
 {
     if (!(collective->pace > 0)) return;
-    hapt_time_sleep_until(hapt_time_s() + hapt_ring_s(kind, collective->size, bytes, largest_share, collective->pace, collective->pace_latency_s));
+    hapt_time_sleep_until(hapt_time_s() + hapt_ring_s(kind, collective->size, bytes, largest_share, collective->pace,
+                                                      collective->pace_latency_s));
 }

@@ -1,6 +1,6 @@
 /*
- * What sums: each element by one rank, in order of rank, so every rank gets the same bits and the sum depends neither on
- * which way carried it nor on how the blocks fall.
+ * What sums: each element by one rank, in order of rank, so every rank gets the same bits and the sum depends neither
+ * on which way carried it nor on how the blocks fall.
  */
 #include <string.h>
 
@@ -19,8 +19,8 @@ static void combine_f32(enum hapt_combine combine, float *restrict sum, const fl
 }
 
 /* The terms of all ranks at once: 16-bit numbers are rounded behind the last one. */
-static void combine_half(enum hapt_combine combine, enum hapt_dtype dtype, uint16_t *sum, const char *const *term, int ranks, size_t first,
-                         size_t count)
+static void combine_half(enum hapt_combine combine, enum hapt_dtype dtype, uint16_t *sum, const char *const *term,
+                         int ranks, size_t first, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         float value = 0;

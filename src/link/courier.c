@@ -1,8 +1,9 @@
 /*
  * The courier: one communication thread per rank that moves stage boundaries while the compute thread works.
  *
- * A thread, since polling between kernels measured worse where the processor computes: four slowed ranks on two cores, a trunk of 150 Mbit/s,
- * steps 1.36 times as long (1.20 to 1.80). Where polls cost the device nothing they gained 4 % (0.94 to 0.99).
+ * A thread, since polling between kernels measured worse where the processor computes: four slowed ranks on two cores,
+ * a trunk of 150 Mbit/s, steps 1.36 times as long (1.20 to 1.80). Where polls cost the device nothing they gained 4 %
+ * (0.94 to 0.99).
  *
  * Counters of messages are the only state both threads touch: the compute thread raises queued, expected and freed, the
  * courier raises sent and received. The mutex orders waiting and waking, not the data.
@@ -34,8 +35,8 @@ static struct timespec at_time(double time_s)
     return due;
 }
 
-enum hapt_status hapt_courier_create(const struct hapt_transfer *transfer, MPI_Comm world, const struct hapt_path *path, double timeout_s,
-                                     struct hapt_courier **courier)
+enum hapt_status hapt_courier_create(const struct hapt_transfer *transfer, MPI_Comm world, const struct hapt_path *path,
+                                     double timeout_s, struct hapt_courier **courier)
 {
     struct hapt_courier *made = calloc(1, sizeof *made);
     enum hapt_status status = HAPT_OK;
@@ -81,10 +82,12 @@ static enum hapt_status add_channels(struct hapt_courier *courier, struct flow *
             HAPT_NEW(channel->released_s, &courier->arena, flow->options.peer_slots);
         }
         flow->channel[c].piece[flow->channel[c].piece_count++] = flow->options.piece[i];
-        flow->channel[c].chunks += (int)((flow->options.piece[i].bytes + HAPT_LINK_CHUNK_BYTES - 1) / HAPT_LINK_CHUNK_BYTES);
+        flow->channel[c].chunks +=
+            (int)((flow->options.piece[i].bytes + HAPT_LINK_CHUNK_BYTES - 1) / HAPT_LINK_CHUNK_BYTES);
         flow->channel[c].bytes += flow->options.piece[i].bytes;
         flow->piece_channel[i] = c;
-        flow->message_bytes += flow->options.piece[i].modelled_bytes ? flow->options.piece[i].modelled_bytes : flow->options.piece[i].bytes;
+        flow->message_bytes += flow->options.piece[i].modelled_bytes ? flow->options.piece[i].modelled_bytes
+                                                                     : flow->options.piece[i].bytes;
         struct window *window = flow->options.sends ? &flow->window : &flow->channel[c].window;
         if (flow->options.piece[i].runs.count > 0 && !window->buffer && !flow->options.pair)
             HAPT_NEW(window->buffer, &courier->arena, WINDOW * HAPT_LINK_CHUNK_BYTES);
@@ -97,13 +100,16 @@ static enum hapt_status announce(const struct hapt_courier *courier, const struc
 {
     const struct hapt_transfer *transfer = courier->transfer;
     for (int c = 0; c < flow->channel_count && transfer->announce; c++) {
-        HAPT_TRY(transfer->announce(courier->context, flow->channel[c].peer, 2 * flow->options.tag, flow->options.sends));
-        HAPT_TRY(transfer->announce(courier->context, flow->channel[c].peer, 2 * flow->options.tag + 1, !flow->options.sends));
+        HAPT_TRY(
+            transfer->announce(courier->context, flow->channel[c].peer, 2 * flow->options.tag, flow->options.sends));
+        HAPT_TRY(transfer->announce(courier->context, flow->channel[c].peer, 2 * flow->options.tag + 1,
+                                    !flow->options.sends));
     }
     return HAPT_OK;
 }
 
-void hapt_courier_use_device(struct hapt_courier *courier, const struct hapt_backend *backend, struct hapt_device *device)
+void hapt_courier_use_device(struct hapt_courier *courier, const struct hapt_backend *backend,
+                             struct hapt_device *device)
 {
     courier->backend = backend;
     courier->device = device;
@@ -116,7 +122,8 @@ enum hapt_status hapt_courier_add(struct hapt_courier *courier, const struct hap
     HAPT_ASSERT(!options->pair || options->on_device);
     for (int i = 0; i < options->piece_count; i++) {
         const struct hapt_piece *piece = &options->piece[i];
-        HAPT_ASSERT((piece->modelled_bytes > 0 || !options->stamped) && (piece->modelled_bytes == 0 || piece->bytes <= HAPT_LINK_CHUNK_BYTES));
+        HAPT_ASSERT((piece->modelled_bytes > 0 || !options->stamped) &&
+                    (piece->modelled_bytes == 0 || piece->bytes <= HAPT_LINK_CHUNK_BYTES));
         HAPT_ASSERT(!options->stamped || (piece->bytes >= sizeof(double) && piece->runs.count == 0));
     }
     if (courier->flow_count == courier->flow_capacity) {
@@ -152,7 +159,8 @@ enum hapt_status hapt_courier_add(struct hapt_courier *courier, const struct hap
     HAPT_NEW(made->freed_s, &courier->arena, options->peer_slots);
     HAPT_TRY(add_channels(courier, made));
     HAPT_TRY(announce(courier, made));
-    for (int c = 0; c < made->channel_count && courier->transfer->rate && made->options.bandwidth <= 0 && !options->pair; c++) {
+    for (int c = 0;
+         c < made->channel_count && courier->transfer->rate && made->options.bandwidth <= 0 && !options->pair; c++) {
         struct channel *channel = &made->channel[c];
         channel->counts = courier->transfer->rate(courier->context, channel->peer, 2 * options->tag, &channel->counted);
         channel->taken = channel->counted;
@@ -284,7 +292,8 @@ static void *run_courier(void *argument)
 
 enum hapt_status hapt_courier_start(struct hapt_courier *courier)
 {
-    if (courier->transfer->connect) HAPT_TRY(courier->transfer->connect(courier->context, fmax(courier->timeout_s, CONNECT_LEAST_S)));
+    if (courier->transfer->connect)
+        HAPT_TRY(courier->transfer->connect(courier->context, fmax(courier->timeout_s, CONNECT_LEAST_S)));
     if (courier->flow_count == 0) return HAPT_OK;
     if (all_wake(courier)) courier->kick = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     /* Signals belong to the compute thread. */
@@ -310,11 +319,13 @@ static enum hapt_status timed_out(const struct hapt_courier *courier, const stru
 {
     const struct hapt_flow_options *options = &flow->options;
     hapt_link_await_end(courier->timeout_s);
-    const long step = (long)(options->first_step + sequence / options->per_step), microbatch = (long)(sequence % options->per_step);
+    const long step = (long)(options->first_step + sequence / options->per_step),
+               microbatch = (long)(sequence % options->per_step);
     return hapt_fail(HAPT_ERR_COMM, "look for a rank that died or hangs; --timeout sets the limit",
-                     "stage %d waited %.3g s for %s of step %ld, microbatch %ld, %s stage %d (rank %d on host %s)", options->stage,
-                     courier->timeout_s, options->what, step, microbatch, options->sends ? "to be taken by" : "from",
-                     options->peer_stage, lagging_peer(flow, sequence), hapt_env_host(lagging_peer(flow, sequence)));
+                     "stage %d waited %.3g s for %s of step %ld, microbatch %ld, %s stage %d (rank %d on host %s)",
+                     options->stage, courier->timeout_s, options->what, step, microbatch,
+                     options->sends ? "to be taken by" : "from", options->peer_stage, lagging_peer(flow, sequence),
+                     hapt_env_host(lagging_peer(flow, sequence)));
 }
 
 /* Waits until *counter > sequence. */
@@ -430,7 +441,8 @@ double hapt_courier_message_s(struct hapt_courier *courier, int number, bool *co
     *counted = false;
     for (int c = 0; c < flow->channel_count; c++) {
         *counted = *counted || flow->channel[c].counts;
-        if (flow->channel[c].counts && flow->options.sends) longest_s = fmax(longest_s, take_counted(courier, &flow->channel[c]));
+        if (flow->channel[c].counts && flow->options.sends)
+            longest_s = fmax(longest_s, take_counted(courier, &flow->channel[c]));
     }
     if (*counted) return longest_s;
     if (flow->options.sends) return 1e-9 * (double)atomic_exchange(&flow->shortest_ns, 0);

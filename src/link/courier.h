@@ -13,7 +13,8 @@
 /* Chunks in flight, oldest first; `last`: the chunk ends its message. */
 struct window {
     int first, count;
-    char *buffer; /* [WINDOW][HAPT_LINK_CHUNK_BYTES] for chunks that are no run of bytes in memory; NULL: there are none */
+    char *buffer; /* [WINDOW][HAPT_LINK_CHUNK_BYTES] for chunks that are no run of bytes in memory; NULL: there are none
+                   */
     const struct hapt_piece *piece[WINDOW]; /* receiving: of which the chunk is, from this byte of it on */
     size_t offset[WINDOW], bytes[WINDOW];
     void *unpacked[WINDOW]; /* ... where it belongs if it stands in the buffer */
@@ -36,16 +37,16 @@ struct channel {
     /* receiving */
     struct window window;
     struct cursor cursor;
-    int64_t posted;        /* messages whose chunks are all posted */
-    atomic_llong received; /* messages complete */
-    int64_t credited;      /* slots whose release the peer was told of */
-    int chunks;            /* of a message */
-    int arrived;           /* of the message under way */
-    double first_s;        /* when its first chunk was there */
-    size_t bytes;          /* of a message */
-    bool counts;           /* the network does, at the sending end; under the mutex: */
+    int64_t posted;                           /* messages whose chunks are all posted */
+    atomic_llong received;                    /* messages complete */
+    int64_t credited;                         /* slots whose release the peer was told of */
+    int chunks;                               /* of a message */
+    int arrived;                              /* of the message under way */
+    double first_s;                           /* when its first chunk was there */
+    size_t bytes;                             /* of a message */
+    bool counts;                              /* the network does, at the sending end; under the mutex: */
     struct hapt_transfer_rate counted, taken; /* when it was asked last; when the compute thread was told last */
-    atomic_llong shortest_ns; /* from the first to the last chunk, since asked; 0: none */
+    atomic_llong shortest_ns;                 /* from the first to the last chunk, since asked; 0: none */
     /* between devices (flow_device.c) */
     struct hapt_pair pair;
     struct hapt_block *block; /* [piece_count] of the message under way */
@@ -55,8 +56,8 @@ struct channel {
     /* either side of the credits */
     bool credit_in_flight;
     struct hapt_transfer_request credit;
-    int64_t credits; /* sending: releases the peer told us of */
-    double credit_s;  /* of a stamped flow: time of the release, on its way */
+    int64_t credits;    /* sending: releases the peer told us of */
+    double credit_s;    /* of a stamped flow: time of the release, on its way */
     double *released_s; /* [peer_slots] sending: of the last releases, by their number */
 };
 
@@ -70,7 +71,7 @@ struct flow {
     atomic_llong queued, sent; /* messages handed over; messages gone */
     int *queue_slot;           /* [slot_count] ring by sequence */
     double *queue_ready_s;     /* [slot_count] */
-    int met;                /* between devices: peers that have the message under way */
+    int met;                   /* between devices: peers that have the message under way */
     int64_t *last_of_slot; /* [slot_count] 1 + sequence of the newest message handed over there; compute thread only */
     int64_t started;       /* messages whose first chunk may go */
     bool under_way, blocked;
@@ -86,7 +87,7 @@ struct flow {
     atomic_llong active_ns, shortest_ns; /* of one message, since asked; 0: none */
     /* receiving */
     atomic_llong expected, freed;
-    atomic_llong landed; /* on a device: messages that stand there */
+    atomic_llong landed;     /* on a device: messages that stand there */
     struct staging *staging; /* NULL: the host reads and writes where messages stand */
 };
 
@@ -101,19 +102,19 @@ struct hapt_courier {
     struct flow **flow;
     pthread_t thread;
     pthread_mutex_t mutex;
-    pthread_cond_t work, news; /* for the courier; for the compute thread */
+    pthread_cond_t work, news;          /* for the courier; for the compute thread */
     const struct hapt_backend *backend; /* of the flows on a device */
     struct hapt_device *device;
-    int copies[2];             /* under way: out, in */
+    int copies[2];                    /* under way: out, in */
     const struct hapt_groups *groups; /* of flows between devices */
     struct meeting {
         struct flow *flow; /* NULL: none is under way */
         struct channel *channel;
         struct hapt_event *event; /* behind it in the queue; NULL: it is not there yet */
-    } meeting[2];              /* of devices: sending, receiving */
-    struct bells *bells;       /* NULL: the courier sleeps on `work` and asks the library again and again, */
-    int kick;                  /* or where that wakes it (hapt_transfer.wait) there, with this event beside it; -1: it does not */
-    uint64_t kicks;            /* under the mutex, as all below */
+    } meeting[2];                 /* of devices: sending, receiving */
+    struct bells *bells;          /* NULL: the courier sleeps on `work` and asks the library again and again, */
+    int kick;       /* or where that wakes it (hapt_transfer.wait) there, with this event beside it; -1: it does not */
+    uint64_t kicks; /* under the mutex, as all below */
     bool running, stopping, finished;
     enum hapt_status status;
 };
@@ -142,12 +143,14 @@ void bells_destroy(struct bells *bells);
 /* staging.c: messages on a device whose memory the host cannot read. */
 enum hapt_status staging_create(struct hapt_courier *courier, struct flow *flow);
 void staging_destroy(struct hapt_courier *courier, struct flow *flow);
-/* Where the message library finds the piece's buffer of message `sequence`: on the host, laid out as on the device, or there. */
+/* Where the message library finds the piece's buffer of message `sequence`: on the host, laid out as on the device, or
+ * there. */
 char *staging_base(const struct flow *flow, int64_t sequence, const struct hapt_piece *piece);
 /* Counts the copies that are done and begins those that may be. */
 void staging_advance(struct hapt_courier *courier, struct flow *flow, struct pass *pass);
 /* Sending: are these bytes of the piece there? */
-bool staging_has(const struct flow *flow, int64_t sequence, const struct hapt_piece *piece, size_t offset, size_t bytes);
+bool staging_has(const struct flow *flow, int64_t sequence, const struct hapt_piece *piece, size_t offset,
+                 size_t bytes);
 /* Receiving: they are now. */
 void staging_note(struct flow *flow, int64_t sequence, const struct hapt_piece *piece, size_t offset, size_t bytes);
 /* Receiving: is all of the next message, number `landed`, on the device? Its slot is then ready for another one. */
@@ -155,7 +158,8 @@ bool staging_lands(struct flow *flow);
 
 /* What flow.c has for all flows. */
 void flow_hear_credits(struct hapt_courier *courier, struct flow *flow, struct pass *pass);
-void flow_tell_credits(struct hapt_courier *courier, const struct flow *flow, struct channel *channel, struct pass *pass);
+void flow_tell_credits(struct hapt_courier *courier, const struct flow *flow, struct channel *channel,
+                       struct pass *pass);
 /* Starts the next message when there is one and every receiver has a place for it; true when one is under way. */
 bool flow_start_message(struct hapt_courier *courier, struct flow *flow, const struct pass *pass);
 /* A message that began at `start_s` is gone. */

@@ -21,7 +21,8 @@ static void pause_since(double start_s, double now_s)
 }
 
 /* Until the group has settled and the event, where there is one, has come; *late instead when the time has passed. */
-static const char *poll(const struct hapt_device_group *with, struct hapt_group *group, struct hapt_event *event, double timeout_s, bool *late)
+static const char *poll(const struct hapt_device_group *with, struct hapt_group *group, struct hapt_event *event,
+                        double timeout_s, bool *late)
 {
     const double start_s = hapt_time_s();
     *late = false;
@@ -86,7 +87,8 @@ static enum hapt_status gather(struct hapt_collective *over, const void *mine, s
 static void *reserve(struct hapt_collective *over, size_t bytes)
 {
     void *all = calloc((size_t)hapt_collective_ranks(over), bytes);
-    if (!all) hapt_die(hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the words of %d ranks", hapt_collective_ranks(over)));
+    if (!all)
+        hapt_die(hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the words of %d ranks", hapt_collective_ranks(over)));
     return all;
 }
 
@@ -115,7 +117,8 @@ struct seat {
     char host[HAPT_HOSTNAME_CHARS], place[16], reason[HAPT_GROUPS_TEXT_CHARS];
 };
 
-static const struct hapt_groups *look(const struct hapt_collective *over, const struct hapt_backend *backend, struct seat *seat)
+static const struct hapt_groups *look(const struct hapt_collective *over, const struct hapt_backend *backend,
+                                      struct seat *seat)
 {
     const char *choice = getenv("HAPT_COLLECTIVES"), *reason = NULL;
     const struct hapt_groups *groups = NULL;
@@ -135,8 +138,8 @@ static const struct hapt_groups *look(const struct hapt_collective *over, const 
     return groups;
 }
 
-enum hapt_status hapt_device_groups_find(struct hapt_collective *over, const struct hapt_backend *backend, const struct hapt_groups **groups,
-                                         char reason[HAPT_GROUPS_TEXT_CHARS])
+enum hapt_status hapt_device_groups_find(struct hapt_collective *over, const struct hapt_backend *backend,
+                                         const struct hapt_groups **groups, char reason[HAPT_GROUPS_TEXT_CHARS])
 {
     const int ranks = hapt_collective_ranks(over);
     struct seat mine, *seat = reserve(over, sizeof *seat);
@@ -147,7 +150,8 @@ enum hapt_status hapt_device_groups_find(struct hapt_collective *over, const str
     for (int r = 0; r < ranks && status == HAPT_OK && !reason[0]; r++)
         for (int s = 0; s < r && !reason[0]; s++)
             if (strcmp(seat[r].host, seat[s].host) == 0 && strcmp(seat[r].place, seat[s].place) == 0)
-                snprintf(reason, HAPT_GROUPS_TEXT_CHARS, "ranks share the device %s of host %.64s", seat[r].place, seat[r].host);
+                snprintf(reason, HAPT_GROUPS_TEXT_CHARS, "ranks share the device %s of host %.64s", seat[r].place,
+                         seat[r].host);
     free(seat);
     hapt_link_sharpen_timers(); /* who waits for devices sleeps shortly */
     return status;
@@ -200,8 +204,8 @@ static enum hapt_status join(const struct hapt_device_group *with, const struct 
 }
 
 /* `whole` NULL: there is no group yet that could be split. */
-static enum hapt_status make(const struct hapt_device_group *with, struct hapt_group *whole, int color, int key, struct hapt_group **made,
-                             char fault[HAPT_GROUPS_TEXT_CHARS])
+static enum hapt_status make(const struct hapt_device_group *with, struct hapt_group *whole, int color, int key,
+                             struct hapt_group **made, char fault[HAPT_GROUPS_TEXT_CHARS])
 {
     const int ranks = hapt_collective_ranks(with->over);
     const bool split = whole && with->groups->split;
@@ -235,15 +239,15 @@ enum hapt_status hapt_device_group_create(struct hapt_device_group *group, char 
     return make(group, NULL, 0, hapt_collective_rank(group->over), &group->group, fault);
 }
 
-enum hapt_status hapt_device_group_split(const struct hapt_device_group *parent, int color, int key, struct hapt_group **part,
-                                         char fault[HAPT_GROUPS_TEXT_CHARS])
+enum hapt_status hapt_device_group_split(const struct hapt_device_group *parent, int color, int key,
+                                         struct hapt_group **part, char fault[HAPT_GROUPS_TEXT_CHARS])
 {
     return make(parent, parent->group, color, key, part, fault);
 }
 
 /* The queue has what was asked of the group, with that answer: nothing may be queued behind it before. */
-static const char *settle_until(const struct hapt_device_group *with, struct hapt_group *group, const char *answer, struct hapt_event *event,
-                                double until_s)
+static const char *settle_until(const struct hapt_device_group *with, struct hapt_group *group, const char *answer,
+                                struct hapt_event *event, double until_s)
 {
     bool late = false;
     const char *fault = answer ? answer : poll(with, group, event, until_s - hapt_time_s(), &late);
@@ -251,7 +255,8 @@ static const char *settle_until(const struct hapt_device_group *with, struct hap
 }
 
 /* A sum and a gathering of a word of each rank; or a word from one to the other. */
-static const char *use(const struct hapt_device_group *with, struct hapt_group *group, bool trades, int rank, int ranks, float *word, double until_s)
+static const char *use(const struct hapt_device_group *with, struct hapt_group *group, bool trades, int rank, int ranks,
+                       float *word, double until_s)
 {
     const struct hapt_block block = {word, sizeof *word};
     if (trades && rank == 0) return with->groups->send(group, with->queue, 1, &block, 1);
@@ -266,8 +271,8 @@ static const char *use(const struct hapt_device_group *with, struct hapt_group *
     return fault;
 }
 
-void hapt_device_group_connect(const struct hapt_device_group *with, struct hapt_group *group, bool trades, int rank, int ranks,
-                               char fault[HAPT_GROUPS_TEXT_CHARS])
+void hapt_device_group_connect(const struct hapt_device_group *with, struct hapt_group *group, bool trades, int rank,
+                               int ranks, char fault[HAPT_GROUPS_TEXT_CHARS])
 {
     void *word;
     if (!group || fault[0]) return;

@@ -34,8 +34,8 @@ static char *base_of(const struct flow *flow, int64_t sequence, int slot, const 
 }
 
 /* Where a chunk that starts at `offset` of a piece is sent from: runs are put together first. */
-static const void *send_address(const struct flow *flow, const char *base, const struct hapt_piece *piece, size_t offset, size_t bytes,
-                                int entry)
+static const void *send_address(const struct flow *flow, const char *base, const struct hapt_piece *piece,
+                                size_t offset, size_t bytes, int entry)
 {
     if (piece->runs.count == 0) return base + piece->offset + offset;
     char *buffer = flow->window.buffer + (size_t)entry * HAPT_LINK_CHUNK_BYTES;
@@ -44,7 +44,8 @@ static const void *send_address(const struct flow *flow, const char *base, const
 }
 
 /* Where a chunk is received: runs are taken apart when it is there. */
-static void *receive_address(struct window *window, char *base, const struct hapt_piece *piece, size_t offset, size_t bytes, int entry)
+static void *receive_address(struct window *window, char *base, const struct hapt_piece *piece, size_t offset,
+                             size_t bytes, int entry)
 {
     window->piece[entry] = piece;
     window->offset[entry] = offset;
@@ -98,8 +99,8 @@ void flow_hear_credits(struct hapt_courier *courier, struct flow *flow, struct p
     for (int c = 0; c < flow->channel_count && pass->status == HAPT_OK; c++) {
         struct channel *channel = &flow->channel[c];
         if (!channel->credit_in_flight && channel->credits < flow->started) {
-            pass->status = courier->transfer->receive(courier->context, &channel->credit_s, credit_bytes(flow), channel->peer,
-                                                      2 * flow->options.tag + 1, &channel->credit);
+            pass->status = courier->transfer->receive(courier->context, &channel->credit_s, credit_bytes(flow),
+                                                      channel->peer, 2 * flow->options.tag + 1, &channel->credit);
             channel->credit_in_flight = pass->status == HAPT_OK;
         }
         if (!channel->credit_in_flight) continue;
@@ -133,7 +134,8 @@ static void ask_network(struct hapt_courier *courier, struct flow *flow)
     for (int c = 0; c < flow->channel_count; c++) {
         struct channel *channel = &flow->channel[c];
         struct hapt_transfer_rate rate;
-        if (!channel->counts || !courier->transfer->rate(courier->context, channel->peer, 2 * flow->options.tag, &rate)) continue;
+        if (!channel->counts || !courier->transfer->rate(courier->context, channel->peer, 2 * flow->options.tag, &rate))
+            continue;
         pthread_mutex_lock(&courier->mutex);
         channel->counted = rate;
         pthread_mutex_unlock(&courier->mutex);
@@ -193,8 +195,8 @@ static void post_sends(struct hapt_courier *courier, struct flow *flow, struct p
         if (flow->options.stamped) memcpy(base + piece->offset, &flow->due_s, sizeof flow->due_s);
         flow->slot_due_s[slot] = flow->due_s;
         pass->status = courier->transfer->send(courier->context,
-                                               send_address(flow, base, piece, flow->cursor.offset, bytes, entry), bytes,
-                                               piece->peer, 2 * flow->options.tag, &flow->window.request[entry]);
+                                               send_address(flow, base, piece, flow->cursor.offset, bytes, entry),
+                                               bytes, piece->peer, 2 * flow->options.tag, &flow->window.request[entry]);
         if (courier->bells) bells_ring(courier->bells, piece->peer);
         flow->done_bytes += piece->modelled_bytes ? 0 : bytes;
         flow->window.last[entry] = advance(&flow->cursor, flow->options.piece, flow->options.piece_count, bytes);
@@ -237,7 +239,8 @@ void hapt_flow_advance_sender(struct hapt_courier *courier, struct flow *flow, s
     int entry;
     while ((entry = window_pop(courier, &flow->window, pass)) >= 0)
         if (flow->window.last[entry])
-            flow_count_sent(flow, flow->window.start_s[entry], flow->options.stamped ? flow->window.due_s[entry] : hapt_time_s(), pass);
+            flow_count_sent(flow, flow->window.start_s[entry],
+                            flow->options.stamped ? flow->window.due_s[entry] : hapt_time_s(), pass);
     flow_hear_credits(courier, flow, pass);
     if (flow->staging) staging_advance(courier, flow, pass);
     post_sends(courier, flow, pass);
@@ -256,10 +259,11 @@ static void post_receives(struct hapt_courier *courier, const struct flow *flow,
         const size_t bytes = chunk_bytes(piece, channel->cursor.offset);
         const int slot = (int)(channel->posted % flow->options.peer_slots);
         const int entry = window_push(&channel->window);
-        pass->status = courier->transfer->receive(
-            courier->context,
-            receive_address(&channel->window, base_of(flow, channel->posted, slot, piece), piece, channel->cursor.offset, bytes, entry), bytes,
-            channel->peer, 2 * flow->options.tag, &channel->window.request[entry]);
+        pass->status =
+            courier->transfer->receive(courier->context,
+                                       receive_address(&channel->window, base_of(flow, channel->posted, slot, piece),
+                                                       piece, channel->cursor.offset, bytes, entry),
+                                       bytes, channel->peer, 2 * flow->options.tag, &channel->window.request[entry]);
         channel->window.last[entry] = advance(&channel->cursor, channel->piece, channel->piece_count, bytes);
         if (channel->window.last[entry]) channel->posted++;
         pass->progress = true;
@@ -267,7 +271,8 @@ static void post_receives(struct hapt_courier *courier, const struct flow *flow,
 }
 
 /* Tells the sender of released slots, one empty message each. */
-void flow_tell_credits(struct hapt_courier *courier, const struct flow *flow, struct channel *channel, struct pass *pass)
+void flow_tell_credits(struct hapt_courier *courier, const struct flow *flow, struct channel *channel,
+                       struct pass *pass)
 {
     while (pass->status == HAPT_OK) {
         if (channel->credit_in_flight) {
@@ -305,7 +310,8 @@ static void take_chunks(struct hapt_courier *courier, struct flow *flow, struct 
         const struct window *window = &channel->window;
         const int64_t sequence = atomic_load(&channel->received);
         note_arrival(channel, window->last[entry]);
-        if (flow->staging) staging_note(flow, sequence, window->piece[entry], window->offset[entry], window->bytes[entry]);
+        if (flow->staging)
+            staging_note(flow, sequence, window->piece[entry], window->offset[entry], window->bytes[entry]);
         if (!window->last[entry]) continue;
         if (!flow->staging) flow_keep_time(flow, sequence, hapt_time_s());
         atomic_fetch_add(&channel->received, 1);
@@ -327,7 +333,8 @@ static void land(struct hapt_courier *courier, struct flow *flow, struct pass *p
 void hapt_flow_advance_receiver(struct hapt_courier *courier, struct flow *flow, struct pass *pass)
 {
     const int64_t expected = atomic_load(&flow->expected);
-    for (int c = 0; c < flow->channel_count && pass->status == HAPT_OK; c++) take_chunks(courier, flow, &flow->channel[c], pass);
+    for (int c = 0; c < flow->channel_count && pass->status == HAPT_OK; c++)
+        take_chunks(courier, flow, &flow->channel[c], pass);
     if (flow->staging && pass->status == HAPT_OK) land(courier, flow, pass);
     for (int c = 0; c < flow->channel_count && pass->status == HAPT_OK; c++) {
         struct channel *channel = &flow->channel[c];

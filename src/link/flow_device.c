@@ -1,10 +1,11 @@
 /*
- * Messages that devices trade among themselves; the host's short messages tell that one is on its way, and of slots released as ever.
+ * Messages that devices trade among themselves; the host's short messages tell that one is on its way, and of slots
+ * released as ever.
  *
- * Devices wait for each other in their queues, so what is put there must meet: a rank has at most one message to send in its queue and one to
- * receive, in two queues; the receiver puts its end there when the sender has told of its own. Then a message at the head of a queue waits for
- * no message but such as are in the receiver's queue before it, whose senders wait for nothing else: there is no circle, and no device waits
- * for what a host has yet to compute.
+ * Devices wait for each other in their queues, so what is put there must meet: a rank has at most one message to send
+ * in its queue and one to receive, in two queues; the receiver puts its end there when the sender has told of its own.
+ * Then a message at the head of a queue waits for no message but such as are in the receiver's queue before it, whose
+ * senders wait for nothing else: there is no circle, and no device waits for what a host has yet to compute.
  */
 #include <stdio.h>
 
@@ -17,8 +18,10 @@ enum hapt_status meeting_prepare(struct hapt_courier *courier, struct flow *flow
     const char *reason = "";
     courier->groups = courier->backend->groups(&reason);
     HAPT_ASSERT(courier->groups && courier->groups->send);
-    for (int i = 0; i < flow->options.piece_count; i++) flow->channel[flow->piece_channel[i]].pair = flow->options.pair[i];
-    for (int c = 0; c < flow->channel_count; c++) HAPT_NEW(flow->channel[c].block, &courier->arena, flow->channel[c].piece_count);
+    for (int i = 0; i < flow->options.piece_count; i++)
+        flow->channel[flow->piece_channel[i]].pair = flow->options.pair[i];
+    for (int c = 0; c < flow->channel_count; c++)
+        HAPT_NEW(flow->channel[c].block, &courier->arena, flow->channel[c].piece_count);
     return HAPT_OK;
 }
 
@@ -40,7 +43,8 @@ static void list_blocks(const struct flow *flow, struct channel *channel, int sl
 }
 
 /* Runs to `dense`, or from there. */
-static const char *move_runs(const struct hapt_courier *courier, const struct flow *flow, const struct channel *channel, int slot)
+static const char *move_runs(const struct hapt_courier *courier, const struct flow *flow, const struct channel *channel,
+                             int slot)
 {
     const struct hapt_groups *groups = courier->groups;
     const char *fault = NULL;
@@ -48,22 +52,24 @@ static const char *move_runs(const struct hapt_courier *courier, const struct fl
         const struct hapt_piece *piece = &channel->piece[p];
         char *base = flow->options.base[(size_t)slot * (size_t)flow->options.buffer_count + (size_t)piece->buffer];
         if (piece->runs.count == 0) continue;
-        fault = flow->options.sends ? groups->pack(queue_of(courier, SENDS), &piece->runs, base, channel->block[p].data)
-                                    : groups->unpack(queue_of(courier, RECEIVES), &piece->runs, base, channel->block[p].data);
+        fault = flow->options.sends
+                    ? groups->pack(queue_of(courier, SENDS), &piece->runs, base, channel->block[p].data)
+                    : groups->unpack(queue_of(courier, RECEIVES), &piece->runs, base, channel->block[p].data);
     }
     return fault;
 }
 
-static enum hapt_status broken(struct hapt_courier *courier, const struct flow *flow, const struct channel *channel, int64_t sequence,
-                               const char *fault)
+static enum hapt_status broken(struct hapt_courier *courier, const struct flow *flow, const struct channel *channel,
+                               int64_t sequence, const char *fault)
 {
     const struct hapt_flow_options *options = &flow->options;
     char text[160];
     snprintf(text, sizeof text, "%s", fault);
     courier->groups->abort(channel->pair.group);
     return hapt_fail(HAPT_ERR_COMM, "look for a rank that died or hangs; NCCL_DEBUG=INFO says more of devices",
-                     "stage %d: %s in: %s of step %ld, microbatch %ld, %s stage %d (rank %d on host %s)", options->stage, text, options->what,
-                     (long)(options->first_step + sequence / options->per_step), (long)(sequence % options->per_step), options->sends ? "to" : "from", options->peer_stage,
+                     "stage %d: %s in: %s of step %ld, microbatch %ld, %s stage %d (rank %d on host %s)",
+                     options->stage, text, options->what, (long)(options->first_step + sequence / options->per_step),
+                     (long)(sequence % options->per_step), options->sends ? "to" : "from", options->peer_stage,
                      channel->peer, hapt_env_host(channel->peer));
 }
 
@@ -80,9 +86,12 @@ static void begin(struct hapt_courier *courier, struct flow *flow, struct channe
     list_blocks(flow, channel, slot);
     if (direction == SENDS) {
         fault = move_runs(courier, flow, channel, slot);
-        if (!fault) fault = courier->groups->send(channel->pair.group, queue_of(courier, SENDS), channel->piece_count, channel->block, 1);
+        if (!fault)
+            fault = courier->groups->send(channel->pair.group, queue_of(courier, SENDS), channel->piece_count,
+                                          channel->block, 1);
     } else {
-        fault = courier->groups->receive(channel->pair.group, queue_of(courier, RECEIVES), channel->piece_count, channel->block, 0);
+        fault = courier->groups->receive(channel->pair.group, queue_of(courier, RECEIVES), channel->piece_count,
+                                         channel->block, 0);
     }
     if (fault) pass->status = broken(courier, flow, channel, number_of(flow, channel), fault);
     courier->meeting[direction] = (struct meeting){flow, channel, NULL};
@@ -138,9 +147,11 @@ void meeting_advance_sender(struct hapt_courier *courier, struct flow *flow, str
     flow_hear_credits(courier, flow, pass);
     if (pass->status == HAPT_OK && !courier->meeting[SENDS].flow && flow_start_message(courier, flow, pass)) {
         struct channel *channel = &flow->channel[flow->met];
-        if (test_word(courier, channel, pass)) begin(courier, flow, channel, flow->queue_slot[(flow->started - 1) % flow->options.slot_count], pass);
+        if (test_word(courier, channel, pass))
+            begin(courier, flow, channel, flow->queue_slot[(flow->started - 1) % flow->options.slot_count], pass);
         if (pass->status == HAPT_OK && courier->meeting[SENDS].flow) {
-            pass->status = courier->transfer->send(courier->context, NULL, 0, channel->peer, word_tag(flow), &channel->word);
+            pass->status =
+                courier->transfer->send(courier->context, NULL, 0, channel->peer, word_tag(flow), &channel->word);
             channel->word_in_flight = true;
         }
     }
@@ -152,12 +163,14 @@ void meeting_advance_sender(struct hapt_courier *courier, struct flow *flow, str
 /* Hears of messages that are on their way, as long as there are slots for them. */
 static void hear(struct hapt_courier *courier, const struct flow *flow, struct channel *channel, struct pass *pass)
 {
-    const int64_t expected = atomic_load(&flow->expected), allowed = atomic_load(&flow->freed) + flow->options.peer_slots;
+    const int64_t expected = atomic_load(&flow->expected),
+                  allowed = atomic_load(&flow->freed) + flow->options.peer_slots;
     if (channel->word_in_flight && test_word(courier, channel, pass)) {
         channel->heard++;
         pass->progress = true;
     }
-    if (pass->status != HAPT_OK || channel->word_in_flight || channel->heard >= expected || channel->heard >= allowed) return;
+    if (pass->status != HAPT_OK || channel->word_in_flight || channel->heard >= expected || channel->heard >= allowed)
+        return;
     pass->status = courier->transfer->receive(courier->context, NULL, 0, channel->peer, word_tag(flow), &channel->word);
     channel->word_in_flight = pass->status == HAPT_OK;
     pass->in_flight = pass->progress = true;

@@ -9,8 +9,8 @@
 
 #include "hapt/link.h"
 
-#define BEAT_S 0.5   /* between two beats */
-#define LOOK_S 0.1   /* between two looks for the neighbour's */
+#define BEAT_S 0.5      /* between two beats */
+#define LOOK_S 0.1      /* between two looks for the neighbour's */
 #define TICK_MOST_S 1.0 /* a longer tick: this process stood still itself, and says nothing about another one */
 #define BEAT_TAG 1
 
@@ -42,9 +42,12 @@ static void describe(const struct hapt_activity *activity, char *text, size_t si
     int length = 0;
     if (activity->stage >= 0) length += snprintf(text + length, size - (size_t)length, "stage %d, ", activity->stage);
     length += snprintf(text + length, size - (size_t)length, "%s", activity->what);
-    if (activity->step >= 0) length += snprintf(text + length, size - (size_t)length, " of step %lld", (long long)activity->step);
-    if (activity->microbatch >= 0) length += snprintf(text + length, size - (size_t)length, ", microbatch %d", activity->microbatch);
-    if (activity->peer_stage >= 0) snprintf(text + length, size - (size_t)length, ", peer stage %d", activity->peer_stage);
+    if (activity->step >= 0)
+        length += snprintf(text + length, size - (size_t)length, " of step %lld", (long long)activity->step);
+    if (activity->microbatch >= 0)
+        length += snprintf(text + length, size - (size_t)length, ", microbatch %d", activity->microbatch);
+    if (activity->peer_stage >= 0)
+        snprintf(text + length, size - (size_t)length, ", peer stage %d", activity->peer_stage);
 }
 
 static bool fill(struct beat *beat)
@@ -69,9 +72,10 @@ _Noreturn static void name_silent(int rank, const struct beat *last, double sile
     struct beat now;
     fill(&now);
     snprintf(mine, sizeof mine, "%s", now.doing);
-    hapt_die(hapt_fail(HAPT_ERR_COMM, "look for a stopped or dead process or an unreachable host there; --timeout sets the limit",
-                       "rank %d on host %s has not been heard of for %.3g s; its last word: %s; rank %d on host %s was at: %s", rank,
-                       hapt_env_host(rank), silent_s, last->doing, pulse.rank, hapt_env_host(pulse.rank), mine));
+    hapt_die(hapt_fail(
+        HAPT_ERR_COMM, "look for a stopped or dead process or an unreachable host there; --timeout sets the limit",
+        "rank %d on host %s has not been heard of for %.3g s; its last word: %s; rank %d on host %s was at: %s", rank,
+        hapt_env_host(rank), silent_s, last->doing, pulse.rank, hapt_env_host(pulse.rank), mine));
 }
 
 static void *run_pulse(void *argument)

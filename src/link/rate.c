@@ -4,7 +4,14 @@
 
 #include "hapt/network.h"
 
-enum { WINDOW = 16, ROUND_TRIPS = 21, LONGEST_BURST = 64 /* chunks between two answers */, PING = 1, DATA = 2, ANSWER = 3 };
+enum {
+    WINDOW = 16,
+    ROUND_TRIPS = 21,
+    LONGEST_BURST = 64 /* chunks between two answers */,
+    PING = 1,
+    DATA = 2,
+    ANSWER = 3
+};
 #define DEADLINE_S 2.0 /* a way on which nothing moves for so long leads nowhere */
 
 struct measuring {
@@ -22,8 +29,8 @@ static enum hapt_status finish(const struct measuring *measuring, struct hapt_tr
         HAPT_TRY(measuring->transfer->test(measuring->context, request, &done));
         if (done) return HAPT_OK;
         if (hapt_time_s() > deadline)
-            return hapt_fail(HAPT_ERR_COMM, NULL, "nothing came to or from rank %d by %s in %.0f s", measuring->peer, measuring->transfer->name,
-                             DEADLINE_S);
+            return hapt_fail(HAPT_ERR_COMM, NULL, "nothing came to or from rank %d by %s in %.0f s", measuring->peer,
+                             measuring->transfer->name, DEADLINE_S);
         hapt_link_pause(&spins);
     }
 }
@@ -36,8 +43,10 @@ static enum hapt_status stream(const struct measuring *measuring, bool sends, in
         if (i >= WINDOW && i - WINDOW < count) HAPT_TRY(finish(measuring, &request[i % WINDOW]));
         if (i >= count) continue;
         char *place = measuring->buffer + (size_t)(i % WINDOW) * HAPT_LINK_CHUNK_BYTES;
-        HAPT_TRY(sends ? measuring->transfer->send(measuring->context, place, bytes, measuring->peer, tag, &request[i % WINDOW])
-                       : measuring->transfer->receive(measuring->context, place, bytes, measuring->peer, tag, &request[i % WINDOW]));
+        HAPT_TRY(sends ? measuring->transfer->send(measuring->context, place, bytes, measuring->peer, tag,
+                                                   &request[i % WINDOW])
+                       : measuring->transfer->receive(measuring->context, place, bytes, measuring->peer, tag,
+                                                      &request[i % WINDOW]));
     }
     return HAPT_OK;
 }
@@ -62,8 +71,8 @@ static enum hapt_status ping(const struct measuring *measuring, bool leads, doub
     return HAPT_OK;
 }
 
-/* Bursts from rank 0, each answered by a byte when it is all there; what follows tells how large the next one is. Links let the first bytes
- * pass faster (buffers of switches and shapers), so only the second half of the time counts. */
+/* Bursts from rank 0, each answered by a byte when it is all there; what follows tells how large the next one is. Links
+ * let the first bytes pass faster (buffers of switches and shapers), so only the second half of the time counts. */
 static enum hapt_status flood(const struct measuring *measuring, bool leads, double seconds, double *bandwidth)
 {
     const double start_s = hapt_time_s();
@@ -75,8 +84,10 @@ static enum hapt_status flood(const struct measuring *measuring, bool leads, dou
         end_s = hapt_time_s();
         if (half_s > 0) bytes += (double)burst * HAPT_LINK_CHUNK_BYTES;
         if (half_s == 0 && end_s - start_s >= seconds / 2) half_s = end_s;
-        if (bytes > 0 && end_s - start_s >= seconds) burst = 0;
-        else if (end_s - burst_s < seconds / 8 && burst < LONGEST_BURST) burst *= 2;
+        if (bytes > 0 && end_s - start_s >= seconds)
+            burst = 0;
+        else if (end_s - burst_s < seconds / 8 && burst < LONGEST_BURST)
+            burst *= 2;
         measuring->buffer[0] = (char)burst;
         HAPT_TRY(stream(measuring, leads, ANSWER, 1, 1));
         if (!leads) burst = measuring->buffer[0];
@@ -95,22 +106,27 @@ static enum hapt_status connect_pair(const struct measuring *measuring, MPI_Comm
     enum hapt_status status = HAPT_OK;
     if (!transfer->announce) return HAPT_OK;
     for (int u = 0; u < 3; u++) {
-        if (status == HAPT_OK && used[u].there) status = transfer->announce(measuring->context, measuring->peer, used[u].tag, true);
-        if (status == HAPT_OK && used[u].back) status = transfer->announce(measuring->context, measuring->peer, used[u].tag, false);
+        if (status == HAPT_OK && used[u].there)
+            status = transfer->announce(measuring->context, measuring->peer, used[u].tag, true);
+        if (status == HAPT_OK && used[u].back)
+            status = transfer->announce(measuring->context, measuring->peer, used[u].tag, false);
     }
     HAPT_TRY(hapt_link_all_or_none(pair, "measuring a link", status));
     return transfer->connect(measuring->context, DEADLINE_S);
 }
 
-enum hapt_status hapt_transfer_measure(const struct hapt_transfer *transfer, MPI_Comm pair, const struct hapt_path *path, double seconds,
-                                       double *latency_s, double *bandwidth)
+enum hapt_status hapt_transfer_measure(const struct hapt_transfer *transfer, MPI_Comm pair,
+                                       const struct hapt_path *path, double seconds, double *latency_s,
+                                       double *bandwidth)
 {
     struct measuring measuring = {.transfer = transfer, .buffer = calloc(WINDOW, HAPT_LINK_CHUNK_BYTES)};
     double result[2] = {0, 0};
     int rank;
     MPI_Comm_rank(pair, &rank);
     measuring.peer = 1 - rank;
-    enum hapt_status status = hapt_link_all_or_none(pair, "measuring a link", measuring.buffer ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to measure a link"));
+    enum hapt_status status = hapt_link_all_or_none(
+        pair, "measuring a link",
+        measuring.buffer ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to measure a link"));
     if (status == HAPT_OK) status = transfer->open(pair, path, &measuring.context);
     if (status == HAPT_OK) {
         status = connect_pair(&measuring, pair, rank == 0);
@@ -119,7 +135,8 @@ enum hapt_status hapt_transfer_measure(const struct hapt_transfer *transfer, MPI
         status = hapt_link_all_or_none(pair, "measuring a link", status);
         transfer->close(measuring.context);
     }
-    /* After a failure messages may still be under way in the library, which will write where they were to go: that place is never reused. */
+    /* After a failure messages may still be under way in the library, which will write where they were to go: that
+     * place is never reused. */
     HAPT_TRY(status);
     free(measuring.buffer);
     HAPT_MPI(MPI_Bcast(result, 2, MPI_DOUBLE, 0, pair));

@@ -54,12 +54,14 @@ static uint64_t finish(struct state *state)
     return state->v[0] ^ state->v[1] ^ state->v[2] ^ state->v[3];
 }
 
-void siphash_tag(const unsigned char key[SIPHASH_BYTES], const void *data, size_t bytes, unsigned char tag[SIPHASH_BYTES])
+void siphash_tag(const unsigned char key[SIPHASH_BYTES], const void *data, size_t bytes,
+                 unsigned char tag[SIPHASH_BYTES])
 {
     const uint64_t k0 = read_word(key, 8), k1 = read_word(key + 8, 8);
     const unsigned char *at = data;
     /* The ASCII text "somepseudorandomlygeneratedbytes"; 0xee marks the longer tag. */
-    struct state state = {{k0 ^ 0x736f6d6570736575, k1 ^ 0x646f72616e646f6d ^ 0xee, k0 ^ 0x6c7967656e657261, k1 ^ 0x7465646279746573}};
+    struct state state = {
+        {k0 ^ 0x736f6d6570736575, k1 ^ 0x646f72616e646f6d ^ 0xee, k0 ^ 0x6c7967656e657261, k1 ^ 0x7465646279746573}};
     size_t left = bytes;
     for (; left >= 8; left -= 8, at += 8) compress(&state, read_word(at, 8));
     compress(&state, read_word(at, left) | (uint64_t)bytes << 56);

@@ -1,10 +1,12 @@
 /*
- * Messages on a device whose memory the host cannot read: page-locked copies of them, which the device's copy queues fill and empty.
+ * Messages on a device whose memory the host cannot read: page-locked copies of them, which the device's copy queues
+ * fill and empty.
  *
- * What a flow has of a buffer, from its first to its last byte, is cut into parts. A part goes out as soon as its message was handed over and
- * a copy's place is free, and comes in as soon as all its bytes are here; the network has other parts of the same message meanwhile. A slot's
- * release is told as ever, when what was computed from it is done: copies here and transfer slots there are as many. Buffers that the message
- * library takes where they stand are not copied.
+ * What a flow has of a buffer, from its first to its last byte, is cut into parts. A part goes out as soon as its
+ * message was handed over and a copy's place is free, and comes in as soon as all its bytes are here; the network has
+ * other parts of the same message meanwhile. A slot's release is told as ever, when what was computed from it is done:
+ * copies here and transfer slots there are as many. Buffers that the message library takes where they stand are not
+ * copied.
  */
 #include <string.h>
 
@@ -39,8 +41,9 @@ struct staging {
     size_t *arrived;       /* [slots][part_count] receiving: bytes */
     int *landed;           /* [slots] receiving: parts on the device, those that are never copied among them */
     int unneeded;
-    int ready_first, ready_count, *ready; /* [slots * part_count] receiving: places in `arrived` of parts that are all here */
-    int first, count;                     /* batches of copies under way, oldest first */
+    int ready_first, ready_count,
+        *ready;       /* [slots * part_count] receiving: places in `arrived` of parts that are all here */
+    int first, count; /* batches of copies under way, oldest first */
     struct batch {
         struct hapt_event *event;
         int slot, parts;
@@ -70,12 +73,14 @@ static void measure(const struct hapt_flow_options *options, struct staging_buff
     }
 }
 
-static void find_direct(struct hapt_courier *courier, const struct hapt_flow_options *options, struct staging_buffer *buffer)
+static void find_direct(struct hapt_courier *courier, const struct hapt_flow_options *options,
+                        struct staging_buffer *buffer)
 {
     for (int b = 0; b < options->buffer_count; b++) buffer[b].direct = !buffer[b].runs;
     for (int p = 0; p < options->piece_count; p++) {
         const struct hapt_piece *piece = &options->piece[p];
-        if (!courier->transfer->takes_device || !courier->transfer->takes_device(courier->context, piece->peer)) buffer[piece->buffer].direct = false;
+        if (!courier->transfer->takes_device || !courier->transfer->takes_device(courier->context, piece->peer))
+            buffer[piece->buffer].direct = false;
     }
 }
 
@@ -99,7 +104,8 @@ static void cut(const struct hapt_flow_options *options, struct staging *staging
         const struct staging_buffer *buffer = &staging->buffer[b];
         const int parts = parts_of(buffer);
         for (int p = 0; p < parts; p++) {
-            const size_t first = buffer->first + (size_t)p * PART_BYTES, end = p < parts - 1 ? first + PART_BYTES : buffer->end;
+            const size_t first = buffer->first + (size_t)p * PART_BYTES,
+                         end = p < parts - 1 ? first + PART_BYTES : buffer->end;
             staging->part[buffer->part + p] = (struct staging_part){b, first, end - first, 0};
         }
     }
@@ -107,7 +113,8 @@ static void cut(const struct hapt_flow_options *options, struct staging *staging
         const struct hapt_piece *piece = &options->piece[i];
         const struct staging_buffer *buffer = &staging->buffer[piece->buffer];
         for (int p = buffer->part; p < buffer->part + parts_of(buffer); p++)
-            staging->part[p].needed += buffer->runs ? piece->bytes : within(&staging->part[p], piece->offset, piece->offset + piece->bytes);
+            staging->part[p].needed +=
+                buffer->runs ? piece->bytes : within(&staging->part[p], piece->offset, piece->offset + piece->bytes);
     }
     for (int p = 0; p < staging->part_count; p++) staging->unneeded += staging->part[p].needed == 0;
 }
@@ -175,7 +182,8 @@ static char *slot_base(const struct staging *staging, int slot, int buffer)
 
 char *staging_base(const struct flow *flow, int64_t sequence, const struct hapt_piece *piece)
 {
-    if (flow->staging->buffer[piece->buffer].direct) return device_base(flow, device_slot(flow, sequence), piece->buffer);
+    if (flow->staging->buffer[piece->buffer].direct)
+        return device_base(flow, device_slot(flow, sequence), piece->buffer);
     return slot_base(flow->staging, (int)(sequence % flow->staging->slots), piece->buffer);
 }
 
@@ -189,7 +197,8 @@ static int part_at(const struct staging *staging, const struct hapt_piece *piece
 bool staging_has(const struct flow *flow, int64_t sequence, const struct hapt_piece *piece, size_t offset, size_t bytes)
 {
     const struct staging *staging = flow->staging;
-    return staging->buffer[piece->buffer].direct || bytes == 0 || staging->copied > sequence * staging->part_count + part_at(staging, piece, offset + bytes - 1);
+    return staging->buffer[piece->buffer].direct || bytes == 0 ||
+           staging->copied > sequence * staging->part_count + part_at(staging, piece, offset + bytes - 1);
 }
 
 void staging_note(struct flow *flow, int64_t sequence, const struct hapt_piece *piece, size_t offset, size_t bytes)
@@ -200,9 +209,11 @@ void staging_note(struct flow *flow, int64_t sequence, const struct hapt_piece *
     for (int p = part_at(staging, piece, offset); p <= part_at(staging, piece, offset + bytes - 1); p++) {
         const struct staging_part *part = &staging->part[p];
         const int place = slot * staging->part_count + p;
-        staging->arrived[place] +=
-            staging->buffer[part->buffer].runs ? bytes : within(part, piece->offset + offset, piece->offset + offset + bytes);
-        if (staging->arrived[place] == part->needed) staging->ready[(staging->ready_first + staging->ready_count++) % places] = place;
+        staging->arrived[place] += staging->buffer[part->buffer].runs
+                                       ? bytes
+                                       : within(part, piece->offset + offset, piece->offset + offset + bytes);
+        if (staging->arrived[place] == part->needed)
+            staging->ready[(staging->ready_first + staging->ready_count++) % places] = place;
     }
 }
 
@@ -215,7 +226,9 @@ bool staging_lands(struct flow *flow)
         if (atomic_load(&flow->channel[c].received) <= sequence) return false;
     if (staging->landed[slot] < staging->part_count) return false;
     staging->landed[slot] = staging->unneeded;
-    if (staging->part_count > 0) memset(staging->arrived + slot * staging->part_count, 0, (size_t)staging->part_count * sizeof *staging->arrived);
+    if (staging->part_count > 0)
+        memset(staging->arrived + slot * staging->part_count, 0,
+               (size_t)staging->part_count * sizeof *staging->arrived);
     return true;
 }
 
@@ -253,7 +266,8 @@ static bool next(const struct flow *flow, struct move *move)
     return flow->options.sends ? next_out(flow, move) : next_in(flow, move);
 }
 
-static enum hapt_status begin(const struct hapt_courier *courier, struct flow *flow, struct hapt_queue *queue, const struct move *move)
+static enum hapt_status begin(const struct hapt_courier *courier, struct flow *flow, struct hapt_queue *queue,
+                              const struct move *move)
 {
     struct staging *staging = flow->staging;
     const struct staging_part *part = &staging->part[move->part];
@@ -271,7 +285,8 @@ static enum hapt_status begin(const struct hapt_courier *courier, struct flow *f
 static void begin_batch(struct hapt_courier *courier, struct flow *flow, struct pass *pass, struct move *move)
 {
     struct staging *staging = flow->staging;
-    struct hapt_queue *queue = courier->backend->queue(courier->device, flow->options.sends ? HAPT_QUEUE_COPY_OUT : HAPT_QUEUE_COPY_IN);
+    struct hapt_queue *queue =
+        courier->backend->queue(courier->device, flow->options.sends ? HAPT_QUEUE_COPY_OUT : HAPT_QUEUE_COPY_IN);
     struct batch made = {.slot = move->slot};
     size_t bytes = 0;
     do {
@@ -309,8 +324,8 @@ void staging_advance(struct hapt_courier *courier, struct flow *flow, struct pas
     struct staging *staging = flow->staging;
     struct move move;
     end_batches(courier, flow, pass);
-    while (pass->status == HAPT_OK && staging->count < BATCHES && courier->copies[!flow->options.sends] < MOST_BATCHES &&
-           next(flow, &move))
+    while (pass->status == HAPT_OK && staging->count < BATCHES &&
+           courier->copies[!flow->options.sends] < MOST_BATCHES && next(flow, &move))
         begin_batch(courier, flow, pass, &move);
     if (staging->count > 0) pass->in_flight = true;
     if (!flow->options.sends && atomic_load(&flow->landed) < atomic_load(&flow->expected)) pass->unfinished = true;

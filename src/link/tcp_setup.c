@@ -15,7 +15,8 @@
 #include <unistd.h>
 
 #define BACKLOG 1024
-#define SOCKET_BYTES (4 << 20) /* asked of the system for each direction of a connection: a long fat link needs them */
+#define SOCKET_BYTES (4 << 20) /* asked of the system for each direction of a connection: a long fat link needs them \
+                                */
 #define PENDING_LEAST 16       /* room for connections of other programs beside the awaited ones */
 #define PENDING_EACH 2         /* per awaited connection: a peer may try again before its first try is given up */
 #define REDIAL_S 20e-3         /* pause before a sender tries again */
@@ -23,7 +24,12 @@
 #define POLL_MOST_S 50e-3      /* time limits and pauses are looked at this often */
 
 static const char magic[8] = {'h', 'a', 'p', 't', 'T', 'C', 'P', '1'};
-enum { NONCE_BYTES = 16, HELLO_BYTES = sizeof magic + 8 + NONCE_BYTES, ANSWER_BYTES = NONCE_BYTES + SIPHASH_BYTES, LONGEST = 48 };
+enum {
+    NONCE_BYTES = 16,
+    HELLO_BYTES = sizeof magic + 8 + NONCE_BYTES,
+    ANSWER_BYTES = NONCE_BYTES + SIPHASH_BYTES,
+    LONGEST = 48
+};
 
 /* The messages that one end has to send and to receive next. */
 struct exchange {
@@ -55,16 +61,16 @@ struct listener {
 
 struct tcp_setup {
     int rank, count;
-    struct tcp_wanted *wanted;   /* [count] */
-    struct dialled *dialled;     /* [count] of those that this rank opens */
-    struct listener *listener;   /* [listener_count] */
+    struct tcp_wanted *wanted; /* [count] */
+    struct dialled *dialled;   /* [count] of those that this rank opens */
+    struct listener *listener; /* [listener_count] */
     int listener_count;
-    struct pending *pending;     /* [pending_most], in order of arrival */
+    struct pending *pending; /* [pending_most], in order of arrival */
     int pending_count, pending_most;
     double pending_s;
-    double short_since_s;        /* no descriptors since then; 0: there are some */
+    double short_since_s; /* no descriptors since then; 0: there are some */
     unsigned char key[SIPHASH_BYTES];
-    struct pollfd *ready;        /* [ready_most] */
+    struct pollfd *ready; /* [ready_most] */
     int ready_most;
 };
 
@@ -83,9 +89,10 @@ static int get_number(const unsigned char *bytes)
     return (int)ntohl(word);
 }
 
-/* Binds the proof to the role, to both ranks, the tag and both nonces, so that none can be sent back or used elsewhere. */
-static void prove(const struct tcp_setup *setup, const char *role, int sender, int receiver, int tag, const struct exchange *exchange,
-                  unsigned char proof[SIPHASH_BYTES])
+/* Binds the proof to the role, to both ranks, the tag and both nonces, so that none can be sent back or used elsewhere.
+ */
+static void prove(const struct tcp_setup *setup, const char *role, int sender, int receiver, int tag,
+                  const struct exchange *exchange, unsigned char proof[SIPHASH_BYTES])
 {
     unsigned char text[sizeof magic + 8 + 12 + 2 * NONCE_BYTES] = {0};
     unsigned char *at = text;
@@ -102,7 +109,8 @@ static void prove(const struct tcp_setup *setup, const char *role, int sender, i
 static enum hapt_status draw_nonce(unsigned char nonce[NONCE_BYTES])
 {
     if (getrandom(nonce, NONCE_BYTES, 0) == NONCE_BYTES) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_COMM, "the system's random number generator is needed", "no random numbers: %s", strerror(errno));
+    return hapt_fail(HAPT_ERR_COMM, "the system's random number generator is needed", "no random numbers: %s",
+                     strerror(errno));
 }
 
 enum moved { SOME, WHOLE, CLOSED };
@@ -111,7 +119,8 @@ enum moved { SOME, WHOLE, CLOSED };
 static enum moved send_rest(struct exchange *exchange)
 {
     while (exchange->out_done < exchange->out_bytes) {
-        const ssize_t put = send(exchange->socket, exchange->out + exchange->out_done, (size_t)(exchange->out_bytes - exchange->out_done), MSG_NOSIGNAL);
+        const ssize_t put = send(exchange->socket, exchange->out + exchange->out_done,
+                                 (size_t)(exchange->out_bytes - exchange->out_done), MSG_NOSIGNAL);
         if (put < 0) return errno == EAGAIN || errno == EINTR ? SOME : CLOSED;
         exchange->out_done += (int)put;
     }
@@ -122,7 +131,8 @@ static enum moved send_rest(struct exchange *exchange)
 static enum moved hear_rest(struct exchange *exchange)
 {
     while (exchange->in_done < exchange->in_bytes) {
-        const ssize_t got = recv(exchange->socket, exchange->in + exchange->in_done, (size_t)(exchange->in_bytes - exchange->in_done), 0);
+        const ssize_t got = recv(exchange->socket, exchange->in + exchange->in_done,
+                                 (size_t)(exchange->in_bytes - exchange->in_done), 0);
         if (got < 0 && (errno == EAGAIN || errno == EINTR)) return SOME;
         if (got <= 0) return CLOSED;
         exchange->in_done += (int)got;
@@ -178,15 +188,18 @@ static bool lacks_descriptors(int error)
 
 static enum hapt_status too_many_files(const struct tcp_setup *setup, int error)
 {
-    return hapt_fail(HAPT_ERR_COMM, "raise the limit of open files (ulimit -n), or set \"transport\": \"mpi\" in the cluster file",
+    return hapt_fail(HAPT_ERR_COMM,
+                     "raise the limit of open files (ulimit -n), or set \"transport\": \"mpi\" in the cluster file",
                      "rank %d cannot open its %d connections: %s", setup->rank, setup->count, strerror(error));
 }
 
 static enum hapt_status unreachable(const struct tcp_setup *setup, const struct tcp_wanted *wanted, const char *why)
 {
-    return hapt_fail(HAPT_ERR_COMM, "look for a firewall between the hosts; \"transport\": \"mpi\" in the cluster file avoids own connections",
-                     "rank %d has no connection to rank %d on host %s (interface %s): %s", setup->rank, wanted->peer, hapt_env_host(wanted->peer),
-                     wanted->path.own.name, why);
+    return hapt_fail(
+        HAPT_ERR_COMM,
+        "look for a firewall between the hosts; \"transport\": \"mpi\" in the cluster file avoids own connections",
+        "rank %d has no connection to rank %d on host %s (interface %s): %s", setup->rank, wanted->peer,
+        hapt_env_host(wanted->peer), wanted->path.own.name, why);
 }
 
 /* ---- listening ---- */
@@ -218,9 +231,10 @@ static enum hapt_status listen_at(struct tcp_setup *setup, const struct hapt_int
     }
     if (made->socket < 0 || bind(made->socket, (void *)&address, length) || listen(made->socket, BACKLOG) ||
         getsockname(made->socket, (void *)&address, &length))
-        return hapt_fail(HAPT_ERR_COMM, "\"transport\": \"mpi\" in the cluster file avoids own connections", "rank %d cannot listen on interface %s: %s",
-                         setup->rank, interface->name, strerror(errno));
-    made->port = interface->wide ? ((struct sockaddr_in6 *)&address)->sin6_port : ((struct sockaddr_in *)&address)->sin_port;
+        return hapt_fail(HAPT_ERR_COMM, "\"transport\": \"mpi\" in the cluster file avoids own connections",
+                         "rank %d cannot listen on interface %s: %s", setup->rank, interface->name, strerror(errno));
+    made->port =
+        interface->wide ? ((struct sockaddr_in6 *)&address)->sin6_port : ((struct sockaddr_in *)&address)->sin_port;
     return HAPT_OK;
 }
 
@@ -233,7 +247,8 @@ static enum hapt_status listen_for_peers(struct tcp_setup *setup)
     return HAPT_OK;
 }
 
-enum hapt_status tcp_setup_create(int rank, int count, struct tcp_wanted *wanted, double pending_s, struct tcp_setup **setup)
+enum hapt_status tcp_setup_create(int rank, int count, struct tcp_wanted *wanted, double pending_s,
+                                  struct tcp_setup **setup)
 {
     struct tcp_setup *made = calloc(1, sizeof *made);
     int awaited = 0;
@@ -250,7 +265,8 @@ enum hapt_status tcp_setup_create(int rank, int count, struct tcp_wanted *wanted
     made->listener = calloc((size_t)count + 1, sizeof *made->listener);
     made->pending = calloc((size_t)made->pending_most, sizeof *made->pending);
     made->ready = calloc((size_t)made->ready_most, sizeof *made->ready);
-    if (!made->dialled || !made->listener || !made->pending || !made->ready) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %d connections", count);
+    if (!made->dialled || !made->listener || !made->pending || !made->ready)
+        return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %d connections", count);
     for (int i = 0; i < count; i++) made->dialled[i].exchange.socket = -1;
     return listen_for_peers(made);
 }
@@ -321,7 +337,8 @@ static enum hapt_status dial(struct tcp_setup *setup, const struct tcp_wanted *w
     }
     setup->short_since_s = 0;
     prepare_socket(exchange->socket);
-    if (bind(exchange->socket, (void *)&own, own_length) || (connect(exchange->socket, (void *)&peer, peer_length) && errno != EINPROGRESS))
+    if (bind(exchange->socket, (void *)&own, own_length) ||
+        (connect(exchange->socket, (void *)&peer, peer_length) && errno != EINPROGRESS))
         return unreachable(setup, wanted, strerror(errno));
     return HAPT_OK;
 }
@@ -349,13 +366,15 @@ static enum hapt_status greet(const struct tcp_setup *setup, const struct tcp_wa
 }
 
 /* The answer proves that the peer knows the key; the sender then proves the same. */
-static enum hapt_status reply_to_answer(const struct tcp_setup *setup, const struct tcp_wanted *wanted, struct dialled *dialled)
+static enum hapt_status reply_to_answer(const struct tcp_setup *setup, const struct tcp_wanted *wanted,
+                                        struct dialled *dialled)
 {
     struct exchange *exchange = &dialled->exchange;
     unsigned char proof[SIPHASH_BYTES];
     memcpy(exchange->receiver_nonce, exchange->in, NONCE_BYTES);
     prove(setup, "receiver", setup->rank, wanted->peer, wanted->tag, exchange, proof);
-    if (!siphash_equal(proof, exchange->in + NONCE_BYTES)) return unreachable(setup, wanted, "what answers there does not belong to this job");
+    if (!siphash_equal(proof, exchange->in + NONCE_BYTES))
+        return unreachable(setup, wanted, "what answers there does not belong to this job");
     prove(setup, "sender", setup->rank, wanted->peer, wanted->tag, exchange, exchange->out);
     say(exchange, SIPHASH_BYTES);
     dialled->answered = true;
@@ -389,7 +408,8 @@ static void drop_pending(struct tcp_setup *setup, int index, bool shut)
 {
     if (shut) close(setup->pending[index].exchange.socket);
     setup->pending_count--;
-    memmove(&setup->pending[index], &setup->pending[index + 1], (size_t)(setup->pending_count - index) * sizeof *setup->pending);
+    memmove(&setup->pending[index], &setup->pending[index + 1],
+            (size_t)(setup->pending_count - index) * sizeof *setup->pending);
 }
 
 /* The oldest that has said nothing, or else the oldest. */
@@ -471,7 +491,8 @@ static bool check_proof(const struct tcp_setup *setup, const struct pending *pen
 }
 
 /* True: it is pending no longer. */
-static bool advance_pending(const struct tcp_setup *setup, struct pending *pending, bool *shut, enum hapt_status *status)
+static bool advance_pending(const struct tcp_setup *setup, struct pending *pending, bool *shut,
+                            enum hapt_status *status)
 {
     struct exchange *exchange = &pending->exchange;
     *shut = true;
@@ -491,7 +512,8 @@ static bool advance_pending(const struct tcp_setup *setup, struct pending *pendi
 static enum hapt_status advance_all_pending(struct tcp_setup *setup)
 {
     enum hapt_status status = HAPT_OK;
-    for (int i = 0; i < setup->listener_count && status == HAPT_OK; i++) status = accept_peers(setup, &setup->listener[i]);
+    for (int i = 0; i < setup->listener_count && status == HAPT_OK; i++)
+        status = accept_peers(setup, &setup->listener[i]);
     for (int i = 0; i < setup->pending_count && status == HAPT_OK;) {
         bool shut;
         if (advance_pending(setup, &setup->pending[i], &shut, &status))
@@ -507,10 +529,12 @@ static enum hapt_status advance_all_pending(struct tcp_setup *setup)
 static void sleep_on_sockets(const struct tcp_setup *setup, double until_s)
 {
     int count = 0;
-    for (int i = 0; i < setup->listener_count; i++) setup->ready[count++] = (struct pollfd){.fd = setup->listener[i].socket, .events = POLLIN};
+    for (int i = 0; i < setup->listener_count; i++)
+        setup->ready[count++] = (struct pollfd){.fd = setup->listener[i].socket, .events = POLLIN};
     for (int i = 0; i < setup->pending_count; i++) {
         const struct exchange *exchange = &setup->pending[i].exchange;
-        setup->ready[count++] = (struct pollfd){.fd = exchange->socket, .events = exchange->out_done < exchange->out_bytes ? POLLOUT : POLLIN};
+        setup->ready[count++] = (struct pollfd){.fd = exchange->socket,
+                                                .events = exchange->out_done < exchange->out_bytes ? POLLOUT : POLLIN};
     }
     for (int i = 0; i < setup->count; i++) {
         const struct exchange *exchange = &setup->dialled[i].exchange;

@@ -1,7 +1,8 @@
 /*
  * The transfer table over MPI: a duplicated communicator, non-blocking sends and receives, tests.
  *
- * Libraries that were built for it take a GPU's memory, and say so; HAPT_CUDA_MPI=yes or no in the environment is believed before them.
+ * Libraries that were built for it take a GPU's memory, and say so; HAPT_CUDA_MPI=yes or no in the environment is
+ * believed before them.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +32,8 @@ static bool takes_device(void *context, int peer)
 #endif
 }
 
-_Static_assert(sizeof(MPI_Request) < sizeof(struct hapt_transfer_request), "a request holds an MPI_Request, and a byte is free");
+_Static_assert(sizeof(MPI_Request) < sizeof(struct hapt_transfer_request),
+               "a request holds an MPI_Request, and a byte is free");
 
 static enum hapt_status open_space(MPI_Comm world, const struct hapt_path *path, void **context)
 {

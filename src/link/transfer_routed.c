@@ -26,7 +26,8 @@ static enum hapt_status reserve(MPI_Comm world, const struct hapt_path *path, st
     MPI_Comm_size(world, &ranks);
     *routed = calloc(1, sizeof **routed);
     if (*routed) (*routed)->by_tcp = calloc((size_t)ranks, sizeof(bool));
-    if (!*routed || !(*routed)->by_tcp) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the ways to %d ranks", ranks);
+    if (!*routed || !(*routed)->by_tcp)
+        return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the ways to %d ranks", ranks);
     for (int r = 0; path && r < ranks; r++) *any |= (*routed)->by_tcp[r] = path[r].tcp;
     return HAPT_OK;
 }
@@ -35,8 +36,10 @@ static enum hapt_status open_both(MPI_Comm world, const struct hapt_path *path, 
 {
     struct routed *routed = NULL;
     int any = 0;
-    enum hapt_status status = hapt_link_all_or_none(world, "the ways to other ranks", reserve(world, path, &routed, &any));
-    if (status == HAPT_OK) status = hapt_env_mpi(MPI_Allreduce(MPI_IN_PLACE, &any, 1, MPI_INT, MPI_LOR, world), "MPI_Allreduce");
+    enum hapt_status status =
+        hapt_link_all_or_none(world, "the ways to other ranks", reserve(world, path, &routed, &any));
+    if (status == HAPT_OK)
+        status = hapt_env_mpi(MPI_Allreduce(MPI_IN_PLACE, &any, 1, MPI_INT, MPI_LOR, world), "MPI_Allreduce");
     if (status == HAPT_OK) status = hapt_transfer_mpi.open(world, path, &routed->mpi);
     if (status == HAPT_OK && any) status = hapt_transfer_tcp.open(world, path, &routed->tcp);
     if (status == HAPT_OK) {
@@ -70,7 +73,8 @@ static const struct hapt_transfer *table(struct routed *routed, bool tcp, void *
     return tcp ? &hapt_transfer_tcp : &hapt_transfer_mpi;
 }
 
-static enum hapt_status send_chunk(void *context, const void *data, size_t bytes, int peer, int tag, struct hapt_transfer_request *request)
+static enum hapt_status send_chunk(void *context, const void *data, size_t bytes, int peer, int tag,
+                                   struct hapt_transfer_request *request)
 {
     struct routed *routed = context;
     void *its;
@@ -79,7 +83,8 @@ static enum hapt_status send_chunk(void *context, const void *data, size_t bytes
     return by->send(its, data, bytes, peer, tag, request);
 }
 
-static enum hapt_status receive_chunk(void *context, void *data, size_t bytes, int peer, int tag, struct hapt_transfer_request *request)
+static enum hapt_status receive_chunk(void *context, void *data, size_t bytes, int peer, int tag,
+                                      struct hapt_transfer_request *request)
 {
     struct routed *routed = context;
     void *its;

@@ -1,10 +1,12 @@
 /*
- * The transfer table over TCP: one connection for each peer, tag and direction, bound to the interface that the peer's path names.
+ * The transfer table over TCP: one connection for each peer, tag and direction, bound to the interface that the peer's
+ * path names.
  *
- * A connection carries the messages of one tag one way, in order, each behind its length. All of them are made before the first message
- * (tcp_setup.h); afterwards nothing listens any more. A connection is read only while a receive is posted, so messages that nobody waits for
- * stay in the network's own buffers and stop no other tag. An idle communication thread sleeps on the sockets: polling them every fraction of
- * a millisecond costs the cores that compute beside it thousands of interrupts a second.
+ * A connection carries the messages of one tag one way, in order, each behind its length. All of them are made before
+ * the first message (tcp_setup.h); afterwards nothing listens any more. A connection is read only while a receive is
+ * posted, so messages that nobody waits for stay in the network's own buffers and stop no other tag. An idle
+ * communication thread sleeps on the sockets: polling them every fraction of a millisecond costs the cores that compute
+ * beside it thousands of interrupts a second.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -23,8 +25,8 @@
 
 #include "tcp_setup.h"
 
-#define QUEUE 64     /* messages under way on a connection, at most: more than a courier has */
-#define ROUND_S 0.2  /* ranks that set up connections hear this often whether another one failed */
+#define QUEUE 64    /* messages under way on a connection, at most: more than a courier has */
+#define ROUND_S 0.2 /* ranks that set up connections hear this often whether another one failed */
 
 struct message {
     char *data;
@@ -34,10 +36,10 @@ struct message {
 struct connection {
     int peer, tag;
     bool sends;
-    int socket;              /* -1: before connect */
-    int low;                 /* bytes from which on the system calls it readable; 0: any */
-    size_t done;             /* bytes of the oldest message, its length included */
-    int64_t begun, finished; /* messages */
+    int socket;                       /* -1: before connect */
+    int low;                          /* bytes from which on the system calls it readable; 0: any */
+    size_t done;                      /* bytes of the oldest message, its length included */
+    int64_t begun, finished;          /* messages */
     struct hapt_transfer_rate before; /* what the system had counted when the first message began */
     struct message queue[QUEUE];
     struct connection *next;
@@ -57,15 +59,19 @@ struct request {
     struct connection *connection;
     int64_t number;
 };
-_Static_assert(sizeof(struct request) < sizeof(struct hapt_transfer_request), "a request holds a place on a connection, and a byte is free");
+_Static_assert(sizeof(struct request) < sizeof(struct hapt_transfer_request),
+               "a request holds a place on a connection, and a byte is free");
 
 /* ---- opening ---- */
 
 static enum hapt_status broken(const struct space *space, const struct connection *connection, const char *what)
 {
     const struct hapt_path *path = &space->path[connection->peer];
-    return hapt_fail(HAPT_ERR_COMM, "look for a rank that died, or a firewall between the hosts; \"transport\": \"mpi\" in the cluster file avoids own connections",
-                     "%s rank %d (interface %s): %s", what, connection->peer, path->own.name, errno ? strerror(errno) : "the connection was closed");
+    return hapt_fail(HAPT_ERR_COMM,
+                     "look for a rank that died, or a firewall between the hosts; \"transport\": \"mpi\" in the "
+                     "cluster file avoids own connections",
+                     "%s rank %d (interface %s): %s", what, connection->peer, path->own.name,
+                     errno ? strerror(errno) : "the connection was closed");
 }
 
 static void release(struct space *space)
@@ -98,7 +104,8 @@ static enum hapt_status open_space(MPI_Comm world, const struct hapt_path *path,
 {
     struct space *space = NULL;
     HAPT_ASSERT(path);
-    const enum hapt_status status = hapt_link_all_or_none(world, "connections between hosts", reserve(world, path, &space));
+    const enum hapt_status status =
+        hapt_link_all_or_none(world, "connections between hosts", reserve(world, path, &space));
     if (status != HAPT_OK) {
         if (space) release(space);
         return status;
@@ -164,7 +171,8 @@ static enum hapt_status prepare(struct space *space, struct preparation *prepara
         return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %zu connections", count);
     struct tcp_wanted *wanted = preparation->wanted;
     for (const struct connection *at = space->connections; at; at = at->next)
-        *wanted++ = (struct tcp_wanted){.peer = at->peer, .tag = at->tag, .sends = at->sends, .path = space->path[at->peer], .socket = -1};
+        *wanted++ = (struct tcp_wanted){
+            .peer = at->peer, .tag = at->tag, .sends = at->sends, .path = space->path[at->peer], .socket = -1};
     HAPT_TRY(tcp_setup_create(space->rank, (int)count, preparation->wanted, TCP_SETUP_PENDING_S, &preparation->setup));
     for (int r = 0; r < space->ranks; r++)
         if (space->path[r].tcp) preparation->own_port[r] = tcp_setup_port(preparation->setup, &space->path[r]);
@@ -177,12 +185,15 @@ static enum hapt_status exchange(const struct space *space, struct preparation *
     unsigned char key[SIPHASH_BYTES] = {0};
     int drawn = space->rank != 0 || getrandom(key, sizeof key, 0) == sizeof key;
     HAPT_MPI(MPI_Bcast(&drawn, 1, MPI_INT, 0, space->world));
-    if (!drawn) return hapt_fail(HAPT_ERR_COMM, "the system's random number generator is needed", "rank 0 has no random numbers");
+    if (!drawn)
+        return hapt_fail(HAPT_ERR_COMM, "the system's random number generator is needed",
+                         "rank 0 has no random numbers");
     HAPT_MPI(MPI_Bcast(key, sizeof key, MPI_BYTE, 0, space->world));
     HAPT_MPI(MPI_Alltoall(preparation->own_port, 1, MPI_UINT16_T, preparation->port, 1, MPI_UINT16_T, space->world));
     tcp_setup_key(preparation->setup, key);
     explicit_bzero(key, sizeof key);
-    for (int i = 0; i < space->connection_count; i++) preparation->wanted[i].port = preparation->port[preparation->wanted[i].peer];
+    for (int i = 0; i < space->connection_count; i++)
+        preparation->wanted[i].port = preparation->port[preparation->wanted[i].peer];
     return HAPT_OK;
 }
 
@@ -204,8 +215,10 @@ static enum hapt_status connect_all(const struct space *space, struct tcp_setup 
 {
     const double start_s = hapt_time_s();
     for (bool complete = false;;) {
-        enum hapt_status status = tcp_setup_advance(setup, fmin(hapt_time_s() + ROUND_S, start_s + timeout_s), &complete);
-        if (status == HAPT_OK && !complete && hapt_time_s() >= start_s + timeout_s) status = tcp_setup_late(setup, timeout_s);
+        enum hapt_status status =
+            tcp_setup_advance(setup, fmin(hapt_time_s() + ROUND_S, start_s + timeout_s), &complete);
+        if (status == HAPT_OK && !complete && hapt_time_s() >= start_s + timeout_s)
+            status = tcp_setup_late(setup, timeout_s);
         const struct {
             int key, status;
         } mine = {status != HAPT_OK ? space->rank : complete ? 2 * space->ranks : space->ranks, (int)status};
@@ -224,11 +237,13 @@ static enum hapt_status connect_space(void *context, double timeout_s)
     struct preparation preparation = {0};
     HAPT_ASSERT(!space->connected);
     space->connected = true;
-    enum hapt_status status = hapt_link_all_or_none(space->world, "listening for connections", prepare(space, &preparation));
+    enum hapt_status status =
+        hapt_link_all_or_none(space->world, "listening for connections", prepare(space, &preparation));
     if (status == HAPT_OK) status = exchange(space, &preparation);
     if (status == HAPT_OK) status = connect_all(space, preparation.setup, timeout_s);
     const struct tcp_wanted *wanted = preparation.wanted;
-    for (struct connection *at = space->connections; at && preparation.setup; at = at->next) at->socket = wanted++->socket;
+    for (struct connection *at = space->connections; at && preparation.setup; at = at->next)
+        at->socket = wanted++->socket;
     dismiss(&preparation);
     return status;
 }
@@ -251,7 +266,8 @@ static enum hapt_status push(const struct space *space, struct connection *conne
         struct message *message = &connection->queue[connection->finished % QUEUE];
         uint32_t length = htonl(message->bytes);
         struct iovec part[2];
-        const struct msghdr header = {.msg_iov = part, .msg_iovlen = (size_t)rest_of(message, &length, connection->done, part)};
+        const struct msghdr header = {.msg_iov = part,
+                                      .msg_iovlen = (size_t)rest_of(message, &length, connection->done, part)};
         const ssize_t put = sendmsg(connection->socket, &header, MSG_NOSIGNAL);
         if (put < 0 && (errno == EAGAIN || errno == EINTR)) return HAPT_OK;
         if (put < 0) return broken(space, connection, "cannot send to");
@@ -276,8 +292,8 @@ static enum hapt_status pull(const struct space *space, struct connection *conne
         if (got < 0 && (errno == EAGAIN || errno == EINTR)) return HAPT_OK;
         if (got <= 0) return broken(space, connection, "cannot receive from");
         if (said != length)
-            return hapt_fail(HAPT_ERR_INTERNAL, NULL, "rank %d sent a message of %u bytes where %u were expected", connection->peer, ntohl(said),
-                             message->bytes);
+            return hapt_fail(HAPT_ERR_INTERNAL, NULL, "rank %d sent a message of %u bytes where %u were expected",
+                             connection->peer, ntohl(said), message->bytes);
         connection->done += (size_t)got;
         if (connection->done < sizeof length + message->bytes) return HAPT_OK;
         connection->done = 0;
@@ -298,13 +314,15 @@ static bool ask_system(const struct connection *connection, struct hapt_transfer
     socklen_t length = sizeof info;
     *rate = (struct hapt_transfer_rate){0, 0};
     if (getsockopt(connection->socket, IPPROTO_TCP, TCP_INFO, &info, &length)) return false;
-    if (length < offsetof(struct tcp_info, tcpi_rwnd_limited) + sizeof info.tcpi_rwnd_limited) return false; /* a system of before 2016 */
+    if (length < offsetof(struct tcp_info, tcpi_rwnd_limited) + sizeof info.tcpi_rwnd_limited)
+        return false; /* a system of before 2016 */
     rate->bytes = (double)info.tcpi_bytes_acked;
     rate->busy_s = 1e-6 * (double)(info.tcpi_busy_time - info.tcpi_rwnd_limited);
     return true;
 }
 
-static enum hapt_status begin(struct space *space, bool sends, void *data, size_t bytes, int peer, int tag, struct hapt_transfer_request *request)
+static enum hapt_status begin(struct space *space, bool sends, void *data, size_t bytes, int peer, int tag,
+                              struct hapt_transfer_request *request)
 {
     struct request mine = {.connection = find(space, peer, tag, sends)};
     HAPT_ASSERT(mine.connection && mine.connection->socket >= 0 && bytes <= HAPT_LINK_CHUNK_BYTES);
@@ -317,12 +335,14 @@ static enum hapt_status begin(struct space *space, bool sends, void *data, size_
     return progress(space, mine.connection);
 }
 
-static enum hapt_status send_chunk(void *context, const void *data, size_t bytes, int peer, int tag, struct hapt_transfer_request *request)
+static enum hapt_status send_chunk(void *context, const void *data, size_t bytes, int peer, int tag,
+                                   struct hapt_transfer_request *request)
 {
     return begin(context, true, (void *)data, bytes, peer, tag, request);
 }
 
-static enum hapt_status receive_chunk(void *context, void *data, size_t bytes, int peer, int tag, struct hapt_transfer_request *request)
+static enum hapt_status receive_chunk(void *context, void *data, size_t bytes, int peer, int tag,
+                                      struct hapt_transfer_request *request)
 {
     return begin(context, false, data, bytes, peer, tag, request);
 }
@@ -376,8 +396,9 @@ static void wait_for_news(void *context, int kick, double until_s)
     ppoll(space->ready, (nfds_t)count, isnan(until_s) ? NULL : &left, NULL);
 }
 
-/* The system counts what the peer's system acknowledged and the time during which anything waited for that, in its ticks: a process that is
- * late in handing over or in taking does not lengthen it. Waiting for room in the peer's buffers is left out, and so is the set-up. */
+/* The system counts what the peer's system acknowledged and the time during which anything waited for that, in its
+ * ticks: a process that is late in handing over or in taking does not lengthen it. Waiting for room in the peer's
+ * buffers is left out, and so is the set-up. */
 static bool tell_rate(void *context, int peer, int tag, struct hapt_transfer_rate *rate)
 {
     const struct space *space = context;

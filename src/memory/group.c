@@ -26,7 +26,8 @@ void hapt_memory_group_slice(const struct hapt_sharding *sharding, const struct 
     const size_t units = (group->end - group->first) / GRAIN;
     const struct hapt_axis *axis = &sharding->axis[group->axes == 2];
     int64_t bound[MOST_UNEVEN + 1];
-    if (group->axes != 3 && axis->ratio && ranks <= MOST_UNEVEN && hapt_split(axis->ratio, ranks, (int64_t)units, bound)) {
+    if (group->axes != 3 && axis->ratio && ranks <= MOST_UNEVEN &&
+        hapt_split(axis->ratio, ranks, (int64_t)units, bound)) {
         *first = group->first + (size_t)bound[index] * GRAIN;
         *end = group->first + (size_t)bound[index + 1] * GRAIN;
         return;

@@ -49,16 +49,13 @@ static enum hapt_region region_of(const struct hapt_program *program, int tensor
 {
     const struct hapt_tensor *whole = &program->graph->tensor[program->tensor[tensor].tensor];
     switch (whole->kind) {
-    case HAPT_TENSOR_PARAMETER:
-        return HAPT_REGION_RESIDENT;
+    case HAPT_TENSOR_PARAMETER: return HAPT_REGION_RESIDENT;
     /* One loss scale serves the whole step; tokens and targets differ by microbatch. */
-    case HAPT_TENSOR_INPUT:
-        return whole->role == HAPT_ROLE_LOSS_SCALE ? HAPT_REGION_RESIDENT : HAPT_REGION_SLOT;
+    case HAPT_TENSOR_INPUT: return whole->role == HAPT_ROLE_LOSS_SCALE ? HAPT_REGION_RESIDENT : HAPT_REGION_SLOT;
     case HAPT_TENSOR_GRADIENT:
         return hapt_lifetime_parameter_gradient(program->graph, program->tensor[tensor].tensor) ? HAPT_REGION_RESIDENT
                                                                                                 : HAPT_REGION_WORKSPACE;
-    case HAPT_TENSOR_ACTIVATION:
-        break;
+    case HAPT_TENSOR_ACTIVATION: break;
     }
     /* The loss is read by the trainer after the forward. What the backward makes for itself lives there alone. */
     const int loss = program->local[program->graph->loss];

@@ -10,8 +10,8 @@ struct hapt_lifetime {
     int first, last;
 };
 
-/* Region of every program tensor; lifetime[section][tensor] of tensors that have a place of their own (hapt_program_tensor.root), those
- * that share it included; {0, -1} where the section does not touch it. */
+/* Region of every program tensor; lifetime[section][tensor] of tensors that have a place of their own
+ * (hapt_program_tensor.root), those that share it included; {0, -1} where the section does not touch it. */
 enum hapt_status hapt_lifetime_derive(const struct hapt_program *program, struct hapt_arena *arena,
                                       enum hapt_region *region, struct hapt_lifetime **lifetime);
 /* Bytes of a program tensor (local shape, compute type). */
@@ -28,7 +28,8 @@ static inline int hapt_lifetime_parameter_class(const struct hapt_tensor *parame
     return hapt_tensor_published_dims(parameter) >= 2 ? 0 : 1;
 }
 
-/* Elements with padding, so that a parameter's place in the fp32 and in the bf16 block both start on a 64-byte boundary. */
+/* Elements with padding, so that a parameter's place in the fp32 and in the bf16 block both start on a 64-byte
+ * boundary. */
 static inline size_t hapt_lifetime_pad(size_t elements)
 {
     return (elements + 31) / 32 * 32;

@@ -43,7 +43,8 @@ static void add_parameter(const struct hapt_memory_plan *plan, const struct hapt
     if (!whole->trainable) return;
     for (int g = 0; g < HAPT_MEMORY_GROUPS; g++) {
         const struct hapt_memory_group *group = &plan->group[g];
-        const size_t from = element > group->slice_first ? element : group->slice_first, last = element + bytes / sizeof(float);
+        const size_t from = element > group->slice_first ? element : group->slice_first,
+                     last = element + bytes / sizeof(float);
         const size_t end = last < group->slice_end ? last : group->slice_end;
         if (element < group->first || element >= group->end || from >= end) continue;
         for (int s = 0; s < plan->state_count; s++)
@@ -115,7 +116,8 @@ static enum hapt_status check(const struct hapt_memory_plan *plan, const struct 
         if (plan->region[t] != region[t])
             return broken(program, "wrong region", program->graph->tensor[program->tensor[t].tensor].name, "");
         if (plan->offset[t] != plan->offset[program->tensor[t].root])
-            return broken(program, "not in the place it shares", program->graph->tensor[program->tensor[t].tensor].name, "");
+            return broken(program, "not in the place it shares", program->graph->tensor[program->tensor[t].tensor].name,
+                          "");
         if (program->tensor[t].root == t) add_tensor(plan, program, t, lifetime, &pieces);
     }
     add_staging(plan, program, &program->forward_in, &plan->forward_in, &pieces);

@@ -67,7 +67,8 @@ static void note_touches(struct touching *touching, int o)
         const int tensor = writes ? op->output[k - op->input_count] : op->input[k];
         if (tensor < 0) continue;
         if (o < made->sharding->reduce_first) {
-            note_touch(touching, tensor, (struct touch){op->forward_op, writes, o < made->graph->forward_count ? o : -1});
+            note_touch(touching, tensor,
+                       (struct touch){op->forward_op, writes, o < made->graph->forward_count ? o : -1});
             continue;
         }
         for (int w = made->first_written[op->input[0]]; w >= 0; w = made->written[w].next)
@@ -127,7 +128,8 @@ static enum hapt_status gather_cuts(struct hapt_memory_ranges *made, struct hapt
     for (int pass = 0; pass < 2; pass++) {
         for (int t = 0; t < graph->tensor_count; t++) {
             const int begin = made->touch_start[t], end = made->touch_start[t + 1];
-            if (begin == end || !(ranges_is_forward_activation(made, t) || ranges_is_backward_tensor(made, t))) continue;
+            if (begin == end || !(ranges_is_forward_activation(made, t) || ranges_is_backward_tensor(made, t)))
+                continue;
             for (int c = made->touch[begin].place + 1; c <= made->touch[end - 1].place; c++) {
                 if (pass == 1) made->cut[made->cut_start[c] + fill[c]] = t;
                 fill[c]++;
@@ -215,7 +217,8 @@ static enum hapt_status gather_axes(struct hapt_memory_ranges *made, struct hapt
     for (int o = sharding->reduce_first; o < made->graph->op_count; o++) {
         const struct hapt_op *op = &made->graph->op[o];
         const int to = sharding->storage[op->output[0]];
-        if (hapt_op_type_at(op->type)->collective == HAPT_COLLECTIVE_ALL_REDUCE && sharding->storage[op->input[0]] == to)
+        if (hapt_op_type_at(op->type)->collective == HAPT_COLLECTIVE_ALL_REDUCE &&
+            sharding->storage[op->input[0]] == to)
             made->summed_over[to] |= 1u << op->integer[0];
     }
     return HAPT_OK;
@@ -381,8 +384,9 @@ static enum hapt_status gather_scratch(struct hapt_memory_ranges *made, struct h
     return HAPT_OK;
 }
 
-enum hapt_status hapt_memory_ranges_create(const struct hapt_sharding *sharding, const struct hapt_memory_options *options,
-                                           struct hapt_arena *arena, struct hapt_memory_ranges **ranges)
+enum hapt_status hapt_memory_ranges_create(const struct hapt_sharding *sharding,
+                                           const struct hapt_memory_options *options, struct hapt_arena *arena,
+                                           struct hapt_memory_ranges **ranges)
 {
     const struct hapt_graph *graph = sharding->graph;
     struct hapt_memory_ranges *made;

@@ -32,8 +32,10 @@ static unsigned axes_of(const struct hapt_program *program, int gradient)
     for (int s = 0; s < program->step_count[HAPT_SECTION_REDUCE]; s++) {
         const struct hapt_program_step *step = &program->step[HAPT_SECTION_REDUCE][s];
         const struct hapt_op *op = &program->graph->op[step->op];
-        const int from = program->tensor[program->local[op->input[0]]].root, to = program->tensor[program->local[op->output[0]]].root;
-        if (step->kind == HAPT_COLLECTIVE_ALL_REDUCE && from == to && to == program->tensor[gradient].root) axes |= 1u << step->axis;
+        const int from = program->tensor[program->local[op->input[0]]].root,
+                  to = program->tensor[program->local[op->output[0]]].root;
+        if (step->kind == HAPT_COLLECTIVE_ALL_REDUCE && from == to && to == program->tensor[gradient].root)
+            axes |= 1u << step->axis;
     }
     return axes;
 }
@@ -49,7 +51,8 @@ static void sort_parameters(const struct hapt_program *program, unsigned *group)
     }
 }
 
-static void number_parameters(const struct hapt_program *program, const unsigned *group, struct hapt_memory_plan *plan, bool *copies)
+static void number_parameters(const struct hapt_program *program, const unsigned *group, struct hapt_memory_plan *plan,
+                              bool *copies)
 {
     size_t elements = 0;
     for (unsigned g = 0; g <= HAPT_MEMORY_GROUPS; g++) {
@@ -66,7 +69,9 @@ static void number_parameters(const struct hapt_program *program, const unsigned
             }
             if (class == 0) decayed_end = elements;
         }
-        if (g < HAPT_MEMORY_GROUPS) plan->group[g] = (struct hapt_memory_group){.axes = g, .first = first, .decayed_end = decayed_end, .end = elements};
+        if (g < HAPT_MEMORY_GROUPS)
+            plan->group[g] =
+                (struct hapt_memory_group){.axes = g, .first = first, .decayed_end = decayed_end, .end = elements};
     }
     plan->trained_elements = plan->group[HAPT_MEMORY_GROUPS - 1].end;
     plan->elements = elements;
@@ -77,7 +82,8 @@ static bool is_sum(const struct hapt_program *program, int tensor)
 {
     const int of = program->tensor[tensor].tensor;
     return program->tensor[tensor].root == tensor && hapt_lifetime_parameter_gradient(program->graph, of) &&
-           program->graph->tensor[program->graph->tensor[of].primal].trainable && !hapt_lifetime_updates(program->graph, of);
+           program->graph->tensor[program->graph->tensor[of].primal].trainable &&
+           !hapt_lifetime_updates(program->graph, of);
 }
 
 /* What this rank updates of every group, and where its state stands. */
@@ -190,9 +196,10 @@ static enum hapt_status place_instruction(struct planner *planner, enum hapt_sec
     for (int b = 0; b < count; b++) {
         for (; dead < count && death[dead].step < birth[b].step; dead++)
             hapt_gaps_give(&gaps, planner->plan->offset[death[dead].tensor],
-                      hapt_lifetime_align(hapt_lifetime_bytes(program, death[dead].tensor)));
+                           hapt_lifetime_align(hapt_lifetime_bytes(program, death[dead].tensor)));
         const int tensor = birth[b].tensor;
-        planner->plan->offset[tensor] = hapt_gaps_take(&gaps, hapt_lifetime_align(hapt_lifetime_bytes(program, tensor)));
+        planner->plan->offset[tensor] =
+            hapt_gaps_take(&gaps, hapt_lifetime_align(hapt_lifetime_bytes(program, tensor)));
     }
     *bytes = gaps.end;
     return HAPT_OK;

@@ -1,6 +1,6 @@
 /*
- * Memory of many ranges of one sharding: the figures of memory_plan.c from sums over prefixes, from lists of what crosses a cut,
- * and from a walk over the range's own steps with the same allocator.
+ * Memory of many ranges of one sharding: the figures of memory_plan.c from sums over prefixes, from lists of what
+ * crosses a cut, and from a walk over the range's own steps with the same allocator.
  */
 #include "memory_ranges.h"
 
@@ -10,7 +10,8 @@ struct hapt_memory_work {
     int *dead;      /* tensors that the operator at hand touches last */
     /* Of the range at hand (stamp): what leaves it, by tensor, and origins that are settled. */
     int stamp, *leaves, *settled;
-    int late_count, *late, *late_op; /* activations of the workspace that are touched behind: their last operator here */
+    int late_count, *late,
+        *late_op; /* activations of the workspace that are touched behind: their last operator here */
 };
 
 enum hapt_status hapt_memory_work_create(const struct hapt_memory_ranges *ranges, struct hapt_arena *arena,
@@ -102,19 +103,24 @@ static void mark_leaving(const struct hapt_memory_ranges *ranges, int first, int
     work->late_count = 0;
     for (int c = ranges->cut_start[end]; end < ranges->places && c < ranges->cut_start[end + 1]; c++) {
         const int tensor = ranges->cut[c];
-        if (!ranges_is_forward_activation(ranges, tensor) || ranges->last_forward[tensor] < ranges->forward_start[end]) continue;
-        if (made_at(ranges, tensor) < first || ranges->kept_from[tensor] < end || work->leaves[tensor] == work->stamp) continue;
+        if (!ranges_is_forward_activation(ranges, tensor) || ranges->last_forward[tensor] < ranges->forward_start[end])
+            continue;
+        if (made_at(ranges, tensor) < first || ranges->kept_from[tensor] < end || work->leaves[tensor] == work->stamp)
+            continue;
         int last = -1;
-        for (int k = ranges->touch_start[tensor]; k < ranges->touch_start[tensor + 1] && ranges->touch[k].place < end; k++)
+        for (int k = ranges->touch_start[tensor]; k < ranges->touch_start[tensor + 1] && ranges->touch[k].place < end;
+             k++)
             if (ranges->touch[k].last_forward > last) last = ranges->touch[k].last_forward;
         work->late[work->late_count] = tensor;
         work->late_op[work->late_count++] = last;
     }
 }
 
-static bool in_workspace(const struct hapt_memory_ranges *ranges, int tensor, int end, const struct hapt_memory_work *work)
+static bool in_workspace(const struct hapt_memory_ranges *ranges, int tensor, int end,
+                         const struct hapt_memory_work *work)
 {
-    return ranges_is_forward_activation(ranges, tensor) && ranges->kept_from[tensor] >= end && work->leaves[tensor] != work->stamp;
+    return ranges_is_forward_activation(ranges, tensor) && ranges->kept_from[tensor] >= end &&
+           work->leaves[tensor] != work->stamp;
 }
 
 static size_t forward_peak(const struct hapt_memory_ranges *ranges, int first, int end, struct hapt_memory_work *work)
@@ -167,8 +173,8 @@ static size_t backward_peak(const struct hapt_memory_ranges *ranges, int first, 
 }
 
 /* Bytes of slots, and of one set of transfer slots: what the backward part reads, and what crosses the range's ends. */
-static void add_crossings(const struct hapt_memory_ranges *ranges, int first, int end, const struct hapt_memory_work *work,
-                          size_t *slot, size_t *transfer)
+static void add_crossings(const struct hapt_memory_ranges *ranges, int first, int end,
+                          const struct hapt_memory_work *work, size_t *slot, size_t *transfer)
 {
     *slot = ranges->kept_before[end] - ranges->kept_before[first];
     for (int c = ranges->cut_start[first]; c < ranges->cut_start[first + 1]; c++) {

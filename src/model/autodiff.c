@@ -1,23 +1,25 @@
 /*
  * Reverse-mode differentiation on the graph.
  *
- * Forward operators are visited last to first; each appends its backward operators (rules in ops.c). So backward operators stand
- * in reverse forward order, and the backward lists of stages n-1, ..., 0 one after the other are that same order, wherever the
- * cuts are. When a forward operator is visited, all readers of its outputs have been: their gradients are complete.
+ * Forward operators are visited last to first; each appends its backward operators (rules in ops.c). So backward
+ * operators stand in reverse forward order, and the backward lists of stages n-1, ..., 0 one after the other are that
+ * same order, wherever the cuts are. When a forward operator is visited, all readers of its outputs have been: their
+ * gradients are complete.
  *
- * Sharing. For y = a + b the gradients of a and b both start as G, the gradient of y; sharing the tensor G saves a copy and
- * keeps one gradient for a whole residual stream. Later, readers of a that stand before the addition add their part of a's
- * gradient to G, and the operator that made b reads G as b's gradient. This is safe when each such addition comes after every read
- * of G as somebody else's gradient. Gradients of v are read by the backward operators of v's producer only, and written by
- * those of v's readers; backward order is reversed forward order. So the condition is, for every two different
- * activations u, v that share G and whose producers are not visited yet:
+ * Sharing. For y = a + b the gradients of a and b both start as G, the gradient of y; sharing the tensor G saves a copy
+ * and keeps one gradient for a whole residual stream. Later, readers of a that stand before the addition add their part
+ * of a's gradient to G, and the operator that made b reads G as b's gradient. This is safe when each such addition
+ * comes after every read of G as somebody else's gradient. Gradients of v are read by the backward operators of v's
+ * producer only, and written by those of v's readers; backward order is reversed forward order. So the condition is,
+ * for every two different activations u, v that share G and whose producers are not visited yet:
  *
  *     every reader of u that is not visited yet stands strictly before the producer of v.
  *
- * Strictly: a producer of v that also reads u would add to the tensor it is reading. Activations whose producers are visited
- * do not matter any more, their gradient has been read (an addition reads its gradient by sharing it, at its own place).
- * The condition speaks of positions in the order alone, so it holds for every cut of the graph into stages: operators run in the
- * same order, each stage works on its own copy of G and sends it on to the next stage that touches it.
+ * Strictly: a producer of v that also reads u would add to the tensor it is reading. Activations whose producers are
+ * visited do not matter any more, their gradient has been read (an addition reads its gradient by sharing it, at its
+ * own place). The condition speaks of positions in the order alone, so it holds for every cut of the graph into stages:
+ * operators run in the same order, each stage works on its own copy of G and sends it on to the next stage that touches
+ * it.
  */
 #include "autodiff.h"
 
@@ -38,8 +40,12 @@ int hapt_gradient_incoming(const struct hapt_graph *graph, int op)
 static enum hapt_status gradient_create(struct hapt_graph *graph, int primal, int writer, int *index)
 {
     const struct hapt_tensor *of = &graph->tensor[primal];
-    struct hapt_tensor gradient = {.kind = HAPT_TENSOR_GRADIENT, .dtype = of->dtype, .dims = of->dims,
-                                   .producer = writer, .gradient = -1, .primal = primal};
+    struct hapt_tensor gradient = {.kind = HAPT_TENSOR_GRADIENT,
+                                   .dtype = of->dtype,
+                                   .dims = of->dims,
+                                   .producer = writer,
+                                   .gradient = -1,
+                                   .primal = primal};
     memcpy(gradient.shape, of->shape, sizeof gradient.shape);
     if (of->kind == HAPT_TENSOR_PARAMETER) gradient.dtype = HAPT_F32;
     gradient.name = hapt_arena_printf(graph->arena, "%s.grad", of->name);
@@ -138,8 +144,14 @@ static enum hapt_status seed_create(struct hapt_graph *graph, int *index)
     for (*index = 0; *index < graph->tensor_count; (*index)++) {
         if (graph->tensor[*index].role == HAPT_ROLE_LOSS_SCALE) return HAPT_OK;
     }
-    const struct hapt_tensor scale = {.name = "loss_scale", .kind = HAPT_TENSOR_INPUT, .role = HAPT_ROLE_LOSS_SCALE,
-                                      .dtype = HAPT_F32, .dims = 1, .shape = {1}, .producer = -1, .gradient = -1,
+    const struct hapt_tensor scale = {.name = "loss_scale",
+                                      .kind = HAPT_TENSOR_INPUT,
+                                      .role = HAPT_ROLE_LOSS_SCALE,
+                                      .dtype = HAPT_F32,
+                                      .dims = 1,
+                                      .shape = {1},
+                                      .producer = -1,
+                                      .gradient = -1,
                                       .primal = -1};
     return hapt_graph_append_tensor(graph, &scale, index);
 }
@@ -157,7 +169,8 @@ static enum hapt_status differentiate_op(struct hapt_graph *graph, int op)
     }
     if (!wanted || hapt_gradient_incoming(graph, op) < 0) return HAPT_OK;
     if (!type->gradient) {
-        return hapt_fail(HAPT_ERR_INPUT, "write the forward part alone: hapt derives the rest", "operator %s: %s has no gradient", forward->name, type->name);
+        return hapt_fail(HAPT_ERR_INPUT, "write the forward part alone: hapt derives the rest",
+                         "operator %s: %s has no gradient", forward->name, type->name);
     }
     return type->gradient(graph, op);
 }

@@ -16,8 +16,8 @@ int hapt_gradient_incoming(const struct hapt_graph *graph, int op);
  * `primal[0..primal_count)`, made where missing, added to where they have a writer already. */
 enum hapt_status hapt_gradient_append(struct hapt_graph *graph, int op, const char *type, const int *input,
                                       int input_count, const int *primal, int primal_count);
-/* Lets the gradient with respect to `tensor`, an input of `op` (an addition), be the incoming gradient itself; copies or adds it
- * where sharing would be unsafe. */
+/* Lets the gradient with respect to `tensor`, an input of `op` (an addition), be the incoming gradient itself; copies
+ * or adds it where sharing would be unsafe. */
 enum hapt_status hapt_gradient_share(struct hapt_graph *graph, int op, int tensor);
 
 #endif

@@ -79,12 +79,14 @@ enum hapt_status hapt_graph_add_op(struct hapt_graph *graph, const char *type, c
         return hapt_fail(HAPT_ERR_INPUT, "see the operator table", "operator %s: unknown type %s", name, type);
     }
     if (graph->op_count == HAPT_MAX_OPS) {
-        return hapt_fail(HAPT_ERR_INPUT, "choose fewer layers or stages", "the graph has more than %d operators", HAPT_MAX_OPS);
+        return hapt_fail(HAPT_ERR_INPUT, "choose fewer layers or stages", "the graph has more than %d operators",
+                         HAPT_MAX_OPS);
     }
     const struct hapt_signature *signature = hapt_op_signature(op.type);
     if (graph->op_count > graph->forward_count || input_count > signature->input_count) {
         return hapt_fail(HAPT_ERR_INPUT, NULL, "operator %s: %s", name,
-                         input_count > signature->input_count ? "too many inputs" : "the graph is differentiated already");
+                         input_count > signature->input_count ? "too many inputs"
+                                                              : "the graph is differentiated already");
     }
     for (int i = 0; i < input_count; i++) {
         if (input[i] >= -1 && input[i] < graph->tensor_count) continue;

@@ -9,8 +9,9 @@
 
 static enum hapt_status check_role(const struct hapt_tensor *tensor)
 {
-    const char *hint = "inputs are tokens and targets ([rows][T] int32), images ([rows][C][H][W] fp32), labels ([rows] int32) "
-                       "and loss_scale ([1] fp32)";
+    const char *hint =
+        "inputs are tokens and targets ([rows][T] int32), images ([rows][C][H][W] fp32), labels ([rows] int32) "
+        "and loss_scale ([1] fp32)";
     bool fits = false;
     switch (tensor->role) {
     case HAPT_ROLE_NONE: fits = tensor->kind != HAPT_TENSOR_INPUT; break;
@@ -18,8 +19,12 @@ static enum hapt_status check_role(const struct hapt_tensor *tensor)
     case HAPT_ROLE_TARGETS:
         fits = tensor->kind == HAPT_TENSOR_INPUT && tensor->dtype == HAPT_I32 && tensor->dims == 2;
         break;
-    case HAPT_ROLE_IMAGES: fits = tensor->kind == HAPT_TENSOR_INPUT && tensor->dtype == HAPT_F32 && tensor->dims == 4; break;
-    case HAPT_ROLE_LABELS: fits = tensor->kind == HAPT_TENSOR_INPUT && tensor->dtype == HAPT_I32 && tensor->dims == 1; break;
+    case HAPT_ROLE_IMAGES:
+        fits = tensor->kind == HAPT_TENSOR_INPUT && tensor->dtype == HAPT_F32 && tensor->dims == 4;
+        break;
+    case HAPT_ROLE_LABELS:
+        fits = tensor->kind == HAPT_TENSOR_INPUT && tensor->dtype == HAPT_I32 && tensor->dims == 1;
+        break;
     case HAPT_ROLE_LOSS_SCALE:
         fits = tensor->kind == HAPT_TENSOR_INPUT && tensor->dtype == HAPT_F32 && hapt_tensor_elements(tensor) == 1;
         break;
@@ -36,13 +41,15 @@ static enum hapt_status check_tensor(const struct hapt_tensor *tensor)
         return hapt_fail(HAPT_ERR_INPUT, NULL, "tensor %s: unknown kind or element type", tensor->name);
     }
     if (tensor->dims < 1 || tensor->dims > HAPT_MAX_DIMS) {
-        return hapt_fail(HAPT_ERR_INPUT, "1 to 5 are possible", "tensor %s has %d dimensions", tensor->name, tensor->dims);
+        return hapt_fail(HAPT_ERR_INPUT, "1 to 5 are possible", "tensor %s has %d dimensions", tensor->name,
+                         tensor->dims);
     }
     int64_t elements = 1;
     for (int d = 0; d < tensor->dims; d++) {
         if (tensor->shape[d] < 1 || tensor->shape[d] > HAPT_MAX_ELEMENTS / elements) {
             return hapt_fail(HAPT_ERR_INPUT, "sizes are at least 1 and a tensor has at most 2^46 elements",
-                             "tensor %s: impossible size %lld of dimension %d", tensor->name, (long long)tensor->shape[d], d);
+                             "tensor %s: impossible size %lld of dimension %d", tensor->name,
+                             (long long)tensor->shape[d], d);
         }
         elements *= tensor->shape[d];
     }
@@ -90,7 +97,8 @@ static enum hapt_status check_indices(const struct hapt_graph *graph, const stru
     }
     for (int i = 0; i < op->input_count; i++) {
         if (op->input[i] >= (signature->input[i].optional ? -1 : 0) && op->input[i] < graph->tensor_count) continue;
-        return hapt_fail(HAPT_ERR_INPUT, NULL, "operator %s: input %d is no tensor (index %d)", op->name, i, op->input[i]);
+        return hapt_fail(HAPT_ERR_INPUT, NULL, "operator %s: input %d is no tensor (index %d)", op->name, i,
+                         op->input[i]);
     }
     for (int o = 0; o < op->output_count; o++) {
         if (op->output[o] >= 0 && op->output[o] < graph->tensor_count) continue;
@@ -98,7 +106,9 @@ static enum hapt_status check_indices(const struct hapt_graph *graph, const stru
                          op->output[o]);
     }
     for (int a = 0; a < HAPT_MAX_ATTRIBUTES; a++) {
-        if (!isfinite(op->real[a])) return hapt_fail(HAPT_ERR_INPUT, "attributes are finite numbers", "operator %s: bad attribute %d", op->name, a);
+        if (!isfinite(op->real[a]))
+            return hapt_fail(HAPT_ERR_INPUT, "attributes are finite numbers", "operator %s: bad attribute %d", op->name,
+                             a);
     }
     return HAPT_OK;
 }

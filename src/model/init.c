@@ -5,8 +5,8 @@
 
 #include "hapt/env.h"
 
-/* The golden-ratio increment of splitmix64: state key + k * STRIDE is the generator after k draws, so any draw can be reached
- * directly. */
+/* The golden-ratio increment of splitmix64: state key + k * STRIDE is the generator after k draws, so any draw can be
+ * reached directly. */
 #define STRIDE UINT64_C(0x9e3779b97f4a7c15)
 
 /* The two normal numbers of pair `pair` (Box-Muller). */

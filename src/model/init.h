@@ -4,8 +4,8 @@
 
 #include "hapt/graph.h"
 
-/* Elements [first, first + count) of a parameter's initial value. They depend on the seed, the parameter's name, its rule and
- * their own index alone: any split of a tensor over ranks gives the same numbers. */
+/* Elements [first, first + count) of a parameter's initial value. They depend on the seed, the parameter's name, its
+ * rule and their own index alone: any split of a tensor over ranks gives the same numbers. */
 void hapt_init_values(uint64_t seed, const struct hapt_tensor *parameter, int64_t first, int64_t count, float *value);
 
 #endif

@@ -11,8 +11,9 @@
 static const struct {
     const char *name;
     enum hapt_status (*build)(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
-} families[] = {{"bert", hapt_zoo_bert},   {"bert-moe", hapt_zoo_bert_moe}, {"gpt", hapt_zoo_gpt}, {"llama", hapt_zoo_llama},
-                {"resnet", hapt_zoo_resnet}, {"vgg", hapt_zoo_vgg}, {"vit", hapt_zoo_vit}};
+} families[] = {{"bert", hapt_zoo_bert},   {"bert-moe", hapt_zoo_bert_moe}, {"gpt", hapt_zoo_gpt},
+                {"llama", hapt_zoo_llama}, {"resnet", hapt_zoo_resnet},     {"vgg", hapt_zoo_vgg},
+                {"vit", hapt_zoo_vit}};
 enum { FAMILIES = sizeof families / sizeof families[0] };
 
 enum { MAX_SETTINGS = 64 };
@@ -68,8 +69,8 @@ static enum hapt_status check_options(const struct hapt_config *config, const st
     struct unused_visit visit = {.model = model};
     hapt_config_visit_model(config, visit_unused, &visit);
     if (!visit.unused) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_USAGE, "leave it out, or choose the family that has it", "models of the family %s have no --%s",
-                     model->family, visit.unused);
+    return hapt_fail(HAPT_ERR_USAGE, "leave it out, or choose the family that has it",
+                     "models of the family %s have no --%s", model->family, visit.unused);
 }
 
 static enum hapt_status unknown_family(const char *name)
@@ -79,7 +80,8 @@ static enum hapt_status unknown_family(const char *name)
         const size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", families[i].name);
     }
-    return hapt_fail(HAPT_ERR_USAGE, "named models: see hapt model --help", "unknown model family \"%s\"; known are %s", name, known);
+    return hapt_fail(HAPT_ERR_USAGE, "named models: see hapt model --help", "unknown model family \"%s\"; known are %s",
+                     name, known);
 }
 
 enum hapt_status hapt_model_build(const char *family, const struct hapt_config *config, struct hapt_arena *arena,
@@ -133,7 +135,8 @@ static enum hapt_status check_forward(const struct hapt_graph *graph)
         const struct hapt_op *op = &graph->op[index];
         const struct hapt_op_type *type = hapt_op_type_at(op->type);
         if (type->gradient) continue;
-        return hapt_fail(HAPT_ERR_INPUT, "write the forward part alone: hapt derives the rest", "operator %s: %s %s", op->name, type->name,
+        return hapt_fail(HAPT_ERR_INPUT, "write the forward part alone: hapt derives the rest", "operator %s: %s %s",
+                         op->name, type->name,
                          type->collective ? "stands in sharded graphs only" : "belongs to the backward part");
     }
     return HAPT_OK;
@@ -142,7 +145,8 @@ static enum hapt_status check_forward(const struct hapt_graph *graph)
 static enum hapt_status check_inputs(const struct hapt_model *model)
 {
     const bool images = model->classes > 0;
-    if (model->microbatch < 1 || (images ? model->sequence != 0 || model->vocab != 0 : model->sequence < 1 || model->vocab < 1)) {
+    if (model->microbatch < 1 ||
+        (images ? model->sequence != 0 || model->vocab != 0 : model->sequence < 1 || model->vocab < 1)) {
         return hapt_fail(HAPT_ERR_INPUT, "a model has rows, and a sequence and a vocabulary or classes of images",
                          "microbatch %d, sequence %d, vocabulary %d or %d classes are impossible", model->microbatch,
                          model->sequence, model->vocab, model->classes);
@@ -154,11 +158,14 @@ static enum hapt_status check_inputs(const struct hapt_model *model)
         const bool first = hapt_model_input(model, tensor->role) == t;
         const bool long_enough = images || tensor->shape[1] == model->sequence;
         if (of_images == images && first && tensor->shape[0] == model->microbatch && long_enough) continue;
-        return hapt_fail(HAPT_ERR_INPUT, "one input of a role: tokens and targets are [microbatch][sequence], images and labels "
-                         "have microbatch rows", "input %s does not fit the model", tensor->name);
+        return hapt_fail(HAPT_ERR_INPUT,
+                         "one input of a role: tokens and targets are [microbatch][sequence], images and labels "
+                         "have microbatch rows",
+                         "input %s does not fit the model", tensor->name);
     }
     if (images && hapt_model_input(model, HAPT_ROLE_IMAGES) < 0) {
-        return hapt_fail(HAPT_ERR_INPUT, "give it an input of the role images", "a model of %d classes reads no images", model->classes);
+        return hapt_fail(HAPT_ERR_INPUT, "give it an input of the role images", "a model of %d classes reads no images",
+                         model->classes);
     }
     return HAPT_OK;
 }

@@ -9,8 +9,8 @@
 #define IGNORED (-100) /* a target that no loss is taken of */
 
 /* Elements below this are stored as bytes, below that as 16 bits; negative ones need 32. */
-static enum hapt_status write_narrow(struct hapt_h5 *file, const char *dataset, int dims, const int64_t *shape, int64_t count,
-                                     int limit, int32_t *wide, const char *units)
+static enum hapt_status write_narrow(struct hapt_h5 *file, const char *dataset, int dims, const int64_t *shape,
+                                     int64_t count, int limit, int32_t *wide, const char *units)
 {
     if (limit > 65536) return hapt_h5_write(file, dataset, HAPT_H5_I32, dims, shape, wide, units);
     void *data = wide; /* in place: element i of the narrow array ends before element i of the wide one */
@@ -28,30 +28,34 @@ static enum hapt_status write_narrow(struct hapt_h5 *file, const char *dataset, 
 }
 
 /* Integers of [0, limit), with -100 among them where `ignored`. */
-static enum hapt_status copy_integers(struct hapt_h5 *file, struct hapt_h5 *source, const char *dataset, int limit, bool ignored,
-                                      struct hapt_arena *arena)
+static enum hapt_status copy_integers(struct hapt_h5 *file, struct hapt_h5 *source, const char *dataset, int limit,
+                                      bool ignored, struct hapt_arena *arena)
 {
     int dims;
     int64_t shape[HAPT_H5_MAX_DIMS], count = 1;
     void *data;
     HAPT_TRY(hapt_h5_shape(source, dataset, &dims, shape));
-    if (dims < 1) return hapt_fail(HAPT_ERR_INPUT, "see `hapt data --help`", "%s of %s is a single number", dataset, hapt_h5_path(source));
+    if (dims < 1)
+        return hapt_fail(HAPT_ERR_INPUT, "see `hapt data --help`", "%s of %s is a single number", dataset,
+                         hapt_h5_path(source));
     if (!hapt_h5_is_integer(source, dataset))
-        return hapt_fail(HAPT_ERR_INPUT, "store it as integers", "%s of %s does not hold whole numbers", dataset, hapt_h5_path(source));
+        return hapt_fail(HAPT_ERR_INPUT, "store it as integers", "%s of %s does not hold whole numbers", dataset,
+                         hapt_h5_path(source));
     HAPT_TRY(hapt_h5_read(source, dataset, HAPT_H5_I32, dims, shape, MAX_TOKENS, arena, &data));
     for (int d = 0; d < dims; d++) count *= shape[d];
     const int32_t *value = data;
     for (int64_t i = 0; i < count; i++) {
         if ((value[i] >= 0 && value[i] < limit) || (ignored && value[i] == IGNORED)) continue;
-        return hapt_fail(HAPT_ERR_INPUT, "give --vocab the size of the data's vocabulary, or --classes its number of classes",
-                         "value %d at %lld of %s of %s is outside the model's range of %d", value[i], (long long)i, dataset,
-                         hapt_h5_path(source), limit);
+        return hapt_fail(HAPT_ERR_INPUT,
+                         "give --vocab the size of the data's vocabulary, or --classes its number of classes",
+                         "value %d at %lld of %s of %s is outside the model's range of %d", value[i], (long long)i,
+                         dataset, hapt_h5_path(source), limit);
     }
     return write_narrow(file, dataset, dims, shape, count, ignored ? INT32_MAX : limit, data, "index");
 }
 
-static enum hapt_status copy_reals(struct hapt_h5 *file, struct hapt_h5 *source, const char *dataset, int dims, int64_t *shape,
-                                   int64_t limit, struct hapt_arena *arena)
+static enum hapt_status copy_reals(struct hapt_h5 *file, struct hapt_h5 *source, const char *dataset, int dims,
+                                   int64_t *shape, int64_t limit, struct hapt_arena *arena)
 {
     void *data;
     const enum hapt_h5_type type = hapt_h5_is_byte(source, dataset) ? HAPT_H5_U8 : HAPT_H5_F32;
@@ -71,8 +75,8 @@ static enum hapt_status copy_images(struct hapt_h5 *file, struct hapt_h5 *source
     }
     HAPT_TRY(hapt_h5_shape(source, "/images", &dims, found));
     if (dims != 4 && dims != 5) {
-        return hapt_fail(HAPT_ERR_INPUT, "store it as [n][C][H][W], or as [step][row][C][H][W]", "%s: /images has %d dimensions",
-                         hapt_h5_path(source), dims);
+        return hapt_fail(HAPT_ERR_INPUT, "store it as [n][C][H][W], or as [step][row][C][H][W]",
+                         "%s: /images has %d dimensions", hapt_h5_path(source), dims);
     }
     int64_t shape[] = {-1, -1, size[1], size[2], size[3]}, channels = size[1];
     HAPT_TRY(copy_reals(file, source, "/images", dims, shape + 5 - dims, MAX_TOKENS, arena));

@@ -1,20 +1,20 @@
 /*
- * The model file (format "hapt-model", version 1). Only the forward graph is stored; readers check it and differentiate it.
+ * The model file (format "hapt-model", version 1). Only the forward graph is stored; readers check it and differentiate
+ * it.
  *
- *   /                    attributes family, loss (name of the loss tensor), microbatch, dtype, seed; sequence and vocab, or
- *                        classes (models of images)
- *   /settings/name, value         [n] text: hyper-parameters
- *   /training/option, value       [n] text: defaults of training options
- *   /tensors/name, kind, role, dtype, init   [t] text; kinds input, parameter, activation; inits zero, one, normal
- *   /tensors/shape       [t][5]   sizes, 0 behind the last dimension
+ *   /                    attributes family, loss (name of the loss tensor), microbatch, dtype, seed; sequence and
+ * vocab, or classes (models of images) /settings/name, value         [n] text: hyper-parameters /training/option, value
+ * [n] text: defaults of training options /tensors/name, kind, role, dtype, init   [t] text; kinds input, parameter,
+ * activation; inits zero, one, normal /tensors/shape       [t][5]   sizes, 0 behind the last dimension
  *   /tensors/init_std    [t]      standard deviation of normal initial values
  *   /tensors/trainable   [t]      1: the optimizer updates this parameter
  *   /operators/name, type [n] text, in topological order; types of the operator table
  *   /operators/input     [n][10]  rows of /tensors, -1 where absent
  *   /operators/output    [n][4]   rows of /tensors, -1 behind the last
  *   /operators/integer, real [n][6]  attributes, as the operator table says
- *   /parameters/NAME     initial values, fp32 (optional; without them seed and name give them); stacks (graph.h) element by element
- *   /tokens, /batches, /targets, /images, /labels, /mean, /std   data (optional), as `hapt data --help` says
+ *   /parameters/NAME     initial values, fp32 (optional; without them seed and name give them); stacks (graph.h)
+ * element by element /tokens, /batches, /targets, /images, /labels, /mean, /std   data (optional), as `hapt data
+ * --help` says
  */
 #include <string.h>
 
@@ -199,8 +199,8 @@ enum hapt_status hapt_model_save(const struct hapt_model *model, const char *wei
 
 /* Reading. Everything is hostile until hapt_graph_check has seen it. */
 
-static enum hapt_status read_pairs(struct hapt_h5 *file, const char *names, const char *values, struct hapt_arena *arena,
-                                   int *count, struct hapt_model_setting **setting)
+static enum hapt_status read_pairs(struct hapt_h5 *file, const char *names, const char *values,
+                                   struct hapt_arena *arena, int *count, struct hapt_model_setting **setting)
 {
     const char **name, **value;
     int64_t name_count, value_count;
@@ -225,15 +225,16 @@ static enum hapt_status read_column(struct hapt_h5 *file, const char *dataset, i
     int64_t found;
     HAPT_TRY(hapt_h5_read_strings(file, dataset, count, arena, &found, text));
     if (found == count) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, "the columns of a table are equally long", "%s of %s has %lld rows, not %lld", dataset,
-                     hapt_h5_path(file), (long long)found, (long long)count);
+    return hapt_fail(HAPT_ERR_INPUT, "the columns of a table are equally long", "%s of %s has %lld rows, not %lld",
+                     dataset, hapt_h5_path(file), (long long)found, (long long)count);
 }
 
 static enum hapt_status read_numbers(struct hapt_h5 *file, const char *dataset, enum hapt_h5_type type, int64_t rows,
                                      int64_t columns, struct hapt_arena *arena, void **data)
 {
     int64_t shape[2] = {rows, columns};
-    return hapt_h5_read(file, dataset, type, columns == 0 ? 1 : 2, shape, rows * (columns == 0 ? 1 : columns), arena, data);
+    return hapt_h5_read(file, dataset, type, columns == 0 ? 1 : 2, shape, rows * (columns == 0 ? 1 : columns), arena,
+                        data);
 }
 
 static enum hapt_status read_tensors(struct hapt_h5 *file, struct hapt_arena *arena, struct hapt_graph *graph)
@@ -254,7 +255,10 @@ static enum hapt_status read_tensors(struct hapt_h5 *file, struct hapt_arena *ar
         const int of_kind = find_name(kind_names, COUNT(kind_names), kind[t]);
         const int of_role = find_name(role_names, COUNT(role_names), role[t]);
         const int of_init = find_name(init_names, COUNT(init_names), init[t]);
-        struct hapt_tensor tensor = {.name = name[t], .producer = -1, .gradient = -1, .primal = -1,
+        struct hapt_tensor tensor = {.name = name[t],
+                                     .producer = -1,
+                                     .gradient = -1,
+                                     .primal = -1,
                                      .trainable = ((const uint8_t *)trainable)[t] != 0,
                                      .init_std = ((const double *)init_std)[t]};
         if (of_kind < 0 || of_role < 0 || of_init < 0 || !hapt_dtype_parse(dtype[t], &tensor.dtype) ||
@@ -350,7 +354,8 @@ static enum hapt_status read_model(struct hapt_h5 *file, struct hapt_arena *aren
     HAPT_TRY(hapt_graph_check(model->graph));
     HAPT_TRY(hapt_graph_differentiate(model->graph));
     model->has_parameters = hapt_h5_exists(file, "/parameters");
-    model->has_data = hapt_h5_exists(file, "/tokens") || hapt_h5_exists(file, "/batches") || hapt_h5_exists(file, "/images");
+    model->has_data =
+        hapt_h5_exists(file, "/tokens") || hapt_h5_exists(file, "/batches") || hapt_h5_exists(file, "/images");
     return hapt_model_check(model);
 }
 

@@ -7,7 +7,8 @@
 #include "ops_groups.h"
 
 /* Every group of rows; types count through them in this order. */
-static const struct hapt_op_type *const groups[] = {hapt_ops_transformer, hapt_ops_llama, hapt_ops_patches, hapt_ops_moe, hapt_ops_image, hapt_ops_collective};
+static const struct hapt_op_type *const groups[] = {hapt_ops_transformer, hapt_ops_llama, hapt_ops_patches,
+                                                    hapt_ops_moe,         hapt_ops_image, hapt_ops_collective};
 enum { MAX_TYPES = 256 };
 static const struct hapt_op_type *table[MAX_TYPES];
 static int table_count;

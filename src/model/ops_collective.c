@@ -1,8 +1,13 @@
-/* Rows of the operator table: movements over a mesh axis. Only sharded graphs have them (sharding.h); their kernels are the link's. */
+/* Rows of the operator table: movements over a mesh axis. Only sharded graphs have them (sharding.h); their kernels are
+ * the link's. */
 #include "ops_groups.h"
 
 #define MOVES "x -> x; integer[0] mesh axis, [1] dimension that was sharded, [2] dimension that is sharded (-1: none)"
-#define ROW(text, what) {.name = text, .signature = "...->...", .dtypes = "c->c", .linear = true, .collective = what, .attributes = MOVES}
+#define ROW(text, what)                                                                              \
+    {                                                                                                \
+        .name = text, .signature = "...->...", .dtypes = "c->c", .linear = true, .collective = what, \
+        .attributes = MOVES                                                                          \
+    }
 
 const struct hapt_op_type hapt_ops_collective[] = {
     ROW("all_reduce", HAPT_COLLECTIVE_ALL_REDUCE),

@@ -11,7 +11,8 @@
 #include "signature.h"
 
 /* Each ends with a row without a name. */
-extern const struct hapt_op_type hapt_ops_transformer[], hapt_ops_llama[], hapt_ops_patches[], hapt_ops_moe[], hapt_ops_image[], hapt_ops_collective[];
+extern const struct hapt_op_type hapt_ops_transformer[], hapt_ops_llama[], hapt_ops_patches[], hapt_ops_moe[],
+    hapt_ops_image[], hapt_ops_collective[];
 
 /* Gradient rule of y = product of x and w, plus a bias: by operator `dx` of dy and w, and `dw` of x and dy. */
 enum hapt_status hapt_gradient_product(struct hapt_graph *graph, int op, const char *dx, const char *dw);

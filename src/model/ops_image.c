@@ -1,10 +1,10 @@
 /*
- * Rows of the operator table: images. Letters: b rows, c and o channels, x and y height and width, k and l those of the kernel,
- * p and q those of the result.
+ * Rows of the operator table: images. Letters: b rows, c and o channels, x and y height and width, k and l those of the
+ * kernel, p and q those of the result.
  *
- * Batch norm by the statistics of the whole batch is three operators: the mean, the variance around it, and the normalisation
- * by both. The first two sum x / N over their rows, N the count of the whole batch: over shards of a batch that are partial sums,
- * and so are the gradients with respect to both that batch_norm_sums makes.
+ * Batch norm by the statistics of the whole batch is three operators: the mean, the variance around it, and the
+ * normalisation by both. The first two sum x / N over their rows, N the count of the whole batch: over shards of a
+ * batch that are partial sums, and so are the gradients with respect to both that batch_norm_sums makes.
  */
 #include "ops_groups.h"
 
@@ -17,41 +17,48 @@ static int64_t places(int64_t extent, int64_t kernel, int64_t stride, int64_t pa
     return room < 0 ? 0 : room / stride + 1;
 }
 
-static enum hapt_status infer_windows(const struct hapt_op *op, const int64_t *image, const int64_t *kernel, int64_t stride,
-                                      int64_t padding, struct hapt_tensor *output)
+static enum hapt_status infer_windows(const struct hapt_op *op, const int64_t *image, const int64_t *kernel,
+                                      int64_t stride, int64_t padding, struct hapt_tensor *output)
 {
     if (stride < 1 || stride > KERNEL_MOST) return hapt_op_bad_attribute(op, "its stride is not between 1 and 32768");
-    if (padding < 0 || padding > KERNEL_MOST) return hapt_op_bad_attribute(op, "its padding is not between 0 and 32768");
+    if (padding < 0 || padding > KERNEL_MOST)
+        return hapt_op_bad_attribute(op, "its padding is not between 0 and 32768");
     for (int d = 0; d < 2; d++) {
-        if (kernel[d] < 1 || kernel[d] > KERNEL_MOST) return hapt_op_bad_attribute(op, "its kernel is not between 1 and 32768 wide");
+        if (kernel[d] < 1 || kernel[d] > KERNEL_MOST)
+            return hapt_op_bad_attribute(op, "its kernel is not between 1 and 32768 wide");
         output->shape[2 + d] = places(image[d], kernel[d], stride, padding);
         if (output->shape[2 + d] < 1) return hapt_op_bad_attribute(op, "its kernel is larger than the image");
     }
     return HAPT_OK;
 }
 
-static enum hapt_status infer_conv2d(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
+static enum hapt_status infer_conv2d(const struct hapt_graph *graph, const struct hapt_op *op,
+                                     struct hapt_tensor *output)
 {
     const int64_t *x = graph->tensor[op->input[0]].shape, *w = graph->tensor[op->input[1]].shape;
     return infer_windows(op, x + 2, w + 2, op->integer[0], op->integer[1], &output[0]);
 }
 
-static enum hapt_status infer_max_pool(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
+static enum hapt_status infer_max_pool(const struct hapt_graph *graph, const struct hapt_op *op,
+                                       struct hapt_tensor *output)
 {
     const int64_t kernel[2] = {op->integer[0], op->integer[0]};
     if (op->integer[2] > kernel[0] / 2) return hapt_op_bad_attribute(op, "its padding exceeds half its kernel");
     return infer_windows(op, graph->tensor[op->input[0]].shape + 2, kernel, op->integer[1], op->integer[2], &output[0]);
 }
 
-static enum hapt_status infer_adaptive_pool(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
+static enum hapt_status infer_adaptive_pool(const struct hapt_graph *graph, const struct hapt_op *op,
+                                            struct hapt_tensor *output)
 {
     (void)graph;
-    if (op->integer[0] < 1 || op->integer[0] > KERNEL_MOST) return hapt_op_bad_attribute(op, "its result is not between 1 and 32768 wide");
+    if (op->integer[0] < 1 || op->integer[0] > KERNEL_MOST)
+        return hapt_op_bad_attribute(op, "its result is not between 1 and 32768 wide");
     output[0].shape[2] = output[0].shape[3] = op->integer[0];
     return HAPT_OK;
 }
 
-static enum hapt_status infer_flatten(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
+static enum hapt_status infer_flatten(const struct hapt_graph *graph, const struct hapt_op *op,
+                                      struct hapt_tensor *output)
 {
     const int64_t *x = graph->tensor[op->input[0]].shape;
     output[0].shape[1] = x[1] * x[2] * x[3];
@@ -59,19 +66,22 @@ static enum hapt_status infer_flatten(const struct hapt_graph *graph, const stru
 }
 
 /* N counts at least the rows that are here. */
-static enum hapt_status infer_statistics(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
+static enum hapt_status infer_statistics(const struct hapt_graph *graph, const struct hapt_op *op,
+                                         struct hapt_tensor *output)
 {
     const int64_t *x = graph->tensor[op->input[0]].shape;
     (void)output;
     if (op->real[0] < 0 || op->real[0] >= 1) return hapt_op_bad_attribute(op, "epsilon is not in [0, 1)");
-    return op->integer[0] >= x[0] * x[2] * x[3] ? HAPT_OK : hapt_op_bad_attribute(op, "N is less than its rows and pixels");
+    return op->integer[0] >= x[0] * x[2] * x[3] ? HAPT_OK
+                                                : hapt_op_bad_attribute(op, "N is less than its rows and pixels");
 }
 
 static enum hapt_status infer_cast(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
 {
     (void)graph;
     static const enum hapt_dtype types[] = {HAPT_F32, HAPT_BF16, HAPT_F16};
-    if (op->integer[0] < 0 || op->integer[0] > 2) return hapt_op_bad_attribute(op, "its type is none of fp32, bf16 and fp16");
+    if (op->integer[0] < 0 || op->integer[0] > 2)
+        return hapt_op_bad_attribute(op, "its type is none of fp32, bf16 and fp16");
     output[0].dtype = types[op->integer[0]];
     return HAPT_OK;
 }
@@ -79,7 +89,8 @@ static enum hapt_status infer_cast(const struct hapt_graph *graph, const struct 
 /* Pixels are data. */
 static enum hapt_status gradient_cast(struct hapt_graph *graph, int op)
 {
-    return hapt_fail(HAPT_ERR_INPUT, "cast the model's images", "operator %s passes no gradient on", graph->op[op].name);
+    return hapt_fail(HAPT_ERR_INPUT, "cast the model's images", "operator %s passes no gradient on",
+                     graph->op[op].name);
 }
 
 /* One multiplication and addition for each element of the result, kernel element and channel read. */
@@ -164,9 +175,9 @@ static int forward_readers(const struct hapt_graph *graph, int tensor)
     return count;
 }
 
-/* batch_norm_dx gives x all of its gradient, through mean and variance, too. (The variance does not change with the mean that it
- * is taken around: the deviations from it sum to 0.) So batch_mean and batch_variance add nothing, and have no readers but the
- * variance and this. */
+/* batch_norm_dx gives x all of its gradient, through mean and variance, too. (The variance does not change with the
+ * mean that it is taken around: the deviations from it sum to 0.) So batch_mean and batch_variance add nothing, and
+ * have no readers but the variance and this. */
 static enum hapt_status gradient_batch_norm(struct hapt_graph *graph, int op)
 {
     const int *in = graph->op[op].input;
@@ -178,15 +189,17 @@ static enum hapt_status gradient_batch_norm(struct hapt_graph *graph, int op)
     }
     if (forward_readers(graph, mean) != 2 || forward_readers(graph, variance) != 1) {
         return hapt_fail(HAPT_ERR_INPUT, "give each its own batch_mean and batch_variance of its input",
-                         "statistics of operator %s have other readers, whose gradients would be lost", graph->op[op].name);
+                         "statistics of operator %s have other readers, whose gradients would be lost",
+                         graph->op[op].name);
     }
     const int sums[] = {x, mean, variance, gamma, incoming}, parts[] = {mean, variance, gamma, beta};
     if (!hapt_gradient_wanted(graph, x)) {
-        return hapt_fail(HAPT_ERR_INPUT, "put a layer with parameters before it", "operator %s normalises an input of the model",
-                         graph->op[op].name);
+        return hapt_fail(HAPT_ERR_INPUT, "put a layer with parameters before it",
+                         "operator %s normalises an input of the model", graph->op[op].name);
     }
     HAPT_TRY(hapt_gradient_append(graph, op, "batch_norm_sums", sums, 5, parts, 4));
-    const int dx[] = {x, mean, variance, gamma, graph->tensor[mean].gradient, graph->tensor[variance].gradient, incoming};
+    const int dx[] = {x,       mean, variance, gamma, graph->tensor[mean].gradient, graph->tensor[variance].gradient,
+                      incoming};
     return hapt_gradient_append(graph, op, "batch_norm_dx", dx, 7, &x, 1);
 }
 

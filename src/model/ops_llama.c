@@ -1,7 +1,8 @@
 /* Rows of the operator table: what llama adds to the transformer's. */
 #include "ops_groups.h"
 
-static enum hapt_status infer_rms_norm(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
+static enum hapt_status infer_rms_norm(const struct hapt_graph *graph, const struct hapt_op *op,
+                                       struct hapt_tensor *output)
 {
     (void)graph, (void)output;
     return op->real[0] >= 0 && op->real[0] < 1 ? HAPT_OK : hapt_op_bad_attribute(op, "epsilon is not in [0, 1)");

@@ -1,12 +1,12 @@
 /*
- * Rows of the operator table: mixtures of experts, laid out as in GShard (Lepikhin et al. 2021) so that expert parallelism is
- * an all-to-all between operators.
+ * Rows of the operator table: mixtures of experts, laid out as in GShard (Lepikhin et al. 2021) so that expert
+ * parallelism is an all-to-all between operators.
  *
- * The gate names the experts of every token and weighs them. Tokens then stand in slots [b][e][c][d]: row b has c slots at expert
- * e, filled from the front in the order of the tokens; behind the filled ones slots are 0, and products pass over them. A slot's
- * place follows from the row's expert numbers alone, so every operator that needs it finds it by itself and a rank that holds
- * some experts builds their slots only (index e is one that integer operands name). Counts of filled slots are fp32, so that
- * every movement over a mesh axis can move them.
+ * The gate names the experts of every token and weighs them. Tokens then stand in slots [b][e][c][d]: row b has c slots
+ * at expert e, filled from the front in the order of the tokens; behind the filled ones slots are 0, and products pass
+ * over them. A slot's place follows from the row's expert numbers alone, so every operator that needs it finds it by
+ * itself and a rank that holds some experts builds their slots only (index e is one that integer operands name). Counts
+ * of filled slots are fp32, so that every movement over a mesh axis can move them.
  */
 #include "ops_groups.h"
 
@@ -20,16 +20,19 @@ static enum hapt_status infer_gate(const struct hapt_graph *graph, const struct 
     return HAPT_OK;
 }
 
-static enum hapt_status infer_dispatch(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
+static enum hapt_status infer_dispatch(const struct hapt_graph *graph, const struct hapt_op *op,
+                                       struct hapt_tensor *output)
 {
     (void)graph;
-    if (op->integer[0] < 1 || op->integer[1] < 1) return hapt_op_bad_attribute(op, "experts and capacity are at least 1");
+    if (op->integer[0] < 1 || op->integer[1] < 1)
+        return hapt_op_bad_attribute(op, "experts and capacity are at least 1");
     output[0].shape[1] = op->integer[0];
     output[0].shape[2] = op->integer[1];
     return HAPT_OK;
 }
 
-static enum hapt_status infer_count(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
+static enum hapt_status infer_count(const struct hapt_graph *graph, const struct hapt_op *op,
+                                    struct hapt_tensor *output)
 {
     (void)graph;
     if (op->integer[0] < 1) return hapt_op_bad_attribute(op, "experts are at least 1");
@@ -37,17 +40,20 @@ static enum hapt_status infer_count(const struct hapt_graph *graph, const struct
     return HAPT_OK;
 }
 
-static enum hapt_status infer_expert(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
+static enum hapt_status infer_expert(const struct hapt_graph *graph, const struct hapt_op *op,
+                                     struct hapt_tensor *output)
 {
     (void)graph, (void)output;
-    return op->real[0] > 0 && op->real[0] <= 1 ? HAPT_OK : hapt_op_bad_attribute(op, "the filled share is not in (0, 1]");
+    return op->real[0] > 0 && op->real[0] <= 1 ? HAPT_OK
+                                               : hapt_op_bad_attribute(op, "the filled share is not in (0, 1]");
 }
 
 /* The letters' product counts every slot; empty ones are passed over. */
 static double flops_expert(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
 {
     const bool dw = graph->tensor[op->output[0]].dims == 3;
-    const struct hapt_tensor *slots = &graph->tensor[op->input[0]], *w = &graph->tensor[dw ? op->output[0] : op->input[1]];
+    const struct hapt_tensor *slots = &graph->tensor[op->input[0]],
+                             *w = &graph->tensor[dw ? op->output[0] : op->input[1]];
     const double all = 2 * (double)hapt_tensor_elements(slots) * (double)(hapt_tensor_elements(w) / w->shape[0]) /
                        (double)slots->shape[3];
     return -rows_fraction * (1 - op->real[0]) * all;
@@ -87,7 +93,8 @@ static enum hapt_status gradient_dispatch(struct hapt_graph *graph, int op)
 
 static enum hapt_status gradient_count(struct hapt_graph *graph, int op)
 {
-    return hapt_fail(HAPT_ERR_INPUT, "counts are for products of experts", "operator %s passes no gradient on", graph->op[op].name);
+    return hapt_fail(HAPT_ERR_INPUT, "counts are for products of experts", "operator %s passes no gradient on",
+                     graph->op[op].name);
 }
 
 static enum hapt_status gradient_expert(struct hapt_graph *graph, int op)

@@ -13,7 +13,8 @@ static enum hapt_status infer_patch_embedding(const struct hapt_graph *graph, co
     return HAPT_OK;
 }
 
-static enum hapt_status infer_class_token(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
+static enum hapt_status infer_class_token(const struct hapt_graph *graph, const struct hapt_op *op,
+                                          struct hapt_tensor *output)
 {
     const int64_t patches = graph->tensor[op->input[0]].shape[1];
     const int64_t *class = graph->tensor[op->input[1]].shape, *position = graph->tensor[op->input[2]].shape;
@@ -22,7 +23,8 @@ static enum hapt_status infer_class_token(const struct hapt_graph *graph, const 
     return hapt_op_bad_attribute(op, "it wants a class token [1][1][d] and positions [1][patches + 1][d]");
 }
 
-static enum hapt_status infer_take_token(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
+static enum hapt_status infer_take_token(const struct hapt_graph *graph, const struct hapt_op *op,
+                                         struct hapt_tensor *output)
 {
     (void)output;
     if (op->integer[0] >= 0 && op->integer[0] < graph->tensor[op->input[0]].shape[1]) return HAPT_OK;
@@ -47,8 +49,8 @@ static enum hapt_status gradient_patch_embedding(struct hapt_graph *graph, int o
     const int *in = graph->op[op].input;
     const int input[] = {in[0], hapt_gradient_incoming(graph, op)};
     if (hapt_gradient_wanted(graph, in[0])) {
-        return hapt_fail(HAPT_ERR_INPUT, "patches are taken of the model's images", "operator %s passes no gradient to %s",
-                         graph->op[op].name, graph->tensor[in[0]].name);
+        return hapt_fail(HAPT_ERR_INPUT, "patches are taken of the model's images",
+                         "operator %s passes no gradient to %s", graph->op[op].name, graph->tensor[in[0]].name);
     }
     return hapt_gradient_append(graph, op, "patch_embedding_dw", input, 2, &in[1], in[2] < 0 ? 1 : 2);
 }

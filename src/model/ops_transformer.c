@@ -11,7 +11,8 @@ static enum hapt_status infer_layer_norm(const struct hapt_graph *graph, const s
 static enum hapt_status infer_gelu(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
 {
     (void)graph, (void)output;
-    return op->integer[0] == 0 || op->integer[0] == 1 ? HAPT_OK : hapt_op_bad_attribute(op, "its kind is neither tanh nor erf");
+    return op->integer[0] == 0 || op->integer[0] == 1 ? HAPT_OK
+                                                      : hapt_op_bad_attribute(op, "its kind is neither tanh nor erf");
 }
 
 static enum hapt_status infer_attention(const struct hapt_graph *graph, const struct hapt_op *op,
@@ -27,8 +28,8 @@ static enum hapt_status infer_attention(const struct hapt_graph *graph, const st
     return HAPT_OK;
 }
 
-/* Two products of [T][head size] x [head size][T] kind per head and about 5 operations of softmax per score; half of it when
- * causal. */
+/* Two products of [T][head size] x [head size][T] kind per head and about 5 operations of softmax per score; half of it
+ * when causal. */
 static double flops_attention(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
 {
     const int64_t *shape = graph->tensor[op->input[0]].shape; /* [b][t][3d] */
@@ -42,11 +43,13 @@ static double flops_attention_backward(const struct hapt_graph *graph, const str
     return 2.5 * flops_attention(graph, op, rows_fraction);
 }
 
-/* The width of k and v is kv heads x a head size, that of q a multiple of it: so many query heads share a head of k and v. */
+/* The width of k and v is kv heads x a head size, that of q a multiple of it: so many query heads share a head of k and
+ * v. */
 static enum hapt_status infer_grouped_attention(const struct hapt_graph *graph, const struct hapt_op *op,
                                                 struct hapt_tensor *output)
 {
-    const int64_t heads = op->integer[0], q = graph->tensor[op->input[0]].shape[2], k = graph->tensor[op->input[1]].shape[2];
+    const int64_t heads = op->integer[0], q = graph->tensor[op->input[0]].shape[2],
+                  k = graph->tensor[op->input[1]].shape[2];
     if (heads < 1 || k % heads != 0) return hapt_op_bad_attribute(op, "the width of k is not its heads x a head size");
     if (q % k != 0) return hapt_op_bad_attribute(op, "the width of q is no multiple of that of k");
     if (op->integer[1] != 0 && op->integer[1] != 1) return hapt_op_bad_attribute(op, "causal is neither 0 nor 1");
@@ -62,7 +65,8 @@ static double flops_grouped_attention(const struct hapt_graph *graph, const stru
     return (4.0 * (double)q[2] + 5.0 * heads) * scores * (op->integer[1] ? 0.5 : 1.0);
 }
 
-static double flops_grouped_attention_backward(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
+static double flops_grouped_attention_backward(const struct hapt_graph *graph, const struct hapt_op *op,
+                                               double rows_fraction)
 {
     return 2.5 * flops_grouped_attention(graph, op, rows_fraction);
 }

@@ -1,7 +1,8 @@
 /*
- * A model in another type than it was made in. The operator table says of each operand whether it has the compute type ("c") or always
- * fp32 ("f"), so the forward graph is built anew, operator by operator, and differentiated again. Pixels are fp32 data: where an operator
- * takes them for its compute type a cast stands between, as the zoo puts it there.
+ * A model in another type than it was made in. The operator table says of each operand whether it has the compute type
+ * ("c") or always fp32 ("f"), so the forward graph is built anew, operator by operator, and differentiated again.
+ * Pixels are fp32 data: where an operator takes them for its compute type a cast stands between, as the zoo puts it
+ * there.
  */
 #include <string.h>
 
@@ -13,10 +14,10 @@ struct rebuilding {
     const struct hapt_graph *from;
     struct hapt_graph *to;
     enum hapt_dtype dtype;
-    int *place;      /* [tensors of from] where it stands in `to`; -1: nowhere yet */
-    int *narrow;     /* [tensors of from] its cast, of data; -1: none */
-    bool *computes;  /* [tensors of from] some operator takes it in its compute type */
-    int next;        /* operators before it have been taken */
+    int *place;     /* [tensors of from] where it stands in `to`; -1: nowhere yet */
+    int *narrow;    /* [tensors of from] its cast, of data; -1: none */
+    bool *computes; /* [tensors of from] some operator takes it in its compute type */
+    int next;       /* operators before it have been taken */
 };
 
 static char code_of(const struct hapt_op *op, int input)
@@ -40,7 +41,8 @@ static enum hapt_status begin(struct rebuilding *work)
     for (int t = 0; t < from->tensor_count; t++) work->place[t] = work->narrow[t] = -1;
     for (int o = 0; o < from->forward_count; o++)
         for (int i = 0; i < from->op[o].input_count; i++)
-            if (from->op[o].input[i] >= 0 && code_of(&from->op[o], i) == 'c') work->computes[from->op[o].input[i]] = true;
+            if (from->op[o].input[i] >= 0 && code_of(&from->op[o], i) == 'c')
+                work->computes[from->op[o].input[i]] = true;
     return HAPT_OK;
 }
 
@@ -87,8 +89,10 @@ static int cast_code(enum hapt_dtype dtype)
 
 static enum hapt_status cast(struct rebuilding *work, int data)
 {
-    struct hapt_op op = {.type = hapt_op_type_find("cast"), .name = "pixels", .output_count = 1, .integer = {cast_code(work->dtype)}};
-    if (hapt_graph_find_tensor(work->from, op.name) >= 0) op.name = hapt_arena_printf(work->from->arena, "%s.cast", work->from->tensor[data].name);
+    struct hapt_op op = {
+        .type = hapt_op_type_find("cast"), .name = "pixels", .output_count = 1, .integer = {cast_code(work->dtype)}};
+    if (hapt_graph_find_tensor(work->from, op.name) >= 0)
+        op.name = hapt_arena_printf(work->from->arena, "%s.cast", work->from->tensor[data].name);
     if (!op.name) return HAPT_ERR_MEMORY;
     hapt_graph_set_inputs(&op, &work->place[data], 1);
     return append(work, &op, &op.name, &work->narrow[data]);
@@ -140,9 +144,11 @@ static enum hapt_status rebuild(struct rebuilding *work)
             inputs = false;
             HAPT_TRY(cast_data(work));
         }
-        if (from->tensor[t].kind != HAPT_TENSOR_ACTIVATION) HAPT_TRY(take_tensor(work, t));
+        if (from->tensor[t].kind != HAPT_TENSOR_ACTIVATION)
+            HAPT_TRY(take_tensor(work, t));
         else
-            while (work->next <= from->tensor[t].producer) HAPT_TRY(take_op(work, work->next++)); /* which stand in topological order */
+            while (work->next <= from->tensor[t].producer)
+                HAPT_TRY(take_op(work, work->next++)); /* which stand in topological order */
     }
     while (work->next < from->forward_count) HAPT_TRY(take_op(work, work->next++));
     work->to->loss = work->place[from->loss];

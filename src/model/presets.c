@@ -1,12 +1,13 @@
 /*
  * Named models: a family and what its options become unless they are given. `hapt model --help` lists them.
  *
- * HAP table 1: BERT-Base, and BERT-MoE, its every second feed-forward replaced by experts (the paper has one a device: --experts).
- * HAPT section 6, "Models": GPT of 48 layers at three widths, sequence 1024, a global batch of 1024 rows; heads of 128 columns and
- * GPT-2's vocabulary. bf16 and 128 microbatches of 8 rows are this project's choice: they fit 32 + 32 GPUs of 40 and 32 GB.
+ * HAP table 1: BERT-Base, and BERT-MoE, its every second feed-forward replaced by experts (the paper has one a device:
+ * --experts). HAPT section 6, "Models": GPT of 48 layers at three widths, sequence 1024, a global batch of 1024 rows;
+ * heads of 128 columns and GPT-2's vocabulary. bf16 and 128 microbatches of 8 rows are this project's choice: they fit
+ * 32 + 32 GPUs of 40 and 32 GB.
  *
- * HAP Table 1 gives VGG19 133 million parameters: 2^20 of them each, and CIFAR-10's classes; its images have 32 pixels, of which five
- * pools leave one that the pool to 7x7 repeats.
+ * HAP Table 1 gives VGG19 133 million parameters: 2^20 of them each, and CIFAR-10's classes; its images have 32 pixels,
+ * of which five pools leave one that the pool to 7x7 repeats.
  */
 #include <string.h>
 
@@ -17,29 +18,68 @@ struct preset {
     struct hapt_model_setting option[10]; /* the rest are the option table's defaults */
 };
 
-#define GPT_OF_THE_PAPER(hidden, heads)                                                                               \
-    {{"layers", "48"}, {"hidden", hidden}, {"heads", heads}, {"sequence", "1024"}, {"vocab", "50257"},                \
-     {"dtype", "bf16"}, {"microbatch", "8"}, {"microbatches", "128"}}
+#define GPT_OF_THE_PAPER(hidden, heads)                                                                   \
+    {                                                                                                     \
+        {"layers", "48"}, {"hidden", hidden}, {"heads", heads}, {"sequence", "1024"}, {"vocab", "50257"}, \
+            {"dtype", "bf16"}, {"microbatch", "8"},                                                       \
+        {                                                                                                 \
+            "microbatches", "128"                                                                         \
+        }                                                                                                 \
+    }
 
-#define BERT_BASE {"layers", "12"}, {"hidden", "768"}, {"heads", "12"}, {"sequence", "512"}, {"vocab", "30522"}
+#define BERT_BASE                                                              \
+    {"layers", "12"}, {"hidden", "768"}, {"heads", "12"}, {"sequence", "512"}, \
+    {                                                                          \
+        "vocab", "30522"                                                       \
+    }
 
 static const struct preset presets[] = {
     {"bert-base", "bert", {BERT_BASE}},
     {"bert-moe-base", "bert-moe", {BERT_BASE, {"experts", "8"}, {"top-k", "2"}}},
-    {"gpt2-124m", "gpt", {{"layers", "12"}, {"hidden", "768"}, {"heads", "12"}, {"sequence", "1024"}, {"vocab", "50257"}}},
+    {"gpt2-124m",
+     "gpt",
+     {{"layers", "12"}, {"hidden", "768"}, {"heads", "12"}, {"sequence", "1024"}, {"vocab", "50257"}}},
     {"gpt-15b", "gpt", GPT_OF_THE_PAPER("5120", "40")},
     {"gpt-30b", "gpt", GPT_OF_THE_PAPER("7168", "56")},
     {"gpt-39b", "gpt", GPT_OF_THE_PAPER("8192", "64")},
-    {"vgg19", "vgg", {{"stages", "2,2,4,4,4"}, {"width", "64"}, {"hidden", "4096"}, {"image", "224"}, {"classes", "1000"}}},
-    {"vgg19-cifar10", "vgg", {{"stages", "2,2,4,4,4"}, {"width", "64"}, {"hidden", "4096"}, {"image", "32"}, {"pool", "7"}, {"classes", "10"}}},
+    {"vgg19",
+     "vgg",
+     {{"stages", "2,2,4,4,4"}, {"width", "64"}, {"hidden", "4096"}, {"image", "224"}, {"classes", "1000"}}},
+    {"vgg19-cifar10",
+     "vgg",
+     {{"stages", "2,2,4,4,4"}, {"width", "64"}, {"hidden", "4096"}, {"image", "32"}, {"pool", "7"}, {"classes", "10"}}},
     {"resnet50", "resnet", {{"stages", "3,4,6,3"}, {"width", "64"}, {"image", "224"}, {"classes", "1000"}}},
-    {"llama-2-7b", "llama", {{"layers", "32"}, {"hidden", "4096"}, {"heads", "32"}, {"ffn", "11008"}, {"sequence", "4096"},
-                             {"vocab", "32000"}, {"dtype", "bf16"}, {"microbatch", "1"}}},
-    {"llama-3-8b", "llama", {{"layers", "32"}, {"hidden", "4096"}, {"heads", "32"}, {"kv-heads", "8"}, {"ffn", "14336"},
-                             {"sequence", "8192"}, {"vocab", "128256"}, {"rope-base", "500000"}, {"dtype", "bf16"},
-                             {"microbatch", "1"}}},
-    {"vit-base", "vit", {{"layers", "12"}, {"hidden", "768"}, {"heads", "12"}, {"image", "224"}, {"patch", "16"},
-                         {"classes", "1000"}, {"microbatch", "32"}}},
+    {"llama-2-7b",
+     "llama",
+     {{"layers", "32"},
+      {"hidden", "4096"},
+      {"heads", "32"},
+      {"ffn", "11008"},
+      {"sequence", "4096"},
+      {"vocab", "32000"},
+      {"dtype", "bf16"},
+      {"microbatch", "1"}}},
+    {"llama-3-8b",
+     "llama",
+     {{"layers", "32"},
+      {"hidden", "4096"},
+      {"heads", "32"},
+      {"kv-heads", "8"},
+      {"ffn", "14336"},
+      {"sequence", "8192"},
+      {"vocab", "128256"},
+      {"rope-base", "500000"},
+      {"dtype", "bf16"},
+      {"microbatch", "1"}}},
+    {"vit-base",
+     "vit",
+     {{"layers", "12"},
+      {"hidden", "768"},
+      {"heads", "12"},
+      {"image", "224"},
+      {"patch", "16"},
+      {"classes", "1000"},
+      {"microbatch", "32"}}},
 };
 
 enum hapt_status hapt_model_preset(const char *name, struct hapt_config *config, const char **family)

@@ -125,8 +125,8 @@ static enum hapt_status bind_dtype(const struct hapt_op *op, const struct hapt_t
         if (known) *compute = tensor->dtype;
     }
     if (fits) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, hint, "operator %s (%s): tensor %s has element type %s, which does not fit", op->name,
-                     hapt_op_type_at(op->type)->name, tensor->name, hapt_dtype_name(tensor->dtype));
+    return hapt_fail(HAPT_ERR_INPUT, hint, "operator %s (%s): tensor %s has element type %s, which does not fit",
+                     op->name, hapt_op_type_at(op->type)->name, tensor->name, hapt_dtype_name(tensor->dtype));
 }
 
 static enum hapt_status bind_operand(const struct hapt_op *op, const struct hapt_signature_operand *operand,

@@ -24,7 +24,8 @@ static enum hapt_status check_name(const char *name)
     return hapt_fail(HAPT_ERR_INPUT, "200 characters are possible", "the name of parameter %.40s... is too long", name);
 }
 
-static enum hapt_status read_element(struct hapt_h5 *file, const char *path, int dims, const int64_t *shape, float *value)
+static enum hapt_status read_element(struct hapt_h5 *file, const char *path, int dims, const int64_t *shape,
+                                     float *value)
 {
     int found_dims;
     int64_t found[HAPT_H5_MAX_DIMS], elements = 1;
@@ -32,8 +33,8 @@ static enum hapt_status read_element(struct hapt_h5 *file, const char *path, int
     bool equal = found_dims == dims;
     for (int d = 0; equal && d < dims; d++) equal = found[d] == shape[d];
     if (!equal) {
-        return hapt_fail(HAPT_ERR_INPUT, "the weights belong to a model of another shape", "%s of %s has another shape than %s",
-                         path, hapt_h5_path(file), "the model");
+        return hapt_fail(HAPT_ERR_INPUT, "the weights belong to a model of another shape",
+                         "%s of %s has another shape than %s", path, hapt_h5_path(file), "the model");
     }
     for (int d = 0; d < dims; d++) elements *= shape[d];
     HAPT_TRY(hapt_h5_check_written(file, path));
@@ -58,11 +59,12 @@ enum hapt_status hapt_weights_read(struct hapt_h5 *file, const struct hapt_tenso
     }
     element_path(parameter->name, stack, count, path);
     if (!stack || !hapt_h5_exists(file, path)) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, "the weights belong to a model of another shape", "%s holds %s, the model has only %lld of these",
-                     hapt_h5_path(file), path, (long long)count);
+    return hapt_fail(HAPT_ERR_INPUT, "the weights belong to a model of another shape",
+                     "%s holds %s, the model has only %lld of these", hapt_h5_path(file), path, (long long)count);
 }
 
-enum hapt_status hapt_weights_write(struct hapt_h5 *file, const char *name, int dims, const int64_t *shape, const float *value)
+enum hapt_status hapt_weights_write(struct hapt_h5 *file, const char *name, int dims, const int64_t *shape,
+                                    const float *value)
 {
     const bool stack = hapt_tensor_is_stack(name, dims);
     char path[MAX_PATH];

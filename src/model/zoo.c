@@ -38,8 +38,8 @@ enum hapt_status zoo_begin(struct zoo *zoo, const struct hapt_config *config, co
     return HAPT_OK;
 }
 
-enum hapt_status zoo_input(struct zoo *zoo, const char *name, enum hapt_tensor_role role, enum hapt_dtype dtype, int dims,
-                           const int64_t *shape, int *index)
+enum hapt_status zoo_input(struct zoo *zoo, const char *name, enum hapt_tensor_role role, enum hapt_dtype dtype,
+                           int dims, const int64_t *shape, int *index)
 {
     struct hapt_tensor tensor = {.name = name, .kind = HAPT_TENSOR_INPUT, .role = role, .dtype = dtype, .dims = dims};
     memcpy(tensor.shape, shape, (size_t)dims * sizeof *shape);
@@ -64,8 +64,13 @@ enum hapt_status zoo_classify(struct zoo *zoo, int logits, int labels)
 enum hapt_status zoo_parameter(struct zoo *zoo, const char *name, int dims, const int64_t *shape, enum hapt_init init,
                                double std, int *index)
 {
-    struct hapt_tensor tensor = {.name = name, .kind = HAPT_TENSOR_PARAMETER, .dtype = zoo->dtype, .dims = dims,
-                                 .trainable = true, .init = init, .init_std = std};
+    struct hapt_tensor tensor = {.name = name,
+                                 .kind = HAPT_TENSOR_PARAMETER,
+                                 .dtype = zoo->dtype,
+                                 .dims = dims,
+                                 .trainable = true,
+                                 .init = init,
+                                 .init_std = std};
     memcpy(tensor.shape, shape, (size_t)dims * sizeof *shape);
     return hapt_graph_add_tensor(zoo->graph, &tensor, index);
 }
@@ -101,8 +106,8 @@ enum hapt_status zoo_rms_norm(struct zoo *zoo, const char *prefix, int64_t width
     return HAPT_OK;
 }
 
-static enum hapt_status product(struct zoo *zoo, const char *type, const char *prefix, const int64_t *shape, int64_t out,
-                                double std, bool bias, int x, int *y)
+static enum hapt_status product(struct zoo *zoo, const char *type, const char *prefix, const int64_t *shape,
+                                int64_t out, double std, bool bias, int x, int *y)
 {
     char name[MAX_NAME];
     int input[3] = {x, 0, -1};
@@ -113,12 +118,14 @@ static enum hapt_status product(struct zoo *zoo, const char *type, const char *p
     return hapt_graph_add_op(zoo->graph, type, prefix, input, 3, NULL, NULL, y);
 }
 
-enum hapt_status zoo_linear_in_out(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, double std, int x, int *y)
+enum hapt_status zoo_linear_in_out(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, double std, int x,
+                                   int *y)
 {
     return product(zoo, "linear", prefix, (int64_t[]){in, out}, out, std, true, x, y);
 }
 
-enum hapt_status zoo_linear(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, double std, bool bias, int x, int *y)
+enum hapt_status zoo_linear(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, double std, bool bias, int x,
+                            int *y)
 {
     return product(zoo, "linear_t", prefix, (int64_t[]){out, in}, out, std, bias, x, y);
 }

@@ -5,11 +5,13 @@
 #include "hapt/model.h"
 
 /* Notes a hyper-parameter of the model; `value` is copied. */
-enum hapt_status hapt_model_set(struct hapt_model *model, struct hapt_arena *arena, const char *name, const char *value);
+enum hapt_status hapt_model_set(struct hapt_model *model, struct hapt_arena *arena, const char *name,
+                                const char *value);
 
 /* Each fills settings, shape fields and the forward graph. */
 enum hapt_status hapt_zoo_bert(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
-enum hapt_status hapt_zoo_bert_moe(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
+enum hapt_status hapt_zoo_bert_moe(const struct hapt_config *config, struct hapt_arena *arena,
+                                   struct hapt_model *model);
 enum hapt_status hapt_zoo_llama(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
 enum hapt_status hapt_zoo_vit(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
 enum hapt_status hapt_zoo_gpt(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
@@ -22,15 +24,16 @@ struct zoo {
     enum hapt_dtype dtype;
 };
 
-/* Takes --dtype and --microbatch and notes them with the options named in `numbers` (ended by NULL) as the model's settings. */
+/* Takes --dtype and --microbatch and notes them with the options named in `numbers` (ended by NULL) as the model's
+ * settings. */
 enum hapt_status zoo_begin(struct zoo *zoo, const struct hapt_config *config, const char *const *numbers,
                            struct hapt_arena *arena, struct hapt_model *model);
 /* Notes a number that is not an option's own value: a default that depends on others. */
 enum hapt_status zoo_set_number(struct hapt_model *model, struct hapt_arena *arena, const char *name, int64_t value);
 /* HAPT_ERR_USAGE when the hidden size does not divide into heads, or there are more blocks than a graph takes. */
 enum hapt_status zoo_check_blocks(int64_t layers, int64_t hidden, int64_t heads);
-enum hapt_status zoo_input(struct zoo *zoo, const char *name, enum hapt_tensor_role role, enum hapt_dtype dtype, int dims,
-                           const int64_t *shape, int *index);
+enum hapt_status zoo_input(struct zoo *zoo, const char *name, enum hapt_tensor_role role, enum hapt_dtype dtype,
+                           int dims, const int64_t *shape, int *index);
 /* Inputs tokens and targets [rows][sequence]. */
 enum hapt_status zoo_tokens(struct zoo *zoo, int64_t rows, int64_t sequence, int *tokens, int *targets);
 /* The loss of logits [...][classes] with a label each: the graph's end. */
@@ -44,9 +47,11 @@ enum hapt_status zoo_layer_norm(struct zoo *zoo, const char *prefix, int64_t wid
 /* y = RMS norm of x over its last dimension; parameter PREFIX.weight [width]. */
 enum hapt_status zoo_rms_norm(struct zoo *zoo, const char *prefix, int64_t width, double epsilon, int x, int *y);
 /* y = x w + bias, PREFIX.weight [in][out] (GPT-2's layout), PREFIX.bias [out]. */
-enum hapt_status zoo_linear_in_out(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, double std, int x, int *y);
+enum hapt_status zoo_linear_in_out(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, double std, int x,
+                                   int *y);
 /* y = x w' + bias, PREFIX.weight [out][in] (the usual layout); without `bias` only the product. */
-enum hapt_status zoo_linear(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, double std, bool bias, int x, int *y);
+enum hapt_status zoo_linear(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, double std, bool bias, int x,
+                            int *y);
 enum hapt_status zoo_add(struct zoo *zoo, const char *name, int a, int b, int *y);
 
 /* ---- images (zoo_image.c) ---- */
@@ -63,13 +68,17 @@ struct zoo_convolution {
 /* --stages: their number, each of `usual_depth` blocks, or a list of their depths; 2 when it is not given. */
 enum hapt_status zoo_take_stages(const struct hapt_config *config, int usual_depth, struct hapt_arena *arena,
                                  struct hapt_model *model, struct zoo_stages *stages);
-/* Inputs images [rows][channels][image][image], in the model's type, and labels [rows]; takes --image, --channels, --classes. */
-enum hapt_status zoo_images(struct zoo *zoo, const struct hapt_config *config, struct hapt_model *model, int *images, int *labels);
+/* Inputs images [rows][channels][image][image], in the model's type, and labels [rows]; takes --image, --channels,
+ * --classes. */
+enum hapt_status zoo_images(struct zoo *zoo, const struct hapt_config *config, struct hapt_model *model, int *images,
+                            int *labels);
 /* y = convolution of x [rows][in][h][w]; PREFIX.weight [out][in][kernel][kernel], PREFIX.bias [out]. */
-enum hapt_status zoo_convolution(struct zoo *zoo, const char *prefix, const struct zoo_convolution *convolution, int x, int *y);
+enum hapt_status zoo_convolution(struct zoo *zoo, const char *prefix, const struct zoo_convolution *convolution, int x,
+                                 int *y);
 /* y = batch norm of x by the statistics of the microbatch; PREFIX.weight, PREFIX.bias [channels]. */
 enum hapt_status zoo_batch_norm(struct zoo *zoo, const char *prefix, int x, int *y);
 enum hapt_status zoo_relu(struct zoo *zoo, const char *name, int x, int *y);
-enum hapt_status zoo_max_pool(struct zoo *zoo, const char *name, int64_t kernel, int64_t stride, int64_t padding, int x, int *y);
+enum hapt_status zoo_max_pool(struct zoo *zoo, const char *name, int64_t kernel, int64_t stride, int64_t padding, int x,
+                              int *y);
 
 #endif

@@ -1,9 +1,9 @@
 /*
- * BERT (Devlin et al. 2018) for masked language modelling: learned positions, post-LN encoder with attention in both directions
- * and an erf-GELU feed-forward of width 4 d, a transform and the word embeddings as output layer (or, --tied-embeddings no, one of its
- * own). No token types, no dropout.
- * bert-moe (HAP, table 1): every second feed-forward is a mixture of experts as in GShard, each a feed-forward of width 4 d; a gate
- * without bias, the top k of a softmax over all experts, scaled to sum 1; no auxiliary loss, no token dropped. Names and layouts
+ * BERT (Devlin et al. 2018) for masked language modelling: learned positions, post-LN encoder with attention in both
+ * directions and an erf-GELU feed-forward of width 4 d, a transform and the word embeddings as output layer (or,
+ * --tied-embeddings no, one of its own). No token types, no dropout. bert-moe (HAP, table 1): every second feed-forward
+ * is a mixture of experts as in GShard, each a feed-forward of width 4 d; a gate without bias, the top k of a softmax
+ * over all experts, scaled to sum 1; no auxiliary loss, no token dropped. Names and layouts
  * ([out][in]) are Hugging Face's.
  */
 #include <inttypes.h>
@@ -55,7 +55,8 @@ static enum hapt_status attention(struct bert *bert, int *x)
     HAPT_TRY(linear(bert, "attention.self.query", d, d, *x, &qkv[0]));
     HAPT_TRY(linear(bert, "attention.self.key", d, d, *x, &qkv[1]));
     HAPT_TRY(linear(bert, "attention.self.value", d, d, *x, &qkv[2]));
-    HAPT_TRY(hapt_graph_add_op(bert->zoo.graph, "grouped_attention", path(bert, "attention.self"), qkv, 3, heads, NULL, output));
+    HAPT_TRY(hapt_graph_add_op(bert->zoo.graph, "grouped_attention", path(bert, "attention.self"), qkv, 3, heads, NULL,
+                               output));
     HAPT_TRY(linear(bert, "attention.output.dense", d, d, output[0], &y));
     return add_and_norm(bert, "attention.output.residual", "attention.output.LayerNorm", y, x);
 }
@@ -69,7 +70,8 @@ static enum hapt_status feed_forward(struct bert *bert, int x, int *y)
 }
 
 /* One layer of all experts: parameters are stacks over the experts (graph.h). */
-static enum hapt_status expert_linear(struct bert *bert, const char *part, int64_t in, int64_t out, int x, int counts, int *y)
+static enum hapt_status expert_linear(struct bert *bert, const char *part, int64_t in, int64_t out, int x, int counts,
+                                      int *y)
 {
     const double slots = (double)bert->experts * (double)bert->capacity;
     const double real[HAPT_MAX_ATTRIBUTES] = {fmin(1, (double)(bert->top_k * bert->sequence) / slots)};
@@ -78,7 +80,8 @@ static enum hapt_status expert_linear(struct bert *bert, const char *part, int64
     snprintf(suffix, sizeof suffix, "moe.experts.*.%s.weight", part);
     HAPT_TRY(zoo_normal(&bert->zoo, path(bert, suffix), 3, (int64_t[]){bert->experts, out, in}, WEIGHT_STD, &input[1]));
     snprintf(suffix, sizeof suffix, "moe.experts.*.%s.bias", part);
-    HAPT_TRY(zoo_parameter(&bert->zoo, path(bert, suffix), 2, (int64_t[]){bert->experts, out}, HAPT_INIT_ZERO, 0, &input[3]));
+    HAPT_TRY(zoo_parameter(&bert->zoo, path(bert, suffix), 2, (int64_t[]){bert->experts, out}, HAPT_INIT_ZERO, 0,
+                           &input[3]));
     snprintf(suffix, sizeof suffix, "moe.experts.%s", part);
     return hapt_graph_add_op(bert->zoo.graph, "expert_linear", path(bert, suffix), input, 4, NULL, real, y);
 }
@@ -92,11 +95,13 @@ static enum hapt_status mixture(struct bert *bert, int x, int *y)
     HAPT_TRY(zoo_linear(&bert->zoo, path(bert, "moe.gate"), d, bert->experts, WEIGHT_STD, false, x, &logits));
     HAPT_TRY(hapt_graph_add_op(graph, "moe_gate", path(bert, "moe.top_k"), &logits, 1, chosen, NULL, gate));
     HAPT_TRY(hapt_graph_add_op(graph, "moe_count", path(bert, "moe.counts"), &gate[1], 1, slots, NULL, &counts));
-    HAPT_TRY(hapt_graph_add_op(graph, "moe_dispatch", path(bert, "moe.dispatch"), (int[]){x, gate[1]}, 2, slots, NULL, &h));
+    HAPT_TRY(
+        hapt_graph_add_op(graph, "moe_dispatch", path(bert, "moe.dispatch"), (int[]){x, gate[1]}, 2, slots, NULL, &h));
     HAPT_TRY(expert_linear(bert, "intermediate.dense", d, 4 * d, h, counts, &h));
     HAPT_TRY(gelu(bert, path(bert, "moe.experts.intermediate.gelu"), h, &h));
     HAPT_TRY(expert_linear(bert, "output.dense", 4 * d, d, h, counts, &h));
-    return hapt_graph_add_op(graph, "moe_combine", path(bert, "moe.combine"), (int[]){h, gate[0], gate[1]}, 3, NULL, NULL, y);
+    return hapt_graph_add_op(graph, "moe_combine", path(bert, "moe.combine"), (int[]){h, gate[0], gate[1]}, 3, NULL,
+                             NULL, y);
 }
 
 static enum hapt_status layer(struct bert *bert, int64_t index, int *x)
@@ -118,8 +123,10 @@ static enum hapt_status embeddings(struct bert *bert, int *words, int *targets, 
     const int64_t d = bert->hidden;
     int input[3];
     HAPT_TRY(zoo_tokens(zoo, bert->rows, bert->sequence, &input[0], targets));
-    HAPT_TRY(zoo_normal(zoo, "bert.embeddings.word_embeddings.weight", 2, (int64_t[]){bert->vocab, d}, WEIGHT_STD, words));
-    HAPT_TRY(zoo_normal(zoo, "bert.embeddings.position_embeddings.weight", 2, (int64_t[]){bert->sequence, d}, WEIGHT_STD, &input[2]));
+    HAPT_TRY(
+        zoo_normal(zoo, "bert.embeddings.word_embeddings.weight", 2, (int64_t[]){bert->vocab, d}, WEIGHT_STD, words));
+    HAPT_TRY(zoo_normal(zoo, "bert.embeddings.position_embeddings.weight", 2, (int64_t[]){bert->sequence, d},
+                        WEIGHT_STD, &input[2]));
     input[1] = *words;
     HAPT_TRY(hapt_graph_add_op(zoo->graph, "embedding", "bert.embeddings", input, 3, NULL, NULL, x));
     return zoo_layer_norm(zoo, "bert.embeddings.LayerNorm", d, NORM_EPSILON, *x, x);
@@ -133,7 +140,9 @@ static enum hapt_status head(struct bert *bert, int words, int targets, int x)
     HAPT_TRY(zoo_linear(zoo, "cls.predictions.transform.dense", d, d, WEIGHT_STD, true, x, &x));
     HAPT_TRY(gelu(bert, "cls.predictions.transform.gelu", x, &x));
     HAPT_TRY(zoo_layer_norm(zoo, "cls.predictions.transform.LayerNorm", d, NORM_EPSILON, x, &product[0]));
-    if (!bert->tied) HAPT_TRY(zoo_normal(zoo, "cls.predictions.decoder.weight", 2, (int64_t[]){bert->vocab, d}, WEIGHT_STD, &product[1]));
+    if (!bert->tied)
+        HAPT_TRY(
+            zoo_normal(zoo, "cls.predictions.decoder.weight", 2, (int64_t[]){bert->vocab, d}, WEIGHT_STD, &product[1]));
     HAPT_TRY(zoo_parameter(zoo, "cls.predictions.bias", 1, &bert->vocab, HAPT_INIT_ZERO, 0, &product[2]));
     HAPT_TRY(hapt_graph_add_op(zoo->graph, "linear_t", "cls.predictions", product, 3, NULL, NULL, &x));
     return zoo_classify(zoo, x, targets);
@@ -147,8 +156,8 @@ static enum hapt_status check(const struct bert *bert)
                          "a bert-moe of one layer has no experts");
     }
     if (bert->top_k > bert->experts) {
-        return hapt_fail(HAPT_ERR_USAGE, "choose --top-k at most --experts", "a token cannot go to %" PRId64 " of %" PRId64 " experts",
-                         bert->top_k, bert->experts);
+        return hapt_fail(HAPT_ERR_USAGE, "choose --top-k at most --experts",
+                         "a token cannot go to %" PRId64 " of %" PRId64 " experts", bert->top_k, bert->experts);
     }
     return HAPT_OK;
 }
@@ -165,9 +174,12 @@ static enum hapt_status build(struct bert *bert, struct hapt_model *model)
 
 static struct bert bert_of(const struct hapt_config *config)
 {
-    return (struct bert){.layers = hapt_config_int(config, "layers"), .hidden = hapt_config_int(config, "hidden"),
-                         .heads = hapt_config_int(config, "heads"), .sequence = hapt_config_int(config, "sequence"),
-                         .vocab = hapt_config_int(config, "vocab"), .rows = hapt_config_int(config, "microbatch"),
+    return (struct bert){.layers = hapt_config_int(config, "layers"),
+                         .hidden = hapt_config_int(config, "hidden"),
+                         .heads = hapt_config_int(config, "heads"),
+                         .sequence = hapt_config_int(config, "sequence"),
+                         .vocab = hapt_config_int(config, "vocab"),
+                         .rows = hapt_config_int(config, "microbatch"),
                          .tied = hapt_config_bool(config, "tied-embeddings")};
 }
 
@@ -183,8 +195,8 @@ enum hapt_status hapt_zoo_bert(const struct hapt_config *config, struct hapt_are
 
 enum hapt_status hapt_zoo_bert_moe(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model)
 {
-    static const char *const numbers[] = {"layers", "hidden",  "heads", "sequence", "vocab", "microbatch",
-                                          "experts", "top-k", NULL};
+    static const char *const numbers[] = {"layers",     "hidden",  "heads", "sequence", "vocab",
+                                          "microbatch", "experts", "top-k", NULL};
     const double factor = hapt_config_real(config, "capacity-factor");
     struct bert bert = bert_of(config);
     char text[32];

@@ -1,6 +1,7 @@
 /*
- * GPT-2: learned positions, pre-LN blocks of causal attention and a tanh-GELU feed-forward of width 4 d, final layer norm, output
- * layer tied to the token embedding or not. No dropout. Parameter names and layouts are GPT-2's own ([in][out]).
+ * GPT-2: learned positions, pre-LN blocks of causal attention and a tanh-GELU feed-forward of width 4 d, final layer
+ * norm, output layer tied to the token embedding or not. No dropout. Parameter names and layouts are GPT-2's own
+ * ([in][out]).
  */
 #include <inttypes.h>
 #include <math.h>
@@ -61,9 +62,12 @@ static enum hapt_status build(struct gpt *gpt)
 enum hapt_status hapt_zoo_gpt(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model)
 {
     static const char *const numbers[] = {"layers", "hidden", "heads", "sequence", "vocab", "microbatch", NULL};
-    struct gpt gpt = {.layers = hapt_config_int(config, "layers"), .hidden = hapt_config_int(config, "hidden"),
-                      .heads = hapt_config_int(config, "heads"), .sequence = hapt_config_int(config, "sequence"),
-                      .vocab = hapt_config_int(config, "vocab"), .rows = hapt_config_int(config, "microbatch"),
+    struct gpt gpt = {.layers = hapt_config_int(config, "layers"),
+                      .hidden = hapt_config_int(config, "hidden"),
+                      .heads = hapt_config_int(config, "heads"),
+                      .sequence = hapt_config_int(config, "sequence"),
+                      .vocab = hapt_config_int(config, "vocab"),
+                      .rows = hapt_config_int(config, "microbatch"),
                       .tied = hapt_config_bool(config, "tied-embeddings")};
     HAPT_TRY(zoo_check_blocks(gpt.layers, gpt.hidden, gpt.heads));
     HAPT_TRY(zoo_begin(&gpt.zoo, config, numbers, arena, model));

@@ -17,7 +17,8 @@ enum hapt_status zoo_take_stages(const struct hapt_config *config, int usual_dep
     *stages = (struct zoo_stages){0};
     for (const char *at = text;; at = end + 1) {
         const long depth = strtol(at, &end, 10);
-        if (stages->count == ZOO_MAX_STAGES || end == at || depth < 1 || depth > MAX_DEPTH || (*end != ',' && *end != '\0')) {
+        if (stages->count == ZOO_MAX_STAGES || end == at || depth < 1 || depth > MAX_DEPTH ||
+            (*end != ',' && *end != '\0')) {
             return hapt_fail(HAPT_ERR_USAGE, "give a number of stages, or the depth of each: --stages 3,4,6,3",
                              "\"%s\" is no list of up to %d stages of 1 to %d blocks", text, ZOO_MAX_STAGES, MAX_DEPTH);
         }
@@ -27,14 +28,16 @@ enum hapt_status zoo_take_stages(const struct hapt_config *config, int usual_dep
     if (stages->count == 1) { /* their number alone */
         stages->count = stages->depth[0];
         if (stages->count > ZOO_MAX_STAGES) {
-            return hapt_fail(HAPT_ERR_USAGE, "give --stages 3,4,6,3 for the depth of each", "%d stages are too many", stages->count);
+            return hapt_fail(HAPT_ERR_USAGE, "give --stages 3,4,6,3 for the depth of each", "%d stages are too many",
+                             stages->count);
         }
         for (int s = 0; s < stages->count; s++) stages->depth[s] = usual_depth;
     }
     return hapt_model_set(model, arena, "stages", text);
 }
 
-enum hapt_status zoo_images(struct zoo *zoo, const struct hapt_config *config, struct hapt_model *model, int *images, int *labels)
+enum hapt_status zoo_images(struct zoo *zoo, const struct hapt_config *config, struct hapt_model *model, int *images,
+                            int *labels)
 {
     const int64_t rows = model->microbatch, size = hapt_config_int(config, "image");
     const int64_t shape[] = {rows, hapt_config_int(config, "channels"), size, size};
@@ -46,7 +49,8 @@ enum hapt_status zoo_images(struct zoo *zoo, const struct hapt_config *config, s
     return hapt_graph_add_op(zoo->graph, "cast", "pixels", images, 1, half, NULL, images);
 }
 
-enum hapt_status zoo_convolution(struct zoo *zoo, const char *prefix, const struct zoo_convolution *convolution, int x, int *y)
+enum hapt_status zoo_convolution(struct zoo *zoo, const char *prefix, const struct zoo_convolution *convolution, int x,
+                                 int *y)
 {
     char name[MAX_NAME];
     const int64_t attributes[HAPT_MAX_ATTRIBUTES] = {convolution->stride, convolution->padding};
@@ -84,7 +88,8 @@ enum hapt_status zoo_relu(struct zoo *zoo, const char *name, int x, int *y)
     return hapt_graph_add_op(zoo->graph, "relu", name, &x, 1, NULL, NULL, y);
 }
 
-enum hapt_status zoo_max_pool(struct zoo *zoo, const char *name, int64_t kernel, int64_t stride, int64_t padding, int x, int *y)
+enum hapt_status zoo_max_pool(struct zoo *zoo, const char *name, int64_t kernel, int64_t stride, int64_t padding, int x,
+                              int *y)
 {
     const int64_t attributes[HAPT_MAX_ATTRIBUTES] = {kernel, stride, padding};
     return hapt_graph_add_op(zoo->graph, "max_pool", name, &x, 1, attributes, NULL, y);

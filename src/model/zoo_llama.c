@@ -1,6 +1,7 @@
 /*
- * Llama (Touvron et al. 2023): RMS norm before each half of a block, rotary positions, attention whose query heads may share heads of
- * keys and values, a SwiGLU feed-forward, no biases. Parameter names and layouts are Hugging Face's ([out][in]).
+ * Llama (Touvron et al. 2023): RMS norm before each half of a block, rotary positions, attention whose query heads may
+ * share heads of keys and values, a SwiGLU feed-forward, no biases. Parameter names and layouts are Hugging Face's
+ * ([out][in]).
  */
 #include <inttypes.h>
 #include <math.h>
@@ -95,13 +96,18 @@ static enum hapt_status check_shape(const struct llama *llama)
 enum hapt_status hapt_zoo_llama(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model)
 {
     static const char *const numbers[] = {"layers", "hidden", "heads", "sequence", "vocab", "microbatch", NULL};
-    struct llama llama = {.layers = hapt_config_int(config, "layers"), .hidden = hapt_config_int(config, "hidden"),
-                          .heads = hapt_config_int(config, "heads"), .kv_heads = hapt_config_int(config, "kv-heads"),
-                          .ffn = hapt_config_int(config, "ffn"), .sequence = hapt_config_int(config, "sequence"),
-                          .vocab = hapt_config_int(config, "vocab"), .rows = hapt_config_int(config, "microbatch"),
+    struct llama llama = {.layers = hapt_config_int(config, "layers"),
+                          .hidden = hapt_config_int(config, "hidden"),
+                          .heads = hapt_config_int(config, "heads"),
+                          .kv_heads = hapt_config_int(config, "kv-heads"),
+                          .ffn = hapt_config_int(config, "ffn"),
+                          .sequence = hapt_config_int(config, "sequence"),
+                          .vocab = hapt_config_int(config, "vocab"),
+                          .rows = hapt_config_int(config, "microbatch"),
                           .rope_base = hapt_config_real(config, "rope-base"),
                           /* The option's default is GPT-2's. */
-                          .tied = hapt_config_chosen(config, "tied-embeddings") && hapt_config_bool(config, "tied-embeddings")};
+                          .tied = hapt_config_chosen(config, "tied-embeddings") &&
+                                  hapt_config_bool(config, "tied-embeddings")};
     char text[32];
     if (llama.kv_heads == 0) llama.kv_heads = llama.heads;
     if (llama.ffn == 0) llama.ffn = usual_ffn(llama.hidden);

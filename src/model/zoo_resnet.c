@@ -1,7 +1,7 @@
 /*
- * ResNet of bottleneck blocks (1x1, 3x3, 1x1 convolutions around a shortcut; a stage's first block strides in its 3x3), behind a
- * 7x7/2 convolution and a 3x3/2 max pool. Names and layouts are torchvision's. Batch norm uses the statistics of a microbatch,
- * whole also where it is sharded; running averages, which only inference needs, are not kept.
+ * ResNet of bottleneck blocks (1x1, 3x3, 1x1 convolutions around a shortcut; a stage's first block strides in its 3x3),
+ * behind a 7x7/2 convolution and a 3x3/2 max pool. Names and layouts are torchvision's. Batch norm uses the statistics
+ * of a microbatch, whole also where it is sharded; running averages, which only inference needs, are not kept.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -12,7 +12,8 @@
 enum { EXPANSION = 4 /* of a block's width at its end */, MAX_NAME = 96 };
 
 /* Convolution `name` and batch norm `norm`. */
-static enum hapt_status normed(struct zoo *zoo, const char *name, const char *norm, struct zoo_convolution convolution, int x, int *y)
+static enum hapt_status normed(struct zoo *zoo, const char *name, const char *norm, struct zoo_convolution convolution,
+                               int x, int *y)
 {
     HAPT_TRY(zoo_convolution(zoo, name, &convolution, x, y));
     return zoo_batch_norm(zoo, norm, *y, y);
@@ -33,7 +34,8 @@ static enum hapt_status block(struct zoo *zoo, int stage, int index, int64_t wid
     HAPT_TRY(normed(zoo, NAME(name, "conv2"), NAME(norm, "bn2"), middle, y, &y));
     HAPT_TRY(zoo_relu(zoo, NAME(name, "relu2"), y, &y));
     HAPT_TRY(normed(zoo, NAME(name, "conv3"), NAME(norm, "bn3"), out, y, &y));
-    if (index == 0) HAPT_TRY(normed(zoo, NAME(name, "downsample.0"), NAME(norm, "downsample.1"), beside, *x, &shortcut));
+    if (index == 0)
+        HAPT_TRY(normed(zoo, NAME(name, "downsample.0"), NAME(norm, "downsample.1"), beside, *x, &shortcut));
     HAPT_TRY(zoo_add(zoo, NAME(name, "add"), shortcut, y, &y));
     return zoo_relu(zoo, NAME(name, "relu3"), y, x);
 #undef NAME

@@ -1,7 +1,7 @@
 /*
- * VGG: stages of 3x3 convolutions with ReLU, each ended by a 2x2 max pool, widths doubling up to eight times the first; three
- * dense layers. No batch norm, no dropout. Names and layouts are torchvision's; its pool to 7x7 in front of the dense layers,
- * which at 224 pixels changes nothing, is there with --pool 7 alone.
+ * VGG: stages of 3x3 convolutions with ReLU, each ended by a 2x2 max pool, widths doubling up to eight times the first;
+ * three dense layers. No batch norm, no dropout. Names and layouts are torchvision's; its pool to 7x7 in front of the
+ * dense layers, which at 224 pixels changes nothing, is there with --pool 7 alone.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -20,7 +20,8 @@ static enum hapt_status features(struct zoo *zoo, const struct zoo_stages *stage
     for (int stage = 0; stage < stages->count; stage++) {
         const int64_t channels = width << (stage < 3 ? stage : 3);
         for (int c = 0; c < stages->depth[stage]; c++) {
-            const struct zoo_convolution convolution = {.out = channels, .kernel = 3, .stride = 1, .padding = 1, .bias = true};
+            const struct zoo_convolution convolution = {
+                .out = channels, .kernel = 3, .stride = 1, .padding = 1, .bias = true};
             snprintf(name, sizeof name, "features.%d", number++);
             HAPT_TRY(zoo_convolution(zoo, name, &convolution, *x, x));
             snprintf(name, sizeof name, "features.%d", number++);
@@ -34,7 +35,8 @@ static enum hapt_status features(struct zoo *zoo, const struct zoo_stages *stage
 
 enum hapt_status hapt_zoo_vgg(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model)
 {
-    static const char *const numbers[] = {"image", "channels", "classes", "width", "hidden", "pool", "microbatch", NULL};
+    static const char *const numbers[] = {"image",  "channels", "classes",    "width",
+                                          "hidden", "pool",     "microbatch", NULL};
     const int64_t pool[HAPT_MAX_ATTRIBUTES] = {hapt_config_int(config, "pool")};
     struct zoo zoo;
     struct zoo_stages stages;
@@ -44,7 +46,8 @@ enum hapt_status hapt_zoo_vgg(const struct hapt_config *config, struct hapt_aren
     HAPT_TRY(zoo_take_stages(config, CONVOLUTIONS, arena, model, &stages));
     if (hapt_config_int(config, "image") >> stages.count < 1) {
         return hapt_fail(HAPT_ERR_USAGE, "choose a larger --image or fewer --stages",
-                         "%d pools leave nothing of %" PRId64 " pixels", stages.count, hapt_config_int(config, "image"));
+                         "%d pools leave nothing of %" PRId64 " pixels", stages.count,
+                         hapt_config_int(config, "image"));
     }
     HAPT_TRY(zoo_images(&zoo, config, model, &x, &labels));
     HAPT_TRY(features(&zoo, &stages, hapt_config_int(config, "width"), &x));

@@ -1,7 +1,7 @@
 /*
- * Vision transformer (Dosovitskiy et al. 2021): patches of an image as tokens, a class token in front, learned positions, pre-LN
- * blocks of full attention and an erf-GELU feed-forward, a classifier on the class token. No dropout. Parameter names and layouts
- * are Hugging Face's ([out][in], the patch kernel [out][in][height][width]).
+ * Vision transformer (Dosovitskiy et al. 2021): patches of an image as tokens, a class token in front, learned
+ * positions, pre-LN blocks of full attention and an erf-GELU feed-forward, a classifier on the class token. No dropout.
+ * Parameter names and layouts are Hugging Face's ([out][in], the patch kernel [out][in][height][width]).
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -20,7 +20,8 @@ struct vit {
 static enum hapt_status block(struct vit *vit, int64_t index, int *x)
 {
     struct zoo *zoo = &vit->zoo;
-    const int64_t d = vit->hidden, attention[HAPT_MAX_ATTRIBUTES] = {vit->heads, 0}, erf_kind[HAPT_MAX_ATTRIBUTES] = {1};
+    const int64_t d = vit->hidden, attention[HAPT_MAX_ATTRIBUTES] = {vit->heads, 0},
+                  erf_kind[HAPT_MAX_ATTRIBUTES] = {1};
     char name[96];
     int y, qkv[3], output[HAPT_MAX_OUTPUTS];
 #define NAME(suffix) (snprintf(name, sizeof name, "vit.encoder.layer.%" PRId64 "." suffix, index), name)
@@ -49,10 +50,13 @@ static enum hapt_status embed(struct vit *vit, int *x)
     int patches[3], tokens[3];
     HAPT_TRY(zoo_input(zoo, "images", HAPT_ROLE_IMAGES, HAPT_F32, 4, images, &patches[0]));
     HAPT_TRY(zoo_normal(zoo, "vit.embeddings.cls_token", 3, (int64_t[]){1, 1, d}, WEIGHT_STD, &tokens[1]));
-    HAPT_TRY(zoo_normal(zoo, "vit.embeddings.position_embeddings", 3, (int64_t[]){1, side * side + 1, d}, WEIGHT_STD, &tokens[2]));
+    HAPT_TRY(zoo_normal(zoo, "vit.embeddings.position_embeddings", 3, (int64_t[]){1, side * side + 1, d}, WEIGHT_STD,
+                        &tokens[2]));
     HAPT_TRY(zoo_normal(zoo, "vit.embeddings.patch_embeddings.projection.weight", 4, kernel, WEIGHT_STD, &patches[1]));
-    HAPT_TRY(zoo_parameter(zoo, "vit.embeddings.patch_embeddings.projection.bias", 1, &d, HAPT_INIT_ZERO, 0, &patches[2]));
-    HAPT_TRY(hapt_graph_add_op(zoo->graph, "patch_embedding", "vit.embeddings.patch_embeddings", patches, 3, NULL, NULL, &tokens[0]));
+    HAPT_TRY(
+        zoo_parameter(zoo, "vit.embeddings.patch_embeddings.projection.bias", 1, &d, HAPT_INIT_ZERO, 0, &patches[2]));
+    HAPT_TRY(hapt_graph_add_op(zoo->graph, "patch_embedding", "vit.embeddings.patch_embeddings", patches, 3, NULL, NULL,
+                               &tokens[0]));
     return hapt_graph_add_op(zoo->graph, "class_token", "vit.embeddings", tokens, 3, NULL, NULL, x);
 }
 
@@ -75,17 +79,21 @@ enum hapt_status hapt_zoo_vit(const struct hapt_config *config, struct hapt_aren
 {
     static const char *const numbers[] = {"layers", "hidden",  "heads",      "image", "channels",
                                           "patch",  "classes", "microbatch", NULL};
-    struct vit vit = {.layers = hapt_config_int(config, "layers"), .hidden = hapt_config_int(config, "hidden"),
-                      .heads = hapt_config_int(config, "heads"), .ffn = hapt_config_int(config, "ffn"),
-                      .image = hapt_config_int(config, "image"), .channels = hapt_config_int(config, "channels"),
-                      .patch = hapt_config_int(config, "patch"), .classes = hapt_config_int(config, "classes"),
+    struct vit vit = {.layers = hapt_config_int(config, "layers"),
+                      .hidden = hapt_config_int(config, "hidden"),
+                      .heads = hapt_config_int(config, "heads"),
+                      .ffn = hapt_config_int(config, "ffn"),
+                      .image = hapt_config_int(config, "image"),
+                      .channels = hapt_config_int(config, "channels"),
+                      .patch = hapt_config_int(config, "patch"),
+                      .classes = hapt_config_int(config, "classes"),
                       .rows = hapt_config_int(config, "microbatch")};
     if (vit.ffn == 0) vit.ffn = 4 * vit.hidden;
     HAPT_TRY(zoo_check_blocks(vit.layers, vit.hidden, vit.heads));
     if (vit.image % vit.patch != 0) {
         return hapt_fail(HAPT_ERR_USAGE, "choose --image as a multiple of --patch",
-                         "images of %" PRId64 " x %" PRId64 " do not divide into patches of %" PRId64, vit.image, vit.image,
-                         vit.patch);
+                         "images of %" PRId64 " x %" PRId64 " do not divide into patches of %" PRId64, vit.image,
+                         vit.image, vit.patch);
     }
     HAPT_TRY(zoo_begin(&vit.zoo, config, numbers, arena, model));
     HAPT_TRY(zoo_set_number(model, arena, "ffn", vit.ffn));

@@ -30,7 +30,8 @@ static void find_equals(const struct hapt_profile *profile, struct hapt_submesh 
         equal[c] = -1;
         for (int s = 0; s < profile->cluster[c].submesh_count; s++) {
             const struct hapt_submesh *at = &profile->cluster[c].submesh[s];
-            if (at->n == shape.n && at->m == shape.m && at->tp == shape.tp && at->program == shape.program) equal[c] = s;
+            if (at->n == shape.n && at->m == shape.m && at->tp == shape.tp && at->program == shape.program)
+                equal[c] = s;
         }
     }
 }

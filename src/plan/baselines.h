@@ -24,9 +24,9 @@ struct contest {
     struct hapt_plan *best;
     int64_t entered; /* candidates so far; which one won: */
     int64_t winner;
-    double excess;             /* of the nearest miss: memory it needs per memory there is; infinite: not known */
+    double excess;                /* of the nearest miss: memory it needs per memory there is; infinite: not known */
     char reason[1024], hint[512]; /* of the nearest miss; "": none yet */
-    double seconds;            /* of all searches */
+    double seconds;               /* of all searches */
     int64_t candidates, evaluated;
 };
 struct contest contest_open(const struct hapt_profile *profile, struct hapt_arena *result);

@@ -20,7 +20,8 @@ static int64_t overlap(const struct hapt_plan *a, int i, const struct hapt_plan 
 }
 
 /* best[i]: the stage of b that overlaps stage i of a most; both pipelines run through the layers once. */
-static enum hapt_status find_best(const struct hapt_plan *a, const struct hapt_plan *b, struct hapt_arena *arena, int **best)
+static enum hapt_status find_best(const struct hapt_plan *a, const struct hapt_plan *b, struct hapt_arena *arena,
+                                  int **best)
 {
     HAPT_NEW(*best, arena, a->stage_count);
     for (int i = 0, from = 0; i < a->stage_count; i++) {
@@ -46,7 +47,8 @@ static unsigned compare_stages(const struct hapt_plan_stage *x, const struct hap
     unsigned changed = 0;
     if (x->first_layer != y->first_layer || x->end_layer != y->end_layer) changed |= HAPT_DIFF_LAYERS;
     if (strcmp(x->subcluster_name, y->subcluster_name) != 0) changed |= HAPT_DIFF_SUBCLUSTER;
-    if (x->nodes != y->nodes || x->devices_per_node != y->devices_per_node || other_mix(x, y)) changed |= HAPT_DIFF_SUBMESH;
+    if (x->nodes != y->nodes || x->devices_per_node != y->devices_per_node || other_mix(x, y))
+        changed |= HAPT_DIFF_SUBMESH;
     if (x->tensor_parallel != y->tensor_parallel || !x->layout != !y->layout ||
         (x->layout && !hapt_stage_layout_same(x->layout, y->layout)))
         changed |= HAPT_DIFF_TENSOR_PARALLEL;
@@ -95,7 +97,8 @@ static enum hapt_status find_moves(const struct hapt_plan *a, const struct hapt_
                 strcmp(last->to, y->subcluster_name) == 0)
                 last->end_layer = end;
             else
-                diff->move[diff->move_count++] = (struct hapt_diff_move){layer, end, x->subcluster_name, y->subcluster_name};
+                diff->move[diff->move_count++] =
+                    (struct hapt_diff_move){layer, end, x->subcluster_name, y->subcluster_name};
         }
         i += x->end_layer == end;
         j += y->end_layer == end;
@@ -113,8 +116,9 @@ enum hapt_status hapt_plan_diff(const struct hapt_plan *a, const struct hapt_pla
     HAPT_TRY(match_rows(a, b, arena, made));
     if (made->same_layers) HAPT_TRY(find_moves(a, b, arena, made));
     made->equal = made->same_layers && a->microbatches == b->microbatches && a->schedule == b->schedule &&
-                  a->blocking == b->blocking && a->replicas == b->replicas && same(a->hide_threshold, b->hide_threshold) &&
-                  same(a->latency_s, b->latency_s) && same(a->simulated_s, b->simulated_s) && same(a->t_max_s, b->t_max_s) &&
+                  a->blocking == b->blocking && a->replicas == b->replicas &&
+                  same(a->hide_threshold, b->hide_threshold) && same(a->latency_s, b->latency_s) &&
+                  same(a->simulated_s, b->simulated_s) && same(a->t_max_s, b->t_max_s) &&
                   strcmp(a->limit, b->limit) == 0;
     for (int r = 0; r < made->row_count; r++)
         made->equal &= made->row[r].a >= 0 && made->row[r].b >= 0 && made->row[r].changed == 0;

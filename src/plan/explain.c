@@ -43,8 +43,9 @@ static double stage_bytes(const struct hapt_profile *profile, const struct hapt_
     const struct hapt_profile_cluster *cluster = &profile->cluster[stage->subcluster];
     const struct hapt_profile_mixed *mixed = stage->mixed ? &profile->mixed[plan_stage_group(profile, stage)] : NULL;
     int s = 0;
-    while (!mixed && (cluster->submesh[s].n != stage->nodes || cluster->submesh[s].m != stage->devices_per_node ||
-                      cluster->submesh[s].tp != stage->tensor_parallel || cluster->submesh[s].program != stage->program))
+    while (!mixed &&
+           (cluster->submesh[s].n != stage->nodes || cluster->submesh[s].m != stage->devices_per_node ||
+            cluster->submesh[s].tp != stage->tensor_parallel || cluster->submesh[s].program != stage->program))
         s++;
     if (mixed) s = mixed->memory_rows > 1 ? k : 0;
     const size_t cell = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
@@ -64,8 +65,9 @@ static enum hapt_status explain_memory(const struct hapt_profile *profile, const
         if (i == plan->stage_count - 1) {
             warmup = plan->schedule == HAPT_SCHEDULE_GPIPE ? plan->microbatches : 1;
         } else {
-            const double comm_s = hapt_profile_boundary_s(profile, stage->end_layer - 1, hapt_plan_stage_subclusters(stage),
-                                                          hapt_plan_stage_subclusters(&stage[1]), NULL);
+            const double comm_s =
+                hapt_profile_boundary_s(profile, stage->end_layer - 1, hapt_plan_stage_subclusters(stage),
+                                        hapt_plan_stage_subclusters(&stage[1]), NULL);
             warmup += hapt_schedule_delta(plan->schedule, comm_s, plan->t_max_s, plan->hide_threshold);
             if (warmup > plan->microbatches) warmup = plan->microbatches;
         }

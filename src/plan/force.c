@@ -35,9 +35,10 @@ static int find_subcluster(const struct hapt_profile *profile, const char *name,
 
 static enum hapt_status cannot_read(const char *text)
 {
-    return hapt_fail(HAPT_ERR_INPUT,
-                     "write stages as \"0-6@fast:1x2,6-9@slow:1x2\" (half-open layers), mixed ones as \"0-9@fast:2+slow:1\"",
-                     "--stages: cannot read '%.*s'", (int)strcspn(text, ","), text);
+    return hapt_fail(
+        HAPT_ERR_INPUT,
+        "write stages as \"0-6@fast:1x2,6-9@slow:1x2\" (half-open layers), mixed ones as \"0-9@fast:2+slow:1\"",
+        "--stages: cannot read '%.*s'", (int)strcspn(text, ","), text);
 }
 
 /* NxM, NxMtT or NxMpK */
@@ -49,7 +50,8 @@ static bool read_submesh(const char **text, struct hapt_plan_stage *stage)
         stage->tensor_parallel = 1;
         return read_char(text, 'p') && read_number(text, &stage->program) && stage->program > 0;
     }
-    return **text != 't' || (read_char(text, 't') && read_number(text, &stage->tensor_parallel) && stage->tensor_parallel > 0);
+    return **text != 't' ||
+           (read_char(text, 't') && read_number(text, &stage->tensor_parallel) && stage->tensor_parallel > 0);
 }
 
 /* What ends a part of a mixed stage: the next one, or the stage's end, perhaps with a program. */
@@ -60,8 +62,8 @@ static bool ends_part(const char *behind, const char *end)
     return read_char(&behind, 'p') && read_number(&behind, &program) && behind == end;
 }
 
-/* The next part NAME:COUNT of a mixed stage. Names may hold '+' and ':', so it ends at the first count behind the name of a
- * subcluster. False: it cannot be read; *c -1: no name in it is known. */
+/* The next part NAME:COUNT of a mixed stage. Names may hold '+' and ':', so it ends at the first count behind the name
+ * of a subcluster. False: it cannot be read; *c -1: no name in it is known. */
 static bool read_part(const struct hapt_profile *profile, const char **text, const char *end, int *c, int *count)
 {
     bool readable = false;
@@ -79,7 +81,8 @@ static bool read_part(const struct hapt_profile *profile, const char **text, con
     return readable;
 }
 
-static bool takes(const struct hapt_profile *profile, const struct hapt_profile_mixed *mixed, const int *taken, int program)
+static bool takes(const struct hapt_profile *profile, const struct hapt_profile_mixed *mixed, const int *taken,
+                  int program)
 {
     int same = 0, wanted = 0;
     for (int c = 0; c < profile->cluster_count; c++) wanted += taken[c] > 0;
@@ -95,7 +98,8 @@ static double mixed_s(const struct hapt_profile *profile, const struct hapt_prof
     const size_t cell = hapt_profile_index(profile, 0, stage->first_layer, stage->end_layer - 1);
     if (!isfinite(mixed->stage_time[cell])) return INFINITY;
     for (int i = 0; i < mixed->count; i++) {
-        const size_t row = hapt_profile_index(profile, mixed->memory_rows > 1 ? i : 0, stage->first_layer, stage->end_layer - 1);
+        const size_t row =
+            hapt_profile_index(profile, mixed->memory_rows > 1 ? i : 0, stage->first_layer, stage->end_layer - 1);
         if (!hapt_at_most(mixed->parameter_bytes[row] + mixed->activation_bytes[row],
                           profile->cluster[mixed->cluster[i]].device_memory_bytes))
             return INFINITY;
@@ -103,8 +107,8 @@ static double mixed_s(const struct hapt_profile *profile, const struct hapt_prof
     return mixed->stage_time[cell] + (mixed->step_time ? mixed->step_time[cell] / microbatches : 0);
 }
 
-/* NAME:COUNT+NAME:COUNT..., with pK for program K of the profile (p0: rows alone), else the fastest that fits; the group of the profile
- * that takes these devices. */
+/* NAME:COUNT+NAME:COUNT..., with pK for program K of the profile (p0: rows alone), else the fastest that fits; the
+ * group of the profile that takes these devices. */
 static enum hapt_status read_mixed(const struct hapt_profile *profile, const char **text, const char *start,
                                    int microbatches, struct hapt_arena *arena, struct hapt_plan_stage *stage)
 {
@@ -115,8 +119,8 @@ static enum hapt_status read_mixed(const struct hapt_profile *profile, const cha
         int c, count;
         if (!read_part(profile, text, end, &c, &count) || count < 1) return cannot_read(start);
         if (c < 0)
-            return hapt_fail(HAPT_ERR_INPUT, "name subclusters of the profile", "--stages: no subcluster is called as in '%.*s'",
-                             (int)strcspn(start, ","), start);
+            return hapt_fail(HAPT_ERR_INPUT, "name subclusters of the profile",
+                             "--stages: no subcluster is called as in '%.*s'", (int)strcspn(start, ","), start);
         if (taken[c] > 0) return cannot_read(start);
         taken[c] = count;
         if (**text == 'p') {
@@ -136,11 +140,12 @@ static enum hapt_status read_mixed(const struct hapt_profile *profile, const cha
     }
     if (found >= 0) return plan_stage_mix(profile, found, arena, stage);
     return hapt_fail(HAPT_ERR_INPUT, "`h5dump -a /mixed_0/counts P.h5` shows what it knows",
-                     "--stages: the profile has no mixed stages on the devices of '%.*s'%s", (int)strcspn(start, ","), start,
-                     program > 0 ? " with that program" : "");
+                     "--stages: the profile has no mixed stages on the devices of '%.*s'%s", (int)strcspn(start, ","),
+                     start, program > 0 ? " with that program" : "");
 }
 
-/* FIRST-END@NAME:NxM, FIRST-END@NAME:NxMtT, FIRST-END@NAME:NxMpK, FIRST-END@NAME:COUNT+NAME:COUNT or the same with pK */
+/* FIRST-END@NAME:NxM, FIRST-END@NAME:NxMtT, FIRST-END@NAME:NxMpK, FIRST-END@NAME:COUNT+NAME:COUNT or the same with pK
+ */
 static enum hapt_status read_stage(const struct hapt_profile *profile, const char **text, int microbatches,
                                    struct hapt_arena *arena, struct hapt_plan_stage *stage)
 {

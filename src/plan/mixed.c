@@ -41,12 +41,12 @@ const char *hapt_plan_stage_text(const struct hapt_plan_stage *stage, char text[
     const struct hapt_plan_mixed *mixed = stage->mixed;
     int length = snprintf(text, HAPT_PLAN_STAGE_CHARS, "%d-%d@", stage->first_layer, stage->end_layer);
     if (!mixed)
-        snprintf(text + length, (size_t)(HAPT_PLAN_STAGE_CHARS - length), "%s:%dx%d%c%d", stage->subcluster_name, stage->nodes,
-                 stage->devices_per_node, stage->program > 0 ? 'p' : 't',
+        snprintf(text + length, (size_t)(HAPT_PLAN_STAGE_CHARS - length), "%s:%dx%d%c%d", stage->subcluster_name,
+                 stage->nodes, stage->devices_per_node, stage->program > 0 ? 'p' : 't',
                  stage->program > 0 ? stage->program : stage->tensor_parallel);
     for (int k = 0; mixed && k < mixed->count && length < HAPT_PLAN_STAGE_CHARS; k++)
-        length += snprintf(text + length, (size_t)(HAPT_PLAN_STAGE_CHARS - length), "%s%s:%d", k ? "+" : "", mixed->name[k],
-                           mixed->devices[k]);
+        length += snprintf(text + length, (size_t)(HAPT_PLAN_STAGE_CHARS - length), "%s%s:%d", k ? "+" : "",
+                           mixed->name[k], mixed->devices[k]);
     if (mixed && length < HAPT_PLAN_STAGE_CHARS)
         snprintf(text + length, (size_t)(HAPT_PLAN_STAGE_CHARS - length), "p%d", stage->program);
     return text;
@@ -71,7 +71,8 @@ int hapt_plan_first_mixed(const struct hapt_plan *plan)
     return -1;
 }
 
-void plan_stage_run(const struct hapt_profile *profile, const struct hapt_submesh *submesh, struct hapt_plan_stage *stage)
+void plan_stage_run(const struct hapt_profile *profile, const struct hapt_submesh *submesh,
+                    struct hapt_plan_stage *stage)
 {
     stage->tensor_parallel = submesh->tp;
     stage->program = submesh->program;
@@ -125,28 +126,31 @@ int plan_stage_group(const struct hapt_profile *profile, const struct hapt_plan_
     for (int k = 0; k < profile->mixed_count; k++) {
         const struct hapt_profile_mixed *group = &profile->mixed[k];
         const size_t bytes = (size_t)mixed->count * sizeof(int);
-        if (group->program == stage->program && group->count == mixed->count && memcmp(group->cluster, mixed->cluster, bytes) == 0 &&
-            memcmp(group->devices, mixed->devices, bytes) == 0)
+        if (group->program == stage->program && group->count == mixed->count &&
+            memcmp(group->cluster, mixed->cluster, bytes) == 0 && memcmp(group->devices, mixed->devices, bytes) == 0)
             return k;
     }
     return -1;
 }
 
-#define MISPLACED(...)                                                                                                \
-    hapt_fail(HAPT_ERR_INPUT, "a mixed stage stands between the stages of two of its subclusters, or at an end", __VA_ARGS__)
+#define MISPLACED(...)                                                                                           \
+    hapt_fail(HAPT_ERR_INPUT, "a mixed stage stands between the stages of two of its subclusters, or at an end", \
+              __VA_ARGS__)
 
-/* One of the subclusters of the mixed stage at `index`: whether stages in front and behind use it, and stand next to each other. */
+/* One of the subclusters of the mixed stage at `index`: whether stages in front and behind use it, and stand next to
+ * each other. */
 static enum hapt_status check_use(const struct hapt_plan *plan, int index, int c, bool used[2])
 {
     int nearest[2] = {index, index}; /* the last stage of an unbroken row that uses it, on either side */
     while (nearest[0] > 0 && hapt_plan_stage_devices(&plan->stage[nearest[0] - 1], c) > 0) nearest[0]--;
-    while (nearest[1] < plan->stage_count - 1 && hapt_plan_stage_devices(&plan->stage[nearest[1] + 1], c) > 0) nearest[1]++;
+    while (nearest[1] < plan->stage_count - 1 && hapt_plan_stage_devices(&plan->stage[nearest[1] + 1], c) > 0)
+        nearest[1]++;
     used[0] = nearest[0] < index;
     used[1] = nearest[1] > index;
     for (int i = 0; i < plan->stage_count; i++)
         if (hapt_plan_stage_devices(&plan->stage[i], c) > 0 && (i < nearest[0] || i > nearest[1]))
-            return MISPLACED("stage %d uses a subcluster of the mixed stage %d (%s), and stages between them do not", i, index,
-                             plan->stage[index].subcluster_name);
+            return MISPLACED("stage %d uses a subcluster of the mixed stage %d (%s), and stages between them do not", i,
+                             index, plan->stage[index].subcluster_name);
     if (used[0] && used[1])
         return MISPLACED("the mixed stage %d (%s) has stages of one of its subclusters in front and behind", index,
                          plan->stage[index].subcluster_name);

@@ -9,7 +9,8 @@ static enum hapt_status check_mixed(const struct hapt_plan_stage *stage, int i, 
 {
     const struct hapt_plan_mixed *mixed = stage->mixed;
     for (int k = 0; k < mixed->count; k++)
-        if (mixed->cluster[k] >= cluster->count || strcmp(cluster->subcluster[mixed->cluster[k]].name, mixed->name[k]) != 0)
+        if (mixed->cluster[k] >= cluster->count ||
+            strcmp(cluster->subcluster[mixed->cluster[k]].name, mixed->name[k]) != 0)
             return hapt_fail(HAPT_ERR_INPUT, HINT,
                              "stage %d takes devices of subcluster %d, %s, which this cluster does not have", i,
                              mixed->cluster[k], mixed->name[k]);
@@ -25,21 +26,18 @@ static enum hapt_status check_place(const struct hapt_plan *plan, const struct h
             continue;
         }
         if (stage->subcluster < 0 || stage->subcluster >= cluster->count)
-            return hapt_fail(HAPT_ERR_INPUT, HINT,
-                             "stage %d lies in subcluster %d; the cluster has %d", i, stage->subcluster,
-                             cluster->count);
+            return hapt_fail(HAPT_ERR_INPUT, HINT, "stage %d lies in subcluster %d; the cluster has %d", i,
+                             stage->subcluster, cluster->count);
         const struct hapt_subcluster *subcluster = &cluster->subcluster[stage->subcluster];
         if (strcmp(subcluster->name, stage->subcluster_name) != 0)
-            return hapt_fail(HAPT_ERR_INPUT, HINT,
-                             "stage %d lies in subcluster %s, which is %s here", i, stage->subcluster_name,
-                             subcluster->name);
+            return hapt_fail(HAPT_ERR_INPUT, HINT, "stage %d lies in subcluster %s, which is %s here", i,
+                             stage->subcluster_name, subcluster->name);
         const bool whole = stage->devices_per_node == subcluster->devices_per_node && stage->nodes <= subcluster->nodes;
         const bool part = stage->nodes == 1 && stage->devices_per_node < subcluster->devices_per_node &&
                           subcluster->devices_per_node % stage->devices_per_node == 0;
         if (stage->nodes < 1 || stage->devices_per_node < 1 || !(whole || part))
-            return hapt_fail(HAPT_ERR_INPUT, HINT,
-                             "stage %d wants %d x %d devices of subcluster %s (%d x %d)", i, stage->nodes,
-                             stage->devices_per_node, subcluster->name, subcluster->nodes,
+            return hapt_fail(HAPT_ERR_INPUT, HINT, "stage %d wants %d x %d devices of subcluster %s (%d x %d)", i,
+                             stage->nodes, stage->devices_per_node, subcluster->name, subcluster->nodes,
                              subcluster->devices_per_node);
     }
     return HAPT_OK;
@@ -57,8 +55,8 @@ static int largest_below(const struct hapt_plan *plan, int subcluster, int below
     return largest;
 }
 
-/* The first device of subcluster c for every stage that uses it, in first[stage_count]. Mixed stages take the rest: any number of
- * devices fits there, on as few nodes as are left. */
+/* The first device of subcluster c for every stage that uses it, in first[stage_count]. Mixed stages take the rest: any
+ * number of devices fits there, on as few nodes as are left. */
 static enum hapt_status place_in(const struct hapt_plan *plan, const struct hapt_cluster *cluster, int c, int *first)
 {
     const int devices = cluster->subcluster[c].nodes * cluster->subcluster[c].devices_per_node;
@@ -78,8 +76,8 @@ static enum hapt_status place_in(const struct hapt_plan *plan, const struct hapt
         next += size;
     }
     if (next <= devices) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, HINT, "the stages take %d of the %d devices of subcluster %s", next,
-                     devices, cluster->subcluster[c].name);
+    return hapt_fail(HAPT_ERR_INPUT, HINT, "the stages take %d of the %d devices of subcluster %s", next, devices,
+                     cluster->subcluster[c].name);
 }
 
 enum hapt_status hapt_plan_place(const struct hapt_plan *plan, const struct hapt_cluster *cluster, int *first_device)

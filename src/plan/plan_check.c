@@ -15,7 +15,8 @@ static enum hapt_status check_mixed(const struct hapt_plan *plan, int i)
     const struct hapt_plan_mixed *mixed = stage->mixed;
     int devices = 0;
     double sum = 0;
-    if (mixed->count < 2 || mixed->count > HAPT_MAX_SUBCLUSTERS) return BAD("stage %d mixes %d subclusters", i, mixed->count);
+    if (mixed->count < 2 || mixed->count > HAPT_MAX_SUBCLUSTERS)
+        return BAD("stage %d mixes %d subclusters", i, mixed->count);
     for (int k = 0; k < mixed->count; k++) {
         const double need = mixed->parameter_bytes[k] + stage->warmup * mixed->activation_bytes[k];
         if (mixed->cluster[k] < 0 || mixed->cluster[k] >= HAPT_MAX_SUBCLUSTERS ||
@@ -43,8 +44,8 @@ static enum hapt_status check_mixed(const struct hapt_plan *plan, int i)
 static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
 {
     const struct hapt_plan_stage *stage = &plan->stage[i];
-    const double amounts[] = {stage->compute_s,    stage->forward_s,          stage->step_s,
-                              stage->comm_s,       stage->parameter_bytes,    stage->activation_bytes,
+    const double amounts[] = {stage->compute_s,    stage->forward_s,           stage->step_s,
+                              stage->comm_s,       stage->parameter_bytes,     stage->activation_bytes,
                               stage->memory_bytes, stage->device_memory_bytes, stage->tied_s};
     const int before = i == 0 ? 0 : plan->stage[i - 1].end_layer;
     const bool last = i == plan->stage_count - 1;
@@ -66,16 +67,18 @@ static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
     if (stage->program < 0 || !stage->layout != (stage->program == 0))
         return BAD("stage %d runs program %d, which is not there", i, stage->program);
     /* A mixed stage's program has all its devices along one axis. */
-    const int outer = stage->mixed ? stage->devices_per_node : stage->nodes, inner = stage->mixed ? 1 : stage->devices_per_node;
+    const int outer = stage->mixed ? stage->devices_per_node : stage->nodes,
+              inner = stage->mixed ? 1 : stage->devices_per_node;
     if (stage->layout &&
         (stage->layout->axis[0].size != outer || stage->layout->axis[1].size != inner || stage->tensor_parallel != 1))
-        return BAD("stage %d runs program %d of %d x %d devices on %d x %d", i, stage->program, stage->layout->axis[0].size,
-                   stage->layout->axis[1].size, stage->nodes, stage->devices_per_node);
+        return BAD("stage %d runs program %d of %d x %d devices on %d x %d", i, stage->program,
+                   stage->layout->axis[0].size, stage->layout->axis[1].size, stage->nodes, stage->devices_per_node);
     if (stage->warmup < 1 || stage->warmup > plan->microbatches || (!last && stage->warmup < stage[1].warmup))
         return BAD("stage %d launches %d of %d microbatches", i, stage->warmup, plan->microbatches);
     for (int k = 0; k < (int)(sizeof amounts / sizeof amounts[0]); k++)
         if (!is_amount(amounts[k])) return BAD("stage %d has a time or size of %g", i, amounts[k]);
-    if (stage->tied_s > stage->step_s) return BAD("stage %d exchanges tied parameters for longer than it works at a step's end", i);
+    if (stage->tied_s > stage->step_s)
+        return BAD("stage %d exchanges tied parameters for longer than it works at a step's end", i);
     if (stage->mixed) HAPT_TRY(check_mixed(plan, i));
     if (!hapt_at_most(stage->memory_bytes, stage->device_memory_bytes))
         return BAD("stage %d needs %g of %g bytes", i, stage->memory_bytes, stage->device_memory_bytes);

@@ -1,13 +1,13 @@
 /*
  * Plan files (format hapt-plan): scalars are attributes of the group, one row a stage in each table.
  *   stage_layers [S][2] half-open, stage_ops [S][2] (-1: planned from a profile), stage_submesh [S][2] (n, m),
- *   stage_subcluster [S], stage_subcluster_name [S], stage_warmup [S], stage_tensor_parallel [S] (absent: 1), and seconds and
- *   bytes per stage; stage_program [S] where some stage has a layout, and the layouts that are used (layout.h).
- * Mixed stages, where there are any, have a row for each of their subclusters, in the order of stages, in mixed_stage [R],
- *   mixed_subcluster [R], mixed_subcluster_name [R], mixed_devices [R] and mixed_*_bytes [R] (of a device there), and in
- *   mixed_ratio a number for each of their devices, row by row (NaN: not told).
- * Optional attributes: precision (fp32, tf32, bf16, fp16) of the model it was made for, boundary_dtype (of what crosses between stages;
- *   follows from it, for readers), profile (measured, predicted).
+ *   stage_subcluster [S], stage_subcluster_name [S], stage_warmup [S], stage_tensor_parallel [S] (absent: 1), and
+ * seconds and bytes per stage; stage_program [S] where some stage has a layout, and the layouts that are used
+ * (layout.h). Mixed stages, where there are any, have a row for each of their subclusters, in the order of stages, in
+ * mixed_stage [R], mixed_subcluster [R], mixed_subcluster_name [R], mixed_devices [R] and mixed_*_bytes [R] (of a
+ * device there), and in mixed_ratio a number for each of their devices, row by row (NaN: not told). Optional
+ * attributes: precision (fp32, tf32, bf16, fp16) of the model it was made for, boundary_dtype (of what crosses between
+ * stages; follows from it, for readers), profile (measured, predicted).
  */
 #include <math.h>
 #include <stddef.h>
@@ -177,7 +177,8 @@ static enum hapt_status read_int(struct hapt_h5 *file, const char *at, const cha
     return HAPT_OK;
 }
 
-static enum hapt_status read_making(struct hapt_h5 *file, const char *at, struct hapt_arena *arena, struct hapt_plan *plan)
+static enum hapt_status read_making(struct hapt_h5 *file, const char *at, struct hapt_arena *arena,
+                                    struct hapt_plan *plan)
 {
     const char *text;
     if (hapt_h5_has_attribute(file, at, "precision")) {
@@ -257,7 +258,8 @@ static enum hapt_status read_ints(struct hapt_h5 *file, const char *group, const
 }
 
 /* The layouts that stages name; equal numbers are one. */
-static enum hapt_status read_layouts(struct hapt_h5 *file, const char *group, struct hapt_arena *arena, struct hapt_plan *plan)
+static enum hapt_status read_layouts(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
+                                     struct hapt_plan *plan)
 {
     int *program;
     int64_t S = plan->stage_count;

@@ -72,7 +72,8 @@ enum hapt_status plan_write_mixed(struct hapt_h5 *file, const char *group, const
 
 static enum hapt_status damaged(struct hapt_h5 *file, const char *what)
 {
-    return hapt_fail(HAPT_ERR_INPUT, "write the plan again with `hapt plan --output`", "%s: %s", hapt_h5_path(file), what);
+    return hapt_fail(HAPT_ERR_INPUT, "write the plan again with `hapt plan --output`", "%s: %s", hapt_h5_path(file),
+                     what);
 }
 
 static enum hapt_status read_ints(struct hapt_h5 *file, const char *group, const char *name, int64_t *R,
@@ -104,7 +105,8 @@ static enum hapt_status read_rows(struct hapt_h5 *file, const char *group, struc
     rows->count = (int)R;
     rows->device_count = (int)D;
     for (int r = 0; r < rows->count; r++) {
-        if (rows->devices[r] < 1 || rows->devices[r] > MAX_DEVICES) return damaged(file, "a mixed stage without devices");
+        if (rows->devices[r] < 1 || rows->devices[r] > MAX_DEVICES)
+            return damaged(file, "a mixed stage without devices");
         devices += rows->devices[r];
     }
     return devices == D ? HAPT_OK : damaged(file, "mixed_ratio has another length than there are devices");
@@ -128,7 +130,8 @@ static enum hapt_status take_rows(const struct rows *rows, int first, int end, i
     return HAPT_OK;
 }
 
-enum hapt_status plan_read_mixed(struct hapt_h5 *file, const char *group, struct hapt_arena *arena, struct hapt_plan *plan)
+enum hapt_status plan_read_mixed(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
+                                 struct hapt_plan *plan)
 {
     struct rows rows = {0};
     char path[PATH_CHARS];

@@ -12,7 +12,8 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
                hapt_schedule_kind_name(plan->schedule), plan->blocking ? " without overlap" : "",
                plan->precision != HAPT_PRECISION_UNKNOWN ? ", " : "",
                plan->precision != HAPT_PRECISION_UNKNOWN ? hapt_precision_name(plan->precision) : "",
-               plan->profile == HAPT_PROFILE_PREDICTED ? "; times are predicted from what devices are, not measured" : "");
+               plan->profile == HAPT_PROFILE_PREDICTED ? "; times are predicted from what devices are, not measured"
+                                                       : "");
     hapt_print(env, "  %5s  %-9s  %-12s  %9s  %10s  %10s  %8s  %-21s\n", "stage", "layers", "subcluster", "submesh",
                "compute", "transfer", "launches", "memory of device");
     for (int i = 0; i < plan->stage_count; i++) {
@@ -22,8 +23,7 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
         snprintf(memory, sizeof memory, "%s of %s", hapt_units_bytes(stage->memory_bytes, bytes[0]),
                  hapt_units_bytes(stage->device_memory_bytes, bytes[1]));
         hapt_print(env, "  %5d  %-9s  %-12s  %9s  %10s  %10s  %8d  %-21s\n", i, layers, stage->subcluster_name,
-                   hapt_plan_stage_submesh(stage, submesh),
-                   hapt_units_time(stage->compute_s, time[0]),
+                   hapt_plan_stage_submesh(stage, submesh), hapt_units_time(stage->compute_s, time[0]),
                    i == plan->stage_count - 1 ? "-" : hapt_units_time(stage->comm_s, time[1]), stage->warmup, memory);
     }
     hapt_print(env, "  predicted step %s (simulated %s), pace %s a microbatch set by %s, balance %.1f %%\n",
@@ -44,8 +44,10 @@ static json_t *mixed_object(const struct hapt_plan_mixed *mixed)
 {
     json_t *devices = json_array(), *ratios = mixed->ratio ? json_array() : json_null();
     for (int k = 0, d = 0; k < mixed->count; k++) {
-        json_array_append_new(devices, json_pack("{s:s, s:i}", "subcluster", mixed->name[k], "count", mixed->devices[k]));
-        for (int n = 0; mixed->ratio && n < mixed->devices[k]; n++) json_array_append_new(ratios, json_real(mixed->ratio[d++]));
+        json_array_append_new(devices,
+                              json_pack("{s:s, s:i}", "subcluster", mixed->name[k], "count", mixed->devices[k]));
+        for (int n = 0; mixed->ratio && n < mixed->devices[k]; n++)
+            json_array_append_new(ratios, json_real(mixed->ratio[d++]));
     }
     return json_pack("{s:o, s:o}", "devices", devices, "ratios", ratios);
 }
@@ -56,12 +58,13 @@ struct json_t *hapt_plan_stage_json(const struct hapt_plan_stage *stage)
                                   : json_pack("{s:s, s:i, s:i, s:i}", "subcluster", stage->subcluster_name, "nodes",
                                               stage->nodes, "devices_per_node", stage->devices_per_node,
                                               "tensor_parallel", stage->tensor_parallel);
-    json_object_set_new(object, "program", json_string(stage->layout               ? stage->layout->name
-                                                       : stage->tensor_parallel > 1 ? "tensor"
-                                                                                    : "data"));
+    json_object_set_new(object, "program",
+                        json_string(stage->layout                ? stage->layout->name
+                                    : stage->tensor_parallel > 1 ? "tensor"
+                                                                 : "data"));
     json_t *all = json_pack("{s:[ii]}", "layers", stage->first_layer, stage->end_layer);
-    json_t *figures = json_pack("{s:f, s:f, s:i, s:f}", "compute_s", stage->compute_s, "comm_s", stage->comm_s, "warmup",
-                                stage->warmup, "memory_bytes", stage->memory_bytes);
+    json_t *figures = json_pack("{s:f, s:f, s:i, s:f}", "compute_s", stage->compute_s, "comm_s", stage->comm_s,
+                                "warmup", stage->warmup, "memory_bytes", stage->memory_bytes);
     if (json_object_update(all, object) != 0 || json_object_update(all, figures) != 0) {
         json_decref(all);
         all = NULL;
@@ -75,18 +78,20 @@ struct json_t *hapt_plan_json(const struct hapt_plan *plan)
 {
     const double mfu = hapt_plan_mfu(plan);
     json_t *stages = json_array();
-    for (int i = 0; stages && i < plan->stage_count; i++) json_array_append_new(stages, hapt_plan_stage_json(&plan->stage[i]));
-    json_t *object = json_pack("{s:s, s:i, s:i, s:s, s:b, s:f, s:f, s:f, s:f, s:s, s:o, s:{s:f, s:I, s:I, s:f}, s:o}", "format",
-                               "hapt-plan", "version", 1, "microbatches", plan->microbatches, "schedule",
-                               hapt_schedule_kind_name(plan->schedule), "blocking", plan->blocking, "latency_s", plan->latency_s, "simulated_s",
-                               plan->simulated_s, "t_max_s", plan->t_max_s, "balance_eta", plan->balance_eta, "limit", plan->limit, "mfu",
-                               mfu > 0 ? json_real(mfu) : json_null(), "search",
-                               "seconds", plan->search.seconds, "candidates", (json_int_t)plan->search.candidates,
-                               "evaluated", (json_int_t)plan->search.evaluated, "gap", plan->search.gap, "stages",
-                               stages);
+    for (int i = 0; stages && i < plan->stage_count; i++)
+        json_array_append_new(stages, hapt_plan_stage_json(&plan->stage[i]));
+    json_t *object =
+        json_pack("{s:s, s:i, s:i, s:s, s:b, s:f, s:f, s:f, s:f, s:s, s:o, s:{s:f, s:I, s:I, s:f}, s:o}", "format",
+                  "hapt-plan", "version", 1, "microbatches", plan->microbatches, "schedule",
+                  hapt_schedule_kind_name(plan->schedule), "blocking", plan->blocking, "latency_s", plan->latency_s,
+                  "simulated_s", plan->simulated_s, "t_max_s", plan->t_max_s, "balance_eta", plan->balance_eta, "limit",
+                  plan->limit, "mfu", mfu > 0 ? json_real(mfu) : json_null(), "search", "seconds", plan->search.seconds,
+                  "candidates", (json_int_t)plan->search.candidates, "evaluated", (json_int_t)plan->search.evaluated,
+                  "gap", plan->search.gap, "stages", stages);
     if (object && plan->precision != HAPT_PRECISION_UNKNOWN) {
         json_object_set_new(object, "precision", json_string(hapt_precision_name(plan->precision)));
-        json_object_set_new(object, "boundary_dtype", json_string(hapt_dtype_name(hapt_precision_dtype(plan->precision))));
+        json_object_set_new(object, "boundary_dtype",
+                            json_string(hapt_dtype_name(hapt_precision_dtype(plan->precision))));
     }
     if (object && plan->profile != HAPT_PROFILE_UNKNOWN)
         json_object_set_new(object, "profile", json_string(hapt_profile_origin_name(plan->profile)));

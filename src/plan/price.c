@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The submesh of a stage in the profile's list; among several programs the fastest that holds a microbatch, else the fastest.
- * -1: there is no such submesh. */
+/* The submesh of a stage in the profile's list; among several programs the fastest that holds a microbatch, else the
+ * fastest. -1: there is no such submesh. */
 static int find_submesh(const struct hapt_profile *profile, const struct hapt_plan_stage *stage)
 {
     const struct hapt_profile_cluster *cluster = &profile->cluster[stage->subcluster];
@@ -18,11 +18,13 @@ static int find_submesh(const struct hapt_profile *profile, const struct hapt_pl
     for (int s = 0; s < cluster->submesh_count; s++) {
         const struct hapt_submesh *submesh = &cluster->submesh[s];
         if (submesh->n != stage->nodes || submesh->m != stage->devices_per_node) continue;
-        if (stage->tensor_parallel > 0 && (submesh->tp != stage->tensor_parallel || submesh->program != stage->program)) continue;
+        if (stage->tensor_parallel > 0 && (submesh->tp != stage->tensor_parallel || submesh->program != stage->program))
+            continue;
         const size_t cell = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
         const double time_s = isfinite(cluster->stage_time[cell]) ? cluster->stage_time[cell] : INFINITY;
-        const bool fits = isfinite(time_s) && hapt_at_most(cluster->parameter_bytes[cell] + cluster->activation_bytes[cell],
-                                                           cluster->device_memory_bytes);
+        const bool fits =
+            isfinite(time_s) && hapt_at_most(cluster->parameter_bytes[cell] + cluster->activation_bytes[cell],
+                                             cluster->device_memory_bytes);
         if (best >= 0 && (best_fits > fits || (best_fits == fits && best_s <= time_s))) continue;
         best = s;
         best_fits = fits;
@@ -52,7 +54,8 @@ static enum hapt_status price_mixed(const struct hapt_profile *profile, const st
     stage->compute_s = mixed->stage_time[cell] + stage->step_s / plan->microbatches;
     stage->forward_s = fmin(mixed->stage_forward_time[cell], mixed->stage_time[cell]);
     for (int i = 0; i < mixed->count; i++) {
-        const size_t row = hapt_profile_index(profile, mixed->memory_rows > 1 ? i : 0, stage->first_layer, stage->end_layer - 1);
+        const size_t row =
+            hapt_profile_index(profile, mixed->memory_rows > 1 ? i : 0, stage->first_layer, stage->end_layer - 1);
         stage->mixed->parameter_bytes[i] = mixed->parameter_bytes[row];
         stage->mixed->activation_bytes[i] = mixed->activation_bytes[row];
         stage->mixed->device_memory_bytes[i] = profile->cluster[mixed->cluster[i]].device_memory_bytes;
@@ -407,10 +410,10 @@ static enum hapt_status choose_pace(struct hapt_plan *plan, struct hapt_arena *s
                          "a boundary never gets across");
     const struct hapt_plan_stage *stage = &plan->stage[misfit];
     return hapt_fail(HAPT_ERR_INFEASIBLE, "use a larger submesh, fewer layers or fewer microbatches in flight",
-                     "stage %d (layers %d-%d on %s:%s) needs %s of %s a device for %d microbatches in flight",
-                     misfit, stage->first_layer, stage->end_layer, stage->subcluster_name,
-                     plan_stage_short(stage, submesh), hapt_units_bytes(stage->memory_bytes, need),
-                     hapt_units_bytes(stage->device_memory_bytes, have), stage->warmup);
+                     "stage %d (layers %d-%d on %s:%s) needs %s of %s a device for %d microbatches in flight", misfit,
+                     stage->first_layer, stage->end_layer, stage->subcluster_name, plan_stage_short(stage, submesh),
+                     hapt_units_bytes(stage->memory_bytes, need), hapt_units_bytes(stage->device_memory_bytes, have),
+                     stage->warmup);
 }
 
 enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt_plan *plan, struct hapt_arena *scratch)

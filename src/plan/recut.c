@@ -1,6 +1,6 @@
 /*
- * The best cuts for a given row of submeshes. With the submeshes fixed a suffix of the pipeline is told by its first slot and
- * layer; of each the least latency for every launch count of its first stage is kept.
+ * The best cuts for a given row of submeshes. With the submeshes fixed a suffix of the pipeline is told by its first
+ * slot and layer; of each the least latency for every launch count of its first stage is kept.
  */
 #include "recut.h"
 
@@ -12,7 +12,7 @@
 #define SLOWEST_S 1e300 /* a pace that nothing reaches; finite, since its products with epsilon 0 must be 0 */
 
 struct suffix {
-    double latency_s; /* INFINITY: there is none */
+    double latency_s;         /* INFINITY: there is none */
     int end, submesh, behind; /* its first stage; the launch index of the suffix behind that */
 };
 
@@ -60,7 +60,8 @@ static void put_stage(struct recut *recut, int slot, int layer, int end, int sub
     const size_t cell = hapt_profile_index(recut->profile, submesh, layer, end - 1);
     const double time_s = time_of(recut, slot, cell), comm_s = comm_behind(recut, slot, end);
     const bool last = slot == recut->count - 1, all = recut->options->schedule == HAPT_SCHEDULE_GPIPE;
-    if (!isfinite(time_s) || !hapt_at_most(time_s, pace_s) || !hapt_at_most(comm_s, pace_s) || !isfinite(comm_s)) return;
+    if (!isfinite(time_s) || !hapt_at_most(time_s, pace_s) || !hapt_at_most(comm_s, pace_s) || !isfinite(comm_s))
+        return;
     const int delta = hapt_schedule_delta(recut->options->schedule, comm_s, pace_s, recut->options->hide_threshold);
     const struct suffix *behind = last ? NULL : suffix_at(recut, slot + 1, end);
     struct suffix *here = suffix_at(recut, slot, layer);
@@ -184,15 +185,14 @@ static enum hapt_status read_plan(struct recut *recut, struct hapt_arena *arena,
         const struct suffix *at = &suffix_at(recut, slot, layer)[best];
         const struct recut_slot *on = &recut->slot[slot];
         const struct hapt_submesh *runs = &recut->profile->cluster[on->subcluster].submesh[at->submesh];
-        made->stage[slot] = (struct hapt_plan_stage){
-            .first_layer = layer,
-            .end_layer = at->end,
-            .first_op = -1,
-            .end_op = -1,
-            .subcluster = on->subcluster,
-            .nodes = on->n,
-            .devices_per_node = on->m,
-            .tensor_parallel = runs->tp};
+        made->stage[slot] = (struct hapt_plan_stage){.first_layer = layer,
+                                                     .end_layer = at->end,
+                                                     .first_op = -1,
+                                                     .end_op = -1,
+                                                     .subcluster = on->subcluster,
+                                                     .nodes = on->n,
+                                                     .devices_per_node = on->m,
+                                                     .tensor_parallel = runs->tp};
         plan_stage_run(recut->profile, runs, &made->stage[slot]);
         layer = at->end;
         best = at->behind;
@@ -201,7 +201,8 @@ static enum hapt_status read_plan(struct recut *recut, struct hapt_arena *arena,
     return plan_price_at(recut->profile, recut->best_pace_s, made);
 }
 
-/* Narrows the paces: below *low_s nothing runs; above *high_s nothing beats a plan just above *low_s. `least_s`: no sum is below. */
+/* Narrows the paces: below *low_s nothing runs; above *high_s nothing beats a plan just above *low_s. `least_s`: no sum
+ * is below. */
 static void bracket(struct recut *recut, double least_s, double *low_s, double *high_s)
 {
     double feasible_s = isfinite(*high_s) ? *high_s : 1;
@@ -234,7 +235,8 @@ static enum hapt_status search(struct recut *recut, double bound_s, struct hapt_
     collect(recut, low_s, high_s, recut->pace);
     qsort(recut->pace, (size_t)count, sizeof *recut->pace, compare_times);
     for (int64_t i = 0; i < count; i++)
-        if (i == 0 || recut->pace[i] != recut->pace[recut->pace_count - 1]) recut->pace[recut->pace_count++] = recut->pace[i];
+        if (i == 0 || recut->pace[i] != recut->pace[recut->pace_count - 1])
+            recut->pace[recut->pace_count++] = recut->pace[i];
     explore(recut, 0, recut->pace_count, least_s);
     return HAPT_OK;
 }

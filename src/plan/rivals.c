@@ -9,7 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_PERMUTED = 3 }; /* subclusters of which every order is tried; of more: neighbours swapped, and the reverse */
+enum {
+    MOST_PERMUTED = 3
+}; /* subclusters of which every order is tried; of more: neighbours swapped, and the reverse */
 
 enum { MOST_UNWANTED = 16 }; /* cuts of few bytes around which plans that send more are searched */
 
@@ -19,8 +21,8 @@ struct finder {
     const struct hapt_search_options *options;
     const struct hapt_plan *plan;
     const struct hapt_worth *worth;
-    struct view_order order; /* the plan's */
-    bool in_order;           /* it visits each subcluster once; given plans may not */
+    struct view_order order;       /* the plan's */
+    bool in_order;                 /* it visits each subcluster once; given plans may not */
     int cut[HAPT_MAX_SUBCLUSTERS]; /* behind the k-th subcluster */
     struct hapt_arena *arena;
     struct hapt_rivals *rivals;
@@ -217,11 +219,12 @@ static enum hapt_status moved_cuts(struct finder *finder)
             order.cut_low[k] = order.cut_high[k] = finder->cut[k] + step;
             if (order.cut_low[k] < 1 || order.cut_low[k] >= finder->profile->layer_count) continue;
             HAPT_TRY(search_order(finder, &order, &found));
-            HAPT_TRY(add_rival(finder,
-                               hapt_arena_printf(finder->arena, "the cut between %s and %s a layer %s",
-                                                 name_of(finder, order.subcluster[k]),
-                                                 name_of(finder, order.subcluster[k + 1]), step < 0 ? "earlier" : "later"),
-                               found, true));
+            HAPT_TRY(
+                add_rival(finder,
+                          hapt_arena_printf(finder->arena, "the cut between %s and %s a layer %s",
+                                            name_of(finder, order.subcluster[k]),
+                                            name_of(finder, order.subcluster[k + 1]), step < 0 ? "earlier" : "later"),
+                          found, true));
         }
     }
     return HAPT_OK;
@@ -236,7 +239,7 @@ struct span {
 struct spans {
     struct span *span;
     int count;
-    int k;             /* the cut in question */
+    int k;              /* the cut in question */
     const bool *wanted; /* [layer] */
 };
 
@@ -291,8 +294,8 @@ static enum hapt_status search_wanted(struct finder *finder, int k, const bool *
     return HAPT_OK;
 }
 
-/* Where fewer bytes cross, and where more do. The latter is rarely of use, and takes a search for every cut of as few bytes
- * where those lie among the others: it is left out then. */
+/* Where fewer bytes cross, and where more do. The latter is rarely of use, and takes a search for every cut of as few
+ * bytes where those lie among the others: it is left out then. */
 static enum hapt_status other_bytes(struct finder *finder, struct hapt_arena *scratch)
 {
     const int L = finder->profile->layer_count;
@@ -311,11 +314,12 @@ static enum hapt_status other_bytes(struct finder *finder, struct hapt_arena *sc
             if (count == 0 || (!fewer && L - 1 - count > MOST_UNWANTED)) continue;
             HAPT_TRY(search_wanted(finder, k, wanted, scratch, &found));
             if (found)
-                HAPT_TRY(add_rival(finder,
-                                   hapt_arena_printf(finder->arena, "%s bytes between %s and %s",
-                                                     fewer ? "fewer" : "more", name_of(finder, finder->order.subcluster[k]),
-                                                     name_of(finder, finder->order.subcluster[k + 1])),
-                                   found, true));
+                HAPT_TRY(
+                    add_rival(finder,
+                              hapt_arena_printf(finder->arena, "%s bytes between %s and %s", fewer ? "fewer" : "more",
+                                                name_of(finder, finder->order.subcluster[k]),
+                                                name_of(finder, finder->order.subcluster[k + 1])),
+                              found, true));
         }
     }
     return HAPT_OK;
@@ -336,7 +340,8 @@ static enum hapt_status lifted_memory(struct finder *finder, struct hapt_arena *
         struct hapt_plan_stage *stage = &found->stage[i];
         stage->device_memory_bytes = finder->profile->cluster[stage->subcluster].device_memory_bytes;
         for (int k = 0; stage->mixed && k < stage->mixed->count; k++)
-            stage->mixed->device_memory_bytes[k] = finder->profile->cluster[stage->mixed->cluster[k]].device_memory_bytes;
+            stage->mixed->device_memory_bytes[k] =
+                finder->profile->cluster[stage->mixed->cluster[k]].device_memory_bytes;
         if (stage->mixed) plan_stage_tighten(stage);
         fits &= hapt_at_most(stage->memory_bytes, stage->device_memory_bytes);
     }
@@ -418,14 +423,16 @@ enum hapt_status hapt_plan_rivals(const struct hapt_env *env, const struct hapt_
                                   const struct hapt_worth *worth, bool given, struct hapt_arena *arena,
                                   struct hapt_rivals **rivals)
 {
-    struct finder finder = {.env = env, .profile = profile, .options = options, .plan = plan, .worth = worth, .arena = arena};
+    struct finder finder = {
+        .env = env, .profile = profile, .options = options, .plan = plan, .worth = worth, .arena = arena};
     struct hapt_arena scratch;
     finder.rivals = hapt_arena_alloc(arena, 1, sizeof *finder.rivals);
     HAPT_TRY(hapt_env_agree(env->world, finder.rivals ? HAPT_OK : HAPT_ERR_MEMORY));
     finder.in_order = view_order_of(plan, &finder.order);
     for (int k = 0; k + 1 < finder.order.count; k++) finder.cut[k] = cut_of(plan, k);
     hapt_arena_init(&scratch);
-    hapt_progress_init(&finder.progress, env, "searching", 6 + 6 * (long)(finder.order.count - 1) + profile->cluster_count);
+    hapt_progress_init(&finder.progress, env, "searching",
+                       6 + 6 * (long)(finder.order.count - 1) + profile->cluster_count);
     const enum hapt_status status = find_rivals(&finder, given, &scratch);
     if (status == HAPT_OK) hapt_fail_reset();
     hapt_progress_release(&finder.progress);

@@ -6,7 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Memory sets the pace: at the next faster one some transfer counts for a launch more. The stage that cannot hold it. */
+/* Memory sets the pace: at the next faster one some transfer counts for a launch more. The stage that cannot hold it.
+ */
 static void find_waiting(const struct hapt_plan *plan, struct hapt_limit *limit)
 {
     double next_s = 0; /* the largest threshold (2 c, c / epsilon) up to this pace: below it launch counts differ */
@@ -14,7 +15,8 @@ static void find_waiting(const struct hapt_plan *plan, struct hapt_limit *limit)
         const double comm_s = plan->stage[i].comm_s;
         const double threshold[2] = {2 * comm_s, comm_s / plan->hide_threshold};
         for (int k = 0; k < 2; k++)
-            if (isfinite(threshold[k]) && hapt_at_most(threshold[k], plan->t_max_s)) next_s = fmax(next_s, threshold[k]);
+            if (isfinite(threshold[k]) && hapt_at_most(threshold[k], plan->t_max_s))
+                next_s = fmax(next_s, threshold[k]);
     }
     const double faster_s = next_s * (1 - 1e-9);
     int warmup = plan->stage[plan->stage_count - 1].warmup;
@@ -79,8 +81,8 @@ static const char *describe_stage(const struct hapt_plan *plan, int i, char text
         hapt_plan_stage_submesh(stage, submesh);
     else
         snprintf(submesh, sizeof submesh, "%d x %d", stage->nodes, stage->devices_per_node);
-    snprintf(text, 160, "stage %d (layers %d-%d on %s %s)", i, stage->first_layer, stage->end_layer, stage->subcluster_name,
-             submesh);
+    snprintf(text, 160, "stage %d (layers %d-%d on %s %s)", i, stage->first_layer, stage->end_layer,
+             stage->subcluster_name, submesh);
     return text;
 }
 
@@ -94,7 +96,8 @@ static void say(struct sentence *sentence, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    const int more = vsnprintf(sentence->text + sentence->length, sizeof sentence->text - sentence->length, format, arguments);
+    const int more =
+        vsnprintf(sentence->text + sentence->length, sizeof sentence->text - sentence->length, format, arguments);
     va_end(arguments);
     sentence->length += more > 0 ? (size_t)more : 0;
     if (sentence->length >= sizeof sentence->text) sentence->length = sizeof sentence->text - 1;
@@ -115,8 +118,9 @@ static void say_pace(struct sentence *sentence, const struct hapt_profile *profi
             describe_stage(rival, limit.link_stage, stage), hapt_units_time(limit.link_s, time[0]),
             hapt_units_bytes(limit.link_bytes, size), time[1]);
     else if (limit.waiting_stage >= 0)
-        say(sentence, "waits for memory: faster than %s against %s, %s would lack %s", hapt_units_time(rival->t_max_s, time[0]),
-            time[1], describe_stage(rival, limit.waiting_stage, stage), hapt_units_bytes(limit.missing_bytes, size));
+        say(sentence, "waits for memory: faster than %s against %s, %s would lack %s",
+            hapt_units_time(rival->t_max_s, time[0]), time[1], describe_stage(rival, limit.waiting_stage, stage),
+            hapt_units_bytes(limit.missing_bytes, size));
     else
         say(sentence, "paced by memory at %s against %s", hapt_units_time(rival->t_max_s, time[0]), time[1]);
 }
@@ -173,7 +177,8 @@ static void say_parts(struct sentence *sentence, const struct hapt_profile *prof
     double part[3] = {rival->pace_s, rival->fill_s, rival->transfer_s}, left_s = part[0] + part[1] + part[2];
     char time[32];
     if (hapt_at_most(rival->plan->latency_s, plan->latency_s)) {
-        say(sentence, "%s", hapt_at_most(plan->latency_s, rival->plan->latency_s) ? "as fast: the tie rules decide" : "faster");
+        say(sentence, "%s",
+            hapt_at_most(plan->latency_s, rival->plan->latency_s) ? "as fast: the tie rules decide" : "faster");
         return;
     }
     const double enough_s = 0.1 * left_s;
@@ -194,8 +199,8 @@ static void say_parts(struct sentence *sentence, const struct hapt_profile *prof
         say(sentence, "; its pace is %s faster", hapt_units_time(plan->t_max_s - rival->plan->t_max_s, time));
 }
 
-enum hapt_status rivals_judge(const struct hapt_profile *profile, const struct hapt_plan *plan, struct hapt_arena *arena,
-                              struct hapt_rival *rival)
+enum hapt_status rivals_judge(const struct hapt_profile *profile, const struct hapt_plan *plan,
+                              struct hapt_arena *arena, struct hapt_rival *rival)
 {
     struct sentence sentence = {.length = 0};
     const struct hapt_plan *other = rival->plan;

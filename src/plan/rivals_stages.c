@@ -1,4 +1,5 @@
-/* Rivals with a stage more or less: every way to share one stage's devices between two, or to join two stages of a subcluster. */
+/* Rivals with a stage more or less: every way to share one stage's devices between two, or to join two stages of a
+ * subcluster. */
 #include "rivals.h"
 
 #include <math.h>
@@ -36,7 +37,8 @@ static enum hapt_status try_shape(struct shapes *shapes, int count)
 static bool repeats(const struct hapt_profile_cluster *cluster, int s)
 {
     for (int other = 0; other < s; other++)
-        if (cluster->submesh[other].n == cluster->submesh[s].n && cluster->submesh[other].m == cluster->submesh[s].m) return true;
+        if (cluster->submesh[other].n == cluster->submesh[s].n && cluster->submesh[other].m == cluster->submesh[s].m)
+            return true;
     return false;
 }
 
@@ -88,7 +90,8 @@ static enum hapt_status try_all(struct shapes *shapes, int more, struct hapt_are
 }
 
 enum hapt_status rivals_stages(const struct hapt_profile *profile, const struct hapt_search_options *options,
-                               const struct hapt_plan *plan, int more, struct hapt_arena *arena, struct hapt_plan **found)
+                               const struct hapt_plan *plan, int more, struct hapt_arena *arena,
+                               struct hapt_plan **found)
 {
     struct shapes shapes = {.profile = profile, .options = options, .plan = plan, .arena = arena};
     struct hapt_arena scratch;

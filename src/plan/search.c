@@ -121,7 +121,8 @@ static void extend_other(const struct search_table *table, const struct search_c
 
 /* A mixed stage before a suffix that may use `left` devices of the subcluster that both share. */
 static void extend_joint(const struct search_table *table, const struct search_candidate *at,
-                         const struct search_row *row, const struct search_row *after, int left, double cost_s, int delta)
+                         const struct search_row *row, const struct search_row *after, int left, double cost_s,
+                         int delta)
 {
     const int *start = &table->starts[after->start];
     const int high = after->last_d < left ? after->last_d : left;

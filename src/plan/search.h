@@ -2,9 +2,9 @@
  * Inside src/plan: the search problem in the form that one pass of the DP wants, and the pass itself.
  *
  * A suffix of the pipeline covers layers [k, L). Its group is (subclusters it uses, place of its first stage), its
- * points are Pareto-optimal (latency, launch count of its first stage) by devices d used in the front subcluster of that
- * place. A prefix covers [0, k) and leaves the rest to a suffix: it may use the subclusters outside the suffix's group,
- * and all but d devices of the group's front subcluster.
+ * points are Pareto-optimal (latency, launch count of its first stage) by devices d used in the front subcluster of
+ * that place. A prefix covers [0, k) and leaves the rest to a suffix: it may use the subclusters outside the suffix's
+ * group, and all but d devices of the group's front subcluster.
  *
  * A place is what a stage runs on, submesh aside: a subcluster, which is its own front; or a group of mixed stages with
  * one of its subclusters as front. By the rule of mixed stages (hapt/plan.h) the stages in front of a mixed one use at
@@ -14,10 +14,10 @@
  *     mixed stage has d = what that stage takes of its front, as no other stage of it uses the front;
  *   - whether a stage may stand before a suffix is known from both places, the mask and d: what it takes of the shared
  *     subcluster must be left there (`joint`), its others must be new to the suffix. Behind it nothing of that matters.
- * The points and their dominance are as without mixed stages: fewer devices of the front, fewer launches and less latency
- * allow every prefix that more of them allow. (With use_all_devices only equal devices compare, and every subcluster of a
- * stage that no neighbour shares must be used up.) Hence the optimum stays exact. A mixed stage at which the pipeline
- * begins stands for each choice of its front; these ways to one plan tie.
+ * The points and their dominance are as without mixed stages: fewer devices of the front, fewer launches and less
+ * latency allow every prefix that more of them allow. (With use_all_devices only equal devices compare, and every
+ * subcluster of a stage that no neighbour shares must be used up.) Hence the optimum stays exact. A mixed stage at
+ * which the pipeline begins stands for each choice of its front; these ways to one plan tie.
  */
 #ifndef HAPT_PLAN_SEARCH_H
 #define HAPT_PLAN_SEARCH_H
@@ -69,11 +69,11 @@ struct search_problem {
     int most_launches; /* bound of every N_i */
     int most_devices;  /* of a subcluster */
     int devices[HAPT_MAX_SUBCLUSTERS];
-    /* submeshes with the same number of devices are one class: those of place p are [first_class[p], first_class[p + 1])
-     * by rising class_devices; class_of[p][submesh] */
+    /* submeshes with the same number of devices are one class: those of place p are [first_class[p], first_class[p +
+     * 1]) by rising class_devices; class_of[p][submesh] */
     int class_count, *first_class, *class_devices, **class_of;
-    double *comm_s;                      /* [from][to][L] behind layer l, by places; infinite where they may not follow */
-    double longest_s;                    /* the largest pace that can matter */
+    double *comm_s;   /* [from][to][L] behind layer l, by places; infinite where they may not follow */
+    double longest_s; /* the largest pace that can matter */
     struct search_candidate **candidate; /* [P * L], by place and first layer */
     int *candidate_count;
     int64_t all_candidates;
@@ -97,8 +97,8 @@ enum hapt_status search_paces(const struct search_problem *problem, double least
 enum hapt_status search_problem_places(struct search_problem *problem, struct hapt_arena *arena);
 struct hapt_subclusters search_place_subclusters(const struct search_problem *problem, int p);
 enum hapt_status search_problem_group(struct search_problem *problem, struct hapt_arena *arena);
-/* The subcluster that a plan names for the place `current` (mixed: C + its group), the latest of those in `used`: interchangeable ones stand in a plan
- * by rising index, whatever a pass took them for. */
+/* The subcluster that a plan names for the place `current` (mixed: C + its group), the latest of those in `used`:
+ * interchangeable ones stand in a plan by rising index, whatever a pass took them for. */
 int search_name(const struct search_problem *problem, unsigned used, int current);
 /* A lower bound of the sum of t_i + 2 c_i at any pace: stages over unlimited devices. */
 enum hapt_status search_least_sum(const struct search_problem *problem, struct hapt_arena *scratch, double *least_s);
@@ -177,8 +177,8 @@ enum hapt_status search_bound_reach(struct search_table *table, double t_max_s, 
 enum hapt_status search_bound_prefixes(struct search_table *table, double *least_s);
 
 /* Among the plans whose latency sum is at most `budget_s` (tolerance included) under the filled table: fewest stages,
- * then the lexicographically first (layers, subcluster, n, m); mixed stages count as subclusters behind all others, in the
- * order of their groups. Stages get their layers, subcluster and submesh. */
+ * then the lexicographically first (layers, subcluster, n, m); mixed stages count as subclusters behind all others, in
+ * the order of their groups. Stages get their layers, subcluster and submesh. */
 enum hapt_status search_trace(const struct search_table *table, double budget_s, struct hapt_arena *arena,
                               struct hapt_plan *plan);
 
@@ -194,7 +194,8 @@ enum hapt_status search_explain(const struct hapt_profile *profile, const struct
 
 /* Makes `stage` one of the profile's mixed group, its prices left at 0 (mixed.c). */
 /* The program of a row of the profile is the stage's. */
-void plan_stage_run(const struct hapt_profile *profile, const struct hapt_submesh *submesh, struct hapt_plan_stage *stage);
+void plan_stage_run(const struct hapt_profile *profile, const struct hapt_submesh *submesh,
+                    struct hapt_plan_stage *stage);
 enum hapt_status plan_stage_mix(const struct hapt_profile *profile, int group, struct hapt_arena *arena,
                                 struct hapt_plan_stage *stage);
 /* Its memory becomes that of the device which its launches fill most. */
@@ -206,7 +207,8 @@ int plan_stage_group(const struct hapt_profile *profile, const struct hapt_plan_
 /* Their tables in plan files (plan_io.c). */
 enum hapt_status plan_write_mixed(struct hapt_h5 *file, const char *group, const struct hapt_plan *plan,
                                   struct hapt_arena *scratch);
-enum hapt_status plan_read_mixed(struct hapt_h5 *file, const char *group, struct hapt_arena *arena, struct hapt_plan *plan);
+enum hapt_status plan_read_mixed(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
+                                 struct hapt_plan *plan);
 /* HAPT_ERR_INPUT unless every mixed stage stands where it may (hapt/plan.h). */
 enum hapt_status plan_check_mixed_order(const struct hapt_plan *plan);
 

@@ -149,8 +149,8 @@ static int *reach_of(const struct search_table *table, int *reach, unsigned mask
     return &reach[search_group(table->problem, mask, place) * (size_t)(table->problem->most_devices + 1)];
 }
 
-/* Where the stages of the group's first place may end: a suffix that shares nothing, or only the subcluster of which a mixed
- * stage takes its part, starts there. L + 1: nowhere. */
+/* Where the stages of the group's first place may end: a suffix that shares nothing, or only the subcluster of which a
+ * mixed stage takes its part, starts there. L + 1: nowhere. */
 static int nearest_behind(const struct search_table *table, unsigned mask, int current)
 {
     const struct search_problem *problem = table->problem;
@@ -159,7 +159,8 @@ static int nearest_behind(const struct search_table *table, unsigned mask, int c
     for (int next = 0; next < problem->P; next++) {
         const int joint = search_joint(problem, current, next);
         const unsigned rest = search_rest(problem, mask, current, joint);
-        if (joint == SEARCH_NEVER || (joint >= 0 && !mixed) || !problem->valid[search_group(problem, rest, next)]) continue;
+        if (joint == SEARCH_NEVER || (joint >= 0 && !mixed) || !problem->valid[search_group(problem, rest, next)])
+            continue;
         const int left = joint >= 0 ? search_left(problem, current, joint) : search_front_devices(problem, next);
         const int at = reach_of(table, table->suffix_reach, rest, next)[left];
         if (at < behind) behind = at;
@@ -167,7 +168,8 @@ static int nearest_behind(const struct search_table *table, unsigned mask, int c
     return behind;
 }
 
-/* The first layer that a suffix can start at with `left` devices of subcluster `front`, of which stages in front have more. */
+/* The first layer that a suffix can start at with `left` devices of subcluster `front`, of which stages in front have
+ * more. */
 static int nearest_same(const struct search_table *table, unsigned mask, int front, int left)
 {
     const struct search_problem *problem = table->problem;
@@ -180,7 +182,8 @@ static int nearest_same(const struct search_table *table, unsigned mask, int fro
     return nearest;
 }
 
-/* [group][d]: the first layer that a suffix of the group can start at with at most d devices of its front subcluster. */
+/* [group][d]: the first layer that a suffix of the group can start at with at most d devices of its front subcluster.
+ */
 static void reach_backwards(struct search_table *table, bool *reaches)
 {
     const struct search_problem *problem = table->problem;
@@ -416,10 +419,10 @@ static void extend_same(const struct search_table *table, const struct search_ca
           cost_s, high - low + 1);
 }
 
-/* The last stage to use the front subcluster, or a mixed one that leaves `left` devices of the next one's: `before_s` is the sum
- * of all in front of it. */
-static void extend_other(const struct search_table *table, const struct search_candidate *at, const struct search_row *row,
-                         unsigned mask, int next, double before_s)
+/* The last stage to use the front subcluster, or a mixed one that leaves `left` devices of the next one's: `before_s`
+ * is the sum of all in front of it. */
+static void extend_other(const struct search_table *table, const struct search_candidate *at,
+                         const struct search_row *row, unsigned mask, int next, double before_s)
 {
     const struct search_problem *problem = table->problem;
     const int joint = search_joint(problem, row->current, next);

@@ -30,7 +30,8 @@ static enum hapt_status list_places(struct search_problem *problem, struct hapt_
         for (int i = 0; i < mixed->count; i++) {
             int *taken = &problem->taken[problem->P * problem->C];
             for (int n = 0; n < mixed->count; n++) taken[mixed->cluster[n]] = mixed->devices[n];
-            problem->place[problem->P++] = (struct search_place){.front = mixed->cluster[i], .clusters = clusters, .group = k};
+            problem->place[problem->P++] =
+                (struct search_place){.front = mixed->cluster[i], .clusters = clusters, .group = k};
         }
     }
     return HAPT_OK;

@@ -90,7 +90,8 @@ static int index_range(struct search_problem *problem, const struct thinning *th
         const int launches =
             fitting_launches(cluster->parameter_bytes[cell], cluster->activation_bytes[cell], memory_bytes, problem->B);
         if (launches < (gpipe ? problem->B : 1)) continue;
-        const struct search_candidate one = {.time_s = stage_time(cluster->stage_time, cluster->step_time, cell, problem->B),
+        const struct search_candidate one = {.time_s =
+                                                 stage_time(cluster->stage_time, cluster->step_time, cell, problem->B),
                                              .end = end,
                                              .submesh = s,
                                              .devices = cluster->submesh[s].n * cluster->submesh[s].m,
@@ -101,8 +102,8 @@ static int index_range(struct search_problem *problem, const struct thinning *th
 }
 
 /* The most microbatches in flight that every device of a mixed stage holds. */
-static int mixed_launches(const struct search_problem *problem, const struct hapt_profile_mixed *mixed, int first, int end,
-                          double memory_factor)
+static int mixed_launches(const struct search_problem *problem, const struct hapt_profile_mixed *mixed, int first,
+                          int end, double memory_factor)
 {
     int least = problem->B;
     for (int i = 0; i < mixed->count; i++) {

@@ -28,12 +28,9 @@ enum hapt_schedule_kind hapt_strategy_schedule(enum hapt_strategy strategy, enum
 {
     switch (strategy) {
     case HAPT_STRATEGY_MEGATRON:
-    case HAPT_STRATEGY_HEXISCALE:
-        return HAPT_SCHEDULE_1F1B;
-    case HAPT_STRATEGY_ALPA:
-        return HAPT_SCHEDULE_EAGER;
-    default:
-        return asked;
+    case HAPT_STRATEGY_HEXISCALE: return HAPT_SCHEDULE_1F1B;
+    case HAPT_STRATEGY_ALPA: return HAPT_SCHEDULE_EAGER;
+    default: return asked;
     }
 }
 
@@ -42,8 +39,8 @@ struct contest contest_open(const struct hapt_profile *profile, struct hapt_aren
     return (struct contest){.profile = profile, .result = result, .winner = -1, .excess = INFINITY};
 }
 
-/* Takes the recorded failure along when it is nearer to a plan than those before. It reserves nothing: a rank that failed here
- * alone would miss the next search. */
+/* Takes the recorded failure along when it is nearer to a plan than those before. It reserves nothing: a rank that
+ * failed here alone would miss the next search. */
 static void note_miss(struct contest *contest, double excess)
 {
     if (!contest->reason[0] || excess < contest->excess) {
@@ -219,15 +216,10 @@ enum hapt_status hapt_plan_by_strategy(MPI_Comm comm, const struct hapt_profile 
     own.search.schedule = hapt_strategy_schedule(strategy, options->search.schedule);
     if (strategy != HAPT_STRATEGY_HAPT && strategy != HAPT_STRATEGY_EVEN) own.search.gap = 0; /* theirs are small */
     switch (strategy) {
-    case HAPT_STRATEGY_EVEN:
-        return hapt_plan_even(comm, profile, &own.search, result, plan);
-    case HAPT_STRATEGY_MEGATRON:
-        return search_agree(comm, &own.search, plan_megatron(profile, &own, result, plan));
-    case HAPT_STRATEGY_ALPA:
-        return plan_alpa(comm, profile, &own, result, plan, note);
-    case HAPT_STRATEGY_HEXISCALE:
-        return plan_hexiscale(comm, profile, &own, result, plan);
-    default:
-        return plan_hapt(comm, profile, &own, result, plan);
+    case HAPT_STRATEGY_EVEN: return hapt_plan_even(comm, profile, &own.search, result, plan);
+    case HAPT_STRATEGY_MEGATRON: return search_agree(comm, &own.search, plan_megatron(profile, &own, result, plan));
+    case HAPT_STRATEGY_ALPA: return plan_alpa(comm, profile, &own, result, plan, note);
+    case HAPT_STRATEGY_HEXISCALE: return plan_hexiscale(comm, profile, &own, result, plan);
+    default: return plan_hapt(comm, profile, &own, result, plan);
     }
 }

@@ -76,7 +76,8 @@ static enum hapt_status resolve(struct sweeper *sweeper)
 static bool swept(const struct sweeper *sweeper, int a, int b)
 {
     if (a == b) return false;
-    return sweeper->range->kind != HAPT_SWEEP_LINK || sweeper->from < 0 || (a == sweeper->from && b == sweeper->to) || (a == sweeper->to && b == sweeper->from);
+    return sweeper->range->kind != HAPT_SWEEP_LINK || sweeper->from < 0 || (a == sweeper->from && b == sweeper->to) ||
+           (a == sweeper->to && b == sweeper->from);
 }
 
 static enum hapt_status change(const struct sweeper *sweeper, double value, struct hapt_search_options *options,
@@ -93,12 +94,8 @@ static enum hapt_status change(const struct sweeper *sweeper, double value, stru
     case HAPT_SWEEP_NODES: /* larger submeshes then find no devices */
         (*view)->cluster[sweeper->from].nodes = (int)value;
         break;
-    case HAPT_SWEEP_MEMORY:
-        (*view)->cluster[sweeper->from].device_memory_bytes = value;
-        break;
-    case HAPT_SWEEP_MICROBATCHES:
-        options->microbatches = (int)value;
-        break;
+    case HAPT_SWEEP_MEMORY: (*view)->cluster[sweeper->from].device_memory_bytes = value; break;
+    case HAPT_SWEEP_MICROBATCHES: options->microbatches = (int)value; break;
     }
     return HAPT_OK;
 }
@@ -146,8 +143,8 @@ static enum hapt_status solve(struct sweeper *sweeper, double value, struct hapt
     hapt_arena_init(&scratch);
     enum hapt_status status = make_profile(sweeper, value, &options, &scratch, &profile);
     if (status == HAPT_OK && sweeper->question->stages)
-        status = hapt_env_agree_quietly(world, hapt_plan_force(profile, &options, sweeper->question->stages, sweeper->arena,
-                                                               &point->plan));
+        status = hapt_env_agree_quietly(
+            world, hapt_plan_force(profile, &options, sweeper->question->stages, sweeper->arena, &point->plan));
     else if (status == HAPT_OK)
         status = hapt_plan_search(world, profile, &options, sweeper->arena, &point->plan);
     hapt_arena_release(&scratch);
@@ -211,14 +208,15 @@ static bool is_flat(const struct hapt_sweep *sweep, const struct hapt_sweep_poin
 static bool is_free(const struct hapt_sweep *sweep, const struct hapt_sweep_point *point)
 {
     HAPT_ASSERT(sweep->range->kind == HAPT_SWEEP_LINK);
-    return point->plan && !(strcmp(point->plan->limit, "link") == 0 && hapt_at_most(point->plan->t_max_s, point->link_s));
+    return point->plan &&
+           !(strcmp(point->plan->limit, "link") == 0 && hapt_at_most(point->plan->t_max_s, point->link_s));
 }
 
 typedef bool holds(const struct hapt_sweep *sweep, const struct hapt_sweep_point *point);
 
 /* Narrows low (does not hold) and high (holds) to a share of the value; whole numbers to neighbours. */
-static enum hapt_status bisect(struct sweeper *sweeper, const struct hapt_sweep *sweep, holds *condition, double precision,
-                               struct hapt_sweep_point *low, struct hapt_sweep_point *high)
+static enum hapt_status bisect(struct sweeper *sweeper, const struct hapt_sweep *sweep, holds *condition,
+                               double precision, struct hapt_sweep_point *low, struct hapt_sweep_point *high)
 {
     const bool whole = sweep->range->kind == HAPT_SWEEP_MICROBATCHES;
     while (whole ? high->value - low->value > 1 : high->value - low->value > precision * high->value) {
@@ -305,7 +303,8 @@ enum hapt_status hapt_sweep_check(const struct hapt_sweep_question *question, co
 }
 
 enum hapt_status hapt_sweep_run(const struct hapt_env *env, const struct hapt_sweep_question *question,
-                                const struct hapt_sweep_range *range, struct hapt_arena *arena, struct hapt_sweep **sweep)
+                                const struct hapt_sweep_range *range, struct hapt_arena *arena,
+                                struct hapt_sweep **sweep)
 {
     struct sweeper sweeper = {.env = env, .question = question, .range = range, .arena = arena};
     struct hapt_sweep *made = hapt_arena_alloc(arena, 1, sizeof *made);

@@ -6,8 +6,9 @@
 
 #include "hapt/sweep.h"
 
-#define EXAMPLES \
-    "write link=1..25Gbit/s, link=a100-v100:1..25Gbit/s:9 (points), nodes.v100=1..8, memory.v100=16..80GB or microbatches=32..512"
+#define EXAMPLES                                                                                               \
+    "write link=1..25Gbit/s, link=a100-v100:1..25Gbit/s:9 (points), nodes.v100=1..8, memory.v100=16..80GB or " \
+    "microbatches=32..512"
 
 enum { MOST_POINTS = 1000 };
 
@@ -36,7 +37,8 @@ static bool parse_value(enum hapt_sweep_kind kind, const char *text, double *val
 }
 
 /* "1" before "25Gbit/s" means 1 Gbit/s. */
-static bool parse_low(enum hapt_sweep_kind kind, const char *text, const char *high, struct hapt_arena *arena, double *value)
+static bool parse_low(enum hapt_sweep_kind kind, const char *text, const char *high, struct hapt_arena *arena,
+                      double *value)
 {
     char *end, *unit;
     strtod(text, &end);
@@ -97,7 +99,8 @@ static bool parse_one(char *text, struct hapt_arena *arena, struct hapt_sweep_ra
     return *range->subject && parse_range(value, arena, range);
 }
 
-enum hapt_status hapt_sweep_parse(const char *text, struct hapt_arena *arena, struct hapt_sweep_range **range, int *count)
+enum hapt_status hapt_sweep_parse(const char *text, struct hapt_arena *arena, struct hapt_sweep_range **range,
+                                  int *count)
 {
     struct hapt_sweep_range *made;
     int pieces = 1;

@@ -17,11 +17,11 @@
 /* A prefix: layers [0, layer). The boundary behind it is priced, so it names the place that comes next. */
 struct prefix {
     int layer;
-    int used;      /* subclusters, those of `current` included, as bits */
-    int current;   /* place of the last stage; NOWHERE before the first */
-    int next;      /* of the stage that follows; NOWHERE behind the last layer */
-    int devices;   /* used in `current`; of a mixed stage what it takes of the subcluster that it shares with the next */
-    int launches;  /* limit for the stage that follows; the cap: none */
+    int used;     /* subclusters, those of `current` included, as bits */
+    int current;  /* place of the last stage; NOWHERE before the first */
+    int next;     /* of the stage that follows; NOWHERE behind the last layer */
+    int devices;  /* used in `current`; of a mixed stage what it takes of the subcluster that it shares with the next */
+    int launches; /* limit for the stage that follows; the cap: none */
     bool finishes; /* lies on a way to the last layer in the fewest stages */
     double latency_s;
 };
@@ -216,8 +216,8 @@ struct choosing {
     const struct trace *trace;
     const struct level *behind;
     const struct search_candidate *best; /* of the stages seen */
-    int best_subcluster; /* as search_name tells */
-    struct level reached; /* by it */
+    int best_subcluster;                 /* as search_name tells */
+    struct level reached;                /* by it */
 };
 
 /* Below 0 when stage a in subcluster x comes before stage b in subcluster y. */

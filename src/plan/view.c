@@ -17,7 +17,8 @@ enum hapt_status view_create(const struct hapt_profile *profile, struct hapt_are
     memcpy(made->link_bandwidth, profile->link_bandwidth, C * C * sizeof(double));
     memcpy(made->link_latency, profile->link_latency, C * C * sizeof(double));
     HAPT_NEW(made->mixed, arena, profile->mixed_count);
-    if (profile->mixed_count > 0) memcpy(made->mixed, profile->mixed, (size_t)profile->mixed_count * sizeof *made->mixed);
+    if (profile->mixed_count > 0)
+        memcpy(made->mixed, profile->mixed, (size_t)profile->mixed_count * sizeof *made->mixed);
     *view = made;
     return HAPT_OK;
 }
@@ -55,8 +56,8 @@ static enum hapt_status keep_range(struct hapt_profile *view, int c, int first, 
 
 /*
  * Links go one way, from each subcluster to the next, so that a pipeline can only follow the order; only the first
- * holds layer 0 and only the last holds the last layer, so that it visits all of them. Mixed stages, which belong to two
- * places of an order at once, are left out.
+ * holds layer 0 and only the last holds the last layer, so that it visits all of them. Mixed stages, which belong to
+ * two places of an order at once, are left out.
  */
 enum hapt_status view_keep_order(struct hapt_profile *view, const struct view_order *order, struct hapt_arena *arena)
 {
@@ -73,8 +74,7 @@ enum hapt_status view_keep_order(struct hapt_profile *view, const struct view_or
     for (int from = 0; from < C; from++) {
         for (int to = 0; to < C; to++) {
             bool follows = from == to;
-            for (int k = 0; k < last; k++)
-                follows |= order->subcluster[k] == from && order->subcluster[k + 1] == to;
+            for (int k = 0; k < last; k++) follows |= order->subcluster[k] == from && order->subcluster[k + 1] == to;
             if (!follows) view->link_latency[from * C + to] = INFINITY;
         }
     }

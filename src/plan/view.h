@@ -19,7 +19,8 @@ void view_keep_subclusters(struct hapt_profile *view, unsigned subclusters);
 /* Only plans of this order are left, and all of them without mixed stages. */
 enum hapt_status view_keep_order(struct hapt_profile *view, const struct view_order *order, struct hapt_arena *arena);
 
-/* The order in which a plan first visits subclusters, its cuts free; whether it visits each only once, without mixed stages. */
+/* The order in which a plan first visits subclusters, its cuts free; whether it visits each only once, without mixed
+ * stages. */
 bool view_order_of(const struct hapt_plan *plan, struct view_order *order);
 /* Every cut anywhere. */
 void view_order_free(struct view_order *order, int layer_count);

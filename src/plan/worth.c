@@ -25,11 +25,13 @@ static enum hapt_status search_alone(const struct hapt_env *env, const struct ha
 
 static double rate(const struct hapt_plan *plan)
 {
-    return plan->simulated_s > 0 ? plan->microbatches / plan->simulated_s : INFINITY; /* a profile may say that nothing takes time */
+    return plan->simulated_s > 0 ? plan->microbatches / plan->simulated_s
+                                 : INFINITY; /* a profile may say that nothing takes time */
 }
 
 static enum hapt_status judge(const struct hapt_env *env, const struct hapt_profile *profile,
-                              const struct hapt_search_options *options, struct hapt_arena *arena, struct hapt_worth *worth)
+                              const struct hapt_search_options *options, struct hapt_arena *arena,
+                              struct hapt_worth *worth)
 {
     for (int c = 0; c < worth->subclusters; c++) {
         HAPT_TRY(search_alone(env, profile, options, c, arena, &worth->alone[c]));

@@ -8,15 +8,17 @@
 #include "efficiency.h"
 
 enum { LAYER_ROUNDS = 3, PASS_ROUNDS = 2, PASS_ITEMS = 8 }; /* that measure_rounds.c runs at least */
-#define MEMORY_SHARE 0.5   /* of the free memory of a host */
+#define MEMORY_SHARE 0.5                                    /* of the free memory of a host */
 #define TOLERANCE 1.05     /* free memory changes a little since the windows were chosen by it */
 #define TOUCH_RATE 5e8     /* byte/s of host memory that is touched for the first time */
 #define DRAW_RATE 8e8      /* byte/s of weights that are drawn */
 #define WARM_SECONDS 0.005 /* shorter items run twice */
-/* A core computes no faster than this, whatever the cluster file says: two fused multiply-adds of 16 lanes a cycle at 3 GHz. */
+/* A core computes no faster than this, whatever the cluster file says: two fused multiply-adds of 16 lanes a cycle at 3
+ * GHz. */
 #define CORE_FLOPS 2e11
 #define CORE_BANDWIDTH 1e11
-/* Estimates in this range of the limit are corrected by a trial: a layer of at most TRIAL_SECONDS, TRIAL_SHARE of the room. */
+/* Estimates in this range of the limit are corrected by a trial: a layer of at most TRIAL_SECONDS, TRIAL_SHARE of the
+ * room. */
 #define TRIAL_LOW 0.125
 #define TRIAL_HIGH 8.0
 #define TRIAL_SECONDS 0.5
@@ -65,15 +67,17 @@ static enum hapt_status time_layers(const struct afford_question *question, stru
             const struct hapt_op *op = &sharding->shard->op[o];
             const struct hapt_op_type *type = hapt_op_type_at(op->type);
             if (type->collective) continue;
-            sum[layer_of[sharding->graph->op[o].forward_op] + 1] += roofline_operator_s(
-                &roofline, efficiency_class_of(type), hapt_op_flops(sharding->shard, op, 1), hapt_op_bytes(sharding->shard, op, 1));
+            sum[layer_of[sharding->graph->op[o].forward_op] + 1] +=
+                roofline_operator_s(&roofline, efficiency_class_of(type), hapt_op_flops(sharding->shard, op, 1),
+                                    hapt_op_bytes(sharding->shard, op, 1));
         }
         for (int l = 0; l < L; l++) sum[l + 1] += sum[l];
     }
     return HAPT_OK;
 }
 
-static double range_s(const struct afford_question *question, const struct estimate *estimate, int degree, int first, int last)
+static double range_s(const struct afford_question *question, const struct estimate *estimate, int degree, int first,
+                      int last)
 {
     const double *sum = &estimate->layer_s[degree * (question->candidates->layer_count + 1)];
     return sum[last + 1] - sum[first];
@@ -83,7 +87,8 @@ static double item_s(const struct afford_question *question, const struct estima
 {
     const struct candidates *candidates = question->candidates;
     const int structure = item / candidates->degree_count;
-    return range_s(question, estimate, item % candidates->degree_count, candidates->first[structure], candidates->last[structure]);
+    return range_s(question, estimate, item % candidates->degree_count, candidates->first[structure],
+                   candidates->last[structure]);
 }
 
 static bool is_layer(const struct candidates *candidates, int item)
@@ -151,8 +156,8 @@ static int find_trial(const struct afford_question *question, const struct estim
 }
 
 /* How many times as long as described the device takes for a layer. */
-static enum hapt_status try_layer(const struct afford_question *question, const struct estimate *estimate, struct hapt_arena *scratch,
-                                  double *factor)
+static enum hapt_status try_layer(const struct afford_question *question, const struct estimate *estimate,
+                                  struct hapt_arena *scratch, double *factor)
 {
     const int item = find_trial(question, estimate);
     double forward_s = 0, backward_s = 0;
@@ -161,7 +166,8 @@ static enum hapt_status try_layer(const struct afford_question *question, const 
     if (item < 0) return HAPT_OK;
     HAPT_NEW(needed, scratch, question->candidates->item_count);
     needed[item] = true;
-    HAPT_TRY(windows_choose(question->candidates, &question->windows->options, 1, question->memory, needed, scratch, &trial));
+    HAPT_TRY(windows_choose(question->candidates, &question->windows->options, 1, question->memory, needed, scratch,
+                            &trial));
     enum hapt_status status = HAPT_OK;
     for (int run = 0; run < 2 && status == HAPT_OK; run++) status = windows_time(&trial, item, &forward_s, &backward_s);
     windows_close(&trial);
@@ -176,7 +182,8 @@ static double limit_s(const struct afford_question *question)
 }
 
 /* This rank's own estimate. */
-static enum hapt_status estimate_own(const struct afford_question *question, struct hapt_arena *scratch, struct estimate *estimate)
+static enum hapt_status estimate_own(const struct afford_question *question, struct hapt_arena *scratch,
+                                     struct estimate *estimate)
 {
     const struct candidates *candidates = question->candidates;
     const bool own_memory = question->windows->options.backend && question->windows->options.backend->pin;
@@ -185,7 +192,8 @@ static enum hapt_status estimate_own(const struct afford_question *question, str
     if (question->classes->mine < 0) return HAPT_OK;
     for (int item = 0; item < candidates->item_count && question->teams; item++)
         if (question->needed[item])
-            stage_bytes = fmax(stage_bytes, question->memory[item].parameter_bytes + question->memory[item].activation_bytes);
+            stage_bytes =
+                fmax(stage_bytes, question->memory[item].parameter_bytes + question->memory[item].activation_bytes);
     if (question->classes->active >= 0) {
         HAPT_NEW(estimate->layer_s, scratch, (size_t)candidates->degree_count * (size_t)(candidates->layer_count + 1));
         HAPT_TRY(time_layers(question, scratch, estimate->layer_s));
@@ -201,7 +209,8 @@ static enum hapt_status estimate_own(const struct afford_question *question, str
 
 static const char *instead(const struct hapt_config *config)
 {
-    if (hapt_config_command(config) == HAPT_COMMAND_JOB) return "predict the profile (--predict yes), or give one (--profile) or a plan (--plan)";
+    if (hapt_config_command(config) == HAPT_COMMAND_JOB)
+        return "predict the profile (--predict yes), or give one (--profile) or a plan (--plan)";
     if (hapt_config_command(config) == HAPT_COMMAND_PROFILE && hapt_config_text(config, "calibrate"))
         return "calibrate with a smaller model of the same kind of layers";
     return "plan for the machines that will train (--cluster C.json), or predict (--predict yes)";
@@ -212,12 +221,14 @@ static enum hapt_status judge(const struct afford_question *question, double tim
     char hint[240], text[2][32];
     if (bytes > TOLERANCE * MEMORY_SHARE * available)
         return hapt_fail(HAPT_ERR_USAGE, instead(question->config),
-                         "measuring this model would take %s of host %s, more than half of its free memory (%s)", hapt_units_bytes(bytes, text[0]),
-                         hapt_env_host(question->env->world_rank), hapt_units_bytes(available, text[1]));
+                         "measuring this model would take %s of host %s, more than half of its free memory (%s)",
+                         hapt_units_bytes(bytes, text[0]), hapt_env_host(question->env->world_rank),
+                         hapt_units_bytes(available, text[1]));
     if (time_s <= limit_s(question)) return HAPT_OK;
-    snprintf(hint, sizeof hint, "%s; --profile-seconds %.0f measures all the same", instead(question->config), ceil(1.2 * time_s));
-    return hapt_fail(HAPT_ERR_USAGE, hint, "measuring this model here would take about %s, more than %s", hapt_units_time(time_s, text[0]),
-                     hapt_units_time(limit_s(question), text[1]));
+    snprintf(hint, sizeof hint, "%s; --profile-seconds %.0f measures all the same", instead(question->config),
+             ceil(1.2 * time_s));
+    return hapt_fail(HAPT_ERR_USAGE, hint, "measuring this model here would take about %s, more than %s",
+                     hapt_units_time(time_s, text[0]), hapt_units_time(limit_s(question), text[1]));
 }
 
 enum hapt_status afford_check(const struct afford_question *question, struct hapt_arena *scratch)

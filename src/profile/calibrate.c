@@ -1,7 +1,7 @@
 /*
- * Calibration on the ranks of a cluster: every operator of the model, forward and backward, in whole runs of windows, step by
- * step, by the engine (window.h). Operators of equal type and local shapes are one; its median over places, rounds and ranks
- * counts. Gradient sums come from reduce.h.
+ * Calibration on the ranks of a cluster: every operator of the model, forward and backward, in whole runs of windows,
+ * step by step, by the engine (window.h). Operators of equal type and local shapes are one; its median over places,
+ * rounds and ranks counts. Gradient sums come from reduce.h.
  */
 #include "calibrate.h"
 
@@ -40,12 +40,12 @@ struct calibration {
     struct windows windows;
     struct item_memory *memory; /* [item] of those that measure */
     bool *needed;               /* [item] */
-    int *unique_of; /* [share][op] */
+    int *unique_of;             /* [share][op] */
     int unique_count;
     struct unique *unique;
-    double tick_s;               /* what looking at the clock adds to a step */
+    double tick_s;                 /* what looking at the clock adds to a step */
     double update_s, update_bytes; /* of all parameters of the longest window */
-    double *all;                 /* [rank][unique_count + 2] medians, then the update's time and bytes */
+    double *all;                   /* [rank][unique_count + 2] medians, then the update's time and bytes */
     struct reduce_table reduce;
 };
 
@@ -70,7 +70,8 @@ static enum hapt_status share_rows(struct calibration *calibration)
     HAPT_NEW(candidates->degree, calibration->scratch, MAX_SHARES);
     HAPT_NEW(candidates->sharding, calibration->scratch, MAX_SHARES);
     candidates->degree_count = 0;
-    for (int devices = 1; devices <= calibration->model->microbatch && candidates->degree_count < MAX_SHARES; devices *= 2) {
+    for (int devices = 1; devices <= calibration->model->microbatch && candidates->degree_count < MAX_SHARES;
+         devices *= 2) {
         if (calibration->model->microbatch % devices != 0) continue;
         const int d = candidates->degree_count++;
         candidates->degree[d] = (struct mesh){.dp = devices, .tp = 1};
@@ -112,8 +113,8 @@ static enum hapt_status list_share(struct calibration *calibration, int share, s
         const uint64_t key = key_of(program, o);
         int u = 0;
         while (u < calibration->unique_count && calibration->unique[u].key != key) u++;
-        if (u == calibration->unique_count) calibration->unique[calibration->unique_count++] =
-            (struct unique){.key = key, .op = op, .share = share};
+        if (u == calibration->unique_count)
+            calibration->unique[calibration->unique_count++] = (struct unique){.key = key, .op = op, .share = share};
         calibration->unique_of[share * graph->op_count + op] = u;
     }
     return HAPT_OK;
@@ -228,7 +229,8 @@ static enum hapt_status time_window(struct calibration *calibration, int w)
         for (int s = 0; s < program->step_count[section] && status == HAPT_OK; s++) {
             const struct hapt_program_step *step = &program->step[section][s];
             if (step->kind != HAPT_COLLECTIVE_NONE) continue;
-            const int place = window->degree * calibration->model->graph->op_count + program->sharding->source_op[step->op];
+            const int place =
+                window->degree * calibration->model->graph->op_count + program->sharding->source_op[step->op];
             status = keep_time(&calibration->unique[calibration->unique_of[place]],
                                fmax(step_s[section][s] - calibration->tick_s, 1e-9));
         }
@@ -245,11 +247,13 @@ static enum hapt_status time_update(struct calibration *calibration)
     int item = 0;
     double s_per_element[2];
     for (int w = 0; w < calibration->windows.count; w++)
-        if (!longest || calibration->windows.window[w].bytes > longest->bytes) longest = &calibration->windows.window[w];
+        if (!longest || calibration->windows.window[w].bytes > longest->bytes)
+            longest = &calibration->windows.window[w];
     while (calibration->windows.window_of[item] != (int)(longest - calibration->windows.window)) item++;
     HAPT_TRY(windows_time_update(&calibration->windows, item, s_per_element));
     struct item_memory memory;
-    HAPT_TRY(candidates_plan_memory(candidates, candidates_item(candidates, longest->degree, longest->first, longest->last),
+    HAPT_TRY(candidates_plan_memory(candidates,
+                                    candidates_item(candidates, longest->degree, longest->first, longest->last),
                                     &calibration->options, &memory));
     calibration->update_s = (s_per_element[0] + s_per_element[1]) * memory.trained_elements;
     calibration->update_bytes = memory.update_bytes;
@@ -352,11 +356,11 @@ static enum hapt_status list_samples(const struct calibration *calibration, stru
     }
     const double update_s = over_ranks(calibration, device->name, calibration->unique_count, buffer);
     if (update_s > 0)
-        device->sample[device->sample_count++] =
-            (struct calibrate_sample){.op = "update",
-                                      .class = EFFICIENCY_MEMORY,
-                                      .bytes = over_ranks(calibration, device->name, calibration->unique_count + 1, buffer),
-                                      .time_s = update_s};
+        device->sample[device->sample_count++] = (struct calibrate_sample){
+            .op = "update",
+            .class = EFFICIENCY_MEMORY,
+            .bytes = over_ranks(calibration, device->name, calibration->unique_count + 1, buffer),
+            .time_s = update_s};
     return HAPT_OK;
 }
 
@@ -412,8 +416,8 @@ static enum hapt_status make_tables(const struct calibration *calibration, struc
 static enum hapt_status prepare(struct calibration *calibration, const struct hapt_layers *layers)
 {
     const struct candidates_options data = {.programs = PROGRAM_DATA, .tensor_parallel = 1};
-    HAPT_TRY(candidates_build(calibration->cluster, calibration->model, layers, calibration->config, &data, calibration->scratch,
-                              &calibration->candidates));
+    HAPT_TRY(candidates_build(calibration->cluster, calibration->model, layers, calibration->config, &data,
+                              calibration->scratch, &calibration->candidates));
     HAPT_TRY(share_rows(calibration));
     return list_operators(calibration);
 }
@@ -431,15 +435,17 @@ static enum hapt_status calibrate(struct calibration *calibration, const struct 
     const enum hapt_status status = calibration->classes.active < 0 ? HAPT_OK : time_operators(calibration);
     HAPT_TRY(reduce_meet(env->world));
     HAPT_TRY(hapt_env_agree(env->world, status));
-    HAPT_TRY(reduce_measure(env, calibration->cluster, &calibration->options, hapt_config_real(calibration->config, "timeout"),
-                            calibration->scratch, &calibration->reduce));
+    HAPT_TRY(reduce_measure(env, calibration->cluster, &calibration->options,
+                            hapt_config_real(calibration->config, "timeout"), calibration->scratch,
+                            &calibration->reduce));
     HAPT_TRY(gather(calibration));
     return hapt_env_agree(env->world, make_tables(calibration, result, efficiency));
 }
 
-enum hapt_status calibrate_within(const struct hapt_env *env, const struct hapt_cluster *cluster, const struct hapt_model *model,
-                                  const struct hapt_layers *layers, const struct hapt_config *config, double budget_s,
-                                  struct hapt_arena *result, struct hapt_efficiency **efficiency)
+enum hapt_status calibrate_within(const struct hapt_env *env, const struct hapt_cluster *cluster,
+                                  const struct hapt_model *model, const struct hapt_layers *layers,
+                                  const struct hapt_config *config, double budget_s, struct hapt_arena *result,
+                                  struct hapt_efficiency **efficiency)
 {
     struct hapt_arena scratch;
     struct calibration calibration = {
@@ -458,5 +464,6 @@ enum hapt_status hapt_profile_calibrate(const struct hapt_env *env, const struct
                                         const struct hapt_config *config, struct hapt_arena *result,
                                         struct hapt_efficiency **efficiency)
 {
-    return calibrate_within(env, cluster, model, layers, config, hapt_config_real(config, "profile-seconds"), result, efficiency);
+    return calibrate_within(env, cluster, model, layers, config, hapt_config_real(config, "profile-seconds"), result,
+                            efficiency);
 }

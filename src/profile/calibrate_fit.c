@@ -85,7 +85,8 @@ static struct spot knot_of(const struct spot *spot, int first, int end, double *
         sum.cost += exp2(spot[k].cost);
         inliers++;
     }
-    return inliers ? (struct spot){sum.size / inliers, log2(sum.cost / inliers)} : (struct spot){spot[first].size, centre};
+    return inliers ? (struct spot){sum.size / inliers, log2(sum.cost / inliers)}
+                   : (struct spot){spot[first].size, centre};
 }
 
 /* Pools neighbours until seconds rise with size: size + cost is log2 of them. */
@@ -173,7 +174,7 @@ enum hapt_status calibrate_fit(struct calibrate_device *device)
     if (spot && buffer) {
         device->table = *efficiency_default(device->backend);
         device->table.launch_s = launch_of(device);
-        for (int class = 0; class < EFFICIENCY_CLASS_COUNT; class++) fit_curve(device, class, spot, buffer);
+        for (int class = 0; class < EFFICIENCY_CLASS_COUNT; class ++) fit_curve(device, class, spot, buffer);
         judge(device, buffer);
         status = efficiency_check(&device->table);
     } else {

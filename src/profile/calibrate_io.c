@@ -17,7 +17,8 @@ static const char *in_folder(char path[128], int device, const char *name)
     return path;
 }
 
-static enum hapt_status write_attributes(struct hapt_h5 *file, const char *folder, const struct calibrate_device *device)
+static enum hapt_status write_attributes(struct hapt_h5 *file, const char *folder,
+                                         const struct calibrate_device *device)
 {
     HAPT_TRY(hapt_h5_write_attribute_text(file, folder, "name", device->name));
     HAPT_TRY(hapt_h5_write_attribute_text(file, folder, "backend", device->backend));
@@ -37,7 +38,7 @@ static enum hapt_status write_curves(struct hapt_h5 *file, int index, const stru
     int32_t samples[MAX_KNOTS];
     int64_t rows = 0;
     char path[128];
-    for (int class = 0; class < EFFICIENCY_CLASS_COUNT; class++) {
+    for (int class = 0; class < EFFICIENCY_CLASS_COUNT; class ++) {
         const struct efficiency_curve *curve = &device->table.curve[class];
         for (int k = 0; k < curve->count; k++, rows++) {
             class_name[rows] = efficiency_class_name(class);
@@ -64,8 +65,12 @@ static enum hapt_status write_samples(struct hapt_h5 *file, int index, const str
     if (!name || !column) {
         hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to write %lld samples", (long long)count);
     } else {
-        const struct { const char *name, *units; } table[] = {
-            {"operator_flops", "FLOP"}, {"operator_bytes", "byte"}, {"operator_time", "s"}, {"operator_predicted", "s"}};
+        const struct {
+            const char *name, *units;
+        } table[] = {{"operator_flops", "FLOP"},
+                     {"operator_bytes", "byte"},
+                     {"operator_time", "s"},
+                     {"operator_predicted", "s"}};
         for (int64_t s = 0; s < count; s++) {
             const struct calibrate_sample *sample = &device->sample[s];
             name[s] = sample->op;
@@ -90,11 +95,11 @@ static enum hapt_status write_sums(struct hapt_h5 *file, int index, const struct
     if (!row) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to write %d sums", device->sum_count);
     for (int s = 0; s < device->sum_count; s++) {
         const struct calibrate_sum *sum = &device->sum[s];
-        row[4 * s] = sum->ranks, row[4 * s + 1] = sum->bytes, row[4 * s + 2] = sum->time_s, row[4 * s + 3] = sum->predicted_s;
+        row[4 * s] = sum->ranks, row[4 * s + 1] = sum->bytes, row[4 * s + 2] = sum->time_s,
+                row[4 * s + 3] = sum->predicted_s;
     }
-    const enum hapt_status status =
-        hapt_h5_write(file, in_folder(path, index, "all_reduce"), HAPT_H5_F64, 2, shape, row,
-                      "columns: devices, byte, s measured, s predicted");
+    const enum hapt_status status = hapt_h5_write(file, in_folder(path, index, "all_reduce"), HAPT_H5_F64, 2, shape,
+                                                  row, "columns: devices, byte, s measured, s predicted");
     free(row);
     return status;
 }
@@ -113,7 +118,8 @@ enum hapt_status hapt_efficiency_save(const char *path, const struct hapt_effici
     struct hapt_h5 *file;
     HAPT_TRY(hapt_h5_create(path, FORMAT, VERSION, &file));
     enum hapt_status status = HAPT_OK;
-    for (int d = 0; d < efficiency->count && status == HAPT_OK; d++) status = write_device(file, d, &efficiency->device[d]);
+    for (int d = 0; d < efficiency->count && status == HAPT_OK; d++)
+        status = write_device(file, d, &efficiency->device[d]);
     if (status == HAPT_OK) status = hapt_h5_write_attribute_int(file, "/", "devices", efficiency->count);
     if (status == HAPT_OK) return hapt_h5_commit(file);
     hapt_h5_close(file);
@@ -158,7 +164,7 @@ static enum hapt_status read_attributes(struct hapt_h5 *file, const char *folder
 
 static int class_named(const char *name)
 {
-    for (int class = 0; class < EFFICIENCY_CLASS_COUNT; class++)
+    for (int class = 0; class < EFFICIENCY_CLASS_COUNT; class ++)
         if (strcmp(name, efficiency_class_name(class)) == 0) return class;
     return -1;
 }
@@ -253,7 +259,7 @@ int hapt_efficiency_row_count(const struct hapt_efficiency *efficiency)
 {
     int rows = 0;
     for (int d = 0; d < efficiency->count; d++)
-        for (int class = 0; class < EFFICIENCY_CLASS_COUNT; class++)
+        for (int class = 0; class < EFFICIENCY_CLASS_COUNT; class ++)
             for (int k = 0; k < efficiency->device[d].table.curve[class].count; k++)
                 rows += efficiency->device[d].curve[class].samples[k] > 0;
     return rows;
@@ -263,7 +269,7 @@ struct hapt_efficiency_row hapt_efficiency_row_at(const struct hapt_efficiency *
 {
     for (int d = 0, row = 0; d < efficiency->count; d++) {
         const struct calibrate_device *device = &efficiency->device[d];
-        for (int class = 0; class < EFFICIENCY_CLASS_COUNT; class++) {
+        for (int class = 0; class < EFFICIENCY_CLASS_COUNT; class ++) {
             const struct efficiency_curve *curve = &device->table.curve[class];
             for (int k = 0; k < curve->count; k++) {
                 if (device->curve[class].samples[k] == 0 || row++ != index) continue;

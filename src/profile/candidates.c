@@ -132,7 +132,8 @@ static enum hapt_status find_structures(struct candidates *candidates, struct ha
     uint64_t *structure, *mark;
     int count = 0;
     if ((int64_t)L * L > INT_MAX)
-        return hapt_fail(HAPT_ERR_MEMORY, "plan over fewer layers (--layers-per-model)", "%d layers have too many ranges", L);
+        return hapt_fail(HAPT_ERR_MEMORY, "plan over fewer layers (--layers-per-model)",
+                         "%d layers have too many ranges", L);
     HAPT_NEW(structure, scratch, (size_t)L * (size_t)L);
     HAPT_NEW(mark, scratch, candidates->model->graph->op_count);
     /* Equal operators may be cut otherwise where other operators read them. */
@@ -144,8 +145,7 @@ static enum hapt_status find_structures(struct candidates *candidates, struct ha
     HAPT_NEW(candidates->last, arena, (size_t)L * (size_t)(L + 1) / 2);
     for (int cell = 0; cell < L * L; cell++) candidates->structure[cell] = -1;
     for (int i = 0; i < L; i++)
-        for (int j = i; j < L; j++)
-            range[count++] = (struct range){structure[i * L + j], i, j};
+        for (int j = i; j < L; j++) range[count++] = (struct range){structure[i * L + j], i, j};
     qsort(range, (size_t)count, sizeof *range, compare_ranges);
     for (int r = 0; r < count; r++) {
         if (r == 0 || range[r].structure != range[r - 1].structure) {
@@ -166,7 +166,8 @@ enum hapt_status candidates_find_structures(struct candidates *candidates, struc
     hapt_arena_release(&scratch);
     HAPT_TRY(status);
     if ((int64_t)candidates->structure_count * candidates->degree_count > INT_MAX)
-        return hapt_fail(HAPT_ERR_MEMORY, "plan over fewer layers (--layers-per-model), or with a smaller --tensor-parallel",
+        return hapt_fail(HAPT_ERR_MEMORY,
+                         "plan over fewer layers (--layers-per-model), or with a smaller --tensor-parallel",
                          "%d unlike ranges of layers on %d meshes are too many candidates", candidates->structure_count,
                          candidates->degree_count);
     candidates->item_count = candidates->structure_count * candidates->degree_count;
@@ -188,7 +189,8 @@ double candidates_device_speed(const struct candidates *candidates, int subclust
 
 enum hapt_status candidates_build(const struct hapt_cluster *cluster, const struct hapt_model *model,
                                   const struct hapt_layers *layers, const struct hapt_config *config,
-                                  const struct candidates_options *options, struct hapt_arena *arena, struct candidates *candidates)
+                                  const struct candidates_options *options, struct hapt_arena *arena,
+                                  struct candidates *candidates)
 {
     *candidates = (struct candidates){.cluster = cluster,
                                       .model = model,
@@ -217,7 +219,8 @@ enum hapt_status candidates_build(const struct hapt_cluster *cluster, const stru
 int candidates_degree(const struct candidates *candidates, int dp, int tp)
 {
     for (int d = 0; d < candidates->degree_count; d++)
-        if (candidates->degree[d].program == 0 && candidates->degree[d].dp == dp && candidates->degree[d].tp == tp) return d;
+        if (candidates->degree[d].program == 0 && candidates->degree[d].dp == dp && candidates->degree[d].tp == tp)
+            return d;
     return -1;
 }
 
@@ -232,8 +235,8 @@ enum hapt_status candidates_program(const struct candidates *candidates, int fir
                                     struct hapt_arena *arena, struct hapt_program **program)
 {
     const struct hapt_layers *layers = candidates->layers;
-    return hapt_program_build(candidates->sharding[degree_index], hapt_layers_first_op(layers, first), layers->end_op[last],
-                              arena, program);
+    return hapt_program_build(candidates->sharding[degree_index], hapt_layers_first_op(layers, first),
+                              layers->end_op[last], arena, program);
 }
 
 static enum hapt_status plan_program(const struct candidates *candidates, const struct hapt_program *program,
@@ -263,24 +266,27 @@ struct item_memory candidates_memory(const struct candidates *candidates, const 
 double candidates_resident_bytes(const struct candidates *candidates, const struct item_memory *memory, double limit)
 {
     const bool fits = memory->parameter_bytes + candidates->microbatches * memory->activation_bytes <= limit;
-    const bool sharded = candidates->state_sharing == STATE_SHARDED || (candidates->state_sharing == STATE_AS_NEEDED && !fits);
+    const bool sharded =
+        candidates->state_sharing == STATE_SHARDED || (candidates->state_sharing == STATE_AS_NEEDED && !fits);
     return sharded ? memory->sharded_bytes : memory->parameter_bytes;
 }
 
 enum hapt_status candidates_plan_memory(const struct candidates *candidates, int item,
                                         const struct hapt_engine_options *engine, struct item_memory *memory)
 {
-    const int structure = item / candidates->degree_count, first = candidates->first[structure], last = candidates->last[structure];
+    const int structure = item / candidates->degree_count, first = candidates->first[structure],
+              last = candidates->last[structure];
     struct hapt_arena scratch;
     struct hapt_program *program;
     struct hapt_memory_plan *plan;
-    if (!hapt_sharding_allows(candidates->sharding[item % candidates->degree_count], hapt_layers_first_op(candidates->layers, first),
-                              candidates->layers->end_op[last])) {
+    if (!hapt_sharding_allows(candidates->sharding[item % candidates->degree_count],
+                              hapt_layers_first_op(candidates->layers, first), candidates->layers->end_op[last])) {
         *memory = FITS_NOWHERE;
         return HAPT_OK;
     }
     hapt_arena_init(&scratch);
-    enum hapt_status status = candidates_program(candidates, first, last, item % candidates->degree_count, &scratch, &program);
+    enum hapt_status status =
+        candidates_program(candidates, first, last, item % candidates->degree_count, &scratch, &program);
     if (status == HAPT_OK) status = plan_program(candidates, program, engine, &scratch, &plan);
     if (status == HAPT_OK) {
         const struct hapt_memory_figures figures = {.parameter_bytes = plan->parameter_bytes,
@@ -294,7 +300,8 @@ enum hapt_status candidates_plan_memory(const struct candidates *candidates, int
     return status;
 }
 
-/* Is a range no more of the work than `imbalance` times its devices' share of the speed? A single layer cannot be cut further. */
+/* Is a range no more of the work than `imbalance` times its devices' share of the speed? A single layer cannot be cut
+ * further. */
 static bool is_balanced(const struct candidates *candidates, double speed, int first, int last)
 {
     const double all = candidates->work[candidates->layer_count];
@@ -305,9 +312,11 @@ static bool is_balanced(const struct candidates *candidates, double speed, int f
 bool candidates_may_be_wanted(const struct candidates *candidates, int degree_index, int first, int last)
 {
     const struct mesh *mesh = &candidates->degree[degree_index];
-    if (mesh->program == 0 || mesh->subclusters == 0) return true; /* of mixed stages the group is asked (candidates_wanted_mixed) */
+    if (mesh->program == 0 || mesh->subclusters == 0)
+        return true; /* of mixed stages the group is asked (candidates_wanted_mixed) */
     for (int c = 0; c < candidates->cluster->count; c++)
-        if ((mesh->subclusters >> c & 1u) && is_balanced(candidates, candidates_device_speed(candidates, c) * mesh->n * mesh->m, first, last))
+        if ((mesh->subclusters >> c & 1u) &&
+            is_balanced(candidates, candidates_device_speed(candidates, c) * mesh->n * mesh->m, first, last))
             return true;
     return false;
 }
@@ -317,7 +326,8 @@ bool candidates_wanted(const struct candidates *candidates, int subcluster, stru
 {
     const double limit = candidates->cluster->subcluster[subcluster].device.memory_bytes;
     if (candidates_resident_bytes(candidates, memory, limit) + memory->activation_bytes > limit) return false;
-    return is_balanced(candidates, candidates_device_speed(candidates, subcluster) * submesh.n * submesh.m, first, last);
+    return is_balanced(candidates, candidates_device_speed(candidates, subcluster) * submesh.n * submesh.m, first,
+                       last);
 }
 
 bool candidates_wanted_mixed(const struct candidates *candidates, const struct mixed_group *group, int first, int last,

@@ -22,8 +22,7 @@ static void group_subclusters(const struct hapt_cluster *cluster, const struct s
         classes->of_subcluster[c] = -1;
         for (int other = 0; other < c && classes->of_subcluster[c] < 0; other++) {
             const struct hapt_subcluster *a = &cluster->subcluster[c], *b = &cluster->subcluster[other];
-            if (of_one_kind(&a->device, &b->device) &&
-                seat[a->ranks[0]].node_index == seat[b->ranks[0]].node_index)
+            if (of_one_kind(&a->device, &b->device) && seat[a->ranks[0]].node_index == seat[b->ranks[0]].node_index)
                 classes->of_subcluster[c] = classes->of_subcluster[other];
         }
         if (classes->of_subcluster[c] < 0) classes->of_subcluster[c] = classes->count++;
@@ -39,8 +38,8 @@ static bool shares_device(const struct seat *seat, int rank)
     return found;
 }
 
-/* No more ranks of a host measure at once than its cores carry, and one on a device: others would only disturb them. Where that leaves none,
- * all do. */
+/* No more ranks of a host measure at once than its cores carry, and one on a device: others would only disturb them.
+ * Where that leaves none, all do. */
 static void choose_active(const struct hapt_env *env, const struct hapt_cluster *cluster, const struct seat *seat,
                           struct classes *classes)
 {
@@ -53,7 +52,8 @@ static void choose_active(const struct hapt_env *env, const struct hapt_cluster 
             if (!found_lead) classes->leads = r == env->world_rank;
             found_lead = true;
             members++;
-            if (pass == 0 && ((seat[r].node_rank + 1) * seat[r].threads > seat[r].cores || shares_device(seat, r))) continue;
+            if (pass == 0 && ((seat[r].node_rank + 1) * seat[r].threads > seat[r].cores || shares_device(seat, r)))
+                continue;
             if (r == env->world_rank) classes->active = classes->actives;
             classes->actives++;
         }

@@ -6,8 +6,8 @@
 
 /*
  * Well-tuned libraries reach three quarters of the data sheet's rate on large matrix products, less than half in fused
- * attention, and four fifths of the memory bandwidth. An accelerator must be filled: a product of 2^30 FLOPs runs at half
- * of that (6 us of an A100 at its peak), shares below follow s / (s + 2^30). A core is filled by 2^16.
+ * attention, and four fifths of the memory bandwidth. An accelerator must be filled: a product of 2^30 FLOPs runs at
+ * half of that (6 us of an A100 at its peak), shares below follow s / (s + 2^30). A core is filled by 2^16.
  */
 static const struct efficiency_table accelerator = {
     .curve = {[EFFICIENCY_PRODUCT] = {7,
@@ -79,7 +79,8 @@ enum hapt_status efficiency_check(const struct efficiency_table *table)
             if (k == 0) continue;
             const double rise = curve->size[k] - curve->size[k - 1];
             if (!(rise > 0))
-                return hapt_fail(HAPT_ERR_INPUT, NULL, "the sizes of class %s do not ascend at 2^%g", name, curve->size[k]);
+                return hapt_fail(HAPT_ERR_INPUT, NULL, "the sizes of class %s do not ascend at 2^%g", name,
+                                 curve->size[k]);
             if (log2(curve->share[k] / curve->share[k - 1]) > rise + 1e-9)
                 return hapt_fail(HAPT_ERR_INPUT, "an efficiency may rise with the size, not faster than it",
                                  "class %s would take less time at size 2^%g than at 2^%g", name, curve->size[k],

@@ -1,11 +1,11 @@
 /*
- * Efficiency: which share of a device's rates an operator reaches, by its class and size; the one table that turns FLOPs
- * and bytes into seconds. Built-in curves stand for a back end at large; others are fitted or loaded by whoever holds
- * measurements.
+ * Efficiency: which share of a device's rates an operator reaches, by its class and size; the one table that turns
+ * FLOPs and bytes into seconds. Built-in curves stand for a back end at large; others are fitted or loaded by whoever
+ * holds measurements.
  *
  * An operator takes launch_s + max(FLOPs / (rate * share(FLOPs)), bytes / (bandwidth * share(bytes))), the roofline.
- * A curve is piecewise linear in (log2 size, log2 share) and flat beyond its ends. No share rises faster than its size, so
- * that a larger operator never takes less time (efficiency_check).
+ * A curve is piecewise linear in (log2 size, log2 share) and flat beyond its ends. No share rises faster than its size,
+ * so that a larger operator never takes less time (efficiency_check).
  */
 #ifndef HAPT_PROFILE_EFFICIENCY_H
 #define HAPT_PROFILE_EFFICIENCY_H
@@ -24,9 +24,9 @@ enum efficiency_class {
 enum { EFFICIENCY_KNOTS = 12 };
 
 struct efficiency_curve {
-    int count;                       /* of knots, 1 to EFFICIENCY_KNOTS */
-    double size[EFFICIENCY_KNOTS];   /* log2 of FLOPs (memory: of bytes), ascending */
-    double share[EFFICIENCY_KNOTS];  /* of the rate, above 0 */
+    int count;                      /* of knots, 1 to EFFICIENCY_KNOTS */
+    double size[EFFICIENCY_KNOTS];  /* log2 of FLOPs (memory: of bytes), ascending */
+    double share[EFFICIENCY_KNOTS]; /* of the rate, above 0 */
 };
 
 struct efficiency_table {
@@ -45,8 +45,8 @@ enum efficiency_class efficiency_class_of(const struct hapt_op_type *type);
 /* Every invariant above; HAPT_ERR_INPUT. */
 enum hapt_status efficiency_check(const struct efficiency_table *table);
 
-/* What a device can do at best in one element type, as its description has it, and which share of it operators reach. A rate
- * of 0 is not known and costs nothing. */
+/* What a device can do at best in one element type, as its description has it, and which share of it operators reach. A
+ * rate of 0 is not known and costs nothing. */
 struct roofline {
     double peak_flops, vector_flops; /* FLOP/s without slowdown */
     double bandwidth;                /* byte/s */
@@ -54,8 +54,8 @@ struct roofline {
     const struct efficiency_table *table;
 };
 
-/* `table` NULL: the built-in one of the device's back end. A device without bf16 computes such a model in fp16, one without
- * either in fp32. */
+/* `table` NULL: the built-in one of the device's back end. A device without bf16 computes such a model in fp16, one
+ * without either in fp32. */
 struct roofline roofline_describe(const struct hapt_device_spec *device, enum hapt_dtype dtype,
                                   const struct efficiency_table *table);
 double roofline_peak_flops(const struct hapt_device_spec *device, enum hapt_dtype dtype);

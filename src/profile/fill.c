@@ -34,7 +34,8 @@ static bool has_candidates(const struct filling *filling, int subcluster, struct
     const int degree = candidates_degree_of(candidates, variant);
     for (int k = 0; degree >= 0 && k < candidates->structure_count; k++) {
         const struct item_memory *memory = &filling->memory[subcluster][k * candidates->degree_count + degree];
-        if (candidates_wanted(candidates, subcluster, variant, candidates->first[k], candidates->last[k], memory)) return true;
+        if (candidates_wanted(candidates, subcluster, variant, candidates->first[k], candidates->last[k], memory))
+            return true;
     }
     return false;
 }
@@ -51,7 +52,8 @@ static bool is_dominated(const struct filling *filling, int subcluster, struct h
         const struct item_memory *x = &filling->memory[subcluster][a], *y = &filling->memory[subcluster][b];
         if (!candidates_wanted(candidates, subcluster, variant, candidates->first[k], candidates->last[k], x)) continue;
         if (y->parameter_bytes > x->parameter_bytes || y->activation_bytes > x->activation_bytes) return false;
-        if (candidates_resident_bytes(candidates, y, limit) > candidates_resident_bytes(candidates, x, limit)) return false;
+        if (candidates_resident_bytes(candidates, y, limit) > candidates_resident_bytes(candidates, x, limit))
+            return false;
         if (stage_s(&filling->time[subcluster][b]) > stage_s(&filling->time[subcluster][a])) return false;
         if (step_s(filling, subcluster, other, b) > step_s(filling, subcluster, variant, a)) return false;
     }
@@ -76,7 +78,8 @@ static enum hapt_status choose_rows(const struct filling *filling, int subcluste
     for (int v = 0; v < count; v++) {
         for (int w = 0; w < count && !drop[v]; w++) {
             if (w == v || drop[w] || its[w].n != its[v].n || its[w].m != its[v].m) continue;
-            if (its[v].program == 0 && its[w].program > 0) continue; /* --program may take programs out of the profile again */
+            if (its[v].program == 0 && its[w].program > 0)
+                continue; /* --program may take programs out of the profile again */
             drop[v] = is_dominated(filling, subcluster, its[v], its[w]) &&
                       (w < v || !is_dominated(filling, subcluster, its[w], its[v]));
         }
@@ -100,9 +103,9 @@ static enum hapt_status fill_frame(const struct filling *filling, struct hapt_ar
         struct hapt_submesh *row;
         int rows;
         HAPT_TRY(choose_rows(filling, a, scratch, &row, &rows));
-        HAPT_TRY(hapt_profile_add_cluster_of(profile, a, subcluster->name, subcluster->nodes, subcluster->devices_per_node,
-                                             subcluster->device.memory_bytes, candidates_device_speed(candidates, a), row,
-                                             rows, result));
+        HAPT_TRY(hapt_profile_add_cluster_of(profile, a, subcluster->name, subcluster->nodes,
+                                             subcluster->devices_per_node, subcluster->device.memory_bytes,
+                                             candidates_device_speed(candidates, a), row, rows, result));
         for (int b = 0; b < cluster->count; b++) {
             const struct hapt_link *link = hapt_cluster_link(cluster, a, b);
             profile->link_bandwidth[a * cluster->count + b] = link->bandwidth;
@@ -138,9 +141,10 @@ static void fill_row(const struct filling *filling, int subcluster, int s, bool 
     }
 }
 
-/* Seconds of layers [i, j + 1) of a group without times of its own: the slowest device decides, then all sum their gradients. */
-static void compose_mixed(const struct filling *filling, const struct mixed_group *group, int i, int j, double *stage_time,
-                          double *forward_time, double *step_time)
+/* Seconds of layers [i, j + 1) of a group without times of its own: the slowest device decides, then all sum their
+ * gradients. */
+static void compose_mixed(const struct filling *filling, const struct mixed_group *group, int i, int j,
+                          double *stage_time, double *forward_time, double *step_time)
 {
     const struct candidates *candidates = filling->candidates;
     double longest_s = 0;
@@ -154,7 +158,8 @@ static void compose_mixed(const struct filling *filling, const struct mixed_grou
         *stage_time = stage_s(time);
         *forward_time = time->forward_s;
     }
-    const struct item_memory *memory = &filling->memory[group->cluster[0]][candidates_item(candidates, group->degree[0], i, j)];
+    const struct item_memory *memory =
+        &filling->memory[group->cluster[0]][candidates_item(candidates, group->degree[0], i, j)];
     *step_time = fmax(longest_s - *stage_time * candidates->microbatches, 0) +
                  hapt_collective_cost_s(&group->sums, HAPT_COLLECTIVE_ALL_REDUCE, 4 * memory->trained_elements, 0);
 }
@@ -181,13 +186,14 @@ static void fill_mixed_cell(const struct filling *filling, const struct mixed_gr
         table->stage_forward_time[cell] = fmin(group->times->forward_s[cell], group->times->stage_s[cell]);
         table->step_time[cell] = group->times->step_s[cell];
     } else {
-        compose_mixed(filling, group, i, j, &table->stage_time[cell], &table->stage_forward_time[cell], &table->step_time[cell]);
+        compose_mixed(filling, group, i, j, &table->stage_time[cell], &table->stage_forward_time[cell],
+                      &table->step_time[cell]);
     }
     table->step_time[cell] += owed_s;
 }
 
-static enum hapt_status fill_mixed(const struct filling *filling, const struct mixed_group *group, struct hapt_arena *result,
-                                   struct hapt_profile *profile)
+static enum hapt_status fill_mixed(const struct filling *filling, const struct mixed_group *group,
+                                   struct hapt_arena *result, struct hapt_profile *profile)
 {
     const struct candidates *candidates = filling->candidates;
     const int L = candidates->layer_count, devices = group->devices[0] + group->devices[1];
@@ -199,9 +205,10 @@ static enum hapt_status fill_mixed(const struct filling *filling, const struct m
     HAPT_NEW(table->step_time, result, cells);
     const double *ratio = group->program > 0 ? candidates->layout[group->program - 1]->axis[0].ratio : NULL;
     for (int d = 0; d < devices; d++)
-        table->ratio[d] = ratio              ? ratio[d]
-                          : group->program > 0 ? 1.0 / devices
-                                               : (double)group->rows[d >= group->devices[0]] / candidates->model->microbatch;
+        table->ratio[d] = ratio ? ratio[d]
+                          : group->program > 0
+                              ? 1.0 / devices
+                              : (double)group->rows[d >= group->devices[0]] / candidates->model->microbatch;
     for (int i = 0; i < L; i++)
         for (int j = i; j < L; j++) fill_mixed_cell(filling, group, i, j, cells, profile, table);
     return HAPT_OK;
@@ -219,7 +226,8 @@ static enum hapt_status check_single_layers(const struct candidates *candidates,
             most = fmax(most, table->device_memory_bytes);
             for (int d = 0; d < candidates->degree_count; d++) {
                 const struct item_memory *need = &memory[c][candidates_item(candidates, d, l, l)];
-                least = fmin(least, candidates_resident_bytes(candidates, need, table->device_memory_bytes) + need->activation_bytes);
+                least = fmin(least, candidates_resident_bytes(candidates, need, table->device_memory_bytes) +
+                                        need->activation_bytes);
             }
             for (int s = 0; s < table->submesh_count; s++) {
                 const int degree = candidates_degree_of(candidates, table->submesh[s]);
@@ -229,9 +237,10 @@ static enum hapt_status check_single_layers(const struct candidates *candidates,
         }
         char needed[32], there[32];
         if (!fits)
-            return hapt_fail(HAPT_ERR_INFEASIBLE, "use a smaller --microbatch, finer layers or devices with more memory",
-                             "layer %d needs %s of device memory with one microbatch in flight, the largest device has %s", l,
-                             hapt_units_bytes(least, needed), hapt_units_bytes(most, there));
+            return hapt_fail(
+                HAPT_ERR_INFEASIBLE, "use a smaller --microbatch, finer layers or devices with more memory",
+                "layer %d needs %s of device memory with one microbatch in flight, the largest device has %s", l,
+                hapt_units_bytes(least, needed), hapt_units_bytes(most, there));
     }
     return HAPT_OK;
 }
@@ -256,8 +265,8 @@ static enum hapt_status take_layout(struct numbering *numbering, struct hapt_pro
 }
 
 /* The layouts that rows and mixed stages use, copied and numbered anew. */
-static enum hapt_status take_layouts(const struct candidates *candidates, struct hapt_arena *result, struct hapt_arena *scratch,
-                                     struct hapt_profile *profile)
+static enum hapt_status take_layouts(const struct candidates *candidates, struct hapt_arena *result,
+                                     struct hapt_arena *scratch, struct hapt_profile *profile)
 {
     struct numbering numbering = {.candidates = candidates, .result = result};
     HAPT_NEW(numbering.number, scratch, candidates->layout_count + 1);
@@ -265,7 +274,8 @@ static enum hapt_status take_layouts(const struct candidates *candidates, struct
     for (int c = 0; c < profile->cluster_count; c++)
         for (int s = 0; s < profile->cluster[c].submesh_count; s++)
             HAPT_TRY(take_layout(&numbering, profile, &profile->cluster[c].submesh[s].program));
-    for (int k = 0; k < profile->mixed_count; k++) HAPT_TRY(take_layout(&numbering, profile, &profile->mixed[k].program));
+    for (int k = 0; k < profile->mixed_count; k++)
+        HAPT_TRY(take_layout(&numbering, profile, &profile->mixed[k].program));
     profile->layout = numbering.layout;
     return HAPT_OK;
 }
@@ -285,7 +295,8 @@ static enum hapt_status fill(struct filling *filling, struct hapt_arena *result,
         memset(seen, 0, (size_t)candidates->item_count * sizeof *seen);
         for (int s = 0; s < made->cluster[c].submesh_count; s++) fill_row(filling, c, s, seen, made);
     }
-    for (int k = 0; k < candidates->mixed_count; k++) HAPT_TRY(fill_mixed(filling, &candidates->mixed[k], result, made));
+    for (int k = 0; k < candidates->mixed_count; k++)
+        HAPT_TRY(fill_mixed(filling, &candidates->mixed[k], result, made));
     HAPT_TRY(check_single_layers(candidates, filling->memory, made));
     HAPT_TRY(take_layouts(candidates, result, scratch, made));
     HAPT_TRY(hapt_profile_check(made));

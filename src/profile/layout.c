@@ -23,7 +23,8 @@ static bool same_instruction(const struct hapt_axis_instruction *a, const struct
 {
     if (a->op != b->op) return false;
     if (a->op >= 0) return same_cut(a->cut, b->cut);
-    return a->tensor == b->tensor && a->kind == b->kind && hapt_property_same(a->from, b->from) && hapt_property_same(a->to, b->to);
+    return a->tensor == b->tensor && a->kind == b->kind && hapt_property_same(a->from, b->from) &&
+           hapt_property_same(a->to, b->to);
 }
 
 static bool same_axis(const struct hapt_axis *a, const struct hapt_axis *b)

@@ -32,14 +32,16 @@ static void flatten(const struct hapt_axis_instruction *from, int32_t *row)
     row[at++] = cut.letter, row[at++] = cut.blocks, row[at++] = (int32_t)cut.unit, row[at++] = cut.ratio;
     row[at++] = computes ? -1 : from->tensor, row[at++] = computes ? HAPT_COLLECTIVE_NONE : (int)from->kind;
     for (int p = 0; p < 2; p++) {
-        const struct hapt_property its = computes ? (struct hapt_property){.kind = HAPT_PROPERTY_IDENTITY} : property[p];
-        row[at++] = (int)its.kind, row[at++] = its.dim, row[at++] = its.blocks, row[at++] = (int32_t)its.unit, row[at++] = its.ratio;
+        const struct hapt_property its =
+            computes ? (struct hapt_property){.kind = HAPT_PROPERTY_IDENTITY} : property[p];
+        row[at++] = (int)its.kind, row[at++] = its.dim, row[at++] = its.blocks, row[at++] = (int32_t)its.unit,
+        row[at++] = its.ratio;
     }
     HAPT_ASSERT(at == COLUMNS);
 }
 
-static enum hapt_status write_axis(struct hapt_h5 *file, const char *group, int k, int axis, const struct hapt_stage_layout *layout,
-                                   struct hapt_arena *scratch)
+static enum hapt_status write_axis(struct hapt_h5 *file, const char *group, int k, int axis,
+                                   const struct hapt_stage_layout *layout, struct hapt_arena *scratch)
 {
     const struct hapt_axis_program *program = layout->program[axis];
     const struct hapt_axis *its = &layout->axis[axis];
@@ -54,7 +56,8 @@ static enum hapt_status write_axis(struct hapt_h5 *file, const char *group, int 
     return hapt_h5_write(file, table_of(path, group, k, axis, "ratio"), HAPT_H5_F64, 2, ratios, its->ratio, "");
 }
 
-enum hapt_status hapt_stage_layout_write(struct hapt_h5 *file, const char *group, int k, const struct hapt_stage_layout *layout)
+enum hapt_status hapt_stage_layout_write(struct hapt_h5 *file, const char *group, int k,
+                                         const struct hapt_stage_layout *layout)
 {
     char path[PATH_CHARS];
     const int sizes[HAPT_MESH_AXES] = {layout->axis[0].size, layout->axis[1].size};
@@ -87,13 +90,15 @@ static bool read_property(const int32_t *row, int ratios, struct hapt_property *
 static bool read_row(const int32_t *row, int ratios, struct hapt_axis_instruction *instruction)
 {
     const bool letter = row[1] == HAPT_CUT_WHOLE || row[1] == HAPT_CUT_PARTIAL || (row[1] > ' ' && row[1] < 127);
-    if (row[0] < -1 || !letter || row[2] < 0 || row[2] > MAX_BLOCKS || row[3] < 0 || row[4] < 0 || row[4] >= ratios) return false;
+    if (row[0] < -1 || !letter || row[2] < 0 || row[2] > MAX_BLOCKS || row[3] < 0 || row[4] < 0 || row[4] >= ratios)
+        return false;
     const bool computes = row[0] >= 0;
     if (!computes && (row[5] < 0 || row[6] <= HAPT_COLLECTIVE_NONE || row[6] >= HAPT_COLLECTIVE_COUNT)) return false;
-    *instruction = (struct hapt_axis_instruction){.op = row[0],
-                                                  .cut = {(char)row[1], row[2], row[3], row[4]},
-                                                  .tensor = computes ? -1 : row[5],
-                                                  .kind = computes ? HAPT_COLLECTIVE_NONE : (enum hapt_collective_kind)row[6]};
+    *instruction =
+        (struct hapt_axis_instruction){.op = row[0],
+                                       .cut = {(char)row[1], row[2], row[3], row[4]},
+                                       .tensor = computes ? -1 : row[5],
+                                       .kind = computes ? HAPT_COLLECTIVE_NONE : (enum hapt_collective_kind)row[6]};
     return read_property(&row[7], ratios, &instruction->from) && read_property(&row[12], ratios, &instruction->to);
 }
 
@@ -102,7 +107,8 @@ static enum hapt_status damaged(struct hapt_h5 *file, int k, const char *what)
     return hapt_fail(HAPT_ERR_INPUT, DAMAGED, "%s: program_%d: %s", hapt_h5_path(file), k, what);
 }
 
-static enum hapt_status read_ratios(struct hapt_h5 *file, const char *path, int k, struct hapt_arena *arena, struct hapt_axis *axis)
+static enum hapt_status read_ratios(struct hapt_h5 *file, const char *path, int k, struct hapt_arena *arena,
+                                    struct hapt_axis *axis)
 {
     int64_t shape[2] = {-1, axis->size};
     void *data;
@@ -141,7 +147,8 @@ static enum hapt_status read_axis(struct hapt_h5 *file, const char *group, int k
     HAPT_NEW(program->instruction, arena, program->count);
     for (int i = 0; i < program->count; i++)
         if (!read_row(&table[(size_t)i * COLUMNS], ratios, &program->instruction[i]))
-            return hapt_fail(HAPT_ERR_INPUT, DAMAGED, "%s: row %d of %s is no instruction", hapt_h5_path(file), i, path);
+            return hapt_fail(HAPT_ERR_INPUT, DAMAGED, "%s: row %d of %s is no instruction", hapt_h5_path(file), i,
+                             path);
     layout->program[axis] = program;
     return HAPT_OK;
 }

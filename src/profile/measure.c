@@ -3,11 +3,12 @@
  *
  * Subclusters of one kind of device on one host form a class and share measurements (classes.h).
  * A class measures every item once per round; rounds are interleaved over all items and rotate over the ranks, so that
- * neither a slow moment nor a slow core meets one item alone; the median of the rounds counts. The spread of the rounds is the noise
- * that is reported (steadiness.h).
+ * neither a slow moment nor a slow core meets one item alone; the median of the rounds counts. The spread of the rounds
+ * is the noise that is reported (steadiness.h).
  *
- * Every number comes from engine runs: those of a device by itself are thread CPU time, on a GPU the device's, times its slowdown
- * (measure_rounds.c), those of mixed stages wall time of the ranks that would train them (mixed_measure.c).
+ * Every number comes from engine runs: those of a device by itself are thread CPU time, on a GPU the device's, times
+ * its slowdown (measure_rounds.c), those of mixed stages wall time of the ranks that would train them
+ * (mixed_measure.c).
  */
 #include "measure.h"
 
@@ -51,7 +52,8 @@ static enum hapt_status plan_items(struct measure *measure, const struct hapt_en
     if (!measure->classes.leads) return HAPT_OK;
     hapt_progress_init(&progress, measure->env, "planning memory", measure->candidates->item_count);
     for (int item = 0; item < measure->candidates->item_count && status == HAPT_OK; item++) {
-        status = candidates_plan_memory(measure->candidates, item, options, measure_memory(measure, measure->classes.mine, item));
+        status = candidates_plan_memory(measure->candidates, item, options,
+                                        measure_memory(measure, measure->classes.mine, item));
         hapt_progress_update(&progress, item + 1, NULL);
     }
     hapt_progress_release(&progress);
@@ -72,8 +74,8 @@ static void mark_needed(struct measure *measure, struct hapt_submesh *submesh)
             for (int i = 0; degree >= 0 && i < L; i++) {
                 for (int j = i; j < L; j++) {
                     const int item = candidates_item(candidates, degree, i, j);
-                    if (i == j ||
-                        candidates_wanted(candidates, c, submesh[s], i, j, measure_memory(measure, measure->classes.mine, item)))
+                    if (i == j || candidates_wanted(candidates, c, submesh[s], i, j,
+                                                    measure_memory(measure, measure->classes.mine, item)))
                         measure->needed[item] = true;
                 }
             }
@@ -97,14 +99,15 @@ double measure_room(const struct measure *measure, const struct hapt_engine_opti
 
 enum hapt_status measure_check_cost(const struct measure *measure)
 {
-    const struct afford_question question = {.env = measure->env,
-                                             .config = measure->config,
-                                             .candidates = measure->candidates,
-                                             .classes = &measure->classes,
-                                             .windows = &measure->windows,
-                                             .needed = measure->needed,
-                                             .memory = measure->classes.mine < 0 ? NULL : measure_memory(measure, measure->classes.mine, 0),
-                                             .teams = measure_any_slowed(measure->cluster) || measure->candidates->mixed_count > 0};
+    const struct afford_question question = {
+        .env = measure->env,
+        .config = measure->config,
+        .candidates = measure->candidates,
+        .classes = &measure->classes,
+        .windows = &measure->windows,
+        .needed = measure->needed,
+        .memory = measure->classes.mine < 0 ? NULL : measure_memory(measure, measure->classes.mine, 0),
+        .teams = measure_any_slowed(measure->cluster) || measure->candidates->mixed_count > 0};
     return afford_check(&question, measure->scratch);
 }
 
@@ -182,8 +185,9 @@ static enum hapt_status choose_windows(struct measure *measure, const struct hap
     }
     HAPT_NEW(submesh, measure->scratch, most);
     mark_needed(measure, submesh);
-    return windows_choose(measure->candidates, options, measure_room(measure, options), measure_memory(measure, measure->classes.mine, 0),
-                          measure->needed, measure->scratch, &measure->windows);
+    return windows_choose(measure->candidates, options, measure_room(measure, options),
+                          measure_memory(measure, measure->classes.mine, 0), measure->needed, measure->scratch,
+                          &measure->windows);
 }
 
 /* Sums over ranks, and over classes by their leads. Collective. */
@@ -223,11 +227,13 @@ static void warn_of_noise(const struct measure *measure, const struct hapt_profi
 {
     const char *hint = "measure again when nothing else runs here, or for longer (--profile-seconds)";
     if (fabs(profile->drift) > NOISY)
-        hapt_warn(measure->env, "the devices became %.0f %% %s while they were measured, so times may be off by %.0f %%: %s\n",
+        hapt_warn(measure->env,
+                  "the devices became %.0f %% %s while they were measured, so times may be off by %.0f %%: %s\n",
                   100 * fabs(profile->drift), profile->drift > 0 ? "slower" : "faster", 100 * profile->noise, hint);
     else if (profile->noise > NOISY)
-        hapt_warn(measure->env, "the devices' speed varied while they were measured, so times may be off by %.0f %%: %s\n", 100 * profile->noise,
-                  hint);
+        hapt_warn(measure->env,
+                  "the devices' speed varied while they were measured, so times may be off by %.0f %%: %s\n",
+                  100 * profile->noise, hint);
 }
 
 static bool wanted(const void *context, const struct mixed_group *group, int first, int last)
@@ -241,7 +247,8 @@ static bool wanted(const void *context, const struct mixed_group *group, int fir
 }
 
 /* Mixed stages as they train, in what is left of --profile-seconds. */
-static enum hapt_status run_mixed(struct measure *measure, struct candidates *candidates, const struct hapt_engine_options *options)
+static enum hapt_status run_mixed(struct measure *measure, struct candidates *candidates,
+                                  const struct hapt_engine_options *options)
 {
     const struct mixed_measuring measuring = {.env = measure->env, .config = measure->config, .candidates = candidates};
     double budget_s;
@@ -251,8 +258,9 @@ static enum hapt_status run_mixed(struct measure *measure, struct candidates *ca
     return mixed_measure_times(&measuring, options, wanted, measure, budget_s, measure->scratch, &runs);
 }
 
-static enum hapt_status measure_all(struct measure *measure, struct candidates *candidates, struct hapt_engine_options *options,
-                                    struct hapt_arena *result, struct hapt_profile **profile)
+static enum hapt_status measure_all(struct measure *measure, struct candidates *candidates,
+                                    struct hapt_engine_options *options, struct hapt_arena *result,
+                                    struct hapt_profile **profile)
 {
     const struct hapt_env *env = measure->env;
     HAPT_TRY(classes_find(env, measure->cluster, measure->threads, &measure->classes));
@@ -262,16 +270,17 @@ static enum hapt_status measure_all(struct measure *measure, struct candidates *
                                         sizeof *measure->memory / sizeof(double)));
     HAPT_TRY(hapt_env_agree(env->world, choose_windows(measure, options)));
     HAPT_TRY(measure_check_cost(measure));
-    HAPT_TRY(reduce_measure(env, measure->cluster, options, hapt_config_real(measure->config, "timeout"), measure->scratch,
-                            &measure->reduce));
+    HAPT_TRY(reduce_measure(env, measure->cluster, options, hapt_config_real(measure->config, "timeout"),
+                            measure->scratch, &measure->reduce));
     MPI_Comm class_comm;
-    HAPT_MPI(MPI_Comm_split(env->world, measure->classes.mine < 0 ? MPI_UNDEFINED : measure->classes.mine, env->world_rank,
-                            &class_comm));
+    HAPT_MPI(MPI_Comm_split(env->world, measure->classes.mine < 0 ? MPI_UNDEFINED : measure->classes.mine,
+                            env->world_rank, &class_comm));
     const enum hapt_status status = measure_run_class(measure, class_comm);
     if (class_comm != MPI_COMM_NULL) MPI_Comm_free(&class_comm);
     HAPT_TRY(status);
     windows_close(&measure->windows); /* their memory is the stages' */
-    HAPT_TRY(measure_run_submeshes(measure, options, SLOWED_SHARE * hapt_config_real(measure->config, "profile-seconds")));
+    HAPT_TRY(
+        measure_run_submeshes(measure, options, SLOWED_SHARE * hapt_config_real(measure->config, "profile-seconds")));
     if (candidates->mixed_count > 0) HAPT_TRY(run_mixed(measure, candidates, options));
     HAPT_TRY(hapt_env_agree(env->world, make_tables(measure, result, profile)));
     HAPT_TRY(gather_noise(measure, *profile));

@@ -1,6 +1,6 @@
 /*
- * Measured profiles, inside: what a measurement knows (measure.c), rounds over items and what is made of them (measure_rounds.c), and the
- * paces of devices that mixed stages share rows by (measure_paces.c).
+ * Measured profiles, inside: what a measurement knows (measure.c), rounds over items and what is made of them
+ * (measure_rounds.c), and the paces of devices that mixed stages share rows by (measure_paces.c).
  */
 #ifndef HAPT_PROFILE_MEASURE_H
 #define HAPT_PROFILE_MEASURE_H
@@ -27,13 +27,13 @@ struct measure {
     bool *needed;               /* [item] in my class */
     double *layer_s;            /* [degree][L] seconds of a single layer, in my class */
     struct windows windows;
-    unsigned char *role; /* [item] select_role in my class */
-    bool *timed;         /* [item] */
-    int *order, count;   /* items of the pass to time, dearest first */
-    int rounds;          /* of the pass */
-    double noise[2];     /* relative standard error of a median: forward, backward */
-    struct steadiness steadiness; /* the worst pass over items */
-    double *sample;      /* [item][MEASURE_MOST_ROUNDS][2] */
+    unsigned char *role;               /* [item] select_role in my class */
+    bool *timed;                       /* [item] */
+    int *order, count;                 /* items of the pass to time, dearest first */
+    int rounds;                        /* of the pass */
+    double noise[2];                   /* relative standard error of a median: forward, backward */
+    struct steadiness steadiness;      /* the worst pass over items */
+    double *sample;                    /* [item][MEASURE_MOST_ROUNDS][2] */
     struct hapt_profile_effort effort; /* of this rank; in the end of the whole */
     struct reduce_table reduce;
 };
@@ -54,17 +54,19 @@ enum hapt_status measure_sum_over_ranks(const struct measure *measure, double *d
 double measure_class_memory(const struct measure *measure);
 /* Bytes that my windows may hold together. */
 double measure_room(const struct measure *measure, const struct hapt_engine_options *options);
-/* Refuses, once the windows are chosen, what takes too long or too much memory (afford.h). Collective over env->world. */
+/* Refuses, once the windows are chosen, what takes too long or too much memory (afford.h). Collective over env->world.
+ */
 enum hapt_status measure_check_cost(const struct measure *measure);
 /* Tables, this rank's device, and the memory of all items. */
 enum hapt_status measure_set_up(struct measure *measure, struct hapt_engine_options *options);
 /* What is left of --profile-seconds, the same on all ranks. Collective over env->world. */
 enum hapt_status measure_budget_left(const struct measure *measure, double *budget_s);
 
-/* Times every single layer that is needed: layer_s, and the items' times. Collective over env->world, ranks of a class over class_comm. */
+/* Times every single layer that is needed: layer_s, and the items' times. Collective over env->world, ranks of a class
+ * over class_comm. */
 enum hapt_status measure_time_layers(struct measure *measure, MPI_Comm class_comm);
-/* Seconds that the end of a step spends on one trained element, all measuring ranks of the class at once: [0] the update, which a slowed
- * device stretches, [1] the norm and clearing. Collective over env->world and class_comm. */
+/* Seconds that the end of a step spends on one trained element, all measuring ranks of the class at once: [0] the
+ * update, which a slowed device stretches, [1] the norm and clearing. Collective over env->world and class_comm. */
 enum hapt_status measure_time_updates(struct measure *measure, MPI_Comm class_comm, int item, double s_per_element[2]);
 /* Times of all items, to all ranks. Collective over env->world and class_comm. */
 enum hapt_status measure_run_class(struct measure *measure, MPI_Comm class_comm);
@@ -73,12 +75,14 @@ enum hapt_status measure_run_class(struct measure *measure, MPI_Comm class_comm)
 double measure_sum_s(const struct measure *measure, int subcluster, struct hapt_submesh submesh, double bytes);
 /* Is some device slowed down? */
 bool measure_any_slowed(const struct hapt_cluster *cluster);
-/* Runs stages of slowed devices as they train, for about `budget_s`; the times of items follow. Collective over env->world. */
-enum hapt_status measure_run_submeshes(struct measure *measure, const struct hapt_engine_options *options, double budget_s);
-
-/* The groups of mixed stages: rows by measured paces, programs by calibrated operators and measured collectives. Collective over
+/* Runs stages of slowed devices as they train, for about `budget_s`; the times of items follow. Collective over
  * env->world. */
-enum hapt_status measure_mix(const struct measure *like, const struct hapt_layers *layers, struct candidates *candidates,
-                             struct hapt_arena *arena);
+enum hapt_status measure_run_submeshes(struct measure *measure, const struct hapt_engine_options *options,
+                                       double budget_s);
+
+/* The groups of mixed stages: rows by measured paces, programs by calibrated operators and measured collectives.
+ * Collective over env->world. */
+enum hapt_status measure_mix(const struct measure *like, const struct hapt_layers *layers,
+                             struct candidates *candidates, struct hapt_arena *arena);
 
 #endif

@@ -1,4 +1,5 @@
-/* Paces of devices: the whole model with all rows of a microbatch and with few, for the rows and programs of mixed stages. */
+/* Paces of devices: the whole model with all rows of a microbatch and with few, for the rows and programs of mixed
+ * stages. */
 #include "measure.h"
 
 #include <math.h>
@@ -9,14 +10,16 @@
 #define CALIBRATION_SHARE 0.15 /* of --profile-seconds, for timing operators that programs are priced with */
 
 /* Every single layer with all rows of a microbatch and with few. */
-static enum hapt_status choose_layers(struct measure *measure, const struct hapt_engine_options *options, const int degree[2])
+static enum hapt_status choose_layers(struct measure *measure, const struct hapt_engine_options *options,
+                                      const int degree[2])
 {
     const struct candidates *candidates = measure->candidates;
     if (measure->classes.mine < 0) return HAPT_OK;
     for (int l = 0; l < candidates->layer_count; l++)
         for (int k = 0; k < 2; k++) measure->needed[candidates_item(candidates, degree[k], l, l)] = true;
-    return windows_choose(candidates, options, measure_room(measure, options), measure_memory(measure, measure->classes.mine, 0),
-                          measure->needed, measure->scratch, &measure->windows);
+    return windows_choose(candidates, options, measure_room(measure, options),
+                          measure_memory(measure, measure->classes.mine, 0), measure->needed, measure->scratch,
+                          &measure->windows);
 }
 
 /* CPU seconds of my class: all rows, few rows, update, the rest of a step's end. */
@@ -51,14 +54,14 @@ static enum hapt_status measure_paces(struct measure *measure, struct hapt_engin
     HAPT_TRY(classes_find(env, measure->cluster, measure->threads, &measure->classes));
     HAPT_TRY(hapt_env_agree(env->world, measure_set_up(measure, options)));
     HAPT_TRY(measure_sum_over_ranks(measure, (double *)measure->memory,
-                            (size_t)measure->classes.count * (size_t)measure->candidates->item_count *
-                                sizeof *measure->memory / sizeof(double)));
+                                    (size_t)measure->classes.count * (size_t)measure->candidates->item_count *
+                                        sizeof *measure->memory / sizeof(double)));
     HAPT_TRY(hapt_env_agree(env->world, choose_layers(measure, options, degree)));
     HAPT_TRY(measure_check_cost(measure));
     sum = hapt_arena_alloc(measure->scratch, 4 * (size_t)measure->classes.count, sizeof *sum);
     HAPT_TRY(hapt_env_agree(env->world, sum ? HAPT_OK : HAPT_ERR_MEMORY));
-    HAPT_MPI(MPI_Comm_split(env->world, measure->classes.mine < 0 ? MPI_UNDEFINED : measure->classes.mine, env->world_rank,
-                            &class_comm));
+    HAPT_MPI(MPI_Comm_split(env->world, measure->classes.mine < 0 ? MPI_UNDEFINED : measure->classes.mine,
+                            env->world_rank, &class_comm));
     double mine[4] = {0};
     const enum hapt_status status = sum_layers(measure, class_comm, degree, mine);
     if (class_comm != MPI_COMM_NULL) MPI_Comm_free(&class_comm);
@@ -68,14 +71,15 @@ static enum hapt_status measure_paces(struct measure *measure, struct hapt_engin
     for (int c = 0; c < measure->cluster->count; c++) {
         const double slowdown = fmax(measure->cluster->subcluster[c].device.slowdown, 1);
         const double *its = &sum[4 * measure->classes.of_subcluster[c]];
-        pace[c] = candidates_pace(measure->candidates, slowdown * its[0], slowdown * its[1], slowdown * its[2] + its[3]);
+        pace[c] =
+            candidates_pace(measure->candidates, slowdown * its[0], slowdown * its[1], slowdown * its[2] + its[3]);
     }
     return HAPT_OK;
 }
 
 /* The rows of mixed stages by measured paces. */
-static enum hapt_status mix_rows(const struct measure *like, struct candidates *candidates, unsigned programs, struct hapt_arena *arena,
-                                 struct hapt_arena *scratch)
+static enum hapt_status mix_rows(const struct measure *like, struct candidates *candidates, unsigned programs,
+                                 struct hapt_arena *arena, struct hapt_arena *scratch)
 {
     struct measure measure = *like;
     struct hapt_engine_options options = {0};
@@ -100,7 +104,8 @@ static enum hapt_status mix(const struct measure *like, const struct hapt_layers
     HAPT_TRY(mix_rows(like, candidates, programs, arena, scratch));
     if (candidates->mixable_count > 0) {
         struct hapt_efficiency *efficiency;
-        HAPT_TRY(calibrate_within(like->env, like->cluster, candidates->model, layers, like->config, budget_s, scratch, &efficiency));
+        HAPT_TRY(calibrate_within(like->env, like->cluster, candidates->model, layers, like->config, budget_s, scratch,
+                                  &efficiency));
         measuring.efficiency = efficiency;
         HAPT_TRY(mixed_measure_programs(&measuring, arena));
     }
@@ -108,8 +113,8 @@ static enum hapt_status mix(const struct measure *like, const struct hapt_layers
     return classes_same_structures(like->env, candidates);
 }
 
-enum hapt_status measure_mix(const struct measure *like, const struct hapt_layers *layers, struct candidates *candidates,
-                             struct hapt_arena *arena)
+enum hapt_status measure_mix(const struct measure *like, const struct hapt_layers *layers,
+                             struct candidates *candidates, struct hapt_arena *arena)
 {
     struct hapt_arena scratch;
     if (!candidates_may_mix(candidates, like->config)) return HAPT_OK;

@@ -1,11 +1,11 @@
 /*
- * Rounds over the items of a class. Single layers are timed first; they tell how many rounds the budget allows. Then those items are timed
- * of which all others can be composed (select.h); where the witnesses among them do not bear out what smooth.h composes, the others are
- * timed too. When the budget allows fewer than MIN_ROUNDS of the items, a sample of them is timed. What noise the rounds show is taken out
- * by smooth.h.
+ * Rounds over the items of a class. Single layers are timed first; they tell how many rounds the budget allows. Then
+ * those items are timed of which all others can be composed (select.h); where the witnesses among them do not bear out
+ * what smooth.h composes, the others are timed too. When the budget allows fewer than MIN_ROUNDS of the items, a sample
+ * of them is timed. What noise the rounds show is taken out by smooth.h.
  *
- * Rounds are far apart in time, since other work on a machine comes and goes in seconds: the first FIRST_ROUNDS take a part of the budget also
- * where they need less; unless they agree, the others are spread over all of it.
+ * Rounds are far apart in time, since other work on a machine comes and goes in seconds: the first FIRST_ROUNDS take a
+ * part of the budget also where they need less; unless they agree, the others are spread over all of it.
  */
 #include "measure.h"
 
@@ -18,12 +18,14 @@
 #include "smooth.h"
 
 enum { MIN_ROUNDS = 3, LAYER_ROUNDS = 3, FIRST_ROUNDS = 7 };
-#define WARM_SECONDS 0.005      /* shorter items run once untimed before: in a stage they find their weights in the cache */
-#define COMPOSED_TOLERANCE 0.01 /* witnesses apart from what is composed by this, or by twice their noise, prove it wrong */
-#define BUDGET_SHARE 0.7        /* of --profile-seconds, for the rounds: reserving, layers and links take the rest */
-#define FIRST_SHARE 0.25        /* of that, for the first rounds at least */
-#define STEADY 0.05             /* rounds that differ by less than this need no others */
-#define WAKE_SECONDS 0.01       /* of work before a round that follows a pause: clocks fall while a core idles */
+#define WARM_SECONDS 0.005 /* shorter items run once untimed before: in a stage they find their weights in the cache \
+                            */
+#define COMPOSED_TOLERANCE \
+    0.01                  /* witnesses apart from what is composed by this, or by twice their noise, prove it wrong */
+#define BUDGET_SHARE 0.7  /* of --profile-seconds, for the rounds: reserving, layers and links take the rest */
+#define FIRST_SHARE 0.25  /* of that, for the first rounds at least */
+#define STEADY 0.05       /* rounds that differ by less than this need no others */
+#define WAKE_SECONDS 0.01 /* of work before a round that follows a pause: clocks fall while a core idles */
 
 static int compare_doubles(const void *a, const void *b)
 {
@@ -82,7 +84,8 @@ static double own_factor(const struct measure *measure, const int *order, int co
 }
 
 /* Spread of the rounds so far, on the rank where it is largest. Collective over env->world. */
-static enum hapt_status look_at_rounds(const struct measure *measure, const int *order, int count, int rounds, double *figure)
+static enum hapt_status look_at_rounds(const struct measure *measure, const int *order, int count, int rounds,
+                                       double *figure)
 {
     double factor[MEASURE_MOST_ROUNDS];
     int found = 0;
@@ -95,7 +98,8 @@ static enum hapt_status look_at_rounds(const struct measure *measure, const int 
     return HAPT_OK;
 }
 
-/* Sleeps until `until_s`, then works a little on an item that is not timed: devices with a clock of their own all the while. */
+/* Sleeps until `until_s`, then works a little on an item that is not timed: devices with a clock of their own all the
+ * while. */
 static enum hapt_status pause_until(struct measure *measure, double until_s, const int *order, int count)
 {
     const bool own_clock = measure->windows.options.backend && measure->windows.options.backend->mark;
@@ -131,8 +135,8 @@ static double round_begins_s(const struct pacing *pacing, int round)
 }
 
 /* After a round: is there another one? Collective over env->world. */
-static enum hapt_status pace_rounds(const struct measure *measure, struct pacing *pacing, const int *order, int count, int done, int most,
-                                    struct hapt_progress *progress, bool *more)
+static enum hapt_status pace_rounds(const struct measure *measure, struct pacing *pacing, const int *order, int count,
+                                    int done, int most, struct hapt_progress *progress, bool *more)
 {
     /* Other work on the machine stretches the rounds; the estimate knew nothing of it. */
     double elapsed_s = hapt_time_s() - pacing->start_s;
@@ -158,7 +162,8 @@ static enum hapt_status run_rounds(struct measure *measure, MPI_Comm class_comm,
     int most = *rounds, done = 0;
     bool more = true;
     HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &most, 1, MPI_INT, MPI_MAX, measure->env->world));
-    memset(measure->sample, 0, (size_t)measure->candidates->item_count * MEASURE_MOST_ROUNDS * 2 * sizeof *measure->sample);
+    memset(measure->sample, 0,
+           (size_t)measure->candidates->item_count * MEASURE_MOST_ROUNDS * 2 * sizeof *measure->sample);
     hapt_progress_init(&progress, measure->env, what, (long)most * count);
     spread_rounds(&pacing, 0, most < FIRST_ROUNDS ? most : FIRST_ROUNDS, FIRST_SHARE * BUDGET_SHARE * budget_s);
     while (more && status == HAPT_OK) {
@@ -229,8 +234,10 @@ static int by_cost(const void *a, const void *b)
     return x->item - y->item;
 }
 
-/* A pass over the items of the roles [low, high]: all of them when MIN_ROUNDS of all fit the budget, else a drawn sample. */
-static enum hapt_status choose_pass(struct measure *measure, enum select_role low, enum select_role high, double budget_s)
+/* A pass over the items of the roles [low, high]: all of them when MIN_ROUNDS of all fit the budget, else a drawn
+ * sample. */
+static enum hapt_status choose_pass(struct measure *measure, enum select_role low, enum select_role high,
+                                    double budget_s)
 {
     const struct candidates *candidates = measure->candidates;
     struct priced *priced;
@@ -281,7 +288,8 @@ static struct steadiness steadiness_of_pass(const struct measure *measure, doubl
         for (int k = 0; k < measure->count; k++) {
             const double *sample = sample_of(measure, measure->order[k], r);
             const struct item_time usual = median_of_rounds(measure, measure->order[k], measure->rounds);
-            if (usual.forward_s + usual.backward_s > 0) buffer[count++] = (sample[0] + sample[1]) / (usual.forward_s + usual.backward_s);
+            if (usual.forward_s + usual.backward_s > 0)
+                buffer[count++] = (sample[0] + sample[1]) / (usual.forward_s + usual.backward_s);
         }
         if (count == 0) return (struct steadiness){0, 0};
         factor[r] = median(buffer, count);
@@ -317,8 +325,8 @@ struct estimate {
     double *buffer;             /* [item][MEASURE_MOST_ROUNDS] */
 };
 
-/* Times of all items of one device count from those that were timed, witnesses left out on request; part 0 is forward, 1
- * backward. Returns the number of points. */
+/* Times of all items of one device count from those that were timed, witnesses left out on request; part 0 is forward,
+ * 1 backward. Returns the number of points. */
 static enum hapt_status estimate(struct measure *measure, struct estimate *with, int degree, int part, bool witnesses,
                                  int *count)
 {
@@ -432,8 +440,8 @@ static enum hapt_status publish(struct measure *measure, const double s_per_elem
         if (!measure->classes.leads) *time = (struct item_time){0};
     }
     return measure_sum_over_ranks(measure, (double *)measure->time,
-                          (size_t)measure->classes.count * (size_t)candidates->item_count * sizeof *measure->time /
-                              sizeof(double));
+                                  (size_t)measure->classes.count * (size_t)candidates->item_count *
+                                      sizeof *measure->time / sizeof(double));
 }
 
 static enum hapt_status first_pass(struct measure *measure, struct estimate *with)

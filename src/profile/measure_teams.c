@@ -1,8 +1,8 @@
 /*
- * Stages of slowed devices as they train. Thread CPU time back to back says too little of a device that is slowed down: it sleeps between
- * computations, other ranks run meanwhile and its caches grow cold. So where a class has such devices, its subclusters run stages as training
- * does, all at once, as many teams as each has room for; what they take over what the items say are factors of the class's CPU time, forward,
- * backward and at the end of a step.
+ * Stages of slowed devices as they train. Thread CPU time back to back says too little of a device that is slowed down:
+ * it sleeps between computations, other ranks run meanwhile and its caches grow cold. So where a class has such
+ * devices, its subclusters run stages as training does, all at once, as many teams as each has room for; what they take
+ * over what the items say are factors of the class's CPU time, forward, backward and at the end of a step.
  */
 #include "measure.h"
 
@@ -29,7 +29,8 @@ static bool is_slowed(const struct measure *measure, int subcluster)
     return false;
 }
 
-/* Seconds of an item on a subcluster's devices by CPU time: stage, forward, end of the step without the sum of gradients. */
+/* Seconds of an item on a subcluster's devices by CPU time: stage, forward, end of the step without the sum of
+ * gradients. */
 static void list_item(const struct measure *measure, int subcluster, int item, double seconds[3])
 {
     const double slowdown = fmax(measure->cluster->subcluster[subcluster].device.slowdown, 1);
@@ -43,8 +44,9 @@ static bool is_wanted(const void *context, int first, int last)
 {
     const struct submesh_runs *runs = context;
     const struct candidates *candidates = runs->measure->candidates;
-    const struct item_memory *memory = measure_memory(runs->measure, runs->measure->classes.of_subcluster[runs->subcluster],
-                                                      candidates_item(candidates, runs->degree, first, last));
+    const struct item_memory *memory =
+        measure_memory(runs->measure, runs->measure->classes.of_subcluster[runs->subcluster],
+                       candidates_item(candidates, runs->degree, first, last));
     return candidates_wanted(candidates, runs->subcluster, runs->submesh, first, last, memory);
 }
 
@@ -71,7 +73,8 @@ static double over(double seconds, double base_s)
     return base_s > 0 && seconds > 0 ? seconds / base_s : 1;
 }
 
-static void list_factors(const struct submesh_runs *runs, const struct range_times *times, const double *const base[3], double *factor)
+static void list_factors(const struct submesh_runs *runs, const struct range_times *times, const double *const base[3],
+                         double *factor)
 {
     const struct measure *measure = runs->measure;
     const struct candidates *candidates = measure->candidates;
@@ -79,16 +82,19 @@ static void list_factors(const struct submesh_runs *runs, const struct range_tim
     for (int cell = 0; cell < cells; cell++) {
         if (!isfinite(times->stage_s[cell])) continue;
         const int item = candidates_item(candidates, runs->degree, cell / L, cell % L);
-        const double sum_s = measure_sum_s(measure, runs->subcluster, runs->submesh, 4 * measure_memory(measure, class, item)->trained_elements);
+        const double sum_s = measure_sum_s(measure, runs->subcluster, runs->submesh,
+                                           4 * measure_memory(measure, class, item)->trained_elements);
         factor[FACTOR_FORWARD * cells + cell] = over(times->forward_s[cell], base[1][cell]);
-        factor[FACTOR_BACKWARD * cells + cell] = over(times->stage_s[cell] - times->forward_s[cell], base[0][cell] - base[1][cell]);
-        factor[FACTOR_END * cells + cell] = base[2][cell] > 0 ? fmax(times->step_s[cell] - sum_s, 0) / base[2][cell] : 1;
+        factor[FACTOR_BACKWARD * cells + cell] =
+            over(times->stage_s[cell] - times->forward_s[cell], base[0][cell] - base[1][cell]);
+        factor[FACTOR_END * cells + cell] =
+            base[2][cell] > 0 ? fmax(times->step_s[cell] - sum_s, 0) / base[2][cell] : 1;
         factor[FACTOR_THERE * cells + cell] = 1;
     }
 }
 
-static enum hapt_status run_team(const struct submesh_runs *runs, const struct hapt_engine_options *options, MPI_Comm comm, int rank,
-                                 double budget_s, int64_t *count, double *factor)
+static enum hapt_status run_team(const struct submesh_runs *runs, const struct hapt_engine_options *options,
+                                 MPI_Comm comm, int rank, double budget_s, int64_t *count, double *factor)
 {
     const struct measure *measure = runs->measure;
     const struct candidates *candidates = measure->candidates;
@@ -100,7 +106,8 @@ static enum hapt_status run_team(const struct submesh_runs *runs, const struct h
     enum hapt_status status = range_times_create(candidates->layer_count, runs->scratch, &times);
     if (status == HAPT_OK) status = team_ranges_list(candidates, is_wanted, runs, times, runs->scratch, &ranges);
     if (status == HAPT_OK) status = list_base(runs, base);
-    if (status == HAPT_OK) status = hapt_sharding_at(candidates->sharding[runs->degree], place, runs->scratch, &sharding);
+    if (status == HAPT_OK)
+        status = hapt_sharding_at(candidates->sharding[runs->degree], place, runs->scratch, &sharding);
     HAPT_TRY(hapt_link_all_or_none(comm, "a submesh's stages", status));
     if (ranges.count == 0) return HAPT_OK;
     struct team_stage stage = {.candidates = candidates,
@@ -122,7 +129,8 @@ static enum hapt_status run_team(const struct submesh_runs *runs, const struct h
     return HAPT_OK;
 }
 
-/* The mean over the teams of a class, to all ranks; its times follow. `mine`: of a team that this rank leads, NULL elsewhere. */
+/* The mean over the teams of a class, to all ranks; its times follow. `mine`: of a team that this rank leads, NULL
+ * elsewhere. */
 static enum hapt_status take_factors(struct measure *measure, int class, int degree, const double *mine, double *factor)
 {
     const struct candidates *candidates = measure->candidates;
@@ -147,17 +155,19 @@ static enum hapt_status take_factors(struct measure *measure, int class, int deg
 struct rounds {
     struct hapt_submesh *submesh[HAPT_MAX_SUBCLUSTERS]; /* that are to be run */
     int count[HAPT_MAX_SUBCLUSTERS], most;
-    bool *done;              /* [class][degree] */
-    double *factor, *mean;   /* [FACTORS][L * L] */
+    bool *done;            /* [class][degree] */
+    double *factor, *mean; /* [FACTORS][L * L] */
 };
 
 /* One submesh of every subcluster, now[c] of c (n 0: none). */
-static enum hapt_status run_round(struct measure *measure, const struct hapt_engine_options *options, const struct hapt_submesh *now,
-                                  double budget_s, const struct rounds *rounds, struct hapt_arena *scratch)
+static enum hapt_status run_round(struct measure *measure, const struct hapt_engine_options *options,
+                                  const struct hapt_submesh *now, double budget_s, const struct rounds *rounds,
+                                  struct hapt_arena *scratch)
 {
     const struct hapt_env *env = measure->env;
     const struct candidates *candidates = measure->candidates;
-    const int c = measure->cluster->subcluster_of_rank[env->world_rank], L = candidates->layer_count, D = candidates->degree_count;
+    const int c = measure->cluster->subcluster_of_rank[env->world_rank], L = candidates->layer_count,
+              D = candidates->degree_count;
     struct submesh_runs runs = {.measure = measure, .scratch = scratch, .subcluster = c};
     int team = MPI_UNDEFINED, rank = 0;
     enum hapt_status status = HAPT_OK;
@@ -223,7 +233,9 @@ static enum hapt_status run_rounds(struct measure *measure, const struct hapt_en
         for (int c = 0; c < measure->cluster->count; c++) {
             if (s >= rounds.count[c]) continue;
             const int degree = candidates_degree_of(measure->candidates, rounds.submesh[c][s]);
-            if (degree < 0 || rounds.done[measure->classes.of_subcluster[c] * measure->candidates->degree_count + degree]) continue;
+            if (degree < 0 ||
+                rounds.done[measure->classes.of_subcluster[c] * measure->candidates->degree_count + degree])
+                continue;
             now[c] = rounds.submesh[c][s];
             any = true;
         }
@@ -244,7 +256,8 @@ bool measure_any_slowed(const struct hapt_cluster *cluster)
     return false;
 }
 
-enum hapt_status measure_run_submeshes(struct measure *measure, const struct hapt_engine_options *options, double budget_s)
+enum hapt_status measure_run_submeshes(struct measure *measure, const struct hapt_engine_options *options,
+                                       double budget_s)
 {
     struct hapt_arena scratch;
     if (!measure_any_slowed(measure->cluster)) return HAPT_OK;

@@ -130,7 +130,8 @@ static enum hapt_status check_ratios(const struct hapt_profile_mixed *mixed, int
     double sum = 0;
     if (!mixed->ratio) return HAPT_OK;
     for (int i = 0; i < devices; i++) {
-        if (!(mixed->ratio[i] > 0 && mixed->ratio[i] <= 1)) return BAD("mixed_%d: ratios[%d] is %g", k, i, mixed->ratio[i]);
+        if (!(mixed->ratio[i] > 0 && mixed->ratio[i] <= 1))
+            return BAD("mixed_%d: ratios[%d] is %g", k, i, mixed->ratio[i]);
         sum += mixed->ratio[i];
     }
     return fabs(sum - 1) <= RATIO_SUM ? HAPT_OK : BAD("mixed_%d: ratios add up to %g, not to 1", k, sum);

@@ -6,8 +6,8 @@
 #include "candidates.h"
 #include "mixed_programs.h"
 
-/* --mixed auto: groups that sum the gradients of the whole model within this share of the time in which they compute it. A stage has a
- * part of both, so the rule does not depend on the cut. */
+/* --mixed auto: groups that sum the gradients of the whole model within this share of the time in which they compute
+ * it. A stage has a part of both, so the rule does not depend on the cut. */
 #define SUM_SHARE 0.5
 enum { MOST_GROUPS = 32, SMALL_SUBCLUSTER = 8, MOST_COUNTS = 64 };
 
@@ -62,7 +62,8 @@ struct device_pace candidates_pace(const struct candidates *candidates, double a
     return (struct device_pace){.fixed_s = fmax(all_s - rows * row_s, 0), .row_s = row_s, .update_s = update_s};
 }
 
-static enum hapt_status predict_paces(const struct candidates *candidates, struct hapt_arena *scratch, struct device_pace *pace)
+static enum hapt_status predict_paces(const struct candidates *candidates, struct hapt_arena *scratch,
+                                      struct device_pace *pace)
 {
     struct hapt_sharding *all, *some;
     HAPT_TRY(hapt_sharding_trivial(candidates->model->graph, scratch, &all));
@@ -79,9 +80,10 @@ static enum hapt_status predict_paces(const struct candidates *candidates, struc
     return HAPT_OK;
 }
 
-/* Seconds a microbatch on the slower kind of device; the update follows the last one without waiting (HAP 3.2), so it counts as part
- * of it. */
-static double group_s(const struct candidates *candidates, const struct device_pace *pace, const struct mixed_group *group)
+/* Seconds a microbatch on the slower kind of device; the update follows the last one without waiting (HAP 3.2), so it
+ * counts as part of it. */
+static double group_s(const struct candidates *candidates, const struct device_pace *pace,
+                      const struct mixed_group *group)
 {
     double longest = 0;
     for (int k = 0; k < 2; k++) {
@@ -127,7 +129,7 @@ static int device_counts(const struct hapt_subcluster *subcluster, int *count)
 {
     const int all = subcluster->nodes * subcluster->devices_per_node;
     int counts = 0;
-    for (int n = all; n >= 1 && counts < MOST_COUNTS; n = all > SMALL_SUBCLUSTER && n != all ? n / 2 : n - 1) {
+    for (int n = all; n >= 1 && counts<MOST_COUNTS; n = all> SMALL_SUBCLUSTER && n != all ? n / 2 : n - 1) {
         if (n != all && all > SMALL_SUBCLUSTER)
             while (n & (n - 1)) n--;
         const int left = all - n;
@@ -153,8 +155,9 @@ static enum hapt_status row_degree(struct candidates *candidates, int rows, stru
 }
 
 /* The devices of a side that hold most see the program as its memory is planned. */
-static enum hapt_status add_side(struct candidates *candidates, const struct hapt_sharding *sharding, struct mixed_group *group, int side,
-                                 struct hapt_arena *arena, struct hapt_arena *scratch)
+static enum hapt_status add_side(struct candidates *candidates, const struct hapt_sharding *sharding,
+                                 struct mixed_group *group, int side, struct hapt_arena *arena,
+                                 struct hapt_arena *scratch)
 {
     const int first = side == 0 ? 0 : group->devices[0], d = candidates->degree_count;
     double most = -1;
@@ -164,12 +167,14 @@ static enum hapt_status add_side(struct candidates *candidates, const struct hap
         struct hapt_sharding *local;
         double bytes = 0;
         HAPT_TRY(hapt_sharding_at(sharding, place, scratch, &local));
-        for (int t = 0; t < local->shard->tensor_count; t++) bytes += (double)hapt_tensor_bytes(&local->shard->tensor[t]);
+        for (int t = 0; t < local->shard->tensor_count; t++)
+            bytes += (double)hapt_tensor_bytes(&local->shard->tensor[t]);
         if (bytes > most) chosen[0] = j;
         most = fmax(most, bytes);
     }
     HAPT_TRY(hapt_sharding_at(sharding, chosen, arena, &candidates->sharding[d]));
-    candidates->degree[d] = (struct mesh){.tp = 1, .n = group->devices[0] + group->devices[1], .m = 1, .program = group->program};
+    candidates->degree[d] =
+        (struct mesh){.tp = 1, .n = group->devices[0] + group->devices[1], .m = 1, .program = group->program};
     group->degree[side] = d;
     candidates->degree_count++;
     return HAPT_OK;
@@ -199,8 +204,8 @@ enum hapt_status candidates_mix_program(struct candidates *candidates, const str
     return HAPT_OK;
 }
 
-static enum hapt_status add_group(struct candidates *candidates, const struct device_pace *pace, const struct mixing *mixing,
-                                  struct mixed_group group, struct hapt_arena *arena)
+static enum hapt_status add_group(struct candidates *candidates, const struct device_pace *pace,
+                                  const struct mixing *mixing, struct mixed_group group, struct hapt_arena *arena)
 {
     struct hapt_collective_links links;
     int devices[HAPT_MAX_SUBCLUSTERS] = {0};
@@ -208,9 +213,10 @@ static enum hapt_status add_group(struct candidates *candidates, const struct de
     for (int k = 0; k < 2; k++) devices[group.cluster[k]] = group.devices[k];
     HAPT_TRY(hapt_collective_links_slowest(candidates->cluster, devices, &links));
     hapt_collective_model_links(&links, &group.sums);
-    const double sum_s =
-        hapt_collective_cost_s(&group.sums, HAPT_COLLECTIVE_ALL_REDUCE, 4 * trained_elements(candidates->model->graph), 0);
-    if (!mixing->all && (!shares || sum_s > SUM_SHARE * candidates->microbatches * group_s(candidates, pace, &group))) return HAPT_OK;
+    const double sum_s = hapt_collective_cost_s(&group.sums, HAPT_COLLECTIVE_ALL_REDUCE,
+                                                4 * trained_elements(candidates->model->graph), 0);
+    if (!mixing->all && (!shares || sum_s > SUM_SHARE * candidates->microbatches * group_s(candidates, pace, &group)))
+        return HAPT_OK;
     if (mixing->programs & PROGRAM_SYNTHESISED) candidates->mixable[candidates->mixable_count++] = group;
     if (!shares || !(mixing->programs & PROGRAM_DATA)) return HAPT_OK;
     for (int k = 0; k < 2; k++) HAPT_TRY(row_degree(candidates, group.rows[k], arena, &group.degree[k]));
@@ -218,8 +224,8 @@ static enum hapt_status add_group(struct candidates *candidates, const struct de
     return HAPT_OK;
 }
 
-static enum hapt_status add_pair(struct candidates *candidates, const struct device_pace *pace, const struct mixing *mixing, int a,
-                                 int b, struct hapt_arena *arena)
+static enum hapt_status add_pair(struct candidates *candidates, const struct device_pace *pace,
+                                 const struct mixing *mixing, int a, int b, struct hapt_arena *arena)
 {
     int first[MOST_COUNTS], second[MOST_COUNTS];
     const int firsts = device_counts(&candidates->cluster->subcluster[a], first);
@@ -235,7 +241,8 @@ static enum hapt_status add_pair(struct candidates *candidates, const struct dev
 static enum hapt_status make_room(struct candidates *candidates, struct hapt_arena *arena)
 {
     if (candidates->mixed) return HAPT_OK;
-    const size_t before = (size_t)candidates->degree_count, after = before + (size_t)candidates->model->microbatch + 1 + 2 * MIXED_PROGRAMS * MOST_GROUPS;
+    const size_t before = (size_t)candidates->degree_count,
+                 after = before + (size_t)candidates->model->microbatch + 1 + 2 * MIXED_PROGRAMS * MOST_GROUPS;
     struct mesh *degree;
     struct hapt_sharding **sharding;
     HAPT_NEW(candidates->mixed, arena, (1 + MIXED_PROGRAMS) * MOST_GROUPS);
@@ -282,7 +289,8 @@ enum hapt_status range_times_create(int layer_count, struct hapt_arena *arena, s
 }
 
 enum hapt_status candidates_mix(struct candidates *candidates, const struct hapt_config *config, unsigned programs,
-                                const struct device_pace *measured, struct hapt_arena *arena, struct hapt_arena *scratch)
+                                const struct device_pace *measured, struct hapt_arena *arena,
+                                struct hapt_arena *scratch)
 {
     const struct hapt_cluster *cluster = candidates->cluster;
     const struct mixing mixing = {.all = strcmp(hapt_config_text(config, "mixed"), "yes") == 0,

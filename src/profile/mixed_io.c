@@ -83,8 +83,8 @@ static enum hapt_status read_table(struct hapt_h5 *file, const char *folder, con
     int64_t extent[HAPT_H5_MAX_DIMS] = {0}, square[2] = {L, L}, cube[3] = {-1, L, L};
     void *data;
     HAPT_TRY(hapt_h5_shape(file, join(path, folder, name), &dims, extent));
-    HAPT_TRY(hapt_h5_read(file, path, HAPT_H5_F64, dims == 3 ? 3 : 2, dims == 3 ? cube : square,
-                          HAPT_PROFILE_MAX_CELLS, arena, &data));
+    HAPT_TRY(hapt_h5_read(file, path, HAPT_H5_F64, dims == 3 ? 3 : 2, dims == 3 ? cube : square, HAPT_PROFILE_MAX_CELLS,
+                          arena, &data));
     *rows = dims == 3 ? (int)cube[0] : 1;
     if (*rows != 1 && *rows != most)
         return hapt_fail(HAPT_ERR_INPUT, HINT, "%s: %s holds %d tables, not one%s", hapt_h5_path(file), path, *rows,
@@ -105,8 +105,8 @@ static enum hapt_status read_ratios(struct hapt_h5 *file, const char *folder, st
     mixed->ratio = given;
     if (count == devices) return HAPT_OK;
     if (count != mixed->count)
-        return hapt_fail(HAPT_ERR_INPUT, HINT, "%s: %s has %d ratios for %d subclusters with %d devices", hapt_h5_path(file),
-                         folder, count, mixed->count, devices);
+        return hapt_fail(HAPT_ERR_INPUT, HINT, "%s: %s has %d ratios for %d subclusters with %d devices",
+                         hapt_h5_path(file), folder, count, mixed->count, devices);
     HAPT_NEW(mixed->ratio, arena, devices);
     for (int i = 0, device = 0; i < mixed->count; i++)
         for (int d = 0; d < mixed->devices[i]; d++) mixed->ratio[device++] = given[i] / mixed->devices[i];
@@ -119,14 +119,16 @@ static enum hapt_status read_devices(struct hapt_h5 *file, const char *folder, c
     int counts;
     HAPT_NEW(mixed->cluster, arena, HAPT_MAX_SUBCLUSTERS);
     HAPT_NEW(mixed->devices, arena, HAPT_MAX_SUBCLUSTERS);
-    HAPT_TRY(hapt_h5_read_attribute_ints(file, folder, "clusters", HAPT_MAX_SUBCLUSTERS, &mixed->count, mixed->cluster));
+    HAPT_TRY(
+        hapt_h5_read_attribute_ints(file, folder, "clusters", HAPT_MAX_SUBCLUSTERS, &mixed->count, mixed->cluster));
     HAPT_TRY(hapt_h5_read_attribute_ints(file, folder, "counts", HAPT_MAX_SUBCLUSTERS, &counts, mixed->devices));
     if (counts != mixed->count || mixed->count < 2 || mixed->count > profile->cluster_count)
         return hapt_fail(HAPT_ERR_INPUT, HINT, "%s: %s has %d clusters and %d counts", hapt_h5_path(file), folder,
                          mixed->count, counts);
     for (int i = 0; i < counts; i++)
         if (mixed->devices[i] < 1 || mixed->devices[i] > HAPT_PROFILE_MAX_DEVICES)
-            return hapt_fail(HAPT_ERR_INPUT, HINT, "%s: %s takes %d devices", hapt_h5_path(file), folder, mixed->devices[i]);
+            return hapt_fail(HAPT_ERR_INPUT, HINT, "%s: %s takes %d devices", hapt_h5_path(file), folder,
+                             mixed->devices[i]);
     return HAPT_OK;
 }
 
@@ -137,7 +139,8 @@ static enum hapt_status read_program(struct hapt_h5 *file, const char *folder, s
     if (!hapt_h5_has_attribute(file, folder, "program")) return HAPT_OK;
     HAPT_TRY(hapt_h5_read_attribute_int(file, folder, "program", &program));
     if (program < 0 || program > HAPT_MAX_LAYOUTS)
-        return hapt_fail(HAPT_ERR_INPUT, HINT, "%s: %s runs program %lld", hapt_h5_path(file), folder, (long long)program);
+        return hapt_fail(HAPT_ERR_INPUT, HINT, "%s: %s runs program %lld", hapt_h5_path(file), folder,
+                         (long long)program);
     mixed->program = (int)program;
     return HAPT_OK;
 }

@@ -55,7 +55,8 @@ static enum hapt_status pace(const struct mixed_measuring *measuring, const stru
 }
 
 /* From the group's first rank to all. */
-static enum hapt_status publish(const struct mixed_measuring *measuring, const struct mixed_group *group, void *data, size_t bytes)
+static enum hapt_status publish(const struct mixed_measuring *measuring, const struct mixed_group *group, void *data,
+                                size_t bytes)
 {
     HAPT_MPI(MPI_Bcast(data, (int)bytes, MPI_BYTE, rank_of(measuring->candidates, group, 0), measuring->env->world));
     return HAPT_OK;
@@ -63,12 +64,14 @@ static enum hapt_status publish(const struct mixed_measuring *measuring, const s
 
 /* ---- programs ---- */
 
-static enum hapt_status time_collectives(const struct mixed_measuring *measuring, const struct mixed_group *group, MPI_Comm comm,
-                                         struct hapt_collective_model *model)
+static enum hapt_status time_collectives(const struct mixed_measuring *measuring, const struct mixed_group *group,
+                                         MPI_Comm comm, struct hapt_collective_model *model)
 {
     struct hapt_collective *collective;
-    HAPT_TRY(hapt_collective_create(comm, "profile", hapt_config_real(measuring->config, "timeout"), true, &collective));
-    enum hapt_status status = hapt_link_all_or_none(comm, "the collectives' measuring", pace(measuring, group, collective));
+    HAPT_TRY(
+        hapt_collective_create(comm, "profile", hapt_config_real(measuring->config, "timeout"), true, &collective));
+    enum hapt_status status =
+        hapt_link_all_or_none(comm, "the collectives' measuring", pace(measuring, group, collective));
     if (status == HAPT_OK) status = hapt_collective_measure(collective, COLLECTIVE_SECONDS, model, NULL, NULL);
     hapt_collective_destroy(collective);
     return status;
@@ -90,8 +93,8 @@ static enum hapt_status measure_collectives(const struct mixed_measuring *measur
 }
 
 /* A layout of one axis, from rank 0 to all. */
-static enum hapt_status share_layout(const struct hapt_env *env, struct hapt_stage_layout *own, struct hapt_arena *arena,
-                                     struct hapt_stage_layout **layout)
+static enum hapt_status share_layout(const struct hapt_env *env, struct hapt_stage_layout *own,
+                                     struct hapt_arena *arena, struct hapt_stage_layout **layout)
 {
     struct {
         int size, ratio_count, instructions;
@@ -111,15 +114,18 @@ static enum hapt_status share_layout(const struct hapt_env *env, struct hapt_sta
     made = hapt_arena_alloc(arena, 1, sizeof *made);
     program = hapt_arena_alloc(arena, 1, sizeof *program);
     ratio = hapt_arena_alloc(arena, ratios + 1, sizeof *ratio);
-    if (program) program->instruction = hapt_arena_alloc(arena, (size_t)head.instructions, sizeof *program->instruction);
+    if (program)
+        program->instruction = hapt_arena_alloc(arena, (size_t)head.instructions, sizeof *program->instruction);
     const bool there = made && ratio && program && program->instruction;
     HAPT_TRY(hapt_env_agree(env->world, there ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a program")));
     if (own) {
         memcpy(ratio, own->axis[0].ratio, ratios * sizeof *ratio);
-        memcpy(program->instruction, own->program[0]->instruction, (size_t)head.instructions * sizeof *program->instruction);
+        memcpy(program->instruction, own->program[0]->instruction,
+               (size_t)head.instructions * sizeof *program->instruction);
     }
     HAPT_MPI(MPI_Bcast(ratio, (int)ratios, MPI_DOUBLE, 0, env->world));
-    HAPT_MPI(MPI_Bcast(program->instruction, (int)((size_t)head.instructions * sizeof *program->instruction), MPI_BYTE, 0, env->world));
+    HAPT_MPI(MPI_Bcast(program->instruction, (int)((size_t)head.instructions * sizeof *program->instruction), MPI_BYTE,
+                       0, env->world));
     program->count = head.instructions;
     made->axis[0] = (struct hapt_axis){.size = head.size, .ratio_count = head.ratio_count, .ratio = ratio};
     made->axis[1].size = 1;
@@ -174,11 +180,13 @@ static enum hapt_status shard(const struct candidates *candidates, const struct 
     const int place[HAPT_MESH_AXES] = {device, 0}, devices = device_count(group);
     struct hapt_sharding *made;
     if (group->program > 0) {
-        HAPT_TRY(hapt_stage_layout_apply(candidates->layout[group->program - 1], candidates->model->graph, arena, &made));
+        HAPT_TRY(
+            hapt_stage_layout_apply(candidates->layout[group->program - 1], candidates->model->graph, arena, &made));
     } else {
         double *ratio;
         HAPT_NEW(ratio, arena, devices);
-        for (int d = 0; d < devices; d++) ratio[d] = (double)group->rows[d >= group->devices[0]] / candidates->model->microbatch;
+        for (int d = 0; d < devices; d++)
+            ratio[d] = (double)group->rows[d >= group->devices[0]] / candidates->model->microbatch;
         const struct hapt_axis axis = {.size = devices, .ratio_count = 1, .ratio = ratio};
         HAPT_TRY(hapt_sharding_rows(candidates->model->graph, &axis, arena, &made));
     }
@@ -191,7 +199,8 @@ static bool is_wanted(const void *context, int first, int last)
     return timing->wanted(timing->context, timing->group, first, last);
 }
 
-/* What ranges that are not run are proportional to: the sum of their layers, by their work where not all were run by themselves. */
+/* What ranges that are not run are proportional to: the sum of their layers, by their work where not all were run by
+ * themselves. */
 static enum hapt_status sum_layers(const struct timing *timing, struct hapt_arena *scratch, double *base[3])
 {
     const struct candidates *candidates = timing->measuring->candidates;
@@ -205,20 +214,23 @@ static enum hapt_status sum_layers(const struct timing *timing, struct hapt_aren
         for (int i = 0; i < L; i++) {
             double sum = 0;
             for (int j = i; j < L; j++)
-                base[t][i * L + j] = sum += known ? table[t][j * L + j] : candidates->work[j + 1] - candidates->work[j] + 1;
+                base[t][i * L + j] = sum +=
+                    known ? table[t][j * L + j] : candidates->work[j + 1] - candidates->work[j] + 1;
         }
     }
     return HAPT_OK;
 }
 
-static enum hapt_status open_stage(const struct timing *timing, const struct hapt_engine_options *options, MPI_Comm comm,
-                                   struct hapt_arena *scratch, struct team_stage *stage)
+static enum hapt_status open_stage(const struct timing *timing, const struct hapt_engine_options *options,
+                                   MPI_Comm comm, struct hapt_arena *scratch, struct team_stage *stage)
 {
     const struct mixed_measuring *measuring = timing->measuring;
     const struct candidates *candidates = measuring->candidates;
-    const int device = my_device(measuring, timing->group), mine = candidates->cluster->subcluster_of_rank[measuring->env->world_rank];
+    const int device = my_device(measuring, timing->group),
+              mine = candidates->cluster->subcluster_of_rank[measuring->env->world_rank];
     struct hapt_sharding *sharding = NULL;
-    HAPT_TRY(hapt_link_all_or_none(comm, "a mixed stage", shard(candidates, timing->group, device, scratch, &sharding)));
+    HAPT_TRY(
+        hapt_link_all_or_none(comm, "a mixed stage", shard(candidates, timing->group, device, scratch, &sharding)));
     *stage = (struct team_stage){.candidates = candidates,
                                  .sharding = sharding,
                                  .options = *options,
@@ -232,8 +244,8 @@ static enum hapt_status open_stage(const struct timing *timing, const struct hap
     return team_stage_use_devices(stage);
 }
 
-static enum hapt_status run_group(struct timing *timing, const struct hapt_engine_options *options, MPI_Comm comm, double budget_s,
-                                  struct hapt_arena *scratch)
+static enum hapt_status run_group(struct timing *timing, const struct hapt_engine_options *options, MPI_Comm comm,
+                                  double budget_s, struct hapt_arena *scratch)
 {
     struct team_stage stage = {0};
     double *base[3];
@@ -254,7 +266,8 @@ static enum hapt_status time_group(struct timing *timing, const struct hapt_engi
     const size_t L = (size_t)measuring->candidates->layer_count;
     struct range_times *times = timing->group->times;
     MPI_Comm comm;
-    HAPT_TRY(hapt_env_agree(env->world, team_ranges_list(measuring->candidates, is_wanted, timing, times, scratch, &timing->ranges)));
+    HAPT_TRY(hapt_env_agree(
+        env->world, team_ranges_list(measuring->candidates, is_wanted, timing, times, scratch, &timing->ranges)));
     if (timing->ranges.count == 0) return HAPT_OK;
     HAPT_TRY(split(measuring, timing->group, &comm));
     enum hapt_status status = HAPT_OK;
@@ -270,8 +283,8 @@ static enum hapt_status time_group(struct timing *timing, const struct hapt_engi
 }
 
 enum hapt_status mixed_measure_times(const struct mixed_measuring *measuring, const struct hapt_engine_options *options,
-                                     mixed_wanted *wanted, const void *context, double budget_s, struct hapt_arena *arena,
-                                     int64_t *runs)
+                                     mixed_wanted *wanted, const void *context, double budget_s,
+                                     struct hapt_arena *arena, int64_t *runs)
 {
     struct candidates *candidates = measuring->candidates;
     const double start_s = hapt_time_s();
@@ -283,7 +296,8 @@ enum hapt_status mixed_measure_times(const struct mixed_measuring *measuring, co
         struct mixed_group *group = &candidates->mixed[g];
         struct hapt_arena scratch;
         double left_s = budget_s - (hapt_time_s() - start_s);
-        status = hapt_env_agree(measuring->env->world, range_times_create(candidates->layer_count, arena, &group->times));
+        status =
+            hapt_env_agree(measuring->env->world, range_times_create(candidates->layer_count, arena, &group->times));
         HAPT_MPI(MPI_Bcast(&left_s, 1, MPI_DOUBLE, 0, measuring->env->world));
         struct timing timing = {.measuring = measuring, .group = group, .wanted = wanted, .context = context};
         hapt_arena_init(&scratch);

@@ -1,7 +1,8 @@
 /*
- * Predicted seconds of a mixed stage's program. Between two communications every device computes on its own, so what a range takes is known
- * from a summary of it: what each device does before the first communication, what passes between the first and the last, and what each
- * device does behind the last (HAP 3.2). Summaries of neighbouring ranges join into that of both.
+ * Predicted seconds of a mixed stage's program. Between two communications every device computes on its own, so what a
+ * range takes is known from a summary of it: what each device does before the first communication, what passes between
+ * the first and the last, and what each device does behind the last (HAP 3.2). Summaries of neighbouring ranges join
+ * into that of both.
  */
 #include <math.h>
 #include <string.h>
@@ -10,7 +11,7 @@
 #include "mixed_programs.h"
 
 struct stretch { /* of operators, as all devices see them */
-    bool met;           /* they communicate */
+    bool met;    /* they communicate */
     double middle_s;
     double *head, *tail; /* [devices]; all of it is head where they do not */
 };
@@ -20,12 +21,12 @@ struct predicting {
     const struct mixed_group *group;
     const struct hapt_sharding *sharding;
     int devices;
-    const struct hapt_graph **shard; /* [devices] local shapes */
-    struct roofline *roofline;       /* [devices] */
-    int *layer_of;                   /* [source forward operator] */
+    const struct hapt_graph **shard;    /* [devices] local shapes */
+    struct roofline *roofline;          /* [devices] */
+    int *layer_of;                      /* [source forward operator] */
     struct stretch *forward, *backward; /* [layer] */
-    double *reduce_s;                /* [layer] collectives at the end of a step */
-    double *update_s;                /* [layer][devices] */
+    double *reduce_s;                   /* [layer] collectives at the end of a step */
+    double *update_s;                   /* [layer][devices] */
 };
 
 static double longest(const double *seconds, int devices)
@@ -118,8 +119,9 @@ static void add_operator(const struct predicting *with, int o, struct stretch *s
     if (with->sharding->exchange[o] >= 0) communicate(stretch, exchange_s(with, o), with->devices);
     for (int j = 0; j < with->devices; j++) {
         const struct hapt_op *op = &with->shard[j]->op[o];
-        const double seconds = roofline_operator_s(&with->roofline[j], efficiency_class_of(type), hapt_op_flops(with->shard[j], op, 1),
-                                                   hapt_op_bytes(with->shard[j], op, 1));
+        const double seconds =
+            roofline_operator_s(&with->roofline[j], efficiency_class_of(type), hapt_op_flops(with->shard[j], op, 1),
+                                hapt_op_bytes(with->shard[j], op, 1));
         (stretch->met ? stretch->tail : stretch->head)[j] += seconds;
     }
 }
@@ -131,12 +133,13 @@ static void add_updates(struct predicting *with, bool *seen)
     for (int o = 0; o < graph->forward_count; o++)
         for (int i = 0; i < graph->op[o].input_count; i++) {
             const int t = graph->op[o].input[i];
-            if (t < 0 || seen[t] || graph->tensor[t].kind != HAPT_TENSOR_PARAMETER || !graph->tensor[t].trainable) continue;
+            if (t < 0 || seen[t] || graph->tensor[t].kind != HAPT_TENSOR_PARAMETER || !graph->tensor[t].trainable)
+                continue;
             seen[t] = true;
             for (int j = 0; j < with->devices; j++) {
-                const struct hapt_memory_figures figures = {.trained_elements =
-                                                                (size_t)hapt_tensor_elements(&with->shard[j]->tensor[t]),
-                                                            .copies = with->candidates->model->dtype != HAPT_F32};
+                const struct hapt_memory_figures figures = {
+                    .trained_elements = (size_t)hapt_tensor_elements(&with->shard[j]->tensor[t]),
+                    .copies = with->candidates->model->dtype != HAPT_F32};
                 with->update_s[with->layer_of[graph->op[o].forward_op] * with->devices + j] +=
                     roofline_stream_s(&with->roofline[j], candidates_memory(with->candidates, &figures).update_bytes);
             }
@@ -167,7 +170,8 @@ static enum hapt_status prepare(struct predicting *with, struct hapt_arena *scra
         HAPT_TRY(hapt_sharding_at(made, place, scratch, &local));
         with->shard[j] = local->shard;
         with->roofline[j] = calibrate_roofline(
-            candidates->efficiency, &candidates->cluster->subcluster[with->group->cluster[j >= with->group->devices[0]]].device,
+            candidates->efficiency,
+            &candidates->cluster->subcluster[with->group->cluster[j >= with->group->devices[0]]].device,
             candidates->model->dtype);
     }
     for (int l = 0, op = 0; l < L; l++)
@@ -206,8 +210,8 @@ static void price_range(const struct predicting *with, int i, int j, struct stre
     times->step_s[cell] = fmax(most - B * times->stage_s[cell], 0) + reduce_s;
 }
 
-enum hapt_status mixed_programs_predict(const struct candidates *candidates, struct mixed_group *group, struct hapt_arena *arena,
-                                        struct hapt_arena *scratch)
+enum hapt_status mixed_programs_predict(const struct candidates *candidates, struct mixed_group *group,
+                                        struct hapt_arena *arena, struct hapt_arena *scratch)
 {
     struct predicting with = {.candidates = candidates, .group = group};
     const int L = candidates->layer_count;

@@ -68,8 +68,9 @@ static enum hapt_status keep(const struct hapt_alternation_result *result, const
     made->program[0] = program;
     for (int other = 0; other < *count; other++)
         if (hapt_stage_layout_same(layout[other], made)) return HAPT_OK;
-    snprintf(made->name, sizeof made->name, "synthesised %.16s:%d+%.16s:%d", candidates->cluster->subcluster[group->cluster[0]].name,
-             group->devices[0], candidates->cluster->subcluster[group->cluster[1]].name, group->devices[1]);
+    snprintf(made->name, sizeof made->name, "synthesised %.16s:%d+%.16s:%d",
+             candidates->cluster->subcluster[group->cluster[0]].name, group->devices[0],
+             candidates->cluster->subcluster[group->cluster[1]].name, group->devices[1]);
     const size_t length = strlen(made->name);
     if (result->axis.ratio_count > 1)
         snprintf(made->name + length, sizeof made->name - length, ", %d ratios", result->axis.ratio_count);
@@ -77,14 +78,16 @@ static enum hapt_status keep(const struct hapt_alternation_result *result, const
     return HAPT_OK;
 }
 
-static double least_data_parallel_s(const struct hapt_alternation *alternation, const double *power, struct hapt_arena *scratch)
+static double least_data_parallel_s(const struct hapt_alternation *alternation, const double *power,
+                                    struct hapt_arena *scratch)
 {
     double least_s = INFINITY;
     for (int even = 0; even < 2; even++) {
         struct hapt_axis axis;
         struct hapt_axis_program program;
         struct hapt_program_price price;
-        if (hapt_alternation_data_parallel(alternation, even ? NULL : power, scratch, &axis, &program, &price) == HAPT_OK)
+        if (hapt_alternation_data_parallel(alternation, even ? NULL : power, scratch, &axis, &program, &price) ==
+            HAPT_OK)
             least_s = fmin(least_s, price.cost_s);
         else
             hapt_fail_reset(); /* fewer rows than devices, say */
@@ -92,8 +95,8 @@ static double least_data_parallel_s(const struct hapt_alternation *alternation, 
     return least_s;
 }
 
-static enum hapt_status find(const struct mixed_question *question, struct hapt_arena *arena, struct hapt_arena *scratch,
-                             struct hapt_stage_layout *layout[MIXED_PROGRAMS], int *count)
+static enum hapt_status find(const struct mixed_question *question, struct hapt_arena *arena,
+                             struct hapt_arena *scratch, struct hapt_stage_layout *layout[MIXED_PROGRAMS], int *count)
 {
     const struct candidates *candidates = question->candidates;
     const struct mixed_group *group = question->group;
@@ -119,7 +122,8 @@ static enum hapt_status find(const struct mixed_question *question, struct hapt_
                                            .memory_bytes = limit,
                                            .microbatches = candidates->microbatches,
                                            .in_flight = fmin(candidates->microbatches, ceil(1 / share)),
-                                           .optimizer_bytes_per_element = candidates->state_count > 0 ? 4.0 * candidates->state_count : -1,
+                                           .optimizer_bytes_per_element =
+                                               candidates->state_count > 0 ? 4.0 * candidates->state_count : -1,
                                            .layer_count = candidates->layer_count,
                                            .end_op = candidates->layers->end_op,
                                            .segments = question->segments,

@@ -1,7 +1,8 @@
 /*
- * Predicted profiles. Every mesh (dp, tp) has one sharding of the whole graph; an operator's time is a roofline over its local FLOPs
- * and bytes (efficiency.h), a tensor-parallel sum's a latency-bandwidth model of the node's links (reduce.h), a range's the sum
- * over its layers. Memory is the planner's to the byte, with kernel scratch where the back end is at hand and its estimate where not.
+ * Predicted profiles. Every mesh (dp, tp) has one sharding of the whole graph; an operator's time is a roofline over
+ * its local FLOPs and bytes (efficiency.h), a tensor-parallel sum's a latency-bandwidth model of the node's links
+ * (reduce.h), a range's the sum over its layers. Memory is the planner's to the byte, with kernel scratch where the
+ * back end is at hand and its estimate where not.
  */
 #include <math.h>
 #include <string.h>
@@ -21,10 +22,10 @@ static struct roofline describe(const struct candidates *candidates, int subclus
 /* What one rank of a mesh does for one operator of the expanded graph. */
 struct work {
     enum efficiency_class class;
-    double flops, bytes;       /* by local shapes */
-    double moved_bytes;        /* of collectives over the tensor-parallel axis, as bytes of all-reduces of the same cost */
-    int moves;                 /* ... that many */
-    double collective_s;       /* of a mesh with a program, instead of both */
+    double flops, bytes; /* by local shapes */
+    double moved_bytes;  /* of collectives over the tensor-parallel axis, as bytes of all-reduces of the same cost */
+    int moves;           /* ... that many */
+    double collective_s; /* of a mesh with a program, instead of both */
 };
 
 /* Of the bytes of an all-reduce: it is a reduce-scatter and an all-gather, one behind the other. */
@@ -54,8 +55,8 @@ static double collective_s(const struct candidates *candidates, int subcluster, 
 }
 
 /* work[reduce_first] of a sharding. Costs are those of the local shapes: nothing here knows how it is sharded. */
-static enum hapt_status list_work(const struct candidates *candidates, int subcluster, int degree, struct hapt_arena *scratch,
-                                  struct work **work)
+static enum hapt_status list_work(const struct candidates *candidates, int subcluster, int degree,
+                                  struct hapt_arena *scratch, struct work **work)
 {
     const struct mesh *mesh = &candidates->degree[degree];
     const struct hapt_sharding *sharding = candidates->sharding[degree];
@@ -162,13 +163,12 @@ static double all_reduce(const void *context, int subcluster, struct hapt_submes
 
 /* Memory of every item of one mesh. */
 static enum hapt_status plan_mesh(const struct candidates *candidates, int degree, hapt_kernel_scratch *kernel_scratch,
-                                  struct hapt_engine_options *engine, struct hapt_arena *scratch, struct item_memory *memory)
+                                  struct hapt_engine_options *engine, struct hapt_arena *scratch,
+                                  struct item_memory *memory)
 {
     const struct hapt_layers *layers = candidates->layers;
-    const struct hapt_memory_options options = {.slots = 1,
-                                                .state_count = candidates->state_count,
-                                                .scratch = kernel_scratch,
-                                                .scratch_context = engine};
+    const struct hapt_memory_options options = {
+        .slots = 1, .state_count = candidates->state_count, .scratch = kernel_scratch, .scratch_context = engine};
     struct hapt_memory_ranges *ranges;
     struct hapt_memory_work *work;
     HAPT_TRY(hapt_memory_ranges_create(candidates->sharding[degree], &options, scratch, &ranges));
@@ -177,7 +177,8 @@ static enum hapt_status plan_mesh(const struct candidates *candidates, int degre
         hapt_progress_advance(1);
         struct item_memory *mine = &memory[k * candidates->degree_count + degree];
         struct hapt_memory_figures figures;
-        const int first_op = hapt_layers_first_op(layers, candidates->first[k]), end_op = layers->end_op[candidates->last[k]];
+        const int first_op = hapt_layers_first_op(layers, candidates->first[k]),
+                  end_op = layers->end_op[candidates->last[k]];
         *mine = FITS_NOWHERE;
         if (!hapt_sharding_allows(candidates->sharding[degree], first_op, end_op)) continue;
         if (!candidates_may_be_wanted(candidates, degree, candidates->first[k], candidates->last[k])) continue;
@@ -187,8 +188,8 @@ static enum hapt_status plan_mesh(const struct candidates *candidates, int degre
     return HAPT_OK;
 }
 
-/* Memory of every item as the engine would plan it, kernel scratch included where the back end is at hand, and on paper that of GPUs'
- * matrix products. Subclusters of one back end share the figures. */
+/* Memory of every item as the engine would plan it, kernel scratch included where the back end is at hand, and on paper
+ * that of GPUs' matrix products. Subclusters of one back end share the figures. */
 static enum hapt_status plan_memory(const struct candidates *candidates, int subcluster, struct item_memory **memory,
                                     struct hapt_arena *scratch)
 {
@@ -207,7 +208,8 @@ static enum hapt_status plan_memory(const struct candidates *candidates, int sub
     if (engine.backend && engine.backend->device_count(&reason) > 0)
         HAPT_TRY(engine.backend->open(0, engine.threads, 0, &engine.device));
     enum hapt_status status = HAPT_OK;
-    hapt_kernel_scratch *on_paper = strcmp(all[subcluster].device.backend, "cpu") != 0 ? hapt_engine_scratch_on_paper : NULL;
+    hapt_kernel_scratch *on_paper =
+        strcmp(all[subcluster].device.backend, "cpu") != 0 ? hapt_engine_scratch_on_paper : NULL;
     hapt_progress_expect(candidates->item_count);
     hapt_kernel_scratch *kernel_scratch = engine.device ? hapt_engine_scratch : on_paper;
     for (int d = 0; status == HAPT_OK && d < candidates->degree_count; d++)
@@ -247,14 +249,16 @@ static enum hapt_status mix(struct candidates *candidates, const struct hapt_con
         struct hapt_stage_layout *layout[MIXED_PROGRAMS];
         int count = 0;
         status = mixed_programs_find(&question, scratch, layout, &count);
-        for (int p = 0; p < count && status == HAPT_OK; p++) status = candidates_mix_program(candidates, question.group, layout[p], scratch);
+        for (int p = 0; p < count && status == HAPT_OK; p++)
+            status = candidates_mix_program(candidates, question.group, layout[p], scratch);
         hapt_progress_update(&progress, g + 1, NULL);
     }
     hapt_progress_release(&progress);
     HAPT_TRY(status);
     HAPT_TRY(candidates_find_structures(candidates, scratch));
     for (int g = 0; g < candidates->mixed_count; g++)
-        if (candidates->mixed[g].program > 0) HAPT_TRY(mixed_programs_predict(candidates, &candidates->mixed[g], scratch, scratch));
+        if (candidates->mixed[g].program > 0)
+            HAPT_TRY(mixed_programs_predict(candidates, &candidates->mixed[g], scratch, scratch));
     return HAPT_OK;
 }
 

@@ -38,7 +38,8 @@ static enum hapt_status write_submeshes(struct hapt_h5 *file, const char *folder
     char path[PATH_MAX_CHARS];
     bool parallel = false, named = false;
     enum hapt_status status;
-    int *pairs = calloc((size_t)S, 2 * sizeof *pairs), *tp = calloc((size_t)S, sizeof *tp), *program = calloc((size_t)S, sizeof *program);
+    int *pairs = calloc((size_t)S, 2 * sizeof *pairs), *tp = calloc((size_t)S, sizeof *tp),
+        *program = calloc((size_t)S, sizeof *program);
     if (!pairs || !tp || !program) {
         status = hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory", "no memory to write %d submeshes", (int)S);
     } else {
@@ -74,9 +75,8 @@ static enum hapt_status read_submeshes(struct hapt_h5 *file, const char *folder,
     cluster->submesh_count = (int)shape[0];
     HAPT_NEW(cluster->submesh, arena, shape[0]);
     for (int s = 0; s < cluster->submesh_count; s++)
-        cluster->submesh[s] =
-            (struct hapt_submesh){((int *)pairs)[2 * s], ((int *)pairs)[2 * s + 1], tp ? ((int *)tp)[s] : 1,
-                                  program ? ((int *)program)[s] : 0};
+        cluster->submesh[s] = (struct hapt_submesh){((int *)pairs)[2 * s], ((int *)pairs)[2 * s + 1],
+                                                    tp ? ((int *)tp)[s] : 1, program ? ((int *)program)[s] : 0};
     return HAPT_OK;
 }
 
@@ -125,7 +125,8 @@ enum hapt_status hapt_profile_write(struct hapt_h5 *file, const char *group, con
         hapt_h5_write(file, join(path, group, "link_latency"), HAPT_H5_F64, 2, square, profile->link_latency, "s"));
     for (int c = 0; c < profile->cluster_count; c++) HAPT_TRY(write_cluster(file, group, profile, c));
     HAPT_TRY(hapt_profile_write_mixed(file, group, profile));
-    for (int k = 0; k < profile->layout_count; k++) HAPT_TRY(hapt_stage_layout_write(file, group, k + 1, profile->layout[k]));
+    for (int k = 0; k < profile->layout_count; k++)
+        HAPT_TRY(hapt_stage_layout_write(file, group, k + 1, profile->layout[k]));
     const char *root = *group ? group : "/";
     if (profile->precision != HAPT_PRECISION_UNKNOWN)
         HAPT_TRY(hapt_h5_write_attribute_text(file, root, "precision", hapt_precision_name(profile->precision)));
@@ -171,8 +172,8 @@ static enum hapt_status read_table(struct hapt_h5 *file, const char *folder, con
     return HAPT_OK;
 }
 
-/* All tables together, before the first is read: each may be within its limit and all of them beyond the host. They move into
- * the memory that a node's ranks share one by one, so the largest stands twice for a while. */
+/* All tables together, before the first is read: each may be within its limit and all of them beyond the host. They
+ * move into the memory that a node's ranks share one by one, so the largest stands twice for a while. */
 static enum hapt_status check_memory(struct hapt_h5 *file, const char *group, int L, int C, int *mixed_count)
 {
     char path[PATH_MAX_CHARS];
@@ -190,12 +191,14 @@ static enum hapt_status check_memory(struct hapt_h5 *file, const char *group, in
     const double bytes = (cells + largest) * sizeof(double) + mixed_bytes, available = hapt_memory_available();
     char needed[32], left[32];
     if (bytes <= HAPT_PROFILE_SMALL_BYTES || bytes <= available) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_MEMORY, "plan on a host with more memory, or over fewer layers (hapt profile --layers-per-model)",
-                     "%s: its tables need %s, this host has %s left", hapt_h5_path(file), hapt_units_bytes(bytes, needed),
-                     hapt_units_bytes(available, left));
+    return hapt_fail(HAPT_ERR_MEMORY,
+                     "plan on a host with more memory, or over fewer layers (hapt profile --layers-per-model)",
+                     "%s: its tables need %s, this host has %s left", hapt_h5_path(file),
+                     hapt_units_bytes(bytes, needed), hapt_units_bytes(available, left));
 }
 
-static enum hapt_status read_layouts(struct hapt_h5 *file, const char *group, struct hapt_arena *arena, struct hapt_profile *profile)
+static enum hapt_status read_layouts(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
+                                     struct hapt_profile *profile)
 {
     const struct hapt_stage_layout **layout;
     int count = 0;
@@ -212,14 +215,16 @@ static enum hapt_status read_layouts(struct hapt_h5 *file, const char *group, st
 }
 
 /* What only files of this program tell. */
-static enum hapt_status read_making(struct hapt_h5 *file, const char *root, struct hapt_arena *arena, struct hapt_profile *profile)
+static enum hapt_status read_making(struct hapt_h5 *file, const char *root, struct hapt_arena *arena,
+                                    struct hapt_profile *profile)
 {
     const char *text;
     if (hapt_h5_has_attribute(file, root, "precision")) {
         HAPT_TRY(hapt_h5_read_attribute_text(file, root, "precision", arena, &text));
         profile->precision = hapt_precision_find(text);
         if (profile->precision == HAPT_PRECISION_UNKNOWN)
-            return hapt_fail(HAPT_ERR_INPUT, "precisions are fp32, tf32, bf16 and fp16", "%s: precision is \"%.20s\"", hapt_h5_path(file), text);
+            return hapt_fail(HAPT_ERR_INPUT, "precisions are fp32, tf32, bf16 and fp16", "%s: precision is \"%.20s\"",
+                             hapt_h5_path(file), text);
     }
     if (hapt_h5_has_attribute(file, root, "origin")) {
         HAPT_TRY(hapt_h5_read_attribute_text(file, root, "origin", arena, &text));

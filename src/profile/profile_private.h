@@ -22,9 +22,10 @@ enum hapt_status hapt_profile_count_mixed(struct hapt_h5 *file, const char *grou
 enum hapt_status hapt_profile_read_mixed(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
                                          struct hapt_profile *profile);
 
-/* tied [layer_count]: bytes of parameters that layers on both sides of the cut before a layer read; NULL: none (tied.c). */
-enum hapt_status profile_tied_bytes(const struct hapt_graph *graph, const struct hapt_layers *layers, struct hapt_arena *result,
-                                    struct hapt_arena *scratch, double **tied);
+/* tied [layer_count]: bytes of parameters that layers on both sides of the cut before a layer read; NULL: none
+ * (tied.c). */
+enum hapt_status profile_tied_bytes(const struct hapt_graph *graph, const struct hapt_layers *layers,
+                                    struct hapt_arena *result, struct hapt_arena *scratch, double **tied);
 
 /* The submeshes of a subcluster in the profile's order; counts them, and writes them where `submesh` is given. */
 int hapt_profile_submeshes(int nodes, int devices_per_node, struct hapt_submesh *submesh);

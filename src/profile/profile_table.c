@@ -88,7 +88,8 @@ static enum hapt_status check_links(const struct hapt_profile *profile)
         if (!is_amount(profile->boundary_bytes[layer]))
             return BAD("boundary_bytes[%d] is %g", layer, profile->boundary_bytes[layer]);
     for (int layer = 0; profile->tied_bytes && layer < profile->layer_count; layer++)
-        if (!is_amount(profile->tied_bytes[layer])) return BAD("tied_bytes[%d] is %g", layer, profile->tied_bytes[layer]);
+        if (!is_amount(profile->tied_bytes[layer]))
+            return BAD("tied_bytes[%d] is %g", layer, profile->tied_bytes[layer]);
     for (int a = 0; a < C; a++) {
         for (int b = 0; b < C; b++) {
             const double bandwidth = profile->link_bandwidth[a * C + b], back = profile->link_bandwidth[b * C + a];
@@ -126,8 +127,8 @@ static enum hapt_status check_submeshes(const struct hapt_profile *profile, cons
         if (submesh.program > 0) {
             const struct hapt_axis *axis = profile->layout[submesh.program - 1]->axis;
             if (axis[0].size != n || axis[1].size != m)
-                return BAD("subcluster %s: %d x %d devices run program %d, which is one of %d x %d", cluster->name, n, m,
-                           submesh.program, axis[0].size, axis[1].size);
+                return BAD("subcluster %s: %d x %d devices run program %d, which is one of %d x %d", cluster->name, n,
+                           m, submesh.program, axis[0].size, axis[1].size);
         }
         for (int other = 0; other < s; other++)
             if (cluster->submesh[other].n == n && cluster->submesh[other].m == m &&
@@ -194,7 +195,8 @@ enum hapt_status hapt_profile_check(const struct hapt_profile *profile)
     return HAPT_OK;
 }
 
-/* The nearest of `others` to subcluster c, by the seconds across a link; `outward`: from c. Keeps the slower of it and `slowest_s`. */
+/* The nearest of `others` to subcluster c, by the seconds across a link; `outward`: from c. Keeps the slower of it and
+ * `slowest_s`. */
 static double keep_slower(const struct hapt_profile *profile, int last, int c, struct hapt_subclusters others,
                           bool outward, double slowest_s, int deciding[2])
 {
@@ -203,7 +205,8 @@ static double keep_slower(const struct hapt_profile *profile, int last, int c, s
     for (int k = 0; k < others.count; k++) {
         const int other = others.index[k];
         const int link = outward ? c * profile->cluster_count + other : other * profile->cluster_count + c;
-        const double link_s = profile->link_latency[link] + profile->boundary_bytes[last] / profile->link_bandwidth[link];
+        const double link_s =
+            profile->link_latency[link] + profile->boundary_bytes[last] / profile->link_bandwidth[link];
         if (link_s >= nearest_s) continue;
         nearest_s = link_s;
         nearest = other;
@@ -231,6 +234,6 @@ double hapt_profile_boundary_s(const struct hapt_profile *profile, int last, str
 
 double hapt_profile_comm_s(const struct hapt_profile *profile, int last, int from, int to)
 {
-    return hapt_profile_boundary_s(profile, last, (struct hapt_subclusters){1, &from}, (struct hapt_subclusters){1, &to},
-                                   NULL);
+    return hapt_profile_boundary_s(profile, last, (struct hapt_subclusters){1, &from},
+                                   (struct hapt_subclusters){1, &to}, NULL);
 }

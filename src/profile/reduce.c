@@ -66,7 +66,8 @@ static void release_sums(const struct hapt_engine_options *options, struct sums 
         options->backend->unpin(sums->host);
 }
 
-static enum hapt_status connect_sums(const struct hapt_engine_options *options, MPI_Comm comm, double timeout_s, struct sums *sums)
+static enum hapt_status connect_sums(const struct hapt_engine_options *options, MPI_Comm comm, double timeout_s,
+                                     struct sums *sums)
 {
     char carrier[HAPT_TEAM_CARRIER_CHARS];
     int rank, ranks;
@@ -82,7 +83,8 @@ static enum hapt_status connect_sums(const struct hapt_engine_options *options, 
     return HAPT_OK;
 }
 
-static enum hapt_status move(const struct hapt_backend *backend, struct sums *sums, void *to, const void *from, size_t bytes)
+static enum hapt_status move(const struct hapt_backend *backend, struct sums *sums, void *to, const void *from,
+                             size_t bytes)
 {
     HAPT_TRY(backend->copy(sums->queue, to, from, bytes));
     return backend->wait(backend->record(sums->queue));
@@ -93,12 +95,14 @@ static enum hapt_status sum(const struct hapt_backend *backend, struct sums *sum
     const bool through_host = sums->data && !sums->links.on_device;
     const size_t bytes = elements * sizeof *sums->host;
     if (through_host) HAPT_TRY(move(backend, sums, sums->host, sums->data, bytes));
-    HAPT_TRY(sums->links.all_reduce(sums->links.context, 1u, sums->links.on_device ? sums->data : sums->host, elements));
+    HAPT_TRY(
+        sums->links.all_reduce(sums->links.context, 1u, sums->links.on_device ? sums->data : sums->host, elements));
     return through_host ? move(backend, sums, sums->data, sums->host, bytes) : HAPT_OK;
 }
 
 /* Median over rounds, on the ranks of one submesh. */
-static enum hapt_status time_sums(const struct hapt_backend *backend, struct sums *sums, const double *bytes, double *time_s)
+static enum hapt_status time_sums(const struct hapt_backend *backend, struct sums *sums, const double *bytes,
+                                  double *time_s)
 {
     for (int k = 0; k < REDUCE_SIZES; k++) {
         double sample[ROUNDS];
@@ -113,8 +117,8 @@ static enum hapt_status time_sums(const struct hapt_backend *backend, struct sum
     return HAPT_OK;
 }
 
-static enum hapt_status time_submesh(MPI_Comm comm, const struct hapt_engine_options *options, const double *bytes, double timeout_s,
-                                     double *time_s)
+static enum hapt_status time_submesh(MPI_Comm comm, const struct hapt_engine_options *options, const double *bytes,
+                                     double timeout_s, double *time_s)
 {
     struct sums *sums = calloc(1, sizeof *sums);
     enum hapt_status status = HAPT_ERR_MEMORY;
@@ -147,8 +151,9 @@ static enum hapt_status reserve_table(const struct hapt_cluster *cluster, struct
     return HAPT_OK;
 }
 
-enum hapt_status reduce_measure(const struct hapt_env *env, const struct hapt_cluster *cluster, const struct hapt_engine_options *options,
-                                double timeout_s, struct hapt_arena *arena, struct reduce_table *table)
+enum hapt_status reduce_measure(const struct hapt_env *env, const struct hapt_cluster *cluster,
+                                const struct hapt_engine_options *options, double timeout_s, struct hapt_arena *arena,
+                                struct reduce_table *table)
 {
     *table = (struct reduce_table){0};
     for (int k = 0; k < REDUCE_SIZES; k++)
@@ -210,14 +215,16 @@ double reduce_all_reduce_s(int ranks, double bytes, double bandwidth, double lat
     return fmin(ring_s, trees_s);
 }
 
-double reduce_collective_s(enum hapt_collective_kind kind, int ranks, double bytes, double largest_share, double bandwidth,
-                           double latency)
+double reduce_collective_s(enum hapt_collective_kind kind, int ranks, double bytes, double largest_share,
+                           double bandwidth, double latency)
 {
-    const double all_reduce_s = reduce_all_reduce_s(ranks, bytes, bandwidth, latency), skew = fmax(1, ranks * largest_share);
+    const double all_reduce_s = reduce_all_reduce_s(ranks, bytes, bandwidth, latency),
+                 skew = fmax(1, ranks * largest_share);
     if (ranks < 2 || bytes <= 0 || kind == HAPT_COLLECTIVE_SLICE || kind == HAPT_COLLECTIVE_NONE) return 0;
     if (kind == HAPT_COLLECTIVE_ALL_REDUCE) return all_reduce_s;
     if (kind == HAPT_COLLECTIVE_REDUCE_SCATTER || kind == HAPT_COLLECTIVE_ALL_GATHER) return 0.5 * all_reduce_s * skew;
-    return hapt_ring_s(kind, ranks, bytes, largest_share, bandwidth > 0 ? LINK_SHARE * bandwidth : INFINITY, fmax(latency, 0));
+    return hapt_ring_s(kind, ranks, bytes, largest_share, bandwidth > 0 ? LINK_SHARE * bandwidth : INFINITY,
+                       fmax(latency, 0));
 }
 
 double reduce_tensor_s(const struct hapt_subcluster *subcluster, int tp, double bytes)
@@ -225,8 +232,9 @@ double reduce_tensor_s(const struct hapt_subcluster *subcluster, int tp, double 
     return reduce_all_reduce_s(tp, bytes, subcluster->intra_node_bandwidth, subcluster->intra_node_latency);
 }
 
-double hapt_profile_collective_s(const struct hapt_cluster *cluster, int subcluster, struct hapt_submesh submesh, enum hapt_dtype dtype,
-                                 const struct hapt_efficiency *efficiency, int axis, enum hapt_collective_kind kind, double bytes)
+double hapt_profile_collective_s(const struct hapt_cluster *cluster, int subcluster, struct hapt_submesh submesh,
+                                 enum hapt_dtype dtype, const struct hapt_efficiency *efficiency, int axis,
+                                 enum hapt_collective_kind kind, double bytes)
 {
     const struct hapt_subcluster *where = &cluster->subcluster[subcluster];
     const bool outer = axis == 0;

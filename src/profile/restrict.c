@@ -10,8 +10,8 @@ static enum hapt_status copy_cluster(const struct hapt_profile *profile, int c, 
     const struct hapt_profile_cluster *from = &profile->cluster[c];
     struct hapt_profile_cluster *to = &copy->cluster[c];
     HAPT_TRY(hapt_profile_add_cluster_of(copy, c, from->name, from->nodes, from->devices_per_node,
-                                         from->device_memory_bytes, from->peak_flops, from->submesh, from->submesh_count,
-                                         arena));
+                                         from->device_memory_bytes, from->peak_flops, from->submesh,
+                                         from->submesh_count, arena));
     const size_t bytes = hapt_profile_index(profile, from->submesh_count, 0, 0) * sizeof(double);
     memcpy(to->stage_time, from->stage_time, bytes);
     memcpy(to->stage_forward_time, from->stage_forward_time, bytes);
@@ -75,11 +75,13 @@ void hapt_profile_keep_programs(struct hapt_profile *profile, const char *progra
             const char *its = row.program > 0 ? "synthesised" : row.tp > 1 ? "tensor" : "data";
             if (row.n * row.m == 1 || strcmp(its, program) == 0) continue;
             const size_t end = hapt_profile_index(profile, s + 1, 0, 0);
-            for (size_t cell = hapt_profile_index(profile, s, 0, 0); cell < end; cell++) cluster->stage_time[cell] = NAN;
+            for (size_t cell = hapt_profile_index(profile, s, 0, 0); cell < end; cell++)
+                cluster->stage_time[cell] = NAN;
         }
     }
     int kept = 0;
     for (int k = 0; k < profile->mixed_count; k++)
-        if (strcmp(program, profile->mixed[k].program > 0 ? "synthesised" : "data") == 0) profile->mixed[kept++] = profile->mixed[k];
+        if (strcmp(program, profile->mixed[k].program > 0 ? "synthesised" : "data") == 0)
+            profile->mixed[kept++] = profile->mixed[k];
     profile->mixed_count = kept;
 }

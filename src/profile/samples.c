@@ -8,7 +8,8 @@
 #include "hapt/progress.h"
 
 /* Plausible weights: their values do not change the time, infinities and denormals might. */
-static enum hapt_status fill_parameter(struct hapt_engine *engine, const struct hapt_graph *graph, int tensor, float *value)
+static enum hapt_status fill_parameter(struct hapt_engine *engine, const struct hapt_graph *graph, int tensor,
+                                       float *value)
 {
     const struct hapt_tensor *parameter = &graph->tensor[tensor];
     uint64_t random = (uint64_t)tensor;
@@ -21,8 +22,8 @@ static enum hapt_status fill_parameter(struct hapt_engine *engine, const struct 
     return hapt_engine_set(engine, tensor, -1, value);
 }
 
-static enum hapt_status fill_input(const struct hapt_model *model, const struct hapt_engine_options *options, const struct hapt_graph *graph,
-                                   struct hapt_engine *engine, int tensor)
+static enum hapt_status fill_input(const struct hapt_model *model, const struct hapt_engine_options *options,
+                                   const struct hapt_graph *graph, struct hapt_engine *engine, int tensor)
 {
     const struct hapt_tensor *input = &graph->tensor[tensor];
     const size_t bytes = hapt_engine_tensor_bytes(engine, tensor);
@@ -34,7 +35,10 @@ static enum hapt_status fill_input(const struct hapt_model *model, const struct 
         HAPT_TRY(backend->copy(queue, place, &scale, sizeof scale));
         return backend->wait(backend->record(queue));
     }
-    union { int32_t index; float pixel; } *value = malloc(bytes); /* tokens, targets and labels; images */
+    union {
+        int32_t index;
+        float pixel;
+    } *value = malloc(bytes); /* tokens, targets and labels; images */
     if (!value) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %zu bytes of samples", bytes);
     const uint64_t values = (uint64_t)(model->classes > 0 ? model->classes : model->vocab);
     uint64_t random = 1;
@@ -44,7 +48,8 @@ static enum hapt_status fill_input(const struct hapt_model *model, const struct 
         else
             value[i].pixel = (float)(2 * hapt_random_unit(&random) - 1);
     }
-    const enum hapt_status status = backend->copy(queue, place, value, bytes), done = backend->wait(backend->record(queue));
+    const enum hapt_status status = backend->copy(queue, place, value, bytes),
+                           done = backend->wait(backend->record(queue));
     free(value);
     return status != HAPT_OK ? status : done;
 }
@@ -68,9 +73,10 @@ enum hapt_status samples_fill_boundary(const struct hapt_engine_options *options
             else
                 memcpy(value + at, &half, sizeof half);
         }
-        const enum hapt_status status = options->backend->copy(options->backend->queue(options->device, 0),
-                                                               hapt_engine_staging(engine, kind, transfer, i), value, bytes);
-        const enum hapt_status done = options->backend->wait(options->backend->record(options->backend->queue(options->device, 0)));
+        const enum hapt_status status = options->backend->copy(
+            options->backend->queue(options->device, 0), hapt_engine_staging(engine, kind, transfer, i), value, bytes);
+        const enum hapt_status done =
+            options->backend->wait(options->backend->record(options->backend->queue(options->device, 0)));
         free(value);
         HAPT_TRY(status);
         HAPT_TRY(done);

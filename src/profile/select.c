@@ -66,7 +66,8 @@ enum hapt_status select_items(const struct candidates *candidates, const bool *n
         /* Composing a handful is not worth its check. */
         const bool few = count <= 2 * WITNESSES;
         qsort(rest, (size_t)count, sizeof *rest, by_lot);
-        for (int k = 0; k < count && (few || k < WITNESSES); k++) role[rest[k].item] = few ? SELECT_BASE : SELECT_WITNESS;
+        for (int k = 0; k < count && (few || k < WITNESSES); k++)
+            role[rest[k].item] = few ? SELECT_BASE : SELECT_WITNESS;
     }
     return HAPT_OK;
 }

@@ -1,10 +1,10 @@
 /*
  * Which items to time so that the times of all others follow (HAPT 5.1: no measurement says what another has said).
  *
- * Unique ranges grow with the depth of the model although nothing new stands in them: a range of seven blocks is one of four
- * and one of three. So the base is every range of up to two repeated modules, and of longer ones a ladder of lengths, each twice
- * the one before, at every offset; smooth.h composes the others. A few of those are timed all the same, as witnesses: where they
- * do not bear out what was composed, within noise, the caller times the rest too.
+ * Unique ranges grow with the depth of the model although nothing new stands in them: a range of seven blocks is one of
+ * four and one of three. So the base is every range of up to two repeated modules, and of longer ones a ladder of
+ * lengths, each twice the one before, at every offset; smooth.h composes the others. A few of those are timed all the
+ * same, as witnesses: where they do not bear out what was composed, within noise, the caller times the rest too.
  */
 #ifndef HAPT_PROFILE_SELECT_H
 #define HAPT_PROFILE_SELECT_H

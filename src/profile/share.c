@@ -46,7 +46,8 @@ static void place_cluster(struct layout *layout, int L, const struct hapt_profil
 }
 
 /* The same for a group of mixed stages. */
-static void place_mixed(struct layout *layout, int L, const struct hapt_profile_mixed *from, struct hapt_profile_mixed *to)
+static void place_mixed(struct layout *layout, int L, const struct hapt_profile_mixed *from,
+                        struct hapt_profile_mixed *to)
 {
     const size_t K = (size_t)to->count, bytes = (size_t)L * (size_t)L * sizeof(double);
     const size_t memory_bytes = (size_t)to->memory_rows * bytes;
@@ -66,8 +67,8 @@ static void place_mixed(struct layout *layout, int L, const struct hapt_profile_
 }
 
 /* A layout, all of it: programs are counts and rows without pointers. */
-static enum hapt_status place_layout(struct layout *layout, const struct hapt_stage_layout *from, struct hapt_arena *arena,
-                                     const struct hapt_stage_layout **to)
+static enum hapt_status place_layout(struct layout *layout, const struct hapt_stage_layout *from,
+                                     struct hapt_arena *arena, const struct hapt_stage_layout **to)
 {
     const struct hapt_stage_layout *frame = place(layout, from, sizeof *from);
     struct hapt_stage_layout *made;
@@ -82,7 +83,8 @@ static enum hapt_status place_layout(struct layout *layout, const struct hapt_st
         const struct hapt_axis_program *its = from ? from->program[a] : NULL, *there = place(layout, its, sizeof *its);
         HAPT_NEW(program, arena, 1);
         program->count = its ? its->count : there->count;
-        program->instruction = place(layout, its ? its->instruction : NULL, (size_t)program->count * sizeof *program->instruction);
+        program->instruction =
+            place(layout, its ? its->instruction : NULL, (size_t)program->count * sizeof *program->instruction);
         made->program[a] = program;
     }
     *to = made;
@@ -102,7 +104,8 @@ static enum hapt_status place_profile(struct layout *layout, const struct hapt_p
     to->boundary_bytes =
         place(layout, from ? from->boundary_bytes : NULL, (size_t)to->layer_count * sizeof *to->boundary_bytes);
     if (to->tied_bytes)
-        to->tied_bytes = place(layout, from ? from->tied_bytes : NULL, (size_t)to->layer_count * sizeof *to->tied_bytes);
+        to->tied_bytes =
+            place(layout, from ? from->tied_bytes : NULL, (size_t)to->layer_count * sizeof *to->tied_bytes);
     to->link_bandwidth = place(layout, from ? from->link_bandwidth : NULL, C * C * sizeof *to->link_bandwidth);
     to->link_latency = place(layout, from ? from->link_latency : NULL, C * C * sizeof *to->link_latency);
     for (size_t c = 0; c < C; c++)
@@ -117,7 +120,8 @@ static enum hapt_status place_profile(struct layout *layout, const struct hapt_p
     }
     const struct hapt_stage_layout **programs;
     HAPT_NEW(programs, arena, to->layout_count);
-    for (int k = 0; k < to->layout_count; k++) HAPT_TRY(place_layout(layout, from ? from->layout[k] : NULL, arena, &programs[k]));
+    for (int k = 0; k < to->layout_count; k++)
+        HAPT_TRY(place_layout(layout, from ? from->layout[k] : NULL, arena, &programs[k]));
     to->layout = programs;
     return HAPT_OK;
 }

@@ -8,7 +8,7 @@
 
 struct mesh { /* context of the costs */
     struct hapt_spmd_mesh shown;
-    struct roofline *roofline; /* [size] */
+    struct roofline *roofline;                 /* [size] */
     double *inner_bandwidth, *inner_latency_s; /* [size] inside a machine */
     double microbatches;
 };
@@ -17,7 +17,9 @@ struct mesh { /* context of the costs */
 static double inner_rounds_s(const struct mesh *mesh, int device, double rounds, double bytes)
 {
     const int m = mesh->shown.devices[device];
-    return m == 1 ? 0 : rounds * ((m - 1) * mesh->inner_latency_s[device] + bytes * (m - 1) / m / mesh->inner_bandwidth[device]);
+    return m == 1 ? 0
+                  : rounds *
+                        ((m - 1) * mesh->inner_latency_s[device] + bytes * (m - 1) / m / mesh->inner_bandwidth[device]);
 }
 
 static double compute_s(const void *context, const struct hapt_spmd_work *work, int device)
@@ -26,8 +28,9 @@ static double compute_s(const void *context, const struct hapt_spmd_work *work, 
     const struct hapt_op *op = &work->graph->op[work->op];
     const struct hapt_op_type *type = hapt_op_type_at(op->type);
     const int m = mesh->shown.devices[device];
-    double seconds = roofline_operator_s(&mesh->roofline[device], efficiency_class_of(type),
-                                         hapt_op_flops(work->graph, op, 1) * work->share / m, hapt_spmd_work_bytes(work, m));
+    double seconds =
+        roofline_operator_s(&mesh->roofline[device], efficiency_class_of(type),
+                            hapt_op_flops(work->graph, op, 1) * work->share / m, hapt_spmd_work_bytes(work, m));
     if (m == 1 && !mesh->shown.update_s) return seconds;
     for (int o = 0; o < op->output_count; o++) {
         if (op->output[o] < 0) continue;
@@ -35,13 +38,16 @@ static double compute_s(const void *context, const struct hapt_spmd_work *work, 
         const bool sharded = work->sharded_output >> o & 1u;
         if (primal < 0 || work->graph->tensor[primal].kind != HAPT_TENSOR_PARAMETER) continue;
         const bool trained = work->graph->tensor[primal].trainable;
-        /* Once a step, on as much of the parameter as the gradient shows: what is partial will mostly be summed whole. */
+        /* Once a step, on as much of the parameter as the gradient shows: what is partial will mostly be summed whole.
+         */
         if (mesh->shown.update_s && trained)
             seconds += mesh->shown.update_s[device] * (double)hapt_tensor_elements(&work->graph->tensor[primal]) *
                        (sharded ? work->share : 1) / mesh->microbatches;
-        /* Gradients of parameters that no collective between machines will sum (those that are partial will be: HAP 3.2). */
+        /* Gradients of parameters that no collective between machines will sum (those that are partial will be:
+         * HAP 3.2). */
         if (m == 1 || (!sharded && work->cut.letter != HAPT_CUT_WHOLE)) continue;
-        const double bytes = (double)hapt_tensor_bytes(&work->graph->tensor[op->output[o]]) * (sharded ? work->share : 1);
+        const double bytes =
+            (double)hapt_tensor_bytes(&work->graph->tensor[op->output[o]]) * (sharded ? work->share : 1);
         seconds += inner_rounds_s(mesh, device, 2, bytes) / mesh->microbatches;
     }
     return seconds;
@@ -52,13 +58,14 @@ static double between_s(const struct mesh *mesh, enum hapt_collective_kind kind,
     return hapt_collective_cost_s(&mesh->shown.collectives, kind, bytes, largest_share);
 }
 
-/* Three steps (HAP 6): gather or reduce to the first device, the collective between machines, scatter or broadcast. Each inner step
- * passes what moves through the first device's link once. */
+/* Three steps (HAP 6): gather or reduce to the first device, the collective between machines, scatter or broadcast.
+ * Each inner step passes what moves through the first device's link once. */
 static double collective_s(const void *context, enum hapt_collective_kind kind, double bytes, double largest_share)
 {
     const struct mesh *mesh = context;
     const double outer_s = between_s(mesh, kind, bytes, largest_share);
-    if (mesh->shown.kind == HAPT_SPMD_DEVICES || kind == HAPT_COLLECTIVE_SLICE || kind == HAPT_COLLECTIVE_NONE) return outer_s;
+    if (mesh->shown.kind == HAPT_SPMD_DEVICES || kind == HAPT_COLLECTIVE_SLICE || kind == HAPT_COLLECTIVE_NONE)
+        return outer_s;
     const bool sums = kind == HAPT_COLLECTIVE_ALL_REDUCE || kind == HAPT_COLLECTIVE_REDUCE_SCATTER;
     const bool whole = kind != HAPT_COLLECTIVE_REDUCE_SCATTER && kind != HAPT_COLLECTIVE_ALL_TO_ALL;
     double inner_s = 0;
@@ -80,20 +87,24 @@ static double device_bytes(const void *context, const struct hapt_graph *graph, 
 {
     const struct mesh *mesh = context;
     int fewest = mesh->shown.devices[0];
-    for (int j = 1; j < mesh->shown.size; j++) fewest = mesh->shown.devices[j] < fewest ? mesh->shown.devices[j] : fewest;
+    for (int j = 1; j < mesh->shown.size; j++)
+        fewest = mesh->shown.devices[j] < fewest ? mesh->shown.devices[j] : fewest;
     return hapt_spmd_tensor_bytes(graph, tensor, fewest);
 }
 
-static enum hapt_status list_devices(const struct hapt_cluster *cluster, enum hapt_dtype dtype, const struct hapt_efficiency *efficiency,
-                                     struct hapt_arena *arena, struct mesh *mesh)
+static enum hapt_status list_devices(const struct hapt_cluster *cluster, enum hapt_dtype dtype,
+                                     const struct hapt_efficiency *efficiency, struct hapt_arena *arena,
+                                     struct mesh *mesh)
 {
     struct hapt_spmd_mesh *shown = &mesh->shown;
     int *kind, at = 0;
     for (int c = 0; c < cluster->count; c++)
-        shown->size += cluster->subcluster[c].nodes * (shown->kind == HAPT_SPMD_MACHINES ? 1 : cluster->subcluster[c].devices_per_node);
+        shown->size += cluster->subcluster[c].nodes *
+                       (shown->kind == HAPT_SPMD_MACHINES ? 1 : cluster->subcluster[c].devices_per_node);
     if (shown->size < 2)
-        return hapt_fail(HAPT_ERR_INPUT, "give a cluster file with more devices, or --mesh devices for one machine of several",
-                         "a mesh of one %s has nothing to share out", shown->kind == HAPT_SPMD_MACHINES ? "machine" : "device");
+        return hapt_fail(
+            HAPT_ERR_INPUT, "give a cluster file with more devices, or --mesh devices for one machine of several",
+            "a mesh of one %s has nothing to share out", shown->kind == HAPT_SPMD_MACHINES ? "machine" : "device");
     HAPT_NEW(shown->subcluster, arena, shown->size);
     HAPT_NEW(shown->devices, arena, shown->size);
     HAPT_NEW(shown->power, arena, shown->size);
@@ -113,7 +124,8 @@ static enum hapt_status list_devices(const struct hapt_cluster *cluster, enum ha
             mesh->inner_bandwidth[at] = own->intra_node_bandwidth;
             mesh->inner_latency_s[at] = own->intra_node_latency;
             if (shown->devices[at] > 1 && (!(own->intra_node_bandwidth > 0) || !(own->intra_node_latency >= 0)))
-                return hapt_fail(HAPT_ERR_INPUT, "give it in the cluster file", "the links inside %s are not known", own->name);
+                return hapt_fail(HAPT_ERR_INPUT, "give it in the cluster file", "the links inside %s are not known",
+                                 own->name);
         }
     }
     shown->costs.kind = kind;
@@ -121,8 +133,8 @@ static enum hapt_status list_devices(const struct hapt_cluster *cluster, enum ha
 }
 
 /*
- * A ring passes the network card of a machine once each way, so its devices share nothing. In an all-to-all all m devices of a
- * machine send to all devices outside through one card.
+ * A ring passes the network card of a machine once each way, so its devices share nothing. In an all-to-all all m
+ * devices of a machine send to all devices outside through one card.
  */
 static void share_cards(const struct hapt_cluster *cluster, struct mesh *mesh)
 {
@@ -174,14 +186,16 @@ static void find_power(const struct hapt_graph *graph, struct mesh *mesh)
             const struct hapt_spmd_work work = {.graph = graph, .op = o, .cut = {.letter = HAPT_CUT_WHOLE}, .share = 1};
             const struct hapt_op *op = &graph->op[o];
             seconds += roofline_operator_s(&mesh->roofline[j], efficiency_class_of(hapt_op_type_at(op->type)),
-                                           hapt_op_flops(graph, op, 1) / mesh->shown.devices[j], hapt_spmd_work_bytes(&work, mesh->shown.devices[j]));
+                                           hapt_op_flops(graph, op, 1) / mesh->shown.devices[j],
+                                           hapt_spmd_work_bytes(&work, mesh->shown.devices[j]));
         }
         mesh->shown.power[j] = 1 / seconds;
     }
 }
 
-enum hapt_status hapt_spmd_mesh_build(const struct hapt_cluster *cluster, const struct hapt_graph *graph, enum hapt_dtype dtype,
-                                      enum hapt_spmd_mesh_kind kind, const struct hapt_efficiency *efficiency, int microbatches,
+enum hapt_status hapt_spmd_mesh_build(const struct hapt_cluster *cluster, const struct hapt_graph *graph,
+                                      enum hapt_dtype dtype, enum hapt_spmd_mesh_kind kind,
+                                      const struct hapt_efficiency *efficiency, int microbatches,
                                       struct hapt_arena *arena, struct hapt_spmd_mesh **result)
 {
     struct mesh *mesh;

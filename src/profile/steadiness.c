@@ -20,8 +20,8 @@ static double median_of(const double *value, int count)
     return 0.5 * (sorted[(count - 1) / 2] + sorted[count / 2]);
 }
 
-/* Largest k for which the k-th least and the k-th largest of n values hold the median between them with 95 %: fewer than k of n fair coins
- * show heads with at most half of OUTSIDE. At least 1. */
+/* Largest k for which the k-th least and the k-th largest of n values hold the median between them with 95 %: fewer
+ * than k of n fair coins show heads with at most half of OUTSIDE. At least 1. */
 static int interval_end(int n)
 {
     double chance = pow(0.5, n), sum = chance;

@@ -14,7 +14,7 @@
 enum {
     MOST_STATES = 300, /* more gain under 1 % and cost seconds on models of thousands of operators */
     MOST_PRICES = 3,
-    MOST_PROGRAMS = 6   /* of one mesh, from the fastest to the one that needs least memory */
+    MOST_PROGRAMS = 6 /* of one mesh, from the fastest to the one that needs least memory */
 };
 
 /* What the costs of a mesh are asked of. */
@@ -39,11 +39,12 @@ double synthesised_collective_s(const struct candidates *candidates, int subclus
 }
 
 /* The devices of a node share its link to others, and all of them use it at once. */
-static double collective_s(const void *context, int axis, enum hapt_collective_kind kind, double bytes, double largest_share)
+static double collective_s(const void *context, int axis, enum hapt_collective_kind kind, double bytes,
+                           double largest_share)
 {
     const struct asked *asked = context;
-    return synthesised_collective_s(asked->candidates, asked->subcluster, &asked->mesh, axis, kind, bytes * (axis == 0 ? asked->mesh.m : 1),
-                                    largest_share);
+    return synthesised_collective_s(asked->candidates, asked->subcluster, &asked->mesh, axis, kind,
+                                    bytes * (axis == 0 ? asked->mesh.m : 1), largest_share);
 }
 
 static double compute_s(const void *context, const struct hapt_spmd_work *work, double beside)
@@ -69,14 +70,16 @@ struct keeping {
     enum hapt_status status;
 };
 
-static enum hapt_status keep(struct keeping *keeping, const struct hapt_axis_program *const program[HAPT_MESH_AXES], double cost_s,
-                             double memory_bytes)
+static enum hapt_status keep(struct keeping *keeping, const struct hapt_axis_program *const program[HAPT_MESH_AXES],
+                             double cost_s, double memory_bytes)
 {
     int left = 0;
     for (int k = 0; k < keeping->count; k++) /* not worth a table: hardly faster and hardly smaller */
-        if (keeping->kept[k].cost_s <= cost_s * 1.002 && keeping->kept[k].memory_bytes <= memory_bytes * 1.01) return HAPT_OK;
+        if (keeping->kept[k].cost_s <= cost_s * 1.002 && keeping->kept[k].memory_bytes <= memory_bytes * 1.01)
+            return HAPT_OK;
     for (int k = 0; k < keeping->count; k++)
-        if (!(cost_s <= keeping->kept[k].cost_s && memory_bytes <= keeping->kept[k].memory_bytes)) keeping->kept[left++] = keeping->kept[k];
+        if (!(cost_s <= keeping->kept[k].cost_s && memory_bytes <= keeping->kept[k].memory_bytes))
+            keeping->kept[left++] = keeping->kept[k];
     keeping->count = left;
     if (keeping->count == keeping->capacity) {
         struct kept *grown;
@@ -93,20 +96,23 @@ static enum hapt_status keep(struct keeping *keeping, const struct hapt_axis_pro
     return HAPT_OK;
 }
 
-static void found(void *context, const struct hapt_axis_program *const program[HAPT_MESH_AXES], double cost_s, double memory_bytes)
+static void found(void *context, const struct hapt_axis_program *const program[HAPT_MESH_AXES], double cost_s,
+                  double memory_bytes)
 {
     struct keeping *keeping = context;
     if (keeping->status == HAPT_OK) keeping->status = keep(keeping, program, cost_s, memory_bytes);
 }
 
 /* Programs from the fastest to one that fits `memory_bytes` a device, were the whole model on the mesh. */
-static enum hapt_status synthesise(const struct candidates *candidates, int subcluster, struct mesh mesh, double memory_bytes,
-                                   double in_flight, struct hapt_arena *scratch, struct keeping *keeping)
+static enum hapt_status synthesise(const struct candidates *candidates, int subcluster, struct mesh mesh,
+                                   double memory_bytes, double in_flight, struct hapt_arena *scratch,
+                                   struct keeping *keeping)
 {
     const struct asked asked = {.candidates = candidates,
                                 .subcluster = subcluster,
                                 .mesh = mesh,
-                                .roofline = calibrate_roofline(candidates->efficiency, &candidates->cluster->subcluster[subcluster].device,
+                                .roofline = calibrate_roofline(candidates->efficiency,
+                                                               &candidates->cluster->subcluster[subcluster].device,
                                                                candidates->model->dtype)};
     const struct hapt_mesh_costs costs = {.context = &asked, .compute_s = compute_s, .collective_s = collective_s};
     const struct hapt_mesh_options options = {.microbatches = candidates->microbatches,
@@ -114,7 +120,8 @@ static enum hapt_status synthesise(const struct candidates *candidates, int subc
                                               .in_flight = in_flight,
                                               .most_states = MOST_STATES,
                                               .most_prices = MOST_PRICES,
-                                              .optimizer_bytes_per_element = candidates->state_count > 0 ? 4.0 * candidates->state_count : -1,
+                                              .optimizer_bytes_per_element =
+                                                  candidates->state_count > 0 ? 4.0 * candidates->state_count : -1,
                                               .ways = HAPT_MESH_OUTER_FIRST,
                                               .found = found,
                                               .found_context = keeping};
@@ -122,7 +129,8 @@ static enum hapt_status synthesise(const struct candidates *candidates, int subc
     const struct hapt_axis_program *program[HAPT_MESH_AXES];
     struct hapt_sharding *sharding;
     *keeping = (struct keeping){.arena = scratch};
-    const enum hapt_status status = hapt_synthesise_mesh(candidates->model->graph, axis, &costs, &options, scratch, program, &sharding, NULL);
+    const enum hapt_status status =
+        hapt_synthesise_mesh(candidates->model->graph, axis, &costs, &options, scratch, program, &sharding, NULL);
     if (status != HAPT_OK && status != HAPT_ERR_INFEASIBLE) return status;
     if (status == HAPT_ERR_INFEASIBLE) hapt_fail_reset(); /* such a mesh has no program, or none that is so small */
     return keeping->status;
@@ -151,13 +159,14 @@ static bool is_tried(const struct hapt_subcluster *subcluster, struct hapt_subme
 int synthesised_room(const struct candidates *candidates)
 {
     int count = 0;
-    for (int c = 0; c < candidates->cluster->count; c++) count += candidates_submeshes(&candidates->cluster->subcluster[c], NULL);
+    for (int c = 0; c < candidates->cluster->count; c++)
+        count += candidates_submeshes(&candidates->cluster->subcluster[c], NULL);
     return MOST_PROGRAMS * count;
 }
 
 /* Shardings that lay out every operator alike. */
-static enum hapt_status find_equal(const struct candidates *candidates, const struct mesh *mesh, const struct hapt_sharding *sharding,
-                                   struct hapt_arena *scratch, int *equal)
+static enum hapt_status find_equal(const struct candidates *candidates, const struct mesh *mesh,
+                                   const struct hapt_sharding *sharding, struct hapt_arena *scratch, int *equal)
 {
     const int ops = candidates->model->graph->op_count, ranks = mesh->n * mesh->m;
     uint64_t *mine, *its;
@@ -187,8 +196,9 @@ static unsigned with_submesh(const struct candidates *candidates, struct hapt_su
     return bits;
 }
 
-static enum hapt_status add(struct candidates *candidates, int subcluster, struct mesh mesh, struct hapt_stage_layout *layout,
-                            struct hapt_sharding *sharding, struct hapt_arena *arena, struct hapt_arena *scratch)
+static enum hapt_status add(struct candidates *candidates, int subcluster, struct mesh mesh,
+                            struct hapt_stage_layout *layout, struct hapt_sharding *sharding, struct hapt_arena *arena,
+                            struct hapt_arena *scratch)
 {
     int equal;
     HAPT_TRY(find_equal(candidates, &mesh, sharding, scratch, &equal));
@@ -219,8 +229,8 @@ static int compare_kept(const void *a, const void *b)
     return (x->cost_s > y->cost_s) - (x->cost_s < y->cost_s);
 }
 
-static enum hapt_status add_kept(struct candidates *candidates, int subcluster, struct mesh mesh, const struct kept *kept,
-                                 struct hapt_arena *arena, struct hapt_arena *scratch)
+static enum hapt_status add_kept(struct candidates *candidates, int subcluster, struct mesh mesh,
+                                 const struct kept *kept, struct hapt_arena *arena, struct hapt_arena *scratch)
 {
     struct hapt_stage_layout *layout;
     struct hapt_sharding *sharding;
@@ -238,10 +248,10 @@ static enum hapt_status add_kept(struct candidates *candidates, int subcluster, 
     return add(candidates, subcluster, mesh, layout, sharding, arena, scratch);
 }
 
-/* The fastest program; where a stage of this mesh's share of the cluster would not fit with it, those that need less memory, the least
- * first. Whole nodes alone are asked for those: it takes seconds. */
-static enum hapt_status add_mesh(struct candidates *candidates, int subcluster, struct mesh mesh, struct hapt_arena *arena,
-                                 struct hapt_arena *scratch)
+/* The fastest program; where a stage of this mesh's share of the cluster would not fit with it, those that need less
+ * memory, the least first. Whole nodes alone are asked for those: it takes seconds. */
+static enum hapt_status add_mesh(struct candidates *candidates, int subcluster, struct mesh mesh,
+                                 struct hapt_arena *arena, struct hapt_arena *scratch)
 {
     const struct hapt_subcluster *own = &candidates->cluster->subcluster[subcluster];
     const double speed = candidates_device_speed(candidates, subcluster) * mesh.n * mesh.m;
@@ -285,7 +295,8 @@ enum hapt_status synthesised_add(struct candidates *candidates, int room, struct
                 struct mesh *other = &candidates->degree[d];
                 if (other->program == 0 || other->n != mesh.n || other->m != mesh.m) continue;
                 for (int before = 0; before < c; before++)
-                    if ((other->subclusters >> before & 1u) && alike(candidates, before, c)) other->subclusters |= 1u << c, like = d;
+                    if ((other->subclusters >> before & 1u) && alike(candidates, before, c))
+                        other->subclusters |= 1u << c, like = d;
             }
             HAPT_ASSERT(candidates->degree_count + MOST_PROGRAMS <= most);
             if (like < 0) status = add_mesh(candidates, c, mesh, arena, &scratch);
@@ -307,8 +318,8 @@ struct synthesised_reduce {
     double *other_s;  /* [L] of all other collectives */
 };
 
-enum hapt_status synthesised_reduce_create(const struct candidates *candidates, int subcluster, int degree, struct hapt_arena *arena,
-                                           struct synthesised_reduce **reduce)
+enum hapt_status synthesised_reduce_create(const struct candidates *candidates, int subcluster, int degree,
+                                           struct hapt_arena *arena, struct synthesised_reduce **reduce)
 {
     const struct hapt_sharding *sharding = candidates->sharding[degree];
     const struct hapt_graph *shard = sharding->shard;
@@ -327,7 +338,8 @@ enum hapt_status synthesised_reduce_create(const struct candidates *candidates, 
         const struct hapt_op *op = &shard->op[o];
         const enum hapt_collective_kind kind = hapt_op_type_at(op->type)->collective;
         if (kind == HAPT_COLLECTIVE_NONE || kind == HAPT_COLLECTIVE_SLICE) continue;
-        const int axis = (int)op->integer[0], layer = layer_of[op->forward_op], place = sharding->storage[op->output[0]];
+        const int axis = (int)op->integer[0], layer = layer_of[op->forward_op],
+                  place = sharding->storage[op->output[0]];
         const double in = (double)hapt_tensor_bytes(&shard->tensor[op->input[0]]);
         const double bytes = fmax(in, (double)hapt_tensor_bytes(&shard->tensor[op->output[0]]));
         if (kind != HAPT_COLLECTIVE_ALL_REDUCE) {
@@ -355,6 +367,8 @@ double synthesised_reduce_s(const struct synthesised_reduce *reduce, int first, 
     const struct mesh *mesh = &reduce->mesh;
     const double outer = bytes[0] * mesh->m + bytes[2], inner = bytes[1] + bytes[2];
     return seconds +
-           synthesised_collective_s(reduce->candidates, reduce->subcluster, mesh, 0, HAPT_COLLECTIVE_ALL_REDUCE, outer, 0) +
-           synthesised_collective_s(reduce->candidates, reduce->subcluster, mesh, 1, HAPT_COLLECTIVE_ALL_REDUCE, inner, 0);
+           synthesised_collective_s(reduce->candidates, reduce->subcluster, mesh, 0, HAPT_COLLECTIVE_ALL_REDUCE, outer,
+                                    0) +
+           synthesised_collective_s(reduce->candidates, reduce->subcluster, mesh, 1, HAPT_COLLECTIVE_ALL_REDUCE, inner,
+                                    0);
 }

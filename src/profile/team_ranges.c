@@ -68,7 +68,8 @@ enum hapt_status team_ranges_run(struct team_ranges *ranges, struct team_stage *
         if (k > 0 && left_s <= 0) break;
         const int cell = ranges->order[k];
         const bool longest = cell == ranges->longest[kind_of(ranges, cell)];
-        HAPT_TRY(team_stage_time(stage, cell / L, cell % L, longest ? LONGEST_SHARE * budget_s : left_s / (ranges->count - k), &seconds));
+        HAPT_TRY(team_stage_time(stage, cell / L, cell % L,
+                                 longest ? LONGEST_SHARE * budget_s : left_s / (ranges->count - k), &seconds));
         keep(ranges, cell, &seconds);
         ranges->runs++;
     }
@@ -91,7 +92,8 @@ static int around(const struct team_ranges *ranges, int i, int j)
     return best;
 }
 
-void team_ranges_compose(const struct team_ranges *ranges, team_wanted *wanted, const void *context, const double *const base[3])
+void team_ranges_compose(const struct team_ranges *ranges, team_wanted *wanted, const void *context,
+                         const double *const base[3])
 {
     const int L = ranges->candidates->layer_count;
     double *const table[3] = {ranges->times->stage_s, ranges->times->forward_s, ranges->times->step_s};

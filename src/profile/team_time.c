@@ -25,7 +25,7 @@ struct range {
     struct hapt_arena arena;
     struct hapt_program *program;
     struct hapt_engine *engine;
-    char *input; /* host copy of the inputs */
+    char *input;       /* host copy of the inputs */
     struct part *part; /* [ranks] */
     char *met;         /* [ranks] */
     struct part sample[MOST_ROUNDS];
@@ -38,8 +38,8 @@ static enum hapt_status all_ready(const struct range *range, const char *what)
 }
 
 /*
- * The last stage runs a microbatch backward right behind its forward; others have several in flight, so that a slot has left the caches when
- * its turn comes again: as many as there is room for.
+ * The last stage runs a microbatch backward right behind its forward; others have several in flight, so that a slot has
+ * left the caches when its turn comes again: as many as there is room for.
  */
 static enum hapt_status prepare(struct range *range, int first, int last)
 {
@@ -49,9 +49,10 @@ static enum hapt_status prepare(struct range *range, int first, int last)
     struct hapt_memory_plan *plan;
     HAPT_NEW(range->part, &range->arena, connected.size);
     HAPT_NEW(range->met, &range->arena, connected.size);
-    HAPT_TRY(hapt_program_build(stage->sharding, hapt_layers_first_op(candidates->layers, first), candidates->layers->end_op[last],
-                                &range->arena, &range->program));
-    HAPT_TRY(hapt_team_prepare(&stage->team, stage->sharding, range->program, stage->rank, stage->slowdown, &range->arena));
+    HAPT_TRY(hapt_program_build(stage->sharding, hapt_layers_first_op(candidates->layers, first),
+                                candidates->layers->end_op[last], &range->arena, &range->program));
+    HAPT_TRY(
+        hapt_team_prepare(&stage->team, stage->sharding, range->program, stage->rank, stage->slowdown, &range->arena));
     stage->team.whole = connected.whole;
     memcpy(stage->team.along, connected.along, sizeof connected.along);
     stage->team.devices = connected.devices;
@@ -64,7 +65,8 @@ static enum hapt_status prepare(struct range *range, int first, int last)
     const int others = candidates->microbatches < MOST_SLOTS ? candidates->microbatches : MOST_SLOTS;
     const int most = team_ends_model(candidates, last) ? 1 : others;
     while (range->options.slots < most &&
-           (double)plan->parameter_bytes + (range->options.slots + 1) * (double)plan->activation_bytes <= stage->memory_bytes)
+           (double)plan->parameter_bytes + (range->options.slots + 1) * (double)plan->activation_bytes <=
+               stage->memory_bytes)
         range->options.slots++;
     return HAPT_OK;
 }
@@ -73,8 +75,8 @@ static enum hapt_status prepare(struct range *range, int first, int last)
 static enum hapt_status agree_on_slots(struct range *range)
 {
     const char mine = (char)range->options.slots;
-    HAPT_TRY(hapt_link_all_gather(range->stage->comm, "a range's microbatches in flight", range->stage->timeout_s, &mine, sizeof mine,
-                                  range->met));
+    HAPT_TRY(hapt_link_all_gather(range->stage->comm, "a range's microbatches in flight", range->stage->timeout_s,
+                                  &mine, sizeof mine, range->met));
     for (int r = 0; r < range->stage->team.size; r++)
         if (range->met[r] < range->options.slots) range->options.slots = range->met[r];
     return HAPT_OK;
@@ -88,8 +90,10 @@ static enum hapt_status build(struct range *range)
     HAPT_TRY(hapt_engine_connect(range->engine, stage->team.devices != NULL));
     HAPT_TRY(samples_fill(stage->candidates->model, &range->options, program, range->engine));
     for (int t = 0; t < HAPT_TRANSFER_SLOTS; t++) {
-        HAPT_TRY(samples_fill_boundary(&range->options, program, range->engine, HAPT_STAGING_FORWARD_IN, t, &program->forward_in));
-        HAPT_TRY(samples_fill_boundary(&range->options, program, range->engine, HAPT_STAGING_BACKWARD_IN, t, &program->backward_in));
+        HAPT_TRY(samples_fill_boundary(&range->options, program, range->engine, HAPT_STAGING_FORWARD_IN, t,
+                                       &program->forward_in));
+        HAPT_TRY(samples_fill_boundary(&range->options, program, range->engine, HAPT_STAGING_BACKWARD_IN, t,
+                                       &program->backward_in));
     }
     size_t bytes = 1;
     for (int t = 0; t < program->graph->tensor_count; t++)
@@ -141,7 +145,8 @@ static enum hapt_status backward(struct range *range, int microbatch, struct par
     const int transfer = microbatch % HAPT_TRANSFER_SLOTS;
     team->microbatch = microbatch;
     hapt_team_stretch_begin(team);
-    HAPT_TRY(hapt_engine_backward(range->engine, microbatch % range->options.slots, program->backward_in.count ? transfer : -1,
+    HAPT_TRY(hapt_engine_backward(range->engine, microbatch % range->options.slots,
+                                  program->backward_in.count ? transfer : -1,
                                   program->backward_out.count ? transfer : -1));
     hapt_team_stretch_end(team);
     part->backward_s += hapt_time_s() - start_s;
@@ -207,8 +212,9 @@ static struct part median_part(const struct range *range, int rounds)
 }
 
 /*
- * A rank computes B microbatches and its update without waiting for anyone (or waits inside the microbatches, where all ranks then take as
- * long); the last one to arrive finds all others ready to sum gradients. An update follows when all have agreed on the norm.
+ * A rank computes B microbatches and its update without waiting for anyone (or waits inside the microbatches, where all
+ * ranks then take as long); the last one to arrive finds all others ready to sum gradients. An update follows when all
+ * have agreed on the norm.
  */
 static void put_together(const struct part *part, int ranks, int microbatches, struct team_seconds *seconds)
 {
@@ -230,7 +236,8 @@ static void put_together(const struct part *part, int ranks, int microbatches, s
 static enum hapt_status settling_runs(struct range *range, int *runs)
 {
     const char mine = (char)hapt_engine_trial_runs(range->engine);
-    HAPT_TRY(hapt_link_all_gather(range->stage->comm, "a range's trials", range->stage->timeout_s, &mine, sizeof mine, range->met));
+    HAPT_TRY(hapt_link_all_gather(range->stage->comm, "a range's trials", range->stage->timeout_s, &mine, sizeof mine,
+                                  range->met));
     *runs = 1;
     for (int r = 0; r < range->stage->team.size; r++)
         if (range->met[r] > *runs) *runs = range->met[r];
@@ -244,7 +251,8 @@ static enum hapt_status time_range(struct range *range, double budget_s, struct 
     struct part first, mine, *part = range->part;
     int settling;
     const int slots = range->options.slots;
-    /* Once through, so that every page is there, and until each engine runs as it will; the second step tells how many there is time for. */
+    /* Once through, so that every page is there, and until each engine runs as it will; the second step tells how many
+     * there is time for. */
     HAPT_TRY(settling_runs(range, &settling));
     for (int step = 0; step < 2; step++) HAPT_TRY(run_step(range, step == 0 ? settling * slots : 1, step, &first));
     HAPT_TRY(hapt_link_all_gather(stage->comm, "a range's first step", stage->timeout_s, &first, sizeof first, part));
@@ -255,14 +263,16 @@ static enum hapt_status time_range(struct range *range, double budget_s, struct 
     if (microbatches > all) microbatches = all;
     const double round_s = microbatches * rough.stage_s + rough.step_s;
     const int rounds = (int)fmin(fmax(budget_s / fmax(round_s, 1e-6), LEAST_ROUNDS), MOST_ROUNDS);
-    for (int round = 0; round < rounds; round++) HAPT_TRY(run_step(range, microbatches, 2 + round, &range->sample[round]));
+    for (int round = 0; round < rounds; round++)
+        HAPT_TRY(run_step(range, microbatches, 2 + round, &range->sample[round]));
     mine = median_part(range, rounds);
     HAPT_TRY(hapt_link_all_gather(stage->comm, "a range's seconds", stage->timeout_s, &mine, sizeof mine, part));
     put_together(part, ranks, all, seconds);
     return HAPT_OK;
 }
 
-enum hapt_status team_stage_time(struct team_stage *stage, int first, int last, double budget_s, struct team_seconds *seconds)
+enum hapt_status team_stage_time(struct team_stage *stage, int first, int last, double budget_s,
+                                 struct team_seconds *seconds)
 {
     struct range *range = calloc(1, sizeof *range);
     enum hapt_status status = range ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to time a range of layers");

@@ -1,6 +1,7 @@
 /*
- * Ranges as they train: a stage's program is run by the ranks that would train it, all at once, with its collectives, each slowed down as its
- * device is, on the threads it will have; then what ends a step, the update included. What is timed is wall time.
+ * Ranges as they train: a stage's program is run by the ranks that would train it, all at once, with its collectives,
+ * each slowed down as its device is, on the threads it will have; then what ends a step, the update included. What is
+ * timed is wall time.
  */
 #ifndef HAPT_PROFILE_TEAM_TIME_H
 #define HAPT_PROFILE_TEAM_TIME_H
@@ -30,12 +31,13 @@ static inline bool team_ends_model(const struct candidates *candidates, int last
     return last == candidates->layer_count - 1;
 }
 
-/* Opens the communicators; then layers [first, last] for about `budget_s`, *seconds the same on all ranks. Collective over stage->comm;
- * fails on all ranks alike. */
+/* Opens the communicators; then layers [first, last] for about `budget_s`, *seconds the same on all ranks. Collective
+ * over stage->comm; fails on all ranks alike. */
 enum hapt_status team_stage_open(struct team_stage *stage);
 /* Behind it, and behind what paces the collectives: hapt_team_use_devices. Collective over stage->comm. */
 enum hapt_status team_stage_use_devices(struct team_stage *stage);
-enum hapt_status team_stage_time(struct team_stage *stage, int first, int last, double budget_s, struct team_seconds *seconds);
+enum hapt_status team_stage_time(struct team_stage *stage, int first, int last, double budget_s,
+                                 struct team_seconds *seconds);
 void team_stage_close(struct team_stage *stage);
 
 #endif

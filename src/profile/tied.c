@@ -1,11 +1,12 @@
-/* Parameters that two stages hold: what the exchange of their gradients costs, and how much of it a candidate's step_time carries. */
+/* Parameters that two stages hold: what the exchange of their gradients costs, and how much of it a candidate's
+ * step_time carries. */
 #include <math.h>
 
 #include "hapt/profile.h"
 #include "profile_private.h"
 
-enum hapt_status profile_tied_bytes(const struct hapt_graph *graph, const struct hapt_layers *layers, struct hapt_arena *result,
-                                    struct hapt_arena *scratch, double **tied)
+enum hapt_status profile_tied_bytes(const struct hapt_graph *graph, const struct hapt_layers *layers,
+                                    struct hapt_arena *result, struct hapt_arena *scratch, double **tied)
 {
     int *first, *last; /* [tensor] forward operators that read it; first counts from 1, 0: none */
     double *bytes;     /* [forward operator] across the cut before it */
@@ -24,7 +25,7 @@ enum hapt_status profile_tied_bytes(const struct hapt_graph *graph, const struct
     for (int t = 0; t < graph->tensor_count; t++) {
         const struct hapt_tensor *tensor = &graph->tensor[t];
         if (tensor->kind != HAPT_TENSOR_PARAMETER || !tensor->trainable || !first[t]) continue;
-        bytes[first[t]] += 4.0 * (double)hapt_tensor_elements(tensor); /* fp32, whatever the element type */
+        bytes[first[t]] += 4.0 * (double)hapt_tensor_elements(tensor);    /* fp32, whatever the element type */
         bytes[last[t] + 1] -= 4.0 * (double)hapt_tensor_elements(tensor); /* whole numbers: exact */
     }
     for (int cut = 1; cut <= graph->forward_count; cut++) bytes[cut] += bytes[cut - 1];
@@ -66,12 +67,15 @@ double hapt_profile_tied_share_s(const struct hapt_profile *profile, int subclus
 {
     const int L = profile->layer_count;
     if (!profile->tied_bytes) return 0;
-    if (first > 0 && last == L - 1 && profile->tied_bytes[first] > 0) return last_owes(profile, subcluster, profile->tied_bytes[first]);
-    if (first == 0 && last < L - 1 && profile->tied_bytes[L - 1] > 0) return first_owes(profile, subcluster, profile->tied_bytes[L - 1]);
+    if (first > 0 && last == L - 1 && profile->tied_bytes[first] > 0)
+        return last_owes(profile, subcluster, profile->tied_bytes[first]);
+    if (first == 0 && last < L - 1 && profile->tied_bytes[L - 1] > 0)
+        return first_owes(profile, subcluster, profile->tied_bytes[L - 1]);
     return 0;
 }
 
-double hapt_profile_tied_s(const struct hapt_profile *profile, int cut, struct hapt_subclusters first, struct hapt_subclusters last)
+double hapt_profile_tied_s(const struct hapt_profile *profile, int cut, struct hapt_subclusters first,
+                           struct hapt_subclusters last)
 {
     double slowest_s = 0;
     if (!profile->tied_bytes || cut == 0 || profile->tied_bytes[cut] <= 0) return 0;

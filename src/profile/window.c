@@ -148,7 +148,8 @@ static enum hapt_status fill_feed(struct windows *windows, struct window *window
         if (dtype != HAPT_F32) ((uint16_t *)value)[2 * i] = ((uint16_t *)value)[2 * i + 1];
     }
     struct hapt_queue *queue = backend->queue(windows->options.device, 0);
-    const enum hapt_status status = backend->copy(queue, window->feed, value, window->feed_bytes), done = backend->wait(backend->record(queue));
+    const enum hapt_status status = backend->copy(queue, window->feed, value, window->feed_bytes),
+                           done = backend->wait(backend->record(queue));
     free(value);
     return status != HAPT_OK ? status : done;
 }
@@ -176,8 +177,8 @@ static enum hapt_status reserve_feed(struct windows *windows, struct window *win
     return fill_feed(windows, window);
 }
 
-/* Once through, so that every tensor of the slot holds numbers and every page is there. The first time on a device with a clock of its own
- * until it has left its idle state: such devices clock up under work. */
+/* Once through, so that every tensor of the slot holds numbers and every page is there. The first time on a device with
+ * a clock of its own until it has left its idle state: such devices clock up under work. */
 static enum hapt_status run_through(struct windows *windows, struct window *window)
 {
     const double end = windows->options.backend->mark && !windows->warm ? hapt_time_s() + WARM_S : 0;
@@ -231,7 +232,8 @@ static enum hapt_status move(struct windows *windows, struct window *window, con
 }
 
 /* Copies, seconds by the device's clock. */
-static enum hapt_status time_move(struct windows *windows, struct window *window, const struct crossing *crossing, bool out, double *time_s)
+static enum hapt_status time_move(struct windows *windows, struct window *window, const struct crossing *crossing,
+                                  bool out, double *time_s)
 {
     const struct hapt_backend *backend = windows->options.backend;
     struct hapt_queue *queue = backend->queue(windows->options.device, 0);
@@ -242,8 +244,9 @@ static enum hapt_status time_move(struct windows *windows, struct window *window
     return backend->wait(backend->record(queue));
 }
 
-static enum hapt_status time_by_device(struct windows *windows, struct window *window, const struct crossings *crossings, const int op[2],
-                                       double *forward_s, double *backward_s)
+static enum hapt_status time_by_device(struct windows *windows, struct window *window,
+                                       const struct crossings *crossings, const int op[2], double *forward_s,
+                                       double *backward_s)
 {
     double part_s;
     *forward_s = *backward_s = 0;
@@ -274,7 +277,8 @@ enum hapt_status windows_time(struct windows *windows, int item, double *forward
     HAPT_TRY(move(windows, window, &crossings->list[1], false));
     HAPT_TRY(hapt_engine_run_part(window->engine, HAPT_SECTION_BACKWARD, 0, first_op, end_op));
     HAPT_TRY(move(windows, window, &crossings->list[2], true));
-    HAPT_TRY(windows->options.backend->wait(windows->options.backend->record(windows->options.backend->queue(windows->options.device, 0))));
+    HAPT_TRY(windows->options.backend->wait(
+        windows->options.backend->record(windows->options.backend->queue(windows->options.device, 0))));
     const double end = clock_s(windows);
     *forward_s = middle - start;
     *backward_s = end - middle;

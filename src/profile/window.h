@@ -14,7 +14,7 @@ struct window {
     struct hapt_arena arena;
     struct hapt_program *program;
     struct hapt_engine *engine; /* NULL while closed */
-    void *feed;                 /* on the device, as transfer slots are: random values that enter a range; then what leaves it */
+    void *feed; /* on the device, as transfer slots are: random values that enter a range; then what leaves it */
     size_t feed_bytes;
 };
 
@@ -44,14 +44,15 @@ enum hapt_status windows_choose(const struct candidates *candidates, const struc
                                 double limit_bytes, const struct item_memory *memory, const bool *needed,
                                 struct hapt_arena *arena, struct windows *windows);
 void windows_close(struct windows *windows);
-/* Runs an item's forward and backward once and times both: thread CPU time on the cpu back end, else by the device's clock. */
+/* Runs an item's forward and backward once and times both: thread CPU time on the cpu back end, else by the device's
+ * clock. */
 enum hapt_status windows_time(struct windows *windows, int item, double *forward_s, double *backward_s);
-/* Runs forward and backward of a whole window and times every step, by the same clock: forward_s and backward_s are as long as
- * the sections of windows->window[w].program, which is there from the first call on. */
+/* Runs forward and backward of a whole window and times every step, by the same clock: forward_s and backward_s are as
+ * long as the sections of windows->window[w].program, which is there from the first call on. */
 enum hapt_status windows_open(struct windows *windows, int w);
 enum hapt_status windows_time_steps(struct windows *windows, int w, double *forward_s, double *backward_s);
-/* Seconds of what the end of a step does to one trained element: [0] update, [1] norm and clearing. Each is met as it is in training: behind
- * forward and backward, which have filled the caches with other things. */
+/* Seconds of what the end of a step does to one trained element: [0] update, [1] norm and clearing. Each is met as it
+ * is in training: behind forward and backward, which have filled the caches with other things. */
 enum hapt_status windows_time_update(struct windows *windows, int item, double s_per_element[2]);
 
 #endif

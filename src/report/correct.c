@@ -29,8 +29,8 @@ static int find_cluster(const struct hapt_profile *profile, const char *name)
     return c;
 }
 
-static enum hapt_status add_stage(const struct hapt_report *report, const struct hapt_profile *profile, int i, double *measured_s,
-                                  double *profiled_s)
+static enum hapt_status add_stage(const struct hapt_report *report, const struct hapt_profile *profile, int i,
+                                  double *measured_s, double *profiled_s)
 {
     const struct hapt_plan_stage *stage = &report->plan->stage[i];
     char text[HAPT_PLAN_STAGE_CHARS];
@@ -38,7 +38,8 @@ static enum hapt_status add_stage(const struct hapt_report *report, const struct
     const int c = find_cluster(profile, stage->subcluster_name);
     const long cell = c >= 0 ? find_cell(profile, c, stage) : -1;
     if (cell < 0)
-        return hapt_fail(HAPT_ERR_INPUT, HINT, "stage %d of the run, %s, is no candidate of the profile", i, hapt_plan_stage_text(stage, text));
+        return hapt_fail(HAPT_ERR_INPUT, HINT, "stage %d of the run, %s, is no candidate of the profile", i,
+                         hapt_plan_stage_text(stage, text));
     if (!(report->stage[i].microbatch_s > 0) || !isfinite(report->stage[i].microbatch_s))
         return hapt_fail(HAPT_ERR_INPUT, HINT, "the run does not tell how long a microbatch of stage %d took", i);
     measured_s[c] += report->stage[i].microbatch_s;
@@ -63,7 +64,8 @@ enum hapt_status hapt_report_correct(const struct hapt_report *report, struct ha
         const size_t cells = hapt_profile_index(profile, cluster->submesh_count, 0, 0);
         ratio[c] = profiled_s[c] > 0 ? measured_s[c] / profiled_s[c] : 1;
         if (!(ratio[c] > 1 / MOST_RATIO && ratio[c] < MOST_RATIO))
-            return hapt_fail(HAPT_ERR_INPUT, HINT, "stages of %s took %g times as long as the profile says", cluster->name, ratio[c]);
+            return hapt_fail(HAPT_ERR_INPUT, HINT, "stages of %s took %g times as long as the profile says",
+                             cluster->name, ratio[c]);
         scale(cluster->stage_time, cells, ratio[c]);
         scale(cluster->stage_forward_time, cells, ratio[c]);
     }

@@ -7,7 +7,8 @@
 static bool same(const struct hapt_report *report, int64_t a, int64_t b)
 {
     const struct hapt_environment *x = &report->environment[a], *y = &report->environment[b];
-    return !strcmp(x->hapt, y->hapt) && !strcmp(x->mpi, y->mpi) && !strcmp(x->hdf5, y->hdf5) && !strcmp(x->hwloc, y->hwloc);
+    return !strcmp(x->hapt, y->hapt) && !strcmp(x->mpi, y->mpi) && !strcmp(x->hdf5, y->hdf5) &&
+           !strcmp(x->hwloc, y->hwloc);
 }
 
 static void print_versions(const struct hapt_env *env, const struct hapt_report *report, int64_t rank)
@@ -21,9 +22,9 @@ static void print_rank(const struct hapt_env *env, const struct hapt_report *rep
     const struct hapt_environment *its = &report->environment[rank];
     char stage[32] = "idle";
     if (its->stage >= 0) snprintf(stage, sizeof stage, "stage %lld", (long long)its->stage);
-    hapt_print(env, "    rank %lld: %s, %s (%s%s%s) of %s, %lld threads, cpus %s, pid %lld\n", (long long)rank, stage, its->device,
-               its->back_end, its->libraries[0] ? ", " : "", its->libraries, its->subcluster, (long long)its->threads, its->cpus,
-               (long long)its->pid);
+    hapt_print(env, "    rank %lld: %s, %s (%s%s%s) of %s, %lld threads, cpus %s, pid %lld\n", (long long)rank, stage,
+               its->device, its->back_end, its->libraries[0] ? ", " : "", its->libraries, its->subcluster,
+               (long long)its->threads, its->cpus, (long long)its->pid);
 }
 
 void hapt_report_print_environment(const struct hapt_env *env, const struct hapt_report *report)
@@ -38,7 +39,8 @@ void hapt_report_print_environment(const struct hapt_env *env, const struct hapt
         bool seen = false;
         for (int64_t r = 0; r < first; r++) seen = seen || !strcmp(report->environment[r].host, host->host);
         if (seen) continue;
-        hapt_print(env, "  host %s, %s, interfaces: %s\n", host->host, host->kernel, host->interfaces[0] ? host->interfaces : "none");
+        hapt_print(env, "  host %s, %s, interfaces: %s\n", host->host, host->kernel,
+                   host->interfaces[0] ? host->interfaces : "none");
         for (int64_t r = first; r < report->rank_count; r++) {
             if (strcmp(report->environment[r].host, host->host) != 0) continue;
             print_rank(env, report, r);

@@ -51,7 +51,8 @@ static enum hapt_status write_run(struct hapt_h5 *file, const struct hapt_run *r
     HAPT_TRY(hapt_train_write(file, run->result));
     HAPT_TRY(hapt_train_write_trace(file, run->result));
     HAPT_TRY(hapt_h5_write_attribute_real(file, "/train", "flops_per_item", flops_per_item(run->model), "FLOP"));
-    return hapt_h5_write_attribute_text(file, "/train", "checkpoint", run->result->checkpoint ? run->result->checkpoint : "");
+    return hapt_h5_write_attribute_text(file, "/train", "checkpoint",
+                                        run->result->checkpoint ? run->result->checkpoint : "");
 }
 
 enum hapt_status hapt_run_save(const struct hapt_run *run, const char *path)
@@ -65,8 +66,8 @@ enum hapt_status hapt_run_save(const struct hapt_run *run, const char *path)
 }
 
 /* Median over the steps of one column of a [steps][stages] table. */
-static enum hapt_status column_median(const double *table, int64_t steps, int stages, int stage, struct hapt_arena *scratch,
-                                      double *median)
+static enum hapt_status column_median(const double *table, int64_t steps, int stages, int stage,
+                                      struct hapt_arena *scratch, double *median)
 {
     double *column;
     HAPT_NEW(column, scratch, steps > 0 ? steps : 1);
@@ -102,7 +103,8 @@ static enum hapt_status fill(struct hapt_report *report, const struct tables *ta
         HAPT_TRY(column_median(tables->idle_s, tables->steps, stages, i, arena, &stage->idle_s));
         HAPT_TRY(column_median(tables->comm_s, tables->steps, stages, i, arena, &stage->comm_s));
         HAPT_TRY(column_median(tables->reduce_s, tables->steps, stages, i, arena, &stage->reduce_s));
-        if (tables->microbatch_s) HAPT_TRY(column_median(tables->microbatch_s, tables->steps, stages, i, arena, &stage->microbatch_s));
+        if (tables->microbatch_s)
+            HAPT_TRY(column_median(tables->microbatch_s, tables->steps, stages, i, arena, &stage->microbatch_s));
         stage->planned_bytes = tables->planned_bytes[i];
         stage->measured_bytes = tables->measured_bytes[i];
     }
@@ -130,7 +132,8 @@ enum hapt_status hapt_report_build(const struct hapt_run *run, struct hapt_arena
     report->environment = train->environment;
     report->warning_count = train->warning_count;
     HAPT_NEW(report->warning, arena, train->warning_count > 0 ? train->warning_count : 1);
-    for (int w = 0; w < train->warning_count; w++) report->warning[w] = (struct hapt_report_warning){train->warning[w].step, train->warning[w].text};
+    for (int w = 0; w < train->warning_count; w++)
+        report->warning[w] = (struct hapt_report_warning){train->warning[w].step, train->warning[w].text};
     const struct tables tables = {.steps = train->history.count - train->first_step,
                                   .loss = train->history.loss,
                                   .busy_s = train->busy_s,
@@ -205,7 +208,8 @@ static enum hapt_status read_warnings(struct hapt_h5 *file, struct hapt_report *
     rows = count;
     HAPT_TRY(hapt_h5_read(file, "/train/warnings/step", HAPT_H5_I64, 1, &rows, MOST_WARNINGS, arena, &step));
     HAPT_NEW(report->warning, arena, count > 0 ? count : 1);
-    for (int64_t w = 0; w < count; w++) report->warning[w] = (struct hapt_report_warning){((const int64_t *)step)[w], text[w]};
+    for (int64_t w = 0; w < count; w++)
+        report->warning[w] = (struct hapt_report_warning){((const int64_t *)step)[w], text[w]};
     report->warning_count = (int)count;
     return HAPT_OK;
 }

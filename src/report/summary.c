@@ -37,14 +37,19 @@ void hapt_report_print(const struct hapt_env *env, const struct hapt_report *rep
         hapt_print(env, "\nloss         %.4f first, %.4f last, %.4f mean of the last %d\n", report->first_loss,
                    report->last_loss, report->mean_loss, report->loss_window);
     else
-        hapt_print(env, "\nrehearsal    devices were modelled: nothing was computed, there is no loss; times are modelled ones, of which a second "
-                        "lasted %.4g s\n", report->time_scale);
+        hapt_print(env,
+                   "\nrehearsal    devices were modelled: nothing was computed, there is no loss; times are modelled "
+                   "ones, of which a second "
+                   "lasted %.4g s\n",
+                   report->time_scale);
     if (report->step_s > 0 && report->late_s > LATE_SHARE * report->step_s)
-        hapt_warn(env, "this host woke modelled devices up to %s late, in modelled time: it is too busy for --time-scale %.4g; raise it\n",
+        hapt_warn(env,
+                  "this host woke modelled devices up to %s late, in modelled time: it is too busy for --time-scale "
+                  "%.4g; raise it\n",
                   hapt_units_time(report->late_s, measured), report->time_scale);
     if (report->step_s > 0) {
-        hapt_print(env, "step time    %s measured, %s predicted (%+.1f %%)\n", hapt_units_time(report->step_s, measured),
-                   hapt_units_time(report->predicted_step_s, predicted),
+        hapt_print(env, "step time    %s measured, %s predicted (%+.1f %%)\n",
+                   hapt_units_time(report->step_s, measured), hapt_units_time(report->predicted_step_s, predicted),
                    ratio_percent(report->step_s, report->predicted_step_s));
         if (report->plan->profile == HAPT_PROFILE_PREDICTED)
             hapt_print(env, "             (planned with times predicted from what the devices are, not measured)\n");
@@ -60,9 +65,9 @@ void hapt_report_print(const struct hapt_env *env, const struct hapt_report *rep
 
 static json_t *stage_json(const struct hapt_report_stage *stage)
 {
-    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "microbatch_s", stage->microbatch_s, "busy_s", stage->busy_s, "idle_s", stage->idle_s, "reduce_s",
-                     stage->reduce_s, "comm_s", stage->comm_s, "planned_bytes", stage->planned_bytes, "measured_bytes",
-                     stage->measured_bytes);
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "microbatch_s", stage->microbatch_s, "busy_s",
+                     stage->busy_s, "idle_s", stage->idle_s, "reduce_s", stage->reduce_s, "comm_s", stage->comm_s,
+                     "planned_bytes", stage->planned_bytes, "measured_bytes", stage->measured_bytes);
 }
 
 /* Modelled devices have no loss. */
@@ -81,13 +86,16 @@ enum hapt_status hapt_report_print_json(const struct hapt_report *report)
     json_t *loss = report->loss ? json_array() : json_null();
     for (int64_t i = 0; report->loss && i < report->steps; i++) json_array_append_new(loss, json_real(report->loss[i]));
     json_t *train = json_pack(
-        "{s:I, s:I, s:b, s:o, s:i, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:s, s:o}", "steps", (json_int_t)report->steps, "first_step",
-        (json_int_t)report->first_step, "stopped", (int)report->stopped, "loss", loss, "layers", report->plan->layer_count, "first_loss", real_or_null(report, report->first_loss),
-        "last_loss", real_or_null(report, report->last_loss), "mean_loss", real_or_null(report, report->mean_loss), "step_time_s", report->step_s, "predicted_step_time_s", report->predicted_step_s,
-        rate_name, report->items_per_s, flops_name, report->flops_per_item, "checkpoint_time_s", report->checkpoint_s, "checkpoint",
-        report->checkpoint ? report->checkpoint : "", "stages", stages);
+        "{s:I, s:I, s:b, s:o, s:i, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:s, s:o}", "steps",
+        (json_int_t)report->steps, "first_step", (json_int_t)report->first_step, "stopped", (int)report->stopped,
+        "loss", loss, "layers", report->plan->layer_count, "first_loss", real_or_null(report, report->first_loss),
+        "last_loss", real_or_null(report, report->last_loss), "mean_loss", real_or_null(report, report->mean_loss),
+        "step_time_s", report->step_s, "predicted_step_time_s", report->predicted_step_s, rate_name,
+        report->items_per_s, flops_name, report->flops_per_item, "checkpoint_time_s", report->checkpoint_s,
+        "checkpoint", report->checkpoint ? report->checkpoint : "", "stages", stages);
     if (train && report->time_scale > 0)
-        json_object_set_new(train, "rehearsal", json_pack("{s:f, s:f}", "time_scale", report->time_scale, "latest_s", report->late_s));
+        json_object_set_new(train, "rehearsal",
+                            json_pack("{s:f, s:f}", "time_scale", report->time_scale, "latest_s", report->late_s));
     json_t *root = json_pack("{s:s, s:i, s:o*}", "format", "hapt-run", "version", 1, "train", train);
     char *text = train && root ? json_dumps(root, JSON_REAL_PRECISION(17)) : NULL;
     json_decref(root);

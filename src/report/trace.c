@@ -34,19 +34,25 @@ static enum hapt_status read_columns(struct hapt_h5 *file, struct hapt_arena *ar
         const char *name;
         enum hapt_h5_type type;
         void **to;
-    } part[] = {{"/trace/rank", HAPT_H5_I64, (void **)&columns->rank},         {"/trace/stage", HAPT_H5_I64, (void **)&columns->stage},
-                {"/trace/step", HAPT_H5_I64, (void **)&columns->step},         {"/trace/microbatch", HAPT_H5_I64, (void **)&columns->microbatch},
-                {"/trace/begin", HAPT_H5_F64, (void **)&columns->begin_s},     {"/trace/end", HAPT_H5_F64, (void **)&columns->end_s}};
+    } part[] = {{"/trace/rank", HAPT_H5_I64, (void **)&columns->rank},
+                {"/trace/stage", HAPT_H5_I64, (void **)&columns->stage},
+                {"/trace/step", HAPT_H5_I64, (void **)&columns->step},
+                {"/trace/microbatch", HAPT_H5_I64, (void **)&columns->microbatch},
+                {"/trace/begin", HAPT_H5_F64, (void **)&columns->begin_s},
+                {"/trace/end", HAPT_H5_F64, (void **)&columns->end_s}};
     if (!hapt_h5_exists(file, "/trace/begin"))
-        return hapt_fail(HAPT_ERR_INPUT, "run it with --trace 1, which keeps the last step's", "%s holds no timeline", hapt_h5_path(file));
+        return hapt_fail(HAPT_ERR_INPUT, "run it with --trace 1, which keeps the last step's", "%s holds no timeline",
+                         hapt_h5_path(file));
     for (size_t i = 0; i < sizeof part / sizeof *part; i++)
         HAPT_TRY(hapt_h5_read(file, part[i].name, part[i].type, 1, shape, MOST, arena, part[i].to));
     HAPT_TRY(hapt_h5_read_strings(file, "/trace/kind", MOST, arena, &columns->count, &columns->kind));
     if (columns->count != shape[0])
-        return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "%s: the columns of /trace differ in length", hapt_h5_path(file));
+        return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "%s: the columns of /trace differ in length",
+                         hapt_h5_path(file));
     for (int64_t i = 0; i < columns->count; i++)
         if (!(fabs(columns->begin_s[i]) < MOST_S && fabs(columns->end_s[i]) < MOST_S) || !is_plain(columns->kind[i]))
-            return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "%s: row %lld of /trace is no event", hapt_h5_path(file), (long long)i);
+            return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "%s: row %lld of /trace is no event",
+                             hapt_h5_path(file), (long long)i);
     return HAPT_OK;
 }
 
@@ -60,11 +66,13 @@ static json_t *event_of(const struct columns *columns, int64_t i)
         snprintf(text, sizeof text, "%.40s %lld", kind, (long long)columns->microbatch[i]);
     else
         snprintf(text, sizeof text, "%.40s", kind);
-    json_t *event = json_pack("{s:s, s:s, s:s, s:f, s:I, s:I, s:{s:I}}", "name", text, "cat", kind, "ph", message ? "i" : "X", "ts",
-                              1e6 * columns->begin_s[i], "pid", (json_int_t)columns->stage[i], "tid", (json_int_t)columns->rank[i], "args",
-                              "step", (json_int_t)columns->step[i]);
+    json_t *event =
+        json_pack("{s:s, s:s, s:s, s:f, s:I, s:I, s:{s:I}}", "name", text, "cat", kind, "ph", message ? "i" : "X", "ts",
+                  1e6 * columns->begin_s[i], "pid", (json_int_t)columns->stage[i], "tid", (json_int_t)columns->rank[i],
+                  "args", "step", (json_int_t)columns->step[i]);
     if (event && message) json_object_set_new(event, "s", json_string("t"));
-    if (event && !message) json_object_set_new(event, "dur", json_real(1e6 * (columns->end_s[i] - columns->begin_s[i])));
+    if (event && !message)
+        json_object_set_new(event, "dur", json_real(1e6 * (columns->end_s[i] - columns->begin_s[i])));
     return event;
 }
 
@@ -72,7 +80,8 @@ static json_t *name_of_stage(int64_t stage)
 {
     char text[40];
     snprintf(text, sizeof text, "stage %lld", (long long)stage);
-    return json_pack("{s:s, s:s, s:I, s:{s:s}}", "name", "process_name", "ph", "M", "pid", (json_int_t)stage, "args", "name", text);
+    return json_pack("{s:s, s:s, s:I, s:{s:s}}", "name", "process_name", "ph", "M", "pid", (json_int_t)stage, "args",
+                     "name", text);
 }
 
 static json_t *all_events(const struct columns *columns)
@@ -84,7 +93,8 @@ static json_t *all_events(const struct columns *columns)
         complete = complete && json_array_append_new(events, event_of(columns, i)) == 0;
         if (columns->stage[i] >= stages) stages = columns->stage[i] + 1;
     }
-    for (int64_t s = 0; s < stages && s < 100000; s++) complete = complete && json_array_append_new(events, name_of_stage(s)) == 0;
+    for (int64_t s = 0; s < stages && s < 100000; s++)
+        complete = complete && json_array_append_new(events, name_of_stage(s)) == 0;
     if (complete) return json_pack("{s:s, s:o}", "displayTimeUnit", "ms", "traceEvents", events);
     json_decref(events);
     return NULL;
@@ -105,7 +115,8 @@ static enum hapt_status write_events(const json_t *root, const char *path, struc
     }
     if (error == 0) return HAPT_OK;
     if (aside[0]) unlink(aside);
-    return hapt_fail(HAPT_ERR_IO, "check the folder and its free space", "%s cannot be written: %s", path, strerror(error));
+    return hapt_fail(HAPT_ERR_IO, "check the folder and its free space", "%s cannot be written: %s", path,
+                     strerror(error));
 }
 
 enum hapt_status hapt_report_trace(const char *run_path, const char *path)

@@ -20,20 +20,13 @@ static enum hapt_status wrong(const struct hapt_instruction *at, const char *wha
 static unsigned char bit_of(enum hapt_instruction_kind kind)
 {
     switch (kind) {
-    case HAPT_INSTRUCTION_RECEIVE_FORWARD:
-        return RECEIVED_FORWARD;
-    case HAPT_INSTRUCTION_FORWARD:
-        return FORWARD;
-    case HAPT_INSTRUCTION_SEND_FORWARD:
-        return SENT_FORWARD;
-    case HAPT_INSTRUCTION_RECEIVE_BACKWARD:
-        return RECEIVED_BACKWARD;
-    case HAPT_INSTRUCTION_BACKWARD:
-        return BACKWARD;
-    case HAPT_INSTRUCTION_SEND_BACKWARD:
-        return SENT_BACKWARD;
-    default:
-        return 0;
+    case HAPT_INSTRUCTION_RECEIVE_FORWARD: return RECEIVED_FORWARD;
+    case HAPT_INSTRUCTION_FORWARD: return FORWARD;
+    case HAPT_INSTRUCTION_SEND_FORWARD: return SENT_FORWARD;
+    case HAPT_INSTRUCTION_RECEIVE_BACKWARD: return RECEIVED_BACKWARD;
+    case HAPT_INSTRUCTION_BACKWARD: return BACKWARD;
+    case HAPT_INSTRUCTION_SEND_BACKWARD: return SENT_BACKWARD;
+    default: return 0;
     }
 }
 
@@ -42,16 +35,11 @@ static unsigned char needs(const struct hapt_schedule *schedule, const struct ha
 {
     const bool first = at->chunk == 0, last = at->chunk == schedule->chunk_count - 1;
     switch (at->kind) {
-    case HAPT_INSTRUCTION_FORWARD:
-        return first ? 0 : RECEIVED_FORWARD;
-    case HAPT_INSTRUCTION_SEND_FORWARD:
-        return FORWARD;
-    case HAPT_INSTRUCTION_BACKWARD:
-        return (unsigned char)(FORWARD | (last ? 0 : SENT_FORWARD | RECEIVED_BACKWARD));
-    case HAPT_INSTRUCTION_SEND_BACKWARD:
-        return BACKWARD;
-    default:
-        return 0;
+    case HAPT_INSTRUCTION_FORWARD: return first ? 0 : RECEIVED_FORWARD;
+    case HAPT_INSTRUCTION_SEND_FORWARD: return FORWARD;
+    case HAPT_INSTRUCTION_BACKWARD: return (unsigned char)(FORWARD | (last ? 0 : SENT_FORWARD | RECEIVED_BACKWARD));
+    case HAPT_INSTRUCTION_SEND_BACKWARD: return BACKWARD;
+    default: return 0;
     }
 }
 

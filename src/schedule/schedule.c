@@ -23,14 +23,10 @@ bool hapt_schedule_kind_parse(const char *name, enum hapt_schedule_kind *kind)
 int hapt_schedule_delta(enum hapt_schedule_kind kind, double comm_s, double t_max_s, double hide_threshold)
 {
     switch (kind) {
-    case HAPT_SCHEDULE_GPIPE:
-        return 0;
-    case HAPT_SCHEDULE_1F1B:
-        return 1;
-    case HAPT_SCHEDULE_EAGER:
-        return 2;
-    case HAPT_SCHEDULE_H1F1B:
-        break;
+    case HAPT_SCHEDULE_GPIPE: return 0;
+    case HAPT_SCHEDULE_1F1B: return 1;
+    case HAPT_SCHEDULE_EAGER: return 2;
+    case HAPT_SCHEDULE_H1F1B: break;
     }
     if (hapt_at_most(comm_s, hide_threshold * t_max_s)) return 1;
     return hapt_at_most(comm_s, 0.5 * t_max_s) ? 2 : 3;

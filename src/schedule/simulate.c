@@ -53,8 +53,8 @@ static enum hapt_status create_result(struct player *player, struct hapt_arena *
     return HAPT_OK;
 }
 
-/* Sweeps call the simulator thousands of times on small pipelines: its own memory is four plain allocations, not an arena's
- * blocks. */
+/* Sweeps call the simulator thousands of times on small pipelines: its own memory is four plain allocations, not an
+ * arena's blocks. */
 static enum hapt_status player_init(struct player *player)
 {
     const struct hapt_schedule *schedule = player->schedule;
@@ -65,8 +65,9 @@ static enum hapt_status player_init(struct player *player)
     player->clock_s = calloc(2 * submeshes, sizeof *player->clock_s);
     player->lane_times = malloc(lanes * 3 * B * sizeof *player->lane_times);
     if (!player->lane || !player->at || !player->clock_s || !player->lane_times)
-        return hapt_fail(HAPT_ERR_MEMORY, "plan fewer microbatches", "host memory exhausted by a simulation of %d stages, %d microbatches",
-                         schedule->chunk_count, schedule->microbatches);
+        return hapt_fail(HAPT_ERR_MEMORY, "plan fewer microbatches",
+                         "host memory exhausted by a simulation of %d stages, %d microbatches", schedule->chunk_count,
+                         schedule->microbatches);
     player->exchange_s = player->clock_s + submeshes;
     for (size_t s = 0; s < submeshes; s++) player->exchange_s[s] = NAN;
     for (size_t i = 0; i < lanes * 3 * B; i++) player->lane_times[i] = NAN;
@@ -148,7 +149,8 @@ static inline void forward(const struct player *player, const struct hapt_instru
 }
 
 /* The gradient it makes needs a transfer slot of its own: the one whose transfer is over. */
-static inline bool backward(const struct player *player, const struct hapt_instruction *at, double *start_s, double *clock_s)
+static inline bool backward(const struct player *player, const struct hapt_instruction *at, double *start_s,
+                            double *clock_s)
 {
     const int before = at->microbatch - player->slots;
     if (at->chunk > 0 && player->slots > 0 && before >= 0) {
@@ -161,7 +163,8 @@ static inline bool backward(const struct player *player, const struct hapt_instr
     return true;
 }
 
-/* Executes one instruction on the submesh's clock; false when it must wait for another list. `busy_s` grows by what it computes. */
+/* Executes one instruction on the submesh's clock; false when it must wait for another list. `busy_s` grows by what it
+ * computes. */
 static inline bool execute(struct player *player, int submesh, const struct hapt_instruction *at, double *start_s,
                            double *clock_s, double *busy_s)
 {
@@ -177,19 +180,13 @@ static inline bool execute(struct player *player, int submesh, const struct hapt
     case HAPT_INSTRUCTION_SEND_BACKWARD:
         send(player, &player->lane[2 * (chunk - 1) + BACKWARD], at->microbatch, clock_s);
         return true;
-    case HAPT_INSTRUCTION_FORWARD:
-        forward(player, at, clock_s);
-        break;
+    case HAPT_INSTRUCTION_FORWARD: forward(player, at, clock_s); break;
     case HAPT_INSTRUCTION_BACKWARD:
         if (!backward(player, at, start_s, clock_s)) return false;
         break;
-    case HAPT_INSTRUCTION_EXCHANGE:
-        return exchange(player, submesh, clock_s);
-    case HAPT_INSTRUCTION_UPDATE:
-        *clock_s += player->costs->step_s ? player->costs->step_s[chunk] : 0;
-        break;
-    case HAPT_INSTRUCTION_REDUCE: /* its time is part of step_s */
-        break;
+    case HAPT_INSTRUCTION_EXCHANGE: return exchange(player, submesh, clock_s);
+    case HAPT_INSTRUCTION_UPDATE: *clock_s += player->costs->step_s ? player->costs->step_s[chunk] : 0; break;
+    case HAPT_INSTRUCTION_REDUCE: /* its time is part of step_s */ break;
     }
     *busy_s += *clock_s - *start_s;
     return true;

@@ -49,14 +49,10 @@ static enum hapt_lp_result result_of(int code, glp_prob *problem)
     if (code == GLP_ENODFS) return HAPT_LP_UNBOUNDED; /* if feasible at all, which the caller settles */
     if (code != 0) return HAPT_LP_FAILED;
     switch (glp_get_status(problem)) {
-    case GLP_OPT:
-        return HAPT_LP_OPTIMAL;
-    case GLP_NOFEAS:
-        return HAPT_LP_INFEASIBLE;
-    case GLP_UNBND:
-        return HAPT_LP_UNBOUNDED;
-    default:
-        return HAPT_LP_FAILED;
+    case GLP_OPT: return HAPT_LP_OPTIMAL;
+    case GLP_NOFEAS: return HAPT_LP_INFEASIBLE;
+    case GLP_UNBND: return HAPT_LP_UNBOUNDED;
+    default: return HAPT_LP_FAILED;
     }
 }
 

@@ -29,11 +29,11 @@ static bool load(void)
         reason = text;
         return false;
     }
-#define CALL(name)                                                                                                     \
-    *(void **)&table.name = dlsym(library, #name);                                                                     \
-    if (!table.name) {                                                                                                 \
-        reason = HAPT_PETSC_LIBRARY " has no function " #name;                                                         \
-        return false;                                                                                                  \
+#define CALL(name)                                             \
+    *(void **)&table.name = dlsym(library, #name);             \
+    if (!table.name) {                                         \
+        reason = HAPT_PETSC_LIBRARY " has no function " #name; \
+        return false;                                          \
     }
 #include "petsc.def"
 #undef CALL

@@ -158,14 +158,10 @@ static double wrong(const struct work *w, int s)
 {
     const double y = w->multiplier[s];
     switch (w->side[s]) {
-    case LOWER:
-        return -y;
-    case UPPER:
-        return y;
-    case PIN:
-        return fabs(y);
-    default:
-        return 0;
+    case LOWER: return -y;
+    case UPPER: return y;
+    case PIN: return fabs(y);
+    default: return 0;
     }
 }
 

@@ -58,9 +58,9 @@ static PetscErrorCode inequality(Tao tao, Vec x, Vec value, void *context)
 }
 
 /* What fails inside PETSc ends this attempt. */
-#define TRY(call)                                                                                                      \
-    do {                                                                                                               \
-        if ((call) != 0) return false;                                                                                 \
+#define TRY(call)                      \
+    do {                               \
+        if ((call) != 0) return false; \
     } while (0)
 
 static bool fill(const struct petsc *p, Vec vector, const double *value, PetscInt count)

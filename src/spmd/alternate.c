@@ -24,7 +24,8 @@ enum hapt_status alternating_price(const struct alternating *alternating, const 
                                    struct hapt_program_price *price)
 {
     const struct hapt_alternation *asked = alternating->asked;
-    return hapt_axis_program_price(asked->sharding, asked->axis_index, axis, asked->costs, &alternating->options, program, arena, price);
+    return hapt_axis_program_price(asked->sharding, asked->axis_index, axis, asked->costs, &alternating->options,
+                                   program, arena, price);
 }
 
 static bool fits(const struct hapt_alternation *asked, const struct hapt_program_price *price)
@@ -62,16 +63,23 @@ static uint64_t mark_of(const struct hapt_axis_program *program)
     uint64_t mark = (uint64_t)program->count;
     for (int i = 0; i < program->count; i++) {
         const struct hapt_axis_instruction *its = &program->instruction[i];
-        const int64_t words[] = {its->op, its->cut.letter, its->cut.blocks, its->cut.unit, its->cut.ratio, its->tensor, its->kind,
-                                 its->op < 0 ? (int64_t)its->to.kind : 0, its->op < 0 ? its->to.dim : 0};
+        const int64_t words[] = {its->op,
+                                 its->cut.letter,
+                                 its->cut.blocks,
+                                 its->cut.unit,
+                                 its->cut.ratio,
+                                 its->tensor,
+                                 its->kind,
+                                 its->op < 0 ? (int64_t)its->to.kind : 0,
+                                 its->op < 0 ? its->to.dim : 0};
         mark = hapt_hash(mark, words, sizeof words);
     }
     return mark;
 }
 
 /* Layouts that only exist at the ratios before (all shares equal, say) are made anew from the program's cuts. */
-static enum hapt_status carry_over(const struct alternating *alternating, const struct hapt_axis *axis, struct hapt_arena *arena,
-                                   struct pair *pair)
+static enum hapt_status carry_over(const struct alternating *alternating, const struct hapt_axis *axis,
+                                   struct hapt_arena *arena, struct pair *pair)
 {
     const struct hapt_alternation *asked = alternating->asked;
     struct hapt_axis_program *program;
@@ -80,7 +88,8 @@ static enum hapt_status carry_over(const struct alternating *alternating, const 
     hapt_fail_reset();
     HAPT_NEW(cut, arena, asked->sharding->graph->op_count);
     for (int i = 0; i < pair->program.count; i++)
-        if (pair->program.instruction[i].op >= 0) cut[pair->program.instruction[i].op] = pair->program.instruction[i].cut;
+        if (pair->program.instruction[i].op >= 0)
+            cut[pair->program.instruction[i].op] = pair->program.instruction[i].cut;
     HAPT_TRY(hapt_axis_program_complete(asked->sharding, asked->axis_index, axis, cut, arena, &program));
     HAPT_TRY(alternating_price(alternating, axis, program, arena, &pair->price));
     pair->program = *program;
@@ -94,7 +103,8 @@ static void keep_better(const struct alternating *alternating, const struct pair
     *found = true;
 }
 
-/* The program at these ratios where it is cheaper so than `second` is. Whole units may undo what the linear program gained. */
+/* The program at these ratios where it is cheaper so than `second` is. Whole units may undo what the linear program
+ * gained. */
 static enum hapt_status try_ratios(const struct alternating *alternating, const struct pair *first, const double *ratio,
                                    struct hapt_arena *arena, struct pair *second)
 {
@@ -106,22 +116,24 @@ static enum hapt_status try_ratios(const struct alternating *alternating, const 
         hapt_fail_reset();
         return HAPT_OK;
     }
-    if (fits(asked, &other.price) && (!fits(asked, &second->price) || other.price.cost_s < second->price.cost_s)) *second = other;
+    if (fits(asked, &other.price) && (!fits(asked, &second->price) || other.price.cost_s < second->price.cost_s))
+        *second = other;
     return HAPT_OK;
 }
 
-/* HAP (1) at the axis' ratios, then (2); *next is the axis at the new ratios. HAPT_ERR_INFEASIBLE: no program at these ratios. */
-static enum hapt_status take_turn(const struct alternating *alternating, const char *start, const struct hapt_axis *axis,
-                                  struct hapt_arena *arena, struct hapt_alternation_turn *turn, struct pair *first,
-                                  struct pair *second)
+/* HAP (1) at the axis' ratios, then (2); *next is the axis at the new ratios. HAPT_ERR_INFEASIBLE: no program at these
+ * ratios. */
+static enum hapt_status take_turn(const struct alternating *alternating, const char *start,
+                                  const struct hapt_axis *axis, struct hapt_arena *arena,
+                                  struct hapt_alternation_turn *turn, struct pair *first, struct pair *second)
 {
     const struct hapt_alternation *asked = alternating->asked;
     double *ratio;
     const double start_s = hapt_time_s();
     *turn = (struct hapt_alternation_turn){.start = start, .segments = axis->ratio_count, .ratios_s = INFINITY};
     *first = (struct pair){.axis = *axis, .origin = start, .solver = ""};
-    HAPT_TRY(hapt_synthesise(asked->sharding, asked->axis_index, axis, asked->costs, &alternating->options, arena, &first->program,
-                             &first->report));
+    HAPT_TRY(hapt_synthesise(asked->sharding, asked->axis_index, axis, asked->costs, &alternating->options, arena,
+                             &first->program, &first->report));
     HAPT_TRY(alternating_price(alternating, axis, &first->program, arena, &first->price));
     turn->program_s = first->price.cost_s;
     turn->synthesis_seconds = hapt_time_s() - start_s;
@@ -141,8 +153,8 @@ static enum hapt_status take_turn(const struct alternating *alternating, const c
 
 /* Turns from one start on; *why the last one ended. */
 static enum hapt_status alternate_from(const struct alternating *alternating, const char *start, struct hapt_axis axis,
-                                       struct hapt_arena *arena, struct hapt_alternation_result *result, struct pair *best,
-                                       bool *found, const char **why)
+                                       struct hapt_arena *arena, struct hapt_alternation_result *result,
+                                       struct pair *best, bool *found, const char **why)
 {
     uint64_t mark[HAPT_ALTERNATION_TURNS];
     struct hapt_axis seen[HAPT_ALTERNATION_TURNS];
@@ -182,10 +194,13 @@ enum hapt_status hapt_alternation_ratios(const struct hapt_alternation *asked, c
 {
     enum { TANGENTS = 3 };
     struct hapt_ratio_regimes made = {INFINITY, INFINITY, INFINITY, NULL};
-    struct alternating alternating = {.asked = asked, .microbatches = asked->microbatches > 0 ? asked->microbatches : 1};
+    struct alternating alternating = {.asked = asked,
+                                      .microbatches = asked->microbatches > 0 ? asked->microbatches : 1};
     struct pair best = {.program = *program, .solver = ""};
-    alternating.options = (struct hapt_synthesis_options){.microbatches = asked->microbatches, .in_flight = asked->in_flight,
-                                                          .optimizer_bytes_per_element = asked->optimizer_bytes_per_element};
+    alternating.options =
+        (struct hapt_synthesis_options){.microbatches = asked->microbatches,
+                                        .in_flight = asked->in_flight,
+                                        .optimizer_bytes_per_element = asked->optimizer_bytes_per_element};
     best.price.cost_s = INFINITY;
     for (int start = 0; start < (asked->power ? 2 : 1); start++) {
         struct pair pair = {.program = *program, .solver = ""};
@@ -198,7 +213,8 @@ enum hapt_status hapt_alternation_ratios(const struct hapt_alternation *asked, c
         for (int t = 0; t < TANGENTS; t++) {
             struct pair next = pair;
             double *ratio;
-            HAPT_TRY(alternating_solve(&alternating, &pair.axis, &pair.program, &pair.price, arena, &ratio, &next.solver));
+            HAPT_TRY(
+                alternating_solve(&alternating, &pair.axis, &pair.program, &pair.price, arena, &ratio, &next.solver));
             HAPT_TRY(make_axis(asked->devices, 1, ratio, false, arena, &next.axis));
             if (carry_over(&alternating, &next.axis, arena, &next) != HAPT_OK || !fits(asked, &next.price)) break;
             if (next.price.cost_s < best.price.cost_s) best = next;
@@ -207,22 +223,24 @@ enum hapt_status hapt_alternation_ratios(const struct hapt_alternation *asked, c
         hapt_fail_reset();
     }
     if (!isfinite(best.price.cost_s))
-        return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "the program cannot be had at even or proportional ratios, or does not fit");
+        return hapt_fail(HAPT_ERR_INFEASIBLE, NULL,
+                         "the program cannot be had at even or proportional ratios, or does not fit");
     made.best_s = best.price.cost_s;
     made.ratio = best.axis.ratio;
     *regimes = made;
     return HAPT_OK;
 }
 
-enum hapt_status hapt_alternation_data_parallel(const struct hapt_alternation *asked, const double *ratio, struct hapt_arena *arena,
-                                                struct hapt_axis *axis, struct hapt_axis_program *program,
-                                                struct hapt_program_price *price)
+enum hapt_status hapt_alternation_data_parallel(const struct hapt_alternation *asked, const double *ratio,
+                                                struct hapt_arena *arena, struct hapt_axis *axis,
+                                                struct hapt_axis_program *program, struct hapt_program_price *price)
 {
     struct hapt_axis_program *made;
-    const struct alternating alternating = {.asked = asked,
-                                            .options = {.microbatches = asked->microbatches,
-                                                        .in_flight = asked->in_flight,
-                                                        .optimizer_bytes_per_element = asked->optimizer_bytes_per_element}};
+    const struct alternating alternating = {
+        .asked = asked,
+        .options = {.microbatches = asked->microbatches,
+                    .in_flight = asked->in_flight,
+                    .optimizer_bytes_per_element = asked->optimizer_bytes_per_element}};
     HAPT_TRY(make_axis(asked->devices, 1, ratio, true, arena, axis));
     HAPT_TRY(hapt_axis_program_data_parallel(asked->sharding, asked->axis_index, axis, arena, &made));
     *program = *made;
@@ -230,10 +248,11 @@ enum hapt_status hapt_alternation_data_parallel(const struct hapt_alternation *a
 }
 
 /* Data-parallel programs are programs, too: synthesis by segments may miss them. */
-static enum hapt_status weigh_data_parallel(const struct alternating *alternating, const double *ratio, struct hapt_arena *arena,
-                                            struct pair *best, bool *found)
+static enum hapt_status weigh_data_parallel(const struct alternating *alternating, const double *ratio,
+                                            struct hapt_arena *arena, struct pair *best, bool *found)
 {
-    struct pair pair = {.origin = "data parallel", .solver = "", .report = {.because = "no synthesised program is cheaper"}};
+    struct pair pair = {
+        .origin = "data parallel", .solver = "", .report = {.because = "no synthesised program is cheaper"}};
     const enum hapt_status status =
         hapt_alternation_data_parallel(alternating->asked, ratio, arena, &pair.axis, &pair.program, &pair.price);
     if (status == HAPT_ERR_INFEASIBLE) {
@@ -246,10 +265,11 @@ static enum hapt_status weigh_data_parallel(const struct alternating *alternatin
     return HAPT_OK;
 }
 
-/* Proportional ratios for segments that data parallelism computes in for longest, even ones where it communicates for longest (HAP
- * Fig. 2): programs that need both are the best at no ratios that all segments share. False: it is as good as one vector for all. */
-static enum hapt_status lean_apart(const struct alternating *alternating, const int *end, int count, struct hapt_arena *arena,
-                                   struct hapt_axis *axis, bool *differ)
+/* Proportional ratios for segments that data parallelism computes in for longest, even ones where it communicates for
+ * longest (HAP Fig. 2): programs that need both are the best at no ratios that all segments share. False: it is as good
+ * as one vector for all. */
+static enum hapt_status lean_apart(const struct alternating *alternating, const int *end, int count,
+                                   struct hapt_arena *arena, struct hapt_axis *axis, bool *differ)
 {
     const struct hapt_alternation *asked = alternating->asked;
     struct hapt_axis rows;
@@ -274,8 +294,8 @@ static enum hapt_status lean_apart(const struct alternating *alternating, const 
 
 /* Ratios of their own for runs of layers: from the best ratios so far, and from what suits each. */
 static enum hapt_status add_segments(struct alternating *alternating, struct hapt_arena *arena,
-                                     struct hapt_alternation_result *result, struct pair *best, const char **why, int *end,
-                                     int *segments)
+                                     struct hapt_alternation_result *result, struct pair *best, const char **why,
+                                     int *end, int *segments)
 {
     const struct hapt_alternation *asked = alternating->asked;
     struct pair parted = *best;
@@ -288,10 +308,13 @@ static enum hapt_status add_segments(struct alternating *alternating, struct hap
     alternating->options.ratio_of = alternating->ratio_of;
     for (int start = 0; start < 2; start++) {
         const double before_s = parted.price.cost_s;
-        if (start == 0) HAPT_TRY(make_axis(asked->devices, count, best->axis.ratio, true, arena, &axis));
-        else HAPT_TRY(lean_apart(alternating, end, count, arena, &axis, &differ));
+        if (start == 0)
+            HAPT_TRY(make_axis(asked->devices, count, best->axis.ratio, true, arena, &axis));
+        else
+            HAPT_TRY(lean_apart(alternating, end, count, arena, &axis, &differ));
         if (start > 0 && !differ) break;
-        HAPT_TRY(alternate_from(alternating, start == 0 ? "segments" : "fig. 2", axis, arena, result, &parted, &found, &ended));
+        HAPT_TRY(alternate_from(alternating, start == 0 ? "segments" : "fig. 2", axis, arena, result, &parted, &found,
+                                &ended));
         if (parted.price.cost_s < before_s) *why = ended;
     }
     if (parted.price.cost_s < best->price.cost_s) {
@@ -301,7 +324,8 @@ static enum hapt_status add_segments(struct alternating *alternating, struct hap
     return HAPT_OK;
 }
 
-static enum hapt_status alternate(struct alternating *alternating, struct hapt_arena *arena, struct hapt_alternation_result *result)
+static enum hapt_status alternate(struct alternating *alternating, struct hapt_arena *arena,
+                                  struct hapt_alternation_result *result)
 {
     const struct hapt_alternation *asked = alternating->asked;
     const char *const start[] = {"proportional", "even"};
@@ -324,11 +348,13 @@ static enum hapt_status alternate(struct alternating *alternating, struct hapt_a
     }
     if (!found)
         return hapt_fail(HAPT_ERR_INFEASIBLE, "use more devices or a smaller microbatch",
-                         "no program of these %d devices fits their memory or can be shared out among them", asked->devices);
+                         "no program of these %d devices fits their memory or can be shared out among them",
+                         asked->devices);
     hapt_fail_reset();
     result->segment_count = 1;
     HAPT_NEW(result->segment_end, arena, MOST_SEGMENTS);
-    HAPT_TRY(add_segments(alternating, arena, result, &best, &result->ended, result->segment_end, &result->segment_count));
+    HAPT_TRY(
+        add_segments(alternating, arena, result, &best, &result->ended, result->segment_end, &result->segment_count));
     HAPT_NEW(result->ratio_of, arena, asked->sharding->graph->forward_count);
     if (result->segment_count > 1) {
         result->ratio_of = alternating->ratio_of;
@@ -348,16 +374,18 @@ enum hapt_status hapt_alternate(const struct hapt_alternation *asked, struct hap
                                 struct hapt_alternation_result *result)
 {
     struct hapt_alternation_result made = {.turn_count = 0};
-    struct alternating alternating = {.asked = asked, .microbatches = asked->microbatches > 0 ? asked->microbatches : 1};
+    struct alternating alternating = {.asked = asked,
+                                      .microbatches = asked->microbatches > 0 ? asked->microbatches : 1};
     const double start_s = hapt_time_s();
     if (asked->devices > HAPT_ALTERNATION_DEVICES || asked->segments > MOST_SEGMENTS)
         return hapt_fail(HAPT_ERR_INPUT, NULL, "an axis of %d devices, %d segments: at most %d and %d", asked->devices,
                          asked->segments, HAPT_ALTERNATION_DEVICES, MOST_SEGMENTS);
-    alternating.options = (struct hapt_synthesis_options){.microbatches = asked->microbatches,
-                                                          .most_states = asked->most_states > 0 ? asked->most_states : 2000,
-                                                          .memory_bytes = asked->memory_bytes,
-                                                          .in_flight = asked->in_flight,
-                                                          .optimizer_bytes_per_element = asked->optimizer_bytes_per_element};
+    alternating.options =
+        (struct hapt_synthesis_options){.microbatches = asked->microbatches,
+                                        .most_states = asked->most_states > 0 ? asked->most_states : 2000,
+                                        .memory_bytes = asked->memory_bytes,
+                                        .in_flight = asked->in_flight,
+                                        .optimizer_bytes_per_element = asked->optimizer_bytes_per_element};
     HAPT_NEW(alternating.ratio_of, arena, asked->sharding->graph->forward_count);
     struct hapt_progress progress;
     hapt_progress_init(&progress, NULL, "turns", 2 * HAPT_ALTERNATION_TURNS);

@@ -1,4 +1,5 @@
-/* From a program to the linear program of its ratios (HAP 3.2, 5.1): stages between synchronisations, each of one segment. */
+/* From a program to the linear program of its ratios (HAP 3.2, 5.1): stages between synchronisations, each of one
+ * segment. */
 #include <math.h>
 #include <string.h>
 
@@ -15,16 +16,16 @@ struct building {
     const struct alternating *alternating;
     const struct hapt_axis *axis;
     struct hapt_arena *arena;
-    const int *run_of;         /* [segments]; what is built has runs of segments for its own */
-    struct stages *of;         /* [runs] */
-    int segment;               /* run of the open stage; -1: none has been needed yet */
-    int last;                  /* run of the last operator that was shared out */
-    int *maker;                /* [tensor] run that made the sharded version; -1: none, or a collective, which makes any */
-    unsigned *readers;         /* [tensor] bit k: run k has read it across */
+    const int *run_of; /* [segments]; what is built has runs of segments for its own */
+    struct stages *of; /* [runs] */
+    int segment;       /* run of the open stage; -1: none has been needed yet */
+    int last;          /* run of the last operator that was shared out */
+    int *maker;        /* [tensor] run that made the sharded version; -1: none, or a collective, which makes any */
+    unsigned *readers; /* [tensor] bit k: run k has read it across */
     double *replicated, *sharded; /* [devices] of the open stage */
-    double fixed_s;            /* waiting for a segment */
-    double *waiting;           /* [devices] computed whole before a segment is known */
-    int (*like)[MOST_RATIOS];  /* [devices] a device of the same kind and share, itself at the latest */
+    double fixed_s;               /* waiting for a segment */
+    double *waiting;              /* [devices] computed whole before a segment is known */
+    int (*like)[MOST_RATIOS];     /* [devices] a device of the same kind and share, itself at the latest */
 };
 
 static double share_of(const struct building *building, int ratio, int device)
@@ -51,8 +52,11 @@ static enum hapt_status open_stage(struct building *building, int segment, doubl
         building->replicated[j] = building->waiting[j];
         building->waiting[j] = 0;
     }
-    of->stage[of->count++] = (struct hapt_ratio_stage){.fixed_s = building->fixed_s, .largest_s = largest_s, .times = times,
-                                                       .replicated_s = building->replicated, .sharded_s = building->sharded};
+    of->stage[of->count++] = (struct hapt_ratio_stage){.fixed_s = building->fixed_s,
+                                                       .largest_s = largest_s,
+                                                       .times = times,
+                                                       .replicated_s = building->replicated,
+                                                       .sharded_s = building->sharded};
     building->fixed_s = 0;
     building->segment = segment;
     return HAPT_OK;
@@ -68,8 +72,8 @@ static enum hapt_status close_stage(struct building *building)
     return HAPT_OK;
 }
 
-/* A tensor passes from run to run: it is shared out anew, by the larger shares of the two. Half of what depends on them is laid to
- * each, so that runs stay problems of their own. */
+/* A tensor passes from run to run: it is shared out anew, by the larger shares of the two. Half of what depends on them
+ * is laid to each, so that runs stay problems of their own. */
 static enum hapt_status cross(struct building *building, int tensor, int run)
 {
     const struct hapt_alternation *asked = building->alternating->asked;
@@ -88,9 +92,11 @@ static enum hapt_status cross(struct building *building, int tensor, int run)
     return open_stage(building, run, largest_s / 2, 1);
 }
 
-/* Which run's ratios a communication depends on: of what it starts from, or of the operator it stands behind; of a gradient, what its
- * parameter is shared out by. (Properties do not tell: where runs have equal ratios they have one name.) */
-static int run_of_communication(const struct building *building, const struct hapt_axis_instruction *instruction, bool sum)
+/* Which run's ratios a communication depends on: of what it starts from, or of the operator it stands behind; of a
+ * gradient, what its parameter is shared out by. (Properties do not tell: where runs have equal ratios they have one
+ * name.) */
+static int run_of_communication(const struct building *building, const struct hapt_axis_instruction *instruction,
+                                bool sum)
 {
     const struct hapt_alternation *asked = building->alternating->asked;
     const struct hapt_graph *graph = asked->sharding->graph;
@@ -113,7 +119,8 @@ static enum hapt_status communicate(struct building *building, const struct hapt
     const struct hapt_spmd_costs costs = hapt_costs_of_tensor(asked->costs, sum);
     if (instruction->kind == HAPT_COLLECTIVE_SLICE) return HAPT_OK;
     HAPT_TRY(close_stage(building));
-    const struct hapt_property sharded = instruction->to.kind == HAPT_PROPERTY_ALL_GATHER ? instruction->to : instruction->from;
+    const struct hapt_property sharded =
+        instruction->to.kind == HAPT_PROPERTY_ALL_GATHER ? instruction->to : instruction->from;
     if (sharded.kind != HAPT_PROPERTY_ALL_GATHER) { /* an all-reduce: the same at all ratios */
         const double seconds = costs.collective_s(costs.context, instruction->kind, bytes, 1);
         building->fixed_s = sum ? seconds / building->alternating->microbatches : seconds;
@@ -123,14 +130,15 @@ static enum hapt_status communicate(struct building *building, const struct hapt
     const double all_s = costs.collective_s(costs.context, instruction->kind, bytes, 1);
     const double largest_s = n > 1 ? fmax(0, (all_s - even_s) / (1 - 1 / n)) : 0;
     building->fixed_s = even_s - largest_s / n;
-    HAPT_TRY(open_stage(building, run_of_communication(building, instruction, sum), largest_s, sum ? 1 / building->alternating->microbatches : 1));
+    HAPT_TRY(open_stage(building, run_of_communication(building, instruction, sum), largest_s,
+                        sum ? 1 / building->alternating->microbatches : 1));
     building->maker[instruction->tensor] = -1;
     if (sum) building->segment = -1; /* nothing is computed behind it */
     return HAPT_OK;
 }
 
-static void tangent(const struct hapt_spmd_costs *costs, struct hapt_spmd_work *work, int device, double share, double *at_zero,
-                    double *slope)
+static void tangent(const struct hapt_spmd_costs *costs, struct hapt_spmd_work *work, int device, double share,
+                    double *at_zero, double *slope)
 {
     double value[3];
     for (int k = 0; k < 3; k++) {
@@ -150,7 +158,8 @@ static enum hapt_status compute(struct building *building, const struct hapt_axi
     const struct hapt_graph *graph = asked->sharding->graph;
     struct hapt_spmd_work work = {.graph = graph, .op = instruction->op, .cut = instruction->cut, .share = 1};
     struct hapt_cut_rule rule;
-    HAPT_TRY(hapt_cut_rule_make(asked->sharding, asked->axis_index, building->axis, instruction->op, instruction->cut, &rule));
+    HAPT_TRY(hapt_cut_rule_make(asked->sharding, asked->axis_index, building->axis, instruction->op, instruction->cut,
+                                &rule));
     const struct hapt_op *op = &graph->op[instruction->op];
     for (int i = 0; i < op->input_count; i++)
         if (op->input[i] >= 0 && rule.rule.input[i].kind == HAPT_PROPERTY_ALL_GATHER) work.sharded_input |= 1u << i;
@@ -162,8 +171,10 @@ static enum hapt_status compute(struct building *building, const struct hapt_axi
     for (int o = 0; o < op->output_count; o++) {
         if (op->output[o] < 0) continue;
         const bool shared = work.sharded_output >> o & 1u;
-        if (shared && op->accumulate >> o & 1u) HAPT_TRY(cross(building, op->output[o], run));
-        else building->readers[op->output[o]] = 0;
+        if (shared && op->accumulate >> o & 1u)
+            HAPT_TRY(cross(building, op->output[o], run));
+        else
+            building->readers[op->output[o]] = 0;
         building->maker[op->output[o]] = shared ? run : -1;
     }
     if (rule.rule.exchange) {
@@ -206,12 +217,13 @@ static void find_alike(struct building *building, int segments)
 }
 
 /*
- * Memory is linear in the shares but for whole units. How much a device needs for each unit of share follows from the exact
- * memory at two vectors that differ on every device; what is left is there at all shares.
+ * Memory is linear in the shares but for whole units. How much a device needs for each unit of share follows from the
+ * exact memory at two vectors that differ on every device; what is left is there at all shares.
  */
-static enum hapt_status find_memory(const struct alternating *alternating, const struct hapt_axis *axis, const int *run_of,
-                                    const struct hapt_axis_program *program, const struct hapt_program_price *here,
-                                    struct hapt_arena *arena, struct hapt_ratio_problem *problem)
+static enum hapt_status find_memory(const struct alternating *alternating, const struct hapt_axis *axis,
+                                    const int *run_of, const struct hapt_axis_program *program,
+                                    const struct hapt_program_price *here, struct hapt_arena *arena,
+                                    struct hapt_ratio_problem *problem)
 {
     const int devices = axis->size;
     double *resident, *sharded, *tilted;
@@ -229,7 +241,8 @@ static enum hapt_status find_memory(const struct alternating *alternating, const
             const struct hapt_axis other = {.size = devices, .ratio_count = axis->ratio_count, .ratio = tilted};
             for (int r = 0; r < axis->ratio_count; r++) {
                 double sum = 0, *mine = tilted + (size_t)r * devices;
-                for (int j = 0; j < devices; j++) sum += mine[j] = share_of_axis(axis, r, j) * (run_of[r] == k && j % 2 == side ? 1.5 : 1);
+                for (int j = 0; j < devices; j++)
+                    sum += mine[j] = share_of_axis(axis, r, j) * (run_of[r] == k && j % 2 == side ? 1.5 : 1);
                 for (int j = 0; j < devices; j++) mine[j] /= sum;
                 if (run_of[r] == k) memcpy(share[side], mine, (size_t)devices * sizeof *mine);
             }
@@ -250,12 +263,15 @@ static enum hapt_status find_memory(const struct alternating *alternating, const
     return HAPT_OK;
 }
 
-enum hapt_status alternating_ratio_problem(const struct alternating *alternating, const struct hapt_axis *axis, const int *run_of,
-                                           const struct hapt_axis_program *program, const struct hapt_program_price *here,
-                                           struct hapt_arena *arena, struct hapt_ratio_problem *problem)
+enum hapt_status alternating_ratio_problem(const struct alternating *alternating, const struct hapt_axis *axis,
+                                           const int *run_of, const struct hapt_axis_program *program,
+                                           const struct hapt_program_price *here, struct hapt_arena *arena,
+                                           struct hapt_ratio_problem *problem)
 {
-    const int segments = axis->ratio_count, runs = run_of[segments - 1] + 1, tensors = alternating->asked->sharding->graph->tensor_count;
-    struct building building = {.alternating = alternating, .axis = axis, .arena = arena, .run_of = run_of, .segment = -1};
+    const int segments = axis->ratio_count, runs = run_of[segments - 1] + 1,
+              tensors = alternating->asked->sharding->graph->tensor_count;
+    struct building building = {
+        .alternating = alternating, .axis = axis, .arena = arena, .run_of = run_of, .segment = -1};
     struct hapt_ratio_segment *segment;
     HAPT_ASSERT(segments <= MOST_RATIOS);
     HAPT_NEW(building.of, arena, runs);
@@ -272,7 +288,7 @@ enum hapt_status alternating_ratio_problem(const struct alternating *alternating
     HAPT_TRY(close_stage(&building));
     for (int k = 0; k < runs; k++)
         segment[k] = (struct hapt_ratio_segment){.stage_count = building.of[k].count, .stage = building.of[k].stage};
-    *problem = (struct hapt_ratio_problem){.devices = axis->size, .segment_count = runs, .segment = segment,
-                                           .power = alternating->asked->power};
+    *problem = (struct hapt_ratio_problem){
+        .devices = axis->size, .segment_count = runs, .segment = segment, .power = alternating->asked->power};
     return find_memory(alternating, axis, run_of, program, here, arena, problem);
 }

@@ -1,4 +1,5 @@
-/* Which neighbouring segments share their ratios (HAP 5.2): apart, each has its own best, and what passes between them is shared out anew. */
+/* Which neighbouring segments share their ratios (HAP 5.2): apart, each has its own best, and what passes between them
+ * is shared out anew. */
 #include <math.h>
 #include <string.h>
 
@@ -26,7 +27,8 @@ static enum hapt_status solve_parted(const struct parting *parting, const bool *
     int run_of[MOST_SEGMENTS];
     struct hapt_ratio_problem problem;
     number_runs(apart, parting->axis->ratio_count, run_of);
-    HAPT_TRY(alternating_ratio_problem(parting->alternating, parting->axis, run_of, parting->program, parting->here, parting->arena, &problem));
+    HAPT_TRY(alternating_ratio_problem(parting->alternating, parting->axis, run_of, parting->program, parting->here,
+                                       parting->arena, &problem));
     return hapt_ratios_solve(&problem, parting->arena, result);
 }
 
@@ -36,8 +38,10 @@ static enum hapt_status descend(struct parting *parting, bool *apart)
     const int segments = parting->axis->ratio_count;
     struct hapt_ratio_result best;
     enum hapt_status status = solve_parted(parting, apart, &best);
-    if (status == HAPT_ERR_INFEASIBLE) best.cost_s = INFINITY;
-    else HAPT_TRY(status);
+    if (status == HAPT_ERR_INFEASIBLE)
+        best.cost_s = INFINITY;
+    else
+        HAPT_TRY(status);
     for (int place = 0; place >= 0;) {
         place = -1;
         for (int k = 1; k < segments; k++) {
@@ -65,7 +69,8 @@ enum hapt_status alternating_solve(const struct alternating *alternating, const 
                                    struct hapt_arena *arena, double **ratio, const char **solver)
 {
     const int segments = axis->ratio_count, devices = axis->size;
-    struct parting parting = {.alternating = alternating, .axis = axis, .program = program, .here = here, .arena = arena};
+    struct parting parting = {
+        .alternating = alternating, .axis = axis, .program = program, .here = here, .arena = arena};
     int run_of[MOST_SEGMENTS];
     bool apart[MOST_SEGMENTS] = {false};
     double *made;
@@ -83,7 +88,8 @@ enum hapt_status alternating_solve(const struct alternating *alternating, const 
     }
     number_runs(parting.apart, segments, run_of);
     for (int k = 0; k < segments; k++)
-        memcpy(made + (size_t)k * devices, parting.result.ratio + (size_t)run_of[k] * devices, (size_t)devices * sizeof *made);
+        memcpy(made + (size_t)k * devices, parting.result.ratio + (size_t)run_of[k] * devices,
+               (size_t)devices * sizeof *made);
     *ratio = made;
     *solver = parting.result.solver;
     return HAPT_OK;

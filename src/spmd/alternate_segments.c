@@ -6,8 +6,8 @@
 
 /* Seconds of computation (of the mean device) and of communication that belong to each layer. */
 static enum hapt_status weigh_layers(const struct alternating *alternating, const struct hapt_axis *axis,
-                                     const struct hapt_axis_program *program, struct hapt_arena *arena, double *compute_s,
-                                     double *communicate_s)
+                                     const struct hapt_axis_program *program, struct hapt_arena *arena,
+                                     double *compute_s, double *communicate_s)
 {
     const struct hapt_alternation *asked = alternating->asked;
     const struct hapt_graph *graph = asked->sharding->graph;
@@ -26,7 +26,9 @@ static enum hapt_status weigh_layers(const struct alternating *alternating, cons
         if (instruction->op >= 0) {
             struct hapt_spmd_work work = {.graph = graph, .op = instruction->op, .cut = instruction->cut};
             next = graph->op[instruction->op].forward_op;
-            work.share = instruction->cut.letter == HAPT_CUT_WHOLE || instruction->cut.letter == HAPT_CUT_PARTIAL ? 1 : 1.0 / axis->size;
+            work.share = instruction->cut.letter == HAPT_CUT_WHOLE || instruction->cut.letter == HAPT_CUT_PARTIAL
+                             ? 1
+                             : 1.0 / axis->size;
             double sum = 0;
             for (int j = 0; j < axis->size; j++) sum += asked->costs->compute_s(asked->costs->context, &work, j);
             compute_s[layer_of[next]] += sum / axis->size;
@@ -34,19 +36,23 @@ static enum hapt_status weigh_layers(const struct alternating *alternating, cons
         }
         const bool gradient = hapt_is_parameter_gradient(graph, instruction->tensor);
         const struct hapt_spmd_costs costs = hapt_costs_of_tensor(asked->costs, gradient);
-        const double seconds = costs.collective_s(costs.context, instruction->kind,
-                                                  hapt_whole_bytes(asked->costs, graph, instruction->tensor), 1.0 / axis->size);
+        const double seconds =
+            costs.collective_s(costs.context, instruction->kind,
+                               hapt_whole_bytes(asked->costs, graph, instruction->tensor), 1.0 / axis->size);
         const int op = gradient ? reader[graph->tensor[instruction->tensor].primal] : next;
-        if (instruction->kind != HAPT_COLLECTIVE_SLICE) communicate_s[layer_of[op]] += gradient ? seconds / alternating->microbatches : seconds;
+        if (instruction->kind != HAPT_COLLECTIVE_SLICE)
+            communicate_s[layer_of[op]] += gradient ? seconds / alternating->microbatches : seconds;
     }
     return HAPT_OK;
 }
 
-/* Least weighted squared deviation of the logarithms over at most `most` runs, by dynamic programming; end[k] layers. */
-static enum hapt_status part(int layers, const double *value, const double *weight, int most, struct hapt_arena *arena, int *end)
+/* Least weighted squared deviation of the logarithms over at most `most` runs, by dynamic programming; end[k] layers.
+ */
+static enum hapt_status part(int layers, const double *value, const double *weight, int most, struct hapt_arena *arena,
+                             int *end)
 {
-    double (*best)[MOST_SEGMENTS + 1];
-    int (*from)[MOST_SEGMENTS + 1];
+    double(*best)[MOST_SEGMENTS + 1];
+    int(*from)[MOST_SEGMENTS + 1];
     HAPT_NEW(best, arena, layers + 1);
     HAPT_NEW(from, arena, layers + 1);
     for (int l = 0; l <= layers; l++)
@@ -73,8 +79,8 @@ static enum hapt_status part(int layers, const double *value, const double *weig
 }
 
 enum hapt_status alternating_lean(const struct alternating *alternating, const struct hapt_axis *axis,
-                                  const struct hapt_axis_program *program, const int *end, int count, struct hapt_arena *arena,
-                                  bool *computes)
+                                  const struct hapt_axis_program *program, const int *end, int count,
+                                  struct hapt_arena *arena, bool *computes)
 {
     const struct hapt_alternation *asked = alternating->asked;
     double *compute_s, *communicate_s;
@@ -90,8 +96,8 @@ enum hapt_status alternating_lean(const struct alternating *alternating, const s
 }
 
 enum hapt_status alternating_segments(const struct alternating *alternating, const struct hapt_axis *axis,
-                                      const struct hapt_axis_program *program, struct hapt_arena *arena, int *ratio_of, int *end,
-                                      int *count)
+                                      const struct hapt_axis_program *program, struct hapt_arena *arena, int *ratio_of,
+                                      int *end, int *count)
 {
     const struct hapt_alternation *asked = alternating->asked;
     const int layers = asked->layer_count;
@@ -104,7 +110,8 @@ enum hapt_status alternating_segments(const struct alternating *alternating, con
     HAPT_NEW(weight, arena, layers);
     HAPT_TRY(weigh_layers(alternating, axis, program, arena, compute_s, communicate_s));
     for (int l = 0; l < layers; l++) all += weight[l] = compute_s[l] + communicate_s[l];
-    const double least = 1e-3 * all / layers; /* a layer without communication is far from one with some, not infinitely far */
+    const double least =
+        1e-3 * all / layers; /* a layer without communication is far from one with some, not infinitely far */
     for (int l = 0; l < layers; l++) value[l] = log((compute_s[l] + least) / (communicate_s[l] + least));
     HAPT_TRY(part(layers, value, weight, most, arena, end));
     for (int k = 0, o = 0; k < most; k++) {

@@ -50,8 +50,8 @@ void hapt_collective_model_links(const struct hapt_collective_links *links, stru
     for (int k = 0; k < HAPT_COLLECTIVE_COUNT && n > 1; k++) {
         const enum hapt_collective_kind kind = (enum hapt_collective_kind)k;
         const double byte_s = hapt_ring_s(kind, n, 1, 1.0 / n, bandwidth, 0);
-        model->term[k] = (struct hapt_collective_term){hapt_ring_s(kind, n, 0, 1.0 / n, bandwidth, links->latency_s), byte_s,
-                                                       hapt_ring_s(kind, n, 1, 2.0 / n, bandwidth, 0) - byte_s};
+        model->term[k] = (struct hapt_collective_term){hapt_ring_s(kind, n, 0, 1.0 / n, bandwidth, links->latency_s),
+                                                       byte_s, hapt_ring_s(kind, n, 1, 2.0 / n, bandwidth, 0) - byte_s};
     }
 }
 
@@ -192,7 +192,10 @@ bool hapt_collective_fit(enum hapt_collective_kind kind, int ranks, int count,
             weight[i] = fmin(1, OUTLIER / fmax(1e-12, fabs(error)));
         }
     }
-    *term = (struct hapt_collective_term){value[0], value[1], find_skew ? value[2] : hapt_collective_pads(kind) ? value[1] : 0};
+    *term = (struct hapt_collective_term){value[0], value[1],
+                                          find_skew                    ? value[2]
+                                          : hapt_collective_pads(kind) ? value[1]
+                                                                       : 0};
     return true;
 }
 

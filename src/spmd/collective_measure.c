@@ -82,8 +82,7 @@ static enum hapt_status call(struct bench *bench, enum hapt_collective_kind kind
     case HAPT_COLLECTIVE_ALL_TO_ALL:
         return hapt_collective_all_to_all(bench->collective, what, units * units * bench->cell, bench->give_list,
                                           bench->mine, bench->take_list, bench->other);
-    default:
-        return HAPT_OK;
+    default: return HAPT_OK;
     }
 }
 

@@ -37,7 +37,8 @@ static int price(struct hapt_property from, struct hapt_property to)
     }
 }
 
-static enum hapt_status communicate(struct completing *completing, int tensor, struct hapt_property from, struct hapt_property to)
+static enum hapt_status communicate(struct completing *completing, int tensor, struct hapt_property from,
+                                    struct hapt_property to)
 {
     const struct hapt_axis_instruction instruction = {
         .op = -1, .tensor = tensor, .kind = hapt_rule_collective(from, to), .from = from, .to = to};
@@ -46,7 +47,8 @@ static enum hapt_status communicate(struct completing *completing, int tensor, s
 }
 
 /* Makes a version that operator `op` can read (or add to); *found is false where nothing can be made into it. */
-static enum hapt_status make_version(struct completing *completing, int op, int tensor, struct hapt_property wanted, bool *found)
+static enum hapt_status make_version(struct completing *completing, int op, int tensor, struct hapt_property wanted,
+                                     bool *found)
 {
     const struct expansion *state = &completing->state;
     int best = NONE, least = 0;
@@ -74,13 +76,14 @@ static enum hapt_status prepare_input(struct completing *completing, int op, int
     }
     HAPT_TRY(make_version(completing, op, tensor, wanted, &found));
     return found ? HAPT_OK
-                 : hapt_fail(HAPT_ERR_INFEASIBLE, "choose another cut for it", "operator %s: nothing that is there of %s can be made %s",
-                             graph->op[op].name, graph->tensor[tensor].name,
+                 : hapt_fail(HAPT_ERR_INFEASIBLE, "choose another cut for it",
+                             "operator %s: nothing that is there of %s can be made %s", graph->op[op].name,
+                             graph->tensor[tensor].name,
                              wanted.kind == HAPT_PROPERTY_ALL_REDUCE ? "partial sums" : "what it reads");
 }
 
-/* What an operator adds to the gradient of an activation goes to a version of its layout, which is made where that can be done and is
- * no dearer than bringing what is added to a version that there is. */
+/* What an operator adds to the gradient of an activation goes to a version of its layout, which is made where that can
+ * be done and is no dearer than bringing what is added to a version that there is. */
 static enum hapt_status prepare_output(struct completing *completing, int op, int tensor, struct hapt_property written)
 {
     const struct expansion *state = &completing->state;
@@ -88,11 +91,13 @@ static enum hapt_status prepare_output(struct completing *completing, int op, in
     int there = NONE, back = NONE; /* prices */
     for (int v = state->newest[tensor]; v != NONE; v = state->version[v].next) {
         if (!expansion_sees(state, v, op)) continue;
-        const int forth_price = price(state->version[v].property, written), back_price = price(written, state->version[v].property);
+        const int forth_price = price(state->version[v].property, written),
+                  back_price = price(written, state->version[v].property);
         if (forth_price >= 0 && (there == NONE || forth_price < there)) there = forth_price;
         if (back_price >= 0 && (back == NONE || back_price < back)) back = back_price;
     }
-    if (back != NONE && (there == NONE || back < there) && expansion_find(state, tensor, written, op) == NONE) return HAPT_OK;
+    if (back != NONE && (there == NONE || back < there) && expansion_find(state, tensor, written, op) == NONE)
+        return HAPT_OK;
     return make_version(completing, op, tensor, written, &found);
 }
 
@@ -109,8 +114,8 @@ static enum hapt_status join(struct completing *completing, int tensor)
         best = v, least = its;
     }
     if (best == NONE)
-        return hapt_fail(HAPT_ERR_INFEASIBLE, "choose another cut for it", "what is added to %s cannot be brought to its layout",
-                         state->graph->tensor[tensor].name);
+        return hapt_fail(HAPT_ERR_INFEASIBLE, "choose another cut for it",
+                         "what is added to %s cannot be brought to its layout", state->graph->tensor[tensor].name);
     return communicate(completing, tensor, from, state->version[best].property);
 }
 
@@ -122,7 +127,8 @@ static enum hapt_status complete_op(struct completing *completing, int op)
     for (int i = 0; i < what->input_count; i++)
         if (what->input[i] >= 0) HAPT_TRY(prepare_input(completing, op, what->input[i], rule->input[i]));
     for (int o = 0; o < what->output_count; o++)
-        if (what->output[o] >= 0 && what->accumulate >> o & 1u && !expansion_is_parameter_gradient(graph, what->output[o]))
+        if (what->output[o] >= 0 && what->accumulate >> o & 1u &&
+            !expansion_is_parameter_gradient(graph, what->output[o]))
             HAPT_TRY(prepare_output(completing, op, what->output[o], rule->output[o]));
     HAPT_TRY(expansion_compute(&completing->state, op, rule));
     HAPT_TRY(note(completing, (struct hapt_axis_instruction){.op = op, .cut = completing->cut[op], .tensor = -1}));
@@ -187,7 +193,8 @@ static enum hapt_status complete(struct completing *completing, const struct hap
     HAPT_NEW(completing->rule, state->scratch, state->graph->op_count);
     HAPT_NEW(completing->program, state->scratch, 1);
     for (int o = 0; o < state->graph->op_count; o++)
-        HAPT_TRY(hapt_rule_of_cut(sharding, state->axis_index, &state->axis, o, completing->cut[o], &completing->rule[o]));
+        HAPT_TRY(
+            hapt_rule_of_cut(sharding, state->axis_index, &state->axis, o, completing->cut[o], &completing->rule[o]));
     HAPT_TRY(lay_out_parameters(completing));
     for (int o = 0; o < state->graph->op_count; o++) {
         if (o >= sharding->reduce_first) HAPT_TRY(gather_parts(completing, o));
@@ -196,9 +203,9 @@ static enum hapt_status complete(struct completing *completing, const struct hap
     return finish_gradients(completing);
 }
 
-enum hapt_status hapt_axis_program_complete(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
-                                            const struct hapt_cut *cut, struct hapt_arena *arena,
-                                            struct hapt_axis_program **program)
+enum hapt_status hapt_axis_program_complete(const struct hapt_sharding *sharding, int axis_index,
+                                            const struct hapt_axis *axis, const struct hapt_cut *cut,
+                                            struct hapt_arena *arena, struct hapt_axis_program **program)
 {
     struct completing completing = {.cut = cut};
     struct hapt_axis_program *made;
@@ -212,7 +219,8 @@ enum hapt_status hapt_axis_program_complete(const struct hapt_sharding *sharding
         made->count = completing.program->count;
         made->instruction = hapt_arena_alloc(arena, (size_t)made->count, sizeof *made->instruction);
         if (!made->instruction) status = HAPT_ERR_MEMORY;
-        for (int i = 0; made->instruction && i < made->count; i++) made->instruction[i] = completing.program->instruction[i];
+        for (int i = 0; made->instruction && i < made->count; i++)
+            made->instruction[i] = completing.program->instruction[i];
     }
     hapt_arena_release(&scratch);
     if (status == HAPT_OK) *program = made;

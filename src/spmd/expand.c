@@ -5,7 +5,9 @@
 #include "expansion.h"
 #include "localise.h"
 
-struct place { int anchor, side, node; };
+struct place {
+    int anchor, side, node;
+};
 
 struct expanding {
     struct expansion state;
@@ -33,7 +35,8 @@ static enum hapt_status find_order(struct expanding *expanding)
     for (int n = state->node_count - 1; n >= 0; n--) { /* readers before what they read */
         struct node *node = &state->node[n];
         const int tensor = node->op == NONE ? state->version[node->output[0]].tensor : NONE;
-        if (node->anchor == NONE && expansion_is_parameter_gradient(state->graph, tensor) && state->version[node->output[0]].valid)
+        if (node->anchor == NONE && expansion_is_parameter_gradient(state->graph, tensor) &&
+            state->version[node->output[0]].valid)
             node->anchor = state->graph->op_count;
         const int maker = node->op == NONE && node->anchor != NONE ? state->version[node->input[0]].maker : NONE;
         if (maker != NONE && state->node[maker].anchor == NONE) state->node[maker].anchor = node->anchor;
@@ -119,7 +122,8 @@ static enum hapt_status number_tensors(struct expanding *expanding)
 
 /* ---- operators ---- */
 
-/* The operator of the source beside which a node stands; of the sum of a parameter's gradient, the one that wrote it. */
+/* The operator of the source beside which a node stands; of the sum of a parameter's gradient, the one that wrote it.
+ */
 static int source_op_of(const struct expansion *state, int node)
 {
     const struct node *its = &state->node[node];
@@ -131,8 +135,9 @@ static int source_op_of(const struct expansion *state, int node)
 static enum hapt_status name_movement(struct expanding *expanding, const struct node *node, struct hapt_op *op)
 {
     const struct expansion *state = &expanding->state;
-    op->name = hapt_arena_printf(expanding->arena, "%s.%s", state->graph->tensor[state->version[node->output[0]].tensor].name,
-                                 hapt_op_type_at(node->type)->name);
+    op->name =
+        hapt_arena_printf(expanding->arena, "%s.%s", state->graph->tensor[state->version[node->output[0]].tensor].name,
+                          hapt_op_type_at(node->type)->name);
     return op->name ? HAPT_OK : HAPT_ERR_MEMORY;
 }
 
@@ -157,8 +162,10 @@ static enum hapt_status write_op(struct expanding *expanding, int index)
             op->integer[0] = axis, op->integer[1] = node->from_dim, op->integer[2] = node->to_dim;
         HAPT_TRY(name_movement(expanding, node, op));
     }
-    for (int i = 0; i < op->input_count; i++) op->input[i] = node->input[i] == NONE ? -1 : state->version[node->input[i]].index;
-    for (int o = 0; o < op->output_count; o++) op->output[o] = node->output[o] == NONE ? -1 : state->version[node->output[o]].index;
+    for (int i = 0; i < op->input_count; i++)
+        op->input[i] = node->input[i] == NONE ? -1 : state->version[node->input[i]].index;
+    for (int o = 0; o < op->output_count; o++)
+        op->output[o] = node->output[o] == NONE ? -1 : state->version[node->output[o]].index;
     op->accumulate = node->accumulate;
     made->cut[index][axis] = node->cut;
     made->once[index][axis] = node->once;
@@ -167,12 +174,13 @@ static enum hapt_status write_op(struct expanding *expanding, int index)
 }
 
 /* How an operator that this axis brought runs on an axis where its tensor has a property. */
-static struct hapt_cut cut_through(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_property property)
+static struct hapt_cut cut_through(const struct hapt_graph *graph, const struct hapt_op *op,
+                                   struct hapt_property property)
 {
     if (property.kind == HAPT_PROPERTY_IDENTITY) return (struct hapt_cut){.letter = HAPT_CUT_WHOLE};
     if (property.kind == HAPT_PROPERTY_ALL_REDUCE) return (struct hapt_cut){.letter = HAPT_CUT_PARTIAL};
-    return (struct hapt_cut){hapt_op_signature_of(graph, op)->input[0].letter[property.dim], property.blocks, property.unit,
-                             property.ratio};
+    return (struct hapt_cut){hapt_op_signature_of(graph, op)->input[0].letter[property.dim], property.blocks,
+                             property.unit, property.ratio};
 }
 
 static enum hapt_status write_operators(struct expanding *expanding)
@@ -221,8 +229,8 @@ static int lowest(const int *storage, int tensor)
     return tensor;
 }
 
-/* An all-reduce works in place where nothing else reads the partial sums. The sums of parameters' gradients are brought forward to
- * be one collective of many, so nothing else may write them either. */
+/* An all-reduce works in place where nothing else reads the partial sums. The sums of parameters' gradients are brought
+ * forward to be one collective of many, so nothing else may write them either. */
 static enum hapt_status share_storage(struct hapt_sharding *made, struct hapt_arena *arena, struct hapt_arena *scratch)
 {
     const struct hapt_graph *graph = made->graph;
@@ -259,7 +267,9 @@ static bool is_partial(const struct hapt_sharding *sharding, int tensor)
 static enum hapt_status find_parted(struct hapt_sharding *made, struct hapt_arena *arena, struct hapt_arena *scratch)
 {
     const struct hapt_graph *graph = made->graph;
-    struct span { int first, last; } *span; /* forward operators, + 1; 0: not touched */
+    struct span {
+        int first, last;
+    } * span; /* forward operators, + 1; 0: not touched */
     HAPT_NEW(span, scratch, graph->tensor_count);
     HAPT_NEW(made->parted, arena, made->source->forward_count + 1);
     for (int o = 0; o < made->reduce_first; o++) {
@@ -267,7 +277,8 @@ static enum hapt_status find_parted(struct hapt_sharding *made, struct hapt_aren
         for (int k = 0; k < op->input_count + op->output_count; k++) {
             const int tensor = k < op->input_count ? op->input[k] : op->output[k - op->input_count];
             if (tensor < 0 || !is_partial(made, tensor) || expansion_is_parameter_gradient(graph, tensor)) continue;
-            if (span[tensor].first == 0 || op->forward_op + 1 < span[tensor].first) span[tensor].first = op->forward_op + 1;
+            if (span[tensor].first == 0 || op->forward_op + 1 < span[tensor].first)
+                span[tensor].first = op->forward_op + 1;
             if (op->forward_op + 1 > span[tensor].last) span[tensor].last = op->forward_op + 1;
         }
     }
@@ -289,7 +300,8 @@ static enum hapt_status run_instructions(struct expansion *state, const struct h
             return hapt_fail(HAPT_ERR_INFEASIBLE, "every operator stands once, in the graph's order",
                              "axis %d: instruction %d computes operator %d where %d belongs", state->axis_index, i,
                              instruction->op, state->next_op);
-        HAPT_TRY(hapt_rule_of_cut(state->sharding, state->axis_index, &state->axis, instruction->op, instruction->cut, &rule));
+        HAPT_TRY(hapt_rule_of_cut(state->sharding, state->axis_index, &state->axis, instruction->op, instruction->cut,
+                                  &rule));
         HAPT_TRY(expansion_compute(state, instruction->op, &rule));
     }
     return expansion_check_end(state);

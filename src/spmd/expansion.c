@@ -15,7 +15,8 @@ enum hapt_status expansion_begin(struct expansion *expansion, const struct hapt_
     HAPT_NEW(expansion->newest, scratch, graph->tensor_count);
     HAPT_NEW(expansion->alone, scratch, graph->tensor_count);
     HAPT_NEW(expansion->layout, scratch, graph->tensor_count);
-    for (int t = 0; t < graph->tensor_count; t++) expansion->newest[t] = expansion->alone[t] = expansion->layout[t] = NONE;
+    for (int t = 0; t < graph->tensor_count; t++)
+        expansion->newest[t] = expansion->alone[t] = expansion->layout[t] = NONE;
     return HAPT_OK;
 }
 
@@ -31,10 +32,12 @@ static enum hapt_status grow(struct hapt_arena *arena, void **array, int count, 
     return HAPT_OK;
 }
 
-static enum hapt_status add_version(struct expansion *expansion, int tensor, struct hapt_property property, int maker, int *index)
+static enum hapt_status add_version(struct expansion *expansion, int tensor, struct hapt_property property, int maker,
+                                    int *index)
 {
     void *array = expansion->version;
-    HAPT_TRY(grow(expansion->scratch, &array, expansion->version_count, &expansion->version_room, sizeof *expansion->version));
+    HAPT_TRY(grow(expansion->scratch, &array, expansion->version_count, &expansion->version_room,
+                  sizeof *expansion->version));
     expansion->version = array;
     *index = expansion->version_count++;
     expansion->version[*index] = (struct version){.tensor = tensor,
@@ -84,7 +87,8 @@ bool expansion_sees(const struct expansion *expansion, int version, int op)
     const struct node *maker = &expansion->node[its->maker];
     if (maker->anchor == NONE) return expansion_sees(expansion, maker->input[0], op); /* will stand before `op` */
     const int made = graph->op[maker->anchor].forward_op, read = graph->op[op].forward_op;
-    if (kind == HAPT_TENSOR_PARAMETER) return made == read && (same_section(graph, maker->anchor, op) || op >= graph->forward_count);
+    if (kind == HAPT_TENSOR_PARAMETER)
+        return made == read && (same_section(graph, maker->anchor, op) || op >= graph->forward_count);
     if (maker->anchor >= graph->forward_count) return made == read && op >= graph->forward_count;
     return made <= read;
 }
@@ -98,7 +102,8 @@ int expansion_find(const struct expansion *expansion, int tensor, struct hapt_pr
     return NONE;
 }
 
-/* A communication that nobody read so far is read by `op` first: it stands before it, and so does what it is made of. */
+/* A communication that nobody read so far is read by `op` first: it stands before it, and so does what it is made of.
+ */
 static void settle(struct expansion *expansion, int version, int anchor, int side)
 {
     const int maker = expansion->version[version].maker;
@@ -116,7 +121,8 @@ static void make_void(struct expansion *expansion, int tensor, int except)
 
 /* ---- computations ---- */
 
-static enum hapt_status read_input(struct expansion *expansion, int op, int tensor, struct hapt_property property, int *version)
+static enum hapt_status read_input(struct expansion *expansion, int op, int tensor, struct hapt_property property,
+                                   int *version)
 {
     const struct hapt_graph *graph = expansion->graph;
     const enum hapt_tensor_kind kind = graph->tensor[tensor].kind;
@@ -139,12 +145,13 @@ static enum hapt_status read_input(struct expansion *expansion, int op, int tens
 }
 
 /* Adds to the version with that property; *accumulate is cleared where there is none and what is added stands alone. */
-static enum hapt_status add_to(struct expansion *expansion, int node, int tensor, struct hapt_property property, bool *accumulate,
-                               int *version)
+static enum hapt_status add_to(struct expansion *expansion, int node, int tensor, struct hapt_property property,
+                               bool *accumulate, int *version)
 {
     const int op = expansion->node[node].op;
     if (expansion->alone[tensor] != NONE)
-        return refuse(expansion, expansion->graph->op[op].name, tensor, "what was added before stands alone and is not part of it yet");
+        return refuse(expansion, expansion->graph->op[op].name, tensor,
+                      "what was added before stands alone and is not part of it yet");
     *version = expansion_find(expansion, tensor, property, op);
     if (*version != NONE) {
         settle(expansion, *version, op, -1);
@@ -160,8 +167,8 @@ static enum hapt_status add_to(struct expansion *expansion, int node, int tensor
 }
 
 /* Parts of a parameter's gradient: one for every property in which something is written. */
-static enum hapt_status add_part(struct expansion *expansion, int node, int tensor, struct hapt_property property, bool *accumulate,
-                                 int *version)
+static enum hapt_status add_part(struct expansion *expansion, int node, int tensor, struct hapt_property property,
+                                 bool *accumulate, int *version)
 {
     const int op = expansion->node[node].op;
     *version = expansion_find(expansion, tensor, property, op);
@@ -231,8 +238,8 @@ static int sharded_dim(struct hapt_property property)
 }
 
 /* One collective from version `source`; the new version has nobody who reads it yet. */
-static enum hapt_status move(struct expansion *expansion, enum hapt_collective_kind kind, int source, struct hapt_property to,
-                             int anchor, int side, int *version)
+static enum hapt_status move(struct expansion *expansion, enum hapt_collective_kind kind, int source,
+                             struct hapt_property to, int anchor, int side, int *version)
 {
     const int tensor = expansion->version[source].tensor;
     const struct hapt_property from = expansion->version[source].property;
@@ -283,13 +290,15 @@ static int oldest_with(const struct expansion *expansion, int tensor, struct hap
 }
 
 /* What was added to a gradient in a layout of its own comes to the version that has `to`. */
-static enum hapt_status join(struct expansion *expansion, const struct hapt_axis_instruction *instruction, struct hapt_property to)
+static enum hapt_status join(struct expansion *expansion, const struct hapt_axis_instruction *instruction,
+                             struct hapt_property to)
 {
     const int tensor = instruction->tensor, alone = expansion->alone[tensor];
     const int anchor = expansion->node[expansion->version[alone].maker].anchor;
     const int into = newest_with(expansion, tensor, to, alone);
     int moved;
-    if (into == NONE) return refuse(expansion, "a communication", tensor, "there is no version to which to add what it brings");
+    if (into == NONE)
+        return refuse(expansion, "a communication", tensor, "there is no version to which to add what it brings");
     settle(expansion, into, anchor, -1);
     HAPT_TRY(move(expansion, instruction->kind, alone, to, anchor, 1, &moved));
     HAPT_TRY(add_copy(expansion, moved, into, anchor, 1));
@@ -305,7 +314,8 @@ static enum hapt_status communicate_part(struct expansion *expansion, const stru
     const int next = expansion->next_op; /* an outer axis may sum what is joined */
     int moved;
     if (expansion->next_op < expansion->sharding->reduce_first)
-        return refuse(expansion, "a communication", tensor, "gradients of parameters are summed over the microbatches first");
+        return refuse(expansion, "a communication", tensor,
+                      "gradients of parameters are summed over the microbatches first");
     if (source == NONE) return refuse(expansion, "a communication", tensor, "it has no such version");
     const int into = newest_with(expansion, tensor, to, source);
     HAPT_TRY(move(expansion, instruction->kind, source, to, into == NONE ? NONE : next, -1, &moved));
@@ -315,13 +325,15 @@ static enum hapt_status communicate_part(struct expansion *expansion, const stru
     return add_copy(expansion, moved, into, next, -1);
 }
 
-static enum hapt_status communicate_parameter(struct expansion *expansion, const struct hapt_axis_instruction *instruction,
+static enum hapt_status communicate_parameter(struct expansion *expansion,
+                                              const struct hapt_axis_instruction *instruction,
                                               struct hapt_property from, struct hapt_property to)
 {
     const int tensor = instruction->tensor;
     int moved;
     if (instruction->kind != HAPT_COLLECTIVE_SLICE)
-        return refuse(expansion, "a communication", tensor, "a parameter is laid out as its readers want it and never moved");
+        return refuse(expansion, "a communication", tensor,
+                      "a parameter is laid out as its readers want it and never moved");
     if (expansion->layout[tensor] == NONE)
         HAPT_TRY(add_version(expansion, tensor, from, NONE, &expansion->layout[tensor]));
     const int source = expansion->layout[tensor];
@@ -330,9 +342,9 @@ static enum hapt_status communicate_parameter(struct expansion *expansion, const
     return move(expansion, instruction->kind, source, to, NONE, -1, &moved);
 }
 
-/* Of several communications in a row each goes on from what the one before made (an older version of that layout may be there for operators
- * behind alone); else the operator that comes next must see it, since a communication stands close before its reader; of those, and where
- * there are none, the oldest version is the one that most operators see. */
+/* Of several communications in a row each goes on from what the one before made (an older version of that layout may be
+ * there for operators behind alone); else the operator that comes next must see it, since a communication stands close
+ * before its reader; of those, and where there are none, the oldest version is the one that most operators see. */
 static int source_of(const struct expansion *expansion, int tensor, struct hapt_property from)
 {
     int seen = NONE;
@@ -341,7 +353,8 @@ static int source_of(const struct expansion *expansion, int tensor, struct hapt_
         const bool unread = its->maker != NONE && expansion->node[its->maker].anchor == NONE;
         if (!its->valid || its->alone || !hapt_property_same(its->property, from)) continue;
         if (unread) return v;
-        if (expansion->next_op < expansion->graph->op_count && expansion_sees(expansion, v, expansion->next_op)) seen = v;
+        if (expansion->next_op < expansion->graph->op_count && expansion_sees(expansion, v, expansion->next_op))
+            seen = v;
     }
     return seen != NONE ? seen : oldest_with(expansion, tensor, from);
 }
@@ -351,7 +364,8 @@ enum hapt_status expansion_communicate(struct expansion *expansion, const struct
     const struct hapt_graph *graph = expansion->graph;
     const int tensor = instruction->tensor;
     if (tensor < 0 || tensor >= graph->tensor_count)
-        return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "axis %d: a communication of no tensor (%d)", expansion->axis_index, tensor);
+        return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "axis %d: a communication of no tensor (%d)", expansion->axis_index,
+                         tensor);
     if (!property_fits(expansion->sharding, expansion->axis_index, &expansion->axis, tensor, instruction->from) ||
         !property_fits(expansion->sharding, expansion->axis_index, &expansion->axis, tensor, instruction->to))
         return refuse(expansion, "a communication", tensor, "the devices cannot share it so");
@@ -363,9 +377,11 @@ enum hapt_status expansion_communicate(struct expansion *expansion, const struct
         return refuse(expansion, "a communication", tensor, "that collective does not make this of that");
     if (graph->tensor[tensor].kind == HAPT_TENSOR_INPUT)
         return refuse(expansion, "a communication", tensor, "inputs of the model are there in every version");
-    if (graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER) return communicate_parameter(expansion, instruction, from, to);
+    if (graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER)
+        return communicate_parameter(expansion, instruction, from, to);
     if (expansion_is_parameter_gradient(graph, tensor)) return communicate_part(expansion, instruction, from, to);
-    if (expansion->alone[tensor] != NONE && hapt_property_same(expansion->version[expansion->alone[tensor]].property, from))
+    if (expansion->alone[tensor] != NONE &&
+        hapt_property_same(expansion->version[expansion->alone[tensor]].property, from))
         return join(expansion, instruction, to);
     const int source = source_of(expansion, tensor, from);
     if (source == NONE) return refuse(expansion, "a communication", tensor, "it has no such version");
@@ -395,10 +411,11 @@ enum hapt_status expansion_check_end(const struct expansion *expansion)
 {
     const struct hapt_graph *graph = expansion->graph;
     if (expansion->next_op != graph->op_count)
-        return hapt_fail(HAPT_ERR_INFEASIBLE, "every operator stands once, in the graph's order", "axis %d: operator %s is missing",
-                         expansion->axis_index, graph->op[expansion->next_op].name);
+        return hapt_fail(HAPT_ERR_INFEASIBLE, "every operator stands once, in the graph's order",
+                         "axis %d: operator %s is missing", expansion->axis_index, graph->op[expansion->next_op].name);
     for (int t = 0; t < graph->tensor_count; t++) {
-        if (expansion->alone[t] != NONE) return refuse(expansion, "the end", t, "what was added last never became part of it");
+        if (expansion->alone[t] != NONE)
+            return refuse(expansion, "the end", t, "what was added last never became part of it");
         if (!expansion_is_parameter_gradient(graph, t) || expansion->newest[t] == NONE) continue;
         if (!graph->tensor[graph->tensor[t].primal].trainable) continue;
         /* Of what an outer axis sums there is one version that its collective reads. */
@@ -406,7 +423,8 @@ enum hapt_status expansion_check_end(const struct expansion *expansion)
         const int final = ends ? expansion_final(expansion, t) : newest_valid(expansion, t);
         if (final == NONE) return refuse(expansion, "the end", t, "it is not brought to the layout of its parameter");
         for (int v = expansion->newest[t]; v != NONE; v = expansion->version[v].next)
-            if (v != final && expansion->version[v].valid) return refuse(expansion, "the end", t, "a part of the sum is left over");
+            if (v != final && expansion->version[v].valid)
+                return refuse(expansion, "the end", t, "a part of the sum is left over");
     }
     return HAPT_OK;
 }

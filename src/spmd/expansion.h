@@ -1,6 +1,7 @@
 /*
- * The state of a graph that is being expanded by the instructions of one axis: which versions of every tensor there are. Applying a
- * program and completing one both walk over the operators with it, so both mean the same by a version. Private to the room.
+ * The state of a graph that is being expanded by the instructions of one axis: which versions of every tensor there
+ * are. Applying a program and completing one both walk over the operators with it, so both mean the same by a version.
+ * Private to the room.
  */
 #ifndef HAPT_SPMD_EXPANSION_H
 #define HAPT_SPMD_EXPANSION_H
@@ -13,20 +14,20 @@
 struct version {
     int tensor;
     struct hapt_property property;
-    int next;     /* older version of the same tensor, or NONE */
-    int maker;    /* node that writes it first; NONE: inputs of the model and layouts of parameters */
-    int writer;   /* ... and last */
-    bool valid;   /* may be read; of a parameter's gradient: holds a part of the sum */
-    bool alone;   /* what was added to a gradient in a layout that no version has */
-    int index;    /* in the expanded graph, once numbered */
+    int next;   /* older version of the same tensor, or NONE */
+    int maker;  /* node that writes it first; NONE: inputs of the model and layouts of parameters */
+    int writer; /* ... and last */
+    bool valid; /* may be read; of a parameter's gradient: holds a part of the sum */
+    bool alone; /* what was added to a gradient in a layout that no version has */
+    int index;  /* in the expanded graph, once numbered */
 };
 
 /* An operator of the expanded graph. */
 struct node {
-    int op;       /* of sharding->graph, or NONE: a communication or the addition behind it */
-    int type;     /* row of the operator table */
-    int anchor;   /* operator of sharding->graph beside which it stands, op_count: the end; NONE: nobody reads it yet */
-    int side;     /* -1 before the anchor, 0 is the anchor, 1 behind */
+    int op;     /* of sharding->graph, or NONE: a communication or the addition behind it */
+    int type;   /* row of the operator table */
+    int anchor; /* operator of sharding->graph beside which it stands, op_count: the end; NONE: nobody reads it yet */
+    int side;   /* -1 before the anchor, 0 is the anchor, 1 behind */
     struct hapt_cut cut;
     unsigned once, accumulate;
     bool exchange;

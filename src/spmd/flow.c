@@ -1,7 +1,8 @@
 /*
- * Megatron's cuts and data parallelism: properties flow from the inputs through all operators by their rules. On a tensor-parallel axis
- * the flow starts where a parameter is cut (cut_parameters); a parameter whose cut leads to a step that no rule allows stays
- * whole, and the flow starts anew. What comes out is a cut for every operator; the communications follow (complete.c).
+ * Megatron's cuts and data parallelism: properties flow from the inputs through all operators by their rules. On a
+ * tensor-parallel axis the flow starts where a parameter is cut (cut_parameters); a parameter whose cut leads to a step
+ * that no rule allows stays whole, and the flow starts anew. What comes out is a cut for every operator; the
+ * communications follow (complete.c).
  */
 #include "expansion.h"
 #include "property.h"
@@ -14,12 +15,12 @@ struct flow {
     bool tensor_parallel;
     struct hapt_property *property; /* [tensor] */
     struct hapt_cut *cut;           /* [op] what is found */
-    bool *whole;      /* [tensor] parameters that a failed attempt excluded from cutting */
-    bool *written;    /* [tensor] */
-    bool *decided;    /* [tensor] parameters that an operator reads already */
-    bool *uneven;     /* [tensor] parameters whose cut may leave shards of unlike sizes */
-    int *cause;       /* [tensor] the parameter whose cut shards it, or NONE */
-    int *reader;      /* [tensor] its first reader among the forward operators as op * HAPT_MAX_INPUTS + input, or NONE, */
+    bool *whole;                    /* [tensor] parameters that a failed attempt excluded from cutting */
+    bool *written;                  /* [tensor] */
+    bool *decided;                  /* [tensor] parameters that an operator reads already */
+    bool *uneven;                   /* [tensor] parameters whose cut may leave shards of unlike sizes */
+    int *cause;                     /* [tensor] the parameter whose cut shards it, or NONE */
+    int *reader; /* [tensor] its first reader among the forward operators as op * HAPT_MAX_INPUTS + input, or NONE, */
     int *next_reader; /* [op * HAPT_MAX_INPUTS + input] ... and the next one */
     int blame;        /* the parameter whose cut made the last step fail, or NONE */
 };
@@ -29,7 +30,8 @@ static struct hapt_property *property_of(const struct flow *flow, int tensor)
     return &flow->property[tensor];
 }
 
-static enum hapt_status rule_of(const struct flow *flow, const struct hapt_op *op, char letter, int blocks, struct hapt_rule *rule)
+static enum hapt_status rule_of(const struct flow *flow, const struct hapt_op *op, char letter, int blocks,
+                                struct hapt_rule *rule)
 {
     return hapt_rule_of_cut(flow->sharding, flow->axis_index, &flow->axis, (int)(op - flow->graph->op),
                             (struct hapt_cut){.letter = letter, .blocks = blocks, .unit = 1}, rule);
@@ -53,8 +55,8 @@ static bool parameter_can(const struct flow *flow, int tensor, struct hapt_prope
     return !flow->decided[tensor] || hapt_property_same(*property_of(flow, tensor), property);
 }
 
-/* An activation beside the one that is to be sharded (keys beside queries, a gate's product): it is sharded alike already, or will be,
- * since its maker can be cut so. */
+/* An activation beside the one that is to be sharded (keys beside queries, a gate's product): it is sharded alike
+ * already, or will be, since its maker can be cut so. */
 static bool can_make_shards(const struct flow *flow, int tensor, struct hapt_property property, int depth)
 {
     const struct hapt_tensor *its = &flow->graph->tensor[tensor];
@@ -72,14 +74,15 @@ static bool can_make_shards(const struct flow *flow, int tensor, struct hapt_pro
     if (!hapt_property_same(rule.output[output], property)) return false;
     for (int i = 0; i < maker->input_count; i++) {
         if (maker->input[i] < 0 || rule.input[i].kind == HAPT_PROPERTY_IDENTITY) continue;
-        if (!parameter_can(flow, maker->input[i], rule.input[i]) && !can_make_shards(flow, maker->input[i], rule.input[i], depth + 1))
+        if (!parameter_can(flow, maker->input[i], rule.input[i]) &&
+            !can_make_shards(flow, maker->input[i], rule.input[i], depth + 1))
             return false;
     }
     return true;
 }
 
-/* One reader: its other operands with that index must be parameters that are not laid out otherwise, or be sharded alike, and its
- * outputs with it must find readers in turn. */
+/* One reader: its other operands with that index must be parameters that are not laid out otherwise, or be sharded
+ * alike, and its outputs with it must find readers in turn. */
 static bool reader_can(const struct flow *flow, const struct hapt_op *op, int input, int dim, int depth, int *blocks,
                        bool *uneven)
 {
@@ -96,7 +99,9 @@ static bool reader_can(const struct flow *flow, const struct hapt_op *op, int in
     *uneven = *uneven && operand->indexed[dim];
     for (int i = 0; i < op->input_count; i++) {
         if (op->input[i] < 0 || i == input || rule.input[i].kind == HAPT_PROPERTY_IDENTITY) continue;
-        if (!parameter_can(flow, op->input[i], rule.input[i]) && !can_make_shards(flow, op->input[i], rule.input[i], depth)) return false;
+        if (!parameter_can(flow, op->input[i], rule.input[i]) &&
+            !can_make_shards(flow, op->input[i], rule.input[i], depth))
+            return false;
     }
     for (int o = 0; o < op->output_count; o++) {
         if (rule.output[o].kind != HAPT_PROPERTY_ALL_GATHER) continue;
@@ -106,7 +111,8 @@ static bool reader_can(const struct flow *flow, const struct hapt_op *op, int in
     return true;
 }
 
-/* *blocks: as the readers want them, in and out (0: no wish yet); *uneven stays true when all readers bear shards of unlike sizes. */
+/* *blocks: as the readers want them, in and out (0: no wish yet); *uneven stays true when all readers bear shards of
+ * unlike sizes. */
 static bool can_read_shards(const struct flow *flow, int tensor, int dim, int depth, int *blocks, bool *uneven)
 {
     if (depth > 32) return false; /* chains of operators without a parameter are short */
@@ -117,7 +123,8 @@ static bool can_read_shards(const struct flow *flow, int tensor, int dim, int de
 }
 
 /* An operator whose inputs are whole, but for parameters: may it run on shards of `letter`? Then *rule is how. */
-static bool may_cut(const struct flow *flow, const struct hapt_op *op, char letter, struct hapt_rule *rule, bool *uneven)
+static bool may_cut(const struct flow *flow, const struct hapt_op *op, char letter, struct hapt_rule *rule,
+                    bool *uneven)
 {
     int blocks = 0;
     *uneven = true;
@@ -147,8 +154,8 @@ static void lay_out_by(struct flow *flow, const struct hapt_op *op, const struct
     }
 }
 
-/* Chooses the cut of an operator that only has whole inputs: by an index that its outputs keep (columns) or that a table is
- * indexed by. */
+/* Chooses the cut of an operator that only has whole inputs: by an index that its outputs keep (columns) or that a
+ * table is indexed by. */
 static void cut_parameters(struct flow *flow, const struct hapt_op *op)
 {
     const struct hapt_signature *signature = hapt_op_signature_of(flow->graph, op);
@@ -221,14 +228,16 @@ static enum hapt_status check_even(struct flow *flow, int tensor, struct hapt_pr
                      property.dim, whole->name);
 }
 
-static enum hapt_status write(struct flow *flow, const struct hapt_op *op, int output, struct hapt_property property, int cause)
+static enum hapt_status write(struct flow *flow, const struct hapt_op *op, int output, struct hapt_property property,
+                              int cause)
 {
     const int tensor = op->output[output];
     const bool partial = property.kind == HAPT_PROPERTY_ALL_REDUCE;
     struct hapt_property *known = property_of(flow, tensor);
     if (!partial) reduce(flow, tensor);
     /* A partial sum that is added to a whole gradient is summed on the way (complete.c). */
-    if (partial && flow->written[tensor] && known->kind == HAPT_PROPERTY_IDENTITY && flow->tensor_parallel) return HAPT_OK;
+    if (partial && flow->written[tensor] && known->kind == HAPT_PROPERTY_IDENTITY && flow->tensor_parallel)
+        return HAPT_OK;
     if (flow->written[tensor] && !hapt_property_same(*known, property))
         return hapt_fail(HAPT_ERR_INFEASIBLE, "use a submesh of one device for this stage",
                          "operator %s adds to %s, which is laid out otherwise", op->name,
@@ -338,10 +347,13 @@ static enum hapt_status find_cuts(struct flow *flow, struct hapt_arena *scratch)
     return flow_axis(flow);
 }
 
-static enum hapt_status add_axis(const struct hapt_sharding *sharding, int axis_index, struct hapt_axis axis, bool tensor_parallel,
-                                 struct hapt_arena *arena, struct hapt_sharding **expanded)
+static enum hapt_status add_axis(const struct hapt_sharding *sharding, int axis_index, struct hapt_axis axis,
+                                 bool tensor_parallel, struct hapt_arena *arena, struct hapt_sharding **expanded)
 {
-    struct flow flow = {.sharding = sharding, .graph = sharding->graph, .axis_index = axis_index, .axis = axis,
+    struct flow flow = {.sharding = sharding,
+                        .graph = sharding->graph,
+                        .axis_index = axis_index,
+                        .axis = axis,
                         .tensor_parallel = tensor_parallel};
     struct hapt_axis_program *program = NULL;
     struct hapt_arena scratch;
@@ -358,7 +370,10 @@ static enum hapt_status add_axis(const struct hapt_sharding *sharding, int axis_
 static enum hapt_status axis_program(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
                                      bool tensor_parallel, struct hapt_arena *arena, struct hapt_axis_program **program)
 {
-    struct flow flow = {.sharding = sharding, .graph = sharding->graph, .axis_index = axis_index, .axis = *axis,
+    struct flow flow = {.sharding = sharding,
+                        .graph = sharding->graph,
+                        .axis_index = axis_index,
+                        .axis = *axis,
                         .tensor_parallel = tensor_parallel};
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
@@ -368,14 +383,16 @@ static enum hapt_status axis_program(const struct hapt_sharding *sharding, int a
     return status;
 }
 
-enum hapt_status hapt_axis_program_data_parallel(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
-                                                 struct hapt_arena *arena, struct hapt_axis_program **program)
+enum hapt_status hapt_axis_program_data_parallel(const struct hapt_sharding *sharding, int axis_index,
+                                                 const struct hapt_axis *axis, struct hapt_arena *arena,
+                                                 struct hapt_axis_program **program)
 {
     return axis_program(sharding, axis_index, axis, false, arena, program);
 }
 
-enum hapt_status hapt_axis_program_tensor_parallel(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
-                                                   struct hapt_arena *arena, struct hapt_axis_program **program)
+enum hapt_status hapt_axis_program_tensor_parallel(const struct hapt_sharding *sharding, int axis_index,
+                                                   const struct hapt_axis *axis, struct hapt_arena *arena,
+                                                   struct hapt_axis_program **program)
 {
     return axis_program(sharding, axis_index, axis, true, arena, program);
 }
@@ -390,14 +407,14 @@ static enum hapt_status build(const struct hapt_graph *graph, struct hapt_axis f
     return add_axis(outer, 1, (struct hapt_axis){.size = second}, tensor_parallel, arena, sharding);
 }
 
-enum hapt_status hapt_sharding_data_parallel(const struct hapt_graph *graph, int nodes, int devices, struct hapt_arena *arena,
-                                             struct hapt_sharding **sharding)
+enum hapt_status hapt_sharding_data_parallel(const struct hapt_graph *graph, int nodes, int devices,
+                                             struct hapt_arena *arena, struct hapt_sharding **sharding)
 {
     return build(graph, (struct hapt_axis){.size = nodes}, devices, false, arena, sharding);
 }
 
-enum hapt_status hapt_sharding_rows(const struct hapt_graph *graph, const struct hapt_axis *axis, struct hapt_arena *arena,
-                                    struct hapt_sharding **sharding)
+enum hapt_status hapt_sharding_rows(const struct hapt_graph *graph, const struct hapt_axis *axis,
+                                    struct hapt_arena *arena, struct hapt_sharding **sharding)
 {
     return build(graph, *axis, 1, false, arena, sharding);
 }

@@ -1,4 +1,5 @@
-/* What one rank sees of a sharding: local shapes, attributes that are sizes, where its shards of indexed dimensions begin. */
+/* What one rank sees of a sharding: local shapes, attributes that are sizes, where its shards of indexed dimensions
+ * begin. */
 #include "localise.h"
 
 #include <string.h>
@@ -9,12 +10,14 @@ static void localise_tensor(const struct hapt_sharding *sharding, int index, str
         const struct hapt_property property = sharding->property[index][axis];
         int64_t first, count, *extent = &tensor->shape[property.dim];
         if (property.kind != HAPT_PROPERTY_ALL_GATHER) continue;
-        HAPT_ASSERT(hapt_property_share(property, &sharding->axis[axis], *extent, sharding->place[axis], &first, &count));
+        HAPT_ASSERT(
+            hapt_property_share(property, &sharding->axis[axis], *extent, sharding->place[axis], &first, &count));
         *extent = (property.blocks > 1 ? property.blocks : 1) * count;
     }
 }
 
-/* The local size of a letter by one dimension of an operand: its own, or the share of a width that it indexes; 0: it says nothing. */
+/* The local size of a letter by one dimension of an operand: its own, or the share of a width that it indexes; 0: it
+ * says nothing. */
 static int64_t size_in(const struct hapt_signature_operand *operand, int dim, char letter, int64_t attribute,
                        const struct hapt_tensor *whole, const struct hapt_tensor *local)
 {
@@ -33,9 +36,11 @@ static void localise_op(const struct hapt_graph *graph, const struct hapt_graph 
         for (int j = 0; j < op->input_count + op->output_count; j++) {
             const bool input = j < op->input_count;
             const int tensor = input ? op->input[j] : op->output[j - op->input_count];
-            const struct hapt_signature_operand *operand = input ? &signature->input[j] : &signature->output[j - op->input_count];
+            const struct hapt_signature_operand *operand =
+                input ? &signature->input[j] : &signature->output[j - op->input_count];
             for (int d = 0; tensor >= 0 && d < operand->dims && !found; d++) {
-                const int64_t size = size_in(operand, d, sized[k], attribute, &graph->tensor[tensor], &shard->tensor[tensor]);
+                const int64_t size =
+                    size_in(operand, d, sized[k], attribute, &graph->tensor[tensor], &shard->tensor[tensor]);
                 if (size > 0) op->integer[k] = size;
                 found = operand->letter[d] == sized[k];
             }
@@ -50,7 +55,8 @@ static int64_t first_value(const struct hapt_sharding *sharding, const struct ha
     for (int j = 0; j < op->input_count + op->output_count; j++) {
         const bool input = j < op->input_count;
         const int tensor = input ? op->input[j] : op->output[j - op->input_count];
-        const struct hapt_signature_operand *operand = input ? &signature->input[j] : &signature->output[j - op->input_count];
+        const struct hapt_signature_operand *operand =
+            input ? &signature->input[j] : &signature->output[j - op->input_count];
         for (int d = 0; tensor >= 0 && d < operand->dims; d++) {
             if (!operand->indexed[d]) continue;
             struct hapt_box box;

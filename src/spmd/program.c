@@ -33,7 +33,8 @@ static void mark_op(const struct hapt_op *op, const struct hapt_program *program
     }
 }
 
-/* Sums of parameters' gradients belong wherever something is written into them: tied parameters have a copy in every such range. */
+/* Sums of parameters' gradients belong wherever something is written into them: tied parameters have a copy in every
+ * such range. */
 static void mark_uses(const struct hapt_program *program, const struct hapt_sharding *sharding, struct uses *uses)
 {
     const struct hapt_graph *graph = program->graph;
@@ -59,13 +60,15 @@ static bool is_partial(const struct hapt_sharding *sharding, int tensor)
 }
 
 /* May the tensor stand for its origin at that end of the range? */
-static bool belongs(const struct hapt_program *program, int tensor, const struct uses *uses, const struct hapt_boundary *boundary)
+static bool belongs(const struct hapt_program *program, int tensor, const struct uses *uses,
+                    const struct hapt_boundary *boundary)
 {
     const struct hapt_graph *graph = program->graph;
     const unsigned use = uses->of[tensor], all = uses->origin[program->origin[tensor]];
     const struct hapt_tensor *origin = &program->sharding->source->tensor[program->origin[tensor]];
     const bool activation = origin->kind == HAPT_TENSOR_ACTIVATION;
-    const bool gradient = graph->tensor[tensor].kind == HAPT_TENSOR_GRADIENT && !expansion_is_parameter_gradient(graph, tensor);
+    const bool gradient =
+        graph->tensor[tensor].kind == HAPT_TENSOR_GRADIENT && !expansion_is_parameter_gradient(graph, tensor);
     if (boundary == &program->forward_in) return activation && (use & READ_HERE) && !(use & WRITTEN_HERE);
     if (boundary == &program->forward_out)
         return activation && (use & WRITTEN_HERE) && (all & READ_BEHIND) && origin->producer >= program->first_op &&
@@ -77,7 +80,8 @@ static bool belongs(const struct hapt_program *program, int tensor, const struct
 
 /* One version of each origin leaves a range: that of the lowest storage, the one its operator makes if it can. */
 static enum hapt_status fill_boundary(struct hapt_program *program, const struct uses *uses, bool leaves,
-                                      struct hapt_boundary *boundary, struct hapt_arena *arena, struct hapt_arena *scratch)
+                                      struct hapt_boundary *boundary, struct hapt_arena *arena,
+                                      struct hapt_arena *scratch)
 {
     const struct hapt_graph *graph = program->graph;
     const int *storage = program->sharding->storage;
@@ -125,7 +129,8 @@ static enum hapt_status fill_tensors(struct hapt_program *program, const struct 
 static struct hapt_program_step step_of(const struct hapt_sharding *sharding, int o)
 {
     const struct hapt_op *op = &sharding->graph->op[o];
-    struct hapt_program_step step = {.op = o, .kind = hapt_op_type_at(op->type)->collective, .axis = sharding->exchange[o]};
+    struct hapt_program_step step = {
+        .op = o, .kind = hapt_op_type_at(op->type)->collective, .axis = sharding->exchange[o]};
     if (step.kind != HAPT_COLLECTIVE_NONE) step.axis = (int)op->integer[0];
     memcpy(step.once, sharding->once[o], sizeof step.once);
     return step;
@@ -142,7 +147,8 @@ static enum hapt_status fill_steps(struct hapt_program *program, const struct us
     const struct hapt_sharding *sharding = program->sharding;
     int count[HAPT_SECTION_COUNT] = {0};
     for (int o = 0; o < sharding->graph->op_count; o++) count[section_of(sharding, o)] += uses->here[o];
-    for (int section = 0; section < HAPT_SECTION_COUNT; section++) HAPT_NEW(program->step[section], arena, count[section]);
+    for (int section = 0; section < HAPT_SECTION_COUNT; section++)
+        HAPT_NEW(program->step[section], arena, count[section]);
     for (int o = 0; o < sharding->graph->op_count; o++) {
         if (!uses->here[o]) continue;
         const enum hapt_section section = section_of(sharding, o);
@@ -170,8 +176,8 @@ static enum hapt_status fill(struct hapt_program *program, struct hapt_arena *ar
     return fill_steps(program, &uses, arena);
 }
 
-enum hapt_status hapt_program_build(const struct hapt_sharding *sharding, int first_op, int end_op, struct hapt_arena *arena,
-                                    struct hapt_program **program)
+enum hapt_status hapt_program_build(const struct hapt_sharding *sharding, int first_op, int end_op,
+                                    struct hapt_arena *arena, struct hapt_program **program)
 {
     HAPT_ASSERT(first_op >= 0 && first_op < end_op && end_op <= sharding->source->forward_count);
     struct hapt_program *made;
@@ -213,7 +219,8 @@ double hapt_program_flops(const struct hapt_program *program, enum hapt_section 
     double flops = 0;
     for (int s = 0; s < program->step_count[section]; s++) {
         const struct hapt_program_step *step = &program->step[section][s];
-        if (step->kind == HAPT_COLLECTIVE_NONE) flops += hapt_op_flops(program->shard, &program->shard->op[step->op], 1);
+        if (step->kind == HAPT_COLLECTIVE_NONE)
+            flops += hapt_op_flops(program->shard, &program->shard->op[step->op], 1);
     }
     return flops;
 }

@@ -28,8 +28,10 @@ static enum hapt_status check_tensors(const struct hapt_program *program)
     for (int t = 0; t < program->tensor_count; t++) {
         const struct hapt_program_tensor *mine = &program->tensor[t];
         const struct hapt_tensor *tensor = &graph->tensor[mine->tensor];
-        if (program->local[mine->tensor] != t) return broken(program, "index of a tensor does not lead back", tensor->name);
-        if (t > 0 && program->tensor[t - 1].tensor >= mine->tensor) return broken(program, "tensors out of order", tensor->name);
+        if (program->local[mine->tensor] != t)
+            return broken(program, "index of a tensor does not lead back", tensor->name);
+        if (t > 0 && program->tensor[t - 1].tensor >= mine->tensor)
+            return broken(program, "tensors out of order", tensor->name);
         int64_t expected[HAPT_MAX_DIMS];
         memcpy(expected, tensor->shape, sizeof expected);
         for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
@@ -61,7 +63,8 @@ static struct hapt_property property_of(const struct hapt_program *program, int 
 }
 
 /* One computation on one axis: its inputs are as the rule of its cut wants them, its outputs as the rule makes them. */
-static enum hapt_status check_compute(const struct hapt_program *program, const struct hapt_program_step *step, int axis)
+static enum hapt_status check_compute(const struct hapt_program *program, const struct hapt_program_step *step,
+                                      int axis)
 {
     const struct hapt_sharding *sharding = program->sharding;
     const struct hapt_op *op = &program->graph->op[step->op];
@@ -86,7 +89,8 @@ static enum hapt_status check_collective(const struct hapt_program *program, con
     const enum hapt_collective_kind kind = hapt_op_type_at(op->type)->collective;
     if (step->kind != kind || step->axis != op->integer[0])
         return broken(program, "a step is not its operator's", op->name);
-    const struct hapt_property from = property_of(program, op->input[0], step->axis), to = property_of(program, op->output[0], step->axis);
+    const struct hapt_property from = property_of(program, op->input[0], step->axis),
+                               to = property_of(program, op->output[0], step->axis);
     if (!hapt_rule_moves(kind, from, to)) return broken(program, "a collective does not make this of that", op->name);
     if (program->origin[op->input[0]] != program->origin[op->output[0]])
         return broken(program, "a collective makes one tensor of another", op->name);
@@ -144,7 +148,8 @@ static enum hapt_status check_boundary(const struct hapt_program *program, const
         const int tensor = boundary->tensor[b];
         const char *name = name_of(program, tensor);
         if (program->local[tensor] < 0) return broken(program, "boundary tensor is not here", name);
-        if (program->graph->tensor[tensor].kind != kind) return broken(program, "boundary tensor of the wrong kind", name);
+        if (program->graph->tensor[tensor].kind != kind)
+            return broken(program, "boundary tensor of the wrong kind", name);
         if (b > 0 && boundary->tensor[b - 1] >= tensor) return broken(program, "boundary out of order", name);
         for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
             if (property_of(program, tensor, axis).kind == HAPT_PROPERTY_ALL_REDUCE)
@@ -212,17 +217,18 @@ static void print_cuts(const struct hapt_program *program, const struct hapt_pro
     }
 }
 
-static void print_cost(const struct hapt_program *program, const struct hapt_program_step *step, const struct hapt_program_costs *costs,
-                       FILE *stream)
+static void print_cost(const struct hapt_program *program, const struct hapt_program_step *step,
+                       const struct hapt_program_costs *costs, FILE *stream)
 {
-    const bool moves = (step->kind != HAPT_COLLECTIVE_NONE && step->kind != HAPT_COLLECTIVE_SLICE) || (step->kind == HAPT_COLLECTIVE_NONE && step->axis >= 0);
+    const bool moves = (step->kind != HAPT_COLLECTIVE_NONE && step->kind != HAPT_COLLECTIVE_SLICE) ||
+                       (step->kind == HAPT_COLLECTIVE_NONE && step->axis >= 0);
     const double seconds = costs && moves ? costs->step_s(costs->context, program, step) : NAN;
     char text[32];
     if (isfinite(seconds)) fprintf(stream, "  %s", hapt_units_time(seconds, text));
 }
 
-static void print_step(const struct hapt_program *program, const struct hapt_program_step *step, const struct hapt_program_costs *costs,
-                       FILE *stream)
+static void print_step(const struct hapt_program *program, const struct hapt_program_step *step,
+                       const struct hapt_program_costs *costs, FILE *stream)
 {
     const struct hapt_op *op = &program->graph->op[step->op];
     const char *type = hapt_op_type_at(op->type)->name;
@@ -252,8 +258,8 @@ void hapt_program_print(const struct hapt_program *program, const struct hapt_pr
 {
     static const char *const title[HAPT_SECTION_COUNT] = {"forward", "backward", "reduce, once a step"};
     const struct hapt_sharding *sharding = program->sharding;
-    fprintf(stream, "operators [%d, %d) on %d x %d devices, as device (%d, %d) runs them\n", program->first_op, program->end_op,
-            program->nodes, program->devices, sharding->place[0], sharding->place[1]);
+    fprintf(stream, "operators [%d, %d) on %d x %d devices, as device (%d, %d) runs them\n", program->first_op,
+            program->end_op, program->nodes, program->devices, sharding->place[0], sharding->place[1]);
     print_boundary(program, "forward in", &program->forward_in, stream);
     print_boundary(program, "forward out", &program->forward_out, stream);
     print_boundary(program, "backward in", &program->backward_in, stream);
@@ -261,6 +267,7 @@ void hapt_program_print(const struct hapt_program *program, const struct hapt_pr
     for (int section = 0; section < HAPT_SECTION_COUNT; section++) {
         if (program->step_count[section] == 0) continue;
         fprintf(stream, "%s\n", title[section]);
-        for (int s = 0; s < program->step_count[section]; s++) print_step(program, &program->step[section][s], costs, stream);
+        for (int s = 0; s < program->step_count[section]; s++)
+            print_step(program, &program->step[section][s], costs, stream);
     }
 }

@@ -34,7 +34,8 @@ const char *hapt_property_text(struct hapt_property property, char buffer[HAPT_P
     if (property.blocks > 1)
         length += snprintf(buffer + length, HAPT_PROPERTY_TEXT - (size_t)length, " in %d blocks", property.blocks);
     if (property.unit > 1)
-        length += snprintf(buffer + length, HAPT_PROPERTY_TEXT - (size_t)length, " by units of %lld", (long long)property.unit);
+        length += snprintf(buffer + length, HAPT_PROPERTY_TEXT - (size_t)length, " by units of %lld",
+                           (long long)property.unit);
     if (property.ratio > 0) snprintf(buffer + length, HAPT_PROPERTY_TEXT - (size_t)length, " ratio %d", property.ratio);
     return buffer;
 }
@@ -45,15 +46,18 @@ static const double *ratio_of(struct hapt_property property, const struct hapt_a
 }
 
 /* In units: first[rank] of all ranks, one more at the end. */
-static bool split(struct hapt_property property, const struct hapt_axis *axis, int64_t extent, int64_t first[MOST_UNEVEN + 1])
+static bool split(struct hapt_property property, const struct hapt_axis *axis, int64_t extent,
+                  int64_t first[MOST_UNEVEN + 1])
 {
     const int64_t grain = grain_of(property);
-    if (extent % grain != 0 || axis->size > MOST_UNEVEN || property.ratio < 0 || (property.ratio > 0 && property.ratio >= axis->ratio_count)) return false;
+    if (extent % grain != 0 || axis->size > MOST_UNEVEN || property.ratio < 0 ||
+        (property.ratio > 0 && property.ratio >= axis->ratio_count))
+        return false;
     return hapt_split(ratio_of(property, axis), axis->size, extent / grain, first);
 }
 
-bool hapt_property_share(struct hapt_property property, const struct hapt_axis *axis, int64_t extent, int rank, int64_t *first,
-                         int64_t *count)
+bool hapt_property_share(struct hapt_property property, const struct hapt_axis *axis, int64_t extent, int rank,
+                         int64_t *first, int64_t *count)
 {
     const int64_t grain = grain_of(property), unit = grain / blocks_of(property);
     if (!axis->ratio) { /* without walking over the ranks */
@@ -119,8 +123,8 @@ bool property_fits(const struct hapt_sharding *sharding, int axis_index, const s
     return true;
 }
 
-static bool same_everywhere(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis, int tensor,
-                            struct hapt_property a, struct hapt_property b)
+static bool same_everywhere(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
+                            int tensor, struct hapt_property a, struct hapt_property b)
 {
     int64_t before = -1;
     for (int place = 0; place < outer_places(sharding, axis_index, tensor, a.dim); place++) {
@@ -131,8 +135,8 @@ static bool same_everywhere(const struct hapt_sharding *sharding, int axis_index
     return true;
 }
 
-struct hapt_property property_canonical(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
-                                        int tensor, struct hapt_property property)
+struct hapt_property property_canonical(const struct hapt_sharding *sharding, int axis_index,
+                                        const struct hapt_axis *axis, int tensor, struct hapt_property property)
 {
     if (property.kind != HAPT_PROPERTY_ALL_GATHER) return (struct hapt_property){.kind = property.kind};
     if (property.blocks < 1) property.blocks = 1;
@@ -152,7 +156,8 @@ struct hapt_property property_canonical(const struct hapt_sharding *sharding, in
 }
 
 /* The part [begin, begin + count) of a dimension of which `run` lists what there is; appended to `made`. */
-static int cut_runs(const struct hapt_box_run *run, int runs, int64_t begin, int64_t count, struct hapt_box_run *made, int made_count)
+static int cut_runs(const struct hapt_box_run *run, int runs, int64_t begin, int64_t count, struct hapt_box_run *made,
+                    int made_count)
 {
     int64_t at = 0; /* local place of the run */
     for (int r = 0; r < runs; at += run[r++].count) {
@@ -183,7 +188,8 @@ void hapt_sharding_box(const struct hapt_sharding *sharding, int tensor, const i
         int64_t first, count;
         int runs = 0;
         HAPT_ASSERT(hapt_property_share(property, &sharding->axis[axis], box->extent[d], place[axis], &first, &count));
-        for (int b = 0; b < blocks; b++) runs = cut_runs(box->run[d], box->runs[d], b * block + first, count, made, runs);
+        for (int b = 0; b < blocks; b++)
+            runs = cut_runs(box->run[d], box->runs[d], b * block + first, count, made, runs);
         /* Neighbours that touch are one. */
         box->runs[d] = 0;
         for (int r = 0; r < runs; r++) {

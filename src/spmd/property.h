@@ -8,7 +8,7 @@
 bool property_fits(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis, int tensor,
                    struct hapt_property property);
 /* The same shares in canonical form: the first ratio and then the smallest unit that give every rank the same. */
-struct hapt_property property_canonical(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
-                                        int tensor, struct hapt_property property);
+struct hapt_property property_canonical(const struct hapt_sharding *sharding, int axis_index,
+                                        const struct hapt_axis *axis, int tensor, struct hapt_property property);
 
 #endif

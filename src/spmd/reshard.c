@@ -1,4 +1,5 @@
-/* Layout changes: two boxes are products of runs, so what they share is a set of small blocks, each a product of runs. */
+/* Layout changes: two boxes are products of runs, so what they share is a set of small blocks, each a product of runs.
+ */
 #include "hapt/reshard.h"
 
 /* What both have of one dimension: places in either's local copy. */
@@ -83,7 +84,8 @@ static int list_block(const struct block *block, size_t element_bytes, struct ha
 }
 
 /* Block number k of the product of overlaps, as it lies in a or in b. */
-static struct block block_at(const struct overlaps *overlaps, int k, const int64_t *extent, const int64_t *shift, bool in_a)
+static struct block block_at(const struct overlaps *overlaps, int k, const int64_t *extent, const int64_t *shift,
+                             bool in_a)
 {
     struct block block = {.dims = overlaps->dims};
     for (int d = overlaps->dims - 1; d >= 0; d--) {
@@ -96,8 +98,9 @@ static struct block block_at(const struct overlaps *overlaps, int k, const int64
     return block;
 }
 
-static enum hapt_status list_side(const struct overlaps *overlaps, const int64_t *extent, const int64_t *shift, bool in_a,
-                                  size_t element_bytes, struct hapt_arena *arena, struct hapt_strided_list *list)
+static enum hapt_status list_side(const struct overlaps *overlaps, const int64_t *extent, const int64_t *shift,
+                                  bool in_a, size_t element_bytes, struct hapt_arena *arena,
+                                  struct hapt_strided_list *list)
 {
     struct hapt_strided *part = NULL;
     int blocks = 1, count = 0;
@@ -114,8 +117,9 @@ static enum hapt_status list_side(const struct overlaps *overlaps, const int64_t
     return HAPT_OK;
 }
 
-enum hapt_status hapt_reshard_common(const struct hapt_box *a, const struct hapt_box *b, const struct hapt_reshard_part *part,
-                                     size_t element_bytes, struct hapt_arena *arena, struct hapt_strided_list *in_a,
+enum hapt_status hapt_reshard_common(const struct hapt_box *a, const struct hapt_box *b,
+                                     const struct hapt_reshard_part *part, size_t element_bytes,
+                                     struct hapt_arena *arena, struct hapt_strided_list *in_a,
                                      struct hapt_strided_list *in_b)
 {
     struct overlaps overlaps = {.dims = a->dims};
@@ -124,7 +128,8 @@ enum hapt_status hapt_reshard_common(const struct hapt_box *a, const struct hapt
     HAPT_ASSERT(a->dims == b->dims);
     for (int d = 0; d < a->dims; d++) {
         const bool cut = part && part->dim == d;
-        overlaps.count[d] = overlap_runs(a, b, d, cut ? part->first : 0, cut ? part->end : b->extent[d], overlaps.at[d]);
+        overlaps.count[d] =
+            overlap_runs(a, b, d, cut ? part->first : 0, cut ? part->end : b->extent[d], overlaps.at[d]);
         extent_b[d] = cut && part->compact ? part->end - part->first : b->extent[d];
         shift[d] = cut && part->compact ? part->first : 0;
     }

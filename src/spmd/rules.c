@@ -17,9 +17,10 @@ static enum hapt_status refuse(const struct hapt_op *op, const char *why)
                      hapt_op_type_at(op->type)->name, why);
 }
 
-/* Elements of an index, from an operand that has it as a dimension or from the attribute that is its size; 0: nobody says. */
-static int64_t letter_extent(const struct hapt_graph *graph, const struct hapt_op *op, const struct hapt_signature *signature,
-                             char letter)
+/* Elements of an index, from an operand that has it as a dimension or from the attribute that is its size; 0: nobody
+ * says. */
+static int64_t letter_extent(const struct hapt_graph *graph, const struct hapt_op *op,
+                             const struct hapt_signature *signature, char letter)
 {
     for (int k = 0; k < op->input_count + op->output_count; k++) {
         const int tensor = k < op->input_count ? op->input[k] : op->output[k - op->input_count];
@@ -42,20 +43,22 @@ struct reading {
     bool indexed; /* the letter's values are those of an integer operand */
 };
 
-static enum hapt_status shard_operand(struct reading *reading, const struct hapt_signature_operand *operand, int tensor, int dim,
-                                      struct hapt_property *property)
+static enum hapt_status shard_operand(struct reading *reading, const struct hapt_signature_operand *operand, int tensor,
+                                      int dim, struct hapt_property *property)
 {
     const struct hapt_cut cut = reading->cut;
     if (!operand->shardable[dim]) return refuse(reading->op, "cannot be sharded on that dimension");
-    *property = (struct hapt_property){HAPT_PROPERTY_ALL_GATHER, dim, operand->blocks[dim] * (cut.blocks > 1 ? cut.blocks : 1),
-                                       cut.unit > 1 ? cut.unit : 1, cut.ratio};
+    *property =
+        (struct hapt_property){HAPT_PROPERTY_ALL_GATHER, dim, operand->blocks[dim] * (cut.blocks > 1 ? cut.blocks : 1),
+                               cut.unit > 1 ? cut.unit : 1, cut.ratio};
     if (operand->indexed[dim]) {
         if (property->blocks > 1) return refuse(reading->op, "is indexed by values, which cannot be sharded in blocks");
         reading->indexed = true;
     }
     if (operand->along[dim] != operand->letter[dim]) { /* inside a width */
         const int64_t width = reading->graph->tensor[tensor].shape[dim];
-        const int64_t units = operand->blocks[dim] * letter_extent(reading->graph, reading->op, reading->signature, cut.letter);
+        const int64_t units =
+            operand->blocks[dim] * letter_extent(reading->graph, reading->op, reading->signature, cut.letter);
         if (units < 1 || width % units != 0) return refuse(reading->op, "has a width that its index does not divide");
         property->unit *= width / units;
     }
@@ -63,9 +66,9 @@ static enum hapt_status shard_operand(struct reading *reading, const struct hapt
 }
 
 /*
- * Optional inputs are terms: they stand beside the product that the letters describe. So where the outputs become partial
- * sums, a term that lacks the letter is added by one shard alone. Optional outputs are the gradients of such terms, made of
- * the last input: where that is whole, so are they.
+ * Optional inputs are terms: they stand beside the product that the letters describe. So where the outputs become
+ * partial sums, a term that lacks the letter is added by one shard alone. Optional outputs are the gradients of such
+ * terms, made of the last input: where that is whole, so are they.
  */
 static enum hapt_status apply_outputs(struct reading *reading, struct hapt_rule *rule)
 {
@@ -103,11 +106,12 @@ static enum hapt_status pass_partial(const struct hapt_op *op, struct hapt_rule 
 static bool is_moved(const struct hapt_op *op, int axis_index, const struct hapt_property *property)
 {
     if (!hapt_op_type_at(op->type)->collective || op->integer[0] >= axis_index) return false;
-    return property->kind == HAPT_PROPERTY_ALL_GATHER && (property->dim == op->integer[1] || property->dim == op->integer[2]);
+    return property->kind == HAPT_PROPERTY_ALL_GATHER &&
+           (property->dim == op->integer[1] || property->dim == op->integer[2]);
 }
 
-enum hapt_status hapt_rule_of_signature(const struct hapt_graph *graph, const struct hapt_op *op, int axis_index, struct hapt_cut cut,
-                                        struct hapt_rule *rule)
+enum hapt_status hapt_rule_of_signature(const struct hapt_graph *graph, const struct hapt_op *op, int axis_index,
+                                        struct hapt_cut cut, struct hapt_rule *rule)
 {
     struct reading reading = {.graph = graph, .op = op, .signature = hapt_op_signature_of(graph, op), .cut = cut};
     struct hapt_rule made = {.cut = cut};
@@ -139,20 +143,23 @@ static enum hapt_status fit(const struct hapt_sharding *sharding, int axis_index
     if (!property_fits(sharding, axis_index, axis, tensor, *property))
         return hapt_fail(HAPT_ERR_INFEASIBLE, "use a smaller submesh for this stage",
                          "operator %s (%s): %d devices cannot share dimension %d of %s", op->name,
-                         hapt_op_type_at(op->type)->name, axis->size, property->dim, sharding->graph->tensor[tensor].name);
+                         hapt_op_type_at(op->type)->name, axis->size, property->dim,
+                         sharding->graph->tensor[tensor].name);
     *property = property_canonical(sharding, axis_index, axis, tensor, *property);
     return HAPT_OK;
 }
 
-enum hapt_status hapt_rule_of_cut(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis, int op,
-                                  struct hapt_cut cut, struct hapt_rule *rule)
+enum hapt_status hapt_rule_of_cut(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
+                                  int op, struct hapt_cut cut, struct hapt_rule *rule)
 {
     const struct hapt_op *what = &sharding->graph->op[op];
     struct hapt_rule made;
     HAPT_TRY(hapt_rule_of_signature(sharding->graph, what, axis_index, cut, &made));
     for (int i = 0; cut.letter == HAPT_CUT_PARTIAL && i < what->input_count; i++) {
-        const enum hapt_tensor_kind kind = what->input[i] < 0 ? HAPT_TENSOR_ACTIVATION : sharding->graph->tensor[what->input[i]].kind;
-        if (kind == HAPT_TENSOR_INPUT || kind == HAPT_TENSOR_PARAMETER) return refuse(what, "would read partial sums that nobody makes");
+        const enum hapt_tensor_kind kind =
+            what->input[i] < 0 ? HAPT_TENSOR_ACTIVATION : sharding->graph->tensor[what->input[i]].kind;
+        if (kind == HAPT_TENSOR_INPUT || kind == HAPT_TENSOR_PARAMETER)
+            return refuse(what, "would read partial sums that nobody makes");
     }
     for (int i = 0; i < what->input_count; i++)
         HAPT_TRY(fit(sharding, axis_index, axis, what, what->input[i], &made.input[i]));
@@ -162,8 +169,8 @@ enum hapt_status hapt_rule_of_cut(const struct hapt_sharding *sharding, int axis
     return HAPT_OK;
 }
 
-/* The cut in which an operand has a property. Inside a width the unit is that of one element of the index: the split's own form may
- * be simpler. */
+/* The cut in which an operand has a property. Inside a width the unit is that of one element of the index: the split's
+ * own form may be simpler. */
 static struct hapt_cut cut_of(struct hapt_property property, const struct hapt_signature_operand *operand)
 {
     const int blocks = (property.blocks > 1 ? property.blocks : 1) / operand->blocks[property.dim];
@@ -194,8 +201,8 @@ static enum hapt_status cut_of_inputs(const struct hapt_op *op, const struct hap
 }
 
 /* The cut of an output that is to be sharded, if no input has its letter. */
-static void cut_of_wanted(const struct hapt_op *op, const struct hapt_signature *signature, const struct hapt_property *wanted,
-                          struct hapt_cut *cut)
+static void cut_of_wanted(const struct hapt_op *op, const struct hapt_signature *signature,
+                          const struct hapt_property *wanted, struct hapt_cut *cut)
 {
     for (int o = 0; o < op->output_count; o++) {
         if (wanted[o].kind != HAPT_PROPERTY_ALL_GATHER || wanted[o].dim >= signature->output[o].dims) continue;
@@ -209,8 +216,9 @@ static void cut_of_wanted(const struct hapt_op *op, const struct hapt_signature 
     }
 }
 
-enum hapt_status hapt_rule_derive(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis, int op,
-                                  const struct hapt_property *input, const struct hapt_property *wanted, struct hapt_rule *rule)
+enum hapt_status hapt_rule_derive(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
+                                  int op, const struct hapt_property *input, const struct hapt_property *wanted,
+                                  struct hapt_rule *rule)
 {
     const struct hapt_op *what = &sharding->graph->op[op];
     const struct hapt_signature *signature = hapt_op_signature_of(sharding->graph, what);
@@ -276,13 +284,16 @@ static bool pass_grains(const struct hapt_graph *graph, const struct hapt_op *op
                 const int64_t width = graph->tensor[tensor].shape[d];
                 const int64_t units = from->blocks[d] * letter_extent(graph, op, signature, from->along[d]);
                 if (units > 0 && width % units == 0)
-                    changed = note_grain(grains, tensor, d, (struct hapt_grain){from->blocks[d], width / units}) || changed;
+                    changed =
+                        note_grain(grains, tensor, d, (struct hapt_grain){from->blocks[d], width / units}) || changed;
                 continue;
             }
             for (int j = 0; j < operands; j++) {
                 const int other = operand_of(op, signature, j, &to);
                 for (int e = 0; j != k && other >= 0 && e < to->dims; e++)
-                    for (int g = 0; to->letter[e] == from->letter[d] && to->along[e] == to->letter[e] && g < grains->count[tensor][d]; g++)
+                    for (int g = 0; to->letter[e] == from->letter[d] && to->along[e] == to->letter[e] &&
+                                    g < grains->count[tensor][d];
+                         g++)
                         changed = note_grain(grains, other, e, grains->grain[tensor][d][g]) || changed;
             }
         }
@@ -319,7 +330,8 @@ static void list_cut(struct listing *listing, struct hapt_cut cut)
     struct hapt_rule rule;
     for (int c = 0; c < listing->count && c < listing->room; c++) {
         const struct hapt_cut *known = &listing->cut[c];
-        if (known->letter == cut.letter && known->blocks == cut.blocks && known->unit == cut.unit && known->ratio == cut.ratio)
+        if (known->letter == cut.letter && known->blocks == cut.blocks && known->unit == cut.unit &&
+            known->ratio == cut.ratio)
             return;
     }
     if (hapt_rule_of_signature(listing->graph, listing->op, listing->axis_index, cut, &rule) != HAPT_OK) {
@@ -338,7 +350,8 @@ int hapt_rule_cuts(const struct hapt_graph *graph, int op, int axis_index, const
     const int ratios = axis->ratio ? axis->ratio_count : 1;
     struct listing listing = {.graph = graph, .op = what, .axis_index = axis_index, .cut = cut, .room = room};
     list_cut(&listing, (struct hapt_cut){.letter = HAPT_CUT_WHOLE, .blocks = 1, .unit = 1});
-    if (hapt_op_type_at(what->type)->linear) list_cut(&listing, (struct hapt_cut){.letter = HAPT_CUT_PARTIAL, .blocks = 1, .unit = 1});
+    if (hapt_op_type_at(what->type)->linear)
+        list_cut(&listing, (struct hapt_cut){.letter = HAPT_CUT_PARTIAL, .blocks = 1, .unit = 1});
     for (int k = 0; k < what->input_count + what->output_count; k++) {
         const struct hapt_signature_operand *operand;
         const int tensor = operand_of(what, signature, k, &operand);
@@ -346,7 +359,8 @@ int hapt_rule_cuts(const struct hapt_graph *graph, int op, int axis_index, const
             const bool inside = operand->along[d] != operand->letter[d];
             const int count = grains && !inside ? grains->count[tensor][d] : 1;
             for (int g = 0; g < count; g++) {
-                const struct hapt_grain grain = grains && !inside ? grains->grain[tensor][d][g] : (struct hapt_grain){1, 1};
+                const struct hapt_grain grain =
+                    grains && !inside ? grains->grain[tensor][d][g] : (struct hapt_grain){1, 1};
                 for (int ratio = 0; ratio < ratios; ratio++)
                     list_cut(&listing, (struct hapt_cut){operand->along[d], grain.blocks, grain.unit, ratio});
             }

@@ -4,11 +4,13 @@
 #include "hapt/env.h"
 #include "localise.h"
 
-enum hapt_status hapt_sharding_trivial(const struct hapt_graph *graph, struct hapt_arena *arena, struct hapt_sharding **sharding)
+enum hapt_status hapt_sharding_trivial(const struct hapt_graph *graph, struct hapt_arena *arena,
+                                       struct hapt_sharding **sharding)
 {
     struct hapt_sharding *made;
     HAPT_NEW(made, arena, 1);
-    *made = (struct hapt_sharding){.source = graph, .graph = graph, .axis = {{.size = 1}, {.size = 1}}, .reduce_first = graph->op_count};
+    *made = (struct hapt_sharding){
+        .source = graph, .graph = graph, .axis = {{.size = 1}, {.size = 1}}, .reduce_first = graph->op_count};
     HAPT_NEW(made->property, arena, graph->tensor_count);
     HAPT_NEW(made->cut, arena, graph->op_count);
     HAPT_NEW(made->once, arena, graph->op_count);
@@ -46,7 +48,8 @@ double hapt_sharding_exchange_bytes(const struct hapt_graph *shard, int op)
 {
     const struct hapt_op *of = &shard->op[op];
     const int last = of->output[of->output_count - 1];
-    return hapt_op_type_at(of->type)->exchanges * (double)sizeof(float) * (double)hapt_tensor_elements(&shard->tensor[last]);
+    return hapt_op_type_at(of->type)->exchanges * (double)sizeof(float) *
+           (double)hapt_tensor_elements(&shard->tensor[last]);
 }
 
 bool hapt_sharding_allows(const struct hapt_sharding *sharding, int first_op, int end_op)
@@ -90,7 +93,8 @@ void hapt_sharding_mark(const struct hapt_sharding *sharding, uint64_t *mark)
     }
 }
 
-enum hapt_status hapt_axis_program_copy(const struct hapt_axis_program *program, struct hapt_arena *arena, struct hapt_axis_program *copy)
+enum hapt_status hapt_axis_program_copy(const struct hapt_axis_program *program, struct hapt_arena *arena,
+                                        struct hapt_axis_program *copy)
 {
     *copy = (struct hapt_axis_program){.count = program->count};
     if (program->count == 0) return HAPT_OK;

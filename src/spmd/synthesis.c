@@ -13,7 +13,8 @@ struct attempt {
 };
 
 /* With limits the fullest device by its limit, else by bytes. */
-static void judge_memory(const struct hapt_axis *axis, const struct hapt_synthesis_options *options, struct attempt *attempt)
+static void judge_memory(const struct hapt_axis *axis, const struct hapt_synthesis_options *options,
+                         struct attempt *attempt)
 {
     attempt->worst = -1;
     for (int j = 0; j < axis->size; j++) {
@@ -26,11 +27,12 @@ static void judge_memory(const struct hapt_axis *axis, const struct hapt_synthes
 }
 
 /* What was chosen as a program, checked and priced device by device. */
-static enum hapt_status prove(const struct problem *problem, const struct chosen *chosen, struct hapt_arena *arena, struct attempt *attempt)
+static enum hapt_status prove(const struct problem *problem, const struct chosen *chosen, struct hapt_arena *arena,
+                              struct attempt *attempt)
 {
     HAPT_TRY(hapt_program_emit(problem, chosen, arena, &attempt->program));
-    HAPT_TRY(hapt_axis_program_price(problem->sharding, problem->axis_index, problem->axis, problem->costs, problem->options, &attempt->program, arena,
-                                     &attempt->price));
+    HAPT_TRY(hapt_axis_program_price(problem->sharding, problem->axis_index, problem->axis, problem->costs,
+                                     problem->options, &attempt->program, arena, &attempt->price));
     judge_memory(problem->axis, problem->options, attempt);
     return HAPT_OK;
 }
@@ -55,10 +57,11 @@ static bool is_within(const struct problem *problem, const struct attempt *attem
 }
 
 /*
- * Memory by a Lagrange multiplier: bytes of the kinds of devices that lack memory cost seconds. The price is raised until the program
- * fits. Between the dearest price that does not and the cheapest that does, the next one is that at which both programs cost the
- * same: it finds one that is cheaper there than both, or there is none. The ways through every segment that these searches find are
- * then joined to the cheapest program that fits. Every program is checked exactly.
+ * Memory by a Lagrange multiplier: bytes of the kinds of devices that lack memory cost seconds. The price is raised
+ * until the program fits. Between the dearest price that does not and the cheapest that does, the next one is that at
+ * which both programs cost the same: it finds one that is cheaper there than both, or there is none. The ways through
+ * every segment that these searches find are then joined to the cheapest program that fits. Every program is checked
+ * exactly.
  */
 struct prices {
     struct problem *problem;
@@ -75,7 +78,8 @@ static void tell(const struct problem *problem, const struct attempt *attempt)
 {
     const struct hapt_synthesis_options *options = problem->options;
     if (options->found)
-        options->found(options->found_context, &attempt->program, attempt->price.cost_s, attempt->price.memory_bytes[attempt->device]);
+        options->found(options->found_context, &attempt->program, attempt->price.cost_s,
+                       attempt->price.memory_bytes[attempt->device]);
 }
 
 static enum hapt_status try_price(struct prices *prices, double price, struct attempt *attempt)
@@ -114,7 +118,8 @@ static enum hapt_status raise_price(struct prices *prices, double first)
         if (prices->found) break;
         const int class = prices->problem->class_of[attempt.device];
         /* A price that is many times what all else costs has saved what it can. */
-        const bool saves = attempt.worst < least * (1 - 1e-9) || !prices->scarce[class] || prices->low_price < 16 * first;
+        const bool saves =
+            attempt.worst < least * (1 - 1e-9) || !prices->scarce[class] || prices->low_price < 16 * first;
         idle = saves ? 0 : idle + 1;
         least = fmin(least, attempt.worst);
         prices->scarce[class] = true;
@@ -127,8 +132,8 @@ static bool same_attempt(const struct attempt *a, const struct attempt *b)
     return fabs(a->price.cost_s - b->price.cost_s) <= 1e-12 * b->price.cost_s && a->worst == b->worst;
 }
 
-/* What a search counts differs from what a program takes where segments share what is kept: the limit is moved by that and the ways are
- * joined again. */
+/* What a search counts differs from what a program takes where segments share what is kept: the limit is moved by that
+ * and the ways are joined again. */
 static enum hapt_status join_ways(struct prices *prices)
 {
     enum { TRIES = 4 };
@@ -171,7 +176,8 @@ static enum hapt_status tell_between(struct prices *prices, const struct attempt
         struct chosen chosen = {0};
         struct attempt attempt;
         const double part = pow(fastest->worst, (double)k / STEPS); /* of the limit */
-        for (int j = 0; j < problem->classes; j++) limit[j] = part * problem->options->memory_bytes[problem->representative[j]];
+        for (int j = 0; j < problem->classes; j++)
+            limit[j] = part * problem->options->memory_bytes[problem->representative[j]];
         const enum hapt_status status = hapt_path_chain_search(prices->chain, limit, problem->arena, &chosen, bytes);
         if (status == HAPT_ERR_INFEASIBLE) {
             hapt_fail_reset();
@@ -184,8 +190,8 @@ static enum hapt_status tell_between(struct prices *prices, const struct attempt
     return HAPT_OK;
 }
 
-static enum hapt_status search_prices(struct problem *problem, struct hapt_arena *arena, struct hapt_synthesis_report *report,
-                                      struct attempt *best)
+static enum hapt_status search_prices(struct problem *problem, struct hapt_arena *arena,
+                                      struct hapt_synthesis_report *report, struct attempt *best)
 {
     enum { MOST_BETWEEN = 3 };
     const int between = problem->options->most_prices > 0 ? problem->options->most_prices : MOST_BETWEEN;
@@ -202,9 +208,11 @@ static enum hapt_status search_prices(struct problem *problem, struct hapt_arena
         double price = more > 0 ? (high.price.cost_s - low.price.cost_s) / more : -1;
         struct attempt attempt;
         /* Prices differ by device and searches are cut short: the two need not be neighbours. */
-        if (!(price > prices.low_price && price < prices.high_price)) price = (prices.low_price + prices.high_price) / 2;
+        if (!(price > prices.low_price && price < prices.high_price))
+            price = (prices.low_price + prices.high_price) / 2;
         HAPT_TRY(try_price(&prices, price, &attempt));
-        prices.scarce[problem->class_of[attempt.device]] = prices.scarce[problem->class_of[attempt.device]] || !is_within(problem, &attempt);
+        prices.scarce[problem->class_of[attempt.device]] =
+            prices.scarce[problem->class_of[attempt.device]] || !is_within(problem, &attempt);
         if (same_attempt(&attempt, &low) || same_attempt(&attempt, &high)) break;
     }
     HAPT_TRY(join_ways(&prices));
@@ -212,19 +220,23 @@ static enum hapt_status search_prices(struct problem *problem, struct hapt_arena
     *best = prices.high;
     if (prices.found) return HAPT_OK;
     return hapt_fail(HAPT_ERR_INFEASIBLE, "use more devices, a smaller microbatch or more stages",
-                     "no program was found whose weights, gradients and activations fit the memory of %d devices", problem->axis->size);
+                     "no program was found whose weights, gradients and activations fit the memory of %d devices",
+                     problem->axis->size);
 }
 
 static enum hapt_status check_arguments(const struct hapt_axis *axis, const struct hapt_synthesis_options *options)
 {
     if (axis->size < 1 || (axis->ratio && axis->ratio_count < 1))
-        return hapt_fail(HAPT_ERR_INPUT, NULL, "an axis has at least one device and, with ratios, at least one vector of them");
+        return hapt_fail(HAPT_ERR_INPUT, NULL,
+                         "an axis has at least one device and, with ratios, at least one vector of them");
     for (int j = 0; options->memory_bytes && j < axis->size; j++)
-        if (!(options->memory_bytes[j] > 0)) return hapt_fail(HAPT_ERR_INPUT, NULL, "the memory limit of device %d is not positive", j);
+        if (!(options->memory_bytes[j] > 0))
+            return hapt_fail(HAPT_ERR_INPUT, NULL, "the memory limit of device %d is not positive", j);
     return HAPT_OK;
 }
 
-static void fill_report(const struct problem *problem, const struct attempt *attempt, struct hapt_synthesis_report *report)
+static void fill_report(const struct problem *problem, const struct attempt *attempt,
+                        struct hapt_synthesis_report *report)
 {
     bool priced = false;
     for (int j = 0; j < problem->classes; j++) priced = priced || problem->multiplier[j] > 0;
@@ -254,9 +266,9 @@ static void fill_report(const struct problem *problem, const struct attempt *att
 }
 
 static enum hapt_status synthesise(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
-                                   const struct hapt_spmd_costs *costs,
-                                   const struct hapt_synthesis_options *options, struct hapt_arena *scratch, struct hapt_arena *arena,
-                                   struct attempt *best, struct hapt_synthesis_report *report)
+                                   const struct hapt_spmd_costs *costs, const struct hapt_synthesis_options *options,
+                                   struct hapt_arena *scratch, struct hapt_arena *arena, struct attempt *best,
+                                   struct hapt_synthesis_report *report)
 {
     struct problem problem;
     HAPT_TRY(check_arguments(axis, options));
@@ -269,16 +281,17 @@ static enum hapt_status synthesise(const struct hapt_sharding *sharding, int axi
 }
 
 enum hapt_status hapt_synthesise(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
-                                 const struct hapt_spmd_costs *costs,
-                                 const struct hapt_synthesis_options *options, struct hapt_arena *arena,
-                                 struct hapt_axis_program *program, struct hapt_synthesis_report *report)
+                                 const struct hapt_spmd_costs *costs, const struct hapt_synthesis_options *options,
+                                 struct hapt_arena *arena, struct hapt_axis_program *program,
+                                 struct hapt_synthesis_report *report)
 {
     struct hapt_arena scratch;
     struct hapt_synthesis_report made = {.because = ""};
     struct attempt best = {.device = 0};
     const double start_s = hapt_time_s();
     hapt_arena_init(&scratch);
-    const enum hapt_status status = synthesise(sharding, axis_index, axis, costs, options, &scratch, arena, &best, &made);
+    const enum hapt_status status =
+        synthesise(sharding, axis_index, axis, costs, options, &scratch, arena, &best, &made);
     hapt_arena_release(&scratch);
     HAPT_TRY(status);
     made.seconds = hapt_time_s() - start_s;

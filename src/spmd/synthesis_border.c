@@ -14,7 +14,8 @@ bool hapt_border_allows(const struct problem *problem, const struct layouts *lay
 double hapt_border_cost(const struct object *object, uint32_t word, int layout, struct border_move *move, int *moves)
 {
     const struct layouts *layouts = object->layouts;
-    const layout_set there = (layout_set)(closure_of(layouts, made_of(word)) & ~(1u << PARTIAL)), awaited = awaited_of(word);
+    const layout_set there = (layout_set)(closure_of(layouts, made_of(word)) & ~(1u << PARTIAL)),
+                     awaited = awaited_of(word);
     double seconds = 0;
     *moves = 0;
     if (object->kind == OBJECT_FORWARD) {
@@ -22,7 +23,8 @@ double hapt_border_cost(const struct object *object, uint32_t word, int layout, 
         if (there >> layout & 1u) return 0;
         int best = WHOLE;
         for (int l = 0; l < layouts->count; l++)
-            if (there >> l & 1u && layouts->convert_s[l][layout] < (there >> best & 1u ? layouts->convert_s[best][layout] : INFINITY))
+            if (there >> l & 1u &&
+                layouts->convert_s[l][layout] < (there >> best & 1u ? layouts->convert_s[best][layout] : INFINITY))
                 best = l;
         if (!(there >> best & 1u)) return INFINITY;
         move[(*moves)++] = (struct border_move){.from = (unsigned char)best, .to = (unsigned char)layout};
@@ -52,7 +54,8 @@ double hapt_border_spread(const struct problem *problem, const struct segment *s
         if (object->kind == OBJECT_PARAMETER || object->kind == OBJECT_PARAMETER_GRADIENT) return INFINITY;
         for (int a = 0; a < object->layouts->count; a++)
             for (int b = 0; b < object->layouts->count; b++)
-                if (hapt_border_allows(problem, object->layouts, a) && hapt_border_allows(problem, object->layouts, b) && a != b)
+                if (hapt_border_allows(problem, object->layouts, a) &&
+                    hapt_border_allows(problem, object->layouts, b) && a != b)
                     most = fmax(most, object->layouts->convert_s[a][b]);
         sum += most;
     }
@@ -61,7 +64,10 @@ double hapt_border_spread(const struct problem *problem, const struct segment *s
 
 /* ---- the limit that known outcomes set ---- */
 
-static bool is_layout(const struct object *object) { return object->kind == OBJECT_FORWARD || object->kind == OBJECT_GRADIENT; }
+static bool is_layout(const struct object *object)
+{
+    return object->kind == OBJECT_FORWARD || object->kind == OBJECT_GRADIENT;
+}
 
 static int layout_of(const struct object *object, uint32_t word)
 {
@@ -103,7 +109,8 @@ static double reached(const struct limit *limit, const unsigned char *layout)
             if (!is_layout(object)) continue;
             const int from = layout_of(object, limit->outcome[o].word[k]);
             if (from == layout[k]) continue;
-            cost += object->kind == OBJECT_FORWARD ? object->layouts->convert_s[from][layout[k]] : object->layouts->convert_s[layout[k]][from];
+            cost += object->kind == OBJECT_FORWARD ? object->layouts->convert_s[from][layout[k]]
+                                                   : object->layouts->convert_s[layout[k]][from];
         }
         least = fmin(least, cost);
     }
@@ -125,7 +132,8 @@ static double dearest(const struct limit *limit, int k, unsigned char *layout)
     return most;
 }
 
-double hapt_border_limit(const struct problem *problem, const struct segment *segment, const struct outcome *outcome, int count)
+double hapt_border_limit(const struct problem *problem, const struct segment *segment, const struct outcome *outcome,
+                         int count)
 {
     enum { MOST_LOOKED_AT = 20000 };
     struct limit limit = {.problem = problem, .segment = segment, .outcome = outcome, .count = count};

@@ -1,7 +1,7 @@
 /*
- * What a state cannot avoid any more: the cheapest cut of every step behind, with the sums that such a cut leaves to be done; where
- * steps share a parameter, the cheapest cuts that agree on its layout, with the end of its gradient; and the conversions between what
- * lives and the steps that meet it next.
+ * What a state cannot avoid any more: the cheapest cut of every step behind, with the sums that such a cut leaves to be
+ * done; where steps share a parameter, the cheapest cuts that agree on its layout, with the end of its gradient; and
+ * the conversions between what lives and the steps that meet it next.
  */
 #include <math.h>
 #include <string.h>
@@ -16,12 +16,12 @@ struct bounding {
     struct hapt_arena *arena;
     int steps, classes;
     struct bound_at *bound;
-    int *number;          /* [object] local number, of the segment's objects */
-    double *removal_s;    /* [local] the least that partial sums of it cost until they are none any more */
-    bool *may_stay;       /* [local] gradients: partial sums may stay what they are */
-    double **sums_s;      /* [step] by choice: the least that its partial sums and exchanges cost */
-    double *least_s;      /* [step][classes] */
-    int *head, *next;     /* [local], [step] steps that touch a parameter, first to last */
+    int *number;       /* [object] local number, of the segment's objects */
+    double *removal_s; /* [local] the least that partial sums of it cost until they are none any more */
+    bool *may_stay;    /* [local] gradients: partial sums may stay what they are */
+    double **sums_s;   /* [step] by choice: the least that its partial sums and exchanges cost */
+    double *least_s;   /* [step][classes] */
+    int *head, *next;  /* [local], [step] steps that touch a parameter, first to last */
 };
 
 /* ---- partial sums ---- */
@@ -39,7 +39,8 @@ static const struct object *local_object(const struct bounding *bounding, int lo
     return &bounding->problem->object[bounding->segment->local[local]];
 }
 
-/* What the partial sums of a choice cost until they are none any more. What is added to another gradient shares that with it. */
+/* What the partial sums of a choice cost until they are none any more. What is added to another gradient shares that
+ * with it. */
 static double removal_of_outputs(const struct bounding *bounding, const struct step *step, const struct choice *choice)
 {
     double sum = 0;
@@ -58,18 +59,20 @@ static int partial_inputs(const struct step *step, const struct choice *choice)
 }
 
 /*
- * Of a gradient that no reader takes as partial sums its writer removes them. Sums of an activation are removed behind its writer or
- * behind a reader that passes them on, which shares that among its operands; never behind the segment.
+ * Of a gradient that no reader takes as partial sums its writer removes them. Sums of an activation are removed behind
+ * its writer or behind a reader that passes them on, which shares that among its operands; never behind the segment.
  */
 static void find_removals(struct bounding *bounding)
 {
     const struct segment *segment = bounding->segment;
-    for (int s = segment->first; s < segment->end; s++) { /* what a gradient is added to is written before it, and comes behind it here */
+    for (int s = segment->first; s < segment->end;
+         s++) { /* what a gradient is added to is written before it, and comes behind it here */
         const struct step *step = &bounding->problem->step[s];
         for (int o = 0; o < HAPT_MAX_OUTPUTS; o++) {
             if (step->output[o] < 0 || step->previous[o] < 0) continue;
             bounding->may_stay[bounding->number[step->previous[o]]] =
-                bounding->problem->object[step->output[o]].partial_is_read || bounding->may_stay[bounding->number[step->output[o]]];
+                bounding->problem->object[step->output[o]].partial_is_read ||
+                bounding->may_stay[bounding->number[step->output[o]]];
         }
     }
     for (int k = 0; k < segment->local_count; k++) {
@@ -104,7 +107,8 @@ static enum hapt_status price_steps(struct bounding *bounding)
         for (int j = 0; j < bounding->classes; j++) bounding->least_s[s * bounding->classes + j] = INFINITY;
         for (int c = 0; c < step->choice_count; c++) {
             const struct choice *choice = &step->choice[c];
-            bounding->sums_s[s][c] = choice->exchange_s + (partial_inputs(step, choice) ? 0 : removal_of_outputs(bounding, step, choice));
+            bounding->sums_s[s][c] =
+                choice->exchange_s + (partial_inputs(step, choice) ? 0 : removal_of_outputs(bounding, step, choice));
             for (int j = 0; j < bounding->classes; j++) {
                 double *least = &bounding->least_s[s * bounding->classes + j];
                 *least = fmin(*least, choice->compute_s[j] + bounding->sums_s[s][c]);
@@ -124,7 +128,8 @@ static int parameter_of(const struct bounding *bounding, const struct step *step
         if (object < 0) continue;
         if (problem->object[object].kind == OBJECT_PARAMETER_GRADIENT) object = problem->object[object].parameter;
         if (problem->object[object].kind != OBJECT_PARAMETER) continue;
-        if (best == NONE || problem->object[object].layouts->bytes > problem->object[best].layouts->bytes) best = object;
+        if (best == NONE || problem->object[object].layouts->bytes > problem->object[best].layouts->bytes)
+            best = object;
     }
     return best == NONE ? NONE : bounding->number[best];
 }
@@ -134,7 +139,8 @@ static bool ends_gradient(const struct bounding *bounding, int gradient, int ste
 {
     const struct problem *problem = bounding->problem;
     const struct segment *segment = bounding->segment;
-    if (problem->object[gradient].first < segment->first || problem->object[gradient].last >= segment->end) return false;
+    if (problem->object[gradient].first < segment->first || problem->object[gradient].last >= segment->end)
+        return false;
     for (int s = segment->first; s < segment->end; s++)
         for (int o = 0; s != step && o < HAPT_MAX_OUTPUTS; o++)
             if (problem->step[s].output[o] == gradient) return false;
@@ -150,8 +156,10 @@ static double end_s(const struct problem *problem, const struct ending *ending, 
     return seconds;
 }
 
-/* The cheapest way of a step when a parameter has a layout, with the end of its gradient where the step alone writes it. */
-static void step_with_layouts(const struct bounding *bounding, int s, int parameter, double *seconds /* [MOST_LAYOUTS][classes], added to */)
+/* The cheapest way of a step when a parameter has a layout, with the end of its gradient where the step alone writes
+ * it. */
+static void step_with_layouts(const struct bounding *bounding, int s, int parameter,
+                              double *seconds /* [MOST_LAYOUTS][classes], added to */)
 {
     const struct problem *problem = bounding->problem;
     const struct step *step = &problem->step[bounding->segment->first + s];
@@ -167,7 +175,8 @@ static void step_with_layouts(const struct bounding *bounding, int s, int parame
             const struct choice *choice = &step->choice[c];
             double its = bounding->sums_s[s][c];
             for (int i = 0; i < HAPT_MAX_INPUTS; i++)
-                if (step->input[i] == object && choice->input[i] != l && (l != WHOLE || choice->input[i] == PARTIAL)) its = INFINITY;
+                if (step->input[i] == object && choice->input[i] != l && (l != WHOLE || choice->input[i] == PARTIAL))
+                    its = INFINITY;
             for (int o = 0; o < HAPT_MAX_OUTPUTS; o++)
                 if (ends[o]) its += end_s(problem, problem->object[step->output[o]].ending, choice->output[o], l);
             for (int j = 0; j < classes; j++) least[j] = fmin(least[j], its + choice->compute_s[j]);
@@ -184,9 +193,11 @@ static enum hapt_status price_parameter(struct bounding *bounding, int parameter
     HAPT_NEW(more, bounding->arena, MOST_LAYOUTS * classes);
     const struct object *object = local_object(bounding, parameter);
     int step[64], count = 0;
-    for (int l = 0; bounding->problem->counts_memory && object->last < bounding->segment->end && l < object->layouts->count; l++)
+    for (int l = 0;
+         bounding->problem->counts_memory && object->last < bounding->segment->end && l < object->layouts->count; l++)
         for (int j = 0; j < classes; j++)
-            more[l * classes + j] = hapt_priced_seconds(bounding->problem, object->layouts, l, hapt_parameter_copies(bounding->problem, object));
+            more[l * classes + j] = hapt_priced_seconds(bounding->problem, object->layouts, l,
+                                                        hapt_parameter_copies(bounding->problem, object));
     for (int s = first; s != NONE && count < 64; s = bounding->next[s]) step[count++] = s;
     for (int m = count - 1; m >= 0; m--) {
         step_with_layouts(bounding, step[m], parameter, more);
@@ -250,10 +261,13 @@ static enum hapt_status add_up(struct bounding *bounding, const double *extra)
 
 /* ---- what meets ---- */
 
-static int unit_of(const struct problem *problem, int step) { return problem->graph->op[problem->step[step].op].forward_op; }
+static int unit_of(const struct problem *problem, int step)
+{
+    return problem->graph->op[problem->step[step].op].forward_op;
+}
 
-/* The step that object meets at a place: of an activation the next forward one that reads it or, behind those, the next backward one;
- * of a gradient its writer, or the end. NONE: nothing. */
+/* The step that object meets at a place: of an activation the next forward one that reads it or, behind those, the next
+ * backward one; of a gradient its writer, or the end. NONE: nothing. */
 static int step_met(const struct bounding *bounding, int place, int index)
 {
     const struct segment *segment = bounding->segment;
@@ -278,7 +292,8 @@ static int step_met(const struct bounding *bounding, int place, int index)
 }
 
 /* The same meeting may stand at the place before. */
-static bool same_meeting(const struct bound_at *a, const struct meeting *x, const struct bound_at *b, const struct meeting *y)
+static bool same_meeting(const struct bound_at *a, const struct meeting *x, const struct bound_at *b,
+                         const struct meeting *y)
 {
     bool same = x->step == y->step && x->count == y->count;
     for (int k = 0; same && k < x->count; k++)
@@ -311,20 +326,24 @@ static enum hapt_status add_meeting(const struct bounding *bounding, struct boun
         const double removed_s = bounding->removal_s[bound->slot[slot]];
         if (met[slot] == NONE) continue;
         if (s == bounding->segment->end) {
-            if (met[slot] == s) meeting->object[meeting->count++] = (struct meeting_object){(unsigned char)slot, HAPT_MAX_INPUTS, false, removed_s};
+            if (met[slot] == s)
+                meeting->object[meeting->count++] =
+                    (struct meeting_object){(unsigned char)slot, HAPT_MAX_INPUTS, false, removed_s};
             continue;
         }
         const struct step *step = &problem->step[s];
         if (problem->object[index].kind == OBJECT_GRADIENT) {
             for (int o = 0; o < HAPT_MAX_OUTPUTS; o++)
                 if (met[slot] == s && step->output[o] == index)
-                    meeting->object[meeting->count++] = (struct meeting_object){(unsigned char)slot, (unsigned char)(HAPT_MAX_INPUTS + o), false, removed_s};
+                    meeting->object[meeting->count++] = (struct meeting_object){
+                        (unsigned char)slot, (unsigned char)(HAPT_MAX_INPUTS + o), false, removed_s};
             continue;
         }
         if (met[slot] == bounding->segment->end || unit_of(problem, met[slot]) != unit_of(problem, s)) continue;
         for (int i = 0; i < HAPT_MAX_INPUTS; i++)
             if (step->input[i] == index)
-                meeting->object[meeting->count++] = (struct meeting_object){(unsigned char)slot, (unsigned char)i, step->backward, 0};
+                meeting->object[meeting->count++] =
+                    (struct meeting_object){(unsigned char)slot, (unsigned char)i, step->backward, 0};
     }
     if (meeting->count == 0) return HAPT_OK;
     bound->meeting_count++;
@@ -341,7 +360,8 @@ static enum hapt_status list_meetings(const struct bounding *bounding, int place
     HAPT_NEW(unit, bounding->arena, bounding->steps);
     HAPT_NEW(bound->meeting, bounding->arena, bounding->steps - place + 1);
     HAPT_NEW(bound->pending, bounding->arena, bound->slot_count);
-    for (int slot = 0; slot < bound->slot_count; slot++) met[slot] = step_met(bounding, place, segment->local[bound->slot[slot]]);
+    for (int slot = 0; slot < bound->slot_count; slot++)
+        met[slot] = step_met(bounding, place, segment->local[bound->slot[slot]]);
     for (int first = place; first < bounding->steps; first++) {
         const int its = unit_of(problem, segment->first + first);
         bool known = false;
@@ -368,7 +388,8 @@ static double lacking_s(const struct layouts *layouts, int from, layout_set awai
     return lacking ? fmin(apart, layouts->convert_s[from][WHOLE]) : 0;
 }
 
-/* From what a writer makes to all that wait: the dearest of them at least; in long models all of them are made behind the writer. */
+/* From what a writer makes to all that wait: the dearest of them at least; in long models all of them are made behind
+ * the writer. */
 static double deliver_s(const struct layouts *layouts, int made, layout_set awaited, bool exact)
 {
     double seconds = exact ? 0 : lacking_s(layouts, made, awaited);
@@ -398,13 +419,14 @@ static double cross_s(const struct problem *problem, const struct layouts *layou
     return seconds;
 }
 
-static double meet_operand(const struct problem *problem, const struct layouts *layouts, uint32_t word, const struct choice *choice,
-                           const struct meeting_object *object)
+static double meet_operand(const struct problem *problem, const struct layouts *layouts, uint32_t word,
+                           const struct choice *choice, const struct meeting_object *object)
 {
     if (object->operand < HAPT_MAX_INPUTS) return reach_s(layouts, made_of(word), choice->input[object->operand]);
     const int made = choice->output[object->operand - HAPT_MAX_INPUTS];
     const double seconds = deliver_s(layouts, made, awaited_of(word), problem->options->exact);
-    return made == PARTIAL ? fmax(seconds - object->removed_s, 0) : seconds; /* the removal of sums is in what is left */
+    return made == PARTIAL ? fmax(seconds - object->removed_s, 0)
+                           : seconds; /* the removal of sums is in what is left */
 }
 
 /* The least that all operands of a step cost, and those that the forward step does not count. */
@@ -413,7 +435,7 @@ static void meet_step(const struct problem *problem, const struct segment *segme
 {
     const struct step *step = &problem->step[meeting->step];
     *all_s = *own_s = INFINITY;
-    for (int c = 0; c < step->choice_count && *all_s > 0; c++) {
+    for (int c = 0; c<step->choice_count && * all_s> 0; c++) {
         double all = 0, own = 0;
         for (int k = 0; k < meeting->count && (own < *own_s || all < *all_s); k++) {
             const struct meeting_object *object = &meeting->object[k];
@@ -447,7 +469,8 @@ static void meet_again(const struct problem *problem, const struct segment *segm
     *own_s = remembered->own_s[at];
 }
 
-double hapt_bound_meetings(const struct problem *problem, const struct segment *segment, const struct bound_at *bound, const uint32_t *word)
+double hapt_bound_meetings(const struct problem *problem, const struct segment *segment, const struct bound_at *bound,
+                           const uint32_t *word)
 {
     double sum = 0, most = 0;
     for (int m = 0; m < bound->meeting_count; m++) {
@@ -460,7 +483,8 @@ double hapt_bound_meetings(const struct problem *problem, const struct segment *
         if (meeting->step == segment->end) {
             for (int k = 0; !problem->options->exact && k < meeting->count; k++) {
                 const int slot = meeting->object[k].slot;
-                sum += cross_s(problem, problem->object[segment->local[bound->slot[slot]]].layouts, awaited_of(word[slot]));
+                sum += cross_s(problem, problem->object[segment->local[bound->slot[slot]]].layouts,
+                               awaited_of(word[slot]));
             }
             continue;
         }
@@ -475,7 +499,8 @@ double hapt_bound_meetings(const struct problem *problem, const struct segment *
     return sum + most;
 }
 
-double hapt_bound_left(const struct problem *problem, const struct segment *segment, const struct bound_at *bound, const uint32_t *word, int class)
+double hapt_bound_left(const struct problem *problem, const struct segment *segment, const struct bound_at *bound,
+                       const uint32_t *word, int class)
 {
     double sum = bound->left_s[class];
     for (int slot = 0; problem->counts_memory && slot < bound->slot_count; slot++) {
@@ -484,16 +509,21 @@ double hapt_bound_left(const struct problem *problem, const struct segment *segm
     }
     for (int k = 0; k < bound->pending_count; k++) {
         const uint32_t layout = word[bound->pending[k].slot];
-        if (layout) sum += bound->pending[k].more_s[(layout - 1) * (uint32_t)problem->classes + (uint32_t)class];
+        if (layout) sum += bound->pending[k].more_s[(layout - 1) * (uint32_t)problem->classes + (uint32_t) class];
     }
     return sum;
 }
 
-enum hapt_status hapt_bounds_prepare(const struct problem *problem, const struct segment *segment, struct hapt_arena *arena,
-                                     struct bound_at *bound)
+enum hapt_status hapt_bounds_prepare(const struct problem *problem, const struct segment *segment,
+                                     struct hapt_arena *arena, struct bound_at *bound)
 {
     const int steps = segment->end - segment->first;
-    struct bounding bounding = {.problem = problem, .segment = segment, .arena = arena, .steps = steps, .classes = problem->classes, .bound = bound};
+    struct bounding bounding = {.problem = problem,
+                                .segment = segment,
+                                .arena = arena,
+                                .steps = steps,
+                                .classes = problem->classes,
+                                .bound = bound};
     double *extra;
     HAPT_NEW(bounding.number, arena, problem->object_count);
     HAPT_NEW(bounding.removal_s, arena, segment->local_count);

@@ -1,4 +1,5 @@
-/* A shortest path with resources: labels of cost and memory, bounded by the prices of memory that the segments were searched with. */
+/* A shortest path with resources: labels of cost and memory, bounded by the prices of memory that the segments were
+ * searched with. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,19 +16,22 @@ struct label {
     int node, parent;
     const struct chain_arc *arc;
 };
-struct labels { int count, capacity; struct label *label; };
+struct labels {
+    int count, capacity;
+    struct label *label;
+};
 
 struct walk {
     const struct chain *chain;
     struct hapt_arena arena;
     const double *limit;
     double tolerance;
-    double **ahead_s;     /* [border] by node and price: cost and priced memory to the end at least */
-    double **ahead_bytes; /* [border] by node and class: memory to the end at least */
+    double **ahead_s;      /* [border] by node and price: cost and priced memory to the end at least */
+    double **ahead_bytes;  /* [border] by node and class: memory to the end at least */
     struct labels *labels; /* [border] */
     int price_count;
     double (*price)[MOST_CLASSES]; /* the chain's and one that is nearly the best */
-    double known_s;       /* of the best way so far */
+    double known_s;                /* of the best way so far */
     int most_labels;
     bool exact;
 };
@@ -43,7 +47,7 @@ enum hapt_status hapt_chain_init(struct chain *chain, int classes, int segment_c
 enum hapt_status hapt_chain_add_price(struct chain *chain, const double *price)
 {
     if (chain->price_count == chain->price_capacity) {
-        double (*grown)[MOST_CLASSES];
+        double(*grown)[MOST_CLASSES];
         const int capacity = chain->price_capacity ? 2 * chain->price_capacity : 16;
         HAPT_NEW(grown, chain->arena, capacity);
         if (chain->price_count) memcpy(grown, chain->price, (size_t)chain->price_count * sizeof *grown);
@@ -91,7 +95,8 @@ static enum hapt_status look_ahead(struct walk *walk)
         HAPT_NEW(walk->ahead_s[s], &walk->arena, layer->node_count * prices);
         HAPT_NEW(walk->ahead_bytes[s], &walk->arena, layer->node_count * classes);
         for (int n = 0; s < chain->segment_count && n < layer->node_count * prices; n++) walk->ahead_s[s][n] = INFINITY;
-        for (int n = 0; s < chain->segment_count && n < layer->node_count * classes; n++) walk->ahead_bytes[s][n] = INFINITY;
+        for (int n = 0; s < chain->segment_count && n < layer->node_count * classes; n++)
+            walk->ahead_bytes[s][n] = INFINITY;
         for (int a = 0; a < layer->arc_count; a++) {
             const struct chain_arc *arc = &layer->arc[a];
             for (int p = 0; p < prices; p++) {
@@ -113,7 +118,9 @@ static bool bound_label(const struct walk *walk, int border, struct label *label
     const struct chain *chain = walk->chain;
     label->bound = 0;
     for (int j = 0; j < chain->classes; j++)
-        if (label->bytes[j] + walk->ahead_bytes[border][label->node * chain->classes + j] > walk->limit[j] * (1 + ROUNDING)) return false;
+        if (label->bytes[j] + walk->ahead_bytes[border][label->node * chain->classes + j] >
+            walk->limit[j] * (1 + ROUNDING))
+            return false;
     for (int p = 0; p < walk->price_count; p++) {
         double bound = label->cost_s + walk->ahead_s[border][label->node * walk->price_count + p];
         for (int j = 0; j < chain->classes; j++) bound -= walk->price[p][j] * (walk->limit[j] - label->bytes[j]);
@@ -170,7 +177,8 @@ static void drop_dominated(struct walk *walk, struct labels *labels)
         bool dominated = false;
         if (kept > 0 && labels->label[kept - 1].node != labels->label[k].node) first = kept;
         const int from = walk->chain->classes == 1 && kept > first ? kept - 1 : first; /* the last one needs least */
-        for (int m = from; m < kept && !dominated; m++) dominated = needs_no_more(walk, &labels->label[m], &labels->label[k]);
+        for (int m = from; m < kept && !dominated; m++)
+            dominated = needs_no_more(walk, &labels->label[m], &labels->label[k]);
         if (!dominated) labels->label[kept++] = labels->label[k];
     }
     labels->count = kept;
@@ -232,7 +240,8 @@ static enum hapt_status try_price(struct walk *walk, const double *price, const 
     return HAPT_OK;
 }
 
-/* The chain's prices and, between the one that takes too much memory and the one that does not, nearly the best bound of all. */
+/* The chain's prices and, between the one that takes too much memory and the one that does not, nearly the best bound
+ * of all. */
 static enum hapt_status find_prices(struct walk *walk, const struct chain_arc **way)
 {
     const struct chain *chain = walk->chain;
@@ -249,8 +258,10 @@ static enum hapt_status find_prices(struct walk *walk, const struct chain_arc **
         HAPT_TRY(try_price(walk, price, way, bytes));
         bool within = true;
         for (int j = 0; j < chain->classes; j++) within = within && bytes[j] <= walk->limit[j];
-        if (within) high = part;
-        else low = part;
+        if (within)
+            high = part;
+        else
+            low = part;
     }
     for (int k = 0; k < 2; k++, walk->price_count++)
         for (int j = 0; j < chain->classes; j++) walk->price[walk->price_count][j] = (k ? high : low) * last[j];
@@ -310,10 +321,11 @@ static enum hapt_status walk_twice(struct walk *walk, const struct chain_arc **w
     return walk->exact ? HAPT_OK : walk_chain(walk, MOST_LABELS, way);
 }
 
-enum hapt_status hapt_chain_search(const struct chain *chain, const double *limit, double tolerance, const struct chain_arc **way,
-                                   double *cost_s, bool *exact)
+enum hapt_status hapt_chain_search(const struct chain *chain, const double *limit, double tolerance,
+                                   const struct chain_arc **way, double *cost_s, bool *exact)
 {
-    struct walk walk = {.chain = chain, .limit = limit, .tolerance = fmax(tolerance, ROUNDING), .known_s = INFINITY, .exact = true};
+    struct walk walk = {
+        .chain = chain, .limit = limit, .tolerance = fmax(tolerance, ROUNDING), .known_s = INFINITY, .exact = true};
     hapt_arena_init(&walk.arena);
     const enum hapt_status status = walk_twice(&walk, way);
     for (int s = 0; walk.labels && s <= chain->segment_count; s++) free(walk.labels[s].label);

@@ -18,7 +18,8 @@ static int64_t letter_size(const struct hapt_graph *graph, const struct hapt_op 
     for (int k = 0; k < op->input_count + op->output_count; k++) {
         const bool input = k < op->input_count;
         const int tensor = input ? op->input[k] : op->output[k - op->input_count];
-        const struct hapt_signature_operand *operand = input ? &signature->input[k] : &signature->output[k - op->input_count];
+        const struct hapt_signature_operand *operand =
+            input ? &signature->input[k] : &signature->output[k - op->input_count];
         for (int d = 0; tensor >= 0 && d < operand->dims; d++)
             if (operand->letter[d] == letter) return graph->tensor[tensor].shape[d];
     }
@@ -27,21 +28,22 @@ static int64_t letter_size(const struct hapt_graph *graph, const struct hapt_op 
     return at ? op->integer[at - sized] : 0;
 }
 
-enum hapt_status hapt_cut_rule_make(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis, int op,
-                                    struct hapt_cut cut, struct hapt_cut_rule *made)
+enum hapt_status hapt_cut_rule_make(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
+                                    int op, struct hapt_cut cut, struct hapt_cut_rule *made)
 {
     struct hapt_cut_rule rule = {.cut = cut};
     if (rule.cut.blocks < 1) rule.cut.blocks = 1;
     if (rule.cut.unit < 1) rule.cut.unit = 1;
     HAPT_TRY(hapt_rule_of_cut(sharding, axis_index, axis, op, rule.cut, &rule.rule));
     if (rule.rule.exchange && sharding->exchange[op] >= 0)
-        return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "operator %s would exchange over both axes", sharding->graph->op[op].name);
+        return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "operator %s would exchange over both axes",
+                         sharding->graph->op[op].name);
     if (cut.letter != HAPT_CUT_WHOLE && cut.letter != HAPT_CUT_PARTIAL) {
         const struct hapt_op *what = &sharding->shard->op[op];
         rule.units = letter_size(sharding->shard, what, cut.letter) / (rule.cut.blocks * rule.cut.unit);
         if (rule.units < axis->size)
-            return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "operator %s: index %c has fewer units than the axis has devices", what->name,
-                             cut.letter);
+            return hapt_fail(HAPT_ERR_INFEASIBLE, NULL,
+                             "operator %s: index %c has fewer units than the axis has devices", what->name, cut.letter);
     }
     *made = rule;
     return HAPT_OK;
@@ -65,7 +67,8 @@ enum hapt_status hapt_cuts_enumerate(const struct hapt_sharding *sharding, int a
     HAPT_TRY(hapt_grains_find(graph, arena, &grains));
     for (int o = 0; o < graph->op_count; o++) {
         struct hapt_cut cut[MOST_CUTS];
-        const int ratio = ratio_of ? ratio_of[graph->op[o].forward_op] : 0, listed = hapt_rule_cuts(graph, o, axis_index, axis, grains, cut, MOST_CUTS);
+        const int ratio = ratio_of ? ratio_of[graph->op[o].forward_op] : 0,
+                  listed = hapt_rule_cuts(graph, o, axis_index, axis, grains, cut, MOST_CUTS);
         struct hapt_cut_rule rule[MOST_CUTS];
         int count = 0;
         for (int c = 0; c < listed && c < MOST_CUTS; c++) {

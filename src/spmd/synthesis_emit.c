@@ -1,12 +1,14 @@
-/* From decisions to instructions, in the order of execution; slices of whole tensors are put in where they are first read. */
+/* From decisions to instructions, in the order of execution; slices of whole tensors are put in where they are first
+ * read. */
 #include <string.h>
 
 #include "synthesis_private.h"
 
-/* Versions there are of a tensor, and who sees them: what the forward part made, the operators of its maker and of those behind;
- * what the backward part made of an activation, and slices of parameters, the operators of one forward operator. Behind a border that
- * converts it the forward part goes on from what the border made alone, as the search did: a version that is read there stands in
- * front of its first reader, where the backward operators of that one see it too. */
+/* Versions there are of a tensor, and who sees them: what the forward part made, the operators of its maker and of
+ * those behind; what the backward part made of an activation, and slices of parameters, the operators of one forward
+ * operator. Behind a border that converts it the forward part goes on from what the border made alone, as the search
+ * did: a version that is read there stands in front of its first reader, where the backward operators of that one see
+ * it too. */
 struct versions {
     layout_set made, local;
     int maker[MOST_LAYOUTS], local_unit; /* the first that makes it */
@@ -19,11 +21,11 @@ struct emission {
     const struct chosen *chosen;
     struct hapt_axis_program *program;
     int capacity;
-    struct versions *made;          /* [tensor] */
-    int unit;                       /* forward operator of the step at hand */
+    struct versions *made; /* [tensor] */
+    int unit;              /* forward operator of the step at hand */
     bool backward;
-    int *written;                   /* [object] layout of a parameter's gradient + 1 */
-    int *border_of;                 /* [step] first border communication behind it, */
+    int *written;   /* [object] layout of a parameter's gradient + 1 */
+    int *border_of; /* [step] first border communication behind it, */
     struct hapt_arena *arena;
 };
 
@@ -51,7 +53,7 @@ static layout_set seen(struct emission *emission, int tensor)
     if (versions->converted && !emission->backward) return versions->since | versions->waiting;
     if (versions->local_unit != emission->unit) versions->local = 0;
     for (int l = 0; l < MOST_LAYOUTS; l++)
-        if (versions->maker[l] > emission->unit) set &= (layout_set)~(1u << l);
+        if (versions->maker[l] > emission->unit) set &= (layout_set) ~(1u << l);
     return set | versions->local | versions->waiting;
 }
 
@@ -73,22 +75,26 @@ static void note_version(struct emission *emission, int tensor, int layout)
 static void set_version(struct emission *emission, int tensor, int layout)
 {
     emission->made[tensor] = (struct versions){.made = (layout_set)(1u << layout), .local_unit = -1};
-    emission->made[tensor].maker[layout] = emission->problem->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER ? 0 : emission->unit;
+    emission->made[tensor].maker[layout] =
+        emission->problem->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER ? 0 : emission->unit;
 }
 
 static enum hapt_status put_conversion(struct emission *emission, int tensor, int from, int to)
 {
     const struct layouts *layouts = emission->problem->layouts[tensor];
     note_version(emission, tensor, to);
-    return put(emission, (struct hapt_axis_instruction){.op = -1, .tensor = tensor, .kind = layouts->convert_kind[from][to],
-                                                        .from = layouts->property[from], .to = layouts->property[to]});
+    return put(emission, (struct hapt_axis_instruction){.op = -1,
+                                                        .tensor = tensor,
+                                                        .kind = layouts->convert_kind[from][to],
+                                                        .from = layouts->property[from],
+                                                        .to = layouts->property[to]});
 }
 
 static void read_version(struct emission *emission, int tensor, int layout)
 {
     struct versions *versions = &emission->made[tensor];
     if (!(versions->waiting >> layout & 1u)) return;
-    versions->waiting &= (layout_set)~(1u << layout);
+    versions->waiting &= (layout_set) ~(1u << layout);
     note_version(emission, tensor, layout);
 }
 
@@ -99,7 +105,8 @@ static enum hapt_status put_slice(struct emission *emission, int tensor, int lay
     read_version(emission, tensor, layout);
     if (set >> layout & 1u) return HAPT_OK;
     if (!(set >> WHOLE & 1u))
-        return hapt_fail(HAPT_ERR_INTERNAL, NULL, "synthesis lost a version of %s", emission->problem->graph->tensor[tensor].name);
+        return hapt_fail(HAPT_ERR_INTERNAL, NULL, "synthesis lost a version of %s",
+                         emission->problem->graph->tensor[tensor].name);
     read_version(emission, tensor, WHOLE);
     return put_conversion(emission, tensor, WHOLE, layout);
 }
@@ -177,8 +184,11 @@ static enum hapt_status put_borders(struct emission *emission, int step, bool ba
         if (backward) HAPT_TRY(put_move(emission, object->tensor, from, to));
         if (backward || seen(emission, object->tensor) >> to & 1u) continue;
         if (!(versions->waiting >> from & 1u)) HAPT_TRY(put_slice(emission, object->tensor, from));
-        HAPT_TRY(put(emission, (struct hapt_axis_instruction){.op = -1, .tensor = object->tensor, .kind = layouts->convert_kind[from][to],
-                                                              .from = layouts->property[from], .to = layouts->property[to]}));
+        HAPT_TRY(put(emission, (struct hapt_axis_instruction){.op = -1,
+                                                              .tensor = object->tensor,
+                                                              .kind = layouts->convert_kind[from][to],
+                                                              .from = layouts->property[from],
+                                                              .to = layouts->property[to]}));
         versions->converted = true;
         versions->since = 0;
         versions->waiting = (layout_set)(1u << to);
@@ -198,7 +208,9 @@ static int layout_of_parameter(const struct emission *emission, int gradient)
 }
 
 /* An operator that an outer axis ends a step with, with what brings its input to where it reads it. */
-struct reduction { int object, place; };
+struct reduction {
+    int object, place;
+};
 
 static enum hapt_status put_reduction(struct emission *emission, int index, const struct reduction *reduction)
 {
@@ -208,11 +220,14 @@ static enum hapt_status put_reduction(struct emission *emission, int index, cons
     struct ending_way way;
     hapt_ending_trace(problem, reduction->object, written, layout_of_parameter(emission, reduction->object), &way);
     if (way.arrive[k] != way.need[k])
-        HAPT_TRY(put_conversion(emission, hapt_ending_tensor(problem, reduction->object, &way, k), way.arrive[k], way.need[k]));
-    return put(emission, (struct hapt_axis_instruction){.op = step->op, .cut = step->choice[way.choice[k]].rule->cut, .tensor = -1});
+        HAPT_TRY(put_conversion(emission, hapt_ending_tensor(problem, reduction->object, &way, k), way.arrive[k],
+                                way.need[k]));
+    return put(emission, (struct hapt_axis_instruction){
+                             .op = step->op, .cut = step->choice[way.choice[k]].rule->cut, .tensor = -1});
 }
 
-/* All of them in order; then every gradient to the layout of its parameter, once for all parts that come in one layout. */
+/* All of them in order; then every gradient to the layout of its parameter, once for all parts that come in one layout.
+ */
 static enum hapt_status put_end(struct emission *emission)
 {
     const struct problem *problem = emission->problem;

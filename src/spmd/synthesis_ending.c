@@ -103,16 +103,19 @@ static void add_bytes(const struct problem *problem, int tensor, int layout, dou
 }
 
 /* All-reduces, of this axis and of the outer one, work in place. */
-static void count_bytes(const struct problem *problem, int tensor, int written, int wanted, const struct ending_way *way, double *bytes)
+static void count_bytes(const struct problem *problem, int tensor, int written, int wanted,
+                        const struct ending_way *way, double *bytes)
 {
     add_bytes(problem, tensor, written, bytes);
     for (int k = 0; k <= way->length; k++) {
         const int at = tensor_at(problem, tensor, way->chain, k), need = k < way->length ? way->need[k] : wanted;
-        if (need != way->arrive[k] && !(way->arrive[k] == PARTIAL && need == WHOLE)) add_bytes(problem, at, need, bytes);
+        if (need != way->arrive[k] && !(way->arrive[k] == PARTIAL && need == WHOLE))
+            add_bytes(problem, at, need, bytes);
         if (k == way->length) break;
         const struct hapt_op *op = &problem->graph->op[problem->reduce[way->chain[k]].op];
         const bool sums = hapt_op_type_at(op->type)->collective == HAPT_COLLECTIVE_ALL_REDUCE;
-        if (!sums || problem->written_by[op->output[0]] > 1) add_bytes(problem, op->output[0], way->arrive[k + 1], bytes);
+        if (!sums || problem->written_by[op->output[0]] > 1)
+            add_bytes(problem, op->output[0], way->arrive[k + 1], bytes);
     }
 }
 
@@ -125,7 +128,10 @@ static void fill(struct problem *problem, int tensor, struct ending *ending)
         struct walk walk;
         walk_from(problem, tensor, from, &walk);
         for (int k = 0; k < walk.length; k++)
-            problem->joins_parts = problem->joins_parts || hapt_op_type_at(problem->graph->op[problem->reduce[walk.chain[k]].op].type)->collective == HAPT_COLLECTIVE_NONE;
+            problem->joins_parts =
+                problem->joins_parts ||
+                hapt_op_type_at(problem->graph->op[problem->reduce[walk.chain[k]].op].type)->collective ==
+                    HAPT_COLLECTIVE_NONE;
         for (int to = 0; to < count; to++) {
             struct ending_way way;
             ending->seconds[from][to] = walk.need_s[walk.length][to];

@@ -16,7 +16,9 @@ static enum hapt_status note_outcome(struct search *search, const struct border 
 {
     const int width = search->segment->end_count;
     int at = 0;
-    while (at < search->outcome_count && memcmp(search->outcome[at].word, border->word, (size_t)width * sizeof(uint32_t))) at++;
+    while (at < search->outcome_count &&
+           memcmp(search->outcome[at].word, border->word, (size_t)width * sizeof(uint32_t)))
+        at++;
     if (at < search->outcome_count && at_most(search->outcome[at].cost_s, border->cost)) return HAPT_OK;
     if (at == search->outcome_count) {
         if (at == search->outcome_capacity) {
@@ -46,9 +48,10 @@ static enum hapt_status note_outcome(struct search *search, const struct border 
     return HAPT_OK;
 }
 
-/* What is kept of an activation for backward steps in front of the end is paid there, but for the layout that it crosses in: steps
- * behind may want that, too, and it is kept once. */
-static layout_set cross_kept(const struct search *search, struct border *border, const struct object *object, uint32_t word, int layout)
+/* What is kept of an activation for backward steps in front of the end is paid there, but for the layout that it
+ * crosses in: steps behind may want that, too, and it is kept once. */
+static layout_set cross_kept(const struct search *search, struct border *border, const struct object *object,
+                             uint32_t word, int layout)
 {
     const layout_set set = (layout_set)(1u << layout);
     if (!search->problem->counts_memory) return 0;
@@ -106,7 +109,8 @@ enum hapt_status hapt_end_reach(struct search *search, int index)
     const struct state *state = &search->state[index];
     struct border border = {.state = index, .cost = state->base};
     double together = 0;
-    for (int j = 0; search->problem->counts_memory && j < search->classes; j++) border.bytes[j] = state->vector[2 * search->classes + j];
+    for (int j = 0; search->problem->counts_memory && j < search->classes; j++)
+        border.bytes[j] = state->vector[2 * search->classes + j];
     for (int j = 0; search->vectors && j < search->classes; j++)
         together = fmax(together, state->vector[j] + state->vector[search->classes + j]);
     if (search->vectors && !search->meets)

@@ -1,6 +1,7 @@
 /*
- * Folding: forward operators in their order, and behind each one the backward operators that belong to it or to earlier ones, taken
- * from the list's end. At any place the steps so far are a prefix of the forward part and a suffix of the backward part.
+ * Folding: forward operators in their order, and behind each one the backward operators that belong to it or to earlier
+ * ones, taken from the list's end. At any place the steps so far are a prefix of the forward part and a suffix of the
+ * backward part.
  */
 #include <math.h>
 #include <string.h>
@@ -12,7 +13,7 @@
 struct fold {
     struct problem *problem;
     const struct layouts *const *layouts;
-    int *value;     /* [tensor] object of its value as it stands, of parameters and their gradients the one object */
+    int *value; /* [tensor] object of its value as it stands, of parameters and their gradients the one object */
     int (*input)[HAPT_MAX_INPUTS], (*output)[HAPT_MAX_OUTPUTS], (*previous)[HAPT_MAX_OUTPUTS]; /* [op] objects */
     bool *produced; /* [object] by a step already, or decided by its first reader */
 };
@@ -20,8 +21,12 @@ struct fold {
 static int object_add(struct fold *fold, enum object_kind kind, int tensor)
 {
     struct problem *problem = fold->problem;
-    problem->object[problem->object_count] = (struct object){
-        .kind = kind, .tensor = tensor, .layouts = fold->layouts[tensor], .first = NONE, .last = NONE, .parameter = NONE};
+    problem->object[problem->object_count] = (struct object){.kind = kind,
+                                                             .tensor = tensor,
+                                                             .layouts = fold->layouts[tensor],
+                                                             .first = NONE,
+                                                             .last = NONE,
+                                                             .parameter = NONE};
     return problem->object_count++;
 }
 
@@ -53,7 +58,8 @@ static void name_values(struct fold *fold)
                 }
             } else {
                 if (op->accumulate >> i & 1u) fold->previous[o][i] = fold->value[tensor];
-                fold->value[tensor] = object_add(fold, o < graph->forward_count ? OBJECT_FORWARD : OBJECT_GRADIENT, tensor);
+                fold->value[tensor] =
+                    object_add(fold, o < graph->forward_count ? OBJECT_FORWARD : OBJECT_GRADIENT, tensor);
             }
             fold->output[o][i] = fold->value[tensor];
         }
@@ -93,7 +99,8 @@ static void order_steps(struct fold *fold)
     for (int o = 0; o < graph->forward_count; o++) {
         append(fold, o, false);
         if (o + 1 < graph->forward_count && graph->op[o + 1].forward_op == graph->op[o].forward_op) continue;
-        while (tail > graph->forward_count && is_ready(fold, tail - 1, graph->op[o].forward_op)) append(fold, --tail, true);
+        while (tail > graph->forward_count && is_ready(fold, tail - 1, graph->op[o].forward_op))
+            append(fold, --tail, true);
     }
     while (tail > graph->forward_count) append(fold, --tail, true);
 }
@@ -105,8 +112,8 @@ static void touch(struct problem *problem, int object, int step)
     problem->object[object].last = step;
 }
 
-/* Marks, from the last step on, who is the last to read a value: of a gradient in all, of an activation among the backward operators
- * of one forward operator. */
+/* Marks, from the last step on, who is the last to read a value: of a gradient in all, of an activation among the
+ * backward operators of one forward operator. */
 static void note_last_readers(struct problem *problem, int *read)
 {
     for (int s = problem->step_count - 1; s >= 0; s--) {

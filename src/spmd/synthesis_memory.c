@@ -4,7 +4,8 @@
 double hapt_priced_seconds(const struct problem *problem, const struct layouts *layouts, int layout, double times)
 {
     double seconds = 0;
-    for (int j = 0; j < problem->classes; j++) seconds += problem->multiplier[j] * layout_bytes(layouts, layout, j) * times;
+    for (int j = 0; j < problem->classes; j++)
+        seconds += problem->multiplier[j] * layout_bytes(layouts, layout, j) * times;
     return seconds;
 }
 
@@ -24,11 +25,13 @@ layout_set hapt_kept_versions(uint32_t word)
 
 double hapt_kept_seconds(const struct problem *problem, const struct object *object, uint32_t word)
 {
-    const layout_set made = made_of(word), awaited = awaited_of(word), later = (layout_set)(awaited & ~closure_of(object->layouts, made));
+    const layout_set made = made_of(word), awaited = awaited_of(word),
+                     later = (layout_set)(awaited & ~closure_of(object->layouts, made));
     const layout_set kept = later ? (layout_set)(awaited & made) : hapt_kept_versions(word);
     double sum = 0, most = 0;
     for (int l = 0; l < object->layouts->count; l++) {
-        const double seconds = (kept | later) >> l & 1u ? hapt_priced_seconds(problem, object->layouts, l, problem->in_flight) : 0;
+        const double seconds =
+            (kept | later) >> l & 1u ? hapt_priced_seconds(problem, object->layouts, l, problem->in_flight) : 0;
         if (kept >> l & 1u) sum += seconds;
         if (later >> l & 1u && seconds > most) most = seconds;
     }

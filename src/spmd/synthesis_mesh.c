@@ -11,7 +11,7 @@
 struct beside {
     const struct hapt_mesh_costs *costs;
     int axis, outer_size;
-    const struct hapt_sharding *sharding; /* so far */
+    const struct hapt_sharding *sharding;  /* so far */
     const double *op_share, *tensor_share; /* [of its graph] what the other axis is expected to leave; NULL: all */
 };
 
@@ -21,7 +21,8 @@ static double bytes_on(const struct beside *beside, int tensor)
 }
 
 /* A collective of the outer axis, on the part that an inner rank has. */
-static double outer_s(const struct beside *beside, const struct hapt_op *op, enum hapt_collective_kind kind, double part)
+static double outer_s(const struct beside *beside, const struct hapt_op *op, enum hapt_collective_kind kind,
+                      double part)
 {
     const double in = bytes_on(beside, op->input[0]), out = bytes_on(beside, op->output[0]);
     const double bytes = kind == HAPT_COLLECTIVE_ALL_TO_ALL ? beside->outer_size * in : fmax(in, out);
@@ -39,10 +40,13 @@ static double compute_s(const void *context, const struct hapt_spmd_work *work, 
     (void)device;
     its.graph = sharding->shard;
     if (type->collective) return outer_s(beside, &sharding->graph->op[work->op], type->collective, part);
-    double seconds = beside->costs->compute_s(beside->costs->context, &its, beside->op_share ? beside->op_share[work->op] : 1);
+    double seconds =
+        beside->costs->compute_s(beside->costs->context, &its, beside->op_share ? beside->op_share[work->op] : 1);
     if (sharding->exchange[work->op] >= 0)
-        seconds += type->exchanges * beside->costs->collective_s(beside->costs->context, sharding->exchange[work->op], HAPT_COLLECTIVE_ALL_REDUCE,
-                                                                 part * hapt_sharding_exchange_bytes(sharding->shard, work->op) / type->exchanges, 0);
+        seconds +=
+            type->exchanges * beside->costs->collective_s(
+                                  beside->costs->context, sharding->exchange[work->op], HAPT_COLLECTIVE_ALL_REDUCE,
+                                  part * hapt_sharding_exchange_bytes(sharding->shard, work->op) / type->exchanges, 0);
     return seconds;
 }
 
@@ -81,7 +85,8 @@ struct mesh_search {
     struct hapt_axis_program known[8];
 };
 
-static enum hapt_status options_of(const struct mesh_search *search, int size, bool limited, struct hapt_synthesis_options *options)
+static enum hapt_status options_of(const struct mesh_search *search, int size, bool limited,
+                                   struct hapt_synthesis_options *options)
 {
     const struct hapt_mesh_options *all = search->options;
     double *limit = NULL;
@@ -108,7 +113,10 @@ static enum hapt_status passed(enum hapt_status status, bool *made)
     return HAPT_OK;
 }
 
-struct way { const struct hapt_axis_program *outer, *inner; const char *outer_by, *inner_by; };
+struct way {
+    const struct hapt_axis_program *outer, *inner;
+    const char *outer_by, *inner_by;
+};
 
 static void tell(const struct mesh_search *search, const struct way *way, double cost_s, double memory_bytes)
 {
@@ -117,7 +125,11 @@ static void tell(const struct mesh_search *search, const struct way *way, double
 }
 
 /* Hears what a search of the last axis finds. */
-struct hearing { const struct mesh_search *search; struct way way; int axis; };
+struct hearing {
+    const struct mesh_search *search;
+    struct way way;
+    int axis;
+};
 
 static void hear(void *context, const struct hapt_axis_program *program, double cost_s, double memory_bytes)
 {
@@ -127,8 +139,9 @@ static void hear(void *context, const struct hapt_axis_program *program, double 
 }
 
 /* `last`: the axis that comes first is there already, or NULL. `limited`: within the memory. */
-static enum hapt_status synthesise_axis(struct mesh_search *search, const struct beside *beside, const struct way *last, bool limited,
-                                        struct hapt_axis_program *program, struct hapt_synthesis_report *report, bool *made)
+static enum hapt_status synthesise_axis(struct mesh_search *search, const struct beside *beside, const struct way *last,
+                                        bool limited, struct hapt_axis_program *program,
+                                        struct hapt_synthesis_report *report, bool *made)
 {
     const struct hapt_axis *axis = &search->axis[beside->axis];
     const struct hapt_spmd_costs costs = costs_of(beside);
@@ -140,13 +153,16 @@ static enum hapt_status synthesise_axis(struct mesh_search *search, const struct
         options.found = hear;
         options.found_context = &hearing;
     }
-    HAPT_TRY(passed(hapt_synthesise(beside->sharding, beside->axis, axis, &costs, &options, search->scratch, program, report), made));
+    HAPT_TRY(passed(
+        hapt_synthesise(beside->sharding, beside->axis, axis, &costs, &options, search->scratch, program, report),
+        made));
     if (*made) search->report.expanded += report->expanded;
     return HAPT_OK;
 }
 
 /* A program of both: kept when it fits and costs least. */
-static void consider(struct mesh_search *search, const struct way *way, const struct hapt_synthesis_report *report, bool plain)
+static void consider(struct mesh_search *search, const struct way *way, const struct hapt_synthesis_report *report,
+                     bool plain)
 {
     const double limit = search->options->memory_bytes;
     search->report.tried++;
@@ -161,27 +177,36 @@ static void consider(struct mesh_search *search, const struct way *way, const st
     search->report.inner_by = way->inner_by;
 }
 
-static enum hapt_status price_plain(struct mesh_search *search, const struct beside *beside, const struct hapt_axis_program *program,
-                                    struct hapt_synthesis_report *report, bool *made)
+static enum hapt_status price_plain(struct mesh_search *search, const struct beside *beside,
+                                    const struct hapt_axis_program *program, struct hapt_synthesis_report *report,
+                                    bool *made)
 {
     const struct hapt_spmd_costs costs = costs_of(beside);
     const struct hapt_axis *axis = &search->axis[beside->axis];
     struct hapt_synthesis_options options;
     struct hapt_program_price price;
     HAPT_TRY(options_of(search, axis->size, true, &options));
-    HAPT_TRY(passed(hapt_axis_program_price(beside->sharding, beside->axis, axis, &costs, &options, program, search->scratch, &price), made));
+    HAPT_TRY(passed(hapt_axis_program_price(beside->sharding, beside->axis, axis, &costs, &options, program,
+                                            search->scratch, &price),
+                    made));
     if (!*made) return HAPT_OK;
-    *report = (struct hapt_synthesis_report){.cost_s = price.cost_s, .compute_s = price.compute_s, .communicate_s = price.communicate_s,
-                                             .end_s = price.end_s, .stages = price.stages, .because = "no axis was searched"};
-    for (int rank = 0; rank < axis->size; rank++) report->memory_bytes = fmax(report->memory_bytes, price.memory_bytes[rank]);
+    *report = (struct hapt_synthesis_report){.cost_s = price.cost_s,
+                                             .compute_s = price.compute_s,
+                                             .communicate_s = price.communicate_s,
+                                             .end_s = price.end_s,
+                                             .stages = price.stages,
+                                             .because = "no axis was searched"};
+    for (int rank = 0; rank < axis->size; rank++)
+        report->memory_bytes = fmax(report->memory_bytes, price.memory_bytes[rank]);
     return HAPT_OK;
 }
 
-static enum hapt_status plain_program(struct mesh_search *search, const struct hapt_sharding *sharding, int axis, bool tensor,
-                                      struct hapt_axis_program **program, bool *made)
+static enum hapt_status plain_program(struct mesh_search *search, const struct hapt_sharding *sharding, int axis,
+                                      bool tensor, struct hapt_axis_program **program, bool *made)
 {
-    return passed((tensor ? hapt_axis_program_tensor_parallel : hapt_axis_program_data_parallel)(sharding, axis, &search->axis[axis],
-                                                                                                  search->scratch, program), made);
+    return passed((tensor ? hapt_axis_program_tensor_parallel : hapt_axis_program_data_parallel)(
+                      sharding, axis, &search->axis[axis], search->scratch, program),
+                  made);
 }
 
 /* ---- the last axis, over what is there ---- */
@@ -189,7 +214,8 @@ static enum hapt_status plain_program(struct mesh_search *search, const struct h
 static const char *const plain_name[] = {"rows", "tensor parallel"};
 static const char by_synthesis[] = "synthesised";
 
-static enum hapt_status finish_plain(struct mesh_search *search, const struct beside *beside, struct way way, bool plain_outer)
+static enum hapt_status finish_plain(struct mesh_search *search, const struct beside *beside, struct way way,
+                                     bool plain_outer)
 {
     for (int tensor = 0; tensor < 2; tensor++) {
         struct hapt_synthesis_report report;
@@ -226,15 +252,18 @@ static bool same_program(const struct hapt_axis_program *a, const struct hapt_ax
     for (int i = 0; i < a->count; i++) {
         const struct hapt_axis_instruction *x = &a->instruction[i], *y = &b->instruction[i];
         if (x->op != y->op) return false;
-        if (x->op >= 0 ? x->cut.letter != y->cut.letter || x->cut.blocks != y->cut.blocks || x->cut.unit != y->cut.unit || x->cut.ratio != y->cut.ratio
-                       : x->tensor != y->tensor || x->kind != y->kind || !hapt_property_same(x->from, y->from) || !hapt_property_same(x->to, y->to))
+        if (x->op >= 0 ? x->cut.letter != y->cut.letter || x->cut.blocks != y->cut.blocks ||
+                             x->cut.unit != y->cut.unit || x->cut.ratio != y->cut.ratio
+                       : x->tensor != y->tensor || x->kind != y->kind || !hapt_property_same(x->from, y->from) ||
+                             !hapt_property_same(x->to, y->to))
             return false;
     }
     return true;
 }
 
 /* The inner axis in every way that is asked for, over an outer program that was not looked at yet. */
-static enum hapt_status go_inside(struct mesh_search *search, const struct hapt_axis_program *outer, const char *outer_by, bool plain_outer)
+static enum hapt_status go_inside(struct mesh_search *search, const struct hapt_axis_program *outer,
+                                  const char *outer_by, bool plain_outer)
 {
     const unsigned ways = search->options->ways ? search->options->ways : HAPT_MESH_ALL;
     struct hapt_sharding *sharding;
@@ -243,9 +272,11 @@ static enum hapt_status go_inside(struct mesh_search *search, const struct hapt_
         if (same_program(&search->known[k], outer)) return HAPT_OK;
     HAPT_ASSERT(search->known_count < (int)(sizeof search->known / sizeof *search->known));
     search->known[search->known_count++] = *outer;
-    HAPT_TRY(passed(hapt_sharding_apply(search->trivial, 0, &search->axis[0], outer, search->scratch, &sharding), &made));
+    HAPT_TRY(
+        passed(hapt_sharding_apply(search->trivial, 0, &search->axis[0], outer, search->scratch, &sharding), &made));
     if (!made) return HAPT_OK;
-    const struct beside beside = {.costs = search->costs, .axis = 1, .outer_size = search->axis[0].size, .sharding = sharding};
+    const struct beside beside = {
+        .costs = search->costs, .axis = 1, .outer_size = search->axis[0].size, .sharding = sharding};
     const struct way way = {.outer = outer, .outer_by = outer_by};
     if (plain_outer || (ways & HAPT_MESH_PLAIN_INNER)) HAPT_TRY(finish_plain(search, &beside, way, plain_outer));
     if (plain_outer && !(ways & HAPT_MESH_PLAIN_OUTER)) return HAPT_OK;
@@ -254,7 +285,9 @@ static enum hapt_status go_inside(struct mesh_search *search, const struct hapt_
 
 /* ---- the first axis, for what is expected of the other ---- */
 
-struct expected { double *op_share, *tensor_share; };
+struct expected {
+    double *op_share, *tensor_share;
+};
 
 /* An even share of everything; of the outer axis: of everything but parameters. */
 static enum hapt_status expect_even(struct mesh_search *search, int other, struct expected *expected)
@@ -275,12 +308,14 @@ static double largest_share(const struct hapt_axis *axis, int ratio, int64_t uni
 {
     double most = 0;
     if (!hapt_axis_split(axis, ratio, units, first)) return 1;
-    for (int rank = 0; rank < axis->size; rank++) most = fmax(most, (double)(first[rank + 1] - first[rank]) / (double)units);
+    for (int rank = 0; rank < axis->size; rank++)
+        most = fmax(most, (double)(first[rank + 1] - first[rank]) / (double)units);
     return most;
 }
 
 /* What a program of the inner axis alone leaves. */
-static enum hapt_status expect_program(struct mesh_search *search, const struct hapt_axis_program *inner, struct expected *expected)
+static enum hapt_status expect_program(struct mesh_search *search, const struct hapt_axis_program *inner,
+                                       struct expected *expected)
 {
     const struct hapt_sharding *trivial = search->trivial;
     const struct hapt_axis *axis = &search->axis[1];
@@ -298,15 +333,20 @@ static enum hapt_status expect_program(struct mesh_search *search, const struct 
         expected->op_share[instruction->op] = rule.units ? largest_share(axis, rule.cut.ratio, rule.units, first) : 1;
     }
     for (int t = 0; t < trivial->graph->tensor_count; t++) /* versions stand behind the tensors of the source */
-        expected->tensor_share[t] = (double)hapt_tensor_elements(&sharding->shard->tensor[t]) / (double)hapt_tensor_elements(&trivial->graph->tensor[t]);
+        expected->tensor_share[t] = (double)hapt_tensor_elements(&sharding->shard->tensor[t]) /
+                                    (double)hapt_tensor_elements(&trivial->graph->tensor[t]);
     return HAPT_OK;
 }
 
 static enum hapt_status first_axis(struct mesh_search *search, int axis, const struct expected *expected, bool limited,
                                    struct hapt_axis_program **program, bool *made)
 {
-    const struct beside beside = {.costs = search->costs, .axis = axis, .outer_size = search->axis[0].size, .sharding = search->trivial,
-                                  .op_share = expected->op_share, .tensor_share = expected->tensor_share};
+    const struct beside beside = {.costs = search->costs,
+                                  .axis = axis,
+                                  .outer_size = search->axis[0].size,
+                                  .sharding = search->trivial,
+                                  .op_share = expected->op_share,
+                                  .tensor_share = expected->tensor_share};
     struct hapt_synthesis_report report;
     HAPT_NEW(*program, search->scratch, 1);
     return synthesise_axis(search, &beside, NULL, limited, *program, &report, made);
@@ -355,7 +395,8 @@ static enum hapt_status search_both(struct mesh_search *search)
 
 static enum hapt_status search_one(struct mesh_search *search, int axis)
 {
-    const struct beside beside = {.costs = search->costs, .axis = axis, .outer_size = search->axis[0].size, .sharding = search->trivial};
+    const struct beside beside = {
+        .costs = search->costs, .axis = axis, .outer_size = search->axis[0].size, .sharding = search->trivial};
     const struct way way = {.outer_by = "one device", .inner_by = "one device"};
     HAPT_TRY(finish_plain(search, &beside, way, true));
     return finish_synthesised(search, &beside, way);
@@ -380,7 +421,8 @@ static enum hapt_status apply_best(struct mesh_search *search, const struct hapt
 }
 
 static enum hapt_status synthesise_mesh(struct mesh_search *search, const struct hapt_graph *graph,
-                                        const struct hapt_axis_program *program[HAPT_MESH_AXES], struct hapt_sharding **sharding)
+                                        const struct hapt_axis_program *program[HAPT_MESH_AXES],
+                                        struct hapt_sharding **sharding)
 {
     struct hapt_sharding *trivial;
     HAPT_TRY(hapt_sharding_trivial(graph, search->scratch, &trivial));
@@ -392,7 +434,8 @@ static enum hapt_status synthesise_mesh(struct mesh_search *search, const struct
         HAPT_TRY(search_one(search, search->axis[0].size > 1 ? 0 : 1));
     if (search->found) return apply_best(search, program, sharding);
     return hapt_fail(HAPT_ERR_INFEASIBLE, "use more devices, a smaller microbatch or more stages",
-                     "no program of %d x %d devices was found that fits their memory", search->axis[0].size, search->axis[1].size);
+                     "no program of %d x %d devices was found that fits their memory", search->axis[0].size,
+                     search->axis[1].size);
 }
 
 enum hapt_status hapt_synthesise_mesh(const struct hapt_graph *graph, const struct hapt_axis axis[HAPT_MESH_AXES],
@@ -403,7 +446,8 @@ enum hapt_status hapt_synthesise_mesh(const struct hapt_graph *graph, const stru
     struct hapt_arena scratch;
     struct mesh_search search = {.axis = axis, .costs = costs, .options = options, .arena = arena, .scratch = &scratch};
     const double start_s = hapt_time_s();
-    if (axis[0].size < 2 && axis[1].size < 2) return hapt_fail(HAPT_ERR_INPUT, NULL, "a mesh of one device has nothing to share out");
+    if (axis[0].size < 2 && axis[1].size < 2)
+        return hapt_fail(HAPT_ERR_INPUT, NULL, "a mesh of one device has nothing to share out");
     hapt_arena_init(&scratch);
     const enum hapt_status status = synthesise_mesh(&search, graph, program, sharding);
     hapt_arena_release(&scratch);

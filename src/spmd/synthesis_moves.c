@@ -1,12 +1,12 @@
 /*
  * Steps of the search: an operator's cut, the communications in front of it and those behind it.
  *
- * Partial sums are removed behind their writer. What is added to a gradient in another layout than the gradient has is brought to
- * that one behind the operator, too. All other communications stand in front of the operator that needs them first: a forward step
- * makes a version from the cheapest one that the prefix has. A backward step reads an activation that the forward part has made by
- * then, or makes what it needs for itself and the other backward operators of its forward operator; a version of a gradient is
- * waited for, or made from one that is waited for instead. A whole tensor may be made where a shard is needed: others may need
- * the rest.
+ * Partial sums are removed behind their writer. What is added to a gradient in another layout than the gradient has is
+ * brought to that one behind the operator, too. All other communications stand in front of the operator that needs them
+ * first: a forward step makes a version from the cheapest one that the prefix has. A backward step reads an activation
+ * that the forward part has made by then, or makes what it needs for itself and the other backward operators of its
+ * forward operator; a version of a gradient is waited for, or made from one that is waited for instead. A whole tensor
+ * may be made where a shard is needed: others may need the rest.
  */
 #include <math.h>
 
@@ -152,14 +152,15 @@ static void need_forward(struct advance *advance, int operand, int index, int ne
     }
 }
 
-/* Of an activation the forward part's versions are there; others are made for the operators of one forward operator alone. What is
- * waited for and there is remembered where memory matters: it is kept from the forward part on. */
+/* Of an activation the forward part's versions are there; others are made for the operators of one forward operator
+ * alone. What is waited for and there is remembered where memory matters: it is kept from the forward part on. */
 static void need_activation(struct advance *advance, int operand, int index, int need)
 {
     const struct object *object = &advance->problem->object[index];
     const struct layouts *layouts = object->layouts;
     const layout_set made = made_of(advance->word[index]), awaited = awaited_of(advance->word[index]);
-    const layout_set there = closure_of(layouts, made), remember = advance->problem->counts_memory ? (layout_set)~0u : (layout_set)~there;
+    const layout_set there = closure_of(layouts, made),
+                     remember = advance->problem->counts_memory ? (layout_set)~0u : (layout_set)~there;
     const bool last = advance->step->last_reader >> operand & 1u;
     const layout_set waiting = (layout_set)((awaited | 1u << need) & remember);
     if (!last || !(waiting & ~there)) go_on_with(advance, operand, index, word_of(made, waiting));
@@ -168,10 +169,12 @@ static void need_activation(struct advance *advance, int operand, int index, int
         const layout_set rest = (layout_set)(awaited & (~closure_of(layouts, (layout_set)(1u << to)) | there));
         const int only = cheapest_source(layouts, there, to);
         for (int from = 0; from < layouts->count; from++) {
-            if (from == to || from == PARTIAL || !(there >> from & 1u) || !isfinite(layouts->convert_s[from][to])) continue;
+            if (from == to || from == PARTIAL || !(there >> from & 1u) || !isfinite(layouts->convert_s[from][to]))
+                continue;
             if (from != only && !advance->problem->memory_resource) continue;
             if (last && rest & ~there) continue;
-            go_on_with_move(advance, operand, index, word_of(made, (layout_set)((rest | 1u << from) & remember)), from, to);
+            go_on_with_move(advance, operand, index, word_of(made, (layout_set)((rest | 1u << from) & remember)), from,
+                            to);
         }
         if (to == WHOLE) return;
     }
@@ -232,8 +235,8 @@ static void go_on(struct advance *advance, int operand)
 
 static void write_outputs(struct advance *advance, int o);
 
-/* In long models the versions of a gradient that its readers wait for are made behind its writer, each by a conversion of its own
- * or all by the whole one: states wait for few sets then. */
+/* In long models the versions of a gradient that its readers wait for are made behind its writer, each by a conversion
+ * of its own or all by the whole one: states wait for few sets then. */
 static bool convert_landed(struct advance *advance, int o, int layout, layout_set lacking)
 {
     const struct layouts *layouts = advance->problem->object[advance->step->output[o]].layouts;
@@ -274,7 +277,8 @@ static bool land(struct advance *advance, int o, int layout)
         *word = (uint32_t)layout + 1;
         return fits;
     }
-    const layout_set lacking = (layout_set)(awaited_of(*word) & ~closure_of(object->layouts, (layout_set)(1u << layout)));
+    const layout_set lacking =
+        (layout_set)(awaited_of(*word) & ~closure_of(object->layouts, (layout_set)(1u << layout)));
     *word = 0;
     return !lacking || (!advance->problem->options->exact && convert_landed(advance, o, layout, lacking));
 }
@@ -288,7 +292,8 @@ static void write_moved(struct advance *advance, int o, int from)
     const bool synchronises = advance->synchronises_after;
     const unsigned char moves = advance->decision.move_count;
     for (int to = 0; to < layouts->count; to++) {
-        if (to == from || !isfinite(layouts->convert_s[from][to]) || advance->decision.move_count == MOST_MOVES) continue;
+        if (to == from || !isfinite(layouts->convert_s[from][to]) || advance->decision.move_count == MOST_MOVES)
+            continue;
         note_move(advance, OPERANDS + o, from, to);
         advance->after_s += layouts->convert_s[from][to];
         advance->synchronises_after = synchronises || from != WHOLE;

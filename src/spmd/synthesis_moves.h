@@ -14,8 +14,8 @@ struct advance {
     double moved_s, after_s; /* communications in front of the operator and behind it */
     bool synchronises, synchronises_after;
     int landed[HAPT_MAX_OUTPUTS]; /* layouts of outputs behind it */
-    double later_s;      /* gradients of parameters that are done, and memory by its price */
-    double memory[MOST_CLASSES]; /* bytes that are settled */
+    double later_s;               /* gradients of parameters that are done, and memory by its price */
+    double memory[MOST_CLASSES];  /* bytes that are settled */
     void (*found)(struct advance *advance, void *context);
     void *context;
 };

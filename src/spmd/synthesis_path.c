@@ -1,6 +1,6 @@
 /*
- * Segments and the shortest path through them. A segment is searched once for its structure and what its start looks like; a node of
- * the path is the layouts of the tensors that cross a cut.
+ * Segments and the shortest path through them. A segment is searched once for its structure and what its start looks
+ * like; a node of the path is the layouts of the tensors that cross a cut.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -17,9 +17,9 @@ enum { SEGMENT_MINIMUM = 4, SEGMENT_MOST = 24, MOST_CROSSING = 8, MOST_NODES = 5
 
 struct cutting {
     const struct problem *problem;
-    int *crossing;   /* [step] activations and gradients that cross in front of it; -1: no place for a cut */
+    int *crossing;       /* [step] activations and gradients that cross in front of it; -1: no place for a cut */
     int *forward_before; /* [step + 1] forward steps in front of it */
-    bool *cut;       /* [step] */
+    bool *cut;           /* [step] */
 };
 
 static void split_long(struct cutting *cutting, int first, int end)
@@ -29,7 +29,8 @@ static void split_long(struct cutting *cutting, int first, int end)
     if (before[end] - before[first] <= SEGMENT_MOST) return;
     for (int s = first + 1; s < end; s++) {
         const int left = before[s] - before[first], right = before[end] - before[s];
-        if (cutting->crossing[s] < 0 || cutting->crossing[s] > MOST_CROSSING || left < SEGMENT_MINIMUM || right < SEGMENT_MINIMUM)
+        if (cutting->crossing[s] < 0 || cutting->crossing[s] > MOST_CROSSING || left < SEGMENT_MINIMUM ||
+            right < SEGMENT_MINIMUM)
             continue;
         if (best != NONE && cutting->crossing[s] >= cutting->crossing[best]) continue;
         best = s;
@@ -62,7 +63,8 @@ static void choose_cuts(struct cutting *cutting)
     }
 }
 
-static enum hapt_status find_segments(const struct problem *problem, struct hapt_arena *arena, struct segment **segments, int *count)
+static enum hapt_status find_segments(const struct problem *problem, struct hapt_arena *arena,
+                                      struct segment **segments, int *count)
 {
     struct cutting cutting = {.problem = problem};
     HAPT_NEW(cutting.crossing, arena, problem->step_count + 1);
@@ -70,7 +72,8 @@ static enum hapt_status find_segments(const struct problem *problem, struct hapt
     HAPT_NEW(cutting.cut, arena, problem->step_count + 1);
     for (int k = 0; k < problem->object_count; k++) {
         const struct object *object = &problem->object[k];
-        if (object->first < 0 || object->kind == OBJECT_PARAMETER || object->kind == OBJECT_PARAMETER_GRADIENT) continue;
+        if (object->first < 0 || object->kind == OBJECT_PARAMETER || object->kind == OBJECT_PARAMETER_GRADIENT)
+            continue;
         for (int s = object->first + 1; s <= object->last; s++) cutting.crossing[s]++;
     }
     for (int s = 0; s < problem->step_count; s++) {
@@ -122,9 +125,15 @@ enum hapt_status hapt_segment_build(const struct problem *problem, int first, in
     return HAPT_OK;
 }
 
-static uint64_t mix(uint64_t hash, const void *data, size_t bytes) { return hapt_hash(hash, data, bytes); }
+static uint64_t mix(uint64_t hash, const void *data, size_t bytes)
+{
+    return hapt_hash(hash, data, bytes);
+}
 
-static uint64_t mix_int(uint64_t hash, int64_t value) { return mix(hash, &value, sizeof value); }
+static uint64_t mix_int(uint64_t hash, int64_t value)
+{
+    return mix(hash, &value, sizeof value);
+}
 
 static uint64_t mix_objects(uint64_t hash, const int *object, int count, const int *number)
 {
@@ -140,9 +149,16 @@ static uint64_t segment_structure(const struct problem *problem, const struct se
     for (int k = 0; k < segment->local_count; k++) {
         const struct object *object = &problem->object[segment->local[k]];
         const struct hapt_tensor *tensor = &problem->graph->tensor[object->tensor];
-        const int64_t facts[] = {object->kind, (int64_t)(intptr_t)object->layouts, object->makeable, object->tracked,
-                                 tensor->trainable, tensor->dtype, object->first < segment->first, object->last >= segment->end,
-                                 object->parameter >= 0 ? number[object->parameter] : NONE, (int64_t)(intptr_t)object->ending};
+        const int64_t facts[] = {object->kind,
+                                 (int64_t)(intptr_t)object->layouts,
+                                 object->makeable,
+                                 object->tracked,
+                                 tensor->trainable,
+                                 tensor->dtype,
+                                 object->first < segment->first,
+                                 object->last >= segment->end,
+                                 object->parameter >= 0 ? number[object->parameter] : NONE,
+                                 (int64_t)(intptr_t)object->ending};
         hash = mix(hash, facts, sizeof facts);
     }
     for (int s = segment->first; s < segment->end; s++) {
@@ -179,7 +195,7 @@ struct node {
     int parent, order; /* of making */
     const struct outcome *outcome;
 };
-struct border { /* in front of a segment */
+struct border {                /* in front of a segment */
     int object_count, *object; /* crossing ones, ascending */
     int node_count, node_capacity;
     struct node *node;
@@ -189,7 +205,10 @@ struct hapt_path_chain {
     const struct problem *problem;
     struct segment *segment;
     struct chain chain;
-    struct named { int count, capacity; struct node *node; } *named; /* [segment_count + 1] */
+    struct named {
+        int count, capacity;
+        struct node *node;
+    } * named; /* [segment_count + 1] */
 };
 struct path {
     const struct problem *problem;
@@ -212,7 +231,8 @@ static enum hapt_status list_crossing(struct path *path, int at, int step)
     for (int pass = 0; pass < 2; pass++) {
         border->object_count = 0;
         for (int k = 0; k < problem->object_count; k++) {
-            if (problem->object[k].first < 0 || problem->object[k].first >= step || problem->object[k].last < step) continue;
+            if (problem->object[k].first < 0 || problem->object[k].first >= step || problem->object[k].last < step)
+                continue;
             if (pass) border->object[border->object_count] = k;
             border->object_count++;
         }
@@ -221,7 +241,8 @@ static enum hapt_status list_crossing(struct path *path, int at, int step)
     return HAPT_OK;
 }
 
-static enum hapt_status outcomes_of(struct path *path, int s, const uint32_t *start, double limit, const struct searched **found)
+static enum hapt_status outcomes_of(struct path *path, int s, const uint32_t *start, double limit,
+                                    const struct searched **found)
 {
     const struct segment *segment = &path->segment[s];
     const size_t bytes = (size_t)segment->start_count * sizeof *start;
@@ -244,7 +265,8 @@ static enum hapt_status outcomes_of(struct path *path, int s, const uint32_t *st
     HAPT_NEW(copy, path->arena, segment->start_count);
     if (bytes > 0) memcpy(copy, start, bytes);
     *made = (struct searched){.structure = path->structure[s], .start_count = segment->start_count, .start = copy};
-    HAPT_TRY(hapt_segment_search(path->problem, segment, start, limit, path->arena, &made->outcome, &made->outcome_count, &path->tally));
+    HAPT_TRY(hapt_segment_search(path->problem, segment, start, limit, path->arena, &made->outcome,
+                                 &made->outcome_count, &path->tally));
     path->searched_count++;
     *found = made;
     return HAPT_OK;
@@ -257,7 +279,9 @@ static enum hapt_status add_node(struct path *path, int at, const uint32_t *word
     const size_t bytes = (size_t)border->object_count * sizeof *word;
     const uint64_t hash = mix(1, word, bytes);
     int n = 0;
-    while (n < border->node_count && (border->node[n].hash != hash || (bytes > 0 && memcmp(border->node[n].word, word, bytes)))) n++;
+    while (n < border->node_count &&
+           (border->node[n].hash != hash || (bytes > 0 && memcmp(border->node[n].word, word, bytes))))
+        n++;
     if (n < border->node_count && border->node[n].cost_s <= cost_s) return HAPT_OK;
     if (n == border->node_count) {
         if (n == border->node_capacity) {
@@ -289,7 +313,8 @@ static int single_layout(const struct object *object, uint32_t word)
 }
 
 /* Node b is of no use when a, with its tensors converted, costs no more. */
-static bool beats(const struct problem *problem, const struct border *border, const struct node *a, const struct node *b)
+static bool beats(const struct problem *problem, const struct border *border, const struct node *a,
+                  const struct node *b)
 {
     double cost = a->cost_s;
     for (int k = 0; k < border->object_count && cost <= b->cost_s; k++) {
@@ -298,7 +323,8 @@ static bool beats(const struct problem *problem, const struct border *border, co
         const int from = single_layout(object, a->word[k]), to = single_layout(object, b->word[k]);
         if (from == NONE) return false;
         /* An activation is converted behind the cut, a gradient in front of it. */
-        cost += object->kind == OBJECT_FORWARD ? object->layouts->convert_s[from][to] : object->layouts->convert_s[to][from];
+        cost += object->kind == OBJECT_FORWARD ? object->layouts->convert_s[from][to]
+                                               : object->layouts->convert_s[to][from];
     }
     return cost <= b->cost_s;
 }
@@ -358,7 +384,8 @@ static enum hapt_status name_node(struct hapt_path_chain *chain, int at, const u
     return HAPT_OK;
 }
 
-static enum hapt_status note_way(struct path *path, int s, const uint32_t *from, const uint32_t *to, const struct outcome *outcome)
+static enum hapt_status note_way(struct path *path, int s, const uint32_t *from, const uint32_t *to,
+                                 const struct outcome *outcome)
 {
     struct chain_arc arc = {.cost_s = outcome->cost_s, .bytes = outcome->bytes, .outcome = outcome};
     if (!path->chain) return HAPT_OK;
@@ -381,7 +408,9 @@ static enum hapt_status cross_segment(struct path *path, int s, int from)
     for (int k = 0; k < segment->start_count; k++) start[k] = word[path->place[segment->local[segment->start[k]]]];
     /* Every end is the same one: what is known already is the least to beat. Each start comes once. */
     const double more = path->chain ? 1.05 : 1; /* what costs more may take less memory */
-    const double limit = behind->object_count == 0 && behind->node_count > 0 ? more * behind->node[0].cost_s - before->node[from].cost_s : INFINITY;
+    const double limit = behind->object_count == 0 && behind->node_count > 0
+                             ? more * behind->node[0].cost_s - before->node[from].cost_s
+                             : INFINITY;
     HAPT_TRY(outcomes_of(path, s, start, limit, &found));
     for (int k = 0; k < behind->object_count; k++) { /* what the segment does not touch passes it as it is */
         const int object = behind->object[k];
@@ -390,7 +419,8 @@ static enum hapt_status cross_segment(struct path *path, int s, int from)
     for (int k = 0; k < behind->object_count; k++) path->place[behind->object[k]] = k;
     for (int c = 0; c < found->outcome_count; c++) {
         const struct outcome *outcome = &found->outcome[c];
-        for (int k = 0; k < segment->end_count; k++) then[path->place[segment->local[segment->at_end[k]]]] = outcome->word[k];
+        for (int k = 0; k < segment->end_count; k++)
+            then[path->place[segment->local[segment->at_end[k]]]] = outcome->word[k];
         HAPT_TRY(add_node(path, s + 1, then, before->node[from].cost_s + outcome->cost_s, from, outcome));
         HAPT_TRY(note_way(path, s, word, then, outcome));
     }
@@ -406,10 +436,12 @@ static enum hapt_status put_together(const struct segment *segment, int segment_
     for (int s = 0; s < segment_count; s++) chosen->border_count += way[s]->border_count;
     HAPT_NEW(chosen->border, arena, chosen->border_count);
     for (int s = 0, borders = 0; s < segment_count; s++) {
-        memcpy(&chosen->decision[segment[s].first], way[s]->decision, (size_t)(segment[s].end - segment[s].first) * sizeof *way[s]->decision);
+        memcpy(&chosen->decision[segment[s].first], way[s]->decision,
+               (size_t)(segment[s].end - segment[s].first) * sizeof *way[s]->decision);
         for (int b = 0; b < way[s]->border_count; b++)
-            chosen->border[borders++] = (struct chosen_border){segment[s].end - 1, segment[s].local[way[s]->border[b].object],
-                                                               way[s]->border[b].from, way[s]->border[b].to};
+            chosen->border[borders++] =
+                (struct chosen_border){segment[s].end - 1, segment[s].local[way[s]->border[b].object],
+                                       way[s]->border[b].from, way[s]->border[b].to};
     }
     return HAPT_OK;
 }
@@ -425,7 +457,8 @@ static enum hapt_status trace(struct path *path, struct hapt_arena *arena, struc
 
 /* ---- ways of several searches ---- */
 
-enum hapt_status hapt_path_chain_create(struct problem *problem, struct hapt_arena *arena, struct hapt_path_chain **chain)
+enum hapt_status hapt_path_chain_create(struct problem *problem, struct hapt_arena *arena,
+                                        struct hapt_path_chain **chain)
 {
     struct hapt_path_chain *made;
     int count;
@@ -440,8 +473,8 @@ enum hapt_status hapt_path_chain_create(struct problem *problem, struct hapt_are
 
 #define WAY_TOLERANCE 1e-3 /* what is left out of the segments is more */
 
-enum hapt_status hapt_path_chain_search(const struct hapt_path_chain *chain, const double *limit, struct hapt_arena *arena,
-                                        struct chosen *chosen, double *bytes)
+enum hapt_status hapt_path_chain_search(const struct hapt_path_chain *chain, const double *limit,
+                                        struct hapt_arena *arena, struct chosen *chosen, double *bytes)
 {
     const int segments = chain->chain.segment_count;
     const struct chain_arc **arc;
@@ -460,8 +493,8 @@ enum hapt_status hapt_path_chain_search(const struct hapt_path_chain *chain, con
     return put_together(chain->segment, segments, way, chain->problem->step_count, arena, chosen);
 }
 
-enum hapt_status hapt_path_search(struct problem *problem, struct hapt_arena *arena, struct hapt_path_chain *chain, struct chosen *chosen,
-                                  double *cost_s, struct hapt_synthesis_report *report)
+enum hapt_status hapt_path_search(struct problem *problem, struct hapt_arena *arena, struct hapt_path_chain *chain,
+                                  struct chosen *chosen, double *cost_s, struct hapt_synthesis_report *report)
 {
     struct path path = {.problem = problem, .arena = arena, .chain = chain};
     int *number;

@@ -1,5 +1,6 @@
 /*
- * Proof and price of a program, instruction by instruction and device by device. It knows nothing of how the program was found.
+ * Proof and price of a program, instruction by instruction and device by device. It knows nothing of how the program
+ * was found.
  */
 #include <math.h>
 #include <string.h>
@@ -8,8 +9,12 @@
 
 enum { MOST_VERSIONS = 16 };
 
-/* `kept`: for the backward part; of a parameter's gradient: takes a place of its own. `past`: nobody can read it any more. */
-struct version { struct hapt_property property; bool forward, kept, past; };
+/* `kept`: for the backward part; of a parameter's gradient: takes a place of its own. `past`: nobody can read it any
+ * more. */
+struct version {
+    struct hapt_property property;
+    bool forward, kept, past;
+};
 struct versions {
     int count;
     struct version version[MOST_VERSIONS];
@@ -25,11 +30,11 @@ struct pricing {
     const struct hapt_spmd_costs *costs;
     const struct hapt_synthesis_options *options;
     struct hapt_arena *arena;
-    int64_t *first;            /* [size + 1] */
-    struct versions *of;       /* [tensor] of an activation, a gradient, or the one layout of a parameter */
-    int *writers;              /* [tensor] operators that write it */
-    double *since;             /* [device] s since the last synchronisation */
-    int done;                  /* operators so far */
+    int64_t *first;      /* [size + 1] */
+    struct versions *of; /* [tensor] of an activation, a gradient, or the one layout of a parameter */
+    int *writers;        /* [tensor] operators that write it */
+    double *since;       /* [device] s since the last synchronisation */
+    int done;            /* operators so far */
     double microbatches, in_flight, state_bytes;
     struct hapt_program_price *price;
 };
@@ -74,7 +79,8 @@ static int parts_of(const struct pricing *pricing, int tensor)
 }
 
 /* The part of a tensor that every device holds, into `share` (NULL: none wanted); the largest comes back. */
-static enum hapt_status shares(const struct pricing *pricing, int tensor, struct hapt_property property, double *share, double *largest)
+static enum hapt_status shares(const struct pricing *pricing, int tensor, struct hapt_property property, double *share,
+                               double *largest)
 {
     const int size = pricing->axis->size;
     *largest = 1;
@@ -112,7 +118,8 @@ static enum hapt_status communicate(struct pricing *pricing, const struct hapt_a
 {
     const int tensor = instruction->tensor;
     const struct hapt_tensor *of = &pricing->graph->tensor[tensor];
-    const bool sum = hapt_is_parameter_gradient(pricing->graph, tensor), forward = pricing->done < pricing->graph->forward_count;
+    const bool sum = hapt_is_parameter_gradient(pricing->graph, tensor),
+               forward = pricing->done < pricing->graph->forward_count;
     const enum hapt_collective_kind kind = hapt_rule_collective(instruction->from, instruction->to);
     const bool grouped = instruction->kind == HAPT_COLLECTIVE_GROUPED_BROADCAST && kind == HAPT_COLLECTIVE_ALL_GATHER;
     double from_share, to_share;
@@ -121,7 +128,8 @@ static enum hapt_status communicate(struct pricing *pricing, const struct hapt_a
     if (of->kind == HAPT_TENSOR_INPUT || (of->kind == HAPT_TENSOR_PARAMETER && kind != HAPT_COLLECTIVE_SLICE))
         return refuse(pricing, tensor, "inputs and parameters are not communicated");
     const bool joins = pricing->of[tensor].alone && hapt_property_same(pricing->of[tensor].added, instruction->from);
-    struct version *source = joins ? version_of(pricing, tensor, instruction->to) : version_of(pricing, tensor, instruction->from);
+    struct version *source =
+        joins ? version_of(pricing, tensor, instruction->to) : version_of(pricing, tensor, instruction->from);
     if (!source) return refuse(pricing, tensor, "is not there in the layout that a communication starts from");
     HAPT_TRY(shares(pricing, tensor, instruction->from, NULL, &from_share));
     HAPT_TRY(shares(pricing, tensor, instruction->to, NULL, &to_share));
@@ -129,8 +137,10 @@ static enum hapt_status communicate(struct pricing *pricing, const struct hapt_a
     if (sum && pricing->done < pricing->sharding->reduce_first)
         return refuse(pricing, tensor, "gradients of parameters are brought to their layout at the end of the step");
     if (kind != HAPT_COLLECTIVE_SLICE) {
-        const double largest = kind == HAPT_COLLECTIVE_ALL_REDUCE ? 1 : kind == HAPT_COLLECTIVE_REDUCE_SCATTER ? to_share
-                               : kind == HAPT_COLLECTIVE_ALL_TO_ALL ? fmax(from_share, to_share) : from_share;
+        const double largest = kind == HAPT_COLLECTIVE_ALL_REDUCE       ? 1
+                               : kind == HAPT_COLLECTIVE_REDUCE_SCATTER ? to_share
+                               : kind == HAPT_COLLECTIVE_ALL_TO_ALL     ? fmax(from_share, to_share)
+                                                                        : from_share;
         const struct hapt_spmd_costs costs = hapt_costs_of_tensor(pricing->costs, sum);
         const double seconds = costs.collective_s(costs.context, instruction->kind,
                                                   hapt_whole_bytes(pricing->costs, pricing->graph, tensor), largest);
@@ -170,11 +180,13 @@ static enum hapt_status read_input(struct pricing *pricing, int tensor, struct h
 static void write_part(struct pricing *pricing, const struct hapt_op *op, int tensor, struct hapt_property made)
 {
     const bool ends = pricing->done >= pricing->sharding->reduce_first;
-    const bool in_place = hapt_op_type_at(op->type)->collective == HAPT_COLLECTIVE_ALL_REDUCE && pricing->writers[tensor] == 1;
+    const bool in_place =
+        hapt_op_type_at(op->type)->collective == HAPT_COLLECTIVE_ALL_REDUCE && pricing->writers[tensor] == 1;
     add_part(pricing, tensor, made, !(ends && in_place));
 }
 
-static enum hapt_status write_output(struct pricing *pricing, const struct hapt_op *op, int o, struct hapt_property made)
+static enum hapt_status write_output(struct pricing *pricing, const struct hapt_op *op, int o,
+                                     struct hapt_property made)
 {
     const int tensor = op->output[o];
     struct versions *of = &pricing->of[tensor];
@@ -200,7 +212,8 @@ static enum hapt_status compute(struct pricing *pricing, const struct hapt_axis_
     struct hapt_cut_rule rule;
     if (instruction->op != pricing->done)
         return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "operator %s is not the next one", op->name);
-    HAPT_TRY(hapt_cut_rule_make(pricing->sharding, pricing->axis_index, pricing->axis, instruction->op, instruction->cut, &rule));
+    HAPT_TRY(hapt_cut_rule_make(pricing->sharding, pricing->axis_index, pricing->axis, instruction->op,
+                                instruction->cut, &rule));
     for (int i = 0; i < op->input_count; i++) {
         if (op->input[i] < 0) continue;
         if (rule.rule.input[i].kind == HAPT_PROPERTY_ALL_GATHER) work.sharded_input |= 1u << i;
@@ -236,7 +249,8 @@ static enum hapt_status compute(struct pricing *pricing, const struct hapt_axis_
 static enum hapt_status check_end(const struct pricing *pricing)
 {
     const struct hapt_graph *graph = pricing->graph;
-    if (pricing->done != graph->op_count) return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "the program ends before its last operator");
+    if (pricing->done != graph->op_count)
+        return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "the program ends before its last operator");
     for (int t = 0; t < graph->tensor_count; t++) {
         const int primal = graph->tensor[t].primal;
         if (pricing->of[t].alone) return refuse(pricing, t, "what was added last never became part of it");
@@ -249,7 +263,8 @@ static enum hapt_status check_end(const struct pricing *pricing)
     return HAPT_OK;
 }
 
-static enum hapt_status add_bytes(struct pricing *pricing, int tensor, struct hapt_property property, double times, double *scratch)
+static enum hapt_status add_bytes(struct pricing *pricing, int tensor, struct hapt_property property, double times,
+                                  double *scratch)
 {
     double largest;
     HAPT_TRY(shares(pricing, tensor, property, scratch, &largest));
@@ -280,14 +295,22 @@ static enum hapt_status add_memory(struct pricing *pricing)
     return HAPT_OK;
 }
 
-enum hapt_status hapt_axis_program_price(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
-                                         const struct hapt_spmd_costs *costs, const struct hapt_synthesis_options *options,
+enum hapt_status hapt_axis_program_price(const struct hapt_sharding *sharding, int axis_index,
+                                         const struct hapt_axis *axis, const struct hapt_spmd_costs *costs,
+                                         const struct hapt_synthesis_options *options,
                                          const struct hapt_axis_program *program, struct hapt_arena *arena,
                                          struct hapt_program_price *price)
 {
     struct hapt_program_price made = {0};
     const struct hapt_graph *graph = sharding->graph;
-    struct pricing pricing = {.sharding = sharding, .axis_index = axis_index, .graph = graph, .axis = axis, .costs = costs, .options = options, .arena = arena, .price = &made};
+    struct pricing pricing = {.sharding = sharding,
+                              .axis_index = axis_index,
+                              .graph = graph,
+                              .axis = axis,
+                              .costs = costs,
+                              .options = options,
+                              .arena = arena,
+                              .price = &made};
     pricing.microbatches = options->microbatches > 0 ? options->microbatches : 1;
     pricing.in_flight = options->in_flight > 0 ? options->in_flight : 1;
     pricing.state_bytes = options->optimizer_bytes_per_element < 0   ? 0
@@ -303,7 +326,8 @@ enum hapt_status hapt_axis_program_price(const struct hapt_sharding *sharding, i
     HAPT_NEW(made.memory_bytes, arena, axis->size);
     for (int i = 0; i < program->count; i++) {
         const struct hapt_axis_instruction *instruction = &program->instruction[i];
-        if (instruction->op >= graph->op_count || (instruction->op < 0 && (instruction->tensor < 0 || instruction->tensor >= graph->tensor_count)))
+        if (instruction->op >= graph->op_count ||
+            (instruction->op < 0 && (instruction->tensor < 0 || instruction->tensor >= graph->tensor_count)))
             return hapt_fail(HAPT_ERR_INPUT, NULL, "instruction %d names nothing of the graph", i);
         HAPT_TRY(instruction->op >= 0 ? compute(&pricing, instruction) : communicate(&pricing, instruction));
     }

@@ -1,4 +1,5 @@
-/* From a graph and its costs to the problem that is searched: layouts of tensors, choices of operators, and the least that is left. */
+/* From a graph and its costs to the problem that is searched: layouts of tensors, choices of operators, and the least
+ * that is left. */
 #include <math.h>
 #include <string.h>
 
@@ -8,14 +9,15 @@
 
 /* ---- costs ---- */
 
-static double collective(const struct hapt_spmd_costs *costs, enum hapt_collective_kind kind, double bytes, double share)
+static double collective(const struct hapt_spmd_costs *costs, enum hapt_collective_kind kind, double bytes,
+                         double share)
 {
     return costs->collective_s(costs->context, kind, bytes, share);
 }
 
 enum hapt_collective_kind hapt_conversion(const struct hapt_spmd_costs *costs, bool no_grouped_broadcast, double bytes,
-                                          struct hapt_property from, double from_share, struct hapt_property to, double to_share,
-                                          double *seconds)
+                                          struct hapt_property from, double from_share, struct hapt_property to,
+                                          double to_share, double *seconds)
 {
     enum hapt_collective_kind kind = HAPT_COLLECTIVE_NONE;
     *seconds = INFINITY;
@@ -71,7 +73,7 @@ static enum hapt_status sort_devices(struct problem *problem)
     HAPT_NEW(problem->class_of, problem->arena, size);
     for (int j = 0; j < size; j++) {
         int class = 0;
-        while (class < problem->classes && !devices_alike(problem, problem->representative[class], j)) class++;
+        while (class < problem->classes && !devices_alike(problem, problem->representative[class], j)) class ++;
         if (class == MOST_CLASSES) {
             class = j % MOST_CLASSES;
             problem->merged = true;
@@ -84,8 +86,16 @@ static enum hapt_status sort_devices(struct problem *problem)
 
 /* ---- shares of a cut, by class ---- */
 
-struct shares { int ratio; int64_t units; double share[MOST_CLASSES], largest; };
-struct share_cache { int count, capacity; struct shares *entry; int64_t *first; };
+struct shares {
+    int ratio;
+    int64_t units;
+    double share[MOST_CLASSES], largest;
+};
+struct share_cache {
+    int count, capacity;
+    struct shares *entry;
+    int64_t *first;
+};
 
 static enum hapt_status shares_of(struct problem *problem, struct share_cache *cache, int ratio, int64_t units,
                                   const struct shares **found)
@@ -106,7 +116,8 @@ static enum hapt_status shares_of(struct problem *problem, struct share_cache *c
     struct shares *made = &cache->entry[cache->count];
     *made = (struct shares){.ratio = ratio, .units = units};
     if (!hapt_axis_split(problem->axis, ratio, units, cache->first))
-        return hapt_fail(HAPT_ERR_INPUT, "ratios are finite and not negative, one of them positive", "ratio vector %d cannot be used", ratio);
+        return hapt_fail(HAPT_ERR_INPUT, "ratios are finite and not negative, one of them positive",
+                         "ratio vector %d cannot be used", ratio);
     for (int j = 0; j < problem->axis->size; j++) {
         const double share = (double)(cache->first[j + 1] - cache->first[j]) / (double)units;
         double *its = &made->share[problem->class_of[j]];
@@ -120,13 +131,16 @@ static enum hapt_status shares_of(struct problem *problem, struct share_cache *c
 
 /* ---- layouts ---- */
 
-struct tensor_layouts { int count; struct hapt_property property[MOST_LAYOUTS]; };
+struct tensor_layouts {
+    int count;
+    struct hapt_property property[MOST_LAYOUTS];
+};
 
 struct builder {
     struct problem *problem;
     struct share_cache shares;
     struct hapt_op_cuts *cuts;
-    struct tensor_layouts *of; /* by root: a parameter and its gradients share their numbers */
+    struct tensor_layouts *of;      /* by root: a parameter and its gradients share their numbers */
     const struct layouts **layouts; /* [tensor] */
     int unique_count;
     struct layouts **unique;
@@ -140,7 +154,8 @@ static int root_of(const struct hapt_graph *graph, int tensor)
 bool hapt_is_parameter_gradient(const struct hapt_graph *graph, int tensor)
 {
     const struct hapt_tensor *of = &graph->tensor[tensor];
-    return of->kind == HAPT_TENSOR_GRADIENT && of->primal >= 0 && graph->tensor[of->primal].kind == HAPT_TENSOR_PARAMETER;
+    return of->kind == HAPT_TENSOR_GRADIENT && of->primal >= 0 &&
+           graph->tensor[of->primal].kind == HAPT_TENSOR_PARAMETER;
 }
 
 static int layout_number(const struct builder *builder, int tensor, struct hapt_property property)
@@ -175,18 +190,23 @@ static void note_layouts(struct builder *builder)
         for (int c = 0; c < builder->cuts[o].count; c++) {
             const struct hapt_cut_rule *rule = &builder->cuts[o].rule[c];
             bool fits = true;
-            for (int i = 0; i < op->input_count; i++) fits = note_layout(builder, op->input[i], rule->rule.input[i]) && fits;
-            for (int i = 0; i < op->output_count; i++) fits = note_layout(builder, op->output[i], rule->rule.output[i]) && fits;
-            if (fits) builder->cuts[o].rule[kept++] = *rule;
-            else builder->problem->crowded = true;
+            for (int i = 0; i < op->input_count; i++)
+                fits = note_layout(builder, op->input[i], rule->rule.input[i]) && fits;
+            for (int i = 0; i < op->output_count; i++)
+                fits = note_layout(builder, op->output[i], rule->rule.output[i]) && fits;
+            if (fits)
+                builder->cuts[o].rule[kept++] = *rule;
+            else
+                builder->problem->crowded = true;
         }
         builder->cuts[o].count = kept;
     }
 }
 
-/* Of what an outer axis leaves its first rank. NULL: a tensor that the outer axis shares out otherwise than its parameter has too little
- * for a layout of that. */
-static enum hapt_status shares_of_layout(struct builder *builder, int tensor, struct hapt_property property, const struct shares **found)
+/* Of what an outer axis leaves its first rank. NULL: a tensor that the outer axis shares out otherwise than its
+ * parameter has too little for a layout of that. */
+static enum hapt_status shares_of_layout(struct builder *builder, int tensor, struct hapt_property property,
+                                         const struct shares **found)
 {
     struct problem *problem = builder->problem;
     const int64_t grain = (property.blocks > 1 ? property.blocks : 1) * (property.unit > 1 ? property.unit : 1);
@@ -199,9 +219,10 @@ static enum hapt_status shares_of_layout(struct builder *builder, int tensor, st
 /* ---- layouts to stop over in ---- */
 
 /*
- * Partial sums may become shards that no operator reads, and the whole be gathered from those; so may what is added to a gradient. Where
- * the answer is to be exact there are plain layouts of all dimensions and ratios for that, too, but for those that another shard replaces
- * at no more cost wherever communications come from and lead to: such programs have an equal without them.
+ * Partial sums may become shards that no operator reads, and the whole be gathered from those; so may what is added to
+ * a gradient. Where the answer is to be exact there are plain layouts of all dimensions and ratios for that, too, but
+ * for those that another shard replaces at no more cost wherever communications come from and lead to: such programs
+ * have an equal without them.
  */
 enum { MOST_STOPS = 2 * MOST_LAYOUTS };
 struct stop {
@@ -209,17 +230,24 @@ struct stop {
     const struct shares *shares; /* NULL: it is whole, or partial sums */
     bool left_out;
 };
-struct stops { double bytes; int count; struct stop stop[MOST_STOPS]; };
+struct stops {
+    double bytes;
+    int count;
+    struct stop stop[MOST_STOPS];
+};
 
-static double stop_to_stop_s(const struct problem *problem, double bytes, const struct stop *from, const struct stop *to)
+static double stop_to_stop_s(const struct problem *problem, double bytes, const struct stop *from,
+                             const struct stop *to)
 {
     double seconds;
-    hapt_conversion(problem->costs, problem->options->no_grouped_broadcast, bytes, from->property, from->shares ? from->shares->largest : 1,
-                    to->property, to->shares ? to->shares->largest : 1, &seconds);
+    hapt_conversion(problem->costs, problem->options->no_grouped_broadcast, bytes, from->property,
+                    from->shares ? from->shares->largest : 1, to->property, to->shares ? to->shares->largest : 1,
+                    &seconds);
     return seconds;
 }
 
-static bool replaces(const struct problem *problem, const struct stops *stops, const struct stop *a, const struct stop *b)
+static bool replaces(const struct problem *problem, const struct stops *stops, const struct stop *a,
+                     const struct stop *b)
 {
     if (a == b || a->left_out || !a->shares) return false;
     for (int j = 0; problem->options->memory_bytes && j < problem->classes; j++)
@@ -235,7 +263,8 @@ static bool replaces(const struct problem *problem, const struct stops *stops, c
 }
 
 /* Adds a layout that fits, once. */
-static enum hapt_status add_stop(struct builder *builder, int tensor, struct hapt_property property, struct stops *stops)
+static enum hapt_status add_stop(struct builder *builder, int tensor, struct hapt_property property,
+                                 struct stops *stops)
 {
     struct stop made = {.property = property};
     for (int k = 0; k < stops->count; k++)
@@ -261,7 +290,8 @@ static enum hapt_status note_stops_of(struct builder *builder, int tensor)
     const int asked = stops.count;
     for (int dim = 0; dim < problem->graph->tensor[tensor].dims; dim++)
         for (int ratio = 0; ratio < ratios; ratio++) {
-            struct hapt_property property = {.kind = HAPT_PROPERTY_ALL_GATHER, .dim = dim, .blocks = 1, .unit = 1, .ratio = ratio};
+            struct hapt_property property = {
+                .kind = HAPT_PROPERTY_ALL_GATHER, .dim = dim, .blocks = 1, .unit = 1, .ratio = ratio};
             if (!property_fits(problem->sharding, problem->axis_index, problem->axis, tensor, property)) continue;
             property = property_canonical(problem->sharding, problem->axis_index, problem->axis, tensor, property);
             HAPT_TRY(add_stop(builder, tensor, property, &stops));
@@ -275,7 +305,8 @@ static enum hapt_status note_stops_of(struct builder *builder, int tensor)
     return HAPT_OK;
 }
 
-/* Of what some operator makes as partial sums or adds to. Gradients of parameters go straight to the layout of their parameter. */
+/* Of what some operator makes as partial sums or adds to. Gradients of parameters go straight to the layout of their
+ * parameter. */
 static enum hapt_status note_stops(struct builder *builder)
 {
     const struct hapt_graph *graph = builder->problem->graph;
@@ -351,7 +382,9 @@ static enum hapt_status make_layouts(struct builder *builder)
                 const struct hapt_property p = of->property[l];
                 HAPT_TRY(shares_of_layout(builder, t, p, &shares));
                 same = (shares == NULL) == (other->missing >> l & 1u);
-                if (same && shares) same = shares->largest == other->largest[l] && !memcmp(shares->share, other->share[l], sizeof shares->share);
+                if (same && shares)
+                    same = shares->largest == other->largest[l] &&
+                           !memcmp(shares->share, other->share[l], sizeof shares->share);
             }
             if (same) builder->layouts[t] = other;
         }
@@ -378,8 +411,8 @@ static enum hapt_status make_layouts(struct builder *builder)
 
 /* ---- choices ---- */
 
-static double compute_seconds(const struct problem *problem, const struct hapt_cut_rule *rule, const struct hapt_spmd_work *work,
-                              const struct shares *shares, int class)
+static double compute_seconds(const struct problem *problem, const struct hapt_cut_rule *rule,
+                              const struct hapt_spmd_work *work, const struct shares *shares, int class)
 {
     struct hapt_spmd_work its = *work;
     its.share = rule->units ? shares->share[class] : 1;
@@ -391,7 +424,8 @@ static double compute_seconds(const struct problem *problem, const struct hapt_c
     return slowest;
 }
 
-static enum hapt_status make_choice(struct builder *builder, int index, const struct hapt_cut_rule *rule, struct choice *choice)
+static enum hapt_status make_choice(struct builder *builder, int index, const struct hapt_cut_rule *rule,
+                                    struct choice *choice)
 {
     struct problem *problem = builder->problem;
     const struct hapt_op *op = &problem->graph->op[index];
@@ -447,7 +481,8 @@ static enum hapt_status make_choices(struct builder *builder, struct step *steps
             if (is_allowed(builder, step->op, &cuts->rule[c]))
                 HAPT_TRY(make_choice(builder, step->op, &cuts->rule[c], &step->choice[step->choice_count++]));
         if (step->choice_count == 0)
-            return hapt_fail(HAPT_ERR_INFEASIBLE, "force another cut, or none", "operator %s cannot be cut as it is forced to be on %d devices",
+            return hapt_fail(HAPT_ERR_INFEASIBLE, "force another cut, or none",
+                             "operator %s cannot be cut as it is forced to be on %d devices",
                              problem->graph->op[step->op].name, problem->axis->size);
     }
     return HAPT_OK;
@@ -461,7 +496,8 @@ static void note_makeable(struct problem *problem)
         for (int c = 0; c < step->choice_count; c++) {
             const struct choice *choice = &step->choice[c];
             for (int i = 0; i < HAPT_MAX_INPUTS; i++)
-                if (step->input[i] >= 0 && choice->input[i] == PARTIAL) problem->object[step->input[i]].partial_is_read = true;
+                if (step->input[i] >= 0 && choice->input[i] == PARTIAL)
+                    problem->object[step->input[i]].partial_is_read = true;
             for (int o = 0; o < HAPT_MAX_OUTPUTS; o++) {
                 if (step->output[o] < 0) continue;
                 struct object *object = &problem->object[step->output[o]];
@@ -479,8 +515,13 @@ enum hapt_status hapt_problem_build(const struct hapt_sharding *sharding, int ax
 {
     struct builder builder = {.problem = problem};
     const struct hapt_graph *graph = sharding->graph;
-    *problem = (struct problem){.sharding = sharding, .axis_index = axis_index, .graph = graph, .axis = axis, .costs = costs,
-                                .options = options, .arena = arena};
+    *problem = (struct problem){.sharding = sharding,
+                                .axis_index = axis_index,
+                                .graph = graph,
+                                .axis = axis,
+                                .costs = costs,
+                                .options = options,
+                                .arena = arena};
     problem->microbatches = options->microbatches > 0 ? options->microbatches : 1;
     problem->in_flight = options->in_flight > 0 ? options->in_flight : 1;
     problem->state_bytes = options->optimizer_bytes_per_element < 0   ? 0

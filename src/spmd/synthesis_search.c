@@ -1,7 +1,7 @@
 /*
- * The search of one segment: A* (HAP Fig. 10) where the answer is to be exact, else step by step, of every place the cheapest states
- * alone, so that no model takes longer than so many states a step. That search runs first with few states, then with more of them
- * where some were left out, now below the limit that the first one found.
+ * The search of one segment: A* (HAP Fig. 10) where the answer is to be exact, else step by step, of every place the
+ * cheapest states alone, so that no model takes longer than so many states a step. That search runs first with few
+ * states, then with more of them where some were left out, now below the limit that the first one found.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -67,12 +67,13 @@ static bool fits_memory(const struct search *search, const double *bytes)
     const struct problem *problem = search->problem;
     for (int j = 0; problem->memory_resource && j < search->classes; j++)
         for (int device = 0; device < problem->axis->size; device++)
-            if (problem->class_of[device] == j && !at_most(bytes[j], problem->options->memory_bytes[device])) return false;
+            if (problem->class_of[device] == j && !at_most(bytes[j], problem->options->memory_bytes[device]))
+                return false;
     return true;
 }
 
-/* Adds the operator to the open stage of its side; what is behind a communication, seen from the other side, is closed: its seconds
- * come back. A suffix grows at its front. */
+/* Adds the operator to the open stage of its side; what is behind a communication, seen from the other side, is closed:
+ * its seconds come back. A suffix grows at its front. */
 static double close_stages(const struct search *search, const struct advance *advance, double *open)
 {
     const bool first = advance->step->backward ? advance->synchronises_after : advance->synchronises;
@@ -107,8 +108,12 @@ static void found(struct advance *advance, void *context)
     uint32_t word[MOST_SLOTS];
     double vector[3 * MOST_CLASSES] = {0};
     if (search->status != HAPT_OK) return;
-    struct state made = {.base = parent->base + advance->moved_s + advance->after_s + advance->later_s, .vector = vector, .word = word,
-                         .place = at, .parent = search->parent, .decision = advance->decision};
+    struct state made = {.base = parent->base + advance->moved_s + advance->after_s + advance->later_s,
+                         .vector = vector,
+                         .word = word,
+                         .place = at,
+                         .parent = search->parent,
+                         .decision = advance->decision};
     if (search->vectors) {
         memcpy(vector, parent->vector, 2 * (size_t)classes * sizeof *vector);
         made.base += close_stages(search, advance, vector + (advance->step->backward ? classes : 0));
@@ -127,8 +132,11 @@ static void found(struct advance *advance, void *context)
 static enum hapt_status expand(struct search *search, int index)
 {
     const int place = search->state[index].place;
-    struct advance advance = {.problem = search->problem, .step = &search->problem->step[search->segment->first + place],
-                              .word = search->word, .found = found, .context = search};
+    struct advance advance = {.problem = search->problem,
+                              .step = &search->problem->step[search->segment->first + place],
+                              .word = search->word,
+                              .found = found,
+                              .context = search};
     hapt_state_load(search, &search->state[index]);
     for (int k = 0; k < HAPT_MAX_OUTPUTS; k++) /* what appears here has no history */
         if (advance.step->output[k] >= 0 &&
@@ -136,7 +144,8 @@ static enum hapt_status expand(struct search *search, int index)
             search->word[advance.step->output[k]] = 0;
     for (int k = 0; k < HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS; k++) {
         const int object = k < HAPT_MAX_INPUTS ? advance.step->input[k] : advance.step->previous[k - HAPT_MAX_INPUTS];
-        if (object >= 0 && search->problem->object[object].first == search->segment->first + place) search->word[object] = 0;
+        if (object >= 0 && search->problem->object[object].first == search->segment->first + place)
+            search->word[object] = 0;
     }
     search->parent = index;
     search->tally->expanded++;
@@ -153,7 +162,10 @@ static enum hapt_status keep_first(struct search *search, const uint32_t *start)
     return add(search, &first);
 }
 
-struct ranked { double bound; int state; };
+struct ranked {
+    double bound;
+    int state;
+};
 
 static int compare_ranked(const void *a, const void *b)
 {
@@ -163,7 +175,10 @@ static int compare_ranked(const void *a, const void *b)
 }
 
 /* States that go on, by the layouts of what the segments share: what those cost shows in later segments alone. */
-struct quota { uint64_t shared; int count; };
+struct quota {
+    uint64_t shared;
+    int count;
+};
 
 static struct quota *quota_of(struct quota *quota, int *count, uint64_t shared)
 {
@@ -173,19 +188,22 @@ static struct quota *quota_of(struct quota *quota, int *count, uint64_t shared)
     return &quota[k < MOST_QUOTAS ? k : MOST_QUOTAS - 1];
 }
 
-/* The cheapest states of a place, `first` to the last one, that none of those before them dominates: at most the search's width. */
+/* The cheapest states of a place, `first` to the last one, that none of those before them dominates: at most the
+ * search's width. */
 static int choose(struct search *search, int first, struct ranked *ranked)
 {
     struct quota quota[MOST_QUOTAS];
     int count = 0, chosen = 0, quotas = 0;
     for (int s = first; s < search->state_count; s++)
-        if (!search->state[s].dead && at_most(search->state[s].bound, search->limit)) ranked[count++] = (struct ranked){search->state[s].bound, s};
+        if (!search->state[s].dead && at_most(search->state[s].bound, search->limit))
+            ranked[count++] = (struct ranked){search->state[s].bound, s};
     qsort(ranked, (size_t)count, sizeof *ranked, compare_ranked);
     for (int k = 0; k < count; k++) {
         const struct state *state = &search->state[ranked[k].state];
         struct quota *its = quota_of(quota, &quotas, state->shared);
         bool dominated = its->count == search->width && search->trimmed;
-        for (int c = 0; c < chosen && !dominated; c++) dominated = hapt_state_dominates(search, &search->state[ranked[c].state], state);
+        for (int c = 0; c < chosen && !dominated; c++)
+            dominated = hapt_state_dominates(search, &search->state[ranked[c].state], state);
         if (dominated) continue;
         if (its->count == search->width) {
             search->trimmed = true;
@@ -240,16 +258,29 @@ static enum hapt_status run_astar(struct search *search, const uint32_t *start)
     return HAPT_OK;
 }
 
-struct result { struct outcome *outcome; int count; double least; bool trimmed; };
+struct result {
+    struct outcome *outcome;
+    int count;
+    double least;
+    bool trimmed;
+};
 
 /* One search of the segment: by A* (width 0), or step by step below a limit. */
-static enum hapt_status search_once(const struct problem *problem, const struct segment *segment, const uint32_t *start, int width,
-                                    double limit, struct hapt_arena *arena, struct search_tally *tally, struct result *result)
+static enum hapt_status search_once(const struct problem *problem, const struct segment *segment, const uint32_t *start,
+                                    int width, double limit, struct hapt_arena *arena, struct search_tally *tally,
+                                    struct result *result)
 {
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
-    struct search search = {.problem = problem, .segment = segment, .arena = &scratch, .result = arena, .tally = tally,
-                            .steps = segment->end - segment->first, .classes = problem->classes, .width = width, .limit = limit,
+    struct search search = {.problem = problem,
+                            .segment = segment,
+                            .arena = &scratch,
+                            .result = arena,
+                            .tally = tally,
+                            .steps = segment->end - segment->first,
+                            .classes = problem->classes,
+                            .width = width,
+                            .limit = limit,
                             .vectors = problem->classes > 1 || problem->memory_resource,
                             .meets = segment->end == problem->step_count};
     enum hapt_status status = hapt_states_prepare(&search);
@@ -258,16 +289,17 @@ static enum hapt_status search_once(const struct problem *problem, const struct 
     if (status == HAPT_OK) status = hapt_end_hand_over(&search, &result->outcome, &result->count);
     result->trimmed = search.trimmed;
     result->least = INFINITY;
-    for (int k = 0; status == HAPT_OK && k < result->count; k++) result->least = fmin(result->least, result->outcome[k].cost_s);
+    for (int k = 0; status == HAPT_OK && k < result->count; k++)
+        result->least = fmin(result->least, result->outcome[k].cost_s);
     free(search.heap);
     free(search.state);
     hapt_arena_release(&scratch);
     return status;
 }
 
-enum hapt_status hapt_segment_search(const struct problem *problem, const struct segment *segment, const uint32_t *start,
-                                     double limit, struct hapt_arena *arena, struct outcome **outcome, int *outcome_count,
-                                     struct search_tally *tally)
+enum hapt_status hapt_segment_search(const struct problem *problem, const struct segment *segment,
+                                     const uint32_t *start, double limit, struct hapt_arena *arena,
+                                     struct outcome **outcome, int *outcome_count, struct search_tally *tally)
 {
     const long most = problem->options->most_states > 0 ? problem->options->most_states : MOST_STATES;
     const long share = most / (segment->end - segment->first);

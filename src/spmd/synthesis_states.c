@@ -1,6 +1,6 @@
 /*
- * The states of one segment. Those at the same place with equal words are found by hash; A* also compares the others of a place with
- * the cheapest ones, as they come.
+ * The states of one segment. Those at the same place with equal words are found by hash; A* also compares the others of
+ * a place with the cheapest ones, as they come.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -27,11 +27,14 @@ static double shortfall(const struct object *object, uint32_t a, uint32_t b, dou
     if (object->kind == OBJECT_PARAMETER || object->kind == OBJECT_PARAMETER_GRADIENT) return INFINITY;
     const struct layouts *layouts = object->layouts;
     const layout_set made = closure_of(layouts, made_of(a)), promised = closure_of(layouts, awaited_of(b));
-    const layout_set lacking = (layout_set)(made_of(b) & ~made), waiting = (layout_set)(awaited_of(a) & ~promised & ~made);
+    const layout_set lacking = (layout_set)(made_of(b) & ~made),
+                     waiting = (layout_set)(awaited_of(a) & ~promised & ~made);
     double sum = 0;
     if (waiting) { /* its readers are decided: only its writer can still make it, from the one version promised */
         const bool one = promised & 1u << WHOLE || (promised & (promised - 1)) == 0;
-        if (exact || object->kind != OBJECT_GRADIENT || waiting & 1u << PARTIAL || promised & 1u << PARTIAL || !one || !promised) return INFINITY;
+        if (exact || object->kind != OBJECT_GRADIENT || waiting & 1u << PARTIAL || promised & 1u << PARTIAL || !one ||
+            !promised)
+            return INFINITY;
         for (int l = 0; l < layouts->count; l++)
             if (waiting >> l & 1u) sum += conversion_from(layouts, promised, l);
     }
@@ -52,7 +55,10 @@ static double advantage(const struct search *search, const struct state *a, cons
     return b->base - a->base + since + until;
 }
 
-static double slack_of(const struct state *a, const struct state *b) { return ROUNDING * (fabs(a->base) + fabs(b->base)); }
+static double slack_of(const struct state *a, const struct state *b)
+{
+    return ROUNDING * (fabs(a->base) + fabs(b->base));
+}
 
 static bool same_words(const struct search *search, const struct state *a, const struct state *b)
 {
@@ -108,7 +114,8 @@ static void bury_repeated(struct search *search, int index)
     const struct state *made = &search->state[index];
     for (int s = *bucket_of(&search->place[made->place], made); s != NO_STATE; s = search->state[s].next) {
         struct state *other = &search->state[s];
-        if (s != index && !other->dead && same_words(search, other, made) && hapt_state_dominates(search, made, other)) other->dead = true;
+        if (s != index && !other->dead && same_words(search, other, made) && hapt_state_dominates(search, made, other))
+            other->dead = true;
     }
 }
 
@@ -182,7 +189,8 @@ static void hash_words(const struct search *search, struct state *state)
     }
     if (place->shared_count == place->decided_count) state->shared = state->decided;
     state->hash = state->decided;
-    for (int k = 0; k < search->bound[state->place].slot_count; k++) state->hash = mix_word(state->hash, state->word[k]);
+    for (int k = 0; k < search->bound[state->place].slot_count; k++)
+        state->hash = mix_word(state->hash, state->word[k]);
 }
 
 static int vector_length(const struct search *search)
@@ -243,7 +251,8 @@ void hapt_state_set_bound(const struct search *search, struct state *state)
         together = hapt_bound_left(search->problem, search->segment, bound, state->word, 0);
     }
     state->bound = state->base + (search->meets ? together : fmax(since + until, together));
-    if (state->bound <= search->limit) state->bound += hapt_bound_meetings(search->problem, search->segment, bound, state->word);
+    if (state->bound <= search->limit)
+        state->bound += hapt_bound_meetings(search->problem, search->segment, bound, state->word);
 }
 
 void hapt_state_load(struct search *search, const struct state *state)
@@ -285,7 +294,8 @@ enum hapt_status hapt_states_prepare(struct search *search)
     HAPT_NEW(search->place, search->arena, search->steps + 1);
     HAPT_NEW(search->bound, search->arena, search->steps + 1);
     HAPT_NEW(search->word, search->arena, search->problem->object_count);
-    if (search->segment->end_count > MOST_CROSSING_OBJECTS) return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "too many tensors cross a cut");
+    if (search->segment->end_count > MOST_CROSSING_OBJECTS)
+        return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "too many tensors cross a cut");
     for (int at = 0; at <= search->steps; at++) {
         HAPT_TRY(list_slots(search, at));
         HAPT_NEW(search->place[at].decided, search->arena, search->bound[at].slot_count);

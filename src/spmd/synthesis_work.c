@@ -26,10 +26,12 @@ double hapt_spmd_work_bytes(const struct hapt_spmd_work *work, int sharers)
     const struct hapt_op *op = &work->graph->op[work->op];
     const struct hapt_op_type *type = hapt_op_type_at(op->type);
     /* Of tables only the named rows are touched. */
-    const double limit = type->operand_bytes_limit ? type->operand_bytes_limit(work->graph, op, work->share / sharers) : INFINITY;
+    const double limit =
+        type->operand_bytes_limit ? type->operand_bytes_limit(work->graph, op, work->share / sharers) : INFINITY;
     double bytes = 0;
     for (int i = 0; i < op->input_count; i++)
-        if (op->input[i] >= 0) bytes += fmin(limit, operand_bytes(work, op->input[i], work->sharded_input >> i & 1u, sharers));
+        if (op->input[i] >= 0)
+            bytes += fmin(limit, operand_bytes(work, op->input[i], work->sharded_input >> i & 1u, sharers));
     for (int o = 0; o < op->output_count; o++)
         if (op->output[o] >= 0)
             bytes += fmin(limit, operand_bytes(work, op->output[o], work->sharded_output >> o & 1u, sharers)) *

@@ -94,18 +94,19 @@ static size_t scratch_of(const struct hapt_team *team, const struct hapt_team_mo
     case HAPT_COLLECTIVE_GROUPED_BROADCAST:
         return are_dense(ranks, move->part) ? 0 : bound_parts(ranks, move->part, 1, devices->bound);
     case HAPT_COLLECTIVE_ALL_TO_ALL:
-        return aligned(bound_lists(ranks, move->send, devices->bound)) + bound_lists(ranks, move->receive, devices->receive);
+        return aligned(bound_lists(ranks, move->send, devices->bound)) +
+               bound_lists(ranks, move->receive, devices->receive);
     case HAPT_COLLECTIVE_ALL_REDUCE:
     case HAPT_COLLECTIVE_SLICE:
     case HAPT_COLLECTIVE_NONE:
-    case HAPT_COLLECTIVE_COUNT:
-        break;
+    case HAPT_COLLECTIVE_COUNT: break;
     }
     return 0;
 }
 
 /* `mine` NULL: it stands in its place. */
-static enum hapt_status gather(const struct errand *errand, int ranks, const struct hapt_strided *part, const void *mine, void *whole)
+static enum hapt_status gather(const struct errand *errand, int ranks, const struct hapt_strided *part,
+                               const void *mine, void *whole)
 {
     const struct team_devices *devices = errand->devices;
     const struct hapt_groups *groups = devices->groups;
@@ -123,8 +124,8 @@ static enum hapt_status gather(const struct errand *errand, int ranks, const str
     return finish(errand, groups->unpack(devices->queue, &all, whole, devices->scratch));
 }
 
-static enum hapt_status reduce_scatter(const struct errand *errand, int ranks, enum hapt_dtype dtype, const struct hapt_strided *part,
-                                       const void *partial, void *mine)
+static enum hapt_status reduce_scatter(const struct errand *errand, int ranks, enum hapt_dtype dtype,
+                                       const struct hapt_strided *part, const void *partial, void *mine)
 {
     const struct team_devices *devices = errand->devices;
     const struct hapt_groups *groups = devices->groups;
@@ -137,77 +138,87 @@ static enum hapt_status reduce_scatter(const struct errand *errand, int ranks, e
     return finish(errand, groups->reduce_scatter(errand->group, devices->queue, dtype, devices->bound, partial, mine));
 }
 
-static enum hapt_status trade(const struct errand *errand, int ranks, const struct hapt_team_move *move, const void *from, void *to)
+static enum hapt_status trade(const struct errand *errand, int ranks, const struct hapt_team_move *move,
+                              const void *from, void *to)
 {
     const struct team_devices *devices = errand->devices;
     const struct hapt_groups *groups = devices->groups;
     char *sent = devices->scratch, *received = sent + aligned(bound_lists(ranks, move->send, devices->bound));
     const char *fault = NULL;
     bound_lists(ranks, move->receive, devices->receive);
-    for (int r = 0; r < ranks && !fault; r++) fault = groups->pack(devices->queue, &move->send[r], from, sent + devices->bound[r]);
+    for (int r = 0; r < ranks && !fault; r++)
+        fault = groups->pack(devices->queue, &move->send[r], from, sent + devices->bound[r]);
     HAPT_TRY(settle(errand, fault));
-    HAPT_TRY(settle(errand, groups->trade(errand->group, devices->queue, devices->bound, sent, devices->receive, received)));
-    for (int r = 0; r < ranks && !fault; r++) fault = groups->unpack(devices->queue, &move->receive[r], to, received + devices->receive[r]);
+    HAPT_TRY(
+        settle(errand, groups->trade(errand->group, devices->queue, devices->bound, sent, devices->receive, received)));
+    for (int r = 0; r < ranks && !fault; r++)
+        fault = groups->unpack(devices->queue, &move->receive[r], to, received + devices->receive[r]);
     return finish(errand, fault);
 }
 
-enum hapt_status team_devices_move(struct hapt_team *team, const struct hapt_team_move *move, const char *what, const void *from, void *to)
+enum hapt_status team_devices_move(struct hapt_team *team, const struct hapt_team_move *move, const char *what,
+                                   const void *from, void *to)
 {
     const struct errand errand = errand_over(team, 1u << move->axis, what);
     const int ranks = hapt_collective_ranks(errand.over);
     switch (move->kind) {
     case HAPT_COLLECTIVE_ALL_REDUCE:
         if (move->elements == 0) return HAPT_OK;
-        return finish(&errand, team->devices->groups->all_reduce(errand.group, team->devices->queue, false, move->dtype, from, to, move->elements));
-    case HAPT_COLLECTIVE_REDUCE_SCATTER:
-        return reduce_scatter(&errand, ranks, move->dtype, move->part, from, to);
+        return finish(&errand, team->devices->groups->all_reduce(errand.group, team->devices->queue, false, move->dtype,
+                                                                 from, to, move->elements));
+    case HAPT_COLLECTIVE_REDUCE_SCATTER: return reduce_scatter(&errand, ranks, move->dtype, move->part, from, to);
     case HAPT_COLLECTIVE_ALL_GATHER:
-    case HAPT_COLLECTIVE_GROUPED_BROADCAST:
-        return gather(&errand, ranks, move->part, from, to);
-    case HAPT_COLLECTIVE_ALL_TO_ALL:
-        return trade(&errand, ranks, move, from, to);
+    case HAPT_COLLECTIVE_GROUPED_BROADCAST: return gather(&errand, ranks, move->part, from, to);
+    case HAPT_COLLECTIVE_ALL_TO_ALL: return trade(&errand, ranks, move, from, to);
     case HAPT_COLLECTIVE_SLICE:
     case HAPT_COLLECTIVE_NONE:
-    case HAPT_COLLECTIVE_COUNT:
-        break;
+    case HAPT_COLLECTIVE_COUNT: break;
     }
     return HAPT_OK;
 }
 
-enum hapt_status team_devices_slice(struct hapt_team *team, const struct hapt_strided_list *own, const void *from, void *to)
+enum hapt_status team_devices_slice(struct hapt_team *team, const struct hapt_strided_list *own, const void *from,
+                                    void *to)
 {
     const char *fault = team->devices->groups->pack(team->devices->queue, own, from, to);
     return fault ? hapt_fail(HAPT_ERR_INTERNAL, "see hapt doctor", "a slice of a tensor: %s", fault) : HAPT_OK;
 }
 
-enum hapt_status team_devices_rebuild(struct hapt_team *team, unsigned axes, const char *what, const struct hapt_strided *part, void *whole)
+enum hapt_status team_devices_rebuild(struct hapt_team *team, unsigned axes, const char *what,
+                                      const struct hapt_strided *part, void *whole)
 {
     const struct errand errand = errand_over(team, axes, what);
     return gather(&errand, hapt_collective_ranks(errand.over), part, NULL, whole);
 }
 
-enum hapt_status team_devices_all_reduce(struct hapt_team *team, unsigned axes, const char *what, float *data, size_t elements)
+enum hapt_status team_devices_all_reduce(struct hapt_team *team, unsigned axes, const char *what, float *data,
+                                         size_t elements)
 {
     const struct errand errand = errand_over(team, axes, what);
     if (elements == 0) return HAPT_OK;
-    return finish(&errand, team->devices->groups->all_reduce(errand.group, team->devices->queue, false, HAPT_F32, data, data, elements));
+    return finish(&errand, team->devices->groups->all_reduce(errand.group, team->devices->queue, false, HAPT_F32, data,
+                                                             data, elements));
 }
 
-enum hapt_status team_devices_reduce_scatter(struct hapt_team *team, unsigned axes, const char *what, float *data, const size_t *bound)
+enum hapt_status team_devices_reduce_scatter(struct hapt_team *team, unsigned axes, const char *what, float *data,
+                                             const size_t *bound)
 {
     const struct errand errand = errand_over(team, axes, what);
     const int ranks = hapt_collective_ranks(errand.over), rank = hapt_collective_rank(errand.over);
     if (bound[0] == bound[ranks]) return HAPT_OK;
-    return finish(&errand, team->devices->groups->reduce_scatter(errand.group, team->devices->queue, HAPT_F32, bound, data, data + bound[rank]));
+    return finish(&errand, team->devices->groups->reduce_scatter(errand.group, team->devices->queue, HAPT_F32, bound,
+                                                                 data, data + bound[rank]));
 }
 
-enum hapt_status team_devices_all_gather(struct hapt_team *team, unsigned axes, const char *what, float *data, const size_t *bound)
+enum hapt_status team_devices_all_gather(struct hapt_team *team, unsigned axes, const char *what, float *data,
+                                         const size_t *bound)
 {
     const struct errand errand = errand_over(team, axes, what);
     const int ranks = hapt_collective_ranks(errand.over), rank = hapt_collective_rank(errand.over);
     for (int r = 0; r <= ranks; r++) team->devices->bound[r] = bound[r] * sizeof *data;
     if (bound[0] == bound[ranks]) return HAPT_OK;
-    return finish(&errand, team->devices->groups->all_gather(errand.group, team->devices->queue, team->devices->bound, data + bound[rank], data));
+    return finish(&errand, team->devices->groups->all_gather(errand.group, team->devices->queue, team->devices->bound,
+                                                             data + bound[rank], data));
 }
 
 /* ---- making and ending ---- */
@@ -218,7 +229,8 @@ static enum hapt_status make_groups(struct hapt_team *team, char fault[HAPT_GROU
     struct team_devices *devices = team->devices;
     if (!devices->whole.group) {
         HAPT_TRY(hapt_device_group_create(&devices->whole, fault));
-        hapt_device_group_connect(&devices->whole, devices->whole.group, false, hapt_collective_rank(team->whole), team->size, fault);
+        hapt_device_group_connect(&devices->whole, devices->whole.group, false, hapt_collective_rank(team->whole),
+                                  team->size, fault);
     }
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
         if (!team->along[axis]) continue;
@@ -226,20 +238,24 @@ static enum hapt_status make_groups(struct hapt_team *team, char fault[HAPT_GROU
         if (team->along[axis] == team->whole) continue;
         devices->along[axis].over = team->along[axis];
         devices->along[axis].group = NULL;
-        HAPT_TRY(hapt_device_group_split(&devices->whole, team->place[1 - axis], team->place[axis], &devices->along[axis].group, fault));
-        hapt_device_group_connect(&devices->whole, devices->along[axis].group, false, hapt_collective_rank(team->along[axis]),
-                                  hapt_collective_ranks(team->along[axis]), fault);
+        HAPT_TRY(hapt_device_group_split(&devices->whole, team->place[1 - axis], team->place[axis],
+                                         &devices->along[axis].group, fault));
+        hapt_device_group_connect(&devices->whole, devices->along[axis].group, false,
+                                  hapt_collective_rank(team->along[axis]), hapt_collective_ranks(team->along[axis]),
+                                  fault);
     }
     return HAPT_OK;
 }
 
-static struct team_devices *create(const struct hapt_team *team, const struct hapt_backend *backend, const struct hapt_groups *groups,
-                                   struct hapt_device *device)
+static struct team_devices *create(const struct hapt_team *team, const struct hapt_backend *backend,
+                                   const struct hapt_groups *groups, struct hapt_device *device)
 {
     struct team_devices *devices = calloc(1, sizeof *devices);
     if (!devices) return NULL;
-    *devices = (struct team_devices){.backend = backend, .groups = groups, .device = device, .queue = backend->queue(device, HAPT_QUEUE_COMPUTE)};
-    devices->whole = (struct hapt_device_group){.backend = backend, .groups = groups, .device = device, .queue = devices->queue, .over = team->whole};
+    *devices = (struct team_devices){
+        .backend = backend, .groups = groups, .device = device, .queue = backend->queue(device, HAPT_QUEUE_COMPUTE)};
+    devices->whole = (struct hapt_device_group){
+        .backend = backend, .groups = groups, .device = device, .queue = devices->queue, .over = team->whole};
     devices->bound = calloc((size_t)team->size + 1, sizeof *devices->bound);
     devices->receive = calloc((size_t)team->size + 1, sizeof *devices->receive);
     if (devices->bound && devices->receive) return devices;
@@ -306,8 +322,8 @@ static enum hapt_status set_up(struct hapt_team *team, struct hapt_group *whole,
     return hapt_device_groups_agree(team->whole, reason);
 }
 
-enum hapt_status hapt_team_use_devices(struct hapt_team *team, const struct hapt_backend *backend, struct hapt_device *device,
-                                       struct hapt_group *whole, char *text)
+enum hapt_status hapt_team_use_devices(struct hapt_team *team, const struct hapt_backend *backend,
+                                       struct hapt_device *device, struct hapt_group *whole, char *text)
 {
     char reason[HAPT_GROUPS_TEXT_CHARS];
     const char *ignored;

@@ -1,4 +1,5 @@
-/* Inside the team: what its devices trade among themselves (struct hapt_groups of device.h). Addresses are the device's. */
+/* Inside the team: what its devices trade among themselves (struct hapt_groups of device.h). Addresses are the
+ * device's. */
 #ifndef HAPT_TEAM_DEVICES_H
 #define HAPT_TEAM_DEVICES_H
 
@@ -7,11 +8,17 @@
 
 void team_devices_destroy(struct team_devices *devices); /* NULL is allowed */
 /* As the functions of the same names in link.h; nothing is queued before, and all is done behind. */
-enum hapt_status team_devices_move(struct hapt_team *team, const struct hapt_team_move *move, const char *what, const void *from, void *to);
-enum hapt_status team_devices_slice(struct hapt_team *team, const struct hapt_strided_list *own, const void *from, void *to);
-enum hapt_status team_devices_rebuild(struct hapt_team *team, unsigned axes, const char *what, const struct hapt_strided *part, void *whole);
-enum hapt_status team_devices_all_reduce(struct hapt_team *team, unsigned axes, const char *what, float *data, size_t elements);
-enum hapt_status team_devices_reduce_scatter(struct hapt_team *team, unsigned axes, const char *what, float *data, const size_t *bound);
-enum hapt_status team_devices_all_gather(struct hapt_team *team, unsigned axes, const char *what, float *data, const size_t *bound);
+enum hapt_status team_devices_move(struct hapt_team *team, const struct hapt_team_move *move, const char *what,
+                                   const void *from, void *to);
+enum hapt_status team_devices_slice(struct hapt_team *team, const struct hapt_strided_list *own, const void *from,
+                                    void *to);
+enum hapt_status team_devices_rebuild(struct hapt_team *team, unsigned axes, const char *what,
+                                      const struct hapt_strided *part, void *whole);
+enum hapt_status team_devices_all_reduce(struct hapt_team *team, unsigned axes, const char *what, float *data,
+                                         size_t elements);
+enum hapt_status team_devices_reduce_scatter(struct hapt_team *team, unsigned axes, const char *what, float *data,
+                                             const size_t *bound);
+enum hapt_status team_devices_all_gather(struct hapt_team *team, unsigned axes, const char *what, float *data,
+                                         const size_t *bound);
 
 #endif

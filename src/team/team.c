@@ -10,8 +10,8 @@
 /* ---- preparation ---- */
 
 /* Where the shards of `sharded` lie in `whole`, a version of it that is whole along the axis. */
-static enum hapt_status prepare_parts(const struct hapt_team *team, struct hapt_arena *arena, struct hapt_team_move *move, int whole,
-                                      int sharded)
+static enum hapt_status prepare_parts(const struct hapt_team *team, struct hapt_arena *arena,
+                                      struct hapt_team_move *move, int whole, int sharded)
 {
     const struct hapt_sharding *sharding = team->sharding;
     const struct hapt_tensor *local = &sharding->shard->tensor[whole];
@@ -42,8 +42,8 @@ static void box_along(const struct hapt_team *team, int axis, int rank, int tens
     hapt_sharding_box(team->sharding, tensor, place, box);
 }
 
-static enum hapt_status prepare_trade(const struct hapt_team *team, struct hapt_arena *arena, struct hapt_team_move *move, int from,
-                                      int to)
+static enum hapt_status prepare_trade(const struct hapt_team *team, struct hapt_arena *arena,
+                                      struct hapt_team_move *move, int from, int to)
 {
     const int ranks = team->sharding->axis[move->axis].size, me = team->place[move->axis];
     const size_t width = hapt_dtype_bytes(move->dtype);
@@ -63,29 +63,26 @@ static enum hapt_status prepare_trade(const struct hapt_team *team, struct hapt_
     return HAPT_OK;
 }
 
-static enum hapt_status prepare_move(struct hapt_team *team, struct hapt_arena *arena, const struct hapt_program_step *step)
+static enum hapt_status prepare_move(struct hapt_team *team, struct hapt_arena *arena,
+                                     const struct hapt_program_step *step)
 {
     const struct hapt_sharding *sharding = team->sharding;
     const struct hapt_op *op = &sharding->graph->op[step->op];
     struct hapt_team_move *move = &team->move[step->op];
     const int from = op->input[0], to = op->output[0];
     *move = (struct hapt_team_move){.kind = step->kind,
-                                .axis = step->axis,
-                                .dtype = sharding->graph->tensor[to].dtype,
-                                .elements = (size_t)hapt_tensor_elements(&sharding->shard->tensor[to])};
+                                    .axis = step->axis,
+                                    .dtype = sharding->graph->tensor[to].dtype,
+                                    .elements = (size_t)hapt_tensor_elements(&sharding->shard->tensor[to])};
     switch (step->kind) {
     case HAPT_COLLECTIVE_ALL_GATHER:
-    case HAPT_COLLECTIVE_GROUPED_BROADCAST:
-        return prepare_parts(team, arena, move, to, from);
+    case HAPT_COLLECTIVE_GROUPED_BROADCAST: return prepare_parts(team, arena, move, to, from);
     case HAPT_COLLECTIVE_REDUCE_SCATTER:
-    case HAPT_COLLECTIVE_SLICE:
-        return prepare_parts(team, arena, move, from, to);
-    case HAPT_COLLECTIVE_ALL_TO_ALL:
-        return prepare_trade(team, arena, move, from, to);
+    case HAPT_COLLECTIVE_SLICE: return prepare_parts(team, arena, move, from, to);
+    case HAPT_COLLECTIVE_ALL_TO_ALL: return prepare_trade(team, arena, move, from, to);
     case HAPT_COLLECTIVE_ALL_REDUCE:
     case HAPT_COLLECTIVE_NONE:
-    case HAPT_COLLECTIVE_COUNT:
-        break;
+    case HAPT_COLLECTIVE_COUNT: break;
     }
     return HAPT_OK;
 }
@@ -97,8 +94,9 @@ void hapt_team_place(const struct hapt_sharding *sharding, int rank, int place[H
     place[1] = rank % inner;
 }
 
-enum hapt_status hapt_team_prepare(struct hapt_team *team, const struct hapt_sharding *sharding, const struct hapt_program *program,
-                                   int rank, double slowdown, struct hapt_arena *arena)
+enum hapt_status hapt_team_prepare(struct hapt_team *team, const struct hapt_sharding *sharding,
+                                   const struct hapt_program *program, int rank, double slowdown,
+                                   struct hapt_arena *arena)
 {
     *team = (struct hapt_team){.sharding = sharding,
                                .program = program,
@@ -149,7 +147,8 @@ struct hapt_collective *hapt_team_over(const struct hapt_team *team, unsigned ax
     return axes == 3u ? team->whole : team->along[axes >> 1];
 }
 
-enum hapt_status hapt_team_rebuild(struct hapt_team *team, unsigned axes, const char *what, const struct hapt_strided *part, void *whole)
+enum hapt_status hapt_team_rebuild(struct hapt_team *team, unsigned axes, const char *what,
+                                   const struct hapt_strided *part, void *whole)
 {
     if (team->devices) return team_devices_rebuild(team, axes, what, part, whole);
     return hapt_collective_gather_shards(hapt_team_over(team, axes), what, false, part, NULL, whole);
@@ -243,8 +242,8 @@ static enum hapt_status resume_computation(struct hapt_team *team, double start_
     return status;
 }
 
-static enum hapt_status run_move(struct hapt_team *team, const struct hapt_team_move *move, const char *what, const void *from,
-                                 void *to)
+static enum hapt_status run_move(struct hapt_team *team, const struct hapt_team_move *move, const char *what,
+                                 const void *from, void *to)
 {
     struct hapt_collective *along = team->along[move->axis];
     if (team->devices) return team_devices_move(team, move, what, from, to);
@@ -254,16 +253,14 @@ static enum hapt_status run_move(struct hapt_team *team, const struct hapt_team_
         return hapt_collective_combine(along, what, HAPT_COMBINE_SUM, move->dtype, to, move->elements);
     case HAPT_COLLECTIVE_REDUCE_SCATTER:
         return hapt_collective_reduce_scatter(along, what, move->dtype, move->part, from, to);
-    case HAPT_COLLECTIVE_ALL_GATHER:
-        return hapt_collective_gather_shards(along, what, true, move->part, from, to);
+    case HAPT_COLLECTIVE_ALL_GATHER: return hapt_collective_gather_shards(along, what, true, move->part, from, to);
     case HAPT_COLLECTIVE_GROUPED_BROADCAST:
         return hapt_collective_gather_shards(along, what, false, move->part, from, to);
     case HAPT_COLLECTIVE_ALL_TO_ALL:
         return hapt_collective_all_to_all(along, what, move->longest, move->send, from, move->receive, to);
     case HAPT_COLLECTIVE_SLICE:
     case HAPT_COLLECTIVE_NONE:
-    case HAPT_COLLECTIVE_COUNT:
-        break;
+    case HAPT_COLLECTIVE_COUNT: break;
     }
     return HAPT_OK;
 }
@@ -302,9 +299,8 @@ static struct hapt_collective *slices(struct hapt_team *team, unsigned axes, con
 {
     struct hapt_collective *over = hapt_team_over(team, axes);
     for (int r = 0; r < hapt_collective_ranks(over); r++)
-        team->slice[r] = (struct hapt_strided){.offset = bound[r] * sizeof(float),
-                                                .count = 1,
-                                                .run = (bound[r + 1] - bound[r]) * sizeof(float)};
+        team->slice[r] = (struct hapt_strided){
+            .offset = bound[r] * sizeof(float), .count = 1, .run = (bound[r + 1] - bound[r]) * sizeof(float)};
     return over;
 }
 
@@ -329,8 +325,9 @@ static enum hapt_status all_gather(void *context, unsigned axes, float *data, co
     hapt_team_describe(team, "gather of the weights", what, sizeof what);
     hapt_team_stretch_end(team); /* the update so far */
     const double start_s = hapt_time_s();
-    const enum hapt_status status = team->devices ? team_devices_all_gather(team, axes, what, data, bound)
-                                                  : hapt_collective_gather_shards(over, what, false, team->slice, NULL, data);
+    const enum hapt_status status = team->devices
+                                        ? team_devices_all_gather(team, axes, what, data, bound)
+                                        : hapt_collective_gather_shards(over, what, false, team->slice, NULL, data);
     team->reduce_s += hapt_time_s() - start_s;
     hapt_team_stretch_begin(team);
     return status;
@@ -351,17 +348,15 @@ static enum hapt_status exchange(void *context, float *data, size_t elements, bo
 
 void hapt_team_links(struct hapt_team *team, struct hapt_engine_links *links)
 {
-    *links = (struct hapt_engine_links){
-        .context = team,
-        .collective = run_collective,
-        .all_reduce = all_reduce,
-        .reduce_scatter = reduce_scatter,
-        .all_gather = all_gather,
-        .exchange = exchange,
-        .on_device = team->devices != NULL};
+    *links = (struct hapt_engine_links){.context = team,
+                                        .collective = run_collective,
+                                        .all_reduce = all_reduce,
+                                        .reduce_scatter = reduce_scatter,
+                                        .all_gather = all_gather,
+                                        .exchange = exchange,
+                                        .on_device = team->devices != NULL};
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
         team->exchange_context[axis] = (struct hapt_team_axis){team, axis};
         links->exchange_context[axis] = &team->exchange_context[axis];
     }
 }
-

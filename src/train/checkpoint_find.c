@@ -46,7 +46,8 @@ static enum hapt_status read_tables(struct hapt_h5 *file, struct hapt_arena *are
                           (void **)&checkpoint->checksum));
     checkpoint->shard_count = (int)shards[0];
     HAPT_TRY(hapt_h5_read_attribute_int(file, "/", "state_count", &states));
-    if (hapt_h5_has_attribute(file, "/", "sampled")) HAPT_TRY(hapt_h5_read_attribute_int(file, "/", "sampled", &sampled));
+    if (hapt_h5_has_attribute(file, "/", "sampled"))
+        HAPT_TRY(hapt_h5_read_attribute_int(file, "/", "sampled", &sampled));
     checkpoint->sampled = sampled != 0;
     HAPT_TRY(hapt_h5_read_strings(file, "/parameter_name", 10000000, arena, &checkpoint->parameter_count,
                                   &checkpoint->parameter));
@@ -99,18 +100,21 @@ static enum hapt_status verify_shard(const struct hapt_checkpoint *checkpoint, i
     return HAPT_OK;
 }
 
-/* One rank's finding. Only the bytes on the disk can be damage: a failing system, or a newer version, must not lead to older weights. */
+/* One rank's finding. Only the bytes on the disk can be damage: a failing system, or a newer version, must not lead to
+ * older weights. */
 enum finding { FOUND_GOOD, FOUND_DAMAGED, FOUND_UNREADABLE };
 
 static enum finding finding_of(enum hapt_status status)
 {
     const enum hapt_h5_fault fault = hapt_h5_last_fault();
     if (status == HAPT_OK) return FOUND_GOOD;
-    return status == HAPT_ERR_INPUT && fault != HAPT_H5_FAULT_NEWER && fault != HAPT_H5_FAULT_SYSTEM ? FOUND_DAMAGED : FOUND_UNREADABLE;
+    return status == HAPT_ERR_INPUT && fault != HAPT_H5_FAULT_NEWER && fault != HAPT_H5_FAULT_SYSTEM ? FOUND_DAMAGED
+                                                                                                     : FOUND_UNREADABLE;
 }
 
 /* The finding of all ranks together; rank 0 names damage. HAPT_OK with *good false: the next one is to be tried. */
-static enum hapt_status agree_on_finding(const struct hapt_env *env, enum hapt_status status, const char *path, bool *good)
+static enum hapt_status agree_on_finding(const struct hapt_env *env, enum hapt_status status, const char *path,
+                                         bool *good)
 {
     char message[512] = "";
     const int mine = (int)finding_of(status);
@@ -151,7 +155,8 @@ static enum hapt_status list_candidates(const struct hapt_env *env, const char *
     enum hapt_status status = HAPT_OK;
     const char *inner = hapt_arena_printf(arena, "%s/checkpoints", path);
     if (env->world_rank == 0 && !exists(hapt_arena_printf(arena, "%s/manifest.h5", path))) {
-        const char *hint = "give the folder of a run that has checkpoints, or of one of them; training starts anew without --resume";
+        const char *hint =
+            "give the folder of a run that has checkpoints, or of one of them; training starts anew without --resume";
         found[1] = exists(inner);
         checkpoint_recover(found[1] ? inner : path, arena);
         /* Reading may follow a link. */
@@ -159,7 +164,8 @@ static enum hapt_status list_candidates(const struct hapt_env *env, const char *
         status = is_file(path) ? hapt_fail(HAPT_ERR_INPUT, hint, "%s is a file; a checkpoint is a folder", path)
                  : listed      ? checkpoint_list(listed, arena, &found[0], &step)
                                : HAPT_ERR_MEMORY;
-        if (status == HAPT_OK && found[0] == 0) status = hapt_fail(HAPT_ERR_INPUT, hint, "there is no checkpoint in %s", path);
+        if (status == HAPT_OK && found[0] == 0)
+            status = hapt_fail(HAPT_ERR_INPUT, hint, "there is no checkpoint in %s", path);
     }
     HAPT_TRY(hapt_env_agree(env->world, status));
     MPI_Bcast(found, 2, MPI_INT, 0, env->world);
@@ -180,11 +186,13 @@ static enum hapt_status list_candidates(const struct hapt_env *env, const char *
 
 bool checkpoint_is_sampled(const char *folder, int64_t step, struct hapt_arena *arena)
 {
-    const char *path = checkpoint_folder(arena, folder, step), *manifest = path ? hapt_arena_printf(arena, "%s/manifest.h5", path) : NULL;
+    const char *path = checkpoint_folder(arena, folder, step),
+               *manifest = path ? hapt_arena_printf(arena, "%s/manifest.h5", path) : NULL;
     struct hapt_h5 *file = NULL;
     int64_t sampled = 0;
     if (!manifest || hapt_h5_open(manifest, CHECKPOINT_FORMAT, CHECKPOINT_VERSION, false, &file) != HAPT_OK ||
-        !hapt_h5_has_attribute(file, "/", "sampled") || hapt_h5_read_attribute_int(file, "/", "sampled", &sampled) != HAPT_OK)
+        !hapt_h5_has_attribute(file, "/", "sampled") ||
+        hapt_h5_read_attribute_int(file, "/", "sampled", &sampled) != HAPT_OK)
         sampled = 0;
     hapt_h5_close(file);
     hapt_fail_reset();
@@ -208,11 +216,13 @@ enum hapt_status checkpoint_any(const struct hapt_env *env, const char *run, str
 }
 
 /* This rank's share of the candidate. */
-static enum hapt_status verify(const struct hapt_env *env, const char *candidate, struct hapt_arena *arena, struct hapt_checkpoint **read)
+static enum hapt_status verify(const struct hapt_env *env, const char *candidate, struct hapt_arena *arena,
+                               struct hapt_checkpoint **read)
 {
     enum hapt_status status = read_manifest(candidate, arena, read);
     if (status == HAPT_OK) hapt_progress_expect(((*read)->shard_count + env->world_size - 1) / env->world_size);
-    for (int s = env->world_rank; status == HAPT_OK && s < (*read)->shard_count; s += env->world_size, hapt_progress_advance(1))
+    for (int s = env->world_rank; status == HAPT_OK && s < (*read)->shard_count;
+         s += env->world_size, hapt_progress_advance(1))
         status = verify_shard(*read, s, arena);
     return status;
 }
@@ -228,7 +238,8 @@ enum hapt_status hapt_checkpoint_find(const struct hapt_env *env, const char *pa
         struct hapt_progress progress;
         bool good = false;
         hapt_progress_init(&progress, env, "verifying checkpoints", 0);
-        const enum hapt_status found = agree_on_finding(env, verify(env, candidate[i], arena, &read), candidate[i], &good);
+        const enum hapt_status found =
+            agree_on_finding(env, verify(env, candidate[i], arena, &read), candidate[i], &good);
         hapt_progress_release(&progress);
         HAPT_TRY(found);
         if (!good) continue;
@@ -237,9 +248,9 @@ enum hapt_status hapt_checkpoint_find(const struct hapt_env *env, const char *pa
         *checkpoint = read;
         return HAPT_OK;
     }
-    return hapt_env_agree(
-        env->world, hapt_fail(HAPT_ERR_INPUT, "give the folder of another run; training starts anew without --resume",
-                              "no checkpoint in %s is whole", path));
+    return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_INPUT,
+                                                "give the folder of another run; training starts anew without --resume",
+                                                "no checkpoint in %s is whole", path));
 }
 
 enum hapt_status hapt_checkpoint_defaults(const struct hapt_checkpoint *checkpoint, struct hapt_config *config)
@@ -293,7 +304,8 @@ enum hapt_status hapt_checkpoint_read(const struct hapt_checkpoint *checkpoint, 
     return status;
 }
 
-static enum hapt_status fits_tensor(const struct hapt_checkpoint *checkpoint, const struct hapt_tensor *tensor, struct hapt_arena *arena)
+static enum hapt_status fits_tensor(const struct hapt_checkpoint *checkpoint, const struct hapt_tensor *tensor,
+                                    struct hapt_arena *arena)
 {
     const char *hint = "give the model that the run was started with (--input), or start anew without --resume";
     const int shard = shard_of(checkpoint, tensor->name);
@@ -301,8 +313,10 @@ static enum hapt_status fits_tensor(const struct hapt_checkpoint *checkpoint, co
     int dims = 0;
     int64_t shape[HAPT_H5_MAX_DIMS], count = 1;
     if (shard < 0)
-        return hapt_fail(HAPT_ERR_INPUT, hint, "checkpoint %s is of another model: it has no parameter %s", checkpoint->path, tensor->name);
-    const char *path = checkpoint_shard_path(arena, checkpoint->path, shard), *dataset = checkpoint_dataset(arena, tensor->name, -1);
+        return hapt_fail(HAPT_ERR_INPUT, hint, "checkpoint %s is of another model: it has no parameter %s",
+                         checkpoint->path, tensor->name);
+    const char *path = checkpoint_shard_path(arena, checkpoint->path, shard),
+               *dataset = checkpoint_dataset(arena, tensor->name, -1);
     if (!path || !dataset) return HAPT_ERR_MEMORY;
     HAPT_TRY(hapt_h5_open(path, SHARD_FORMAT, CHECKPOINT_VERSION, false, &file));
     const enum hapt_status status = hapt_h5_shape(file, dataset, &dims, shape);
@@ -311,8 +325,8 @@ static enum hapt_status fits_tensor(const struct hapt_checkpoint *checkpoint, co
     for (int d = 0; d < dims; d++) count *= shape[d];
     const int64_t elements = checkpoint->sampled ? emulation_sample(tensor) : hapt_tensor_elements(tensor);
     if (count == elements) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, hint, "checkpoint %s is of another model: its %s has %lld elements, not %lld", checkpoint->path,
-                     tensor->name, (long long)count, (long long)elements);
+    return hapt_fail(HAPT_ERR_INPUT, hint, "checkpoint %s is of another model: its %s has %lld elements, not %lld",
+                     checkpoint->path, tensor->name, (long long)count, (long long)elements);
 }
 
 enum hapt_status hapt_checkpoint_fits(const struct hapt_checkpoint *checkpoint, const struct hapt_model *model)
@@ -330,7 +344,8 @@ enum hapt_status hapt_checkpoint_fits(const struct hapt_checkpoint *checkpoint, 
     hapt_arena_release(&arena);
     HAPT_TRY(status);
     if (count == checkpoint->parameter_count) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, "give the model that the run was started with (--input), or start anew without --resume",
+    return hapt_fail(HAPT_ERR_INPUT,
+                     "give the model that the run was started with (--input), or start anew without --resume",
                      "checkpoint %s is of another model: it has %lld parameters, not %lld", checkpoint->path,
                      (long long)checkpoint->parameter_count, (long long)count);
 }
@@ -362,7 +377,8 @@ enum hapt_status hapt_checkpoint_export(const struct hapt_checkpoint *checkpoint
     struct hapt_arena arena;
     if (checkpoint->sampled)
         return hapt_fail(HAPT_ERR_INPUT, "train on real devices to have weights",
-                         "checkpoint %s is of a rehearsal (--device emulated): it holds samples, no weights", checkpoint->path);
+                         "checkpoint %s is of a rehearsal (--device emulated): it holds samples, no weights",
+                         checkpoint->path);
     hapt_arena_init(&arena);
     HAPT_TRY(hapt_h5_create(path, "hapt-weights", 1, &file));
     enum hapt_status status = hapt_h5_write_attribute_int(file, "/", "step", checkpoint->step);

@@ -1,7 +1,8 @@
 /*
  * Writing a checkpoint: every stage its shard, aside; all agree; rank 0 writes the manifest and renames the folder. The
- * one before is removed only when the new one stands. What has a name step-N is whole: folders are made under names that
- * begin with a dot, and take such a name again before they are emptied. Anything that this run did not write is renamed at most.
+ * one before is removed only when the new one stands. What has a name step-N is whole: folders are made under names
+ * that begin with a dot, and take such a name again before they are emptied. Anything that this run did not write is
+ * renamed at most.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -36,9 +37,12 @@ char *checkpoint_folder(struct hapt_arena *arena, const char *folder, int64_t st
 /* A file that is missing is damage; a system that cannot read it is not. */
 static enum hapt_status fail_to_read(const char *path, int error)
 {
-    const enum hapt_status status = error == ENOENT || error == EISDIR ? HAPT_ERR_INPUT : error == ENOMEM ? HAPT_ERR_MEMORY : HAPT_ERR_IO;
-    return hapt_fail(status, status == HAPT_ERR_IO ? "check the disk, rights, and the limit of open files (ulimit -n)" : NULL, "%s cannot be read: %s", path,
-                     strerror(error));
+    const enum hapt_status status = error == ENOENT || error == EISDIR ? HAPT_ERR_INPUT
+                                    : error == ENOMEM                  ? HAPT_ERR_MEMORY
+                                                                       : HAPT_ERR_IO;
+    return hapt_fail(status,
+                     status == HAPT_ERR_IO ? "check the disk, rights, and the limit of open files (ulimit -n)" : NULL,
+                     "%s cannot be read: %s", path, strerror(error));
 }
 
 enum hapt_status checkpoint_measure(const char *path, int64_t *size, int64_t *checksum)
@@ -152,7 +156,8 @@ static enum hapt_status open_aside(const char *folder, const char *aside)
 {
     HAPT_TRY(hapt_folder_make(folder));
     if (!hapt_folder_remove(folder, name_of(aside), is_ours) || mkdir(aside, 0777) != 0)
-        return hapt_fail(HAPT_ERR_IO, "is the disk full? does anything else write there?", "folder %s cannot be made: %s", aside, strerror(errno));
+        return hapt_fail(HAPT_ERR_IO, "is the disk full? does anything else write there?",
+                         "folder %s cannot be made: %s", aside, strerror(errno));
     return hapt_folder_sync(folder);
 }
 
@@ -224,8 +229,8 @@ static enum hapt_status fill_shard(const struct hapt_checkpoint_writer *writer, 
     return status;
 }
 
-enum hapt_status checkpoint_write_shard(const struct hapt_checkpoint_writer *writer, int64_t step, struct hapt_arena *arena,
-                                        struct checkpoint_shard *written)
+enum hapt_status checkpoint_write_shard(const struct hapt_checkpoint_writer *writer, int64_t step,
+                                        struct hapt_arena *arena, struct checkpoint_shard *written)
 {
     *written = (struct checkpoint_shard){.shard = writer->shard};
     if (writer->shard < 0) return writer->shared ? writer->write_shard(writer->context, NULL) : HAPT_OK;
@@ -260,7 +265,8 @@ static enum hapt_status write_history(struct hapt_h5 *file, const struct hapt_hi
     return hapt_h5_write(file, "/history/step_time", HAPT_H5_F64, 1, shape, history->time_s, "s");
 }
 
-/* Which data, and where in them the run stands: rows are functions of seed and step, so these are the whole state of what is random. */
+/* Which data, and where in them the run stands: rows are functions of seed and step, so these are the whole state of
+ * what is random. */
 static enum hapt_status write_data(struct hapt_h5 *file, const struct hapt_data_identity *data, int64_t step)
 {
     HAPT_TRY(hapt_h5_write_attribute_text(file, "/data", "kind", data->kind));
@@ -294,8 +300,8 @@ static enum hapt_status fill_manifest(struct hapt_h5 *file, const struct hapt_ch
 }
 
 static enum hapt_status write_manifest(const struct hapt_checkpoint_writer *writer, const char *aside, int64_t step,
-                                       const struct hapt_history *history, const struct checkpoint_shard *record, int ranks,
-                                       struct hapt_arena *arena)
+                                       const struct hapt_history *history, const struct checkpoint_shard *record,
+                                       int ranks, struct hapt_arena *arena)
 {
     int64_t *size, *checksum;
     HAPT_NEW(size, arena, writer->shard_count);
@@ -318,8 +324,8 @@ static enum hapt_status write_manifest(const struct hapt_checkpoint_writer *writ
     return hapt_folder_sync(aside);
 }
 
-/* The finished folder takes its name; what stood there changes places with it in one step, so that at every moment one of
- * them is whole. File systems that cannot exchange see the old one moved aside first. */
+/* The finished folder takes its name; what stood there changes places with it in one step, so that at every moment one
+ * of them is whole. File systems that cannot exchange see the old one moved aside first. */
 static enum hapt_status take_place(const char *aside, const char *path, const char *old)
 {
     if (renameat2(AT_FDCWD, aside, AT_FDCWD, path, RENAME_NOREPLACE) == 0) return HAPT_OK;
@@ -342,7 +348,8 @@ static void remove_checkpoint(const char *folder, int64_t step, struct hapt_aren
     if (rename(path, gone) == 0) hapt_folder_remove(folder, name_of(gone), is_ours);
 }
 
-/* Mean of the newest ten losses up to that of the checkpoint's own weights, which the step after it computed: NaN for the newest checkpoint. */
+/* Mean of the newest ten losses up to that of the checkpoint's own weights, which the step after it computed: NaN for
+ * the newest checkpoint. */
 static double recent_loss(const struct hapt_history *history, int64_t step)
 {
     enum { WINDOW = 10 };
@@ -353,9 +360,10 @@ static double recent_loss(const struct hapt_history *history, int64_t step)
     return sum / (double)(step + 1 - from);
 }
 
-/* Which of the steps (newest first, all at most the newest) stay: the newest `keep`, the one of lowest loss, and the first at or after each
- * multiple of `every`. */
-void checkpoint_choose(int count, const int64_t *step, int64_t keep, int64_t every, const struct hapt_history *history, bool *stays)
+/* Which of the steps (newest first, all at most the newest) stay: the newest `keep`, the one of lowest loss, and the
+ * first at or after each multiple of `every`. */
+void checkpoint_choose(int count, const int64_t *step, int64_t keep, int64_t every, const struct hapt_history *history,
+                       bool *stays)
 {
     int best = -1;
     for (int i = 0; i < count; i++) {
@@ -369,8 +377,8 @@ void checkpoint_choose(int count, const int64_t *step, int64_t keep, int64_t eve
 }
 
 /* A newer checkpoint is not this run's, since the lock keeps others out. It keeps its files under another name. */
-static enum hapt_status remove_older(const struct hapt_checkpoint_writer *writer, int64_t newest, const struct hapt_history *history,
-                                     struct hapt_arena *arena)
+static enum hapt_status remove_older(const struct hapt_checkpoint_writer *writer, int64_t newest,
+                                     const struct hapt_history *history, struct hapt_arena *arena)
 {
     int count, own = 0;
     int64_t *step;
@@ -398,7 +406,8 @@ static enum hapt_status put_in_place(const struct hapt_checkpoint_writer *writer
     if (!path || !old) return HAPT_ERR_MEMORY;
     HAPT_TRY(hapt_lock_check()); /* another job's folder is left as it is */
     /* Only the checkpoint that this run began from may be written again. */
-    if (lstat(path, &about) == 0 && (step != writer->resumed_step || !S_ISDIR(about.st_mode))) checkpoint_set_aside(writer->folder, name_of(path), "foreign");
+    if (lstat(path, &about) == 0 && (step != writer->resumed_step || !S_ISDIR(about.st_mode)))
+        checkpoint_set_aside(writer->folder, name_of(path), "foreign");
     hapt_folder_remove(writer->folder, name_of(old), is_ours);
     const enum hapt_status placed = take_place(aside, path, old);
     if (placed != HAPT_OK) hapt_folder_remove(writer->folder, name_of(aside), is_ours);
@@ -409,8 +418,9 @@ static enum hapt_status put_in_place(const struct hapt_checkpoint_writer *writer
     return remove_older(writer, step, history, arena);
 }
 
-enum hapt_status checkpoint_publish(const struct hapt_checkpoint_writer *writer, int64_t step, const struct hapt_history *history,
-                                    const struct checkpoint_shard *shard, int ranks, struct hapt_arena *arena)
+enum hapt_status checkpoint_publish(const struct hapt_checkpoint_writer *writer, int64_t step,
+                                    const struct hapt_history *history, const struct checkpoint_shard *shard, int ranks,
+                                    struct hapt_arena *arena)
 {
     const char *aside = aside_of(writer, step, arena);
     if (!aside) return HAPT_ERR_MEMORY;
@@ -435,8 +445,10 @@ static enum hapt_status save(const struct hapt_env *env, const struct hapt_check
     enum hapt_status status = aside && all ? HAPT_OK : HAPT_ERR_MEMORY;
     if (status == HAPT_OK && env->world_rank == 0) status = open_aside(writer->folder, aside);
     HAPT_TRY(hapt_link_agree(env->world, what, writer->patience_s, status));
-    status = hapt_link_agree(env->world, what, writer->patience_s, checkpoint_write_shard(writer, step, scratch, &mine));
-    if (status != HAPT_OK && env->world_rank == 0) checkpoint_discard(writer, step, scratch); /* a full disk has its room again */
+    status =
+        hapt_link_agree(env->world, what, writer->patience_s, checkpoint_write_shard(writer, step, scratch, &mine));
+    if (status != HAPT_OK && env->world_rank == 0)
+        checkpoint_discard(writer, step, scratch); /* a full disk has its room again */
     HAPT_TRY(status);
     status = hapt_link_all_gather(env->world, what, writer->patience_s, &mine, sizeof mine, all);
     if (status != HAPT_OK) hapt_die(status);

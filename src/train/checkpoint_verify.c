@@ -1,4 +1,5 @@
-/* A checkpoint verified whole, in one process: the manifest, each shard's size and checksum, and what each of them must hold. */
+/* A checkpoint verified whole, in one process: the manifest, each shard's size and checksum, and what each of them must
+ * hold. */
 #include "checkpoint.h"
 
 #include "hapt/h5.h"
@@ -10,7 +11,8 @@ struct manifest {
     const int32_t *shard;           /* [parameters] that holds it */
 };
 
-static enum hapt_status read_manifest(struct hapt_h5 *file, struct hapt_arena *arena, int64_t *step, struct manifest *manifest)
+static enum hapt_status read_manifest(struct hapt_h5 *file, struct hapt_arena *arena, int64_t *step,
+                                      struct manifest *manifest)
 {
     struct hapt_h5_content content;
     struct hapt_plan *plan;
@@ -22,7 +24,8 @@ static enum hapt_status read_manifest(struct hapt_h5 *file, struct hapt_arena *a
     HAPT_TRY(hapt_h5_read_attribute_int(file, "/", "state_count", &manifest->states));
     HAPT_TRY(hapt_h5_read(file, "/shard_size", HAPT_H5_I64, 1, &manifest->shards, CHECKPOINT_LIMIT, arena, &size));
     HAPT_TRY(hapt_h5_read(file, "/shard_checksum", HAPT_H5_I64, 1, &checksums, CHECKPOINT_LIMIT, arena, &checksum));
-    HAPT_TRY(hapt_h5_read_strings(file, "/parameter_name", INT32_MAX, arena, &manifest->parameters, &manifest->parameter));
+    HAPT_TRY(
+        hapt_h5_read_strings(file, "/parameter_name", INT32_MAX, arena, &manifest->parameters, &manifest->parameter));
     parameters = manifest->parameters;
     HAPT_TRY(hapt_h5_read(file, "/parameter_shard", HAPT_H5_I32, 1, &parameters, INT32_MAX, arena, &shard));
     HAPT_TRY(hapt_plan_read(file, "/plan", arena, &plan));
@@ -30,7 +33,8 @@ static enum hapt_status read_manifest(struct hapt_h5 *file, struct hapt_arena *a
     manifest->checksum = checksum;
     manifest->shard = shard;
     bool good = *step >= 0 && manifest->states >= 0 && manifest->states <= 16 && checksums == manifest->shards;
-    for (int64_t p = 0; p < parameters; p++) good = good && manifest->shard[p] >= 0 && manifest->shard[p] < manifest->shards;
+    for (int64_t p = 0; p < parameters; p++)
+        good = good && manifest->shard[p] >= 0 && manifest->shard[p] < manifest->shards;
     return good ? HAPT_OK : hapt_fail(HAPT_ERR_INPUT, NULL, "%s contradicts itself", hapt_h5_path(file));
 }
 
@@ -61,8 +65,10 @@ static enum hapt_status verify_shard(const struct manifest *manifest, const char
     HAPT_TRY(hapt_h5_open(path, SHARD_FORMAT, CHECKPOINT_VERSION, false, &file));
     enum hapt_status status = checkpoint_measure(path, &size, &checksum);
     if (status == HAPT_OK && size != manifest->size[shard])
-        status = hapt_fail(HAPT_ERR_INPUT, NULL, "%s has %lld bytes instead of %lld", path, (long long)size, (long long)manifest->size[shard]);
-    if (status == HAPT_OK && checksum != manifest->checksum[shard]) status = hapt_fail(HAPT_ERR_INPUT, NULL, "%s has a wrong checksum", path);
+        status = hapt_fail(HAPT_ERR_INPUT, NULL, "%s has %lld bytes instead of %lld", path, (long long)size,
+                           (long long)manifest->size[shard]);
+    if (status == HAPT_OK && checksum != manifest->checksum[shard])
+        status = hapt_fail(HAPT_ERR_INPUT, NULL, "%s has a wrong checksum", path);
     if (status == HAPT_OK) status = hapt_h5_verify(file, &content);
     if (status == HAPT_OK) status = check_datasets(file, manifest, shard);
     hapt_h5_close(file);

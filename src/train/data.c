@@ -84,7 +84,8 @@ enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, co
     return HAPT_OK;
 }
 
-enum hapt_status hapt_data_check(const struct hapt_env *env, const char *path, const struct hapt_model *model, int rows, int64_t steps)
+enum hapt_status hapt_data_check(const struct hapt_env *env, const char *path, const struct hapt_model *model, int rows,
+                                 int64_t steps)
 {
     struct hapt_h5 *file = NULL;
     struct data_layout layout = {0};
@@ -193,13 +194,15 @@ static uint64_t hash_sample(uint64_t seed, const void *memory, size_t bytes)
 static uint64_t hash_batches(struct hapt_data *data, int64_t steps)
 {
     const struct data_layout *layout = &data->layout;
-    const size_t inputs = (size_t)layout->unit_inputs * input_bytes(layout), targets = (size_t)layout->unit_targets * sizeof(int32_t);
+    const size_t inputs = (size_t)layout->unit_inputs * input_bytes(layout),
+                 targets = (size_t)layout->unit_targets * sizeof(int32_t);
     if (steps < data->known.steps) data->known.steps = 0, data->known.hash = 0;
     for (; data->known.steps < steps && data->known.steps < layout->units; data->known.steps++) {
         const size_t step = (size_t)data->known.steps;
         data->known.hash = hapt_hash(data->known.hash, (const char *)data->memory.inputs + step * inputs, inputs);
         if (targets > 0)
-            data->known.hash = hapt_hash(data->known.hash, (const char *)data->memory.targets + step * targets, targets);
+            data->known.hash =
+                hapt_hash(data->known.hash, (const char *)data->memory.targets + step * targets, targets);
     }
     return data->known.hash;
 }
@@ -210,14 +213,17 @@ void hapt_data_identify(struct hapt_data *data, int64_t steps, struct hapt_data_
     *identity = (struct hapt_data_identity){.count = layout->exact ? steps : layout->units,
                                             .seed = layout->exact ? 0 : (int64_t)data->seed};
     snprintf(identity->kind, sizeof identity->kind, "%s%s", layout->images ? (layout->exact ? "image " : "images") : "",
-             layout->exact ? "batches" : layout->images ? "" : "tokens");
+             layout->exact    ? "batches"
+             : layout->images ? ""
+                              : "tokens");
     uint64_t hash = data->known.hash;
     if (layout->exact) {
         hash = hash_batches(data, steps);
     } else if (data->known.steps == 0) { /* once */
         hash = hash_sample(0, data->memory.inputs, (size_t)(layout->units * layout->unit_inputs) * input_bytes(layout));
         if (!layout->shifted)
-            hash = hash_sample(hash, data->memory.targets, (size_t)(layout->units * layout->unit_targets) * sizeof(int32_t));
+            hash = hash_sample(hash, data->memory.targets,
+                               (size_t)(layout->units * layout->unit_targets) * sizeof(int32_t));
         data->known.steps = 1;
         data->known.hash = hash;
     }

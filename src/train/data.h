@@ -6,19 +6,19 @@
 #include "hapt/train.h"
 
 /*
- * How a file's data lies in memory. A unit is what is read at a time: a step of exact batches, a token or an image of a stream.
- * Row r of all rows starts at element r * stride of the inputs and at element r * target_width of the targets; in a stream of
- * tokens rows start anywhere. Shifted: targets are the inputs one element on.
+ * How a file's data lies in memory. A unit is what is read at a time: a step of exact batches, a token or an image of a
+ * stream. Row r of all rows starts at element r * stride of the inputs and at element r * target_width of the targets;
+ * in a stream of tokens rows start anywhere. Shifted: targets are the inputs one element on.
  */
 struct data_layout {
     bool exact, shifted, images;
-    enum hapt_h5_type type;           /* of the inputs in memory: U8 or F32 (images), U16 or I32 (tokens) */
+    enum hapt_h5_type type; /* of the inputs in memory: U8 or F32 (images), U16 or I32 (tokens) */
     int64_t units;
     int64_t unit_inputs, unit_targets; /* elements of a unit */
     int64_t width, target_width;       /* elements of a row that the model takes */
     int64_t stride;
-    int64_t channels;                  /* of images, else 0 */
-    int64_t limit;                     /* tokens, targets and labels are below it */
+    int64_t channels; /* of images, else 0 */
+    int64_t limit;    /* tokens, targets and labels are below it */
 };
 
 /* What there is room for: one copy a node. */

@@ -134,7 +134,8 @@ enum hapt_status data_layout_find(struct hapt_h5 *file, const struct hapt_model 
         layout->limit = model->vocab;
     }
     HAPT_TRY(hapt_h5_check_written(file, layout->images ? "/images" : layout->exact ? "/batches" : "/tokens"));
-    if (layout->images || !layout->shifted) HAPT_TRY(hapt_h5_check_written(file, layout->images ? "/labels" : "/targets"));
+    if (layout->images || !layout->shifted)
+        HAPT_TRY(hapt_h5_check_written(file, layout->images ? "/labels" : "/targets"));
     if (layout->units > 0 && layout->unit_inputs > MAX_ELEMENTS / layout->units)
         return hapt_fail(HAPT_ERR_INPUT, "split it", "%s holds more than %lld elements", hapt_h5_path(file),
                          (long long)MAX_ELEMENTS);
@@ -155,7 +156,8 @@ static enum hapt_status take_whole(void *buffer, int64_t count, int64_t first, c
         const double value = real[i];
         if (!(value >= INT32_MIN && value <= INT32_MAX) || value != floor(value))
             return hapt_fail(HAPT_ERR_INPUT, "tokens, targets and labels are whole numbers: store them as integers",
-                             "%s: %g at %lld of %s is no whole number of 32 bits", path, value, (long long)(first + i), dataset);
+                             "%s: %g at %lld of %s is no whole number of 32 bits", path, value, (long long)(first + i),
+                             dataset);
         const int32_t whole = (int32_t)value;
         memcpy((char *)buffer + (size_t)i * sizeof whole, &whole, sizeof whole); /* behind what is still to be read */
     }
@@ -177,9 +179,9 @@ static enum hapt_status read_blocks(struct hapt_h5 *file, const char *dataset, e
     for (int64_t first = 0; first < layout->units && status == HAPT_OK; first += block) {
         const int64_t count = layout->units - first < block ? layout->units - first : block;
         status = hapt_h5_read_rows(file, dataset, fractions ? HAPT_H5_F64 : type, first, count, buffer);
-        if (status == HAPT_OK && fractions) status = take_whole(buffer, count * width, first * width, dataset, hapt_h5_path(file));
-        if (status == HAPT_OK)
-            status = take(layout, memory, buffer, first * width, count * width, hapt_h5_path(file));
+        if (status == HAPT_OK && fractions)
+            status = take_whole(buffer, count * width, first * width, dataset, hapt_h5_path(file));
+        if (status == HAPT_OK) status = take(layout, memory, buffer, first * width, count * width, hapt_h5_path(file));
         hapt_progress_advance(1);
     }
     free(buffer);
@@ -283,8 +285,8 @@ enum hapt_status data_fill(struct hapt_h5 *file, const struct data_layout *layou
         HAPT_TRY(read_blocks(file, "/images", layout->type, layout, memory, layout->unit_inputs, store_pixels));
         return read_blocks(file, "/labels", HAPT_H5_I32, layout, memory, layout->unit_targets, store_labels);
     }
-    HAPT_TRY(read_blocks(file, layout->exact ? "/batches" : "/tokens", HAPT_H5_I32, layout, memory,
-                         layout->unit_inputs, store_tokens));
+    HAPT_TRY(read_blocks(file, layout->exact ? "/batches" : "/tokens", HAPT_H5_I32, layout, memory, layout->unit_inputs,
+                         store_tokens));
     if (layout->shifted) return HAPT_OK;
     for (int64_t step = 0; step < layout->units; step++) memory->target_count[step] = 0;
     HAPT_TRY(read_blocks(file, "/targets", HAPT_H5_I32, layout, memory, layout->unit_targets, store_targets));
@@ -298,7 +300,11 @@ enum hapt_status data_fill(struct hapt_h5 *file, const struct data_layout *layou
 
 enum hapt_status data_check_values(struct hapt_h5 *file, const struct data_layout *layout)
 {
-    if (layout->images) return read_blocks(file, "/labels", HAPT_H5_I32, layout, NULL, layout->unit_targets, store_labels);
-    HAPT_TRY(read_blocks(file, layout->exact ? "/batches" : "/tokens", HAPT_H5_I32, layout, NULL, layout->unit_inputs, store_tokens));
-    return layout->shifted ? HAPT_OK : read_blocks(file, "/targets", HAPT_H5_I32, layout, NULL, layout->unit_targets, store_targets);
+    if (layout->images)
+        return read_blocks(file, "/labels", HAPT_H5_I32, layout, NULL, layout->unit_targets, store_labels);
+    HAPT_TRY(read_blocks(file, layout->exact ? "/batches" : "/tokens", HAPT_H5_I32, layout, NULL, layout->unit_inputs,
+                         store_tokens));
+    return layout->shifted
+               ? HAPT_OK
+               : read_blocks(file, "/targets", HAPT_H5_I32, layout, NULL, layout->unit_targets, store_targets);
 }

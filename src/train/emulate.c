@@ -73,7 +73,8 @@ void emulation_initial(const struct stage *stage, const struct hapt_tensor *para
 
 static bool is_sampled(const struct stage *stage, int tensor)
 {
-    return stage->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER && stage->program[stage->chunk]->local[tensor] >= 0;
+    return stage->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER &&
+           stage->program[stage->chunk]->local[tensor] >= 0;
 }
 
 static enum hapt_status create_sample(struct stage *stage, struct emulation *made)
@@ -114,9 +115,11 @@ static struct hapt_view part_of(float *values, int64_t first, int64_t end)
     return (struct hapt_view){.data = values + first, .dtype = HAPT_F32, .dims = 1, .shape = {end - first}};
 }
 
-static enum hapt_status update_part(struct emulation *sample, const struct hapt_update *update, int64_t first, int64_t end, double decay)
+static enum hapt_status update_part(struct emulation *sample, const struct hapt_update *update, int64_t first,
+                                    int64_t end, double decay)
 {
-    struct hapt_call call = {.input_count = 1, .output_count = update->optimizer == HAPT_OPTIMIZER_ADAMW ? 4 : 3, .threads = 1};
+    struct hapt_call call = {
+        .input_count = 1, .output_count = update->optimizer == HAPT_OPTIMIZER_ADAMW ? 4 : 3, .threads = 1};
     const double adamw[] = {update->learning_rate, update->beta1, update->beta2, update->epsilon, decay, 1};
     const double sgd[] = {update->learning_rate, update->momentum, 0, 0, decay, 1};
     if (first == end) return HAPT_OK;
@@ -135,7 +138,8 @@ enum hapt_status emulation_update(struct stage *stage, const struct hapt_update 
         if (sample->first[t] < 0) continue;
         const int64_t count = emulation_sample(&graph->tensor[t]);
         for (int64_t i = 0; i < count; i++)
-            sample->gradient[sample->first[t] + i] = by_rule(stage->model->seed, graph->tensor[t].name, update->step, i);
+            sample->gradient[sample->first[t] + i] =
+                by_rule(stage->model->seed, graph->tensor[t].name, update->step, i);
     }
     HAPT_TRY(update_part(sample, update, 0, sample->decayed, update->weight_decay));
     return update_part(sample, update, sample->decayed, sample->elements, 0);
@@ -157,7 +161,8 @@ void emulation_get(const struct stage *stage, int parameter, int state, float *v
 
 /* ---- messages ---- */
 
-static enum hapt_status list_peers(const struct hapt_flow_options *options, struct hapt_arena *arena, struct emulated_flow *flow)
+static enum hapt_status list_peers(const struct hapt_flow_options *options, struct hapt_arena *arena,
+                                   struct emulated_flow *flow)
 {
     HAPT_NEW(flow->peer, arena, options->piece_count);
     HAPT_NEW(flow->modelled, arena, options->piece_count);
@@ -197,20 +202,23 @@ enum hapt_status emulation_add_flow(struct stage *stage, const struct hapt_flow_
     HAPT_NEW(base, arena, options->slot_count * made.peers);
     HAPT_NEW(made.memory, arena, (size_t)options->slot_count * (size_t)made.peers * MESSAGE_BYTES);
     for (int p = 0; p < made.peers; p++)
-        piece[p] = (struct hapt_piece){.peer = made.peer[p], .buffer = p, .bytes = MESSAGE_BYTES, .modelled_bytes = made.modelled[p]};
+        piece[p] = (struct hapt_piece){
+            .peer = made.peer[p], .buffer = p, .bytes = MESSAGE_BYTES, .modelled_bytes = made.modelled[p]};
     for (int i = 0; i < options->slot_count * made.peers; i++) base[i] = made.memory + (size_t)i * MESSAGE_BYTES;
     made.options.buffer_count = made.options.piece_count = made.peers;
     made.options.base = base;
     made.options.piece = piece;
     made.options.stamped = true;
-    for (int p = 0; p < made.peers; p++) made.options.stamped = made.options.stamped && hapt_courier_rings(stage->courier, made.peer[p]);
+    for (int p = 0; p < made.peers; p++)
+        made.options.stamped = made.options.stamped && hapt_courier_rings(stage->courier, made.peer[p]);
     made.options.bandwidth = paced ? options->bandwidth / stage->time_scale : 0;
     made.options.latency_s = paced ? options->latency_s * stage->time_scale : 0;
     HAPT_TRY(hapt_courier_add(stage->courier, &made.options, flow));
     return keep_flow(stage, &made, *flow);
 }
 
-static struct message message_of(const struct stage *stage, const struct emulated_flow *flow, int peer, int64_t sequence)
+static struct message message_of(const struct stage *stage, const struct emulated_flow *flow, int peer,
+                                 int64_t sequence)
 {
     const bool sends = flow->options.sends;
     const int me = stage->env->world_rank;
@@ -254,7 +262,8 @@ void emulation_send(struct stage *stage, int number, int slot)
 }
 
 /* One part of message `sequence`: is it what it should be? */
-static enum hapt_status check(const struct stage *stage, const struct emulated_flow *flow, int64_t sequence, int peer, double *arrival_s)
+static enum hapt_status check(const struct stage *stage, const struct emulated_flow *flow, int64_t sequence, int peer,
+                              double *arrival_s)
 {
     const char *place = place_of(flow, (int)(sequence % flow->options.slot_count), peer);
     struct message wanted = message_of(stage, flow, peer, sequence), found;
@@ -262,13 +271,15 @@ static enum hapt_status check(const struct stage *stage, const struct emulated_f
     memcpy(&found, place, sizeof found);
     fill_sample(wanted.seed, sample);
     wanted.arrival_s = *arrival_s = found.arrival_s;
-    if (memcmp(&found, &wanted, sizeof found) == 0 && memcmp(place + sizeof found, sample, sizeof sample) == 0) return HAPT_OK;
+    if (memcmp(&found, &wanted, sizeof found) == 0 && memcmp(place + sizeof found, sample, sizeof sample) == 0)
+        return HAPT_OK;
     return hapt_fail(HAPT_ERR_INTERNAL, NULL,
-                     "stage %d expected %s of step %lld, microbatch %lld from rank %d and got a message of step %lld, microbatch %lld from "
+                     "stage %d expected %s of step %lld, microbatch %lld from rank %d and got a message of step %lld, "
+                     "microbatch %lld from "
                      "rank %d to rank %d (flow %d, %lld modelled bytes)",
-                     stage->chunk, flow->options.what, (long long)wanted.step, (long long)wanted.microbatch, wanted.from_rank,
-                     (long long)found.step, (long long)found.microbatch, found.from_rank, found.to_rank, found.tag,
-                     (long long)found.modelled_bytes);
+                     stage->chunk, flow->options.what, (long long)wanted.step, (long long)wanted.microbatch,
+                     wanted.from_rank, (long long)found.step, (long long)found.microbatch, found.from_rank,
+                     found.to_rank, found.tag, (long long)found.modelled_bytes);
 }
 
 /* From another host, whose clock is not ours, there is only the time of waking. */

@@ -1,7 +1,8 @@
 /*
- * A stage on a modelled device (--device emulated): the runtime is the real one, but computing lasts as long as the plan says, messages
- * are a header and a few bytes paced to their modelled size, and of the weights there is a sample, which goes through the optimizer with
- * gradients by rule, so that a resumed run can be told from one that was never stopped.
+ * A stage on a modelled device (--device emulated): the runtime is the real one, but computing lasts as long as the
+ * plan says, messages are a header and a few bytes paced to their modelled size, and of the weights there is a sample,
+ * which goes through the optimizer with gradients by rule, so that a resumed run can be told from one that was never
+ * stopped.
  *
  * What its ranks exchange among themselves is part of the time that the plan gives to computing, and moves nothing.
  */
@@ -21,11 +22,13 @@ bool emulation_of(const struct hapt_cluster *cluster, const struct hapt_config *
 /* The times of this rank's stage and the sample of its parameters. After the stage's engine; rank-local. */
 enum hapt_status emulation_create(struct stage *stage, int state_count);
 
-/* Instead of hapt_courier_add: one message a peer, as long as `options` say for the link's pace. `paced`: else its time counts elsewhere. */
-enum hapt_status emulation_add_flow(struct stage *stage, const struct hapt_flow_options *options, bool paced, int *flow);
-/* Instead of hapt_courier_send, ..._wait_sent, ..._wait_received and ..._free: messages say what they are, and the device's time goes on with
- * them: it is free from the time on at which what it waited for was due. A message that is not what it should be: HAPT_ERR_INTERNAL names
- * both. */
+/* Instead of hapt_courier_add: one message a peer, as long as `options` say for the link's pace. `paced`: else its time
+ * counts elsewhere. */
+enum hapt_status emulation_add_flow(struct stage *stage, const struct hapt_flow_options *options, bool paced,
+                                    int *flow);
+/* Instead of hapt_courier_send, ..._wait_sent, ..._wait_received and ..._free: messages say what they are, and the
+ * device's time goes on with them: it is free from the time on at which what it waited for was due. A message that is
+ * not what it should be: HAPT_ERR_INTERNAL names both. */
 void emulation_send(struct stage *stage, int flow, int slot);
 enum hapt_status emulation_wait_sent(struct stage *stage, int flow, int slot);
 enum hapt_status emulation_wait_received(struct stage *stage, int flow, int64_t sequence);

@@ -18,13 +18,19 @@
 
 enum { MAX_CPUS = 4096, MOST_RANKS = 1 << 20 };
 
-#define TEXT(name) {"/environment/" #name, offsetof(struct hapt_environment, name), sizeof ((struct hapt_environment *)NULL)->name}
+#define TEXT(name)                                                                                                    \
+    {                                                                                                                 \
+        "/environment/" #name, offsetof(struct hapt_environment, name), sizeof((struct hapt_environment *)NULL)->name \
+    }
 static const struct {
     const char *path;
     size_t offset, size;
-} text_column[] = {TEXT(host),   TEXT(kernel),    TEXT(cpus), TEXT(interfaces), TEXT(subcluster), TEXT(device),
+} text_column[] = {TEXT(host),     TEXT(kernel),    TEXT(cpus), TEXT(interfaces), TEXT(subcluster), TEXT(device),
                    TEXT(back_end), TEXT(libraries), TEXT(hapt), TEXT(mpi),        TEXT(hdf5),       TEXT(hwloc)};
-#define NUMBER(name) {"/environment/" #name, offsetof(struct hapt_environment, name)}
+#define NUMBER(name)                                                   \
+    {                                                                  \
+        "/environment/" #name, offsetof(struct hapt_environment, name) \
+    }
 static const struct {
     const char *path;
     size_t offset;
@@ -105,7 +111,8 @@ void hapt_environment_look(struct hapt_environment *environment)
     environment->pid = getpid();
     environment->stage = -1;
     gethostname(environment->host, sizeof environment->host - 1);
-    if (uname(&system) == 0) snprintf(environment->kernel, sizeof environment->kernel, "%.40s %.50s", system.sysname, system.release);
+    if (uname(&system) == 0)
+        snprintf(environment->kernel, sizeof environment->kernel, "%.40s %.50s", system.sysname, system.release);
     look_at_cpus(environment->cpus, sizeof environment->cpus);
     look_at_interfaces(environment->interfaces, sizeof environment->interfaces);
     MPI_Get_library_version(mpi, &length);
@@ -116,8 +123,8 @@ void hapt_environment_look(struct hapt_environment *environment)
     snprintf(environment->hapt, sizeof environment->hapt, "%s", HAPT_VERSION);
 }
 
-enum hapt_status hapt_environment_gather(const struct hapt_env *env, const struct hapt_environment *mine, struct hapt_arena *arena,
-                                         struct hapt_environment **result)
+enum hapt_status hapt_environment_gather(const struct hapt_env *env, const struct hapt_environment *mine,
+                                         struct hapt_arena *arena, struct hapt_environment **result)
 {
     struct hapt_environment *all = NULL;
     enum hapt_status status = HAPT_OK;
@@ -143,7 +150,8 @@ enum hapt_status hapt_environment_write(struct hapt_h5 *file, int64_t ranks, con
         status = hapt_h5_write_strings(file, text_column[c].path, ranks, text);
     }
     for (int c = 0; c < NUMBERS && status == HAPT_OK; c++) {
-        for (int64_t r = 0; r < ranks; r++) memcpy(&number[r], (const char *)&all[r] + number_column[c].offset, sizeof *number);
+        for (int64_t r = 0; r < ranks; r++)
+            memcpy(&number[r], (const char *)&all[r] + number_column[c].offset, sizeof *number);
         status = hapt_h5_write(file, number_column[c].path, HAPT_H5_I64, 1, &ranks, number, "");
     }
     free(text);
@@ -151,7 +159,8 @@ enum hapt_status hapt_environment_write(struct hapt_h5 *file, int64_t ranks, con
     return status;
 }
 
-enum hapt_status hapt_environment_read(struct hapt_h5 *file, struct hapt_arena *arena, int64_t *ranks, struct hapt_environment **result)
+enum hapt_status hapt_environment_read(struct hapt_h5 *file, struct hapt_arena *arena, int64_t *ranks,
+                                       struct hapt_environment **result)
 {
     struct hapt_environment *all = NULL;
     int64_t count = 0;
@@ -162,7 +171,8 @@ enum hapt_status hapt_environment_read(struct hapt_h5 *file, struct hapt_arena *
     int64_t shape[HAPT_H5_MAX_DIMS] = {0};
     HAPT_TRY(hapt_h5_shape(file, number_column[0].path, &dims, shape));
     if (dims != 1 || shape[0] < 1 || shape[0] > MOST_RANKS)
-        return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "%s: %s is no column of ranks", hapt_h5_path(file), number_column[0].path);
+        return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "%s: %s is no column of ranks", hapt_h5_path(file),
+                         number_column[0].path);
     count = shape[0];
     HAPT_NEW(all, arena, count);
     for (int c = 0; c < NUMBERS; c++) {
@@ -176,8 +186,8 @@ enum hapt_status hapt_environment_read(struct hapt_h5 *file, struct hapt_arena *
         const char **text = NULL;
         HAPT_TRY(hapt_h5_read_strings(file, text_column[c].path, MOST_RANKS, arena, &rows, &text));
         if (rows != count)
-            return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "%s: %s has %lld entries, not %lld", hapt_h5_path(file),
-                             text_column[c].path, (long long)rows, (long long)count);
+            return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "%s: %s has %lld entries, not %lld",
+                             hapt_h5_path(file), text_column[c].path, (long long)rows, (long long)count);
         for (int64_t r = 0; r < count; r++)
             snprintf((char *)&all[r] + text_column[c].offset, text_column[c].size, "%s", text[r]);
     }

@@ -92,7 +92,8 @@ static bool leads(const struct replicas *replicas, int rank, int i)
     return part != 0;
 }
 
-/* Counts the ranks with the part of `first`, and those of them with the majority's hash if there is a majority (Boyer and Moore 1991). */
+/* Counts the ranks with the part of `first`, and those of them with the majority's hash if there is a majority (Boyer
+ * and Moore 1991). */
 static int count_copies(const struct replicas *replicas, int first, int i, uint64_t *hash, int *alike)
 {
     const uint64_t part = mark_of(replicas, first, i)->part;
@@ -120,8 +121,8 @@ static int first_unlike(const struct replicas *replicas, int first, int i, uint6
     return r;
 }
 
-/* Judges parameter i of the block over all ranks; returns the largest number of copies of a part. A rank outvoted by others takes precedence over two
- * that contradict each other. */
+/* Judges parameter i of the block over all ranks; returns the largest number of copies of a part. A rank outvoted by
+ * others takes precedence over two that contradict each other. */
 static int judge(const struct replicas *replicas, int parameter, int i, struct odd *odd)
 {
     struct odd found = {.rank = -1};
@@ -135,8 +136,13 @@ static int judge(const struct replicas *replicas, int parameter, int i, struct o
         if (copies > most) most = copies;
         if (alike == copies || (found.rank >= 0 && (found.other < 0 || !majority))) continue;
         const int unlike = first_unlike(replicas, r, i, majority ? hash : mark_of(replicas, r, i)->hash);
-        found = majority ? (struct odd){.rank = unlike, .other = -1, .copies = copies, .ranks = copies - alike, .parameter = parameter}
-                         : (struct odd){.rank = r, .other = unlike, .copies = copies, .ranks = 2, .parameter = parameter};
+        found = majority
+                    ? (struct odd){.rank = unlike,
+                                   .other = -1,
+                                   .copies = copies,
+                                   .ranks = copies - alike,
+                                   .parameter = parameter}
+                    : (struct odd){.rank = r, .other = unlike, .copies = copies, .ranks = 2, .parameter = parameter};
     }
     if (found.rank < 0) return most;
     const int parameters = odd->parameters + 1;
@@ -157,29 +163,37 @@ static enum hapt_status name_odd(const struct replicas *replicas, int64_t done, 
 {
     const struct stage *stage = replicas->stage;
     const char *name = stage->graph->tensor[odd->parameter].name;
-    static const char *const hint = "a host's memory or processor may be faulty: take %s out and start again with --resume yes; no checkpoint holds these weights";
+    static const char *const hint = "a host's memory or processor may be faulty: take %s out and start again with "
+                                    "--resume yes; no checkpoint holds these weights";
     char more[32] = "", ranks[64] = "", do_this[192];
     snprintf(do_this, sizeof do_this, hint, odd->other >= 0 ? "the two in turn" : "that one");
     if (odd->parameters > 1) snprintf(more, sizeof more, " (and %d more)", odd->parameters - 1);
     if (odd->other >= 0)
         return hapt_fail(HAPT_ERR_INTERNAL, do_this,
-                         "after step %lld rank %d of stage %d on host %s and rank %d of stage %d on host %s differ in their copies of parameter %s%s",
-                         (long long)done, odd->rank, stage_of(stage, odd->rank), hapt_env_host(odd->rank), odd->other, stage_of(stage, odd->other),
-                         hapt_env_host(odd->other), name, more);
+                         "after step %lld rank %d of stage %d on host %s and rank %d of stage %d on host %s differ in "
+                         "their copies of parameter %s%s",
+                         (long long)done, odd->rank, stage_of(stage, odd->rank), hapt_env_host(odd->rank), odd->other,
+                         stage_of(stage, odd->other), hapt_env_host(odd->other), name, more);
     if (odd->ranks > 1) snprintf(ranks, sizeof ranks, "; %d ranks differ in all", odd->ranks);
     return hapt_fail(HAPT_ERR_INTERNAL, do_this,
-                     "after step %lld rank %d of stage %d on host %s differs from most of the %d ranks that hold copies of parameter %s%s%s",
-                     (long long)done, odd->rank, stage_of(stage, odd->rank), hapt_env_host(odd->rank), odd->copies, name, more, ranks);
+                     "after step %lld rank %d of stage %d on host %s differs from most of the %d ranks that hold "
+                     "copies of parameter %s%s%s",
+                     (long long)done, odd->rank, stage_of(stage, odd->rank), hapt_env_host(odd->rank), odd->copies,
+                     name, more, ranks);
 }
 
 static void tell_once(const struct replicas *replicas)
 {
     if (replicas->checked >= 0) return;
     if (replicas->shared == 0)
-        hapt_note(replicas->stage->env, "replica check: no two ranks hold copies of the same weights; nothing is compared\n");
+        hapt_note(replicas->stage->env,
+                  "replica check: no two ranks hold copies of the same weights; nothing is compared\n");
     else
-        hapt_note(replicas->stage->env, "replica check: %d of %d parameters have copies, on up to %d ranks; compared every %lld step%s and before checkpoints\n",
-                  replicas->shared, replicas->count, replicas->most, (long long)replicas->every, replicas->every == 1 ? "" : "s");
+        hapt_note(replicas->stage->env,
+                  "replica check: %d of %d parameters have copies, on up to %d ranks; compared every %lld step%s and "
+                  "before checkpoints\n",
+                  replicas->shared, replicas->count, replicas->most, (long long)replicas->every,
+                  replicas->every == 1 ? "" : "s");
 }
 
 enum hapt_status replicas_check(struct replicas *replicas, int64_t done, bool now, bool *compared)
@@ -193,8 +207,8 @@ enum hapt_status replicas_check(struct replicas *replicas, int64_t done, bool no
         const int count = replicas->count - first < BLOCK ? replicas->count - first : BLOCK;
         enum hapt_status status = mark(replicas, first, count);
         if (status == HAPT_OK)
-            status = hapt_link_all_gather(stage->env->world, "comparison of replicas", stage_agreement_timeout_s(stage), replicas->mine,
-                                          BLOCK * sizeof *replicas->mine, replicas->all);
+            status = hapt_link_all_gather(stage->env->world, "comparison of replicas", stage_agreement_timeout_s(stage),
+                                          replicas->mine, BLOCK * sizeof *replicas->mine, replicas->all);
         if (status != HAPT_OK) hapt_die(status); /* peers may wait */
         for (int i = 0; i < count; i++) {
             const int copies = judge(replicas, replicas->parameter[first + i], i, &odd);

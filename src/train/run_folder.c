@@ -69,7 +69,8 @@ static enum hapt_status holds_run(const char *folder, bool *holds)
     if (lstat(path, &about) != 0 && errno == ENOTDIR)
         return hapt_fail(HAPT_ERR_IO, "give the path of a folder", "%s is a file, not a folder", folder);
     if (lstat(path, &about) == 0 && !S_ISDIR(about.st_mode))
-        return hapt_fail(HAPT_ERR_IO, "remove it, or choose another --output", "%s is %s: checkpoints are only written into a folder of the run's own", path,
+        return hapt_fail(HAPT_ERR_IO, "remove it, or choose another --output",
+                         "%s is %s: checkpoints are only written into a folder of the run's own", path,
                          S_ISLNK(about.st_mode) ? "a symbolic link" : "no folder");
     return *holds ? HAPT_OK : hapt_folder_list(path, note_checkpoint, holds);
 }
@@ -114,13 +115,16 @@ static bool note_number(void *context, const char *name)
     const size_t length = strlen(numbers->name);
     if (strncmp(name, numbers->name, length) != 0 || name[length] != '-') return true;
     const long number = strtol(name + length + 1, &end, 10);
-    if (*end || number <= numbers->last || snprintf(path, sizeof path, "%s-%ld", numbers->base, number) >= MOST_PATH) return true;
-    if (stat(path, &about) == 0 && S_ISDIR(about.st_mode) && is_numbered_for(path, numbers->input)) numbers->last = number;
+    if (*end || number <= numbers->last || snprintf(path, sizeof path, "%s-%ld", numbers->base, number) >= MOST_PATH)
+        return true;
+    if (stat(path, &about) == 0 && S_ISDIR(about.st_mode) && is_numbered_for(path, numbers->input))
+        numbers->last = number;
     return true;
 }
 
 /* The run that --resume means: the last one of this input. */
-static enum hapt_status last_numbered(const char *base, const char *input, struct hapt_arena *arena, const char **folder)
+static enum hapt_status last_numbered(const char *base, const char *input, struct hapt_arena *arena,
+                                      const char **folder)
 {
     const char *slash = strrchr(base, '/');
     struct numbers numbers = {base, slash ? slash + 1 : base, input, 1};
@@ -153,11 +157,14 @@ static enum hapt_status take(const char *folder, struct hapt_arena *arena)
 
 static enum hapt_status refuse_run(const char *folder)
 {
-    return hapt_fail(HAPT_ERR_USAGE, "--resume yes continues it, another --output keeps it, --overwrite yes replaces it", "%s holds a run already", folder);
+    return hapt_fail(HAPT_ERR_USAGE,
+                     "--resume yes continues it, another --output keeps it, --overwrite yes replaces it",
+                     "%s holds a run already", folder);
 }
 
 /* The first name that is neither in use nor holds a run. */
-static enum hapt_status take_numbered(const char *base, const char *input, struct hapt_arena *arena, const char **folder)
+static enum hapt_status take_numbered(const char *base, const char *input, struct hapt_arena *arena,
+                                      const char **folder)
 {
     for (int number = 1; number < MOST_RUNS; number++) {
         char owner[256];
@@ -183,15 +190,18 @@ static enum hapt_status take_numbered(const char *base, const char *input, struc
         *folder = next;
         return HAPT_OK;
     }
-    return hapt_fail(HAPT_ERR_USAGE, "give --output", "%s and %d numbered folders beside it hold runs", base, MOST_RUNS);
+    return hapt_fail(HAPT_ERR_USAGE, "give --output", "%s and %d numbered folders beside it hold runs", base,
+                     MOST_RUNS);
 }
 
 static enum hapt_status choose_and_take(const struct hapt_config *config, struct hapt_arena *arena, const char **folder)
 {
-    const bool overwrites = hapt_config_bool(config, "overwrite"), resumes = strcmp(hapt_config_text(config, "resume"), "no") != 0;
+    const bool overwrites = hapt_config_bool(config, "overwrite"),
+               resumes = strcmp(hapt_config_text(config, "resume"), "no") != 0;
     bool holds = false;
     if (overwrites && resumes)
-        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "--resume continues the run of the folder, --overwrite yes replaces it");
+        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
+                         "--resume continues the run of the folder, --overwrite yes replaces it");
     HAPT_TRY(hapt_run_folder_name(config, arena, folder));
     if (!hapt_config_text(config, "output")) {
         if (!overwrites && !resumes) return take_numbered(*folder, input_name(config), arena, folder);
@@ -204,15 +214,17 @@ static enum hapt_status choose_and_take(const struct hapt_config *config, struct
     return holds && !overwrites && !resumes ? refuse_run(*folder) : HAPT_OK;
 }
 
-/* A lock that is not to be seen from another host, or a folder that cannot be written there, would be found at the first checkpoint only. */
-static enum hapt_status try_from_here(const struct hapt_env *env, const char *folder, const char *token, struct hapt_arena *arena)
+/* A lock that is not to be seen from another host, or a folder that cannot be written there, would be found at the
+ * first checkpoint only. */
+static enum hapt_status try_from_here(const struct hapt_env *env, const char *folder, const char *token,
+                                      struct hapt_arena *arena)
 {
     const char *checkpoints = hapt_arena_printf(arena, "%s/checkpoints", folder);
     if (!checkpoints) return HAPT_ERR_MEMORY;
     if (env->node_rank != 0 || env->world_rank == 0) return HAPT_OK;
     if (!hapt_lock_visible(folder, token))
-        return hapt_fail(HAPT_ERR_IO, "give an --output on a file system that all hosts share", "folder %s of rank 0 is not seen from host %s", folder,
-                         hapt_env_host(env->world_rank));
+        return hapt_fail(HAPT_ERR_IO, "give an --output on a file system that all hosts share",
+                         "folder %s of rank 0 is not seen from host %s", folder, hapt_env_host(env->world_rank));
     return hapt_folder_try(checkpoints);
 }
 
@@ -265,7 +277,8 @@ enum hapt_status hapt_run_folder_begin(const struct hapt_config *config, const c
     for (int i = 0; holds && i < 2; i++) {
         if (!is_there(folder, name[i])) continue;
         if (!hapt_folder_set_aside(folder, name[i], OVERWRITTEN, now, sizeof now))
-            return hapt_fail(HAPT_ERR_IO, "check the rights in the output folder", "%s/%s cannot be renamed: %s", folder, name[i], strerror(errno));
+            return hapt_fail(HAPT_ERR_IO, "check the rights in the output folder", "%s/%s cannot be renamed: %s",
+                             folder, name[i], strerror(errno));
     }
     return HAPT_OK;
 }
@@ -284,5 +297,7 @@ static bool remove_overwritten(void *context, const char *name)
 void hapt_run_folder_first_checkpoint(const char *folder)
 {
     char path[MOST_PATH]; /* the folder itself may be reached by a link: the user's */
-    if (snprintf(path, sizeof path, "%s/.", folder) < MOST_PATH && hapt_folder_list(path, remove_overwritten, path) != HAPT_OK) hapt_fail_reset();
+    if (snprintf(path, sizeof path, "%s/.", folder) < MOST_PATH &&
+        hapt_folder_list(path, remove_overwritten, path) != HAPT_OK)
+        hapt_fail_reset();
 }

@@ -54,7 +54,8 @@ static enum hapt_status each_tensor(struct saver *saver, take_tensor *take, void
     return HAPT_OK;
 }
 
-static enum hapt_status write_tensor(const struct saver *saver, struct hapt_h5 *file, int tensor, int state, const float *value)
+static enum hapt_status write_tensor(const struct saver *saver, struct hapt_h5 *file, int tensor, int state,
+                                     const float *value)
 {
     const struct hapt_tensor *about = &saver->stage->graph->tensor[tensor];
     struct hapt_arena scratch;
@@ -81,7 +82,8 @@ static long tensors_of(const struct saver *saver)
     const struct stage *stage = saver->stage;
     long count = 0;
     for (int t = 0; t < stage->graph->tensor_count; t++)
-        if (stage->graph->tensor[t].kind == HAPT_TENSOR_PARAMETER && stage_owner(stage, t) == stage->chunk) count += 1 + saver->state_count;
+        if (stage->graph->tensor[t].kind == HAPT_TENSOR_PARAMETER && stage_owner(stage, t) == stage->chunk)
+            count += 1 + saver->state_count;
     return count;
 }
 
@@ -92,7 +94,8 @@ static enum hapt_status gather_and_write(struct saver *saver, int tensor, int st
     const enum hapt_status gathered = stage_gather_parameter(saver->stage, tensor, state, saver->local, saver->buffer);
     if (gathered != HAPT_OK) hapt_die(gathered); /* peers may wait */
     hapt_progress_advance(1);
-    if (shard->file && shard->status == HAPT_OK) shard->status = write_tensor(saver, shard->file, tensor, state, saver->buffer);
+    if (shard->file && shard->status == HAPT_OK)
+        shard->status = write_tensor(saver, shard->file, tensor, state, saver->buffer);
     return HAPT_OK;
 }
 
@@ -154,8 +157,8 @@ static enum hapt_status write_copy(void *context, struct hapt_h5 *file)
 
 #define SLOWEST_DISK 10e6 /* byte/s: a shard may take that long before its peers give up */
 
-enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const struct hapt_config *config, int state_count,
-                               const char *folder)
+enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const struct hapt_config *config,
+                               int state_count, const char *folder)
 {
     const struct hapt_graph *graph = stage->graph;
     const struct hapt_plan *plan = stage->plan;
@@ -164,7 +167,11 @@ enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const s
     int32_t *shard;
     int64_t count = 0, largest = 1;
     double *bytes, most = 0; /* of a stage's shard */
-    *saver = (struct saver){.env = stage->env, .stage = stage, .state_count = state_count, .saved = -1, .folder = folder,
+    *saver = (struct saver){.env = stage->env,
+                            .stage = stage,
+                            .state_count = state_count,
+                            .saved = -1,
+                            .folder = folder,
                             .overwrites = hapt_config_bool(config, "overwrite")};
     HAPT_NEW(bytes, arena, plan->stage_count);
     HAPT_NEW(name, arena, graph->tensor_count);
@@ -206,21 +213,26 @@ enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const s
 }
 
 /* Found early: the first checkpoint may be hours away. */
-enum hapt_status hapt_train_check_disk(const struct hapt_env *env, const struct hapt_config *config, const struct hapt_model *model)
+enum hapt_status hapt_train_check_disk(const struct hapt_env *env, const struct hapt_config *config,
+                                       const struct hapt_model *model)
 {
     struct hapt_optimizer_options optimizer;
     struct statvfs disk;
     const char *folder = hapt_config_text(config, "output");
     char needed[32], left[32];
     double bytes = 0;
-    if (env->world_rank != 0 || emulation_asked(config) || statvfs(folder, &disk) != 0 || disk.f_blocks == 0) return hapt_env_agree(env->world, HAPT_OK);
+    if (env->world_rank != 0 || emulation_asked(config) || statvfs(folder, &disk) != 0 || disk.f_blocks == 0)
+        return hapt_env_agree(env->world, HAPT_OK);
     hapt_optimizer_options(config, &optimizer);
     for (int t = 0; t < model->graph->tensor_count; t++)
-        if (model->graph->tensor[t].kind == HAPT_TENSOR_PARAMETER) bytes += 4.0 * (double)hapt_tensor_elements(&model->graph->tensor[t]) * (1 + optimizer.state_count);
+        if (model->graph->tensor[t].kind == HAPT_TENSOR_PARAMETER)
+            bytes += 4.0 * (double)hapt_tensor_elements(&model->graph->tensor[t]) * (1 + optimizer.state_count);
     const double available = (double)disk.f_bavail * (double)disk.f_frsize;
     if (bytes <= available) return hapt_env_agree(env->world, HAPT_OK);
-    return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_IO, "free some space, or give --output on another disk", "a checkpoint takes %s, the disk of %s has %s left",
-                                                hapt_units_bytes(bytes, needed), folder, hapt_units_bytes(available, left)));
+    return hapt_env_agree(env->world,
+                          hapt_fail(HAPT_ERR_IO, "free some space, or give --output on another disk",
+                                    "a checkpoint takes %s, the disk of %s has %s left",
+                                    hapt_units_bytes(bytes, needed), folder, hapt_units_bytes(available, left)));
 }
 
 /* Of what is left on the node, so much may go to copies. */
@@ -236,7 +248,8 @@ static enum hapt_status find_room(struct saver *saver, bool *room)
     } mine = {(double)saver->copy_bytes, hapt_memory_available(), env->node_index}, *all;
     char most[32], left[32];
     HAPT_NEW(all, saver->stage->arena, env->world_size);
-    HAPT_TRY(hapt_link_all_gather(env->world, "memory for checkpoints", saver->writer.patience_s, &mine, sizeof mine, all));
+    HAPT_TRY(
+        hapt_link_all_gather(env->world, "memory for checkpoints", saver->writer.patience_s, &mine, sizeof mine, all));
     *room = true;
     for (int r = 0; r < env->world_size && *room; r++) {
         double bytes = 0, available = INFINITY;
@@ -247,7 +260,9 @@ static enum hapt_status find_room(struct saver *saver, bool *room)
         }
         *room = bytes <= MOST_OF_MEMORY * available;
         if (!*room)
-            hapt_note(env, "checkpoints are written while training waits: copies of them would take %s of the %s that are left on a node\n",
+            hapt_note(env,
+                      "checkpoints are written while training waits: copies of them would take %s of the %s that are "
+                      "left on a node\n",
                       hapt_units_bytes(bytes, most), hapt_units_bytes(available, left));
     }
     return HAPT_OK;
@@ -257,7 +272,8 @@ static enum hapt_status find_room(struct saver *saver, bool *room)
 static bool reserve_copy(struct saver *saver)
 {
     if (saver->copy_bytes == 0) return true;
-    void *memory = mmap(NULL, saver->copy_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    void *memory =
+        mmap(NULL, saver->copy_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (memory == MAP_FAILED) return false;
     saver->copy = memory;
     return true;
@@ -286,8 +302,10 @@ static enum hapt_status open_background(struct saver *saver)
     return snapshot_open(&saver->snapshot, env, &writer, saver->stage->arena);
 }
 
-/* An earlier run makes room (--overwrite), and damaged checkpoints that were passed over take names that nobody resumes from. */
-static enum hapt_status clear_folder(const struct saver *saver, const struct hapt_config *config, const struct hapt_checkpoint *checkpoint)
+/* An earlier run makes room (--overwrite), and damaged checkpoints that were passed over take names that nobody resumes
+ * from. */
+static enum hapt_status clear_folder(const struct saver *saver, const struct hapt_config *config,
+                                     const struct hapt_checkpoint *checkpoint)
 {
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
@@ -318,13 +336,14 @@ void saver_compare_data(const struct saver *saver, const struct hapt_checkpoint 
     if (saver->env->world_rank != 0 || !then->kind[0] || !saver->data) return; /* rehearsals need no data */
     hapt_data_identify(saver->data, checkpoint->step, &now);
     if (strcmp(then->kind, now.kind) != 0 || then->count != now.count || then->checksum != now.checksum)
-        hapt_warn(saver->env,
-                  "the data are not those of checkpoint %s (%lld %s there, %lld %s here%s): training goes on with others\n",
-                  checkpoint->path, (long long)then->count, then->kind, (long long)now.count, now.kind,
-                  then->count == now.count && !strcmp(then->kind, now.kind) ? " of other content" : "");
+        hapt_warn(
+            saver->env,
+            "the data are not those of checkpoint %s (%lld %s there, %lld %s here%s): training goes on with others\n",
+            checkpoint->path, (long long)then->count, then->kind, (long long)now.count, now.kind,
+            then->count == now.count && !strcmp(then->kind, now.kind) ? " of other content" : "");
     else if (then->seed != now.seed)
-        hapt_warn(saver->env, "--data-seed is %lld, not %lld as in checkpoint %s: the data come in another order\n", (long long)now.seed,
-                  (long long)then->seed, checkpoint->path);
+        hapt_warn(saver->env, "--data-seed is %lld, not %lld as in checkpoint %s: the data come in another order\n",
+                  (long long)now.seed, (long long)then->seed, checkpoint->path);
 }
 
 /* ---- Saving ---- */
@@ -332,7 +351,8 @@ void saver_compare_data(const struct saver *saver, const struct hapt_checkpoint 
 static enum hapt_status stands(struct saver *saver, int64_t step)
 {
     saver->saved = step;
-    if (saver->count++ == 0 && saver->overwrites && saver->env->world_rank == 0) hapt_run_folder_first_checkpoint(saver->folder);
+    if (saver->count++ == 0 && saver->overwrites && saver->env->world_rank == 0)
+        hapt_run_folder_first_checkpoint(saver->folder);
     saver->taken_s = hapt_time_s() - saver->started_s;
     saver->path = checkpoint_folder(saver->stage->arena, saver->writer.folder, step);
     return saver->path ? HAPT_OK : HAPT_ERR_MEMORY;
@@ -363,7 +383,9 @@ static enum hapt_status finish(struct saver *saver, bool last)
     hapt_progress_release(&progress);
     HAPT_TRY(status);
     if (!last && !saver->slow) {
-        hapt_note(saver->env, "checkpoints take longer to write than --checkpoint-every leaves time for: training waited %.2g s for one\n",
+        hapt_note(saver->env,
+                  "checkpoints take longer to write than --checkpoint-every leaves time for: training waited %.2g s "
+                  "for one\n",
                   hapt_time_s() - start_s);
         saver->slow = true;
     }
@@ -380,7 +402,8 @@ enum hapt_status saver_save(struct saver *saver, const struct hapt_history *hist
         const char *path = NULL;
         struct hapt_progress progress;
         hapt_progress_init(&progress, saver->env, "writing the checkpoint", 0);
-        const enum hapt_status status = hapt_checkpoint_save(saver->env, &saver->writer, history->count, history, saver->stage->arena, &path);
+        const enum hapt_status status =
+            hapt_checkpoint_save(saver->env, &saver->writer, history->count, history, saver->stage->arena, &path);
         hapt_progress_release(&progress);
         return status == HAPT_OK ? stands(saver, history->count) : status;
     }

@@ -49,15 +49,17 @@ static void *run(void *context)
         pthread_mutex_lock(&snapshot->lock);
         snapshot->shard = shard;
         snapshot->status = status;
-        snapshot->phase = status != HAPT_OK ? SNAPSHOT_FAILED : phase == SNAPSHOT_WRITING ? SNAPSHOT_WRITTEN : SNAPSHOT_PUBLISHED;
+        snapshot->phase = status != HAPT_OK           ? SNAPSHOT_FAILED
+                          : phase == SNAPSHOT_WRITING ? SNAPSHOT_WRITTEN
+                                                      : SNAPSHOT_PUBLISHED;
         pthread_cond_broadcast(&snapshot->changed);
     }
     pthread_mutex_unlock(&snapshot->lock);
     return NULL;
 }
 
-enum hapt_status snapshot_open(struct snapshot *snapshot, const struct hapt_env *env, const struct hapt_checkpoint_writer *writer,
-                               struct hapt_arena *arena)
+enum hapt_status snapshot_open(struct snapshot *snapshot, const struct hapt_env *env,
+                               const struct hapt_checkpoint_writer *writer, struct hapt_arena *arena)
 {
     pthread_condattr_t monotonic;
     *snapshot = (struct snapshot){.env = env, .writer = *writer};
@@ -131,8 +133,8 @@ static enum hapt_status wait_for_thread(struct snapshot *snapshot)
     pthread_mutex_unlock(&snapshot->lock);
     if (late)
         hapt_die(hapt_fail(HAPT_ERR_IO, "is its file system there? older checkpoints stand; start again with --resume",
-                           "the disk of %s took more than %.0f s for the checkpoint of step %lld", snapshot->writer.folder,
-                           snapshot->writer.patience_s, (long long)snapshot->step));
+                           "the disk of %s took more than %.0f s for the checkpoint of step %lld",
+                           snapshot->writer.folder, snapshot->writer.patience_s, (long long)snapshot->step));
     return status;
 }
 
@@ -181,8 +183,8 @@ enum hapt_status snapshot_finish(struct snapshot *snapshot, bool *done)
     while (snapshot->under_way) {
         wait_for_thread(snapshot);
         snapshot_vote(snapshot, &mine);
-        const enum hapt_status status = hapt_link_all_gather(snapshot->env->world, what, snapshot->writer.patience_s, &mine, sizeof mine,
-                                                             snapshot->all);
+        const enum hapt_status status = hapt_link_all_gather(snapshot->env->world, what, snapshot->writer.patience_s,
+                                                             &mine, sizeof mine, snapshot->all);
         if (status != HAPT_OK) hapt_die(status);
         HAPT_TRY(snapshot_advance(snapshot, done));
     }

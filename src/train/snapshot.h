@@ -1,7 +1,7 @@
 /*
- * A checkpoint written behind the back of training: a thread of its own writes the shard of this rank from a copy, and on rank 0,
- * when all shards are there, the manifest. Ranks tell each other how far they are in what they exchange at the end of each step
- * anyway, so nobody waits for a disk.
+ * A checkpoint written behind the back of training: a thread of its own writes the shard of this rank from a copy, and
+ * on rank 0, when all shards are there, the manifest. Ranks tell each other how far they are in what they exchange at
+ * the end of each step anyway, so nobody waits for a disk.
  */
 #ifndef HAPT_TRAIN_SNAPSHOT_H
 #define HAPT_TRAIN_SNAPSHOT_H
@@ -29,10 +29,10 @@ struct snapshot {
     const struct hapt_env *env;
     struct hapt_checkpoint_writer writer; /* its write_shard reads the copy */
     int64_t step;
-    struct hapt_history history; /* as it was then: later steps only add to it */
+    struct hapt_history history;     /* as it was then: later steps only add to it */
     struct snapshot_vote *all;       /* [world_size] as told last */
     struct checkpoint_shard *shards; /* [world_size] of the one that is being published */
-    bool running, under_way;     /* the thread; a checkpoint, on all ranks alike */
+    bool running, under_way;         /* the thread; a checkpoint, on all ranks alike */
     /* shared with the thread, under the lock */
     pthread_t thread;
     pthread_mutex_t lock;
@@ -44,14 +44,14 @@ struct snapshot {
 };
 
 /* Starts the thread where there is something to write. Rank-local. */
-enum hapt_status snapshot_open(struct snapshot *snapshot, const struct hapt_env *env, const struct hapt_checkpoint_writer *writer,
-                               struct hapt_arena *arena);
+enum hapt_status snapshot_open(struct snapshot *snapshot, const struct hapt_env *env,
+                               const struct hapt_checkpoint_writer *writer, struct hapt_arena *arena);
 /* The copy is made: write it. None may be under way. On all ranks. */
 void snapshot_start(struct snapshot *snapshot, int64_t step, const struct hapt_history *history);
 /* What to tell the others. */
 void snapshot_vote(struct snapshot *snapshot, struct snapshot_vote *vote);
-/* Goes on from what all told (snapshot->all), the same on every rank; *done: the checkpoint stands. A rank that failed fails all
- * (HAPT_ERR_IO as a rule). Collective over env->world where one failed. */
+/* Goes on from what all told (snapshot->all), the same on every rank; *done: the checkpoint stands. A rank that failed
+ * fails all (HAPT_ERR_IO as a rule). Collective over env->world where one failed. */
 enum hapt_status snapshot_advance(struct snapshot *snapshot, bool *done);
 /* Waits for the one under way, if any. Collective over env->world; ends in agreement. */
 enum hapt_status snapshot_finish(struct snapshot *snapshot, bool *done);

@@ -52,8 +52,8 @@ static enum hapt_status shard_rows(const struct stage *stage, int chunk, struct 
     for (int r = 0; mixed->ratio && r < ranks; r++)
         if (mixed->ratio[r] * rows < 0.5)
             return hapt_fail(HAPT_ERR_INPUT, "plan with a larger --microbatch, or other ratios",
-                             "stage %d gives device %d of its %d a share of %g, less than half of one of %d rows", chunk, r,
-                             ranks, mixed->ratio[r], rows);
+                             "stage %d gives device %d of its %d a share of %g, less than half of one of %d rows",
+                             chunk, r, ranks, mixed->ratio[r], rows);
     return hapt_sharding_rows(stage->graph, &axis, stage->arena, sharding);
 }
 
@@ -83,14 +83,16 @@ static enum hapt_status build_programs(struct stage *stage)
         HAPT_TRY(shard(stage, c, &stage->sharding[c]));
         const struct hapt_sharding *made = stage->sharding[c];
         if (made->axis[0].size * made->axis[1].size != stage_size(stage, c))
-            return hapt_fail(HAPT_ERR_INPUT, "make the plan again", "stage %d of the plan has %d devices, its program is for %d",
-                             c, stage_size(stage, c), made->axis[0].size * made->axis[1].size);
+            return hapt_fail(HAPT_ERR_INPUT, "make the plan again",
+                             "stage %d of the plan has %d devices, its program is for %d", c, stage_size(stage, c),
+                             made->axis[0].size * made->axis[1].size);
         if (c == stage->chunk) {
             int place[HAPT_MESH_AXES];
             stage_place(stage, c, stage->rank, place);
             HAPT_TRY(hapt_sharding_at(made, place, stage->arena, &stage->sharding[c]));
         }
-        HAPT_TRY(hapt_program_build(stage->sharding[c], part->first_op, part->end_op, stage->arena, &stage->program[c]));
+        HAPT_TRY(
+            hapt_program_build(stage->sharding[c], part->first_op, part->end_op, stage->arena, &stage->program[c]));
     }
     if (end != stage->graph->forward_count)
         return hapt_fail(HAPT_ERR_INPUT, "make the plan from this model", "the plan's stages do not cover the model");
@@ -143,7 +145,8 @@ static enum hapt_status choose_state(const struct stage *stage, const struct hap
         if (cap == 0) continue;
         stage_place(stage, stage->chunk, r, place);
         status = hapt_sharding_at(stage->sharding[stage->chunk], place, &scratch, &sharding);
-        if (status == HAPT_OK) status = hapt_program_build(sharding, program->first_op, program->end_op, &scratch, &its);
+        if (status == HAPT_OK)
+            status = hapt_program_build(sharding, program->first_op, program->end_op, &scratch, &its);
         if (status == HAPT_OK) status = hapt_engine_plan_memory(its, options, &scratch, &plan);
         if (status == HAPT_OK) options->sharded_state = plan->total_bytes > cap;
     }
@@ -165,13 +168,14 @@ static enum hapt_status build_engine(struct stage *stage, const struct hapt_conf
     int threads = (int)hapt_config_int(config, "threads");
     if (threads == 0) threads = stage->plan->threads;
     threads = stage->threads = hapt_env_threads(stage->env, threads);
-    HAPT_TRY(stage->backend->open(hapt_env_device(stage->env, devices), threads, memory_cap(stage, stage->env->world_rank), &stage->device));
+    HAPT_TRY(stage->backend->open(hapt_env_device(stage->env, devices), threads,
+                                  memory_cap(stage, stage->env->world_rank), &stage->device));
     hapt_team_clock(&stage->team, stage->backend, stage->device);
     struct hapt_engine_options options = {.backend = stage->backend,
-                                                .device = stage->device,
-                                                .threads = threads,
-                                                .state_count = state_count,
-                                                .slots = stage->list->slots};
+                                          .device = stage->device,
+                                          .threads = threads,
+                                          .state_count = state_count,
+                                          .slots = stage->list->slots};
     if (!stage->emulated) hapt_team_links(&stage->team, &options.links);
     HAPT_TRY(choose_state(stage, config, &options));
     for (int t = 0; t < stage->ties->count; t++)
@@ -193,7 +197,8 @@ static enum hapt_status find_input(struct stage *stage, int tensor, size_t *larg
     if (whole->role == HAPT_ROLE_LOSS_SCALE) return HAPT_OK;
     hapt_sharding_box(sharding, tensor, stage->team.place, &box);
     const struct hapt_box_run *last = &box.run[0][box.runs[0] - 1];
-    const int64_t per_row = whole->shape[0] / stage->model->microbatch; /* places of the first dimension in a row of data */
+    const int64_t per_row =
+        whole->shape[0] / stage->model->microbatch; /* places of the first dimension in a row of data */
     input->first_row = (int)(box.run[0][0].start / per_row);
     input->rows = (int)((last->start + last->count + per_row - 1) / per_row) - input->first_row;
     hapt_reshard_whole(whole, &rows);
@@ -202,7 +207,8 @@ static enum hapt_status find_input(struct stage *stage, int tensor, size_t *larg
     input->bytes = hapt_tensor_bytes(whole) / (size_t)stage->model->microbatch * (size_t)input->rows;
     if (input->bytes > *largest_bytes) *largest_bytes = input->bytes;
     if (hapt_reshard_same(&rows, &box)) return HAPT_OK;
-    HAPT_TRY(hapt_reshard_common(&rows, &box, NULL, hapt_dtype_bytes(whole->dtype), stage->arena, &input->runs, &local));
+    HAPT_TRY(
+        hapt_reshard_common(&rows, &box, NULL, hapt_dtype_bytes(whole->dtype), stage->arena, &input->runs, &local));
     HAPT_ASSERT(local.count == 1); /* read in the order in which they stand here */
     return HAPT_OK;
 }
@@ -212,7 +218,8 @@ unsigned stage_sliced_axes(const struct stage *stage, int parameter)
 {
     const struct hapt_memory_plan *plan = hapt_engine_memory(stage->engine);
     for (int g = 0; g < HAPT_MEMORY_GROUPS && plan->sharded_state; g++)
-        if (plan->parameter_element[parameter] >= plan->group[g].first && plan->parameter_element[parameter] < plan->group[g].end)
+        if (plan->parameter_element[parameter] >= plan->group[g].first &&
+            plan->parameter_element[parameter] < plan->group[g].end)
             return plan->group[g].axes;
     return 0;
 }
@@ -263,7 +270,8 @@ double stage_agreement_timeout_s(const struct stage *stage)
     return stage->timeout_s * (stage->chunk >= 0 ? 3 : 4);
 }
 
-/* Stages on several subclusters rehearse the slow link between them in their collectives, too. A mixed stage has one axis. */
+/* Stages on several subclusters rehearse the slow link between them in their collectives, too. A mixed stage has one
+ * axis. */
 static enum hapt_status pace_stage(struct stage *stage)
 {
     int *world_rank;
@@ -284,16 +292,18 @@ enum hapt_status stage_connect(struct stage *stage)
     HAPT_TRY(hapt_link_all_or_none(stage->env->world, "the stages' communicators", status));
     struct hapt_group *whole = NULL;
     status = stage_meet(stage, &whole);
-    if (computes && status == HAPT_OK) status = hapt_team_use_devices(&stage->team, stage->backend, stage->device, whole, stage->carrier);
+    if (computes && status == HAPT_OK)
+        status = hapt_team_use_devices(&stage->team, stage->backend, stage->device, whole, stage->carrier);
     if (computes && status == HAPT_OK) status = hapt_engine_connect(stage->engine, stage->team.devices != NULL);
     HAPT_TRY(hapt_link_all_or_none(stage->env->world, "the stages' collectives", status));
     struct hapt_path *path = NULL; /* modelled messages are short: as MPI takes them */
     if (!stage->emulated) status = hapt_cluster_paths(stage->env, stage->cluster, stage->arena, &path);
     HAPT_TRY(hapt_link_all_or_none(stage->env->world, "the ways between hosts", status));
-    HAPT_TRY(hapt_courier_create(stage->emulated ? &hapt_transfer_mpi : &hapt_transfer_routed, stage->env->world, path, stage->timeout_s,
-                                 &stage->courier));
+    HAPT_TRY(hapt_courier_create(stage->emulated ? &hapt_transfer_mpi : &hapt_transfer_routed, stage->env->world, path,
+                                 stage->timeout_s, &stage->courier));
     if (stage->emulated) HAPT_TRY(hapt_courier_use_bells(stage->courier, stage->env->world, stage->env->node));
-    if (stage->chunk >= 0 && stage->backend->pin) hapt_courier_use_device(stage->courier, stage->backend, stage->device);
+    if (stage->chunk >= 0 && stage->backend->pin)
+        hapt_courier_use_device(stage->courier, stage->backend, stage->device);
     return stage->chunk >= 0 ? stage_add_flows(stage) : HAPT_OK; /* the caller agrees */
 }
 
@@ -336,7 +346,8 @@ static enum hapt_status put_inputs(struct stage *stage, int microbatch, int slot
         if (input->role == HAPT_ROLE_LOSS_SCALE) continue;
         hapt_data_read(stage->data, input->role, stage->step, first, input->rows, stage->row_buffer);
         if (input->runs.count > 0) {
-            hapt_strided_pack(&input->runs, stage->row_buffer, 0, hapt_strided_bytes(&input->runs), stage->shard_buffer);
+            hapt_strided_pack(&input->runs, stage->row_buffer, 0, hapt_strided_bytes(&input->runs),
+                              stage->shard_buffer);
             value = stage->shard_buffer;
         }
         HAPT_TRY(put(stage, input->tensor, slot, value));
@@ -349,12 +360,14 @@ static enum hapt_status put_inputs(struct stage *stage, int microbatch, int slot
 
 static enum hapt_status begin_step(struct stage *stage)
 {
-    const float scale = stage->data ? (float)(stage->loss_scale / (double)hapt_data_targets(stage->data, stage->step)) : 0;
+    const float scale =
+        stage->data ? (float)(stage->loss_scale / (double)hapt_data_targets(stage->data, stage->step)) : 0;
     HAPT_TRY(hapt_engine_begin_step(stage->engine));
     stage->team.free_s = hapt_time_s(); /* all stages have agreed on the step before */
     for (int i = 0; i < stage->input_count; i++)
         if (stage->input[i].role == HAPT_ROLE_LOSS_SCALE) HAPT_TRY(put(stage, stage->input[i].tensor, 0, &scale));
-    HAPT_TRY(stage->backend->wait(stage->backend->record(stage->backend->queue(stage->device, 0)))); /* `scale` is not there for longer */
+    HAPT_TRY(stage->backend->wait(
+        stage->backend->record(stage->backend->queue(stage->device, 0)))); /* `scale` is not there for longer */
     const struct stage_flows *incoming[] = {&stage->forward_in, &stage->backward_in};
     for (int k = 0; k < 2; k++)
         for (int f = 0; f < incoming[k]->count; f++)
@@ -410,7 +423,8 @@ static enum hapt_status rebuild(struct stage *stage, const struct hapt_boundary 
                                 const struct stage_replicas *replicas, int transfer)
 {
     for (int i = 0; i < boundary->count; i++)
-        HAPT_TRY(stage_rebuild_received(stage, &replicas[i], boundary->tensor[i], hapt_engine_staging(stage->engine, kind, transfer, i)));
+        HAPT_TRY(stage_rebuild_received(stage, &replicas[i], boundary->tensor[i],
+                                        hapt_engine_staging(stage->engine, kind, transfer, i)));
     return HAPT_OK;
 }
 
@@ -476,7 +490,8 @@ static enum hapt_status reduce(struct stage *stage)
     return stage->emulation ? emulation_meet(stage) : hapt_engine_reduce(stage->engine);
 }
 
-/* What the plan says of the end of a step, sums of gradients included, in one piece: where the simulator has it, too. */
+/* What the plan says of the end of a step, sums of gradients included, in one piece: where the simulator has it, too.
+ */
 static void model_end_of_step(struct stage *stage)
 {
     hapt_team_model(&stage->team, stage->time_scale * (own_plan(stage)->step_s - own_plan(stage)->tied_s));
@@ -487,25 +502,16 @@ static void model_end_of_step(struct stage *stage)
 static enum hapt_status execute(struct stage *stage, const struct hapt_instruction *instruction)
 {
     switch (instruction->kind) {
-    case HAPT_INSTRUCTION_RECEIVE_FORWARD:
-        return wait_received(stage, &stage->forward_in, instruction->microbatch);
-    case HAPT_INSTRUCTION_FORWARD:
-        return forward(stage, instruction);
-    case HAPT_INSTRUCTION_SEND_FORWARD:
-        send(stage, &stage->forward_out, instruction->slot);
-        return HAPT_OK;
-    case HAPT_INSTRUCTION_RECEIVE_BACKWARD:
-        return wait_received(stage, &stage->backward_in, instruction->microbatch);
-    case HAPT_INSTRUCTION_BACKWARD:
-        return backward(stage, instruction);
+    case HAPT_INSTRUCTION_RECEIVE_FORWARD: return wait_received(stage, &stage->forward_in, instruction->microbatch);
+    case HAPT_INSTRUCTION_FORWARD: return forward(stage, instruction);
+    case HAPT_INSTRUCTION_SEND_FORWARD: send(stage, &stage->forward_out, instruction->slot); return HAPT_OK;
+    case HAPT_INSTRUCTION_RECEIVE_BACKWARD: return wait_received(stage, &stage->backward_in, instruction->microbatch);
+    case HAPT_INSTRUCTION_BACKWARD: return backward(stage, instruction);
     case HAPT_INSTRUCTION_SEND_BACKWARD:
         send(stage, &stage->backward_out, transfer_slot(stage, instruction->microbatch));
         return HAPT_OK;
-    case HAPT_INSTRUCTION_REDUCE:
-        return reduce(stage);
-    case HAPT_INSTRUCTION_EXCHANGE:
-        stage->team.microbatch = -1;
-        return stage_exchange(stage);
+    case HAPT_INSTRUCTION_REDUCE: return reduce(stage);
+    case HAPT_INSTRUCTION_EXCHANGE: stage->team.microbatch = -1; return stage_exchange(stage);
     case HAPT_INSTRUCTION_UPDATE:
         if (stage->emulation) model_end_of_step(stage);
         break; /* after the agreement of all stages: stage_update */
@@ -516,17 +522,23 @@ static enum hapt_status execute(struct stage *stage, const struct hapt_instructi
 /* For a peer that misses this rank. */
 static void tell_activity(const struct stage *stage, const struct hapt_instruction *instruction)
 {
-    static const char *const what[] = {
-        [HAPT_INSTRUCTION_RECEIVE_FORWARD] = "waiting for activations", [HAPT_INSTRUCTION_FORWARD] = "forward",
-        [HAPT_INSTRUCTION_SEND_FORWARD] = "sending activations",        [HAPT_INSTRUCTION_RECEIVE_BACKWARD] = "waiting for gradients",
-        [HAPT_INSTRUCTION_BACKWARD] = "backward",                       [HAPT_INSTRUCTION_SEND_BACKWARD] = "sending gradients",
-        [HAPT_INSTRUCTION_REDUCE] = "sum of the gradients",             [HAPT_INSTRUCTION_EXCHANGE] = "sum of tied gradients",
-        [HAPT_INSTRUCTION_UPDATE] = "end"};
-    const bool back = instruction->kind == HAPT_INSTRUCTION_RECEIVE_FORWARD || instruction->kind == HAPT_INSTRUCTION_SEND_BACKWARD;
-    const bool ahead = instruction->kind == HAPT_INSTRUCTION_SEND_FORWARD || instruction->kind == HAPT_INSTRUCTION_RECEIVE_BACKWARD;
+    static const char *const what[] = {[HAPT_INSTRUCTION_RECEIVE_FORWARD] = "waiting for activations",
+                                       [HAPT_INSTRUCTION_FORWARD] = "forward",
+                                       [HAPT_INSTRUCTION_SEND_FORWARD] = "sending activations",
+                                       [HAPT_INSTRUCTION_RECEIVE_BACKWARD] = "waiting for gradients",
+                                       [HAPT_INSTRUCTION_BACKWARD] = "backward",
+                                       [HAPT_INSTRUCTION_SEND_BACKWARD] = "sending gradients",
+                                       [HAPT_INSTRUCTION_REDUCE] = "sum of the gradients",
+                                       [HAPT_INSTRUCTION_EXCHANGE] = "sum of tied gradients",
+                                       [HAPT_INSTRUCTION_UPDATE] = "end"};
+    const bool back =
+        instruction->kind == HAPT_INSTRUCTION_RECEIVE_FORWARD || instruction->kind == HAPT_INSTRUCTION_SEND_BACKWARD;
+    const bool ahead =
+        instruction->kind == HAPT_INSTRUCTION_SEND_FORWARD || instruction->kind == HAPT_INSTRUCTION_RECEIVE_BACKWARD;
     const int peer = back ? stage->chunk - 1 : ahead ? stage->chunk + 1 : -1;
-    hapt_pulse_note((struct hapt_activity){what[instruction->kind], stage->chunk, peer < stage->plan->stage_count ? peer : -1,
-                                           stage->step, instruction->microbatch});
+    hapt_pulse_note((struct hapt_activity){what[instruction->kind], stage->chunk,
+                                           peer < stage->plan->stage_count ? peer : -1, stage->step,
+                                           instruction->microbatch});
 }
 
 enum hapt_status stage_run_step(struct stage *stage, const struct hapt_data *data, int64_t step, int64_t sequence)

@@ -1,6 +1,7 @@
 /*
- * Stages of one subcluster whose devices trade among themselves: a group of them all, of which those of the stages and of every two ranks that
- * a route joins are parts. Whatever fails, boundaries and collectives go on passing through the host.
+ * Stages of one subcluster whose devices trade among themselves: a group of them all, of which those of the stages and
+ * of every two ranks that a route joins are parts. Whatever fails, boundaries and collectives go on passing through the
+ * host.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +18,8 @@ static int home_of(const struct stage *stage, int chunk)
     return home;
 }
 
-/* Where this rank's stage is one of several whose devices may trade; -1: it is not. The same on all ranks of those stages. */
+/* Where this rank's stage is one of several whose devices may trade; -1: it is not. The same on all ranks of those
+ * stages. */
 static int meeting_place(const struct stage *stage)
 {
     if (stage->chunk < 0 || stage->emulated || !stage->backend->groups) return -1;
@@ -35,7 +37,8 @@ static enum hapt_status find_round(const struct stage *stage, struct stage_pair 
     HAPT_NEW(taken, scratch, before + 1);
     for (int p = 0; p < before; p++) {
         const struct stage_pair *other = &stage->pair[p];
-        if (other->from == pair->from || other->from == pair->to || other->to == pair->from || other->to == pair->to) taken[other->round] = true;
+        if (other->from == pair->from || other->from == pair->to || other->to == pair->from || other->to == pair->to)
+            taken[other->round] = true;
     }
     while (taken[pair->round]) pair->round++;
     return HAPT_OK;
@@ -126,11 +129,13 @@ static void part(struct stage *stage, const struct hapt_groups *groups)
 }
 
 /* On all of the ranks of `over` or, with the reason, on none. */
-static enum hapt_status meet(struct stage *stage, int home, struct hapt_collective *over, struct hapt_arena *scratch, struct hapt_group **whole,
-                             char reason[HAPT_GROUPS_TEXT_CHARS])
+static enum hapt_status meet(struct stage *stage, int home, struct hapt_collective *over, struct hapt_arena *scratch,
+                             struct hapt_group **whole, char reason[HAPT_GROUPS_TEXT_CHARS])
 {
-    struct hapt_device_group all = {
-        .backend = stage->backend, .device = stage->device, .queue = stage->backend->queue(stage->device, HAPT_QUEUE_SEND), .over = over};
+    struct hapt_device_group all = {.backend = stage->backend,
+                                    .device = stage->device,
+                                    .queue = stage->backend->queue(stage->device, HAPT_QUEUE_SEND),
+                                    .over = over};
     HAPT_TRY(hapt_device_groups_find(over, stage->backend, &all.groups, reason));
     if (reason[0]) return HAPT_OK;
     const char *mine = NULL;
@@ -168,7 +173,8 @@ enum hapt_status stage_meet(struct stage *stage, struct hapt_group **whole)
     HAPT_MPI(MPI_Comm_split(stage->env->world, home < 0 ? MPI_UNDEFINED : home, stage->env->world_rank, &comm));
     if (home < 0) return HAPT_OK;
     hapt_arena_init(&scratch);
-    enum hapt_status status = hapt_collective_create(comm, stage->cluster->subcluster[home].name, stage->timeout_s, true, &over);
+    enum hapt_status status =
+        hapt_collective_create(comm, stage->cluster->subcluster[home].name, stage->timeout_s, true, &over);
     if (status == HAPT_OK) status = meet(stage, home, over, &scratch, whole, stage->apart);
     if (over) hapt_collective_destroy(over);
     MPI_Comm_free(&comm);

@@ -1,6 +1,7 @@
 /*
- * What a stage sends and receives: boundary tensors and the gradients of tied parameters, between any two layouts. Ranks that hold a
- * tensor alike fetch a part of it each, so every element crosses once; then they gather the parts (stage_rebuild).
+ * What a stage sends and receives: boundary tensors and the gradients of tied parameters, between any two layouts.
+ * Ranks that hold a tensor alike fetch a part of it each, so every element crosses once; then they gather the parts
+ * (stage_rebuild).
  */
 #include <math.h>
 #include <stdio.h>
@@ -43,14 +44,16 @@ static void *tensor_address(struct stage *stage, const struct hapt_route *route,
 
 /* One transfer of a tensor between two chunks that lay it out each in its way. */
 struct crossing {
-    int from, to;     /* chunks */
+    int from, to;       /* chunks */
     int source, tensor; /* versions of it there and here */
-    bool compact;     /* the receiver's part is a dense copy of its own */
+    bool compact;       /* the receiver's part is a dense copy of its own */
 };
 
-/* What rank `sender` of the one chunk has to send rank `receiver` of the other: nothing when another one that holds the same does. */
-static enum hapt_status cross(const struct stage *stage, const struct crossing *crossing, int sender, int receiver, struct hapt_arena *arena,
-                              struct hapt_strided_list *sent, struct hapt_strided_list *received)
+/* What rank `sender` of the one chunk has to send rank `receiver` of the other: nothing when another one that holds the
+ * same does. */
+static enum hapt_status cross(const struct stage *stage, const struct crossing *crossing, int sender, int receiver,
+                              struct hapt_arena *arena, struct hapt_strided_list *sent,
+                              struct hapt_strided_list *received)
 {
     int copies, copy, replicas, replica;
     *sent = *received = (struct hapt_strided_list){0, NULL};
@@ -83,7 +86,8 @@ static enum hapt_status cut_tensor(const struct stage *stage, const struct cross
     const int other = sends ? crossing->to : crossing->from;
     for (int r = 0; r < stage_size(stage, other); r++) {
         struct hapt_strided_list sent, received;
-        HAPT_TRY(cross(stage, crossing, sends ? stage->rank : r, sends ? r : stage->rank, stage->arena, &sent, &received));
+        HAPT_TRY(
+            cross(stage, crossing, sends ? stage->rank : r, sends ? r : stage->rank, stage->arena, &sent, &received));
         const struct hapt_strided_list *mine = sends ? &sent : &received;
         if (hapt_strided_bytes(mine) > 0)
             piece[(*count)++] = make_piece(stage_world_rank(stage, other, r), buffer, mine);
@@ -91,8 +95,8 @@ static enum hapt_status cut_tensor(const struct stage *stage, const struct cross
     return HAPT_OK;
 }
 
-enum hapt_status stage_route_bytes(const struct stage *stage, const struct hapt_route *route, int from, int to, struct hapt_arena *scratch,
-                                   size_t *bytes, size_t *in_runs)
+enum hapt_status stage_route_bytes(const struct stage *stage, const struct hapt_route *route, int from, int to,
+                                   struct hapt_arena *scratch, size_t *bytes, size_t *in_runs)
 {
     *bytes = *in_runs = 0;
     for (int i = 0; i < route->count; i++) {
@@ -148,15 +152,16 @@ static enum hapt_status set_pace(const struct stage *stage, const struct crossin
 }
 
 /* How its devices trade each piece; NULL where they do not. */
-static enum hapt_status find_pairs(const struct stage *stage, int route, bool sends, int count, const struct hapt_piece *piece,
-                                   const struct hapt_pair **pair)
+static enum hapt_status find_pairs(const struct stage *stage, int route, bool sends, int count,
+                                   const struct hapt_piece *piece, const struct hapt_pair **pair)
 {
     const int me = stage->env->world_rank;
     struct hapt_pair *made;
     *pair = NULL;
     HAPT_NEW(made, stage->arena, count);
     for (int p = 0; p < count; p++) {
-        const struct hapt_pair *found = sends ? stage_find_pair(stage, route, me, piece[p].peer) : stage_find_pair(stage, route, piece[p].peer, me);
+        const struct hapt_pair *found =
+            sends ? stage_find_pair(stage, route, me, piece[p].peer) : stage_find_pair(stage, route, piece[p].peer, me);
         if (!found) return HAPT_OK;
         made[p] = *found;
     }
@@ -169,7 +174,8 @@ static void note_way(struct stage *stage, const char *way, const char *why)
 {
     const size_t length = strlen(stage->way);
     if (!stage->backend->pin || strstr(stage->way, way)) return;
-    snprintf(stage->way + length, sizeof stage->way - length, "%s%s%s%s", length > 0 ? ", " : "", way, why[0] ? ": " : "", why);
+    snprintf(stage->way + length, sizeof stage->way - length, "%s%s%s%s", length > 0 ? ", " : "", way,
+             why[0] ? ": " : "", why);
 }
 
 static enum hapt_status add_route(struct stage *stage, const struct hapt_route *route, int tag, bool sends,
@@ -292,7 +298,8 @@ static enum hapt_status add_tie(struct stage *stage, int index, const struct hap
         HAPT_TRY(add_tie_flow(stage, index, &out, true, mine->gradient, &flow));
         HAPT_ASSERT(mine->send.count < MAX_STAGE_FLOWS);
         if (flow >= 0) mine->send.flow[mine->send.count++] = flow;
-        if (!stage->emulation) HAPT_NEW(mine->received[c], stage->arena, mine->mine.count * mine->mine.run / sizeof(float));
+        if (!stage->emulation)
+            HAPT_NEW(mine->received[c], stage->arena, mine->mine.count * mine->mine.run / sizeof(float));
         HAPT_TRY(add_tie_flow(stage, index, &in, false, mine->received[c], &mine->receive_flow[c]));
     }
     return HAPT_OK;
@@ -374,7 +381,9 @@ enum hapt_status stage_exchange(struct stage *stage)
     for (int t = 0; t < stage->tie_count; t++) {
         struct stage_tie *tie = &stage->tie[t];
         const int gradient = gradient_in(stage, stage->chunk, tie->tie->tensor);
-        if (tie->on_device) HAPT_TRY(stage_copy(stage, tie->gradient, tie->on_device, hapt_engine_tensor_bytes(stage->engine, gradient)));
+        if (tie->on_device)
+            HAPT_TRY(
+                stage_copy(stage, tie->gradient, tie->on_device, hapt_engine_tensor_bytes(stage->engine, gradient)));
         for (int f = 0; f < tie->send.count; f++) {
             if (stage->emulation)
                 emulation_send(stage, tie->send.flow[f], 0);
@@ -400,7 +409,9 @@ enum hapt_status stage_exchange(struct stage *stage)
             if (tie->receive_flow[c] >= 0) hapt_courier_free(stage->courier, tie->receive_flow[c]);
         const int gradient = gradient_in(stage, stage->chunk, tie->tie->tensor);
         HAPT_TRY(stage_rebuild(stage, &tie->replicas, gradient, tie->gradient));
-        if (tie->on_device) HAPT_TRY(stage_copy(stage, tie->on_device, tie->gradient, hapt_engine_tensor_bytes(stage->engine, gradient)));
+        if (tie->on_device)
+            HAPT_TRY(
+                stage_copy(stage, tie->on_device, tie->gradient, hapt_engine_tensor_bytes(stage->engine, gradient)));
     }
     if (!stage->emulation)
         stage->team.reduce_s += hapt_time_s() - start_s;

@@ -33,7 +33,9 @@ bool stage_counts(const struct stage *stage, int tensor, unsigned sliced)
 {
     const struct hapt_sharding *sharding = stage->sharding[stage->chunk];
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
-        if (!(sliced >> axis & 1u) && sharding->property[tensor][axis].kind == HAPT_PROPERTY_IDENTITY && stage->team.place[axis] > 0) return false;
+        if (!(sliced >> axis & 1u) && sharding->property[tensor][axis].kind == HAPT_PROPERTY_IDENTITY &&
+            stage->team.place[axis] > 0)
+            return false;
     return true;
 }
 
@@ -68,14 +70,16 @@ enum hapt_status stage_prepare_replicas(struct stage *stage, int tensor, struct 
 }
 
 /* Over the host, or, of `on_device`, among the devices. */
-static enum hapt_status put_together(struct stage *stage, const struct stage_replicas *replicas, int tensor, bool on_device, void *data)
+static enum hapt_status put_together(struct stage *stage, const struct stage_replicas *replicas, int tensor,
+                                     bool on_device, void *data)
 {
     char what[160];
     const double start_s = hapt_time_s();
     hapt_team_describe(&stage->team, stage->sharding[stage->chunk]->graph->tensor[tensor].name, what, sizeof what);
-    const enum hapt_status status =
-        on_device ? hapt_team_rebuild(&stage->team, replicas->axes, what, replicas->part, data)
-                  : hapt_collective_gather_shards(hapt_team_over(&stage->team, replicas->axes), what, false, replicas->part, NULL, data);
+    const enum hapt_status status = on_device
+                                        ? hapt_team_rebuild(&stage->team, replicas->axes, what, replicas->part, data)
+                                        : hapt_collective_gather_shards(hapt_team_over(&stage->team, replicas->axes),
+                                                                        what, false, replicas->part, NULL, data);
     stage->team.reduce_s += hapt_time_s() - start_s;
     return status;
 }
@@ -85,7 +89,8 @@ enum hapt_status stage_rebuild(struct stage *stage, const struct stage_replicas 
     return replicas->axes == 0 ? HAPT_OK : put_together(stage, replicas, tensor, false, data);
 }
 
-enum hapt_status stage_rebuild_received(struct stage *stage, const struct stage_replicas *replicas, int tensor, void *data)
+enum hapt_status stage_rebuild_received(struct stage *stage, const struct stage_replicas *replicas, int tensor,
+                                        void *data)
 {
     const size_t bytes = hapt_engine_tensor_bytes(stage->engine, tensor);
     if (replicas->axes == 0) return HAPT_OK;

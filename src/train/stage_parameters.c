@@ -11,7 +11,8 @@ static void boxes_of(const struct stage *stage, int rank, int parameter, struct 
     hapt_reshard_whole(&stage->graph->tensor[parameter], whole);
 }
 
-int64_t stage_kept(const struct stage *stage, const struct hapt_tensor *parameter, int *dims, int64_t shape[HAPT_MAX_DIMS])
+int64_t stage_kept(const struct stage *stage, const struct hapt_tensor *parameter, int *dims,
+                   int64_t shape[HAPT_MAX_DIMS])
 {
     const int64_t elements = stage->emulated ? emulation_sample(parameter) : hapt_tensor_elements(parameter);
     if (!dims) return elements;
@@ -40,8 +41,7 @@ enum hapt_status stage_set_parameter(struct stage *stage, int parameter, int sta
     boxes_of(stage, stage->rank, parameter, &box, &all);
     if (hapt_reshard_same(&box, &all)) return hapt_engine_set(stage->engine, parameter, state, whole);
     hapt_arena_init(&scratch);
-    const enum hapt_status status =
-        hapt_reshard_common(&all, &box, NULL, sizeof(float), &scratch, &in_whole, &here);
+    const enum hapt_status status = hapt_reshard_common(&all, &box, NULL, sizeof(float), &scratch, &in_whole, &here);
     if (status == HAPT_OK) {
         /* Both lists name the same elements in the same order, which need not be that of the local copy. */
         float *dense = hapt_arena_alloc(&scratch, hapt_strided_bytes(&here) / sizeof(float) + 1, sizeof *dense);

@@ -1,5 +1,5 @@
-/* Steps are kept in a ring, in memory reserved before the first one. Clocks of hosts are set against the time of day, so that between hosts
- * times are as exact as those are kept together; within a host they are exact. */
+/* Steps are kept in a ring, in memory reserved before the first one. Clocks of hosts are set against the time of day,
+ * so that between hosts times are as exact as those are kept together; within a host they are exact. */
 #include "trace.h"
 
 #include <math.h>
@@ -17,7 +17,8 @@ enum hapt_status trace_create(struct stage *stage, int64_t steps)
     return HAPT_OK;
 }
 
-enum hapt_status trace_add_flow(struct stage *stage, int peer_stage, bool backward, bool sends, int *count, double **time_s)
+enum hapt_status trace_add_flow(struct stage *stage, int peer_stage, bool backward, bool sends, int *count,
+                                double **time_s)
 {
     struct stage_trace *trace = &stage->trace;
     *count = 0;
@@ -38,7 +39,8 @@ static double offset_s(void)
     return (double)day.tv_sec + 1e-9 * (double)day.tv_nsec - hapt_time_s();
 }
 
-static int64_t fill(const struct stage *stage, int64_t run_first, int64_t from, int64_t end, struct hapt_train_event *event)
+static int64_t fill(const struct stage *stage, int64_t run_first, int64_t from, int64_t end,
+                    struct hapt_train_event *event)
 {
     const struct stage_trace *trace = &stage->trace;
     const int rank = stage->env->world_rank, B = stage->plan->microbatches;
@@ -48,17 +50,24 @@ static int64_t fill(const struct stage *stage, int64_t run_first, int64_t from, 
         const int64_t place = (step - run_first) % trace->steps;
         for (int i = 0; i < stage->list->count; i++) {
             const double *time_s = trace->time_s + 2 * (place * stage->list->count + i);
-            event[count++] = (struct hapt_train_event){rank, stage->chunk, -1, (int)stage->list->instruction[i].kind,
-                                                       stage->list->instruction[i].microbatch, (int)step,
-                                                       time_s[0] + shift_s, time_s[1] + shift_s};
+            event[count++] = (struct hapt_train_event){rank,
+                                                       stage->chunk,
+                                                       -1,
+                                                       (int)stage->list->instruction[i].kind,
+                                                       stage->list->instruction[i].microbatch,
+                                                       (int)step,
+                                                       time_s[0] + shift_s,
+                                                       time_s[1] + shift_s};
         }
         for (int f = 0; f < trace->flow_count; f++)
             for (int m = 0; m < B; m++) {
                 const struct stage_trace_flow *flow = &trace->flow[f];
                 const double time_s = flow->time_s[place * B + m] + shift_s;
                 const int kind = flow->sends ? flow->backward ? HAPT_EVENT_GRADIENTS_LEFT : HAPT_EVENT_ACTIVATIONS_LEFT
-                                 : flow->backward ? HAPT_EVENT_GRADIENTS_THERE : HAPT_EVENT_ACTIVATIONS_THERE;
-                event[count++] = (struct hapt_train_event){rank, stage->chunk, flow->peer_stage, kind, m, (int)step, time_s, time_s};
+                                 : flow->backward ? HAPT_EVENT_GRADIENTS_THERE
+                                                  : HAPT_EVENT_ACTIVATIONS_THERE;
+                event[count++] =
+                    (struct hapt_train_event){rank, stage->chunk, flow->peer_stage, kind, m, (int)step, time_s, time_s};
             }
     }
     return count;
@@ -95,17 +104,24 @@ enum hapt_status trace_gather(struct stage *stage, int64_t run_first, int64_t en
     return HAPT_OK;
 }
 
-static const char *const kind_name[HAPT_EVENT_COUNT] = {
-    [HAPT_INSTRUCTION_RECEIVE_FORWARD] = "receive forward", [HAPT_INSTRUCTION_FORWARD] = "forward",
-    [HAPT_INSTRUCTION_SEND_FORWARD] = "send forward", [HAPT_INSTRUCTION_RECEIVE_BACKWARD] = "receive backward",
-    [HAPT_INSTRUCTION_BACKWARD] = "backward", [HAPT_INSTRUCTION_SEND_BACKWARD] = "send backward",
-    [HAPT_INSTRUCTION_REDUCE] = "reduce", [HAPT_INSTRUCTION_EXCHANGE] = "exchange", [HAPT_INSTRUCTION_UPDATE] = "update",
-    [HAPT_EVENT_ACTIVATIONS_LEFT] = "activations left", [HAPT_EVENT_ACTIVATIONS_THERE] = "activations there",
-    [HAPT_EVENT_GRADIENTS_LEFT] = "gradients left", [HAPT_EVENT_GRADIENTS_THERE] = "gradients there"};
+static const char *const kind_name[HAPT_EVENT_COUNT] = {[HAPT_INSTRUCTION_RECEIVE_FORWARD] = "receive forward",
+                                                        [HAPT_INSTRUCTION_FORWARD] = "forward",
+                                                        [HAPT_INSTRUCTION_SEND_FORWARD] = "send forward",
+                                                        [HAPT_INSTRUCTION_RECEIVE_BACKWARD] = "receive backward",
+                                                        [HAPT_INSTRUCTION_BACKWARD] = "backward",
+                                                        [HAPT_INSTRUCTION_SEND_BACKWARD] = "send backward",
+                                                        [HAPT_INSTRUCTION_REDUCE] = "reduce",
+                                                        [HAPT_INSTRUCTION_EXCHANGE] = "exchange",
+                                                        [HAPT_INSTRUCTION_UPDATE] = "update",
+                                                        [HAPT_EVENT_ACTIVATIONS_LEFT] = "activations left",
+                                                        [HAPT_EVENT_ACTIVATIONS_THERE] = "activations there",
+                                                        [HAPT_EVENT_GRADIENTS_LEFT] = "gradients left",
+                                                        [HAPT_EVENT_GRADIENTS_THERE] = "gradients there"};
 
 enum hapt_status hapt_train_write_trace(struct hapt_h5 *file, const struct hapt_train_result *result)
 {
-    static const char *const name[] = {"/trace/rank", "/trace/stage", "/trace/peer_stage", "/trace/step", "/trace/microbatch"};
+    static const char *const name[] = {"/trace/rank", "/trace/stage", "/trace/peer_stage", "/trace/step",
+                                       "/trace/microbatch"};
     const int64_t count = result->event_count;
     if (count == 0) return HAPT_OK;
     struct hapt_arena scratch;

@@ -41,8 +41,8 @@ struct run {
     struct saver saver;
     struct replicas replicas;
     struct watch watch;
-    bool leaves; /* all ranks are there, and leave together: hosts cannot connect */
-    bool spoilt; /* weights are not finite: no checkpoint of them */
+    bool leaves;                 /* all ranks are there, and leave together: hosts cannot connect */
+    bool spoilt;                 /* weights are not finite: no checkpoint of them */
     struct watch_slow *slow;     /* on rank 0, as the samples */
     struct watch_sample *sample; /* [world_size] */
     struct hapt_train_result *result;
@@ -74,7 +74,8 @@ static enum hapt_status compare_replicas(struct run *run, bool now)
 static enum hapt_status save(struct run *run, bool last)
 {
     HAPT_TRY(compare_replicas(run, true));
-    hapt_pulse_note((struct hapt_activity){"checkpoint at the end", run->stage.chunk, -1, run->result->history.count - 1, -1});
+    hapt_pulse_note(
+        (struct hapt_activity){"checkpoint at the end", run->stage.chunk, -1, run->result->history.count - 1, -1});
     struct hapt_train_result *result = run->result;
     const double start_s = hapt_time_s();
     run->saved_s = start_s;
@@ -144,11 +145,13 @@ static void record_stages(struct run *run, double time_s)
 
 /* ---- The loop ---- */
 
-/* By rank 0's clock, so that all agree. As with --checkpoint-every, two are begun in each interval where training goes on meanwhile. */
+/* By rank 0's clock, so that all agree. As with --checkpoint-every, two are begun in each interval where training goes
+ * on meanwhile. */
 static bool is_due_by_time(const struct run *run)
 {
     const double every_s = 60 * hapt_config_real(run->config, "checkpoint-minutes");
-    return run->env->world_rank == 0 && every_s > 0 && hapt_time_s() - run->saved_s >= (run->saver.background ? every_s / 2 : every_s);
+    return run->env->world_rank == 0 && every_s > 0 &&
+           hapt_time_s() - run->saved_s >= (run->saver.background ? every_s / 2 : every_s);
 }
 
 static enum hapt_status agree_on_step(struct run *run, int64_t step)
@@ -173,7 +176,8 @@ static enum hapt_status agree_on_step(struct run *run, int64_t step)
     HAPT_TRY(stage_square_sum(stage, &mine.square_sum));
     snprintf(what, sizeof what, "end of step %lld", (long long)step);
     hapt_pulse_note((struct hapt_activity){"end", stage->chunk, -1, step, -1});
-    return hapt_link_all_gather(run->env->world, what, stage_agreement_timeout_s(&run->stage), &mine, sizeof mine, run->vote);
+    return hapt_link_all_gather(run->env->world, what, stage_agreement_timeout_s(&run->stage), &mine, sizeof mine,
+                                run->vote);
 }
 
 /* The same sums in the same order on every rank; no loss and no norm where nothing is computed. */
@@ -195,8 +199,9 @@ static void sum_votes(const struct run *run, int64_t step, double *loss, double 
 static void tell_stop(struct run *run, int stop, int64_t step)
 {
     if (stop & WATCH_SIGNAL && step + 1 < run->end)
-        hapt_note(run->env, "asked to stop (%s): a checkpoint after step %lld follows; the same signal again leaves without it\n", hapt_stop_name(),
-                  (long long)step + 1);
+        hapt_note(run->env,
+                  "asked to stop (%s): a checkpoint after step %lld follows; the same signal again leaves without it\n",
+                  hapt_stop_name(), (long long)step + 1);
 }
 
 static enum hapt_status watch_ranks(struct run *run, int64_t step, double time_s)
@@ -214,8 +219,8 @@ static enum hapt_status refuse_step(struct run *run, int64_t step, double loss, 
     if (found != HAPT_OK) hapt_die(found);
     return hapt_env_agree(run->env->world,
                           hapt_fail(HAPT_ERR_INPUT, "lower --learning-rate or set --clip-norm, then --resume",
-                                    "step %lld: the loss is %g and the gradient's norm %g; nothing was updated%s", (long long)step,
-                                    loss, norm, origin));
+                                    "step %lld: the loss is %g and the gradient's norm %g; nothing was updated%s",
+                                    (long long)step, loss, norm, origin));
 }
 
 /* One step on every rank; what it returns is agreed. A failure of one rank ends the job: its peers wait. */
@@ -234,7 +239,8 @@ static enum hapt_status take_step(struct run *run, int64_t step, int *stop)
     run->mark_s = now_s;
     watch_step(&run->watch, time_s * run->stage.time_scale);
     const bool skips = !run->stage.emulated && loss_scale_overflows(&run->scale, loss, norm);
-    if (!run->stage.emulated && !skips && (!isfinite(loss) || !isfinite(norm))) return refuse_step(run, step, loss, norm);
+    if (!run->stage.emulated && !skips && (!isfinite(loss) || !isfinite(norm)))
+        return refuse_step(run, step, loss, norm);
     if (skips) norm = INFINITY;
     struct hapt_update update;
     hapt_optimizer_update(&run->optimizer, step, run->stage.emulated ? 0 : norm, &update);
@@ -244,7 +250,8 @@ static enum hapt_status take_step(struct run *run, int64_t step, int *stop)
     if (status != HAPT_OK) hapt_die(status);
     loss_scale_note(&run->scale, norm);
     if (skips)
-        hapt_note(run->env, "step %lld: gradients overflow in fp16; nothing was updated, the loss scale is %g now\n", (long long)step, run->scale.value);
+        hapt_note(run->env, "step %lld: gradients overflow in fp16; nothing was updated, the loss scale is %g now\n",
+                  (long long)step, run->scale.value);
     record_stages(run, time_s);
     status = watch_ranks(run, step, time_s);
     if (status != HAPT_OK) hapt_die(status);
@@ -280,8 +287,9 @@ static enum hapt_status advance_checkpoint(struct run *run)
 }
 
 /*
- * Is a checkpoint begun after so many steps, or by time? One that is written while training goes on stands, at the latest, when the next one begins:
- * until then a crash leads back to the one before. So there are two in each interval, and no more than an interval is ever lost.
+ * Is a checkpoint begun after so many steps, or by time? One that is written while training goes on stands, at the
+ * latest, when the next one begins: until then a crash leads back to the one before. So there are two in each interval,
+ * and no more than an interval is ever lost.
  */
 static bool is_due(const struct run *run, int64_t done)
 {
@@ -313,7 +321,8 @@ static enum hapt_status loop(struct run *run)
     /* What comes in the last step stops nothing. */
     if (run->result->history.count < run->end) run->result->stopped_by = watch_reason(&run->watch, stop);
     if (status == HAPT_OK || (status == HAPT_ERR_INPUT && !run->spoilt)) {
-        /* Also after a loss that is not finite: the weights are those before it. A failure of this save has its own message. */
+        /* Also after a loss that is not finite: the weights are those before it. A failure of this save has its own
+         * message. */
         if (status != HAPT_OK) hapt_fail_reset();
         const enum hapt_status saved = save(run, true);
         if (status == HAPT_OK) status = saved;
@@ -331,14 +340,16 @@ static enum hapt_status check_options(const struct run *run)
                          "the plan is for %d microbatches a step, not %lld", run->plan->microbatches,
                          (long long)hapt_config_int(config, "microbatches"));
     if (!emulation_asked(config) && hapt_config_given(config, "time-scale"))
-        return hapt_fail(HAPT_ERR_USAGE, "add --device emulated, or leave out --time-scale", "--time-scale is for modelled devices");
+        return hapt_fail(HAPT_ERR_USAGE, "add --device emulated, or leave out --time-scale",
+                         "--time-scale is for modelled devices");
     if (!run->optimizer.cosine && hapt_config_given(config, "warmup-steps") && run->optimizer.warmup_steps > 0)
         return hapt_fail(HAPT_ERR_USAGE, "leave out --warmup-steps, or give --lr-schedule cosine",
                          "a constant learning rate has no warm-up");
     return HAPT_OK;
 }
 
-static enum hapt_status find_data(const struct hapt_env *env, const struct hapt_config *config, const struct hapt_model *model, const char **path)
+static enum hapt_status find_data(const struct hapt_env *env, const struct hapt_config *config,
+                                  const struct hapt_model *model, const char **path)
 {
     const char *given = hapt_config_text(config, "data");
     *path = given ? given : model->has_data ? model->path : NULL;
@@ -360,7 +371,8 @@ static int64_t end_of_run(const struct hapt_config *config, int64_t steps)
     return stop_after > 0 && stop_after < steps ? stop_after : steps;
 }
 
-enum hapt_status hapt_train_check_data(const struct hapt_env *env, const struct hapt_config *config, const struct hapt_model *model)
+enum hapt_status hapt_train_check_data(const struct hapt_env *env, const struct hapt_config *config,
+                                       const struct hapt_model *model)
 {
     const char *path = NULL;
     const int rows = (int)hapt_config_int(config, "microbatches") * model->microbatch;
@@ -390,7 +402,8 @@ static enum hapt_status refuse_rehearsal(const struct run *run, const struct hap
     HAPT_TRY(checkpoint_list(run->saver.writer.folder, run->arena, &count, &step));
     for (int i = 0; i < count; i++)
         if (!checkpoint_is_sampled(run->saver.writer.folder, step[i], run->arena))
-            return hapt_fail(HAPT_ERR_USAGE, "rehearse into another --output", "%s holds checkpoints of a training; a rehearsal would replace them",
+            return hapt_fail(HAPT_ERR_USAGE, "rehearse into another --output",
+                             "%s holds checkpoints of a training; a rehearsal would replace them",
                              run->saver.writer.folder);
     return HAPT_OK;
 }
@@ -416,7 +429,8 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
     HAPT_NEW(run->vote, run->arena, run->env->world_size);
     HAPT_NEW(run->sample, run->arena, run->env->world_size);
     if (run->env->world_rank == 0 && !run->stage.emulated) /* modelled devices keep to the plan */
-        HAPT_TRY(watch_slow_create(&run->stage, hapt_config_real(run->config, "slow-threshold"), run->arena, &run->slow));
+        HAPT_TRY(
+            watch_slow_create(&run->stage, hapt_config_real(run->config, "slow-threshold"), run->arena, &run->slow));
     watch_init(&run->watch, run->env, run->config, run->saver.shard_bytes);
     run->first = run->stage.first_step = checkpoint ? checkpoint->step : 0;
     /* Another plan's checkpoint is written again, so that the newest one is always this run's. */
@@ -431,8 +445,10 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
         result->history = checkpoint->history;
         result->history.capacity = 0; /* its arrays are the checkpoint's */
     }
-    const enum hapt_dtype dtype = run->stage.emulated ? HAPT_F32 : run->stage.model->dtype; /* modelled devices have no gradients */
-    loss_scale_begin(&run->scale, dtype, hapt_config_real(run->config, "loss-scale"), result->history.gradient_norm, result->history.count);
+    const enum hapt_dtype dtype =
+        run->stage.emulated ? HAPT_F32 : run->stage.model->dtype; /* modelled devices have no gradients */
+    loss_scale_begin(&run->scale, dtype, hapt_config_real(run->config, "loss-scale"), result->history.gradient_norm,
+                     result->history.count);
     HAPT_NEW(result->planned_bytes, run->arena, result->stage_count);
     HAPT_NEW(result->measured_bytes, run->arena, result->stage_count);
     return reserve_history(run, run->end - run->first < 1000000 ? run->end + 1 : run->first + 1000000);
@@ -455,7 +471,8 @@ static enum hapt_status gather_environment(struct run *run)
         mine.threads = stage->threads;
         const char *libraries = stage->backend->libraries ? stage->backend->libraries() : NULL, *also = NULL, *reason;
         if (stage->team.devices || stage->pair_count > 0) also = stage->backend->groups(&reason)->library();
-        if (libraries) snprintf(mine.libraries, sizeof mine.libraries, "%s%s%.40s", libraries, also ? ", " : "", also ? also : "");
+        if (libraries)
+            snprintf(mine.libraries, sizeof mine.libraries, "%s%s%.40s", libraries, also ? ", " : "", also ? also : "");
     }
     run->result->rank_count = run->env->world_size;
     return hapt_environment_gather(run->env, &mine, run->arena, &run->result->environment);
@@ -472,11 +489,13 @@ static enum hapt_status tell_carriers(struct run *run)
         memcpy(mine[0], stage->carrier, sizeof mine[0]);
         memcpy(mine[1], stage->way, sizeof mine[1]);
     }
-    HAPT_TRY(hapt_link_all_gather(run->env->world, "who carries collectives", stage_agreement_timeout_s(stage), mine, sizeof mine, all));
+    HAPT_TRY(hapt_link_all_gather(run->env->world, "who carries collectives", stage_agreement_timeout_s(stage), mine,
+                                  sizeof mine, all));
     for (int what = 0; what < 2; what++)
         for (int c = 0, same = 0; c < stages; c = same) {
             const char *carrier = all[stage_world_rank(stage, c, 0)][what];
-            for (same = c + 1; same < stages && strcmp(all[stage_world_rank(stage, same, 0)][what], carrier) == 0;) same++;
+            for (same = c + 1; same < stages && strcmp(all[stage_world_rank(stage, same, 0)][what], carrier) == 0;)
+                same++;
             if (!carrier[0]) continue;
             const char *name = what == 0 ? "collectives" : "boundaries";
             if (same == c + 1)
@@ -494,9 +513,11 @@ static enum hapt_status tell_replays(struct run *run)
     char mine[HAPT_ENGINE_REPLAY_CHARS] = "", (*all)[HAPT_ENGINE_REPLAY_CHARS];
     HAPT_NEW(all, run->arena, run->env->world_size);
     if (stage->chunk >= 0) hapt_engine_describe_replays(stage->engine, mine);
-    HAPT_TRY(hapt_link_all_gather(run->env->world, "replays", stage_agreement_timeout_s(stage), mine, sizeof mine, all));
+    HAPT_TRY(
+        hapt_link_all_gather(run->env->world, "replays", stage_agreement_timeout_s(stage), mine, sizeof mine, all));
     for (int c = 0; c < run->plan->stage_count; c++)
-        if (all[stage_world_rank(stage, c, 0)][0]) hapt_note(run->env, "stage %d: %s\n", c, all[stage_world_rank(stage, c, 0)]);
+        if (all[stage_world_rank(stage, c, 0)][0])
+            hapt_note(run->env, "stage %d: %s\n", c, all[stage_world_rank(stage, c, 0)]);
     return HAPT_OK;
 }
 
@@ -512,8 +533,8 @@ static enum hapt_status gather_memory(struct run *run)
         mine.planned = (double)hapt_engine_memory(stage->engine)->total_bytes;
         mine.measured = (double)stage->backend->memory_peak(stage->device);
     }
-    HAPT_TRY(hapt_link_all_gather(run->env->world, "memory of the stages", stage_agreement_timeout_s(&run->stage), &mine, sizeof mine,
-                                  all));
+    HAPT_TRY(hapt_link_all_gather(run->env->world, "memory of the stages", stage_agreement_timeout_s(&run->stage),
+                                  &mine, sizeof mine, all));
     for (int c = 0; c < run->plan->stage_count; c++)
         for (int r = 0; r < stage_size(stage, c); r++) {
             const int rank = stage_world_rank(stage, c, r);
@@ -523,14 +544,15 @@ static enum hapt_status gather_memory(struct run *run)
     return HAPT_OK;
 }
 
-/* Are checkpoints written before the end? Where each step is saved, nothing goes on meanwhile; where no interval ends before the run does, one
- * at its end is enough. */
+/* Are checkpoints written before the end? Where each step is saved, nothing goes on meanwhile; where no interval ends
+ * before the run does, one at its end is enough. */
 static bool saves_often(const struct run *run)
 {
     const int64_t every = hapt_config_int(run->config, "checkpoint-every");
     const double every_s = 60 * hapt_config_real(run->config, "checkpoint-minutes");
     const double step_s = isfinite(run->plan->simulated_s) ? run->plan->simulated_s : INFINITY;
-    return (every > 1 && run->first / every < (run->end - 1) / every) || (every != 1 && every_s > 0 && (double)(run->end - run->first) * step_s > every_s);
+    return (every > 1 && run->first / every < (run->end - 1) / every) ||
+           (every != 1 && every_s > 0 && (double)(run->end - run->first) * step_s > every_s);
 }
 
 static enum hapt_status train(struct run *run, const struct hapt_checkpoint *checkpoint)
@@ -596,13 +618,16 @@ static enum hapt_status check_kind(const struct hapt_config *config, const struc
 {
     const bool emulated = emulation_asked(config);
     if (checkpoint->sampled == emulated) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, emulated ? "rehearse into another --output" : "add --device emulated to go on with the rehearsal",
-                     emulated ? "checkpoint %s is of a training, not of a rehearsal" : "checkpoint %s is of a rehearsal: it holds samples, no weights",
+    return hapt_fail(HAPT_ERR_INPUT,
+                     emulated ? "rehearse into another --output" : "add --device emulated to go on with the rehearsal",
+                     emulated ? "checkpoint %s is of a training, not of a rehearsal"
+                              : "checkpoint %s is of a rehearsal: it holds samples, no weights",
                      checkpoint->path);
 }
 
-enum hapt_status hapt_train_resume(const struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,
-                                   struct hapt_arena *arena, struct hapt_checkpoint **checkpoint)
+enum hapt_status hapt_train_resume(const struct hapt_env *env, struct hapt_config *config,
+                                   const struct hapt_model *model, struct hapt_arena *arena,
+                                   struct hapt_checkpoint **checkpoint)
 {
     const char *resume = hapt_config_text(config, "resume"), *folder = NULL;
     *checkpoint = NULL;

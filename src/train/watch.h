@@ -11,11 +11,11 @@
 enum watch_stop { WATCH_GOES_ON = 0, WATCH_SIGNAL = 1, WATCH_TIME = 2 };
 
 struct watch {
-    double end_s;              /* by hapt_time_s: the process must have left; INFINITY: no limit */
-    const char *limit;         /* what sets it, for messages */
+    double end_s;                /* by hapt_time_s: the process must have left; INFINITY: no limit */
+    const char *limit;           /* what sets it, for messages */
     double step_s[WATCH_RECENT]; /* of the newest steps, a ring */
     int64_t steps;
-    double save_s;             /* the longest save so far; before the first one what is expected */
+    double save_s; /* the longest save so far; before the first one what is expected */
 };
 
 /* `shard_bytes`: the largest shard of a checkpoint. Rank-local. */

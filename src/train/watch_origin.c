@@ -49,8 +49,8 @@ enum hapt_status watch_origin_find(struct stage *stage, char *text, size_t size,
     *weights = false;
     look(stage, &mine);
     HAPT_NEW(all, stage->arena, stage->env->world_size);
-    HAPT_TRY(hapt_link_all_gather(stage->env->world, "where a value is not finite", stage_agreement_timeout_s(stage), &mine,
-                                  sizeof mine, all));
+    HAPT_TRY(hapt_link_all_gather(stage->env->world, "where a value is not finite", stage_agreement_timeout_s(stage),
+                                  &mine, sizeof mine, all));
     int best_stage = -1;
     for (int c = 0; c < stage->plan->stage_count; c++)
         for (int r = 0; r < stage_size(stage, c); r++) {
@@ -63,7 +63,7 @@ enum hapt_status watch_origin_find(struct stage *stage, char *text, size_t size,
         }
     if (best < 0) return HAPT_OK;
     *weights = all[best].found == FOUND_WEIGHT;
-    snprintf(text, size, "; it began at %s %s on rank %d of stage %d, host %s", *weights ? "the weight" : "the gradient of",
-             all[best].parameter, best, best_stage, hapt_env_host(best));
+    snprintf(text, size, "; it began at %s %s on rank %d of stage %d, host %s",
+             *weights ? "the weight" : "the gradient of", all[best].parameter, best, best_stage, hapt_env_host(best));
     return HAPT_OK;
 }

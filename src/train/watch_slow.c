@@ -12,34 +12,38 @@ enum {
     IN_A_ROW = 9, /* windows: the last one shares no step with the first */
     SKIPPED = 2,  /* first steps: caches fill, pages are touched */
 };
-/* A rank whose cores are taken away is named when it takes this many times as long as the others: where all share cores, some
- * wait a little longer than others. */
+/* A rank whose cores are taken away is named when it takes this many times as long as the others: where all share
+ * cores, some wait a little longer than others. */
 #define STARVED 3.0
-/* How uncertain CPU time is: where cores are shared caches are, too, and it grows with the time spent waiting for a core, by this share
- * at most; and by how it varies from step to step (the middle half of them), beyond what is usual on an idle machine. */
+/* How uncertain CPU time is: where cores are shared caches are, too, and it grows with the time spent waiting for a
+ * core, by this share at most; and by how it varies from step to step (the middle half of them), beyond what is usual
+ * on an idle machine. */
 #define CROWD_NOISE 0.5
 #define CROWD_USUAL 1.05
 #define CROWD_MOST 5.0
 #define SPREAD_NOISE 2.0
 #define SPREAD_USUAL 0.05
-/* What idles computes more slowly afterwards, its caches are cold and its clock is low; and its speed hardly matters. By this share of the
- * time of a step in which it idles beyond the plan: cores that waited for a link at a tenth of its rate, 0.7 of the time, took up to 1.7 times
- * their CPU time, and 1.4 times that of the others. */
+/* What idles computes more slowly afterwards, its caches are cold and its clock is low; and its speed hardly matters.
+ * By this share of the time of a step in which it idles beyond the plan: cores that waited for a link at a tenth of its
+ * rate, 0.7 of the time, took up to 1.7 times their CPU time, and 1.4 times that of the others. */
 #define IDLE_NOISE 1.0
-/* A core may be slower for a moment: a difference that was seen for a short time only must be larger by this share, half of it after
- * DRIFT_S, and so on. */
+/* A core may be slower for a moment: a difference that was seen for a short time only must be larger by this share,
+ * half of it after DRIFT_S, and so on. */
 #define DRIFT_NOISE 1.0
 #define DRIFT_S 0.5
-/* A step that takes longer or shorter than predicted by these factors is said to, where it differs by more than OFF_S. */
+/* A step that takes longer or shorter than predicted by these factors is said to, where it differs by more than OFF_S.
+ */
 #define OFF_MORE 1.5
 #define OFF_LESS 0.5
 #define OFF_S 1e-3
-/* A link's time is known to about the courier's sleep and, where cores are shared, to some time slices of the system. */
+/* A link's time is known to about the courier's sleep and, where cores are shared, to some time slices of the system.
+ */
 #define LINK_TICK_S 1e-3
 #define SLICES_S 30e-3
-/* Where the network counts, processes that wait for a core hardly matter: the system itself, which moves the packets, runs ahead of them. Over a
- * trunk that stayed as it was, cores shared four to twenty times over, eight steps' median was 1.12 of the plan at most; this makes it 1.4.
- * And a tick of the system's clock, shared ones one more: the last bytes may be acknowledged when the peer's process reads them. */
+/* Where the network counts, processes that wait for a core hardly matter: the system itself, which moves the packets,
+ * runs ahead of them. Over a trunk that stayed as it was, cores shared four to twenty times over, eight steps' median
+ * was 1.12 of the plan at most; this makes it 1.4. And a tick of the system's clock, shared ones one more: the last
+ * bytes may be acknowledged when the peer's process reads them. */
 #define COUNTED_NOISE 0.05
 #define COUNTED_TICKS 0.25
 
@@ -56,7 +60,8 @@ struct rank_window {
 struct link_window {
     struct ring time_s;
     bool counted; /* by the network, in the newest step */
-    int sharing;  /* boundaries and directions that leave the same host, at most: each may have so large a part of its port */
+    int sharing;  /* boundaries and directions that leave the same host, at most: each may have so large a part of its
+                     port */
 };
 
 struct suspect {
@@ -70,19 +75,19 @@ struct watch_slow {
     struct hapt_arena *arena;
     double threshold;
     int64_t steps;
-    int *chunk_of;             /* [world_size] -1: idle */
-    int *host_of;              /* [world_size] lowest rank of the same host */
-    double *planned_s;         /* [stages] for the microbatches of a step */
-    struct ring step_s;        /* from end to end */
-    struct rank_window *rank;  /* [world_size] */
-    struct link_window *link;  /* [2 * stages] boundary behind stage k, forward and backward */
+    int *chunk_of;            /* [world_size] -1: idle */
+    int *host_of;             /* [world_size] lowest rank of the same host */
+    double *planned_s;        /* [stages] for the microbatches of a step */
+    struct ring step_s;       /* from end to end */
+    struct rank_window *rank; /* [world_size] */
+    struct link_window *link; /* [2 * stages] boundary behind stage k, forward and backward */
     struct suspect *rank_suspect, *link_suspect;
     struct suspect step_suspect[2]; /* of the whole step: longer, shorter than predicted */
-    bool oversubscribed;            /* this job's own ranks share cores: no prediction knows by how much that stretches a step */
-    double *device, *clock;    /* [world_size] medians against the plan; 0: idle */
-    double *crowd;             /* [world_size] by the clock against CPU time, the worst rank of the host; at its lowest rank */
-    double tick_s;             /* of the system's clock that the network counts by */
-    double *sorted;            /* [world_size] */
+    bool oversubscribed; /* this job's own ranks share cores: no prediction knows by how much that stretches a step */
+    double *device, *clock; /* [world_size] medians against the plan; 0: idle */
+    double *crowd;  /* [world_size] by the clock against CPU time, the worst rank of the host; at its lowest rank */
+    double tick_s;  /* of the system's clock that the network counts by */
+    double *sorted; /* [world_size] */
 };
 
 static bool is_on(const struct watch_slow *slow, int chunk, int host, bool elsewhere)
@@ -118,7 +123,10 @@ static int most_ways_out(const struct watch_slow *slow, int chunk)
 static bool shares_cores(const struct watch_slow *slow)
 {
     const struct hapt_env *env = slow->stage->env;
-    const int own = slow->stage->threads, planned = slow->stage->plan->threads, threads = own > 0 ? own : planned > 0 ? planned : 1;
+    const int own = slow->stage->threads, planned = slow->stage->plan->threads,
+              threads = own > 0       ? own
+                        : planned > 0 ? planned
+                                      : 1;
     bool found = false;
     for (int host = 0; host < env->world_size; host++) {
         int ranks = 0;
@@ -128,7 +136,8 @@ static bool shares_cores(const struct watch_slow *slow)
     return found;
 }
 
-enum hapt_status watch_slow_create(const struct stage *stage, double threshold, struct hapt_arena *arena, struct watch_slow **result)
+enum hapt_status watch_slow_create(const struct stage *stage, double threshold, struct hapt_arena *arena,
+                                   struct watch_slow **result)
 {
     const int ranks = stage->env->world_size, stages = stage->plan->stage_count;
     struct watch_slow *slow;
@@ -215,7 +224,8 @@ static bool suspect_add(struct suspect *suspect, bool slower, bool clearly)
     return suspect->named = true;
 }
 
-static enum hapt_status warn(struct watch_slow *slow, struct hapt_train_result *result, const struct hapt_train_warning *warning)
+static enum hapt_status warn(struct watch_slow *slow, struct hapt_train_result *result,
+                             const struct hapt_train_warning *warning)
 {
     const int most = slow->stage->env->world_size + 2 * slow->stage->plan->stage_count + 1;
     if (!result->warning) HAPT_NEW(result->warning, slow->arena, most); /* each is named once */
@@ -230,11 +240,16 @@ static enum hapt_status name_rank(struct watch_slow *slow, int64_t step, int ran
 {
     const int chunk = slow->chunk_of[rank];
     char measured[32], planned[32];
-    struct hapt_train_warning warning = {.step = step, .rank = rank, .stage = chunk, .peer_stage = -1,
-                                         .measured_s = measured_s, .planned_s = slow->planned_s[chunk]};
+    struct hapt_train_warning warning = {.step = step,
+                                         .rank = rank,
+                                         .stage = chunk,
+                                         .peer_stage = -1,
+                                         .measured_s = measured_s,
+                                         .planned_s = slow->planned_s[chunk]};
     warning.ratio = measured_s / warning.planned_s;
     snprintf(warning.text, sizeof warning.text,
-             "rank %d of stage %d on host %s computes %.1f times as long as the plan assumes (%s a step, planned %s), unlike the "
+             "rank %d of stage %d on host %s computes %.1f times as long as the plan assumes (%s a step, planned %s), "
+             "unlike the "
              "others: %splan again (--resume --replan)",
              rank, chunk, hapt_env_host(rank), warning.ratio, hapt_units_time(measured_s, measured),
              hapt_units_time(warning.planned_s, planned), starved ? "see what else runs on its cores, or " : "");
@@ -246,24 +261,36 @@ static enum hapt_status name_link(struct watch_slow *slow, int64_t step, int bou
 {
     const int from = boundary + backward, to = boundary + !backward;
     const int rank = stage_world_rank(slow->stage, from, 0), peer = stage_world_rank(slow->stage, to, 0);
-    const char *own = slow->stage->plan->stage[from].subcluster_name, *its = slow->stage->plan->stage[to].subcluster_name;
+    const char *own = slow->stage->plan->stage[from].subcluster_name,
+               *its = slow->stage->plan->stage[to].subcluster_name;
     char measured[32], planned[32];
-    struct hapt_train_warning warning = {.step = step, .rank = rank, .stage = from, .peer_stage = to,
-                                         .measured_s = measured_s, .planned_s = slow->stage->plan->stage[boundary].comm_s};
+    struct hapt_train_warning warning = {.step = step,
+                                         .rank = rank,
+                                         .stage = from,
+                                         .peer_stage = to,
+                                         .measured_s = measured_s,
+                                         .planned_s = slow->stage->plan->stage[boundary].comm_s};
     warning.ratio = measured_s / warning.planned_s;
     snprintf(warning.text, sizeof warning.text,
-             "the link from stage %d (subcluster %s, rank %d on host %s) to stage %d (subcluster %s, rank %d on host %s) takes %.1f times as "
+             "the link from stage %d (subcluster %s, rank %d on host %s) to stage %d (subcluster %s, rank %d on host "
+             "%s) takes %.1f times as "
              "long as the plan assumes (%s a microbatch, planned %s): plan again (--resume --replan)",
              from, own, rank, hapt_env_host(rank), to, its, peer, hapt_env_host(peer), warning.ratio,
              hapt_units_time(measured_s, measured), hapt_units_time(warning.planned_s, planned));
     return warn(slow, result, &warning);
 }
 
-static enum hapt_status name_step(struct watch_slow *slow, int64_t step, double measured_s, double planned_s, struct hapt_train_result *result)
+static enum hapt_status name_step(struct watch_slow *slow, int64_t step, double measured_s, double planned_s,
+                                  struct hapt_train_result *result)
 {
     char measured[32], planned[32];
-    struct hapt_train_warning warning = {.step = step, .rank = -1, .stage = -1, .peer_stage = -1, .measured_s = measured_s,
-                                         .planned_s = planned_s, .ratio = measured_s / planned_s};
+    struct hapt_train_warning warning = {.step = step,
+                                         .rank = -1,
+                                         .stage = -1,
+                                         .peer_stage = -1,
+                                         .measured_s = measured_s,
+                                         .planned_s = planned_s,
+                                         .ratio = measured_s / planned_s};
     snprintf(warning.text, sizeof warning.text,
              "a step lasts %.2f times as long as predicted (%s, predicted %s): %scorrect the profile by this run "
              "(hapt plan --profile P.h5 --run outputs/NAME/run.h5)",
@@ -272,7 +299,8 @@ static enum hapt_status name_step(struct watch_slow *slow, int64_t step, double 
     return warn(slow, result, &warning);
 }
 
-/* Least time that a rank of the stage spent in collectives: what they take themselves, all else is waiting for the slowest. */
+/* Least time that a rank of the stage spent in collectives: what they take themselves, all else is waiting for the
+ * slowest. */
 static double collectives_s(const struct watch_slow *slow, const struct watch_sample *sample, int chunk)
 {
     double least_s = INFINITY;
@@ -312,7 +340,8 @@ static double weigh_window(struct watch_slow *slow)
         *crowd = fmax(*crowd, sum(&slow->rank[r].raw_s) / sum(&slow->rank[r].device_s));
         fullest = fmax(fullest, *crowd);
     }
-    return CROWD_NOISE * fmax(fmin(fullest, CROWD_MOST) - CROWD_USUAL, 0) + SPREAD_NOISE * fmax(widest - SPREAD_USUAL, 0);
+    return CROWD_NOISE * fmax(fmin(fullest, CROWD_MOST) - CROWD_USUAL, 0) +
+           SPREAD_NOISE * fmax(widest - SPREAD_USUAL, 0);
 }
 
 /* The share of a step in which the rank idles beyond the plan. */
@@ -320,7 +349,8 @@ static double idle_share(const struct watch_slow *slow, int rank)
 {
     const struct hapt_plan *plan = slow->stage->plan;
     const double step_s = median(&slow->step_s, NULL), busy_s = median(&slow->rank[rank].busy_s, NULL);
-    const double planned_s = fmax((isfinite(plan->simulated_s) ? plan->simulated_s : plan->latency_s) - slow->planned_s[slow->chunk_of[rank]], 0);
+    const double planned_s = fmax(
+        (isfinite(plan->simulated_s) ? plan->simulated_s : plan->latency_s) - slow->planned_s[slow->chunk_of[rank]], 0);
     return step_s > 0 ? fmin(fmax(step_s - busy_s - planned_s, 0) / step_s, 1) : 0;
 }
 
@@ -338,13 +368,15 @@ static enum hapt_status judge_ranks(struct watch_slow *slow, int64_t step, struc
         const double clear = unsure + drift(&slow->rank_suspect[r]);
         const bool clearly = starved || (slow->device[r] > clear && slow->device[r] > clear * device_others);
         if (suspect_add(&slow->rank_suspect[r], slower, clearly))
-            HAPT_TRY(name_rank(slow, step, r, device_slow ? slow->device[r] * planned_s : busy_s, !device_slow, result));
+            HAPT_TRY(
+                name_rank(slow, step, r, device_slow ? slow->device[r] * planned_s : busy_s, !device_slow, result));
     }
     return HAPT_OK;
 }
 
 /* The slowest of a stage's ranks at a link. */
-static struct stage_link_time slowest(const struct watch_slow *slow, const struct watch_sample *sample, int chunk, enum stage_link link)
+static struct stage_link_time slowest(const struct watch_slow *slow, const struct watch_sample *sample, int chunk,
+                                      enum stage_link link)
 {
     struct stage_link_time longest = {0, false};
     for (int r = 0; r < stage_size(slow->stage, chunk); r++) {
@@ -380,13 +412,17 @@ static void keep_links(struct watch_slow *slow, const struct watch_sample *sampl
     }
 }
 
-/* How much longer than planned a message may take: by this share, and by this time. What the plan itself counts as free is no matter. */
-static void tolerate(const struct watch_slow *slow, const struct link_window *link, double crowd, double *share, double *time_s)
+/* How much longer than planned a message may take: by this share, and by this time. What the plan itself counts as free
+ * is no matter. */
+static void tolerate(const struct watch_slow *slow, const struct link_window *link, double crowd, double *share,
+                     double *time_s)
 {
     const struct hapt_plan *plan = slow->stage->plan;
     const double shared = fmin(crowd, CROWD_MOST), noise = link->counted ? COUNTED_NOISE * (shared - 1) : 0;
     *share = (1 + slow->threshold + noise) * (link->counted ? link->sharing : 1) - 1;
-    *time_s = fmax(plan->hide_threshold * plan->t_max_s, link->counted ? slow->tick_s * (1 + COUNTED_TICKS * (shared - 1)) : LINK_TICK_S + SLICES_S * (crowd - 1));
+    *time_s =
+        fmax(plan->hide_threshold * plan->t_max_s,
+             link->counted ? slow->tick_s * (1 + COUNTED_TICKS * (shared - 1)) : LINK_TICK_S + SLICES_S * (crowd - 1));
 }
 
 static enum hapt_status judge_links(struct watch_slow *slow, int64_t step, struct hapt_train_result *result)
@@ -411,7 +447,8 @@ static enum hapt_status judge_step(struct watch_slow *slow, int64_t step, struct
 {
     const double planned_s = slow->stage->plan->simulated_s, step_s = median(&slow->step_s, NULL);
     double crowd = 1;
-    if (!isfinite(planned_s) || planned_s <= 0 || slow->step_suspect[0].named || slow->step_suspect[1].named) return HAPT_OK;
+    if (!isfinite(planned_s) || planned_s <= 0 || slow->step_suspect[0].named || slow->step_suspect[1].named)
+        return HAPT_OK;
     for (int r = 0; r < slow->stage->env->world_size && slow->oversubscribed; r++) crowd = fmax(crowd, slow->crowd[r]);
     for (int shorter = 0; shorter < 2; shorter++) {
         struct suspect *suspect = &slow->step_suspect[shorter];
@@ -423,8 +460,8 @@ static enum hapt_status judge_step(struct watch_slow *slow, int64_t step, struct
     return HAPT_OK;
 }
 
-enum hapt_status watch_slow_step(struct watch_slow *slow, int64_t step, double step_s, const struct watch_sample *sample,
-                                 struct hapt_train_result *result)
+enum hapt_status watch_slow_step(struct watch_slow *slow, int64_t step, double step_s,
+                                 const struct watch_sample *sample, struct hapt_train_result *result)
 {
     if (slow->threshold <= 0 || slow->steps++ < SKIPPED) return HAPT_OK;
     slow->step_s.of_step[slow->steps % WINDOW] = step_s;

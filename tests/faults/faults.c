@@ -1,18 +1,18 @@
 /*
- * A library to preload: the n-th call of a kind on files under a folder fails, or ends the process; every call on them can be recorded.
+ * A library to preload: the n-th call of a kind on files under a folder fails, or ends the process; every call on them
+ * can be recorded.
  *
  *   FAULTS_UNDER   folder (absolute): all else is left alone
- *   FAULTS_CALL    write (and pwrite), fsync, rename (and renameat2), ftruncate, close, open (for writing), mkdir, unlink (and unlinkat), list (open a folder)
- *                  look (open for reading), read (and pread); from the first call on a file under the folder on, of the whole process and
- *                  its children together: malloc (and calloc, realloc, memalign), mmap, thread (pthread_create)
- *   FAULTS_AT      which of them, from 1, counted in each process (see above for others); FAULTS_STICKY=1: also all that follow
- *   FAULTS_PATH    only calls on files whose name matches this pattern
- *   FAULTS_ERROR   ENOSPC, EIO, EINVAL, EMFILE, ENOMEM (malloc, mmap, thread fail as they do); KILL: the process dies there, before the call
- *   FAULTS_RANK    only in this rank of an MPI job
- *   FAULTS_LOG     folder of records, one a process: calls in order, and what was written
- *   FAULTS_COUNTS  file: how many calls of each kind a process made, "KIND N" a line, written at its end; look and what follows
- *                  it only with FAULTS_READS set
- *   FAULTS_SHOW    file: where in the program a call of the whole process failed
+ *   FAULTS_CALL    write (and pwrite), fsync, rename (and renameat2), ftruncate, close, open (for writing), mkdir,
+ * unlink (and unlinkat), list (open a folder) look (open for reading), read (and pread); from the first call on a file
+ * under the folder on, of the whole process and its children together: malloc (and calloc, realloc, memalign), mmap,
+ * thread (pthread_create) FAULTS_AT      which of them, from 1, counted in each process (see above for others);
+ * FAULTS_STICKY=1: also all that follow FAULTS_PATH    only calls on files whose name matches this pattern FAULTS_ERROR
+ * ENOSPC, EIO, EINVAL, EMFILE, ENOMEM (malloc, mmap, thread fail as they do); KILL: the process dies there, before the
+ * call FAULTS_RANK    only in this rank of an MPI job FAULTS_LOG     folder of records, one a process: calls in order,
+ * and what was written FAULTS_COUNTS  file: how many calls of each kind a process made, "KIND N" a line, written at its
+ * end; look and what follows it only with FAULTS_READS set FAULTS_SHOW    file: where in the program a call of the
+ * whole process failed
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -49,21 +49,25 @@ static struct {
     char *path[MOST_FILES]; /* of descriptors under the folder */
     char *read[MOST_FILES]; /* of those that are only read */
     _Atomic bool began;     /* a file under the folder was opened */
-    _Atomic long *made;     /* [KINDS] of the kinds of the whole process: counted without a lock, together with the children */
+    _Atomic long
+        *made; /* [KINDS] of the kinds of the whole process: counted without a lock, together with the children */
 } faults = {.lock = PTHREAD_MUTEX_INITIALIZER, .once = PTHREAD_ONCE_INIT};
 
-static const char *const kinds[] = {"write", "fsync", "rename", "ftruncate", "close", "open", "mkdir", "unlink", "look", "read", "malloc", "mmap", "thread", "list"};
+static const char *const kinds[] = {"write",  "fsync", "rename", "ftruncate", "close", "open",   "mkdir",
+                                    "unlink", "look",  "read",   "malloc",    "mmap",  "thread", "list"};
 
 static __thread bool inside; /* calls of this library itself */
-/* When the call began: what another process does because of it comes later, also where this one is held up before it takes its note. */
+/* When the call began: what another process does because of it comes later, also where this one is held up before it
+ * takes its note. */
 static __thread struct timespec began;
 
-#define CALLS(call)                                                                                                                  \
-    call(open) call(open64) call(close) call(dup2) call(write) call(pwrite) call(pwrite64) call(ftruncate) call(ftruncate64) call(fsync) \
-    call(fdatasync) call(rename) call(mkdir) call(unlink) call(rmdir) call(read) call(pread) call(pread64) call(pthread_create)
+#define CALLS(call)                                                                                                \
+    call(open) call(open64) call(close) call(dup2) call(write) call(pwrite) call(pwrite64) call(ftruncate)         \
+        call(ftruncate64) call(fsync) call(fdatasync) call(rename) call(mkdir) call(unlink) call(rmdir) call(read) \
+            call(pread) call(pread64) call(pthread_create)
 
-/* What is behind this library, looked up before any fork: the child of a launcher with threads must not wait for the loader's lock, which
- * another thread may have held. */
+/* What is behind this library, looked up before any fork: the child of a launcher with threads must not wait for the
+ * loader's lock, which another thread may have held. */
 static struct {
 #define MEMBER(name) __typeof__(&name) name;
     CALLS(MEMBER)
@@ -91,7 +95,8 @@ static void set_up(void)
     faults.show = getenv("FAULTS_SHOW");
     faults.at = at ? atol(at) : 0;
     faults.sticky = getenv("FAULTS_STICKY") != NULL;
-    faults.made = (void *)syscall(SYS_mmap, NULL, KINDS * sizeof *faults.made, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    faults.made = (void *)syscall(SYS_mmap, NULL, KINDS * sizeof *faults.made, PROT_READ | PROT_WRITE,
+                                  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     faults.armed = !rank || !strcmp(rank, mine ? mine : "0");
     faults.deadly = error && !strcmp(error, "KILL");
     faults.error = !error || !strcmp(error, "ENOSPC") ? ENOSPC
@@ -126,8 +131,8 @@ static bool fails_anywhere(int kind)
 {
     if (inside || !atomic_load_explicit(&faults.began, memory_order_relaxed)) return false;
     const long done = atomic_fetch_add(&faults.made[kind], 1) + 1;
-    const bool now = faults.armed && faults.call && faults.at > 0 && (done == faults.at || (faults.sticky && done > faults.at)) &&
-                     !strcmp(faults.call, kinds[kind]);
+    const bool now = faults.armed && faults.call && faults.at > 0 &&
+                     (done == faults.at || (faults.sticky && done > faults.at)) && !strcmp(faults.call, kinds[kind]);
     if (now && faults.deadly) kill(getpid(), SIGKILL);
     if (now) show();
     if (now) errno = kind == THREAD ? EAGAIN : ENOMEM;
@@ -239,19 +244,20 @@ static const char *kind_of_open(int flags)
 static bool may_not_open(const char *path, int flags)
 {
     if (!ours(path)) return false;
-    if (!faults.pattern || fnmatch(faults.pattern, path, 0) == 0) atomic_store_explicit(&faults.began, true, memory_order_relaxed);
+    if (!faults.pattern || fnmatch(faults.pattern, path, 0) == 0)
+        atomic_store_explicit(&faults.began, true, memory_order_relaxed);
     return fails(kind_of_open(flags), path);
 }
 
-#define OPEN(name)                                                                   \
-    int name(const char *path, int flags, ...)                                       \
-    {                                                                                \
-        va_list rest;                                                                \
-        va_start(rest, flags);                                                       \
+#define OPEN(name)                                                                    \
+    int name(const char *path, int flags, ...)                                        \
+    {                                                                                 \
+        va_list rest;                                                                 \
+        va_start(rest, flags);                                                        \
         const mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0; \
-        va_end(rest);                                                                \
-        if (may_not_open(path, flags)) return -1;                                    \
-        return opened(path, flags, REAL(name)(path, flags, mode));                   \
+        va_end(rest);                                                                 \
+        if (may_not_open(path, flags)) return -1;                                     \
+        return opened(path, flags, REAL(name)(path, flags, mode));                    \
     }
 int open(const char *path, int flags, ...);
 int open64(const char *path, int flags, ...);
@@ -291,39 +297,39 @@ ssize_t write(int descriptor, const void *data, size_t bytes)
     return result;
 }
 
-#define PWRITE(name, type)                                                  \
-    ssize_t name(int descriptor, const void *data, size_t bytes, type offset) \
-    {                                                                       \
-        const char *path = path_of(descriptor);                             \
-        if (!path) return REAL(name)(descriptor, data, bytes, offset);      \
-        if (fails("write", path)) return -1;                                      \
-        const ssize_t result = REAL(name)(descriptor, data, bytes, offset); \
+#define PWRITE(name, type)                                                       \
+    ssize_t name(int descriptor, const void *data, size_t bytes, type offset)    \
+    {                                                                            \
+        const char *path = path_of(descriptor);                                  \
+        if (!path) return REAL(name)(descriptor, data, bytes, offset);           \
+        if (fails("write", path)) return -1;                                     \
+        const ssize_t result = REAL(name)(descriptor, data, bytes, offset);      \
         if (result > 0) note("write", path, NULL, data, offset, (size_t)result); \
-        return result;                                                      \
+        return result;                                                           \
     }
 PWRITE(pwrite, off_t)
 PWRITE(pwrite64, off64_t)
 
-#define FTRUNCATE(name, type)                                     \
-    int name(int descriptor, type length)                         \
-    {                                                             \
-        const char *path = path_of(descriptor);                   \
-        if (path && fails("ftruncate", path)) return -1;                \
-        const int result = REAL(name)(descriptor, length);        \
+#define FTRUNCATE(name, type)                                                    \
+    int name(int descriptor, type length)                                        \
+    {                                                                            \
+        const char *path = path_of(descriptor);                                  \
+        if (path && fails("ftruncate", path)) return -1;                         \
+        const int result = REAL(name)(descriptor, length);                       \
         if (path && result == 0) note("ftruncate", path, NULL, NULL, length, 0); \
-        return result;                                            \
+        return result;                                                           \
     }
 FTRUNCATE(ftruncate, off_t)
 FTRUNCATE(ftruncate64, off64_t)
 
-#define FSYNC(name)                                              \
-    int name(int descriptor)                                     \
-    {                                                            \
-        const char *path = path_of(descriptor);                  \
-        if (path && fails("fsync", path)) return -1;                   \
-        const int result = REAL(name)(descriptor);               \
+#define FSYNC(name)                                                     \
+    int name(int descriptor)                                            \
+    {                                                                   \
+        const char *path = path_of(descriptor);                         \
+        if (path && fails("fsync", path)) return -1;                    \
+        const int result = REAL(name)(descriptor);                      \
         if (path && result == 0) note("fsync", path, NULL, NULL, 0, 0); \
-        return result;                                           \
+        return result;                                                  \
     }
 FSYNC(fsync)
 FSYNC(fdatasync)
@@ -414,7 +420,8 @@ int rmdir(const char *path)
 static bool may_not_read(int descriptor)
 {
     pthread_once(&faults.once, set_up);
-    return !inside && descriptor >= 0 && descriptor < MOST_FILES && faults.read[descriptor] && fails("read", faults.read[descriptor]);
+    return !inside && descriptor >= 0 && descriptor < MOST_FILES && faults.read[descriptor] &&
+           fails("read", faults.read[descriptor]);
 }
 
 ssize_t read(int descriptor, void *data, size_t bytes)
@@ -471,7 +478,8 @@ int posix_memalign(void **memory, size_t alignment, size_t bytes)
 
 void *mmap(void *at, size_t bytes, int protection, int flags, int descriptor, off_t offset)
 {
-    return fails_anywhere(MMAP) ? MAP_FAILED : (void *)syscall(SYS_mmap, at, bytes, protection, flags, descriptor, offset);
+    return fails_anywhere(MMAP) ? MAP_FAILED
+                                : (void *)syscall(SYS_mmap, at, bytes, protection, flags, descriptor, offset);
 }
 
 int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*function)(void *), void *argument)

@@ -1,12 +1,15 @@
 /*
- * The fuzzer: damaged files of every kind that hapt reads, read by hapt's own readers and commands inside this process (best one built
- * with sanitizers: make fuzz). Nothing may crash or hang; a failure is one line with a hint; and of the files that hapt writes itself,
- * all under checksums, none with changed bytes may be taken for something else than it was.
+ * The fuzzer: damaged files of every kind that hapt reads, read by hapt's own readers and commands inside this process
+ * (best one built with sanitizers: make fuzz). Nothing may crash or hang; a failure is one line with a hint; and of the
+ * files that hapt writes itself, all under checksums, none with changed bytes may be taken for something else than it
+ * was.
  *
  *   fuzz [--inputs N] [--seed S] [--jobs J] [--kind NAME] [--only I] [--keep FOLDER] [--batch FILES] [--crashes] CORPUS
  *
- * Input i is a function of seed and i alone: --only I repeats it. As in hapt the guard reads every file first; what it refuses is
- * refused (--batch lets one child of it read several files; --crashes keeps what the HDF5 library dies of there). A process for each job runs the inputs, and where it dies the supervisor names the input, keeps it and starts another.
+ * Input i is a function of seed and i alone: --only I repeats it. As in hapt the guard reads every file first; what it
+ * refuses is refused (--batch lets one child of it read several files; --crashes keeps what the HDF5 library dies of
+ * there). A process for each job runs the inputs, and where it dies the supervisor names the input, keeps it and starts
+ * another.
  */
 #include "fuzz.h"
 
@@ -30,20 +33,31 @@
 #include "hapt/guard.h"
 #include "hapt/h5.h"
 
-enum { MOST_SEEDS = 200, MOST_JOBS = 64, PATH_CHARS = 512, MOST_FAILURES = 40, CPU_S = 60, WALL_S = 300, REPORT_S = 60, GUARD_CPU_S = 2 };
+enum {
+    MOST_SEEDS = 200,
+    MOST_JOBS = 64,
+    PATH_CHARS = 512,
+    MOST_FAILURES = 40,
+    CPU_S = 60,
+    WALL_S = 300,
+    REPORT_S = 60,
+    GUARD_CPU_S = 2
+};
 static const int64_t most_memory = (int64_t)1 << 30; /* in one piece; the files are small */
 
 enum outcome { ACCEPTED, REFUSED, BROKEN, CRASHED_GUARD, HUNG_GUARD, SAME, OTHER, OUTCOMES };
-static const char *const outcome_name[OUTCOMES] = {"accepted", "refused", "by guard", "crash HDF5", "hang HDF5", "same though changed", "read as other"};
+static const char *const outcome_name[OUTCOMES] = {
+    "accepted", "refused", "by guard", "crash HDF5", "hang HDF5", "same though changed", "read as other"};
 
 struct seed {
     enum fuzz_kind kind;
     char name[128];
     char path[PATH_CHARS];
-    bool own;        /* hapt wrote it: everything in it is under checksums */
+    bool own; /* hapt wrote it: everything in it is under checksums */
     bool regression;
     uint64_t content;
-    uint64_t weights[2]; /* of a checkpoint to resume from: what the run ends with; [1]: from the checkpoint before it */
+    uint64_t
+        weights[2]; /* of a checkpoint to resume from: what the run ends with; [1]: from the checkpoint before it */
 };
 
 static struct {
@@ -62,12 +76,14 @@ static struct shared {
     _Atomic int64_t count[FUZZ_KINDS][OUTCOMES], used[FUZZ_KINDS][2]; /* [1]: to the end, [0]: refused by the command */
     _Atomic int64_t slowest_us[FUZZ_KINDS], read_us[FUZZ_KINDS], used_us[FUZZ_KINDS], resumed, fell_back;
     _Atomic int failures;
-} *shared;
+} * shared;
 
-/* Commands take much longer than readers: so many of the inputs that their readers accept go on to them, a fifth of that of others. */
-static const double use_share[FUZZ_KINDS] = {[FUZZ_MODEL] = 0.15, [FUZZ_WEIGHTS] = 0.5, [FUZZ_TOKENS] = 0.5, [FUZZ_IMAGES] = 0.5, [FUZZ_PROFILE] = 0.4,
-                                             [FUZZ_PLAN] = 0.3, [FUZZ_CHECKPOINT] = 0.2, [FUZZ_CLUSTER] = 0.4, [FUZZ_EFFICIENCY] = 0.3,
-                                             [FUZZ_RUN] = 0.5, [FUZZ_RESUME] = 0.1, [FUZZ_RAW] = 1};
+/* Commands take much longer than readers: so many of the inputs that their readers accept go on to them, a fifth of
+ * that of others. */
+static const double use_share[FUZZ_KINDS] = {
+    [FUZZ_MODEL] = 0.15,     [FUZZ_WEIGHTS] = 0.5, [FUZZ_TOKENS] = 0.5,     [FUZZ_IMAGES] = 0.5,
+    [FUZZ_PROFILE] = 0.4,    [FUZZ_PLAN] = 0.3,    [FUZZ_CHECKPOINT] = 0.2, [FUZZ_CLUSTER] = 0.4,
+    [FUZZ_EFFICIENCY] = 0.3, [FUZZ_RUN] = 0.5,     [FUZZ_RESUME] = 0.1,     [FUZZ_RAW] = 1};
 
 static char scratch[PATH_CHARS - 128];
 static struct seed seed[MOST_SEEDS];
@@ -78,13 +94,16 @@ static FILE *console; /* the commands' own output goes elsewhere */
 const char *__asan_default_options(void);
 const char *__asan_default_options(void)
 {
-    /* Names of functions take half a second for each file that the HDF5 library dies of: ASAN_OPTIONS=symbolize=1 with --only. */
-    return "detect_leaks=0:allocator_may_return_null=1:hard_rss_limit_mb=6000:max_allocation_size_mb=8192:symbolize=0:malloc_context_size=2:"
+    /* Names of functions take half a second for each file that the HDF5 library dies of: ASAN_OPTIONS=symbolize=1 with
+     * --only. */
+    return "detect_leaks=0:allocator_may_return_null=1:hard_rss_limit_mb=6000:max_allocation_size_mb=8192:symbolize=0:"
+           "malloc_context_size=2:"
            "quarantine_size_mb=32:allocator_release_to_os_interval_ms=-1";
 }
 
 /* Not every compiler brings sanitizer/allocator_interface.h. */
-int __sanitizer_install_malloc_and_free_hooks(void (*took)(const volatile void *, size_t), void (*gave)(const volatile void *));
+int __sanitizer_install_malloc_and_free_hooks(void (*took)(const volatile void *, size_t),
+                                              void (*gave)(const volatile void *));
 
 static _Atomic size_t largest; /* piece of memory since it was set to 0 */
 static pid_t watched;
@@ -93,7 +112,8 @@ static void note_memory(const volatile void *memory, size_t bytes)
     size_t before = largest;
     /* The guard cannot limit its children's memory here (guard.c): what would not get it dies of that. */
     if (bytes > (size_t)most_memory && getpid() != watched) _exit(1);
-    while (memory && bytes > before && !atomic_compare_exchange_weak(&largest, &before, bytes)) {}
+    while (memory && bytes > before && !atomic_compare_exchange_weak(&largest, &before, bytes)) {
+    }
 }
 static void forget_memory(const volatile void *memory)
 {
@@ -109,9 +129,7 @@ static size_t largest_memory(void)
     return atomic_exchange(&largest, 0);
 }
 #else
-static void watch_memory(void)
-{
-}
+static void watch_memory(void) {}
 static size_t largest_memory(void)
 {
     return 0;
@@ -178,7 +196,8 @@ __attribute__((format(printf, 2, 3))) static void fail(const struct seed *from, 
 {
     va_list arguments;
     va_start(arguments, format);
-    fprintf(console, "fuzz: input %lld (seed %llu, from %s): ", (long long)current, (unsigned long long)option.seed, from->path);
+    fprintf(console, "fuzz: input %lld (seed %llu, from %s): ", (long long)current, (unsigned long long)option.seed,
+            from->path);
     vfprintf(console, format, arguments);
     fprintf(console, "\n");
     fflush(console);
@@ -195,7 +214,8 @@ static void check_failure(const struct seed *from, enum hapt_status status, bool
     const char *message = hapt_fail_message();
     text[bytes > 0 ? bytes : 0] = '\0';
     if (status == HAPT_OK) return;
-    if (status != HAPT_ERR_INPUT && status != HAPT_ERR_INFEASIBLE && status != HAPT_ERR_MEMORY && status != HAPT_ERR_USAGE)
+    if (status != HAPT_ERR_INPUT && status != HAPT_ERR_INFEASIBLE && status != HAPT_ERR_MEMORY &&
+        status != HAPT_ERR_USAGE)
         fail(from, "ends with %s: %s", hapt_status_name(status), message);
     else if (!message[0])
         fail(from, "ends with %s and no message", hapt_status_name(status));
@@ -223,11 +243,15 @@ static void use(const struct fuzz_place *place, const struct seed *from, const c
     uint64_t weights = 0;
     bool fell_back = false;
     const bool resumes = from->kind == FUZZ_RESUME;
-    if (ftruncate(STDERR_FILENO, 0)) {}
-    const enum hapt_status status = resumes ? fuzz_resume(place, path, &weights, &fell_back) : fuzz_use(place, from->kind, path);
+    if (ftruncate(STDERR_FILENO, 0)) {
+    }
+    const enum hapt_status status =
+        resumes ? fuzz_resume(place, path, &weights, &fell_back) : fuzz_use(place, from->kind, path);
     check_failure(from, status, true);
-    if (resumes && flipped && status != HAPT_OK) fail(from, "a run does not go on from the checkpoint before the damaged one: %s", hapt_fail_message());
-    if (resumes && flipped && status == HAPT_OK && weights != from->weights[fell_back]) fail(from, "a damaged checkpoint leads to other weights");
+    if (resumes && flipped && status != HAPT_OK)
+        fail(from, "a run does not go on from the checkpoint before the damaged one: %s", hapt_fail_message());
+    if (resumes && flipped && status == HAPT_OK && weights != from->weights[fell_back])
+        fail(from, "a damaged checkpoint leads to other weights");
     if (resumes && status == HAPT_OK) fell_back ? shared->fell_back++ : shared->resumed++;
     hapt_fail_reset();
     shared->used[from->kind][status == HAPT_OK]++;
@@ -245,7 +269,8 @@ static void check_cost(const struct seed *from, double start_s, double read_s)
     const int64_t taken_us = (int64_t)(1e6 * (cpu_s() - start_s));
     const size_t bytes = largest_memory();
     int64_t before = shared->slowest_us[from->kind];
-    while (taken_us > before && !atomic_compare_exchange_weak(&shared->slowest_us[from->kind], &before, taken_us)) {}
+    while (taken_us > before && !atomic_compare_exchange_weak(&shared->slowest_us[from->kind], &before, taken_us)) {
+    }
     shared->read_us[from->kind] += (int64_t)(1e6 * read_s);
     shared->used_us[from->kind] += taken_us - (int64_t)(1e6 * read_s);
     if ((int64_t)bytes > most_memory) fail(from, "reserves %zu bytes at once", bytes);
@@ -266,10 +291,12 @@ static bool judge(const struct fuzz_place *place, const struct seed *from, const
     if (status == HAPT_OK && content != from->content) outcome = OTHER;
     if (status == HAPT_OK && content == from->content) outcome = SAME;
     if (flipped && outcome == OTHER) fail(from, "changed bytes of a file under checksums are read as something else");
-    if (option.crashes && (outcome == CRASHED_GUARD || outcome == HUNG_GUARD)) keep_input(from, outcome == CRASHED_GUARD ? "crash" : "hang");
+    if (option.crashes && (outcome == CRASHED_GUARD || outcome == HUNG_GUARD))
+        keep_input(from, outcome == CRASHED_GUARD ? "crash" : "hang");
     shared->count[from->kind][outcome]++;
     const double read_s = cpu_s() - start_s;
-    if (fuzz_chance(place->random, (status == HAPT_OK ? 1 : 0.2) * use_share[from->kind])) use(place, from, path, flipped);
+    if (fuzz_chance(place->random, (status == HAPT_OK ? 1 : 0.2) * use_share[from->kind]))
+        use(place, from, path, flipped);
     check_cost(from, start_s, read_s);
     const ssize_t open_objects = H5Fget_obj_count((hid_t)H5F_OBJ_ALL, H5F_OBJ_ALL);
     if (open_objects > 0) fail(from, "%ld objects of HDF5 stay open", (long)open_objects);
@@ -283,7 +310,8 @@ _Noreturn static void give_up(const char *what)
 }
 
 /* The file of the input that is changed, and what it was copied from. */
-static void choose_target(uint64_t *random, const struct seed *from, const char *input, char target[PATH_CHARS], char origin[2 * PATH_CHARS])
+static void choose_target(uint64_t *random, const struct seed *from, const char *input, char target[PATH_CHARS],
+                          char origin[2 * PATH_CHARS])
 {
     static const char *const part[] = {"/manifest.h5", "/shard-0000.h5", "/shard-0001.h5"};
     const int parts = !fuzz_is_folder(from->path) ? 0 : from->kind == FUZZ_RESUME ? 2 : 3;
@@ -320,7 +348,8 @@ static bool mutate(uint64_t *random, const struct seed *from, const char *input)
 /* Each input is a file of its own to the guard, though they come within one tick of the file system's clock. */
 static void stamp(const char *input, int64_t number)
 {
-    const struct timespec times[2] = {{.tv_sec = 1, .tv_nsec = 0}, {.tv_sec = 1000 + number / 1000000000, .tv_nsec = number % 1000000000}};
+    const struct timespec times[2] = {{.tv_sec = 1, .tv_nsec = 0},
+                                      {.tv_sec = 1000 + number / 1000000000, .tv_nsec = number % 1000000000}};
     static const char *const part[] = {"", "/manifest.h5", "/shard-0000.h5", "/shard-0001.h5"};
     for (int i = 0; i < 4; i++) {
         char path[2 * PATH_CHARS];
@@ -331,12 +360,14 @@ static void stamp(const char *input, int64_t number)
 
 static const struct seed *choose_seed(uint64_t *random)
 {
-    static const enum fuzz_kind often[] = {FUZZ_CLUSTER, FUZZ_CLUSTER, FUZZ_CLUSTER, FUZZ_CLUSTER, FUZZ_CLUSTER,    FUZZ_TOKENS,     FUZZ_TOKENS,
-                                           FUZZ_TOKENS,  FUZZ_RAW,     FUZZ_RAW,     FUZZ_MODEL,   FUZZ_MODEL,      FUZZ_MODEL,      FUZZ_PLAN,
-                                           FUZZ_PLAN,    FUZZ_PLAN,    FUZZ_PROFILE, FUZZ_PROFILE, FUZZ_CHECKPOINT, FUZZ_CHECKPOINT, FUZZ_IMAGES,
-                                           FUZZ_WEIGHTS, FUZZ_RUN,     FUZZ_RESUME,  FUZZ_EFFICIENCY};
+    static const enum fuzz_kind often[] = {FUZZ_CLUSTER, FUZZ_CLUSTER, FUZZ_CLUSTER, FUZZ_CLUSTER,    FUZZ_CLUSTER,
+                                           FUZZ_TOKENS,  FUZZ_TOKENS,  FUZZ_TOKENS,  FUZZ_RAW,        FUZZ_RAW,
+                                           FUZZ_MODEL,   FUZZ_MODEL,   FUZZ_MODEL,   FUZZ_PLAN,       FUZZ_PLAN,
+                                           FUZZ_PLAN,    FUZZ_PROFILE, FUZZ_PROFILE, FUZZ_CHECKPOINT, FUZZ_CHECKPOINT,
+                                           FUZZ_IMAGES,  FUZZ_WEIGHTS, FUZZ_RUN,     FUZZ_RESUME,     FUZZ_EFFICIENCY};
     for (;;) {
-        const enum fuzz_kind kind = option.kind < FUZZ_KINDS ? option.kind : often[fuzz_below(random, (int)(sizeof often / sizeof *often))];
+        const enum fuzz_kind kind =
+            option.kind < FUZZ_KINDS ? option.kind : often[fuzz_below(random, (int)(sizeof often / sizeof *often))];
         const int start = fuzz_below(random, seed_count);
         for (int i = 0; i < seed_count; i++)
             if (seed[(start + i) % seed_count].kind == kind) return &seed[(start + i) % seed_count];
@@ -350,7 +381,8 @@ static void run_input(struct fuzz_place *place, int64_t number)
     current = number;
     snprintf(input, sizeof input, "%s/input", scratch);
     fuzz_remove(input);
-    if (ftruncate(STDERR_FILENO, 0)) {}
+    if (ftruncate(STDERR_FILENO, 0)) {
+    }
     const struct seed *from = choose_seed(&random);
     const bool flipped = mutate(&random, from, input);
     stamp(input, number);
@@ -360,8 +392,8 @@ static void run_input(struct fuzz_place *place, int64_t number)
 
 /* ---- Workers ---- */
 
-/* With what a run ends that goes on from the newer checkpoint, and from the older one alone. Here, that is: the kernels of another
- * machine round in other ways than those that wrote the corpus. */
+/* With what a run ends that goes on from the newer checkpoint, and from the older one alone. Here, that is: the kernels
+ * of another machine round in other ways than those that wrote the corpus. */
 static void learn_weights(struct fuzz_place *place, struct seed *made)
 {
     char older[PATH_CHARS];
@@ -384,7 +416,8 @@ static void check_seeds(struct fuzz_place *place, bool report)
         current = -1 - i;
         const enum hapt_status status = fuzz_read(place, seed[i].kind, seed[i].path, &seed[i].content);
         if (status != HAPT_OK && !seed[i].regression && report)
-            fail(&seed[i], "a seed is refused: %s (has a format changed? tests/fuzz/make-corpus writes the seeds anew)", hapt_fail_message());
+            fail(&seed[i], "a seed is refused: %s (has a format changed? tests/fuzz/make-corpus writes the seeds anew)",
+                 hapt_fail_message());
         hapt_fail_reset();
         if (seed[i].kind == FUZZ_RESUME) learn_weights(place, &seed[i]);
         if (!report || !seed[i].regression) continue;
@@ -450,7 +483,9 @@ static void report_death(int job, int status)
     const long long number = (long long)shared->current[job];
     fprintf(stderr, "fuzz: input %lld (seed %llu) ends the process: %s %d%s\n", number, (unsigned long long)option.seed,
             WIFSIGNALED(status) ? "signal" : "code", WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status),
-            WIFSIGNALED(status) && (WTERMSIG(status) == SIGPROF || WTERMSIG(status) == SIGKILL) ? " (it does not come to an end)" : "");
+            WIFSIGNALED(status) && (WTERMSIG(status) == SIGPROF || WTERMSIG(status) == SIGKILL)
+                ? " (it does not come to an end)"
+                : "");
     show_errors(job);
     snprintf(input, sizeof input, "%s/job-%d/input", scratch, job);
     snprintf(path, sizeof path, "%s/failed-%lld", option.keep, number);
@@ -468,7 +503,8 @@ static void look_after(const pid_t *worker)
     int64_t done = 0;
     for (int job = 0; job < option.jobs; job++) {
         done += shared->current[job] / option.jobs;
-        if (seen_s[job] == 0 || shared->current[job] != seen[job]) seen[job] = shared->current[job], seen_s[job] = now_s;
+        if (seen_s[job] == 0 || shared->current[job] != seen[job])
+            seen[job] = shared->current[job], seen_s[job] = now_s;
         if (worker[job] > 0 && now_s - seen_s[job] > WALL_S) kill(worker[job], SIGKILL), seen_s[job] = now_s;
     }
     if (told_s == 0) told_s = now_s;
@@ -492,7 +528,8 @@ static pid_t end_all(const pid_t *worker)
 {
     for (int job = 0; job < option.jobs; job++)
         if (worker[job] > 0) kill(worker[job], SIGKILL);
-    while (waitpid(-1, NULL, 0) > 0 || errno == EINTR) {}
+    while (waitpid(-1, NULL, 0) > 0 || errno == EINTR) {
+    }
     errno = ECHILD;
     return -1;
 }
@@ -528,7 +565,8 @@ static void supervise(void)
             worker[job] = 0;
             if (!(WIFEXITED(status) && WEXITSTATUS(status) == 0)) report_death(job, status);
             const int64_t next = shared->current[job] + option.jobs;
-            if ((WIFEXITED(status) && WEXITSTATUS(status) == 0) || next >= option.inputs || shared->failures >= MOST_FAILURES) {
+            if ((WIFEXITED(status) && WEXITSTATUS(status) == 0) || next >= option.inputs ||
+                shared->failures >= MOST_FAILURES) {
                 running--;
                 continue;
             }
@@ -550,17 +588,19 @@ static int64_t print_counts(void)
         for (int o = 0; o < OUTCOMES; o++) inputs += shared->count[kind][o];
         if (inputs == 0) continue;
         printf("%-12s %10lld", fuzz_kind_name((enum fuzz_kind)kind), (long long)inputs);
-        for (int o = 1; o < OUTCOMES; o++) printf("  %*lld", (int)strlen(outcome_name[o]), (long long)shared->count[kind][o]);
+        for (int o = 1; o < OUTCOMES; o++)
+            printf("  %*lld", (int)strlen(outcome_name[o]), (long long)shared->count[kind][o]);
         const int64_t used = shared->used[kind][0] + shared->used[kind][1];
-        printf("  %18lld  %7lld  %10.0f  %10.2f  %11.1f\n", (long long)shared->used[kind][1], (long long)shared->used[kind][0],
-               1e-3 * (double)shared->slowest_us[kind], 1e-3 * (double)shared->read_us[kind] / (double)inputs,
+        printf("  %18lld  %7lld  %10.0f  %10.2f  %11.1f\n", (long long)shared->used[kind][1],
+               (long long)shared->used[kind][0], 1e-3 * (double)shared->slowest_us[kind],
+               1e-3 * (double)shared->read_us[kind] / (double)inputs,
                1e-3 * (double)shared->used_us[kind] / (double)(used > 0 ? used : 1));
         total += inputs;
         tables += shared->count[kind][OTHER];
     }
     if (shared->resumed + shared->fell_back > 0)
-        printf("runs went on from the newest checkpoint %lld times, from the one before a damaged one %lld times\n", (long long)shared->resumed,
-               (long long)shared->fell_back);
+        printf("runs went on from the newest checkpoint %lld times, from the one before a damaged one %lld times\n",
+               (long long)shared->resumed, (long long)shared->fell_back);
     /* Values that were changed and checksummed anew are read as what they are now: else nobody compares. */
     if (total >= 500 && tables == 0) {
         fprintf(stderr, "fuzz: no changed value was ever noticed\n");
@@ -573,18 +613,26 @@ static void parse(int argc, char **argv)
 {
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
-        if (!strcmp(argv[i], "--inputs")) option.inputs = atoll(value), i++;
-        else if (!strcmp(argv[i], "--seed")) option.seed = *value ? strtoull(value, NULL, 10) : (uint64_t)time(NULL), i++;
-        else if (!strcmp(argv[i], "--jobs")) option.jobs = atoi(value), i++;
-        else if (!strcmp(argv[i], "--only")) option.only = atoll(value), i++;
-        else if (!strcmp(argv[i], "--keep")) option.keep = value, i++;
-        else if (!strcmp(argv[i], "--batch")) option.batch = atoi(value), i++;
-        else if (!strcmp(argv[i], "--crashes")) option.crashes = true;
+        if (!strcmp(argv[i], "--inputs"))
+            option.inputs = atoll(value), i++;
+        else if (!strcmp(argv[i], "--seed"))
+            option.seed = *value ? strtoull(value, NULL, 10) : (uint64_t)time(NULL), i++;
+        else if (!strcmp(argv[i], "--jobs"))
+            option.jobs = atoi(value), i++;
+        else if (!strcmp(argv[i], "--only"))
+            option.only = atoll(value), i++;
+        else if (!strcmp(argv[i], "--keep"))
+            option.keep = value, i++;
+        else if (!strcmp(argv[i], "--batch"))
+            option.batch = atoi(value), i++;
+        else if (!strcmp(argv[i], "--crashes"))
+            option.crashes = true;
         else if (!strcmp(argv[i], "--kind")) {
             char name[64];
             snprintf(name, sizeof name, "%s-", value);
             option.kind = fuzz_kind_of(name), i++;
-        } else option.corpus = argv[i];
+        } else
+            option.corpus = argv[i];
     }
     if (option.only >= 0) option.inputs = option.only + 1, option.jobs = 1;
     if (option.jobs < 1 || option.jobs > MOST_JOBS) option.jobs = 1;
@@ -607,10 +655,12 @@ int main(int argc, char **argv)
     snprintf(scratch, sizeof scratch, "%s/hapt-fuzz-XXXXXX", stat("/dev/shm", &about) == 0 ? "/dev/shm" : "/tmp");
     if (option.corpus) list_corpus();
     if (shared == MAP_FAILED || seed_count == 0 || !mkdtemp(scratch)) {
-        fprintf(stderr, "usage: fuzz [--inputs N] [--seed S] [--jobs J] [--kind NAME] [--only I] [--keep FOLDER] [--batch FILES] [--crashes] CORPUS\n");
+        fprintf(stderr, "usage: fuzz [--inputs N] [--seed S] [--jobs J] [--kind NAME] [--only I] [--keep FOLDER] "
+                        "[--batch FILES] [--crashes] CORPUS\n");
         return 2;
     }
-    printf("seed %llu, %lld inputs from %d seeds\n", (unsigned long long)option.seed, (long long)option.inputs, seed_count);
+    printf("seed %llu, %lld inputs from %d seeds\n", (unsigned long long)option.seed, (long long)option.inputs,
+           seed_count);
     fflush(stdout);
     supervise();
     fuzz_remove(scratch);

@@ -32,37 +32,54 @@ void fuzz_flip(uint64_t *random, unsigned char *data, size_t size);
 size_t fuzz_bytes(uint64_t *random, unsigned char *data, size_t size, size_t room);
 /* A JSON text says something else, or is no JSON any more. */
 size_t fuzz_json(uint64_t *random, char *text, size_t size, size_t room);
-/* Objects of an HDF5 file become others, by the HDF5 library itself, so that all its own checksums are right. `origin`: the file that
- * it is a copy of, whose objects are listed once. */
+/* Objects of an HDF5 file become others, by the HDF5 library itself, so that all its own checksums are right. `origin`:
+ * the file that it is a copy of, whose objects are listed once. */
 bool fuzz_tables(uint64_t *random, const char *path, const char *origin);
-/* The content of an HDF5 file as other programs write it: oldest format, no checksums, contiguous, strings of variable length. */
+/* The content of an HDF5 file as other programs write it: oldest format, no checksums, contiguous, strings of variable
+ * length. */
 bool fuzz_foreign(const char *from, const char *to);
 
 /* ---- What is done with a file ---- */
 
-enum fuzz_kind { FUZZ_MODEL, FUZZ_WEIGHTS, FUZZ_TOKENS, FUZZ_IMAGES, FUZZ_PROFILE, FUZZ_PLAN, FUZZ_CHECKPOINT, FUZZ_CLUSTER,
-                 FUZZ_EFFICIENCY, FUZZ_RUN, FUZZ_RESUME, FUZZ_RAW, FUZZ_KINDS };
+enum fuzz_kind {
+    FUZZ_MODEL,
+    FUZZ_WEIGHTS,
+    FUZZ_TOKENS,
+    FUZZ_IMAGES,
+    FUZZ_PROFILE,
+    FUZZ_PLAN,
+    FUZZ_CHECKPOINT,
+    FUZZ_CLUSTER,
+    FUZZ_EFFICIENCY,
+    FUZZ_RUN,
+    FUZZ_RESUME,
+    FUZZ_RAW,
+    FUZZ_KINDS
+};
 const char *fuzz_kind_name(enum fuzz_kind kind);
-/* Of what kind a file of the corpus is, by its name: "plan-mixed.h5"; FUZZ_KINDS: none. Checkpoints are folders: FUZZ_RESUME those
- * that one rank goes on from, FUZZ_CHECKPOINT others. FUZZ_RAW: what `hapt data` turns into data files. */
+/* Of what kind a file of the corpus is, by its name: "plan-mixed.h5"; FUZZ_KINDS: none. Checkpoints are folders:
+ * FUZZ_RESUME those that one rank goes on from, FUZZ_CHECKPOINT others. FUZZ_RAW: what `hapt data` turns into data
+ * files. */
 enum fuzz_kind fuzz_kind_of(const char *name);
 
 struct fuzz_place {
     struct hapt_env *env;
-    const char *corpus;  /* folder */
-    const char *output;  /* may be written */
-    const char *run;     /* a folder that may be written */
+    const char *corpus; /* folder */
+    const char *output; /* may be written */
+    const char *run;    /* a folder that may be written */
     uint64_t *random;
 };
 /* What users do with such a file: the commands of hapt, in this process. */
 enum hapt_status fuzz_use(const struct fuzz_place *place, enum fuzz_kind kind, const char *path);
-/* hapt train --resume from a run whose newest checkpoint is the one at `path`, with an older one that is whole. *weights: a hash of what the run ends with; *fell_back: it went on from the older one. */
+/* hapt train --resume from a run whose newest checkpoint is the one at `path`, with an older one that is whole.
+ * *weights: a hash of what the run ends with; *fell_back: it went on from the older one. */
 enum hapt_status fuzz_resume(const struct fuzz_place *place, const char *path, uint64_t *weights, bool *fell_back);
 /* Reads the file by its own reader and hashes what was read. */
 enum hapt_status fuzz_read(const struct fuzz_place *place, enum fuzz_kind kind, const char *path, uint64_t *content);
 /* Hashes the content of an HDF5 file: names, shapes, values, attributes. 0: it cannot be read. */
 uint64_t fuzz_content(const char *path);
-/* Writes sizes and checksums of the shards into the checkpoint's manifest, so that damage is met by the readers behind it. */
+/* Writes sizes and checksums of the shards into the checkpoint's manifest, so that damage is met by the readers behind
+ * it. */
 bool fuzz_repair(const char *folder);
 /* Writes a row of numbers over a dataset that is there. */
 bool fuzz_put(const char *path, const char *dataset, int64_t count, const int64_t *value);

@@ -10,20 +10,69 @@
 
 /* ---- Structure ---- */
 
-static const char *const quantity[] = {"1 GB", "400 MB", "1 TB", "5 Gbit/s", "1e308 GB/s", "3 us", "1e-320 s", "-1 us", "0x10 GB", "nan GB", "inf s",
-                                       "1 GB GB", "1e999 TFLOP/s", "1e400 GB", "  7 MB ", "7", ".", "12 parsecs", "999999999999999999999 B", "1,5 GB"};
-static const char *const word[] = {"a", "b", "fast", "slow", "cpu", "A100-40GB", "V100-32GB", "cuda", "tcp", "mpi", "eth0", "lo", "hapt-cluster",
-                                   "a b", "", "\xe2\x80\xae", "\xf0\x9f\x92\xa9"};
-static const char *const key[] = {"format", "version", "subclusters", "links", "collectives", "name", "nodes", "devices_per_node", "device", "hosts",
-                                  "slowdown", "memory", "backend", "peak_flops", "memory_bandwidth", "intra_node_bandwidth", "inter_node_bandwidth",
-                                  "intra_node_latency", "inter_node_latency", "between", "bandwidth", "latency", "paced", "transport",
-                                  "interfaces", "ranks", "all_reduce", "padding", "fp32", "bf16", "", "unknown", "Format"};
+static const char *const quantity[] = {"1 GB",
+                                       "400 MB",
+                                       "1 TB",
+                                       "5 Gbit/s",
+                                       "1e308 GB/s",
+                                       "3 us",
+                                       "1e-320 s",
+                                       "-1 us",
+                                       "0x10 GB",
+                                       "nan GB",
+                                       "inf s",
+                                       "1 GB GB",
+                                       "1e999 TFLOP/s",
+                                       "1e400 GB",
+                                       "  7 MB ",
+                                       "7",
+                                       ".",
+                                       "12 parsecs",
+                                       "999999999999999999999 B",
+                                       "1,5 GB"};
+static const char *const word[] = {
+    "a",    "b",  "fast",         "slow", "cpu", "A100-40GB",    "V100-32GB",       "cuda", "tcp", "mpi",
+    "eth0", "lo", "hapt-cluster", "a b",  "",    "\xe2\x80\xae", "\xf0\x9f\x92\xa9"};
+static const char *const key[] = {"format",
+                                  "version",
+                                  "subclusters",
+                                  "links",
+                                  "collectives",
+                                  "name",
+                                  "nodes",
+                                  "devices_per_node",
+                                  "device",
+                                  "hosts",
+                                  "slowdown",
+                                  "memory",
+                                  "backend",
+                                  "peak_flops",
+                                  "memory_bandwidth",
+                                  "intra_node_bandwidth",
+                                  "inter_node_bandwidth",
+                                  "intra_node_latency",
+                                  "inter_node_latency",
+                                  "between",
+                                  "bandwidth",
+                                  "latency",
+                                  "paced",
+                                  "transport",
+                                  "interfaces",
+                                  "ranks",
+                                  "all_reduce",
+                                  "padding",
+                                  "fp32",
+                                  "bf16",
+                                  "",
+                                  "unknown",
+                                  "Format"};
 #define ANY_OF(table) (table)[fuzz_below(random, (int)(sizeof(table) / sizeof *(table)))]
 
 static json_t *nest(uint64_t *random, int depth)
 {
     json_t *value = json_integer(1);
-    for (int i = 0; i < depth; i++) value = i % 2 == 0 || fuzz_chance(random, 0.5) ? json_pack("[o]", value) : json_pack("{s:o}", "a", value);
+    for (int i = 0; i < depth; i++)
+        value = i % 2 == 0 || fuzz_chance(random, 0.5) ? json_pack("[o]", value) : json_pack("{s:o}", "a", value);
     return value;
 }
 
@@ -52,7 +101,10 @@ static json_t *any_value(uint64_t *random)
     case 6: return json_string(ANY_OF(quantity));
     case 7: return json_string(ANY_OF(word));
     case 8: return json_object();
-    case 9: return fuzz_chance(random, 0.5) ? json_array() : repeated(random, fuzz_chance(random, 0.9) ? fuzz_below(random, 20) : fuzz_below(random, 5000));
+    case 9:
+        return fuzz_chance(random, 0.5)
+                   ? json_array()
+                   : repeated(random, fuzz_chance(random, 0.9) ? fuzz_below(random, 20) : fuzz_below(random, 5000));
     case 10: return nest(random, 1 + fuzz_below(random, 40));
     default: return json_pack("{s:s}", ANY_OF(key), ANY_OF(quantity));
     }
@@ -62,7 +114,8 @@ static json_t *any_value(uint64_t *random)
 static json_t *near_value(uint64_t *random, const json_t *old)
 {
     char text[400];
-    if (json_is_integer(old) && fuzz_chance(random, 0.6)) return json_integer(fuzz_integer(random, json_integer_value(old)));
+    if (json_is_integer(old) && fuzz_chance(random, 0.6))
+        return json_integer(fuzz_integer(random, json_integer_value(old)));
     if (json_is_real(old) && fuzz_chance(random, 0.6)) {
         const double value = fuzz_real(random, json_real_value(old));
         return json_real(isfinite(value) ? value : -1);
@@ -71,7 +124,8 @@ static json_t *near_value(uint64_t *random, const json_t *old)
         snprintf(text, sizeof text, "%s%.100s", fuzz_chance(random, 0.5) ? "1" : "", json_string_value(old));
         const size_t length = strlen(text);
         if (fuzz_chance(random, 0.2)) snprintf(text + length, sizeof text - length, "%0250d", 0);
-        if (fuzz_chance(random, 0.3) && length > 0) text[fuzz_below(random, (int)length)] = (char)(0x20 + fuzz_below(random, 95));
+        if (fuzz_chance(random, 0.3) && length > 0)
+            text[fuzz_below(random, (int)length)] = (char)(0x20 + fuzz_below(random, 95));
         return json_string(text);
     }
     if (json_is_boolean(old) && fuzz_chance(random, 0.5)) return json_boolean(!json_boolean_value(old));
@@ -92,8 +146,7 @@ static void choose(struct choice *choice, json_t *value)
     const char *name;
     json_t *member;
     size_t index;
-    if (json_is_object(value))
-        json_object_foreach(value, name, member)
+    if (json_is_object(value)) json_object_foreach(value, name, member)
         {
             if (fuzz_below(choice->random, ++choice->seen) == 0) choice->parent = value, choice->key = name;
             choose(choice, member);
@@ -101,7 +154,8 @@ static void choose(struct choice *choice, json_t *value)
     else
         json_array_foreach(value, index, member)
         {
-            if (fuzz_below(choice->random, ++choice->seen) == 0) choice->parent = value, choice->key = NULL, choice->index = index;
+            if (fuzz_below(choice->random, ++choice->seen) == 0)
+                choice->parent = value, choice->key = NULL, choice->index = index;
             choose(choice, member);
         }
 }
@@ -131,15 +185,17 @@ static void change_member(uint64_t *random, json_t *root)
     json_t *copy = json_deep_copy(chosen(&other));
     switch (fuzz_below(random, 10)) {
     case 0: /* leave out */
-        if (choice.key) json_object_del(choice.parent, choice.key);
-        else json_array_remove(choice.parent, choice.index);
+        if (choice.key)
+            json_object_del(choice.parent, choice.key);
+        else
+            json_array_remove(choice.parent, choice.index);
         break;
-    case 1: /* what stands elsewhere */
-        put(&choice, json_incref(copy));
-        break;
+    case 1: /* what stands elsewhere */ put(&choice, json_incref(copy)); break;
     case 2: /* a key that nobody knows, or that belongs elsewhere */
-        if (choice.key) json_object_set_new(choice.parent, ANY_OF(key), any_value(random));
-        else json_array_append_new(choice.parent, any_value(random));
+        if (choice.key)
+            json_object_set_new(choice.parent, ANY_OF(key), any_value(random));
+        else
+            json_array_append_new(choice.parent, any_value(random));
         break;
     case 3: /* another name for it */
         if (choice.key) {
@@ -149,7 +205,8 @@ static void change_member(uint64_t *random, json_t *root)
         }
         break;
     case 4: /* many of it */
-        for (int i = fuzz_chance(random, 0.8) ? fuzz_below(random, 4) : fuzz_below(random, 80); i >= 0 && !choice.key; i--)
+        for (int i = fuzz_chance(random, 0.8) ? fuzz_below(random, 4) : fuzz_below(random, 80); i >= 0 && !choice.key;
+             i--)
             json_array_append_new(choice.parent, json_deep_copy(json_array_get(choice.parent, choice.index)));
         if (choice.key) put(&choice, json_pack("[O]", chosen(&choice)));
         break;
@@ -163,7 +220,8 @@ static size_t change_structure(uint64_t *random, char *text, size_t size, size_t
 {
     json_t *root = json_loadb(text, size, 0, NULL);
     if (!root) return 0;
-    for (int rounds = fuzz_chance(random, 0.6) ? 1 : 1 + fuzz_below(random, 5); rounds > 0; rounds--) change_member(random, root);
+    for (int rounds = fuzz_chance(random, 0.6) ? 1 : 1 + fuzz_below(random, 5); rounds > 0; rounds--)
+        change_member(random, root);
     char *written = json_dumps(root, fuzz_chance(random, 0.5) ? JSON_INDENT(1) : JSON_COMPACT);
     json_decref(root);
     const size_t length = written ? strlen(written) : 0;
@@ -191,7 +249,8 @@ static size_t find_token(const char *data, size_t size, size_t *at)
     size_t end = *at;
     if (end == size) return 0;
     if (data[end] == '"') {
-        for (end++; end < size && data[end] != '"'; end++) {}
+        for (end++; end < size && data[end] != '"'; end++) {
+        }
         return (end < size ? end + 1 : size) - *at;
     }
     while (end < size && (isalnum((unsigned char)data[end]) || strchr("+-.", data[end]))) end++;
@@ -200,8 +259,12 @@ static size_t find_token(const char *data, size_t size, size_t *at)
 
 static void make_value(uint64_t *random, char *value, size_t size, bool quoted)
 {
-    static const char *const known[] = {"null", "true", "[]", "{}", "1e999", "-0", "\"\"", "\"1 GB\"", "\"5 Gbit/s\"", "\"-1 us\"", "\"cpu\"",
-                                        "[[[[[[[[", "\"\\u0000\"", "\"\\ud800\"", "9223372036854775808", "1.5", "\"1e400 GB\"", "{\"a\":1,\"a\":2}"};
+    static const char *const known[] = {"null",        "true",         "[]",
+                                        "{}",          "1e999",        "-0",
+                                        "\"\"",        "\"1 GB\"",     "\"5 Gbit/s\"",
+                                        "\"-1 us\"",   "\"cpu\"",      "[[[[[[[[",
+                                        "\"\\u0000\"", "\"\\ud800\"",  "9223372036854775808",
+                                        "1.5",         "\"1e400 GB\"", "{\"a\":1,\"a\":2}"};
     switch (fuzz_below(random, 4)) {
     case 0: snprintf(value, size, "%lld", (long long)fuzz_integer(random, 4)); break;
     case 1: snprintf(value, size, quoted ? "\"%.200g\"" : "%.17g", fuzz_real(random, 1)); break;
@@ -213,8 +276,26 @@ static void make_value(uint64_t *random, char *value, size_t size, bool quoted)
 /* The value behind some colon: what the reader understands otherwise. */
 static size_t change_value(uint64_t *random, char *text, size_t size, size_t room)
 {
-    static const char *const known[] = {"1", "2", "3", "8", "0", "1.5", "\"1 TB\"", "\"3 us\"", "\"10 Gbit/s\"", "\"fast\"", "\"slow\"", "\"A100-40GB\"",
-                                        "\"V100-32GB\"", "\"cpu\"", "true", "false", "1e12", "4096", "\"1e-300 s\"", "0.001"};
+    static const char *const known[] = {"1",
+                                        "2",
+                                        "3",
+                                        "8",
+                                        "0",
+                                        "1.5",
+                                        "\"1 TB\"",
+                                        "\"3 us\"",
+                                        "\"10 Gbit/s\"",
+                                        "\"fast\"",
+                                        "\"slow\"",
+                                        "\"A100-40GB\"",
+                                        "\"V100-32GB\"",
+                                        "\"cpu\"",
+                                        "true",
+                                        "false",
+                                        "1e12",
+                                        "4096",
+                                        "\"1e-300 s\"",
+                                        "0.001"};
     size_t at = (size_t)fuzz_below(random, (int)size);
     while (at < size && text[at] != ':') at++;
     if (at++ >= size) return size;
@@ -235,7 +316,10 @@ static size_t change_tokens(uint64_t *random, char *text, size_t size, size_t ro
             snprintf(other, sizeof other, "%.*s", (int)(length_from < sizeof other ? length_from : 0), text + from);
             break;
         case 1: other[0] = '\0'; break;
-        case 2: snprintf(other, sizeof other, "%.*s,%.*s", (int)(length < 200 ? length : 0), text + at, (int)(length < 200 ? length : 0), text + at); break;
+        case 2:
+            snprintf(other, sizeof other, "%.*s,%.*s", (int)(length < 200 ? length : 0), text + at,
+                     (int)(length < 200 ? length : 0), text + at);
+            break;
         default: make_value(random, other, sizeof other, text[at < size ? at : 0] == '"'); break;
         }
         size = replace(text, size, room, at, length, other);
@@ -248,8 +332,16 @@ static size_t change_tokens(uint64_t *random, char *text, size_t size, size_t ro
 /* What no JSON text may hold, or hardly any does: broken UTF-8, names that stand twice, depth, length, an early end. */
 static size_t change_text(uint64_t *random, char *text, size_t size, size_t room)
 {
-    static const char *const broken[] = {"\xff", "\xc0\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe2\x82", "\xef\xbb\xbf", "\x01", "\\u0000", "\\ud800",
-                                         "\\ud83d\\udca9", "\\", "\"", "\n", "/*", "NaN", "1e", "--1", "+1", "01", "0x1"};
+    static const char *const broken[] = {"\xff",         "\xc0\x80",
+                                         "\xed\xa0\x80", "\xf4\x90\x80\x80",
+                                         "\xe2\x82",     "\xef\xbb\xbf",
+                                         "\x01",         "\\u0000",
+                                         "\\ud800",      "\\ud83d\\udca9",
+                                         "\\",           "\"",
+                                         "\n",           "/*",
+                                         "NaN",          "1e",
+                                         "--1",          "+1",
+                                         "01",           "0x1"};
     size_t at = size > 0 ? (size_t)fuzz_below(random, (int)size) : 0;
     char *long_text;
     switch (fuzz_below(random, 7)) {

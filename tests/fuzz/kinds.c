@@ -18,11 +18,13 @@
 enum { MOST_WORDS = 40, ROWS = 4, STEPS = 2, MOST_MICROBATCHES = 64 };
 
 #define GPT "--layers", "1", "--hidden", "8", "--heads", "2", "--sequence", "8", "--vocab", "256", "--microbatch", "2"
-#define VIT "--image", "8", "--patch", "4", "--layers", "1", "--hidden", "8", "--heads", "2", "--classes", "10", "--microbatch", "2"
+#define VIT                                                                                              \
+    "--image", "8", "--patch", "4", "--layers", "1", "--hidden", "8", "--heads", "2", "--classes", "10", \
+        "--microbatch", "2"
 #define TINY "--layers", "1", "--hidden", "8", "--heads", "2", "--sequence", "8", "--vocab", "16", "--microbatch", "2"
 
-static const char *const names[FUZZ_KINDS] = {"model", "weights", "tokens", "images", "profile", "plan", "checkpoint", "cluster",
-                                              "efficiency", "run", "resume", "raw"};
+static const char *const names[FUZZ_KINDS] = {"model",      "weights", "tokens",     "images", "profile", "plan",
+                                              "checkpoint", "cluster", "efficiency", "run",    "resume",  "raw"};
 
 const char *fuzz_kind_name(enum fuzz_kind kind)
 {
@@ -47,11 +49,11 @@ static enum hapt_status run(struct hapt_env *env, const char *const *words, stru
 {
     static command *const commands[HAPT_COMMAND_COUNT] = {
         [HAPT_COMMAND_JOB] = hapt_command_job,           [HAPT_COMMAND_TRAIN] = hapt_command_train,
-        [HAPT_COMMAND_DATA] = hapt_command_data,         [HAPT_COMMAND_TOPOLOGY] = hapt_command_topology, [HAPT_COMMAND_PROFILE] = hapt_command_profile,
-        [HAPT_COMMAND_PLAN] = hapt_command_plan,         [HAPT_COMMAND_SPMD] = hapt_command_spmd,
-        [HAPT_COMMAND_EXPORT] = hapt_command_export,     [HAPT_COMMAND_SIMULATE] = hapt_command_simulate,
-        [HAPT_COMMAND_MODEL] = hapt_command_model,       [HAPT_COMMAND_REPORT] = hapt_command_report,
-        [HAPT_COMMAND_CHECK] = hapt_command_check};
+        [HAPT_COMMAND_DATA] = hapt_command_data,         [HAPT_COMMAND_TOPOLOGY] = hapt_command_topology,
+        [HAPT_COMMAND_PROFILE] = hapt_command_profile,   [HAPT_COMMAND_PLAN] = hapt_command_plan,
+        [HAPT_COMMAND_SPMD] = hapt_command_spmd,         [HAPT_COMMAND_EXPORT] = hapt_command_export,
+        [HAPT_COMMAND_SIMULATE] = hapt_command_simulate, [HAPT_COMMAND_MODEL] = hapt_command_model,
+        [HAPT_COMMAND_REPORT] = hapt_command_report,     [HAPT_COMMAND_CHECK] = hapt_command_check};
     char *argument[MOST_WORDS];
     int count = 0;
     struct hapt_config *config;
@@ -95,7 +97,8 @@ static enum hapt_status train_by_plan(const struct fuzz_place *place, const char
     snprintf(model, sizeof model, "%s/model-tiny.h5", place->corpus);
     snprintf(cluster, sizeof cluster, "%s/cluster-one.json", place->corpus);
     fuzz_remove(place->run);
-    return RUN("train", "--input", model, "--plan", path, "--cluster", cluster, "--steps", "1", "--threads", "1", "--output", place->run);
+    return RUN("train", "--input", model, "--plan", path, "--cluster", cluster, "--steps", "1", "--threads", "1",
+               "--output", place->run);
 }
 
 static enum hapt_status use_plan(const struct fuzz_place *place, const char *path, struct hapt_arena *arena)
@@ -117,8 +120,8 @@ static enum hapt_status use_model(const struct fuzz_place *place, const char *pa
     char cluster[512];
     snprintf(cluster, sizeof cluster, "%s/cluster-all.json", place->corpus);
     if (fuzz_chance(place->random, 0.02)) return RUN("spmd", "--input", path, "--cluster", cluster);
-    return RUN("profile", "--input", path, "--cluster", cluster, "--predict", "--layers-per-model", "3", "--tensor-parallel", "1", "--output",
-               place->output);
+    return RUN("profile", "--input", path, "--cluster", cluster, "--predict", "--layers-per-model", "3",
+               "--tensor-parallel", "1", "--output", place->output);
 }
 
 /* A cluster as large as the file says is planned for in its own time; here small ones are. */
@@ -129,8 +132,10 @@ static enum hapt_status use_cluster(const struct fuzz_place *place, const char *
     snprintf(model, sizeof model, "%s/model-gpt.h5", place->corpus);
     const bool loaded = hapt_cluster_load(path, arena, &cluster) == HAPT_OK;
     hapt_fail_reset();
-    if (!loaded || cluster->rank_count > 16 || fuzz_chance(place->random, 0.5)) return RUN("topology", "--cluster", path, "--json");
-    return RUN("profile", "--input", model, "--cluster", path, "--predict", "--layers-per-model", "2", "--output", place->output);
+    if (!loaded || cluster->rank_count > 16 || fuzz_chance(place->random, 0.5))
+        return RUN("topology", "--cluster", path, "--json");
+    return RUN("profile", "--input", model, "--cluster", path, "--predict", "--layers-per-model", "2", "--output",
+               place->output);
 }
 
 /* Which input of `hapt data` it is can only be guessed. */
@@ -177,11 +182,12 @@ static enum hapt_status resume_anew(const struct fuzz_place *place, const char *
     snprintf(profile, sizeof profile, "%s/profile-one.h5", place->corpus);
     snprintf(data, sizeof data, "%s/tokens-stream.h5", place->corpus);
     HAPT_TRY(make_run(place, path, NULL));
-    return RUN("--input", model, "--data", data, "--cluster", cluster, "--profile", profile, "--resume", "yes", "--replan", "--steps", "3",
-               "--microbatches", "2", "--threads", "1", "--output", place->run);
+    return RUN("--input", model, "--data", data, "--cluster", cluster, "--profile", profile, "--resume", "yes",
+               "--replan", "--steps", "3", "--microbatches", "2", "--threads", "1", "--output", place->run);
 }
 
-static enum hapt_status use(const struct fuzz_place *place, enum fuzz_kind kind, const char *path, struct hapt_arena *arena)
+static enum hapt_status use(const struct fuzz_place *place, enum fuzz_kind kind, const char *path,
+                            struct hapt_arena *arena)
 {
     char model[512], cluster[512];
     snprintf(model, sizeof model, "%s/model-gpt.h5", place->corpus);
@@ -201,8 +207,8 @@ static enum hapt_status use(const struct fuzz_place *place, enum fuzz_kind kind,
     case FUZZ_RAW: return use_raw(place, path, arena);
     case FUZZ_CLUSTER: return use_cluster(place, path, arena);
     case FUZZ_EFFICIENCY:
-        return RUN("profile", "--input", model, "--cluster", cluster, "--predict", "--layers-per-model", "2", "--efficiency", path, "--output",
-                   place->output);
+        return RUN("profile", "--input", model, "--cluster", cluster, "--predict", "--layers-per-model", "2",
+                   "--efficiency", path, "--output", place->output);
     case FUZZ_RUN: return use_report(place, path, arena);
     case FUZZ_KINDS: break;
     }
@@ -223,7 +229,8 @@ enum hapt_status fuzz_use(const struct fuzz_place *place, enum fuzz_kind kind, c
 /* The zoo's model with the shapes above: what weights and data are read for. */
 static enum hapt_status build_model(const char *family, struct hapt_arena *arena, struct hapt_model **model)
 {
-    const char *const gpt[] = {"hapt", "model", "gpt", GPT}, *const vit[] = {"hapt", "model", "vit", VIT}, *const tiny[] = {"hapt", "model", "gpt", TINY};
+    const char *const gpt[] = {"hapt", "model", "gpt", GPT}, *const vit[] = {"hapt", "model", "vit", VIT},
+                      *const tiny[] = {"hapt", "model", "gpt", TINY};
     const bool images = strcmp(family, "vit") == 0, is_tiny = strcmp(family, "tiny") == 0;
     const char *const *words = images ? vit : is_tiny ? tiny : gpt;
     const int count = (int)(images ? sizeof vit / sizeof *vit : sizeof gpt / sizeof *gpt);
@@ -256,16 +263,20 @@ static enum hapt_status content_of_output(const struct fuzz_place *place, enum h
     return status;
 }
 
-static enum hapt_status read_model(const struct fuzz_place *place, const char *path, struct hapt_arena *arena, uint64_t *content)
+static enum hapt_status read_model(const struct fuzz_place *place, const char *path, struct hapt_arena *arena,
+                                   uint64_t *content)
 {
     struct hapt_model *model;
     HAPT_TRY(hapt_model_load(path, arena, &model));
-    return content_of_output(place, hapt_model_save(model, model->has_parameters ? path : NULL, model->has_data ? path : NULL, place->output),
-                             content);
+    return content_of_output(
+        place,
+        hapt_model_save(model, model->has_parameters ? path : NULL, model->has_data ? path : NULL, place->output),
+        content);
 }
 
 /* By the reader of training, every row of every step. */
-static enum hapt_status read_rows(const struct fuzz_place *place, const struct hapt_model *model, const char *path, uint64_t *content)
+static enum hapt_status read_rows(const struct fuzz_place *place, const struct hapt_model *model, const char *path,
+                                  uint64_t *content)
 {
     static float value[ROWS * 3 * 8 * 8];
     static int32_t target[ROWS * 8];
@@ -285,7 +296,8 @@ static enum hapt_status read_rows(const struct fuzz_place *place, const struct h
     return HAPT_OK;
 }
 
-static enum hapt_status read_data(const struct fuzz_place *place, const char *family, const char *path, uint64_t *content)
+static enum hapt_status read_data(const struct fuzz_place *place, const char *family, const char *path,
+                                  uint64_t *content)
 {
     struct hapt_model *model;
     uint64_t rows = 0;
@@ -303,7 +315,8 @@ static enum hapt_status read_weights(const struct fuzz_place *place, const char 
     return content_of_output(place, hapt_model_save(model, path, NULL, place->output), content);
 }
 
-static enum hapt_status read_cluster(const struct fuzz_place *place, const char *path, struct hapt_arena *arena, uint64_t *content)
+static enum hapt_status read_cluster(const struct fuzz_place *place, const char *path, struct hapt_arena *arena,
+                                     uint64_t *content)
 {
     struct hapt_cluster *cluster, *again;
     struct hapt_h5 *file;
@@ -323,19 +336,23 @@ static enum hapt_status read_report(const char *path, struct hapt_arena *arena, 
 {
     struct hapt_report *report;
     HAPT_TRY(hapt_report_load(path, arena, &report));
-    const double figures[] = {(double)report->steps, (double)report->first_step, report->first_loss, report->last_loss, report->mean_loss,
-                              report->step_s, report->predicted_step_s, report->items_per_s, report->flops_per_item};
+    const double figures[] = {(double)report->steps,    (double)report->first_step, report->first_loss,
+                              report->last_loss,        report->mean_loss,          report->step_s,
+                              report->predicted_step_s, report->items_per_s,        report->flops_per_item};
     *content = hapt_hash(1, figures, sizeof figures);
     *content = hapt_hash(*content, report->stage, (size_t)report->plan->stage_count * sizeof *report->stage);
     *content = hapt_hash(*content, report->checkpoint, strlen(report->checkpoint));
     *content = hapt_hash(*content, report->item, strlen(report->item));
     if (report->loss) *content = hapt_hash(*content, report->loss, (size_t)report->steps * sizeof *report->loss);
-    if (report->rank_count > 0) *content = hapt_hash(*content, report->environment, (size_t)report->rank_count * sizeof *report->environment);
-    for (int w = 0; w < report->warning_count; w++) *content = hapt_hash(*content, report->warning[w].text, strlen(report->warning[w].text));
+    if (report->rank_count > 0)
+        *content = hapt_hash(*content, report->environment, (size_t)report->rank_count * sizeof *report->environment);
+    for (int w = 0; w < report->warning_count; w++)
+        *content = hapt_hash(*content, report->warning[w].text, strlen(report->warning[w].text));
     return HAPT_OK;
 }
 
-static enum hapt_status read_state(const struct hapt_checkpoint *checkpoint, int64_t p, int64_t elements, uint64_t *content)
+static enum hapt_status read_state(const struct hapt_checkpoint *checkpoint, int64_t p, int64_t elements,
+                                   uint64_t *content)
 {
     float *value = calloc((size_t)elements + 1, sizeof *value);
     enum hapt_status status = value ? HAPT_OK : HAPT_ERR_MEMORY;
@@ -347,7 +364,8 @@ static enum hapt_status read_state(const struct hapt_checkpoint *checkpoint, int
     return status;
 }
 
-static enum hapt_status read_states(const struct hapt_checkpoint *checkpoint, const struct hapt_model *model, uint64_t *content)
+static enum hapt_status read_states(const struct hapt_checkpoint *checkpoint, const struct hapt_model *model,
+                                    uint64_t *content)
 {
     for (int64_t p = 0; p < checkpoint->parameter_count; p++) {
         const int t = hapt_graph_find_tensor(model->graph, checkpoint->parameter[p]);
@@ -357,8 +375,8 @@ static enum hapt_status read_states(const struct hapt_checkpoint *checkpoint, co
 }
 
 /* Weights and states, options, history and plan. */
-static enum hapt_status read_checkpoint(const struct fuzz_place *place, const char *family, const char *path, struct hapt_arena *arena,
-                                        uint64_t *content)
+static enum hapt_status read_checkpoint(const struct fuzz_place *place, const char *family, const char *path,
+                                        struct hapt_arena *arena, uint64_t *content)
 {
     struct hapt_checkpoint *checkpoint;
     struct hapt_model *model;
@@ -369,7 +387,8 @@ static enum hapt_status read_checkpoint(const struct fuzz_place *place, const ch
     const struct hapt_history *history = &checkpoint->history;
     const double *const curve[] = {history->loss, history->gradient_norm, history->learning_rate, history->time_s};
     *content = hapt_hash(*content, &checkpoint->step, sizeof checkpoint->step);
-    for (int k = 0; k < 4 && history->count > 0; k++) *content = hapt_hash(*content, curve[k], (size_t)history->count * sizeof(double));
+    for (int k = 0; k < 4 && history->count > 0; k++)
+        *content = hapt_hash(*content, curve[k], (size_t)history->count * sizeof(double));
     for (int64_t i = 0; i < checkpoint->option_count; i++) {
         *content = hapt_hash(*content, checkpoint->option[i], strlen(checkpoint->option[i]));
         *content = hapt_hash(*content, checkpoint->value[i], strlen(checkpoint->value[i]));
@@ -377,7 +396,8 @@ static enum hapt_status read_checkpoint(const struct fuzz_place *place, const ch
     return read_states(checkpoint, model, content);
 }
 
-static enum hapt_status resume(const struct fuzz_place *place, const char *path, struct hapt_arena *arena, uint64_t *weights, bool *fell_back)
+static enum hapt_status resume(const struct fuzz_place *place, const char *path, struct hapt_arena *arena,
+                               uint64_t *weights, bool *fell_back)
 {
     char model[512], cluster[512];
     struct hapt_checkpoint *checkpoint;
@@ -389,7 +409,8 @@ static enum hapt_status resume(const struct fuzz_place *place, const char *path,
     hapt_fail_reset();
     *fell_back = found && strstr(checkpoint->path, "step-00000001");
     if (found && !is_short(checkpoint->plan)) return RUN("export", "--checkpoint", path, "--output", place->output);
-    HAPT_TRY(RUN("train", "--input", model, "--cluster", cluster, "--resume", "yes", "--steps", "3", "--threads", "1", "--output", place->run));
+    HAPT_TRY(RUN("train", "--input", model, "--cluster", cluster, "--resume", "yes", "--steps", "3", "--threads", "1",
+                 "--output", place->run));
     HAPT_TRY(known_model("tiny", &tiny));
     HAPT_TRY(hapt_checkpoint_find(place->env, place->run, arena, &checkpoint));
     *weights = hapt_hash(1, &checkpoint->step, sizeof checkpoint->step);
@@ -407,13 +428,14 @@ enum hapt_status fuzz_resume(const struct fuzz_place *place, const char *path, u
     return status;
 }
 
-static enum hapt_status read_raw(const struct fuzz_place *place, const char *path, struct hapt_arena *arena, uint64_t *content)
+static enum hapt_status read_raw(const struct fuzz_place *place, const char *path, struct hapt_arena *arena,
+                                 uint64_t *content)
 {
     return content_of_output(place, RUN("data", path, "--output", place->output), content);
 }
 
-static enum hapt_status read_kind(const struct fuzz_place *place, enum fuzz_kind kind, const char *path, struct hapt_arena *arena,
-                                  uint64_t *content)
+static enum hapt_status read_kind(const struct fuzz_place *place, enum fuzz_kind kind, const char *path,
+                                  struct hapt_arena *arena, uint64_t *content)
 {
     struct hapt_profile *profile;
     struct hapt_plan *plan;

@@ -1,4 +1,5 @@
-/* Mutations of HDF5 files by the HDF5 library: tables and attributes get other values, shapes, types and ways of storage. */
+/* Mutations of HDF5 files by the HDF5 library: tables and attributes get other values, shapes, types and ways of
+ * storage. */
 #include <hdf5.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -37,7 +38,9 @@ static hid_t memory_type(enum form form)
 static bool read_variable(hid_t id, hid_t type, bool attribute, struct table *table)
 {
     char **text = calloc((size_t)table->count + 1, sizeof *text);
-    const herr_t done = !text ? -1 : attribute ? H5Aread(id, type, text) : H5Dread(id, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, text);
+    const herr_t done = !text       ? -1
+                        : attribute ? H5Aread(id, type, text)
+                                    : H5Dread(id, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, text);
     for (int64_t i = 0; done >= 0 && i < table->count; i++) {
         snprintf((char *)table->data + i * TEXT_BYTES, TEXT_BYTES, "%s", text[i] ? text[i] : "");
         H5free_memory(text[i]);
@@ -48,19 +51,22 @@ static bool read_variable(hid_t id, hid_t type, bool attribute, struct table *ta
 
 static bool read_table(hid_t id, bool attribute, struct table *table)
 {
-    const hid_t type = attribute ? H5Aget_type(id) : H5Dget_type(id), space = attribute ? H5Aget_space(id) : H5Dget_space(id);
+    const hid_t type = attribute ? H5Aget_type(id) : H5Dget_type(id),
+                space = attribute ? H5Aget_space(id) : H5Dget_space(id);
     const H5T_class_t class = H5Tget_class(type);
     *table = (struct table){.form = class == H5T_STRING ? TEXTS : class == H5T_FLOAT ? REALS : INTEGERS};
     table->dims = H5Sget_simple_extent_dims(space, table->shape, NULL);
     table->count = H5Sget_simple_extent_npoints(space);
-    bool good = (class == H5T_STRING || class == H5T_FLOAT || class == H5T_INTEGER) && table->dims >= 0 && table->count >= 0 &&
-                table->count <= MOST_ELEMENTS && (table->data = calloc((size_t)table->count + 1, element_bytes(table->form)));
+    bool good = (class == H5T_STRING || class == H5T_FLOAT || class == H5T_INTEGER) && table->dims >= 0 &&
+                table->count >= 0 && table->count <= MOST_ELEMENTS &&
+                (table->data = calloc((size_t)table->count + 1, element_bytes(table->form)));
     if (good && H5Tis_variable_str(type) > 0) {
         good = read_variable(id, type, attribute, table);
     } else if (good && table->count > 0) {
         const hid_t memory = memory_type(table->form);
         if (table->form == TEXTS) H5Tset_cset(memory, H5Tget_cset(type));
-        good = (attribute ? H5Aread(id, memory, table->data) : H5Dread(id, memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, table->data)) >= 0;
+        good = (attribute ? H5Aread(id, memory, table->data)
+                          : H5Dread(id, memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, table->data)) >= 0;
         H5Tclose(memory);
     }
     H5Sclose(space);
@@ -78,18 +84,22 @@ struct style {
 
 static hid_t stored_type(uint64_t *random, const struct style *style, const struct table *table)
 {
-    const hid_t integers[] = {H5T_STD_I64LE, H5T_STD_I32LE, H5T_STD_U8LE, H5T_STD_I8LE, H5T_STD_U16BE, H5T_STD_I32BE, H5T_STD_U64LE,
-                              H5T_IEEE_F64LE, H5T_IEEE_F32LE, H5T_STD_B32LE},
-                reals[] = {H5T_IEEE_F64LE, H5T_IEEE_F32LE, H5T_IEEE_F64BE, H5T_NATIVE_LDOUBLE, H5T_STD_I32LE, H5T_STD_U8LE, H5T_STD_I64BE};
-    if (table->form == INTEGERS) return H5Tcopy(integers[style->plain || fuzz_chance(random, 0.5) ? 0 : fuzz_below(random, 10)]);
-    if (table->form == REALS) return H5Tcopy(reals[style->plain || fuzz_chance(random, 0.5) ? 0 : fuzz_below(random, 7)]);
+    const hid_t integers[] = {H5T_STD_I64LE, H5T_STD_I32LE, H5T_STD_U8LE,   H5T_STD_I8LE,   H5T_STD_U16BE,
+                              H5T_STD_I32BE, H5T_STD_U64LE, H5T_IEEE_F64LE, H5T_IEEE_F32LE, H5T_STD_B32LE},
+                reals[] = {H5T_IEEE_F64LE, H5T_IEEE_F32LE, H5T_IEEE_F64BE, H5T_NATIVE_LDOUBLE,
+                           H5T_STD_I32LE,  H5T_STD_U8LE,   H5T_STD_I64BE};
+    if (table->form == INTEGERS)
+        return H5Tcopy(integers[style->plain || fuzz_chance(random, 0.5) ? 0 : fuzz_below(random, 10)]);
+    if (table->form == REALS)
+        return H5Tcopy(reals[style->plain || fuzz_chance(random, 0.5) ? 0 : fuzz_below(random, 7)]);
     const hid_t type = H5Tcopy(H5T_C_S1);
     size_t longest = 1;
     for (int64_t i = 0; i < table->count; i++) {
         const size_t length = strlen((char *)table->data + i * TEXT_BYTES);
         longest = length > longest ? length : longest;
     }
-    H5Tset_size(type, style->plain || fuzz_chance(random, 0.3) ? H5T_VARIABLE : longest + (size_t)fuzz_below(random, 3));
+    H5Tset_size(type,
+                style->plain || fuzz_chance(random, 0.3) ? H5T_VARIABLE : longest + (size_t)fuzz_below(random, 3));
     if (!style->plain) H5Tset_strpad(type, (H5T_str_t)fuzz_below(random, 3));
     if (fuzz_chance(random, 0.5)) H5Tset_cset(type, H5T_CSET_UTF8);
     return type;
@@ -106,7 +116,8 @@ static hid_t stored_layout(uint64_t *random, const struct style *style, struct t
         table->count = -1;
     }
     for (int d = 0; d < table->dims; d++) {
-        chunk[d] = table->shape[d] > 0 && fuzz_chance(random, 0.7) ? table->shape[d] : 1 + (hsize_t)fuzz_below(random, 9);
+        chunk[d] =
+            table->shape[d] > 0 && fuzz_chance(random, 0.7) ? table->shape[d] : 1 + (hsize_t)fuzz_below(random, 9);
         if (chunk[d] > 1 << 16) chunk[d] = 1 << fuzz_below(random, 17);
         if (fuzz_chance(random, 0.03)) chunk[d] = 1 << fuzz_below(random, 31);
     }
@@ -147,7 +158,8 @@ static void write_elements(hid_t id, hid_t type, bool attribute, const struct ta
     free(text);
 }
 
-static void store_dataset(uint64_t *random, const struct style *style, hid_t file, const char *path, struct table *table)
+static void store_dataset(uint64_t *random, const struct style *style, hid_t file, const char *path,
+                          struct table *table)
 {
     const hid_t type = stored_type(random, style, table), layout = stored_layout(random, style, table);
     const hid_t space = table->dims == 0 ? H5Screate(H5S_SCALAR) : H5Screate_simple(table->dims, table->shape, NULL);
@@ -165,7 +177,8 @@ static void store_dataset(uint64_t *random, const struct style *style, hid_t fil
     H5Tclose(type);
 }
 
-static void store_attribute(uint64_t *random, const struct style *style, hid_t object, const char *name, const struct table *table)
+static void store_attribute(uint64_t *random, const struct style *style, hid_t object, const char *name,
+                            const struct table *table)
 {
     const hid_t type = stored_type(random, style, table);
     const hid_t space = table->dims == 0 ? H5Screate(H5S_SCALAR) : H5Screate_simple(table->dims, table->shape, NULL);
@@ -216,10 +229,18 @@ static void reshape(uint64_t *random, struct table *table)
     const int at = fuzz_below(random, dims);
     switch (fuzz_below(random, 6)) {
     case 0: dims = fuzz_below(random, 8); break;
-    case 1: if (dims > 0) shape[at]++; break;
-    case 2: if (dims > 0 && shape[at] > 0) shape[at]--; break;
-    case 3: if (dims > 0) shape[at] *= 2; break;
-    case 4: if (dims > 0) shape[at] = 0; break;
+    case 1:
+        if (dims > 0) shape[at]++;
+        break;
+    case 2:
+        if (dims > 0 && shape[at] > 0) shape[at]--;
+        break;
+    case 3:
+        if (dims > 0) shape[at] *= 2;
+        break;
+    case 4:
+        if (dims > 0) shape[at] = 0;
+        break;
     default:
         if (dims > 1) {
             const int other = fuzz_below(random, dims);
@@ -304,9 +325,10 @@ static void change_attribute(uint64_t *random, hid_t file, const struct entry *e
     char name[PATH_CHARS] = "";
     struct table table;
     const hid_t object = H5Oopen(file, entry->path, H5P_DEFAULT);
-    const hid_t id = object < 0 ? -1
-                                : H5Aopen_by_idx(object, ".", H5_INDEX_NAME, H5_ITER_INC, (hsize_t)fuzz_below(random, entry->attributes),
-                                                 H5P_DEFAULT, H5P_DEFAULT);
+    const hid_t id = object < 0
+                         ? -1
+                         : H5Aopen_by_idx(object, ".", H5_INDEX_NAME, H5_ITER_INC,
+                                          (hsize_t)fuzz_below(random, entry->attributes), H5P_DEFAULT, H5P_DEFAULT);
     const bool read = id >= 0 && H5Aget_name(id, sizeof name, name) > 0 && read_table(id, true, &table);
     if (id >= 0) H5Aclose(id);
     if (read && fuzz_chance(random, 0.1)) {
@@ -444,7 +466,8 @@ bool fuzz_foreign(const char *from_path, const char *to_path)
 
 bool fuzz_put(const char *path, const char *dataset, int64_t count, const int64_t *value)
 {
-    const hid_t file = H5Fopen(path, H5F_ACC_RDWR, H5P_DEFAULT), id = file < 0 ? -1 : H5Dopen2(file, dataset, H5P_DEFAULT);
+    const hid_t file = H5Fopen(path, H5F_ACC_RDWR, H5P_DEFAULT),
+                id = file < 0 ? -1 : H5Dopen2(file, dataset, H5P_DEFAULT);
     const hid_t space = id < 0 ? -1 : H5Dget_space(id);
     const bool fits = space >= 0 && H5Sget_simple_extent_npoints(space) == count;
     const bool done = fits && H5Dwrite(id, H5T_NATIVE_INT64, H5S_ALL, H5S_ALL, H5P_DEFAULT, value) >= 0;

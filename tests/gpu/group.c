@@ -1,7 +1,7 @@
 /*
- * Groups of devices (NCCL) with one rank: create, split, sums, gathering, blocks to itself, abort, end; then a group whose other rank never
- * comes, which must be left within a limit. Each step is told before it begins, so that the last line names the one that hangs. Ends with 77
- * where the build has no NCCL.
+ * Groups of devices (NCCL) with one rank: create, split, sums, gathering, blocks to itself, abort, end; then a group
+ * whose other rank never comes, which must be left within a limit. Each step is told before it begins, so that the last
+ * line names the one that hangs. Ends with 77 where the build has no NCCL.
  */
 #include <dlfcn.h>
 
@@ -74,9 +74,11 @@ static void moves(struct hapt_group *group)
 {
     const size_t words[] = {0, WORDS}, bytes[] = {0, WORDS * sizeof(float)};
     begin("all-reduce"), put(from, 1), put(to, 0);
-    if (ends(group, groups->all_reduce(group, queue, false, HAPT_F32, from, to, WORDS))) expect(to, 1, "all-reduce"), done();
+    if (ends(group, groups->all_reduce(group, queue, false, HAPT_F32, from, to, WORDS)))
+        expect(to, 1, "all-reduce"), done();
     begin("reduce-scatter"), put(from, 2), put(to, 0);
-    if (ends(group, groups->reduce_scatter(group, queue, HAPT_F32, words, from, to))) expect(to, 2, "reduce-scatter"), done();
+    if (ends(group, groups->reduce_scatter(group, queue, HAPT_F32, words, from, to)))
+        expect(to, 2, "reduce-scatter"), done();
     begin("all-gather"), put(from, 3), put(to, 0);
     if (ends(group, groups->all_gather(group, queue, bytes, from, to))) expect(to, 3, "all-gather"), done();
     begin("all-to-all"), put(from, 4), put(to, 0);
@@ -87,7 +89,9 @@ static void moves(struct hapt_group *group)
 static void to_itself(struct hapt_group *group)
 {
     const struct hapt_library *file = NULL;
-    for (int l = 0; backend->library && (file = backend->library(l)) && !(file->path && strstr(file->name, "nccl")); l++) continue;
+    for (int l = 0; backend->library && (file = backend->library(l)) && !(file->path && strstr(file->name, "nccl"));
+         l++)
+        continue;
     void *library = file ? dlopen(file->path, RTLD_NOW | RTLD_NOLOAD) : NULL, *start = NULL, *end = NULL;
     int (*group_start)(void), (*group_end)(void);
     if (library) start = dlsym(library, "ncclGroupStart"), end = dlsym(library, "ncclGroupEnd");

@@ -1,11 +1,10 @@
 /*
- * Runs operators one at a time on a device (HAPT_TEST_BACKEND, cuda by default): operands come from files and go to files, so that another
- * program can compare them. Each line of the standard input is a call:
- *     attention bf16 integer 8 1 input qkv.bin bf16 1 1024 1536 output out.bin bf16 1 1024 512 output lse.bin fp32 1 8 1024
- * with the words of the operator table; `real` and numbers behind it as `integer`. A file is the dense tensor, row-major. Prints a line a call:
- *     attention 0.000123
- * the seconds of a run by the device's clock, or by the host's where the device has none: the least of some rounds of RUNS runs, the only
- * argument (0: the first run is the only one).
+ * Runs operators one at a time on a device (HAPT_TEST_BACKEND, cuda by default): operands come from files and go to
+ * files, so that another program can compare them. Each line of the standard input is a call: attention bf16 integer 8
+ * 1 input qkv.bin bf16 1 1024 1536 output out.bin bf16 1 1024 512 output lse.bin fp32 1 8 1024 with the words of the
+ * operator table; `real` and numbers behind it as `integer`. A file is the dense tensor, row-major. Prints a line a
+ * call: attention 0.000123 the seconds of a run by the device's clock, or by the host's where the device has none: the
+ * least of some rounds of RUNS runs, the only argument (0: the first run is the only one).
  */
 #include <errno.h>
 
@@ -43,7 +42,8 @@ static void finish(const char *what)
 static void from_file(const struct operand *operand, void *host, void *to)
 {
     FILE *file = fopen(operand->path, "rb");
-    if (!file || fread(host, 1, operand->bytes, file) != operand->bytes) stop(operand->path, file ? "it is too short" : strerror(errno));
+    if (!file || fread(host, 1, operand->bytes, file) != operand->bytes)
+        stop(operand->path, file ? "it is too short" : strerror(errno));
     fclose(file);
     must(backend->copy(queue, to, host, operand->bytes), operand->path);
     finish(operand->path);
@@ -54,7 +54,8 @@ static void to_file(const struct operand *operand, void *host, const void *from)
     must(backend->copy(queue, host, from, operand->bytes), operand->path);
     finish(operand->path);
     FILE *file = fopen(operand->path, "wb");
-    if (!file || fwrite(host, 1, operand->bytes, file) != operand->bytes || fclose(file) != 0) stop(operand->path, strerror(errno));
+    if (!file || fwrite(host, 1, operand->bytes, file) != operand->bytes || fclose(file) != 0)
+        stop(operand->path, strerror(errno));
 }
 
 /* FILE TYPE SHAPE...: returns the number of words. */
@@ -79,7 +80,8 @@ static int parse_numbers(char *const *word, int words, int64_t *integer, double 
     return used;
 }
 
-static void parse_call(char *const *word, int words, struct hapt_call *call, struct operand *input, struct operand *output)
+static void parse_call(char *const *word, int words, struct hapt_call *call, struct operand *input,
+                       struct operand *output)
 {
     for (int w = 0; w < words;) {
         const char *key = word[w++];
@@ -88,9 +90,11 @@ static void parse_call(char *const *word, int words, struct hapt_call *call, str
         else if (strcmp(key, "real") == 0)
             w += parse_numbers(word + w, words - w, NULL, call->real);
         else if (strcmp(key, "input") == 0 && call->input_count < HAPT_MAX_INPUTS)
-            w += parse_operand(word + w, words - w, &input[call->input_count], &call->input[call->input_count]), call->input_count++;
+            w += parse_operand(word + w, words - w, &input[call->input_count], &call->input[call->input_count]),
+                call->input_count++;
         else if (strcmp(key, "output") == 0 && call->output_count < HAPT_MAX_OUTPUTS)
-            w += parse_operand(word + w, words - w, &output[call->output_count], &call->output[call->output_count]), call->output_count++;
+            w += parse_operand(word + w, words - w, &output[call->output_count], &call->output[call->output_count]),
+                call->output_count++;
         else
             stop("no such word", key);
     }

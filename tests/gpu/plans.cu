@@ -1,7 +1,7 @@
 /*
- * The plug-in's recipe for convolutions on the real cuDNN, where no GPU is: from 9.8 on it ranks engines and makes plans for a device that is
- * described. Every convolution of usual models must get a plan within the workspace that the plug-in asks for. Ends with 77 where there is no
- * such library, or another form of description: it is not documented.
+ * The plug-in's recipe for convolutions on the real cuDNN, where no GPU is: from 9.8 on it ranks engines and makes
+ * plans for a device that is described. Every convolution of usual models must get a plan within the workspace that the
+ * plug-in asks for. Ends with 77 where there is no such library, or another form of description: it is not documented.
  */
 #include "../../src/device/cuda/convolution.cu"
 #include "../../src/device/cuda/cudnn.cu"
@@ -36,28 +36,34 @@ enum hapt_status cuda_check(cudaError_t, const char *)
 }
 
 /* The device instead of a handle, which needs one. */
-static cudnnStatus_t set_for_device(cudnnBackendDescriptor_t to, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count,
-                                    const void *value)
+static cudnnStatus_t set_for_device(cudnnBackendDescriptor_t to, cudnnBackendAttributeName_t name,
+                                    cudnnBackendAttributeType_t type, int64_t count, const void *value)
 {
     if (name == CUDNN_ATTR_OPERATIONGRAPH_HANDLE) return CUDNN_STATUS_SUCCESS;
     if (name == CUDNN_ATTR_EXECUTION_PLAN_HANDLE)
         return set_attribute(to, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &device);
-    if (name == CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH) set_attribute(to, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &device);
+    if (name == CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH)
+        set_attribute(to, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &device);
     return set_attribute(to, name, type, count, value);
 }
 
 static bool describe_device(const char *name, int capability, int processors, int shared_bytes, int cache_bytes)
 {
     static const char form[] =
-        "{\"deviceName\":\"%s\",\"deviceVer\":%d,\"multiProcessorCount\":%d,\"maxSharedMemoryPerBlockOptin\":%d,\"l2CacheSize\":%d,"
-        "\"driverVer\":13000,\"cudaDeviceId\":0,\"pciDeviceId\":0,\"maxGridSize\":[2147483647,65535,65535],\"maxBlockSize\":[1024,1024,64],"
-        "\"regsPerBlock\":65536,\"maxRegistersPerSM\":65536,\"smClockRateKHz\":1500000,\"memClockRateKHz\":1500000,\"warpSize\":32,"
-        "\"maxSharedMemoryPerBlock\":49152,\"reservedSharedMemoryPerBlock\":1024,\"maxCtasPerSM\":32,\"maxThreadsPerBlock\":1024,"
+        "{\"deviceName\":\"%s\",\"deviceVer\":%d,\"multiProcessorCount\":%d,\"maxSharedMemoryPerBlockOptin\":%d,"
+        "\"l2CacheSize\":%d,"
+        "\"driverVer\":13000,\"cudaDeviceId\":0,\"pciDeviceId\":0,\"maxGridSize\":[2147483647,65535,65535],"
+        "\"maxBlockSize\":[1024,1024,64],"
+        "\"regsPerBlock\":65536,\"maxRegistersPerSM\":65536,\"smClockRateKHz\":1500000,\"memClockRateKHz\":1500000,"
+        "\"warpSize\":32,"
+        "\"maxSharedMemoryPerBlock\":49152,\"reservedSharedMemoryPerBlock\":1024,\"maxCtasPerSM\":32,"
+        "\"maxThreadsPerBlock\":1024,"
         "\"maxThreadsPerSM\":2048,\"isTccDriver\":0,\"supportCoopLaunch\":1,\"totalGlobalMem\":42949672960}";
     char text[1024];
     const int length = snprintf(text, sizeof text, form, name, capability, processors, shared_bytes, cache_bytes);
     return cudnn.BackendCreateDescriptor(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, &device) == CUDNN_STATUS_SUCCESS &&
-           set_attribute(device, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, length + 1, text) == CUDNN_STATUS_SUCCESS &&
+           set_attribute(device, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, length + 1, text) ==
+               CUDNN_STATUS_SUCCESS &&
            cudnn.BackendFinalize(device) == CUDNN_STATUS_SUCCESS;
 }
 
@@ -69,35 +75,41 @@ static bool has_plan(const struct layer &of, enum convolution_result result, enu
 {
     const int64_t places = (of.size + 2 * of.padding - of.kernel) / of.stride + 1;
     const enum hapt_dtype filter = result == RESULT_DW ? HAPT_F32 : dtype;
-    struct hapt_view x = {NULL, dtype, 4, {of.rows, of.in, of.size, of.size}}, y = {NULL, dtype, 4, {of.rows, of.out, places, places}};
+    struct hapt_view x = {NULL, dtype, 4, {of.rows, of.in, of.size, of.size}},
+                     y = {NULL, dtype, 4, {of.rows, of.out, places, places}};
     struct hapt_view w = {NULL, filter, 4, {of.out, of.in, of.kernel, of.kernel}};
     if (result != RESULT_DW) x.shape[0] = y.shape[0] = rows_at_once(&x, &w, &y);
-    const struct cudnn_convolution what = {result, &x, &w, &y, of.stride, of.padding, accumulate, cudnn_workspace(&x, &w, &y, x.shape[0])};
+    const struct cudnn_convolution what = {result,    &x,         &w,         &y,
+                                           of.stride, of.padding, accumulate, cudnn_workspace(&x, &w, &y, x.shape[0])};
     const struct shape shape = shape_of(&what);
     return plan_of(&shape) != NULL;
 }
 
 int main(void)
 {
-    static const struct layer layers[] = {{32, 3, 224, 64, 7, 2, 3},  {32, 64, 56, 64, 3, 1, 1},  {32, 64, 56, 256, 1, 1, 0}, {32, 256, 56, 512, 1, 2, 0},
-                                          {32, 128, 56, 128, 3, 2, 1}, {32, 512, 7, 512, 3, 1, 1}, {16, 3, 224, 64, 3, 1, 1},  {16, 64, 224, 64, 3, 1, 1},
-                                          {8, 3, 32, 16, 3, 1, 1},     {2, 17, 5, 16, 3, 2, 1},    {1, 1, 1, 1, 1, 1, 0}};
+    static const struct layer layers[] = {
+        {32, 3, 224, 64, 7, 2, 3},   {32, 64, 56, 64, 3, 1, 1},   {32, 64, 56, 256, 1, 1, 0},
+        {32, 256, 56, 512, 1, 2, 0}, {32, 128, 56, 128, 3, 2, 1}, {32, 512, 7, 512, 3, 1, 1},
+        {16, 3, 224, 64, 3, 1, 1},   {16, 64, 224, 64, 3, 1, 1},  {8, 3, 32, 16, 3, 1, 1},
+        {2, 17, 5, 16, 3, 2, 1},     {1, 1, 1, 1, 1, 1, 0}};
     static const enum hapt_dtype dtypes[] = {HAPT_F32, HAPT_BF16, HAPT_F16};
     int checks = 0, failures = 0;
     if (!load()) return puts("no cuDNN 9"), 77;
     set_attribute = cudnn.BackendSetAttribute;
     cudnn.BackendSetAttribute = set_for_device;
-    if (cudnn.GetVersion() < 90800 || !describe_device("NVIDIA H100 80GB HBM3", 900, 132, 232448, 52428800)) return puts("no device can be described"), 77;
+    if (cudnn.GetVersion() < 90800 || !describe_device("NVIDIA H100 80GB HBM3", 900, 132, 232448, 52428800))
+        return puts("no device can be described"), 77;
     for (const struct layer &of : layers)
         for (int c = 0; c < 18; c++) {
             const enum hapt_dtype dtype = dtypes[c % 3];
             const enum convolution_result result = (enum convolution_result)(c / 3 % 3);
-            if (result == RESULT_DW && dtype != HAPT_F32) continue; /* cuDNN has none: it sums filters in the type of the operands */
+            if (result == RESULT_DW && dtype != HAPT_F32)
+                continue; /* cuDNN has none: it sums filters in the type of the operands */
             checks++;
             if (has_plan(of, result, dtype, c / 9)) continue;
             failures++;
-            printf("no plan: %lld channels of %lld x %lld, result %d, type %d, accumulate %d\n", (long long)of.in, (long long)of.size, (long long)of.size,
-                   result, dtype, c / 9);
+            printf("no plan: %lld channels of %lld x %lld, result %d, type %d, accumulate %d\n", (long long)of.in,
+                   (long long)of.size, (long long)of.size, result, dtype, c / 9);
         }
     printf("%s: %d checks, %d failed\n", cudnn_library(), checks, failures);
     return failures > 0;

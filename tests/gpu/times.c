@@ -1,6 +1,7 @@
 /*
- * Times each kind of operator in a training step of a model, by the device's clock: `times gpt --layers 12 ...` (options of hapt model). Prints
- * a line each: operator, calls of a microbatch, milliseconds of a microbatch; then the update of a step. The least of some rounds counts.
+ * Times each kind of operator in a training step of a model, by the device's clock: `times gpt --layers 12 ...`
+ * (options of hapt model). Prints a line each: operator, calls of a microbatch, milliseconds of a microbatch; then the
+ * update of a step. The least of some rounds counts.
  */
 #include "hapt/device.h"
 #include "hapt/engine.h"
@@ -56,8 +57,14 @@ static double time_update(struct hapt_engine *engine, const struct hapt_engine_o
 {
     double least_s = INFINITY;
     for (int round = 0; round < ROUNDS; round++) {
-        const struct hapt_update update = {.optimizer = HAPT_OPTIMIZER_ADAMW, .learning_rate = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8,
-                                           .weight_decay = 0.1, .gradient_scale = 1, .step = round + 1};
+        const struct hapt_update update = {.optimizer = HAPT_OPTIMIZER_ADAMW,
+                                           .learning_rate = 1e-4,
+                                           .beta1 = 0.9,
+                                           .beta2 = 0.95,
+                                           .epsilon = 1e-8,
+                                           .weight_decay = 0.1,
+                                           .gradient_scale = 1,
+                                           .step = round + 1};
         struct hapt_queue *queue = options->backend->queue(options->device, HAPT_QUEUE_COMPUTE);
         const double start_s = hapt_time_s();
         must(hapt_engine_update(engine, &update), "the update");
@@ -71,12 +78,14 @@ static double time_update(struct hapt_engine *engine, const struct hapt_engine_o
 static void time_model(const struct hapt_model *model, struct hapt_arena *arena)
 {
     const char *name = getenv("HAPT_TEST_BACKEND"), *reason = "";
-    struct hapt_engine_options options = {.backend = hapt_backend_find(name ? name : "cuda"), .threads = 1, .state_count = 2, .slots = 1};
+    struct hapt_engine_options options = {
+        .backend = hapt_backend_find(name ? name : "cuda"), .threads = 1, .state_count = 2, .slots = 1};
     struct hapt_program *program;
     struct hapt_engine *engine;
     if (!options.backend || options.backend->device_count(&reason) == 0) exit((printf("no device: %s\n", reason), 77));
     must(options.backend->open(0, 1, 0, &options.device), "the device");
-    must(hapt_program_data_parallel(model->graph, 0, model->graph->forward_count, 1, 1, arena, &program), "the program");
+    must(hapt_program_data_parallel(model->graph, 0, model->graph->forward_count, 1, 1, arena, &program),
+         "the program");
     must(hapt_engine_create(program, &options, &engine), "the engine");
     must(hapt_engine_warm_up(engine), "the first run of every kernel");
     must(hapt_engine_begin_step(engine), "a step");

@@ -176,24 +176,12 @@ static void spoil(int damage, const char *path)
     const char *manifest = hapt_arena_printf(&arena, "%s/manifest.h5", path);
     uint64_t random = (uint64_t)damage;
     switch (damage) {
-    case FLIP_SHARD:
-        flip(shard, 2500);
-        break;
-    case TRUNCATE_SHARD:
-        CHECK(truncate(shard, 1000) == 0);
-        break;
-    case NO_SHARD:
-        CHECK(unlink(shard) == 0);
-        break;
-    case NO_MANIFEST:
-        CHECK(unlink(manifest) == 0);
-        break;
-    case TRUNCATE_MANIFEST:
-        CHECK(truncate(manifest, 700) == 0);
-        break;
-    default:
-        flip(manifest, (long)(hapt_random_next(&random) >> 20));
-        break;
+    case FLIP_SHARD: flip(shard, 2500); break;
+    case TRUNCATE_SHARD: CHECK(truncate(shard, 1000) == 0); break;
+    case NO_SHARD: CHECK(unlink(shard) == 0); break;
+    case NO_MANIFEST: CHECK(unlink(manifest) == 0); break;
+    case TRUNCATE_MANIFEST: CHECK(truncate(manifest, 700) == 0); break;
+    default: flip(manifest, (long)(hapt_random_next(&random) >> 20)); break;
     }
 }
 
@@ -252,10 +240,12 @@ static void full_disk(void)
     CHECK_OK(save(folder, 2, 1, &path));
     CHECK_OK(hapt_checkpoint_find(&test_env, folder, &arena, &checkpoint));
     if (checkpoint) check_content(checkpoint, 2);
-    /* The best one stays beside the newest, whose loss nobody knows yet: the first, then the second, since the loss falls. */
+    /* The best one stays beside the newest, whose loss nobody knows yet: the first, then the second, since the loss
+     * falls. */
     CHECK(there(hapt_arena_printf(&arena, "%s/step-00000001", folder)));
     CHECK_OK(save(folder, 3, 1, &path));
-    CHECK(there(hapt_arena_printf(&arena, "%s/step-00000002", folder)) && !there(hapt_arena_printf(&arena, "%s/step-00000001", folder)));
+    CHECK(there(hapt_arena_printf(&arena, "%s/step-00000002", folder)) &&
+          !there(hapt_arena_printf(&arena, "%s/step-00000001", folder)));
 }
 
 static void make_plan(void)
@@ -276,7 +266,7 @@ static void make_plan(void)
     plan->stage = hapt_arena_alloc(&arena, 2, sizeof *plan->stage);
     for (int s = 0; s < 2; s++)
         plan->stage[s] = (struct hapt_plan_stage){.tensor_parallel = 1,
-                                                 .first_layer = s,
+                                                  .first_layer = s,
                                                   .end_layer = s + 1,
                                                   .first_op = 3 * s,
                                                   .end_op = 3 * s + 3,

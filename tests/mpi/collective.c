@@ -55,7 +55,8 @@ static void messages(void)
     reduce_and_gather(false);
 }
 
-/* ---- random layouts: a tensor [outer][blocks * extent][middle][blocks * extent][inner] against what each element should be ---- */
+/* ---- random layouts: a tensor [outer][blocks * extent][middle][blocks * extent][inner] against what each element
+ * should be ---- */
 
 enum { MOST = 16 };
 static uint64_t shared_random; /* equal on all ranks */
@@ -173,8 +174,8 @@ static void gather_scatter(struct hapt_collective *collective, int round, enum h
     CHECK(mine[own * width] == 0x7f);
     for (int largest = 0; largest < 2; largest++) {
         for (size_t i = 0; i < n; i++) put(whole, dtype, i, value(round, me, i));
-        CHECK_OK(hapt_collective_combine(collective, "combine", largest ? HAPT_COMBINE_MAXIMUM : HAPT_COMBINE_SUM, dtype,
-                                         whole, n));
+        CHECK_OK(hapt_collective_combine(collective, "combine", largest ? HAPT_COMBINE_MAXIMUM : HAPT_COMBINE_SUM,
+                                         dtype, whole, n));
         for (size_t i = 0; i < n; i++) wrong += get(whole, dtype, i) != combined(dtype, round, ranks, i, largest);
         CHECK_MESSAGE(wrong == 0, "round %d: %zu of %zu elements are combined wrongly", round, wrong, n);
     }
@@ -187,7 +188,8 @@ static void gather_scatter(struct hapt_collective *collective, int round, enum h
     free(mine);
 }
 
-/* Sharded on rows to sharded on columns of [a][b][c], c in elements: what goes from one rank to another is a rectangle. */
+/* Sharded on rows to sharded on columns of [a][b][c], c in elements: what goes from one rank to another is a rectangle.
+ */
 static void trade(struct hapt_collective *collective, int round, enum hapt_dtype dtype)
 {
     const int ranks = test_env.world_size, me = test_env.world_rank;
@@ -221,8 +223,7 @@ static void trade(struct hapt_collective *collective, int round, enum hapt_dtype
         if (owner(&rows, i, &local) == me) put(from, dtype, local, value(round, 30, i));
     CHECK_OK(hapt_collective_all_to_all(collective, "trade", longest, sends, from, receives, to));
     for (size_t i = 0; i < n; i++)
-        if (owner(&columns, i, &local) == me)
-            wrong += get(to, dtype, local) != rounded(dtype, value(round, 30, i));
+        if (owner(&columns, i, &local) == me) wrong += get(to, dtype, local) != rounded(dtype, value(round, 30, i));
     CHECK_MESSAGE(wrong == 0, "round %d: %zu of %zu traded elements are wrong", round, wrong, n);
     CHECK(to[rows.extent * my_columns * c] == 0x7f);
     free(from);
@@ -263,7 +264,8 @@ static void gather_all(void)
     for (int r = 0; r < test_env.world_size; r++) CHECK(all[r] == 100 + r);
 }
 
-/* A rank that never comes to an agreement: the one before it speaks first, and names it alone; the others' words are of some. */
+/* A rank that never comes to an agreement: the one before it speaks first, and names it alone; the others' words are of
+ * some. */
 static void absent_from_agreement(void)
 {
     static int all[64], mine; /* receives stay pending in them */
@@ -277,7 +279,8 @@ static void absent_from_agreement(void)
         spoke_s = hapt_time_s();
         snprintf(name, sizeof name, "word of rank %d on host ", absent);
         const char *message = hapt_fail_message();
-        CHECK_MESSAGE(strstr(message, "end of step 3") && strstr(message, "waited 2 s for word of rank "), "%s", message);
+        CHECK_MESSAGE(strstr(message, "end of step 3") && strstr(message, "waited 2 s for word of rank "), "%s",
+                      message);
         if (me == absent - 1) CHECK_MESSAGE(strstr(message, name) && !strstr(message, "one of"), "%s", message);
         hapt_fail_reset();
     }
@@ -293,16 +296,11 @@ static enum hapt_status call_alone(struct hapt_collective *collective, int opera
     const struct hapt_strided part[2] = {{0, 1, 8, 0}, {8, 1, 8, 0}};
     const struct hapt_strided_list send[2] = {{1, &part[0]}, {1, &part[1]}};
     switch (operation) {
-    case 0:
-        return hapt_collective_all_reduce(collective, what, data, 4);
-    case 1:
-        return hapt_collective_gather_shards(collective, what, true, part, shard, data);
-    case 2:
-        return hapt_collective_reduce_scatter(collective, what, HAPT_F32, part, data, shard);
-    case 3:
-        return hapt_collective_all_to_all(collective, what, 8, send, data, send, data);
-    default:
-        return hapt_collective_broadcast(collective, what, 1, data, sizeof data);
+    case 0: return hapt_collective_all_reduce(collective, what, data, 4);
+    case 1: return hapt_collective_gather_shards(collective, what, true, part, shard, data);
+    case 2: return hapt_collective_reduce_scatter(collective, what, HAPT_F32, part, data, shard);
+    case 3: return hapt_collective_all_to_all(collective, what, 8, send, data, send, data);
+    default: return hapt_collective_broadcast(collective, what, 1, data, sizeof data);
     }
 }
 
@@ -345,7 +343,8 @@ static void absent_from_sum(void)
     }
 }
 
-/* Rehearsed links: sums stay the same, and no call ends before the bytes that cross the slowest place of a ring have had their time. */
+/* Rehearsed links: sums stay the same, and no call ends before the bytes that cross the slowest place of a ring have
+ * had their time. */
 static void paced(void)
 {
     enum { ELEMENTS = 6000 };

@@ -1,6 +1,6 @@
 /* ranks: 1 2 3 4
- * The courier: random flows in both directions, flow control, pacing, time-outs; modelled messages and their times; on the host and on a
- * device whose memory the host cannot touch. */
+ * The courier: random flows in both directions, flow control, pacing, time-outs; modelled messages and their times; on
+ * the host and on a device whose memory the host cannot touch. */
 #include "test.h"
 
 #include <stdlib.h>
@@ -66,7 +66,8 @@ static unsigned char content(int tag, int64_t message, size_t i)
     return (unsigned char)(tag * 37 + message * 101 + (int64_t)(i * 7 + i / 256));
 }
 
-/* Fills the runs of all pieces, or counts the bytes that are not as they were sent: gaps included, which are a device's to fill. */
+/* Fills the runs of all pieces, or counts the bytes that are not as they were sent: gaps included, which are a device's
+ * to fill. */
 static long visit(const struct side *side, unsigned char *place, int key, int64_t message, bool fills)
 {
     long wrong = 0;
@@ -174,7 +175,8 @@ static void random_plan(uint64_t seed)
         void *base[3];
         for (int s = 0; s < p->slots; s++) base[s] = my->memory + (size_t)s * my->total;
         my->pair = (struct hapt_group){.peer = my->sends ? p->to : p->from, .tag = count};
-        const struct hapt_pair both = {&my->pair, by_groups ? take(my->total) : NULL}, pairs[] = {both, both, both, both};
+        const struct hapt_pair both = {&my->pair, by_groups ? take(my->total) : NULL},
+                               pairs[] = {both, both, both, both};
         const struct hapt_flow_options options = {.what = "noise",
                                                   .stage = p->from,
                                                   .peer_stage = p->to,
@@ -279,7 +281,8 @@ static void pacing(void)
     double best = INFINITY;
     for (int attempt = 0; attempt < 10 && best > 1.5 * ideal_s; attempt++) {
         double seconds = paced_exchange(rate, 0, 250000, 20);
-        /* The later of the two may find its peer's first message on its way already: the earlier one waits for all of it. */
+        /* The later of the two may find its peer's first message on its way already: the earlier one waits for all of
+         * it. */
         MPI_Allreduce(MPI_IN_PLACE, &seconds, 1, MPI_DOUBLE, MPI_MAX, test_env.world);
         CHECK_MESSAGE(seconds > ideal_s * 0.999, "20 messages of 10 ms took %g s", seconds);
         best = fmin(best, seconds);
@@ -351,8 +354,8 @@ static void flow_control(void)
     hapt_courier_destroy(courier);
 }
 
-/* Modelled messages of one flow with two transfer slots: when each is handed over, arrives and is released, by the recurrence that pacing
- * and flow control stand for. Both ends know it, since all numbers come from one seed. */
+/* Modelled messages of one flow with two transfer slots: when each is handed over, arrives and is released, by the
+ * recurrence that pacing and flow control stand for. Both ends know it, since all numbers come from one seed. */
 struct stamped_plan {
     double ready_s[STAMPED], due_s[STAMPED], freed_s[STAMPED];
 };
@@ -398,9 +401,19 @@ static void stamps(void)
     for (int r = 0; r < test_env.world_size; r++) CHECK(hapt_courier_rings(courier, r));
     CHECK(!hapt_courier_rings(courier, -1) && !hapt_courier_rings(courier, test_env.world_size));
     const struct hapt_piece piece = {.peer = 1 - me, .bytes = sizeof memory[0], .modelled_bytes = 2000000};
-    const struct hapt_flow_options options = {.what = "stamps", .stage = me, .peer_stage = 1 - me, .sends = me == 0, .per_step = 1,
-                                              .peer_slots = 2, .slot_count = 2, .buffer_count = 1, .base = base, .piece_count = 1,
-                                              .piece = &piece, .bandwidth = me == 0 ? rate : 0, .latency_s = me == 0 ? latency_s : 0,
+    const struct hapt_flow_options options = {.what = "stamps",
+                                              .stage = me,
+                                              .peer_stage = 1 - me,
+                                              .sends = me == 0,
+                                              .per_step = 1,
+                                              .peer_slots = 2,
+                                              .slot_count = 2,
+                                              .buffer_count = 1,
+                                              .base = base,
+                                              .piece_count = 1,
+                                              .piece = &piece,
+                                              .bandwidth = me == 0 ? rate : 0,
+                                              .latency_s = me == 0 ? latency_s : 0,
                                               .stamped = true};
     if (me < 2) CHECK_OK(hapt_courier_add(courier, &options, &flow));
     CHECK_OK(hapt_courier_start(courier));
@@ -482,7 +495,8 @@ static bool over_loopback(bool to_all)
     for (int i = 0; i < list.count; i++) {
         if (strcmp(list.item[i].name, "lo") != 0) continue;
         for (int r = 0; r < test_env.world_size; r++) /* alike at both ends */
-            path[r] = (struct hapt_path){.tcp = to_all || (r + test_env.world_rank) % 2, .own = list.item[i], .peer = list.item[i]};
+            path[r] = (struct hapt_path){
+                .tcp = to_all || (r + test_env.world_rank) % 2, .own = list.item[i], .peer = list.item[i]};
         transfer = to_all ? &hapt_transfer_tcp : &hapt_transfer_routed;
         return true;
     }
@@ -494,7 +508,8 @@ static int compare_doubles(const void *a, const void *b)
     return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
 }
 
-/* Median seconds of a message of one piece there and one back; in *wakes how often this process slept and woke while for 0.3 s nothing came. */
+/* Median seconds of a message of one piece there and one back; in *wakes how often this process slept and woke while
+ * for 0.3 s nothing came. */
 static double there_and_back(long *wakes)
 {
     enum { TRIPS = 31, BYTES = 3 * HAPT_LINK_CHUNK_BYTES / 2 };
@@ -506,8 +521,17 @@ static double there_and_back(long *wakes)
     struct rusage before, after;
     for (int f = 0; f < 2 && me < 2; f++) {
         const struct hapt_piece piece = {.peer = 1 - me, .bytes = BYTES};
-        const struct hapt_flow_options options = {.what = "letters", .stage = me, .peer_stage = 1 - me, .sends = me == f, .tag = f, .per_step = 1,
-                                                  .peer_slots = 1, .slot_count = 1, .buffer_count = 1, .base = base[f], .piece_count = 1,
+        const struct hapt_flow_options options = {.what = "letters",
+                                                  .stage = me,
+                                                  .peer_stage = 1 - me,
+                                                  .sends = me == f,
+                                                  .tag = f,
+                                                  .per_step = 1,
+                                                  .peer_slots = 1,
+                                                  .slot_count = 1,
+                                                  .buffer_count = 1,
+                                                  .base = base[f],
+                                                  .piece_count = 1,
                                                   .piece = &piece};
         CHECK_OK(hapt_courier_add(courier, &options, &flow[f]));
     }
@@ -536,7 +560,8 @@ static double there_and_back(long *wakes)
     return trip_s[TRIPS / 2];
 }
 
-/* On own connections alone a courier sleeps until something comes, and then wakes at once: not after the 20 ms that it sleeps at most. */
+/* On own connections alone a courier sleeps until something comes, and then wakes at once: not after the 20 ms that it
+ * sleeps at most. */
 static void sleeping(void)
 {
     const struct hapt_transfer *own = transfer;
@@ -546,7 +571,8 @@ static void sleeping(void)
     transfer = own;
     const double woken_s = there_and_back(&slept);
     if (test_env.world_rank > 1) return;
-    CHECK_MESSAGE(slept < 100 && asked > 3 * slept, "woke %ld times while nothing came, %ld times where it asks", slept, asked);
+    CHECK_MESSAGE(slept < 100 && asked > 3 * slept, "woke %ld times while nothing came, %ld times where it asks", slept,
+                  asked);
     CHECK_MESSAGE(woken_s < 10 * polled_s + 2e-3, "%g s there and back, %g s where it asks", woken_s, polled_s);
 }
 
@@ -560,11 +586,23 @@ static void lost_device(void)
     struct hapt_group group = {.peer = 1 - me};
     const struct hapt_pair pair = {&group, NULL};
     const struct hapt_piece piece = {.peer = 1 - me, .bytes = 16};
-    const struct hapt_flow_options options = {.what = "noise", .stage = me, .peer_stage = 1 - me, .sends = me == 0, .per_step = 1, .peer_slots = 1,
-                                              .slot_count = 1, .buffer_count = 1, .base = base, .on_device = true, .piece_count = 1, .piece = &piece,
+    const struct hapt_flow_options options = {.what = "noise",
+                                              .stage = me,
+                                              .peer_stage = 1 - me,
+                                              .sends = me == 0,
+                                              .per_step = 1,
+                                              .peer_slots = 1,
+                                              .slot_count = 1,
+                                              .buffer_count = 1,
+                                              .base = base,
+                                              .on_device = true,
+                                              .piece_count = 1,
+                                              .piece = &piece,
                                               .pair = by_groups ? &pair : NULL};
     const enum hapt_status expected = by_groups ? HAPT_ERR_COMM : HAPT_ERR_INTERNAL;
-    const char *message = by_groups ? "stage 0: the wire is cut in: noise of step 0, microbatch 0, to stage 1 (rank 1 on host " : "the device is gone";
+    const char *message =
+        by_groups ? "stage 0: the wire is cut in: noise of step 0, microbatch 0, to stage 1 (rank 1 on host "
+                  : "the device is gone";
     CHECK_OK(hapt_courier_add(courier, &options, &flow));
     CHECK_OK(hapt_courier_start(courier));
     if (me == 0) {
@@ -600,10 +638,13 @@ static void device(void)
     HAPT_ASSERT(mprotect(late.closed, late.bytes, PROT_READ | PROT_WRITE) == 0);
     late.pins = 0;
     random_plans();
-    CHECK_MESSAGE(test_env.world_size == 1 || late.pins < pins, "%d blocks were page-locked where messages with runs alone need them, %d where all do", late.pins, pins);
+    CHECK_MESSAGE(test_env.world_size == 1 || late.pins < pins,
+                  "%d blocks were page-locked where messages with runs alone need them, %d where all do", late.pins,
+                  pins);
     unsetenv("HAPT_CUDA_MPI");
     HAPT_ASSERT(mprotect(late.closed, late.bytes, PROT_NONE) == 0);
-    if (test_env.world_size == 2 && test_long()) lost_device(); /* who fails lets others speak first, for some seconds */
+    if (test_env.world_size == 2 && test_long())
+        lost_device(); /* who fails lets others speak first, for some seconds */
     CHECK(test_env.world_size == 1 || late.moved > 0);
     late_close();
     on_device = false;

@@ -158,8 +158,8 @@ enum { CHANNELS = 2, SIDE = 4, IMAGE = CHANNELS * SIDE * SIDE, STORED = 50, CLAS
 
 static struct hapt_model *image_model(void)
 {
-    char *words[] = {"hapt", "model", "vgg", "--image", "4", "--channels", "2", "--classes", "3", "--width", "2", "--hidden", "4",
-                     "--stages", "1", "--microbatch", "2"};
+    char *words[] = {"hapt", "model",    "vgg", "--image",  "4", "--channels",   "2", "--classes", "3", "--width",
+                     "2",    "--hidden", "4",   "--stages", "1", "--microbatch", "2"};
     struct hapt_config *config = NULL;
     struct hapt_model *made = NULL;
     CHECK_OK(hapt_config_parse((int)(sizeof words / sizeof words[0]), words, &arena, &config));
@@ -187,7 +187,8 @@ static void write_images(const char *name, bool bytes, int dims, const int64_t *
         for (int64_t i = 0; i < count; i++) label[i] = (int32_t)(i % CLASSES);
         if (spoiled) label[count - 1] = spoiled;
         CHECK_OK(hapt_h5_create(path_of(name), "hapt-data", 1, &file));
-        CHECK_OK(hapt_h5_write(file, "/images", bytes ? HAPT_H5_U8 : HAPT_H5_F32, dims, shape, bytes ? (void *)pixel : value, ""));
+        CHECK_OK(hapt_h5_write(file, "/images", bytes ? HAPT_H5_U8 : HAPT_H5_F32, dims, shape,
+                               bytes ? (void *)pixel : value, ""));
         CHECK_OK(hapt_h5_write(file, "/labels", HAPT_H5_I32, dims - 3, shape, label, ""));
         if (normalised) {
             CHECK_OK(hapt_h5_write(file, "/mean", HAPT_H5_F64, 1, &channels, (double[]){100, 50}, ""));
@@ -241,7 +242,8 @@ static void streams_of_images(void)
                     for (int i = 0; equal && i < IMAGE; i++) {
                         const float stored = pixel_at(n * IMAGE + i);
                         const bool second = i >= SIDE * SIDE;
-                        const float value = normalised ? (stored - (second ? 50 : 100)) / (second ? 0.5f : 4.0f) : stored / 255;
+                        const float value =
+                            normalised ? (stored - (second ? 50 : 100)) / (second ? 0.5f : 4.0f) : stored / 255;
                         equal = fabsf(image[i] - value) <= 1e-6f * fabsf(value);
                     }
                     if (equal) found = n;

@@ -1,9 +1,9 @@
 /* ranks: 2 3 4
- * Programs at random of every family, trained for real against one rank: synthesised ones (costs, ratios, forced cuts, memory of one or
- * two axes at random, so that any collective and replicated gradients come out best) and completed random cuts; in one stage and in
- * two; on 4 ranks also 2 x 2, both axes synthesised together. Loss of two steps, gradients of the first and weights after the second are
- * those of one rank. The long campaign trains 50 synthesised programs a model on each number of ranks, and asks of each model that every
- * sort of program is among them.
+ * Programs at random of every family, trained for real against one rank: synthesised ones (costs, ratios, forced cuts,
+ * memory of one or two axes at random, so that any collective and replicated gradients come out best) and completed
+ * random cuts; in one stage and in two; on 4 ranks also 2 x 2, both axes synthesised together. Loss of two steps,
+ * gradients of the first and weights after the second are those of one rank. The long campaign trains 50 synthesised
+ * programs a model on each number of ranks, and asks of each model that every sort of program is among them.
  */
 #include "cuts.h"
 
@@ -12,8 +12,8 @@
 #include "random_programs.h"
 
 #define ROUND_STEPS 2
-/* fp32 sums in another order. A tensor's gradient may cancel to a small rest of what was summed: its error is then one of the whole
- * gradient's size. Adam's epsilon is large, so that weights move by what their gradients are worth. */
+/* fp32 sums in another order. A tensor's gradient may cancel to a small rest of what was summed: its error is then one
+ * of the whole gradient's size. Adam's epsilon is large, so that weights move by what their gradients are worth. */
 #define LOSS_TOLERANCE 1e-5
 #define GRADIENT_TOLERANCE 2e-4
 #define WEIGHT_TOLERANCE 1e-3
@@ -22,8 +22,10 @@
 static const char *const family_options[][16] = {
     {"gpt", "--layers", "2", "--hidden", "64", "--heads", "4", "--sequence", "64", "--vocab", "256"},
     {"bert", "--layers", "2", "--hidden", "48", "--heads", "4", "--sequence", "32", "--vocab", "120"},
-    {"bert-moe", "--layers", "2", "--hidden", "32", "--heads", "4", "--sequence", "24", "--vocab", "96", "--experts", "5", "--top-k", "2"},
-    {"llama", "--layers", "2", "--hidden", "64", "--heads", "4", "--kv-heads", "2", "--ffn", "160", "--sequence", "32", "--vocab", "128"},
+    {"bert-moe", "--layers", "2", "--hidden", "32", "--heads", "4", "--sequence", "24", "--vocab", "96", "--experts",
+     "5", "--top-k", "2"},
+    {"llama", "--layers", "2", "--hidden", "64", "--heads", "4", "--kv-heads", "2", "--ffn", "160", "--sequence", "32",
+     "--vocab", "128"},
     {"vit", "--layers", "2", "--hidden", "48", "--heads", "4", "--image", "16", "--patch", "4", "--classes", "7"},
     {"vgg", "--hidden", "64", "--image", "16", "--width", "8", "--classes", "7"},
     {"resnet", "--image", "32", "--width", "8", "--stages", "2", "--classes", "7"},
@@ -34,7 +36,8 @@ static const char *data_file;
 
 static struct hapt_model *build_family(int family)
 {
-    const char *name = family_options[family][0], *words[32] = {"hapt", "model", name, "--microbatch", "4", "--dtype", "fp32"};
+    const char *name = family_options[family][0],
+               *words[32] = {"hapt", "model", name, "--microbatch", "4", "--dtype", "fp32"};
     const char *path = hapt_arena_printf(&arena, "%s/%s.h5", folder, name);
     struct hapt_config *config = NULL;
     struct hapt_model *made = NULL;
@@ -63,12 +66,18 @@ struct drawn {
 };
 
 /* A layout of a stage of `ranks`, or NULL. */
-static struct hapt_stage_layout *draw_layout(int ranks, uint64_t *random, struct drawn *drawn, struct hapt_sharding **sharding)
+static struct hapt_stage_layout *draw_layout(int ranks, uint64_t *random, struct drawn *drawn,
+                                             struct hapt_sharding **sharding)
 {
     struct hapt_stage_layout *layout = hapt_arena_alloc(&arena, 1, sizeof *layout);
     const int shape = (int)(hapt_random_next(random) % 3);
     int axes = 0;
-    const int size[] = {ranks == 4 && shape == 0 ? 2 : shape == 1 ? 1 : ranks, ranks == 4 && shape == 0 ? 2 : shape == 1 ? ranks : 1};
+    const int size[] = {ranks == 4 && shape == 0 ? 2
+                        : shape == 1             ? 1
+                                                 : ranks,
+                        ranks == 4 && shape == 0 ? 2
+                        : shape == 1             ? ranks
+                                                 : 1};
     CHECK_OK(hapt_sharding_trivial(model->graph, &arena, sharding));
     for (int a = 0; a < HAPT_MESH_AXES; a++) {
         struct cuts_axis *axis = hapt_arena_alloc(&arena, 1, sizeof *axis);
@@ -77,7 +86,8 @@ static struct hapt_stage_layout *draw_layout(int ranks, uint64_t *random, struct
         cuts_random_axis(axis, size[a], random);
         if (size[a] > 1) {
             int forced = 0;
-            program = drawn->synthesise ? synthesised(*sharding, a, &axis->axis, random, &forced) : random_cuts(*sharding, a, &axis->axis, random);
+            program = drawn->synthesise ? synthesised(*sharding, a, &axis->axis, random, &forced)
+                                        : random_cuts(*sharding, a, &axis->axis, random);
             if (!program) return NULL;
             drawn->forced += forced;
             drawn->uneven += axis->axis.ratio != NULL;
@@ -102,7 +112,8 @@ static double mesh_compute_s(const void *context, const struct hapt_spmd_work *w
     return random_compute_s(context, work, 0) * beside;
 }
 
-static double mesh_collective_s(const void *context, int axis, enum hapt_collective_kind kind, double bytes, double largest_share)
+static double mesh_collective_s(const void *context, int axis, enum hapt_collective_kind kind, double bytes,
+                                double largest_share)
 {
     return (axis == 0 ? 2 : 1) * random_collective_s(context, kind, bytes, largest_share);
 }
@@ -115,11 +126,14 @@ static bool draw_mesh(uint64_t *random, struct drawn *drawn)
     struct hapt_mesh_report report;
     struct random_costs draw;
     draw_costs(random, &draw);
-    const struct hapt_mesh_costs costs = {.context = &draw, .compute_s = mesh_compute_s, .collective_s = mesh_collective_s};
-    const struct hapt_mesh_options options = {
-        .microbatches = 1 + (int)(hapt_random_next(random) % 8), .most_states = 500, .ways = ways[hapt_random_next(random) % 2]};
+    const struct hapt_mesh_costs costs = {
+        .context = &draw, .compute_s = mesh_compute_s, .collective_s = mesh_collective_s};
+    const struct hapt_mesh_options options = {.microbatches = 1 + (int)(hapt_random_next(random) % 8),
+                                              .most_states = 500,
+                                              .ways = ways[hapt_random_next(random) % 2]};
     for (int a = 0; a < HAPT_MESH_AXES; a++) layout->axis[a] = (struct hapt_axis){.size = 2};
-    CHECK_OK(hapt_synthesise_mesh(model->graph, layout->axis, &costs, &options, &arena, layout->program, &made, &report));
+    CHECK_OK(
+        hapt_synthesise_mesh(model->graph, layout->axis, &costs, &options, &arena, layout->program, &made, &report));
     if (!made) return false;
     struct shape *shape = &drawn->shape;
     *drawn = (struct drawn){.synthesise = true, .sharding = {made}, .axes = HAPT_MESH_AXES};
@@ -156,7 +170,8 @@ static bool draw_shape(bool synthesise, uint64_t *random, struct drawn *drawn)
     const int from = (int)(hapt_random_next(random) % (uint64_t)ops);
     for (int k = 0; k < ops; k++) {
         const int cut = (from + k) % ops;
-        if (cut == 0 || !hapt_sharding_allows(sharding[0], 0, cut) || !hapt_sharding_allows(sharding[1], cut, ops)) continue;
+        if (cut == 0 || !hapt_sharding_allows(sharding[0], 0, cut) || !hapt_sharding_allows(sharding[1], cut, ops))
+            continue;
         shape->end[0] = cut;
         return true;
     }
@@ -165,9 +180,29 @@ static bool draw_shape(bool synthesise, uint64_t *random, struct drawn *drawn)
 
 /* ---- one rank's result, and others' beside it ---- */
 
-static const char *const round_options[] = {"--steps", "3",    "--optimizer",    "adamw", "--learning-rate", "1e-2", "--lr-schedule",
-                                            "constant", "--epsilon", "1e-3", "--weight-decay", "0.1", "--clip-norm", "0",
-                                            "--checkpoint-every", "2", "--keep", "3", "--data", NULL, "--sharded-optimizer", NULL, NULL};
+static const char *const round_options[] = {"--steps",
+                                            "3",
+                                            "--optimizer",
+                                            "adamw",
+                                            "--learning-rate",
+                                            "1e-2",
+                                            "--lr-schedule",
+                                            "constant",
+                                            "--epsilon",
+                                            "1e-3",
+                                            "--weight-decay",
+                                            "0.1",
+                                            "--clip-norm",
+                                            "0",
+                                            "--checkpoint-every",
+                                            "2",
+                                            "--keep",
+                                            "3",
+                                            "--data",
+                                            NULL,
+                                            "--sharded-optimizer",
+                                            NULL,
+                                            NULL};
 
 struct outcome {
     double loss[ROUND_STEPS], norm[ROUND_STEPS];
@@ -188,10 +223,12 @@ static bool run_shape(const struct shape *shape, const char *name, bool sharded_
         outcome->norm[s] = result->history.gradient_norm[s];
     }
     for (int s = 0; test_env.world_rank == 0 && s < shape->stages; s++)
-        CHECK_MESSAGE(result->planned_bytes[s] == result->measured_bytes[s], "%s: stage %d takes %g bytes, planned %g", name, s,
-                      result->measured_bytes[s], result->planned_bytes[s]);
-    CHECK_OK(hapt_checkpoint_find(&test_env, hapt_arena_printf(&arena, "%s/%s/checkpoints/step-00000001", folder, name), &arena, &first));
-    CHECK_OK(hapt_checkpoint_find(&test_env, hapt_arena_printf(&arena, "%s/%s/checkpoints/step-00000002", folder, name), &arena, &last));
+        CHECK_MESSAGE(result->planned_bytes[s] == result->measured_bytes[s], "%s: stage %d takes %g bytes, planned %g",
+                      name, s, result->measured_bytes[s], result->planned_bytes[s]);
+    CHECK_OK(hapt_checkpoint_find(&test_env, hapt_arena_printf(&arena, "%s/%s/checkpoints/step-00000001", folder, name),
+                                  &arena, &first));
+    CHECK_OK(hapt_checkpoint_find(&test_env, hapt_arena_printf(&arena, "%s/%s/checkpoints/step-00000002", folder, name),
+                                  &arena, &last));
     if (!first || !last) return false;
     if (test_env.world_rank != 0) return true;
     outcome->gradient = hapt_arena_alloc(&arena, (size_t)model->graph->tensor_count, sizeof *outcome->gradient);
@@ -215,7 +252,9 @@ static double norm_of(const float *a, const float *b, int64_t count)
     return sqrt(sum);
 }
 
-struct worst { double loss, gradient, weight; };
+struct worst {
+    double loss, gradient, weight;
+};
 
 static void compare(const struct outcome *one, const struct outcome *its, const char *what, struct worst *worst_of)
 {
@@ -230,11 +269,14 @@ static void compare(const struct outcome *one, const struct outcome *its, const 
         const int64_t count = hapt_tensor_elements(tensor);
         float *initial = hapt_arena_alloc(&arena, (size_t)count, sizeof *initial);
         CHECK_OK(hapt_model_initial(model, t, initial));
-        const double gradient = norm_of(its->gradient[t], one->gradient[t], count) /
-                                (norm_of(one->gradient[t], NULL, count) + 0.1 * NOISE / GRADIENT_TOLERANCE * one->norm[0]);
+        const double gradient =
+            norm_of(its->gradient[t], one->gradient[t], count) /
+            (norm_of(one->gradient[t], NULL, count) + 0.1 * NOISE / GRADIENT_TOLERANCE * one->norm[0]);
         const double weight = norm_of(its->weight[t], one->weight[t], count) /
-                              (norm_of(one->weight[t], initial, count) + NOISE / WEIGHT_TOLERANCE * (norm_of(initial, NULL, count) + sqrt((double)count)));
-        CHECK_MESSAGE(gradient <= GRADIENT_TOLERANCE, "%s: the gradient of %s is %g away", what, tensor->name, gradient);
+                              (norm_of(one->weight[t], initial, count) +
+                               NOISE / WEIGHT_TOLERANCE * (norm_of(initial, NULL, count) + sqrt((double)count)));
+        CHECK_MESSAGE(gradient <= GRADIENT_TOLERANCE, "%s: the gradient of %s is %g away", what, tensor->name,
+                      gradient);
         CHECK_MESSAGE(weight <= WEIGHT_TOLERANCE, "%s: %s is %g away", what, tensor->name, weight);
         worst_of->gradient = fmax(worst_of->gradient, gradient);
         worst_of->weight = fmax(worst_of->weight, weight);
@@ -256,11 +298,12 @@ static bool replicates(const struct hapt_sharding *sharding, int axis)
     for (int o = 0; o < graph->op_count; o++) {
         const struct hapt_op *op = &graph->op[o];
         const enum hapt_collective_kind kind = hapt_op_type_at(op->type)->collective;
-        if ((kind == HAPT_COLLECTIVE_ALL_GATHER || kind == HAPT_COLLECTIVE_GROUPED_BROADCAST) && op->integer[0] == axis) {
+        if ((kind == HAPT_COLLECTIVE_ALL_GATHER || kind == HAPT_COLLECTIVE_GROUPED_BROADCAST) &&
+            op->integer[0] == axis) {
             for (int r = o + 1; r < graph->op_count; r++) {
                 const struct hapt_op *reader = &graph->op[r];
-                if (reader->output_count == 0 || reader->output[0] < 0 || sharding->cut[r][axis].letter != HAPT_CUT_WHOLE ||
-                    hapt_op_type_at(reader->type)->collective)
+                if (reader->output_count == 0 || reader->output[0] < 0 ||
+                    sharding->cut[r][axis].letter != HAPT_CUT_WHOLE || hapt_op_type_at(reader->type)->collective)
                     continue;
                 bool reads = false, writes = false;
                 for (int i = 0; i < reader->input_count; i++) reads = reads || reader->input[i] == op->output[0];
@@ -281,7 +324,9 @@ static bool places_experts(const struct hapt_sharding *sharding)
 {
     for (int o = 0; o < sharding->graph->op_count; o++)
         for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
-            if (sharding->graph->op[o].type == hapt_op_type_find("expert_linear") && sharding->cut[o][axis].letter == 'e') return true;
+            if (sharding->graph->op[o].type == hapt_op_type_find("expert_linear") &&
+                sharding->cut[o][axis].letter == 'e')
+                return true;
     return false;
 }
 
@@ -290,7 +335,8 @@ static void note(const struct drawn *drawn, struct tally *tally)
     bool has[HAPT_COLLECTIVE_COUNT] = {false}, replicated = false, experts = false;
     for (int s = 0; s < drawn->shape.stages; s++) {
         const struct hapt_sharding *sharding = drawn->sharding[s];
-        for (int o = 0; o < sharding->graph->op_count; o++) has[hapt_op_type_at(sharding->graph->op[o].type)->collective] = true;
+        for (int o = 0; o < sharding->graph->op_count; o++)
+            has[hapt_op_type_at(sharding->graph->op[o].type)->collective] = true;
         replicated = replicated || replicates(sharding, 0) || replicates(sharding, 1);
         experts = experts || places_experts(sharding);
     }
@@ -307,18 +353,23 @@ static void note(const struct drawn *drawn, struct tally *tally)
 static void print_tally(const char *name, const struct tally *tally)
 {
     if (test_env.world_rank != 0) return;
-    printf("%s on %d ranks, programs: %d synthesised (%d with forced cuts), %d of random cuts; %d in two stages, %d of two axes, %d by ratios, %d beside them of both axes together; "
-           "with all-reduces %d, reduce-scatters %d, all-gathers %d, grouped broadcasts %d, all-to-alls %d, replicated gradients %d, "
+    printf("%s on %d ranks, programs: %d synthesised (%d with forced cuts), %d of random cuts; %d in two stages, %d of "
+           "two axes, %d by ratios, %d beside them of both axes together; "
+           "with all-reduces %d, reduce-scatters %d, all-gathers %d, grouped broadcasts %d, all-to-alls %d, replicated "
+           "gradients %d, "
            "placed experts %d\n",
-           name, test_env.world_size, tally->synthesised, tally->forced, tally->cuts, tally->stages, tally->axes, tally->uneven, tally->meshes,
-           tally->with[HAPT_COLLECTIVE_ALL_REDUCE], tally->with[HAPT_COLLECTIVE_REDUCE_SCATTER], tally->with[HAPT_COLLECTIVE_ALL_GATHER],
-           tally->with[HAPT_COLLECTIVE_GROUPED_BROADCAST], tally->with[HAPT_COLLECTIVE_ALL_TO_ALL], tally->replicated, tally->experts);
+           name, test_env.world_size, tally->synthesised, tally->forced, tally->cuts, tally->stages, tally->axes,
+           tally->uneven, tally->meshes, tally->with[HAPT_COLLECTIVE_ALL_REDUCE],
+           tally->with[HAPT_COLLECTIVE_REDUCE_SCATTER], tally->with[HAPT_COLLECTIVE_ALL_GATHER],
+           tally->with[HAPT_COLLECTIVE_GROUPED_BROADCAST], tally->with[HAPT_COLLECTIVE_ALL_TO_ALL], tally->replicated,
+           tally->experts);
 }
 
 /* Programs of every sort were among those trained. */
 static void check_tally(const char *name, bool experts, const struct tally *tally)
 {
-    for (int k = HAPT_COLLECTIVE_ALL_REDUCE; k < HAPT_COLLECTIVE_COUNT; k++) CHECK_MESSAGE(tally->with[k] > 0, "%s: no program has collective %d", name, k);
+    for (int k = HAPT_COLLECTIVE_ALL_REDUCE; k < HAPT_COLLECTIVE_COUNT; k++)
+        CHECK_MESSAGE(tally->with[k] > 0, "%s: no program has collective %d", name, k);
     CHECK_MESSAGE(tally->replicated > 0, "%s: no program replicates the gradient of a parameter", name);
     CHECK_MESSAGE(tally->forced > 0, "%s: no synthesised program has a forced cut", name);
     CHECK_MESSAGE(tally->uneven > 0, "%s: no program shares by ratios", name);
@@ -328,14 +379,19 @@ static void check_tally(const char *name, bool experts, const struct tally *tall
 static void round_of_family(int family, struct tally *all)
 {
     const char *name = family_options[family][0];
-    const int wanted[] = {test_long() ? 18 : 1, test_long() ? 50 : 1}; /* of random cuts, synthesised; on each number of ranks */
+    const int wanted[] = {test_long() ? 18 : 1,
+                          test_long() ? 50 : 1}; /* of random cuts, synthesised; on each number of ranks */
     struct tally tally = {0};
     struct worst worst_of = {0};
     struct outcome one = {.weight = NULL};
     struct drawn drawn;
     model = build_family(family);
     if (!model) return;
-    const struct shape alone = {.stages = 1, .end = {model->graph->forward_count}, .size = {1}, .schedule = HAPT_SCHEDULE_H1F1B, .microbatches = 2};
+    const struct shape alone = {.stages = 1,
+                                .end = {model->graph->forward_count},
+                                .size = {1},
+                                .schedule = HAPT_SCHEDULE_H1F1B,
+                                .microbatches = 2};
     if (!run_shape(&alone, hapt_arena_printf(&arena, "%s-one", name), false, &one)) return;
     for (int k = 0; k < 6 * wanted[1] && (tally.synthesised < wanted[1] || tally.cuts < wanted[0]); k++) {
         uint64_t random = (uint64_t)(10000 * family + 1000 * test_env.world_size + k);
@@ -362,10 +418,12 @@ static void round_of_family(int family, struct tally *all)
     }
     CHECK_MESSAGE(both.synthesised == meshes, "%s: only %d programs of both axes together", name, both.synthesised);
     tally.meshes = both.synthesised;
-    CHECK_MESSAGE(tally.synthesised == wanted[1] && tally.cuts == wanted[0], "%s: only %d and %d programs", name, tally.synthesised, tally.cuts);
+    CHECK_MESSAGE(tally.synthesised == wanted[1] && tally.cuts == wanted[0], "%s: only %d and %d programs", name,
+                  tally.synthesised, tally.cuts);
     print_tally(name, &tally);
     if (test_env.world_rank == 0)
-        printf("  losses within %.1e, gradients %.1e, weights %.1e\n", worst_of.loss, worst_of.gradient, worst_of.weight);
+        printf("  losses within %.1e, gradients %.1e, weights %.1e\n", worst_of.loss, worst_of.gradient,
+               worst_of.weight);
     if (test_long()) check_tally(name, !strcmp(name, "bert-moe"), &tally);
     for (size_t k = 0; k < sizeof tally / sizeof(int); k++) ((int *)all)[k] += ((const int *)&tally)[k];
 }

@@ -1,9 +1,9 @@
 /*
- * Files of every format as they were written once (tests/data/formats), read by today's readers: what they hold is listed and compared
- * with the list that lies beside them. ranks: 1
+ * Files of every format as they were written once (tests/data/formats), read by today's readers: what they hold is
+ * listed and compared with the list that lies beside them. ranks: 1
  *
- * A file of a later format version gets a folder of its own; these files are never written again. FORMATS_WRITE=1 writes the list of a
- * new folder.
+ * A file of a later format version gets a folder of its own; these files are never written again. FORMATS_WRITE=1
+ * writes the list of a new folder.
  */
 #include <unistd.h>
 
@@ -69,7 +69,8 @@ static void list_images(const char *path)
     CHECK_OK(hapt_h5_read(file, "/labels", HAPT_H5_F64, 1, labels, 1000, &arena, (void **)&label));
     CHECK_OK(hapt_h5_read(file, "/mean", HAPT_H5_F64, 1, channels, 10, &arena, (void **)&mean));
     hapt_h5_close(file);
-    tell("images: %lld x %lld x %lld x %lld", (long long)shape[0], (long long)shape[1], (long long)shape[2], (long long)shape[3]);
+    tell("images: %lld x %lld x %lld x %lld", (long long)shape[0], (long long)shape[1], (long long)shape[2],
+         (long long)shape[3]);
     tell_values("pixels", shape[0] * shape[1] * shape[2] * shape[3], pixel);
     tell_values("labels", labels[0], label);
     tell_values("mean", channels[0], mean);
@@ -80,13 +81,16 @@ static void list_model(const char *path)
     struct hapt_model *model;
     CHECK_OK(hapt_model_load(path, &arena, &model));
     const struct hapt_graph *graph = model->graph;
-    tell("model: %s, microbatch %d, sequence %d, vocabulary %d, %s, seed %llu, parameters %d, data %d", model->family, model->microbatch,
-         model->sequence, model->vocab, hapt_dtype_name(model->dtype), (unsigned long long)model->seed, model->has_parameters, model->has_data);
-    for (int s = 0; s < model->setting_count; s++) tell("  setting %s = %s", model->setting[s].name, model->setting[s].value);
-    for (int s = 0; s < model->training_count; s++) tell("  training %s = %s", model->training[s].name, model->training[s].value);
+    tell("model: %s, microbatch %d, sequence %d, vocabulary %d, %s, seed %llu, parameters %d, data %d", model->family,
+         model->microbatch, model->sequence, model->vocab, hapt_dtype_name(model->dtype),
+         (unsigned long long)model->seed, model->has_parameters, model->has_data);
+    for (int s = 0; s < model->setting_count; s++)
+        tell("  setting %s = %s", model->setting[s].name, model->setting[s].value);
+    for (int s = 0; s < model->training_count; s++)
+        tell("  training %s = %s", model->training[s].name, model->training[s].value);
     for (int o = 0; o < graph->forward_count; o++)
-        tell("  operator %s: %s, %d inputs, first %s", graph->op[o].name, hapt_op_type_at(graph->op[o].type)->name, graph->op[o].input_count,
-             graph->tensor[graph->op[o].input[0]].name);
+        tell("  operator %s: %s, %d inputs, first %s", graph->op[o].name, hapt_op_type_at(graph->op[o].type)->name,
+             graph->op[o].input_count, graph->tensor[graph->op[o].input[0]].name);
     for (int t = 0; t < graph->tensor_count; t++) {
         if (graph->tensor[t].kind != HAPT_TENSOR_PARAMETER) continue;
         const int64_t count = hapt_tensor_elements(&graph->tensor[t]);
@@ -104,8 +108,9 @@ static void list_profile(const char *path)
     struct hapt_profile *profile;
     CHECK_OK(hapt_profile_load(path, &arena, &profile));
     const int64_t L = profile->layer_count, C = profile->cluster_count;
-    tell("profile: %d layers, %s, %s, %d layouts, flops %.12g", profile->layer_count, hapt_precision_name(profile->precision),
-         hapt_profile_origin_name(profile->origin), profile->layout_count, profile->flops);
+    tell("profile: %d layers, %s, %s, %d layouts, flops %.12g", profile->layer_count,
+         hapt_precision_name(profile->precision), hapt_profile_origin_name(profile->origin), profile->layout_count,
+         profile->flops);
     tell_values("boundary_bytes", L, profile->boundary_bytes);
     tell_values("tied_bytes", profile->tied_bytes ? L : 0, profile->tied_bytes);
     tell_values("link_bandwidth", C * C, profile->link_bandwidth);
@@ -113,10 +118,11 @@ static void list_profile(const char *path)
     for (int c = 0; c < C; c++) {
         const struct hapt_profile_cluster *cluster = &profile->cluster[c];
         const int64_t count = cluster->submesh_count * L * L;
-        tell("  subcluster %s: %d x %d, %.12g bytes, %.12g flops", cluster->name, cluster->nodes, cluster->devices_per_node,
-             cluster->device_memory_bytes, cluster->peak_flops);
+        tell("  subcluster %s: %d x %d, %.12g bytes, %.12g flops", cluster->name, cluster->nodes,
+             cluster->devices_per_node, cluster->device_memory_bytes, cluster->peak_flops);
         for (int s = 0; s < cluster->submesh_count; s++)
-            tell("  submesh %d x %d tp %d program %d", cluster->submesh[s].n, cluster->submesh[s].m, cluster->submesh[s].tp, cluster->submesh[s].program);
+            tell("  submesh %d x %d tp %d program %d", cluster->submesh[s].n, cluster->submesh[s].m,
+                 cluster->submesh[s].tp, cluster->submesh[s].program);
         tell_values("stage_time", count, cluster->stage_time);
         tell_values("stage_forward_time", count, cluster->stage_forward_time);
         tell_values("parameter_bytes", count, cluster->parameter_bytes);
@@ -125,7 +131,8 @@ static void list_profile(const char *path)
     }
     for (int k = 0; k < profile->mixed_count; k++) {
         const struct hapt_profile_mixed *mixed = &profile->mixed[k];
-        tell("  mixed of %d subclusters, %d and %d devices, program %d", mixed->count, mixed->devices[0], mixed->devices[1], mixed->program);
+        tell("  mixed of %d subclusters, %d and %d devices, program %d", mixed->count, mixed->devices[0],
+             mixed->devices[1], mixed->program);
         tell_values("stage_time", L * L, mixed->stage_time);
         tell_values("parameter_bytes", mixed->memory_rows * L * L, mixed->parameter_bytes);
         tell_values("ratio", mixed->ratio ? mixed->devices[0] + mixed->devices[1] : 0, mixed->ratio);
@@ -135,14 +142,15 @@ static void list_profile(const char *path)
 static void list_plan(const struct hapt_plan *plan)
 {
     char text[HAPT_PLAN_STAGE_CHARS];
-    tell("plan: %d microbatches, %s, %d layers, limit %s, %s, latency %.12g, t_max %.12g, simulated %.12g, eta %.12g", plan->microbatches,
-         hapt_schedule_kind_name(plan->schedule), plan->layer_count, plan->limit, hapt_precision_name(plan->precision), plan->latency_s, plan->t_max_s,
-         plan->simulated_s, plan->balance_eta);
+    tell("plan: %d microbatches, %s, %d layers, limit %s, %s, latency %.12g, t_max %.12g, simulated %.12g, eta %.12g",
+         plan->microbatches, hapt_schedule_kind_name(plan->schedule), plan->layer_count, plan->limit,
+         hapt_precision_name(plan->precision), plan->latency_s, plan->t_max_s, plan->simulated_s, plan->balance_eta);
     for (int s = 0; s < plan->stage_count; s++) {
         const struct hapt_plan_stage *stage = &plan->stage[s];
-        tell("  stage %s: operators %d to %d, launches %d, %.12g s, forward %.12g s, step %.12g s, transfer %.12g s, %.12g bytes of %.12g",
-             hapt_plan_stage_text(stage, text), stage->first_op, stage->end_op, stage->warmup, stage->compute_s, stage->forward_s, stage->step_s,
-             stage->comm_s, stage->memory_bytes, stage->device_memory_bytes);
+        tell("  stage %s: operators %d to %d, launches %d, %.12g s, forward %.12g s, step %.12g s, transfer %.12g s, "
+             "%.12g bytes of %.12g",
+             hapt_plan_stage_text(stage, text), stage->first_op, stage->end_op, stage->warmup, stage->compute_s,
+             stage->forward_s, stage->step_s, stage->comm_s, stage->memory_bytes, stage->device_memory_bytes);
         if (stage->mixed && stage->mixed->ratio)
             tell_values("ratio", stage->mixed->devices[0] + stage->mixed->devices[1], stage->mixed->ratio);
     }
@@ -162,8 +170,8 @@ static void list_efficiency(const char *path)
     tell("efficiency:");
     for (int r = 0; r < hapt_efficiency_row_count(efficiency); r++) {
         const struct hapt_efficiency_row row = hapt_efficiency_row_at(efficiency, r);
-        tell("  %s %s %s: %.12g %s, %d samples, %.12g, residual %.12g", row.device, hapt_dtype_name(row.dtype), row.class, row.size, row.unit, row.samples,
-             row.efficiency, row.worst_residual);
+        tell("  %s %s %s: %.12g %s, %d samples, %.12g, residual %.12g", row.device, hapt_dtype_name(row.dtype),
+             row.class, row.size, row.unit, row.samples, row.efficiency, row.worst_residual);
     }
 }
 
@@ -172,13 +180,15 @@ static void list_cluster(const struct hapt_cluster *cluster)
     tell("cluster:");
     for (int c = 0; c < cluster->count; c++) {
         const struct hapt_subcluster *own = &cluster->subcluster[c];
-        tell("  %s: %d x %d of %s (%s), memory %.12g, slowdown %.12g, inside %.12g byte/s %.12g s, between %.12g byte/s %.12g s, hosts %d", own->name,
-             own->nodes, own->devices_per_node, own->device.name, own->device.backend, own->device.memory_capped ? own->device.memory_bytes : 0,
-             own->device.slowdown, own->intra_node_bandwidth, own->intra_node_latency, own->inter_node_bandwidth, own->inter_node_latency,
-             own->host_count);
+        tell("  %s: %d x %d of %s (%s), memory %.12g, slowdown %.12g, inside %.12g byte/s %.12g s, between %.12g "
+             "byte/s %.12g s, hosts %d",
+             own->name, own->nodes, own->devices_per_node, own->device.name, own->device.backend,
+             own->device.memory_capped ? own->device.memory_bytes : 0, own->device.slowdown, own->intra_node_bandwidth,
+             own->intra_node_latency, own->inter_node_bandwidth, own->inter_node_latency, own->host_count);
     }
     for (int l = 0; l < cluster->count * cluster->count; l++)
-        tell("  link %d: %.12g byte/s, %.12g s, paced %d", l, cluster->link[l].bandwidth, cluster->link[l].latency, cluster->link[l].paced);
+        tell("  link %d: %.12g byte/s, %.12g s, paced %d", l, cluster->link[l].bandwidth, cluster->link[l].latency,
+             cluster->link[l].paced);
     tell("  collectives over %d sizes", cluster->collective_count);
 }
 
@@ -203,12 +213,15 @@ static void list_run(const char *path)
 {
     struct hapt_report *report;
     CHECK_OK(hapt_report_load(path, &arena, &report));
-    tell("run: %lld steps from %lld, %s, loss %.12g to %.12g, step %.12g s, predicted %.12g s, %.12g items/s, %lld ranks, checkpoint %s",
-         (long long)report->steps, (long long)report->first_step, report->item, report->first_loss, report->last_loss, report->step_s,
-         report->predicted_step_s, report->items_per_s, (long long)report->rank_count, report->checkpoint);
+    tell("run: %lld steps from %lld, %s, loss %.12g to %.12g, step %.12g s, predicted %.12g s, %.12g items/s, %lld "
+         "ranks, checkpoint %s",
+         (long long)report->steps, (long long)report->first_step, report->item, report->first_loss, report->last_loss,
+         report->step_s, report->predicted_step_s, report->items_per_s, (long long)report->rank_count,
+         report->checkpoint);
     for (int s = 0; s < report->plan->stage_count; s++)
-        tell("  stage %d: busy %.12g s, idle %.12g s, communication %.12g s, planned %.12g bytes, measured %.12g bytes", s, report->stage[s].busy_s,
-             report->stage[s].idle_s, report->stage[s].comm_s, report->stage[s].planned_bytes, report->stage[s].measured_bytes);
+        tell("  stage %d: busy %.12g s, idle %.12g s, communication %.12g s, planned %.12g bytes, measured %.12g bytes",
+             s, report->stage[s].busy_s, report->stage[s].idle_s, report->stage[s].comm_s,
+             report->stage[s].planned_bytes, report->stage[s].measured_bytes);
     tell_values("loss", report->steps, report->loss);
     list_plan(report->plan);
 }
@@ -220,10 +233,12 @@ static void list_checkpoint(const char *path)
     CHECK_OK(hapt_checkpoint_find(&test_env, path, &arena, &checkpoint));
     CHECK_OK(hapt_model_load(FOLDER "plain.h5", &arena, &model));
     CHECK_OK(hapt_checkpoint_fits(checkpoint, model));
-    tell("checkpoint: step %lld, %d shards, %lld parameters, %d states, data %s of %lld, seed %lld", (long long)checkpoint->step, checkpoint->shard_count,
-         (long long)checkpoint->parameter_count, checkpoint->state_count, checkpoint->data.kind, (long long)checkpoint->data.count,
+    tell("checkpoint: step %lld, %d shards, %lld parameters, %d states, data %s of %lld, seed %lld",
+         (long long)checkpoint->step, checkpoint->shard_count, (long long)checkpoint->parameter_count,
+         checkpoint->state_count, checkpoint->data.kind, (long long)checkpoint->data.count,
          (long long)checkpoint->data.seed);
-    for (int64_t o = 0; o < checkpoint->option_count; o++) tell("  option %s = %s", checkpoint->option[o], checkpoint->value[o]);
+    for (int64_t o = 0; o < checkpoint->option_count; o++)
+        tell("  option %s = %s", checkpoint->option[o], checkpoint->value[o]);
     tell_values("loss", checkpoint->history.count, checkpoint->history.loss);
     tell_values("learning_rate", checkpoint->history.count, checkpoint->history.learning_rate);
     for (int t = 0; t < model->graph->tensor_count; t++) {

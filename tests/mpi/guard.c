@@ -39,7 +39,8 @@ static void check_together(const char *folder, const char *name, enum hapt_statu
     MPI_Barrier(test_env.world);
     CHECK(stat(path, &after) == 0);
     const long each = expected == HAPT_OK ? 1 : 2; /* what a child dies of is read by a second one */
-    const long most = each * (expected == HAPT_OK || test_env.node_size > 1 ? 1 : 3); /* alone nobody remembers what is bad */
+    const long most =
+        each * (expected == HAPT_OK || test_env.node_size > 1 ? 1 : 3); /* alone nobody remembers what is bad */
     CHECK_MESSAGE(after.st_size >= 1 && after.st_size <= most, "asked %ld times", (long)after.st_size);
     MPI_Barrier(test_env.world); /* then the file may go */
 }

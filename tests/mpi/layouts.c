@@ -1,6 +1,7 @@
 /* ranks: 1 2 3 4
- * Stages laid out in any way: tensor-parallel, mixed with data-parallel ones, by forced cuts and uneven ratios. Losses and weights are
- * those of PyTorch (tests/data/gpt-small.h5), bits those of the same plan run again, and any plan resumes any other's checkpoint.
+ * Stages laid out in any way: tensor-parallel, mixed with data-parallel ones, by forced cuts and uneven ratios. Losses
+ * and weights are those of PyTorch (tests/data/gpt-small.h5), bits those of the same plan run again, and any plan
+ * resumes any other's checkpoint.
  */
 #include "train_plans.h"
 
@@ -11,19 +12,14 @@ struct arrangement {
     int ranks, stages, size[MAX_STAGES], degree[MAX_STAGES];
 };
 static const struct arrangement arrangements[] = {
-    {2, 1, {2}, {2}},
-    {3, 2, {2, 1}, {2, 0}},
-    {3, 2, {1, 2}, {0, 2}},
-    {4, 1, {4}, {4}},
-    {4, 1, {4}, {2}},
-    {4, 2, {2, 2}, {0, 2}},
-    {4, 2, {2, 2}, {2, 0}},
-    {4, 2, {2, 2}, {2, 2}},
-    {4, 3, {1, 2, 1}, {0, 2, 0}},
+    {2, 1, {2}, {2}},       {3, 2, {2, 1}, {2, 0}}, {3, 2, {1, 2}, {0, 2}},
+    {4, 1, {4}, {4}},       {4, 1, {4}, {2}},       {4, 2, {2, 2}, {0, 2}},
+    {4, 2, {2, 2}, {2, 0}}, {4, 2, {2, 2}, {2, 2}}, {4, 3, {1, 2, 1}, {0, 2, 0}},
 };
 enum { ARRANGEMENTS = sizeof arrangements / sizeof *arrangements };
 
-/* The k-th arrangement for as many ranks as there are, cut at operators that a program can begin at; false: there are no more. */
+/* The k-th arrangement for as many ranks as there are, cut at operators that a program can begin at; false: there are
+ * no more. */
 static bool arrange(int k, int shift, struct shape *shape)
 {
     const int ops = model->graph->forward_count;
@@ -52,7 +48,8 @@ static bool settle(struct shape *shape)
             for (int side = s; side <= s + 1; side++) {
                 const int degree = shape->tensor_parallel[side] > 1 ? shape->tensor_parallel[side] : 1;
                 struct hapt_sharding *sharding = NULL;
-                CHECK_OK(hapt_sharding_tensor_parallel(model->graph, shape->size[side] / degree, degree, &arena, &sharding));
+                CHECK_OK(
+                    hapt_sharding_tensor_parallel(model->graph, shape->size[side] / degree, degree, &arena, &sharding));
                 if (!sharding) return false;
                 good = good && !sharding->parted[shape->end[s]];
             }
@@ -179,8 +176,7 @@ static void random_layouts_train(void)
     }
     CHECK(trained == rounds);
     if (ranks > 1)
-        for (int k = 1; k < HAPT_COLLECTIVE_COUNT; k++)
-            CHECK_MESSAGE(moves[k] > 0, "no collective of kind %d ran", k);
+        for (int k = 1; k < HAPT_COLLECTIVE_COUNT; k++) CHECK_MESSAGE(moves[k] > 0, "no collective of kind %d ran", k);
     model = usual;
 }
 

@@ -1,7 +1,7 @@
 /* ranks: 2 3 4
- * Stages on devices of two subclusters of unlike speed, memory and links: rows by ratio, or a synthesised program with uneven shards, alone
- * and between stages of one subcluster.
- * Losses and weights are PyTorch's (tests/data/gpt-small.h5); the same plan again, in one piece or resumed, gives the same bits.
+ * Stages on devices of two subclusters of unlike speed, memory and links: rows by ratio, or a synthesised program with
+ * uneven shards, alone and between stages of one subcluster. Losses and weights are PyTorch's
+ * (tests/data/gpt-small.h5); the same plan again, in one piece or resumed, gives the same bits.
  */
 #include "train_plans.h"
 
@@ -56,29 +56,34 @@ static struct hapt_cluster *mixed_cluster(const struct mixture *mixture, bool pa
         ranks = hapt_arena_alloc(&arena, (size_t)count, sizeof *ranks);
         *subcluster = (struct hapt_subcluster){.nodes = 1, .devices_per_node = count, .ranks = ranks};
         snprintf(subcluster->name, sizeof subcluster->name, "%s", c ? "slow" : "fast");
-        subcluster->device = (struct hapt_device_spec){
-            .name = "cpu", .backend = "cpu", .memory_bytes = c ? 5e8 : 1e9, .memory_capped = true, .slowdown = slowdown[c]};
+        subcluster->device = (struct hapt_device_spec){.name = "cpu",
+                                                       .backend = "cpu",
+                                                       .memory_bytes = c ? 5e8 : 1e9,
+                                                       .memory_capped = true,
+                                                       .slowdown = slowdown[c]};
         for (int r = 0; r < count; r++) {
             of_rank[rank] = c;
             ranks[r] = rank++;
         }
     }
     for (int l = 0; l < 4; l++)
-        cluster->link[l] = (struct hapt_link){.bandwidth = l == 0 || l == 3 ? 1e9 : 1e8, .latency = 1e-4, .paced = paced};
+        cluster->link[l] =
+            (struct hapt_link){.bandwidth = l == 0 || l == 3 ? 1e9 : 1e8, .latency = 1e-4, .paced = paced};
     return cluster;
 }
 
 static void mix_stage(struct hapt_plan_stage *stage, const int *devices, const double *ratio)
 {
     struct hapt_plan_mixed *mixed = hapt_arena_alloc(&arena, 1, sizeof *mixed);
-    *mixed = (struct hapt_plan_mixed){.count = 2,
-                                      .cluster = hapt_arena_alloc(&arena, 2, sizeof *mixed->cluster),
-                                      .devices = hapt_arena_alloc(&arena, 2, sizeof *mixed->devices),
-                                      .name = hapt_arena_alloc(&arena, 2, sizeof *mixed->name),
-                                      .ratio = hapt_arena_alloc(&arena, (size_t)(devices[0] + devices[1]), sizeof *mixed->ratio),
-                                      .parameter_bytes = hapt_arena_alloc(&arena, 2, sizeof *mixed->parameter_bytes),
-                                      .activation_bytes = hapt_arena_alloc(&arena, 2, sizeof *mixed->activation_bytes),
-                                      .device_memory_bytes = hapt_arena_alloc(&arena, 2, sizeof *mixed->device_memory_bytes)};
+    *mixed = (struct hapt_plan_mixed){
+        .count = 2,
+        .cluster = hapt_arena_alloc(&arena, 2, sizeof *mixed->cluster),
+        .devices = hapt_arena_alloc(&arena, 2, sizeof *mixed->devices),
+        .name = hapt_arena_alloc(&arena, 2, sizeof *mixed->name),
+        .ratio = hapt_arena_alloc(&arena, (size_t)(devices[0] + devices[1]), sizeof *mixed->ratio),
+        .parameter_bytes = hapt_arena_alloc(&arena, 2, sizeof *mixed->parameter_bytes),
+        .activation_bytes = hapt_arena_alloc(&arena, 2, sizeof *mixed->activation_bytes),
+        .device_memory_bytes = hapt_arena_alloc(&arena, 2, sizeof *mixed->device_memory_bytes)};
     for (int c = 0; c < 2; c++) {
         mixed->cluster[c] = c;
         mixed->devices[c] = devices[c];
@@ -93,11 +98,15 @@ static void mix_stage(struct hapt_plan_stage *stage, const int *devices, const d
     snprintf(stage->subcluster_name, sizeof stage->subcluster_name, "fast+slow");
 }
 
-/* The dense layers in parts: the first of each pair by columns, the second by rows. All else is as synthesis finds it best. */
+/* The dense layers in parts: the first of each pair by columns, the second by rows. All else is as synthesis finds it
+ * best. */
 static const struct hapt_stage_layout *synthesise(int devices, const double *ratio)
 {
     static const double flops_per_s[4] = {2e9, 2e9, 1e9, 1e9}, bytes_per_s[4] = {2e8, 2e8, 1e8, 1e8};
-    const struct hapt_spmd_rates rates = {.size = devices, .flops_per_s = flops_per_s, .bytes_per_s = bytes_per_s, .latency_s = 1e-6,
+    const struct hapt_spmd_rates rates = {.size = devices,
+                                          .flops_per_s = flops_per_s,
+                                          .bytes_per_s = bytes_per_s,
+                                          .latency_s = 1e-6,
                                           .bandwidth_bytes_per_s = 1e10};
     static const struct hapt_cut columns = {.letter = 'o'}, rows = {.letter = 'i'};
     const struct hapt_cut **forced = hapt_arena_alloc(&arena, (size_t)model->graph->op_count, sizeof *forced);
@@ -111,7 +120,8 @@ static const struct hapt_stage_layout *synthesise(int devices, const double *rat
         if (strstr(model->graph->op[o].name, "mlp.c_fc")) forced[o] = &columns;
         if (strstr(model->graph->op[o].name, "mlp.c_proj")) forced[o] = &rows;
     }
-    *layout = (struct hapt_stage_layout){.axis = {{.size = devices, .ratio_count = 1, .ratio = ratio}, {.size = 1}}, .name = "synthesised"};
+    *layout = (struct hapt_stage_layout){.axis = {{.size = devices, .ratio_count = 1, .ratio = ratio}, {.size = 1}},
+                                         .name = "synthesised"};
     layout->program[0] = program;
     hapt_spmd_rates_costs(&rates, kind, &costs);
     CHECK_OK(hapt_sharding_trivial(model->graph, &arena, &sharding));
@@ -138,7 +148,8 @@ static void check_model_parallel(const struct hapt_stage_layout *layout)
 
 static struct hapt_plan *mixed_plan(const struct mixture *mixture, const double *ratio)
 {
-    struct shape shape = {.stages = mixture->stages, .schedule = HAPT_SCHEDULE_H1F1B, .microbatches = 8 / mixture->microbatch};
+    struct shape shape = {
+        .stages = mixture->stages, .schedule = HAPT_SCHEDULE_H1F1B, .microbatches = 8 / mixture->microbatch};
     const int ops = model->graph->forward_count;
     for (int s = 0; s < mixture->stages; s++) {
         shape.end[s] = ops * (s + 1) / mixture->stages;
@@ -168,8 +179,9 @@ static void load_model(int microbatch)
     struct hapt_model *made = NULL;
     char rows[16];
     snprintf(rows, sizeof rows, "%d", microbatch);
-    const char *argv[] = {"hapt",    "model", "gpt", "--layers",     "2",  "--hidden", "64",   "--heads",           "4", "--sequence", "64",
-                          "--vocab", "256",   "--microbatch", rows, "--dtype",  "fp32", "--tied-embeddings", "yes"};
+    const char *argv[] = {
+        "hapt", "model",   "gpt", "--layers",     "2",  "--hidden", "64",   "--heads",           "4",  "--sequence",
+        "64",   "--vocab", "256", "--microbatch", rows, "--dtype",  "fp32", "--tied-embeddings", "yes"};
     const char *path = hapt_arena_printf(&arena, "%s/rows-%d.h5", folder, microbatch);
     if (test_env.world_rank == 0) {
         CHECK_OK(hapt_config_parse((int)(sizeof argv / sizeof *argv), (char **)argv, &arena, &config));
@@ -180,8 +192,8 @@ static void load_model(int microbatch)
     CHECK_OK(hapt_model_load(path, &arena, &model));
 }
 
-static struct hapt_train_result *run(const struct mixture *mixture, bool paced, const char *name, const char *stop_after,
-                                     const struct hapt_checkpoint *checkpoint)
+static struct hapt_train_result *run(const struct mixture *mixture, bool paced, const char *name,
+                                     const char *stop_after, const struct hapt_checkpoint *checkpoint)
 {
     const char *options[40] = {NULL};
     struct hapt_train_result *result = NULL;
@@ -194,15 +206,16 @@ static struct hapt_train_result *run(const struct mixture *mixture, bool paced, 
         options[count++] = "--stop-after";
         options[count++] = stop_after;
     }
-    CHECK_OK(hapt_train_run(&test_env, mixed_cluster(mixture, paced), model, mixed_plan(mixture, mixture->ratio), checkpoint,
-                            make_config(name, options), &arena, &result));
+    CHECK_OK(hapt_train_run(&test_env, mixed_cluster(mixture, paced), model, mixed_plan(mixture, mixture->ratio),
+                            checkpoint, make_config(name, options), &arena, &result));
     return result;
 }
 
 static void check_resumed(const struct mixture *mixture, const char *name, const struct hapt_train_result *whole)
 {
     struct hapt_checkpoint *checkpoint = NULL;
-    const char *path = hapt_arena_printf(&arena, "%s/half-%s", folder, name), *half = hapt_arena_printf(&arena, "half-%s", name);
+    const char *path = hapt_arena_printf(&arena, "%s/half-%s", folder, name),
+               *half = hapt_arena_printf(&arena, "half-%s", name);
     if (!run(mixture, false, half, "7", NULL)) return;
     CHECK_OK(hapt_checkpoint_find(&test_env, path, &arena, &checkpoint));
     if (!checkpoint) return;
@@ -210,7 +223,8 @@ static void check_resumed(const struct mixture *mixture, const char *name, const
     for (int s = 0; s < mixture->stages; s++) {
         const struct hapt_plan_mixed *mixed = checkpoint->plan->stage[s].mixed;
         if (!CHECK(!mixed == !(mixture->devices[s][0] && mixture->devices[s][1])) || !mixed) continue;
-        for (int d = 0; d < checkpoint->plan->stage[s].devices_per_node; d++) CHECK(mixed->ratio[d] == mixture->ratio[d]);
+        for (int d = 0; d < checkpoint->plan->stage[s].devices_per_node; d++)
+            CHECK(mixed->ratio[d] == mixture->ratio[d]);
     }
     const struct hapt_train_result *rest = run(mixture, false, half, NULL, checkpoint);
     if (!rest) return;
@@ -227,8 +241,10 @@ static void check_crossed(const struct mixture *mixture, const char *name)
         const char *folder_name = hapt_arena_printf(&arena, "crossed-%d-%s", side, name);
         half.synthesised = side == 0;
         rest.synthesised = side == 1;
-        if (mixture->microbatch < half.devices[0][0] + half.devices[0][1] || !run(&half, false, folder_name, "9", NULL)) continue;
-        CHECK_OK(hapt_checkpoint_find(&test_env, hapt_arena_printf(&arena, "%s/%s", folder, folder_name), &arena, &checkpoint));
+        if (mixture->microbatch < half.devices[0][0] + half.devices[0][1] || !run(&half, false, folder_name, "9", NULL))
+            continue;
+        CHECK_OK(hapt_checkpoint_find(&test_env, hapt_arena_printf(&arena, "%s/%s", folder, folder_name), &arena,
+                                      &checkpoint));
         if (!checkpoint) continue;
         const struct hapt_train_result *result = run(&rest, false, folder_name, NULL, checkpoint);
         if (!result || !CHECK(result->first_step == 9 && result->history.count == STEPS)) continue;
@@ -261,7 +277,8 @@ static void mixed_stages_train(void)
     }
 }
 
-/* Every device runs the same program on rows of its own: one without rows is refused before the run, on all ranks alike. */
+/* Every device runs the same program on rows of its own: one without rows is refused before the run, on all ranks
+ * alike. */
 static void too_small_shares(void)
 {
     const struct mixture alone = {1, {{1, 1}}, {0.95, 0.05}, 4, false};

@@ -8,12 +8,14 @@
 
 static struct hapt_interface narrow(unsigned a, unsigned b, unsigned c, unsigned d, int prefix)
 {
-    return (struct hapt_interface){.prefix = prefix, .address = {(unsigned char)a, (unsigned char)b, (unsigned char)c, (unsigned char)d}};
+    return (struct hapt_interface){.prefix = prefix,
+                                   .address = {(unsigned char)a, (unsigned char)b, (unsigned char)c, (unsigned char)d}};
 }
 
 static void same_network(void)
 {
-    const struct hapt_interface one = narrow(10, 77, 4, 1, 22), near = narrow(10, 77, 7, 9, 22), far = narrow(10, 77, 8, 1, 22);
+    const struct hapt_interface one = narrow(10, 77, 4, 1, 22), near = narrow(10, 77, 7, 9, 22),
+                                far = narrow(10, 77, 8, 1, 22);
     const struct hapt_interface narrower = narrow(10, 77, 4, 2, 24);
     struct hapt_interface wide = one;
     wide.wide = true;
@@ -53,7 +55,8 @@ static void measures(void)
     if (!loopback(&path[0].own)) return;
     for (int r = 0; r < 2; r++) path[r] = (struct hapt_path){true, path[0].own, path[0].own};
     CHECK_OK(hapt_transfer_measure(&hapt_transfer_tcp, test_env.world, path, 0.1, &latency_s, &bandwidth));
-    CHECK_MESSAGE(latency_s > 0 && latency_s < 0.1 && bandwidth > 1e6, "by own connections: %g s, %g byte/s", latency_s, bandwidth);
+    CHECK_MESSAGE(latency_s > 0 && latency_s < 0.1 && bandwidth > 1e6, "by own connections: %g s, %g byte/s", latency_s,
+                  bandwidth);
 }
 
 /* An address where nobody is: an error on both ranks, in seconds. */
@@ -65,7 +68,8 @@ static void leads_nowhere(void)
     const struct hapt_interface nobody = narrow(192, 0, 2, 1, 24); /* a network that documentation alone uses */
     for (int r = 0; r < 2; r++) path[r] = (struct hapt_path){true, path[0].own, nobody};
     const double start_s = hapt_time_s();
-    const enum hapt_status status = hapt_transfer_measure(&hapt_transfer_tcp, test_env.world, path, 0.1, &latency_s, &bandwidth);
+    const enum hapt_status status =
+        hapt_transfer_measure(&hapt_transfer_tcp, test_env.world, path, 0.1, &latency_s, &bandwidth);
     CHECK_MESSAGE(status == HAPT_ERR_COMM, "status %d", (int)status);
     CHECK(hapt_fail_message()[0] != '\0');
     hapt_fail_reset();
@@ -74,7 +78,8 @@ static void leads_nowhere(void)
 
 #define SENT 400 /* chunks: more than all buffers on the way hold */
 
-/* Rank 0 sends, rank 1 takes from `later_s` on; what the system counted, and the seconds from the first chunk to the last. */
+/* Rank 0 sends, rank 1 takes from `later_s` on; what the system counted, and the seconds from the first chunk to the
+ * last. */
 static struct hapt_transfer_rate count_bytes(const struct hapt_path *path, double later_s, double *seconds)
 {
     static char chunk[HAPT_LINK_CHUNK_BYTES];
@@ -125,7 +130,9 @@ static void counts(void)
         const struct hapt_transfer_rate rate = count_bytes(path, late ? 2.0 : 0, &seconds);
         CHECK_MESSAGE(rate.bytes >= sent && rate.bytes <= sent + framing, "%.0f bytes of %.0f", rate.bytes, sent);
         CHECK_MESSAGE(rate.busy_s >= 0 && rate.busy_s <= seconds + tick_s, "busy for %g of %g s", rate.busy_s, seconds);
-        if (late) CHECK_MESSAGE(seconds > 2 && rate.busy_s < seconds - 1, "busy for %g of %g s, of which the peer slept 2", rate.busy_s, seconds);
+        if (late)
+            CHECK_MESSAGE(seconds > 2 && rate.busy_s < seconds - 1, "busy for %g of %g s, of which the peer slept 2",
+                          rate.busy_s, seconds);
     }
 }
 
@@ -154,8 +161,8 @@ static int listeners(void)
     return count;
 }
 
-/* Ranks connect before the first message: what both have announced, and nothing else; afterwards nobody listens. One that is announced at one
- * end alone fails on both, with one message for both, the receiver's after its time limit. */
+/* Ranks connect before the first message: what both have announced, and nothing else; afterwards nobody listens. One
+ * that is announced at one end alone fails on both, with one message for both, the receiver's after its time limit. */
 static void connects(void)
 {
     struct hapt_path path[2] = {{0}};
@@ -168,7 +175,9 @@ static void connects(void)
         CHECK_OK(hapt_transfer_tcp.open(test_env.world, path, &context));
         CHECK(listeners() == before);
         for (int twice = 0; twice < 2; twice++) CHECK_OK(hapt_transfer_tcp.announce(context, 1 - me, 1, me == 0));
-        if (lacks != 1 || me == 1) CHECK_OK(hapt_transfer_tcp.announce(context, 1 - me, lacks == 2 ? 1 : 2, me == 1 && lacks == 2 ? true : me == 0));
+        if (lacks != 1 || me == 1)
+            CHECK_OK(hapt_transfer_tcp.announce(context, 1 - me, lacks == 2 ? 1 : 2,
+                                                me == 1 && lacks == 2 ? true : me == 0));
         const double start_s = hapt_time_s(), limit_s = lacks ? 1 : 30;
         const enum hapt_status status = hapt_transfer_tcp.connect(context, limit_s);
         const double seconds = hapt_time_s() - start_s;
@@ -179,8 +188,13 @@ static void connects(void)
         memcpy(first, mine, sizeof first);
         MPI_Bcast(first, sizeof first, MPI_CHAR, 0, test_env.world);
         CHECK_MESSAGE(strcmp(mine, first) == 0, "%s, but rank 0: %s", mine, first);
-        if (lacks == 1) CHECK_MESSAGE(strstr(mine, "rank 1 has no connection to rank 0") && strstr(mine, "did not connect within 1 s"), "%s", mine);
-        if (lacks == 2) CHECK_MESSAGE(strstr(mine, "rank 1 has no connection to rank 0") && strstr(mine, "awaits none"), "%s", mine);
+        if (lacks == 1)
+            CHECK_MESSAGE(strstr(mine, "rank 1 has no connection to rank 0") &&
+                              strstr(mine, "did not connect within 1 s"),
+                          "%s", mine);
+        if (lacks == 2)
+            CHECK_MESSAGE(strstr(mine, "rank 1 has no connection to rank 0") && strstr(mine, "awaits none"), "%s",
+                          mine);
         hapt_fail_reset();
         CHECK_MESSAGE(listeners() == before, "%d sockets listen, %d did", listeners(), before);
         hapt_transfer_tcp.close(context);

@@ -1,5 +1,6 @@
 /* ranks: 2 3
- * One rank without memory, at every reservation in turn: all ranks fail, none waits for ever, and what comes next works. */
+ * One rank without memory, at every reservation in turn: all ranks fail, none waits for ever, and what comes next
+ * works. */
 #include <errno.h>
 #include <stdint.h>
 #include <unistd.h>
@@ -13,8 +14,8 @@
 #include "hapt/rivals.h"
 #include "hapt/sweep.h"
 
-/* The C library's own allocator behind ours, which fails the `left`-th reservation made by this program itself; those of
- * the libraries below it pass. */
+/* The C library's own allocator behind ours, which fails the `left`-th reservation made by this program itself; those
+ * of the libraries below it pass. */
 extern void *__libc_malloc(size_t bytes);
 extern void *__libc_calloc(size_t count, size_t bytes);
 extern void *__libc_memalign(size_t alignment, size_t bytes);
@@ -25,7 +26,8 @@ static volatile bool hit;
 
 static bool fails(const void *caller)
 {
-    if (left == 0 || (uintptr_t)caller < (uintptr_t)__executable_start || (uintptr_t)caller >= (uintptr_t)etext) return false;
+    if (left == 0 || (uintptr_t)caller < (uintptr_t)__executable_start || (uintptr_t)caller >= (uintptr_t)etext)
+        return false;
     if (--left > 0) return false;
     hit = true;
     errno = ENOMEM;
@@ -47,8 +49,8 @@ void *aligned_alloc(size_t alignment, size_t bytes)
     return fails(__builtin_return_address(0)) ? NULL : __libc_memalign(alignment, bytes);
 }
 
-/* Runs `job` with the first reservation failing on one rank, then the next (in ever longer steps when stride > 1), until none is
- * left to fail. Each time all ranks must end alike, and in the end succeed. */
+/* Runs `job` with the first reservation failing on one rank, then the next (in ever longer steps when stride > 1),
+ * until none is left to fail. Each time all ranks must end alike, and in the end succeed. */
 typedef enum hapt_status job(void *context);
 
 static void exhaust(const char *what, job *run, void *context, double stride)
@@ -65,8 +67,8 @@ static void exhaust(const char *what, job *run, void *context, double stride)
             MPI_Allreduce(MPI_IN_PLACE, seen, 3, MPI_INT, MPI_MAX, test_env.world);
             if (seen[0]) {
                 /* Some can be done without; then all go on. */
-                CHECK_MESSAGE(seen[1] == -seen[2], "%s: reservation %d of rank %d fails, and a rank knows nothing of it",
-                              what, k, victim);
+                CHECK_MESSAGE(seen[1] == -seen[2],
+                              "%s: reservation %d of rank %d fails, and a rank knows nothing of it", what, k, victim);
                 failures += failed;
                 continue;
             }
@@ -180,8 +182,12 @@ static enum hapt_status question(const struct hapt_profile *profile, struct hapt
     const struct hapt_search_options options = {
         .microbatches = 8, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02, .may_fail = true};
     const struct hapt_sweep_question asked = {.profile = profile, .options = &options};
-    const struct hapt_sweep_range range = {
-        .kind = HAPT_SWEEP_MICROBATCHES, .text = "microbatches=2..16:3", .subject = "", .low = 2, .high = 16, .points = 3};
+    const struct hapt_sweep_range range = {.kind = HAPT_SWEEP_MICROBATCHES,
+                                           .text = "microbatches=2..16:3",
+                                           .subject = "",
+                                           .low = 2,
+                                           .high = 16,
+                                           .points = 3};
     struct hapt_plan *plan;
     struct hapt_worth *worth;
     struct hapt_rivals *rivals;

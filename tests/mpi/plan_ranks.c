@@ -13,8 +13,8 @@ static bool same_real(double a, double b)
 static bool same_stage(const struct hapt_plan_stage *a, const struct hapt_plan_stage *b)
 {
     return a->first_layer == b->first_layer && a->end_layer == b->end_layer && hapt_plan_same_devices(a, b) &&
-           a->warmup == b->warmup && same_real(a->compute_s, b->compute_s) &&
-           same_real(a->comm_s, b->comm_s) && same_real(a->memory_bytes, b->memory_bytes);
+           a->warmup == b->warmup && same_real(a->compute_s, b->compute_s) && same_real(a->comm_s, b->comm_s) &&
+           same_real(a->memory_bytes, b->memory_bytes);
 }
 
 static bool same_plan(const struct hapt_plan *a, const struct hapt_plan *b)

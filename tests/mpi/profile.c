@@ -176,7 +176,8 @@ static void check_effort(struct run *run)
             }
         }
     }
-    CHECK_MESSAGE(effort->unique == unique, "%lld unique ranges, brute force finds %d", (long long)effort->unique, unique);
+    CHECK_MESSAGE(effort->unique == unique, "%lld unique ranges, brute force finds %d", (long long)effort->unique,
+                  unique);
     CHECK(unique < candidates && effort->timed > 0 && effort->timed <= unique);
     CHECK(effort->runs >= effort->timed && effort->programs >= 1 && effort->programs <= effort->timed);
     CHECK(effort->seconds > 0);
@@ -256,14 +257,16 @@ static void small_budget(void)
             const struct hapt_profile_cluster *few = &run.profile->cluster[c], *all = &full.profile->cluster[c];
             /* A layer of microseconds is ten times as slow where pauses between rounds leave cold caches. */
             double slack_s = 0;
-            for (size_t cell = 0; cell < cells_of(run.profile, few); cell++) slack_s = fmax(slack_s, 0.05 * all->stage_time[cell]); /* NaN: none there */
+            for (size_t cell = 0; cell < cells_of(run.profile, few); cell++)
+                slack_s = fmax(slack_s, 0.05 * all->stage_time[cell]); /* NaN: none there */
             for (size_t cell = 0; cell < cells_of(run.profile, few); cell++) {
                 CHECK(isnan(few->stage_time[cell]) == isnan(all->stage_time[cell]));
                 if (isnan(few->stage_time[cell])) continue;
                 /* A disturbed machine may double a time; nothing makes it ten times another, but for the slack. */
-                CHECK_MESSAGE(few->stage_time[cell] < 10 * all->stage_time[cell] + slack_s && all->stage_time[cell] < 10 * few->stage_time[cell] + slack_s,
-                              "cell %zu of subcluster %d: %.3g ms with few rounds, %.3g ms with many", cell, c, 1e3 * few->stage_time[cell],
-                              1e3 * all->stage_time[cell]);
+                CHECK_MESSAGE(few->stage_time[cell] < 10 * all->stage_time[cell] + slack_s &&
+                                  all->stage_time[cell] < 10 * few->stage_time[cell] + slack_s,
+                              "cell %zu of subcluster %d: %.3g ms with few rounds, %.3g ms with many", cell, c,
+                              1e3 * few->stage_time[cell], 1e3 * all->stage_time[cell]);
             }
         }
     }

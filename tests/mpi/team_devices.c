@@ -1,6 +1,7 @@
 /* ranks: 2 3 4
- * A team whose devices trade among themselves against the same team through the host: all moves, equal bits. The devices are of this test:
- * what a group was asked comes to its place only when it has settled, a few questions later; nothing may be queued before. */
+ * A team whose devices trade among themselves against the same team through the host: all moves, equal bits. The
+ * devices are of this test: what a group was asked comes to its place only when it has settled, a few questions later;
+ * nothing may be queued before. */
 #include "test.h"
 
 #include "hapt/link.h"
@@ -22,7 +23,7 @@ struct hapt_group {
 
 static struct {
     bool none, shared, fails, stuck, faulty, splits; /* how groups are */
-    int groups, asked;                       /* alive; operations so far */
+    int groups, asked;                               /* alive; operations so far */
     struct hapt_group *busy;
     size_t used;
 } fake;
@@ -55,7 +56,9 @@ static const char *create(const unsigned char id[HAPT_GROUP_ID_BYTES], int rank,
     fake.groups++;
     if (fake.fails) return NULL;
     /* Every rank is a member of one group at a time: of the first ranks, or of every second. */
-    const int color = ranks == test_env.world_size ? 0 : fake.groups == 2 ? test_env.world_rank % 2 : test_env.world_rank / 2;
+    const int color = ranks == test_env.world_size ? 0
+                      : fake.groups == 2           ? test_env.world_rank % 2
+                                                   : test_env.world_rank / 2;
     MPI_Comm_split(MPI_COMM_WORLD, color, rank, &(*group)->comm);
     return NULL;
 }
@@ -72,7 +75,8 @@ static const char *split(struct hapt_group *group, int color, int key, int rank,
     int found[2];
     MPI_Comm_rank((*part)->comm, &found[0]);
     MPI_Comm_size((*part)->comm, &found[1]);
-    CHECK_MESSAGE(found[0] == rank && found[1] == ranks, "rank %d of %d is said to be %d of %d", found[0], found[1], rank, ranks);
+    CHECK_MESSAGE(found[0] == rank && found[1] == ranks, "rank %d of %d is said to be %d of %d", found[0], found[1],
+                  rank, ranks);
     return NULL;
 }
 
@@ -118,7 +122,8 @@ static char *ask(struct hapt_group *group, void *to, size_t bytes)
 }
 
 /* Elements [first, first + count) of all ranks' arrays of `elements`, added in order of rank as the host does. */
-static void add(const struct hapt_group *group, enum hapt_dtype dtype, const void *from, size_t elements, size_t first, size_t count, void *sum)
+static void add(const struct hapt_group *group, enum hapt_dtype dtype, const void *from, size_t elements, size_t first,
+                size_t count, void *sum)
 {
     const size_t width = hapt_dtype_bytes(dtype);
     char *all = malloc((size_t)group->ranks * elements * width + 1);
@@ -127,7 +132,8 @@ static void add(const struct hapt_group *group, enum hapt_dtype dtype, const voi
         float total = 0;
         for (int r = 0; r < group->ranks; r++) {
             const char *term = all + ((size_t)r * elements + first + i) * width;
-            const float next = dtype == HAPT_F32 ? *(const float *)(const void *)term : hapt_bf16_to_f32(*(const uint16_t *)(const void *)term);
+            const float next = dtype == HAPT_F32 ? *(const float *)(const void *)term
+                                                 : hapt_bf16_to_f32(*(const uint16_t *)(const void *)term);
             total = r == 0 ? next : total + next;
         }
         if (dtype == HAPT_F32)
@@ -138,8 +144,8 @@ static void add(const struct hapt_group *group, enum hapt_dtype dtype, const voi
     free(all);
 }
 
-static const char *all_reduce(struct hapt_group *group, struct hapt_queue *queue, bool largest, enum hapt_dtype dtype, const void *from, void *to,
-                              size_t elements)
+static const char *all_reduce(struct hapt_group *group, struct hapt_queue *queue, bool largest, enum hapt_dtype dtype,
+                              const void *from, void *to, size_t elements)
 {
     (void)queue;
     CHECK(!largest && elements > 0);
@@ -148,16 +154,18 @@ static const char *all_reduce(struct hapt_group *group, struct hapt_queue *queue
     return NULL;
 }
 
-static const char *reduce_scatter(struct hapt_group *group, struct hapt_queue *queue, enum hapt_dtype dtype, const size_t *bound, const void *from,
-                                  void *to)
+static const char *reduce_scatter(struct hapt_group *group, struct hapt_queue *queue, enum hapt_dtype dtype,
+                                  const size_t *bound, const void *from, void *to)
 {
     (void)queue;
     const size_t mine = bound[group->rank], count = bound[group->rank + 1] - mine, width = hapt_dtype_bytes(dtype);
-    add(group, dtype, (const char *)from + bound[0] * width, bound[group->ranks] - bound[0], mine - bound[0], count, ask(group, to, count * width));
+    add(group, dtype, (const char *)from + bound[0] * width, bound[group->ranks] - bound[0], mine - bound[0], count,
+        ask(group, to, count * width));
     return NULL;
 }
 
-static const char *all_gather(struct hapt_group *group, struct hapt_queue *queue, const size_t *bound, const void *mine, void *whole)
+static const char *all_gather(struct hapt_group *group, struct hapt_queue *queue, const size_t *bound, const void *mine,
+                              void *whole)
 {
     (void)queue;
     int count[MOST], first[MOST];
@@ -170,7 +178,8 @@ static const char *all_gather(struct hapt_group *group, struct hapt_queue *queue
     return NULL;
 }
 
-static const char *trade(struct hapt_group *group, struct hapt_queue *queue, const size_t *send, const void *from, const size_t *receive, void *to)
+static const char *trade(struct hapt_group *group, struct hapt_queue *queue, const size_t *send, const void *from,
+                         const size_t *receive, void *to)
 {
     (void)queue;
     int out[MOST], out_first[MOST], in[MOST], in_first[MOST];
@@ -180,7 +189,8 @@ static const char *trade(struct hapt_group *group, struct hapt_queue *queue, con
         in[r] = (int)(receive[r + 1] - receive[r]);
         in_first[r] = (int)receive[r];
     }
-    MPI_Alltoallv(from, out, out_first, MPI_BYTE, ask(group, to, receive[group->ranks]), in, in_first, MPI_BYTE, group->comm);
+    MPI_Alltoallv(from, out, out_first, MPI_BYTE, ask(group, to, receive[group->ranks]), in, in_first, MPI_BYTE,
+                  group->comm);
     return NULL;
 }
 
@@ -202,8 +212,8 @@ static const char *unpack(struct hapt_queue *queue, const struct hapt_strided_li
 
 static const struct hapt_groups *groups(const char **reason)
 {
-    static struct hapt_groups all = {library,    place,          make_id,    create, settled, end,    destroy,
-                                     all_reduce, reduce_scatter, all_gather, trade,  pack,    unpack, NULL, NULL, NULL};
+    static struct hapt_groups all = {library,        place,      make_id, create, settled, end,  destroy, all_reduce,
+                                     reduce_scatter, all_gather, trade,   pack,   unpack,  NULL, NULL,    NULL};
     all.split = fake.splits ? split : NULL;
     *reason = "no library of groups";
     return fake.none && test_env.world_rank == 0 ? NULL : &all;
@@ -244,8 +254,14 @@ static void give_back(struct hapt_device *device, void *memory)
     free(memory);
 }
 
-static const struct hapt_backend backend = {.name = "fake", .queue = queue, .record = record, .done = done, .wait = wait, .allocate = allocate,
-                                            .free = give_back, .groups = groups};
+static const struct hapt_backend backend = {.name = "fake",
+                                            .queue = queue,
+                                            .record = record,
+                                            .done = done,
+                                            .wait = wait,
+                                            .allocate = allocate,
+                                            .free = give_back,
+                                            .groups = groups};
 static struct hapt_device *const device = (struct hapt_device *)&fake;
 
 /* ---- a team of moves ---- */
@@ -278,15 +294,18 @@ static void cut(int ranks, size_t units, int64_t *first)
     CHECK(hapt_split(ratio, ranks, (int64_t)units, first));
 }
 
-/* A tensor [outer][extent][inner] cut along its middle, and the same as rows [outer * extent] cut in another way to be traded with columns. */
+/* A tensor [outer][extent][inner] cut along its middle, and the same as rows [outer * extent] cut in another way to be
+ * traded with columns. */
 static void lay_out(struct bench *bench, int round)
 {
-    const enum hapt_collective_kind kind[MOVES] = {HAPT_COLLECTIVE_ALL_REDUCE, HAPT_COLLECTIVE_REDUCE_SCATTER, HAPT_COLLECTIVE_ALL_GATHER,
-                                                   HAPT_COLLECTIVE_GROUPED_BROADCAST, HAPT_COLLECTIVE_ALL_TO_ALL, HAPT_COLLECTIVE_SLICE};
+    const enum hapt_collective_kind kind[MOVES] = {HAPT_COLLECTIVE_ALL_REDUCE, HAPT_COLLECTIVE_REDUCE_SCATTER,
+                                                   HAPT_COLLECTIVE_ALL_GATHER, HAPT_COLLECTIVE_GROUPED_BROADCAST,
+                                                   HAPT_COLLECTIVE_ALL_TO_ALL, HAPT_COLLECTIVE_SLICE};
     static const char *const name[MOVES] = {"sum", "scatter", "gather", "broadcast", "trade", "slice"};
     const enum hapt_dtype dtype = round % 2 ? HAPT_BF16 : HAPT_F32;
     const size_t width = hapt_dtype_bytes(dtype), n = (size_t)bench->ranks;
-    const size_t outer = round % 3 ? pick(5) : 1, extent = n * pick(4) + (round % 4 ? pick(3) : 0), inner = pick(40), lines = n + pick(9);
+    const size_t outer = round % 3 ? pick(5) : 1, extent = n * pick(4) + (round % 4 ? pick(3) : 0), inner = pick(40),
+                 lines = n + pick(9);
     int64_t first[MOST + 1], row[MOST + 1], column[MOST + 1];
     cut(bench->ranks, extent, first);
     cut(bench->ranks, lines, row);
@@ -295,7 +314,8 @@ static void lay_out(struct bench *bench, int round)
     for (int m = 0; m < MOVES; m++) {
         struct hapt_team_move *move = &bench->team.move[m];
         bench->op[m] = (struct hapt_op){.name = name[m]};
-        *move = (struct hapt_team_move){.kind = kind[m], .axis = bench->axis, .dtype = dtype, .elements = bench->elements};
+        *move =
+            (struct hapt_team_move){.kind = kind[m], .axis = bench->axis, .dtype = dtype, .elements = bench->elements};
         move->part = hapt_arena_alloc(&bench->arena, n, sizeof *move->part);
         for (size_t r = 0; r < n; r++)
             move->part[r] = (struct hapt_strided){.offset = (size_t)first[r] * inner * width,
@@ -306,7 +326,8 @@ static void lay_out(struct bench *bench, int round)
     bench->own = bench->team.move[GATHER].part[bench->rank].count * bench->team.move[GATHER].part[bench->rank].run;
     /* Rows of [lines][extent] to columns. */
     struct hapt_team_move *swap = &bench->team.move[TRADE];
-    const size_t me = (size_t)bench->rank, my_rows = (size_t)(row[me + 1] - row[me]), my_columns = (size_t)(column[me + 1] - column[me]);
+    const size_t me = (size_t)bench->rank, my_rows = (size_t)(row[me + 1] - row[me]),
+                 my_columns = (size_t)(column[me + 1] - column[me]);
     swap->send = hapt_arena_alloc(&bench->arena, n, sizeof *swap->send);
     swap->receive = hapt_arena_alloc(&bench->arena, n, sizeof *swap->receive);
     for (size_t r = 0; r < n; r++) {
@@ -364,7 +385,8 @@ static void fill(void *data, enum hapt_dtype dtype, size_t elements, int round)
 static size_t bytes_in(const struct bench *bench, int move)
 {
     if (move == TRADE) return bench->rows;
-    return move == GATHER || move == BROADCAST ? bench->own : bench->elements * hapt_dtype_bytes(bench->team.move[0].dtype);
+    return move == GATHER || move == BROADCAST ? bench->own
+                                               : bench->elements * hapt_dtype_bytes(bench->team.move[0].dtype);
 }
 
 static void run_moves(struct bench *bench, int round, char *to)
@@ -396,7 +418,8 @@ static void run_flat(struct bench *bench, unsigned axes, int round, float *to, s
     struct hapt_engine_links links;
     size_t bound[MOST + 1];
     int64_t first[MOST + 1];
-    const int ranks = hapt_collective_ranks(hapt_team_over(&bench->team, axes)), me = hapt_collective_rank(hapt_team_over(&bench->team, axes));
+    const int ranks = hapt_collective_ranks(hapt_team_over(&bench->team, axes)),
+              me = hapt_collective_rank(hapt_team_over(&bench->team, axes));
     hapt_team_links(&bench->team, &links);
     shared_random = (uint64_t)round;
     cut(ranks, elements, first);
@@ -430,15 +453,16 @@ static void compare(int inner, int axis)
         CHECK(fake.asked == 0);
         CHECK_OK(hapt_team_use_devices(&bench.team, &backend, device, NULL, text));
         CHECK_MESSAGE(bench.team.devices && strcmp(text, "messages") == 0, "devices by %s", text);
-        CHECK_MESSAGE(fake.asked == 2 * fake.groups, "%d groups were connected by %d operations", fake.groups, fake.asked);
+        CHECK_MESSAGE(fake.asked == 2 * fake.groups, "%d groups were connected by %d operations", fake.groups,
+                      fake.asked);
         fake.asked = 0;
         run_moves(&bench, round, got);
         run_flat(&bench, axes, round, sums + 3 * elements, elements);
         CHECK(fake.asked == 9); /* a slice moves nothing */
         fake.asked = 0;
         for (int m = 0; m <= MOVES; m++)
-            CHECK_MESSAGE(memcmp(expected + (size_t)m * bench.most, got + (size_t)m * bench.most, bench.most) == 0, "round %d: %s differs", round,
-                          m < MOVES ? bench.op[m].name : "a rebuilt whole");
+            CHECK_MESSAGE(memcmp(expected + (size_t)m * bench.most, got + (size_t)m * bench.most, bench.most) == 0,
+                          "round %d: %s differs", round, m < MOVES ? bench.op[m].name : "a rebuilt whole");
         CHECK(memcmp(sums, sums + 3 * elements, 3 * elements * sizeof *sums) == 0);
         close_bench(&bench);
         free(expected);
@@ -465,7 +489,8 @@ static void refused(const char *why)
     struct bench bench;
     open_bench(&bench, 1, 0);
     CHECK_OK(hapt_team_use_devices(&bench.team, &backend, device, NULL, text));
-    CHECK_MESSAGE(!bench.team.devices && strncmp(text, "the host: ", 10) == 0 && strstr(text, why), "%s: %s", why, text);
+    CHECK_MESSAGE(!bench.team.devices && strncmp(text, "the host: ", 10) == 0 && strstr(text, why), "%s: %s", why,
+                  text);
     close_bench(&bench);
 }
 
@@ -505,7 +530,8 @@ static void failures(void)
     snprintf(absent, sizeof absent, "rank %d on host", last);
     fake.faulty = true;
     CHECK(links.all_reduce(links.context, 1, data, 4) == HAPT_ERR_COMM);
-    CHECK_MESSAGE(strstr(hapt_fail_message(), "test: the wire is cut in: sum of the gradients of step 0"), "%s", hapt_fail_message());
+    CHECK_MESSAGE(strstr(hapt_fail_message(), "test: the wire is cut in: sum of the gradients of step 0"), "%s",
+                  hapt_fail_message());
     hapt_fail_reset();
     close_bench(&bench);
     fake.faulty = false;
@@ -520,7 +546,8 @@ static void failures(void)
                       "%s", hapt_fail_message());
     } else {
         hapt_time_sleep_until(hapt_time_s() + 4);
-        CHECK(hapt_collective_late(bench.team.whole, "too late") == HAPT_ERR_COMM); /* takes what the others have sent */
+        CHECK(hapt_collective_late(bench.team.whole, "too late") ==
+              HAPT_ERR_COMM); /* takes what the others have sent */
     }
     hapt_fail_reset();
     MPI_Barrier(test_env.world);

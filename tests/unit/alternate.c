@@ -1,6 +1,6 @@
 /*
- * The alternation of programs and ratios (HAP 3.1) on small instances at random: against every program at every ratio, against its own
- * turns, and with ratios of their own for parts of the model (HAP 5.2).
+ * The alternation of programs and ratios (HAP 3.1) on small instances at random: against every program at every ratio,
+ * against its own turns, and with ratios of their own for parts of the model (HAP 5.2).
  */
 #include "synthesis_random.h"
 
@@ -20,15 +20,17 @@ static double priced(const struct hapt_alternation *asked, const int *ratio_of, 
                      const struct hapt_axis_program *program, struct hapt_arena *arena)
 {
     struct hapt_program_price price;
-    const struct hapt_synthesis_options options = {.microbatches = asked->microbatches, .in_flight = asked->in_flight, .ratio_of = ratio_of};
-    const enum hapt_status status = hapt_axis_program_price(asked->sharding, 0, axis, asked->costs, &options, program, arena, &price);
+    const struct hapt_synthesis_options options = {
+        .microbatches = asked->microbatches, .in_flight = asked->in_flight, .ratio_of = ratio_of};
+    const enum hapt_status status =
+        hapt_axis_program_price(asked->sharding, 0, axis, asked->costs, &options, program, arena, &price);
     hapt_fail_reset();
     return status == HAPT_OK ? price.cost_s : (double)INFINITY; /* a layout may exist at other ratios alone */
 }
 
 /* What holds of every result: it is what it says, and nothing that was seen on the way is better. */
-static void check_result(uint64_t seed, const struct hapt_alternation *asked, const struct hapt_alternation_result *result,
-                         struct hapt_arena *arena)
+static void check_result(uint64_t seed, const struct hapt_alternation *asked,
+                         const struct hapt_alternation_result *result, struct hapt_arena *arena)
 {
     const double cost_s = result->price.cost_s, limit = cost_s * (1 - 1e-9);
     const int n = asked->devices;
@@ -37,13 +39,14 @@ static void check_result(uint64_t seed, const struct hapt_alternation *asked, co
     struct hapt_axis_program program;
     struct hapt_program_price price;
     double even[RANDOM_DEVICES], proportional[RANDOM_DEVICES], sum = 0;
-    CHECK_MESSAGE(hapt_sharding_apply(asked->sharding, 0, &result->axis, &result->program, arena, &applied) == HAPT_OK, "seed %llu: %s",
-                  (unsigned long long)seed, hapt_fail_message());
+    CHECK_MESSAGE(hapt_sharding_apply(asked->sharding, 0, &result->axis, &result->program, arena, &applied) == HAPT_OK,
+                  "seed %llu: %s", (unsigned long long)seed, hapt_fail_message());
     CHECK_NEAR(priced(asked, result->ratio_of, &result->axis, &result->program, arena), cost_s, 1e-9 * cost_s);
     CHECK(result->turn_count >= 1 && result->turn_count <= HAPT_ALTERNATION_TURNS * HAPT_ALTERNATION_STARTS);
     for (int t = 0; t < result->turn_count; t++)
-        CHECK_MESSAGE(result->turn[t].program_s >= limit && !(result->turn[t].ratios_s < limit), "seed %llu: turn %d had %.9g s and %.9g s, kept %.9g s",
-                      (unsigned long long)seed, t, result->turn[t].program_s, result->turn[t].ratios_s, cost_s);
+        CHECK_MESSAGE(result->turn[t].program_s >= limit && !(result->turn[t].ratios_s < limit),
+                      "seed %llu: turn %d had %.9g s and %.9g s, kept %.9g s", (unsigned long long)seed, t,
+                      result->turn[t].program_s, result->turn[t].ratios_s, cost_s);
     for (int k = 0; k < result->segment_count; k++) {
         double whole = 0;
         for (int j = 0; j < n; j++) whole += result->axis.ratio[k * n + j];
@@ -51,7 +54,8 @@ static void check_result(uint64_t seed, const struct hapt_alternation *asked, co
     }
     for (int b = 0; b < 2; b++) {
         if (hapt_alternation_data_parallel(asked, b ? asked->power : NULL, arena, &axis, &program, &price) == HAPT_OK)
-            CHECK_MESSAGE(price.cost_s >= limit, "seed %llu: data parallelism takes %.9g s", (unsigned long long)seed, price.cost_s);
+            CHECK_MESSAGE(price.cost_s >= limit, "seed %llu: data parallelism takes %.9g s", (unsigned long long)seed,
+                          price.cost_s);
         hapt_fail_reset();
     }
     if (result->segment_count > 1) return;
@@ -59,12 +63,14 @@ static void check_result(uint64_t seed, const struct hapt_alternation *asked, co
     for (int j = 0; j < n; j++) even[j] = 1.0 / n, proportional[j] = asked->power[j] / sum;
     for (int b = 0; b < 2; b++) { /* the same program at the two rivals of HAP Fig. 2 */
         axis = (struct hapt_axis){.size = n, .ratio_count = 1, .ratio = b ? proportional : even};
-        CHECK_MESSAGE(priced(asked, NULL, &axis, &result->program, arena) >= limit, "seed %llu: its program at %s ratios is cheaper",
-                      (unsigned long long)seed, b ? "proportional" : "even");
+        CHECK_MESSAGE(priced(asked, NULL, &axis, &result->program, arena) >= limit,
+                      "seed %llu: its program at %s ratios is cheaper", (unsigned long long)seed,
+                      b ? "proportional" : "even");
     }
 }
 
-/* Ratios of two devices that differ in the shares of some extent of at most `most`: one from each interval between two roundings. */
+/* Ratios of two devices that differ in the shares of some extent of at most `most`: one from each interval between two
+ * roundings. */
 static int list_ratios(int most, double *first)
 {
     double edge[256];
@@ -125,16 +131,20 @@ static void against_everything(void)
         }
         hapt_arena_release(&arena);
     }
-    fprintf(stderr, "  %d instances: %d found the least of every program at every ratio, %d within 5 %%; %d converged, %d oscillated\n", compared,
-            equal, near, ended[0], ended[1]);
+    fprintf(stderr,
+            "  %d instances: %d found the least of every program at every ratio, %d within 5 %%; %d converged, %d "
+            "oscillated\n",
+            compared, equal, near, ended[0], ended[1]);
     CHECK_MESSAGE(compared >= wanted, "only %d instances were small enough", compared);
-    /* Turns end in a local optimum, and programs of the loop cross between its segments in one layout: most are the least, few are far. */
+    /* Turns end in a local optimum, and programs of the loop cross between its segments in one layout: most are the
+     * least, few are far. */
     CHECK(10 * equal >= 8 * compared && 10 * near >= 9 * compared);
 }
 
 /*
- * A model whose first half is nearly all computation, and whose second is wide layers whose weights' gradients cost much to sum: they
- * are shared out by columns, and rows are gathered and scattered by the largest shard. One device is four times as fast.
+ * A model whose first half is nearly all computation, and whose second is wide layers whose weights' gradients cost
+ * much to sum: they are shared out by columns, and rows are gathered and scattered by the largest shard. One device is
+ * four times as fast.
  */
 enum { ROWS = 48, WIDTH = 48, WIDE = 480, NARROW_LAYERS = 2, WIDE_LAYERS = 4 };
 
@@ -142,10 +152,23 @@ static struct hapt_graph *halves(struct hapt_arena *arena)
 {
     struct hapt_graph *graph = NULL;
     int x, loss[2], output[HAPT_MAX_OUTPUTS];
-    struct hapt_tensor rows = {.name = "x", .kind = HAPT_TENSOR_INPUT, .dtype = HAPT_F32, .dims = 3, .shape = {ROWS, 1, WIDTH},
-                               .producer = -1, .gradient = -1, .primal = -1};
-    struct hapt_tensor targets = {.name = "y", .kind = HAPT_TENSOR_INPUT, .role = HAPT_ROLE_TARGETS, .dtype = HAPT_I32, .dims = 2,
-                                  .shape = {ROWS, 1}, .producer = -1, .gradient = -1, .primal = -1};
+    struct hapt_tensor rows = {.name = "x",
+                               .kind = HAPT_TENSOR_INPUT,
+                               .dtype = HAPT_F32,
+                               .dims = 3,
+                               .shape = {ROWS, 1, WIDTH},
+                               .producer = -1,
+                               .gradient = -1,
+                               .primal = -1};
+    struct hapt_tensor targets = {.name = "y",
+                                  .kind = HAPT_TENSOR_INPUT,
+                                  .role = HAPT_ROLE_TARGETS,
+                                  .dtype = HAPT_I32,
+                                  .dims = 2,
+                                  .shape = {ROWS, 1},
+                                  .producer = -1,
+                                  .gradient = -1,
+                                  .primal = -1};
     CHECK_OK(hapt_graph_create(arena, &graph));
     CHECK_OK(hapt_graph_add_tensor(graph, &rows, &x));
     CHECK_OK(hapt_graph_add_tensor(graph, &targets, &loss[1]));
@@ -154,8 +177,15 @@ static struct hapt_graph *halves(struct hapt_arena *arena)
         char name[16];
         int input[3] = {x, 0, -1};
         snprintf(name, sizeof name, "w%d", l);
-        struct hapt_tensor weight = {.name = name, .kind = HAPT_TENSOR_PARAMETER, .dtype = HAPT_F32, .dims = 2, .trainable = true,
-                                     .shape = {wide && !up ? WIDE : WIDTH, up ? WIDE : WIDTH}, .producer = -1, .gradient = -1, .primal = -1};
+        struct hapt_tensor weight = {.name = name,
+                                     .kind = HAPT_TENSOR_PARAMETER,
+                                     .dtype = HAPT_F32,
+                                     .dims = 2,
+                                     .trainable = true,
+                                     .shape = {wide && !up ? WIDE : WIDTH, up ? WIDE : WIDTH},
+                                     .producer = -1,
+                                     .gradient = -1,
+                                     .primal = -1};
         CHECK_OK(hapt_graph_add_tensor(graph, &weight, &input[1]));
         snprintf(name, sizeof name, "linear%d", l);
         CHECK_OK(hapt_graph_add_op(graph, "linear", name, input, 3, NULL, NULL, &x));
@@ -173,13 +203,15 @@ static double halves_compute_s(const void *context, const struct hapt_spmd_work 
     return (work->graph->op[work->op].forward_op < NARROW_LAYERS ? 10 : 0.2) * work->share * (device == 0 ? 1 : 4);
 }
 
-static double halves_collective_s(const void *context, enum hapt_collective_kind kind, double bytes, double largest_share)
+static double halves_collective_s(const void *context, enum hapt_collective_kind kind, double bytes,
+                                  double largest_share)
 {
     const double whole_s = 5e-5 * bytes;
     (void)context;
     if (kind == HAPT_COLLECTIVE_SLICE) return 0;
     if (kind == HAPT_COLLECTIVE_ALL_TO_ALL) return whole_s * largest_share;
-    return whole_s * (kind == HAPT_COLLECTIVE_ALL_REDUCE || kind == HAPT_COLLECTIVE_GROUPED_BROADCAST ? 6 : 4 * largest_share);
+    return whole_s *
+           (kind == HAPT_COLLECTIVE_ALL_REDUCE || kind == HAPT_COLLECTIVE_GROUPED_BROADCAST ? 6 : 4 * largest_share);
 }
 
 /* The best program of given ratios for each half: the fast device gets `first` and `second`. */
@@ -195,7 +227,8 @@ static double halves_at(const struct hapt_alternation *asked, double first, doub
     struct hapt_synthesis_report report = {.cost_s = INFINITY};
     for (int o = 0; o < asked->sharding->graph->forward_count; o++) ratio_of[o] = o >= NARROW_LAYERS;
     hapt_arena_init(&scratch);
-    if (hapt_synthesise(asked->sharding, 0, &axis, asked->costs, &options, &scratch, &program, &report) != HAPT_OK) report.cost_s = INFINITY;
+    if (hapt_synthesise(asked->sharding, 0, &axis, asked->costs, &options, &scratch, &program, &report) != HAPT_OK)
+        report.cost_s = INFINITY;
     hapt_fail_reset();
     hapt_arena_release(&scratch);
     return report.cost_s;
@@ -209,12 +242,18 @@ static void parts_win(void)
     struct hapt_arena arena;
     struct hapt_sharding *whole;
     struct hapt_alternation_result one, parts;
-    const struct hapt_spmd_costs costs = {.kind = kind, .compute_s = halves_compute_s, .collective_s = halves_collective_s};
+    const struct hapt_spmd_costs costs = {
+        .kind = kind, .compute_s = halves_compute_s, .collective_s = halves_collective_s};
     double least = INFINITY;
     hapt_arena_init(&arena);
     CHECK_OK(hapt_sharding_trivial(halves(&arena), &arena, &whole));
     const int end_op[] = {NARROW_LAYERS, whole->graph->forward_count};
-    struct hapt_alternation asked = {.sharding = whole, .devices = 4, .costs = &costs, .power = power, .layer_count = 2, .end_op = end_op,
+    struct hapt_alternation asked = {.sharding = whole,
+                                     .devices = 4,
+                                     .costs = &costs,
+                                     .power = power,
+                                     .layer_count = 2,
+                                     .end_op = end_op,
                                      .segments = 1};
     CHECK_OK(hapt_alternate(&asked, &arena, &one));
     asked.segments = 2;
@@ -223,7 +262,9 @@ static void parts_win(void)
     for (int a = 0; a < 49; a++) least = fmin(least, halves_at(&asked, 0.25 + 0.05 * (a / 7), 0.25 + 0.05 * (a % 7)));
     if (CHECK(parts.segment_count == 2)) {
         const double *fast = parts.axis.ratio;
-        fprintf(stderr, "  %.2f s with one vector, %.2f s with one for each half (%.2f and %.2f of the fast device), %.2f s by a grid of both\n",
+        fprintf(stderr,
+                "  %.2f s with one vector, %.2f s with one for each half (%.2f and %.2f of the fast device), %.2f s by "
+                "a grid of both\n",
                 one.price.cost_s, parts.price.cost_s, fast[0], fast[4], least);
         CHECK(fast[0] > fast[4] + 0.1);
     }
@@ -263,13 +304,15 @@ static void keeps_the_best(void)
             CHECK(parts.price.cost_s <= one.price.cost_s * (1 + 1e-9));
             if (parts.price.cost_s < one.price.cost_s * (1 - 1e-6)) {
                 parted++;
-                CHECK(parts.segment_count > 1 && parts.segment_end[parts.segment_count - 1] == instance.graph->forward_count);
+                CHECK(parts.segment_count > 1 &&
+                      parts.segment_end[parts.segment_count - 1] == instance.graph->forward_count);
             }
         }
         hapt_fail_reset();
         hapt_arena_release(&arena);
     }
-    fprintf(stderr, "  %d instances: %d converged, %d oscillated; parts of their own won %d times\n", instances, ended[0], ended[1], parted);
+    fprintf(stderr, "  %d instances: %d converged, %d oscillated; parts of their own won %d times\n", instances,
+            ended[0], ended[1], parted);
     CHECK(ended[0] > 0 && ended[0] + ended[1] + ended[2] == instances);
     CHECK(parted > 0);
 }

@@ -1,7 +1,8 @@
 /*
- * Differentiation, judged by an interpreter of this file: every operator in double precision, written from its definition.
- * Gradients of all parameters against central finite differences, for GPTs and for random graphs full of additions; and the
- * graph cut into stages, each with its own memory, tensors relayed from stage to stage: exactly the uncut result.
+ * Differentiation, judged by an interpreter of this file: every operator in double precision, written from its
+ * definition. Gradients of all parameters against central finite differences, for GPTs and for random graphs full of
+ * additions; and the graph cut into stages, each with its own memory, tensors relayed from stage to stage: exactly the
+ * uncut result.
  */
 #include "test.h"
 
@@ -12,7 +13,9 @@
 static struct hapt_arena arena;
 
 /* The memory of one stage: [tensor] values, NULL where the stage has none. */
-struct memory { double **value; };
+struct memory {
+    double **value;
+};
 
 static int64_t elements(const struct hapt_graph *graph, int tensor)
 {
@@ -65,7 +68,8 @@ static void run_embedding(const struct call *call, bool backward)
         const int64_t token = (int64_t)call->in[0][row], position = row % T;
         for (int64_t c = 0; c < d; c++) {
             if (!backward) {
-                call->out[0][row * d + c] += call->in[1][token * d + c] + (call->in[2] ? call->in[2][position * d + c] : 0);
+                call->out[0][row * d + c] +=
+                    call->in[1][token * d + c] + (call->in[2] ? call->in[2][position * d + c] : 0);
             } else {
                 call->out[0][token * d + c] += call->in[1][row * d + c];
                 if (call->op->output_count > 1) call->out[1][position * d + c] += call->in[1][row * d + c];
@@ -124,9 +128,12 @@ static void run_linear(const struct call *call, bool transposed, const char *kin
         for (int64_t o = 0; o < out; o++) {
             for (int64_t i = 0; i < in; i++) {
                 const int64_t w = transposed ? o * in + i : i * out + o;
-                if (dw) call->out[0][w] += call->in[0][row * in + i] * call->in[1][row * out + o];
-                else if (dx) call->out[0][row * in + i] += call->in[0][row * out + o] * call->in[1][w];
-                else call->out[0][row * out + o] += call->in[0][row * in + i] * call->in[1][w];
+                if (dw)
+                    call->out[0][w] += call->in[0][row * in + i] * call->in[1][row * out + o];
+                else if (dx)
+                    call->out[0][row * in + i] += call->in[0][row * out + o] * call->in[1][w];
+                else
+                    call->out[0][row * out + o] += call->in[0][row * in + i] * call->in[1][w];
             }
             if (dw && call->op->output_count > 1) call->out[1][o] += call->in[1][row * out + o];
             if (!dw && !dx && call->in[2]) call->out[0][row * out + o] += call->in[2][o];
@@ -241,17 +248,28 @@ static void run_op(const struct hapt_graph *graph, int index, const struct memor
             CHECK_MESSAGE(call.in[i] != call.out[o], "%s works in place", call.op->name);
         }
     }
-    if (!strcmp(name, "embedding")) run_embedding(&call, false);
-    else if (!strcmp(name, "embedding_dw")) run_embedding(&call, true);
-    else if (!strcmp(name, "layer_norm")) run_layer_norm(&call);
-    else if (!strcmp(name, "layer_norm_backward")) run_layer_norm_backward(&call);
-    else if (!strncmp(name, "linear_t", 8)) run_linear(&call, true, name[8] ? name + 9 : "");
-    else if (!strncmp(name, "linear", 6)) run_linear(&call, false, name[6] ? name + 7 : "");
-    else if (!strcmp(name, "attention")) run_attention(&call, false);
-    else if (!strcmp(name, "attention_backward")) run_attention(&call, true);
-    else if (!strcmp(name, "cross_entropy")) run_cross_entropy(&call, false);
-    else if (!strcmp(name, "cross_entropy_dx")) run_cross_entropy(&call, true);
-    else run_elementwise(&call, name);
+    if (!strcmp(name, "embedding"))
+        run_embedding(&call, false);
+    else if (!strcmp(name, "embedding_dw"))
+        run_embedding(&call, true);
+    else if (!strcmp(name, "layer_norm"))
+        run_layer_norm(&call);
+    else if (!strcmp(name, "layer_norm_backward"))
+        run_layer_norm_backward(&call);
+    else if (!strncmp(name, "linear_t", 8))
+        run_linear(&call, true, name[8] ? name + 9 : "");
+    else if (!strncmp(name, "linear", 6))
+        run_linear(&call, false, name[6] ? name + 7 : "");
+    else if (!strcmp(name, "attention"))
+        run_attention(&call, false);
+    else if (!strcmp(name, "attention_backward"))
+        run_attention(&call, true);
+    else if (!strcmp(name, "cross_entropy"))
+        run_cross_entropy(&call, false);
+    else if (!strcmp(name, "cross_entropy_dx"))
+        run_cross_entropy(&call, true);
+    else
+        run_elementwise(&call, name);
 }
 
 /* A graph with values for its inputs and parameters: double, so that finite differences are sharp. */
@@ -271,7 +289,8 @@ static struct subject subject_of(const struct hapt_graph *graph, int64_t vocab, 
         for (int64_t i = 0; i < count; i++) {
             double value = 0.6 * (hapt_random_unit(&seed) - 0.5) + (tensor->init == HAPT_INIT_ONE ? 1 : 0);
             if (tensor->role == HAPT_ROLE_TOKENS) value = (double)(hapt_random_next(&seed) % (uint64_t)vocab);
-            if (tensor->role == HAPT_ROLE_TARGETS) value = i % 5 == 3 ? -100 : (double)(hapt_random_next(&seed) % (uint64_t)vocab);
+            if (tensor->role == HAPT_ROLE_TARGETS)
+                value = i % 5 == 3 ? -100 : (double)(hapt_random_next(&seed) % (uint64_t)vocab);
             if (tensor->role == HAPT_ROLE_LOSS_SCALE) value = 0.25;
             subject.given[t][i] = value;
         }
@@ -313,7 +332,8 @@ static void check_gradients(const struct subject *subject, const char *what)
     hapt_arena_init(&arena); /* the forward passes below come and go */
     for (int t = 0; t < graph->tensor_count; t++) {
         if (graph->tensor[t].kind != HAPT_TENSOR_PARAMETER) continue;
-        if (!CHECK_MESSAGE(graph->tensor[t].gradient >= 0, "%s: %s has no gradient", what, graph->tensor[t].name)) continue;
+        if (!CHECK_MESSAGE(graph->tensor[t].gradient >= 0, "%s: %s has no gradient", what, graph->tensor[t].name))
+            continue;
         const double *gradient = memory.value[graph->tensor[t].gradient];
         double *value = subject->given[t];
         const int64_t count = elements(graph, t), stride = test_long() || count < 40 ? 1 : count / 37;
@@ -328,8 +348,9 @@ static void check_gradients(const struct subject *subject, const char *what)
             hapt_arena_reset(&arena);
             const double expected = scale * (8 * (loss[3] - loss[1]) - (loss[4] - loss[0])) / (12 * step);
             /* Truncation is of order step^4, cancellation of order 1e-16 loss / step: both below 1e-9 here. */
-            CHECK_MESSAGE(fabs(gradient[i] - expected) <= 1e-9 * (1 + fabs(expected)), "%s: gradient of %s[%ld] is %.12g, not %.12g",
-                          what, graph->tensor[t].name, (long)i, gradient[i], expected);
+            CHECK_MESSAGE(fabs(gradient[i] - expected) <= 1e-9 * (1 + fabs(expected)),
+                          "%s: gradient of %s[%ld] is %.12g, not %.12g", what, graph->tensor[t].name, (long)i,
+                          gradient[i], expected);
             checked++;
         }
     }
@@ -346,8 +367,8 @@ static int stage_of(const int *end, int op)
     return stage;
 }
 
-/* Runs the operators of one stage in the memory of that stage. What it touches and others wrote last comes from the stage that
- * wrote it last, as a copy. holder[t]: the stage that wrote tensor t last, -1: none. */
+/* Runs the operators of one stage in the memory of that stage. What it touches and others wrote last comes from the
+ * stage that wrote it last, as a copy. holder[t]: the stage that wrote tensor t last, -1: none. */
 static void run_stage(const struct hapt_graph *graph, struct memory *memory, const int *end, int stage, bool backward,
                       int *holder, int *received)
 {
@@ -373,8 +394,8 @@ static void run_stage(const struct hapt_graph *graph, struct memory *memory, con
     }
 }
 
-/* Cuts before the forward operators end[0], end[1], ...; the last end is forward_count. Gradients of parameters: the sum over
- * stages, last stage first, in the order in which one device adds them. */
+/* Cuts before the forward operators end[0], end[1], ...; the last end is forward_count. Gradients of parameters: the
+ * sum over stages, last stage first, in the order in which one device adds them. */
 static void check_cut(const struct subject *subject, const int *end, int stages, const struct memory *whole,
                       const char *what)
 {
@@ -385,7 +406,8 @@ static void check_cut(const struct subject *subject, const int *end, int stages,
     for (int stage = 0; stage < stages; stage++) memory[stage] = memory_with(subject);
     for (int t = 0; t < graph->tensor_count; t++) holder[t] = received[t] = -1;
     for (int stage = 0; stage < stages; stage++) run_stage(graph, memory, end, stage, false, holder, received);
-    /* One gradient tensor per stage: a tied parameter's is continued from the stage behind, as one device would add it. */
+    /* One gradient tensor per stage: a tied parameter's is continued from the stage behind, as one device would add it.
+     */
     for (int stage = stages - 1; stage >= 0; stage--) {
         for (int t = 0; stage + 1 < stages && t < graph->tensor_count; t++) {
             if (graph->tensor[t].kind != HAPT_TENSOR_PARAMETER || graph->tensor[t].gradient < 0) continue;
@@ -430,8 +452,9 @@ static void check_all_cuts(const struct subject *subject, const char *what)
 
 static struct hapt_model *gpt(const char *tied, const char *layers)
 {
-    const char *argv[] = {"hapt", "model", "gpt", "--output", "x.h5", "--layers", layers, "--hidden", "6", "--heads", "2",
-                          "--sequence", "4", "--vocab", "7", "--microbatch", "2", "--tied-embeddings", tied};
+    const char *argv[] = {
+        "hapt", "model",      "gpt", "--output", "x.h5", "--layers",     layers, "--hidden",          "6", "--heads",
+        "2",    "--sequence", "4",   "--vocab",  "7",    "--microbatch", "2",    "--tied-embeddings", tied};
     struct hapt_config *config = NULL;
     struct hapt_model *model = NULL;
     CHECK_OK(hapt_config_parse((int)(sizeof argv / sizeof argv[0]), (char **)argv, &arena, &config));
@@ -469,27 +492,37 @@ static void gpt_shares_the_residual_gradient(void)
     CHECK(graph->op_count - graph->forward_count == 149 - 12 * 12 + 3 * 12);
 }
 
-/* A random graph over [2][3][4] activations: embedding, then operators on earlier results, many additions, also of one tensor to
- * itself; everything not read yet is added up for the loss. */
+/* A random graph over [2][3][4] activations: embedding, then operators on earlier results, many additions, also of one
+ * tensor to itself; everything not read yet is added up for the loss. */
 static struct hapt_graph *random_graph(uint64_t *seed, int steps)
 {
     struct hapt_graph *graph = NULL;
     int pool[64], reads[64] = {0}, count = 0, input[3], output[HAPT_MAX_OUTPUTS], parameters = 0;
     char name[32];
     CHECK_OK(hapt_graph_create(&arena, &graph));
-    const struct hapt_tensor tokens = {.name = "tokens", .kind = HAPT_TENSOR_INPUT, .role = HAPT_ROLE_TOKENS,
-                                       .dtype = HAPT_I32, .dims = 2, .shape = {2, 3}};
+    const struct hapt_tensor tokens = {.name = "tokens",
+                                       .kind = HAPT_TENSOR_INPUT,
+                                       .role = HAPT_ROLE_TOKENS,
+                                       .dtype = HAPT_I32,
+                                       .dims = 2,
+                                       .shape = {2, 3}};
     struct hapt_tensor targets = tokens;
     targets.name = "targets";
     targets.role = HAPT_ROLE_TARGETS;
     int targets_index;
     CHECK_OK(hapt_graph_add_tensor(graph, &tokens, &input[0]));
     CHECK_OK(hapt_graph_add_tensor(graph, &targets, &targets_index));
-#define PARAMETER(slot, rows, columns, rule)                                                                            \
-    do {                                                                                                                \
-        snprintf(name, sizeof name, "p%d", parameters++);                                                               \
-        CHECK_OK(hapt_graph_add_tensor(graph, &(struct hapt_tensor){.name = name, .kind = HAPT_TENSOR_PARAMETER,        \
-                 .dims = (columns) ? 2 : 1, .shape = {rows, columns}, .trainable = true, .init = rule}, &input[slot])); \
+#define PARAMETER(slot, rows, columns, rule)                                                \
+    do {                                                                                    \
+        snprintf(name, sizeof name, "p%d", parameters++);                                   \
+        CHECK_OK(hapt_graph_add_tensor(graph,                                               \
+                                       &(struct hapt_tensor){.name = name,                  \
+                                                             .kind = HAPT_TENSOR_PARAMETER, \
+                                                             .dims = (columns) ? 2 : 1,     \
+                                                             .shape = {rows, columns},      \
+                                                             .trainable = true,             \
+                                                             .init = rule},                 \
+                                       &input[slot]));                                      \
     } while (0)
     PARAMETER(1, 5, 4, HAPT_INIT_NORMAL);
     CHECK_OK(hapt_graph_add_op(graph, "embedding", "op", input, 2, NULL, NULL, output));
@@ -577,7 +610,8 @@ static void frozen_parameters(void)
     graph->op_count = graph->forward_count; /* take the backward part off again */
     graph->tensor_count = hapt_graph_find_tensor(graph, "loss_scale");
     for (int t = 0; t < graph->tensor_count; t++) {
-        graph->tensor[t].trainable = !strncmp(graph->tensor[t].name, "h.0.mlp", 7) || !strcmp(graph->tensor[t].name, "ln_f.bias");
+        graph->tensor[t].trainable =
+            !strncmp(graph->tensor[t].name, "h.0.mlp", 7) || !strcmp(graph->tensor[t].name, "ln_f.bias");
     }
     CHECK_OK(hapt_graph_differentiate(graph));
     CHECK_OK(hapt_graph_check(graph));
@@ -596,8 +630,9 @@ static void pytorch_losses(void)
 {
     enum { ROWS = 8, T = 64, MICROBATCH = 2 };
     const char *path = "tests/data/gpt-small.h5";
-    const char *argv[] = {"hapt", "model", "gpt", "--output", "x.h5", "--layers", "2", "--hidden", "64", "--heads", "4",
-                          "--sequence", "64", "--vocab", "256", "--microbatch", "2", "--tied-embeddings", "yes"};
+    const char *argv[] = {
+        "hapt", "model",      "gpt", "--output", "x.h5", "--layers",     "2", "--hidden",          "64", "--heads",
+        "4",    "--sequence", "64",  "--vocab",  "256",  "--microbatch", "2", "--tied-embeddings", "yes"};
     struct hapt_config *config = NULL;
     struct hapt_model *model = NULL;
     struct hapt_h5 *file = NULL;

@@ -85,14 +85,16 @@ static void options_parse(void)
     CHECK_FAILS(parse(&config, 2, (const char *[]){"hapt", "fly"}), HAPT_ERR_USAGE);
 }
 
-/* Every fp16 number is one of fp32 and comes back; between two neighbours the nearer one wins, and in the middle the even one. */
+/* Every fp16 number is one of fp32 and comes back; between two neighbours the nearer one wins, and in the middle the
+ * even one. */
 static void f16_rounds_to_nearest_even(void)
 {
     for (uint32_t bits = 0; bits < 65536; bits++) {
         const float value = hapt_f16_to_f32((uint16_t)bits);
         const int exponent = bits >> 10 & 31, fraction = bits & 1023;
         if (exponent == 31) {
-            CHECK(fraction ? isnan(value) && isnan(hapt_f16_to_f32(hapt_f16_from_f32(value))) : isinf(value) && hapt_f16_from_f32(value) == bits);
+            CHECK(fraction ? isnan(value) && isnan(hapt_f16_to_f32(hapt_f16_from_f32(value)))
+                           : isinf(value) && hapt_f16_from_f32(value) == bits);
             continue;
         }
         const double expected = ldexp(exponent ? 1024 + fraction : fraction, (exponent ? exponent : 1) - 25);
@@ -104,7 +106,8 @@ static void f16_rounds_to_nearest_even(void)
         CHECK(hapt_f16_from_f32(nextafterf((float)middle, 0)) == bits);
         CHECK(hapt_f16_from_f32(nextafterf((float)middle, INFINITY)) == bits + 1);
     }
-    CHECK(hapt_f16_from_f32(65519.99f) == 0x7bff && hapt_f16_from_f32(65520.0f) == 0x7c00 && hapt_f16_from_f32(-1e30f) == 0xfc00);
+    CHECK(hapt_f16_from_f32(65519.99f) == 0x7bff && hapt_f16_from_f32(65520.0f) == 0x7c00 &&
+          hapt_f16_from_f32(-1e30f) == 0xfc00);
     CHECK(hapt_f16_from_f32(0x1p-25f) == 0 && hapt_f16_from_f32(0x1.000002p-25f) == 1);
 }
 
@@ -118,7 +121,8 @@ static void bf16_rounds_to_nearest_even(void)
         if (!isfinite(value)) continue;
         const float near = hapt_bf16_to_f32(hapt_bf16_from_f32(value));
         if (!isfinite(near)) continue;
-        const float below = hapt_bf16_to_f32((uint16_t)(bits >> 16)), above = hapt_bf16_to_f32((uint16_t)((bits >> 16) + 1));
+        const float below = hapt_bf16_to_f32((uint16_t)(bits >> 16)),
+                    above = hapt_bf16_to_f32((uint16_t)((bits >> 16) + 1));
         CHECK(fabs((double)near - value) <= fabs((double)below - value));
         CHECK(!isfinite(above) || fabs((double)near - value) <= fabs((double)above - value));
     }

@@ -1,4 +1,5 @@
-/* Fitting efficiency tables: a known table comes back out of noisy times, whatever the outliers; files keep what was fitted. */
+/* Fitting efficiency tables: a known table comes back out of noisy times, whatever the outliers; files keep what was
+ * fitted. */
 #include <unistd.h>
 
 #include "test.h"
@@ -72,8 +73,8 @@ static void a_known_table_comes_back(void)
         /* About ten samples a knot: the noise shrinks by three; bends between knots of 1.25 octaves add a little. */
         CHECK_MESSAGE(apart[SAMPLES / 2] < noise, "seed %d: half of the times are off by more than %.1f %%", (int)seed,
                       100 * apart[SAMPLES / 2]);
-        CHECK_MESSAGE(apart[SAMPLES * 95 / 100] < 4 * noise, "seed %d: a twentieth is off by more than %.1f %%", (int)seed,
-                      100 * apart[SAMPLES * 95 / 100]);
+        CHECK_MESSAGE(apart[SAMPLES * 95 / 100] < 4 * noise, "seed %d: a twentieth is off by more than %.1f %%",
+                      (int)seed, 100 * apart[SAMPLES * 95 / 100]);
         CHECK(device.median_residual > 0.3 * noise && device.median_residual < 2 * noise);
         int counted = 0;
         for (int class = 0; class < EFFICIENCY_CLASS_COUNT; class ++)

@@ -16,23 +16,27 @@ static void save(const char *text, size_t size)
     fclose(file);
 }
 
-static const char good[] =
-    "{ \"format\": \"hapt-cluster\", \"version\": 1,\n"                                          /* 1 */
-    "  \"subclusters\": [\n"                                                                    /* 2 */
-    "    { \"name\": \"a100\", \"nodes\": 4, \"devices_per_node\": 8, \"device\": \"A100-40GB\",\n" /* 3 */
-    "      \"intra_node_bandwidth\": \"300 GB/s\", \"inter_node_bandwidth\": \"200 Gbit/s\" },\n"   /* 4 */
-    "    { \"name\": \"own\", \"nodes\": 2, \"devices_per_node\": 1,\n"                             /* 5 */
-    "      \"device\": { \"name\": \"X1\", \"peak_flops\": { \"fp32\": \"20 TFLOP/s\",\n"           /* 6 */
-    "          \"bf16\": 3e14 }, \"memory\": \"40 GiB\",\n"                                       /* 7 */
-    "          \"memory_bandwidth\": 1.5e12 },\n"                                               /* 8 */
-    "      \"slowdown\": 2.5, \"memory\": \"400 MB\", \"hosts\": [\"n1\",\n"                        /* 9 */
-    "          \"n2\"], \"inter_node_latency\": \"5 us\" }\n"                                     /* 10 */
-    "  ],\n"                                                                                    /* 11 */
-    "  \"links\": [ { \"between\": [\"a100\", \"own\"],\n"                                          /* 12 */
-    "      \"bandwidth\": \"5 Gbit/s\", \"latency\": \"50 us\", \"paced\": true, \"transport\": \"tcp\", \"interfaces\": [\"eth0\", \"ib1\"] } ],\n" /* 13 */
-    "  \"collectives\": [ { \"ranks\": 34, \"all_reduce\": { \"latency\": \"1 ms\", \"bandwidth\": \"500 MB/s\" },\n"  /* 14 */
-    "      \"reduce_scatter\": { \"bandwidth\": \"1 GB/s\" }, \"all_gather\": { \"bandwidth\": 8e8, \"padding\": 0.5 },\n" /* 15 */
-    "      \"grouped_broadcast\": { \"bandwidth\": 4e8 }, \"all_to_all\": { \"bandwidth\": 8e9 } } ] }\n"; /* 16 */
+static const char
+    good[] =
+        "{ \"format\": \"hapt-cluster\", \"version\": 1,\n"                                             /* 1 */
+        "  \"subclusters\": [\n"                                                                        /* 2 */
+        "    { \"name\": \"a100\", \"nodes\": 4, \"devices_per_node\": 8, \"device\": \"A100-40GB\",\n" /* 3 */
+        "      \"intra_node_bandwidth\": \"300 GB/s\", \"inter_node_bandwidth\": \"200 Gbit/s\" },\n"   /* 4 */
+        "    { \"name\": \"own\", \"nodes\": 2, \"devices_per_node\": 1,\n"                             /* 5 */
+        "      \"device\": { \"name\": \"X1\", \"peak_flops\": { \"fp32\": \"20 TFLOP/s\",\n"           /* 6 */
+        "          \"bf16\": 3e14 }, \"memory\": \"40 GiB\",\n"                                         /* 7 */
+        "          \"memory_bandwidth\": 1.5e12 },\n"                                                   /* 8 */
+        "      \"slowdown\": 2.5, \"memory\": \"400 MB\", \"hosts\": [\"n1\",\n"                        /* 9 */
+        "          \"n2\"], \"inter_node_latency\": \"5 us\" }\n"                                       /* 10 */
+        "  ],\n"                                                                                        /* 11 */
+        "  \"links\": [ { \"between\": [\"a100\", \"own\"],\n"                                          /* 12 */
+        "      \"bandwidth\": \"5 Gbit/s\", \"latency\": \"50 us\", \"paced\": true, \"transport\": \"tcp\", "
+        "\"interfaces\": [\"eth0\", \"ib1\"] } ],\n" /* 13 */
+        "  \"collectives\": [ { \"ranks\": 34, \"all_reduce\": { \"latency\": \"1 ms\", \"bandwidth\": \"500 MB/s\" "
+        "},\n" /* 14 */
+        "      \"reduce_scatter\": { \"bandwidth\": \"1 GB/s\" }, \"all_gather\": { \"bandwidth\": 8e8, \"padding\": "
+        "0.5 },\n"                                                                                             /* 15 */
+        "      \"grouped_broadcast\": { \"bandwidth\": 4e8 }, \"all_to_all\": { \"bandwidth\": 8e9 } } ] }\n"; /* 16 */
 
 /* In an HDF5 file and back. */
 static void keeps(const struct hapt_cluster *cluster, struct hapt_arena *arena)
@@ -76,7 +80,8 @@ static void accepts(void)
         const struct hapt_link *link = hapt_cluster_link(cluster, i, 1 - i);
         CHECK(link->bandwidth == 625e6 && link->paced);
         CHECK_NEAR(link->latency, 50e-6, 1e-12);
-        CHECK(!strcmp(link->transport, "tcp") && !strcmp(link->interface[i], "eth0") && !strcmp(link->interface[1 - i], "ib1"));
+        CHECK(!strcmp(link->transport, "tcp") && !strcmp(link->interface[i], "eth0") &&
+              !strcmp(link->interface[1 - i], "ib1"));
     }
     CHECK(!hapt_cluster_link(cluster, 0, 0)->transport[0]);
     CHECK(hapt_cluster_link(cluster, 0, 0)->bandwidth == 25e9 && hapt_cluster_link(cluster, 1, 1)->bandwidth == 0);
@@ -84,7 +89,8 @@ static void accepts(void)
         const struct hapt_collective_model *model = &cluster->collective[0];
         CHECK(model->ranks == 34 && model->measured && model->term[HAPT_COLLECTIVE_ALL_REDUCE].latency_s == 1e-3);
         CHECK_NEAR(model->term[HAPT_COLLECTIVE_ALL_REDUCE].byte_s, 2e-9, 1e-20);
-        CHECK(model->term[HAPT_COLLECTIVE_ALL_REDUCE].skew_s == 0 && model->term[HAPT_COLLECTIVE_GROUPED_BROADCAST].skew_s == 0);
+        CHECK(model->term[HAPT_COLLECTIVE_ALL_REDUCE].skew_s == 0 &&
+              model->term[HAPT_COLLECTIVE_GROUPED_BROADCAST].skew_s == 0);
         CHECK_NEAR(model->term[HAPT_COLLECTIVE_REDUCE_SCATTER].skew_s, 1e-9, 1e-20);
         CHECK_NEAR(model->term[HAPT_COLLECTIVE_ALL_GATHER].skew_s, 0.5 / 8e8, 1e-20);
     }
@@ -111,8 +117,8 @@ static void refuse(const char *from, const char *to, int line, const char *word)
     char expected[96];
     snprintf(expected, sizeof expected, "%s: line %d: ", path, line);
     CHECK_MESSAGE(status == HAPT_ERR_INPUT, "%s for %s gives %s", to, from, hapt_status_name(status));
-    CHECK_MESSAGE(strncmp(hapt_fail_message(), expected, strlen(expected)) == 0, "%s for %s: expected line %d: %s", to, from,
-                  line, hapt_fail_message());
+    CHECK_MESSAGE(strncmp(hapt_fail_message(), expected, strlen(expected)) == 0, "%s for %s: expected line %d: %s", to,
+                  from, line, hapt_fail_message());
     CHECK_MESSAGE(strstr(hapt_fail_message(), word) != NULL, "expected the word %s: %s", word, hapt_fail_message());
     CHECK_MESSAGE(hapt_fail_hint()[0] && !strchr(hapt_fail_message(), '\n'), "no hint or two lines: %s",
                   hapt_fail_message());
@@ -183,12 +189,19 @@ static void refuses(void)
 
 static void refuses_whole_files(void)
 {
-    static const char *const text[] = {
-        "", " ", "null", "[]", "7", "{}", "{\"format\": \"hapt-cluster\"}", "\"format\"", "{\"format\": \"hapt-cluster\", \"version\": 1}",
-        "{\"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": []}",
-        "{\"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": {}}",
-        "{\"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": [1]}",
-        "{\"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": [{}]}"};
+    static const char *const text[] = {"",
+                                       " ",
+                                       "null",
+                                       "[]",
+                                       "7",
+                                       "{}",
+                                       "{\"format\": \"hapt-cluster\"}",
+                                       "\"format\"",
+                                       "{\"format\": \"hapt-cluster\", \"version\": 1}",
+                                       "{\"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": []}",
+                                       "{\"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": {}}",
+                                       "{\"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": [1]}",
+                                       "{\"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": [{}]}"};
     struct hapt_arena arena;
     struct hapt_cluster *cluster;
     hapt_arena_init(&arena);
@@ -255,8 +268,9 @@ static void survives_damage(void)
 
 static void knows_devices(void)
 {
-    static const char *const name[] = {"A100-40GB", "A100-80GB", "V100-16GB", "V100-32GB", "P100", "T4", "H100", "H200",
-                                       "RTX-3090", "RTX-4090", "MI250X", "A30", "A40", "L40S", "cpu"};
+    static const char *const name[] = {"A100-40GB", "A100-80GB", "V100-16GB", "V100-32GB", "P100",
+                                       "T4",        "H100",      "H200",      "RTX-3090",  "RTX-4090",
+                                       "MI250X",    "A30",       "A40",       "L40S",      "cpu"};
     for (size_t i = 0; i < sizeof name / sizeof *name; i++) {
         const struct hapt_device_spec *device = hapt_device_spec_find(name[i]);
         if (!CHECK_MESSAGE(device != NULL, "no %s", name[i])) continue;
@@ -299,7 +313,8 @@ static void saves_and_loads(void)
             CHECK(a->device.memory_bytes == b->device.memory_bytes && a->device.slowdown == b->device.slowdown &&
                   a->device.memory_bandwidth == b->device.memory_bandwidth &&
                   a->device.memory_capped == b->device.memory_capped);
-            CHECK(a->intra_node_bandwidth == b->intra_node_bandwidth && a->inter_node_latency == b->inter_node_latency &&
+            CHECK(a->intra_node_bandwidth == b->intra_node_bandwidth &&
+                  a->inter_node_latency == b->inter_node_latency &&
                   a->inter_node_bandwidth == b->inter_node_bandwidth && a->intra_node_latency == b->intra_node_latency);
             CHECK(a->host_count == b->host_count);
             for (int h = 0; h < a->host_count; h++) CHECK(!strcmp(a->hosts[h], b->hosts[h]));

@@ -9,8 +9,8 @@
 static struct hapt_arena arena;
 
 /* Hosts given by ranks, cores, memory in GB; ranks are dealt to hosts in blocks, or round-robin. */
-static struct hapt_hosts *make_hosts(int count, const int *ranks, const int *cores, const double *memory, bool round_robin,
-                                     int *world_size)
+static struct hapt_hosts *make_hosts(int count, const int *ranks, const int *cores, const double *memory,
+                                     bool round_robin, int *world_size)
 {
     struct hapt_hosts *hosts = hapt_arena_alloc(&arena, 1, sizeof *hosts);
     int total = 0;
@@ -73,19 +73,28 @@ static void names_gpus(void)
         const char *name;
         double gigabytes;
         const char *spec; /* NULL: none */
-    } known[] = {{"NVIDIA A100-SXM4-40GB", 42.3, "A100-40GB"}, {"NVIDIA A100-SXM4-80GB", 84.9, "A100-80GB"},
-                 {"NVIDIA A100 80GB PCIe", 84.9, "A100-80GB"}, {"Tesla V100-SXM2-16GB", 16.9, "V100-16GB"},
-                 {"Tesla V100-SXM2-32GB", 34, "V100-32GB"},    {"Tesla P100-SXM2-16GB", 17, "P100"},
-                 {"Tesla T4", 15.6, "T4"},                     {"NVIDIA H100 80GB HBM3", 85, "H100"},
-                 {"NVIDIA H100 PCIe", 85, NULL},               {"NVIDIA H200", 150, "H200"},
-                 {"NVIDIA GH200 480GB", 101, NULL},            {"NVIDIA A30", 25, "A30"},
-                 {"NVIDIA A300", 25, NULL},                    {"NVIDIA GeForce RTX 4090", 25, "RTX-4090"},
-                 {"NVIDIA GeForce RTX 3090 Ti", 25, "RTX-3090"}, {"NVIDIA A100-SXM4-40GB", 20, NULL}, /* half of one */
-                 {"GeForce GTX 1080", 8, NULL},                {"", 0, NULL}};
+    } known[] = {{"NVIDIA A100-SXM4-40GB", 42.3, "A100-40GB"},
+                 {"NVIDIA A100-SXM4-80GB", 84.9, "A100-80GB"},
+                 {"NVIDIA A100 80GB PCIe", 84.9, "A100-80GB"},
+                 {"Tesla V100-SXM2-16GB", 16.9, "V100-16GB"},
+                 {"Tesla V100-SXM2-32GB", 34, "V100-32GB"},
+                 {"Tesla P100-SXM2-16GB", 17, "P100"},
+                 {"Tesla T4", 15.6, "T4"},
+                 {"NVIDIA H100 80GB HBM3", 85, "H100"},
+                 {"NVIDIA H100 PCIe", 85, NULL},
+                 {"NVIDIA H200", 150, "H200"},
+                 {"NVIDIA GH200 480GB", 101, NULL},
+                 {"NVIDIA A30", 25, "A30"},
+                 {"NVIDIA A300", 25, NULL},
+                 {"NVIDIA GeForce RTX 4090", 25, "RTX-4090"},
+                 {"NVIDIA GeForce RTX 3090 Ti", 25, "RTX-3090"},
+                 {"NVIDIA A100-SXM4-40GB", 20, NULL}, /* half of one */
+                 {"GeForce GTX 1080", 8, NULL},
+                 {"", 0, NULL}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         const struct hapt_device_spec *found = hapt_device_spec_of_name(known[i].name, 1e9 * known[i].gigabytes);
-        CHECK_MESSAGE(found ? known[i].spec && !strcmp(found->name, known[i].spec) : !known[i].spec, "%s with %g GB is taken for %s", known[i].name,
-                      known[i].gigabytes, found ? found->name : "none");
+        CHECK_MESSAGE(found ? known[i].spec && !strcmp(found->name, known[i].spec) : !known[i].spec,
+                      "%s with %g GB is taken for %s", known[i].name, known[i].gigabytes, found ? found->name : "none");
     }
 }
 
@@ -120,7 +129,8 @@ static void groups_gpus(void)
     CHECK_FAILS(hapt_cluster_group(hosts, world_size, &arena, &cluster), HAPT_ERR_INPUT);
 }
 
-/* Four hosts of four ranks and GPUs: two of them mix two kinds, in unlike order; a third has them three to one; the last has slices of one. */
+/* Four hosts of four ranks and GPUs: two of them mix two kinds, in unlike order; a third has them three to one; the
+ * last has slices of one. */
 static struct hapt_hosts *make_mixed_hosts(int *world_size)
 {
     static const char *const specs[4][4] = {{"V100-32GB", "A100-40GB", "V100-32GB", "A100-40GB"},
@@ -164,7 +174,8 @@ static void groups_two_kinds(void)
     for (int c = 0; c < 6; c++) {
         const struct hapt_subcluster *own = &cluster->subcluster[c];
         CHECK_MESSAGE(strcmp(own->name, expected[c].name) == 0, "subcluster %d is %s", c, own->name);
-        CHECK_MESSAGE(own->nodes == expected[c].nodes && own->devices_per_node == expected[c].devices, "%s: %d x %d", own->name, own->nodes, own->devices_per_node);
+        CHECK_MESSAGE(own->nodes == expected[c].nodes && own->devices_per_node == expected[c].devices, "%s: %d x %d",
+                      own->name, own->nodes, own->devices_per_node);
         CHECK_NEAR(own->device.memory_bytes, 1e9 * expected[c].gigabytes, 1);
         CHECK(own->host_count == own->nodes);
         for (int n = 0; n < own->nodes; n++) CHECK(strcmp(own->hosts[n], expected[c].hosts[n]) == 0);
@@ -179,7 +190,8 @@ static void groups_two_kinds(void)
     CHECK_OK(hapt_cluster_assign(hosts, world_size, &arena, &again));
     for (int rank = 0; rank < world_size; rank++) {
         const struct hapt_host_gpu *gpu = hapt_host_gpu_of(&hosts->host[rank % 4], rank / 4);
-        CHECK_MESSAGE(strcmp(again.subcluster[again.subcluster_of_rank[rank]].device.name, gpu->spec) == 0, "rank %d", rank);
+        CHECK_MESSAGE(strcmp(again.subcluster[again.subcluster_of_rank[rank]].device.name, gpu->spec) == 0, "rank %d",
+                      rank);
     }
 }
 
@@ -200,8 +212,10 @@ static void reads_two_kinds(void)
     const struct hapt_hosts hosts = {.count = 1, .host = &host, .host_of_rank = host_of_rank};
     CHECK_OK(hapt_cluster_group(&hosts, 4, &arena, &cluster));
     if (!CHECK(cluster && cluster->count == 2)) return;
-    CHECK(strcmp(cluster->subcluster[0].device.name, "A100-40GB") == 0 && strcmp(cluster->subcluster[1].device.name, "V100-32GB") == 0);
-    for (int c = 0; c < 2; c++) CHECK(cluster->subcluster[c].nodes == 1 && cluster->subcluster[c].devices_per_node == 2);
+    CHECK(strcmp(cluster->subcluster[0].device.name, "A100-40GB") == 0 &&
+          strcmp(cluster->subcluster[1].device.name, "V100-32GB") == 0);
+    for (int c = 0; c < 2; c++)
+        CHECK(cluster->subcluster[c].nodes == 1 && cluster->subcluster[c].devices_per_node == 2);
     for (int rank = 0; rank < 4; rank++) CHECK(cluster->subcluster_of_rank[rank] == expected[rank]);
     host.gpus_usable = 3; /* one too few: all compute on cores, in one subcluster */
     CHECK_OK(hapt_cluster_group(&hosts, 4, &arena, &cluster));
@@ -274,7 +288,8 @@ static void binds_by_host(void)
     CHECK_FAILS(hapt_cluster_assign(hosts, world_size, &arena, cluster), HAPT_ERR_INPUT);
 }
 
-/* One host, GPUs A V A V: subclusters that name it, or none; the file's order does not matter, nor does a subcluster on cores. */
+/* One host, GPUs A V A V: subclusters that name it, or none; the file's order does not matter, nor does a subcluster on
+ * cores. */
 static void binds_by_kind(void)
 {
     static const char *kinds[] = {"V100-32GB", "A100-40GB", "cpu"}, *host[] = {"node0"};
@@ -294,17 +309,22 @@ static void binds_by_kind(void)
         }
         CHECK_OK(hapt_cluster_assign(hosts, world_size, &arena, cluster));
         for (int rank = 0; rank < 5 && c < 2; rank++)
-            CHECK_MESSAGE(cluster->subcluster_of_rank[rank] == expected[rank], "case %d: rank %d in %d", c, rank, cluster->subcluster_of_rank[rank]);
+            CHECK_MESSAGE(cluster->subcluster_of_rank[rank] == expected[rank], "case %d: rank %d in %d", c, rank,
+                          cluster->subcluster_of_rank[rank]);
         /* Rank 4 drives GPU 0 again, beside rank 0: cores are left to it, and GPUs to the others. */
-        if (c == 2) CHECK(cluster->subcluster_of_rank[1] == 0 && cluster->subcluster_of_rank[3] == 0 && cluster->subcluster_of_rank[4] == 2);
+        if (c == 2)
+            CHECK(cluster->subcluster_of_rank[1] == 0 && cluster->subcluster_of_rank[3] == 0 &&
+                  cluster->subcluster_of_rank[4] == 2);
     }
-    /* A kind that no subcluster names goes to the one that none of the GPUs is: ranks of a named kind are kept for theirs. */
+    /* A kind that no subcluster names goes to the one that none of the GPUs is: ranks of a named kind are kept for
+     * theirs. */
     struct hapt_cluster *cluster = make_cluster(2, nodes, devices);
     cluster->subcluster[0].device = *hapt_device_spec_find("A100-40GB");
     strcpy(cluster->subcluster[0].device.name, "mine");
     cluster->subcluster[1].device = *hapt_device_spec_find("A100-40GB");
     CHECK_OK(hapt_cluster_assign(hosts, world_size, &arena, cluster));
-    CHECK(cluster->subcluster_of_rank[0] == 1 && cluster->subcluster_of_rank[1] == 0 && cluster->subcluster_of_rank[2] == 1 && cluster->subcluster_of_rank[3] == 0);
+    CHECK(cluster->subcluster_of_rank[0] == 1 && cluster->subcluster_of_rank[1] == 0 &&
+          cluster->subcluster_of_rank[2] == 1 && cluster->subcluster_of_rank[3] == 0);
 }
 
 static void refuses_what_is_not_there(void)

@@ -48,8 +48,10 @@ static void check_pair(const struct hapt_plan *a, int i, const struct hapt_plan 
 {
     const int here = shared(a, i, b, j);
     CHECK_MESSAGE(here > 0, "seed %llu: stages %d and %d share nothing", seed, i, j);
-    for (int k = 0; k < b->stage_count; k++) CHECK_MESSAGE(shared(a, i, b, k) <= here, "seed %llu: %d shares more", seed, i);
-    for (int k = 0; k < a->stage_count; k++) CHECK_MESSAGE(shared(a, k, b, j) <= here, "seed %llu: %d shares more", seed, j);
+    for (int k = 0; k < b->stage_count; k++)
+        CHECK_MESSAGE(shared(a, i, b, k) <= here, "seed %llu: %d shares more", seed, i);
+    for (int k = 0; k < a->stage_count; k++)
+        CHECK_MESSAGE(shared(a, k, b, j) <= here, "seed %llu: %d shares more", seed, j);
 }
 
 static void random_pairs(void)
@@ -72,7 +74,8 @@ static void random_pairs(void)
             if (row->a < 0 || row->b < 0) continue;
             const struct hapt_plan_stage *x = &a->stage[row->a], *y = &b->stage[row->b];
             check_pair(a, row->a, b, row->b, start);
-            CHECK(!(row->changed & HAPT_DIFF_LAYERS) == (x->first_layer == y->first_layer && x->end_layer == y->end_layer));
+            CHECK(!(row->changed & HAPT_DIFF_LAYERS) ==
+                  (x->first_layer == y->first_layer && x->end_layer == y->end_layer));
             CHECK(!(row->changed & HAPT_DIFF_SUBCLUSTER) == (x->subcluster_name[0] == y->subcluster_name[0]));
             CHECK(!(row->changed & HAPT_DIFF_SUBMESH) == (x->nodes == y->nodes));
             CHECK(!(row->changed & HAPT_DIFF_TENSOR_PARALLEL) == (x->tensor_parallel == y->tensor_parallel));
@@ -83,13 +86,14 @@ static void random_pairs(void)
         CHECK_MESSAGE(next_a == a->stage_count && next_b == b->stage_count, "seed %llu: stages are left out",
                       (unsigned long long)start);
         for (int layer = 0; layer < layers; layer++) {
-            const char *from = a->stage[stage_at(a, layer)].subcluster_name, *to = b->stage[stage_at(b, layer)].subcluster_name;
+            const char *from = a->stage[stage_at(a, layer)].subcluster_name,
+                       *to = b->stage[stage_at(b, layer)].subcluster_name;
             int moves = 0;
             for (int m = 0; m < diff->move_count; m++)
                 moves += diff->move[m].first_layer <= layer && layer < diff->move[m].end_layer &&
                          strcmp(diff->move[m].from, from) == 0 && strcmp(diff->move[m].to, to) == 0;
-            CHECK_MESSAGE(moves == (strcmp(from, to) != 0), "seed %llu: layer %d moves %d times", (unsigned long long)start, layer,
-                          moves);
+            CHECK_MESSAGE(moves == (strcmp(from, to) != 0), "seed %llu: layer %d moves %d times",
+                          (unsigned long long)start, layer, moves);
         }
         CHECK_OK(hapt_plan_diff(a, a, &arena, &diff));
         CHECK(diff->equal && diff->row_count == a->stage_count && diff->move_count == 0);

@@ -41,12 +41,8 @@ static void curves_pass_their_knots(void)
 static void bad_tables_are_refused(void)
 {
     const struct efficiency_curve bad[] = {
-        {0, {0}, {0.5}},
-        {EFFICIENCY_KNOTS + 1, {0}, {0.5}},
-        {1, {0}, {0}},
-        {1, {0}, {NAN}},
-        {2, {10, 10}, {0.5, 0.5}},
-        {2, {10, 11}, {0.1, 0.3}}, /* twice the size in two thirds of the time */
+        {0, {0}, {0.5}},           {EFFICIENCY_KNOTS + 1, {0}, {0.5}}, {1, {0}, {0}}, {1, {0}, {NAN}},
+        {2, {10, 10}, {0.5, 0.5}}, {2, {10, 11}, {0.1, 0.3}}, /* twice the size in two thirds of the time */
     };
     for (size_t k = 0; k < sizeof bad / sizeof *bad; k++) {
         struct efficiency_table table = *efficiency_default("cuda");

@@ -1,4 +1,5 @@
-/* The emulated back end: what is counted, that nothing stands behind it, and that its kernels and copies do what they should not undo. */
+/* The emulated back end: what is counted, that nothing stands behind it, and that its kernels and copies do what they
+ * should not undo. */
 #include "test.h"
 
 #include <errno.h>
@@ -54,8 +55,9 @@ static void counts_memory(void)
         } else {
             const size_t wanted = (size_t)(hapt_random_unit(&seed) * (double)(4 * GB));
             const enum hapt_status status = backend()->allocate(device, wanted, &memory[b]);
-            CHECK_MESSAGE(status == (used + wanted <= cap ? HAPT_OK : HAPT_ERR_MEMORY), "round %d: %zu bytes beside %zu of %zu: %s", round,
-                          wanted, used, cap, hapt_status_name(status));
+            CHECK_MESSAGE(status == (used + wanted <= cap ? HAPT_OK : HAPT_ERR_MEMORY),
+                          "round %d: %zu bytes beside %zu of %zu: %s", round, wanted, used, cap,
+                          hapt_status_name(status));
             hapt_fail_reset();
             if (status != HAPT_OK) {
                 CHECK(memory[b] == NULL);
@@ -70,7 +72,8 @@ static void counts_memory(void)
     for (int a = 0; a < BLOCKS; a++)
         for (int b = 0; b < a; b++)
             if (memory[a] && memory[b])
-                CHECK((char *)memory[a] + bytes[a] <= (char *)memory[b] || (char *)memory[b] + bytes[b] <= (char *)memory[a]);
+                CHECK((char *)memory[a] + bytes[a] <= (char *)memory[b] ||
+                      (char *)memory[b] + bytes[b] <= (char *)memory[a]);
     backend()->close(device);
 }
 
@@ -125,11 +128,12 @@ static void copies_nothing(void)
     char *memory = NULL, host[64], other[64];
     CHECK_OK(backend()->allocate(device, GB, (void **)&memory));
     memset(host, 7, sizeof host);
-    CHECK_OK(backend()->copy(queue, memory + GB - 64, host, sizeof host));     /* forgotten */
+    CHECK_OK(backend()->copy(queue, memory + GB - 64, host, sizeof host)); /* forgotten */
     CHECK_OK(backend()->copy(queue, memory, memory + 4096, GB - 4096));
-    CHECK_OK(backend()->copy(queue, other, host, sizeof host));                /* between host buffers as ever */
+    CHECK_OK(backend()->copy(queue, other, host, sizeof host)); /* between host buffers as ever */
     CHECK(memcmp(host, other, sizeof host) == 0);
-    CHECK_OK(backend()->copy(queue, host, memory + GB - 64, sizeof host));     /* zeros, as memory is when it is handed out */
+    CHECK_OK(
+        backend()->copy(queue, host, memory + GB - 64, sizeof host)); /* zeros, as memory is when it is handed out */
     for (size_t i = 0; i < sizeof host; i++) CHECK(host[i] == 0);
     struct hapt_event *event = backend()->record(queue);
     CHECK(backend()->done(event));
@@ -141,7 +145,8 @@ static void copies_nothing(void)
 static void computes_nothing(void)
 {
     struct hapt_device *device = open_device(GB);
-    static const char *const names[] = {"linear", "attention", "adamw", "square_sum", "zero", "convert", "cross_entropy"};
+    static const char *const names[] = {"linear", "attention", "adamw",        "square_sum",
+                                        "zero",   "convert",   "cross_entropy"};
     float value[4] = {1, 2, 3, 4};
     void *memory = NULL;
     CHECK_OK(backend()->allocate(device, 4096, &memory));

@@ -398,8 +398,8 @@ static void frozen_weights_stay(void)
         struct hapt_graph *graph = model->graph;
         graph->op_count = graph->forward_count; /* the backward part again, with frozen weights */
         graph->tensor_count = hapt_graph_find_tensor(graph, "loss_scale");
-        static const char *const frozen[] = {"wte.weight", "h.0.attn.c_attn.weight", "h.0.mlp.c_fc.weight", "ln_f.weight",
-                                             "h.0.ln_2.bias"};
+        static const char *const frozen[] = {"wte.weight", "h.0.attn.c_attn.weight", "h.0.mlp.c_fc.weight",
+                                             "ln_f.weight", "h.0.ln_2.bias"};
         for (int k = 0; k < 5; k++) graph->tensor[hapt_graph_find_tensor(graph, frozen[k])].trainable = false;
         CHECK_OK(hapt_graph_differentiate(graph));
         CHECK_OK(hapt_graph_check(graph));
@@ -428,7 +428,8 @@ static void frozen_weights_stay(void)
                 }
             }
             CHECK_OK(hapt_engine_get(stage.engine, t, -1, value));
-            CHECK_OK(hapt_engine_get(free_stage.engine, hapt_graph_find_tensor(whole->graph, tensor->name), -1, before));
+            CHECK_OK(
+                hapt_engine_get(free_stage.engine, hapt_graph_find_tensor(whole->graph, tensor->name), -1, before));
             CHECK_MESSAGE(!memcmp(before, value, (size_t)count * sizeof *value), "weight %s", tensor->name);
         }
         CHECK_OK(hapt_engine_square_sum(stage.engine, NULL, &square));

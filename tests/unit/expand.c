@@ -1,6 +1,7 @@
 /*
- * Expanded graphs of forced cuts. The proof that they are right: all ranks are interpreted in lock step by the cpu kernels and naive
- * collectives, and whatever they hold, put together, is what one device computes. And what the rules do not allow is refused.
+ * Expanded graphs of forced cuts. The proof that they are right: all ranks are interpreted in lock step by the cpu
+ * kernels and naive collectives, and whatever they hold, put together, is what one device computes. And what the rules
+ * do not allow is refused.
  */
 #include "cuts.h"
 #include "world.h"
@@ -16,14 +17,16 @@ static void count(struct tally *tally, const struct hapt_sharding *sharding)
     for (int o = 0; o < graph->op_count; o++) {
         tally->kinds[hapt_op_type_at(graph->op[o].type)->collective]++;
         tally->copies += !hapt_op_type_at(graph->op[o].type)->collective && strstr(graph->op[o].name, ".copy") != NULL;
-        for (int axis = 0; axis < HAPT_MESH_AXES; axis++) tally->passed += sharding->cut[o][axis].letter == HAPT_CUT_PARTIAL;
+        for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
+            tally->passed += sharding->cut[o][axis].letter == HAPT_CUT_PARTIAL;
     }
     for (int t = 0; t < graph->tensor_count; t++)
         for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
             tally->uneven += sharding->property[t][axis].unit > 1 || sharding->property[t][axis].ratio > 0;
 }
 
-/* Communications are needed: without one the program is refused, or still right. And no collective makes what another one makes. */
+/* Communications are needed: without one the program is refused, or still right. And no collective makes what another
+ * one makes. */
 static void check_refusals(const struct hapt_sharding *sharding, int vocab, const struct hapt_axis *axis,
                            const struct hapt_axis_program *program, const char *what, struct tally *tally)
 {
@@ -44,10 +47,12 @@ static void check_refusals(const struct hapt_sharding *sharding, int vocab, cons
         if (status == HAPT_OK) world_compare_sharding(sharding->graph, vocab, made, what);
         struct hapt_axis_instruction *changed = &program->instruction[skip], kept = *changed;
         for (int kind = 1; kind < HAPT_COLLECTIVE_COUNT; kind++) {
-            const bool gathers = kept.kind == HAPT_COLLECTIVE_ALL_GATHER || kept.kind == HAPT_COLLECTIVE_GROUPED_BROADCAST;
+            const bool gathers =
+                kept.kind == HAPT_COLLECTIVE_ALL_GATHER || kept.kind == HAPT_COLLECTIVE_GROUPED_BROADCAST;
             changed->kind = (enum hapt_collective_kind)kind;
-            const bool fits = changed->kind == kept.kind || (gathers && (changed->kind == HAPT_COLLECTIVE_ALL_GATHER ||
-                                                                       changed->kind == HAPT_COLLECTIVE_GROUPED_BROADCAST));
+            const bool fits =
+                changed->kind == kept.kind || (gathers && (changed->kind == HAPT_COLLECTIVE_ALL_GATHER ||
+                                                           changed->kind == HAPT_COLLECTIVE_GROUPED_BROADCAST));
             CHECK_MESSAGE((hapt_sharding_apply(sharding, 0, axis, program, &arena, &made) == HAPT_OK) == fits,
                           "%s: instruction %d as collective %d instead of %d", what, skip, kind, kept.kind);
         }
@@ -62,7 +67,8 @@ static void check_refusals(const struct hapt_sharding *sharding, int vocab, cons
 static void broadcast_some(struct hapt_axis_program *program, uint64_t *random)
 {
     for (int i = 0; i < program->count; i++)
-        if (program->instruction[i].op < 0 && program->instruction[i].kind == HAPT_COLLECTIVE_ALL_GATHER && hapt_random_next(random) % 2)
+        if (program->instruction[i].op < 0 && program->instruction[i].kind == HAPT_COLLECTIVE_ALL_GATHER &&
+            hapt_random_next(random) % 2)
             program->instruction[i].kind = HAPT_COLLECTIVE_GROUPED_BROADCAST;
 }
 
@@ -73,7 +79,8 @@ static void one_case(const struct hapt_graph *graph, int vocab, int seed, struct
     struct hapt_axis_program *program;
     uint64_t random = (uint64_t)seed * 7919 + 13;
     char what[64];
-    const int first = 1 + (int)(hapt_random_next(&random) % 4), second = 1 + (int)(hapt_random_next(&random) % (first > 2 ? 2 : 4));
+    const int first = 1 + (int)(hapt_random_next(&random) % 4),
+              second = 1 + (int)(hapt_random_next(&random) % (first > 2 ? 2 : 4));
     snprintf(what, sizeof what, "case %d on %d x %d", seed, first, second);
     hapt_arena_init(&arena);
     CHECK_OK(hapt_sharding_trivial(graph, &arena, &trivial));
@@ -99,19 +106,20 @@ static void one_case(const struct hapt_graph *graph, int vocab, int seed, struct
 static void report(const struct tally *tally, int cases)
 {
     /* Every kind of step is among what was run. */
-    for (int kind = 1; kind < HAPT_COLLECTIVE_COUNT; kind++) CHECK_MESSAGE(tally->kinds[kind] > cases / 4, "collective %d: %d", kind, tally->kinds[kind]);
+    for (int kind = 1; kind < HAPT_COLLECTIVE_COUNT; kind++)
+        CHECK_MESSAGE(tally->kinds[kind] > cases / 4, "collective %d: %d", kind, tally->kinds[kind]);
     CHECK_MESSAGE(tally->refused > 10 * tally->accepted, "%d of %d communications are not needed", tally->accepted,
                   tally->accepted + tally->refused);
     CHECK_MESSAGE(tally->infeasible < cases / 5, "%d of %d infeasible", tally->infeasible, cases);
-    CHECK_MESSAGE(tally->uneven > cases && tally->copies > 0 && tally->passed > 0, "%d uneven, %d copies, %d passed", tally->uneven,
-                  tally->copies, tally->passed);
+    CHECK_MESSAGE(tally->uneven > cases && tally->copies > 0 && tally->passed > 0, "%d uneven, %d copies, %d passed",
+                  tally->uneven, tally->copies, tally->passed);
 }
 
 static void gpt(void)
 {
     /* Heads that most meshes share unevenly, tied tables, an odd vocabulary. */
-    static const struct fixture_gpt shape[] = {{1, 12, 3, 4, 13, 4, true, false}, {2, 16, 4, 4, 17, 4, false, false},
-                                               {1, 20, 5, 6, 11, 6, true, false}};
+    static const struct fixture_gpt shape[] = {
+        {1, 12, 3, 4, 13, 4, true, false}, {2, 16, 4, 4, 17, 4, false, false}, {1, 20, 5, 6, 11, 6, true, false}};
     struct tally tally = {0};
     const int cases = test_long() ? 2000 : 90;
     for (int k = 0; k < cases; k++) {
@@ -144,9 +152,12 @@ static void families(void)
 {
     static const char *const shape[][24] = {
         {"bert", "--layers", "1", "--hidden", "12", "--heads", "3", "--sequence", "4", "--vocab", "13"},
-        {"bert-moe", "--layers", "2", "--hidden", "8", "--heads", "2", "--sequence", "4", "--vocab", "13", "--experts", "5", "--top-k", "2"},
-        {"llama", "--layers", "1", "--hidden", "24", "--heads", "6", "--kv-heads", "3", "--sequence", "4", "--vocab", "13"},
-        {"vit", "--layers", "1", "--hidden", "12", "--heads", "3", "--image", "8", "--patch", "4", "--ffn", "16", "--classes", "7"},
+        {"bert-moe", "--layers", "2", "--hidden", "8", "--heads", "2", "--sequence", "4", "--vocab", "13", "--experts",
+         "5", "--top-k", "2"},
+        {"llama", "--layers", "1", "--hidden", "24", "--heads", "6", "--kv-heads", "3", "--sequence", "4", "--vocab",
+         "13"},
+        {"vit", "--layers", "1", "--hidden", "12", "--heads", "3", "--image", "8", "--patch", "4", "--ffn", "16",
+         "--classes", "7"},
         {"vgg", "--hidden", "10", "--image", "8", "--width", "4", "--classes", "7", "--stages", "1,1", "--pool", "3"},
         {"resnet", "--image", "8", "--width", "4", "--classes", "7", "--stages", "1,1"},
     };
@@ -219,7 +230,8 @@ static void compare_stages(struct world *stage, int stages, const struct world *
         if (source->tensor[t].kind != HAPT_TENSOR_PARAMETER || source->tensor[t].gradient < 0) continue;
         const int gradient = source->tensor[t].gradient;
         const int64_t count = hapt_tensor_elements(&source->tensor[t]);
-        double *sum = calloc((size_t)count, sizeof *sum), *its = calloc((size_t)count, sizeof *its), apart = 0, scale = 1e-3;
+        double *sum = calloc((size_t)count, sizeof *sum), *its = calloc((size_t)count, sizeof *its), apart = 0,
+               scale = 1e-3;
         for (int s = 0; s < stages; s++) {
             if (stage[s].program->local[gradient] < 0) continue;
             apart = fmax(apart, world_gather(&stage[s], gradient, its));
@@ -230,14 +242,16 @@ static void compare_stages(struct world *stage, int stages, const struct world *
             apart = fmax(apart, fabs(sum[k] - its[k]));
             scale = fmax(scale, fabs(its[k]));
         }
-        CHECK_MESSAGE(apart < 5e-4 * scale, "%s: %s differs by %g of %g", what, source->tensor[gradient].name, apart, scale);
+        CHECK_MESSAGE(apart < 5e-4 * scale, "%s: %s differs by %g of %g", what, source->tensor[gradient].name, apart,
+                      scale);
         free(sum);
         free(its);
     }
 }
 
 /* A random sharding of which operators [first, end) can be a stage, or NULL. */
-static struct hapt_program *random_stage(const struct hapt_graph *graph, int first, int end, uint64_t *random, struct hapt_arena *arena)
+static struct hapt_program *random_stage(const struct hapt_graph *graph, int first, int end, uint64_t *random,
+                                         struct hapt_arena *arena)
 {
     struct hapt_sharding *trivial = NULL, *made = NULL;
     struct hapt_axis_program *list;
@@ -264,7 +278,8 @@ static bool run_stages(const struct hapt_graph *graph, int vocab, int seed)
     snprintf(what, sizeof what, "pipeline %d", seed);
     hapt_arena_init(&arena);
     for (int s = 1; s < stages; s++)
-        cut[s] = cut[s - 1] + 1 + (int)(hapt_random_next(&random) % (uint64_t)(graph->forward_count - (stages - s) - cut[s - 1]));
+        cut[s] = cut[s - 1] + 1 +
+                 (int)(hapt_random_next(&random) % (uint64_t)(graph->forward_count - (stages - s) - cut[s - 1]));
     cut[stages] = graph->forward_count;
     for (; made < stages; made++) {
         struct hapt_program *program = NULL;
@@ -304,7 +319,8 @@ static void pipelines(void)
         hapt_arena_init(&arena);
         const bool gpt_model = k % 3 == 0;
         const struct hapt_graph *graph =
-            gpt_model ? fixture_gpt(&arena, (struct fixture_gpt){1, 12, 3, 4, 13, 4, k % 2 == 0, false})->graph : fixture_random(&arena, &random, 3 + k % 14);
+            gpt_model ? fixture_gpt(&arena, (struct fixture_gpt){1, 12, 3, 4, 13, 4, k % 2 == 0, false})->graph
+                      : fixture_random(&arena, &random, 3 + k % 14);
         made += run_stages(graph, gpt_model ? 13 : 11, k);
         hapt_arena_release(&arena);
     }
@@ -323,8 +339,14 @@ struct figure {
 
 static int figure_parameter(struct hapt_graph *graph, const char *name, int64_t rows, int64_t columns)
 {
-    const struct hapt_tensor tensor = {.name = name, .kind = HAPT_TENSOR_PARAMETER, .dtype = HAPT_F32, .dims = 2,
-                                       .shape = {rows, columns}, .trainable = true, .init = HAPT_INIT_NORMAL, .init_std = 0.02};
+    const struct hapt_tensor tensor = {.name = name,
+                                       .kind = HAPT_TENSOR_PARAMETER,
+                                       .dtype = HAPT_F32,
+                                       .dims = 2,
+                                       .shape = {rows, columns},
+                                       .trainable = true,
+                                       .init = HAPT_INIT_NORMAL,
+                                       .init_std = 0.02};
     int index = -1;
     CHECK_OK(hapt_graph_add_tensor(graph, &tensor, &index));
     return index;
@@ -332,7 +354,11 @@ static int figure_parameter(struct hapt_graph *graph, const char *name, int64_t 
 
 static void open_figure(struct figure *figure)
 {
-    struct hapt_tensor input = {.name = "tokens", .kind = HAPT_TENSOR_INPUT, .role = HAPT_ROLE_TOKENS, .dtype = HAPT_I32, .dims = 2,
+    struct hapt_tensor input = {.name = "tokens",
+                                .kind = HAPT_TENSOR_INPUT,
+                                .role = HAPT_ROLE_TOKENS,
+                                .dtype = HAPT_I32,
+                                .dims = 2,
                                 .shape = {4, 6}};
     int tokens = -1, targets = -1, loss[2];
     hapt_arena_init(&figure->arena);
@@ -342,9 +368,12 @@ static void open_figure(struct figure *figure)
     CHECK_OK(hapt_graph_add_tensor(figure->graph, &input, &targets));
     const int table = figure_parameter(figure->graph, "table", 8, 8);
     figure->e2 = figure_parameter(figure->graph, "e2", 8, 12);
-    CHECK_OK(hapt_graph_add_op(figure->graph, "embedding", "e1", (int[]){tokens, table, -1}, 3, NULL, NULL, &figure->e1));
-    CHECK_OK(hapt_graph_add_op(figure->graph, "linear", "e3", (int[]){figure->e1, figure->e2, -1}, 3, NULL, NULL, &figure->e3));
-    CHECK_OK(hapt_graph_add_op(figure->graph, "cross_entropy", "loss", (int[]){figure->e3, targets}, 2, NULL, NULL, loss));
+    CHECK_OK(
+        hapt_graph_add_op(figure->graph, "embedding", "e1", (int[]){tokens, table, -1}, 3, NULL, NULL, &figure->e1));
+    CHECK_OK(hapt_graph_add_op(figure->graph, "linear", "e3", (int[]){figure->e1, figure->e2, -1}, 3, NULL, NULL,
+                               &figure->e3));
+    CHECK_OK(
+        hapt_graph_add_op(figure->graph, "cross_entropy", "loss", (int[]){figure->e3, targets}, 2, NULL, NULL, loss));
     figure->graph->loss = loss[0];
     CHECK_OK(hapt_sharding_trivial(figure->graph, &figure->arena, &figure->trivial));
 }
@@ -357,11 +386,29 @@ static enum hapt_status try_list(struct figure *figure, int count, struct hapt_a
     return hapt_sharding_apply(figure->trivial, 0, &axis, &program, &figure->arena, &made);
 }
 
-#define COMPUTE(op, letter) {op, {letter, 1, 1, 0}, -1, HAPT_COLLECTIVE_NONE, {.kind = HAPT_PROPERTY_IDENTITY}, {.kind = HAPT_PROPERTY_IDENTITY}}
-#define MOVE(tensor, kind, from, to) {-1, {.letter = 0}, tensor, kind, from, to}
-#define WHOLE {.kind = HAPT_PROPERTY_IDENTITY}
-#define PARTIAL {.kind = HAPT_PROPERTY_ALL_REDUCE}
-#define SHARD(dim) {HAPT_PROPERTY_ALL_GATHER, dim, 1, 1, 0}
+#define COMPUTE(op, letter)                                                                \
+    {                                                                                      \
+        op, {letter, 1, 1, 0}, -1, HAPT_COLLECTIVE_NONE, {.kind = HAPT_PROPERTY_IDENTITY}, \
+        {                                                                                  \
+            .kind = HAPT_PROPERTY_IDENTITY                                                 \
+        }                                                                                  \
+    }
+#define MOVE(tensor, kind, from, to)              \
+    {                                             \
+        -1, {.letter = 0}, tensor, kind, from, to \
+    }
+#define WHOLE                          \
+    {                                  \
+        .kind = HAPT_PROPERTY_IDENTITY \
+    }
+#define PARTIAL                          \
+    {                                    \
+        .kind = HAPT_PROPERTY_ALL_REDUCE \
+    }
+#define SHARD(dim)                             \
+    {                                          \
+        HAPT_PROPERTY_ALL_GATHER, dim, 1, 1, 0 \
+    }
 
 static void figure_11(void)
 {
@@ -371,22 +418,41 @@ static void figure_11(void)
     /* Program 7: rows, nothing moves. */
     CHECK_OK(try_list(&figure, 3, (struct hapt_axis_instruction[]){COMPUTE(0, 'b'), COMPUTE(1, 'b'), COMPUTE(2, 'b')}));
     /* Program 6: e1 by rows, e2 by columns; no rule makes partial sums of that, whichever index the product claims. */
-    CHECK_FAILS(try_list(&figure, 3, (struct hapt_axis_instruction[]){COMPUTE(0, 'b'), COMPUTE(1, 'o'), COMPUTE(2, '+')}), HAPT_ERR_INFEASIBLE);
-    CHECK_FAILS(try_list(&figure, 3, (struct hapt_axis_instruction[]){COMPUTE(0, 'b'), COMPUTE(1, 'i'), COMPUTE(2, 'b')}), HAPT_ERR_INFEASIBLE);
-    CHECK_FAILS(try_list(&figure, 4, (struct hapt_axis_instruction[]){COMPUTE(0, 'b'), COMPUTE(1, 'b'), MOVE(e3, HAPT_COLLECTIVE_ALL_REDUCE, PARTIAL, WHOLE),
-                                                                     COMPUTE(2, 0)}), HAPT_ERR_INFEASIBLE);
+    CHECK_FAILS(
+        try_list(&figure, 3, (struct hapt_axis_instruction[]){COMPUTE(0, 'b'), COMPUTE(1, 'o'), COMPUTE(2, '+')}),
+        HAPT_ERR_INFEASIBLE);
+    CHECK_FAILS(
+        try_list(&figure, 3, (struct hapt_axis_instruction[]){COMPUTE(0, 'b'), COMPUTE(1, 'i'), COMPUTE(2, 'b')}),
+        HAPT_ERR_INFEASIBLE);
+    CHECK_FAILS(
+        try_list(&figure, 4,
+                 (struct hapt_axis_instruction[]){COMPUTE(0, 'b'), COMPUTE(1, 'b'),
+                                                  MOVE(e3, HAPT_COLLECTIVE_ALL_REDUCE, PARTIAL, WHOLE), COMPUTE(2, 0)}),
+        HAPT_ERR_INFEASIBLE);
     /* Program 9: gathers a parameter. */
-    CHECK_FAILS(try_list(&figure, 4, (struct hapt_axis_instruction[]){COMPUTE(0, 'b'), MOVE(e2, HAPT_COLLECTIVE_ALL_GATHER, SHARD(1), WHOLE), COMPUTE(1, 'b'),
-                                                                     COMPUTE(2, 'b')}), HAPT_ERR_INFEASIBLE);
+    CHECK_FAILS(try_list(&figure, 4,
+                         (struct hapt_axis_instruction[]){COMPUTE(0, 'b'),
+                                                          MOVE(e2, HAPT_COLLECTIVE_ALL_GATHER, SHARD(1), WHOLE),
+                                                          COMPUTE(1, 'b'), COMPUTE(2, 'b')}),
+                HAPT_ERR_INFEASIBLE);
     /* Columns need e1 whole; gathered it is. */
-    CHECK_OK(try_list(&figure, 4, (struct hapt_axis_instruction[]){COMPUTE(0, 'b'), MOVE(e1, HAPT_COLLECTIVE_ALL_GATHER, SHARD(0), WHOLE), COMPUTE(1, 'o'),
-                                                                  COMPUTE(2, 'v')}));
+    CHECK_OK(try_list(&figure, 4,
+                      (struct hapt_axis_instruction[]){COMPUTE(0, 'b'),
+                                                       MOVE(e1, HAPT_COLLECTIVE_ALL_GATHER, SHARD(0), WHOLE),
+                                                       COMPUTE(1, 'o'), COMPUTE(2, 'v')}));
     /* What is left out, stands twice or is no operator. */
-    CHECK_FAILS(try_list(&figure, 2, (struct hapt_axis_instruction[]){COMPUTE(0, 'b'), COMPUTE(1, 'b')}), HAPT_ERR_INFEASIBLE);
-    CHECK_FAILS(try_list(&figure, 3, (struct hapt_axis_instruction[]){COMPUTE(0, 'b'), COMPUTE(0, 'b'), COMPUTE(1, 'b')}), HAPT_ERR_INFEASIBLE);
+    CHECK_FAILS(try_list(&figure, 2, (struct hapt_axis_instruction[]){COMPUTE(0, 'b'), COMPUTE(1, 'b')}),
+                HAPT_ERR_INFEASIBLE);
+    CHECK_FAILS(
+        try_list(&figure, 3, (struct hapt_axis_instruction[]){COMPUTE(0, 'b'), COMPUTE(0, 'b'), COMPUTE(1, 'b')}),
+        HAPT_ERR_INFEASIBLE);
     CHECK_FAILS(try_list(&figure, 1, (struct hapt_axis_instruction[]){COMPUTE(17, 'b')}), HAPT_ERR_INFEASIBLE);
-    CHECK_FAILS(try_list(&figure, 1, (struct hapt_axis_instruction[]){MOVE(99, HAPT_COLLECTIVE_SLICE, WHOLE, SHARD(0))}), HAPT_ERR_INFEASIBLE);
-    CHECK_FAILS(try_list(&figure, 2, (struct hapt_axis_instruction[]){COMPUTE(0, 'b'), MOVE(e1, HAPT_COLLECTIVE_ALL_TO_ALL, SHARD(0), SHARD(7))}),
+    CHECK_FAILS(
+        try_list(&figure, 1, (struct hapt_axis_instruction[]){MOVE(99, HAPT_COLLECTIVE_SLICE, WHOLE, SHARD(0))}),
+        HAPT_ERR_INFEASIBLE);
+    CHECK_FAILS(try_list(&figure, 2,
+                         (struct hapt_axis_instruction[]){COMPUTE(0, 'b'),
+                                                          MOVE(e1, HAPT_COLLECTIVE_ALL_TO_ALL, SHARD(0), SHARD(7))}),
                 HAPT_ERR_INFEASIBLE);
     hapt_fail_reset();
     hapt_arena_release(&figure.arena);
@@ -444,7 +510,8 @@ static void canonical(void)
     CHECK_OK(hapt_rule_of_cut(trivial, 0, &even, op, (struct hapt_cut){'o', 3, 4, 0}, &rule));
     CHECK(rule.output[0].unit == 1 && rule.output[0].blocks == 3); /* three heads each either way */
     CHECK_OK(hapt_rule_of_cut(trivial, 0, &uneven, op, (struct hapt_cut){'o', 3, 4, 1}, &rule));
-    CHECK(rule.output[0].unit == 2 && rule.output[0].ratio == 1); /* 4.2 heads are 4; so are 8.4 halves, but not 16.8 quarters */
+    CHECK(rule.output[0].unit == 2 &&
+          rule.output[0].ratio == 1); /* 4.2 heads are 4; so are 8.4 halves, but not 16.8 quarters */
     CHECK(strcmp(hapt_property_text(rule.output[0], text), "sharded(2) in 3 blocks by units of 2 ratio 1") == 0);
     CHECK_OK(hapt_rule_of_cut(trivial, 0, &uneven, op, (struct hapt_cut){'o', 3, 4, 2}, &rule));
     CHECK(rule.output[0].unit == 2 && rule.output[0].ratio == 1); /* and 4.14 */
@@ -460,7 +527,8 @@ static void canonical(void)
     CHECK(hapt_property_same(rule.input[0], wanted));
     /* More ranks than heads. */
     const struct hapt_axis many = {.size = 8};
-    CHECK_FAILS(hapt_rule_of_cut(trivial, 0, &many, op + 1, (struct hapt_cut){'h', 1, 1, 0}, &rule), HAPT_ERR_INFEASIBLE);
+    CHECK_FAILS(hapt_rule_of_cut(trivial, 0, &many, op + 1, (struct hapt_cut){'h', 1, 1, 0}, &rule),
+                HAPT_ERR_INFEASIBLE);
     hapt_fail_reset();
     hapt_arena_release(&arena);
 }

@@ -1,13 +1,15 @@
 /*
- * Expert parallelism of bert-moe: programs written down as cuts, run by all ranks of a small mesh in lock step, give what one device
- * computes. Rows everywhere and experts where they compute is GShard's: its traffic is all-to-alls. Experts need not divide evenly.
+ * Expert parallelism of bert-moe: programs written down as cuts, run by all ranks of a small mesh in lock step, give
+ * what one device computes. Rows everywhere and experts where they compute is GShard's: its traffic is all-to-alls.
+ * Experts need not divide evenly.
  */
 #include "world.h"
 
 static struct hapt_model *bert_moe(struct hapt_arena *arena, const char *experts, const char *top_k)
 {
-    char *words[] = {"hapt", "model", "bert-moe", "--layers", "4", "--hidden", "8", "--heads", "2", "--sequence", "6", "--vocab", "23",
-                     "--microbatch", "4", "--experts", (char *)experts, "--top-k", (char *)top_k, "--output", "x.h5"};
+    char *words[] = {"hapt",    "model",     "bert-moe",      "--layers", "4",           "--hidden", "8",
+                     "--heads", "2",         "--sequence",    "6",        "--vocab",     "23",       "--microbatch",
+                     "4",       "--experts", (char *)experts, "--top-k",  (char *)top_k, "--output", "x.h5"};
     struct hapt_config *config = NULL;
     struct hapt_model *model = NULL;
     CHECK_OK(hapt_config_parse((int)(sizeof words / sizeof words[0]), words, arena, &config));
@@ -40,8 +42,8 @@ static int steps_of(const struct hapt_program *program, enum hapt_collective_kin
     return count;
 }
 
-/* `gshard`: rows but at the experts, where tokens change ranks; otherwise everything whole but the experts' slots, whose weighted
- * sums are partial. */
+/* `gshard`: rows but at the experts, where tokens change ranks; otherwise everything whole but the experts' slots,
+ * whose weighted sums are partial. */
 static void check_program(const struct hapt_model *model, const struct hapt_axis *axis, bool gshard, int *kinds)
 {
     const struct hapt_axis one_rank = {.size = 1};
@@ -70,8 +72,10 @@ static void check_program(const struct hapt_model *model, const struct hapt_axis
         world_run_all(&one, single, model->vocab);
         world_run_all(&world, program, model->vocab);
         const double apart = world_difference(&world, &one, &name);
-        CHECK_MESSAGE(apart < 2e-4, "%s on %d ranks: %s differs by %g", gshard ? "GShard" : "whole tokens", axis->size, name, apart);
-        for (int kind = 0; kind < HAPT_COLLECTIVE_COUNT; kind++) kinds[kind] = steps_of(program, (enum hapt_collective_kind)kind);
+        CHECK_MESSAGE(apart < 2e-4, "%s on %d ranks: %s differs by %g", gshard ? "GShard" : "whole tokens", axis->size,
+                      name, apart);
+        for (int kind = 0; kind < HAPT_COLLECTIVE_COUNT; kind++)
+            kinds[kind] = steps_of(program, (enum hapt_collective_kind)kind);
         world_close(&one);
         world_close(&world);
     }
@@ -90,7 +94,8 @@ static void experts_on_ranks(void)
         for (size_t a = 0; a < sizeof axes / sizeof *axes; a++) {
             int kinds[HAPT_COLLECTIVE_COUNT] = {0};
             check_program(model, &axes[a], true, kinds);
-            /* In both mixtures: slots to the experts, their counts, and back; the gradients of both. No activation is gathered. */
+            /* In both mixtures: slots to the experts, their counts, and back; the gradients of both. No activation is
+             * gathered. */
             CHECK_MESSAGE(kinds[HAPT_COLLECTIVE_ALL_TO_ALL] == 10, "%d all-to-alls", kinds[HAPT_COLLECTIVE_ALL_TO_ALL]);
             CHECK(kinds[HAPT_COLLECTIVE_ALL_GATHER] == 0 && kinds[HAPT_COLLECTIVE_ALL_REDUCE] == 0);
             check_program(model, &axes[a], false, kinds);

@@ -1,6 +1,6 @@
 /*
- * HAP Fig. 17: experts shared out unevenly over two fast and two slow devices, against padding to a multiple of the devices in even
- * shards. Tokens rise with the experts.
+ * HAP Fig. 17: experts shared out unevenly over two fast and two slow devices, against padding to a multiple of the
+ * devices in even shards. Tokens rise with the experts.
  */
 #include "test.h"
 
@@ -14,8 +14,10 @@ enum { LEAST = 4, MOST = 12, DEVICES = 4, ROWS_AN_EXPERT = 16 };
 
 static const char cluster_text[] =
     "{\"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": [\n"
-    "{\"name\": \"a100\", \"nodes\": 1, \"devices_per_node\": 2, \"device\": \"A100-40GB\", \"intra_node_latency\": \"5 us\"},\n"
-    "{\"name\": \"p100\", \"nodes\": 1, \"devices_per_node\": 2, \"device\": \"P100\", \"intra_node_latency\": \"5 us\"}],\n"
+    "{\"name\": \"a100\", \"nodes\": 1, \"devices_per_node\": 2, \"device\": \"A100-40GB\", \"intra_node_latency\": "
+    "\"5 us\"},\n"
+    "{\"name\": \"p100\", \"nodes\": 1, \"devices_per_node\": 2, \"device\": \"P100\", \"intra_node_latency\": \"5 "
+    "us\"}],\n"
     "\"links\": [{\"between\": [\"a100\", \"p100\"], \"bandwidth\": \"200 Gbit/s\", \"latency\": \"5 us\"}]}\n";
 
 static struct hapt_cluster *load_cluster(struct hapt_arena *arena)
@@ -38,8 +40,9 @@ static struct hapt_cluster *load_cluster(struct hapt_arena *arena)
 static struct hapt_graph *build(int experts, int named, struct hapt_arena *arena)
 {
     char number[2][16], factor[32];
-    char *words[] = {"hapt", "model", "bert-moe", "--layers", "2", "--hidden", "512", "--heads", "8", "--sequence", "128", "--vocab", "512",
-                     "--top-k", "2", "--experts", number[0], "--microbatch", number[1], "--capacity-factor", factor, "--dtype", "fp32"};
+    char *words[] = {"hapt",    "model",        "bert-moe", "--layers",          "2",    "--hidden", "512", "--heads",
+                     "8",       "--sequence",   "128",      "--vocab",           "512",  "--top-k",  "2",   "--experts",
+                     number[0], "--microbatch", number[1],  "--capacity-factor", factor, "--dtype",  "fp32"};
     struct hapt_config *config = NULL;
     struct hapt_model *model = NULL;
     snprintf(number[0], sizeof number[0], "%d", experts);
@@ -65,7 +68,8 @@ static double step_s(int experts, int named, double *even_s)
     const struct hapt_graph *graph = build(experts, named, &arena);
     CHECK_OK(hapt_sharding_trivial(graph, &arena, &whole));
     CHECK_OK(hapt_spmd_mesh_build(load_cluster(&arena), graph, HAPT_F32, HAPT_SPMD_DEVICES, NULL, 1, &arena, &mesh));
-    const struct hapt_alternation asked = {.sharding = whole, .devices = DEVICES, .costs = &mesh->costs, .power = mesh->power, .most_states = 200};
+    const struct hapt_alternation asked = {
+        .sharding = whole, .devices = DEVICES, .costs = &mesh->costs, .power = mesh->power, .most_states = 200};
     CHECK_OK(hapt_alternate(&asked, &arena, &result));
     *even_s = 0;
     for (int t = result.turn_count - 1; t >= 0; t--)
@@ -90,11 +94,12 @@ static void uneven_experts(void)
         own[e] = step_s(e, e, &ignored);
         step_s((e + DEVICES - 1) / DEVICES * DEVICES, e, &padded[e]);
         CHECK_MESSAGE(own[e] <= padded[e] * (1 + 1e-9), "%d experts take %.6g s, padded %.6g s", e, own[e], padded[e]);
-        if (e > LEAST) CHECK_MESSAGE(own[e] >= own[e - 1], "%d experts take %.6g s, one less %.6g s", e, own[e], own[e - 1]);
+        if (e > LEAST)
+            CHECK_MESSAGE(own[e] >= own[e - 1], "%d experts take %.6g s, one less %.6g s", e, own[e], own[e - 1]);
         gain = fmax(gain, padded[e] / own[e]);
     }
-    fprintf(stderr, "  uneven experts are up to %.0f %% faster; largest rise %.2f times the mean, padded %.2f\n", 100 * (gain - 1),
-            largest_rise(own), largest_rise(padded));
+    fprintf(stderr, "  uneven experts are up to %.0f %% faster; largest rise %.2f times the mean, padded %.2f\n",
+            100 * (gain - 1), largest_rise(own), largest_rise(padded));
     CHECK(gain > 1.2 && largest_rise(own) < largest_rise(padded) && largest_rise(own) < 2);
 }
 

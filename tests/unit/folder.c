@@ -71,7 +71,8 @@ static void removing(void)
     CHECK(symlink(at("outside/precious"), at("mine/link")) == 0);
     CHECK(symlink(at("outside"), at("mine/folder-link")) == 0);
     CHECK(!hapt_folder_remove(root, "mine", no_letter)); /* a letter and a folder that are not ours */
-    CHECK(there("mine/letter") && there("mine/inner") && !there("mine/data") && !there("mine/link") && !there("mine/folder-link"));
+    CHECK(there("mine/letter") && there("mine/inner") && !there("mine/data") && !there("mine/link") &&
+          !there("mine/folder-link"));
     CHECK(there("outside/precious"));
     rmdir(at("mine/inner"));
     CHECK(hapt_folder_remove(root, "mine", any_name) && !there("mine"));
@@ -169,7 +170,8 @@ static void locking(void)
     CHECK_OK(hapt_lock_check()); /* nothing is claimed */
     /* Another job's words in the file: this process has lost it, and leaves the file alone. */
     CHECK_OK(hapt_lock_take(folder));
-    put("locked/.hapt-lock", "hapt-lock 1\nhost elsewhere\nprocess 7\nstarted 1\nboot b\nspace s\njob -\nsince now\ntoken other\n");
+    put("locked/.hapt-lock",
+        "hapt-lock 1\nhost elsewhere\nprocess 7\nstarted 1\nboot b\nspace s\njob -\nsince now\ntoken other\n");
     CHECK_FAILS(hapt_lock_check(), HAPT_ERR_IO);
     hapt_lock_release();
     CHECK(there("locked/.hapt-lock"));
@@ -195,7 +197,8 @@ static void choosing(void)
         bool stays[40];
         double loss[600];
         const int count = 1 + (int)(hapt_random_next(&seed) % 12);
-        const int64_t keep = 1 + (int64_t)(hapt_random_next(&seed) % 4), every = (int64_t)(hapt_random_next(&seed) % 3) * 25;
+        const int64_t keep = 1 + (int64_t)(hapt_random_next(&seed) % 4),
+                      every = (int64_t)(hapt_random_next(&seed) % 3) * 25;
         for (int i = count - 1; i >= 0; i--) step[i] = at_step += 1 + (int64_t)(hapt_random_next(&seed) % 40);
         for (int i = 0; i < 600; i++) loss[i] = hapt_random_unit(&seed) < 0.02 ? NAN : hapt_random_unit(&seed);
         const struct hapt_history history = {.count = at_step, .loss = round % 5 == 0 ? NULL : loss};
@@ -206,7 +209,8 @@ static void choosing(void)
             mean[i] = 0;
             int64_t steps = 0;
             for (int64_t s = step[i]; s >= 0 && steps < 10; s--, steps++) mean[i] += loss[s];
-            mean[i] = step[i] < at_step ? mean[i] / (double)steps : NAN; /* nobody knows the loss of the newest weights yet */
+            mean[i] =
+                step[i] < at_step ? mean[i] / (double)steps : NAN; /* nobody knows the loss of the newest weights yet */
             if (mean[i] < least) least = mean[i];
         }
         for (int i = 0; i < count; i++) {
@@ -215,7 +219,8 @@ static void choosing(void)
             for (int j = 0; j < count; j++)
                 if (interval > 0 && step[j] / every == interval && step[j] < first) first = step[j];
             must = must || (interval > 0 && first == step[i]) || may_be_best;
-            CHECK_MESSAGE(stays[i] == must, "round %d: step %lld of %d stays %d, should %d", round, (long long)step[i], count, stays[i], must);
+            CHECK_MESSAGE(stays[i] == must, "round %d: step %lld of %d stays %d, should %d", round, (long long)step[i],
+                          count, stays[i], must);
         }
     }
 }

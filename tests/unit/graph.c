@@ -16,15 +16,16 @@ static void signatures_parse(void)
     CHECK(signature.input[1].dims == 2 && !signature.input[1].shardable[0] && signature.input[1].shardable[1]);
     CHECK(signature.input[2].optional && !signature.input[1].optional);
     CHECK(signature.output[1].dims == 0);
-    static const char *const bad[] = {"", "bt", "bt-bt", "bt->", "bT->b", "abcdef->a", "a->b->c", "a!!->a", "a,b->c,d,e,f,g",
-                                      "a?b->c", "a ,b->c"};
+    static const char *const bad[] = {"",        "bt",     "bt-bt",          "bt->",   "bT->b",  "abcdef->a",
+                                      "a->b->c", "a!!->a", "a,b->c,d,e,f,g", "a?b->c", "a ,b->c"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         const bool accepted = hapt_signature_parse(bad[i], &signature);
         CHECK_MESSAGE(accepted == !strcmp(bad[i], "bt->"), "\"%s\" is %s", bad[i], accepted ? "accepted" : "refused");
     }
 }
 
-/* Each row: a valid signature, one type letter an operand, a name found again, gradient rules only where they make sense. */
+/* Each row: a valid signature, one type letter an operand, a name found again, gradient rules only where they make
+ * sense. */
 static void table_is_consistent(void)
 {
     CHECK(hapt_op_type_find("no_such_operator") == -1);
@@ -54,8 +55,13 @@ static int tensor(struct hapt_graph *graph, const char *name, enum hapt_tensor_k
                   enum hapt_dtype dtype, int dims, int64_t a, int64_t b)
 {
     int index = -1;
-    const struct hapt_tensor made = {.name = name, .kind = kind, .role = role, .dtype = dtype, .dims = dims,
-                                     .shape = {a, b}, .trainable = kind == HAPT_TENSOR_PARAMETER};
+    const struct hapt_tensor made = {.name = name,
+                                     .kind = kind,
+                                     .role = role,
+                                     .dtype = dtype,
+                                     .dims = dims,
+                                     .shape = {a, b},
+                                     .trainable = kind == HAPT_TENSOR_PARAMETER};
     CHECK_OK(hapt_graph_add_tensor(graph, &made, &index));
     return index;
 }
@@ -80,7 +86,8 @@ static struct hapt_graph *sample(enum hapt_dtype dtype)
     CHECK_OK(hapt_graph_create(&arena, &graph));
     const int tokens = tensor(graph, "tokens", HAPT_TENSOR_INPUT, HAPT_ROLE_TOKENS, HAPT_I32, 2, B, T);
     const int targets = tensor(graph, "targets", HAPT_TENSOR_INPUT, HAPT_ROLE_TARGETS, HAPT_I32, 2, B, T);
-    const int table = PARAMETER("table", 2, V, D), gamma = PARAMETER("gamma", 1, D, 0), beta = PARAMETER("beta", 1, D, 0);
+    const int table = PARAMETER("table", 2, V, D), gamma = PARAMETER("gamma", 1, D, 0),
+              beta = PARAMETER("beta", 1, D, 0);
     const int weight = PARAMETER("weight", 2, D, 3 * D);
     const int x = add(graph, "embedding", "x", (const int[]){tokens, table}, 2, NULL, NULL);
     const int y = add(graph, "layer_norm", "norm", (const int[]){x, gamma, beta}, 3, NULL, epsilon);
@@ -106,8 +113,10 @@ static void shapes_are_inferred(void)
     for (int bf16 = 0; bf16 < 2; bf16++) {
         const enum hapt_dtype dtype = bf16 ? HAPT_BF16 : HAPT_F32;
         const struct hapt_graph *graph = sample(dtype);
-        const struct hapt_tensor *qkv = named(graph, "qkv"), *lse = named(graph, "attention.1"), *loss = named(graph, "loss");
-        CHECK(qkv->dims == 3 && qkv->shape[0] == B && qkv->shape[1] == T && qkv->shape[2] == 3 * D && qkv->dtype == dtype);
+        const struct hapt_tensor *qkv = named(graph, "qkv"), *lse = named(graph, "attention.1"),
+                                 *loss = named(graph, "loss");
+        CHECK(qkv->dims == 3 && qkv->shape[0] == B && qkv->shape[1] == T && qkv->shape[2] == 3 * D &&
+              qkv->dtype == dtype);
         CHECK(lse->dims == 3 && lse->shape[1] == H && lse->shape[2] == T && lse->dtype == HAPT_F32);
         CHECK(named(graph, "attention")->shape[2] == D);
         CHECK(loss->dims == 1 && loss->shape[0] == 1 && loss->dtype == HAPT_F32);
@@ -163,8 +172,9 @@ static void additions_are_checked(void)
     const double epsilon[HAPT_MAX_ATTRIBUTES] = {-1};
     const int gamma = hapt_graph_find_tensor(graph, "gamma"), qkv = hapt_graph_find_tensor(graph, "qkv");
     int index;
-#define REFUSED(type, count, integer, real, ...)                                                                   \
-    CHECK_FAILS(hapt_graph_add_op(graph, type, "bad", (const int[]){__VA_ARGS__}, count, integer, real, NULL), HAPT_ERR_INPUT)
+#define REFUSED(type, count, integer, real, ...)                                                               \
+    CHECK_FAILS(hapt_graph_add_op(graph, type, "bad", (const int[]){__VA_ARGS__}, count, integer, real, NULL), \
+                HAPT_ERR_INPUT)
     REFUSED("linear", 2, NULL, NULL, norm, wrong);
     REFUSED("linear", 2, NULL, NULL, norm, half);
     REFUSED("linear", 2, NULL, NULL, norm, gamma);
@@ -187,13 +197,13 @@ static void additions_are_checked(void)
 /* One fault at a time in a graph that is right otherwise; the message names the culprit. */
 static void faults_are_named(void)
 {
-#define FAULT(culprit, ...)                                                                                   \
-    do {                                                                                                      \
-        struct hapt_graph *graph = sample(HAPT_F32);                                                          \
-        __VA_ARGS__;                                                                                          \
-        CHECK(hapt_graph_check(graph) == HAPT_ERR_INPUT);                                                     \
+#define FAULT(culprit, ...)                                                                                          \
+    do {                                                                                                             \
+        struct hapt_graph *graph = sample(HAPT_F32);                                                                 \
+        __VA_ARGS__;                                                                                                 \
+        CHECK(hapt_graph_check(graph) == HAPT_ERR_INPUT);                                                            \
         CHECK_MESSAGE(strstr(hapt_fail_message(), culprit), "\"%s\" does not say %s", hapt_fail_message(), culprit); \
-        hapt_fail_reset();                                                                                    \
+        hapt_fail_reset();                                                                                           \
     } while (0)
 #define AT(name) hapt_graph_find_tensor(graph, name)
 #define OP(name) ((struct hapt_op *)op_named(graph, name))
@@ -202,10 +212,12 @@ static void faults_are_named(void)
     FAULT("norm", OP("norm")->input[0] = AT("gelu"));
     FAULT("cycle", OP("sum")->input[0] = AT("sum"));
     FAULT("topological", struct hapt_op swap = graph->op[1]; graph->op[1] = graph->op[2]; graph->op[2] = swap;
-          TENSOR("norm").producer = TENSOR("norm.1").producer = TENSOR("norm.2").producer = 2; TENSOR("qkv").producer = 1);
+          TENSOR("norm").producer = TENSOR("norm.1").producer = TENSOR("norm.2").producer = 2;
+          TENSOR("qkv").producer = 1);
     FAULT("table2", tensor(graph, "table2", HAPT_TENSOR_PARAMETER, HAPT_ROLE_NONE, HAPT_F32, 2, V, D));
     FAULT("gelu", OP("sum")->input[1] = AT("x"));
-    FAULT("ghost", int ghost = tensor(graph, "ghost", HAPT_TENSOR_ACTIVATION, HAPT_ROLE_NONE, HAPT_F32, 2, 4, 4); (void)ghost);
+    FAULT("ghost", int ghost = tensor(graph, "ghost", HAPT_TENSOR_ACTIVATION, HAPT_ROLE_NONE, HAPT_F32, 2, 4, 4);
+          (void)ghost);
     FAULT("another producer", OP("gelu")->output[0] = AT("attention"));
     FAULT("no activation", OP("gelu")->output[0] = AT("gamma"));
     FAULT("gelu", TENSOR("gelu").shape[1] = T + 1);
@@ -246,7 +258,8 @@ static void backward_faults(void)
         struct hapt_graph *graph = sample(HAPT_F32);
         CHECK_OK(hapt_graph_differentiate(graph));
         CHECK_OK(hapt_graph_check(graph));
-        struct hapt_op *first = &graph->op[graph->forward_count], *dw = (struct hapt_op *)op_named(graph, "qkv.linear_dw");
+        struct hapt_op *first = &graph->op[graph->forward_count],
+                       *dw = (struct hapt_op *)op_named(graph, "qkv.linear_dw");
         if (fault == 0) first->accumulate = 1;
         if (fault == 1) dw->accumulate = 0;
         if (fault == 2) first->forward_op = 0;

@@ -1,4 +1,5 @@
-/* The guard: what its child dies of becomes an error, and the helper neither outlives its process nor holds on to anything of it. */
+/* The guard: what its child dies of becomes an error, and the helper neither outlives its process nor holds on to
+ * anything of it. */
 #include "hapt/guard.h"
 
 #include <dirent.h>
@@ -77,7 +78,8 @@ static bool rehearse(const char *path)
     if (!strcmp(name, "abort")) abort();
     if (!strcmp(name, "spin")) {
         setrlimit(RLIMIT_CPU, &(struct rlimit){1, 60});
-        for (;;) {}
+        for (;;) {
+        }
     }
     if (!strcmp(name, "sleep")) {
         alarm(1);
@@ -137,7 +139,8 @@ static void check_refused(const char *path, enum hapt_status status, const char 
 {
     for (int i = 0; i < 2; i++) {
         CHECK(check(path) == status);
-        CHECK_MESSAGE(strstr(hapt_fail_message(), says) && !strstr(hapt_fail_message(), "damaged"), "%s", hapt_fail_message());
+        CHECK_MESSAGE(strstr(hapt_fail_message(), says) && !strstr(hapt_fail_message(), "damaged"), "%s",
+                      hapt_fail_message());
         hapt_fail_reset();
     }
 }
@@ -148,7 +151,8 @@ static void no_memory_is_no_damage(void)
     check_refused(make_file("busy", "x"), HAPT_ERR_IO, "the system refuses");
     CHECK_FAILS(check(make_file("odd", "x")), HAPT_ERR_INPUT);
 #if !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__
-    check_refused(make_file("hungry", "x"), HAPT_ERR_MEMORY, "memory ran out"); /* more than one byte can need: one child looks at it */
+    check_refused(make_file("hungry", "x"), HAPT_ERR_MEMORY,
+                  "memory ran out"); /* more than one byte can need: one child looks at it */
     CHECK_OK(check(make_large("hungry")));
     /* The same files where this process may not have so much. */
     const pid_t process = fork();
@@ -181,7 +185,8 @@ static long size_of(const char *path)
     return stat(path, &about) == 0 ? (long)about.st_size : -1;
 }
 
-/* The child itself counts how often it was asked; the time of change is put back so that the file stays the same one. */
+/* The child itself counts how often it was asked; the time of change is put back so that the file stays the same one.
+ */
 static void a_file_is_asked_for_once(void)
 {
     struct stat before;
@@ -210,7 +215,8 @@ static int children_of(pid_t parent, pid_t *child)
         char state = 0;
         snprintf(path, sizeof path, "/proc/%s/stat", entry->d_name);
         FILE *file = atoi(entry->d_name) > 0 ? fopen(path, "r") : NULL;
-        if (file && fscanf(file, "%*d (%*[^)]) %c %d", &state, &its_parent) == 2 && its_parent == parent && state != 'Z') {
+        if (file && fscanf(file, "%*d (%*[^)]) %c %d", &state, &its_parent) == 2 && its_parent == parent &&
+            state != 'Z') {
             count++;
             *child = atoi(entry->d_name);
         }

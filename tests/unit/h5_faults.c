@@ -1,6 +1,7 @@
 /*
- * Reading a file while the n-th allocation, open or read fails, for every n: the outcome is the right values or a failure of the system,
- * never "damaged". With the guard, too: the counter is common to all processes. Each round runs in a process of its own.
+ * Reading a file while the n-th allocation, open or read fails, for every n: the outcome is the right values or a
+ * failure of the system, never "damaged". With the guard, too: the counter is common to all processes. Each round runs
+ * in a process of its own.
  */
 #include "hapt/h5.h"
 
@@ -25,7 +26,7 @@ static struct shared {
     atomic_bool armed, sticky;
     atomic_int kind;
     atomic_long at, done;
-} *faults;
+} * faults;
 
 static bool fails(enum kind kind)
 {
@@ -95,7 +96,8 @@ static enum hapt_status read_content(struct hapt_h5 *file, struct hapt_arena *ar
     const char **text, *label, **member;
     HAPT_TRY(hapt_h5_read(file, "/a/b/table", HAPT_H5_F64, 2, shape, 100, arena, (void **)&table));
     HAPT_TRY(hapt_h5_read_strings(file, "/names", 10, arena, &count, &text));
-    *right = shape[0] == 2 && shape[1] == 3 && table[0] == 1 && table[5] == 6 && count == NAMES && !strcmp(text[2], "three");
+    *right =
+        shape[0] == 2 && shape[1] == 3 && table[0] == 1 && table[5] == 6 && count == NAMES && !strcmp(text[2], "three");
     HAPT_TRY(hapt_h5_list(file, "/", 10, arena, &count, &member));
     *right = *right && count == 2;
     /* Optional items are asked for first: no answer must not pass as absence. */
@@ -140,8 +142,8 @@ static enum outcome round_of(enum kind kind, long at, bool sticky, bool guarded)
         faults->armed = false;
         if (guarded) hapt_guard_stop();
         if (outcome == DAMAGED)
-            printf("%s call %ld%s%s: %s\n", kind == READ ? "read" : "allocation", at, sticky ? " and all that follow" : "",
-                   guarded ? ", guarded" : "", hapt_fail_message());
+            printf("%s call %ld%s%s: %s\n", kind == READ ? "read" : "allocation", at,
+                   sticky ? " and all that follow" : "", guarded ? ", guarded" : "", hapt_fail_message());
         fflush(stdout);
         _exit(outcome);
     }

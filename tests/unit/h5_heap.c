@@ -1,5 +1,5 @@
-/* References of variable-length strings, wherever the HDF5 library stores them: whole ones pass the guard's rehearsal, and each one that is
- * made to lead elsewhere is found out before the library follows it. */
+/* References of variable-length strings, wherever the HDF5 library stores them: whole ones pass the guard's rehearsal,
+ * and each one that is made to lead elsewhere is found out before the library follows it. */
 #include <hdf5.h>
 #include <unistd.h>
 
@@ -21,14 +21,16 @@ static void write_strings(enum place place, bool newest, hsize_t user_block)
         memset(text[i], 'a' + i, (size_t)(SHORTEST + i));
         strings[i] = text[i];
     }
-    const hid_t made = H5Pcreate(H5P_FILE_CREATE), access = H5Pcreate(H5P_FILE_ACCESS), how = H5Pcreate(H5P_DATASET_CREATE);
+    const hid_t made = H5Pcreate(H5P_FILE_CREATE), access = H5Pcreate(H5P_FILE_ACCESS),
+                how = H5Pcreate(H5P_DATASET_CREATE);
     const hid_t type = H5Tcopy(H5T_C_S1), space = H5Screate_simple(1, &count, NULL);
     H5Pset_userblock(made, user_block);
     if (newest) H5Pset_libver_bounds(access, H5F_LIBVER_LATEST, H5F_LIBVER_LATEST);
     if (place == CHUNKED) H5Pset_chunk(how, 1, &per_chunk);
     if (place == COMPACT) H5Pset_layout(how, H5D_COMPACT);
     H5Tset_size(type, H5T_VARIABLE);
-    const hid_t file = H5Fcreate(path, H5F_ACC_TRUNC, made, access), group = H5Gcreate2(file, "/g", H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+    const hid_t file = H5Fcreate(path, H5F_ACC_TRUNC, made, access),
+                group = H5Gcreate2(file, "/g", H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
     if (place == ATTRIBUTE) {
         for (int other = 0; other < 6; other++) { /* its message goes to another block of the header */
             char name[16];
@@ -77,16 +79,19 @@ static long find_reference(const unsigned char *bytes, long count, uint64_t coll
 static void check_place(enum place place, bool newest, hsize_t user_block)
 {
     static unsigned char bytes[MOST_FILE], damaged[MOST_FILE];
-    /* where in the reference, what is added there: index behind all, behind the table, beyond 16 bits; length; address */
+    /* where in the reference, what is added there: index behind all, behind the table, beyond 16 bits; length; address
+     */
     static const struct {
         int at;
         uint32_t by;
-    } damage[] = {{12, STRINGS}, {12, 4000}, {12, 1 << 20}, {12, UINT32_MAX - 2}, {0, 1}, {0, UINT32_MAX}, {4, 8}, {4, 1 << 30}};
+    } damage[] = {{12, STRINGS}, {12, 4000},      {12, 1 << 20}, {12, UINT32_MAX - 2},
+                  {0, 1},        {0, UINT32_MAX}, {4, 8},        {4, 1 << 30}};
     write_strings(place, newest, user_block);
     const long count = read_whole(bytes);
     const unsigned char *heap = memmem(bytes, (size_t)count, "GCOL", 4);
     if (!CHECK(heap != NULL)) return;
-    CHECK_MESSAGE(hapt_h5_rehearse(path), "%s, newest %d, user block %d: a whole file is refused", place_name[place], newest, (int)user_block);
+    CHECK_MESSAGE(hapt_h5_rehearse(path), "%s, newest %d, user block %d: a whole file is refused", place_name[place],
+                  newest, (int)user_block);
     for (int i = 0; i < STRINGS; i++) {
         const long at = find_reference(bytes, count, (uint64_t)(heap - bytes) - user_block, i);
         if (!CHECK_MESSAGE(at >= 0, "%s, newest %d: no reference %d", place_name[place], newest, i)) continue;
@@ -97,7 +102,8 @@ static void check_place(enum place place, bool newest, hsize_t user_block)
             value += damage[d].by;
             memcpy(damaged + at + damage[d].at, &value, 4);
             write_whole(damaged, count);
-            CHECK_MESSAGE(!hapt_h5_rehearse(path), "%s, newest %d, user block %d, string %d: byte %d and %u more is accepted", place_name[place],
+            CHECK_MESSAGE(!hapt_h5_rehearse(path),
+                          "%s, newest %d, user block %d, string %d: byte %d and %u more is accepted", place_name[place],
                           newest, (int)user_block, i, damage[d].at, damage[d].by);
         }
     }
@@ -109,8 +115,7 @@ static void references(void)
     CHECK(file >= 0);
     close(file);
     for (int place = 0; place < PLACES; place++)
-        for (int way = 0; way < 4; way++)
-            check_place((enum place)place, way & 1, way & 2 ? 512 : 0);
+        for (int way = 0; way < 4; way++) check_place((enum place)place, way & 1, way & 2 ? 512 : 0);
     unlink(path);
 }
 
@@ -133,7 +138,8 @@ static void collections(void)
         memcpy(damaged, bytes, (size_t)count);
         damaged[heap - bytes + damage[d].at] = damage[d].value;
         write_whole(damaged, count);
-        CHECK_MESSAGE(!hapt_h5_rehearse(path), "byte %d of the collection as %d is accepted", damage[d].at, damage[d].value);
+        CHECK_MESSAGE(!hapt_h5_rehearse(path), "byte %d of the collection as %d is accepted", damage[d].at,
+                      damage[d].value);
     }
     unlink(path);
 }

@@ -1,7 +1,8 @@
 /*
- * For kernels_*.c: calls of kernels (the cpu back end's, or those of HAPT_TEST_BACKEND) on random tensors, checked against double-precision forward functions written
- * in the tests. Expected gradients are central differences of those forward functions, never a second derivation by
- * hand. Every test runs once per instruction-set level that this CPU has (HAPT_ISA), with 1 and with 2 threads.
+ * For kernels_*.c: calls of kernels (the cpu back end's, or those of HAPT_TEST_BACKEND) on random tensors, checked
+ * against double-precision forward functions written in the tests. Expected gradients are central differences of those
+ * forward functions, never a second derivation by hand. Every test runs once per instruction-set level that this CPU
+ * has (HAPT_ISA), with 1 and with 2 threads.
  */
 #ifndef HAPT_TEST_KERNELS_H
 #define HAPT_TEST_KERNELS_H
@@ -35,7 +36,9 @@ static inline double random_uniform(double low, double high)
 static inline double f16_get(uint16_t bits)
 {
     const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-    const double value = exponent == 31 ? (fraction ? NAN : INFINITY) : exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24);
+    const double value = exponent == 31 ? (fraction ? NAN : INFINITY)
+                         : exponent     ? ldexp(1024 + fraction, exponent - 25)
+                                        : ldexp(fraction, -24);
     return bits & 0x8000 ? -value : value;
 }
 
@@ -44,18 +47,21 @@ static inline uint16_t f16_set(double value)
 {
     int exponent = -14;
     if (fabs(value) >= 0x1p-14) frexp(value, &exponent), exponent--;
-    const int fraction = (int)nearbyint(ldexp(fabs(value), 10 - exponent)); /* up to 2048, which is the next exponent's 1024 */
+    const int fraction =
+        (int)nearbyint(ldexp(fabs(value), 10 - exponent)); /* up to 2048, which is the next exponent's 1024 */
     return (uint16_t)((signbit(value) ? 0x8000 : 0) + ((exponent + 14) << 10) + fraction);
 }
 
-/* HAPT_TEST_SHAPES=1x129x1x64,2x3x16 limits the tests that ask to those shapes. Checkers that slow kernels down a hundred times end then. */
+/* HAPT_TEST_SHAPES=1x129x1x64,2x3x16 limits the tests that ask to those shapes. Checkers that slow kernels down a
+ * hundred times end then. */
 static long shapes_taken;
 
 __attribute__((unused)) static bool shape_wanted(int dims, const int64_t *shape)
 {
     char name[128];
     int length = 0;
-    for (int d = 0; d < dims; d++) length += snprintf(name + length, sizeof name - (size_t)length, "%s%lld", d ? "x" : "", (long long)shape[d]);
+    for (int d = 0; d < dims; d++)
+        length += snprintf(name + length, sizeof name - (size_t)length, "%s%lld", d ? "x" : "", (long long)shape[d]);
     const bool wanted = test_listed(getenv("HAPT_TEST_SHAPES"), name);
     shapes_taken += wanted;
     return wanted;
@@ -149,7 +155,8 @@ static inline size_t view_bytes(const struct hapt_view *view)
 
 static inline bool mirror_copy(struct hapt_queue *queue, void *to, const void *from, size_t bytes)
 {
-    return CHECK(test_backend->copy(queue, to, from, bytes) == HAPT_OK) && CHECK(test_backend->wait(test_backend->record(queue)) == HAPT_OK);
+    return CHECK(test_backend->copy(queue, to, from, bytes) == HAPT_OK) &&
+           CHECK(test_backend->wait(test_backend->record(queue)) == HAPT_OK);
 }
 
 static inline void mirror_add(struct mirror *mirror, const struct hapt_view *view)
@@ -197,8 +204,8 @@ static inline void mirror_read(struct mirror *mirror, struct hapt_queue *queue, 
     }
 }
 
-static inline enum hapt_status kernel_call(const struct hapt_kernel *kernel, const char *op, const struct hapt_call *call, void *workspace,
-                                           struct hapt_queue *queue)
+static inline enum hapt_status kernel_call(const struct hapt_kernel *kernel, const char *op,
+                                           const struct hapt_call *call, void *workspace, struct hapt_queue *queue)
 {
     struct hapt_call mirrored = *call;
     struct mirror mirror = {0};
@@ -217,7 +224,8 @@ static inline enum hapt_status kernel_call(const struct hapt_kernel *kernel, con
 }
 
 /* Runs a kernel on a queue with a workspace full of NaN, and waits for it. */
-static inline enum hapt_status kernel_run_on(int queue_index, const char *op, enum hapt_dtype dtype, struct hapt_call *call)
+static inline enum hapt_status kernel_run_on(int queue_index, const char *op, enum hapt_dtype dtype,
+                                             struct hapt_call *call)
 {
     const struct hapt_kernel *kernel = test_backend->find_kernel(test_device, op, dtype);
     struct hapt_queue *queue = test_backend->queue(test_device, queue_index);
@@ -314,8 +322,9 @@ __attribute__((unused)) static void check_gradient(const struct problem *problem
     }
     for (int s = 0; s < taken; s++) {
         const double value = element_get(got, place[s]);
-        if (!CHECK_MESSAGE(fabs(value - expected[s]) <= tolerance * largest + tiny_unit(got->dtype) + 1e-8, "%s[%lld] = %.9g, not %.9g (%s)",
-                           what, (long long)place[s], value, expected[s], hapt_dtype_name(got->dtype)))
+        if (!CHECK_MESSAGE(fabs(value - expected[s]) <= tolerance * largest + tiny_unit(got->dtype) + 1e-8,
+                           "%s[%lld] = %.9g, not %.9g (%s)", what, (long long)place[s], value, expected[s],
+                           hapt_dtype_name(got->dtype)))
             break;
     }
     free(place);
@@ -348,18 +357,23 @@ __attribute__((unused)) static void kernels_init(int *argc, char ***argv)
     CHECK_OK(test_backend->open(0, 2, 0, &test_device));
 }
 
-/* for (HALF_TYPES(half)): the half-precision types that the back end has, bf16 and perhaps fp16, each with the same random numbers. */
+/* for (HALF_TYPES(half)): the half-precision types that the back end has, bf16 and perhaps fp16, each with the same
+ * random numbers. */
 __attribute__((unused)) static bool half_type_begin(enum hapt_dtype dtype)
 {
     random_state = RANDOM_SEED;
     return dtype <= HAPT_F16 && test_backend->find_kernel(test_device, "linear", dtype);
 }
-#define HALF_TYPES(half) enum hapt_dtype half = HAPT_BF16; half_type_begin(half); half++
+#define HALF_TYPES(half)              \
+    enum hapt_dtype half = HAPT_BF16; \
+    half_type_begin(half);            \
+    half++
 
 __attribute__((unused)) static int kernels_finish(void)
 {
     test_backend->close(test_device);
-    if (getenv("HAPT_TEST_SHAPES")) CHECK_MESSAGE(shapes_taken > 0, "no test has any of the shapes %s", getenv("HAPT_TEST_SHAPES"));
+    if (getenv("HAPT_TEST_SHAPES"))
+        CHECK_MESSAGE(shapes_taken > 0, "no test has any of the shapes %s", getenv("HAPT_TEST_SHAPES"));
     return test_finish();
 }
 

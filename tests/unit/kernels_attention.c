@@ -7,8 +7,9 @@ struct shape {
 
 static enum hapt_dtype half_type; /* each half-precision type */
 
-static const struct shape shapes[] = {{1, 1, 1, 16},  {2, 7, 3, 16},   {1, 37, 2, 24},  {1, 33, 1, 17},
-                                      {2, 64, 2, 32}, {1, 129, 1, 64}, {1, 161, 2, 80}, {1, 270, 1, 128}, {1, 21, 2, 136}};
+static const struct shape shapes[] = {{1, 1, 1, 16},   {2, 7, 3, 16},    {1, 37, 2, 24},
+                                      {1, 33, 1, 17},  {2, 64, 2, 32},   {1, 129, 1, 64},
+                                      {1, 161, 2, 80}, {1, 270, 1, 128}, {1, 21, 2, 136}};
 
 /* integer: batch, length, heads, causal. Returns out [b][t][d], then logsumexp [b][h][t]. */
 static void attention_reference(const struct problem *problem, double *out)
@@ -91,8 +92,10 @@ static void agrees_with_the_reference(void)
 {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int variant = 0; variant < 8; variant++) {
-            if (!shape_wanted(4, (const int64_t[]){shapes[i].batch, shapes[i].length, shapes[i].heads, shapes[i].head})) continue;
-            if (shapes[i].length > 100 ? variant != 1 && variant != 6 : is_repeat(variant & 4)) continue; /* the reference is slow */
+            if (!shape_wanted(4, (const int64_t[]){shapes[i].batch, shapes[i].length, shapes[i].heads, shapes[i].head}))
+                continue;
+            if (shapes[i].length > 100 ? variant != 1 && variant != 6 : is_repeat(variant & 4))
+                continue; /* the reference is slow */
             check_shape(&shapes[i], variant & 1 ? half_type : HAPT_F32, variant & 2, variant & 4 ? 2 : 1);
         }
 }
@@ -293,8 +296,7 @@ static void grouped_agrees_with_the_reference(void)
             const struct grouped *g = &groupings[i];
             if (!shape_wanted(5, (const int64_t[]){g->batch, g->length, g->heads, g->kv_heads, g->head})) continue;
             if (g->length > 60 ? variant % 5 != 0 : is_repeat(variant & 8)) continue; /* the reference is slow */
-            check_grouped(g, variant & 1 ? half_type : HAPT_F32, variant & 2, variant & 4,
-                          variant & 8 ? 2 : 1);
+            check_grouped(g, variant & 1 ? half_type : HAPT_F32, variant & 2, variant & 4, variant & 8 ? 2 : 1);
         }
 }
 

@@ -43,7 +43,8 @@ static void check_convolution(const struct convolution_case *c, enum hapt_dtype 
                   width = places(c->width, c->kernel_width, c->stride, c->padding);
     struct tensor x = TENSOR(dtype, -1, 1, c->rows, c->in, c->height, c->width), b = TENSOR(dtype, -1, 1, c->out);
     struct tensor w = TENSOR(dtype, -1, 1, c->out, c->in, c->kernel_height, c->kernel_width);
-    struct tensor y = TENSOR(dtype, 0, 0, c->rows, c->out, height, width), dy = TENSOR(dtype, -1, 1, c->rows, c->out, height, width);
+    struct tensor y = TENSOR(dtype, 0, 0, c->rows, c->out, height, width),
+                  dy = TENSOR(dtype, -1, 1, c->rows, c->out, height, width);
     const struct problem problem = {.forward = convolution_reference,
                                     .input = {&x, &w, bias ? &b : NULL},
                                     .out_count = y.count,
@@ -100,15 +101,16 @@ static void check_convolution(const struct convolution_case *c, enum hapt_dtype 
 
 static void convolutions(void)
 {
-    /* Strides that leave a rest, kernels as large as the image, channels that fill no vector, windows that lie in the padding alone. */
-    static const struct convolution_case cases[] = {{1, 1, 1, 1, 1, 1, 1, 1, 0},   {2, 3, 9, 7, 5, 3, 3, 1, 1},
-                                                    {2, 3, 16, 16, 8, 7, 7, 2, 3}, {1, 16, 6, 6, 32, 1, 1, 2, 0},
-                                                    {2, 17, 5, 8, 16, 3, 2, 2, 1}, {3, 16, 8, 8, 16, 3, 3, 1, 1},
-                                                    {2, 4, 8, 8, 6, 4, 4, 4, 0},   {1, 2, 3, 3, 4, 5, 5, 1, 1},
-                                                    {1, 2, 4, 4, 3, 3, 3, 1, 5},   {2, 3, 4, 5, 4, 3, 3, 5, 4},
-                                                    {1, 1, 2, 2, 1, 1, 1, 1, 3},   {2, 16, 6, 6, 16, 3, 3, 2, 9}};
+    /* Strides that leave a rest, kernels as large as the image, channels that fill no vector, windows that lie in the
+     * padding alone. */
+    static const struct convolution_case cases[] = {
+        {1, 1, 1, 1, 1, 1, 1, 1, 0},   {2, 3, 9, 7, 5, 3, 3, 1, 1},   {2, 3, 16, 16, 8, 7, 7, 2, 3},
+        {1, 16, 6, 6, 32, 1, 1, 2, 0}, {2, 17, 5, 8, 16, 3, 2, 2, 1}, {3, 16, 8, 8, 16, 3, 3, 1, 1},
+        {2, 4, 8, 8, 6, 4, 4, 4, 0},   {1, 2, 3, 3, 4, 5, 5, 1, 1},   {1, 2, 4, 4, 3, 3, 3, 1, 5},
+        {2, 3, 4, 5, 4, 3, 3, 5, 4},   {1, 1, 2, 2, 1, 1, 1, 1, 3},   {2, 16, 6, 6, 16, 3, 3, 2, 9}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (int v = 0; v < 8 && !is_repeat(v & 4); v++) check_convolution(&cases[i], types[v & 1], v & 2, v & 4 ? 2 : 1);
+        for (int v = 0; v < 8 && !is_repeat(v & 4); v++)
+            check_convolution(&cases[i], types[v & 1], v & 2, v & 4 ? 2 : 1);
 }
 
 /* A back end may keep what it has found out about a shape: the second time is like the first. */
@@ -118,17 +120,29 @@ static void convolutions_again(void)
     for (int v = 0; v < 8 && !is_repeat(v & 4); v++) check_convolution(&cases[v >> 1 & 1], types[v & 1], true, 1);
 }
 
-/* Images so large that a back end may take some at a time; the last share is smaller. A kernel of one element only scales them. */
+/* Images so large that a back end may take some at a time; the last share is smaller. A kernel of one element only
+ * scales them. */
 static void convolution_shares(void)
 {
     struct tensor x = TENSOR(HAPT_F32, -1, 1, 3, 1, 704, 704), y = TENSOR(HAPT_F32, -1, 1, 3, 1, 704, 704);
     struct tensor w = TENSOR(HAPT_F32, 1, 2, 1, 1, 1, 1), b = TENSOR(HAPT_F32, -1, 1, 1);
     double *expected = calloc((size_t)x.count, sizeof *expected);
-    struct hapt_call call = {.input_count = 3, .output_count = 1, .input = {x.view, w.view, b.view}, .output = {y.view}, .integer = {1, 0}, .threads = 2};
+    struct hapt_call call = {.input_count = 3,
+                             .output_count = 1,
+                             .input = {x.view, w.view, b.view},
+                             .output = {y.view},
+                             .integer = {1, 0},
+                             .threads = 2};
     for (int64_t i = 0; i < x.count; i++) expected[i] = b.value[0] + w.value[0] * x.value[i];
     kernel_run("conv2d", HAPT_F32, &call);
     check_close(&y.view, expected, 1e-6, "conv2d of large images");
-    struct hapt_call back = {.input_count = 2, .output_count = 1, .input = {y.view, w.view}, .output = {x.view}, .integer = {1, 0}, .accumulate = 1, .threads = 2};
+    struct hapt_call back = {.input_count = 2,
+                             .output_count = 1,
+                             .input = {y.view, w.view},
+                             .output = {x.view},
+                             .integer = {1, 0},
+                             .accumulate = 1,
+                             .threads = 2};
     for (int64_t i = 0; i < x.count; i++) expected[i] = x.value[i] + w.value[0] * element_get(&y.view, i);
     kernel_run("conv2d_dx", HAPT_F32, &back);
     check_close(&x.view, expected, 1e-6, "conv2d's dx of large images");
@@ -145,7 +159,8 @@ static void convolution_shares(void)
 static void max_pool_reference(const struct problem *problem, double *out)
 {
     const struct tensor *x = problem->input[0];
-    const int64_t *s = x->view.shape, kernel = problem->integer[0], stride = problem->integer[1], padding = problem->integer[2];
+    const int64_t *s = x->view.shape, kernel = problem->integer[0], stride = problem->integer[1],
+                  padding = problem->integer[2];
     const int64_t height = places(s[2], kernel, stride, padding), width = places(s[3], kernel, stride, padding);
     for (int64_t image = 0; image < s[0] * s[1]; image++)
         for (int64_t p = 0; p < height; p++)
@@ -153,7 +168,8 @@ static void max_pool_reference(const struct problem *problem, double *out)
                 double most = -INFINITY;
                 for (int64_t i = p * stride - padding; i < p * stride - padding + kernel; i++)
                     for (int64_t j = q * stride - padding; j < q * stride - padding + kernel; j++)
-                        if (i >= 0 && i < s[2] && j >= 0 && j < s[3]) most = fmax(most, x->value[(image * s[2] + i) * s[3] + j]);
+                        if (i >= 0 && i < s[2] && j >= 0 && j < s[3])
+                            most = fmax(most, x->value[(image * s[2] + i) * s[3] + j]);
                 out[(image * height + p) * width + q] = most;
             }
 }
@@ -168,7 +184,8 @@ static void mean_pool_reference(const struct problem *problem, double *out)
     }
 }
 
-/* integer: extent of the result. Every result is the mean of its window [floor(p H / P), ceil((p + 1) H / P)), by real numbers. */
+/* integer: extent of the result. Every result is the mean of its window [floor(p H / P), ceil((p + 1) H / P)), by real
+ * numbers. */
 static void adaptive_pool_reference(const struct problem *problem, double *out)
 {
     const struct tensor *x = problem->input[0];
@@ -179,8 +196,12 @@ static void adaptive_pool_reference(const struct problem *problem, double *out)
                 double sum = 0, count = 0;
                 for (int64_t i = 0; i < s[2]; i++)
                     for (int64_t j = 0; j < s[3]; j++) {
-                        if (i < floor((double)(p * s[2]) / (double)n) || i >= ceil((double)((p + 1) * s[2]) / (double)n)) continue;
-                        if (j < floor((double)(q * s[3]) / (double)n) || j >= ceil((double)((q + 1) * s[3]) / (double)n)) continue;
+                        if (i < floor((double)(p * s[2]) / (double)n) ||
+                            i >= ceil((double)((p + 1) * s[2]) / (double)n))
+                            continue;
+                        if (j < floor((double)(q * s[3]) / (double)n) ||
+                            j >= ceil((double)((q + 1) * s[3]) / (double)n))
+                            continue;
                         sum += x->value[(image * s[2] + i) * s[3] + j];
                         count++;
                     }
@@ -202,7 +223,8 @@ static void make_distinct(struct tensor *x)
 }
 
 /* A forward kernel and its gradient; the gradient reads x before dy where `reads_x`. */
-static void check_pool(const char *op, bool reads_x, struct problem problem, struct tensor *x, struct tensor *y, int threads)
+static void check_pool(const char *op, bool reads_x, struct problem problem, struct tensor *x, struct tensor *y,
+                       int threads)
 {
     char name[32];
     const enum hapt_dtype dtype = x->view.dtype;
@@ -215,7 +237,8 @@ static void check_pool(const char *op, bool reads_x, struct problem problem, str
     problem.out_count = y->count;
     problem.dy = dy.value;
     problem.forward(&problem, expected);
-    struct hapt_call call = {.input_count = 1, .output_count = 1, .input = {x->view}, .output = {y->view}, .threads = threads};
+    struct hapt_call call = {
+        .input_count = 1, .output_count = 1, .input = {x->view}, .output = {y->view}, .threads = threads};
     memcpy(call.integer, problem.integer, sizeof problem.integer);
     kernel_run(op, dtype, &call);
     check_close(&y->view, expected, unit, op);
@@ -248,8 +271,8 @@ static void pooling(void)
             struct tensor x = TENSOR(dtype, 0, 0, 1, 4, 7, 9);
             struct tensor y = TENSOR(dtype, 0, 0, 1, 4, places(7, w[0], w[1], w[2]), places(9, w[0], w[1], w[2]));
             make_distinct(&x);
-            check_pool("max_pool", true, (struct problem){.forward = max_pool_reference, .integer = {w[0], w[1], w[2]}}, &x, &y,
-                       threads);
+            check_pool("max_pool", true, (struct problem){.forward = max_pool_reference, .integer = {w[0], w[1], w[2]}},
+                       &x, &y, threads);
             tensor_free(&x);
             tensor_free(&y);
         }
@@ -257,12 +280,13 @@ static void pooling(void)
         check_pool("mean_pool", false, (struct problem){.forward = mean_pool_reference}, &x, &y, threads);
         tensor_free(&x);
         tensor_free(&y);
-        static const int64_t extents[][3] = {{1, 1, 7}, {5, 7, 3}, {6, 4, 2}, {3, 2, 5}, {4, 4, 4}, {9, 7, 1}}; /* image, result */
+        static const int64_t extents[][3] = {{1, 1, 7}, {5, 7, 3}, {6, 4, 2},
+                                             {3, 2, 5}, {4, 4, 4}, {9, 7, 1}}; /* image, result */
         for (size_t i = 0; i < sizeof extents / sizeof *extents; i++) {
             const int64_t *e = extents[i];
             struct tensor image = TENSOR(dtype, -1, 1, 2, 3, e[0], e[1]), means = TENSOR(dtype, 0, 0, 2, 3, e[2], e[2]);
-            check_pool("adaptive_pool", false, (struct problem){.forward = adaptive_pool_reference, .integer = {e[2]}}, &image, &means,
-                       threads);
+            check_pool("adaptive_pool", false, (struct problem){.forward = adaptive_pool_reference, .integer = {e[2]}},
+                       &image, &means, threads);
             tensor_free(&image);
             tensor_free(&means);
         }
@@ -272,13 +296,20 @@ static void pooling(void)
 /* Equal maxima: the first takes the gradient. A NaN wins its window. */
 static void pooling_corners(void)
 {
-    struct tensor x = TENSOR(HAPT_F32, 0, 0, 1, 1, 2, 4), y = TENSOR(HAPT_F32, 0, 0, 1, 1, 1, 2), dy = TENSOR(HAPT_F32, 1, 2, 1, 1, 1, 2);
+    struct tensor x = TENSOR(HAPT_F32, 0, 0, 1, 1, 2, 4), y = TENSOR(HAPT_F32, 0, 0, 1, 1, 1, 2),
+                  dy = TENSOR(HAPT_F32, 1, 2, 1, 1, 1, 2);
     struct tensor dx = TENSOR(HAPT_F32, 5, 5, 1, 1, 2, 4);
-    struct hapt_call call = {.input_count = 1, .output_count = 1, .input = {x.view}, .output = {y.view}, .integer = {2, 2, 0}, .threads = 1};
+    struct hapt_call call = {
+        .input_count = 1, .output_count = 1, .input = {x.view}, .output = {y.view}, .integer = {2, 2, 0}, .threads = 1};
     element_set(&x.view, 6, NAN);
     kernel_run("max_pool", HAPT_F32, &call);
     CHECK(element_get(&y.view, 0) == 0 && isnan(element_get(&y.view, 1)));
-    struct hapt_call back = {.input_count = 2, .output_count = 1, .input = {x.view, dy.view}, .output = {dx.view}, .integer = {2, 2, 0}, .threads = 1};
+    struct hapt_call back = {.input_count = 2,
+                             .output_count = 1,
+                             .input = {x.view, dy.view},
+                             .output = {dx.view},
+                             .integer = {2, 2, 0},
+                             .threads = 1};
     kernel_run("max_pool_dx", HAPT_F32, &back);
     for (int i = 0; i < 8; i++) CHECK(element_get(&dx.view, i) == (i == 0 ? dy.value[0] : i == 6 ? dy.value[1] : 0));
     tensor_free(&x);
@@ -298,26 +329,35 @@ static void pointwise(void)
 {
     for (int v = 0; v < 4; v++) {
         const enum hapt_dtype dtype = types[v & 1];
-        struct tensor x = TENSOR(dtype, -1, 1, 2, 3, 5, 7), y = TENSOR(dtype, 0, 0, 2, 3, 5, 7), dy = TENSOR(dtype, -1, 1, 2, 3, 5, 7);
+        struct tensor x = TENSOR(dtype, -1, 1, 2, 3, 5, 7), y = TENSOR(dtype, 0, 0, 2, 3, 5, 7),
+                      dy = TENSOR(dtype, -1, 1, 2, 3, 5, 7);
         struct problem problem = {.forward = relu_reference, .input = {&x}, .out_count = x.count, .dy = dy.value};
         double *expected = malloc((size_t)x.count * sizeof *expected);
         relu_reference(&problem, expected);
-        struct hapt_call call = {.input_count = 1, .output_count = 1, .input = {x.view}, .output = {y.view}, .threads = 1 + v / 2};
+        struct hapt_call call = {
+            .input_count = 1, .output_count = 1, .input = {x.view}, .output = {y.view}, .threads = 1 + v / 2};
         kernel_run("relu", dtype, &call);
         check_close(&y.view, expected, 0, "relu");
         for (unsigned add = 0; add < 2; add++) {
             struct tensor dx = TENSOR(dtype, -1, 1, 2, 3, 5, 7);
-            struct hapt_call back = {.input_count = 2, .output_count = 1, .input = {y.view, dy.view}, .output = {dx.view},
-                                     .accumulate = add, .threads = 1 + v / 2};
+            struct hapt_call back = {.input_count = 2,
+                                     .output_count = 1,
+                                     .input = {y.view, dy.view},
+                                     .output = {dx.view},
+                                     .accumulate = add,
+                                     .threads = 1 + v / 2};
             kernel_run("relu_dx", dtype, &back);
-            check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 60, dtype != HAPT_F32 ? HALF_UNIT(dtype) : 1e-6, "relu's dx");
+            check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 60,
+                           dtype != HAPT_F32 ? HALF_UNIT(dtype) : 1e-6, "relu's dx");
             tensor_free(&dx);
         }
         struct tensor flat = TENSOR(dtype, 0, 0, 2, 105), back = TENSOR(dtype, 0, 0, 2, 3, 5, 7);
-        struct hapt_call to_flat = {.input_count = 1, .output_count = 1, .input = {x.view}, .output = {flat.view}, .threads = 1 + v / 2};
+        struct hapt_call to_flat = {
+            .input_count = 1, .output_count = 1, .input = {x.view}, .output = {flat.view}, .threads = 1 + v / 2};
         kernel_run("flatten", dtype, &to_flat);
         check_close(&flat.view, x.value, 0, "flatten");
-        struct hapt_call from_flat = {.input_count = 1, .output_count = 1, .input = {flat.view}, .output = {back.view}, .threads = 1 + v / 2};
+        struct hapt_call from_flat = {
+            .input_count = 1, .output_count = 1, .input = {flat.view}, .output = {back.view}, .threads = 1 + v / 2};
         kernel_run("flatten_dx", dtype, &from_flat);
         check_close(&back.view, x.value, 0, "flatten_dx");
         free(expected);
@@ -346,25 +386,35 @@ static void batch_norm_reference(const struct problem *problem, double *out)
                     if (pass == 0) mean += x->value[at] / count;
                     if (pass == 1) variance += apart * apart / count;
                     if (pass == 2)
-                        out[at] = apart / sqrt(variance + problem->real[0]) * problem->input[1]->value[c] + problem->input[2]->value[c];
+                        out[at] = apart / sqrt(variance + problem->real[0]) * problem->input[1]->value[c] +
+                                  problem->input[2]->value[c];
                 }
     }
 }
 
 static void check_batch_norm(const int64_t *shape, enum hapt_dtype dtype, int threads)
 {
-    struct tensor x = tensor_make(dtype, shape, -1, 3), y = tensor_make(dtype, shape, 0, 0), dy = tensor_make(dtype, shape, -1, 1);
+    struct tensor x = tensor_make(dtype, shape, -1, 3), y = tensor_make(dtype, shape, 0, 0),
+                  dy = tensor_make(dtype, shape, -1, 1);
     struct tensor gamma = TENSOR(dtype, -2, 2, shape[1]), beta = TENSOR(dtype, -1, 1, shape[1]);
     struct tensor mean = TENSOR(HAPT_F32, 0, 0, shape[1]), variance = TENSOR(HAPT_F32, 0, 0, shape[1]);
     struct tensor dmean = TENSOR(HAPT_F32, 0, 0, shape[1]), dvariance = TENSOR(HAPT_F32, 0, 0, shape[1]);
-    const struct problem problem = {.forward = batch_norm_reference, .input = {&x, &gamma, &beta}, .out_count = y.count,
-                                    .dy = dy.value, .real = {1e-5}};
+    const struct problem problem = {.forward = batch_norm_reference,
+                                    .input = {&x, &gamma, &beta},
+                                    .out_count = y.count,
+                                    .dy = dy.value,
+                                    .real = {1e-5}};
     const int64_t count = shape[0] * shape[2] * shape[3];
     const double unit = dtype != HAPT_F32 ? HALF_UNIT(dtype) : 0;
     double *expected = malloc((size_t)y.count * sizeof *expected);
     batch_norm_reference(&problem, expected);
-    struct hapt_call call = {.input_count = 1, .output_count = 1, .input = {x.view, mean.view, variance.view, gamma.view, beta.view},
-                             .output = {mean.view}, .integer = {count}, .real = {1e-5}, .threads = threads};
+    struct hapt_call call = {.input_count = 1,
+                             .output_count = 1,
+                             .input = {x.view, mean.view, variance.view, gamma.view, beta.view},
+                             .output = {mean.view},
+                             .integer = {count},
+                             .real = {1e-5},
+                             .threads = threads};
     kernel_run("batch_mean", dtype, &call);
     call.input_count = 2, call.output[0] = variance.view;
     kernel_run("batch_variance", dtype, &call);
@@ -372,16 +422,28 @@ static void check_batch_norm(const int64_t *shape, enum hapt_dtype dtype, int th
     kernel_run("batch_norm", dtype, &call);
     check_close(&y.view, expected, 2e-6 + unit, "batch_norm");
     for (unsigned add = 0; add < 2; add++) {
-        struct tensor dx = tensor_make(dtype, shape, -1, 1), dgamma = TENSOR(HAPT_F32, -1, 1, shape[1]), dbeta = TENSOR(HAPT_F32, -1, 1, shape[1]);
-        struct hapt_call sums = {.input_count = 5, .output_count = 4, .input = {x.view, mean.view, variance.view, gamma.view, dy.view},
-                                 .output = {dmean.view, dvariance.view, dgamma.view, dbeta.view}, .integer = {count}, .real = {1e-5},
-                                 .accumulate = add ? 12 : 0, .threads = threads};
+        struct tensor dx = tensor_make(dtype, shape, -1, 1), dgamma = TENSOR(HAPT_F32, -1, 1, shape[1]),
+                      dbeta = TENSOR(HAPT_F32, -1, 1, shape[1]);
+        struct hapt_call sums = {.input_count = 5,
+                                 .output_count = 4,
+                                 .input = {x.view, mean.view, variance.view, gamma.view, dy.view},
+                                 .output = {dmean.view, dvariance.view, dgamma.view, dbeta.view},
+                                 .integer = {count},
+                                 .real = {1e-5},
+                                 .accumulate = add ? 12 : 0,
+                                 .threads = threads};
         kernel_run("batch_norm_sums", dtype, &sums);
         check_gradient(&problem, 1, &dgamma.view, add ? dgamma.value : NULL, 20, 1e-5, "batch_norm's dgamma");
         check_gradient(&problem, 2, &dbeta.view, add ? dbeta.value : NULL, 20, 1e-5, "batch_norm's dbeta");
-        struct hapt_call back = {.input_count = 7, .output_count = 1,
-                                 .input = {x.view, mean.view, variance.view, gamma.view, dmean.view, dvariance.view, dy.view},
-                                 .output = {dx.view}, .integer = {count}, .real = {1e-5}, .accumulate = add, .threads = threads};
+        struct hapt_call back = {
+            .input_count = 7,
+            .output_count = 1,
+            .input = {x.view, mean.view, variance.view, gamma.view, dmean.view, dvariance.view, dy.view},
+            .output = {dx.view},
+            .integer = {count},
+            .real = {1e-5},
+            .accumulate = add,
+            .threads = threads};
         kernel_run("batch_norm_dx", dtype, &back);
         check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 40, 1e-5 + 2 * unit, "batch_norm's dx");
         tensor_free(&dx);

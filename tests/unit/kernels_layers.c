@@ -80,7 +80,8 @@ static void linear_layers(void)
     static const struct linear_case cases[] = {
         {1, 1, 1, 1}, {2, 3, 5, 7}, {1, 19, 33, 17}, {2, 16, 64, 48}, {1, 65, 40, 96}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (int v = 0; v < 16 && !is_repeat(v & 8); v++) check_linear(&cases[i], types[v & 1], v & 2, v & 4, v & 8 ? 2 : 1);
+        for (int v = 0; v < 16 && !is_repeat(v & 8); v++)
+            check_linear(&cases[i], types[v & 1], v & 2, v & 4, v & 8 ? 2 : 1);
 }
 
 /* Every element of the three products of larger layers, and 1 against 2 threads. Sizes cross every block of the
@@ -226,10 +227,13 @@ static void check_norm(int64_t batch, int64_t length, int64_t columns, enum hapt
 
 static void layer_norms(void)
 {
-    static const int64_t cases[][3] = {{1, 1, 3}, {2, 3, 16}, {1, 37, 5}, {1, 40, 33}, {2, 50, 64}, {1, 3, 300}, {1, 2, 1057}, {1, 3, 2064}, {3, 3000, 8}};
+    static const int64_t cases[][3] = {{1, 1, 3},   {2, 3, 16},   {1, 37, 5},   {1, 40, 33}, {2, 50, 64},
+                                       {1, 3, 300}, {1, 2, 1057}, {1, 3, 2064}, {3, 3000, 8}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int v = 0; v < 4 && shape_wanted(3, cases[i]) && !is_repeat(v & 2); v++) {
-            random_state = RANDOM_SEED + i; /* of three columns dx may cancel to nothing: the same numbers whatever was left out before */
+            random_state =
+                RANDOM_SEED +
+                i; /* of three columns dx may cancel to nothing: the same numbers whatever was left out before */
             check_norm(cases[i][0], cases[i][1], cases[i][2], types[v & 1], v & 2 ? 2 : 1, 0);
         }
     check_norm(1, 20, 37, HAPT_F32, 1, 30); /* a mean far from 0, and a tail: empty lanes must not count */
@@ -265,9 +269,10 @@ static void gelus(void)
         kernel_run("gelu", dtype, &call);
         for (int64_t i = 0; i < x.count; i++) { /* relative, tails included */
             const double apart = fabs(element_get(&y.view, i) - expected[i]);
-            const double ulps = dtype == HAPT_F32 ? 0x1p-24 * (6 + x.value[i] * x.value[i] * 3) : 1.01 * HALF_UNIT(dtype);
-            if (!CHECK_MESSAGE(apart <= ulps * fabs(expected[i]) + tiny_unit(dtype) + 1e-37, "gelu(%.9g) = %.9g, not %.9g", x.value[i],
-                               element_get(&y.view, i), expected[i]))
+            const double ulps =
+                dtype == HAPT_F32 ? 0x1p-24 * (6 + x.value[i] * x.value[i] * 3) : 1.01 * HALF_UNIT(dtype);
+            if (!CHECK_MESSAGE(apart <= ulps * fabs(expected[i]) + tiny_unit(dtype) + 1e-37,
+                               "gelu(%.9g) = %.9g, not %.9g", x.value[i], element_get(&y.view, i), expected[i]))
                 break;
         }
         struct hapt_call back = {.input_count = 2,
@@ -298,7 +303,8 @@ static void embedding_reference(const struct problem *p, double *out)
 
 static void embeddings(void)
 {
-    static const int64_t cases[][4] = {{1, 1, 2, 1}, {2, 9, 5, 17}, {3, 20, 11, 64}, {2, 40, 300, 130}, {2, 600, 40, 24}};
+    static const int64_t cases[][4] = {
+        {1, 1, 2, 1}, {2, 9, 5, 17}, {3, 20, 11, 64}, {2, 40, 300, 130}, {2, 600, 40, 24}};
     for (int v = 0; v < 40; v++) {
         const int64_t *c = cases[v / 8], batch = c[0], length = c[1], words = c[2], columns = c[3];
         const enum hapt_dtype dtype = types[v & 1];

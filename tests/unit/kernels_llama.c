@@ -49,7 +49,8 @@ static void check_rms_norm(int64_t batch, int64_t length, int64_t d, enum hapt_d
                              .accumulate = add ? 3 : 0,
                              .threads = threads};
     kernel_run("rms_norm_backward", dtype, &back);
-    check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 30, dtype == HAPT_F32 ? 2e-6 : 2 * HALF_UNIT(dtype), "rms norm's dx");
+    check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 30, dtype == HAPT_F32 ? 2e-6 : 2 * HALF_UNIT(dtype),
+                   "rms norm's dx");
     check_gradient(&problem, 1, &dgamma.view, add ? dgamma.value : NULL, 30, 2e-6, "rms norm's dgamma");
     free(expected);
     free(weight);
@@ -64,7 +65,8 @@ static void check_rms_norm(int64_t batch, int64_t length, int64_t d, enum hapt_d
 
 static void rms_norms(void)
 {
-    static const int64_t shapes[][3] = {{1, 1, 3}, {2, 3, 5}, {1, 7, 33}, {2, 20, 64}, {1, 150, 17}, {1, 2, 1000}, {1, 3, 1032}};
+    static const int64_t shapes[][3] = {{1, 1, 3},    {2, 3, 5},    {1, 7, 33},  {2, 20, 64},
+                                        {1, 150, 17}, {1, 2, 1000}, {1, 3, 1032}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int v = 0; v < 8; v++)
             check_rms_norm(shapes[i][0], shapes[i][1], shapes[i][2], types[v & 1], v & 2, v & 4 ? 2 : 1);
@@ -109,8 +111,8 @@ static void check_rope(const int64_t *s, double base, enum hapt_dtype dtype, boo
     call.output[0] = dx.view;
     call.accumulate = add;
     kernel_run("rope_dx", dtype, &call);
-    check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, s[1] > 100 ? 10 : 60, dtype == HAPT_F32 ? 1e-6 : 2 * HALF_UNIT(dtype),
-                   "rope's dx");
+    check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, s[1] > 100 ? 10 : 60,
+                   dtype == HAPT_F32 ? 1e-6 : 2 * HALF_UNIT(dtype), "rope's dx");
     free(expected);
     tensor_free(&x);
     tensor_free(&y);
@@ -136,16 +138,15 @@ static void swiglu_reference(const struct problem *p, double *out)
 
 static void check_swiglu(int64_t count, double range, enum hapt_dtype dtype, bool add, int threads)
 {
-    struct tensor gate = TENSOR(dtype, -range, range, count), up = TENSOR(dtype, -2, 2, count), y = TENSOR(dtype, 0, 0, count);
-    struct tensor dy = TENSOR(dtype, -1, 1, count), dgate = TENSOR(dtype, -1, 1, count), dup = TENSOR(dtype, -1, 1, count);
+    struct tensor gate = TENSOR(dtype, -range, range, count), up = TENSOR(dtype, -2, 2, count),
+                  y = TENSOR(dtype, 0, 0, count);
+    struct tensor dy = TENSOR(dtype, -1, 1, count), dgate = TENSOR(dtype, -1, 1, count),
+                  dup = TENSOR(dtype, -1, 1, count);
     double *expected = malloc((size_t)count * sizeof *expected);
     struct problem problem = {.forward = swiglu_reference, .input = {&gate, &up}, .out_count = count, .dy = dy.value};
     swiglu_reference(&problem, expected);
-    struct hapt_call call = {.input_count = 2,
-                             .output_count = 1,
-                             .input = {gate.view, up.view},
-                             .output = {y.view},
-                             .threads = threads};
+    struct hapt_call call = {
+        .input_count = 2, .output_count = 1, .input = {gate.view, up.view}, .output = {y.view}, .threads = threads};
     kernel_run("swiglu", dtype, &call);
     check_close(&y.view, expected, dtype == HAPT_F32 ? 1e-6 : HALF_UNIT(dtype), "swiglu");
     struct hapt_call back = {.input_count = 3,

@@ -1,4 +1,5 @@
-/* Kernels of mixtures of experts, on all experts and on shards of them, against loops over tokens and finite differences. */
+/* Kernels of mixtures of experts, on all experts and on shards of them, against loops over tokens and finite
+ * differences. */
 #include "kernels.h"
 
 static enum hapt_dtype types[] = {HAPT_F32, HAPT_BF16}; /* the second: each half-precision type */
@@ -41,7 +42,8 @@ static void choose_experts(void)
 
 static struct hapt_view choices_view(void)
 {
-    return (struct hapt_view){.data = expert, .dtype = HAPT_I32, .dims = 3, .shape = {shape.rows, shape.tokens, shape.choices}};
+    return (struct hapt_view){
+        .data = expert, .dtype = HAPT_I32, .dims = 3, .shape = {shape.rows, shape.tokens, shape.choices}};
 }
 
 static struct tensor slots_make(enum hapt_dtype dtype, int64_t columns)
@@ -70,8 +72,12 @@ static void check_gate(enum hapt_dtype dtype, int threads)
     struct tensor weight = TENSOR(HAPT_F32, 0, 0, shape.rows, shape.tokens, shape.choices);
     struct tensor index = TENSOR(HAPT_I32, 0, 0, shape.rows, shape.tokens, shape.choices);
     struct tensor dy = TENSOR(HAPT_F32, -1, 1, shape.rows, shape.tokens, shape.choices);
-    struct hapt_call call = {.input_count = 1, .output_count = 2, .input = {x.view}, .output = {weight.view, index.view},
-                             .integer = {shape.choices}, .threads = threads};
+    struct hapt_call call = {.input_count = 1,
+                             .output_count = 2,
+                             .input = {x.view},
+                             .output = {weight.view, index.view},
+                             .integer = {shape.choices},
+                             .threads = threads};
     kernel_run("moe_gate", dtype, &call);
     memcpy(expert, index.view.data, (size_t)index.count * 4);
     for (int64_t r = 0; r < shape.rows * shape.tokens; r++)
@@ -89,8 +95,12 @@ static void check_gate(enum hapt_dtype dtype, int threads)
     check_close(&weight.view, expected, 1e-6, "weights of the gate");
     for (unsigned add = 0; add < 2; add++) {
         struct tensor dx = TENSOR(dtype, -1, 1, shape.rows, shape.tokens, shape.experts);
-        struct hapt_call back = {.input_count = 3, .output_count = 1, .input = {weight.view, index.view, dy.view},
-                                 .output = {dx.view}, .accumulate = add, .threads = threads};
+        struct hapt_call back = {.input_count = 3,
+                                 .output_count = 1,
+                                 .input = {weight.view, index.view, dy.view},
+                                 .output = {dx.view},
+                                 .accumulate = add,
+                                 .threads = threads};
         kernel_run("moe_gate_dx", dtype, &back);
         check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 40, 2 * unit(dtype), "moe_gate's dx");
         tensor_free(&dx);
@@ -112,7 +122,8 @@ static void dispatch_reference(const struct problem *p, double *out)
         for (int64_t t = 0; t < shape.tokens; t++)
             for (int64_t j = 0; j < shape.choices; j++)
                 for (int64_t c = 0; c < shape.width && slot_of(r, t, j) >= 0; c++)
-                    out[slot_of(r, t, j) * shape.width + c] = p->input[0]->value[(r * shape.tokens + t) * shape.width + c];
+                    out[slot_of(r, t, j) * shape.width + c] =
+                        p->input[0]->value[(r * shape.tokens + t) * shape.width + c];
 }
 
 /* input[0] slots, input[1] weights [rows][tokens][choices], into tokens. */
@@ -137,12 +148,20 @@ static void check_dispatch(enum hapt_dtype dtype, int threads)
     struct problem problem = {.forward = dispatch_reference, .input = {&x}, .out_count = y.count, .dy = dy.value};
     double *expected = malloc((size_t)y.count * sizeof *expected);
     dispatch_reference(&problem, expected);
-    struct hapt_call call = {.input_count = 2, .output_count = 1, .input = {x.view, choices_view()}, .output = {y.view},
-                             .first_value = shape.first, .threads = threads};
+    struct hapt_call call = {.input_count = 2,
+                             .output_count = 1,
+                             .input = {x.view, choices_view()},
+                             .output = {y.view},
+                             .first_value = shape.first,
+                             .threads = threads};
     kernel_run("moe_dispatch", dtype, &call);
     check_close(&y.view, expected, 0, "moe_dispatch");
-    call = (struct hapt_call){.input_count = 1, .output_count = 1, .input = {choices_view()}, .output = {counts.view},
-                              .first_value = shape.first, .threads = threads};
+    call = (struct hapt_call){.input_count = 1,
+                              .output_count = 1,
+                              .input = {choices_view()},
+                              .output = {counts.view},
+                              .first_value = shape.first,
+                              .threads = threads};
     kernel_run("moe_count", HAPT_F32, &call);
     double *named = calloc((size_t)counts.count, sizeof *named);
     for (int64_t q = 0; q < shape.rows * shape.tokens * shape.choices; q++) {
@@ -152,8 +171,13 @@ static void check_dispatch(enum hapt_dtype dtype, int threads)
     check_close(&counts.view, named, 0, "moe_count");
     for (unsigned add = 0; add < 2; add++) {
         struct tensor dx = TENSOR(dtype, -1, 1, shape.rows, shape.tokens, shape.width);
-        call = (struct hapt_call){.input_count = 2, .output_count = 1, .input = {dy.view, choices_view()}, .output = {dx.view},
-                                  .first_value = shape.first, .accumulate = add, .threads = threads};
+        call = (struct hapt_call){.input_count = 2,
+                                  .output_count = 1,
+                                  .input = {dy.view, choices_view()},
+                                  .output = {dx.view},
+                                  .first_value = shape.first,
+                                  .accumulate = add,
+                                  .threads = threads};
         kernel_run("moe_dispatch_dx", dtype, &call);
         check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 40, 2 * unit(dtype), "moe_dispatch's dx");
         tensor_free(&dx);
@@ -176,17 +200,27 @@ static void check_combine(enum hapt_dtype dtype, int threads)
         .forward = combine_reference, .input = {&slots, &weight}, .out_count = y.count, .dy = dy.value};
     double *expected = malloc((size_t)y.count * sizeof *expected);
     combine_reference(&problem, expected);
-    struct hapt_call call = {.input_count = 3, .output_count = 1, .input = {slots.view, weight.view, choices_view()},
-                             .output = {y.view}, .first_value = shape.first, .threads = threads};
+    struct hapt_call call = {.input_count = 3,
+                             .output_count = 1,
+                             .input = {slots.view, weight.view, choices_view()},
+                             .output = {y.view},
+                             .first_value = shape.first,
+                             .threads = threads};
     kernel_run("moe_combine", dtype, &call);
     check_close(&y.view, expected, unit(dtype), "moe_combine");
     for (unsigned add = 0; add < 2; add++) {
         struct tensor dslots = slots_make(dtype, shape.width);
         struct tensor dweight = TENSOR(HAPT_F32, -1, 1, shape.rows, shape.tokens, shape.choices);
-        call = (struct hapt_call){.input_count = 3, .output_count = 1, .input = {dy.view, weight.view, choices_view()},
-                                  .output = {dslots.view}, .first_value = shape.first, .accumulate = add, .threads = threads};
+        call = (struct hapt_call){.input_count = 3,
+                                  .output_count = 1,
+                                  .input = {dy.view, weight.view, choices_view()},
+                                  .output = {dslots.view},
+                                  .first_value = shape.first,
+                                  .accumulate = add,
+                                  .threads = threads};
         kernel_run("moe_combine_dslots", dtype, &call);
-        check_gradient(&problem, 0, &dslots.view, add ? dslots.value : NULL, 60, 2 * unit(dtype), "moe_combine's dslots");
+        check_gradient(&problem, 0, &dslots.view, add ? dslots.value : NULL, 60, 2 * unit(dtype),
+                       "moe_combine's dslots");
         call.input[1] = slots.view;
         call.output[0] = dweight.view;
         kernel_run("moe_combine_dweights", dtype, &call);
@@ -212,28 +246,39 @@ static void product_reference(const struct problem *p, double *out)
         for (int64_t o = 0; o < shape.out; o++) {
             double sum = p->input[3] ? p->input[3]->value[e * shape.out + o] : 0;
             for (int64_t i = 0; i < shape.width; i++)
-                sum += p->input[0]->value[s * shape.width + i] * p->input[1]->value[(e * shape.out + o) * shape.width + i];
+                sum +=
+                    p->input[0]->value[s * shape.width + i] * p->input[1]->value[(e * shape.out + o) * shape.width + i];
             out[s * shape.out + o] = full ? sum : 0;
         }
     }
 }
 
-static void check_product_gradients(const struct problem *problem, struct hapt_view dy, enum hapt_dtype dtype, int threads)
+static void check_product_gradients(const struct problem *problem, struct hapt_view dy, enum hapt_dtype dtype,
+                                    int threads)
 {
     const struct tensor *x = problem->input[0], *w = problem->input[1], *counts = problem->input[2];
     for (unsigned add = 0; add < 2; add++) {
-        struct tensor dx = slots_make(dtype, shape.width), dw = TENSOR(HAPT_F32, -1, 1, shape.held, shape.out, shape.width);
+        struct tensor dx = slots_make(dtype, shape.width),
+                      dw = TENSOR(HAPT_F32, -1, 1, shape.held, shape.out, shape.width);
         struct tensor db = TENSOR(HAPT_F32, -1, 1, shape.held, shape.out);
-        struct hapt_call call = {.input_count = 3, .output_count = 1, .input = {dy, w->view, counts->view},
-                                 .output = {dx.view}, .accumulate = add, .threads = threads};
+        struct hapt_call call = {.input_count = 3,
+                                 .output_count = 1,
+                                 .input = {dy, w->view, counts->view},
+                                 .output = {dx.view},
+                                 .accumulate = add,
+                                 .threads = threads};
         kernel_run("expert_linear_dx", dtype, &call);
         check_gradient(problem, 0, &dx.view, add ? dx.value : NULL, 30, 4 * unit(dtype), "expert_linear's dx");
-        call = (struct hapt_call){.input_count = 3, .output_count = problem->input[3] ? 2 : 1,
-                                  .input = {x->view, counts->view, dy}, .output = {dw.view, db.view},
-                                  .accumulate = add ? 3 : 0, .threads = threads};
+        call = (struct hapt_call){.input_count = 3,
+                                  .output_count = problem->input[3] ? 2 : 1,
+                                  .input = {x->view, counts->view, dy},
+                                  .output = {dw.view, db.view},
+                                  .accumulate = add ? 3 : 0,
+                                  .threads = threads};
         kernel_run("expert_linear_dw", dtype, &call);
         check_gradient(problem, 1, &dw.view, add ? dw.value : NULL, 30, 1e-5, "expert_linear's dw");
-        if (problem->input[3]) check_gradient(problem, 3, &db.view, add ? db.value : NULL, 30, 4e-6, "expert_linear's db");
+        if (problem->input[3])
+            check_gradient(problem, 3, &db.view, add ? db.value : NULL, 30, 4e-6, "expert_linear's db");
         tensor_free(&dx);
         tensor_free(&dw);
         tensor_free(&db);
@@ -242,20 +287,27 @@ static void check_product_gradients(const struct problem *problem, struct hapt_v
 
 static void check_product(enum hapt_dtype dtype, bool bias, int threads)
 {
-    struct tensor x = slots_make(dtype, shape.width), y = slots_make(dtype, shape.out), dy = slots_make(dtype, shape.out);
-    struct tensor w = TENSOR(dtype, -1, 1, shape.held, shape.out, shape.width), b = TENSOR(dtype, -1, 1, shape.held, shape.out);
+    struct tensor x = slots_make(dtype, shape.width), y = slots_make(dtype, shape.out),
+                  dy = slots_make(dtype, shape.out);
+    struct tensor w = TENSOR(dtype, -1, 1, shape.held, shape.out, shape.width),
+                  b = TENSOR(dtype, -1, 1, shape.held, shape.out);
     struct tensor counts = TENSOR(HAPT_F32, 0, 0, shape.rows, shape.held);
     for (int64_t k = 0; k < counts.count; k++) { /* also none, and all */
         const double count = (double)(random_bits() % (uint64_t)(shape.capacity + 1));
         counts.value[k] = k % shape.held == 1 ? 0 : k == 0 ? (double)shape.capacity : count;
         element_set(&counts.view, k, counts.value[k]);
     }
-    struct problem problem = {.forward = product_reference, .input = {&x, &w, &counts, bias ? &b : NULL},
-                              .out_count = y.count, .dy = dy.value};
+    struct problem problem = {.forward = product_reference,
+                              .input = {&x, &w, &counts, bias ? &b : NULL},
+                              .out_count = y.count,
+                              .dy = dy.value};
     double *expected = malloc((size_t)y.count * sizeof *expected);
     product_reference(&problem, expected);
-    struct hapt_call call = {.input_count = bias ? 4 : 3, .output_count = 1,
-                             .input = {x.view, w.view, counts.view, b.view}, .output = {y.view}, .threads = threads};
+    struct hapt_call call = {.input_count = bias ? 4 : 3,
+                             .output_count = 1,
+                             .input = {x.view, w.view, counts.view, b.view},
+                             .output = {y.view},
+                             .threads = threads};
     kernel_run("expert_linear", dtype, &call);
     check_close(&y.view, expected, 2 * unit(dtype), "expert_linear");
     check_product_gradients(&problem, dy.view, dtype, threads);
@@ -270,8 +322,8 @@ static void check_product(enum hapt_dtype dtype, bool bias, int threads)
 
 /* rows, tokens, experts, choices, capacity, width, out; then the experts held. */
 static const struct shape shapes[] = {
-    {1, 1, 1, 1, 1, 1, 1, 0, 1},    {2, 5, 3, 2, 5, 7, 9, 0, 3},     {3, 8, 5, 2, 8, 33, 20, 2, 3},
-    {2, 9, 4, 3, 9, 16, 64, 1, 1},  {1, 40, 16, 2, 40, 32, 32, 0, 8}, {2, 33, 3, 1, 33, 64, 96, 0, 3},
+    {1, 1, 1, 1, 1, 1, 1, 0, 1},   {2, 5, 3, 2, 5, 7, 9, 0, 3},      {3, 8, 5, 2, 8, 33, 20, 2, 3},
+    {2, 9, 4, 3, 9, 16, 64, 1, 1}, {1, 40, 16, 2, 40, 32, 32, 0, 8}, {2, 33, 3, 1, 33, 64, 96, 0, 3},
 };
 
 static void gates(void)
@@ -294,7 +346,8 @@ static void slots(void)
 static void products(void)
 {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (int v = 0; v < 8 && !is_repeat(v & 4); v++) shape = shapes[i], check_product(types[v & 1], v & 2, v & 4 ? 2 : 1);
+        for (int v = 0; v < 8 && !is_repeat(v & 4); v++)
+            shape = shapes[i], check_product(types[v & 1], v & 2, v & 4 ? 2 : 1);
 }
 
 /* A token without a slot is an error that says what to do, never dropped; a shard speaks of its own experts alone. */
@@ -303,7 +356,8 @@ static void no_room(void)
     shape = (struct shape){1, 6, 4, 1, 3, 8, 8, 0, 4};
     for (int t = 0; t < 6; t++) expert[t] = t == 0 ? 1 : 2; /* five at expert 2 */
     struct tensor x = TENSOR(HAPT_F32, -1, 1, 1, 6, 8), y = slots_make(HAPT_F32, 8);
-    struct hapt_call call = {.input_count = 2, .output_count = 1, .input = {x.view, choices_view()}, .output = {y.view}, .threads = 1};
+    struct hapt_call call = {
+        .input_count = 2, .output_count = 1, .input = {x.view, choices_view()}, .output = {y.view}, .threads = 1};
     CHECK(kernel_run_on(0, "moe_dispatch", HAPT_F32, &call) == HAPT_ERR_INPUT);
     CHECK(strstr(hapt_fail_message(), "5 tokens of one row go to expert 2, which has room for 3") != NULL);
     hapt_fail_reset();

@@ -34,7 +34,8 @@ static void check_patches(const struct patch_case *s, enum hapt_dtype dtype, boo
     struct tensor w = TENSOR(dtype, -1, 1, s->out, s->channels, s->height, s->width), b = TENSOR(dtype, -1, 1, s->out);
     struct tensor y = TENSOR(dtype, 0, 0, s->batch, s->down * s->across, s->out);
     struct tensor dy = TENSOR(dtype, -1, 1, s->batch, s->down * s->across, s->out);
-    struct tensor dw = TENSOR(HAPT_F32, -1, 1, s->out, s->channels, s->height, s->width), db = TENSOR(HAPT_F32, -1, 1, s->out);
+    struct tensor dw = TENSOR(HAPT_F32, -1, 1, s->out, s->channels, s->height, s->width),
+                  db = TENSOR(HAPT_F32, -1, 1, s->out);
     double *expected = malloc((size_t)y.count * sizeof *expected);
     /* Half-precision products take rounded pixels. */
     for (int64_t i = 0; dtype != HAPT_F32 && i < images.count; i++) {
@@ -43,10 +44,8 @@ static void check_patches(const struct patch_case *s, enum hapt_dtype dtype, boo
         element_set(&rounded, 0, images.value[i]);
         images.value[i] = element_get(&rounded, 0);
     }
-    struct problem problem = {.forward = patch_reference,
-                              .input = {&images, &w, bias ? &b : NULL},
-                              .out_count = y.count,
-                              .dy = dy.value};
+    struct problem problem = {
+        .forward = patch_reference, .input = {&images, &w, bias ? &b : NULL}, .out_count = y.count, .dy = dy.value};
     patch_reference(&problem, expected);
     struct hapt_call call = {.input_count = 3,
                              .output_count = 1,
@@ -55,7 +54,8 @@ static void check_patches(const struct patch_case *s, enum hapt_dtype dtype, boo
                              .threads = threads};
     if (!bias) call.input[2] = (struct hapt_view){0};
     kernel_run("patch_embedding", dtype, &call);
-    check_close(&y.view, expected, dtype == HAPT_F32 ? 1e-6 * sqrt((double)depth) : HALF_UNIT(dtype), "patch embedding");
+    check_close(&y.view, expected, dtype == HAPT_F32 ? 1e-6 * sqrt((double)depth) : HALF_UNIT(dtype),
+                "patch embedding");
     struct hapt_call back = {.input_count = 2,
                              .output_count = bias ? 2 : 1,
                              .input = {images.view, dy.view},
@@ -78,10 +78,14 @@ static void check_patches(const struct patch_case *s, enum hapt_dtype dtype, boo
 
 static void patch_embeddings(void)
 {
-    static const struct patch_case cases[] = {
-        {1, 1, 1, 1, 1, 1, 1}, {2, 3, 2, 3, 4, 2, 5}, {1, 3, 2, 2, 5, 19, 32}, {3, 2, 4, 4, 4, 4, 33}, {2, 1, 8, 4, 4, 8, 64}};
+    static const struct patch_case cases[] = {{1, 1, 1, 1, 1, 1, 1},
+                                              {2, 3, 2, 3, 4, 2, 5},
+                                              {1, 3, 2, 2, 5, 19, 32},
+                                              {3, 2, 4, 4, 4, 4, 33},
+                                              {2, 1, 8, 4, 4, 8, 64}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (int v = 0; v < 16 && !is_repeat(v & 8); v++) check_patches(&cases[i], types[v & 1], v & 2, v & 4, v & 8 ? 2 : 1);
+        for (int v = 0; v < 16 && !is_repeat(v & 8); v++)
+            check_patches(&cases[i], types[v & 1], v & 2, v & 4, v & 8 ? 2 : 1);
 }
 
 /* input: x [b][p][d], class [1][1][d], positions [1][p + 1][d] */
@@ -119,7 +123,8 @@ static void check_class(int64_t batch, int64_t patches, int64_t d, enum hapt_dty
                              .accumulate = add,
                              .threads = threads};
     kernel_run("class_token_backward", dtype, &back);
-    check_gradient(&problem, 0, &dx.view, add & 1u ? dx.value : NULL, 40, dtype == HAPT_F32 ? 1e-6 : HALF_UNIT(dtype), "dx");
+    check_gradient(&problem, 0, &dx.view, add & 1u ? dx.value : NULL, 40, dtype == HAPT_F32 ? 1e-6 : HALF_UNIT(dtype),
+                   "dx");
     check_gradient(&problem, 1, &dclass.view, add & 2u ? dclass.value : NULL, 40, 1e-6, "dclass");
     check_gradient(&problem, 2, &dposition.view, add & 4u ? dposition.value : NULL, 40, 1e-6, "dposition");
     free(expected);

@@ -1,4 +1,5 @@
-/* Replays (engine_replay.c) give the bits of the steps, whatever changes between them; captures that fail change nothing; times of a section. */
+/* Replays (engine_replay.c) give the bits of the steps, whatever changes between them; captures that fail change
+ * nothing; times of a section. */
 #include "kernels.h"
 
 #include "fixture.h"
@@ -21,7 +22,8 @@ static void warm_up(struct rig *rig)
 {
     float loss = NAN;
     CHECK_OK(hapt_engine_warm_up(rig->engine));
-    mirror_copy(test_backend->queue(test_device, 0), &loss, hapt_engine_tensor(rig->engine, model->graph->loss, 0), sizeof loss);
+    mirror_copy(test_backend->queue(test_device, 0), &loss, hapt_engine_tensor(rig->engine, model->graph->loss, 0),
+                sizeof loss);
     CHECK(loss == 0);
 }
 
@@ -35,7 +37,8 @@ static void rig_init(struct rig *rig, const char *graphs, bool warm)
     const struct hapt_engine_options options = {
         .backend = test_backend, .device = test_device, .threads = 1, .state_count = 2, .slots = SLOTS};
     hapt_arena_init(&rig->arena);
-    CHECK_OK(hapt_program_data_parallel(model->graph, 0, model->graph->forward_count, 1, 1, &rig->arena, &rig->program));
+    CHECK_OK(
+        hapt_program_data_parallel(model->graph, 0, model->graph->forward_count, 1, 1, &rig->arena, &rig->program));
     CHECK_OK(hapt_engine_create(rig->program, &options, &rig->engine));
     if (warm) warm_up(rig);
     for (int t = 0; t < model->graph->tensor_count; t++) {
@@ -68,7 +71,8 @@ static void feed(struct rig *rig, int batch, int slot)
         uint64_t random = (uint64_t)(100 * batch + (int)tensor->role);
         const size_t bytes = hapt_engine_tensor_bytes(rig->engine, t);
         CHECK(bytes <= sizeof value);
-        for (size_t i = 0; i < bytes / sizeof *value; i++) value[i] = (int32_t)(hapt_random_next(&random) % (uint64_t)model->vocab);
+        for (size_t i = 0; i < bytes / sizeof *value; i++)
+            value[i] = (int32_t)(hapt_random_next(&random) % (uint64_t)model->vocab);
         const bool scales = tensor->role == HAPT_ROLE_LOSS_SCALE;
         mirror_copy(queue, hapt_engine_tensor(rig->engine, t, slot), scales ? (const void *)&scale : value, bytes);
     }
@@ -87,8 +91,8 @@ static void forward(struct rig *rig, int step, int microbatch, struct outcome *o
     const int slot = microbatch % SLOTS;
     feed(rig, step * MICROBATCHES + microbatch, slot);
     CHECK_OK(hapt_engine_forward(rig->engine, slot, -1));
-    mirror_copy(test_backend->queue(test_device, 0), &outcome->loss[step][microbatch], hapt_engine_tensor(rig->engine, model->graph->loss, slot),
-                sizeof(float));
+    mirror_copy(test_backend->queue(test_device, 0), &outcome->loss[step][microbatch],
+                hapt_engine_tensor(rig->engine, model->graph->loss, slot), sizeof(float));
 }
 
 /* Two microbatches in flight; the learning rate and what it is multiplied by change from step to step. */
@@ -126,11 +130,13 @@ static void compare(const struct outcome *a, const struct outcome *b, const char
 {
     CHECK_MESSAGE(!memcmp(a->loss, b->loss, sizeof a->loss), "%s: other losses", what);
     CHECK_MESSAGE(!memcmp(a->squares, b->squares, sizeof a->squares), "%s: other square sums", what);
-    CHECK_MESSAGE(a->weights == b->weights && !memcmp(a->weight, b->weight, a->weights * sizeof(float)), "%s: other weights", what);
+    CHECK_MESSAGE(a->weights == b->weights && !memcmp(a->weight, b->weight, a->weights * sizeof(float)),
+                  "%s: other weights", what);
 }
 
 /* What a run says of its replays. */
-static void run(const char *graphs, bool warm, struct outcome *outcome, char text[HAPT_ENGINE_REPLAY_CHARS], int *trial_runs)
+static void run(const char *graphs, bool warm, struct outcome *outcome, char text[HAPT_ENGINE_REPLAY_CHARS],
+                int *trial_runs)
 {
     struct rig rig;
     rig_init(&rig, graphs, warm);
@@ -148,13 +154,15 @@ static void bits(bool all)
     int runs;
     run("0", false, &plain, text, &runs);
     CHECK(text[0] == '\0' && runs == 1);
-    CHECK(plain.loss[0][0] > 1 && plain.loss[0][0] != plain.loss[0][1] && plain.squares[0] > 0 && plain.loss[STEPS - 1][0] != plain.loss[0][0]);
+    CHECK(plain.loss[0][0] > 1 && plain.loss[0][0] != plain.loss[0][1] && plain.squares[0] > 0 &&
+          plain.loss[STEPS - 1][0] != plain.loss[0][0]);
     run("1", false, &replayed, text, &runs);
     compare(&plain, &replayed, "replays");
     run("1", true, &warmed, warm_text, &runs);
     compare(&plain, &warmed, "replays of kernels that ran before");
     CHECK(!strcmp(text, warm_text));
-    CHECK_MESSAGE(!strcmp(text, test_backend->capture ? "2 of 2 runs of kernels replayed as graphs" : ""), "it says: %s", text);
+    CHECK_MESSAGE(!strcmp(text, test_backend->capture ? "2 of 2 runs of kernels replayed as graphs" : ""),
+                  "it says: %s", text);
     free(replayed.weight), free(warmed.weight);
     if (!all) {
         free(plain.weight);
@@ -202,8 +210,8 @@ static double shortest(double a, double b)
     return b < a ? b : a;
 }
 
-/* All steps together against the section: apart by what the clock's marks cost among the short kernels of a small model, and by what the
- * device waits for its host in the section. */
+/* All steps together against the section: apart by what the clock's marks cost among the short kernels of a small
+ * model, and by what the device waits for its host in the section. */
 static void section_times(enum hapt_section section)
 {
     enum { ROUNDS = 5, MOST = 256 };
@@ -229,7 +237,8 @@ static void section_times(enum hapt_section section)
         part_s = shortest(part_s, one_s);
     }
     CHECK(sum_s > 0);
-    if (test_backend->mark) CHECK_MESSAGE(sum_s > 0.1 * part_s && sum_s < 4 * part_s, "%g s of steps in %g s", sum_s, part_s);
+    if (test_backend->mark)
+        CHECK_MESSAGE(sum_s > 0.1 * part_s && sum_s < 4 * part_s, "%g s of steps in %g s", sum_s, part_s);
     setenv("HAPT_CUDA_GRAPHS", "1", 1);
     if (test_backend->mark) {
         CHECK_OK(hapt_engine_time_part(rig.engine, section, 0, 0, model->graph->forward_count, hapt_time_s, &one_s));
@@ -256,8 +265,10 @@ static void stretches(void)
         const double took_s = hapt_time_s() - start_s;
         hapt_team_stretch_end(&team);
         const double device_s = team.effort.device_s - before.device_s;
-        CHECK_MESSAGE(device_s > 0 && hapt_time_s() - start_s >= device_s, "4 x %g s end behind %g s", 0.25 * device_s, hapt_time_s() - start_s);
-        if (team.clock) CHECK_MESSAGE(device_s >= 4 * 0.2 * took_s, "%g s of %g s are the device's", 0.25 * device_s, took_s);
+        CHECK_MESSAGE(device_s > 0 && hapt_time_s() - start_s >= device_s, "4 x %g s end behind %g s", 0.25 * device_s,
+                      hapt_time_s() - start_s);
+        if (team.clock)
+            CHECK_MESSAGE(device_s >= 4 * 0.2 * took_s, "%g s of %g s are the device's", 0.25 * device_s, took_s);
     }
     rig_release(&rig);
 }

@@ -1,6 +1,6 @@
 /*
- * Operators on shards of an index that integer operands name (tables, classes) against the same kernels on the whole: uneven shards,
- * each in a thread of its own, which meet where they exchange.
+ * Operators on shards of an index that integer operands name (tables, classes) against the same kernels on the whole:
+ * uneven shards, each in a thread of its own, which meet where they exchange.
  */
 #include "kernels.h"
 
@@ -127,19 +127,35 @@ static void check_embedding(enum hapt_dtype dtype, int shards, int64_t words, in
         dpart[s] = TENSOR(HAPT_F32, 0, 0, here, columns);
         copy_rows(&dtable.view, &dpart[s].view, first[s]);
         dplaces[s] = TENSOR(HAPT_F32, 0, 0, length, columns);
-        shard[s].call = (struct hapt_call){.input_count = 3, .output_count = 1, .threads = 1, .first_value = first[s],
-                                           .value_count = words, .input = {token.view, part[s].view},
+        shard[s].call = (struct hapt_call){.input_count = 3,
+                                           .output_count = 1,
+                                           .threads = 1,
+                                           .first_value = first[s],
+                                           .value_count = words,
+                                           .input = {token.view, part[s].view},
                                            .output = {out[s].view}};
         if (s == 0) shard[s].call.input[2] = place.view;
-        back[s].call = (struct hapt_call){.input_count = 2, .output_count = s == 0 ? 2 : 1, .threads = 1, .accumulate = 3,
-                                          .first_value = first[s], .value_count = words,
-                                          .input = {token.view, dy.view}, .output = {dpart[s].view, dplaces[s].view}};
+        back[s].call = (struct hapt_call){.input_count = 2,
+                                          .output_count = s == 0 ? 2 : 1,
+                                          .threads = 1,
+                                          .accumulate = 3,
+                                          .first_value = first[s],
+                                          .value_count = words,
+                                          .input = {token.view, dy.view},
+                                          .output = {dpart[s].view, dplaces[s].view}};
     }
-    struct hapt_call call = {.input_count = 3, .output_count = 1, .threads = 1,
-                             .input = {token.view, table.view, place.view}, .output = {x.view}};
+    struct hapt_call call = {.input_count = 3,
+                             .output_count = 1,
+                             .threads = 1,
+                             .input = {token.view, table.view, place.view},
+                             .output = {x.view}};
     kernel_run("embedding", dtype, &call);
-    call = (struct hapt_call){.input_count = 2, .output_count = 2, .threads = 1, .accumulate = 3,
-                              .input = {token.view, dy.view}, .output = {dtable.view, dplace.view}};
+    call = (struct hapt_call){.input_count = 2,
+                              .output_count = 2,
+                              .threads = 1,
+                              .accumulate = 3,
+                              .input = {token.view, dy.view},
+                              .output = {dtable.view, dplace.view}};
     kernel_run("embedding_dw", dtype, &call);
     run_all(shard, shards, "embedding", dtype);
     run_all(back, shards, "embedding_dw", dtype);
@@ -152,11 +168,9 @@ static void check_embedding(enum hapt_dtype dtype, int shards, int64_t words, in
     for (int s = 0; s < shards; s++)
         for (int64_t i = 0; i < dpart[s].count; i++)
             CHECK(element_get(&dpart[s].view, i) == element_get(&dtable.view, first[s] * columns + i));
-    for (int64_t i = 0; i < dplace.count; i++)
-        CHECK(element_get(&dplaces[0].view, i) == element_get(&dplace.view, i));
+    for (int64_t i = 0; i < dplace.count; i++) CHECK(element_get(&dplaces[0].view, i) == element_get(&dplace.view, i));
     element_set(&token.view, 3, (double)words); /* in no shard's table */
-    for (int s = 0; s < shards; s++)
-        CHECK_FAILS(kernel_run_on(0, "embedding", dtype, &shard[s].call), HAPT_ERR_INPUT);
+    for (int s = 0; s < shards; s++) CHECK_FAILS(kernel_run_on(0, "embedding", dtype, &shard[s].call), HAPT_ERR_INPUT);
     struct tensor *const all[] = {&token, &table, &place, &x, &dy, &dtable, &dplace};
     for (int k = 0; k < 7; k++) tensor_free(all[k]);
     for (int s = 0; s < shards; s++) {
@@ -185,15 +199,22 @@ static void check_loss(enum hapt_dtype dtype, int shards, int64_t rows, int64_t 
     struct tensor scale = TENSOR(HAPT_F32, 0.3, 0.7, 1);
     struct tensor before = TENSOR(dtype, -1, 1, 1, rows, classes), dlogits = TENSOR(dtype, 0, 0, 1, rows, classes);
     struct tensor joined = TENSOR(dtype, 0, 0, 1, rows, classes);
-    struct hapt_call call = {.input_count = 2, .output_count = 2, .threads = 1, .input = {logits.view, target.view},
+    struct hapt_call call = {.input_count = 2,
+                             .output_count = 2,
+                             .threads = 1,
+                             .input = {logits.view, target.view},
                              .output = {loss.view, lse.view}};
     kernel_run("cross_entropy", dtype, &call);
     for (unsigned add = 0; add < 2; add++) {
         struct tensor part[MOST_SHARDS], d[MOST_SHARDS], losses[MOST_SHARDS], lses[MOST_SHARDS];
         struct shard shard[MOST_SHARDS] = {{0}}, back[MOST_SHARDS] = {{0}};
         for (int64_t i = 0; i < dlogits.count; i++) element_set(&dlogits.view, i, element_get(&before.view, i));
-        call = (struct hapt_call){.input_count = 4, .output_count = 1, .threads = 1, .accumulate = add,
-                                  .input = {logits.view, target.view, lse.view, scale.view}, .output = {dlogits.view}};
+        call = (struct hapt_call){.input_count = 4,
+                                  .output_count = 1,
+                                  .threads = 1,
+                                  .accumulate = add,
+                                  .input = {logits.view, target.view, lse.view, scale.view},
+                                  .output = {dlogits.view}};
         for (int s = 0; s < shards; s++) {
             const int64_t here = first[s + 1] - first[s];
             part[s] = TENSOR(dtype, 0, 0, 1, rows, here);
@@ -202,12 +223,20 @@ static void check_loss(enum hapt_dtype dtype, int shards, int64_t rows, int64_t 
             lses[s] = TENSOR(HAPT_F32, 0, 0, 1, rows);
             copy_columns(&logits.view, &part[s].view, first[s], false);
             copy_columns(&before.view, &d[s].view, first[s], false);
-            shard[s].call = (struct hapt_call){.input_count = 2, .output_count = 2, .threads = 1,
-                                               .first_value = first[s], .value_count = classes, .exchange = exchange,
+            shard[s].call = (struct hapt_call){.input_count = 2,
+                                               .output_count = 2,
+                                               .threads = 1,
+                                               .first_value = first[s],
+                                               .value_count = classes,
+                                               .exchange = exchange,
                                                .input = {part[s].view, target.view},
                                                .output = {losses[s].view, lses[s].view}};
-            back[s].call = (struct hapt_call){.input_count = 4, .output_count = 1, .threads = 1, .accumulate = add,
-                                              .first_value = first[s], .value_count = classes,
+            back[s].call = (struct hapt_call){.input_count = 4,
+                                              .output_count = 1,
+                                              .threads = 1,
+                                              .accumulate = add,
+                                              .first_value = first[s],
+                                              .value_count = classes,
                                               .input = {part[s].view, target.view, lse.view, scale.view},
                                               .output = {d[s].view}};
         }

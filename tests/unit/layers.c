@@ -21,13 +21,14 @@ static struct hapt_model *model_of(const char *family, const char *const *more, 
     if (!model) exit(1);
     return model;
 }
-#define MODEL(family, ...) model_of(family, (const char *const[]){__VA_ARGS__}, (int)(sizeof((const char *[]){__VA_ARGS__}) / sizeof(char *)))
+#define MODEL(family, ...) \
+    model_of(family, (const char *const[]){__VA_ARGS__}, (int)(sizeof((const char *[]){__VA_ARGS__}) / sizeof(char *)))
 #define GPT(...) MODEL("gpt", __VA_ARGS__)
 
 static struct hapt_model *small_gpt(void)
 {
-    return GPT("--layers", "12", "--hidden", "128", "--heads", "4", "--sequence", "128", "--vocab", "256", "--microbatch",
-               "2");
+    return GPT("--layers", "12", "--hidden", "128", "--heads", "4", "--sequence", "128", "--vocab", "256",
+               "--microbatch", "2");
 }
 
 static struct hapt_layers *layers_of(const struct hapt_model *model, int granularity)
@@ -178,8 +179,8 @@ static void layers_balance_and_cuts(void)
 /* Bytes across each cut by the definition: every activation, every reader. */
 static void cut_bytes_by_definition(void)
 {
-    const struct hapt_model *model = GPT("--layers", "2", "--hidden", "24", "--heads", "2", "--sequence", "5", "--vocab",
-                                         "11", "--microbatch", "3", "--dtype", "bf16");
+    const struct hapt_model *model = GPT("--layers", "2", "--hidden", "24", "--heads", "2", "--sequence", "5",
+                                         "--vocab", "11", "--microbatch", "3", "--dtype", "bf16");
     const struct hapt_graph *graph = model->graph;
     double cut_bytes[64];
     CHECK_OK(hapt_structure_cut_bytes(graph, &arena, cut_bytes));
@@ -200,7 +201,8 @@ static void cut_bytes_by_definition(void)
     }
 }
 
-/* Shifted by a block a range is the same program; shifted by less it is not; nor is one of another length or with the head. */
+/* Shifted by a block a range is the same program; shifted by less it is not; nor is one of another length or with the
+ * head. */
 static void structures(void)
 {
     const struct hapt_model *model = small_gpt();
@@ -211,8 +213,8 @@ static void structures(void)
             const uint64_t here = hapt_layers_structure(layers, graph, first, first + length);
             for (int other = 1; other + length <= 37; other++) {
                 const bool equal = hapt_layers_structure(layers, graph, other, other + length) == here;
-                CHECK_MESSAGE(equal == ((other - first) % 3 == 0), "layers [%d, %d) and [%d, %d)", first, first + length,
-                              other, other + length);
+                CHECK_MESSAGE(equal == ((other - first) % 3 == 0), "layers [%d, %d) and [%d, %d)", first,
+                              first + length, other, other + length);
             }
             CHECK(hapt_layers_structure(layers, graph, first, first + length + 1) != here);
         }
@@ -220,8 +222,8 @@ static void structures(void)
     CHECK(hapt_layers_structure(layers, graph, 35, 38) != hapt_layers_structure(layers, graph, 32, 35));
     CHECK(hapt_layers_structure(layers, graph, 0, 4) != hapt_layers_structure(layers, graph, 3, 7));
     /* Another microbatch is another program. */
-    const struct hapt_model *wide = GPT("--layers", "12", "--hidden", "128", "--heads", "4", "--sequence", "128", "--vocab",
-                                        "256", "--microbatch", "3");
+    const struct hapt_model *wide = GPT("--layers", "12", "--hidden", "128", "--heads", "4", "--sequence", "128",
+                                        "--vocab", "256", "--microbatch", "3");
     CHECK(hapt_layers_structure(layers_of(wide, 0), wide->graph, 1, 4) != hapt_layers_structure(layers, graph, 1, 4));
 }
 
@@ -247,8 +249,8 @@ static void run_file_table(void)
 /* The operators between a gate and the sum over its experts stay in one layer, at every granularity. */
 static void mixtures_are_not_cut(void)
 {
-    char *words[] = {"hapt", "model", "bert-moe", "--layers", "8", "--hidden", "32", "--heads", "4", "--sequence", "16",
-                     "--vocab", "64", "--output", "none.h5"};
+    char *words[] = {"hapt", "model",      "bert-moe", "--layers", "8",  "--hidden", "32",     "--heads",
+                     "4",    "--sequence", "16",       "--vocab",  "64", "--output", "none.h5"};
     struct hapt_config *config = NULL;
     struct hapt_model *model = NULL;
     CHECK_OK(hapt_config_parse((int)(sizeof words / sizeof words[0]), words, &arena, &config));
@@ -273,8 +275,9 @@ static void mixtures_are_not_cut(void)
     }
 }
 
-/* In small networks of images nothing repeats, and one convolution takes up to half of all FLOPs, so no cut balances them: there are
- * layers for a few stages all the same, as many as one asks for, and none has more than the heaviest operator and a little. */
+/* In small networks of images nothing repeats, and one convolution takes up to half of all FLOPs, so no cut balances
+ * them: there are layers for a few stages all the same, as many as one asks for, and none has more than the heaviest
+ * operator and a little. */
 static void unbalanced_models_are_cut(void)
 {
     const struct hapt_model *const models[] = {
@@ -292,8 +295,8 @@ static void unbalanced_models_are_cut(void)
         for (int wanted = 4; wanted <= 12; wanted += 4) {
             const struct hapt_layers *layers = layers_of(models[m], wanted);
             for (int l = 0; l < layers->count; l++)
-                CHECK_MESSAGE(layers->flops[l] <= 1.25 * heaviest, "layer %d of %d has %g FLOPs, an operator %g", l, wanted,
-                              layers->flops[l], heaviest);
+                CHECK_MESSAGE(layers->flops[l] <= 1.25 * heaviest, "layer %d of %d has %g FLOPs, an operator %g", l,
+                              wanted, layers->flops[l], heaviest);
         }
     }
 }

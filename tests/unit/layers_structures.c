@@ -4,7 +4,8 @@
 #include "hapt/layers.h"
 
 /* All at once tell the same ranges apart and the same ones alike as one by one. */
-static void check_all_structures(const struct hapt_graph *graph, int granularity, struct hapt_arena *arena, const char *what)
+static void check_all_structures(const struct hapt_graph *graph, int granularity, struct hapt_arena *arena,
+                                 const char *what)
 {
     const struct hapt_layers_options options = {.granularity = granularity, .heavy_minimum = 1};
     struct hapt_layers *layers = NULL;

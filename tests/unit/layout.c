@@ -65,21 +65,24 @@ static struct hapt_profile *profile_of(const struct hapt_stage_layout *const *la
     return profile;
 }
 
-static void check_same_sharding(const struct hapt_stage_layout *a, const struct hapt_stage_layout *b, const struct hapt_graph *graph,
-                                struct hapt_arena *arena)
+static void check_same_sharding(const struct hapt_stage_layout *a, const struct hapt_stage_layout *b,
+                                const struct hapt_graph *graph, struct hapt_arena *arena)
 {
     struct hapt_sharding *x = NULL, *y = NULL;
     CHECK(hapt_stage_layout_same(a, b) && strcmp(a->name, b->name) == 0);
     CHECK_OK(hapt_stage_layout_apply(a, graph, arena, &x));
     CHECK_OK(hapt_stage_layout_apply(b, graph, arena, &y));
-    if (!x || !y || !CHECK(x->graph->tensor_count == y->graph->tensor_count && x->graph->op_count == y->graph->op_count)) return;
+    if (!x || !y ||
+        !CHECK(x->graph->tensor_count == y->graph->tensor_count && x->graph->op_count == y->graph->op_count))
+        return;
     for (int rank = 0; rank < 2; rank++) {
         const int place[HAPT_MESH_AXES] = {a->axis[0].size > 1 ? rank : 0, a->axis[0].size > 1 ? 0 : rank};
         struct hapt_sharding *mine, *its;
         CHECK_OK(hapt_sharding_at(x, place, arena, &mine));
         CHECK_OK(hapt_sharding_at(y, place, arena, &its));
         for (int t = 0; t < mine->graph->tensor_count; t++)
-            CHECK(memcmp(mine->shard->tensor[t].shape, its->shard->tensor[t].shape, sizeof its->shard->tensor[t].shape) == 0);
+            CHECK(memcmp(mine->shard->tensor[t].shape, its->shard->tensor[t].shape,
+                         sizeof its->shard->tensor[t].shape) == 0);
     }
 }
 
@@ -98,7 +101,9 @@ static void files_round_trip(void)
     /* the fastest row is the layout's: the search takes it, a forced plan names it, files keep it */
     const struct hapt_search_options options = {.microbatches = 4, .schedule = HAPT_SCHEDULE_H1F1B};
     CHECK_OK(hapt_plan_search(MPI_COMM_SELF, read, &options, &arena, &plan));
-    if (!plan || !CHECK(plan->stage_count == 1 && plan->stage[0].program == 1 && plan->stage[0].layout == read->layout[0])) exit(1);
+    if (!plan ||
+        !CHECK(plan->stage_count == 1 && plan->stage[0].program == 1 && plan->stage[0].layout == read->layout[0]))
+        exit(1);
     CHECK_OK(hapt_plan_save(path_of("plan.h5"), plan));
     CHECK_OK(hapt_plan_load(path_of("plan.h5"), &arena, &again));
     if (again && CHECK(again->stage[0].program == 1 && again->stage[0].layout))
@@ -108,20 +113,23 @@ static void files_round_trip(void)
     CHECK_OK(hapt_plan_force(read, &options, text, &arena, &again));
     CHECK(again->stage[0].program == 1 && again->stage[0].compute_s == plan->stage[0].compute_s);
     CHECK_OK(hapt_plan_force(read, &options, "0-2@a:1x2t1", &arena, &again));
-    CHECK(again->stage[0].program == 0 && !again->stage[0].layout && again->stage[0].compute_s > plan->stage[0].compute_s);
+    CHECK(again->stage[0].program == 0 && !again->stage[0].layout &&
+          again->stage[0].compute_s > plan->stage[0].compute_s);
     CHECK_FAILS(hapt_plan_force(read, &options, "0-2@a:1x2p2", &arena, &again), HAPT_ERR_INPUT);
     CHECK_FAILS(hapt_plan_force(read, &options, "0-2@a:1x2p0", &arena, &again), HAPT_ERR_INPUT);
     hapt_arena_release(&arena);
 }
 
-/* Two subclusters of one device each; a mixed stage on both, by rows (3 s a layer) and with the layout (2 s), all devices along axis 0. */
+/* Two subclusters of one device each; a mixed stage on both, by rows (3 s a layer) and with the layout (2 s), all
+ * devices along axis 0. */
 static struct hapt_profile *mixed_profile(const struct hapt_stage_layout *const *layout, struct hapt_arena *arena)
 {
     static const int cluster[2] = {0, 1}, devices[2] = {1, 1};
     static const struct hapt_submesh row[1] = {{1, 1, 1, 0}};
     struct hapt_profile *profile;
     CHECK_OK(hapt_profile_create(2, 2, arena, &profile));
-    for (int c = 0; c < 2; c++) CHECK_OK(hapt_profile_add_cluster_of(profile, c, c ? "b" : "a", 1, 1, 100, 1, row, 1, arena));
+    for (int c = 0; c < 2; c++)
+        CHECK_OK(hapt_profile_add_cluster_of(profile, c, c ? "b" : "a", 1, 1, 100, 1, row, 1, arena));
     for (int l = 0; l < 4; l++) profile->link_bandwidth[l] = 1e9;
     profile->layout_count = 1;
     profile->layout = layout;
@@ -149,7 +157,8 @@ static struct hapt_stage_layout *along_axis_0(const struct hapt_graph *graph, st
     struct hapt_stage_layout *layout = hapt_arena_alloc(arena, 1, sizeof *layout);
     struct hapt_sharding *one;
     CHECK_OK(hapt_sharding_trivial(graph, arena, &one));
-    *layout = (struct hapt_stage_layout){.axis = {{.size = 2, .ratio_count = 1, .ratio = ratio}, {.size = 1}}, .name = "of both"};
+    *layout = (struct hapt_stage_layout){.axis = {{.size = 2, .ratio_count = 1, .ratio = ratio}, {.size = 1}},
+                                         .name = "of both"};
     layout->program[0] = by_rows(one, 0, &layout->axis[0], arena);
     return layout;
 }
@@ -177,15 +186,19 @@ static void mixed_files_round_trip(void)
         check_same_sharding(layout, again->stage[0].layout, model->graph, &arena);
     /* forced: the faster one unless told */
     CHECK(strcmp(hapt_plan_stage_text(&plan->stage[0], text), "0-2@a:1+b:1p1") == 0);
-    static const struct { const char *stages; int program; } forced[] = {
-        {"0-2@a:1+b:1p1", 1}, {"0-2@a:1+b:1", 1}, {"0-2@a:1+b:1p0", 0}, {"0-2@b:1+a:1p0", 0}};
+    static const struct {
+        const char *stages;
+        int program;
+    } forced[] = {{"0-2@a:1+b:1p1", 1}, {"0-2@a:1+b:1", 1}, {"0-2@a:1+b:1p0", 0}, {"0-2@b:1+a:1p0", 0}};
     for (int f = 0; f < 4; f++) {
         CHECK_OK(hapt_plan_force(read, &options, forced[f].stages, &arena, &again));
         CHECK(again->stage[0].program == forced[f].program && !again->stage[0].layout == !forced[f].program);
         CHECK(fabs(again->stage[0].compute_s - (forced[f].program ? 4 : 6)) < 1e-12);
     }
-    static const char *const refused[] = {"0-2@a:1+b:1p2", "0-2@a:1+b:1p", "0-2@a:1p1+b:1", "0-2@a:1+b:1p1x", "0-2@a:1+b:1+"};
-    for (int f = 0; f < 5; f++) CHECK_FAILS(hapt_plan_force(read, &options, refused[f], &arena, &again), HAPT_ERR_INPUT);
+    static const char *const refused[] = {"0-2@a:1+b:1p2", "0-2@a:1+b:1p", "0-2@a:1p1+b:1", "0-2@a:1+b:1p1x",
+                                          "0-2@a:1+b:1+"};
+    for (int f = 0; f < 5; f++)
+        CHECK_FAILS(hapt_plan_force(read, &options, refused[f], &arena, &again), HAPT_ERR_INPUT);
     /* --program keeps what it names */
     CHECK_OK(hapt_profile_copy(read, &arena, &copy));
     hapt_profile_keep_programs(copy, "data");
@@ -220,7 +233,8 @@ static void mixed_programs_refused(void)
     hapt_arena_release(&arena);
 }
 
-/* One entry of an instruction changed: refused when read, or when it is applied, or another sharding that the rules allow. */
+/* One entry of an instruction changed: refused when read, or when it is applied, or another sharding that the rules
+ * allow. */
 static void hostile_instructions(void)
 {
     static const int value[] = {-2, -1, 0, 1, 2, 7, 98, 1000, 1 << 20, (1 << 20) + 1, INT32_MAX, INT32_MIN};

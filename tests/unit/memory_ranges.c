@@ -13,8 +13,8 @@ static size_t fake_scratch(void *context, const struct hapt_program *program, in
 
 static long compared, saved;
 
-static void compare_sharding(const struct hapt_sharding *sharding, const struct hapt_memory_options *options, bool check,
-                             const char *what)
+static void compare_sharding(const struct hapt_sharding *sharding, const struct hapt_memory_options *options,
+                             bool check, const char *what)
 {
     struct hapt_arena arena;
     struct hapt_memory_ranges *ranges = NULL;
@@ -46,9 +46,11 @@ static void compare_sharding(const struct hapt_sharding *sharding, const struct 
                                   figures.trained_elements == plan->trained_elements &&
                                   figures.copies == (plan->copy_offset != (size_t)-1),
                               "%s, operators [%d, %d): %zu and %zu, planned %zu and %zu", what, first, end,
-                              figures.parameter_bytes, figures.activation_bytes, plan->parameter_bytes, plan->activation_bytes);
-                CHECK_MESSAGE(figures.sharded_bytes == sharded->parameter_bytes, "%s, operators [%d, %d): state sharded %zu, planned %zu",
-                              what, first, end, figures.sharded_bytes, sharded->parameter_bytes);
+                              figures.parameter_bytes, figures.activation_bytes, plan->parameter_bytes,
+                              plan->activation_bytes);
+                CHECK_MESSAGE(figures.sharded_bytes == sharded->parameter_bytes,
+                              "%s, operators [%d, %d): state sharded %zu, planned %zu", what, first, end,
+                              figures.sharded_bytes, sharded->parameter_bytes);
                 compared++;
                 saved += sharded->parameter_bytes < plan->parameter_bytes;
             }
@@ -73,7 +75,8 @@ static void compare(const struct hapt_graph *graph, int dp, int tp, int states, 
     hapt_arena_release(&arena);
 }
 
-/* Shardings by random cuts: several versions of a tensor, sums of gradients in other shapes, collectives in the backward part. */
+/* Shardings by random cuts: several versions of a tensor, sums of gradients in other shapes, collectives in the
+ * backward part. */
 static void forced_cuts(void)
 {
     const int cases = test_long() ? 1000 : 60;
@@ -84,12 +87,13 @@ static void forced_cuts(void)
         struct hapt_sharding *trivial = NULL, *outer, *inner = NULL;
         struct hapt_axis_program *program;
         uint64_t random = (uint64_t)k + 77;
-        const struct hapt_memory_options options = {.slots = 2, .state_count = k % 3, .scratch = k % 2 ? fake_scratch : NULL};
+        const struct hapt_memory_options options = {
+            .slots = 2, .state_count = k % 3, .scratch = k % 2 ? fake_scratch : NULL};
         char name[32];
         hapt_arena_init(&arena);
-        const struct hapt_graph *graph = k % 4 == 3
-                                             ? fixture_gpt(&arena, (struct fixture_gpt){1, 12, 3, 4, 13, 4, k % 8 == 3, k % 16 > 8})->graph
-                                             : fixture_random(&arena, &random, 3 + k % 20);
+        const struct hapt_graph *graph =
+            k % 4 == 3 ? fixture_gpt(&arena, (struct fixture_gpt){1, 12, 3, 4, 13, 4, k % 8 == 3, k % 16 > 8})->graph
+                       : fixture_random(&arena, &random, 3 + k % 20);
         snprintf(name, sizeof name, "case %d", k);
         CHECK_OK(hapt_sharding_trivial(graph, &arena, &trivial));
         outer = cuts_add_axis(trivial, 0, 2 + k % 3, &random, &arena, &program);
@@ -99,7 +103,8 @@ static void forced_cuts(void)
         hapt_fail_reset();
         hapt_arena_release(&arena);
     }
-    CHECK_MESSAGE(made > cases / 2 && compared - before > 20 * cases, "%d shardings, %ld ranges", made, compared - before);
+    CHECK_MESSAGE(made > cases / 2 && compared - before > 20 * cases, "%d shardings, %ld ranges", made,
+                  compared - before);
 }
 
 static void gpt(void)

@@ -26,8 +26,8 @@ static struct hapt_model *gpt(const char *const *more, int count)
 
 static struct hapt_model *small(void)
 {
-    return GPT("--layers", "2", "--hidden", "24", "--heads", "4", "--sequence", "10", "--vocab", "31", "--microbatch", "3",
-               "--seed", "7", "--learning-rate", "1e-3", "--steps", "20");
+    return GPT("--layers", "2", "--hidden", "24", "--heads", "4", "--sequence", "10", "--vocab", "31", "--microbatch",
+               "3", "--seed", "7", "--learning-rate", "1e-3", "--steps", "20");
 }
 
 static bool equal_ops(const struct hapt_op *a, const struct hapt_op *b)
@@ -50,15 +50,17 @@ static bool equal_tensors(const struct hapt_tensor *a, const struct hapt_tensor 
 static bool equal_models(const struct hapt_model *a, const struct hapt_model *b)
 {
     const struct hapt_graph *g = a->graph, *h = b->graph;
-    bool equal = !strcmp(a->family, b->family) && a->setting_count == b->setting_count && a->microbatch == b->microbatch &&
-                 a->training_count == b->training_count && a->sequence == b->sequence && a->vocab == b->vocab &&
-                 a->dtype == b->dtype && a->seed == b->seed && g->loss == h->loss && g->op_count == h->op_count &&
-                 g->tensor_count == h->tensor_count && g->forward_count == h->forward_count;
+    bool equal = !strcmp(a->family, b->family) && a->setting_count == b->setting_count &&
+                 a->microbatch == b->microbatch && a->training_count == b->training_count &&
+                 a->sequence == b->sequence && a->vocab == b->vocab && a->dtype == b->dtype && a->seed == b->seed &&
+                 g->loss == h->loss && g->op_count == h->op_count && g->tensor_count == h->tensor_count &&
+                 g->forward_count == h->forward_count;
     for (int i = 0; equal && i < a->setting_count; i++) {
         equal = !strcmp(a->setting[i].name, b->setting[i].name) && !strcmp(a->setting[i].value, b->setting[i].value);
     }
     for (int i = 0; equal && i < a->training_count; i++) {
-        equal = !strcmp(a->training[i].name, b->training[i].name) && !strcmp(a->training[i].value, b->training[i].value);
+        equal =
+            !strcmp(a->training[i].name, b->training[i].name) && !strcmp(a->training[i].value, b->training[i].value);
     }
     for (int op = 0; equal && op < g->op_count; op++) equal = equal_ops(&g->op[op], &h->op[op]);
     for (int t = 0; equal && t < g->tensor_count; t++) equal = equal_tensors(&g->tensor[t], &h->tensor[t]);
@@ -67,9 +69,11 @@ static bool equal_models(const struct hapt_model *a, const struct hapt_model *b)
 
 static struct hapt_model *family_in(const char *family, const char *dtype)
 {
-    const char *argv[] = {"hapt", "model", family, "--layers", "2", "--hidden", "24", "--heads", "4", "--sequence", "10", "--vocab", "31", "--microbatch",
-                          "3", "--dtype", dtype, "--output", "x.h5"};
-    const char *images[] = {"hapt", "model", family, "--image", "32", "--classes", "5", "--microbatch", "3", "--dtype", dtype, "--output", "x.h5"};
+    const char *argv[] = {"hapt",    "model",   family,       "--layers", "2",       "--hidden", "24",
+                          "--heads", "4",       "--sequence", "10",       "--vocab", "31",       "--microbatch",
+                          "3",       "--dtype", dtype,        "--output", "x.h5"};
+    const char *images[] = {"hapt",         "model", family,    "--image", "32",       "--classes", "5",
+                            "--microbatch", "3",     "--dtype", dtype,     "--output", "x.h5"};
     const bool pictures = !strcmp(family, "vgg") || !strcmp(family, "resnet") || !strcmp(family, "vit");
     struct hapt_config *config = NULL;
     struct hapt_model *model = NULL;
@@ -82,14 +86,18 @@ static struct hapt_model *family_in(const char *family, const char *dtype)
 /* A model in another type is what the zoo makes in that type, to the last index. */
 static void precisions(void)
 {
-    static const char *const family[] = {"gpt", "bert", "bert-moe", "llama", "vit", "vgg", "resnet"}, *const type[] = {"fp32", "bf16", "fp16"};
+    static const char *const family[] = {"gpt", "bert", "bert-moe", "llama", "vit", "vgg", "resnet"}, *const type[] = {
+                                                                                                          "fp32",
+                                                                                                          "bf16",
+                                                                                                          "fp16"};
     for (int f = 0; f < 7; f++)
         for (int from = 0; from < 3; from++)
             for (int to = 0; to < 3; to++) {
                 struct hapt_model *model = family_in(family[f], type[from]), *wanted = family_in(family[f], type[to]);
                 if (!model || !wanted) return;
                 CHECK_OK(hapt_model_compute_in(model, hapt_precision_find(type[to])));
-                CHECK_MESSAGE(equal_models(model, wanted), "%s in %s is not one that was made in %s", family[f], type[from], type[to]);
+                CHECK_MESSAGE(equal_models(model, wanted), "%s in %s is not one that was made in %s", family[f],
+                              type[from], type[to]);
             }
     struct hapt_model *model = small();
     CHECK_OK(hapt_model_compute_in(model, HAPT_PRECISION_TF32));
@@ -98,9 +106,9 @@ static void precisions(void)
 
 static void round_trip(void)
 {
-    const struct hapt_model *models[] = {
-        small(), GPT("--layers", "1", "--hidden", "8", "--heads", "1", "--sequence", "4", "--vocab", "300", "--dtype", "bf16",
-                     "--tied-embeddings", "no")};
+    const struct hapt_model *models[] = {small(),
+                                         GPT("--layers", "1", "--hidden", "8", "--heads", "1", "--sequence", "4",
+                                             "--vocab", "300", "--dtype", "bf16", "--tied-embeddings", "no")};
     for (int i = 0; i < 2; i++) {
         struct hapt_model *loaded = NULL;
         CHECK_OK(hapt_model_save(models[i], NULL, NULL, path));
@@ -122,16 +130,28 @@ static void parameter_names_and_counts(void)
     const int64_t d = 24, V = 31, T = 10, expected = 2 * (12 * d * d + 13 * d) + V * d + T * d + 2 * d;
     CHECK(hapt_model_parameter_count(tied) == expected);
     CHECK(hapt_graph_find_tensor(tied->graph, "lm_head.weight") == -1);
-    static const char *const names[] = {"wte.weight", "wpe.weight", "h.0.ln_1.weight", "h.0.ln_1.bias",
-        "h.0.attn.c_attn.weight", "h.0.attn.c_attn.bias", "h.0.attn.c_proj.weight", "h.0.attn.c_proj.bias", "h.1.ln_2.weight",
-        "h.1.ln_2.bias", "h.1.mlp.c_fc.weight", "h.1.mlp.c_fc.bias", "h.1.mlp.c_proj.weight", "h.1.mlp.c_proj.bias",
-        "ln_f.weight", "ln_f.bias"};
+    static const char *const names[] = {"wte.weight",
+                                        "wpe.weight",
+                                        "h.0.ln_1.weight",
+                                        "h.0.ln_1.bias",
+                                        "h.0.attn.c_attn.weight",
+                                        "h.0.attn.c_attn.bias",
+                                        "h.0.attn.c_proj.weight",
+                                        "h.0.attn.c_proj.bias",
+                                        "h.1.ln_2.weight",
+                                        "h.1.ln_2.bias",
+                                        "h.1.mlp.c_fc.weight",
+                                        "h.1.mlp.c_fc.bias",
+                                        "h.1.mlp.c_proj.weight",
+                                        "h.1.mlp.c_proj.bias",
+                                        "ln_f.weight",
+                                        "ln_f.bias"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         const int t = hapt_graph_find_tensor(tied->graph, names[i]);
         CHECK_MESSAGE(t >= 0 && tied->graph->tensor[t].kind == HAPT_TENSOR_PARAMETER, "no parameter %s", names[i]);
     }
-    const struct hapt_model *untied = GPT("--layers", "2", "--hidden", "24", "--heads", "4", "--sequence", "10", "--vocab",
-                                          "31", "--tied-embeddings", "no");
+    const struct hapt_model *untied = GPT("--layers", "2", "--hidden", "24", "--heads", "4", "--sequence", "10",
+                                          "--vocab", "31", "--tied-embeddings", "no");
     CHECK(hapt_model_parameter_count(untied) == expected + V * d);
     CHECK(hapt_graph_find_tensor(untied->graph, "lm_head.weight") >= 0);
     /* GPT-2 itself. */
@@ -149,14 +169,15 @@ static void moments(const float *value, int64_t count, double *mean, double *dev
 /* Seed and name alone: not the model, the microbatch, or the part that is asked for. */
 static void initial_values(void)
 {
-    const struct hapt_model *model = GPT("--layers", "2", "--hidden", "64", "--heads", "4", "--sequence", "16", "--vocab", "100",
-                                         "--seed", "7");
-    const struct hapt_model *wider = GPT("--layers", "2", "--hidden", "64", "--heads", "2", "--sequence", "32", "--vocab",
-                                         "100", "--seed", "7", "--microbatch", "9", "--dtype", "bf16");
+    const struct hapt_model *model =
+        GPT("--layers", "2", "--hidden", "64", "--heads", "4", "--sequence", "16", "--vocab", "100", "--seed", "7");
+    const struct hapt_model *wider = GPT("--layers", "2", "--hidden", "64", "--heads", "2", "--sequence", "32",
+                                         "--vocab", "100", "--seed", "7", "--microbatch", "9", "--dtype", "bf16");
     const int t = hapt_graph_find_tensor(model->graph, "h.1.mlp.c_fc.weight");
     const struct hapt_tensor *tensor = &model->graph->tensor[t];
     const int64_t count = hapt_tensor_elements(tensor);
-    float *value = hapt_arena_alloc(&arena, (size_t)count, sizeof *value), *again = hapt_arena_alloc(&arena, (size_t)count, sizeof *again);
+    float *value = hapt_arena_alloc(&arena, (size_t)count, sizeof *value),
+          *again = hapt_arena_alloc(&arena, (size_t)count, sizeof *again);
     double mean, deviation;
     CHECK_OK(hapt_model_initial(model, t, value));
     CHECK_OK(hapt_model_initial(wider, hapt_graph_find_tensor(wider->graph, "h.1.mlp.c_fc.weight"), again));
@@ -194,7 +215,8 @@ static void weights_and_tokens(void)
     struct hapt_h5 *file = NULL;
     int64_t tokens[] = {40};
     int32_t token[40];
-    float *value = hapt_arena_alloc(&arena, 100000, sizeof *value), *read = hapt_arena_alloc(&arena, 100000, sizeof *read);
+    float *value = hapt_arena_alloc(&arena, 100000, sizeof *value),
+          *read = hapt_arena_alloc(&arena, 100000, sizeof *read);
     for (int i = 0; i < 40; i++) token[i] = i % 31;
     for (int fault = 0; fault < 4; fault++) { /* 1: a shape, 2: a missing parameter, 3: not a number */
         CHECK_OK(hapt_h5_create(other_path, "weights", 1, &file));
@@ -234,13 +256,15 @@ static void weights_and_tokens(void)
     CHECK(tokens[0] == 40 && data && !memcmp(data, token, sizeof token));
     hapt_h5_close(file);
     /* A vocabulary of 300 takes 16 bits, one of 10 refuses token 30. */
-    const struct hapt_model *wide = GPT("--layers", "1", "--hidden", "8", "--heads", "1", "--sequence", "4", "--vocab", "300");
+    const struct hapt_model *wide =
+        GPT("--layers", "1", "--hidden", "8", "--heads", "1", "--sequence", "4", "--vocab", "300");
     CHECK_OK(hapt_model_save(wide, NULL, other_path, path));
     CHECK_OK(hapt_h5_open(path, "hapt-model", 1, false, &file));
     CHECK_OK(hapt_h5_read(file, "/tokens", HAPT_H5_I32, 1, tokens, 1000, &arena, &data));
     CHECK(!memcmp(data, token, sizeof token));
     hapt_h5_close(file);
-    const struct hapt_model *narrow = GPT("--layers", "1", "--hidden", "8", "--heads", "1", "--sequence", "4", "--vocab", "10");
+    const struct hapt_model *narrow =
+        GPT("--layers", "1", "--hidden", "8", "--heads", "1", "--sequence", "4", "--vocab", "10");
     CHECK_FAILS(hapt_model_save(narrow, NULL, other_path, path), HAPT_ERR_INPUT);
 }
 
@@ -248,13 +272,13 @@ static void weights_and_tokens(void)
 static void hostile_graphs(void)
 {
     struct hapt_model *loaded = NULL;
-#define HOSTILE(...)                                                        \
-    do {                                                                    \
-        struct hapt_model *model = small();                                 \
-        struct hapt_graph *graph = model->graph;                            \
-        (void)graph;                                                        \
-        __VA_ARGS__;                                                        \
-        CHECK_OK(hapt_model_save(model, NULL, NULL, path));                 \
+#define HOSTILE(...)                                                         \
+    do {                                                                     \
+        struct hapt_model *model = small();                                  \
+        struct hapt_graph *graph = model->graph;                             \
+        (void)graph;                                                         \
+        __VA_ARGS__;                                                         \
+        CHECK_OK(hapt_model_save(model, NULL, NULL, path));                  \
         CHECK_FAILS(hapt_model_load(path, &arena, &loaded), HAPT_ERR_INPUT); \
     } while (0)
 #define AT(name) hapt_graph_find_tensor(graph, name)
@@ -361,8 +385,8 @@ static void impossible_options(void)
 /* Experts travel one by one under their published names, and are one parameter in the graph. */
 static void stacks(void)
 {
-    char *words[] = {"hapt", "model", "bert-moe", "--layers", "2", "--hidden", "8", "--heads", "2", "--sequence", "6",
-                     "--vocab", "20", "--experts", "3", "--output", "x.h5"};
+    char *words[] = {"hapt",       "model", "bert-moe", "--layers", "2",         "--hidden", "8",        "--heads", "2",
+                     "--sequence", "6",     "--vocab",  "20",       "--experts", "3",        "--output", "x.h5"};
     struct hapt_config *config = NULL;
     struct hapt_model *model = NULL, *loaded = NULL;
     struct hapt_h5 *file = NULL;
@@ -392,9 +416,10 @@ static void stacks(void)
                 const char *mark = strchr(tensor->name, '*');
                 const int64_t each = hapt_tensor_elements(tensor) / 3, shape[] = {tensor->shape[1], tensor->shape[2]};
                 const int64_t turned[] = {shape[1], shape[0]};
-                snprintf(name, sizeof name, "/parameters/%.*s%d%s", (int)(mark - tensor->name), tensor->name, e, mark + 1);
-                CHECK_OK(hapt_h5_write(file, name, HAPT_H5_F32, tensor->dims - 1, fault == 3 && t == weight ? turned : shape,
-                                       value + e % 3 * each, ""));
+                snprintf(name, sizeof name, "/parameters/%.*s%d%s", (int)(mark - tensor->name), tensor->name, e,
+                         mark + 1);
+                CHECK_OK(hapt_h5_write(file, name, HAPT_H5_F32, tensor->dims - 1,
+                                       fault == 3 && t == weight ? turned : shape, value + e % 3 * each, ""));
             }
         }
         CHECK_OK(hapt_h5_commit(file));

@@ -92,7 +92,8 @@ static void compare_mixed(const struct hapt_profile *profile, const struct hapt_
     CHECK((a->ratio == NULL) == (b->ratio == NULL) && (!a->ratio || same_tables(a->ratio, b->ratio, devices)));
     CHECK(same_tables(a->stage_time, b->stage_time, cells));
     CHECK(same_tables(a->stage_forward_time, b->stage_forward_time, cells));
-    CHECK((a->step_time == NULL) == (b->step_time == NULL) && (!a->step_time || same_tables(a->step_time, b->step_time, cells)));
+    CHECK((a->step_time == NULL) == (b->step_time == NULL) &&
+          (!a->step_time || same_tables(a->step_time, b->step_time, cells)));
     CHECK(same_tables(a->parameter_bytes, b->parameter_bytes, rows * cells));
     CHECK(same_tables(a->activation_bytes, b->activation_bytes, rows * cells));
 }
@@ -126,7 +127,8 @@ static void mixed_round_trip(void)
     CHECK(groups > 60);
 }
 
-/* The link that decides: every subcluster sends to, or hears from, its nearest. Subclusters 0, 1 near, 2 far from both. */
+/* The link that decides: every subcluster sends to, or hears from, its nearest. Subclusters 0, 1 near, 2 far from both.
+ */
 static void mixed_boundaries(void)
 {
     struct hapt_arena arena;
@@ -141,17 +143,18 @@ static void mixed_boundaries(void)
         int from_count, from[2], to_count, to[2];
         double seconds;
         int link[2];
-    } cases[] = {
-        {1, {0}, 1, {1}, 21, {0, 1}},       {1, {0}, 2, {0, 1}, 21, {0, 1}}, {2, {0, 1}, 1, {1}, 21, {0, 1}},
-        {2, {0, 1}, 1, {2}, 250, {0, 2}},   {1, {2}, 2, {0, 1}, 250, {2, 0}}, {2, {0, 1}, 2, {0, 1}, 10, {0, 0}},
-        {2, {0, 1}, 2, {1, 2}, 200, {1, 2}}};
+    } cases[] = {{1, {0}, 1, {1}, 21, {0, 1}},       {1, {0}, 2, {0, 1}, 21, {0, 1}},
+                 {2, {0, 1}, 1, {1}, 21, {0, 1}},    {2, {0, 1}, 1, {2}, 250, {0, 2}},
+                 {1, {2}, 2, {0, 1}, 250, {2, 0}},   {2, {0, 1}, 2, {0, 1}, 10, {0, 0}},
+                 {2, {0, 1}, 2, {1, 2}, 200, {1, 2}}};
     for (int i = 0; i < 7; i++) {
         int link[2];
         const double seconds =
             hapt_profile_boundary_s(profile, 0, (struct hapt_subclusters){cases[i].from_count, cases[i].from},
                                     (struct hapt_subclusters){cases[i].to_count, cases[i].to}, link);
         CHECK_NEAR(seconds, cases[i].seconds, 1e-12);
-        CHECK_MESSAGE(link[0] == cases[i].link[0] && link[1] == cases[i].link[1], "case %d: link %d-%d", i, link[0], link[1]);
+        CHECK_MESSAGE(link[0] == cases[i].link[0] && link[1] == cases[i].link[1], "case %d: link %d-%d", i, link[0],
+                      link[1]);
         CHECK(hapt_profile_boundary_s(profile, 1, (struct hapt_subclusters){1, cases[i].from},
                                       (struct hapt_subclusters){1, cases[i].to}, NULL) == 0);
     }
@@ -330,14 +333,15 @@ static void forced_stages(void)
     hapt_arena_release(&arena);
 }
 
-/* What the exchange of tied parameters adds: it begins once the first stage, the last to end its passes, is there; the last stage's
- * share of it in step_time is not paid twice. */
+/* What the exchange of tied parameters adds: it begins once the first stage, the last to end its passes, is there; the
+ * last stage's share of it in step_time is not paid twice. */
 static void tied_parameters(void)
 {
     struct hapt_arena arena;
     struct hapt_plan *untied, *tied, *loaded;
     struct hapt_profile *profile, *read;
-    const struct hapt_search_options options = {.microbatches = 4, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02};
+    const struct hapt_search_options options = {
+        .microbatches = 4, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02};
     static const char *const stages = "0-4@fast:1x2,4-6@slow:1x2";
     hapt_arena_init(&arena);
     profile = two_subclusters(&arena);

@@ -1,4 +1,5 @@
-/* Plans with mixed stages: forced, priced, placed on ranks, written and read, compared; what the search finds on a case by hand. */
+/* Plans with mixed stages: forced, priced, placed on ranks, written and read, compared; what the search finds on a case
+ * by hand. */
 #include "random_profile.h"
 
 #include <unistd.h>
@@ -12,8 +13,8 @@ static const char *path_of(const char *name)
     return path;
 }
 
-/* near 1 x 3 and far 1 x 3 with 110 bytes of memory, five layers: a layer takes 4 s on one device of near, 8 of far; the middle
- * one 80. Groups: 2 + 1 devices take 2 s a layer for inner ones alone; 1 + 1 take 3 s for any. */
+/* near 1 x 3 and far 1 x 3 with 110 bytes of memory, five layers: a layer takes 4 s on one device of near, 8 of far;
+ * the middle one 80. Groups: 2 + 1 devices take 2 s a layer for inner ones alone; 1 + 1 take 3 s for any. */
 static struct hapt_profile *three_and_three(struct hapt_arena *arena)
 {
     static const char *const name[2] = {"near", "far"};
@@ -98,18 +99,28 @@ static void forced_stages(void)
     char text[HAPT_PLAN_STAGE_CHARS];
     hapt_arena_init(&arena);
     struct hapt_profile *profile = three_and_three(&arena);
-    static const char *const good[] = {"0-5@near:1+far:1", "0-5@far:1+near:1", "0-3@near:1+far:1,3-4@far:1x1,4-5@far:1x1",
+    static const char *const good[] = {"0-5@near:1+far:1", "0-5@far:1+near:1",
+                                       "0-3@near:1+far:1,3-4@far:1x1,4-5@far:1x1",
                                        "0-1@far:1x1,1-4@far:1+near:2,4-5@near:1x1", "0-1@near:1x1,1-5@near:1+far:1"};
-    for (size_t k = 0; k < sizeof good / sizeof *good; k++) CHECK_OK(hapt_plan_force(profile, &options, good[k], &arena, &plan));
+    for (size_t k = 0; k < sizeof good / sizeof *good; k++)
+        CHECK_OK(hapt_plan_force(profile, &options, good[k], &arena, &plan));
     static const char *const bad[] = {
-        "0-5@near:1+far:2",                                        /* no such group */
-        "0-5@near:1",        "0-5@near:1+far",  "0-5@near:1+far:1+far:1", "0-5@near:0+far:1", "0-5@near:1+quick:1",
-        "0-5@near:1+far:1,", "0-5@near:1+far:1x1", "0-5@near:1 + far:1", "0-5@+near:1", "0-5@near:1+",
-        "0-5@near:2+far:1",                                        /* no candidate */
-        "0-1@near:1x1,1-4@near:1+far:1,4-5@near:1x1",              /* near in front and behind */
-        "0-2@near:1+far:1,2-4@near:2+far:1,4-5@far:1x1",           /* both shared */
-        "0-1@near:1x1,1-2@far:1x1,2-4@near:1+far:1,4-5@far:1x1",   /* far in front and behind */
-        "0-1@near:1x1,1-2@near:1x1,2-4@near:2+far:1,4-5@far:1x1",  /* four devices of near */
+        "0-5@near:1+far:2", /* no such group */
+        "0-5@near:1",
+        "0-5@near:1+far",
+        "0-5@near:1+far:1+far:1",
+        "0-5@near:0+far:1",
+        "0-5@near:1+quick:1",
+        "0-5@near:1+far:1,",
+        "0-5@near:1+far:1x1",
+        "0-5@near:1 + far:1",
+        "0-5@+near:1",
+        "0-5@near:1+",
+        "0-5@near:2+far:1",                                       /* no candidate */
+        "0-1@near:1x1,1-4@near:1+far:1,4-5@near:1x1",             /* near in front and behind */
+        "0-2@near:1+far:1,2-4@near:2+far:1,4-5@far:1x1",          /* both shared */
+        "0-1@near:1x1,1-2@far:1x1,2-4@near:1+far:1,4-5@far:1x1",  /* far in front and behind */
+        "0-1@near:1x1,1-2@near:1x1,2-4@near:2+far:1,4-5@far:1x1", /* four devices of near */
     };
     for (size_t k = 0; k < sizeof bad / sizeof *bad; k++)
         CHECK_FAILS(hapt_plan_force(profile, &options, bad[k], &arena, &plan), HAPT_ERR_INPUT);
@@ -122,7 +133,8 @@ static void forced_stages(void)
     hapt_arena_release(&arena);
 }
 
-/* What the search does on it: the middle layer must go to a group, and where one joins both sides the ends stand alone. */
+/* What the search does on it: the middle layer must go to a group, and where one joins both sides the ends stand alone.
+ */
 static void searched(void)
 {
     struct hapt_arena arena;
@@ -134,15 +146,23 @@ static void searched(void)
     CHECK_OK(hapt_plan_search(MPI_COMM_SELF, profile, &many, &arena, &plan));
     CHECK(hapt_plan_first_mixed(plan) >= 0);
     CHECK_OK(hapt_plan_check(plan));
-    /* near, group of 2 + 1, far: paced by far's one layer; the other way round by near's two devices and so on: all orders */
+    /* near, group of 2 + 1, far: paced by far's one layer; the other way round by near's two devices and so on: all
+     * orders */
     double best_s = INFINITY;
-    static const char *const all[] = {
-        "0-1@near:1x1,1-4@near:2+far:1,4-5@far:1x1", "0-1@far:1x1,1-4@near:2+far:1,4-5@near:1x1", "0-5@near:1+far:1",
-        "0-1@near:1x1,1-5@near:1+far:1", "0-1@near:1x1,1-2@near:1x1,2-5@near:1+far:1", "0-4@near:1+far:1,4-5@near:1x1",
-        "0-3@near:1+far:1,3-4@near:1x1,4-5@near:1x1", "0-3@near:1+far:1,3-4@far:1x1,4-5@far:1x1",
-        "0-1@near:1x1,1-4@near:1+far:1,4-5@far:1x1", "0-1@far:1x1,1-4@near:1+far:1,4-5@near:1x1",
-        "0-1@near:1x1,1-2@near:1x1,2-4@near:1+far:1,4-5@far:1x1", "0-1@near:1x1,1-2@near:1x1,2-3@near:1+far:1,3-4@far:1x1,4-5@far:1x1",
-        "0-1@far:1x1,1-3@near:1+far:1,3-4@near:1x1,4-5@near:1x1", "0-1@far:1x1,1-2@far:1x1,2-3@near:1+far:1,3-4@near:1x1,4-5@near:1x1"};
+    static const char *const all[] = {"0-1@near:1x1,1-4@near:2+far:1,4-5@far:1x1",
+                                      "0-1@far:1x1,1-4@near:2+far:1,4-5@near:1x1",
+                                      "0-5@near:1+far:1",
+                                      "0-1@near:1x1,1-5@near:1+far:1",
+                                      "0-1@near:1x1,1-2@near:1x1,2-5@near:1+far:1",
+                                      "0-4@near:1+far:1,4-5@near:1x1",
+                                      "0-3@near:1+far:1,3-4@near:1x1,4-5@near:1x1",
+                                      "0-3@near:1+far:1,3-4@far:1x1,4-5@far:1x1",
+                                      "0-1@near:1x1,1-4@near:1+far:1,4-5@far:1x1",
+                                      "0-1@far:1x1,1-4@near:1+far:1,4-5@near:1x1",
+                                      "0-1@near:1x1,1-2@near:1x1,2-4@near:1+far:1,4-5@far:1x1",
+                                      "0-1@near:1x1,1-2@near:1x1,2-3@near:1+far:1,3-4@far:1x1,4-5@far:1x1",
+                                      "0-1@far:1x1,1-3@near:1+far:1,3-4@near:1x1,4-5@near:1x1",
+                                      "0-1@far:1x1,1-2@far:1x1,2-3@near:1+far:1,3-4@near:1x1,4-5@near:1x1"};
     for (size_t k = 0; k < sizeof all / sizeof *all; k++) {
         struct hapt_plan *forced;
         CHECK_OK(hapt_plan_force(profile, &many, all[k], &arena, &forced));
@@ -162,7 +182,8 @@ static bool same_mix(const struct hapt_plan_stage *a, const struct hapt_plan_sta
 {
     if (!hapt_plan_same_devices(a, b) || strcmp(a->subcluster_name, b->subcluster_name) != 0) return false;
     for (int k = 0; a->mixed && k < a->mixed->count; k++)
-        if (strcmp(a->mixed->name[k], b->mixed->name[k]) != 0 || a->mixed->parameter_bytes[k] != b->mixed->parameter_bytes[k] ||
+        if (strcmp(a->mixed->name[k], b->mixed->name[k]) != 0 ||
+            a->mixed->parameter_bytes[k] != b->mixed->parameter_bytes[k] ||
             a->mixed->activation_bytes[k] != b->mixed->activation_bytes[k] ||
             a->mixed->device_memory_bytes[k] != b->mixed->device_memory_bytes[k])
             return false;
@@ -214,8 +235,9 @@ static void bad_plans_fail(void)
     CHECK_OK(hapt_plan_force(profile, &options, "0-1@near:1x1,1-4@near:2+far:1,4-5@far:1x1", &arena, &plan));
     CHECK_OK(hapt_plan_check(plan));
     struct hapt_plan_stage *stage = &plan->stage[1];
-    int *const counts[] = {&stage->mixed->count, &stage->mixed->cluster[0], &stage->mixed->cluster[1], &stage->mixed->devices[0],
-                           &stage->devices_per_node, &stage->nodes, &stage->subcluster, &stage->tensor_parallel};
+    int *const counts[] = {&stage->mixed->count,      &stage->mixed->cluster[0], &stage->mixed->cluster[1],
+                           &stage->mixed->devices[0], &stage->devices_per_node,  &stage->nodes,
+                           &stage->subcluster,        &stage->tensor_parallel};
     for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
         const int kept = *counts[k];
         static const int wrong[] = {-1, 7, 1000};
@@ -226,8 +248,8 @@ static void bad_plans_fail(void)
         }
         *counts[k] = kept;
     }
-    double *const values[] = {&stage->mixed->ratio[0], &stage->mixed->parameter_bytes[0], &stage->mixed->activation_bytes[1],
-                              &stage->mixed->device_memory_bytes[0]};
+    double *const values[] = {&stage->mixed->ratio[0], &stage->mixed->parameter_bytes[0],
+                              &stage->mixed->activation_bytes[1], &stage->mixed->device_memory_bytes[0]};
     for (size_t k = 0; k < sizeof values / sizeof *values; k++) {
         const double kept = *values[k];
         *values[k] = -1;
@@ -242,7 +264,8 @@ static void bad_plans_fail(void)
     hapt_arena_release(&arena);
 }
 
-/* Every device has one stage at most, submeshes stay on their nodes, and mixed stages get what they take of each subcluster. */
+/* Every device has one stage at most, submeshes stay on their nodes, and mixed stages get what they take of each
+ * subcluster. */
 static void placing(void)
 {
     long mixed_plans = 0;

@@ -44,7 +44,8 @@ static bool at_most(double a, double b)
 }
 
 /* Every subcluster of both sides takes the best link to the other side; the slowest of these decides. */
-static double transfer_s(const struct hapt_profile *profile, int layer, const struct brute_stage *a, const struct brute_stage *b)
+static double transfer_s(const struct hapt_profile *profile, int layer, const struct brute_stage *a,
+                         const struct brute_stage *b)
 {
     double slowest_s = 0;
     for (int side = 0; side < 2; side++) {
@@ -53,7 +54,8 @@ static double transfer_s(const struct hapt_profile *profile, int layer, const st
             double best_s = INFINITY;
             for (int k = 0; k < those->parts; k++) {
                 const int link = these->part[i].subcluster * profile->cluster_count + those->part[k].subcluster;
-                best_s = fmin(best_s, profile->link_latency[link] + profile->boundary_bytes[layer] / profile->link_bandwidth[link]);
+                best_s = fmin(best_s, profile->link_latency[link] +
+                                          profile->boundary_bytes[layer] / profile->link_bandwidth[link]);
             }
             slowest_s = fmax(slowest_s, best_s);
         }
@@ -74,8 +76,8 @@ static bool uses(const struct brute_plan *plan, int stage, int c)
     return false;
 }
 
-/* The rule of mixed stages, from its words: a subcluster's stages are neighbours; those on one side of a mixed stage use at most
- * one of its subclusters, and of none both sides do. */
+/* The rule of mixed stages, from its words: a subcluster's stages are neighbours; those on one side of a mixed stage
+ * use at most one of its subclusters, and of none both sides do. */
 static bool well_ordered(const struct brute_plan *plan, int C)
 {
     for (int i = 0; i < plan->stages; i++) {
@@ -134,8 +136,8 @@ static int compare_plans(const struct brute_plan *a, const struct brute_plan *b)
     if (a->stages != b->stages) return a->stages - b->stages;
     for (int i = 0; i < a->stages; i++) {
         const struct brute_stage *x = &a->stage[i], *y = &b->stage[i];
-        const int differences[] = {x->first - y->first, x->end - y->end, x->kind - y->kind, x->n - y->n,
-                                   x->m - y->m,         x->tp - y->tp};
+        const int differences[] = {x->first - y->first, x->end - y->end, x->kind - y->kind,
+                                   x->n - y->n,         x->m - y->m,     x->tp - y->tp};
         for (int k = 0; k < 6; k++)
             if (differences[k]) return differences[k];
     }
@@ -225,11 +227,16 @@ static void extend(struct brute *brute, int layer)
                 const size_t cell = hapt_profile_index(profile, s, layer, end - 1);
                 if (!isfinite(cluster->stage_time[cell])) continue;
                 const double step_s = cluster->step_time ? cluster->step_time[cell] : 0;
-                const struct brute_stage stage = {
-                    layer, end, c, submesh->n, submesh->m, submesh->tp,
-                    cluster->stage_time[cell] + step_s / brute->options.microbatches, 1,
-                    {{c, submesh->n * submesh->m, cluster->parameter_bytes[cell], cluster->activation_bytes[cell],
-                      cluster->device_memory_bytes}}};
+                const struct brute_stage stage = {layer,
+                                                  end,
+                                                  c,
+                                                  submesh->n,
+                                                  submesh->m,
+                                                  submesh->tp,
+                                                  cluster->stage_time[cell] + step_s / brute->options.microbatches,
+                                                  1,
+                                                  {{c, submesh->n * submesh->m, cluster->parameter_bytes[cell],
+                                                    cluster->activation_bytes[cell], cluster->device_memory_bytes}}};
                 extend_by(brute, &stage);
             }
         }
@@ -303,13 +310,15 @@ static bool same_plan(const struct hapt_plan *plan, const struct brute_plan *bes
     for (int i = 0; same && i < best->stages; i++) {
         const struct hapt_plan_stage *stage = &plan->stage[i];
         const struct brute_stage *wanted = &best->stage[i];
-        same = stage->first_layer == wanted->first && stage->end_layer == wanted->end && !stage->mixed == (wanted->parts == 1);
+        same = stage->first_layer == wanted->first && stage->end_layer == wanted->end &&
+               !stage->mixed == (wanted->parts == 1);
         if (same && !stage->mixed)
-            same = stage->subcluster == wanted->kind && stage->nodes == wanted->n && stage->devices_per_node == wanted->m &&
-                   stage->tensor_parallel == wanted->tp;
+            same = stage->subcluster == wanted->kind && stage->nodes == wanted->n &&
+                   stage->devices_per_node == wanted->m && stage->tensor_parallel == wanted->tp;
         if (same && stage->mixed) same = stage->mixed->count == wanted->parts;
         for (int k = 0; same && stage->mixed && k < wanted->parts; k++)
-            same = stage->mixed->cluster[k] == wanted->part[k].subcluster && stage->mixed->devices[k] == wanted->part[k].devices;
+            same = stage->mixed->cluster[k] == wanted->part[k].subcluster &&
+                   stage->mixed->devices[k] == wanted->part[k].devices;
     }
     return same;
 }
@@ -330,7 +339,8 @@ static void print_difference(const struct hapt_plan *plan, const struct brute_pl
 
 static long loose_cases; /* proven not to be the optimum for certain */
 
-/* A search that may stop early: its plan is one, no better than the optimum, and as near to it as it says and was asked. */
+/* A search that may stop early: its plan is one, no better than the optimum, and as near to it as it says and was
+ * asked. */
 static void compare_gap(const struct brute *brute, uint64_t start_seed, struct hapt_arena *arena)
 {
     static const double gaps[] = {1e-3, 0.01, 0.1, 0.5};
@@ -344,10 +354,12 @@ static void compare_gap(const struct brute *brute, uint64_t start_seed, struct h
     CHECK_OK(hapt_plan_check(plan));
     CHECK_MESSAGE(plan->search.gap >= 0 && plan->search.gap <= options.gap * (1 + 1e-9), "seed %llu: gap %g of %g",
                   (unsigned long long)start_seed, plan->search.gap, options.gap);
-    CHECK_MESSAGE(plan->latency_s >= best_s * (1 - 1e-12), "seed %llu: better than the optimum", (unsigned long long)start_seed);
+    CHECK_MESSAGE(plan->latency_s >= best_s * (1 - 1e-12), "seed %llu: better than the optimum",
+                  (unsigned long long)start_seed);
     CHECK_MESSAGE(lower_s <= best_s * (1 + 1e-12), "seed %llu: lower bound %.17g above the optimum %.17g",
                   (unsigned long long)start_seed, lower_s, best_s);
-    for (int i = 0; i < plan->stage_count; i++) CHECK(at_most(plan->stage[i].memory_bytes, plan->stage[i].device_memory_bytes));
+    for (int i = 0; i < plan->stage_count; i++)
+        CHECK(at_most(plan->stage[i].memory_bytes, plan->stage[i].device_memory_bytes));
     loose_cases += plan->latency_s > best_s * (1 + 1e-9);
 }
 
@@ -464,10 +476,10 @@ static void search_equals_brute_force(void)
     const char *wanted = getenv("HAPT_TEST_SEED");
     const int count = wanted ? 1 : test_long() ? 160000 : 16000; /* two thirds have 2 to 4 subclusters */
     for (int i = 0; i < count; i++) compare_once(wanted ? strtoull(wanted, NULL, 10) : (uint64_t)i + 1, SMALL);
-    printf(
-        "%d profiles: %ld feasible, %ld paced by a link, %ld by memory, %ld with idle devices, %ld skip a subcluster, %ld use equal ones; %ld "
-        "with a gap end before the optimum\n",
-        count, feasible_cases, link_cases, memory_cases, idle_cases, skip_cases, twin_cases, loose_cases);
+    printf("%d profiles: %ld feasible, %ld paced by a link, %ld by memory, %ld with idle devices, %ld skip a "
+           "subcluster, %ld use equal ones; %ld "
+           "with a gap end before the optimum\n",
+           count, feasible_cases, link_cases, memory_cases, idle_cases, skip_cases, twin_cases, loose_cases);
     if (wanted) return;
     CHECK(feasible_cases > count / 2);
     CHECK(loose_cases > 0 && twin_cases > 0);
@@ -488,7 +500,8 @@ static void mixed_stages(void)
     const int count = wanted ? 1 : test_long() ? 40000 : 4000;
     mixed_cases = between_cases = several_cases = feasible_cases = 0;
     for (int i = 0; i < count; i++) compare_once(wanted ? strtoull(wanted, NULL, 10) : (uint64_t)i + 1, MIXED);
-    printf("%d profiles with mixed stages: %ld feasible, %ld plans use some, %ld between stages of their subclusters, %ld several\n",
+    printf("%d profiles with mixed stages: %ld feasible, %ld plans use some, %ld between stages of their subclusters, "
+           "%ld several\n",
            count, feasible_cases, mixed_cases, between_cases, several_cases);
     if (wanted) return;
     CHECK(mixed_cases > count / 5 && between_cases > count / 100 && several_cases > 0);

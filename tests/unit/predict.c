@@ -133,7 +133,8 @@ static void exchanges_are_bounded(void)
     double first[3], last[3];
     CHECK(untied.profile->layer_count == L);
     for (int c = 0; c < 3; c++) {
-        const size_t head = hapt_profile_index(tied.profile, 0, 0, 1), tail = hapt_profile_index(tied.profile, 0, L - 1, L - 1);
+        const size_t head = hapt_profile_index(tied.profile, 0, 0, 1),
+                     tail = hapt_profile_index(tied.profile, 0, L - 1, L - 1);
         first[c] = tied.profile->cluster[c].step_time[head] - untied.profile->cluster[c].step_time[head];
         last[c] = tied.profile->cluster[c].step_time[tail] - untied.profile->cluster[c].step_time[tail];
     }
@@ -142,7 +143,8 @@ static void exchanges_are_bounded(void)
         for (int b = 0; b < 3; b++) {
             const struct hapt_profile *profile = tied.profile;
             const double price = profile->link_latency[a * 3 + b] + bytes / profile->link_bandwidth[a * 3 + b];
-            if (a != b) CHECK_MESSAGE(first[a] + last[b] <= price * (1 + 1e-9), "%d to %d costs more than its link", a, b);
+            if (a != b)
+                CHECK_MESSAGE(first[a] + last[b] <= price * (1 + 1e-9), "%d to %d costs more than its link", a, b);
         }
     }
     CHECK_NEAR(first[0] + last[1], 50e-6 + bytes / (10e9 / 8), 1e-12);
@@ -156,7 +158,8 @@ static size_t product_scratch(void *context, const struct hapt_program *program,
 {
     (void)context;
     if (op < 0 || strncmp(hapt_op_type_at(program->graph->op[op].type)->name, "linear", 6) != 0) return 0;
-    const double wanted = 0x1p20 + 128.0 * (double)hapt_tensor_elements(&program->shard->tensor[program->shard->op[op].output[0]]);
+    const double wanted =
+        0x1p20 + 128.0 * (double)hapt_tensor_elements(&program->shard->tensor[program->shard->op[op].output[0]]);
     return (size_t)fmin(wanted, 0x1p25);
 }
 
@@ -193,8 +196,8 @@ static void memory_is_the_planners(void)
     hapt_arena_release(&run.arena);
 }
 
-/* Degrees are powers of two that divide the devices of a node, groups share the rows, the order is by n, m, tp; every row has a
- * candidate, and none is beaten by another of its submesh on every range. */
+/* Degrees are powers of two that divide the devices of a node, groups share the rows, the order is by n, m, tp; every
+ * row has a candidate, and none is beaten by another of its submesh on every range. */
 static void variants(void)
 {
     struct run run, two;
@@ -210,7 +213,8 @@ static void variants(void)
             CHECK((its.tp & (its.tp - 1)) == 0 && its.m % its.tp == 0 && dp <= 8);
             if (s > 0) {
                 const struct hapt_submesh before = table->submesh[s - 1];
-                CHECK(its.n > before.n || (its.n == before.n && (its.m > before.m || (its.m == before.m && its.tp > before.tp))));
+                CHECK(its.n > before.n ||
+                      (its.n == before.n && (its.m > before.m || (its.m == before.m && its.tp > before.tp))));
             }
             int candidates = 0;
             for (int i = 0; i < L; i++)
@@ -221,8 +225,10 @@ static void variants(void)
                 if (o == s || table->submesh[o].n != its.n || table->submesh[o].m != its.m) continue;
                 for (int i = 0; i < L; i++) {
                     for (int j = i; j < L; j++) {
-                        const size_t mine = hapt_profile_index(run.profile, s, i, j), other = hapt_profile_index(run.profile, o, i, j);
-                        better = better || isnan(table->stage_time[other]) || table->stage_time[mine] < table->stage_time[other] ||
+                        const size_t mine = hapt_profile_index(run.profile, s, i, j),
+                                     other = hapt_profile_index(run.profile, o, i, j);
+                        better = better || isnan(table->stage_time[other]) ||
+                                 table->stage_time[mine] < table->stage_time[other] ||
                                  table->parameter_bytes[mine] < table->parameter_bytes[other] ||
                                  table->activation_bytes[mine] < table->activation_bytes[other] ||
                                  table->step_time[mine] < table->step_time[other];
@@ -247,10 +253,9 @@ static void variants(void)
 /* What a link half as fast costs is what Megatron's collectives carry: four all-reduces of b s h elements a block. */
 static void collectives_are_priced(void)
 {
-    static const char node[] =
-        "{\"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": ["
-        "{\"name\": \"a100\", \"nodes\": 1, \"devices_per_node\": 4, \"device\": \"A100-40GB\", "
-        "\"intra_node_bandwidth\": \"%d GB/s\", \"intra_node_latency\": \"2 us\"}]}\n";
+    static const char node[] = "{\"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": ["
+                               "{\"name\": \"a100\", \"nodes\": 1, \"devices_per_node\": 4, \"device\": \"A100-40GB\", "
+                               "\"intra_node_bandwidth\": \"%d GB/s\", \"intra_node_latency\": \"2 us\"}]}\n";
     char text[2][512];
     struct run run[2];
     for (int k = 0; k < 2; k++) {

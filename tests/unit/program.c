@@ -146,7 +146,8 @@ static void gpt_properties(void)
                                                  : partial ? HAPT_PROPERTY_ALL_REDUCE
                                                            : HAPT_PROPERTY_ALL_GATHER;
         for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
-            CHECK_MESSAGE(mine->property[axis].kind == expected || (expected == HAPT_PROPERTY_ALL_REDUCE && mine->tensor != graph->loss),
+            CHECK_MESSAGE(mine->property[axis].kind == expected ||
+                              (expected == HAPT_PROPERTY_ALL_REDUCE && mine->tensor != graph->loss),
                           "%s has property %d", tensor->name, mine->property[axis].kind);
         /* Of a parameter's gradient three versions: as it is written, summed over axis 0, summed over both. */
         if (expected == HAPT_PROPERTY_ALL_REDUCE && mine->tensor != graph->loss) {

@@ -140,7 +140,8 @@ static void long_is_said(void)
     double left = -1;
     CHECK_MESSAGE(lines_of(text) == 1, "said: %s", text);
     CHECK_MESSAGE(sscanf(text, "hapt: long 1/4, a detail, %lf s left", &left) == 1, "said: %s", text);
-    CHECK_MESSAGE(left >= 5 && left <= 8, "2 s for a quarter: %s", text); /* three more; rounded, and a crowded machine is late */
+    CHECK_MESSAGE(left >= 5 && left <= 8, "2 s for a quarter: %s",
+                  text); /* three more; rounded, and a crowded machine is late */
 }
 
 static void terminal_has_a_bar(void)
@@ -170,7 +171,9 @@ static void others_are_silent(void)
 static void each_step_is_said(void)
 {
     const char *text = said(work_each_step);
-    CHECK_MESSAGE(lines_of(text) == 3 && strstr(text, "train 1/3, loss 1, ") && strstr(text, "train 3/3, loss 1, 0 s left"), "said: %s", text);
+    CHECK_MESSAGE(lines_of(text) == 3 && strstr(text, "train 1/3, loss 1, ") &&
+                      strstr(text, "train 3/3, loss 1, 0 s left"),
+                  "said: %s", text);
 }
 
 int main(int argc, char **argv)

@@ -55,24 +55,15 @@ static int64_t size_of_letter(int type, char letter)
     }
     if (strncmp(name, "class_token", 11) == 0 && strchr("uwp", letter)) return letter == 'p' ? 5 : 1;
     switch (letter) {
-    case 'b':
-        return 4;
-    case 't':
-        return 6;
-    case 'd':
-        return 8;
-    case 'e':
-        return 24; /* 3 d */
-    case 'h':
-        return 2; /* heads */
-    case 'n':
-        return 4; /* query heads: two share a head of keys */
-    case 'q':
-        return 24;
-    case 'v':
-        return 10;
-    default:
-        return 12;
+    case 'b': return 4;
+    case 't': return 6;
+    case 'd': return 8;
+    case 'e': return 24; /* 3 d */
+    case 'h': return 2;  /* heads */
+    case 'n': return 4;  /* query heads: two share a head of keys */
+    case 'q': return 24;
+    case 'v': return 10;
+    default: return 12;
     }
 }
 
@@ -80,20 +71,20 @@ static int64_t size_of_letter(int type, char letter)
 static struct hapt_tensor tensors[HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS];
 static struct hapt_op operator;
 static const struct hapt_graph graph = {
-    .tensor = tensors, .tensor_count = HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS, .op = &operator, .op_count = 1};
+    .tensor = tensors, .tensor_count = HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS, .op = &operator, .op_count = 1 };
 static const struct hapt_sharding sharding = {.source = &graph, .graph = &graph, .axis = {{.size = 1}, {.size = 1}}};
 static const struct hapt_axis axis = {.size = SHARDS};
 
 static enum hapt_status rule_of(const struct hapt_op *op, char letter, struct hapt_rule *rule)
 {
-    operator = *op;
+    operator= * op;
     return hapt_rule_of_cut(&sharding, 0, &axis, 0, (struct hapt_cut){.letter = letter}, rule);
 }
 
-static enum hapt_status derive(const struct hapt_op *op, const struct hapt_property *input, const struct hapt_property *wanted,
-                               struct hapt_rule *rule)
+static enum hapt_status derive(const struct hapt_op *op, const struct hapt_property *input,
+                               const struct hapt_property *wanted, struct hapt_rule *rule)
 {
-    operator = *op;
+    operator= * op;
     return hapt_rule_derive(&sharding, 0, &axis, 0, input, wanted, rule);
 }
 
@@ -118,10 +109,12 @@ static void set_tensor(int index, const struct operand *operand)
     memcpy(tensors[index].shape, operand->shape, sizeof operand->shape);
 }
 
-/* Random, but where the operator gives numbers a meaning: the experts of a token are different ones, counts of slots are whole. */
+/* Random, but where the operator gives numbers a meaning: the experts of a token are different ones, counts of slots
+ * are whole. */
 static double input_value(int type, const struct operand *operand, char code, int64_t k, uint64_t *random)
 {
-    if (of_experts(type) && code == 'i') return k % 2 ? ((int)operand->value[k - 1] + 1) % 4 : (double)(hapt_random_next(random) % 4);
+    if (of_experts(type) && code == 'i')
+        return k % 2 ? ((int)operand->value[k - 1] + 1) % 4 : (double)(hapt_random_next(random) % 4);
     if (of_experts(type) && code == 'f' && operand->dims == 2) return (double)(hapt_random_next(random) % 7);
     if (of_images(type) && code == 'f') return (float)(0.1 + hapt_random_unit(random)); /* variances among them */
     return code == 'i' ? (double)(hapt_random_next(random) % 10) : (float)(2 * hapt_random_unit(random) - 1);
@@ -184,10 +177,8 @@ static struct hapt_view view_of(const struct operand *operand, bool with_values)
 static void run(const struct job *job, const struct hapt_op *op, const struct operand *input, struct operand *output,
                 bool indexed, int64_t first, int64_t valid)
 {
-    struct hapt_call call = {.input_count = op->input_count,
-                             .output_count = op->output_count,
-                             .accumulate = job->accumulate,
-                             .threads = 1};
+    struct hapt_call call = {
+        .input_count = op->input_count, .output_count = op->output_count, .accumulate = job->accumulate, .threads = 1};
     memcpy(call.integer, op->integer, sizeof call.integer);
     memcpy(call.real, op->real, sizeof call.real);
     for (int i = 0; i < call.input_count; i++)
@@ -196,7 +187,8 @@ static void run(const struct job *job, const struct hapt_op *op, const struct op
     shards_run(op, &call, indexed, first, valid);
     for (int o = 0; o < call.output_count; o++)
         for (int64_t k = 0; k < elements_of(&output[o]); k++)
-            output[o].value[k] = output[o].integer ? ((int32_t *)call.output[o].data)[k] : ((float *)call.output[o].data)[k];
+            output[o].value[k] =
+                output[o].integer ? ((int32_t *)call.output[o].data)[k] : ((float *)call.output[o].data)[k];
     for (int i = 0; i < call.input_count; i++) free(call.input[i].data);
     for (int o = 0; o < call.output_count; o++) free(call.output[o].data);
 }
@@ -206,7 +198,8 @@ static int64_t whole_index(const struct operand *shard, struct hapt_property pro
 {
     const int dim = property.kind == HAPT_PROPERTY_ALL_GATHER ? property.dim : -1;
     const int64_t extent = dim >= 0 ? shard->shape[dim] * SHARDS : 0;
-    return shards_whole_index(shard->shape, shard->dims, dim, property.blocks > 1 ? property.blocks : 1, rank, extent, k);
+    return shards_whole_index(shard->shape, shard->dims, dim, property.blocks > 1 ? property.blocks : 1, rank, extent,
+                              k);
 }
 
 static void cut(struct operand *shard, const struct operand *whole, struct hapt_property property, int rank)
@@ -214,7 +207,8 @@ static void cut(struct operand *shard, const struct operand *whole, struct hapt_
     *shard = *whole;
     if (property.kind != HAPT_PROPERTY_ALL_GATHER) return;
     shard->shape[property.dim] /= SHARDS;
-    for (int64_t k = 0; k < elements_of(shard); k++) shard->value[k] = whole->value[whole_index(shard, property, rank, k)];
+    for (int64_t k = 0; k < elements_of(shard); k++)
+        shard->value[k] = whole->value[whole_index(shard, property, rank, k)];
 }
 
 static void put_together(struct operand *combined, const struct operand *shard, struct hapt_property property, int rank)
@@ -247,10 +241,12 @@ static void check_sharding(const struct job *job, const struct hapt_rule *rule)
     bool indexed = false;
     for (int i = 0; i < op.input_count; i++)
         for (int d = 0; d < job->signature->input[i].dims; d++)
-            indexed = indexed || (job->signature->input[i].indexed[d] && job->signature->input[i].letter[d] == rule->cut.letter);
+            indexed = indexed ||
+                      (job->signature->input[i].indexed[d] && job->signature->input[i].letter[d] == rule->cut.letter);
     for (int o = 0; o < op.output_count; o++)
         for (int d = 0; d < job->signature->output[o].dims; d++)
-            indexed = indexed || (job->signature->output[o].indexed[d] && job->signature->output[o].letter[d] == rule->cut.letter);
+            indexed = indexed ||
+                      (job->signature->output[o].indexed[d] && job->signature->output[o].letter[d] == rule->cut.letter);
     for (int o = 0; o < op.output_count; o++) {
         combined[o] = job->output[o];
         memset(combined[o].value, 0, sizeof combined[o].value);
@@ -361,13 +357,22 @@ static void every_operator(void)
         }
     }
     CHECK_MESSAGE(applied > 70 && refused > 5, "%d applied, %d refused", applied, refused);
-    CHECK(passed_on >= 4); /* sums and copies */
+    CHECK(passed_on >= 4);  /* sums and copies */
     CHECK(exchanging == 2); /* cross-entropy over the vocabulary */
 }
 
-#define WHOLE {.kind = HAPT_PROPERTY_IDENTITY}
-#define PARTIAL {.kind = HAPT_PROPERTY_ALL_REDUCE}
-#define SHARD(dim, blocks) {HAPT_PROPERTY_ALL_GATHER, dim, blocks, 0, 0}
+#define WHOLE                          \
+    {                                  \
+        .kind = HAPT_PROPERTY_IDENTITY \
+    }
+#define PARTIAL                          \
+    {                                    \
+        .kind = HAPT_PROPERTY_ALL_REDUCE \
+    }
+#define SHARD(dim, blocks)                          \
+    {                                               \
+        HAPT_PROPERTY_ALL_GATHER, dim, blocks, 0, 0 \
+    }
 
 /* Partial sums must be reduced before anything reads them; inputs sharded on different letters do not go together. */
 static void impossible_steps(void)
@@ -382,13 +387,20 @@ static void impossible_steps(void)
     CHECK_FAILS(derive(&op, (struct hapt_property[]){SHARD(2, 1), SHARD(2, 3)}, NULL, &rule), HAPT_ERR_INFEASIBLE);
     CHECK_OK(derive(&op, (struct hapt_property[]){SHARD(2, 3), SHARD(2, 3)}, NULL, &rule));
     CHECK(rule.output[0].kind == HAPT_PROPERTY_ALL_GATHER && rule.output[0].dim == 2 && rule.output[0].blocks == 3);
-    op = (struct hapt_op){.type = hapt_op_type_find("layer_norm"), .name = "norm", .input_count = 3, .output_count = 3,
+    op = (struct hapt_op){.type = hapt_op_type_find("layer_norm"),
+                          .name = "norm",
+                          .input_count = 3,
+                          .output_count = 3,
                           .input = {0, 1, 2}};
     CHECK_FAILS(rule_of(&op, 'd', &rule), HAPT_ERR_INFEASIBLE);
     /* Heads: a width of three blocks in, one out. */
     tensors[2].shape[2] = 4, tensors[3] = (struct hapt_tensor){.dims = 3, .shape = {4, 2, 6}};
-    op = (struct hapt_op){.type = hapt_op_type_find("attention"), .name = "heads", .input_count = 1, .output_count = 2,
-                          .output = {2, 3}, .integer = {2}};
+    op = (struct hapt_op){.type = hapt_op_type_find("attention"),
+                          .name = "heads",
+                          .input_count = 1,
+                          .output_count = 2,
+                          .output = {2, 3},
+                          .integer = {2}};
     CHECK_FAILS(derive(&op, (struct hapt_property[]){SHARD(2, 1)}, NULL, &rule), HAPT_ERR_INFEASIBLE);
     CHECK_OK(derive(&op, (struct hapt_property[]){SHARD(2, 3)}, NULL, &rule));
     CHECK(rule.output[0].dim == 2 && rule.output[0].blocks == 1 && rule.output[1].dim == 1);
@@ -399,16 +411,20 @@ static void impossible_steps(void)
 static void terms(void)
 {
     tensors[1] = (struct hapt_tensor){.dims = 2, .shape = {12, 12}};
-    struct hapt_op op = {.type = hapt_op_type_find("linear"), .name = "rows", .input_count = 3, .output_count = 1,
-                         .input = {0, 1, 2}};
+    struct hapt_op op = {
+        .type = hapt_op_type_find("linear"), .name = "rows", .input_count = 3, .output_count = 1, .input = {0, 1, 2}};
     struct hapt_rule rule;
     CHECK_OK(derive(&op, (struct hapt_property[]){SHARD(2, 1), SHARD(0, 1), WHOLE}, NULL, &rule));
     CHECK(rule.output[0].kind == HAPT_PROPERTY_ALL_REDUCE && rule.once == 4);
     op.input[2] = -1;
     CHECK_OK(derive(&op, (struct hapt_property[]){SHARD(2, 1), SHARD(0, 1), WHOLE}, NULL, &rule));
     CHECK(rule.output[0].kind == HAPT_PROPERTY_ALL_REDUCE && rule.once == 0);
-    op = (struct hapt_op){.type = hapt_op_type_find("linear_dw"), .name = "dw", .input_count = 2, .output_count = 2,
-                          .input = {0, 1}, .output = {2, 3}};
+    op = (struct hapt_op){.type = hapt_op_type_find("linear_dw"),
+                          .name = "dw",
+                          .input_count = 2,
+                          .output_count = 2,
+                          .input = {0, 1},
+                          .output = {2, 3}};
     CHECK_OK(derive(&op, (struct hapt_property[]){SHARD(2, 1), WHOLE}, NULL, &rule));
     CHECK(rule.output[0].kind == HAPT_PROPERTY_ALL_GATHER && rule.output[0].dim == 0);
     CHECK(rule.output[1].kind == HAPT_PROPERTY_IDENTITY);

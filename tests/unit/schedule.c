@@ -183,12 +183,15 @@ static void tied_parameters_meet(void)
 }
 
 /* Ends of the compute instructions of a stage, in the list's order. */
-static void ends_are(const struct pipeline *p, const struct hapt_simulation *simulation, int stage, const double *expected, int count)
+static void ends_are(const struct pipeline *p, const struct hapt_simulation *simulation, int stage,
+                     const double *expected, int count)
 {
     const struct hapt_instruction_list *list = &p->schedule->list[stage];
     int seen = 0;
     for (int i = 0; i < list->count; i++) {
-        if (list->instruction[i].kind != HAPT_INSTRUCTION_FORWARD && list->instruction[i].kind != HAPT_INSTRUCTION_BACKWARD) continue;
+        if (list->instruction[i].kind != HAPT_INSTRUCTION_FORWARD &&
+            list->instruction[i].kind != HAPT_INSTRUCTION_BACKWARD)
+            continue;
         if (seen < count) CHECK_NEAR(simulation->time[stage][i].end_s, expected[seen], 1e-12);
         seen++;
     }
@@ -200,7 +203,8 @@ static void gpipe_by_hand(void)
 {
     struct hapt_arena arena;
     struct hapt_simulation *simulation;
-    struct pipeline p = {.stages = 2, .microbatches = 3, .forward_s = {1, 1}, .backward_s = {2, 2}, .comm_s = {0.5}, .t_max_s = 3};
+    struct pipeline p = {
+        .stages = 2, .microbatches = 3, .forward_s = {1, 1}, .backward_s = {2, 2}, .comm_s = {0.5}, .t_max_s = 3};
     hapt_arena_init(&arena);
     build(&p, HAPT_SCHEDULE_GPIPE, 0, false, &arena);
     CHECK_OK(hapt_simulate(p.schedule, &p.costs, &arena, &simulation));
@@ -210,7 +214,8 @@ static void gpipe_by_hand(void)
     CHECK(simulation->peak_slots[0] == 3 && simulation->peak_slots[1] == 3);
     CHECK_NEAR(simulation->comm_s[0], 1.5, 1e-12);
     CHECK_NEAR(simulation->idle_s[0], 4, 1e-12);
-    /* one transfer slot: an activation is sent when the one before has been computed with, a gradient made when it has arrived */
+    /* one transfer slot: an activation is sent when the one before has been computed with, a gradient made when it has
+     * arrived */
     p.costs.transfer_slots = 1;
     CHECK_OK(hapt_simulate(p.schedule, &p.costs, &arena, &simulation));
     ends_are(&p, simulation, 0, (const double[]){1, 2, 3, 10, 12.5, 15}, 6);
@@ -218,12 +223,14 @@ static void gpipe_by_hand(void)
     hapt_arena_release(&arena);
 }
 
-/* 1F1B over c = 1: a transfer takes the sender's second and the receiver's. Sends 1-2 and 3-4 forward, 5-6 and 10-11 back. */
+/* 1F1B over c = 1: a transfer takes the sender's second and the receiver's. Sends 1-2 and 3-4 forward, 5-6 and 10-11
+ * back. */
 static void blocking_by_hand(void)
 {
     struct hapt_arena arena;
     struct hapt_simulation *simulation;
-    struct pipeline p = {.stages = 2, .microbatches = 2, .forward_s = {1, 1}, .backward_s = {2, 2}, .comm_s = {1}, .t_max_s = 3};
+    struct pipeline p = {
+        .stages = 2, .microbatches = 2, .forward_s = {1, 1}, .backward_s = {2, 2}, .comm_s = {1}, .t_max_s = 3};
     hapt_arena_init(&arena);
     build(&p, HAPT_SCHEDULE_1F1B, 0, false, &arena);
     CHECK_OK(hapt_simulate(p.schedule, &p.costs, &arena, &simulation));

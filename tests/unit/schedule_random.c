@@ -1,16 +1,15 @@
 /*
- * Properties of schedules over random pipelines: every kind, 1 to 12 stages, up to 64 microbatches, transfers from free to far beyond
- * the pace, several numbers of transfer slots.
+ * Properties of schedules over random pipelines: every kind, 1 to 12 stages, up to 64 microbatches, transfers from free
+ * to far beyond the pace, several numbers of transfer slots.
  *
- * What hides communication, and why (the test below holds the simulator to it). Let T be a pace with t_i <= T and c_i <= T for all
- * stages and boundaries and
- *     t_i + 2 c_i <= (N_i - N_(i+1)) T                                                              (*)
- * Put backward m of stage i at m T + beta_i, forward m + N_i behind it, and beta_i = beta_(i+1) + b_(i+1) + c_i. Gradients arrive in
- * time by the choice of beta, activations by (*), and a transfer finds its slot in time when slots are unlimited or at least two
- * (f + c <= 2 T, b + c <= 2 T). The simulator starts everything as early as it can, so it is never later than this:
- *     a step takes at most (B - 1 + N_0) T                                                          (**)
- * Nothing in it asks for balanced stages. H-1F1B fulfils (*) with T = t_max (1 + 2 epsilon) whenever c <= t_max (HAPT (2), Lemma 1 for
- * equal stages), eager 1F1B with T = t_max whenever c <= t_max / 2, 1F1B with T = max t + 2 c. With one slot it does not hold.
+ * What hides communication, and why (the test below holds the simulator to it). Let T be a pace with t_i <= T and c_i
+ * <= T for all stages and boundaries and t_i + 2 c_i <= (N_i - N_(i+1)) T (*) Put backward m of stage i at m T +
+ * beta_i, forward m + N_i behind it, and beta_i = beta_(i+1) + b_(i+1) + c_i. Gradients arrive in time by the choice of
+ * beta, activations by (*), and a transfer finds its slot in time when slots are unlimited or at least two (f + c <= 2
+ * T, b + c <= 2 T). The simulator starts everything as early as it can, so it is never later than this: a step takes at
+ * most (B - 1 + N_0) T                                                          (**) Nothing in it asks for balanced
+ * stages. H-1F1B fulfils (*) with T = t_max (1 + 2 epsilon) whenever c <= t_max (HAPT (2), Lemma 1 for equal stages),
+ * eager 1F1B with T = t_max whenever c <= t_max / 2, 1F1B with T = max t + 2 c. With one slot it does not hold.
  */
 #include "hapt/simulate.h"
 #include "test.h"
@@ -60,20 +59,27 @@ static void random_links(struct pipeline *p, uint64_t *seed, double most)
     const double corner[] = {0, EPSILON, 0.5, 1};
     for (int i = 0; i < p->stages; i++) {
         const int choice = below(seed, 8);
-        const double part = choice < 4 ? corner[choice] : choice == 4 ? EPSILON * hapt_random_unit(seed) : most * hapt_random_unit(seed);
+        const double part = choice < 4    ? corner[choice]
+                            : choice == 4 ? EPSILON * hapt_random_unit(seed)
+                                          : most * hapt_random_unit(seed);
         p->comm_s[i] = i == p->stages - 1 ? 0 : p->t_max_s * fmin(part, most);
     }
 }
 
 static void build(struct pipeline *p, int transfer_slots, struct hapt_arena *arena)
 {
-    p->costs = (struct hapt_costs){.forward_s = p->forward_s, .backward_s = p->backward_s, .comm_s = p->comm_s, .step_s = p->step_s,
-                                   .exchange_s = p->exchange_s, .transfer_slots = transfer_slots};
+    p->costs = (struct hapt_costs){.forward_s = p->forward_s,
+                                   .backward_s = p->backward_s,
+                                   .comm_s = p->comm_s,
+                                   .step_s = p->step_s,
+                                   .exchange_s = p->exchange_s,
+                                   .transfer_slots = transfer_slots};
     hapt_schedule_warmup(p->kind, p->stages, p->microbatches, p->comm_s, p->t_max_s, EPSILON, p->warmup);
     CHECK_OK(hapt_schedule_build(p->kind, p->stages, p->microbatches, p->warmup, p->tied, arena, &p->schedule));
 }
 
-/* The DAG of HAPT 4.2.1, by recursion: no lists, no clocks. Ends of forwards, backwards and transfers, -1 until known. */
+/* The DAG of HAPT 4.2.1, by recursion: no lists, no clocks. Ends of forwards, backwards and transfers, -1 until known.
+ */
 struct dag {
     const struct pipeline *p;
     double end[4][MOST_STAGES][MOST_MICROBATCHES];
@@ -188,16 +194,17 @@ static void bounds_hold(const struct pipeline *p, double total_s, uint64_t name)
         through_s += compute_s(p, i) + 2 * p->comm_s[i];
         busiest_s = fmax(busiest_s, fmax(compute_s(p, i), p->comm_s[i]) * B);
     }
-    CHECK_MESSAGE(total_s * rounding >= through_s && total_s * rounding >= busiest_s, "seed %llu: %g is less than any schedule needs",
-                  (unsigned long long)name, total_s);
+    CHECK_MESSAGE(total_s * rounding >= through_s && total_s * rounding >= busiest_s,
+                  "seed %llu: %g is less than any schedule needs", (unsigned long long)name, total_s);
     const double pace_s = proven_pace(p, &launches);
     if (pace_s == 0 || p->costs.transfer_slots == 1) return;
     const double most_s = (B - 1 + launches) * pace_s + step_s + (p->tied ? p->exchange_s : 0);
-    CHECK_MESSAGE(total_s <= most_s * rounding, "seed %llu: %s, %d slots takes %.12g, more than %.12g", (unsigned long long)name,
-                  hapt_schedule_kind_name(p->kind), p->costs.transfer_slots, total_s, most_s);
+    CHECK_MESSAGE(total_s <= most_s * rounding, "seed %llu: %s, %d slots takes %.12g, more than %.12g",
+                  (unsigned long long)name, hapt_schedule_kind_name(p->kind), p->costs.transfer_slots, total_s, most_s);
 }
 
-/* What (*) promises in the planner's terms: with c <= t_max H-1F1B's T is within epsilon of t_max, eager's is t_max for half of that. */
+/* What (*) promises in the planner's terms: with c <= t_max H-1F1B's T is within epsilon of t_max, eager's is t_max for
+ * half of that. */
 static void pace_is_hidden(const struct pipeline *p, uint64_t name)
 {
     int launches;
@@ -205,7 +212,8 @@ static void pace_is_hidden(const struct pipeline *p, uint64_t name)
     for (int i = 0; i < p->stages; i++) most_c = fmax(most_c, p->comm_s[i] / p->t_max_s);
     const double pace = proven_pace(p, &launches) / p->t_max_s;
     if (p->kind == HAPT_SCHEDULE_H1F1B && most_c <= 1)
-        CHECK_MESSAGE(pace <= (1 + 2 * EPSILON) * (1 + 1e-12), "seed %llu: H-1F1B's pace %.12g", (unsigned long long)name, pace);
+        CHECK_MESSAGE(pace <= (1 + 2 * EPSILON) * (1 + 1e-12), "seed %llu: H-1F1B's pace %.12g",
+                      (unsigned long long)name, pace);
     if (p->kind == HAPT_SCHEDULE_EAGER && most_c <= 0.5)
         CHECK_MESSAGE(pace <= 1 + 1e-12, "seed %llu: eager 1F1B's pace %.12g", (unsigned long long)name, pace);
 }
@@ -214,8 +222,10 @@ static void one_pipeline(uint64_t name, struct hapt_arena *arena)
 {
     static struct dag dag;
     uint64_t seed = name;
-    struct pipeline p = {.kind = (enum hapt_schedule_kind)below(&seed, 4), .stages = 1 + below(&seed, MOST_STAGES),
-                         .microbatches = 1 + below(&seed, MOST_MICROBATCHES), .tied = below(&seed, 2)};
+    struct pipeline p = {.kind = (enum hapt_schedule_kind)below(&seed, 4),
+                         .stages = 1 + below(&seed, MOST_STAGES),
+                         .microbatches = 1 + below(&seed, MOST_MICROBATCHES),
+                         .tied = below(&seed, 2)};
     random_stages(&p, &seed);
     random_links(&p, &seed, below(&seed, 3) == 0 ? 2.5 : below(&seed, 2) ? 1 : 0.5);
     p.exchange_s = hapt_random_unit(&seed);
@@ -232,7 +242,8 @@ static void one_pipeline(uint64_t name, struct hapt_arena *arena)
     const double expected = longest_path(&dag);
     CHECK_MESSAGE(fabs(simulation->total_s - expected) <= 1e-9 * expected, "seed %llu: simulated %.12g, DAG %.12g",
                   (unsigned long long)name, simulation->total_s, expected);
-    CHECK_MESSAGE(times_agree(&p, &dag, simulation), "seed %llu: times, order or launch counts differ", (unsigned long long)name);
+    CHECK_MESSAGE(times_agree(&p, &dag, simulation), "seed %llu: times, order or launch counts differ",
+                  (unsigned long long)name);
     bounds_hold(&p, simulation->total_s, name);
     pace_is_hidden(&p, name);
 }
@@ -279,35 +290,41 @@ static void more_is_never_slower(void)
     const uint64_t count = test_long() ? 50000 : 5000;
     for (uint64_t name = 1; name <= count; name++) {
         uint64_t seed = name;
-        struct pipeline p = {.kind = (enum hapt_schedule_kind)below(&seed, 4), .stages = 1 + below(&seed, MOST_STAGES),
+        struct pipeline p = {.kind = (enum hapt_schedule_kind)below(&seed, 4),
+                             .stages = 1 + below(&seed, MOST_STAGES),
                              .microbatches = 1 + below(&seed, MOST_MICROBATCHES)};
         random_stages(&p, &seed);
         random_links(&p, &seed, 2);
         double before_s = simulated(&p, 1, false, NULL);
         for (int slots = 2; slots <= 4; slots++) {
             const double total_s = simulated(&p, slots, false, NULL);
-            CHECK_MESSAGE(total_s <= before_s * (1 + 1e-12), "seed %llu: %d slots are slower", (unsigned long long)name, slots);
+            CHECK_MESSAGE(total_s <= before_s * (1 + 1e-12), "seed %llu: %d slots are slower", (unsigned long long)name,
+                          slots);
             before_s = total_s;
         }
         const double free_s = simulated(&p, 0, false, NULL);
-        CHECK_MESSAGE(free_s <= before_s * (1 + 1e-12), "seed %llu: unlimited slots are slower", (unsigned long long)name);
-        CHECK_MESSAGE(simulated(&p, 0, true, NULL) >= free_s * (1 - 1e-12), "seed %llu: blocking is faster", (unsigned long long)name);
+        CHECK_MESSAGE(free_s <= before_s * (1 + 1e-12), "seed %llu: unlimited slots are slower",
+                      (unsigned long long)name);
+        CHECK_MESSAGE(simulated(&p, 0, true, NULL) >= free_s * (1 - 1e-12), "seed %llu: blocking is faster",
+                      (unsigned long long)name);
         const int stage = below(&seed, p.stages);
         p.forward_s[stage] *= hapt_random_unit(&seed); /* t_max and with it the launch counts stay */
-        CHECK_MESSAGE(simulated(&p, 0, false, NULL) <= free_s * (1 + 1e-12), "seed %llu: a faster stage %d slows the step",
-                      (unsigned long long)name, stage);
+        CHECK_MESSAGE(simulated(&p, 0, false, NULL) <= free_s * (1 + 1e-12),
+                      "seed %llu: a faster stage %d slows the step", (unsigned long long)name, stage);
     }
 }
 
-/* DESIGN's definition of hidden on long steps: balanced or not, the steady period under H-1F1B is at most t_max (1 + 2 epsilon) with
- * c <= t_max, under eager 1F1B t_max with c <= t_max / 2, and under both max(t_max, c) at best with slower links. */
+/* DESIGN's definition of hidden on long steps: balanced or not, the steady period under H-1F1B is at most t_max (1 + 2
+ * epsilon) with c <= t_max, under eager 1F1B t_max with c <= t_max / 2, and under both max(t_max, c) at best with
+ * slower links. */
 static void steady_periods(void)
 {
     const uint64_t count = test_long() ? 20000 : 1000;
     for (uint64_t name = 1; name <= count; name++) {
         uint64_t seed = name;
         static const int slots[] = {0, 2, 3};
-        struct pipeline p = {.kind = below(&seed, 2) ? HAPT_SCHEDULE_H1F1B : HAPT_SCHEDULE_EAGER, .stages = 1 + below(&seed, 8)};
+        struct pipeline p = {.kind = below(&seed, 2) ? HAPT_SCHEDULE_H1F1B : HAPT_SCHEDULE_EAGER,
+                             .stages = 1 + below(&seed, 8)};
         const bool eager = p.kind == HAPT_SCHEDULE_EAGER, slow = below(&seed, 3) == 0;
         int launches;
         double period_s, most_c = 0;
@@ -322,16 +339,22 @@ static void steady_periods(void)
                       (unsigned long long)name, hapt_schedule_kind_name(p.kind), p.stages, period_s, most_s);
         /* and when a link is slower than the stages, H-1F1B runs at exactly its pace */
         if (!eager && most_c >= p.t_max_s)
-            CHECK_MESSAGE(fabs(period_s - most_c) <= 2 * EPSILON * p.t_max_s + 1e-9, "seed %llu: period %.12g over a link of %.12g",
-                          (unsigned long long)name, period_s, most_c);
+            CHECK_MESSAGE(fabs(period_s - most_c) <= 2 * EPSILON * p.t_max_s + 1e-9,
+                          "seed %llu: period %.12g over a link of %.12g", (unsigned long long)name, period_s, most_c);
     }
 }
 
-/* One slot: the next transfer waits until the receiver has computed with the last, so c and f (or b) add up. Two are enough. */
+/* One slot: the next transfer waits until the receiver has computed with the last, so c and f (or b) add up. Two are
+ * enough. */
 static void one_slot_does_not_hide(void)
 {
-    struct pipeline p = {.kind = HAPT_SCHEDULE_H1F1B, .stages = 2, .microbatches = 256, .forward_s = {0.3, 0.3},
-                         .backward_s = {0.7, 0.7}, .comm_s = {0.9}, .t_max_s = 1};
+    struct pipeline p = {.kind = HAPT_SCHEDULE_H1F1B,
+                         .stages = 2,
+                         .microbatches = 256,
+                         .forward_s = {0.3, 0.3},
+                         .backward_s = {0.7, 0.7},
+                         .comm_s = {0.9},
+                         .t_max_s = 1};
     double one_s, two_s;
     simulated(&p, 1, false, &one_s);
     simulated(&p, 2, false, &two_s);

@@ -62,10 +62,11 @@ static void deeper_models_cost_no_more(void)
         const int L = setting.candidates.layer_count;
         CHECK(count_of(&setting, SELECT_NONE) == 0 && count_of(&setting, SELECT_WITNESS) >= 4);
         if (before) {
-            const int offsets = L / blocks + 3; /* unique ranges of one length: offsets in a block, the ends, the whole */
+            const int offsets =
+                L / blocks + 3; /* unique ranges of one length: offsets in a block, the ends, the whole */
             CHECK(setting.candidates.structure_count > 1.8 * structures_before);
-            CHECK_MESSAGE(timed <= before + offsets, "%d blocks: %d ranges timed, half as many blocks: %d", blocks, timed,
-                          before);
+            CHECK_MESSAGE(timed <= before + offsets, "%d blocks: %d ranges timed, half as many blocks: %d", blocks,
+                          timed, before);
         }
         before = timed;
         structures_before = setting.candidates.structure_count;
@@ -76,7 +77,8 @@ static void deeper_models_cost_no_more(void)
 static bool *only_short(const struct setting *setting)
 {
     const struct candidates *candidates = &setting->candidates;
-    bool *needed = hapt_arena_alloc((struct hapt_arena *)&setting->arena, (size_t)candidates->item_count, sizeof *needed);
+    bool *needed =
+        hapt_arena_alloc((struct hapt_arena *)&setting->arena, (size_t)candidates->item_count, sizeof *needed);
     for (int s = 0; s < candidates->structure_count; s++) needed[s] = candidates->last[s] - candidates->first[s] < 14;
     return needed;
 }
@@ -119,7 +121,8 @@ static void rest_is_composed(void)
     for (int l = 0; l < L; l++) {
         variable[l] = -1;
         for (int other = 0; other < l && variable[l] < 0; other++)
-            if (candidates->structure[l * L + l] == candidates->structure[other * L + other]) variable[l] = variable[other];
+            if (candidates->structure[l * L + l] == candidates->structure[other * L + other])
+                variable[l] = variable[other];
         if (variable[l] < 0) variable[l] = variables++;
     }
     for (uint64_t seed = 1; seed <= 10; seed++) {

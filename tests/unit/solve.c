@@ -43,17 +43,10 @@ static struct hapt_lp *random_box(uint64_t *seed, struct hapt_arena *arena, bool
         const double below = integer ? count_from(seed, 0, 2) : between(seed, 0, 1),
                      above = integer ? 0 : between(seed, 0, 1);
         switch (hapt_random_next(seed) % 5) {
-        case 0:
-            hapt_lp_add_row(lp, sum, sum, n, NULL, row);
-            break;
-        case 1:
-            hapt_lp_add_row(lp, -INFINITY, sum + above, n, NULL, row);
-            break;
-        case 2:
-            hapt_lp_add_row(lp, sum - below, sum + above, n, NULL, row);
-            break;
-        default:
-            hapt_lp_add_row(lp, sum - below, INFINITY, n, NULL, row);
+        case 0: hapt_lp_add_row(lp, sum, sum, n, NULL, row); break;
+        case 1: hapt_lp_add_row(lp, -INFINITY, sum + above, n, NULL, row); break;
+        case 2: hapt_lp_add_row(lp, sum - below, sum + above, n, NULL, row); break;
+        default: hapt_lp_add_row(lp, sum - below, INFINITY, n, NULL, row);
         }
     }
     return lp;
@@ -165,24 +158,17 @@ static struct hapt_lp *make(int kind, uint64_t *seed, struct hapt_arena *arena)
 {
     struct hapt_lp *lp;
     switch (kind) {
-    case 0:
-        return random_box(seed, arena, false);
-    case 1:
-        return random_box(seed, arena, true);
+    case 0: return random_box(seed, arena, false);
+    case 1: return random_box(seed, arena, true);
     case 2:
         lp = random_box(seed, arena, hapt_random_next(seed) % 2);
         distort(lp, seed);
         return lp;
-    case 3:
-        return random_ratios(seed, arena, false);
-    case 4:
-        return random_ratios(seed, arena, true);
-    case 5:
-        return random_free(seed, arena, true);
-    case 6:
-        return random_infeasible(seed, arena);
-    default:
-        return random_free(seed, arena, false);
+    case 3: return random_ratios(seed, arena, false);
+    case 4: return random_ratios(seed, arena, true);
+    case 5: return random_free(seed, arena, true);
+    case 6: return random_infeasible(seed, arena);
+    default: return random_free(seed, arena, false);
     }
 }
 

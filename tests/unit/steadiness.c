@@ -1,4 +1,5 @@
-/* The noise that a profile reports covers what repeated profiles differ by: rounds of machines that are steady, drift, or change their speed. */
+/* The noise that a profile reports covers what repeated profiles differ by: rounds of machines that are steady, drift,
+ * or change their speed. */
 #include "test.h"
 
 #include "../../src/profile/steadiness.h"
@@ -25,7 +26,8 @@ static void measure(enum machine machine, double *factor, int rounds)
         double at = 1;
         if (machine == DRIFTING) at += slope * ((double)r / (rounds - 1) - 0.5);
         if (machine == BIMODAL) slow = hapt_random_unit(&seed) < 0.35;
-        if (machine == PHASES && hapt_random_unit(&seed) < 0.5) slow = hapt_random_unit(&seed) < 0.35; /* two rounds long */
+        if (machine == PHASES && hapt_random_unit(&seed) < 0.5)
+            slow = hapt_random_unit(&seed) < 0.35; /* two rounds long */
         if (machine >= BIMODAL && slow) at *= 2.5;
         factor[r] = at * (1 + 0.02 * normal());
     }
@@ -41,8 +43,8 @@ static double median_of(double *value, int count)
     return 0.5 * (value[(count - 1) / 2] + value[count / 2]);
 }
 
-/* A profile's claim holds the machine's time in most profiles, and the claims of two hold their difference. Rounds of a machine whose
- * phases last for several of them are no independent samples: less is asked of them. */
+/* A profile's claim holds the machine's time in most profiles, and the claims of two hold their difference. Rounds of a
+ * machine whose phases last for several of them are no independent samples: less is asked of them. */
 static void covers(void)
 {
     const double wanted[MACHINES] = {0.93, 0.93, 0.93, 0.82}, pairs_wanted[MACHINES] = {0.95, 0.95, 0.95, 0.88};
@@ -54,18 +56,21 @@ static void covers(void)
             for (int p = 0; p < PROFILES; p++) {
                 double factor[SPREAD_ROUNDS];
                 measure((enum machine)machine, factor, counts[c]);
-                const double claimed = steadiness_figure(steadiness_of(factor, counts[c])), found = median_of(factor, counts[c]);
+                const double claimed = steadiness_figure(steadiness_of(factor, counts[c])),
+                             found = median_of(factor, counts[c]);
                 held += fabs(1 / found - 1) <= claimed;
                 pairs += p % 2 && fabs(before / found - 1) <= claimed + claimed_before;
                 before = found, claimed_before = claimed;
             }
-            CHECK_MESSAGE(held >= wanted[machine] * PROFILES, "%s, %d rounds: %d of %d claims hold", name[machine], counts[c], held, PROFILES);
-            CHECK_MESSAGE(pairs >= pairs_wanted[machine] * PROFILES / 2, "%s, %d rounds: %d of %d pairs", name[machine], counts[c], pairs,
-                          PROFILES / 2);
+            CHECK_MESSAGE(held >= wanted[machine] * PROFILES, "%s, %d rounds: %d of %d claims hold", name[machine],
+                          counts[c], held, PROFILES);
+            CHECK_MESSAGE(pairs >= pairs_wanted[machine] * PROFILES / 2, "%s, %d rounds: %d of %d pairs", name[machine],
+                          counts[c], pairs, PROFILES / 2);
         }
 }
 
-/* It is no wide guess either: a steady machine's figure is small, a bimodal one's is not, and a drift has its size and its sign. */
+/* It is no wide guess either: a steady machine's figure is small, a bimodal one's is not, and a drift has its size and
+ * its sign. */
 static void tells_apart(void)
 {
     double figure[MACHINES][PROFILES];
@@ -92,7 +97,9 @@ static void tells_apart(void)
 /* The k-th least and largest hold the median with 95 %: tables of the sign test (n: k). */
 static void interval(void)
 {
-    const struct { int rounds, k; } table[] = {{2, 1}, {6, 1}, {8, 1}, {9, 2}, {11, 2}, {12, 3}, {15, 4}, {20, 6}, {25, 8}};
+    const struct {
+        int rounds, k;
+    } table[] = {{2, 1}, {6, 1}, {8, 1}, {9, 2}, {11, 2}, {12, 3}, {15, 4}, {20, 6}, {25, 8}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         const int n = table[i].rounds;
         double factor[STEADINESS_ROUNDS];

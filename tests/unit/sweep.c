@@ -29,7 +29,8 @@ static double single(const struct hapt_profile *profile, struct hapt_search_opti
     if (kind == HAPT_SWEEP_MICROBATCHES) options.microbatches = (int)value;
     if (kind == HAPT_SWEEP_NODES) {
         copy->cluster[0].nodes = (int)value;
-        while (copy->cluster[0].submesh[copy->cluster[0].submesh_count - 1].n > (int)value) copy->cluster[0].submesh_count--;
+        while (copy->cluster[0].submesh[copy->cluster[0].submesh_count - 1].n > (int)value)
+            copy->cluster[0].submesh_count--;
     }
     options.may_fail = true;
     const enum hapt_status status = hapt_plan_search(MPI_COMM_SELF, copy, &options, arena, &plan);
@@ -65,19 +66,21 @@ static void points_equal_single_searches(void)
                 const struct hapt_sweep_point *point = &sweep->point[i];
                 const double alone_s = single(profile, options, (enum hapt_sweep_kind)k, point->value, &arena);
                 CHECK_MESSAGE(alone_s == (point->plan ? point->plan->latency_s : INFINITY),
-                              "seed %llu: %s at %g takes %.17g alone", (unsigned long long)start, texts[k], point->value,
-                              alone_s);
+                              "seed %llu: %s at %g takes %.17g alone", (unsigned long long)start, texts[k],
+                              point->value, alone_s);
                 CHECK(point->plan || point->obstacle[0]);
                 points[k]++;
             }
-            CHECK(sweep->point[0].value == sweep->range->low && sweep->point[sweep->count - 1].value == sweep->range->high);
+            CHECK(sweep->point[0].value == sweep->range->low &&
+                  sweep->point[sweep->count - 1].value == sweep->range->high);
         }
         hapt_arena_release(&arena);
     }
     for (int k = 0; k < 4; k++) CHECK(points[k] > count / 4);
 }
 
-/* Subclusters of `nodes` devices; two layers, one a stage: a device takes `seconds` a layer, n of them a share of it. */
+/* Subclusters of `nodes` devices; two layers, one a stage: a device takes `seconds` a layer, n of them a share of it.
+ */
 static struct hapt_profile *pair_of(int nodes, double seconds, double bytes, double latency_s, struct hapt_arena *arena)
 {
     struct hapt_profile *profile;
@@ -97,7 +100,8 @@ static struct hapt_profile *pair_of(int nodes, double seconds, double bytes, dou
     }
     profile->boundary_bytes[0] = bytes;
     for (int link = 0; link < 4; link++) {
-        profile->link_bandwidth[link] = link == 0 || link == 3 ? 1e-3 : 1e6; /* inside a subcluster it would take for ever */
+        profile->link_bandwidth[link] =
+            link == 0 || link == 3 ? 1e-3 : 1e6; /* inside a subcluster it would take for ever */
         profile->link_latency[link] = latency_s;
     }
     return profile;
@@ -141,7 +145,8 @@ static void knees_in_closed_form(void)
     /* both stages of one second and of 1 / n: T = 1 + 1 / n + 2 c + (B - 1) */
     for (int i = 0; i < 4; i++) CHECK_NEAR(sweep->point[i].plan->latency_s, 1 + 1.0 / (i + 1) + 2 + B - 1, 1e-9);
     hapt_arena_reset(&arena);
-    /* the last stage holds 10 bytes and one launch of 1 byte: b before a is the best plan from 11 bytes on, and below there is none */
+    /* the last stage holds 10 bytes and one launch of 1 byte: b before a is the best plan from 11 bytes on, and below
+     * there is none */
     profile = pair_of(1, 1, 0.8e6, 0, &arena);
     sweep = sweep_of(profile, &options, "memory.a=10..30B:3", &arena);
     CHECK(!sweep->point[0].plan && strstr(sweep->point[0].obstacle, "memory"));
@@ -159,7 +164,11 @@ static void knees_in_closed_form(void)
 
 static void words(void)
 {
-    static const char *const bad[] = {"", "link=1..25", "link=25", "link=1Gbit/s..25", "memory.a=1..2",
+    static const char *const bad[] = {"",
+                                      "link=1..25",
+                                      "link=25",
+                                      "link=1Gbit/s..25",
+                                      "memory.a=1..2",
                                       "link",
                                       "link=",
                                       "link=fast",
@@ -193,16 +202,19 @@ static void words(void)
     hapt_arena_init(&arena);
     for (size_t k = 0; k < sizeof bad / sizeof bad[0]; k++) {
         const enum hapt_status status = hapt_sweep_parse(bad[k], &arena, &range, &count);
-        CHECK_MESSAGE(status == HAPT_ERR_USAGE && strstr(hapt_fail_hint(), "link=1..25Gbit/s"), "\"%s\" is read", bad[k]);
+        CHECK_MESSAGE(status == HAPT_ERR_USAGE && strstr(hapt_fail_hint(), "link=1..25Gbit/s"), "\"%s\" is read",
+                      bad[k]);
         hapt_fail_reset();
     }
     CHECK_OK(hapt_sweep_parse("link=x:y-z:500Mbit/s..25Gbit/s:7,memory.v:100=1..2GiB", &arena, &range, &count));
     CHECK(count == 2 && range[0].points == 7 && strcmp(range[0].subject, "x:y-z") == 0 && range[0].low == 62.5e6);
     CHECK(strcmp(range[1].subject, "v:100") == 0 && range[1].low == 0x1p30 && range[1].high == 0x1p31);
     const struct hapt_profile *profile = pair_of(2, 1, 1, 0, &arena);
-    const struct hapt_search_options options = {.microbatches = 4, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02};
+    const struct hapt_search_options options = {
+        .microbatches = 4, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02};
     const struct hapt_sweep_question question = {.profile = profile, .options = &options};
-    static const char *const unknown[] = {"link=a-c:1..2GB/s", "link=a-a:1..2GB/s", "nodes.c=1..2", "memory.ab=1..2GB", "nodes.a=1..3"};
+    static const char *const unknown[] = {"link=a-c:1..2GB/s", "link=a-a:1..2GB/s", "nodes.c=1..2", "memory.ab=1..2GB",
+                                          "nodes.a=1..3"};
     for (size_t k = 0; k < sizeof unknown / sizeof unknown[0]; k++) {
         CHECK_OK(hapt_sweep_parse(unknown[k], &arena, &range, &count));
         CHECK_FAILS(hapt_sweep_run(&test_env, &question, range, &arena, &sweep), HAPT_ERR_USAGE);

@@ -30,7 +30,8 @@ static void compare(uint64_t seed, int *feasible, int *scarce)
     double limit[CLASSES], free_limit[CLASSES], cost_s, sum_s = 0, bytes[CLASSES] = {0};
     bool exact;
     hapt_arena_init(&arena);
-    const int classes = 1 + (int)(hapt_random_next(&random) % CLASSES), segments = 1 + (int)(hapt_random_next(&random) % SEGMENTS);
+    const int classes = 1 + (int)(hapt_random_next(&random) % CLASSES),
+              segments = 1 + (int)(hapt_random_next(&random) % SEGMENTS);
     CHECK_OK(hapt_chain_init(&chain, classes, segments, &arena));
     for (int k = 0; k < 3; k++) {
         double price[CLASSES] = {0.3 * k + hapt_random_unit(&random), 0.3 * k};
@@ -43,14 +44,17 @@ static void compare(uint64_t seed, int *feasible, int *scarce)
             for (int j = 0; j < CLASSES; j++) its[j] = (double)(hapt_random_next(&random) % 10); /* sums are exact */
             const struct chain_arc arc = {.from = s ? (int)(hapt_random_next(&random) % NODES) : 0,
                                           .to = s + 1 < segments ? (int)(hapt_random_next(&random) % NODES) : 0,
-                                          .cost_s = (double)(hapt_random_next(&random) % 100), .bytes = its};
+                                          .cost_s = (double)(hapt_random_next(&random) % 100),
+                                          .bytes = its};
             CHECK_OK(hapt_chain_add_arc(&chain, s, arc));
         }
     }
-    for (int j = 0; j < CLASSES; j++) limit[j] = (double)segments * (2 + (double)(hapt_random_next(&random) % 5)), free_limit[j] = 1e9;
+    for (int j = 0; j < CLASSES; j++)
+        limit[j] = (double)segments * (2 + (double)(hapt_random_next(&random) % 5)), free_limit[j] = 1e9;
     const double least = every_way(&chain, 0, 0, limit);
     CHECK_OK(hapt_chain_search(&chain, limit, 0, way, &cost_s, &exact));
-    CHECK_MESSAGE(exact && (cost_s == least || fabs(cost_s - least) < 1e-9), "seed %llu: %g s, every way %g s", (unsigned long long)seed, cost_s, least);
+    CHECK_MESSAGE(exact && (cost_s == least || fabs(cost_s - least) < 1e-9), "seed %llu: %g s, every way %g s",
+                  (unsigned long long)seed, cost_s, least);
     if (isfinite(cost_s)) {
         int node = 0;
         for (int s = 0; s < segments; s++) {

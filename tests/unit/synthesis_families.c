@@ -1,6 +1,7 @@
-/* Programs synthesised for the zoo's families by costs at random, with cuts forced at random: any collective and replicated gradients come
- * out best, and tensors change their layout where segments meet. Each must stand the proof instruction by instruction, and
- * hapt_synthesise itself asserts that it costs no more than the search said. Training them is mpi/equivalence. */
+/* Programs synthesised for the zoo's families by costs at random, with cuts forced at random: any collective and
+ * replicated gradients come out best, and tensors change their layout where segments meet. Each must stand the proof
+ * instruction by instruction, and hapt_synthesise itself asserts that it costs no more than the search said. Training
+ * them is mpi/equivalence. */
 #include "cuts.h"
 
 #include "hapt/model.h"
@@ -12,8 +13,10 @@ static struct hapt_arena arena;
 static const char *const family_options[][16] = {
     {"gpt", "--layers", "2", "--hidden", "64", "--heads", "4", "--sequence", "64", "--vocab", "256"},
     {"bert", "--layers", "2", "--hidden", "48", "--heads", "4", "--sequence", "32", "--vocab", "120"},
-    {"bert-moe", "--layers", "2", "--hidden", "32", "--heads", "4", "--sequence", "24", "--vocab", "96", "--experts", "5"},
-    {"llama", "--layers", "2", "--hidden", "64", "--heads", "4", "--kv-heads", "2", "--ffn", "160", "--sequence", "32", "--vocab", "128"},
+    {"bert-moe", "--layers", "2", "--hidden", "32", "--heads", "4", "--sequence", "24", "--vocab", "96", "--experts",
+     "5"},
+    {"llama", "--layers", "2", "--hidden", "64", "--heads", "4", "--kv-heads", "2", "--ffn", "160", "--sequence", "32",
+     "--vocab", "128"},
     {"vit", "--layers", "2", "--hidden", "48", "--heads", "4", "--image", "16", "--patch", "4", "--classes", "7"},
     {"vgg", "--hidden", "64", "--image", "16", "--width", "8", "--classes", "7"},
     {"resnet", "--image", "32", "--width", "8", "--stages", "2", "--classes", "7"},
@@ -21,7 +24,8 @@ static const char *const family_options[][16] = {
 
 static const struct hapt_graph *graph_of(const char *const *options)
 {
-    const char *words[32] = {"hapt", "model", options[0], "--output", "none.h5", "--microbatch", "4", "--dtype", "fp32"};
+    const char *words[32] = {"hapt",         "model", options[0], "--output", "none.h5",
+                             "--microbatch", "4",     "--dtype",  "fp32"};
     struct hapt_config *config = NULL;
     struct hapt_model *model = NULL;
     int count = 9;
@@ -50,10 +54,12 @@ static void programs_are_proven(void)
                 if (!program) continue;
                 made++;
                 if (hapt_sharding_apply(whole, 0, &axis.axis, program, &arena, &cut) != HAPT_OK)
-                    CHECK_MESSAGE(false, "%s on %d devices, case %d: %s", family_options[family][0], size, k, hapt_fail_message());
+                    CHECK_MESSAGE(false, "%s on %d devices, case %d: %s", family_options[family][0], size, k,
+                                  hapt_fail_message());
                 hapt_fail_reset();
             }
-            CHECK_MESSAGE(2 * made >= cases, "%s on %d devices: %d of %d cases have a program", family_options[family][0], size, made, cases);
+            CHECK_MESSAGE(2 * made >= cases, "%s on %d devices: %d of %d cases have a program",
+                          family_options[family][0], size, made, cases);
         }
 }
 

@@ -1,4 +1,5 @@
-/* Synthesis of both axes of a mesh: the inner one over what the outer one made, against every program; and both together. */
+/* Synthesis of both axes of a mesh: the inner one over what the outer one made, against every program; and both
+ * together. */
 #include "cuts.h"
 #include "fixture.h"
 #include "synthesis_random.h"
@@ -10,7 +11,8 @@ enum { MOST_NODES = 300000 }; /* of one instance; larger ones are not counted */
 
 /* ---- the inner axis ---- */
 
-/* Gradients that end in several parts (tied, or laid out in two ways) are priced part by part: no optimum is claimed. */
+/* Gradients that end in several parts (tied, or laid out in two ways) are priced part by part: no optimum is claimed.
+ */
 static bool joins_parts(const struct hapt_sharding *outer)
 {
     for (int o = outer->reduce_first; o < outer->graph->op_count; o++)
@@ -18,7 +20,9 @@ static bool joins_parts(const struct hapt_sharding *outer)
     return false;
 }
 
-struct tally { int compared, tried, reduced, parts; };
+struct tally {
+    int compared, tried, reduced, parts;
+};
 
 static struct hapt_sharding *outer_of(struct random_instance *instance, uint64_t seed, struct hapt_arena *arena)
 {
@@ -29,7 +33,8 @@ static struct hapt_sharding *outer_of(struct random_instance *instance, uint64_t
         outer = cuts_add_axis(instance->whole, 0, 2 + (int)(seed % 3 == 0), &random, arena, &program);
     } else {
         instance->axis.size = 2 + (int)(seed % 3 == 0);
-        CHECK_OK(hapt_synthesise(instance->whole, 0, &instance->axis, &instance->costs, &instance->options, arena, program, NULL));
+        CHECK_OK(hapt_synthesise(instance->whole, 0, &instance->axis, &instance->costs, &instance->options, arena,
+                                 program, NULL));
         CHECK_OK(hapt_sharding_apply(instance->whole, 0, &instance->axis, program, arena, &outer));
     }
     hapt_fail_reset();
@@ -58,26 +63,28 @@ static void compare_inner(uint64_t seed, struct tally *tally)
     drawn.axis_index = 1;
     drawn.costs.context = &drawn;
     drawn.axis.size = 2;
-    const enum hapt_status status = hapt_synthesise(outer, 1, &drawn.axis, &drawn.costs, &drawn.options, &arena, &program, &report);
+    const enum hapt_status status =
+        hapt_synthesise(outer, 1, &drawn.axis, &drawn.costs, &drawn.options, &arena, &program, &report);
     CHECK_MESSAGE(status == HAPT_OK, "seed %llu: %s", (unsigned long long)seed, hapt_fail_message());
     if (status == HAPT_OK) {
-        CHECK_MESSAGE(hapt_sharding_apply(outer, 1, &drawn.axis, &program, &arena, &sharding) == HAPT_OK, "seed %llu: %s",
-                      (unsigned long long)seed, hapt_fail_message());
+        CHECK_MESSAGE(hapt_sharding_apply(outer, 1, &drawn.axis, &program, &arena, &sharding) == HAPT_OK,
+                      "seed %llu: %s", (unsigned long long)seed, hapt_fail_message());
         const bool parts = joins_parts(outer);
         tally->parts += parts;
         tally->reduced += outer->reduce_first < outer->graph->op_count;
         CHECK_MESSAGE(report.optimal || parts, "seed %llu: not optimal: %s", (unsigned long long)seed, report.because);
         if (!parts) {
             double least = brute_force(&drawn, report.cost_s * (1 - 1e-9), MOST_NODES, &nodes);
-            CHECK_MESSAGE(least >= report.cost_s * (1 - 1e-9), "seed %llu: a program of %.9g s where synthesis found %.9g s",
-                          (unsigned long long)seed, least, report.cost_s);
+            CHECK_MESSAGE(least >= report.cost_s * (1 - 1e-9),
+                          "seed %llu: a program of %.9g s where synthesis found %.9g s", (unsigned long long)seed,
+                          least, report.cost_s);
             tally->compared += nodes > 0;
             if (nodes > 0 && nodes < 20000 && seed % 4 < 2) { /* found again from nothing */
                 least = brute_force(&drawn, report.cost_s * 1.05, MOST_NODES, &nodes);
                 if (nodes > 0)
                     CHECK_MESSAGE(fabs(least - report.cost_s) <= 1e-9 * report.cost_s,
-                                  "seed %llu: every program costs %.9g s at least, synthesis says %.9g s", (unsigned long long)seed, least,
-                                  report.cost_s);
+                                  "seed %llu: every program costs %.9g s at least, synthesis says %.9g s",
+                                  (unsigned long long)seed, least, report.cost_s);
             }
         }
     }
@@ -94,8 +101,9 @@ static void inner_axis_agrees_with_every_program(void)
     CHECK_MESSAGE(tally.reduced > wanted / 2, "only %d have sums of the outer axis", tally.reduced);
 }
 
-/* The cheapest program removes sums to a shard that no cut of any operator reads, and gathers the whole from that: the outer axis'
- * collectives have dimension 0 and none of them can be cut there, while dimension 2 cannot be shared out evenly. */
+/* The cheapest program removes sums to a shard that no cut of any operator reads, and gathers the whole from that: the
+ * outer axis' collectives have dimension 0 and none of them can be cut there, while dimension 2 cannot be shared out
+ * evenly. */
 static void sums_stop_over_in_shards_that_nobody_reads(void)
 {
     struct tally tally = {0};
@@ -116,10 +124,12 @@ static double mesh_compute_s(const void *context, const struct hapt_spmd_work *w
     const struct mesh_draw *draw = context;
     const int64_t key[] = {(int64_t)draw->seed, work->graph->op[work->op].type};
     uint64_t random = hapt_hash(1, key, sizeof key);
-    return 0.01 + (0.3 + hapt_random_unit(&random)) * draw->rate * hapt_op_flops(work->graph, &work->graph->op[work->op], 1) * work->share * beside;
+    return 0.01 + (0.3 + hapt_random_unit(&random)) * draw->rate *
+                      hapt_op_flops(work->graph, &work->graph->op[work->op], 1) * work->share * beside;
 }
 
-static double mesh_collective_s(const void *context, int axis, enum hapt_collective_kind kind, double bytes, double largest_share)
+static double mesh_collective_s(const void *context, int axis, enum hapt_collective_kind kind, double bytes,
+                                double largest_share)
 {
     const struct mesh_draw *draw = context;
     (void)largest_share; /* the sizes here are even */
@@ -133,15 +143,20 @@ static void draw_mesh(struct mesh_draw *draw, uint64_t seed)
     for (int axis = 0; axis < 2; axis++) {
         const double scale = pow(30, hapt_random_unit(&random));
         draw->latency[axis] = 0.02 * hapt_random_unit(&random);
-        for (int k = 0; k < HAPT_COLLECTIVE_COUNT; k++) draw->byte_s[axis][k] = 1e-4 * scale * (0.2 + hapt_random_unit(&random));
+        for (int k = 0; k < HAPT_COLLECTIVE_COUNT; k++)
+            draw->byte_s[axis][k] = 1e-4 * scale * (0.2 + hapt_random_unit(&random));
         draw->byte_s[axis][HAPT_COLLECTIVE_ALL_REDUCE] =
             draw->byte_s[axis][HAPT_COLLECTIVE_REDUCE_SCATTER] + draw->byte_s[axis][HAPT_COLLECTIVE_ALL_GATHER];
     }
-    draw->byte_s[0][HAPT_COLLECTIVE_GROUPED_BROADCAST] = 2 * draw->byte_s[0][HAPT_COLLECTIVE_ALL_GATHER]; /* brute_all gathers */
+    draw->byte_s[0][HAPT_COLLECTIVE_GROUPED_BROADCAST] =
+        2 * draw->byte_s[0][HAPT_COLLECTIVE_ALL_GATHER]; /* brute_all gathers */
 }
 
 /* The price of an inner program over an outer one, told apart from what is tested: by local shapes. */
-struct inside { const struct mesh_draw *draw; const struct hapt_sharding *outer; };
+struct inside {
+    const struct mesh_draw *draw;
+    const struct hapt_sharding *outer;
+};
 
 static double inside_compute_s(const void *context, const struct hapt_spmd_work *work, int device)
 {
@@ -155,8 +170,11 @@ static double inside_compute_s(const void *context, const struct hapt_spmd_work 
     its.graph = shard;
     if (kind == HAPT_COLLECTIVE_SLICE) return 0;
     if (kind) {
-        const double in = (double)hapt_tensor_bytes(&shard->tensor[op->input[0]]), out = (double)hapt_tensor_bytes(&shard->tensor[op->output[0]]);
-        return mesh_collective_s(inside->draw, 0, kind, part * (kind == HAPT_COLLECTIVE_ALL_TO_ALL ? inside->outer->axis[0].size * in : fmax(in, out)), 0);
+        const double in = (double)hapt_tensor_bytes(&shard->tensor[op->input[0]]),
+                     out = (double)hapt_tensor_bytes(&shard->tensor[op->output[0]]);
+        return mesh_collective_s(
+            inside->draw, 0, kind,
+            part * (kind == HAPT_COLLECTIVE_ALL_TO_ALL ? inside->outer->axis[0].size * in : fmax(in, out)), 0);
     }
     double seconds = mesh_compute_s(inside->draw, &its, 1);
     if (inside->outer->exchange[work->op] >= 0) {
@@ -167,7 +185,8 @@ static double inside_compute_s(const void *context, const struct hapt_spmd_work 
     return seconds;
 }
 
-static double inside_collective_s(const void *context, enum hapt_collective_kind kind, double bytes, double largest_share)
+static double inside_collective_s(const void *context, enum hapt_collective_kind kind, double bytes,
+                                  double largest_share)
 {
     return mesh_collective_s(((const struct inside *)context)->draw, 1, kind, bytes, largest_share);
 }
@@ -200,7 +219,10 @@ static void try_outer(void *context, const struct hapt_axis_program *program)
     if (outer) {
         const struct inside inside = {joint->draw, outer};
         joint->inner.whole = outer;
-        joint->inner.costs = (struct hapt_spmd_costs){.context = &inside, .compute_s = inside_compute_s, .collective_s = inside_collective_s, .tensor_bytes = inside_bytes};
+        joint->inner.costs = (struct hapt_spmd_costs){.context = &inside,
+                                                      .compute_s = inside_compute_s,
+                                                      .collective_s = inside_collective_s,
+                                                      .tensor_bytes = inside_bytes};
         const double least = brute_force(&joint->inner, joint->best, MOST_NODES, &nodes);
         if (nodes < 0) joint->complete = false;
         joint->best = fmin(joint->best, least);
@@ -208,7 +230,10 @@ static void try_outer(void *context, const struct hapt_axis_program *program)
     hapt_arena_release(&arena);
 }
 
-struct gaps { int compared, equal; double worst, sum; };
+struct gaps {
+    int compared, equal;
+    double worst, sum;
+};
 
 static void compare_both(uint64_t seed, long most, struct gaps *gaps)
 {
@@ -222,18 +247,26 @@ static void compare_both(uint64_t seed, long most, struct gaps *gaps)
     uint64_t random = seed;
     hapt_arena_init(&arena);
     instance = (struct random_instance){.seed = seed, .axis = axis[0], .options.microbatches = 1};
-    instance.costs = (struct hapt_spmd_costs){.context = &instance, .compute_s = random_compute_s, .collective_s = random_collective_s}; /* finite */
+    instance.costs = (struct hapt_spmd_costs){
+        .context = &instance, .compute_s = random_compute_s, .collective_s = random_collective_s}; /* finite */
     instance.graph = random_graph(&arena, &random, 2);
     CHECK_OK(hapt_sharding_trivial(instance.graph, &arena, &instance.whole));
     draw_mesh(&draw, seed);
-    const struct hapt_mesh_costs costs = {.context = &draw, .compute_s = mesh_compute_s, .collective_s = mesh_collective_s};
+    const struct hapt_mesh_costs costs = {
+        .context = &draw, .compute_s = mesh_compute_s, .collective_s = mesh_collective_s};
     const struct hapt_mesh_options options = {.microbatches = 1 + (int)(seed % 3), .exact = true};
     CHECK_OK(hapt_synthesise_mesh(instance.graph, axis, &costs, &options, &arena, program, &sharding, &report));
-    struct joint joint = {.draw = &draw, .trivial = instance.whole, .axis = axis[0], .best = report.inner.cost_s * (1 + 1e-6), .most = most, .complete = true};
-    joint.inner = (struct random_instance){.axis = axis[1], .axis_index = 1, .options = {.microbatches = options.microbatches}};
+    struct joint joint = {.draw = &draw,
+                          .trivial = instance.whole,
+                          .axis = axis[0],
+                          .best = report.inner.cost_s * (1 + 1e-6),
+                          .most = most,
+                          .complete = true};
+    joint.inner =
+        (struct random_instance){.axis = axis[1], .axis_index = 1, .options = {.microbatches = options.microbatches}};
     const bool all = brute_all(&instance, MOST_NODES, try_outer, &joint) && joint.outers <= most && joint.complete;
-    CHECK_MESSAGE(joint.best < report.inner.cost_s * (1 + 1e-6) || !all, "seed %llu: no program costs as little as %g s", (unsigned long long)seed,
-                  report.inner.cost_s);
+    CHECK_MESSAGE(joint.best < report.inner.cost_s * (1 + 1e-6) || !all,
+                  "seed %llu: no program costs as little as %g s", (unsigned long long)seed, report.inner.cost_s);
     CHECK(report.inner.cost_s <= report.plain_s);
     if (all) {
         const double gap = report.inner.cost_s / joint.best - 1;
@@ -245,15 +278,18 @@ static void compare_both(uint64_t seed, long most, struct gaps *gaps)
     hapt_arena_release(&arena);
 }
 
-/* One axis comes after the other, so an optimum is not certain; it is what comes out nearly always, and the price is never too low. */
+/* One axis comes after the other, so an optimum is not certain; it is what comes out nearly always, and the price is
+ * never too low. */
 static void both_axes_against_every_program(void)
 {
     struct gaps gaps = {0};
     const int seeds = test_long() ? 400 : 12;
     for (uint64_t seed = 1; seed <= (uint64_t)seeds; seed++) compare_both(seed, 20000, &gaps);
-    printf("both axes: %d of %d optimal, worst %.1f %%, mean %.2f %%\n", gaps.equal, gaps.compared, 100 * gaps.worst, 100 * gaps.sum / gaps.compared);
+    printf("both axes: %d of %d optimal, worst %.1f %%, mean %.2f %%\n", gaps.equal, gaps.compared, 100 * gaps.worst,
+           100 * gaps.sum / gaps.compared);
     CHECK_MESSAGE(gaps.compared > seeds * 3 / 4, "only %d of %d instances were small enough", gaps.compared, seeds);
-    CHECK_MESSAGE(gaps.equal >= gaps.compared * 8 / 10 && gaps.worst < 0.15, "%d of %d optimal, worst %g", gaps.equal, gaps.compared, gaps.worst);
+    CHECK_MESSAGE(gaps.equal >= gaps.compared * 8 / 10 && gaps.worst < 0.15, "%d of %d optimal, worst %g", gaps.equal,
+                  gaps.compared, gaps.worst);
 }
 
 /* ---- memory, and what comes out ---- */
@@ -261,11 +297,14 @@ static void both_axes_against_every_program(void)
 static bool moves_over(const struct hapt_sharding *sharding, int axis)
 {
     for (int o = 0; o < sharding->graph->op_count; o++)
-        if (hapt_op_type_at(sharding->graph->op[o].type)->collective && sharding->graph->op[o].integer[0] == axis) return true;
+        if (hapt_op_type_at(sharding->graph->op[o].type)->collective && sharding->graph->op[o].integer[0] == axis)
+            return true;
     return false;
 }
 
-struct outcomes { int made, both, synthesised, limited; };
+struct outcomes {
+    int made, both, synthesised, limited;
+};
 
 static void one_mesh(const struct hapt_graph *graph, int vocab, uint64_t seed, struct outcomes *outcomes)
 {
@@ -280,9 +319,11 @@ static void one_mesh(const struct hapt_graph *graph, int vocab, uint64_t seed, s
     snprintf(what, sizeof what, "mesh %llu of %d x %d", (unsigned long long)seed, axis[0].size, axis[1].size);
     draw_mesh(&draw, seed + 99);
     draw.rate /= 100; /* larger models */
-    const struct hapt_mesh_costs costs = {.context = &draw, .compute_s = mesh_compute_s, .collective_s = mesh_collective_s};
+    const struct hapt_mesh_costs costs = {
+        .context = &draw, .compute_s = mesh_compute_s, .collective_s = mesh_collective_s};
     struct hapt_mesh_options options = {.microbatches = 4, .most_states = 100, .in_flight = 2};
-    const enum hapt_status status = hapt_synthesise_mesh(graph, axis, &costs, &options, &arena, program, &sharding, &report);
+    const enum hapt_status status =
+        hapt_synthesise_mesh(graph, axis, &costs, &options, &arena, program, &sharding, &report);
     CHECK_MESSAGE(status == HAPT_OK, "%s: %s", what, hapt_fail_message());
     if (status == HAPT_OK) {
         world_compare_sharding(graph, vocab, sharding, what);
@@ -291,16 +332,20 @@ static void one_mesh(const struct hapt_graph *graph, int vocab, uint64_t seed, s
         outcomes->synthesised += report.inner.cost_s < report.plain_s * (1 - 1e-9);
         options.memory_bytes = 0.8 * report.inner.memory_bytes;
         options.ways = HAPT_MESH_PLAIN_OUTER | HAPT_MESH_OUTER_FIRST | HAPT_MESH_LEAN_FIRST;
-        if (seed % 2 == 0 && hapt_synthesise_mesh(graph, axis, &costs, &options, &arena, program, &sharding, &lean) == HAPT_OK) {
+        if (seed % 2 == 0 &&
+            hapt_synthesise_mesh(graph, axis, &costs, &options, &arena, program, &sharding, &lean) == HAPT_OK) {
 
             outcomes->limited++;
             CHECK(lean.inner.memory_bytes <= options.memory_bytes * (1 + 1e-9));
             /* Searches under a price of memory are others, which may even be luckier. */
-            CHECK_MESSAGE(lean.inner.cost_s >= report.inner.cost_s * 0.97, "%s: less memory is faster: %g s, %g s", what, lean.inner.cost_s, report.inner.cost_s);
+            CHECK_MESSAGE(lean.inner.cost_s >= report.inner.cost_s * 0.97, "%s: less memory is faster: %g s, %g s",
+                          what, lean.inner.cost_s, report.inner.cost_s);
             world_compare_sharding(graph, vocab, sharding, what);
         }
         options.memory_bytes = 64;
-        if (seed == 0) CHECK_FAILS(hapt_synthesise_mesh(graph, axis, &costs, &options, &arena, program, &sharding, NULL), HAPT_ERR_INFEASIBLE);
+        if (seed == 0)
+            CHECK_FAILS(hapt_synthesise_mesh(graph, axis, &costs, &options, &arena, program, &sharding, NULL),
+                        HAPT_ERR_INFEASIBLE);
     }
     hapt_fail_reset();
     hapt_arena_release(&arena);
@@ -325,9 +370,10 @@ static void results_are_one_device_s(void)
         }
         hapt_arena_release(&arena);
     }
-    printf("results: %d programs, %d move over both axes, %d cheaper than plain ones, %d within 80 %% of the memory\n", outcomes.made,
-           outcomes.both, outcomes.synthesised, outcomes.limited);
-    CHECK(outcomes.made == cases && outcomes.both > cases / 3 && outcomes.synthesised > cases / 3 && outcomes.limited > cases / 6);
+    printf("results: %d programs, %d move over both axes, %d cheaper than plain ones, %d within 80 %% of the memory\n",
+           outcomes.made, outcomes.both, outcomes.synthesised, outcomes.limited);
+    CHECK(outcomes.made == cases && outcomes.both > cases / 3 && outcomes.synthesised > cases / 3 &&
+          outcomes.limited > cases / 6);
 }
 
 int main(int argc, char **argv)

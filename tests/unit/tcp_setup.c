@@ -1,5 +1,6 @@
-/* Setting up connections between ranks that share a key: the published vectors of the code that authenticates, strangers of every kind, and what
- * goes over the wire. Both ends run in this process, in turn; strangers are sockets of its own, or of a child. */
+/* Setting up connections between ranks that share a key: the published vectors of the code that authenticates,
+ * strangers of every kind, and what goes over the wire. Both ends run in this process, in turn; strangers are sockets
+ * of its own, or of a child. */
 #include "test.h"
 
 #include <arpa/inet.h>
@@ -18,18 +19,22 @@
 enum { EACH = 3, FLOOD = 2000, HELLO = 32, ANSWER = 32, PROOF = 16 };
 #define PATIENCE_S 20.0
 
-static const unsigned char key[SIPHASH_BYTES] = {0xb5, 0x1c, 0x9e, 0x04, 0x77, 0xf2, 0x3a, 0x60, 0xd9, 0x81, 0x2b, 0x45, 0xee, 0x10, 0xc7, 0x5f};
+static const unsigned char key[SIPHASH_BYTES] = {0xb5, 0x1c, 0x9e, 0x04, 0x77, 0xf2, 0x3a, 0x60,
+                                                 0xd9, 0x81, 0x2b, 0x45, 0xee, 0x10, 0xc7, 0x5f};
 
-/* vectors.h of the reference implementation: key 00 01 ... 0f, input 00 01 ... of so many bytes; also what OpenSSL's SIPHASH gives. */
+/* vectors.h of the reference implementation: key 00 01 ... 0f, input 00 01 ... of so many bytes; also what OpenSSL's
+ * SIPHASH gives. */
 static void published_vectors(void)
 {
     static const struct {
         int bytes;
         const char *tag;
-    } vectors[] = {{0, "a3817f04ba25a8e66df67214c7550293"},  {1, "da87c1d86b99af44347659119b22fc45"},  {2, "8177228da4a45dc7fca38bdef60affe4"},
-                   {7, "a1f1ebbed8dbc153c0b84aa61ff08239"},  {8, "3b62a9ba6258f5610f83e264f31497b4"},  {9, "264499060ad9baabc47f8b02bb6d71ed"},
-                   {15, "5493e99933b0a8117e08ec0f97cfc3d9"}, {16, "6ee2a4ca67b054bbfd3315bf85230577"}, {31, "2939b0183223fafc1723de4f52c43d35"},
-                   {32, "7c3956ca5eeafc3e363e9d556546eb68"}, {47, "e61c432b720b19d18ec8d84bdc63151b"}, {63, "5150d1772f50834a503e069a973fbd7c"}};
+    } vectors[] = {{0, "a3817f04ba25a8e66df67214c7550293"},  {1, "da87c1d86b99af44347659119b22fc45"},
+                   {2, "8177228da4a45dc7fca38bdef60affe4"},  {7, "a1f1ebbed8dbc153c0b84aa61ff08239"},
+                   {8, "3b62a9ba6258f5610f83e264f31497b4"},  {9, "264499060ad9baabc47f8b02bb6d71ed"},
+                   {15, "5493e99933b0a8117e08ec0f97cfc3d9"}, {16, "6ee2a4ca67b054bbfd3315bf85230577"},
+                   {31, "2939b0183223fafc1723de4f52c43d35"}, {32, "7c3956ca5eeafc3e363e9d556546eb68"},
+                   {47, "e61c432b720b19d18ec8d84bdc63151b"}, {63, "5150d1772f50834a503e069a973fbd7c"}};
     unsigned char count[64], tag[SIPHASH_BYTES];
     for (int i = 0; i < 64; i++) count[i] = (unsigned char)i;
     for (size_t v = 0; v < sizeof vectors / sizeof *vectors; v++) {
@@ -66,12 +71,14 @@ static void open_pair(struct pair *pair, int there, int back, double pending_s)
     *pair = (struct pair){.count = there + back};
     for (int rank = 0; rank < 2; rank++) {
         for (int i = 0; i < pair->count; i++)
-            pair->wanted[rank][i] = (struct tcp_wanted){.peer = 1 - rank, .tag = i, .sends = (i < there) == (rank == 0), .path = loopback()};
+            pair->wanted[rank][i] = (struct tcp_wanted){
+                .peer = 1 - rank, .tag = i, .sends = (i < there) == (rank == 0), .path = loopback()};
         CHECK_OK(tcp_setup_create(rank, pair->count, pair->wanted[rank], pending_s, &pair->setup[rank]));
         tcp_setup_key(pair->setup[rank], key);
     }
     for (int rank = 0; rank < 2; rank++)
-        for (int i = 0; i < pair->count; i++) pair->wanted[rank][i].port = tcp_setup_port(pair->setup[1 - rank], &pair->wanted[rank][i].path);
+        for (int i = 0; i < pair->count; i++)
+            pair->wanted[rank][i].port = tcp_setup_port(pair->setup[1 - rank], &pair->wanted[rank][i].path);
 }
 
 static void close_pair(struct pair *pair)
@@ -114,7 +121,8 @@ static void check_pair(const struct pair *pair)
 
 static int call_address(unsigned last, uint16_t port)
 {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = port, .sin_addr.s_addr = htonl(0x7f000000u + last)};
+    struct sockaddr_in address = {
+        .sin_family = AF_INET, .sin_port = port, .sin_addr.s_addr = htonl(0x7f000000u + last)};
     const int made = socket(AF_INET, SOCK_STREAM, 0);
     if (made >= 0 && connect(made, (void *)&address, sizeof address) == 0) return made;
     if (made >= 0) close(made);
@@ -139,7 +147,8 @@ static void connects(void)
 {
     struct pair pair;
     open_pair(&pair, EACH, EACH, TCP_SETUP_PENDING_S);
-    const uint16_t port[2] = {tcp_setup_port(pair.setup[0], &pair.wanted[0][0].path), tcp_setup_port(pair.setup[1], &pair.wanted[1][0].path)};
+    const uint16_t port[2] = {tcp_setup_port(pair.setup[0], &pair.wanted[0][0].path),
+                              tcp_setup_port(pair.setup[1], &pair.wanted[1][0].path)};
     CHECK(port[0] != 0 && port[1] != 0);
     /* At the interface's address alone: all of 127.0.0.0/8 would lead to a socket bound to any. */
     CHECK(call_address(2, port[0]) < 0);
@@ -154,7 +163,8 @@ static void connects(void)
     close_pair(&pair);
     /* A rank whom nobody sends to never listens. */
     open_pair(&pair, 1, 0, TCP_SETUP_PENDING_S);
-    CHECK(tcp_setup_port(pair.setup[0], &pair.wanted[0][0].path) == 0 && tcp_setup_port(pair.setup[1], &pair.wanted[1][0].path) != 0);
+    CHECK(tcp_setup_port(pair.setup[0], &pair.wanted[0][0].path) == 0 &&
+          tcp_setup_port(pair.setup[1], &pair.wanted[1][0].path) != 0);
     close_pair(&pair);
 }
 
@@ -197,7 +207,8 @@ static int open_files(void)
     return count;
 }
 
-/* 2,000 idle connections come before and while the job's own are made. Few are held at a time, and the job's succeed. */
+/* 2,000 idle connections come before and while the job's own are made. Few are held at a time, and the job's succeed.
+ */
 static void idle_strangers(void)
 {
     struct pair pair;
@@ -229,7 +240,8 @@ static void few_descriptors(void)
     struct pair pair;
     struct rlimit limit, least;
     bool complete;
-    open_pair(&pair, EACH, 0, 0.3); /* both ends share the descriptors here: a time limit soon gives some back to the sender */
+    open_pair(&pair, EACH, 0,
+              0.3); /* both ends share the descriptors here: a time limit soon gives some back to the sender */
     const pid_t child = flood(pair.wanted[0][0].port, 200);
     getrlimit(RLIMIT_NOFILE, &limit);
     least = limit;
@@ -247,7 +259,8 @@ static void few_descriptors(void)
     setrlimit(RLIMIT_NOFILE, &least);
     const enum hapt_status status = finish_pair(&pair, PATIENCE_S);
     setrlimit(RLIMIT_NOFILE, &limit);
-    CHECK_MESSAGE(status == HAPT_ERR_COMM && strstr(hapt_fail_hint(), "ulimit -n"), "status %d: %s", (int)status, hapt_fail_message());
+    CHECK_MESSAGE(status == HAPT_ERR_COMM && strstr(hapt_fail_hint(), "ulimit -n"), "status %d: %s", (int)status,
+                  hapt_fail_message());
     hapt_fail_reset();
     close_pair(&pair);
 }
@@ -265,7 +278,8 @@ static void talking_strangers(void)
     unsigned char hello[HELLO] = "haptTCP1", answer[ANSWER], nothing[PROOF] = {0};
     open_pair(&pair, EACH, 0, TCP_SETUP_PENDING_S);
     const uint16_t port = pair.wanted[0][0].port;
-    static const char garbage[3][HELLO + 1] = {"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n", "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 0123456789abcdefghij",
+    static const char garbage[3][HELLO + 1] = {"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n",
+                                               "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 0123456789abcdefghij",
                                                "haptTCP2........................"};
     for (int g = 0; g < 3; g++) {
         const int socket = call_address(1, port);
@@ -328,12 +342,14 @@ static void other_key(void)
     open_pair(&pair, 1, 0, TCP_SETUP_PENDING_S);
     tcp_setup_key(pair.setup[1], other);
     const enum hapt_status status = finish_pair(&pair, PATIENCE_S);
-    CHECK_MESSAGE(status == HAPT_ERR_COMM && strstr(hapt_fail_message(), "rank 0 has no connection to rank 1") && strstr(hapt_fail_message(), "does not belong to this job"),
+    CHECK_MESSAGE(status == HAPT_ERR_COMM && strstr(hapt_fail_message(), "rank 0 has no connection to rank 1") &&
+                      strstr(hapt_fail_message(), "does not belong to this job"),
                   "status %d: %s", (int)status, hapt_fail_message());
     hapt_fail_reset();
     CHECK_OK(tcp_setup_advance(pair.setup[1], hapt_time_s() + 0.05, &complete));
     CHECK(!complete && pair.wanted[1][0].socket < 0);
-    CHECK(tcp_setup_late(pair.setup[1], 0.5) == HAPT_ERR_COMM && strstr(hapt_fail_message(), "rank 1 has no connection to rank 0"));
+    CHECK(tcp_setup_late(pair.setup[1], 0.5) == HAPT_ERR_COMM &&
+          strstr(hapt_fail_message(), "rank 1 has no connection to rank 0"));
     hapt_fail_reset();
     close_pair(&pair);
 }
@@ -342,7 +358,7 @@ static void other_key(void)
 struct relay {
     int listener, side[2]; /* from the sender, to the receiver */
     uint16_t port, to;
-    int refuses;           /* so many connections are closed at once */
+    int refuses; /* so many connections are closed at once */
     unsigned char seen[2][256];
     size_t length[2];
 };
@@ -351,7 +367,8 @@ static void open_relay(struct relay *relay, uint16_t to, int refuses)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(0x7f000001u)};
     socklen_t length = sizeof address;
-    *relay = (struct relay){.listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), .side = {-1, -1}, .to = to, .refuses = refuses};
+    *relay = (struct relay){
+        .listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), .side = {-1, -1}, .to = to, .refuses = refuses};
     CHECK(bind(relay->listener, (void *)&address, sizeof address) == 0 && listen(relay->listener, 5) == 0 &&
           getsockname(relay->listener, (void *)&address, &length) == 0);
     relay->port = address.sin_port;
@@ -384,10 +401,12 @@ static void close_relay(struct relay *relay)
 
 static bool holds(const struct relay *relay, const unsigned char *bytes, size_t count)
 {
-    return memmem(relay->seen[0], relay->length[0], bytes, count) || memmem(relay->seen[1], relay->length[1], bytes, count);
+    return memmem(relay->seen[0], relay->length[0], bytes, count) ||
+           memmem(relay->seen[1], relay->length[1], bytes, count);
 }
 
-/* No part of the key goes over the wire. A recorded exchange opens nothing when it is sent again. A sender that is turned away tries again. */
+/* No part of the key goes over the wire. A recorded exchange opens nothing when it is sent again. A sender that is
+ * turned away tries again. */
 static void on_the_wire(void)
 {
     struct pair pair;
@@ -398,7 +417,8 @@ static void on_the_wire(void)
         pair.wanted[0][0].port = relay.port;
         const double end_s = hapt_time_s() + PATIENCE_S;
         for (bool complete[2] = {false, false}; !(complete[0] && complete[1]) && hapt_time_s() < end_s;) {
-            for (int rank = 0; rank < 2; rank++) CHECK_OK(tcp_setup_advance(pair.setup[rank], hapt_time_s(), &complete[rank]));
+            for (int rank = 0; rank < 2; rank++)
+                CHECK_OK(tcp_setup_advance(pair.setup[rank], hapt_time_s(), &complete[rank]));
             advance_relay(&relay);
         }
         CHECK(pair.wanted[0][0].socket >= 0 && pair.wanted[1][0].socket >= 0 && relay.refuses == 0);
@@ -408,7 +428,8 @@ static void on_the_wire(void)
         if (refuses == 0) second = relay;
         close_relay(&relay);
     }
-    CHECK(memcmp(second.seen[0] + 16, relay.seen[0] + 16, 16) != 0 && memcmp(second.seen[1], relay.seen[1], 16) != 0); /* fresh nonces */
+    CHECK(memcmp(second.seen[0] + 16, relay.seen[0] + 16, 16) != 0 &&
+          memcmp(second.seen[1], relay.seen[1], 16) != 0); /* fresh nonces */
     open_pair(&pair, 1, 0, TCP_SETUP_PENDING_S);
     const int socket = call_address(1, pair.wanted[0][0].port);
     CHECK(write(socket, relay.seen[0], HELLO + PROOF) == HELLO + PROOF);

@@ -1,6 +1,6 @@
 /*
- * Tensor-parallel programs. The proof that they are right: all ranks of a small mesh are interpreted in lock step with the cpu
- * kernels and naive collectives, and whatever they hold, put together, is what one device computes.
+ * Tensor-parallel programs. The proof that they are right: all ranks of a small mesh are interpreted in lock step with
+ * the cpu kernels and naive collectives, and whatever they hold, put together, is what one device computes.
  */
 #include "world.h"
 
@@ -22,7 +22,7 @@ static void gpt_equals_one_device(void)
 {
     static const int mesh[][2] = {{1, 2}, {1, 4}, {2, 2}, {2, 1}, {2, 4}};
     for (int tied = 0; tied < 2; tied++) {
-        for (int heads = 2; heads <= 4; heads += 2) { /* 2: attention stays whole on 4 ranks */
+        for (int heads = 2; heads <= 4; heads += 2) {       /* 2: attention stays whole on 4 ranks */
             for (int vocab = 32; vocab <= 37; vocab += 5) { /* 37: shards of unlike sizes */
                 struct hapt_arena arena;
                 hapt_arena_init(&arena);
@@ -36,19 +36,36 @@ static void gpt_equals_one_device(void)
     }
 }
 
-/* Queries, keys and values of their own products, gates, residual sums of what a norm gave: cut as Megatron would, two reductions a
- * block and direction. Where heads cannot be shared attention stays whole, the feed-forward does not. */
+/* Queries, keys and values of their own products, gates, residual sums of what a norm gave: cut as Megatron would, two
+ * reductions a block and direction. Where heads cannot be shared attention stays whole, the feed-forward does not. */
 static void families_equal_one_device(void)
 {
     static const struct {
         const char *word[24];
-        int vocab, heavy, whole; /* products of a block and its attention's, with their backward parts; of those uncut on two devices */
+        int vocab, heavy, whole; /* products of a block and its attention's, with their backward parts; of those uncut
+                                    on two devices */
     } family[] = {
         {{"bert", "--layers", "1", "--hidden", "16", "--heads", "4", "--sequence", "4", "--vocab", "14"}, 14, 20, 0},
-        {{"llama", "--layers", "1", "--hidden", "16", "--heads", "4", "--kv-heads", "2", "--ffn", "24", "--sequence", "4", "--vocab", "14"}, 14, 23, 0},
-        {{"llama", "--layers", "1", "--hidden", "16", "--heads", "4", "--kv-heads", "1", "--ffn", "24", "--sequence", "4", "--vocab", "14"}, 14, 23, 14},
-        {{"vit", "--layers", "1", "--hidden", "16", "--heads", "4", "--image", "8", "--patch", "4", "--ffn", "16", "--classes", "6"}, 6, 20, 0},
-        {{"bert-moe", "--layers", "2", "--hidden", "8", "--heads", "2", "--sequence", "4", "--vocab", "14", "--experts", "4", "--top-k", "2"}, 14, 0, 0},
+        {{"llama", "--layers", "1", "--hidden", "16", "--heads", "4", "--kv-heads", "2", "--ffn", "24", "--sequence",
+          "4", "--vocab", "14"},
+         14,
+         23,
+         0},
+        {{"llama", "--layers", "1", "--hidden", "16", "--heads", "4", "--kv-heads", "1", "--ffn", "24", "--sequence",
+          "4", "--vocab", "14"},
+         14,
+         23,
+         14},
+        {{"vit", "--layers", "1", "--hidden", "16", "--heads", "4", "--image", "8", "--patch", "4", "--ffn", "16",
+          "--classes", "6"},
+         6,
+         20,
+         0},
+        {{"bert-moe", "--layers", "2", "--hidden", "8", "--heads", "2", "--sequence", "4", "--vocab", "14", "--experts",
+          "4", "--top-k", "2"},
+         14,
+         0,
+         0},
     };
     static const int mesh[][2] = {{1, 2}, {2, 2}, {1, 4}};
     for (size_t f = 0; f < sizeof family / sizeof *family; f++) {
@@ -73,8 +90,8 @@ static void families_equal_one_device(void)
             whole += sharding->cut[o][1].letter == HAPT_CUT_WHOLE;
         }
         if (family[f].heavy > 0)
-            CHECK_MESSAGE(heavy == family[f].heavy && whole == family[f].whole, "%s %d: %d of %d products of a block are whole", family[f].word[0],
-                          (int)f, whole, heavy);
+            CHECK_MESSAGE(heavy == family[f].heavy && whole == family[f].whole,
+                          "%s %d: %d of %d products of a block are whole", family[f].word[0], (int)f, whole, heavy);
         hapt_arena_release(&arena);
     }
 }
@@ -105,8 +122,14 @@ static void random_graphs_equal_one_device(void)
 
 static int parameter(struct hapt_graph *graph, const char *name, int64_t rows, int64_t columns)
 {
-    const struct hapt_tensor tensor = {.name = name, .kind = HAPT_TENSOR_PARAMETER, .dtype = HAPT_F32, .dims = 2,
-                                       .shape = {rows, columns}, .trainable = true, .init = HAPT_INIT_NORMAL, .init_std = 0.02};
+    const struct hapt_tensor tensor = {.name = name,
+                                       .kind = HAPT_TENSOR_PARAMETER,
+                                       .dtype = HAPT_F32,
+                                       .dims = 2,
+                                       .shape = {rows, columns},
+                                       .trainable = true,
+                                       .init = HAPT_INIT_NORMAL,
+                                       .init_std = 0.02};
     int index = -1;
     CHECK_OK(hapt_graph_add_tensor(graph, &tensor, &index));
     return index;
@@ -123,8 +146,8 @@ static int product(struct hapt_graph *graph, const char *name, int x, int w, boo
     return y;
 }
 
-/* Two feed-forward networks side by side on one input: their gradients meet as partial sums and are summed once; no cut may part
- * them. Operators: embedding, [a, a.gelu, b], [c, c.gelu, d], sum, head, loss. */
+/* Two feed-forward networks side by side on one input: their gradients meet as partial sums and are summed once; no cut
+ * may part them. Operators: embedding, [a, a.gelu, b], [c, c.gelu, d], sum, head, loss. */
 static void parallel_branches(void)
 {
     struct hapt_arena arena;
@@ -134,15 +157,21 @@ static void parallel_branches(void)
     int tokens = -1, targets = -1, x = -1, y[2], sum = -1, logits = -1, loss[2];
     hapt_arena_init(&arena);
     CHECK_OK(hapt_graph_create(&arena, &graph));
-    struct hapt_tensor input = {.name = "tokens", .kind = HAPT_TENSOR_INPUT, .role = HAPT_ROLE_TOKENS, .dtype = HAPT_I32,
-                                .dims = 2, .shape = {4, 6}};
+    struct hapt_tensor input = {.name = "tokens",
+                                .kind = HAPT_TENSOR_INPUT,
+                                .role = HAPT_ROLE_TOKENS,
+                                .dtype = HAPT_I32,
+                                .dims = 2,
+                                .shape = {4, 6}};
     CHECK_OK(hapt_graph_add_tensor(graph, &input, &tokens));
     input.name = "targets", input.role = HAPT_ROLE_TARGETS;
     CHECK_OK(hapt_graph_add_tensor(graph, &input, &targets));
     const int table = parameter(graph, "table", vocab, d);
     CHECK_OK(hapt_graph_add_op(graph, "embedding", "x", (int[]){tokens, table, -1}, 3, NULL, NULL, &x));
-    y[0] = product(graph, "b", product(graph, "a", x, parameter(graph, "wa", d, 4 * d), true), parameter(graph, "wb", 4 * d, d), false);
-    y[1] = product(graph, "d", product(graph, "c", x, parameter(graph, "wc", d, 2 * d), true), parameter(graph, "wd", 2 * d, d), false);
+    y[0] = product(graph, "b", product(graph, "a", x, parameter(graph, "wa", d, 4 * d), true),
+                   parameter(graph, "wb", 4 * d, d), false);
+    y[1] = product(graph, "d", product(graph, "c", x, parameter(graph, "wc", d, 2 * d), true),
+                   parameter(graph, "wd", 2 * d, d), false);
     CHECK_OK(hapt_graph_add_op(graph, "add", "sum", y, 2, NULL, NULL, &sum));
     CHECK_OK(hapt_graph_add_op(graph, "linear_t", "head", (int[]){sum, table, -1}, 3, NULL, NULL, &logits));
     CHECK_OK(hapt_graph_add_op(graph, "cross_entropy", "loss", (int[]){logits, targets}, 2, NULL, NULL, loss));
@@ -181,8 +210,9 @@ static void marks(void)
     CHECK(graph->op_count <= 256);
     CHECK_OK(hapt_sharding_tensor_parallel(graph, 1, 2, &arena, &sharding));
     if (sharding) hapt_sharding_mark(sharding, mark);
-    for (int o = 1; sharding && o + 20 < graph->forward_count - 3; o++) CHECK(mark[o] == mark[o + 10]); /* block by block */
-    CHECK(mark[2] != mark[4]); /* a product by columns, one by rows */
+    for (int o = 1; sharding && o + 20 < graph->forward_count - 3; o++)
+        CHECK(mark[o] == mark[o + 10]); /* block by block */
+    CHECK(mark[2] != mark[4]);          /* a product by columns, one by rows */
     hapt_arena_release(&arena);
 }
 
@@ -197,7 +227,8 @@ static const struct hapt_property *property_named(const struct hapt_sharding *sh
     return &sharding->property[tensor][1];
 }
 
-/* Shoeybi et al. 2019, section 3: columns, then rows, in attention and in the feed-forward network; tables by vocabulary. */
+/* Shoeybi et al. 2019, section 3: columns, then rows, in attention and in the feed-forward network; tables by
+ * vocabulary. */
 static void layout_is_megatrons(void)
 {
     static const struct {
@@ -232,8 +263,9 @@ static void layout_is_megatrons(void)
     hapt_arena_release(&arena);
 }
 
-/* Per block and microbatch two all-reduces of b s h elements forward and two backward; one more behind the embedding, one before the
- * last norm's backward; three of b s fp32 in the loss. Gradients are summed over axis 0 alone, shards once. */
+/* Per block and microbatch two all-reduces of b s h elements forward and two backward; one more behind the embedding,
+ * one before the last norm's backward; three of b s fp32 in the loss. Gradients are summed over axis 0 alone, shards
+ * once. */
 static void collectives_are_megatrons(void)
 {
     const int layers = 3, hidden = 16, sequence = 8, rows = 4, vocab = 37;
@@ -244,10 +276,12 @@ static void collectives_are_megatrons(void)
     for (int dp = 1; dp <= 2; dp++) {
         for (int tp = 2; tp <= 4; tp *= 2) {
             struct hapt_program *program = NULL;
-            CHECK_OK(hapt_program_tensor_parallel(model->graph, 0, model->graph->forward_count, dp, tp, &arena, &program));
+            CHECK_OK(
+                hapt_program_tensor_parallel(model->graph, 0, model->graph->forward_count, dp, tp, &arena, &program));
             if (!program) continue;
             const double bsh = 2.0 * rows / dp * sequence * hidden, bs = 4.0 * rows / dp * sequence;
-            CHECK_NEAR(hapt_program_collective_bytes(program, HAPT_SECTION_FORWARD), (2 * layers + 1) * bsh + 3 * bs, 0);
+            CHECK_NEAR(hapt_program_collective_bytes(program, HAPT_SECTION_FORWARD), (2 * layers + 1) * bsh + 3 * bs,
+                       0);
             CHECK_NEAR(hapt_program_collective_bytes(program, HAPT_SECTION_BACKWARD), (2 * layers + 1) * bsh, 0);
             const double h = hidden, shard = (vocab + tp - 1) / tp * h; /* rounded up */
             const double block = (12 * h * h + 3 * h + 4 * h) / tp + 2 * h + 4 * h;
@@ -299,8 +333,9 @@ static void flops_add_up(void)
     hapt_arena_release(&arena);
 }
 
-/* Korthikanti et al. 2022, equation 2, for what this graph keeps: s b h (10 + 24 / t) bytes a layer less the two dropout masks,
- * with no scores kept (the 5 a s / h term), plus the logsumexp of each head's rows and two norms' statistics in fp32. */
+/* Korthikanti et al. 2022, equation 2, for what this graph keeps: s b h (10 + 24 / t) bytes a layer less the two
+ * dropout masks, with no scores kept (the 5 a s / h term), plus the logsumexp of each head's rows and two norms'
+ * statistics in fp32. */
 static void activations_follow_the_formula(void)
 {
     const int hidden = 64, heads = 8, sequence = 32, rows = 4;

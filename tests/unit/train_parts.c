@@ -143,7 +143,8 @@ static void clipping(void)
     CHECK(update.gradient_scale == 1);
 }
 
-/* Halved by an overflow, doubled by 2000 good steps, the same when it is made again from the norms; only fp16 has one. */
+/* Halved by an overflow, doubled by 2000 good steps, the same when it is made again from the norms; only fp16 has one.
+ */
 static void loss_scale(void)
 {
     enum { STEPS = 9000 };
@@ -158,8 +159,10 @@ static void loss_scale(void)
         norm[step] = hapt_random_unit(&random) < 1e-3 ? INFINITY : 1;
         CHECK(loss_scale_overflows(&running, 2.5, norm[step]) == isinf(norm[step]));
         loss_scale_note(&running, norm[step]);
-        if (isinf(norm[step])) expected /= 2, good = 0, skipped++;
-        else if (++good == 2000) expected *= 2, good = 0;
+        if (isinf(norm[step]))
+            expected /= 2, good = 0, skipped++;
+        else if (++good == 2000)
+            expected *= 2, good = 0;
     }
     CHECK(skipped > 2);
     loss_scale_begin(&again, HAPT_F16, 65536, norm, STEPS);

@@ -31,8 +31,13 @@ static void begin(struct run *run)
         run->ranks[c] = run->rank[c];
     }
     run->part[0].comm_s = COMM_S;
-    run->plan = (struct hapt_plan){.microbatches = MICROBATCHES, .stage_count = STAGES, .t_max_s = COMPUTE_S,
-                                    .latency_s = (MICROBATCHES + STAGES - 1) * COMPUTE_S, .simulated_s = NAN, .hide_threshold = 0.02, .stage = run->part};
+    run->plan = (struct hapt_plan){.microbatches = MICROBATCHES,
+                                   .stage_count = STAGES,
+                                   .t_max_s = COMPUTE_S,
+                                   .latency_s = (MICROBATCHES + STAGES - 1) * COMPUTE_S,
+                                   .simulated_s = NAN,
+                                   .hide_threshold = 0.02,
+                                   .stage = run->part};
     run->stage = (struct stage){.env = &run->env, .plan = &run->plan, .ranks = run->ranks};
     hapt_arena_init(&run->arena);
     CHECK_OK(watch_slow_create(&run->stage, 0.2, &run->arena, &run->slow));
@@ -43,14 +48,15 @@ static void end(struct run *run)
     hapt_arena_release(&run->arena);
 }
 
-/* One step of `step_s`: what a message took forward and backward at every sender, how many times its CPU time a rank takes where it waits for
- * cores, and how many times as long as planned the last rank computes. */
+/* One step of `step_s`: what a message took forward and backward at every sender, how many times its CPU time a rank
+ * takes where it waits for cores, and how many times as long as planned the last rank computes. */
 static void step_of(struct run *run, double step_s, double forward_s, double backward_s, double crowd, double last)
 {
     for (int r = 0; r < RANKS; r++) {
         const double cpu_s = MICROBATCHES * COMPUTE_S * (r == RANKS - 1 ? last : 1);
         const bool first = r < SIZE;
-        run->sample[r] = (struct watch_sample){.effort = {.busy_s = cpu_s * crowd, .device_s = cpu_s, .raw_s = cpu_s * crowd}};
+        run->sample[r] =
+            (struct watch_sample){.effort = {.busy_s = cpu_s * crowd, .device_s = cpu_s, .raw_s = cpu_s * crowd}};
         run->sample[r].link[STAGE_LINK_FORWARD_OUT] = (struct stage_link_time){first ? forward_s : 0, first};
         run->sample[r].link[STAGE_LINK_FORWARD_IN] = (struct stage_link_time){0, !first};
         run->sample[r].link[STAGE_LINK_BACKWARD_OUT] = (struct stage_link_time){first ? 0 : backward_s, !first};
@@ -84,7 +90,8 @@ static void constant(void)
     }
 }
 
-/* A tenth of the rate from some step on, in one direction or in both: named within 20 steps, once, on quiet and on crowded machines. */
+/* A tenth of the rate from some step on, in one direction or in both: named within 20 steps, once, on quiet and on
+ * crowded machines. */
 static void dropped(void)
 {
     for (uint64_t seed = 1; seed <= 200; seed++) {
@@ -97,12 +104,16 @@ static void dropped(void)
             const double factor = s < from ? 1 : 10;
             step(&run, factor * noisy(&random), both ? factor * noisy(&random) : noisy(&random), crowd);
         }
-        CHECK_MESSAGE(run.result.warning_count == 1 + both, "seed %ld: %d warnings", (long)seed, run.result.warning_count);
+        CHECK_MESSAGE(run.result.warning_count == 1 + both, "seed %ld: %d warnings", (long)seed,
+                      run.result.warning_count);
         for (int w = 0; w < run.result.warning_count; w++) {
             const struct hapt_train_warning *warning = &run.result.warning[w];
-            CHECK_MESSAGE(warning->step >= from && warning->step < from + 20, "from step %d, named in step %d", from, (int)warning->step);
-            CHECK(warning->stage + warning->peer_stage == 1 && warning->planned_s == COMM_S && warning->ratio > 3 && warning->ratio < 16);
-            CHECK_MESSAGE(strstr(warning->text, warning->stage == 0 ? "from stage 0 (subcluster fast" : "from stage 1 (subcluster slow") &&
+            CHECK_MESSAGE(warning->step >= from && warning->step < from + 20, "from step %d, named in step %d", from,
+                          (int)warning->step);
+            CHECK(warning->stage + warning->peer_stage == 1 && warning->planned_s == COMM_S && warning->ratio > 3 &&
+                  warning->ratio < 16);
+            CHECK_MESSAGE(strstr(warning->text, warning->stage == 0 ? "from stage 0 (subcluster fast"
+                                                                    : "from stage 1 (subcluster slow") &&
                               strstr(warning->text, "plan again"),
                           "%s", warning->text);
         }
@@ -130,20 +141,25 @@ static void silent(void)
     end(&run);
 }
 
-/* The last rank becomes slower: named once, within 20 steps. Where all of the step is waiting for a link, only if it is far slower. */
+/* The last rank becomes slower: named once, within 20 steps. Where all of the step is waiting for a link, only if it is
+ * far slower. */
 static void slower_rank(void)
 {
     enum { FROM = 30 };
-    const struct { double waiting, times; int named; } one[] = {{1, 1.1, 0}, {1, 3, 1}, {8, 2.4, 0}, {8, 4, 1}};
+    const struct {
+        double waiting, times;
+        int named;
+    } one[] = {{1, 1.1, 0}, {1, 3, 1}, {8, 2.4, 0}, {8, 4, 1}};
     for (size_t i = 0; i < sizeof one / sizeof *one; i++) {
         struct run run;
         begin(&run);
         for (int s = 0; s < FROM + 60; s++) {
             const double last = s < FROM ? 1 : one[i].times;
-            step_of(&run, one[i].waiting * (run.plan.latency_s + MICROBATCHES * COMPUTE_S * (last - 1)), COMM_S, COMM_S, 1, last);
+            step_of(&run, one[i].waiting * (run.plan.latency_s + MICROBATCHES * COMPUTE_S * (last - 1)), COMM_S, COMM_S,
+                    1, last);
         }
-        CHECK_MESSAGE(run.result.warning_count == one[i].named, "%g times as slow, steps of %g times as long: %d named", one[i].times,
-                      one[i].waiting, run.result.warning_count);
+        CHECK_MESSAGE(run.result.warning_count == one[i].named, "%g times as slow, steps of %g times as long: %d named",
+                      one[i].times, one[i].waiting, run.result.warning_count);
         for (int w = 0; w < run.result.warning_count; w++) {
             const struct hapt_train_warning *warning = &run.result.warning[w];
             CHECK(warning->rank == RANKS - 1 && warning->stage == STAGES - 1 && warning->peer_stage == -1);
@@ -154,14 +170,19 @@ static void slower_rank(void)
     }
 }
 
-/* A run that is off its prediction: said once, with both numbers; not for a while only, not where it is near, not where the plan has no times,
- * and where the job's own ranks share the cores not for that. */
+/* A run that is off its prediction: said once, with both numbers; not for a while only, not where it is near, not where
+ * the plan has no times, and where the job's own ranks share the cores not for that. */
 static void off_prediction(void)
 {
-    const struct { double times, predicted; int cores; double crowd; int steps, said; } one[] = {
-        {1, 0.3, 0, 1, 60, 0},   {1.4, 0.3, 0, 1, 60, 0},  {3.2, 0.3, 0, 1, 60, 1}, {0.6, 0.3, 0, 1, 60, 0}, {0.2, 0.3, 0, 1, 60, 1},
-        {3.2, NAN, 0, 1, 60, 0}, {3.2, 0, 0, 1, 60, 0},    {3.2, 0.3, 0, 1, 17, 0}, {3.2, 3e-4, 0, 1, 60, 0}, {4.5, 0.3, 8, 5, 60, 1},
-        {4.5, 0.3, 2, 5, 60, 0}, {20, 0.3, 2, 5, 60, 1},
+    const struct {
+        double times, predicted;
+        int cores;
+        double crowd;
+        int steps, said;
+    } one[] = {
+        {1, 0.3, 0, 1, 60, 0},    {1.4, 0.3, 0, 1, 60, 0}, {3.2, 0.3, 0, 1, 60, 1}, {0.6, 0.3, 0, 1, 60, 0},
+        {0.2, 0.3, 0, 1, 60, 1},  {3.2, NAN, 0, 1, 60, 0}, {3.2, 0, 0, 1, 60, 0},   {3.2, 0.3, 0, 1, 17, 0},
+        {3.2, 3e-4, 0, 1, 60, 0}, {4.5, 0.3, 8, 5, 60, 1}, {4.5, 0.3, 2, 5, 60, 0}, {20, 0.3, 2, 5, 60, 1},
     };
     for (size_t i = 0; i < sizeof one / sizeof *one; i++) {
         struct run run;
@@ -171,13 +192,14 @@ static void off_prediction(void)
         watch_slow_create(&run.stage, 0.2, &run.arena, &run.slow);
         const double step_s = one[i].times * (isfinite(one[i].predicted) ? one[i].predicted : 0.3);
         for (int s = 0; s < one[i].steps; s++) step_of(&run, step_s, COMM_S, COMM_S, one[i].crowd, 1);
-        CHECK_MESSAGE(run.result.warning_count == one[i].said, "%g times %g s, case %zu: %d said", one[i].times, one[i].predicted, i,
-                      run.result.warning_count);
+        CHECK_MESSAGE(run.result.warning_count == one[i].said, "%g times %g s, case %zu: %d said", one[i].times,
+                      one[i].predicted, i, run.result.warning_count);
         for (int w = 0; w < run.result.warning_count; w++) {
             const struct hapt_train_warning *warning = &run.result.warning[w];
             CHECK(warning->rank == -1 && warning->stage == -1 && warning->peer_stage == -1);
             CHECK_NEAR(warning->ratio, one[i].times, 1e-9);
-            CHECK_MESSAGE(strstr(warning->text, "predicted 300.00 ms") && strstr(warning->text, "--run outputs/"), "%s", warning->text);
+            CHECK_MESSAGE(strstr(warning->text, "predicted 300.00 ms") && strstr(warning->text, "--run outputs/"), "%s",
+                          warning->text);
             CHECK((strstr(warning->text, "what else runs") != NULL) == (one[i].times > 1));
         }
         end(&run);

@@ -18,7 +18,10 @@ struct walk {
     struct hapt_search_options options;
     int stages;
     const struct hapt_plan *plan; /* the optimum */
-    struct { int first, end, subcluster, n, m; double time_s, parameter_bytes, activation_bytes; } stage[MOST_STAGES];
+    struct {
+        int first, end, subcluster, n, m;
+        double time_s, parameter_bytes, activation_bytes;
+    } stage[MOST_STAGES];
     int used[4]; /* devices of each subcluster */
     struct least *least;
 };
@@ -58,7 +61,8 @@ static bool runs_at(const struct walk *walk, double pace_s, bool lifted)
 {
     for (int i = 0; i < walk->stages; i++) {
         const double memory = walk->profile->cluster[walk->stage[i].subcluster].device_memory_bytes;
-        const double need = walk->stage[i].parameter_bytes + launches(walk, i, pace_s) * walk->stage[i].activation_bytes;
+        const double need =
+            walk->stage[i].parameter_bytes + launches(walk, i, pace_s) * walk->stage[i].activation_bytes;
         if (!at_most(walk->stage[i].time_s, pace_s) || !at_most(boundary_s(walk, i), pace_s)) return false;
         if (!lifted && !at_most(need, memory)) return false;
     }
@@ -71,7 +75,8 @@ static double least_latency(const struct walk *walk, bool lifted)
     double sum_s = 0, best_s = INFINITY;
     for (int i = 0; i < walk->stages; i++) sum_s += walk->stage[i].time_s + 2 * boundary_s(walk, i);
     for (int i = 0; i < walk->stages; i++) {
-        const double c = boundary_s(walk, i), pace[4] = {walk->stage[i].time_s, c, 2 * c, c / walk->options.hide_threshold};
+        const double c = boundary_s(walk, i),
+                     pace[4] = {walk->stage[i].time_s, c, 2 * c, c / walk->options.hide_threshold};
         for (int k = 0; k < 4; k++)
             if (isfinite(pace[k]) && runs_at(walk, pace[k], lifted))
                 best_s = fmin(best_s, sum_s + (walk->options.microbatches - 1) * pace[k]);
@@ -121,13 +126,13 @@ static void judge(const struct walk *walk)
         if (neighbours(walk, 2, 1)) least->split_s = fmin(least->split_s, latency_s);
         if (neighbours(walk, 1, 2)) least->joined_s = fmin(least->joined_s, latency_s);
     }
-    least->lifted_s = fmin(least->lifted_s, walk->options.use_all_devices && !busy ? INFINITY : least_latency(walk, true));
+    least->lifted_s =
+        fmin(least->lifted_s, walk->options.use_all_devices && !busy ? INFINITY : least_latency(walk, true));
     least->all_s = fmin(least->all_s, latency_s);
     if (busy) least->busy_s = fmin(least->busy_s, latency_s);
     if (walk->options.use_all_devices && count == walk->profile->cluster_count && !busy) return;
     least->of_order[order] = fmin(least->of_order[order], latency_s);
-    for (int k = 0; k < cuts; k++)
-        least->of_cut[order][k][cut[k]] = fmin(least->of_cut[order][k][cut[k]], latency_s);
+    for (int k = 0; k < cuts; k++) least->of_cut[order][k][cut[k]] = fmin(least->of_cut[order][k][cut[k]], latency_s);
 }
 
 static void extend(struct walk *walk, int layer, int current)
@@ -149,8 +154,9 @@ static void extend(struct walk *walk, int layer, int current)
                 const int i = walk->stages++;
                 walk->stage[i].first = layer, walk->stage[i].end = end, walk->stage[i].subcluster = c;
                 walk->stage[i].n = cluster->submesh[s].n, walk->stage[i].m = cluster->submesh[s].m;
-                walk->stage[i].time_s = cluster->stage_time[cell] + (cluster->step_time ? cluster->step_time[cell] : 0) /
-                                                                        walk->options.microbatches;
+                walk->stage[i].time_s =
+                    cluster->stage_time[cell] +
+                    (cluster->step_time ? cluster->step_time[cell] : 0) / walk->options.microbatches;
                 walk->stage[i].parameter_bytes = cluster->parameter_bytes[cell];
                 walk->stage[i].activation_bytes = cluster->activation_bytes[cell];
                 walk->used[c] += devices;
@@ -219,7 +225,8 @@ static double expected(const struct least *least, const struct hapt_profile *pro
     if (strcmp(what, "two stages joined") == 0) return least->joined_s;
     if (strcmp(what, "every device used") == 0) return least->busy_s;
     if (strcmp(what, "devices may stay idle") == 0) return least->all_s;
-    if (sscanf(what, "sub%d alone%n", &a, &length) == 1 && what[length] == '\0' && length) return least->of_order[a + 1];
+    if (sscanf(what, "sub%d alone%n", &a, &length) == 1 && what[length] == '\0' && length)
+        return least->of_order[a + 1];
     if (sscanf(what, "without sub%d", &a) == 1) {
         for (int k = 1; k < ORDERS; k++)
             if (!order_has(k, a)) best_s = fmin(best_s, least->of_order[k]);
@@ -286,22 +293,32 @@ static void check_rival(const struct least *least, const struct hapt_profile *pr
     for (char *piece = strtok_r(pieces, ";", &save); piece; piece = strtok_r(NULL, ";", &save)) {
         piece += *piece == ' ';
         const double best_s = expected(least, profile, plan, piece);
-        CHECK_MESSAGE(found_s == best_s || fabs(found_s - best_s) <= 1e-11 * best_s, "seed %llu: %s takes %.17g, not %.17g",
-                      seed, piece, found_s, best_s);
-        kinds[strstr(piece, "alone") ? 0 : strstr(piece, "cut") ? 1 : strstr(piece, "bytes") ? 2 : strstr(piece, "memory") ? 3 :
-              strstr(piece, "idle") || strstr(piece, "every") ? 4 : strstr(piece, "too") ? 5 : strstr(piece, "without") ? 6 : strstr(piece, "split") || strstr(piece, "joined") ? 8 : 7]++;
+        CHECK_MESSAGE(found_s == best_s || fabs(found_s - best_s) <= 1e-11 * best_s,
+                      "seed %llu: %s takes %.17g, not %.17g", seed, piece, found_s, best_s);
+        kinds[strstr(piece, "alone")                              ? 0
+              : strstr(piece, "cut")                              ? 1
+              : strstr(piece, "bytes")                            ? 2
+              : strstr(piece, "memory")                           ? 3
+              : strstr(piece, "idle") || strstr(piece, "every")   ? 4
+              : strstr(piece, "too")                              ? 5
+              : strstr(piece, "without")                          ? 6
+              : strstr(piece, "split") || strstr(piece, "joined") ? 8
+                                                                  : 7]++;
     }
     CHECK_MESSAGE(rival->reason && rival->reason[0], "seed %llu: %s gives no reason", seed, rival->what);
     if (!rival->plan) return;
-    CHECK_MESSAGE(!rival->fits || !same_stages(rival->plan, plan), "seed %llu: %s is the plan itself", seed, rival->what);
+    CHECK_MESSAGE(!rival->fits || !same_stages(rival->plan, plan), "seed %llu: %s is the plan itself", seed,
+                  rival->what);
     CHECK_NEAR(rival->pace_s + rival->fill_s + rival->transfer_s, found_s - plan->latency_s, 1e-9 * plan->latency_s);
     CHECK_NEAR(rival->loss, found_s / plan->latency_s - 1, 1e-12);
-    if (rival->fits && !strstr(rival->what, "idle") && !(options->use_all_devices && visit_of(rival->plan).count < profile->cluster_count))
+    if (rival->fits && !strstr(rival->what, "idle") &&
+        !(options->use_all_devices && visit_of(rival->plan).count < profile->cluster_count))
         CHECK_MESSAGE(rival->loss >= -1e-12, "seed %llu: %s beats the plan", seed, rival->what);
     if (rival->fits) return;
     CHECK_MESSAGE(rival->loss < 0 && rival->short_bytes > 0, "seed %llu: more memory buys nothing", seed);
     const struct hapt_plan_stage *tight = &rival->plan->stage[rival->short_stage];
-    CHECK_NEAR(tight->memory_bytes - profile->cluster[tight->subcluster].device_memory_bytes, rival->short_bytes, 1e-12);
+    CHECK_NEAR(tight->memory_bytes - profile->cluster[tight->subcluster].device_memory_bytes, rival->short_bytes,
+               1e-12);
 }
 
 static void compare_once(uint64_t start)
@@ -337,8 +354,10 @@ static void compare_once(uint64_t start)
         }
         char reverse[32];
         snprintf(reverse, sizeof reverse, "sub%d before sub%d", visit.subcluster[1], visit.subcluster[0]);
-        CHECK_MESSAGE(visit.count != 2 || listed(rivals, reverse), "seed %llu: no %s", (unsigned long long)start, reverse);
-        CHECK_MESSAGE(listed(rivals, "split") == isfinite(least->split_s) && listed(rivals, "joined") == isfinite(least->joined_s),
+        CHECK_MESSAGE(visit.count != 2 || listed(rivals, reverse), "seed %llu: no %s", (unsigned long long)start,
+                      reverse);
+        CHECK_MESSAGE(listed(rivals, "split") == isfinite(least->split_s) &&
+                          listed(rivals, "joined") == isfinite(least->joined_s),
                       "seed %llu: a stage more or less", (unsigned long long)start);
         CHECK_MESSAGE(!(least->lifted_s < plan->latency_s * (1 - 1e-9)) || listed(rivals, "more memory"),
                       "seed %llu: memory is not mentioned", (unsigned long long)start);

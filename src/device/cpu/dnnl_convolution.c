@@ -1,6 +1,6 @@
 /*
- * Convolutions by oneDNN 2.x. It works in blocked layouts of its own choice: operands are reordered into the workspace and the
- * result back out of it, but where the plain layout is its choice.
+ * Convolutions by oneDNN 2.x. It works in blocked layouts of its own choice: operands are reordered into the workspace
+ * and the result back out of it, but where the plain layout is its choice.
  */
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.h>
@@ -43,13 +43,14 @@ static enum hapt_status check(dnnl_status_t status, const char *what)
 {
     if (status == dnnl_success) return HAPT_OK;
     if (status == dnnl_out_of_memory) return hapt_fail(HAPT_ERR_MEMORY, NULL, "oneDNN: no memory for %s", what);
-    return hapt_fail(HAPT_ERR_INTERNAL, "bf16 convolutions need AVX-512; try --dtype fp32", "oneDNN: %s failed (status %d)",
-                     what, (int)status);
+    return hapt_fail(HAPT_ERR_INTERNAL, "bf16 convolutions need AVX-512; try --dtype fp32",
+                     "oneDNN: %s failed (status %d)", what, (int)status);
 }
 
 static int result_of(enum convolution_kind kind)
 {
-    static const int result[CONVOLUTION_KINDS] = {[CONVOLUTION_FORWARD] = Y, [CONVOLUTION_DX] = X, [CONVOLUTION_DW] = W};
+    static const int result[CONVOLUTION_KINDS] = {
+        [CONVOLUTION_FORWARD] = Y, [CONVOLUTION_DX] = X, [CONVOLUTION_DW] = W};
     return result[kind];
 }
 
@@ -69,7 +70,8 @@ static enum hapt_status describe_operands(struct plan *plan, dnnl_memory_desc_t 
     return HAPT_OK;
 }
 
-static enum hapt_status describe_convolution(struct plan *plan, const dnnl_memory_desc_t *any, const dnnl_memory_desc_t *bias)
+static enum hapt_status describe_convolution(struct plan *plan, const dnnl_memory_desc_t *any,
+                                             const dnnl_memory_desc_t *bias)
 {
     const struct convolution *c = &plan->key;
     const dnnl_dims_t strides = {c->stride, c->stride}, padding = {c->padding, c->padding};
@@ -77,22 +79,22 @@ static enum hapt_status describe_convolution(struct plan *plan, const dnnl_memor
     dnnl_primitive_attr_t attributes;
     dnnl_status_t status = dnnl_success;
     if (c->kind == CONVOLUTION_FORWARD)
-        status = dnnl_convolution_forward_desc_init(&made, dnnl_forward_training, dnnl_convolution_direct, &any[X], &any[W], bias,
-                                                    &any[Y], strides, padding, padding);
+        status = dnnl_convolution_forward_desc_init(&made, dnnl_forward_training, dnnl_convolution_direct, &any[X],
+                                                    &any[W], bias, &any[Y], strides, padding, padding);
     else if (c->kind == CONVOLUTION_DX)
-        status = dnnl_convolution_backward_data_desc_init(&made, dnnl_convolution_direct, &any[X], &any[W], &any[Y], strides,
-                                                          padding, padding);
+        status = dnnl_convolution_backward_data_desc_init(&made, dnnl_convolution_direct, &any[X], &any[W], &any[Y],
+                                                          strides, padding, padding);
     else
-        status = dnnl_convolution_backward_weights_desc_init(&made, dnnl_convolution_direct, &any[X], &any[W], NULL, &any[Y],
-                                                             strides, padding, padding);
+        status = dnnl_convolution_backward_weights_desc_init(&made, dnnl_convolution_direct, &any[X], &any[W], NULL,
+                                                             &any[Y], strides, padding, padding);
     HAPT_TRY(check(status, "the description of a convolution"));
     dnnl_primitive_desc_t hint = NULL; /* backward passes want the forward one that they belong to */
     if (c->kind != CONVOLUTION_FORWARD) {
         dnnl_convolution_desc_t forward;
         dnnl_memory_desc_t weights = any[W];
         if (c->dtype == HAPT_BF16) weights.data_type = dnnl_bf16;
-        HAPT_TRY(check(dnnl_convolution_forward_desc_init(&forward, dnnl_forward_training, dnnl_convolution_direct, &any[X],
-                                                          &weights, NULL, &any[Y], strides, padding, padding),
+        HAPT_TRY(check(dnnl_convolution_forward_desc_init(&forward, dnnl_forward_training, dnnl_convolution_direct,
+                                                          &any[X], &weights, NULL, &any[Y], strides, padding, padding),
                        "the description of a convolution"));
         HAPT_TRY(check(dnnl_primitive_desc_create(&hint, &forward, NULL, cache.engine, NULL), "a convolution"));
     }
@@ -117,7 +119,8 @@ static size_t place(struct plan *plan, size_t bytes)
 static void lay_out(struct plan *plan)
 {
     static const dnnl_query_t forward[OPERANDS] = {dnnl_query_src_md, dnnl_query_weights_md, dnnl_query_dst_md};
-    static const dnnl_query_t gradient[OPERANDS] = {dnnl_query_diff_src_md, dnnl_query_diff_weights_md, dnnl_query_diff_dst_md};
+    static const dnnl_query_t gradient[OPERANDS] = {dnnl_query_diff_src_md, dnnl_query_diff_weights_md,
+                                                    dnnl_query_diff_dst_md};
     const enum convolution_kind kind = plan->key.kind;
     for (int o = 0; o < OPERANDS; o++) {
         struct operand *operand = &plan->operand[o];
@@ -129,8 +132,8 @@ static void lay_out(struct plan *plan)
             operand->offset = place(plan, dnnl_memory_desc_get_size(&operand->wanted));
     }
     plan->bias_offset = place(plan, kind == CONVOLUTION_FORWARD ? (size_t)plan->key.out * sizeof(float) : 0);
-    plan->scratch_offset =
-        place(plan, dnnl_memory_desc_get_size(dnnl_primitive_desc_query_md(plan->description, dnnl_query_scratchpad_md, 0)));
+    plan->scratch_offset = place(
+        plan, dnnl_memory_desc_get_size(dnnl_primitive_desc_query_md(plan->description, dnnl_query_scratchpad_md, 0)));
 }
 
 static enum hapt_status make_reorder(const dnnl_memory_desc_t *from, const dnnl_memory_desc_t *to, bool add,
@@ -170,8 +173,8 @@ static enum hapt_status complete(struct plan *plan)
         HAPT_TRY(make_memory(&operand->caller, &operand->plain));
         HAPT_TRY(make_memory(&operand->own, &operand->wanted));
         if (!operand->equal)
-            HAPT_TRY(make_reorder(result ? &operand->wanted : &operand->plain, result ? &operand->plain : &operand->wanted, false,
-                                  &operand->reorder));
+            HAPT_TRY(make_reorder(result ? &operand->wanted : &operand->plain,
+                                  result ? &operand->plain : &operand->wanted, false, &operand->reorder));
         if (result && kind != CONVOLUTION_FORWARD)
             HAPT_TRY(make_reorder(&operand->wanted, &operand->plain, true, &operand->reorder_add));
     }
@@ -190,8 +193,9 @@ static enum hapt_status prepare(struct plan *plan)
     if (!cache.stream)
         HAPT_TRY(check(dnnl_stream_create(&cache.stream, cache.engine, dnnl_stream_default_flags), "the stream"));
     HAPT_TRY(describe_operands(plan, any));
-    HAPT_TRY(check(dnnl_memory_desc_init_by_tag(&bias, 1, channels, plan->key.dtype == HAPT_BF16 ? dnnl_bf16 : dnnl_f32, dnnl_a),
-                   "a layout"));
+    HAPT_TRY(check(
+        dnnl_memory_desc_init_by_tag(&bias, 1, channels, plan->key.dtype == HAPT_BF16 ? dnnl_bf16 : dnnl_f32, dnnl_a),
+        "a layout"));
     HAPT_TRY(describe_convolution(plan, any, &bias));
     lay_out(plan);
     return HAPT_OK;
@@ -199,10 +203,10 @@ static enum hapt_status prepare(struct plan *plan)
 
 static bool same(const struct convolution *a, const struct convolution *b)
 {
-    return a->kind == b->kind && a->dtype == b->dtype && a->rows == b->rows && a->in == b->in && a->height == b->height &&
-           a->width == b->width && a->out == b->out && a->out_height == b->out_height && a->out_width == b->out_width &&
-           a->kernel_height == b->kernel_height && a->kernel_width == b->kernel_width && a->stride == b->stride &&
-           a->padding == b->padding && a->threads == b->threads;
+    return a->kind == b->kind && a->dtype == b->dtype && a->rows == b->rows && a->in == b->in &&
+           a->height == b->height && a->width == b->width && a->out == b->out && a->out_height == b->out_height &&
+           a->out_width == b->out_width && a->kernel_height == b->kernel_height && a->kernel_width == b->kernel_width &&
+           a->stride == b->stride && a->padding == b->padding && a->threads == b->threads;
 }
 
 static void plan_release(struct plan *plan)
@@ -223,7 +227,8 @@ static void plan_release(struct plan *plan)
 /* oneDNN chooses by the threads of the moment. The lock is held. */
 static enum hapt_status find(const struct convolution *convolution, struct plan **found)
 {
-    if (convolution->threads > 0 && omp_get_max_threads() != convolution->threads) omp_set_num_threads(convolution->threads);
+    if (convolution->threads > 0 && omp_get_max_threads() != convolution->threads)
+        omp_set_num_threads(convolution->threads);
     for (int i = 0; i < cache.count; i++) {
         if (!same(&cache.plan[i]->key, convolution)) continue;
         *found = cache.plan[i];
@@ -305,8 +310,8 @@ static enum hapt_status run(struct plan *plan, const void *const data[OPERANDS],
     return change_layout(accumulate ? made->reorder_add : made->reorder, made->own, made->caller);
 }
 
-enum hapt_status hapt_convolution_run(const struct convolution *convolution, const void *x, const void *w, const void *y,
-                                      const void *bias, bool accumulate, void *workspace)
+enum hapt_status hapt_convolution_run(const struct convolution *convolution, const void *x, const void *w,
+                                      const void *y, const void *bias, bool accumulate, void *workspace)
 {
     struct plan *plan = NULL;
     const void *const data[OPERANDS] = {x, w, y};

@@ -42,18 +42,18 @@ typedef uint16_t hvector __attribute__((vector_size(2 * LANES)));
 #define INLINE static inline __attribute__((always_inline, unused))
 
 /* BODY_f32 and BODY_bf16: kernels of one body(call, half), which the compiler makes two of. */
-#define KERNEL_OF_BOTH_TYPES(body)                                                                                     \
-    static enum hapt_status body##_f32(const struct hapt_call *call, struct hapt_queue *queue)                         \
-    {                                                                                                                  \
-        (void)queue;                                                                                                   \
-        body(call, false);                                                                                             \
-        return HAPT_OK;                                                                                                \
-    }                                                                                                                  \
-    static enum hapt_status body##_bf16(const struct hapt_call *call, struct hapt_queue *queue)                        \
-    {                                                                                                                  \
-        (void)queue;                                                                                                   \
-        body(call, true);                                                                                              \
-        return HAPT_OK;                                                                                                \
+#define KERNEL_OF_BOTH_TYPES(body)                                                              \
+    static enum hapt_status body##_f32(const struct hapt_call *call, struct hapt_queue *queue)  \
+    {                                                                                           \
+        (void)queue;                                                                            \
+        body(call, false);                                                                      \
+        return HAPT_OK;                                                                         \
+    }                                                                                           \
+    static enum hapt_status body##_bf16(const struct hapt_call *call, struct hapt_queue *queue) \
+    {                                                                                           \
+        (void)queue;                                                                            \
+        body(call, true);                                                                       \
+        return HAPT_OK;                                                                         \
     }
 
 INLINE vector vector_set(float value)

@@ -99,10 +99,8 @@ static struct attention attention_sizes(const struct hapt_call *call, bool group
     const struct hapt_view *q = &call->input[0];
     const int64_t q_width = grouped ? q->shape[2] : q->shape[2] / 3;
     const int64_t kv_width = grouped ? call->input[1].shape[2] : q_width;
-    struct attention at = {.batch = q->shape[0],
-                           .length = q->shape[1],
-                           .kv_heads = call->integer[0],
-                           .causal = call->integer[1] != 0};
+    struct attention at = {
+        .batch = q->shape[0], .length = q->shape[1], .kv_heads = call->integer[0], .causal = call->integer[1] != 0};
     at.heads = at.kv_heads * (q_width / kv_width);
     at.head = kv_width / at.kv_heads;
     at.padded_head = round_up(at.head, LANES);
@@ -201,7 +199,8 @@ INLINE void pack_transposed(const struct attention *at, struct rows from, bool h
             vector row[LANES];
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++)
-                row[i] = r + i < at->length ? load(from.data, (r + i) * from.width + c, at->head - c, half) : (vector){0};
+                row[i] =
+                    r + i < at->length ? load(from.data, (r + i) * from.width + c, at->head - c, half) : (vector){0};
             vector_transpose(row);
             float *corner = to + (r / KEYS * at->padded_head + c) * KEYS + r % KEYS;
 #pragma GCC unroll 16
@@ -517,12 +516,12 @@ INLINE void backward_run(const struct hapt_call *call, bool grouped, bool half)
     }
 }
 
-#define ENTRY(name, body, grouped, half)                                                                               \
-    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue)                               \
-    {                                                                                                                  \
-        (void)queue;                                                                                                   \
-        body(call, grouped, half);                                                                                     \
-        return HAPT_OK;                                                                                                \
+#define ENTRY(name, body, grouped, half)                                                 \
+    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
+    {                                                                                    \
+        (void)queue;                                                                     \
+        body(call, grouped, half);                                                       \
+        return HAPT_OK;                                                                  \
     }
 
 ENTRY(attention_f32, forward_run, false, false)

@@ -1,6 +1,6 @@
 /*
- * Batch norm by the statistics of a whole batch. x is [rows][channels][pixels]; sums go over rows and pixels, a channel by one
- * thread, and are divided by the count of the whole batch, of which this may be a shard.
+ * Batch norm by the statistics of a whole batch. x is [rows][channels][pixels]; sums go over rows and pixels, a channel
+ * by one thread, and are divided by the count of the whole batch, of which this may be a shard.
  */
 #include <math.h>
 

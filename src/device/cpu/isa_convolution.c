@@ -70,8 +70,8 @@ static size_t workspace_of(const struct hapt_call *call, struct parts parts, enu
 }
 
 /* bf16 by way of fp32 copies; those of the workspace stand before oneDNN's part. */
-static enum hapt_status run_widened(const struct hapt_call *call, struct parts parts, const struct convolution *convolution,
-                                    bool accumulate)
+static enum hapt_status run_widened(const struct hapt_call *call, struct parts parts,
+                                    const struct convolution *convolution, bool accumulate)
 {
     const struct hapt_view *view[3] = {parts.x, parts.w, parts.y};
     const int result = parts.kind == CONVOLUTION_FORWARD ? 2 : parts.kind == CONVOLUTION_DX ? 0 : 1;
@@ -144,15 +144,15 @@ static enum hapt_status weight_gradient(const struct hapt_call *call, enum hapt_
     return run(call, dw_parts(call), dtype, call->accumulate & 1u);
 }
 
-#define ENTRY(name, body, parts, type)                                                                                 \
-    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue)                               \
-    {                                                                                                                  \
-        (void)queue;                                                                                                   \
-        return body(call, type);                                                                                       \
-    }                                                                                                                  \
-    static size_t name##_workspace(const struct hapt_call *call)                                                       \
-    {                                                                                                                  \
-        return workspace_of(call, parts(call), type);                                                                  \
+#define ENTRY(name, body, parts, type)                                                   \
+    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
+    {                                                                                    \
+        (void)queue;                                                                     \
+        return body(call, type);                                                         \
+    }                                                                                    \
+    static size_t name##_workspace(const struct hapt_call *call)                         \
+    {                                                                                    \
+        return workspace_of(call, parts(call), type);                                    \
     }
 
 ENTRY(forward_f32, forward, forward_parts, HAPT_F32)

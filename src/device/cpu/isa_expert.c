@@ -1,7 +1,7 @@
 /*
  * Products of experts with the slots that are filled: y = x w' + bias for each expert, and the gradients. Slots are
- * [rows][experts][capacity][columns]; counts [rows][experts] says how many of a row's are filled, from the front. The filled
- * slots of an expert are packed, so that there is one product an expert whatever the number of rows.
+ * [rows][experts][capacity][columns]; counts [rows][experts] says how many of a row's are filled, from the front. The
+ * filled slots of an expert are packed, so that there is one product an expert whatever the number of rows.
  */
 #include "isa.h"
 #include "products.h"
@@ -14,7 +14,8 @@ struct experts {
 };
 
 /* `slots`: any operand that has them. */
-static struct experts experts_of(const struct hapt_call *call, const struct hapt_view *slots, const struct hapt_view *counts)
+static struct experts experts_of(const struct hapt_call *call, const struct hapt_view *slots,
+                                 const struct hapt_view *counts)
 {
     return (struct experts){.call = call,
                             .counts = counts->data,
@@ -73,10 +74,10 @@ static void pack(const struct experts *of, int64_t expert, const void *slots, in
 }
 
 /* Back to the slots, `bias` added to the filled ones; empty ones are 0, or left as they are when adding. */
-INLINE void unpack(const struct experts *of, int64_t expert, const void *from, const void *bias, int64_t columns, bool half,
-                   bool accumulate, void *slots)
+INLINE void unpack(const struct experts *of, int64_t expert, const void *from, const void *bias, int64_t columns,
+                   bool half, bool accumulate, void *slots)
 {
-#pragma omp parallel for schedule(static) num_threads(threads_for(of->call, of->rows *of->capacity *columns))
+#pragma omp parallel for schedule(static) num_threads(threads_for(of->call, of->rows * of->capacity * columns))
     for (int64_t r = 0; r < of->rows; r++) {
         const int64_t first = (r * of->experts + expert) * of->capacity * columns, count = filled(of, r, expert);
         const int64_t packed = filled_before(of, r, expert) * columns;
@@ -125,7 +126,8 @@ INLINE enum hapt_status slots_product(const struct hapt_call *call, bool half, b
 {
     const struct hapt_view *from = &call->input[0], *to = &call->output[0];
     const struct experts of = experts_of(call, from, &call->input[2]);
-    const int64_t in = view_columns(from), out = view_columns(to), weight_bytes = in * out * (int64_t)element_bytes(&of);
+    const int64_t in = view_columns(from), out = view_columns(to),
+                  weight_bytes = in * out * (int64_t)element_bytes(&of);
     const char *bias = call->input_count > 3 ? call->input[3].data : NULL;
     char *packed = call->workspace, *product = packed + aligned((size_t)(most_rows(&of) * in) * element_bytes(&of));
     char *scratch = product + aligned((size_t)(most_rows(&of) * out) * element_bytes(&of));
@@ -166,7 +168,8 @@ INLINE enum hapt_status weights_product(const struct hapt_call *call, bool half)
     const struct experts of = experts_of(call, x, &call->input[1]);
     const int64_t in = view_columns(x), out = view_columns(dy);
     float *dw = call->output[0].data, *db = call->output_count > 1 ? call->output[1].data : NULL;
-    char *packed_x = call->workspace, *packed_dy = packed_x + aligned((size_t)(most_rows(&of) * in) * element_bytes(&of));
+    char *packed_x = call->workspace,
+         *packed_dy = packed_x + aligned((size_t)(most_rows(&of) * in) * element_bytes(&of));
     char *scratch = packed_dy + aligned((size_t)(most_rows(&of) * out) * element_bytes(&of));
     for (int64_t e = 0; e < of.experts; e++) {
         const int64_t rows = packed_rows(&of, filled_before(&of, of.rows, e));
@@ -199,7 +202,8 @@ static size_t product_scratch(const struct experts *of, int64_t in, int64_t out,
 
 static size_t packed_bytes(const struct experts *of, int64_t in, int64_t out)
 {
-    return aligned((size_t)(most_rows(of) * in) * element_bytes(of)) + aligned((size_t)(most_rows(of) * out) * element_bytes(of));
+    return aligned((size_t)(most_rows(of) * in) * element_bytes(of)) +
+           aligned((size_t)(most_rows(of) * out) * element_bytes(of));
 }
 
 static size_t slots_workspace(const struct hapt_call *call, bool transposed)
@@ -226,11 +230,11 @@ static size_t dw_workspace(const struct hapt_call *call)
     return packed_bytes(&of, in, out) + product_scratch(&of, in, out, true, false);
 }
 
-#define ENTRY(name, statement)                                                                                         \
-    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue)                               \
-    {                                                                                                                  \
-        (void)queue;                                                                                                   \
-        return statement;                                                                                              \
+#define ENTRY(name, statement)                                                           \
+    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
+    {                                                                                    \
+        (void)queue;                                                                     \
+        return statement;                                                                \
     }
 
 ENTRY(forward_f32, slots_product(call, false, true))

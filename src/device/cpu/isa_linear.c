@@ -209,11 +209,11 @@ static size_t dw_t_workspace(const struct hapt_call *call)
     return weight_gradient_workspace(call, true);
 }
 
-#define ENTRY(name, body, dtype, transposed)                                                                           \
-    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue)                               \
-    {                                                                                                                  \
-        (void)queue;                                                                                                   \
-        return body(call, dtype, transposed);                                                                          \
+#define ENTRY(name, body, dtype, transposed)                                             \
+    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
+    {                                                                                    \
+        (void)queue;                                                                     \
+        return body(call, dtype, transposed);                                            \
     }
 
 ENTRY(forward_f32, linear_forward, HAPT_F32, false)

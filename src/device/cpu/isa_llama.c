@@ -3,7 +3,8 @@
 
 #include "isa.h"
 
-#define POSITIONS 32 /* a thread takes so many at a time; only the first one's angles are computed by sine and cosine */
+#define POSITIONS 32 /* a thread takes so many at a time; only the first one's angles are computed by sine and cosine \
+                      */
 #define CHUNK 4096   /* elements a thread takes at a time: a multiple of every lane count */
 
 /* Angles of one position: t base^(-i / half) for i < half, and the step to the next position. In double, so that the
@@ -23,8 +24,14 @@ static int64_t angle_doubles(int64_t half)
 static struct angles angles_init(int64_t half, double base, double *scratch)
 {
     const int64_t padded = (half + 15) / 16 * 16;
-    struct angles at = {half, scratch, scratch + padded, scratch + 2 * padded, scratch + 3 * padded,
-                        scratch + 4 * padded, (float *)(scratch + 5 * padded), (float *)(scratch + 5 * padded) + padded};
+    struct angles at = {half,
+                        scratch,
+                        scratch + padded,
+                        scratch + 2 * padded,
+                        scratch + 3 * padded,
+                        scratch + 4 * padded,
+                        (float *)(scratch + 5 * padded),
+                        (float *)(scratch + 5 * padded) + padded};
     for (int64_t i = 0; i < half; i++) {
         at.rate[i] = pow(base, -(double)i / (double)half);
         at.step_sine[i] = sin(at.rate[i]);
@@ -157,12 +164,12 @@ INLINE void swiglu_backward_run(const struct hapt_call *call, bool half)
     }
 }
 
-#define ENTRY(name, call_of_body)                                                                                      \
-    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue)                               \
-    {                                                                                                                  \
-        (void)queue;                                                                                                   \
-        call_of_body;                                                                                                  \
-        return HAPT_OK;                                                                                                \
+#define ENTRY(name, call_of_body)                                                        \
+    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
+    {                                                                                    \
+        (void)queue;                                                                     \
+        call_of_body;                                                                    \
+        return HAPT_OK;                                                                  \
     }
 
 ENTRY(rope_f32, rope_run(call, false, false))

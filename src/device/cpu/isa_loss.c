@@ -1,8 +1,8 @@
 /*
  * Softmax cross-entropy with its logsumexp, forward and backward. Rows whose target is -100 count for nothing.
  *
- * On a shard of the classes the shards exchange the largest logit of each row, then the sum of its exponentials and its target's
- * logit, which one of them has; so all get the whole loss and the whole logsumexp.
+ * On a shard of the classes the shards exchange the largest logit of each row, then the sum of its exponentials and its
+ * target's logit, which one of them has; so all get the whole loss and the whole logsumexp.
  */
 #include <math.h>
 

@@ -1,9 +1,10 @@
 /*
- * Mixtures of experts: the gate, tokens into the slots of their experts and back, and the gradients. Products: isa_expert.c.
+ * Mixtures of experts: the gate, tokens into the slots of their experts and back, and the gradients. Products:
+ * isa_expert.c.
  *
- * Slots are [rows][experts][capacity][columns]; those of a row at an expert are filled from the front in the order of its tokens
- * and of a token's choices. A call may hold a shard of the experts, those from first_value on: the others' slots are another
- * shard's.
+ * Slots are [rows][experts][capacity][columns]; those of a row at an expert are filled from the front in the order of
+ * its tokens and of a token's choices. A call may hold a shard of the experts, those from first_value on: the others'
+ * slots are another shard's.
  */
 #include <math.h>
 
@@ -16,7 +17,8 @@ struct slots {
     int64_t rows, tokens, choices, experts, capacity;
 };
 
-static struct slots slots_of(const struct hapt_call *call, const struct hapt_view *choices, const struct hapt_view *slots)
+static struct slots slots_of(const struct hapt_call *call, const struct hapt_view *choices,
+                             const struct hapt_view *slots)
 {
     return (struct slots){.call = call,
                           .expert = choices->data,
@@ -45,13 +47,14 @@ static int64_t local_expert(const struct slots *slots, int64_t choice)
 }
 
 /*
- * The slot of every choice (-1: another shard's, or no room), and the choice in every slot (-1: empty); either may be NULL.
- * filled [rows][experts] counts the choices. False when some row has more than it has slots for.
+ * The slot of every choice (-1: another shard's, or no room), and the choice in every slot (-1: empty); either may be
+ * NULL. filled [rows][experts] counts the choices. False when some row has more than it has slots for.
  */
 static bool place(const struct slots *slots, int64_t *filled, int64_t *slot, int64_t *choice)
 {
     const int64_t row_choices = slots->tokens * slots->choices;
-    const int64_t row_slots = slot || choice ? slots->experts * slots->capacity : 0; /* who only counts gives no capacity */
+    const int64_t row_slots =
+        slot || choice ? slots->experts * slots->capacity : 0; /* who only counts gives no capacity */
     bool fits = true;
 #pragma omp parallel for schedule(static) reduction(&& : fits) num_threads(threads_for(slots->call, choice_count(slots) * 8))
     for (int64_t r = 0; r < slots->rows; r++) {
@@ -136,8 +139,7 @@ static enum hapt_status gate_dx(const struct hapt_call *call, struct hapt_queue 
     struct hapt_view dlogits = call->output[0];
     const int64_t rows = view_rows(&dlogits), experts = view_columns(&dlogits), choices = view_columns(&call->input[0]);
     const bool half = dlogits.dtype == HAPT_BF16;
-    if (!(call->accumulate & 1u))
-        memset(dlogits.data, 0, (size_t)(rows * experts) * hapt_dtype_bytes(dlogits.dtype));
+    if (!(call->accumulate & 1u)) memset(dlogits.data, 0, (size_t)(rows * experts) * hapt_dtype_bytes(dlogits.dtype));
     for (int64_t r = 0; r < rows; r++) {
         const float *w = weight + r * choices, *dw = dweight + r * choices;
         double mean = 0;
@@ -170,8 +172,8 @@ static enum hapt_status count(const struct hapt_call *call, struct hapt_queue *q
 }
 
 /* Every slot: the row of x that belongs there, times its weight if there are weights; empty ones 0. */
-INLINE enum hapt_status fill(const struct hapt_call *call, const struct hapt_view *choices, const float *weight, bool half,
-                             bool strict)
+INLINE enum hapt_status fill(const struct hapt_call *call, const struct hapt_view *choices, const float *weight,
+                             bool half, bool strict)
 {
     const struct hapt_view *view = &call->output[0];
     const struct slots slots = slots_of(call, choices, view);
@@ -238,7 +240,8 @@ INLINE void weigh(const struct hapt_call *call, bool half)
         struct sum sum = {0};
         for (int64_t c = 0; slot[q] >= 0 && c < columns; c += LANES) {
             const int64_t left = columns - c;
-            sum_add(&sum, load(dy, q / slots.choices * columns + c, left, half) * load(from, slot[q] * columns + c, left, half));
+            sum_add(&sum, load(dy, q / slots.choices * columns + c, left, half) *
+                              load(from, slot[q] * columns + c, left, half));
         }
         dweight[q] = (float)(sum_total(&sum) + (accumulate ? (double)dweight[q] : 0.0));
     }
@@ -263,12 +266,12 @@ static size_t weigh_workspace(const struct hapt_call *call)
     return place_workspace(&slots, choice_count(&slots));
 }
 
-#define ENTRY(name, statement)                                                                                         \
-    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue)                               \
-    {                                                                                                                  \
-        (void)queue;                                                                                                   \
-        statement;                                                                                                     \
-        return HAPT_OK;                                                                                                \
+#define ENTRY(name, statement)                                                           \
+    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
+    {                                                                                    \
+        (void)queue;                                                                     \
+        statement;                                                                       \
+        return HAPT_OK;                                                                  \
     }
 
 ENTRY(dispatch_f32, return fill(call, &call->input[1], NULL, false, true))

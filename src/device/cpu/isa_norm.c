@@ -127,12 +127,12 @@ INLINE void norm_backward_run(const struct hapt_call *call, bool centred, bool h
     }
 }
 
-#define ENTRY(name, body, centred, half)                                                                               \
-    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue)                               \
-    {                                                                                                                  \
-        (void)queue;                                                                                                   \
-        body(call, centred, half);                                                                                     \
-        return HAPT_OK;                                                                                                \
+#define ENTRY(name, body, centred, half)                                                 \
+    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
+    {                                                                                    \
+        (void)queue;                                                                     \
+        body(call, centred, half);                                                       \
+        return HAPT_OK;                                                                  \
     }
 
 ENTRY(layer_f32, norm_run, true, false)

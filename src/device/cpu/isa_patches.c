@@ -1,12 +1,13 @@
 /*
- * Images as sequences of tokens: patch embedding (a convolution whose stride is its kernel), the class token with learned
- * positions, and one token taken out. Patches are packed as rows; their products are those of linear layers.
+ * Images as sequences of tokens: patch embedding (a convolution whose stride is its kernel), the class token with
+ * learned positions, and one token taken out. Patches are packed as rows; their products are those of linear layers.
  */
 #include "isa.h"
 
 struct patches {
     int64_t channels, height, width, patch_height, patch_width;
-    int64_t down, across, rows, columns; /* patches a column and a row of an image; rows of patches in all; a patch's elements */
+    int64_t down, across, rows,
+        columns; /* patches a column and a row of an image; rows of patches in all; a patch's elements */
 };
 
 /* images [batch][c][height][width], weight [out][c][patch height][patch width] */
@@ -46,7 +47,7 @@ INLINE void pack_row(const struct patches *of, const float *images, int64_t r, b
 INLINE void pack(const struct hapt_call *call, const struct patches *of, bool half)
 {
     const float *images = call->input[0].data;
-#pragma omp parallel for schedule(static) num_threads(threads_for(call, of->rows *of->columns))
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, of->rows * of->columns))
     for (int64_t r = 0; r < of->rows; r++) pack_row(of, images, r, half, call->workspace);
 }
 
@@ -99,14 +100,14 @@ INLINE enum hapt_status embedding_run(const struct hapt_call *call, struct hapt_
     return kernel->run(&linear, queue);
 }
 
-#define EMBEDDING(name, dtype, backward)                                                                               \
-    static size_t name##_workspace(const struct hapt_call *call)                                                       \
-    {                                                                                                                  \
-        return embedding_workspace(call, dtype, backward);                                                             \
-    }                                                                                                                  \
-    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue)                               \
-    {                                                                                                                  \
-        return embedding_run(call, queue, dtype, backward);                                                            \
+#define EMBEDDING(name, dtype, backward)                                                 \
+    static size_t name##_workspace(const struct hapt_call *call)                         \
+    {                                                                                    \
+        return embedding_workspace(call, dtype, backward);                               \
+    }                                                                                    \
+    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
+    {                                                                                    \
+        return embedding_run(call, queue, dtype, backward);                              \
     }
 
 EMBEDDING(embedding_f32, HAPT_F32, false)
@@ -184,12 +185,12 @@ INLINE void take_token_dx_run(const struct hapt_call *call, bool half)
     }
 }
 
-#define ENTRY(name, body, half)                                                                                        \
-    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue)                               \
-    {                                                                                                                  \
-        (void)queue;                                                                                                   \
-        body(call, half);                                                                                              \
-        return HAPT_OK;                                                                                                \
+#define ENTRY(name, body, half)                                                          \
+    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
+    {                                                                                    \
+        (void)queue;                                                                     \
+        body(call, half);                                                                \
+        return HAPT_OK;                                                                  \
     }
 
 ENTRY(class_token_f32, class_token_run, false)

@@ -61,15 +61,15 @@ INLINE void gelu_run(const struct hapt_call *call, bool half, bool erf, bool bac
     }
 }
 
-#define GELU(name, half, backward)                                                                                     \
-    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue)                               \
-    {                                                                                                                  \
-        (void)queue;                                                                                                   \
-        if (call->integer[0])                                                                                          \
-            gelu_run(call, half, true, backward);                                                                      \
-        else                                                                                                           \
-            gelu_run(call, half, false, backward);                                                                     \
-        return HAPT_OK;                                                                                                \
+#define GELU(name, half, backward)                                                       \
+    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
+    {                                                                                    \
+        (void)queue;                                                                     \
+        if (call->integer[0])                                                            \
+            gelu_run(call, half, true, backward);                                        \
+        else                                                                             \
+            gelu_run(call, half, false, backward);                                       \
+        return HAPT_OK;                                                                  \
     }
 
 GELU(gelu_f32, false, false)
@@ -150,12 +150,12 @@ INLINE void relu_run(const struct hapt_call *call, bool half, bool backward)
     }
 }
 
-#define RELU(name, half, backward)                                                                                     \
-    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue)                               \
-    {                                                                                                                  \
-        (void)queue;                                                                                                   \
-        relu_run(call, half, backward);                                                                                \
-        return HAPT_OK;                                                                                                \
+#define RELU(name, half, backward)                                                       \
+    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
+    {                                                                                    \
+        (void)queue;                                                                     \
+        relu_run(call, half, backward);                                                  \
+        return HAPT_OK;                                                                  \
     }
 
 RELU(relu_f32, false, false)

@@ -135,8 +135,9 @@ INLINE void mean_pool_dx(const struct hapt_call *call, bool half)
     }
 }
 
-/* The elements [*first, *end) of `from` that share a piece of a dimension with element `at` of `to`, both as long as the other.
- * As windows of a result they overlap where its extent does not divide the image's, and repeat where it is larger. */
+/* The elements [*first, *end) of `from` that share a piece of a dimension with element `at` of `to`, both as long as
+ * the other. As windows of a result they overlap where its extent does not divide the image's, and repeat where it is
+ * larger. */
 INLINE void covered(int64_t at, int64_t to, int64_t from, int64_t *first, int64_t *end)
 {
     *first = at * from / to;
@@ -146,7 +147,8 @@ INLINE void covered(int64_t at, int64_t to, int64_t from, int64_t *first, int64_
 INLINE void adaptive_pool(const struct hapt_call *call, bool half)
 {
     const struct hapt_view *x = &call->input[0], *y = &call->output[0];
-    const int64_t images = y->shape[0] * y->shape[1], height = x->shape[2], width = x->shape[3], p_end = y->shape[2], q_end = y->shape[3];
+    const int64_t images = y->shape[0] * y->shape[1], height = x->shape[2], width = x->shape[3], p_end = y->shape[2],
+                  q_end = y->shape[3];
     const bool accumulate = call->accumulate & 1u;
 #pragma omp parallel for schedule(static) num_threads(threads_for(call, images *(height * width + p_end * q_end)))
     for (int64_t i = 0; i < images; i++)
@@ -167,7 +169,8 @@ INLINE void adaptive_pool(const struct hapt_call *call, bool half)
 INLINE void adaptive_pool_dx(const struct hapt_call *call, bool half)
 {
     const struct hapt_view *dy = &call->input[0], *dx = &call->output[0];
-    const int64_t images = dx->shape[0] * dx->shape[1], height = dx->shape[2], width = dx->shape[3], p_end = dy->shape[2], q_end = dy->shape[3];
+    const int64_t images = dx->shape[0] * dx->shape[1], height = dx->shape[2], width = dx->shape[3],
+                  p_end = dy->shape[2], q_end = dy->shape[3];
     const bool accumulate = call->accumulate & 1u;
 #pragma omp parallel for schedule(static) num_threads(threads_for(call, images *(height * width + p_end * q_end)))
     for (int64_t i = 0; i < images; i++)

@@ -60,17 +60,10 @@ __attribute__((unused)) static void product(const struct product *p)
     int64_t v = 0;
     for (; v + TILE_VECTORS <= p->vectors; v += TILE_VECTORS) product_strip(p, v * LANES, TILE_VECTORS);
     switch (p->vectors - v) {
-    case 3:
-        product_strip(p, v * LANES, TILE_VECTORS > 3 ? 3 : 1);
-        break;
-    case 2:
-        product_strip(p, v * LANES, 2);
-        break;
-    case 1:
-        product_strip(p, v * LANES, 1);
-        break;
-    default:
-        break;
+    case 3: product_strip(p, v * LANES, TILE_VECTORS > 3 ? 3 : 1); break;
+    case 2: product_strip(p, v * LANES, 2); break;
+    case 1: product_strip(p, v * LANES, 1); break;
+    default: break;
     }
 }
 

@@ -11,24 +11,24 @@ struct level {
 };
 
 /* Every operator family: isa_FAMILY.c. */
-#define LEVEL(isa)                                                                                                     \
-    {                                                                                                                  \
-        .name = #isa, .family = {                                                                                      \
-            hapt_cpu_attention_##isa,                                                                                  \
-            hapt_cpu_batch_norm_##isa,                                                                                 \
-            hapt_cpu_convolution_##isa,                                                                                \
-            hapt_cpu_embedding_##isa,                                                                                  \
-            hapt_cpu_expert_##isa,                                                                                     \
-            hapt_cpu_linear_##isa,                                                                                     \
-            hapt_cpu_llama_##isa,                                                                                      \
-            hapt_cpu_loss_##isa,                                                                                       \
-            hapt_cpu_moe_##isa,                                                                                        \
-            hapt_cpu_norm_##isa,                                                                                       \
-            hapt_cpu_optimizer_##isa,                                                                                  \
-            hapt_cpu_patches_##isa,                                                                                    \
-            hapt_cpu_pointwise_##isa,                                                                                  \
-            hapt_cpu_pool_##isa,                                                                                       \
-        }                                                                                                              \
+#define LEVEL(isa)                      \
+    {                                   \
+        .name = #isa, .family = {       \
+            hapt_cpu_attention_##isa,   \
+            hapt_cpu_batch_norm_##isa,  \
+            hapt_cpu_convolution_##isa, \
+            hapt_cpu_embedding_##isa,   \
+            hapt_cpu_expert_##isa,      \
+            hapt_cpu_linear_##isa,      \
+            hapt_cpu_llama_##isa,       \
+            hapt_cpu_loss_##isa,        \
+            hapt_cpu_moe_##isa,         \
+            hapt_cpu_norm_##isa,        \
+            hapt_cpu_optimizer_##isa,   \
+            hapt_cpu_patches_##isa,     \
+            hapt_cpu_pointwise_##isa,   \
+            hapt_cpu_pool_##isa,        \
+        }                               \
     }
 
 #if defined __x86_64__

@@ -19,8 +19,8 @@ struct cpu_kernel {
 };
 
 /* Defined by isa_FAMILY.c at each level. */
-#define CPU_KERNEL_DECLARE(family)                                                                                     \
-    extern const struct cpu_kernel hapt_cpu_##family##_v2[], hapt_cpu_##family##_v3[], hapt_cpu_##family##_v4[],       \
+#define CPU_KERNEL_DECLARE(family)                                                                               \
+    extern const struct cpu_kernel hapt_cpu_##family##_v2[], hapt_cpu_##family##_v3[], hapt_cpu_##family##_v4[], \
         hapt_cpu_##family##_base[]
 CPU_KERNEL_DECLARE(attention);
 CPU_KERNEL_DECLARE(batch_norm);

@@ -7,8 +7,10 @@ struct stripe {
     float top, total; /* of this lane's row */
 };
 
-/* Turns scores into weights exp(score - top), as elements in the same place. Returns by how much what was summed before shrinks. */
-template <class Element> __device__ __forceinline__ float stripe_softmax(struct stripe &stripe, float *score, float scale, int seen)
+/* Turns scores into weights exp(score - top), as elements in the same place. Returns by how much what was summed before
+ * shrinks. */
+template <class Element>
+__device__ __forceinline__ float stripe_softmax(struct stripe &stripe, float *score, float scale, int seen)
 {
     const int r = (threadIdx.x & 31) >> 1, side = threadIdx.x & 1;
     float weight[TENSOR_ROWS / 2], higher = stripe.top, sum = 0;
@@ -24,7 +26,7 @@ template <class Element> __device__ __forceinline__ float stripe_softmax(struct 
         }
     }
     higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 1)); /* finite: a row sees some key of its first tile */
-    Element *to = (Element *)score + r * WEIGHT_LD; /* the shuffle has made all lanes' scores read */
+    Element *to = (Element *)score + r * WEIGHT_LD;                  /* the shuffle has made all lanes' scores read */
     __syncwarp();
     UNROLL
     for (int j = 0; j < TENSOR_ROWS / 2; j++) {
@@ -38,12 +40,14 @@ template <class Element> __device__ __forceinline__ float stripe_softmax(struct 
     return shrink;
 }
 
-template <class Element, int PARTS> __device__ __forceinline__ void tensor_forward_block(const struct attention &at, unsigned char *memory)
+template <class Element, int PARTS>
+__device__ __forceinline__ void tensor_forward_block(const struct attention &at, unsigned char *memory)
 {
     enum { COLUMNS = PARTS * 16, LD = COLUMNS + 8, TILE = TENSOR_ROWS * LD };
     Element *query = (Element *)tensor_aligned(memory), *key = query + TILE, *value = key + TILE;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float *score = (float *)(value + TILE) + warp * 16 * WEIGHT_LD, *factor = (float *)(value + TILE) + TENSOR_ROWS * WEIGHT_LD + warp * 16;
+    float *score = (float *)(value + TILE) + warp * 16 * WEIGHT_LD,
+          *factor = (float *)(value + TILE) + TENSOR_ROWS * WEIGHT_LD + warp * 16;
     const struct attention_place place = attention_place(at, at.heads, TENSOR_ROWS, true);
     const int64_t kv_head = place.head / (at.heads / at.kv_heads), own = place.first + warp * 16, row = own + lane / 2;
     const int64_t end = at.causal && place.first + TENSOR_ROWS < at.length ? place.first + TENSOR_ROWS : at.length;
@@ -51,11 +55,14 @@ template <class Element, int PARTS> __device__ __forceinline__ void tensor_forwa
     struct stripe stripe = {-INFINITY, 0};
     tensor_sum out[PARTS];
     for (int f = 0; f < PARTS; f++) nvcuda::wmma::fill_fragment(out[f], 0.0f);
-    tile_load(at, head_of<Element>(at, at.q, at.q_width, place.batch, place.head), at.q_width, place.first, TENSOR_ROWS, COLUMNS, LD, query);
+    tile_load(at, head_of<Element>(at, at.q, at.q_width, place.batch, place.head), at.q_width, place.first, TENSOR_ROWS,
+              COLUMNS, LD, query);
     for (int64_t first = 0; first < end; first += TENSOR_ROWS) {
         __syncthreads();
-        tile_load(at, head_of<Element>(at, at.k, at.kv_width, place.batch, kv_head), at.kv_width, first, TENSOR_ROWS, COLUMNS, LD, key);
-        tile_load(at, head_of<Element>(at, at.v, at.kv_width, place.batch, kv_head), at.kv_width, first, TENSOR_ROWS, COLUMNS, LD, value);
+        tile_load(at, head_of<Element>(at, at.k, at.kv_width, place.batch, kv_head), at.kv_width, first, TENSOR_ROWS,
+                  COLUMNS, LD, key);
+        tile_load(at, head_of<Element>(at, at.v, at.kv_width, place.batch, kv_head), at.kv_width, first, TENSOR_ROWS,
+                  COLUMNS, LD, value);
         __syncthreads();
         UNROLL
         for (int n = 0; n < TENSOR_ROWS / 16; n++) {
@@ -65,29 +72,32 @@ template <class Element, int PARTS> __device__ __forceinline__ void tensor_forwa
         }
         __syncwarp();
         const int64_t keys = at.length - first, seen = at.causal && row - first + 1 < keys ? row - first + 1 : keys;
-        const float shrink = stripe_softmax<Element>(stripe, score, at.scale, seen < TENSOR_ROWS ? (int)seen : (int)TENSOR_ROWS);
+        const float shrink =
+            stripe_softmax<Element>(stripe, score, at.scale, seen < TENSOR_ROWS ? (int)seen : (int)TENSOR_ROWS);
         if (lane % 2 == 0) factor[lane / 2] = shrink;
         __syncwarp();
         if (!__all_sync(0xffffffffu, shrink == 1.0f)) {
             UNROLL
-            for (int f = 0; f < PARTS; f++)
-                UNROLL
-                for (int i = 0; i < tensor_sum::num_elements; i++) out[f].x[i] *= factor[layout.row(i)];
+            for (int f = 0; f < PARTS; f++) UNROLL
+            for (int i = 0; i < tensor_sum::num_elements; i++) out[f].x[i] *= factor[layout.row(i)];
         }
         tensor_add<Element, PARTS>(out, (const Element *)score, value, LD);
     }
     __syncwarp();
     if (lane % 2 == 0) {
         factor[lane / 2] = 1.0f / stripe.total;
-        if (row < at.length) at.logsumexp[(place.batch * at.heads + place.head) * at.length + row] = stripe.top + logf(stripe.total);
+        if (row < at.length)
+            at.logsumexp[(place.batch * at.heads + place.head) * at.length + row] = stripe.top + logf(stripe.total);
     }
     __syncwarp();
-    tensor_put<Element, PARTS>(at, layout, out, 1, factor, (Element *)head_of<Element>(at, at.y, at.out_width, place.batch, place.head), at.out_width,
-                               own, false);
+    tensor_put<Element, PARTS>(at, layout, out, 1, factor,
+                               (Element *)head_of<Element>(at, at.y, at.out_width, place.batch, place.head),
+                               at.out_width, own, false);
 }
 #endif
 
-template <class Element, int PARTS> __global__ __launch_bounds__(TENSOR_THREADS) void tensor_forward(const struct attention at)
+template <class Element, int PARTS>
+__global__ __launch_bounds__(TENSOR_THREADS) void tensor_forward(const struct attention at)
 {
     SHARED(unsigned char, memory);
     if constexpr ((int)tensor_from<Element>::ARCH <= ATTENTION_ARCH) {
@@ -119,7 +129,8 @@ __device__ __forceinline__ float row_sum(float value)
     return value;
 }
 
-template <class Element, int TILE, int SPAN> __global__ __launch_bounds__(PLAIN_THREADS) void plain_forward(const struct attention at)
+template <class Element, int TILE, int SPAN>
+__global__ __launch_bounds__(PLAIN_THREADS) void plain_forward(const struct attention at)
 {
     enum { PATCH = TILE / 16, SQUARE = TILE + 4 };
     SHARED(float, query);
@@ -134,14 +145,17 @@ template <class Element, int TILE, int SPAN> __global__ __launch_bounds__(PLAIN_
         total[i] = 0;
         for (int j = 0; j < SPAN; j++) out[i][j] = 0;
     }
-    tile_load(at, head_of<Element>(at, at.q, at.q_width, place.batch, place.head), at.q_width, place.first, TILE, columns, ld, query);
+    tile_load(at, head_of<Element>(at, at.q, at.q_width, place.batch, place.head), at.q_width, place.first, TILE,
+              columns, ld, query);
     for (int64_t first = 0; first < end; first += TILE) {
         __syncthreads();
-        tile_load(at, head_of<Element>(at, at.k, at.kv_width, place.batch, kv_head), at.kv_width, first, TILE, columns, ld, other);
+        tile_load(at, head_of<Element>(at, at.k, at.kv_width, place.batch, kv_head), at.kv_width, first, TILE, columns,
+                  ld, other);
         __syncthreads();
         plain_dots<PATCH>(score, query + ty * PATCH * ld, other, columns, ld);
         for (int i = 0; i < PATCH; i++) {
-            const int64_t row = own + i < at.length ? own + i : at.length - 1; /* rows behind the end do as the last one */
+            const int64_t row =
+                own + i < at.length ? own + i : at.length - 1; /* rows behind the end do as the last one */
             float higher = top[i], sum = 0;
             for (int j = 0; j < PATCH; j++) {
                 score[i][j] = visible(at, row, first + tx + 16 * j) ? score[i][j] * at.scale : -INFINITY;
@@ -160,7 +174,8 @@ template <class Element, int TILE, int SPAN> __global__ __launch_bounds__(PLAIN_
             for (int j = 0; j < SPAN; j++) out[i][j] *= shrink;
         }
         __syncthreads();
-        tile_load(at, head_of<Element>(at, at.v, at.kv_width, place.batch, kv_head), at.kv_width, first, TILE, columns, ld, other);
+        tile_load(at, head_of<Element>(at, at.v, at.kv_width, place.batch, kv_head), at.kv_width, first, TILE, columns,
+                  ld, other);
         __syncthreads();
         plain_add<TILE, SPAN>(out, weight + ty * PATCH * SQUARE, SQUARE, 1, other, columns, ld);
     }
@@ -169,7 +184,8 @@ template <class Element, int TILE, int SPAN> __global__ __launch_bounds__(PLAIN_
             at.logsumexp[(place.batch * at.heads + place.head) * at.length + own + i] = top[i] + logf(total[i]);
         for (int j = 0; j < SPAN; j++) out[i][j] *= 1.0f / total[i];
     }
-    plain_put(at, out, 1, (Element *)head_of<Element>(at, at.y, at.out_width, place.batch, place.head), at.out_width, own, false);
+    plain_put(at, out, 1, (Element *)head_of<Element>(at, at.y, at.out_width, place.batch, place.head), at.out_width,
+              own, false);
 }
 
 template <class Element> static enum hapt_status forward_of(const struct attention at, struct hapt_queue *queue)
@@ -177,7 +193,8 @@ template <class Element> static enum hapt_status forward_of(const struct attenti
     if constexpr (sizeof(Element) == 2) {
         const size_t shared = tensor_forward_shared(at);
         if (at.head <= 128 && tensor_can<Element>() && shared <= attention_shared_limit())
-            return TENSOR_LAUNCH(tensor_forward, attention_grid(at, at.heads, TENSOR_ROWS), TENSOR_THREADS, shared, queue, at);
+            return TENSOR_LAUNCH(tensor_forward, attention_grid(at, at.heads, TENSOR_ROWS), TENSOR_THREADS, shared,
+                                 queue, at);
     }
     PLAIN_LAUNCH(plain_forward, at.heads, 2, 1)
 }

@@ -1,9 +1,10 @@
 /*
  * What the forward and the backward of attention share: operands, tiles in shared memory, products of tiles.
  *
- * A block of threads takes one tile of rows (queries, or keys) of one head of one sequence and walks over the tiles that they meet: no
- * [t][t] matrix is ever stored. 16-bit elements go to tensor cores by wmma (tensor_*), four warps with 16 rows of the tile each; fp32
- * elements, and all on devices without tensor cores, to 16 x 16 threads with a patch of each small product apiece (plain_*).
+ * A block of threads takes one tile of rows (queries, or keys) of one head of one sequence and walks over the tiles
+ * that they meet: no [t][t] matrix is ever stored. 16-bit elements go to tensor cores by wmma (tensor_*), four warps
+ * with 16 rows of the tile each; fp32 elements, and all on devices without tensor cores, to 16 x 16 threads with a
+ * patch of each small product apiece (plain_*).
  */
 #ifndef HAPT_CUDA_ATTENTION_CUH
 #define HAPT_CUDA_ATTENTION_CUH
@@ -16,8 +17,8 @@
 struct attention {
     const void *q, *k, *v, *out, *dout;
     void *y, *dq, *dk, *dv;
-    float *logsumexp; /* [batch][heads][length] */
-    float *delta;     /* the same: sums of out * dout */
+    float *logsumexp;                     /* [batch][heads][length] */
+    float *delta;                         /* the same: sums of out * dout */
     int64_t q_width, kv_width, out_width; /* of q and dq; of k, v, dk and dv; of y, out and dout */
     int64_t batch, length, heads, kv_heads, head;
     float scale;
@@ -29,7 +30,8 @@ static struct attention attention_of(const struct hapt_call *call, bool grouped,
 {
     const struct hapt_view *in = call->input, *result = call->output;
     const bool add = call->accumulate & 1u;
-    const int64_t q_width = grouped ? in[0].shape[2] : in[0].shape[2] / 3, kv_width = grouped ? in[1].shape[2] : q_width;
+    const int64_t q_width = grouped ? in[0].shape[2] : in[0].shape[2] / 3,
+                  kv_width = grouped ? in[1].shape[2] : q_width;
     const int64_t bytes = in[0].dtype == HAPT_F32 ? 4 : 2, pack = 16 / bytes;
     struct attention at = {};
     at.batch = in[0].shape[0];
@@ -69,14 +71,16 @@ static struct attention attention_of(const struct hapt_call *call, bool grouped,
 static inline size_t attention_shared_limit(void)
 {
     int device = 0, bytes = 0;
-    if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess)
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess)
         return 48 << 10;
     return bytes > 48 << 10 ? (size_t)bytes : 48 << 10;
 }
 
 /* First element of head `head` of sequence `batch`. */
 template <class Element>
-__device__ __forceinline__ const Element *head_of(const struct attention &at, const void *data, int64_t width, int64_t batch, int64_t head)
+__device__ __forceinline__ const Element *head_of(const struct attention &at, const void *data, int64_t width,
+                                                  int64_t batch, int64_t head)
 {
     return (const Element *)data + batch * at.length * width + head * at.head;
 }
@@ -86,8 +90,10 @@ struct attention_place {
     int64_t batch, head, first; /* head of keys or of queries; first row of the tile */
 };
 
-/* Tiles of a head in falling order: under a causal mask the last tile of queries meets the most keys, the first tile of keys the most queries. */
-__device__ __forceinline__ struct attention_place attention_place(const struct attention &at, int64_t heads, int rows, bool falling)
+/* Tiles of a head in falling order: under a causal mask the last tile of queries meets the most keys, the first tile of
+ * keys the most queries. */
+__device__ __forceinline__ struct attention_place attention_place(const struct attention &at, int64_t heads, int rows,
+                                                                  bool falling)
 {
     const int64_t tiles = (at.length + rows - 1) / rows, tile = blockIdx.x % tiles, pair = blockIdx.x / tiles;
     return {pair / heads, pair % heads, (falling ? tiles - 1 - tile : tile) * rows};
@@ -98,10 +104,11 @@ static inline dim3 attention_grid(const struct attention &at, int64_t heads, int
     return dim3((unsigned)((at.length + rows - 1) / rows * at.batch * heads));
 }
 
-/* Rows [first, first + rows) of a head to tile [rows][ld], zeros behind the head's columns and the sequence's end. `columns`: a multiple of 16. */
+/* Rows [first, first + rows) of a head to tile [rows][ld], zeros behind the head's columns and the sequence's end.
+ * `columns`: a multiple of 16. */
 template <class Element, class To>
-__device__ __forceinline__ void tile_load(const struct attention &at, const Element *from, int64_t width, int64_t first, int rows, int columns, int ld,
-                                          To *tile)
+__device__ __forceinline__ void tile_load(const struct attention &at, const Element *from, int64_t width, int64_t first,
+                                          int rows, int columns, int ld, To *tile)
 {
     enum { COUNT = pack<Element>::COUNT };
     if (at.packed) {
@@ -180,11 +187,15 @@ __device__ __forceinline__ unsigned char *tensor_aligned(unsigned char *memory)
 
 #if ATTENTION_ARCH >= 700
 typedef nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 16, 16, 16, float> tensor_sum;
-template <class Element> using tensor_a = nvcuda::wmma::fragment<nvcuda::wmma::matrix_a, 16, 16, 16, Element, nvcuda::wmma::row_major>;
-template <class Element> using tensor_b = nvcuda::wmma::fragment<nvcuda::wmma::matrix_b, 16, 16, 16, Element, nvcuda::wmma::row_major>;
-template <class Element> using tensor_bt = nvcuda::wmma::fragment<nvcuda::wmma::matrix_b, 16, 16, 16, Element, nvcuda::wmma::col_major>;
+template <class Element>
+using tensor_a = nvcuda::wmma::fragment<nvcuda::wmma::matrix_a, 16, 16, 16, Element, nvcuda::wmma::row_major>;
+template <class Element>
+using tensor_b = nvcuda::wmma::fragment<nvcuda::wmma::matrix_b, 16, 16, 16, Element, nvcuda::wmma::row_major>;
+template <class Element>
+using tensor_bt = nvcuda::wmma::fragment<nvcuda::wmma::matrix_b, 16, 16, 16, Element, nvcuda::wmma::col_major>;
 
-/* Which element of a 16 x 16 tile element i of a thread's part of a tensor_sum is: wmma does not say, so numbers are loaded as one. */
+/* Which element of a 16 x 16 tile element i of a thread's part of a tensor_sum is: wmma does not say, so numbers are
+ * loaded as one. */
 struct tensor_layout {
     unsigned char place[tensor_sum::num_elements]; /* row * 16 + column */
     __device__ __forceinline__ int row(int i) const
@@ -212,7 +223,8 @@ __device__ __forceinline__ struct tensor_layout tensor_layout_find(float *scratc
 }
 
 /* sum = rows * other', both [16][16 PARTS] with rows `ld` apart. */
-template <class Element, int PARTS> __device__ __forceinline__ void tensor_dots(tensor_sum &sum, const Element *rows, const Element *other, int ld)
+template <class Element, int PARTS>
+__device__ __forceinline__ void tensor_dots(tensor_sum &sum, const Element *rows, const Element *other, int ld)
 {
     nvcuda::wmma::fill_fragment(sum, 0.0f);
     UNROLL
@@ -226,7 +238,8 @@ template <class Element, int PARTS> __device__ __forceinline__ void tensor_dots(
 }
 
 /* sum [16][16 PARTS] += weight [16][TENSOR_ROWS] * tile [TENSOR_ROWS][16 PARTS] */
-template <class Element, int PARTS> __device__ __forceinline__ void tensor_add(tensor_sum *sum, const Element *weight, const Element *tile, int ld)
+template <class Element, int PARTS>
+__device__ __forceinline__ void tensor_add(tensor_sum *sum, const Element *weight, const Element *tile, int ld)
 {
     UNROLL
     for (int n = 0; n < TENSOR_ROWS / 16; n++) {
@@ -243,25 +256,27 @@ template <class Element, int PARTS> __device__ __forceinline__ void tensor_add(t
 
 /* Rows [first, first + 16) of a head from a warp's sums, times `scale` and, where given, by a factor a row. */
 template <class Element, int PARTS>
-__device__ __forceinline__ void tensor_put(const struct attention &at, const struct tensor_layout &layout, const tensor_sum *sum, float scale,
-                                           const float *factor, Element *to, int64_t width, int64_t first, bool add)
+__device__ __forceinline__ void tensor_put(const struct attention &at, const struct tensor_layout &layout,
+                                           const tensor_sum *sum, float scale, const float *factor, Element *to,
+                                           int64_t width, int64_t first, bool add)
 {
     UNROLL
     for (int f = 0; f < PARTS; f++) {
         UNROLL
         for (int i = 0; i < tensor_sum::num_elements; i++) {
             const int r = layout.row(i), c = f * 16 + layout.column(i);
-            if (first + r < at.length && c < at.head) put(to + (first + r) * width + c, sum[f].x[i] * (factor ? factor[r] : scale), add);
+            if (first + r < at.length && c < at.head)
+                put(to + (first + r) * width + c, sum[f].x[i] * (factor ? factor[r] : scale), add);
         }
     }
 }
 #endif
 
 /* Runs KERNEL<Element, parts of the head> with as many parts of 16 columns as the head needs. */
-#define TENSOR_LAUNCH(KERNEL, ...)                                                                           \
-    (at.head <= 32   ? launch(KERNEL<Element, 2>, __VA_ARGS__)                                                 \
-     : at.head <= 64 ? launch(KERNEL<Element, 4>, __VA_ARGS__)                                                 \
-     : at.head <= 96 ? launch(KERNEL<Element, 6>, __VA_ARGS__)                                                 \
+#define TENSOR_LAUNCH(KERNEL, ...)                             \
+    (at.head <= 32   ? launch(KERNEL<Element, 2>, __VA_ARGS__) \
+     : at.head <= 64 ? launch(KERNEL<Element, 4>, __VA_ARGS__) \
+     : at.head <= 96 ? launch(KERNEL<Element, 6>, __VA_ARGS__) \
                      : launch(KERNEL<Element, 8>, __VA_ARGS__))
 static inline int64_t tensor_columns(int64_t head)
 {
@@ -278,7 +293,9 @@ __device__ __forceinline__ int plain_columns(const struct attention &at)
 }
 
 /* sum[i][j] = row i of `rows` times row tx + 16 j of `other`, both [..][ld] */
-template <int PATCH> __device__ __forceinline__ void plain_dots(float (&sum)[PATCH][PATCH], const float *rows, const float *other, int columns, int ld)
+template <int PATCH>
+__device__ __forceinline__ void plain_dots(float (&sum)[PATCH][PATCH], const float *rows, const float *other,
+                                           int columns, int ld)
 {
     const float *mine = other + (threadIdx.x & 15) * ld;
     for (int i = 0; i < PATCH; i++)
@@ -290,20 +307,20 @@ template <int PATCH> __device__ __forceinline__ void plain_dots(float (&sum)[PAT
         UNROLL
         for (int j = 0; j < PATCH; j++) b[j] = *(const float4 *)(mine + j * 16 * ld + d);
         UNROLL
-        for (int i = 0; i < PATCH; i++)
-            UNROLL
-            for (int j = 0; j < PATCH; j++) {
-                sum[i][j] += a[i].x * b[j].x;
-                sum[i][j] += a[i].y * b[j].y;
-                sum[i][j] += a[i].z * b[j].z;
-                sum[i][j] += a[i].w * b[j].w;
-            }
+        for (int i = 0; i < PATCH; i++) UNROLL
+        for (int j = 0; j < PATCH; j++) {
+            sum[i][j] += a[i].x * b[j].x;
+            sum[i][j] += a[i].y * b[j].y;
+            sum[i][j] += a[i].z * b[j].z;
+            sum[i][j] += a[i].w * b[j].w;
+        }
     }
 }
 
 /* sum[i][j] += sum over k of weight[i * row + k * depth] * tile[k][tx + 16 j], k < TILE */
 template <int TILE, int SPAN>
-__device__ __forceinline__ void plain_add(float (&sum)[TILE / 16][SPAN], const float *weight, int row, int depth, const float *tile, int columns, int ld)
+__device__ __forceinline__ void plain_add(float (&sum)[TILE / 16][SPAN], const float *weight, int row, int depth,
+                                          const float *tile, int columns, int ld)
 {
     const float *mine = tile + (threadIdx.x & 15);
     for (int k = 0; k < TILE; k++) {
@@ -322,44 +339,47 @@ __device__ __forceinline__ void plain_add(float (&sum)[TILE / 16][SPAN], const f
 
 /* Rows of this thread, first + i, from its sums. */
 template <class Element, int PATCH, int SPAN>
-__device__ __forceinline__ void plain_put(const struct attention &at, const float (&sum)[PATCH][SPAN], float scale, Element *to, int64_t width,
-                                          int64_t first, bool add)
+__device__ __forceinline__ void plain_put(const struct attention &at, const float (&sum)[PATCH][SPAN], float scale,
+                                          Element *to, int64_t width, int64_t first, bool add)
 {
-    for (int i = 0; i < PATCH; i++)
-        UNROLL
-        for (int j = 0; j < SPAN; j++) {
-            const int c = (threadIdx.x & 15) + j * 16;
-            if (first + i < at.length && c < at.head) put(to + (first + i) * width + c, sum[i][j] * scale, add);
-        }
+    for (int i = 0; i < PATCH; i++) UNROLL
+    for (int j = 0; j < SPAN; j++) {
+        const int c = (threadIdx.x & 15) + j * 16;
+        if (first + i < at.length && c < at.head) put(to + (first + i) * width + c, sum[i][j] * scale, add);
+    }
 }
 
 /* Bytes of `tiles` tiles of rows and `squares` of weights. */
 static inline size_t plain_shared(const struct attention &at, int tile, int tiles, int squares)
 {
-    return (size_t)((at.head + 15) / 16 * 16 + 4) * tile * tiles * sizeof(float) + (size_t)(tile + 4) * tile * squares * sizeof(float);
+    return (size_t)((at.head + 15) / 16 * 16 + 4) * tile * tiles * sizeof(float) +
+           (size_t)(tile + 4) * tile * squares * sizeof(float);
 }
 
-/* Rows of a tile: as many as there is room for, no more than there is use for. 16-bit elements come here on old devices, and with heads of more than 128 columns. */
+/* Rows of a tile: as many as there is room for, no more than there is use for. 16-bit elements come here on old
+ * devices, and with heads of more than 128 columns. */
 template <class Element> static int plain_tile(const struct attention &at, int tiles, int squares)
 {
     const size_t limit = attention_shared_limit();
-    if (sizeof(Element) == 4 && at.head <= 128 && at.length > 32 && plain_shared(at, 64, tiles, squares) <= limit) return 64;
+    if (sizeof(Element) == 4 && at.head <= 128 && at.length > 32 && plain_shared(at, 64, tiles, squares) <= limit)
+        return 64;
     if (at.head <= 128 && at.length > 16 && plain_shared(at, 32, tiles, squares) <= limit) return 32;
     return 16;
 }
 
-#define PLAIN_LAUNCH(KERNEL, heads, tiles, squares)                                                                                              \
-    {                                                                                                                                           \
-        const int tile = plain_tile<Element>(at, tiles, squares);                                                                               \
-        const dim3 grid = attention_grid(at, heads, tile);                                                                                      \
-        const size_t shared = plain_shared(at, tile, tiles, squares);                                                                           \
-        if (at.head > PLAIN_MOST || shared > attention_shared_limit())                                                                          \
-            return cuda_host->fail(HAPT_ERR_INPUT, "give the model more heads", "attention with heads of %lld columns on this GPU", (long long)at.head); \
-        if constexpr (sizeof(Element) == 4) {                                                                                                   \
-            if (tile == 64) return launch(KERNEL<Element, 64, 8>, grid, PLAIN_THREADS, shared, queue, at);                                      \
-        }                                                                                                                                       \
-        if (tile == 32) return launch(KERNEL<Element, 32, 8>, grid, PLAIN_THREADS, shared, queue, at);                                          \
-        return launch(KERNEL<Element, 16, PLAIN_MOST / 16>, grid, PLAIN_THREADS, shared, queue, at);                                            \
+#define PLAIN_LAUNCH(KERNEL, heads, tiles, squares)                                                         \
+    {                                                                                                       \
+        const int tile = plain_tile<Element>(at, tiles, squares);                                           \
+        const dim3 grid = attention_grid(at, heads, tile);                                                  \
+        const size_t shared = plain_shared(at, tile, tiles, squares);                                       \
+        if (at.head > PLAIN_MOST || shared > attention_shared_limit())                                      \
+            return cuda_host->fail(HAPT_ERR_INPUT, "give the model more heads",                             \
+                                   "attention with heads of %lld columns on this GPU", (long long)at.head); \
+        if constexpr (sizeof(Element) == 4) {                                                               \
+            if (tile == 64) return launch(KERNEL<Element, 64, 8>, grid, PLAIN_THREADS, shared, queue, at);  \
+        }                                                                                                   \
+        if (tile == 32) return launch(KERNEL<Element, 32, 8>, grid, PLAIN_THREADS, shared, queue, at);      \
+        return launch(KERNEL<Element, 16, PLAIN_MOST / 16>, grid, PLAIN_THREADS, shared, queue, at);        \
     }
 
 #endif

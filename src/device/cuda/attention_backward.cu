@@ -1,6 +1,7 @@
 /*
- * Multi-head attention, backward. Weights are made again from the scores and their logsumexp: once by tiles of keys, for the gradients of
- * keys and values, and once by tiles of queries, for theirs; so every sum has one owner and one order.
+ * Multi-head attention, backward. Weights are made again from the scores and their logsumexp: once by tiles of keys,
+ * for the gradients of keys and values, and once by tiles of queries, for theirs; so every sum has one owner and one
+ * order.
  */
 #include "attention.cuh"
 
@@ -20,8 +21,8 @@ template <class Element> __global__ void delta_kernel(const struct attention at)
 }
 
 /* Logsumexp and delta of `rows` queries from `first` on to shared memory. */
-__device__ __forceinline__ void statistics_load(const struct attention &at, int64_t batch, int64_t head, int64_t first, int rows, float *logsumexp,
-                                                float *delta)
+__device__ __forceinline__ void statistics_load(const struct attention &at, int64_t batch, int64_t head, int64_t first,
+                                                int rows, float *logsumexp, float *delta)
 {
     const int64_t from = (batch * at.heads + head) * at.length + first;
     for (int r = threadIdx.x; r < rows; r += blockDim.x) {
@@ -31,15 +32,16 @@ __device__ __forceinline__ void statistics_load(const struct attention &at, int6
 }
 
 #if ATTENTION_ARCH >= 700
-/* A tile of queries with its gradients and statistics, and one of keys with its values: what both passes hold in shared memory. */
+/* A tile of queries with its gradients and statistics, and one of keys with its values: what both passes hold in shared
+ * memory. */
 template <class Element> struct tensor_tiles {
-    Element *query, *dout, *key, *value;  /* [TENSOR_ROWS][LD] */
-    Element *weight, *dscore;             /* [16][WEIGHT_LD], this warp's */
-    float *logsumexp, *delta;             /* [TENSOR_ROWS] */
+    Element *query, *dout, *key, *value; /* [TENSOR_ROWS][LD] */
+    Element *weight, *dscore;            /* [16][WEIGHT_LD], this warp's */
+    float *logsumexp, *delta;            /* [TENSOR_ROWS] */
 };
 
-template <class Element, int PARTS> __device__ __forceinline__ struct tensor_tiles<Element> tensor_divide(unsigned char *memory)
-{
+template <class Element, int PARTS>
+__device__ __forceinline__ struct tensor_tiles<Element> tensor_divide(unsigned char *memory) {
     enum { TILE = TENSOR_ROWS * (PARTS * 16 + 8), STRIPE = 16 * WEIGHT_LD };
     struct tensor_tiles<Element> of;
     of.query = (Element *)tensor_aligned(memory);
@@ -54,27 +56,32 @@ template <class Element, int PARTS> __device__ __forceinline__ struct tensor_til
 }
 
 template <class Element, int PARTS>
-__device__ __forceinline__ void load_queries(const struct attention &at, const struct tensor_tiles<Element> &of, int64_t batch, int64_t head,
-                                             int64_t first)
+__device__ __forceinline__ void load_queries(const struct attention &at, const struct tensor_tiles<Element> &of,
+                                             int64_t batch, int64_t head, int64_t first)
 {
     enum { COLUMNS = PARTS * 16, LD = COLUMNS + 8 };
-    tile_load(at, head_of<Element>(at, at.q, at.q_width, batch, head), at.q_width, first, TENSOR_ROWS, COLUMNS, LD, of.query);
-    tile_load(at, head_of<Element>(at, at.dout, at.out_width, batch, head), at.out_width, first, TENSOR_ROWS, COLUMNS, LD, of.dout);
+    tile_load(at, head_of<Element>(at, at.q, at.q_width, batch, head), at.q_width, first, TENSOR_ROWS, COLUMNS, LD,
+              of.query);
+    tile_load(at, head_of<Element>(at, at.dout, at.out_width, batch, head), at.out_width, first, TENSOR_ROWS, COLUMNS,
+              LD, of.dout);
     statistics_load(at, batch, head, first, TENSOR_ROWS, of.logsumexp, of.delta);
 }
 
 template <class Element, int PARTS>
-__device__ __forceinline__ void load_keys(const struct attention &at, const struct tensor_tiles<Element> &of, int64_t batch, int64_t kv_head,
-                                          int64_t first)
+__device__ __forceinline__ void load_keys(const struct attention &at, const struct tensor_tiles<Element> &of,
+                                          int64_t batch, int64_t kv_head, int64_t first)
 {
     enum { COLUMNS = PARTS * 16, LD = COLUMNS + 8 };
-    tile_load(at, head_of<Element>(at, at.k, at.kv_width, batch, kv_head), at.kv_width, first, TENSOR_ROWS, COLUMNS, LD, of.key);
-    tile_load(at, head_of<Element>(at, at.v, at.kv_width, batch, kv_head), at.kv_width, first, TENSOR_ROWS, COLUMNS, LD, of.value);
+    tile_load(at, head_of<Element>(at, at.k, at.kv_width, batch, kv_head), at.kv_width, first, TENSOR_ROWS, COLUMNS, LD,
+              of.key);
+    tile_load(at, head_of<Element>(at, at.v, at.kv_width, batch, kv_head), at.kv_width, first, TENSOR_ROWS, COLUMNS, LD,
+              of.value);
 }
 
-/* Weight and gradient of the score of `query` with `key`, r and c: the query's place in its tile, whatever it is in the sums. */
-__device__ __forceinline__ void score_gradient(const struct attention &at, int64_t query, int64_t key, float logsumexp, float delta, float dot,
-                                               float dweight, float *weight, float *dscore)
+/* Weight and gradient of the score of `query` with `key`, r and c: the query's place in its tile, whatever it is in the
+ * sums. */
+__device__ __forceinline__ void score_gradient(const struct attention &at, int64_t query, int64_t key, float logsumexp,
+                                               float delta, float dot, float dweight, float *weight, float *dscore)
 {
     *weight = visible(at, query, key) ? __expf(dot * at.scale - logsumexp) : 0.0f;
     *dscore = *weight * (dweight - delta);
@@ -82,8 +89,9 @@ __device__ __forceinline__ void score_gradient(const struct attention &at, int64
 
 /* A warp's 16 keys against a tile of queries: weight and dscore [keys][queries]. */
 template <class Element, int PARTS>
-__device__ __forceinline__ void scores_by_key(const struct attention &at, const struct tensor_tiles<Element> &of, const struct tensor_layout &layout,
-                                              int64_t first_key, int64_t first_query)
+__device__ __forceinline__ void scores_by_key(const struct attention &at, const struct tensor_tiles<Element> &of,
+                                              const struct tensor_layout &layout, int64_t first_key,
+                                              int64_t first_query)
 {
     enum { LD = PARTS * 16 + 8 };
     const int own = threadIdx.x / 32 * 16;
@@ -96,7 +104,8 @@ __device__ __forceinline__ void scores_by_key(const struct attention &at, const 
         for (int i = 0; i < tensor_sum::num_elements; i++) {
             const int r = layout.row(i), c = n + layout.column(i);
             float weight, dscore;
-            score_gradient(at, first_query + c, first_key + own + r, of.logsumexp[c], of.delta[c], dots.x[i], dweights.x[i], &weight, &dscore);
+            score_gradient(at, first_query + c, first_key + own + r, of.logsumexp[c], of.delta[c], dots.x[i],
+                           dweights.x[i], &weight, &dscore);
             of.weight[r * WEIGHT_LD + c] = from_float<Element>(weight);
             of.dscore[r * WEIGHT_LD + c] = from_float<Element>(dscore);
         }
@@ -106,8 +115,9 @@ __device__ __forceinline__ void scores_by_key(const struct attention &at, const 
 
 /* A warp's 16 queries against a tile of keys: dscore [queries][keys]. */
 template <class Element, int PARTS>
-__device__ __forceinline__ void scores_by_query(const struct attention &at, const struct tensor_tiles<Element> &of, const struct tensor_layout &layout,
-                                                int64_t first_key, int64_t first_query)
+__device__ __forceinline__ void scores_by_query(const struct attention &at, const struct tensor_tiles<Element> &of,
+                                                const struct tensor_layout &layout, int64_t first_key,
+                                                int64_t first_query)
 {
     enum { LD = PARTS * 16 + 8 };
     const int own = threadIdx.x / 32 * 16;
@@ -120,14 +130,16 @@ __device__ __forceinline__ void scores_by_query(const struct attention &at, cons
         for (int i = 0; i < tensor_sum::num_elements; i++) {
             const int r = own + layout.row(i), c = n + layout.column(i);
             float weight, dscore;
-            score_gradient(at, first_query + r, first_key + c, of.logsumexp[r], of.delta[r], dots.x[i], dweights.x[i], &weight, &dscore);
+            score_gradient(at, first_query + r, first_key + c, of.logsumexp[r], of.delta[r], dots.x[i], dweights.x[i],
+                           &weight, &dscore);
             of.dscore[layout.row(i) * WEIGHT_LD + c] = from_float<Element>(dscore);
         }
     }
     __syncwarp();
 }
 
-template <class Element, int PARTS> __device__ __forceinline__ void tensor_keys_block(const struct attention &at, unsigned char *memory)
+template <class Element, int PARTS>
+__device__ __forceinline__ void tensor_keys_block(const struct attention &at, unsigned char *memory)
 {
     enum { LD = PARTS * 16 + 8 };
     const struct tensor_tiles<Element> of = tensor_divide<Element, PARTS>(memory);
@@ -149,13 +161,16 @@ template <class Element, int PARTS> __device__ __forceinline__ void tensor_keys_
             tensor_add<Element, PARTS>(dvalue, of.weight, of.dout, LD);
             tensor_add<Element, PARTS>(dkey, of.dscore, of.query, LD);
         }
-    tensor_put<Element, PARTS>(at, layout, dkey, at.scale, NULL, (Element *)head_of<Element>(at, at.dk, at.kv_width, place.batch, place.head),
+    tensor_put<Element, PARTS>(at, layout, dkey, at.scale, NULL,
+                               (Element *)head_of<Element>(at, at.dk, at.kv_width, place.batch, place.head),
                                at.kv_width, own, at.add_k);
-    tensor_put<Element, PARTS>(at, layout, dvalue, 1, NULL, (Element *)head_of<Element>(at, at.dv, at.kv_width, place.batch, place.head),
+    tensor_put<Element, PARTS>(at, layout, dvalue, 1, NULL,
+                               (Element *)head_of<Element>(at, at.dv, at.kv_width, place.batch, place.head),
                                at.kv_width, own, at.add_v);
 }
 
-template <class Element, int PARTS> __device__ __forceinline__ void tensor_queries_block(const struct attention &at, unsigned char *memory)
+template <class Element, int PARTS>
+__device__ __forceinline__ void tensor_queries_block(const struct attention &at, unsigned char *memory)
 {
     enum { LD = PARTS * 16 + 8 };
     const struct tensor_tiles<Element> of = tensor_divide<Element, PARTS>(memory);
@@ -173,12 +188,14 @@ template <class Element, int PARTS> __device__ __forceinline__ void tensor_queri
         scores_by_query<Element, PARTS>(at, of, layout, first, place.first);
         tensor_add<Element, PARTS>(dquery, of.dscore, of.key, LD);
     }
-    tensor_put<Element, PARTS>(at, layout, dquery, at.scale, NULL, (Element *)head_of<Element>(at, at.dq, at.q_width, place.batch, place.head),
-                               at.q_width, own, at.add_q);
+    tensor_put<Element, PARTS>(at, layout, dquery, at.scale, NULL,
+                               (Element *)head_of<Element>(at, at.dq, at.q_width, place.batch, place.head), at.q_width,
+                               own, at.add_q);
 }
 #endif
 
-template <class Element, int PARTS, bool KEYS> __device__ __forceinline__ void tensor_backward(const struct attention &at, unsigned char *memory)
+template <class Element, int PARTS, bool KEYS>
+__device__ __forceinline__ void tensor_backward(const struct attention &at, unsigned char *memory)
 {
     if constexpr ((int)tensor_from<Element>::ARCH <= ATTENTION_ARCH) {
 #if ATTENTION_ARCH >= 700
@@ -192,13 +209,15 @@ template <class Element, int PARTS, bool KEYS> __device__ __forceinline__ void t
     }
 }
 
-template <class Element, int PARTS> __global__ __launch_bounds__(TENSOR_THREADS) void tensor_keys(const struct attention at)
+template <class Element, int PARTS>
+__global__ __launch_bounds__(TENSOR_THREADS) void tensor_keys(const struct attention at)
 {
     SHARED(unsigned char, memory);
     tensor_backward<Element, PARTS, true>(at, memory);
 }
 
-template <class Element, int PARTS> __global__ __launch_bounds__(TENSOR_THREADS) void tensor_queries(const struct attention at)
+template <class Element, int PARTS>
+__global__ __launch_bounds__(TENSOR_THREADS) void tensor_queries(const struct attention at)
 {
     SHARED(unsigned char, memory);
     tensor_backward<Element, PARTS, false>(at, memory);
@@ -212,8 +231,9 @@ static size_t tensor_backward_shared(const struct attention &at)
 
 /* weight and dscore [TILE queries][TILE + 4]; of either only where asked for. */
 template <int TILE>
-__device__ __forceinline__ void plain_scores(const struct attention &at, const float *query, const float *dout, const float *key, const float *value,
-                                             int columns, int ld, int64_t first_query, int64_t first_key, int64_t statistics, float *weight,
+__device__ __forceinline__ void plain_scores(const struct attention &at, const float *query, const float *dout,
+                                             const float *key, const float *value, int columns, int ld,
+                                             int64_t first_query, int64_t first_key, int64_t statistics, float *weight,
                                              float *dscore)
 {
     enum { PATCH = TILE / 16, SQUARE = TILE + 4 };
@@ -233,33 +253,43 @@ __device__ __forceinline__ void plain_scores(const struct attention &at, const f
     }
 }
 
-template <class Element, int TILE, int SPAN> __global__ __launch_bounds__(PLAIN_THREADS) void plain_keys(const struct attention at)
+template <class Element, int TILE, int SPAN>
+__global__ __launch_bounds__(PLAIN_THREADS) void plain_keys(const struct attention at)
 {
     enum { PATCH = TILE / 16, SQUARE = TILE + 4 };
     SHARED(float, key);
     const int columns = plain_columns(at), ld = columns + 4, ty = threadIdx.x >> 4;
-    float *value = key + TILE * ld, *query = value + TILE * ld, *dout = query + TILE * ld, *weight = dout + TILE * ld, *dscore = weight + TILE * SQUARE;
+    float *value = key + TILE * ld, *query = value + TILE * ld, *dout = query + TILE * ld, *weight = dout + TILE * ld,
+          *dscore = weight + TILE * SQUARE;
     const struct attention_place place = attention_place(at, at.kv_heads, TILE, false);
     const int64_t group = at.heads / at.kv_heads, own = place.first + ty * PATCH;
     float dkey[PATCH][SPAN] = {}, dvalue[PATCH][SPAN] = {};
-    tile_load(at, head_of<Element>(at, at.k, at.kv_width, place.batch, place.head), at.kv_width, place.first, TILE, columns, ld, key);
-    tile_load(at, head_of<Element>(at, at.v, at.kv_width, place.batch, place.head), at.kv_width, place.first, TILE, columns, ld, value);
+    tile_load(at, head_of<Element>(at, at.k, at.kv_width, place.batch, place.head), at.kv_width, place.first, TILE,
+              columns, ld, key);
+    tile_load(at, head_of<Element>(at, at.v, at.kv_width, place.batch, place.head), at.kv_width, place.first, TILE,
+              columns, ld, value);
     for (int64_t head = place.head * group; head < (place.head + 1) * group; head++)
         for (int64_t first = at.causal ? place.first : 0; first < at.length; first += TILE) {
             __syncthreads();
-            tile_load(at, head_of<Element>(at, at.q, at.q_width, place.batch, head), at.q_width, first, TILE, columns, ld, query);
-            tile_load(at, head_of<Element>(at, at.dout, at.out_width, place.batch, head), at.out_width, first, TILE, columns, ld, dout);
+            tile_load(at, head_of<Element>(at, at.q, at.q_width, place.batch, head), at.q_width, first, TILE, columns,
+                      ld, query);
+            tile_load(at, head_of<Element>(at, at.dout, at.out_width, place.batch, head), at.out_width, first, TILE,
+                      columns, ld, dout);
             __syncthreads();
-            plain_scores<TILE>(at, query, dout, key, value, columns, ld, first, place.first, (place.batch * at.heads + head) * at.length, weight, dscore);
+            plain_scores<TILE>(at, query, dout, key, value, columns, ld, first, place.first,
+                               (place.batch * at.heads + head) * at.length, weight, dscore);
             __syncthreads();
             plain_add<TILE, SPAN>(dvalue, weight + ty * PATCH, 1, SQUARE, dout, columns, ld);
             plain_add<TILE, SPAN>(dkey, dscore + ty * PATCH, 1, SQUARE, query, columns, ld);
         }
-    plain_put(at, dkey, at.scale, (Element *)head_of<Element>(at, at.dk, at.kv_width, place.batch, place.head), at.kv_width, own, at.add_k);
-    plain_put(at, dvalue, 1, (Element *)head_of<Element>(at, at.dv, at.kv_width, place.batch, place.head), at.kv_width, own, at.add_v);
+    plain_put(at, dkey, at.scale, (Element *)head_of<Element>(at, at.dk, at.kv_width, place.batch, place.head),
+              at.kv_width, own, at.add_k);
+    plain_put(at, dvalue, 1, (Element *)head_of<Element>(at, at.dv, at.kv_width, place.batch, place.head), at.kv_width,
+              own, at.add_v);
 }
 
-template <class Element, int TILE, int SPAN> __global__ __launch_bounds__(PLAIN_THREADS) void plain_queries(const struct attention at)
+template <class Element, int TILE, int SPAN>
+__global__ __launch_bounds__(PLAIN_THREADS) void plain_queries(const struct attention at)
 {
     enum { PATCH = TILE / 16, SQUARE = TILE + 4 };
     SHARED(float, query);
@@ -269,18 +299,24 @@ template <class Element, int TILE, int SPAN> __global__ __launch_bounds__(PLAIN_
     const int64_t kv_head = place.head / (at.heads / at.kv_heads), own = place.first + ty * PATCH;
     const int64_t end = at.causal && place.first + TILE < at.length ? place.first + TILE : at.length;
     float dquery[PATCH][SPAN] = {};
-    tile_load(at, head_of<Element>(at, at.q, at.q_width, place.batch, place.head), at.q_width, place.first, TILE, columns, ld, query);
-    tile_load(at, head_of<Element>(at, at.dout, at.out_width, place.batch, place.head), at.out_width, place.first, TILE, columns, ld, dout);
+    tile_load(at, head_of<Element>(at, at.q, at.q_width, place.batch, place.head), at.q_width, place.first, TILE,
+              columns, ld, query);
+    tile_load(at, head_of<Element>(at, at.dout, at.out_width, place.batch, place.head), at.out_width, place.first, TILE,
+              columns, ld, dout);
     for (int64_t first = 0; first < end; first += TILE) {
         __syncthreads();
-        tile_load(at, head_of<Element>(at, at.k, at.kv_width, place.batch, kv_head), at.kv_width, first, TILE, columns, ld, key);
-        tile_load(at, head_of<Element>(at, at.v, at.kv_width, place.batch, kv_head), at.kv_width, first, TILE, columns, ld, value);
+        tile_load(at, head_of<Element>(at, at.k, at.kv_width, place.batch, kv_head), at.kv_width, first, TILE, columns,
+                  ld, key);
+        tile_load(at, head_of<Element>(at, at.v, at.kv_width, place.batch, kv_head), at.kv_width, first, TILE, columns,
+                  ld, value);
         __syncthreads();
-        plain_scores<TILE>(at, query, dout, key, value, columns, ld, place.first, first, (place.batch * at.heads + place.head) * at.length, NULL, dscore);
+        plain_scores<TILE>(at, query, dout, key, value, columns, ld, place.first, first,
+                           (place.batch * at.heads + place.head) * at.length, NULL, dscore);
         __syncthreads();
         plain_add<TILE, SPAN>(dquery, dscore + ty * PATCH * SQUARE, SQUARE, 1, key, columns, ld);
     }
-    plain_put(at, dquery, at.scale, (Element *)head_of<Element>(at, at.dq, at.q_width, place.batch, place.head), at.q_width, own, at.add_q);
+    plain_put(at, dquery, at.scale, (Element *)head_of<Element>(at, at.dq, at.q_width, place.batch, place.head),
+              at.q_width, own, at.add_q);
 }
 
 template <class Element> static enum hapt_status keys_run(const struct attention &at, struct hapt_queue *queue)
@@ -299,8 +335,10 @@ template <class Element> static enum hapt_status backward_of(const struct attent
     if constexpr (sizeof(Element) == 2) {
         const size_t shared = tensor_backward_shared(at);
         if (at.head <= 128 && tensor_can<Element>() && shared <= attention_shared_limit()) {
-            HAPT_TRY(TENSOR_LAUNCH(tensor_keys, attention_grid(at, at.kv_heads, TENSOR_ROWS), TENSOR_THREADS, shared, queue, at));
-            return TENSOR_LAUNCH(tensor_queries, attention_grid(at, at.heads, TENSOR_ROWS), TENSOR_THREADS, shared, queue, at);
+            HAPT_TRY(TENSOR_LAUNCH(tensor_keys, attention_grid(at, at.kv_heads, TENSOR_ROWS), TENSOR_THREADS, shared,
+                                   queue, at));
+            return TENSOR_LAUNCH(tensor_queries, attention_grid(at, at.heads, TENSOR_ROWS), TENSOR_THREADS, shared,
+                                 queue, at);
         }
     }
     HAPT_TRY(keys_run<Element>(at, queue));
@@ -314,12 +352,14 @@ template <bool GROUPED> static size_t backward_workspace(const struct hapt_call 
     return (size_t)(at.batch * at.heads * at.length) * sizeof(float);
 }
 
-template <class Element> static enum hapt_status attention_backward_run(const struct hapt_call *call, struct hapt_queue *queue)
+template <class Element>
+static enum hapt_status attention_backward_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     return backward_of<Element>(attention_of(call, false, true), queue);
 }
 
-template <class Element> static enum hapt_status grouped_backward_run(const struct hapt_call *call, struct hapt_queue *queue)
+template <class Element>
+static enum hapt_status grouped_backward_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     return backward_of<Element>(attention_of(call, true, true), queue);
 }

@@ -1,6 +1,6 @@
 /*
- * Batch norm by the statistics of a whole batch. x is [rows][channels][pixels]; sums go over rows and pixels and are divided by the count of
- * the whole batch, of which this may be a shard.
+ * Batch norm by the statistics of a whole batch. x is [rows][channels][pixels]; sums go over rows and pixels and are
+ * divided by the count of the whole batch, of which this may be a shard.
  */
 #include "channels.cuh"
 #include "kernels.h"
@@ -14,8 +14,9 @@ __device__ __forceinline__ float channel_rstd(const float *variance, int64_t cha
 }
 
 template <class Element>
-__global__ void sums_kernel(int64_t channels, int64_t pieces, const float *part, const float *variance, double epsilon, const Element *gammas, float *dmean,
-                            float *dvariance, float *dgamma, float *dbeta, unsigned accumulate)
+__global__ void sums_kernel(int64_t channels, int64_t pieces, const float *part, const float *variance, double epsilon,
+                            const Element *gammas, float *dmean, float *dvariance, float *dgamma, float *dbeta,
+                            unsigned accumulate)
 {
     for (GRID_STRIDE(c, channels)) {
         const double plain = pieces_sum(part, c, pieces), weighted = pieces_sum(part + channels * pieces, c, pieces);
@@ -49,19 +50,22 @@ template <class Element> struct normalise_dx {
     double epsilon, count;
     __device__ struct coefficients operator()(int64_t c) const
     {
-        return {to_float(gamma[c]) * channel_rstd(variance, c, epsilon), (float)(2 * dvariance[c] / count), (float)(dmean[c] / count), mean[c]};
+        return {to_float(gamma[c]) * channel_rstd(variance, c, epsilon), (float)(2 * dvariance[c] / count),
+                (float)(dmean[c] / count), mean[c]};
     }
 };
 
 /* A block takes some elements of one image and channel (grid.x: images, grid.y: parts of them). */
 template <class Element, class Of>
-__global__ void normalise_kernel(struct images n, const Element *a, const Element *x, Of of, Element *y, bool accumulate)
+__global__ void normalise_kernel(struct images n, const Element *a, const Element *x, Of of, Element *y,
+                                 bool accumulate)
 {
     const int64_t images = n.rows * n.channels;
     for (int64_t image = blockIdx.x; image < images; image += gridDim.x) {
         const struct coefficients by = of(image % n.channels);
         const int64_t first = image * n.pixels;
-        for (int64_t i = first + (int64_t)blockIdx.y * blockDim.x + threadIdx.x; i < first + n.pixels; i += (int64_t)gridDim.y * blockDim.x) {
+        for (int64_t i = first + (int64_t)blockIdx.y * blockDim.x + threadIdx.x; i < first + n.pixels;
+             i += (int64_t)gridDim.y * blockDim.x) {
             const float value = (a ? to_float(a[i]) * by.factor : 0) + (to_float(x[i]) - by.mean) * by.slope + by.shift;
             store<1>(y + i, &value, accumulate);
         }
@@ -76,24 +80,27 @@ static enum hapt_status normalise_all(const struct hapt_call *call, const void *
     const int64_t parts = (n.pixels + 4 * threads - 1) / (4 * threads);
     dim3 grid = blocks_for(n.rows * n.channels, 1);
     grid.y = (unsigned)(parts < 64 ? parts : 64);
-    return launch(normalise_kernel<Element, Of>, grid, threads, 0, queue, n, (const Element *)a, (const Element *)call->input[0].data, of,
-                  (Element *)call->output[0].data, (bool)(call->accumulate & 1u));
+    return launch(normalise_kernel<Element, Of>, grid, threads, 0, queue, n, (const Element *)a,
+                  (const Element *)call->input[0].data, of, (Element *)call->output[0].data,
+                  (bool)(call->accumulate & 1u));
 }
 
 /* input: x (, mean) */
 template <class Element> static enum hapt_status statistic_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const float *mean = call->input_count > 1 ? (const float *)call->input[1].data : NULL;
-    return channel_statistic<Element>(&call->input[0], mean, (double)call->integer[0], (float *)call->output[0].data, call->accumulate & 1u,
-                                      (float *)call->workspace, queue);
+    return channel_statistic<Element>(&call->input[0], mean, (double)call->integer[0], (float *)call->output[0].data,
+                                      call->accumulate & 1u, (float *)call->workspace, queue);
 }
 
 /* input: x, mean, variance, gamma, beta */
 template <class Element> static enum hapt_status batch_norm_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const struct hapt_view *in = call->input;
-    const struct normalise<Element> of = {(const float *)in[1].data, (const float *)in[2].data, (const Element *)in[3].data, (const Element *)in[4].data,
-                                          call->real[0]};
+    const struct normalise<Element> of = {
+        (const float *)in[1].data, (const float *)in[2].data, (const Element *)in[3].data,
+            (const Element *)in[4].data, call->real[0]
+    };
     return normalise_all<Element>(call, NULL, of, queue);
 }
 
@@ -102,18 +109,22 @@ template <class Element> static enum hapt_status sums_run(const struct hapt_call
 {
     const struct hapt_view *in = call->input, *out = call->output;
     const struct images n = images_of(&in[0]);
-    HAPT_TRY(channel_parts<Element>(&in[0], (const float *)in[1].data, (const Element *)in[4].data, (float *)call->workspace, queue));
-    return launch(sums_kernel<Element>, blocks_for(n.channels, 64), 64, 0, queue, n.channels, pieces_of(n), (const float *)call->workspace,
-                  (const float *)in[2].data, call->real[0], (const Element *)in[3].data, (float *)out[0].data, (float *)out[1].data, (float *)out[2].data,
-                  (float *)out[3].data, call->accumulate);
+    HAPT_TRY(channel_parts<Element>(&in[0], (const float *)in[1].data, (const Element *)in[4].data,
+                                    (float *)call->workspace, queue));
+    return launch(sums_kernel<Element>, blocks_for(n.channels, 64), 64, 0, queue, n.channels, pieces_of(n),
+                  (const float *)call->workspace, (const float *)in[2].data, call->real[0], (const Element *)in[3].data,
+                  (float *)out[0].data, (float *)out[1].data, (float *)out[2].data, (float *)out[3].data,
+                  call->accumulate);
 }
 
 /* input: x, mean, variance, gamma, dmean, dvariance, dy; output: dx */
 template <class Element> static enum hapt_status dx_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const struct hapt_view *in = call->input;
-    const struct normalise_dx<Element> of = {(const float *)in[1].data, (const float *)in[2].data, (const Element *)in[3].data, (const float *)in[4].data,
-                                             (const float *)in[5].data, call->real[0], (double)call->integer[0]};
+    const struct normalise_dx<Element> of = {
+        (const float *)in[1].data, (const float *)in[2].data, (const Element *)in[3].data, (const float *)in[4].data,
+            (const float *)in[5].data, call->real[0], (double)call->integer[0]
+    };
     return normalise_all<Element>(call, in[6].data, of, queue);
 }
 

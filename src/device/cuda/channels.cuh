@@ -23,10 +23,13 @@ static int64_t pieces_of(const struct images &n)
 }
 
 /* Sums of x, of the squares of x - mean, or of dy and dy (x - mean): part [sums][channels][pieces]. */
-template <class Element> __global__ void part_kernel(struct images n, int64_t pieces, const Element *x, const float *mean, const Element *dy, float *part)
+template <class Element>
+__global__ void part_kernel(struct images n, int64_t pieces, const Element *x, const float *mean, const Element *dy,
+                            float *part)
 {
     __shared__ float place[32];
-    const int64_t c = blockIdx.x / pieces, piece = blockIdx.x % pieces, first = piece * n.rows / pieces, rows = (piece + 1) * n.rows / pieces - first;
+    const int64_t c = blockIdx.x / pieces, piece = blockIdx.x % pieces, first = piece * n.rows / pieces,
+                  rows = (piece + 1) * n.rows / pieces - first;
     const float middle = mean ? mean[c] : 0;
     float plain = 0, weighted = 0;
     for (int64_t i = threadIdx.x; i < rows * n.pixels; i += CHANNEL_THREADS) {
@@ -58,7 +61,8 @@ __device__ __forceinline__ void put_sum(float *to, int64_t channel, double sum, 
     if (to) to[channel] = (float)(sum + (accumulate ? to[channel] : 0));
 }
 
-static __global__ void statistic_kernel(int64_t channels, int64_t pieces, const float *part, double count, float *to, bool accumulate)
+static __global__ void statistic_kernel(int64_t channels, int64_t pieces, const float *part, double count, float *to,
+                                        bool accumulate)
 {
     for (GRID_STRIDE(c, channels)) put_sum(to, c, pieces_sum(part, c, pieces) / count, accumulate);
 }
@@ -71,22 +75,24 @@ static size_t channel_workspace(const struct hapt_view *x)
 
 /* The sums of part_kernel; `part`: the workspace. */
 template <class Element>
-static enum hapt_status channel_parts(const struct hapt_view *x, const float *mean, const Element *dy, float *part, struct hapt_queue *queue)
+static enum hapt_status channel_parts(const struct hapt_view *x, const float *mean, const Element *dy, float *part,
+                                      struct hapt_queue *queue)
 {
     const struct images n = images_of(x);
     const int64_t pieces = pieces_of(n);
-    return launch(part_kernel<Element>, dim3((unsigned)(n.channels * pieces)), CHANNEL_THREADS, 0, queue, n, pieces, (const Element *)x->data, mean, dy,
-                  part);
+    return launch(part_kernel<Element>, dim3((unsigned)(n.channels * pieces)), CHANNEL_THREADS, 0, queue, n, pieces,
+                  (const Element *)x->data, mean, dy, part);
 }
 
 /* to (+)= the sum of x, or of the squares of x - mean, divided by `count`. */
 template <class Element>
-static enum hapt_status channel_statistic(const struct hapt_view *x, const float *mean, double count, float *to, bool accumulate, float *part,
-                                          struct hapt_queue *queue)
+static enum hapt_status channel_statistic(const struct hapt_view *x, const float *mean, double count, float *to,
+                                          bool accumulate, float *part, struct hapt_queue *queue)
 {
     const struct images n = images_of(x);
     HAPT_TRY((channel_parts<Element>(x, mean, NULL, part, queue)));
-    return launch(statistic_kernel, blocks_for(n.channels, 64), 64, 0, queue, n.channels, pieces_of(n), (const float *)part, count, to, accumulate);
+    return launch(statistic_kernel, blocks_for(n.channels, 64), 64, 0, queue, n.channels, pieces_of(n),
+                  (const float *)part, count, to, accumulate);
 }
 
 #endif

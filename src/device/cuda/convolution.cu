@@ -1,6 +1,7 @@
 /*
- * Convolutions and their gradients, by cuDNN (cudnn.cu) or as matrix products: images are unfolded into columns [channel, kernel row, kernel
- * column][pixel of the result], a bounded share of them at a time: several images, or a part of one.
+ * Convolutions and their gradients, by cuDNN (cudnn.cu) or as matrix products: images are unfolded into columns
+ * [channel, kernel row, kernel column][pixel of the result], a bounded share of them at a time: several images, or a
+ * part of one.
  */
 #include "channels.cuh"
 #include "cudnn_convolution.h"
@@ -22,10 +23,12 @@ struct convolution {
     int64_t kernel, pixels, depth; /* kernel_height kernel_width; down across; in kernel */
 };
 
-static struct convolution convolution_of(const struct hapt_call *call, const struct hapt_view *x, const struct hapt_view *w, const struct hapt_view *y)
+static struct convolution convolution_of(const struct hapt_call *call, const struct hapt_view *x,
+                                         const struct hapt_view *w, const struct hapt_view *y)
 {
-    struct convolution of = {x->shape[0], x->shape[1], x->shape[2], x->shape[3], y->shape[1], y->shape[2], y->shape[3], w->shape[2], w->shape[3],
-                             call->integer[0], call->integer[1], 0, 0, 0};
+    struct convolution of = {
+        x->shape[0], x->shape[1], x->shape[2],      x->shape[3],      y->shape[1], y->shape[2], y->shape[3],
+        w->shape[2], w->shape[3], call->integer[0], call->integer[1], 0,           0,           0};
     of.kernel = of.kernel_height * of.kernel_width;
     of.pixels = of.down * of.across;
     of.depth = of.in * of.kernel;
@@ -38,7 +41,8 @@ static bool is_plain(const struct convolution &of)
     return of.kernel == 1 && of.stride == 1 && of.padding == 0;
 }
 
-/* A share of the unfolded images, and how it lies in memory: element (image, depth, pixel) at image * apart + depth * ld + pixel. */
+/* A share of the unfolded images, and how it lies in memory: element (image, depth, pixel) at image * apart + depth *
+ * ld + pixel. */
 struct share {
     int64_t images, first_channel, channels, first_row, down; /* rows of the result */
     int64_t apart, ld;
@@ -61,11 +65,13 @@ static dim3 grid_of(int64_t images, int64_t depths, int64_t pixels, int *threads
 {
     *threads = pixels > 128 ? THREADS : pixels > 32 ? 64 : 32;
     const int64_t parts = (pixels + *threads - 1) / *threads;
-    return dim3((unsigned)(parts < 4096 ? parts : 4096), (unsigned)(depths < 65535 ? depths : 65535), (unsigned)(images < 65535 ? images : 65535));
+    return dim3((unsigned)(parts < 4096 ? parts : 4096), (unsigned)(depths < 65535 ? depths : 65535),
+                (unsigned)(images < 65535 ? images : 65535));
 }
 
 /* x: the first image of the share. */
-template <class Element> __global__ void unfold_kernel(struct convolution of, struct share share, const Element *x, Element *columns)
+template <class Element>
+__global__ void unfold_kernel(struct convolution of, struct share share, const Element *x, Element *columns)
 {
     const int64_t pixels = share.down * of.across;
     for (int64_t image = blockIdx.z; image < share.images; image += gridDim.z)
@@ -84,7 +90,9 @@ template <class Element> __global__ void unfold_kernel(struct convolution of, st
 }
 
 /* The other way, every pixel the sum of what it was unfolded into. dx: the first image of the share. */
-template <class Element> __global__ void fold_kernel(struct convolution of, struct share share, const float *columns, Element *dx, bool accumulate)
+template <class Element>
+__global__ void fold_kernel(struct convolution of, struct share share, const float *columns, Element *dx,
+                            bool accumulate)
 {
     const int64_t pixels = of.height * of.width;
     for (int64_t image = blockIdx.z; image < share.images; image += gridDim.z)
@@ -92,13 +100,15 @@ template <class Element> __global__ void fold_kernel(struct convolution of, stru
             const float *from = columns + image * share.apart + channel * of.kernel * share.ld;
             Element *to = dx + (image * of.in + share.first_channel + channel) * pixels;
             for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < pixels; i += gridDim.x * blockDim.x) {
-                const int y = (int)(i / (unsigned)of.width + of.padding), x = (int)(i % (unsigned)of.width + of.padding), stride = (int)of.stride;
+                const int y = (int)(i / (unsigned)of.width + of.padding),
+                          x = (int)(i % (unsigned)of.width + of.padding), stride = (int)of.stride;
                 float sum = 0;
                 for (int k = 0; k < of.kernel_height && k <= y; k++) {
                     if ((y - k) % stride != 0 || (y - k) / stride >= of.down) continue;
                     const float *line = from + k * of.kernel_width * share.ld + (y - k) / stride * of.across;
                     for (int l = 0; l < of.kernel_width && l <= x; l++)
-                        if ((x - l) % stride == 0 && (x - l) / stride < of.across) sum += line[l * share.ld + (x - l) / stride];
+                        if ((x - l) % stride == 0 && (x - l) / stride < of.across)
+                            sum += line[l * share.ld + (x - l) / stride];
                 }
                 to[i] = from_float<Element>(accumulate ? to_float(to[i]) + sum : sum);
             }
@@ -106,14 +116,17 @@ template <class Element> __global__ void fold_kernel(struct convolution of, stru
 }
 
 /* y [rows][out][pixels] = bias [out], and dy [images][out][pixels] to [out][images][pixels] with rows `ld` apart. */
-template <class Element> __global__ void bias_kernel(int64_t rows, int64_t out, int64_t pixels, const Element *bias, Element *y)
+template <class Element>
+__global__ void bias_kernel(int64_t rows, int64_t out, int64_t pixels, const Element *bias, Element *y)
 {
     for (int64_t row = blockIdx.z; row < rows; row += gridDim.z)
         for (int64_t o = blockIdx.y; o < out; o += gridDim.y)
-            for (int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < pixels; i += gridDim.x * blockDim.x) y[(row * out + o) * pixels + i] = bias[o];
+            for (int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < pixels; i += gridDim.x * blockDim.x)
+                y[(row * out + o) * pixels + i] = bias[o];
 }
 
-template <class Element> __global__ void turn_kernel(int64_t images, int64_t out, int64_t pixels, int64_t ld, const Element *dy, Element *to)
+template <class Element>
+__global__ void turn_kernel(int64_t images, int64_t out, int64_t pixels, int64_t ld, const Element *dy, Element *to)
 {
     for (int64_t image = blockIdx.z; image < images; image += gridDim.z)
         for (int64_t o = blockIdx.y; o < out; o += gridDim.y)
@@ -122,7 +135,8 @@ template <class Element> __global__ void turn_kernel(int64_t images, int64_t out
 }
 
 template <class Element>
-static enum hapt_status unfold(const struct convolution &of, const struct share &share, const Element *x, Element *columns, struct hapt_queue *queue)
+static enum hapt_status unfold(const struct convolution &of, const struct share &share, const Element *x,
+                               Element *columns, struct hapt_queue *queue)
 {
     int threads;
     const dim3 grid = grid_of(share.images, share.channels * of.kernel, share.down * of.across, &threads);
@@ -148,22 +162,27 @@ static int64_t turned_bytes(const struct hapt_view *view, int64_t rows)
     return rows * round_up(shape[1], 8) * shape[2] * shape[3] * (view->dtype == HAPT_F32 ? 4 : 2);
 }
 
-/* What cuDNN may take as workspace for so many images, whether it is there or not: room for all operands as tensor cores want them. */
-static size_t cudnn_workspace(const struct hapt_view *x, const struct hapt_view *w, const struct hapt_view *y, int64_t rows)
+/* What cuDNN may take as workspace for so many images, whether it is there or not: room for all operands as tensor
+ * cores want them. */
+static size_t cudnn_workspace(const struct hapt_view *x, const struct hapt_view *w, const struct hapt_view *y,
+                              int64_t rows)
 {
-    const int64_t most = CUDNN_BYTES, bytes = turned_bytes(x, rows) + turned_bytes(w, w->shape[0]) + turned_bytes(y, rows) + CUDNN_LEAST_BYTES;
+    const int64_t most = CUDNN_BYTES, bytes = turned_bytes(x, rows) + turned_bytes(w, w->shape[0]) +
+                                              turned_bytes(y, rows) + CUDNN_LEAST_BYTES;
     return aligned(bytes < most ? bytes : most);
 }
 
 /* So many images at once keep within that; the last share may be smaller. */
 static int64_t rows_at_once(const struct hapt_view *x, const struct hapt_view *w, const struct hapt_view *y)
 {
-    const int64_t rows = x->shape[0], room = CUDNN_BYTES - CUDNN_LEAST_BYTES - turned_bytes(w, w->shape[0]), image = turned_bytes(x, 1) + turned_bytes(y, 1);
+    const int64_t rows = x->shape[0], room = CUDNN_BYTES - CUDNN_LEAST_BYTES - turned_bytes(w, w->shape[0]),
+                  image = turned_bytes(x, 1) + turned_bytes(y, 1);
     const int64_t fit = image > 0 && room > image ? room / image : 1, shares = (rows + fit - 1) / fit;
     return shares > 1 ? (rows + shares - 1) / shares : rows;
 }
 
-/* Calls run(part, queue) for shares of the images of input 0 and output 0, one of them x and one y: none depends on another. */
+/* Calls run(part, queue) for shares of the images of input 0 and output 0, one of them x and one y: none depends on
+ * another. */
 static enum hapt_status by_shares(const struct hapt_call *call, int64_t rows_once, struct hapt_queue *queue,
                                   enum hapt_status (*run)(const struct hapt_call *call, struct hapt_queue *queue))
 {
@@ -181,11 +200,12 @@ static enum hapt_status by_shares(const struct hapt_call *call, int64_t rows_onc
     return HAPT_OK;
 }
 
-static enum hapt_status by_cudnn(const struct hapt_call *call, enum convolution_result result, const struct hapt_view *x, const struct hapt_view *w,
-                                 const struct hapt_view *y, bool accumulate, struct hapt_queue *queue, bool *done)
+static enum hapt_status by_cudnn(const struct hapt_call *call, enum convolution_result result,
+                                 const struct hapt_view *x, const struct hapt_view *w, const struct hapt_view *y,
+                                 bool accumulate, struct hapt_queue *queue, bool *done)
 {
-    const struct cudnn_convolution convolution = {result, x, w, y, call->integer[0], call->integer[1], accumulate,
-                                                  cudnn_workspace(x, w, y, x->shape[0])};
+    const struct cudnn_convolution convolution = {
+        result, x, w, y, call->integer[0], call->integer[1], accumulate, cudnn_workspace(x, w, y, x->shape[0])};
     *done = false;
     return cudnn_convolution_run ? cudnn_convolution_run(&convolution, call->workspace, queue, done) : HAPT_OK;
 }
@@ -210,14 +230,16 @@ template <class Element> static enum hapt_status forward_part(const struct hapt_
     const struct convolution of = convolution_of(call, x, w, y);
     const struct share most = forward_share(of, sizeof(Element));
     const void *bias = call->input_count > 2 ? call->input[2].data : NULL;
-    const size_t kept = is_plain(of) ? 0 : aligned(most.images * most.apart * sizeof(Element)); /* columns, then the product's */
+    const size_t kept =
+        is_plain(of) ? 0 : aligned(most.images * most.apart * sizeof(Element)); /* columns, then the product's */
     Element *columns = (Element *)call->workspace;
     struct product p = {};
     bool done;
     if (bias) { /* first there, then added to: rounded once */
         int threads;
         const dim3 grid = grid_of(of.rows, of.out, of.pixels, &threads);
-        HAPT_TRY(launch(bias_kernel<Element>, grid, threads, 0, queue, of.rows, of.out, of.pixels, (const Element *)bias, (Element *)y->data));
+        HAPT_TRY(launch(bias_kernel<Element>, grid, threads, 0, queue, of.rows, of.out, of.pixels,
+                        (const Element *)bias, (Element *)y->data));
     }
     HAPT_TRY(by_cudnn(call, RESULT_Y, x, w, y, bias != NULL, queue, &done));
     if (done) return HAPT_OK;
@@ -256,7 +278,8 @@ template <class Element> static enum hapt_status forward_part(const struct hapt_
 
 template <class Element> static enum hapt_status forward_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
-    return by_shares(call, rows_at_once(&call->input[0], &call->input[1], &call->output[0]), queue, forward_part<Element>);
+    return by_shares(call, rows_at_once(&call->input[0], &call->input[1], &call->output[0]), queue,
+                     forward_part<Element>);
 }
 
 /* ---- The gradient of x: columns [depth][pixels] = w' dy [out][pixels], folded ---- */
@@ -329,7 +352,8 @@ template <class Element> static enum hapt_status dx_run(const struct hapt_call *
     return by_shares(call, rows_at_once(&call->output[0], &call->input[1], &call->input[0]), queue, dx_part<Element>);
 }
 
-/* ---- The gradient of w: dy [out][images, pixels] columns' [depth][images, pixels]: one product sums over images, too ---- */
+/* ---- The gradient of w: dy [out][images, pixels] columns' [depth][images, pixels]: one product sums over images, too
+ * ---- */
 
 /* The largest share: some images, all channels of theirs or some. */
 static struct share dw_share(const struct convolution &of, int64_t element)
@@ -348,12 +372,14 @@ template <class Element> static enum hapt_status dw_run(const struct hapt_call *
     const struct convolution of = convolution_of(call, x, dw, dy);
     const struct share most = dw_share(of, sizeof(Element));
     float *db = call->output_count > 1 ? (float *)call->output[1].data : NULL;
-    Element *columns = (Element *)call->workspace, *turned = (Element *)((char *)columns + aligned(most.channels * of.kernel * most.ld * sizeof(Element)));
+    Element *columns = (Element *)call->workspace,
+            *turned = (Element *)((char *)columns + aligned(most.channels * of.kernel * most.ld * sizeof(Element)));
     char *rest = (char *)turned + aligned(of.out * most.ld * sizeof(Element));
     struct product p = {};
     bool done;
     if (db) HAPT_TRY(channel_statistic<Element>(dy, NULL, 1, db, call->accumulate >> 1 & 1u, (float *)rest, queue));
-    HAPT_TRY(by_cudnn(call, RESULT_DW, x, dw, dy, call->accumulate & 1u, queue, &done)); /* of 16 bits it has none that gives fp32 */
+    HAPT_TRY(by_cudnn(call, RESULT_DW, x, dw, dy, call->accumulate & 1u, queue,
+                      &done)); /* of 16 bits it has none that gives fp32 */
     if (done) return HAPT_OK;
     p.m = of.out;
     p.transpose_b = true;
@@ -395,8 +421,10 @@ template <int ELEMENT> static size_t forward_workspace(const struct hapt_call *c
     const struct hapt_view *x = &call->input[0], *w = &call->input[1], *y = &call->output[0];
     const struct convolution of = convolution_of(call, x, w, y);
     const struct share share = forward_share(of, ELEMENT);
-    const size_t unfolded = aligned(share.images * share.apart * ELEMENT) + product_workspace(share.images * of.out * share.down * of.across);
-    return larger(is_plain(of) ? product_workspace(of.rows * of.out * of.pixels) : unfolded, cudnn_workspace(x, w, y, rows_at_once(x, w, y)));
+    const size_t unfolded = aligned(share.images * share.apart * ELEMENT) +
+                            product_workspace(share.images * of.out * share.down * of.across);
+    return larger(is_plain(of) ? product_workspace(of.rows * of.out * of.pixels) : unfolded,
+                  cudnn_workspace(x, w, y, rows_at_once(x, w, y)));
 }
 
 static size_t dx_workspace(const struct hapt_call *call)
@@ -404,8 +432,10 @@ static size_t dx_workspace(const struct hapt_call *call)
     const struct hapt_view *x = &call->output[0], *w = &call->input[1], *y = &call->input[0];
     const struct convolution of = convolution_of(call, x, w, y);
     const struct share share = dx_share(of);
-    const size_t unfolded = aligned(share.images * share.apart * 4) + product_workspace(share.images * share.channels * of.kernel * of.pixels);
-    return larger(is_plain(of) ? product_workspace(of.rows * of.in * of.pixels) : unfolded, cudnn_workspace(x, w, y, rows_at_once(x, w, y)));
+    const size_t unfolded = aligned(share.images * share.apart * 4) +
+                            product_workspace(share.images * share.channels * of.kernel * of.pixels);
+    return larger(is_plain(of) ? product_workspace(of.rows * of.in * of.pixels) : unfolded,
+                  cudnn_workspace(x, w, y, rows_at_once(x, w, y)));
 }
 
 template <int ELEMENT> static size_t dw_workspace(const struct hapt_call *call)
@@ -414,12 +444,19 @@ template <int ELEMENT> static size_t dw_workspace(const struct hapt_call *call)
     const struct convolution of = convolution_of(call, x, w, y);
     const struct share share = dw_share(of, ELEMENT);
     const size_t rest = larger(product_workspace(of.out * share.channels * of.kernel), channel_workspace(y));
-    return larger(aligned(share.channels * of.kernel * share.ld * ELEMENT) + aligned(of.out * share.ld * ELEMENT) + rest,
+    return larger(aligned(share.channels * of.kernel * share.ld * ELEMENT) + aligned(of.out * share.ld * ELEMENT) +
+                      rest,
                   cudnn_workspace(x, w, y, x->shape[0]));
 }
 
-#define ROWS(op, workspace, run) \
-    CUDA_KERNEL_F32(op, workspace<4>, run), {HAPT_BF16, {op, workspace<2>, run<__nv_bfloat16>}}, {HAPT_F16, {op, workspace<2>, run<__half>}}
+#define ROWS(op, workspace, run)                                                                 \
+    CUDA_KERNEL_F32(op, workspace<4>, run), {HAPT_BF16, {op, workspace<2>, run<__nv_bfloat16>}}, \
+    {                                                                                            \
+        HAPT_F16,                                                                                \
+        {                                                                                        \
+            op, workspace<2>, run<__half>                                                        \
+        }                                                                                        \
+    }
 
 extern const struct cuda_kernel hapt_cuda_convolution[] = {
     ROWS("conv2d", forward_workspace, forward_run),

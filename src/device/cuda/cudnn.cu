@@ -1,7 +1,8 @@
 /*
- * Convolutions by cuDNN 9's graph API: a graph of one operation for every shape, and the first plan of the library's own ranking that always
- * sums in the same order, in fp32 of the operands as they stand, and fits into the workspace. It is made when a shape comes for the first time
- * and kept; from then on a convolution neither allocates device memory nor waits. What cuDNN has no such plan for is left to convolution.cu.
+ * Convolutions by cuDNN 9's graph API: a graph of one operation for every shape, and the first plan of the library's
+ * own ranking that always sums in the same order, in fp32 of the operands as they stand, and fits into the workspace.
+ * It is made when a shape comes for the first time and kept; from then on a convolution neither allocates device memory
+ * nor waits. What cuDNN has no such plan for is left to convolution.cu.
  */
 #include <cudnn.h>
 #include <dlfcn.h>
@@ -16,9 +17,10 @@
 enum { SHAPES = 512, PROBES = 16, CONFIGS = 64, NOTES = 32, ALIGNMENT = 16, ROUNDED = 256 };
 enum { UID_X = 'x', UID_W = 'w', UID_Y = 'y' };
 
-#define CUDNN_CALLS(call)                                                                                                                 \
-    call(GetVersion) call(Create) call(SetStream) call(GetErrorString) call(GetLastErrorString) call(BackendCreateDescriptor)             \
-    call(BackendDestroyDescriptor) call(BackendSetAttribute) call(BackendGetAttribute) call(BackendFinalize) call(BackendExecute)
+#define CUDNN_CALLS(call)                                                                       \
+    call(GetVersion) call(Create) call(SetStream) call(GetErrorString) call(GetLastErrorString) \
+        call(BackendCreateDescriptor) call(BackendDestroyDescriptor) call(BackendSetAttribute)  \
+            call(BackendGetAttribute) call(BackendFinalize) call(BackendExecute)
 
 /* All that the choice depends on; compared as bytes. */
 struct shape {
@@ -62,8 +64,8 @@ static bool load(void)
     const char *reason;
     void *library = cuda_host->open_library("libcudnn.so.9", &reason);
     if (!library) return false;
-#define CUDNN_TAKE(name)                                                \
-    cudnn.name = (decltype(cudnn.name))dlsym(library, "cudnn" #name);   \
+#define CUDNN_TAKE(name)                                              \
+    cudnn.name = (decltype(cudnn.name))dlsym(library, "cudnn" #name); \
     if (!cudnn.name) return false;
     CUDNN_CALLS(CUDNN_TAKE)
     return true;
@@ -106,10 +108,11 @@ static cudnnBackendDescriptor_t make(struct recipe *recipe, cudnnBackendDescript
     return made;
 }
 
-static void set(struct recipe *recipe, cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
-                int64_t count, const void *value)
+static void set(struct recipe *recipe, cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
+                cudnnBackendAttributeType_t type, int64_t count, const void *value)
 {
-    if (recipe->status == CUDNN_STATUS_SUCCESS) recipe->status = cudnn.BackendSetAttribute(descriptor, name, type, count, value);
+    if (recipe->status == CUDNN_STATUS_SUCCESS)
+        recipe->status = cudnn.BackendSetAttribute(descriptor, name, type, count, value);
 }
 
 static void finalize(struct recipe *recipe, cudnnBackendDescriptor_t descriptor)
@@ -118,11 +121,12 @@ static void finalize(struct recipe *recipe, cudnnBackendDescriptor_t descriptor)
 }
 
 /* How many there are, at most `most` of which were written. */
-static int64_t get(struct recipe *recipe, cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
-                   int64_t most, void *value)
+static int64_t get(struct recipe *recipe, cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
+                   cudnnBackendAttributeType_t type, int64_t most, void *value)
 {
     int64_t count = 0;
-    if (recipe->status == CUDNN_STATUS_SUCCESS) recipe->status = cudnn.BackendGetAttribute(descriptor, name, type, most, &count, value);
+    if (recipe->status == CUDNN_STATUS_SUCCESS)
+        recipe->status = cudnn.BackendGetAttribute(descriptor, name, type, most, &count, value);
     return recipe->status == CUDNN_STATUS_SUCCESS ? count : 0;
 }
 
@@ -137,7 +141,9 @@ static void release(struct recipe *recipe, int kept)
 static cudnnBackendDescriptor_t tensor_make(struct recipe *recipe, int64_t uid, const int64_t shape[4], int dtype)
 {
     const int64_t stride[4] = {shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1}, alignment = ALIGNMENT;
-    const cudnnDataType_t type = dtype == HAPT_BF16 ? CUDNN_DATA_BFLOAT16 : dtype == HAPT_F16 ? CUDNN_DATA_HALF : CUDNN_DATA_FLOAT;
+    const cudnnDataType_t type = dtype == HAPT_BF16  ? CUDNN_DATA_BFLOAT16
+                                 : dtype == HAPT_F16 ? CUDNN_DATA_HALF
+                                                     : CUDNN_DATA_FLOAT;
     cudnnBackendDescriptor_t tensor = make(recipe, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
     set(recipe, tensor, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &uid);
     set(recipe, tensor, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
@@ -150,7 +156,8 @@ static cudnnBackendDescriptor_t tensor_make(struct recipe *recipe, int64_t uid, 
 
 static cudnnBackendDescriptor_t convolution_make(struct recipe *recipe, const struct shape *shape)
 {
-    const int64_t dims = 2, dilation[2] = {1, 1}, stride[2] = {shape->stride, shape->stride}, padding[2] = {shape->padding, shape->padding};
+    const int64_t dims = 2, dilation[2] = {1, 1}, stride[2] = {shape->stride, shape->stride},
+                  padding[2] = {shape->padding, shape->padding};
     const cudnnDataType_t type = CUDNN_DATA_FLOAT;
     const cudnnConvolutionMode_t mode = CUDNN_CROSS_CORRELATION;
     cudnnBackendDescriptor_t convolution = make(recipe, CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
@@ -165,25 +172,31 @@ static cudnnBackendDescriptor_t convolution_make(struct recipe *recipe, const st
     return convolution;
 }
 
-#define OPERATION(kind, name, x, w, y)                                                                                                     \
-    {CUDNN_BACKEND_OPERATION_CONVOLUTION_##kind##_DESCRIPTOR,  CUDNN_ATTR_OPERATION_CONVOLUTION_##name##_CONV_DESC,                        \
-     CUDNN_ATTR_OPERATION_CONVOLUTION_##name##_##x,            CUDNN_ATTR_OPERATION_CONVOLUTION_##name##_##w,                              \
-     CUDNN_ATTR_OPERATION_CONVOLUTION_##name##_##y,            CUDNN_ATTR_OPERATION_CONVOLUTION_##name##_ALPHA,                            \
-     CUDNN_ATTR_OPERATION_CONVOLUTION_##name##_BETA}
+#define OPERATION(kind, name, x, w, y)                                                                                \
+    {                                                                                                                 \
+        CUDNN_BACKEND_OPERATION_CONVOLUTION_##kind##_DESCRIPTOR, CUDNN_ATTR_OPERATION_CONVOLUTION_##name##_CONV_DESC, \
+            CUDNN_ATTR_OPERATION_CONVOLUTION_##name##_##x, CUDNN_ATTR_OPERATION_CONVOLUTION_##name##_##w,             \
+            CUDNN_ATTR_OPERATION_CONVOLUTION_##name##_##y, CUDNN_ATTR_OPERATION_CONVOLUTION_##name##_ALPHA,           \
+            CUDNN_ATTR_OPERATION_CONVOLUTION_##name##_BETA                                                            \
+    }
 
 static const struct operation {
     cudnnBackendDescriptorType_t type;
     cudnnBackendAttributeName_t convolution, x, w, y, alpha, beta;
-} operations[] = {OPERATION(FORWARD, FORWARD, X, W, Y), OPERATION(BACKWARD_DATA, BWD_DATA, DX, W, DY), OPERATION(BACKWARD_FILTER, BWD_FILTER, X, DW, DY)};
+} operations[] = {OPERATION(FORWARD, FORWARD, X, W, Y), OPERATION(BACKWARD_DATA, BWD_DATA, DX, W, DY),
+                  OPERATION(BACKWARD_FILTER, BWD_FILTER, X, DW, DY)};
 
 static cudnnBackendDescriptor_t graph_make(struct recipe *recipe, const struct shape *shape)
 {
     const struct operation *how = &operations[shape->result];
     const float alpha = 1, beta = shape->accumulate ? 1.0f : 0.0f;
     const cudnnBackendDescriptor_t convolution = convolution_make(recipe, shape);
-    const cudnnBackendDescriptor_t x = tensor_make(recipe, UID_X, shape->x, shape->result == RESULT_DX ? shape->out : shape->in);
-    const cudnnBackendDescriptor_t w = tensor_make(recipe, UID_W, shape->w, shape->result == RESULT_DW ? shape->out : shape->in);
-    const cudnnBackendDescriptor_t y = tensor_make(recipe, UID_Y, shape->y, shape->result == RESULT_Y ? shape->out : shape->in);
+    const cudnnBackendDescriptor_t x =
+        tensor_make(recipe, UID_X, shape->x, shape->result == RESULT_DX ? shape->out : shape->in);
+    const cudnnBackendDescriptor_t w =
+        tensor_make(recipe, UID_W, shape->w, shape->result == RESULT_DW ? shape->out : shape->in);
+    const cudnnBackendDescriptor_t y =
+        tensor_make(recipe, UID_Y, shape->y, shape->result == RESULT_Y ? shape->out : shape->in);
     const cudnnBackendDescriptor_t operation = make(recipe, how->type);
     set(recipe, operation, how->convolution, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &convolution);
     set(recipe, operation, how->x, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &x);
@@ -202,15 +215,17 @@ static cudnnBackendDescriptor_t graph_make(struct recipe *recipe, const struct s
 /* ---- The plan of a graph ---- */
 
 /*
- * Refused are sums in an order of their own, and what loses digits: operands or sums in fewer bits, transforms. Tensor cores read fp32 as TF32;
- * without them numbers of 16 bits are slower than as the products of convolution.cu, which has them.
+ * Refused are sums in an order of their own, and what loses digits: operands or sums in fewer bits, transforms. Tensor
+ * cores read fp32 as TF32; without them numbers of 16 bits are slower than as the products of convolution.cu, which has
+ * them.
  */
 static bool is_welcome(const cudnnBackendNumericalNote_t *note, int64_t notes, const struct shape *shape)
 {
     bool tensor_cores = false;
     for (int64_t n = 0; n < notes && n < NOTES; n++) {
         tensor_cores = tensor_cores || note[n] == CUDNN_NUMERICAL_NOTE_TENSOR_CORE;
-        if (note[n] != CUDNN_NUMERICAL_NOTE_TENSOR_CORE && note[n] != CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP) return false;
+        if (note[n] != CUDNN_NUMERICAL_NOTE_TENSOR_CORE && note[n] != CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP)
+            return false;
     }
     return shape->in == HAPT_F32 ? !tensor_cores || shape->tf32 : tensor_cores;
 }
@@ -221,10 +236,13 @@ static cudnnBackendDescriptor_t plan_make(cudnnBackendDescriptor_t config, const
     struct recipe recipe = {CUDNN_STATUS_SUCCESS, 0, {}};
     cudnnBackendNumericalNote_t note[NOTES];
     int64_t bytes = INT64_MAX;
-    cudnnBackendDescriptor_t plan = make(&recipe, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR), engine = make(&recipe, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+    cudnnBackendDescriptor_t plan = make(&recipe, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR),
+                             engine = make(&recipe, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     get(&recipe, config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &engine);
-    const int64_t notes = get(&recipe, engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE, NOTES, note);
-    if (recipe.status == CUDNN_STATUS_SUCCESS && !is_welcome(note, notes, shape)) recipe.status = CUDNN_STATUS_NOT_SUPPORTED;
+    const int64_t notes =
+        get(&recipe, engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE, NOTES, note);
+    if (recipe.status == CUDNN_STATUS_SUCCESS && !is_welcome(note, notes, shape))
+        recipe.status = CUDNN_STATUS_NOT_SUPPORTED;
     set(&recipe, plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &convolutions.handle);
     set(&recipe, plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &config);
     finalize(&recipe, plan);
@@ -235,7 +253,8 @@ static cudnnBackendDescriptor_t plan_make(cudnnBackendDescriptor_t config, const
 }
 
 /* The first of a ranking. */
-static cudnnBackendDescriptor_t plan_find(struct recipe *recipe, cudnnBackendDescriptor_t graph, cudnnBackendHeurMode_t mode, const struct shape *shape)
+static cudnnBackendDescriptor_t plan_find(struct recipe *recipe, cudnnBackendDescriptor_t graph,
+                                          cudnnBackendHeurMode_t mode, const struct shape *shape)
 {
     cudnnBackendDescriptor_t config[CONFIGS], plan = NULL;
     const int kept = recipe->count;
@@ -246,7 +265,8 @@ static cudnnBackendDescriptor_t plan_find(struct recipe *recipe, cudnnBackendDes
     int64_t count = get(recipe, ranking, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, NULL);
     if (count > CONFIGS) count = CONFIGS;
     for (int64_t c = 0; c < count; c++) config[c] = make(recipe, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
-    const int64_t given = get(recipe, ranking, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, count, config);
+    const int64_t given =
+        get(recipe, ranking, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, count, config);
     for (int64_t c = 0; c < given && c < count && !plan; c++) plan = plan_make(config[c], shape);
     release(recipe, kept);
     return plan;
@@ -324,7 +344,8 @@ static struct shape shape_of(const struct cudnn_convolution *of)
 static bool take_handle(struct hapt_queue *queue)
 {
     if (!is_here()) return false;
-    if (!convolutions.handle && cudnn.Create(&convolutions.handle) != CUDNN_STATUS_SUCCESS) return convolutions.here = false;
+    if (!convolutions.handle && cudnn.Create(&convolutions.handle) != CUDNN_STATUS_SUCCESS)
+        return convolutions.here = false;
     if (convolutions.stream == queue->stream) return true;
     if (cudnn.SetStream(convolutions.handle, queue->stream) != CUDNN_STATUS_SUCCESS) return convolutions.here = false;
     convolutions.stream = queue->stream;
@@ -347,9 +368,11 @@ static cudnnStatus_t execute(cudnnBackendDescriptor_t plan, const struct cudnn_c
 }
 
 /* Starts it, if there is a plan for it. */
-static cudnnStatus_t start(const struct cudnn_convolution *of, const struct shape *shape, void *workspace, struct hapt_queue *queue, bool *done)
+static cudnnStatus_t start(const struct cudnn_convolution *of, const struct shape *shape, void *workspace,
+                           struct hapt_queue *queue, bool *done)
 {
-    if (queue->capturing && convolutions.here && !is_known(choice_place(shape), shape)) return CUDNN_STATUS_NOT_INITIALIZED; /* not the time to make plans */
+    if (queue->capturing && convolutions.here && !is_known(choice_place(shape), shape))
+        return CUDNN_STATUS_NOT_INITIALIZED; /* not the time to make plans */
     struct choice *choice = take_handle(queue) ? choice_find(shape) : NULL;
     *done = choice && choice->plan;
     if (!*done) return CUDNN_STATUS_SUCCESS;
@@ -364,7 +387,8 @@ static cudnnStatus_t start(const struct cudnn_convolution *of, const struct shap
     return CUDNN_STATUS_SUCCESS;
 }
 
-enum hapt_status cudnn_convolution_run(const struct cudnn_convolution *of, void *workspace, struct hapt_queue *queue, bool *done)
+enum hapt_status cudnn_convolution_run(const struct cudnn_convolution *of, void *workspace, struct hapt_queue *queue,
+                                       bool *done)
 {
     const struct shape shape = shape_of(of);
     void *const rounded = (void *)(((uintptr_t)workspace + ROUNDED - 1) & ~(uintptr_t)(ROUNDED - 1));
@@ -377,6 +401,6 @@ enum hapt_status cudnn_convolution_run(const struct cudnn_convolution *of, void 
     if (status != CUDNN_STATUS_SUCCESS) cudnn.GetLastErrorString(detail, sizeof detail);
     pthread_mutex_unlock(&convolutions.lock);
     if (status == CUDNN_STATUS_SUCCESS) return HAPT_OK;
-    return cuda_host->fail(HAPT_ERR_INTERNAL, "HAPT_CUDNN=0 in the environment does without cuDNN", "cuDNN: a convolution: %s%s%s",
-                           cudnn.GetErrorString(status), *detail ? ": " : "", detail);
+    return cuda_host->fail(HAPT_ERR_INTERNAL, "HAPT_CUDNN=0 in the environment does without cuDNN",
+                           "cuDNN: a convolution: %s%s%s", cudnn.GetErrorString(status), *detail ? ": " : "", detail);
 }

@@ -7,8 +7,8 @@ enum { THREADS = 256, WARPS = THREADS / 32 };
 static enum hapt_status check_length(int64_t positions, int64_t length)
 {
     if (!positions || length <= positions) return HAPT_OK;
-    return cuda_host->fail(HAPT_ERR_INPUT, "shorten the sequence or enlarge the position table", "a sequence of %lld tokens exceeds %lld positions",
-                           (long long)length, (long long)positions);
+    return cuda_host->fail(HAPT_ERR_INPUT, "shorten the sequence or enlarge the position table",
+                           "a sequence of %lld tokens exceeds %lld positions", (long long)length, (long long)positions);
 }
 
 struct tokens {
@@ -38,11 +38,13 @@ template <class Element, int N>
 static __global__ void embedding_kernel(struct tokens tokens, const Element *table, const Element *position, Element *x)
 {
     const int lane = threadIdx.x & 31;
-    for (int64_t r = (int64_t)blockIdx.x * WARPS + (threadIdx.x >> 5); r < tokens.rows; r += (int64_t)gridDim.x * WARPS) {
+    for (int64_t r = (int64_t)blockIdx.x * WARPS + (threadIdx.x >> 5); r < tokens.rows;
+         r += (int64_t)gridDim.x * WARPS) {
         const int32_t token = tokens.token[r];
         const int64_t word = token - tokens.first;
         const bool here = word >= 0 && word < tokens.words;
-        if (lane == 0 && (token < 0 || token >= tokens.vocabulary)) fault_set(tokens.fault, CUDA_FAULT_INDEX, token, tokens.vocabulary, 0);
+        if (lane == 0 && (token < 0 || token >= tokens.vocabulary))
+            fault_set(tokens.fault, CUDA_FAULT_INDEX, token, tokens.vocabulary, 0);
         for (int64_t c = (int64_t)lane * N; c < tokens.columns; c += 32 * N) {
             float value[N] = {}, place[N];
             if (here) load<N>(table + word * tokens.columns + c, value);
@@ -58,24 +60,27 @@ static __global__ void embedding_kernel(struct tokens tokens, const Element *tab
 template <class Element> static enum hapt_status embedding_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const struct tokens tokens = tokens_of(call, &call->input[1], queue);
-    const Element *table = (const Element *)call->input[1].data, *position = (const Element *)(call->input_count > 2 ? call->input[2].data : NULL);
+    const Element *table = (const Element *)call->input[1].data,
+                  *position = (const Element *)(call->input_count > 2 ? call->input[2].data : NULL);
     Element *x = (Element *)call->output[0].data;
     HAPT_TRY(check_length(position ? call->input[2].shape[0] : 0, tokens.length));
     const bool packed = packs_fit<Element>(tokens.columns, table, position, x);
-    return launch(packed ? embedding_kernel<Element, pack<Element>::COUNT> : embedding_kernel<Element, 1>, blocks_for(tokens.rows, WARPS), THREADS, 0, queue,
-                  tokens, table, position, x);
+    return launch(packed ? embedding_kernel<Element, pack<Element>::COUNT> : embedding_kernel<Element, 1>,
+                  blocks_for(tokens.rows, WARPS), THREADS, 0, queue, tokens, table, position, x);
 }
 
 /*
- * ---- The gradient: rows in the order of their tokens, equal tokens in row order; then each token's rows are summed ----
+ * ---- The gradient: rows in the order of their tokens, equal tokens in row order; then each token's rows are summed
+ * ----
  *
- * A row's place in that order is the count of rows before it. Comparing all pairs costs less than a sort's passes up to some 100,000
- * rows, and reads nothing of the table's size.
+ * A row's place in that order is the count of rows before it. Comparing all pairs costs less than a sort's passes up to
+ * some 100,000 rows, and reads nothing of the table's size.
  */
 static __global__ void rank_kernel(const int32_t *token, int64_t rows, int64_t slice, int *rank)
 {
     __shared__ int32_t others[THREADS];
-    const int64_t r = (int64_t)blockIdx.x * THREADS + threadIdx.x, first = blockIdx.y * slice, end = first + slice < rows ? first + slice : rows;
+    const int64_t r = (int64_t)blockIdx.x * THREADS + threadIdx.x, first = blockIdx.y * slice,
+                  end = first + slice < rows ? first + slice : rows;
     const int32_t mine = r < rows ? token[r] : 0;
     int before = 0;
     for (int64_t tile = first; tile < end; tile += THREADS) {
@@ -98,7 +103,8 @@ static __global__ void place_kernel(struct tokens tokens, const int *rank, int32
 {
     for (GRID_STRIDE(r, tokens.rows)) {
         const int32_t token = tokens.token[r];
-        if (token < 0 || token >= tokens.vocabulary) fault_set(tokens.fault, CUDA_FAULT_INDEX, token, tokens.vocabulary, 0);
+        if (token < 0 || token >= tokens.vocabulary)
+            fault_set(tokens.fault, CUDA_FAULT_INDEX, token, tokens.vocabulary, 0);
         sorted[rank[r]] = token;
         row[rank[r]] = (int)r;
     }
@@ -120,9 +126,11 @@ static __device__ __forceinline__ int64_t run_end(const int32_t *sorted, int64_t
     return low;
 }
 
-/* The block of a token's first place (grid.x) adds its rows to the table, 32 N columns (grid.y); each warp takes every 8th row. */
+/* The block of a token's first place (grid.x) adds its rows to the table, 32 N columns (grid.y); each warp takes every
+ * 8th row. */
 template <class Element, int N>
-static __global__ void table_kernel(struct tokens tokens, const int32_t *sorted, const int *row, const Element *dy, float *dtable)
+static __global__ void table_kernel(struct tokens tokens, const int32_t *sorted, const int *row, const Element *dy,
+                                    float *dtable)
 {
     __shared__ float place[WARPS][32 * N];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -149,7 +157,8 @@ static __global__ void table_kernel(struct tokens tokens, const int32_t *sorted,
     }
 }
 
-template <class Element, int N> static __global__ void position_kernel(struct tokens tokens, const Element *dy, float *dposition)
+template <class Element, int N>
+static __global__ void position_kernel(struct tokens tokens, const Element *dy, float *dposition)
 {
     const int64_t count = tokens.length * tokens.columns, batch = tokens.rows / tokens.length;
     for (GRID_STRIDE(i, count / N)) {
@@ -170,8 +179,8 @@ static size_t embedding_dw_workspace(const struct hapt_call *call)
 }
 
 template <class Element, int N>
-static enum hapt_status embedding_dw_launch(const struct tokens &tokens, const Element *dy, float *dtable, float *dposition, void *workspace,
-                                            struct hapt_queue *queue)
+static enum hapt_status embedding_dw_launch(const struct tokens &tokens, const Element *dy, float *dtable,
+                                            float *dposition, void *workspace, struct hapt_queue *queue)
 {
     const int64_t rows = tokens.rows, tiles = (rows + THREADS - 1) / THREADS, wide = 32 * N;
     const int64_t slices = tiles < 16 ? tiles : 16, slice = slices ? (tiles + slices - 1) / slices * THREADS : 0;
@@ -179,23 +188,30 @@ static enum hapt_status embedding_dw_launch(const struct tokens &tokens, const E
     int32_t *sorted = (int32_t *)(row + rows);
     if (rows == 0) return HAPT_OK;
     HAPT_TRY(cuda_check(cudaMemsetAsync(rank, 0, (size_t)rows * sizeof *rank, queue->stream), "zeroing"));
-    HAPT_TRY(launch(rank_kernel, dim3((unsigned)tiles, (unsigned)slices), THREADS, 0, queue, tokens.token, rows, slice, rank));
-    HAPT_TRY(launch(place_kernel, blocks_for(rows, THREADS), THREADS, 0, queue, tokens, (const int *)rank, sorted, row));
+    HAPT_TRY(launch(rank_kernel, dim3((unsigned)tiles, (unsigned)slices), THREADS, 0, queue, tokens.token, rows, slice,
+                    rank));
+    HAPT_TRY(
+        launch(place_kernel, blocks_for(rows, THREADS), THREADS, 0, queue, tokens, (const int *)rank, sorted, row));
     const dim3 grid(blocks_for(rows, 1).x, (unsigned)((tokens.columns + wide - 1) / wide));
-    HAPT_TRY(launch(table_kernel<Element, N>, grid, THREADS, 0, queue, tokens, (const int32_t *)sorted, (const int *)row, dy, dtable));
+    HAPT_TRY(launch(table_kernel<Element, N>, grid, THREADS, 0, queue, tokens, (const int32_t *)sorted,
+                    (const int *)row, dy, dtable));
     if (!dposition) return HAPT_OK;
-    return launch(position_kernel<Element, N>, blocks_for(tokens.length * tokens.columns / N, THREADS), THREADS, 0, queue, tokens, dy, dposition);
+    return launch(position_kernel<Element, N>, blocks_for(tokens.length * tokens.columns / N, THREADS), THREADS, 0,
+                  queue, tokens, dy, dposition);
 }
 
 /* input: tokens, dy; output: dtable, dposition, both always added to */
-template <class Element> static enum hapt_status embedding_dw_run(const struct hapt_call *call, struct hapt_queue *queue)
+template <class Element>
+static enum hapt_status embedding_dw_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const struct tokens tokens = tokens_of(call, &call->output[0], queue);
     const Element *dy = (const Element *)call->input[1].data;
-    float *dtable = (float *)call->output[0].data, *dposition = (float *)(call->output_count > 1 ? call->output[1].data : NULL);
+    float *dtable = (float *)call->output[0].data,
+          *dposition = (float *)(call->output_count > 1 ? call->output[1].data : NULL);
     HAPT_TRY(check_length(dposition ? call->output[1].shape[0] : 0, tokens.length));
     if (packs_fit<Element>(tokens.columns, dy, dtable, dposition))
-        return embedding_dw_launch<Element, pack<Element>::COUNT>(tokens, dy, dtable, dposition, call->workspace, queue);
+        return embedding_dw_launch<Element, pack<Element>::COUNT>(tokens, dy, dtable, dposition, call->workspace,
+                                                                  queue);
     return embedding_dw_launch<Element, 1>(tokens, dy, dtable, dposition, call->workspace, queue);
 }
 

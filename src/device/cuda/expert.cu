@@ -1,7 +1,7 @@
 /*
  * Products of experts with the slots that are filled: y = x w' + bias for each expert, and the gradients. Slots are
- * [rows][experts][capacity][columns]; counts [rows][experts], known on the device alone, says how many of a row's are filled, from the front.
- * So products run over all slots, and what came of empty ones is passed over.
+ * [rows][experts][capacity][columns]; counts [rows][experts], known on the device alone, says how many of a row's are
+ * filled, from the front. So products run over all slots, and what came of empty ones is passed over.
  */
 #include "kernels.h"
 #include "product.h"
@@ -31,7 +31,8 @@ __device__ __forceinline__ bool filled(const struct experts &of, int64_t slot)
 }
 
 /* Empty slots become 0. With `from`: filled ones are added to instead, and empty ones left. */
-template <class Element, int N> __global__ void settle_kernel(struct experts of, const Element *from, int64_t columns, Element *slots)
+template <class Element, int N>
+__global__ void settle_kernel(struct experts of, const Element *from, int64_t columns, Element *slots)
 {
     const int64_t parts = columns / N;
     for (GRID_STRIDE(i, of.rows * of.experts * of.capacity * parts)) {
@@ -44,11 +45,13 @@ template <class Element, int N> __global__ void settle_kernel(struct experts of,
 }
 
 /* Slots by expert, [experts][rows][capacity][columns], empty ones 0. */
-template <class Element, int N> __global__ void gather_kernel(struct experts of, const Element *slots, int64_t columns, Element *to)
+template <class Element, int N>
+__global__ void gather_kernel(struct experts of, const Element *slots, int64_t columns, Element *to)
 {
     const int64_t parts = columns / N;
     for (GRID_STRIDE(i, of.rows * of.experts * of.capacity * parts)) {
-        const int64_t s = i / parts, c = i % parts * N, row = s / of.capacity / of.experts, expert = s / of.capacity % of.experts;
+        const int64_t s = i / parts, c = i % parts * N, row = s / of.capacity / of.experts,
+                      expert = s / of.capacity % of.experts;
         float value[N] = {};
         if (filled(of, s)) load<N>(slots + s * columns + c, value);
         store<N>(to + ((expert * of.rows + row) * of.capacity + s % of.capacity) * columns + c, value, false);
@@ -70,8 +73,10 @@ static size_t slots_bytes(const struct hapt_view *slots)
     return ((size_t)hapt_view_elements(slots) * (slots->dtype == HAPT_F32 ? 4 : 2) + 255) / 256 * 256;
 }
 
-/* Forward and the gradient of x: input slots, weights, counts (, bias); output slots. A product takes all experts, or all rows. */
-template <class Element, bool TRANSPOSED> static enum hapt_status slots_run(const struct hapt_call *call, struct hapt_queue *queue)
+/* Forward and the gradient of x: input slots, weights, counts (, bias); output slots. A product takes all experts, or
+ * all rows. */
+template <class Element, bool TRANSPOSED>
+static enum hapt_status slots_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const struct hapt_view *from = &call->input[0], *to = &call->output[0];
     const struct experts of = experts_of(from, &call->input[2]);
@@ -81,7 +86,8 @@ template <class Element, bool TRANSPOSED> static enum hapt_status slots_run(cons
     const size_t kept = accumulate ? slots_bytes(to) : 0; /* the product stands apart, first in the workspace */
     Element *product = (Element *)(accumulate ? call->workspace : to->data), *y = (Element *)to->data;
     for (int64_t i = 0; i < (by_row ? of.rows : of.experts); i++) {
-        const int64_t first = (by_row ? i * of.experts : i) * of.capacity, apart = (by_row ? 1 : of.experts) * of.capacity;
+        const int64_t first = (by_row ? i * of.experts : i) * of.capacity,
+                      apart = (by_row ? 1 : of.experts) * of.capacity;
         struct product p = {};
         p.m = of.capacity;
         p.n = out;
@@ -101,17 +107,19 @@ template <class Element, bool TRANSPOSED> static enum hapt_status slots_run(cons
     }
     const bool packed = packs_fit<Element>(out, y, product);
     return launch(packed ? settle_kernel<Element, pack<Element>::COUNT> : settle_kernel<Element, 1>,
-                  blocks_for(slot_count(of) * out / (packed ? pack<Element>::COUNT : 1), THREADS), THREADS, 0, queue, of,
-                  accumulate ? (const Element *)product : (const Element *)NULL, out, y);
+                  blocks_for(slot_count(of) * out / (packed ? pack<Element>::COUNT : 1), THREADS), THREADS, 0, queue,
+                  of, accumulate ? (const Element *)product : (const Element *)NULL, out, y);
 }
 
-template <class Element> static enum hapt_status by_expert(const struct experts &of, const struct hapt_view *slots, Element *to, struct hapt_queue *queue)
+template <class Element>
+static enum hapt_status by_expert(const struct experts &of, const struct hapt_view *slots, Element *to,
+                                  struct hapt_queue *queue)
 {
     const int64_t columns = view_columns(slots);
     const bool packed = packs_fit<Element>(columns, slots->data, to);
     return launch(packed ? gather_kernel<Element, pack<Element>::COUNT> : gather_kernel<Element, 1>,
-                  blocks_for(slot_count(of) * columns / (packed ? pack<Element>::COUNT : 1), THREADS), THREADS, 0, queue, of, (const Element *)slots->data,
-                  columns, to);
+                  blocks_for(slot_count(of) * columns / (packed ? pack<Element>::COUNT : 1), THREADS), THREADS, 0,
+                  queue, of, (const Element *)slots->data, columns, to);
 }
 
 /* Gradients of weights and biases: input x, counts, dy; output dw, db. */
@@ -127,10 +135,13 @@ template <class Element> static enum hapt_status weights_run(const struct hapt_c
     HAPT_TRY(by_expert(of, x, own_x, queue));
     HAPT_TRY(by_expert(of, dy, own_dy, queue));
     if (db) {
-        const struct expert_matrix<Element> matrix = {own_dy, slots, out};
+        const struct expert_matrix<Element> matrix = {
+            own_dy, slots, out
+        };
         const bool accumulate = call->accumulate >> 1 & 1u;
         if (packs_fit<Element>(out, own_dy))
-            HAPT_TRY((column_sums<1, pack<Element>::COUNT>(matrix, slots, of.experts * out, &db, &accumulate, rest, queue)));
+            HAPT_TRY(
+                (column_sums<1, pack<Element>::COUNT>(matrix, slots, of.experts * out, &db, &accumulate, rest, queue)));
         else
             HAPT_TRY((column_sums<1, 1>(matrix, slots, of.experts * out, &db, &accumulate, rest, queue)));
     }
@@ -155,7 +166,8 @@ static size_t slots_workspace(const struct hapt_call *call)
 {
     const struct hapt_view *to = &call->output[0];
     const int64_t products = to->shape[0] <= to->shape[1] ? to->shape[0] : to->shape[1];
-    return product_workspace(products > 0 ? hapt_view_elements(to) / products : 0) + (call->accumulate & 1u ? slots_bytes(to) : 0);
+    return product_workspace(products > 0 ? hapt_view_elements(to) / products : 0) +
+           (call->accumulate & 1u ? slots_bytes(to) : 0);
 }
 
 static size_t weights_workspace(const struct hapt_call *call)
@@ -166,9 +178,15 @@ static size_t weights_workspace(const struct hapt_call *call)
     return slots_bytes(x) + slots_bytes(dy) + (product > sums ? product : sums);
 }
 
-#define SLOTS(op, transposed)                                                                                                        \
-    {HAPT_F32, {op, slots_workspace, slots_run<float, transposed>}}, {HAPT_BF16, {op, slots_workspace, slots_run<__nv_bfloat16, transposed>}}, \
-        {HAPT_F16, {op, slots_workspace, slots_run<__half, transposed>}}
+#define SLOTS(op, transposed)                                                     \
+    {HAPT_F32, {op, slots_workspace, slots_run<float, transposed>}},              \
+        {HAPT_BF16, {op, slots_workspace, slots_run<__nv_bfloat16, transposed>}}, \
+    {                                                                             \
+        HAPT_F16,                                                                 \
+        {                                                                         \
+            op, slots_workspace, slots_run<__half, transposed>                    \
+        }                                                                         \
+    }
 
 extern const struct cuda_kernel hapt_cuda_expert[] = {
     SLOTS("expert_linear", true),

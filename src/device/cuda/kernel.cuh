@@ -19,18 +19,37 @@ struct cuda_kernel {
 };
 
 /* Rows of an operator whose run function is a template over the element type. */
-#define CUDA_KERNEL_F32(op, workspace, run) {HAPT_F32, {op, workspace, run<float>}}
-#define CUDA_KERNELS(op, workspace, run)                                                                              \
-    CUDA_KERNEL_F32(op, workspace, run), {HAPT_BF16, {op, workspace, run<__nv_bfloat16>}}, {HAPT_F16, {op, workspace, run<__half>}}
-#define CUDA_KERNELS_END {HAPT_F32, {NULL, NULL, NULL}}
+#define CUDA_KERNEL_F32(op, workspace, run) \
+    {                                       \
+        HAPT_F32,                           \
+        {                                   \
+            op, workspace, run<float>       \
+        }                                   \
+    }
+#define CUDA_KERNELS(op, workspace, run)                                                   \
+    CUDA_KERNEL_F32(op, workspace, run), {HAPT_BF16, {op, workspace, run<__nv_bfloat16>}}, \
+    {                                                                                      \
+        HAPT_F16,                                                                          \
+        {                                                                                  \
+            op, workspace, run<__half>                                                     \
+        }                                                                                  \
+    }
+#define CUDA_KERNELS_END     \
+    {                        \
+        HAPT_F32,            \
+        {                    \
+            NULL, NULL, NULL \
+        }                    \
+    }
 
-/* What kernels find out about integer operands while they run: HAPT_ERR_INPUT for who waits for their queue. The first one counts. */
+/* What kernels find out about integer operands while they run: HAPT_ERR_INPUT for who waits for their queue. The first
+ * one counts. */
 enum cuda_fault_kind {
     CUDA_FAULT_NONE,
-    CUDA_FAULT_INDEX,     /* embedding: a, of b */
-    CUDA_FAULT_POSITION,  /* embedding: position a, of b */
-    CUDA_FAULT_TARGET,    /* cross_entropy: class a, of b */
-    CUDA_FAULT_ROOM       /* moe_dispatch: a tokens of a row, to expert b, which has room for c */
+    CUDA_FAULT_INDEX,    /* embedding: a, of b */
+    CUDA_FAULT_POSITION, /* embedding: position a, of b */
+    CUDA_FAULT_TARGET,   /* cross_entropy: class a, of b */
+    CUDA_FAULT_ROOM      /* moe_dispatch: a tokens of a row, to expert b, which has room for c */
 };
 
 struct cuda_fault {
@@ -40,7 +59,8 @@ struct cuda_fault {
 struct hapt_queue {
     cudaStream_t stream;
     struct cuda_fault *fault; /* the device's, on the host; kernels write there with fault_set */
-    bool capturing;           /* what is queued is kept for replays: nobody may wait, and a failure says nothing of the call itself */
+    bool capturing; /* what is queued is kept for replays: nobody may wait, and a failure says nothing of the call
+                       itself */
 };
 
 extern const struct cuda_host *cuda_host; /* set before anything runs */
@@ -49,18 +69,21 @@ extern const struct cuda_host *cuda_host; /* set before anything runs */
 void cuda_use_device(void);
 /* HAPT_OK, or the record of what CUDA says: memory, a device that is lost, a bug of ours. */
 enum hapt_status cuda_check(cudaError_t error, const char *what);
-/* Reads `bytes` of device memory, or writes them, and waits: for the few kernels that exchange among shards while they run. */
+/* Reads `bytes` of device memory, or writes them, and waits: for the few kernels that exchange among shards while they
+ * run. */
 enum hapt_status cuda_download(struct hapt_queue *queue, void *host, const void *device, size_t bytes);
 enum hapt_status cuda_upload(struct hapt_queue *queue, void *device, const void *host, size_t bytes);
 
 /* `shared`: bytes of dynamic shared memory (SHARED). An empty grid launches nothing. */
 template <class... Parameters, class... Arguments>
-static enum hapt_status launch(void (*kernel)(Parameters...), dim3 grid, int block, size_t shared, struct hapt_queue *queue, Arguments... arguments)
+static enum hapt_status launch(void (*kernel)(Parameters...), dim3 grid, int block, size_t shared,
+                               struct hapt_queue *queue, Arguments... arguments)
 {
     cudaLaunchConfig_t config = {};
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return HAPT_OK;
     if (shared > 48 << 10) {
-        const cudaError_t error = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+        const cudaError_t error =
+            cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
         if (error != cudaSuccess) return cuda_check(error, "shared memory of a kernel");
     }
     config.gridDim = grid;
@@ -70,7 +93,8 @@ static enum hapt_status launch(void (*kernel)(Parameters...), dim3 grid, int blo
     return cuda_check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "a kernel's launch");
 }
 
-/* Blocks of `per_block` that cover `count`, at most enough to fill any device many times: kernels stride by the grid (GRID_STRIDE). */
+/* Blocks of `per_block` that cover `count`, at most enough to fill any device many times: kernels stride by the grid
+ * (GRID_STRIDE). */
 static inline dim3 blocks_for(int64_t count, int64_t per_block)
 {
     const int64_t blocks = (count + per_block - 1) / per_block, most = 1 << 16;
@@ -78,7 +102,10 @@ static inline dim3 blocks_for(int64_t count, int64_t per_block)
 }
 
 /* for (GRID_STRIDE(i, count)): the elements of this thread, 64-bit. */
-#define GRID_STRIDE(i, count) int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < (count); i += (int64_t)gridDim.x * blockDim.x
+#define GRID_STRIDE(i, count)                                   \
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; \
+    i < (count);                                                \
+    i += (int64_t)gridDim.x * blockDim.x
 
 #ifdef HAPT_HOST_CUDA /* tests/gpu/host */
 #define SHARED(type, name) type *name = (type *)host_cuda_shared()
@@ -86,7 +113,7 @@ static inline dim3 blocks_for(int64_t count, int64_t per_block)
 #else
 #define UNROLL _Pragma("unroll") /* before a loop */
 /* The block's dynamic shared memory, once in a kernel; 16-byte aligned. */
-#define SHARED(type, name)                                  \
+#define SHARED(type, name)                                              \
     extern __shared__ __align__(16) unsigned char cuda_shared_memory[]; \
     type *name = reinterpret_cast<type *>(cuda_shared_memory)
 #endif
@@ -131,7 +158,8 @@ static inline bool aligned_16(const void *address)
     return ((uintptr_t)address & 15) == 0;
 }
 
-__device__ __forceinline__ void fault_set(struct cuda_fault *fault, enum cuda_fault_kind kind, int64_t a, int64_t b, int64_t c)
+__device__ __forceinline__ void fault_set(struct cuda_fault *fault, enum cuda_fault_kind kind, int64_t a, int64_t b,
+                                          int64_t c)
 {
     if (atomicCAS(&fault->kind, (int)CUDA_FAULT_NONE, -1) != (int)CUDA_FAULT_NONE) return;
     fault->a = (int)a;
@@ -141,7 +169,8 @@ __device__ __forceinline__ void fault_set(struct cuda_fault *fault, enum cuda_fa
     *(volatile int *)&fault->kind = (int)kind;
 }
 
-/* ---- Reductions: every thread of the block calls them, and all get the result. Blocks are whole warps, at most 1024 threads. ---- */
+/* ---- Reductions: every thread of the block calls them, and all get the result. Blocks are whole warps, at most 1024
+ * threads. ---- */
 
 __device__ __forceinline__ float warp_sum(float value)
 {

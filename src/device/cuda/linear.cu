@@ -34,7 +34,8 @@ template <class Element> static struct product forward_product(const struct hapt
     return p;
 }
 
-template <class Element, bool TRANSPOSED> static enum hapt_status forward_run(const struct hapt_call *call, struct hapt_queue *queue)
+template <class Element, bool TRANSPOSED>
+static enum hapt_status forward_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     struct product p = forward_product<Element>(call, TRANSPOSED);
     p.bias = call->input_count > 2 ? call->input[2].data : NULL;
@@ -42,7 +43,8 @@ template <class Element, bool TRANSPOSED> static enum hapt_status forward_run(co
 }
 
 /* input: dy, w; output: dx */
-template <class Element, bool TRANSPOSED> static enum hapt_status dx_run(const struct hapt_call *call, struct hapt_queue *queue)
+template <class Element, bool TRANSPOSED>
+static enum hapt_status dx_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     struct product p = forward_product<Element>(call, !TRANSPOSED);
     p.accumulate = call->accumulate & 1u;
@@ -51,14 +53,17 @@ template <class Element, bool TRANSPOSED> static enum hapt_status dx_run(const s
 
 static size_t dw_workspace(const struct hapt_call *call)
 {
-    const size_t product = workspace_bytes(call), sums = column_sums_workspace(view_rows(&call->input[1]), view_columns(&call->input[1]), 1);
+    const size_t product = workspace_bytes(call),
+                 sums = column_sums_workspace(view_rows(&call->input[1]), view_columns(&call->input[1]), 1);
     return product > sums ? product : sums; /* one after the other */
 }
 
 /* input: x, dy; output: dw, db; both fp32 */
-template <class Element, bool TRANSPOSED> static enum hapt_status dw_run(const struct hapt_call *call, struct hapt_queue *queue)
+template <class Element, bool TRANSPOSED>
+static enum hapt_status dw_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
-    const int64_t in = view_columns(&call->input[0]), out = view_columns(&call->input[1]), rows = view_rows(&call->input[1]);
+    const int64_t in = view_columns(&call->input[0]), out = view_columns(&call->input[1]),
+                  rows = view_rows(&call->input[1]);
     const void *x = call->input[0].data, *dy = call->input[1].data;
     float *db = call->output_count > 1 ? (float *)call->output[1].data : NULL;
     struct product p = {};
@@ -73,19 +78,27 @@ template <class Element, bool TRANSPOSED> static enum hapt_status dw_run(const s
     p.c = call->output[0].data;
     p.accumulate = call->accumulate & 1u;
     if (db) {
-        const struct column_matrix<Element> matrix = {(const Element *)dy, out};
+        const struct column_matrix<Element> matrix = {
+            (const Element *)dy, out
+        };
         const bool accumulate = call->accumulate >> 1 & 1u;
         if (packs_fit<Element>(out, dy))
-            HAPT_TRY((column_sums<1, pack<Element>::COUNT>(matrix, rows, out, &db, &accumulate, call->workspace, queue)));
+            HAPT_TRY(
+                (column_sums<1, pack<Element>::COUNT>(matrix, rows, out, &db, &accumulate, call->workspace, queue)));
         else
             HAPT_TRY((column_sums<1, 1>(matrix, rows, out, &db, &accumulate, call->workspace, queue)));
     }
     return product_run(&p, call->workspace, call->workspace_bytes, queue);
 }
 
-#define ROWS(op, workspace, run, transposed)                           \
-    {HAPT_F32, {op, workspace, run<float, transposed>}},               \
-        {HAPT_BF16, {op, workspace, run<__nv_bfloat16, transposed>}}, {HAPT_F16, {op, workspace, run<__half, transposed>}}
+#define ROWS(op, workspace, run, transposed)                                                                           \
+    {HAPT_F32, {op, workspace, run<float, transposed>}}, {HAPT_BF16, {op, workspace, run<__nv_bfloat16, transposed>}}, \
+    {                                                                                                                  \
+        HAPT_F16,                                                                                                      \
+        {                                                                                                              \
+            op, workspace, run<__half, transposed>                                                                     \
+        }                                                                                                              \
+    }
 
 extern const struct cuda_kernel hapt_cuda_linear[] = {
     ROWS("linear", workspace_bytes, forward_run, false),

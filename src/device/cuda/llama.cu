@@ -4,12 +4,14 @@
 
 enum { THREADS = 256, POSITIONS = 8 };
 
-/* Sine and cosine of position t times base^(-i / half), each rounded once; the backward pass turns back. A thread takes one i at
- * POSITIONS positions: powers in double are slow. */
-static __global__ void angle_kernel(float *sine, float *cosine, int64_t length, int64_t half, double base, bool backward)
+/* Sine and cosine of position t times base^(-i / half), each rounded once; the backward pass turns back. A thread takes
+ * one i at POSITIONS positions: powers in double are slow. */
+static __global__ void angle_kernel(float *sine, float *cosine, int64_t length, int64_t half, double base,
+                                    bool backward)
 {
     for (GRID_STRIDE(thread, (length + POSITIONS - 1) / POSITIONS * half)) {
-        const int64_t i = thread % half, first = thread / half * POSITIONS, end = first + POSITIONS < length ? first + POSITIONS : length;
+        const int64_t i = thread % half, first = thread / half * POSITIONS,
+                      end = first + POSITIONS < length ? first + POSITIONS : length;
         const double rate = pow(base, -(double)i / (double)half);
         for (int64_t t = first; t < end; t++) {
             const double turned = sin((double)t * rate);
@@ -21,8 +23,8 @@ static __global__ void angle_kernel(float *sine, float *cosine, int64_t length, 
 
 /* Of every head of every row, (x[i], x[i + half]) turned by angle i. */
 template <class Element, int N>
-static __global__ void rope_kernel(const Element *x, Element *y, const float *sine, const float *cosine, int64_t rows, int64_t length, int width, int half,
-                            bool accumulate)
+static __global__ void rope_kernel(const Element *x, Element *y, const float *sine, const float *cosine, int64_t rows,
+                                   int64_t length, int width, int half, bool accumulate)
 {
     const int pairs = width / 2, first = threadIdx.x * N;
     for (int64_t r = blockIdx.x; r < rows; r += gridDim.x)
@@ -51,17 +53,21 @@ static size_t rope_workspace(const struct hapt_call *call)
 }
 
 /* integer[0]: heads; real[0]: base. */
-template <class Element, bool BACKWARD> static enum hapt_status rope_run(const struct hapt_call *call, struct hapt_queue *queue)
+template <class Element, bool BACKWARD>
+static enum hapt_status rope_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const struct hapt_view *view = &call->input[0];
-    const int64_t length = view->shape[1], width = view->shape[2], half = width / call->integer[0] / 2, rows = view->shape[0] * length;
+    const int64_t length = view->shape[1], width = view->shape[2], half = width / call->integer[0] / 2,
+                  rows = view->shape[0] * length;
     const Element *x = (const Element *)view->data;
     Element *y = (Element *)call->output[0].data;
     float *sine = (float *)call->workspace, *cosine = sine + length * half;
     const bool packed = packs_fit<Element>(half, x, y, sine);
-    HAPT_TRY(launch(angle_kernel, blocks_for((length + POSITIONS - 1) / POSITIONS * half, THREADS), THREADS, 0, queue, sine, cosine, length, half, call->real[0], BACKWARD));
-    return launch(packed ? rope_kernel<Element, pack<Element>::COUNT> : rope_kernel<Element, 1>, blocks_for(rows, 1), THREADS, 0, queue, x, y,
-                  (const float *)sine, (const float *)cosine, rows, length, (int)width, (int)half, (call->accumulate & 1u) != 0);
+    HAPT_TRY(launch(angle_kernel, blocks_for((length + POSITIONS - 1) / POSITIONS * half, THREADS), THREADS, 0, queue,
+                    sine, cosine, length, half, call->real[0], BACKWARD));
+    return launch(packed ? rope_kernel<Element, pack<Element>::COUNT> : rope_kernel<Element, 1>, blocks_for(rows, 1),
+                  THREADS, 0, queue, x, y, (const float *)sine, (const float *)cosine, rows, length, (int)width,
+                  (int)half, (call->accumulate & 1u) != 0);
 }
 
 /* silu(g) = g s with s = 1 / (1 + e^-g); its slope is s (1 + g (1 - s)). */
@@ -72,7 +78,8 @@ static __device__ __forceinline__ float sigmoid(float g, float *rest)
     return s;
 }
 
-template <class Element> static __global__ void swiglu_kernel(const Element *gate, const Element *up, Element *y, int64_t count, bool packed)
+template <class Element>
+static __global__ void swiglu_kernel(const Element *gate, const Element *up, Element *y, int64_t count, bool packed)
 {
     const int64_t thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (int64_t)gridDim.x * blockDim.x;
     over<Element>(0, count, thread, threads, packed, [&](auto wide, int64_t i) {
@@ -90,8 +97,8 @@ template <class Element> static enum hapt_status swiglu_run(const struct hapt_ca
     const int64_t count = hapt_view_elements(&call->output[0]);
     const Element *gate = (const Element *)call->input[0].data, *up = (const Element *)call->input[1].data;
     Element *y = (Element *)call->output[0].data;
-    return launch(swiglu_kernel<Element>, blocks_for(count, THREADS * pack<Element>::COUNT), THREADS, 0, queue, gate, up, y, count,
-                  packs_fit<Element>(0, gate, up, y));
+    return launch(swiglu_kernel<Element>, blocks_for(count, THREADS * pack<Element>::COUNT), THREADS, 0, queue, gate,
+                  up, y, count, packs_fit<Element>(0, gate, up, y));
 }
 
 template <class Element> struct swiglu_backward {
@@ -122,7 +129,8 @@ template <class Element> static __global__ void swiglu_backward_kernel(struct sw
 }
 
 /* input: gate, up, dy; output: dgate, dup */
-template <class Element> static enum hapt_status swiglu_backward_run(const struct hapt_call *call, struct hapt_queue *queue)
+template <class Element>
+static enum hapt_status swiglu_backward_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     struct swiglu_backward<Element> job;
     job.gate = (const Element *)call->input[0].data;
@@ -134,12 +142,18 @@ template <class Element> static enum hapt_status swiglu_backward_run(const struc
     job.packed = packs_fit<Element>(0, job.gate, job.up, job.dy, job.dgate, job.dup);
     job.add_gate = call->accumulate & 1u;
     job.add_up = call->accumulate >> 1 & 1u;
-    return launch(swiglu_backward_kernel<Element>, blocks_for(job.count, THREADS * pack<Element>::COUNT), THREADS, 0, queue, job);
+    return launch(swiglu_backward_kernel<Element>, blocks_for(job.count, THREADS * pack<Element>::COUNT), THREADS, 0,
+                  queue, job);
 }
 
-#define ROWS(op, workspace, run, backward)                           \
-    {HAPT_F32, {op, workspace, run<float, backward>}},               \
-        {HAPT_BF16, {op, workspace, run<__nv_bfloat16, backward>}}, {HAPT_F16, {op, workspace, run<__half, backward>}}
+#define ROWS(op, workspace, run, backward)                                                                         \
+    {HAPT_F32, {op, workspace, run<float, backward>}}, {HAPT_BF16, {op, workspace, run<__nv_bfloat16, backward>}}, \
+    {                                                                                                              \
+        HAPT_F16,                                                                                                  \
+        {                                                                                                          \
+            op, workspace, run<__half, backward>                                                                   \
+        }                                                                                                          \
+    }
 
 extern const struct cuda_kernel hapt_cuda_llama[] = {
     ROWS("rope", rope_workspace, rope_run, false),

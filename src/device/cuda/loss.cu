@@ -1,8 +1,8 @@
 /*
  * Softmax cross-entropy with its logsumexp, forward and backward. Rows whose target is -100 count for nothing.
  *
- * On a shard of the classes the shards exchange the largest logit of each row, then the sum of its exponentials and its target's
- * logit, which one of them has; so all get the whole loss and the whole logsumexp.
+ * On a shard of the classes the shards exchange the largest logit of each row, then the sum of its exponentials and its
+ * target's logit, which one of them has; so all get the whole loss and the whole logsumexp.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -62,31 +62,34 @@ static __device__ __forceinline__ float above(float x, float top)
 }
 
 /*
- * One row, read once: the largest logit, and the sum of exp(logit - largest); both in every thread of the block. A thread's sum is
- * relative to its own largest so far.
+ * One row, read once: the largest logit, and the sum of exp(logit - largest); both in every thread of the block. A
+ * thread's sum is relative to its own largest so far.
  */
-template <class Element> static __device__ void row_sums(const Element *x, const struct logits &logits, int64_t row, float *largest, double *sum)
+template <class Element>
+static __device__ void row_sums(const Element *x, const struct logits &logits, int64_t row, float *largest, double *sum)
 {
     __shared__ float floats[32];
     __shared__ double doubles[32];
     float top = -INFINITY, total = 0;
-    over<Element>(row * logits.columns, (row + 1) * logits.columns, threadIdx.x, blockDim.x, logits.packed, [&](auto wide, int64_t i) {
-        constexpr int N = decltype(wide)::COUNT;
-        float value[N], most = top;
-        load<N>(x + i, value);
-        for (int e = 0; e < N; e++) most = fmaxf(most, value[e]);
-        if (most > top) {
-            total *= above(top, most);
-            top = most;
-        }
-        for (int e = 0; e < N; e++) total += above(value[e], top);
-    });
+    over<Element>(row * logits.columns, (row + 1) * logits.columns, threadIdx.x, blockDim.x, logits.packed,
+                  [&](auto wide, int64_t i) {
+                      constexpr int N = decltype(wide)::COUNT;
+                      float value[N], most = top;
+                      load<N>(x + i, value);
+                      for (int e = 0; e < N; e++) most = fmaxf(most, value[e]);
+                      if (most > top) {
+                          total *= above(top, most);
+                          top = most;
+                      }
+                      for (int e = 0; e < N; e++) total += above(value[e], top);
+                  });
     *largest = block_largest(top, floats);
     *sum = block_total((double)total * (double)above(top, *largest), doubles);
 }
 
 /* What a row gives: its logsumexp and its loss, or on a shard the parts of which they are made. */
-template <class Element> static __global__ void loss_kernel(const Element *x, struct logits logits, float *lse, double *row_loss)
+template <class Element>
+static __global__ void loss_kernel(const Element *x, struct logits logits, float *lse, double *row_loss)
 {
     for (int64_t r = blockIdx.x; r < logits.rows; r += gridDim.x) {
         float top;
@@ -100,7 +103,8 @@ template <class Element> static __global__ void loss_kernel(const Element *x, st
     }
 }
 
-template <class Element> static __global__ void shard_kernel(const Element *x, struct logits logits, float *top, float *sum, float *chosen)
+template <class Element>
+static __global__ void shard_kernel(const Element *x, struct logits logits, float *top, float *sum, float *chosen)
 {
     for (int64_t r = blockIdx.x; r < logits.rows; r += gridDim.x) {
         float most;
@@ -114,7 +118,8 @@ template <class Element> static __global__ void shard_kernel(const Element *x, s
     }
 }
 
-static __global__ void total_kernel(const double *row_loss, const int32_t *target, int64_t rows, float *loss, bool accumulate)
+static __global__ void total_kernel(const double *row_loss, const int32_t *target, int64_t rows, float *loss,
+                                    bool accumulate)
 {
     __shared__ double place[32];
     double sum = 0;
@@ -130,7 +135,8 @@ static size_t loss_workspace(const struct hapt_call *call)
 }
 
 /* From the three parts of each row on this shard, on the host: its logsumexp and its loss on all. */
-static enum hapt_status exchange_rows(const struct hapt_call *call, int64_t rows, float *part, float *top, double *row_loss)
+static enum hapt_status exchange_rows(const struct hapt_call *call, int64_t rows, float *part, float *top,
+                                      double *row_loss)
 {
     float *sum = part + rows, *chosen = sum + rows;
     for (int64_t r = 0; r < rows; r++) top[r] = part[r];
@@ -145,14 +151,16 @@ static enum hapt_status exchange_rows(const struct hapt_call *call, int64_t rows
     return HAPT_OK;
 }
 
-template <class Element> static enum hapt_status shard_run(const struct hapt_call *call, struct hapt_queue *queue, const struct logits &logits)
+template <class Element>
+static enum hapt_status shard_run(const struct hapt_call *call, struct hapt_queue *queue, const struct logits &logits)
 {
     const size_t rows = (size_t)logits.rows;
     double *row_loss = (double *)call->workspace;
     float *part = (float *)(row_loss + rows);
-    HAPT_TRY(launch(shard_kernel<Element>, blocks_for(logits.rows, 1), THREADS, 0, queue, (const Element *)call->input[0].data, logits, part, part + rows,
-                    part + 2 * rows));
-    double *here = (double *)malloc(rows * (sizeof(double) + 4 * sizeof(float)) + 1); /* as the workspace, and [rows] more */
+    HAPT_TRY(launch(shard_kernel<Element>, blocks_for(logits.rows, 1), THREADS, 0, queue,
+                    (const Element *)call->input[0].data, logits, part, part + rows, part + 2 * rows));
+    double *here =
+        (double *)malloc(rows * (sizeof(double) + 4 * sizeof(float)) + 1); /* as the workspace, and [rows] more */
     float *parts = (float *)(here + rows);
     if (!here) return cuda_host->fail(HAPT_ERR_MEMORY, NULL, "no memory for the losses of %zu rows", rows);
     enum hapt_status status = cuda_download(queue, parts, part, 3 * rows * sizeof *part);
@@ -170,18 +178,20 @@ template <class Element> static enum hapt_status loss_run(const struct hapt_call
     if (call->exchange)
         HAPT_TRY(shard_run<Element>(call, queue, logits));
     else
-        HAPT_TRY(launch(loss_kernel<Element>, blocks_for(logits.rows, 1), THREADS, 0, queue, (const Element *)call->input[0].data, logits,
-                        (float *)call->output[1].data, row_loss));
-    return launch(total_kernel, dim3(1), TOTAL_THREADS, 0, queue, (const double *)row_loss, logits.target, logits.rows, (float *)call->output[0].data,
-                  (call->accumulate & 1u) != 0);
+        HAPT_TRY(launch(loss_kernel<Element>, blocks_for(logits.rows, 1), THREADS, 0, queue,
+                        (const Element *)call->input[0].data, logits, (float *)call->output[1].data, row_loss));
+    return launch(total_kernel, dim3(1), TOTAL_THREADS, 0, queue, (const double *)row_loss, logits.target, logits.rows,
+                  (float *)call->output[0].data, (call->accumulate & 1u) != 0);
 }
 
 /* A block a row: exp(logit - lse) scale, and 1 less (before the scale) at the target, rounded once. */
 template <class Element>
-static __global__ void loss_dx_kernel(const Element *x, struct logits logits, const float *lse, const float *scale, Element *dx, bool accumulate)
+static __global__ void loss_dx_kernel(const Element *x, struct logits logits, const float *lse, const float *scale,
+                                      Element *dx, bool accumulate)
 {
     for (int64_t r = blockIdx.x; r < logits.rows; r += gridDim.x) {
-        const int64_t at = r * logits.columns, column = target_column(logits, r), special = column < 0 ? -1 : at + column;
+        const int64_t at = r * logits.columns, column = target_column(logits, r),
+                      special = column < 0 ? -1 : at + column;
         const float weight = logits.target[r] == IGNORED ? 0.0f : *scale, whole = lse[r];
         over<Element>(at, at + logits.columns, threadIdx.x, blockDim.x, logits.packed, [&](auto wide, int64_t i) {
             constexpr int N = decltype(wide)::COUNT;
@@ -201,8 +211,9 @@ template <class Element> static enum hapt_status loss_dx_run(const struct hapt_c
 {
     struct logits logits = logits_of(call, queue);
     logits.packed = logits.packed && aligned_16(call->output[0].data);
-    return launch(loss_dx_kernel<Element>, blocks_for(logits.rows, 1), THREADS, 0, queue, (const Element *)call->input[0].data, logits,
-                  (const float *)call->input[2].data, (const float *)call->input[3].data, (Element *)call->output[0].data, (call->accumulate & 1u) != 0);
+    return launch(loss_dx_kernel<Element>, blocks_for(logits.rows, 1), THREADS, 0, queue,
+                  (const Element *)call->input[0].data, logits, (const float *)call->input[2].data,
+                  (const float *)call->input[3].data, (Element *)call->output[0].data, (call->accumulate & 1u) != 0);
 }
 
 extern const struct cuda_kernel hapt_cuda_loss[] = {

@@ -1,8 +1,10 @@
 /*
- * Mixtures of experts: the gate, tokens into the slots of their experts and back, and the gradients. Products: expert.cu.
+ * Mixtures of experts: the gate, tokens into the slots of their experts and back, and the gradients. Products:
+ * expert.cu.
  *
- * Slots are [rows][experts][capacity][columns]; those of a row at an expert are filled from the front in the order of its tokens and of a
- * token's choices. A call may hold a shard of the experts, those from first_value on: the others' slots are another shard's.
+ * Slots are [rows][experts][capacity][columns]; those of a row at an expert are filled from the front in the order of
+ * its tokens and of a token's choices. A call may hold a shard of the experts, those from first_value on: the others'
+ * slots are another shard's.
  */
 #include "kernels.h"
 #include "rows.cuh"
@@ -15,7 +17,8 @@ struct slots {
     int64_t rows, tokens, choices, experts, capacity, first_value;
 };
 
-static struct slots slots_of(const struct hapt_call *call, const struct hapt_view *choices, const struct hapt_view *slots)
+static struct slots slots_of(const struct hapt_call *call, const struct hapt_view *choices,
+                             const struct hapt_view *slots)
 {
     struct slots of = {};
     of.expert = (const int *)choices->data;
@@ -39,13 +42,16 @@ static int64_t slot_count(const struct slots &slots)
 }
 
 /*
- * A block takes a row at an expert and passes through the row's choices. What it finds goes where it is asked for: the slot of every choice of
- * its expert (where there is room), the choice in every slot (-1: empty), how many choices there are.
+ * A block takes a row at an expert and passes through the row's choices. What it finds goes where it is asked for: the
+ * slot of every choice of its expert (where there is room), the choice in every slot (-1: empty), how many choices
+ * there are.
  */
-__global__ void place_kernel(struct slots slots, int64_t *slot, int64_t *choice, float *counts, struct cuda_fault *fault)
+__global__ void place_kernel(struct slots slots, int64_t *slot, int64_t *choice, float *counts,
+                             struct cuda_fault *fault)
 {
     __shared__ int before[THREADS / 32];
-    const int64_t row = blockIdx.x / slots.experts, expert = blockIdx.x % slots.experts, count = slots.tokens * slots.choices;
+    const int64_t row = blockIdx.x / slots.experts, expert = blockIdx.x % slots.experts,
+                  count = slots.tokens * slots.choices;
     const int64_t first = row * count, place = blockIdx.x * slots.capacity;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int64_t filled = 0;
@@ -67,15 +73,17 @@ __global__ void place_kernel(struct slots slots, int64_t *slot, int64_t *choice,
     }
     for (int64_t s = filled + threadIdx.x; choice && s < slots.capacity; s += THREADS) choice[place + s] = -1;
     if (counts && threadIdx.x == 0) counts[blockIdx.x] = (float)filled;
-    if (fault && threadIdx.x == 0 && filled > slots.capacity) fault_set(fault, CUDA_FAULT_ROOM, filled, slots.first_value + expert, slots.capacity);
+    if (fault && threadIdx.x == 0 && filled > slots.capacity)
+        fault_set(fault, CUDA_FAULT_ROOM, filled, slots.first_value + expert, slots.capacity);
 }
 
 /* The slot of every choice, -1: another shard's, or there is no room. */
 static enum hapt_status find_slots(const struct slots &slots, int64_t *slot, struct hapt_queue *queue)
 {
-    HAPT_TRY(cuda_check(cudaMemsetAsync(slot, 0xff, (size_t)choice_count(slots) * sizeof *slot, queue->stream), "zeroing"));
-    return launch(place_kernel, dim3((unsigned)(slots.rows * slots.experts)), THREADS, 0, queue, slots, slot, (int64_t *)NULL, (float *)NULL,
-                  (struct cuda_fault *)NULL);
+    HAPT_TRY(
+        cuda_check(cudaMemsetAsync(slot, 0xff, (size_t)choice_count(slots) * sizeof *slot, queue->stream), "zeroing"));
+    return launch(place_kernel, dim3((unsigned)(slots.rows * slots.experts)), THREADS, 0, queue, slots, slot,
+                  (int64_t *)NULL, (float *)NULL, (struct cuda_fault *)NULL);
 }
 
 static enum hapt_status count_run(const struct hapt_call *call, struct hapt_queue *queue)
@@ -84,14 +92,17 @@ static enum hapt_status count_run(const struct hapt_call *call, struct hapt_queu
     view.shape[1] = call->output[0].shape[1]; /* [rows][experts] */
     view.shape[2] = INT64_MAX / 2;            /* room for all */
     const struct slots slots = slots_of(call, &call->input[0], &view);
-    return launch(place_kernel, dim3((unsigned)(slots.rows * slots.experts)), THREADS, 0, queue, slots, (int64_t *)NULL, (int64_t *)NULL,
-                  (float *)call->output[0].data, (struct cuda_fault *)NULL);
+    return launch(place_kernel, dim3((unsigned)(slots.rows * slots.experts)), THREADS, 0, queue, slots, (int64_t *)NULL,
+                  (int64_t *)NULL, (float *)call->output[0].data, (struct cuda_fault *)NULL);
 }
 
 /* ---- The gate ---- */
 
-/* softmax over all experts, the largest kept and scaled to sum 1: the softmax of the largest logits alone. A thread a token. */
-template <class Element> __global__ void gate_kernel(const Element *logits, int64_t rows, int64_t experts, int64_t choices, float *weights, int *chosen)
+/* softmax over all experts, the largest kept and scaled to sum 1: the softmax of the largest logits alone. A thread a
+ * token. */
+template <class Element>
+__global__ void gate_kernel(const Element *logits, int64_t rows, int64_t experts, int64_t choices, float *weights,
+                            int *chosen)
 {
     for (GRID_STRIDE(r, rows)) {
         const Element *logit = logits + r * experts;
@@ -120,8 +131,8 @@ template <class Element> __global__ void gate_kernel(const Element *logits, int6
 
 /* The gradient of a softmax, at the chosen logits; it is 0 at the others. A thread an expert of a token. */
 template <class Element>
-__global__ void gate_dx_kernel(const float *weights, const int *chosen, const float *dweights, int64_t rows, int64_t experts, int64_t choices,
-                               int64_t first_value, Element *dlogits, bool accumulate)
+__global__ void gate_dx_kernel(const float *weights, const int *chosen, const float *dweights, int64_t rows,
+                               int64_t experts, int64_t choices, int64_t first_value, Element *dlogits, bool accumulate)
 {
     for (GRID_STRIDE(i, rows * experts)) {
         const int64_t r = i / experts, e = first_value + i % experts;
@@ -138,23 +149,28 @@ template <class Element> static enum hapt_status gate_run(const struct hapt_call
 {
     const struct hapt_view *logits = &call->input[0]; /* [rows][tokens][experts] */
     const int64_t rows = view_rows(logits);
-    return launch(gate_kernel<Element>, blocks_for(rows, 64), 64, 0, queue, (const Element *)logits->data, rows, view_columns(logits),
-                  view_columns(&call->output[0]), (float *)call->output[0].data, (int *)call->output[1].data);
+    return launch(gate_kernel<Element>, blocks_for(rows, 64), 64, 0, queue, (const Element *)logits->data, rows,
+                  view_columns(logits), view_columns(&call->output[0]), (float *)call->output[0].data,
+                  (int *)call->output[1].data);
 }
 
 template <class Element> static enum hapt_status gate_dx_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const struct hapt_view *dlogits = &call->output[0];
-    return launch(gate_dx_kernel<Element>, blocks_for(hapt_view_elements(dlogits), THREADS), THREADS, 0, queue, (const float *)call->input[0].data,
-                  (const int *)call->input[1].data, (const float *)call->input[2].data, view_rows(dlogits), view_columns(dlogits),
-                  view_columns(&call->input[0]), call->first_value, (Element *)dlogits->data, (bool)(call->accumulate & 1u));
+    return launch(gate_dx_kernel<Element>, blocks_for(hapt_view_elements(dlogits), THREADS), THREADS, 0, queue,
+                  (const float *)call->input[0].data, (const int *)call->input[1].data,
+                  (const float *)call->input[2].data, view_rows(dlogits), view_columns(dlogits),
+                  view_columns(&call->input[0]), call->first_value, (Element *)dlogits->data,
+                  (bool)(call->accumulate & 1u));
 }
 
 /* ---- Tokens and slots ---- */
 
-/* Every slot: the token that belongs there, times its weight if there are weights; empty ones 0. N elements a thread. */
+/* Every slot: the token that belongs there, times its weight if there are weights; empty ones 0. N elements a thread.
+ */
 template <class Element, int N>
-__global__ void fill_kernel(struct slots slots, const int64_t *choice, const float *weight, const Element *x, int64_t columns, Element *y, bool accumulate)
+__global__ void fill_kernel(struct slots slots, const int64_t *choice, const float *weight, const Element *x,
+                            int64_t columns, Element *y, bool accumulate)
 {
     const int64_t parts = columns / N, count = slots.rows * slots.experts * slots.capacity;
     for (GRID_STRIDE(i, count * parts)) {
@@ -169,7 +185,8 @@ __global__ void fill_kernel(struct slots slots, const int64_t *choice, const flo
 
 /* Every token: the sum of its slots, weighted if there are weights. */
 template <class Element, int N>
-__global__ void gather_kernel(struct slots slots, const int64_t *slot, const float *weight, const Element *x, int64_t columns, Element *y, bool accumulate)
+__global__ void gather_kernel(struct slots slots, const int64_t *slot, const float *weight, const Element *x,
+                              int64_t columns, Element *y, bool accumulate)
 {
     const int64_t parts = columns / N;
     for (GRID_STRIDE(i, slots.rows * slots.tokens * parts)) {
@@ -188,7 +205,8 @@ __global__ void gather_kernel(struct slots slots, const int64_t *slot, const flo
 
 /* Every choice: the product of its slot with the gradient of its token. A warp a choice. */
 template <class Element, int N>
-__global__ void weigh_kernel(struct slots slots, const int64_t *slot, const Element *dy, const Element *x, int64_t columns, float *dweight, bool accumulate)
+__global__ void weigh_kernel(struct slots slots, const int64_t *slot, const Element *dy, const Element *x,
+                             int64_t columns, float *dweight, bool accumulate)
 {
     const int64_t count = slots.rows * slots.tokens * slots.choices, warps = (int64_t)gridDim.x * (blockDim.x / 32);
     for (int64_t q = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; q < count; q += warps) {
@@ -205,7 +223,8 @@ __global__ void weigh_kernel(struct slots slots, const int64_t *slot, const Elem
 }
 
 /* input: x, (weights,) choices; output: slots */
-template <class Element> static enum hapt_status fill(const struct hapt_call *call, const float *weight, bool strict, struct hapt_queue *queue)
+template <class Element>
+static enum hapt_status fill(const struct hapt_call *call, const float *weight, bool strict, struct hapt_queue *queue)
 {
     const struct hapt_view *y = &call->output[0];
     const struct slots slots = slots_of(call, &call->input[call->input_count - 1], y);
@@ -213,16 +232,17 @@ template <class Element> static enum hapt_status fill(const struct hapt_call *ca
     const Element *x = (const Element *)call->input[0].data;
     const bool accumulate = call->accumulate & 1u;
     int64_t *choice = (int64_t *)call->workspace; /* [slots] */
-    HAPT_TRY(launch(place_kernel, dim3((unsigned)(slots.rows * slots.experts)), THREADS, 0, queue, slots, (int64_t *)NULL, choice, (float *)NULL,
-                    strict ? queue->fault : (struct cuda_fault *)NULL));
+    HAPT_TRY(launch(place_kernel, dim3((unsigned)(slots.rows * slots.experts)), THREADS, 0, queue, slots,
+                    (int64_t *)NULL, choice, (float *)NULL, strict ? queue->fault : (struct cuda_fault *)NULL));
     const bool packed = packs_fit<Element>(columns, x, y->data);
     return launch(packed ? fill_kernel<Element, pack<Element>::COUNT> : fill_kernel<Element, 1>,
-                  blocks_for(slot_count(slots) * columns / (packed ? pack<Element>::COUNT : 1), THREADS), THREADS, 0, queue, slots, choice, weight, x,
-                  columns, (Element *)y->data, accumulate);
+                  blocks_for(slot_count(slots) * columns / (packed ? pack<Element>::COUNT : 1), THREADS), THREADS, 0,
+                  queue, slots, choice, weight, x, columns, (Element *)y->data, accumulate);
 }
 
 /* input: slots, (weights,) choices; output: tokens */
-template <class Element> static enum hapt_status gather(const struct hapt_call *call, const float *weight, struct hapt_queue *queue)
+template <class Element>
+static enum hapt_status gather(const struct hapt_call *call, const float *weight, struct hapt_queue *queue)
 {
     const struct hapt_view *y = &call->output[0];
     const struct slots slots = slots_of(call, &call->input[call->input_count - 1], &call->input[0]);
@@ -232,8 +252,8 @@ template <class Element> static enum hapt_status gather(const struct hapt_call *
     int64_t *slot = (int64_t *)call->workspace; /* [choices] */
     HAPT_TRY(find_slots(slots, slot, queue));
     return launch(packed ? gather_kernel<Element, pack<Element>::COUNT> : gather_kernel<Element, 1>,
-                  blocks_for(hapt_view_elements(y) / (packed ? pack<Element>::COUNT : 1), THREADS), THREADS, 0, queue, slots, slot, weight, x, columns,
-                  (Element *)y->data, (bool)(call->accumulate & 1u));
+                  blocks_for(hapt_view_elements(y) / (packed ? pack<Element>::COUNT : 1), THREADS), THREADS, 0, queue,
+                  slots, slot, weight, x, columns, (Element *)y->data, (bool)(call->accumulate & 1u));
 }
 
 template <class Element> static enum hapt_status dispatch_run(const struct hapt_call *call, struct hapt_queue *queue)
@@ -251,22 +271,25 @@ template <class Element> static enum hapt_status combine_run(const struct hapt_c
     return gather<Element>(call, (const float *)call->input[1].data, queue);
 }
 
-template <class Element> static enum hapt_status combine_dslots_run(const struct hapt_call *call, struct hapt_queue *queue)
+template <class Element>
+static enum hapt_status combine_dslots_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     return fill<Element>(call, (const float *)call->input[1].data, false, queue);
 }
 
 /* input: dy, slots, choices */
-template <class Element> static enum hapt_status combine_dweights_run(const struct hapt_call *call, struct hapt_queue *queue)
+template <class Element>
+static enum hapt_status combine_dweights_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const struct slots slots = slots_of(call, &call->input[2], &call->input[1]);
     const Element *dy = (const Element *)call->input[0].data, *x = (const Element *)call->input[1].data;
     const int64_t columns = view_columns(&call->input[0]);
     int64_t *slot = (int64_t *)call->workspace; /* [choices] */
     HAPT_TRY(find_slots(slots, slot, queue));
-    return launch(packs_fit<Element>(columns, dy, x) ? weigh_kernel<Element, pack<Element>::COUNT> : weigh_kernel<Element, 1>,
-                  blocks_for(choice_count(slots), THREADS / 32), THREADS, 0, queue, slots, slot, dy, x, columns, (float *)call->output[0].data,
-                  (bool)(call->accumulate & 1u));
+    return launch(packs_fit<Element>(columns, dy, x) ? weigh_kernel<Element, pack<Element>::COUNT>
+                                                     : weigh_kernel<Element, 1>,
+                  blocks_for(choice_count(slots), THREADS / 32), THREADS, 0, queue, slots, slot, dy, x, columns,
+                  (float *)call->output[0].data, (bool)(call->accumulate & 1u));
 }
 
 /* A place for every slot, or for every choice. */

@@ -1,9 +1,11 @@
 /*
- * Groups of devices by NCCL, 2.14 or newer. The library is loaded when the first group is asked for: where it is missing, or no team has
- * several devices, nothing else depends on it. Communicators never block, so that whoever waits can give up.
+ * Groups of devices by NCCL, 2.14 or newer. The library is loaded when the first group is asked for: where it is
+ * missing, or no team has several devices, nothing else depends on it. Communicators never block, so that whoever waits
+ * can give up.
  *
- * Equal bits in every run: NCCL's rings and trees add in an order that ranks, sizes and the machine decide. Sums in NVLink's switches need not,
- * and stay off unless NCCL_NVLS_ENABLE asks for them; SHARP is off where NCCL_COLLNET_ENABLE does not.
+ * Equal bits in every run: NCCL's rings and trees add in an order that ranks, sizes and the machine decide. Sums in
+ * NVLink's switches need not, and stay off unless NCCL_NVLS_ENABLE asks for them; SHARP is off where
+ * NCCL_COLLNET_ENABLE does not.
  */
 #include <ctype.h>
 #include <dlfcn.h>
@@ -27,10 +29,10 @@ struct hapt_group {
     int rank, ranks;
 };
 
-#define NCCL_CALLS(call)                                                                                                              \
-    call(GetVersion) call(GetUniqueId) call(CommInitRankConfig) call(CommGetAsyncError) call(CommFinalize) call(CommDestroy) call(CommAbort) \
-    call(GetErrorString) call(GetLastError) call(GroupStart) call(GroupEnd) call(AllReduce) call(ReduceScatter) call(Reduce)          \
-    call(AllGather) call(Broadcast) call(Send) call(Recv)
+#define NCCL_CALLS(call)                                                                                          \
+    call(GetVersion) call(GetUniqueId) call(CommInitRankConfig) call(CommGetAsyncError) call(CommFinalize)        \
+        call(CommDestroy) call(CommAbort) call(GetErrorString) call(GetLastError) call(GroupStart) call(GroupEnd) \
+            call(AllReduce) call(ReduceScatter) call(Reduce) call(AllGather) call(Broadcast) call(Send) call(Recv)
 
 static struct {
 #define NCCL_MEMBER(name) decltype(&nccl##name) name;
@@ -58,8 +60,8 @@ static const char *load(void)
     const char *reason;
     void *library = cuda_host->open_library("libnccl.so.2", &reason);
     if (!library) return reason;
-#define NCCL_TAKE(name)                                                       \
-    nccl.name = (decltype(nccl.name))dlsym(library, "nccl" #name);            \
+#define NCCL_TAKE(name)                                            \
+    nccl.name = (decltype(nccl.name))dlsym(library, "nccl" #name); \
     if (!nccl.name) return "libnccl.so.2 is too old: it lacks nccl" #name;
     NCCL_CALLS(NCCL_TAKE)
 #ifdef NCCL_HAS_SPLIT
@@ -74,7 +76,8 @@ static const char *said(const struct hapt_group *group, ncclResult_t result)
 {
     if (result == ncclSuccess || result == ncclInProgress) return NULL;
     const char *detail = nccl.GetLastError(group ? group->comm : NULL);
-    snprintf(message, sizeof message, "NCCL: %s%s%s", nccl.GetErrorString(result), detail && *detail ? ": " : "", detail ? detail : "");
+    snprintf(message, sizeof message, "NCCL: %s%s%s", nccl.GetErrorString(result), detail && *detail ? ": " : "",
+             detail ? detail : "");
     for (char *c = message + strlen(message); c > message && (c[-1] == ' ' || c[-1] == '\n');) *--c = '\0';
     return message;
 }
@@ -140,7 +143,8 @@ static const char *split(struct hapt_group *group, int color, int key, int rank,
     made->rank = rank;
     made->ranks = ranks;
     *part = made;
-    return said(group, comm_split(group->comm, color, key, &made->comm, &config)); /* written there while the group settles */
+    return said(group,
+                comm_split(group->comm, color, key, &made->comm, &config)); /* written there while the group settles */
 }
 #endif
 
@@ -224,79 +228,94 @@ static void keep_first(ncclResult_t *kept, ncclResult_t result)
     if (*kept == ncclSuccess || *kept == ncclInProgress) *kept = result;
 }
 
-static const char *all_reduce(struct hapt_group *group, struct hapt_queue *queue, bool largest, enum hapt_dtype dtype, const void *from, void *to,
-                              size_t elements)
+static const char *all_reduce(struct hapt_group *group, struct hapt_queue *queue, bool largest, enum hapt_dtype dtype,
+                              const void *from, void *to, size_t elements)
 {
-    return said(group, nccl.AllReduce(from, to, elements, type_of(dtype), largest ? ncclMax : ncclSum, group->comm, queue->stream));
+    return said(group, nccl.AllReduce(from, to, elements, type_of(dtype), largest ? ncclMax : ncclSum, group->comm,
+                                      queue->stream));
 }
 
-static const char *reduce_scatter(struct hapt_group *group, struct hapt_queue *queue, enum hapt_dtype dtype, const size_t *bound, const void *from,
-                                  void *to)
+static const char *reduce_scatter(struct hapt_group *group, struct hapt_queue *queue, enum hapt_dtype dtype,
+                                  const size_t *bound, const void *from, void *to)
 {
     const size_t width = bytes_of(dtype);
     const char *base = (const char *)from;
     if (is_even(group, bound))
-        return said(group, nccl.ReduceScatter(base + bound[0] * width, to, bound[1] - bound[0], type_of(dtype), ncclSum, group->comm, queue->stream));
+        return said(group, nccl.ReduceScatter(base + bound[0] * width, to, bound[1] - bound[0], type_of(dtype), ncclSum,
+                                              group->comm, queue->stream));
     ncclResult_t result = nccl.GroupStart();
     for (int r = 0; r < group->ranks; r++) {
         const char *slice = base + bound[r] * width;
         if (bound[r + 1] > bound[r])
-            keep_first(&result, nccl.Reduce(slice, r == group->rank ? to : NULL, bound[r + 1] - bound[r], type_of(dtype), ncclSum, r, group->comm,
-                                            queue->stream));
+            keep_first(&result, nccl.Reduce(slice, r == group->rank ? to : NULL, bound[r + 1] - bound[r],
+                                            type_of(dtype), ncclSum, r, group->comm, queue->stream));
     }
     keep_first(&result, nccl.GroupEnd());
     return said(group, result);
 }
 
-static const char *all_gather(struct hapt_group *group, struct hapt_queue *queue, const size_t *bound, const void *mine, void *whole)
+static const char *all_gather(struct hapt_group *group, struct hapt_queue *queue, const size_t *bound, const void *mine,
+                              void *whole)
 {
     char *base = (char *)whole;
-    if (is_even(group, bound)) return said(group, nccl.AllGather(mine, base + bound[0], bound[1] - bound[0], ncclUint8, group->comm, queue->stream));
+    if (is_even(group, bound))
+        return said(group,
+                    nccl.AllGather(mine, base + bound[0], bound[1] - bound[0], ncclUint8, group->comm, queue->stream));
     ncclResult_t result = nccl.GroupStart();
     for (int r = 0; r < group->ranks; r++) {
         char *slice = base + bound[r];
         if (bound[r + 1] > bound[r])
-            keep_first(&result, nccl.Broadcast(r == group->rank ? mine : slice, slice, bound[r + 1] - bound[r], ncclUint8, r, group->comm, queue->stream));
+            keep_first(&result, nccl.Broadcast(r == group->rank ? mine : slice, slice, bound[r + 1] - bound[r],
+                                               ncclUint8, r, group->comm, queue->stream));
     }
     keep_first(&result, nccl.GroupEnd());
     return said(group, result);
 }
 
-static const char *trade(struct hapt_group *group, struct hapt_queue *queue, const size_t *send, const void *from, const size_t *receive, void *to)
+static const char *trade(struct hapt_group *group, struct hapt_queue *queue, const size_t *send, const void *from,
+                         const size_t *receive, void *to)
 {
     const char *out = (const char *)from;
     char *in = (char *)to;
     const int me = group->rank;
     if (send[me + 1] > send[me]) {
-        const cudaError_t error = cudaMemcpyAsync(in + receive[me], out + send[me], send[me + 1] - send[me], cudaMemcpyDeviceToDevice, queue->stream);
+        const cudaError_t error = cudaMemcpyAsync(in + receive[me], out + send[me], send[me + 1] - send[me],
+                                                  cudaMemcpyDeviceToDevice, queue->stream);
         if (error != cudaSuccess) return cuda_said(error);
     }
     ncclResult_t result = nccl.GroupStart();
     for (int r = 0; r < group->ranks; r++) {
         if (r == me) continue;
-        if (send[r + 1] > send[r]) keep_first(&result, nccl.Send(out + send[r], send[r + 1] - send[r], ncclUint8, r, group->comm, queue->stream));
+        if (send[r + 1] > send[r])
+            keep_first(&result,
+                       nccl.Send(out + send[r], send[r + 1] - send[r], ncclUint8, r, group->comm, queue->stream));
         if (receive[r + 1] > receive[r])
-            keep_first(&result, nccl.Recv(in + receive[r], receive[r + 1] - receive[r], ncclUint8, r, group->comm, queue->stream));
+            keep_first(&result, nccl.Recv(in + receive[r], receive[r + 1] - receive[r], ncclUint8, r, group->comm,
+                                          queue->stream));
     }
     keep_first(&result, nccl.GroupEnd());
     return said(group, result);
 }
 
 /* By a thread that may not be the one that made the group. */
-static const char *send(struct hapt_group *group, struct hapt_queue *queue, int count, const struct hapt_block *block, int to)
+static const char *send(struct hapt_group *group, struct hapt_queue *queue, int count, const struct hapt_block *block,
+                        int to)
 {
     cuda_use_device();
     ncclResult_t result = nccl.GroupStart();
-    for (int b = 0; b < count; b++) keep_first(&result, nccl.Send(block[b].data, block[b].bytes, ncclUint8, to, group->comm, queue->stream));
+    for (int b = 0; b < count; b++)
+        keep_first(&result, nccl.Send(block[b].data, block[b].bytes, ncclUint8, to, group->comm, queue->stream));
     keep_first(&result, nccl.GroupEnd());
     return said(group, result);
 }
 
-static const char *receive(struct hapt_group *group, struct hapt_queue *queue, int count, const struct hapt_block *block, int from)
+static const char *receive(struct hapt_group *group, struct hapt_queue *queue, int count,
+                           const struct hapt_block *block, int from)
 {
     cuda_use_device();
     ncclResult_t result = nccl.GroupStart();
-    for (int b = 0; b < count; b++) keep_first(&result, nccl.Recv(block[b].data, block[b].bytes, ncclUint8, from, group->comm, queue->stream));
+    for (int b = 0; b < count; b++)
+        keep_first(&result, nccl.Recv(block[b].data, block[b].bytes, ncclUint8, from, group->comm, queue->stream));
     keep_first(&result, nccl.GroupEnd());
     return said(group, result);
 }
@@ -305,7 +324,8 @@ static const char *receive(struct hapt_group *group, struct hapt_queue *queue, i
 
 static const size_t MOST_PITCH = INT32_MAX; /* of copies in two dimensions */
 
-static const char *copy_runs(struct hapt_queue *queue, const struct hapt_strided_list *list, char *base, char *dense, bool packs)
+static const char *copy_runs(struct hapt_queue *queue, const struct hapt_strided_list *list, char *base, char *dense,
+                             bool packs)
 {
     cuda_use_device();
     for (int p = 0; p < list->count; p++) {
@@ -317,25 +337,31 @@ static const char *copy_runs(struct hapt_queue *queue, const struct hapt_strided
         const size_t run = part->run, pitch = part->stride;
         cudaError_t error = cudaSuccess;
         if (whole)
-            error = cudaMemcpyAsync(packs ? dense : place, packs ? place : dense, bytes, cudaMemcpyDeviceToDevice, queue->stream);
+            error = cudaMemcpyAsync(packs ? dense : place, packs ? place : dense, bytes, cudaMemcpyDeviceToDevice,
+                                    queue->stream);
         else if (pitch <= MOST_PITCH)
-            error = packs ? cudaMemcpy2DAsync(dense, run, place, pitch, run, part->count, cudaMemcpyDeviceToDevice, queue->stream)
-                          : cudaMemcpy2DAsync(place, pitch, dense, run, run, part->count, cudaMemcpyDeviceToDevice, queue->stream);
+            error = packs ? cudaMemcpy2DAsync(dense, run, place, pitch, run, part->count, cudaMemcpyDeviceToDevice,
+                                              queue->stream)
+                          : cudaMemcpy2DAsync(place, pitch, dense, run, run, part->count, cudaMemcpyDeviceToDevice,
+                                              queue->stream);
         for (size_t r = 0; !whole && pitch > MOST_PITCH && r < part->count && error == cudaSuccess; r++)
-            error = cudaMemcpyAsync(packs ? dense + r * run : place + r * pitch, packs ? place + r * pitch : dense + r * run, run,
-                                    cudaMemcpyDeviceToDevice, queue->stream);
+            error = cudaMemcpyAsync(packs ? dense + r * run : place + r * pitch,
+                                    packs ? place + r * pitch : dense + r * run, run, cudaMemcpyDeviceToDevice,
+                                    queue->stream);
         if (error != cudaSuccess) return cuda_said(error);
         dense += bytes;
     }
     return NULL;
 }
 
-static const char *pack_runs(struct hapt_queue *queue, const struct hapt_strided_list *list, const void *base, void *dense)
+static const char *pack_runs(struct hapt_queue *queue, const struct hapt_strided_list *list, const void *base,
+                             void *dense)
 {
     return copy_runs(queue, list, (char *)base, (char *)dense, true);
 }
 
-static const char *unpack_runs(struct hapt_queue *queue, const struct hapt_strided_list *list, void *base, const void *dense)
+static const char *unpack_runs(struct hapt_queue *queue, const struct hapt_strided_list *list, void *base,
+                               const void *dense)
 {
     return copy_runs(queue, list, (char *)base, (char *)dense, false);
 }
@@ -344,8 +370,9 @@ extern const struct hapt_groups *cuda_nccl_groups(const char **reason);
 
 const struct hapt_groups *cuda_nccl_groups(const char **reason)
 {
-    static struct hapt_groups groups = {library,    place,          make_id,    create, settled,   abort_group, destroy,
-                                        all_reduce, reduce_scatter, all_gather, trade,  pack_runs, unpack_runs, NULL,   send,      receive};
+    static struct hapt_groups groups = {library,     place,      make_id,        create,     settled, abort_group,
+                                        destroy,     all_reduce, reduce_scatter, all_gather, trade,   pack_runs,
+                                        unpack_runs, NULL,       send,           receive};
     static bool loaded;
     if (!loaded) {
         setenv("NCCL_NVLS_ENABLE", "0", 0);

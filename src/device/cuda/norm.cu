@@ -1,11 +1,12 @@
 /*
- * Layer norm and RMS norm over the last dimension, forward and backward. RMS norm is layer norm without a mean and without beta:
- * CENTRED false, mean and beta NULL.
+ * Layer norm and RMS norm over the last dimension, forward and backward. RMS norm is layer norm without a mean and
+ * without beta: CENTRED false, mean and beta NULL.
  */
 #include "kernels.h"
 #include "rows.cuh"
 
-/* Rows of at most NARROW elements belong to a warp each, others to a block. Their second reading comes from the cache. */
+/* Rows of at most NARROW elements belong to a warp each, others to a block. Their second reading comes from the cache.
+ */
 enum { THREADS = 256, NARROW = 1024 };
 
 template <bool WARP> static __device__ __forceinline__ float row_total(float value, float *place)
@@ -14,9 +15,11 @@ template <bool WARP> static __device__ __forceinline__ float row_total(float val
 }
 
 /* The rows of this warp or block, and its elements of each. */
-#define FOR_ROWS(row, rows)                                                                                                    \
-    const int team = WARP ? 32 : THREADS, member = WARP ? threadIdx.x & 31 : threadIdx.x, teams = WARP ? THREADS / 32 : 1;     \
-    for (int64_t row = (int64_t)blockIdx.x * teams + (WARP ? threadIdx.x >> 5 : 0); row < (rows); row += (int64_t)gridDim.x * teams)
+#define FOR_ROWS(row, rows)                                                                       \
+    const int team = WARP ? 32 : THREADS, member = WARP ? threadIdx.x & 31 : threadIdx.x,         \
+              teams = WARP ? THREADS / 32 : 1;                                                    \
+    for (int64_t row = (int64_t)blockIdx.x * teams + (WARP ? threadIdx.x >> 5 : 0); row < (rows); \
+         row += (int64_t)gridDim.x * teams)
 #define FOR_COLUMNS(c, columns) for (int64_t c = (int64_t)member * N; c < (columns); c += (int64_t)team * N)
 
 template <class Element> struct norm_forward {
@@ -27,7 +30,8 @@ template <class Element> struct norm_forward {
     float epsilon;
 };
 
-template <class Element, int N, bool CENTRED, bool WARP> static __global__ void norm_kernel(struct norm_forward<Element> norm)
+template <class Element, int N, bool CENTRED, bool WARP>
+static __global__ void norm_kernel(struct norm_forward<Element> norm)
 {
     __shared__ float place[32];
     const float columns = (float)norm.columns;
@@ -77,7 +81,8 @@ template <class Element> struct norm_backward {
     bool accumulate;
 };
 
-template <class Element, int N, bool CENTRED, bool WARP> static __global__ void norm_dx_kernel(struct norm_backward<Element> job)
+template <class Element, int N, bool CENTRED, bool WARP>
+static __global__ void norm_dx_kernel(struct norm_backward<Element> job)
 {
     __shared__ float place[32];
     const float columns = (float)job.columns;
@@ -96,13 +101,15 @@ template <class Element, int N, bool CENTRED, bool WARP> static __global__ void 
                 sum_gn += g[e] * gamma[e] * ((value[e] - mean) * rstd);
             }
         }
-        const float mean_g = CENTRED ? row_total<WARP>(sum_g, place) / columns : 0.0f, mean_gn = row_total<WARP>(sum_gn, place) / columns;
+        const float mean_g = CENTRED ? row_total<WARP>(sum_g, place) / columns : 0.0f,
+                    mean_gn = row_total<WARP>(sum_gn, place) / columns;
         FOR_COLUMNS(c, job.columns)
         {
             load<N>(x + c, value);
             load<N>(dy + c, g);
             load<N>(job.gamma + c, gamma);
-            for (int e = 0; e < N; e++) value[e] = (g[e] * gamma[e] - mean_g - (value[e] - mean) * rstd * mean_gn) * rstd;
+            for (int e = 0; e < N; e++)
+                value[e] = (g[e] * gamma[e] - mean_g - (value[e] - mean) * rstd * mean_gn) * rstd;
             store<N>(job.dx + row * job.columns + c, value, job.accumulate);
         }
     }
@@ -131,13 +138,16 @@ static dim3 row_blocks(int64_t rows, bool warp)
     return blocks_for(rows, warp ? THREADS / 32 : 1);
 }
 
-template <class Element, int N, bool CENTRED> static enum hapt_status norm_launch(const struct norm_forward<Element> &norm, struct hapt_queue *queue)
+template <class Element, int N, bool CENTRED>
+static enum hapt_status norm_launch(const struct norm_forward<Element> &norm, struct hapt_queue *queue)
 {
     const bool warp = norm.columns <= NARROW;
-    return launch(warp ? norm_kernel<Element, N, CENTRED, true> : norm_kernel<Element, N, CENTRED, false>, row_blocks(norm.rows, warp), THREADS, 0, queue, norm);
+    return launch(warp ? norm_kernel<Element, N, CENTRED, true> : norm_kernel<Element, N, CENTRED, false>,
+                  row_blocks(norm.rows, warp), THREADS, 0, queue, norm);
 }
 
-template <class Element, bool CENTRED> static enum hapt_status norm_run(const struct hapt_call *call, struct hapt_queue *queue)
+template <class Element, bool CENTRED>
+static enum hapt_status norm_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     struct norm_forward<Element> norm;
     norm.x = (const Element *)call->input[0].data;
@@ -149,7 +159,8 @@ template <class Element, bool CENTRED> static enum hapt_status norm_run(const st
     norm.rows = view_rows(&call->input[0]);
     norm.columns = view_columns(&call->input[0]);
     norm.epsilon = (float)call->real[0];
-    if (packs_fit<Element>(norm.columns, norm.x, norm.gamma, norm.beta, norm.y)) return norm_launch<Element, pack<Element>::COUNT, CENTRED>(norm, queue);
+    if (packs_fit<Element>(norm.columns, norm.x, norm.gamma, norm.beta, norm.y))
+        return norm_launch<Element, pack<Element>::COUNT, CENTRED>(norm, queue);
     return norm_launch<Element, 1, CENTRED>(norm, queue);
 }
 
@@ -159,18 +170,23 @@ static size_t backward_workspace(const struct hapt_call *call)
 }
 
 template <class Element, int N, bool CENTRED>
-static enum hapt_status backward_launch(const struct hapt_call *call, struct hapt_queue *queue, const struct norm_backward<Element> &job)
+static enum hapt_status backward_launch(const struct hapt_call *call, struct hapt_queue *queue,
+                                        const struct norm_backward<Element> &job)
 {
-    const bool warp = job.columns <= NARROW, accumulate[2] = {(call->accumulate >> 1 & 1u) != 0, (call->accumulate >> 2 & 1u) != 0};
-    const struct norm_term<Element, CENTRED> term = {job.x, job.dy, job.mean, job.rstd, job.columns};
+    const bool warp = job.columns <= NARROW,
+               accumulate[2] = {(call->accumulate >> 1 & 1u) != 0, (call->accumulate >> 2 & 1u) != 0};
+    const struct norm_term<Element, CENTRED> term = {
+        job.x, job.dy, job.mean, job.rstd, job.columns
+    };
     float *const out[2] = {(float *)call->output[1].data, (float *)(CENTRED ? call->output[2].data : NULL)};
-    HAPT_TRY(launch(warp ? norm_dx_kernel<Element, N, CENTRED, true> : norm_dx_kernel<Element, N, CENTRED, false>, row_blocks(job.rows, warp), THREADS, 0, queue,
-                    job));
+    HAPT_TRY(launch(warp ? norm_dx_kernel<Element, N, CENTRED, true> : norm_dx_kernel<Element, N, CENTRED, false>,
+                    row_blocks(job.rows, warp), THREADS, 0, queue, job));
     return column_sums<1 + CENTRED, N>(term, job.rows, job.columns, out, accumulate, call->workspace, queue);
 }
 
 /* input: x, gamma, (mean,) rstd, dy; output: dx, dgamma (, dbeta) */
-template <class Element, bool CENTRED> static enum hapt_status backward_run(const struct hapt_call *call, struct hapt_queue *queue)
+template <class Element, bool CENTRED>
+static enum hapt_status backward_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     struct norm_backward<Element> job;
     job.x = (const Element *)call->input[0].data;
@@ -182,13 +198,19 @@ template <class Element, bool CENTRED> static enum hapt_status backward_run(cons
     job.rows = view_rows(&call->input[0]);
     job.columns = view_columns(&call->input[0]);
     job.accumulate = call->accumulate & 1u;
-    if (packs_fit<Element>(job.columns, job.x, job.gamma, job.dy, job.dx)) return backward_launch<Element, pack<Element>::COUNT, CENTRED>(call, queue, job);
+    if (packs_fit<Element>(job.columns, job.x, job.gamma, job.dy, job.dx))
+        return backward_launch<Element, pack<Element>::COUNT, CENTRED>(call, queue, job);
     return backward_launch<Element, 1, CENTRED>(call, queue, job);
 }
 
-#define ROWS(op, workspace, run, centred)                           \
-    {HAPT_F32, {op, workspace, run<float, centred>}},               \
-        {HAPT_BF16, {op, workspace, run<__nv_bfloat16, centred>}}, {HAPT_F16, {op, workspace, run<__half, centred>}}
+#define ROWS(op, workspace, run, centred)                                                                        \
+    {HAPT_F32, {op, workspace, run<float, centred>}}, {HAPT_BF16, {op, workspace, run<__nv_bfloat16, centred>}}, \
+    {                                                                                                            \
+        HAPT_F16,                                                                                                \
+        {                                                                                                        \
+            op, workspace, run<__half, centred>                                                                  \
+        }                                                                                                        \
+    }
 
 extern const struct cuda_kernel hapt_cuda_norm[] = {
     ROWS("layer_norm", NULL, norm_run, true),

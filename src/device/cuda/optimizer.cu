@@ -11,7 +11,8 @@ struct adamw {
 
 /* Factors near 1 are applied as p - p * small: (1 - small) rounded to fp32 would bias every step the same way. */
 template <class Copy>
-__global__ void adamw_kernel(const float *grad, float *master, float *m, float *v, Copy *copy, int64_t count, struct adamw how)
+__global__ void adamw_kernel(const float *grad, float *master, float *m, float *v, Copy *copy, int64_t count,
+                             struct adamw how)
 {
     for (GRID_STRIDE(i, count)) {
         const float g = grad[i] * how.scale;
@@ -27,7 +28,8 @@ __global__ void adamw_kernel(const float *grad, float *master, float *m, float *
 }
 
 template <class Copy>
-__global__ void sgd_kernel(const float *grad, float *master, float *buffer, Copy *copy, int64_t count, float rate, float momentum, float decay, float scale)
+__global__ void sgd_kernel(const float *grad, float *master, float *buffer, Copy *copy, int64_t count, float rate,
+                           float momentum, float decay, float scale)
 {
     for (GRID_STRIDE(i, count)) {
         float g = grad[i] * scale, p = master[i];
@@ -48,34 +50,46 @@ static const struct hapt_view *copy_of(const struct hapt_call *call, int index)
     return call->output_count > index && call->output[index].data ? &call->output[index] : NULL;
 }
 
-template <class Copy> static enum hapt_status adamw_typed(const struct hapt_call *call, struct hapt_queue *queue, const struct hapt_view *copy)
+template <class Copy>
+static enum hapt_status adamw_typed(const struct hapt_call *call, struct hapt_queue *queue,
+                                    const struct hapt_view *copy)
 {
     const int64_t count = hapt_view_elements(&call->input[0]);
     const double rate = call->real[0], beta1 = call->real[1], beta2 = call->real[2], step = (double)call->integer[0];
-    const struct adamw how = {(float)(rate / (1.0 - pow(beta1, step))), (float)(rate * call->real[4]), (float)(1.0 / sqrt(1.0 - pow(beta2, step))),
-                              (float)call->real[3], (float)(1.0 - beta1), (float)(1.0 - beta2), (float)call->real[5]};
-    return launch(adamw_kernel<Copy>, blocks_for(count, THREADS), THREADS, 0, queue, (const float *)call->input[0].data, (float *)call->output[0].data,
-                  (float *)call->output[1].data, (float *)call->output[2].data, (Copy *)(copy ? copy->data : NULL), count, how);
+    const struct adamw how = {(float)(rate / (1.0 - pow(beta1, step))),
+                              (float)(rate * call->real[4]),
+                              (float)(1.0 / sqrt(1.0 - pow(beta2, step))),
+                              (float)call->real[3],
+                              (float)(1.0 - beta1),
+                              (float)(1.0 - beta2),
+                              (float)call->real[5]};
+    return launch(adamw_kernel<Copy>, blocks_for(count, THREADS), THREADS, 0, queue, (const float *)call->input[0].data,
+                  (float *)call->output[0].data, (float *)call->output[1].data, (float *)call->output[2].data,
+                  (Copy *)(copy ? copy->data : NULL), count, how);
 }
 
 static enum hapt_status adamw_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const struct hapt_view *copy = copy_of(call, 3);
-    return copy && copy->dtype == HAPT_F16 ? adamw_typed<__half>(call, queue, copy) : adamw_typed<__nv_bfloat16>(call, queue, copy);
+    return copy && copy->dtype == HAPT_F16 ? adamw_typed<__half>(call, queue, copy)
+                                           : adamw_typed<__nv_bfloat16>(call, queue, copy);
 }
 
-template <class Copy> static enum hapt_status sgd_typed(const struct hapt_call *call, struct hapt_queue *queue, const struct hapt_view *copy)
+template <class Copy>
+static enum hapt_status sgd_typed(const struct hapt_call *call, struct hapt_queue *queue, const struct hapt_view *copy)
 {
     const int64_t count = hapt_view_elements(&call->input[0]);
-    return launch(sgd_kernel<Copy>, blocks_for(count, THREADS), THREADS, 0, queue, (const float *)call->input[0].data, (float *)call->output[0].data,
-                  (float *)(call->output_count > 1 ? call->output[1].data : NULL), (Copy *)(copy ? copy->data : NULL), count, (float)call->real[0],
-                  (float)call->real[1], (float)(call->real[0] * call->real[4]), (float)call->real[5]);
+    return launch(sgd_kernel<Copy>, blocks_for(count, THREADS), THREADS, 0, queue, (const float *)call->input[0].data,
+                  (float *)call->output[0].data, (float *)(call->output_count > 1 ? call->output[1].data : NULL),
+                  (Copy *)(copy ? copy->data : NULL), count, (float)call->real[0], (float)call->real[1],
+                  (float)(call->real[0] * call->real[4]), (float)call->real[5]);
 }
 
 static enum hapt_status sgd_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const struct hapt_view *copy = copy_of(call, 2);
-    return copy && copy->dtype == HAPT_F16 ? sgd_typed<__half>(call, queue, copy) : sgd_typed<__nv_bfloat16>(call, queue, copy);
+    return copy && copy->dtype == HAPT_F16 ? sgd_typed<__half>(call, queue, copy)
+                                           : sgd_typed<__nv_bfloat16>(call, queue, copy);
 }
 
 /* ---- Sum of squares, in double: of PARTS parts, then of these, one order for each length. ---- */
@@ -120,8 +134,10 @@ static enum hapt_status square_sum_run(const struct hapt_call *call, struct hapt
     const int64_t count = hapt_view_elements(&call->input[0]), blocks = (count + THREADS - 1) / THREADS;
     const int parts = blocks < PARTS ? (int)blocks : (int)PARTS;
     double *part = (double *)call->workspace;
-    HAPT_TRY(launch(square_parts, dim3((unsigned)parts), THREADS, 0, queue, (const float *)call->input[0].data, count, part));
-    return launch(square_total, dim3(1), THREADS, 0, queue, (const double *)part, parts, (double *)call->output[0].data, (call->accumulate & 1u) != 0);
+    HAPT_TRY(launch(square_parts, dim3((unsigned)parts), THREADS, 0, queue, (const float *)call->input[0].data, count,
+                    part));
+    return launch(square_total, dim3(1), THREADS, 0, queue, (const double *)part, parts, (double *)call->output[0].data,
+                  (call->accumulate & 1u) != 0);
 }
 
 extern const struct cuda_kernel hapt_cuda_optimizer[] = {

@@ -1,6 +1,6 @@
 /*
- * Images as sequences of tokens: patch embedding (a convolution whose stride is its kernel), the class token with learned positions, and one
- * token taken out. Patches are packed as rows; their products are those of linear layers.
+ * Images as sequences of tokens: patch embedding (a convolution whose stride is its kernel), the class token with
+ * learned positions, and one token taken out. Patches are packed as rows; their products are those of linear layers.
  */
 #include "kernels.h"
 #include "rows.cuh"
@@ -9,7 +9,8 @@ enum { THREADS = 256 };
 
 struct patches {
     int64_t channels, height, width, patch_height, patch_width;
-    int64_t down, across, rows, columns; /* patches a column and a row of an image; rows of patches in all; a patch's elements */
+    int64_t down, across, rows,
+        columns; /* patches a column and a row of an image; rows of patches in all; a patch's elements */
 };
 
 /* images [batch][c][height][width], weight [out][c][patch height][patch width] */
@@ -50,12 +51,15 @@ static struct hapt_view matrix(const struct hapt_view *view, int64_t rows, int64
     return matrix;
 }
 
-/* The call of the linear layer on packed patches: y = patches weight' + bias, or its dw and db. Packed patches stand first in the workspace. */
-static struct hapt_call linear_call(const struct hapt_call *call, const struct patches &of, enum hapt_dtype dtype, bool backward, size_t *packed_bytes)
+/* The call of the linear layer on packed patches: y = patches weight' + bias, or its dw and db. Packed patches stand
+ * first in the workspace. */
+static struct hapt_call linear_call(const struct hapt_call *call, const struct patches &of, enum hapt_dtype dtype,
+                                    bool backward, size_t *packed_bytes)
 {
     struct hapt_call linear = *call;
     const struct hapt_view packed = {call->workspace, dtype, 2, {of.rows, of.columns}};
-    const struct hapt_view *weight = backward ? &call->output[0] : &call->input[1], *y = backward ? &call->input[1] : &call->output[0];
+    const struct hapt_view *weight = backward ? &call->output[0] : &call->input[1],
+                           *y = backward ? &call->input[1] : &call->output[0];
     const int64_t out = weight->shape[0];
     *packed_bytes = ((size_t)(of.rows * of.columns) * (dtype == HAPT_F32 ? 4 : 2) + 255) / 256 * 256;
     linear.input[0] = packed;
@@ -81,14 +85,15 @@ static enum hapt_status embedding_run(const struct hapt_call *call, struct hapt_
     const struct patches of = patches_of(&call->input[0], BACKWARD ? &call->output[0] : &call->input[1]);
     size_t packed;
     const struct hapt_call linear = linear_call(call, of, DTYPE, BACKWARD, &packed);
-    HAPT_TRY(launch(pack_kernel<Element>, blocks_for(of.rows * of.columns, THREADS), THREADS, 0, queue, of, (const float *)call->input[0].data,
-                    (Element *)call->workspace));
+    HAPT_TRY(launch(pack_kernel<Element>, blocks_for(of.rows * of.columns, THREADS), THREADS, 0, queue, of,
+                    (const float *)call->input[0].data, (Element *)call->workspace));
     return cuda_kernel_find(BACKWARD ? "linear_t_dw" : "linear_t", DTYPE)->run(&linear, queue);
 }
 
 /* y [batch][patches + 1][d]: the class token, then the patches; positions added to all. N elements a thread. */
 template <class Element, int N>
-__global__ void class_kernel(int64_t batch, int64_t length, int64_t d, const Element *x, const Element *token, const Element *position, Element *y)
+__global__ void class_kernel(int64_t batch, int64_t length, int64_t d, const Element *x, const Element *token,
+                             const Element *position, Element *y)
 {
     const int64_t parts = d / N;
     for (GRID_STRIDE(i, batch * length * parts)) {
@@ -103,7 +108,8 @@ __global__ void class_kernel(int64_t batch, int64_t length, int64_t d, const Ele
 
 /* A thread owns positions and sums them over the batch. */
 template <class Element>
-__global__ void class_backward_kernel(int64_t batch, int64_t length, int64_t d, const Element *dy, Element *dx, float *dclass, float *dposition, unsigned add)
+__global__ void class_backward_kernel(int64_t batch, int64_t length, int64_t d, const Element *dy, Element *dx,
+                                      float *dclass, float *dposition, unsigned add)
 {
     for (GRID_STRIDE(i, length * d)) {
         float sum = 0;
@@ -120,30 +126,34 @@ __global__ void class_backward_kernel(int64_t batch, int64_t length, int64_t d, 
 template <class Element> static enum hapt_status class_token_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const struct hapt_view *y = &call->output[0];
-    const Element *x = (const Element *)call->input[0].data, *token = (const Element *)call->input[1].data, *position = (const Element *)call->input[2].data;
+    const Element *x = (const Element *)call->input[0].data, *token = (const Element *)call->input[1].data,
+                  *position = (const Element *)call->input[2].data;
     const bool packed = packs_fit<Element>(y->shape[2], x, token, position, y->data);
     return launch(packed ? class_kernel<Element, pack<Element>::COUNT> : class_kernel<Element, 1>,
-                  blocks_for(hapt_view_elements(y) / (packed ? pack<Element>::COUNT : 1), THREADS), THREADS, 0, queue, y->shape[0], y->shape[1],
-                  y->shape[2], x, token, position, (Element *)y->data);
+                  blocks_for(hapt_view_elements(y) / (packed ? pack<Element>::COUNT : 1), THREADS), THREADS, 0, queue,
+                  y->shape[0], y->shape[1], y->shape[2], x, token, position, (Element *)y->data);
 }
 
-template <class Element> static enum hapt_status class_token_backward_run(const struct hapt_call *call, struct hapt_queue *queue)
+template <class Element>
+static enum hapt_status class_token_backward_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const struct hapt_view *dy = &call->input[0];
-    return launch(class_backward_kernel<Element>, blocks_for(dy->shape[1] * dy->shape[2], 64), 64, 0, queue, dy->shape[0], dy->shape[1], dy->shape[2],
-                  (const Element *)dy->data, (Element *)call->output[0].data, (float *)call->output[1].data, (float *)call->output[2].data,
-                  call->accumulate);
+    return launch(class_backward_kernel<Element>, blocks_for(dy->shape[1] * dy->shape[2], 64), 64, 0, queue,
+                  dy->shape[0], dy->shape[1], dy->shape[2], (const Element *)dy->data, (Element *)call->output[0].data,
+                  (float *)call->output[1].data, (float *)call->output[2].data, call->accumulate);
 }
 
 /* y [batch][d] = x [batch][length][d] at token `taken`. */
-template <class Element> __global__ void take_kernel(int64_t batch, int64_t length, int64_t d, int64_t taken, const Element *x, Element *y)
+template <class Element>
+__global__ void take_kernel(int64_t batch, int64_t length, int64_t d, int64_t taken, const Element *x, Element *y)
 {
     for (GRID_STRIDE(i, batch * d)) y[i] = x[(i / d * length + taken) * d + i % d];
 }
 
 /* dx: dy at the token, zero elsewhere. */
 template <class Element>
-__global__ void take_dx_kernel(int64_t batch, int64_t length, int64_t d, int64_t taken, const Element *dy, Element *dx, bool accumulate)
+__global__ void take_dx_kernel(int64_t batch, int64_t length, int64_t d, int64_t taken, const Element *dy, Element *dx,
+                               bool accumulate)
 {
     for (GRID_STRIDE(i, batch * length * d)) {
         const bool here = i / d % length == taken;
@@ -155,21 +165,29 @@ __global__ void take_dx_kernel(int64_t batch, int64_t length, int64_t d, int64_t
 template <class Element> static enum hapt_status take_token_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const struct hapt_view *x = &call->input[0], *y = &call->output[0];
-    return launch(take_kernel<Element>, blocks_for(hapt_view_elements(y), THREADS), THREADS, 0, queue, x->shape[0], x->shape[1], x->shape[2],
-                  call->integer[0], (const Element *)x->data, (Element *)y->data);
+    return launch(take_kernel<Element>, blocks_for(hapt_view_elements(y), THREADS), THREADS, 0, queue, x->shape[0],
+                  x->shape[1], x->shape[2], call->integer[0], (const Element *)x->data, (Element *)y->data);
 }
 
-template <class Element> static enum hapt_status take_token_dx_run(const struct hapt_call *call, struct hapt_queue *queue)
+template <class Element>
+static enum hapt_status take_token_dx_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const struct hapt_view *dx = &call->output[0];
-    return launch(take_dx_kernel<Element>, blocks_for(hapt_view_elements(dx), THREADS), THREADS, 0, queue, dx->shape[0], dx->shape[1], dx->shape[2],
-                  call->integer[0], (const Element *)call->input[0].data, (Element *)dx->data, (bool)(call->accumulate & 1u));
+    return launch(take_dx_kernel<Element>, blocks_for(hapt_view_elements(dx), THREADS), THREADS, 0, queue, dx->shape[0],
+                  dx->shape[1], dx->shape[2], call->integer[0], (const Element *)call->input[0].data,
+                  (Element *)dx->data, (bool)(call->accumulate & 1u));
 }
 
-#define EMBEDDING(op, backward)                                                                                                \
-    {HAPT_F32, {op, embedding_workspace<HAPT_F32, backward>, embedding_run<float, HAPT_F32, backward>}},                       \
-        {HAPT_BF16, {op, embedding_workspace<HAPT_BF16, backward>, embedding_run<__nv_bfloat16, HAPT_BF16, backward>}},        \
-        {HAPT_F16, {op, embedding_workspace<HAPT_F16, backward>, embedding_run<__half, HAPT_F16, backward>}}
+#define EMBEDDING(op, backward)                                                                              \
+    {HAPT_F32, {op, embedding_workspace<HAPT_F32, backward>, embedding_run<float, HAPT_F32, backward>}},     \
+        {HAPT_BF16,                                                                                          \
+         {op, embedding_workspace<HAPT_BF16, backward>, embedding_run<__nv_bfloat16, HAPT_BF16, backward>}}, \
+    {                                                                                                        \
+        HAPT_F16,                                                                                            \
+        {                                                                                                    \
+            op, embedding_workspace<HAPT_F16, backward>, embedding_run<__half, HAPT_F16, backward>           \
+        }                                                                                                    \
+    }
 
 extern const struct cuda_kernel hapt_cuda_patches[] = {
     EMBEDDING("patch_embedding", false),

@@ -19,12 +19,13 @@ struct hapt_event {
 
 /* Queue 0 computes. Its events are used in turn: no more than EVENTS of a queue are waited for at a time. */
 static struct {
-    int device; /* -1: none is open */
+    int device;               /* -1: none is open */
     struct cuda_fault *fault; /* on the host, where kernels write, too */
     struct hapt_queue queue[QUEUES];
     struct hapt_event event[QUEUES][EVENTS];
     unsigned next[QUEUES];
-    struct hapt_event mark[QUEUES][HAPT_MARKS]; /* these know when they were reached; each is made when it is first used */
+    struct hapt_event mark[QUEUES]
+                          [HAPT_MARKS]; /* these know when they were reached; each is made when it is first used */
     unsigned next_mark[QUEUES];
 } cuda = {-1, NULL, {}, {}, {}, {}, {}};
 
@@ -32,12 +33,16 @@ enum hapt_status cuda_check(cudaError_t error, const char *what)
 {
     if (error == cudaSuccess) return HAPT_OK;
     cudaGetLastError(); /* or the next call reports it again */
-    const bool memory = error == cudaErrorMemoryAllocation, code = strcmp(cudaGetErrorName(error), "cudaErrorNoKernelImageForDevice") == 0;
-    return cuda_host->fail(memory ? HAPT_ERR_MEMORY : code ? HAPT_ERR_INPUT : HAPT_ERR_INTERNAL,
-                           memory ? "use more devices, a smaller microbatch or devices with more memory"
-                           : code ? "make again with CUDA_ARCHS set to this GPU's compute capability, e.g. make CUDA_ARCHS='75 80 90'"
-                                  : "see hapt doctor and the driver's log (dmesg)",
-                           "CUDA device %d: %s: %s", cuda.device, what, cudaGetErrorString(error));
+    const bool memory = error == cudaErrorMemoryAllocation,
+               code = strcmp(cudaGetErrorName(error), "cudaErrorNoKernelImageForDevice") == 0;
+    return cuda_host->fail(
+        memory ? HAPT_ERR_MEMORY
+        : code ? HAPT_ERR_INPUT
+               : HAPT_ERR_INTERNAL,
+        memory ? "use more devices, a smaller microbatch or devices with more memory"
+        : code ? "make again with CUDA_ARCHS set to this GPU's compute capability, e.g. make CUDA_ARCHS='75 80 90'"
+               : "see hapt doctor and the driver's log (dmesg)",
+        "CUDA device %d: %s: %s", cuda.device, what, cudaGetErrorString(error));
 }
 
 /* The current device is a thread's own. */
@@ -59,7 +64,8 @@ static const char *libraries(void)
     int runtime = 0;
     cudaRuntimeGetVersion(&runtime);
     const char *also = cudnn_library ? cudnn_library() : NULL;
-    snprintf(text, sizeof text, "CUDA %d.%d%s%s", runtime / 1000, runtime % 1000 / 10, also ? ", " : "", also ? also : "");
+    snprintf(text, sizeof text, "CUDA %d.%d%s%s", runtime / 1000, runtime % 1000 / 10, also ? ", " : "",
+             also ? also : "");
     return text;
 }
 
@@ -92,25 +98,29 @@ static enum hapt_status describe(int index, struct hapt_device_facts *facts)
     return HAPT_OK;
 }
 
-/* Who waits for an event spins, which is the soonest, but not on a core that others of this rank need: the communication thread, NCCL's. */
+/* Who waits for an event spins, which is the soonest, but not on a core that others of this rank need: the
+ * communication thread, NCCL's. */
 enum { CORES_TO_SPIN = 3 };
 
 static unsigned waiting(void)
 {
     cpu_set_t cores;
-    return sched_getaffinity(0, sizeof cores, &cores) == 0 && CPU_COUNT(&cores) < CORES_TO_SPIN ? cudaEventBlockingSync : 0;
+    return sched_getaffinity(0, sizeof cores, &cores) == 0 && CPU_COUNT(&cores) < CORES_TO_SPIN ? cudaEventBlockingSync
+                                                                                                : 0;
 }
 
 static enum hapt_status make_queues(void)
 {
-    HAPT_TRY(cuda_check(cudaHostAlloc((void **)&cuda.fault, sizeof *cuda.fault, cudaHostAllocMapped), "page-locked memory"));
+    HAPT_TRY(
+        cuda_check(cudaHostAlloc((void **)&cuda.fault, sizeof *cuda.fault, cudaHostAllocMapped), "page-locked memory"));
     cuda.fault->kind = CUDA_FAULT_NONE;
     for (int q = 0; q < QUEUES; q++) {
         cuda.queue[q].fault = cuda.fault;
         HAPT_TRY(cuda_check(cudaStreamCreateWithFlags(&cuda.queue[q].stream, cudaStreamNonBlocking), "a stream"));
         for (int e = 0; e < EVENTS; e++) {
             cuda.event[q][e].queue = &cuda.queue[q];
-            HAPT_TRY(cuda_check(cudaEventCreateWithFlags(&cuda.event[q][e].event, cudaEventDisableTiming | waiting()), "an event"));
+            HAPT_TRY(cuda_check(cudaEventCreateWithFlags(&cuda.event[q][e].event, cudaEventDisableTiming | waiting()),
+                                "an event"));
         }
     }
     return HAPT_OK;
@@ -128,7 +138,8 @@ static enum hapt_status open_device(int index)
 {
     if (cuda.device == index) return HAPT_OK;
     if (cuda.device >= 0)
-        return cuda_host->fail(HAPT_ERR_INTERNAL, NULL, "CUDA device %d beside device %d: each process has one", index, cuda.device);
+        return cuda_host->fail(HAPT_ERR_INTERNAL, NULL, "CUDA device %d beside device %d: each process has one", index,
+                               cuda.device);
     HAPT_TRY(cuda_check(cudaSetDevice(index), "it cannot be used"));
     cuda.device = index;
     use_device();
@@ -149,7 +160,8 @@ static void *reserve(size_t bytes)
     if (error == cudaSuccess) return memory;
     cudaGetLastError();
     if (memory) cudaFree(memory);
-    if (error != cudaErrorMemoryAllocation) cuda_check(error, "work that was queued"); /* the first failure is the one that is told */
+    if (error != cudaErrorMemoryAllocation)
+        cuda_check(error, "work that was queued"); /* the first failure is the one that is told */
     return NULL;
 }
 
@@ -203,14 +215,18 @@ static enum hapt_status fault_status(void)
     switch (found.kind) {
     case CUDA_FAULT_NONE: return HAPT_OK;
     case CUDA_FAULT_INDEX:
-        return cuda_host->fail(HAPT_ERR_INPUT, "tokens must be below the model's vocabulary", "token %d in a table of %d rows", found.a, found.b);
+        return cuda_host->fail(HAPT_ERR_INPUT, "tokens must be below the model's vocabulary",
+                               "token %d in a table of %d rows", found.a, found.b);
     case CUDA_FAULT_POSITION:
-        return cuda_host->fail(HAPT_ERR_INPUT, "shorten the sequence or enlarge the position table", "%d positions, but the table has %d", found.a, found.b);
+        return cuda_host->fail(HAPT_ERR_INPUT, "shorten the sequence or enlarge the position table",
+                               "%d positions, but the table has %d", found.a, found.b);
     case CUDA_FAULT_TARGET:
-        return cuda_host->fail(HAPT_ERR_INPUT, "targets must be below the model's vocabulary (or -100: ignored)", "target %d of %d classes", found.a, found.b);
+        return cuda_host->fail(HAPT_ERR_INPUT, "targets must be below the model's vocabulary (or -100: ignored)",
+                               "target %d of %d classes", found.a, found.b);
     case CUDA_FAULT_ROOM:
         return cuda_host->fail(HAPT_ERR_INPUT, "give the model a larger --capacity-factor, or 0: room for every token",
-                               "%d tokens of one row go to expert %d, which has room for %d", found.a, found.b, found.c);
+                               "%d tokens of one row go to expert %d, which has room for %d", found.a, found.b,
+                               found.c);
     default: return cuda_host->fail(HAPT_ERR_INTERNAL, NULL, "a kernel's fault is half written");
     }
 }
@@ -226,7 +242,8 @@ static enum hapt_status wait(struct hapt_event *event)
 static enum hapt_status copy(struct hapt_queue *queue, void *to, const void *from, size_t bytes)
 {
     use_device();
-    return bytes == 0 ? HAPT_OK : cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, queue->stream), "a copy");
+    return bytes == 0 ? HAPT_OK
+                      : cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, queue->stream), "a copy");
 }
 
 enum hapt_status cuda_download(struct hapt_queue *queue, void *host, const void *device, size_t bytes)
@@ -245,7 +262,8 @@ static struct hapt_event *mark(struct hapt_queue *queue)
     const int q = (int)(queue - cuda.queue);
     use_device();
     struct hapt_event *event = &cuda.mark[q][cuda.next_mark[q]++ % HAPT_MARKS];
-    if (!event->event && cudaEventCreateWithFlags(&event->event, cudaEventDefault | waiting()) != cudaSuccess) event->event = NULL;
+    if (!event->event && cudaEventCreateWithFlags(&event->event, cudaEventDefault | waiting()) != cudaSuccess)
+        event->event = NULL;
     if (event->event) cudaEventRecord(event->event, queue->stream); /* what fails here is seen by whoever waits */
     return event;
 }
@@ -265,9 +283,11 @@ static void hold(struct hapt_queue *queue, double time_s)
 {
     int clock_khz = 0;
     use_device();
-    if (cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, cuda.device) != cudaSuccess || clock_khz <= 0) clock_khz = 1500000;
+    if (cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, cuda.device) != cudaSuccess || clock_khz <= 0)
+        clock_khz = 1500000;
     cudaGetLastError();
-    launch(hold_kernel, dim3(1), 1, 0, queue, (long long)((time_s < 1e-2 ? time_s : 1e-2) * 1e3 * clock_khz)); /* what fails is seen by the wait */
+    launch(hold_kernel, dim3(1), 1, 0, queue,
+           (long long)((time_s < 1e-2 ? time_s : 1e-2) * 1e3 * clock_khz)); /* what fails is seen by the wait */
 }
 
 /* ---- Replays: CUDA graphs ---- */
@@ -318,7 +338,8 @@ static const struct hapt_groups *groups(const char **reason)
     return NULL;
 }
 
-extern "C" __attribute__((visibility("default"))) const struct cuda_plugin *hapt_cuda_plugin(const struct cuda_host *host, int abi)
+extern "C" __attribute__((visibility("default"))) const struct cuda_plugin *
+hapt_cuda_plugin(const struct cuda_host *host, int abi)
 {
     static struct cuda_plugin plugin;
     cuda_host = host;

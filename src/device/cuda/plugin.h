@@ -1,6 +1,7 @@
 /*
- * Between the executable and hapt-cuda.so, which holds all that needs a CUDA toolkit: one table each way. The plug-in knows no MPI,
- * no files and nothing of the executable but these; the executable links no CUDA library, and so runs where there is none.
+ * Between the executable and hapt-cuda.so, which holds all that needs a CUDA toolkit: one table each way. The plug-in
+ * knows no MPI, no files and nothing of the executable but these; the executable links no CUDA library, and so runs
+ * where there is none.
  *
  * A process has one CUDA device: the one opened first. The slots that back ends have (device.h) mean the same here.
  */
@@ -25,7 +26,7 @@ struct cuda_host {
 
 struct cuda_plugin {
     int abi;
-    size_t call_bytes;     /* sizeof(struct hapt_call) as it was built */
+    size_t call_bytes; /* sizeof(struct hapt_call) as it was built */
     const char *(*libraries)(void);
     int (*device_count)(const char **reason);
     enum hapt_status (*describe)(int index, struct hapt_device_facts *facts);

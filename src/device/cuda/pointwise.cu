@@ -20,7 +20,8 @@ __global__ void map_kernel(const From *a, const From *b, To *out, int64_t count,
 
 /* The same, sixteen bytes at a time, elements of one type. */
 template <class Element, class Function>
-__global__ void map_packs(const pack<Element> *a, const pack<Element> *b, pack<Element> *out, int64_t packs, bool accumulate, Function function)
+__global__ void map_packs(const pack<Element> *a, const pack<Element> *b, pack<Element> *out, int64_t packs,
+                          bool accumulate, Function function)
 {
     for (GRID_STRIDE(i, packs)) {
         const pack<Element> x = a[i], y = b ? b[i] : a[i];
@@ -35,7 +36,8 @@ __global__ void map_packs(const pack<Element> *a, const pack<Element> *b, pack<E
 }
 
 template <class From, class To, class Function>
-static enum hapt_status map(const struct hapt_call *call, struct hapt_queue *queue, const void *a, const void *b, Function function)
+static enum hapt_status map(const struct hapt_call *call, struct hapt_queue *queue, const void *a, const void *b,
+                            Function function)
 {
     const int64_t count = elements_of(&call->output[0]);
     const bool accumulate = call->accumulate & 1u;
@@ -43,15 +45,17 @@ static enum hapt_status map(const struct hapt_call *call, struct hapt_queue *que
     int64_t packed = 0;
     if constexpr (sizeof(From) == sizeof(To)) {
         if (aligned_16(a) && aligned_16(b) && aligned_16(out)) packed = count / pack<From>::COUNT;
-        HAPT_TRY(launch(map_packs<From, Function>, blocks_for(packed, THREADS), THREADS, 0, queue, (const pack<From> *)a, (const pack<From> *)b,
-                        (pack<From> *)out, packed, accumulate, function));
+        HAPT_TRY(launch(map_packs<From, Function>, blocks_for(packed, THREADS), THREADS, 0, queue,
+                        (const pack<From> *)a, (const pack<From> *)b, (pack<From> *)out, packed, accumulate, function));
         packed *= pack<From>::COUNT;
     }
-    return launch(map_kernel<From, To, Function>, blocks_for(count - packed, THREADS), THREADS, 0, queue, (const From *)a + packed,
-                  b ? (const From *)b + packed : NULL, (To *)out + packed, count - packed, accumulate, function);
+    return launch(map_kernel<From, To, Function>, blocks_for(count - packed, THREADS), THREADS, 0, queue,
+                  (const From *)a + packed, b ? (const From *)b + packed : NULL, (To *)out + packed, count - packed,
+                  accumulate, function);
 }
 
-/* gelu(x) = x P(x): the tanh form's P is sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3); the other's is the normal distribution. */
+/* gelu(x) = x P(x): the tanh form's P is sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3); the other's is the normal
+ * distribution. */
 struct gelu {
     float value, slope;
 };
@@ -119,7 +123,8 @@ template <class Element> static enum hapt_status gelu_run(const struct hapt_call
 
 template <class Element> static enum hapt_status gelu_dx_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
-    return map<Element, Element>(call, queue, call->input[0].data, call->input[1].data, gelu_backward{call->integer[0] != 0});
+    return map<Element, Element>(call, queue, call->input[0].data, call->input[1].data,
+                                 gelu_backward{call->integer[0] != 0});
 }
 
 template <class Element> static enum hapt_status relu_run(const struct hapt_call *call, struct hapt_queue *queue)
@@ -155,7 +160,9 @@ static enum hapt_status copy_any(const struct hapt_call *call, struct hapt_queue
     const enum hapt_dtype from = call->input[0].dtype, to = call->output[0].dtype;
     if (from == to && !call->accumulate) {
         const int64_t bytes = elements_of(&call->output[0]) * (to == HAPT_F32 || to == HAPT_I32 ? 4 : 2);
-        return cuda_check(cudaMemcpyAsync(call->output[0].data, call->input[0].data, (size_t)bytes, cudaMemcpyDeviceToDevice, queue->stream), "a copy");
+        return cuda_check(cudaMemcpyAsync(call->output[0].data, call->input[0].data, (size_t)bytes,
+                                          cudaMemcpyDeviceToDevice, queue->stream),
+                          "a copy");
     }
     if (from == HAPT_F32) return copy_from<float>(call, queue);
     if (from == HAPT_BF16) return copy_from<__nv_bfloat16>(call, queue);
@@ -173,19 +180,20 @@ static enum hapt_status zero_any(const struct hapt_call *call, struct hapt_queue
     return HAPT_OK;
 }
 
-#define ANY_TYPE(op, run) {HAPT_F32, {op, NULL, run}}, {HAPT_BF16, {op, NULL, run}}, {HAPT_F16, {op, NULL, run}}
+#define ANY_TYPE(op, run)                                      \
+    {HAPT_F32, {op, NULL, run}}, {HAPT_BF16, {op, NULL, run}}, \
+    {                                                          \
+        HAPT_F16,                                              \
+        {                                                      \
+            op, NULL, run                                      \
+        }                                                      \
+    }
 
 extern const struct cuda_kernel hapt_cuda_pointwise[] = {
-    CUDA_KERNELS("gelu", NULL, gelu_run),
-    CUDA_KERNELS("gelu_dx", NULL, gelu_dx_run),
-    CUDA_KERNELS("relu", NULL, relu_run),
-    CUDA_KERNELS("relu_dx", NULL, relu_dx_run),
-    CUDA_KERNELS("add", NULL, add_run),
-    ANY_TYPE("cast", copy_any),
-    ANY_TYPE("copy", copy_any),
-    ANY_TYPE("convert", copy_any),
-    ANY_TYPE("zero", zero_any),
-    {HAPT_I32, {"copy", NULL, copy_any}},
-    {HAPT_I32, {"zero", NULL, zero_any}},
-    CUDA_KERNELS_END,
+    CUDA_KERNELS("gelu", NULL, gelu_run), CUDA_KERNELS("gelu_dx", NULL, gelu_dx_run),
+    CUDA_KERNELS("relu", NULL, relu_run), CUDA_KERNELS("relu_dx", NULL, relu_dx_run),
+    CUDA_KERNELS("add", NULL, add_run),   ANY_TYPE("cast", copy_any),
+    ANY_TYPE("copy", copy_any),           ANY_TYPE("convert", copy_any),
+    ANY_TYPE("zero", zero_any),           {HAPT_I32, {"copy", NULL, copy_any}},
+    {HAPT_I32, {"zero", NULL, zero_any}}, CUDA_KERNELS_END,
 };

@@ -1,4 +1,5 @@
-/* Pooling, and the flattening of images. Not by cuDNN: it does not say which of equal maxima takes the gradient, and has no adaptive windows. */
+/* Pooling, and the flattening of images. Not by cuDNN: it does not say which of equal maxima takes the gradient, and
+ * has no adaptive windows. */
 #include "kernels.h"
 #include "rows.cuh"
 
@@ -11,11 +12,14 @@ struct windows {
 
 static struct windows windows_of(const struct hapt_call *call, const struct hapt_view *x, const struct hapt_view *y)
 {
-    return {x->shape[0] * x->shape[1], x->shape[2], x->shape[3], y->shape[2], y->shape[3], call->integer[0], call->integer[1], call->integer[2]};
+    return {x->shape[0] * x->shape[1], x->shape[2],      x->shape[3],     y->shape[2], y->shape[3],
+            call->integer[0],          call->integer[1], call->integer[2]};
 }
 
 /* The place of the first maximum of the window of result (p, q) in an image; a NaN wins. */
-template <class Element> __device__ __forceinline__ int64_t window_maximum(const struct windows &w, const Element *image, int64_t p, int64_t q, float *most)
+template <class Element>
+__device__ __forceinline__ int64_t window_maximum(const struct windows &w, const Element *image, int64_t p, int64_t q,
+                                                  float *most)
 {
     const int64_t top = p * w.stride - w.padding, left = q * w.stride - w.padding;
     const int64_t y_first = top > 0 ? top : 0, y_end = top + w.kernel < w.height ? top + w.kernel : w.height;
@@ -42,22 +46,26 @@ template <class Element> __global__ void max_kernel(struct windows w, const Elem
 }
 
 /* A pixel asks all windows that it lies in whether it is their maximum. */
-template <class Element> __global__ void max_dx_kernel(struct windows w, const Element *x, const Element *dy, Element *dx, bool accumulate)
+template <class Element>
+__global__ void max_dx_kernel(struct windows w, const Element *x, const Element *dy, Element *dx, bool accumulate)
 {
     const int64_t pixels = w.height * w.width;
     for (GRID_STRIDE(i, w.images * pixels)) {
         const int64_t image = i / pixels, r = i % pixels / w.width + w.padding, c = i % w.width + w.padding;
-        const int64_t p_first = r < w.kernel ? 0 : (r - w.kernel) / w.stride + 1, q_first = c < w.kernel ? 0 : (c - w.kernel) / w.stride + 1;
+        const int64_t p_first = r < w.kernel ? 0 : (r - w.kernel) / w.stride + 1,
+                      q_first = c < w.kernel ? 0 : (c - w.kernel) / w.stride + 1;
         float sum = 0, most;
         for (int64_t p = p_first; p < w.down && p * w.stride <= r; p++)
             for (int64_t q = q_first; q < w.across && q * w.stride <= c; q++)
-                if (window_maximum(w, x + image * pixels, p, q, &most) == i % pixels) sum += to_float(dy[(image * w.down + p) * w.across + q]);
+                if (window_maximum(w, x + image * pixels, p, q, &most) == i % pixels)
+                    sum += to_float(dy[(image * w.down + p) * w.across + q]);
         store<1>(dx + i, &sum, accumulate);
     }
 }
 
 /* The mean of each image; a warp an image. */
-template <class Element> __global__ void mean_kernel(int64_t images, int64_t pixels, const Element *x, Element *y, bool accumulate)
+template <class Element>
+__global__ void mean_kernel(int64_t images, int64_t pixels, const Element *x, Element *y, bool accumulate)
 {
     const int64_t warps = (int64_t)gridDim.x * (THREADS / 32);
     for (int64_t i = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32; i < images; i += warps) {
@@ -68,7 +76,8 @@ template <class Element> __global__ void mean_kernel(int64_t images, int64_t pix
     }
 }
 
-template <class Element> __global__ void mean_dx_kernel(int64_t images, int64_t pixels, const Element *dy, Element *dx, bool accumulate)
+template <class Element>
+__global__ void mean_dx_kernel(int64_t images, int64_t pixels, const Element *dy, Element *dx, bool accumulate)
 {
     for (GRID_STRIDE(i, images * pixels)) {
         const float share = to_float(dy[i / pixels]) / (float)pixels;
@@ -76,15 +85,17 @@ template <class Element> __global__ void mean_dx_kernel(int64_t images, int64_t 
     }
 }
 
-/* The elements [*first, *end) of `from` that share a piece of a dimension with element `at` of `to`, both as long as the other.
- * As windows of a result they overlap where its extent does not divide the image's, and repeat where it is larger. */
+/* The elements [*first, *end) of `from` that share a piece of a dimension with element `at` of `to`, both as long as
+ * the other. As windows of a result they overlap where its extent does not divide the image's, and repeat where it is
+ * larger. */
 __device__ __forceinline__ void covered(int64_t at, int64_t to, int64_t from, int64_t *first, int64_t *end)
 {
     *first = at * from / to;
     *end = ((at + 1) * from + to - 1) / to;
 }
 
-template <class Element> __global__ void adaptive_kernel(struct windows w, const Element *x, Element *y, bool accumulate)
+template <class Element>
+__global__ void adaptive_kernel(struct windows w, const Element *x, Element *y, bool accumulate)
 {
     for (GRID_STRIDE(i, w.images * w.down * w.across)) {
         const Element *image = x + i / w.across / w.down * w.height * w.width;
@@ -100,7 +111,8 @@ template <class Element> __global__ void adaptive_kernel(struct windows w, const
 }
 
 /* A pixel lies in the windows of the results that it covers, seen from the other side. */
-template <class Element> __global__ void adaptive_dx_kernel(struct windows w, const Element *dy, Element *dx, bool accumulate)
+template <class Element>
+__global__ void adaptive_dx_kernel(struct windows w, const Element *dy, Element *dx, bool accumulate)
 {
     for (GRID_STRIDE(i, w.images * w.height * w.width)) {
         const int64_t image = i / w.width / w.height;
@@ -138,39 +150,46 @@ static dim3 blocks_of(const struct hapt_call *call)
 
 template <class Element> static enum hapt_status max_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
-    return launch(max_kernel<Element>, blocks_of(call), THREADS, 0, queue, windows_of(call, &call->input[0], &call->output[0]),
-                  (const Element *)call->input[0].data, RESULT(call));
+    return launch(max_kernel<Element>, blocks_of(call), THREADS, 0, queue,
+                  windows_of(call, &call->input[0], &call->output[0]), (const Element *)call->input[0].data,
+                  RESULT(call));
 }
 
 template <class Element> static enum hapt_status max_dx_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
-    return launch(max_dx_kernel<Element>, blocks_of(call), THREADS, 0, queue, windows_of(call, &call->input[0], &call->input[1]),
-                  (const Element *)call->input[0].data, (const Element *)call->input[1].data, RESULT(call));
+    return launch(max_dx_kernel<Element>, blocks_of(call), THREADS, 0, queue,
+                  windows_of(call, &call->input[0], &call->input[1]), (const Element *)call->input[0].data,
+                  (const Element *)call->input[1].data, RESULT(call));
 }
 
 template <class Element> static enum hapt_status mean_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
-    const int64_t images = hapt_view_elements(&call->output[0]), pixels = call->input[0].shape[2] * call->input[0].shape[3];
-    return launch(mean_kernel<Element>, blocks_for(images, THREADS / 32), THREADS, 0, queue, images, pixels, (const Element *)call->input[0].data,
-                  RESULT(call));
+    const int64_t images = hapt_view_elements(&call->output[0]),
+                  pixels = call->input[0].shape[2] * call->input[0].shape[3];
+    return launch(mean_kernel<Element>, blocks_for(images, THREADS / 32), THREADS, 0, queue, images, pixels,
+                  (const Element *)call->input[0].data, RESULT(call));
 }
 
 template <class Element> static enum hapt_status mean_dx_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
-    const int64_t images = hapt_view_elements(&call->input[0]), pixels = call->output[0].shape[2] * call->output[0].shape[3];
-    return launch(mean_dx_kernel<Element>, blocks_of(call), THREADS, 0, queue, images, pixels, (const Element *)call->input[0].data, RESULT(call));
+    const int64_t images = hapt_view_elements(&call->input[0]),
+                  pixels = call->output[0].shape[2] * call->output[0].shape[3];
+    return launch(mean_dx_kernel<Element>, blocks_of(call), THREADS, 0, queue, images, pixels,
+                  (const Element *)call->input[0].data, RESULT(call));
 }
 
 template <class Element> static enum hapt_status adaptive_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
-    return launch(adaptive_kernel<Element>, blocks_of(call), THREADS, 0, queue, windows_of(call, &call->input[0], &call->output[0]),
-                  (const Element *)call->input[0].data, RESULT(call));
+    return launch(adaptive_kernel<Element>, blocks_of(call), THREADS, 0, queue,
+                  windows_of(call, &call->input[0], &call->output[0]), (const Element *)call->input[0].data,
+                  RESULT(call));
 }
 
 template <class Element> static enum hapt_status adaptive_dx_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
-    return launch(adaptive_dx_kernel<Element>, blocks_of(call), THREADS, 0, queue, windows_of(call, &call->output[0], &call->input[0]),
-                  (const Element *)call->input[0].data, RESULT(call));
+    return launch(adaptive_dx_kernel<Element>, blocks_of(call), THREADS, 0, queue,
+                  windows_of(call, &call->output[0], &call->input[0]), (const Element *)call->input[0].data,
+                  RESULT(call));
 }
 
 /* Shapes differ, elements do not. */
@@ -180,9 +199,11 @@ template <class Element> static enum hapt_status flatten_run(const struct hapt_c
     const Element *x = (const Element *)call->input[0].data;
     Element *y = (Element *)call->output[0].data;
     if (!(call->accumulate & 1u))
-        return cuda_check(cudaMemcpyAsync(y, x, (size_t)count * sizeof *y, cudaMemcpyDeviceToDevice, queue->stream), "a copy");
-    return launch(packs_fit<Element>(count, x, y) ? flatten_kernel<Element, pack<Element>::COUNT> : flatten_kernel<Element, 1>, blocks_of(call), THREADS, 0,
-                  queue, count, x, y);
+        return cuda_check(cudaMemcpyAsync(y, x, (size_t)count * sizeof *y, cudaMemcpyDeviceToDevice, queue->stream),
+                          "a copy");
+    return launch(packs_fit<Element>(count, x, y) ? flatten_kernel<Element, pack<Element>::COUNT>
+                                                  : flatten_kernel<Element, 1>,
+                  blocks_of(call), THREADS, 0, queue, count, x, y);
 }
 
 extern const struct cuda_kernel hapt_cuda_pool[] = {

@@ -1,4 +1,5 @@
-/* Matrix products by cuBLASLt, which thinks in columns: its first operand is our B, its result our C, transposed by the reading alone. */
+/* Matrix products by cuBLASLt, which thinks in columns: its first operand is our B, its result our C, transposed by the
+ * reading alone. */
 #include <cublasLt.h>
 #include <pthread.h>
 #include <string.h>
@@ -46,8 +47,8 @@ bool product_tf32(void)
 static enum hapt_status product_check(cublasStatus_t status, const char *what)
 {
     if (status == CUBLAS_STATUS_SUCCESS) return HAPT_OK;
-    return cuda_host->fail(status == CUBLAS_STATUS_ALLOC_FAILED ? HAPT_ERR_MEMORY : HAPT_ERR_INTERNAL, NULL, "cuBLASLt: %s: %s", what,
-                           cublasLtGetStatusString(status));
+    return cuda_host->fail(status == CUBLAS_STATUS_ALLOC_FAILED ? HAPT_ERR_MEMORY : HAPT_ERR_INTERNAL, NULL,
+                           "cuBLASLt: %s: %s", what, cublasLtGetStatusString(status));
 }
 
 size_t product_workspace(int64_t results)
@@ -86,12 +87,16 @@ template <class In, class Out> static __global__ void product_kernel(struct prod
 static enum hapt_status product_plain(const struct product *product, struct hapt_queue *queue)
 {
     void (*kernel)(struct product) = product_kernel<float, float>;
-    if (product->in == HAPT_BF16) kernel = product->out == HAPT_F32 ? product_kernel<__nv_bfloat16, float> : product_kernel<__nv_bfloat16, __nv_bfloat16>;
-    if (product->in == HAPT_F16) kernel = product->out == HAPT_F32 ? product_kernel<__half, float> : product_kernel<__half, __half>;
+    if (product->in == HAPT_BF16)
+        kernel = product->out == HAPT_F32 ? product_kernel<__nv_bfloat16, float>
+                                          : product_kernel<__nv_bfloat16, __nv_bfloat16>;
+    if (product->in == HAPT_F16)
+        kernel = product->out == HAPT_F32 ? product_kernel<__half, float> : product_kernel<__half, __half>;
     return launch(kernel, blocks_for(product->batches * product->m * product->n, THREADS), THREADS, 0, queue, *product);
 }
 
-/* ---- A bias that does not start at 16 bytes: kernels with a fused one may read it so (they do not say). It goes to the result first. ---- */
+/* ---- A bias that does not start at 16 bytes: kernels with a fused one may read it so (they do not say). It goes to
+ * the result first. ---- */
 
 template <class Out> __global__ void bias_kernel(struct product p)
 {
@@ -110,7 +115,9 @@ static bool bias_aligned(const struct product *p)
 
 static enum hapt_status bias_first(struct product *p, struct hapt_queue *queue)
 {
-    void (*kernel)(struct product) = p->out == HAPT_F32 ? bias_kernel<float> : p->out == HAPT_BF16 ? bias_kernel<__nv_bfloat16> : bias_kernel<__half>;
+    void (*kernel)(struct product) = p->out == HAPT_F32    ? bias_kernel<float>
+                                     : p->out == HAPT_BF16 ? bias_kernel<__nv_bfloat16>
+                                                           : bias_kernel<__half>;
     HAPT_TRY(launch(kernel, blocks_for(p->batches * p->m * p->n, THREADS), THREADS, 0, queue, *p));
     p->bias = NULL;
     p->accumulate = true;
@@ -124,14 +131,16 @@ static cudaDataType_t data_type(int dtype)
     return dtype == HAPT_BF16 ? CUDA_R_16BF : dtype == HAPT_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
-#define SET(function, object, attribute, value) (status = status != CUBLAS_STATUS_SUCCESS ? status : function(object, attribute, &(value), sizeof(value)))
+#define SET(function, object, attribute, value) \
+    (status = status != CUBLAS_STATUS_SUCCESS ? status : function(object, attribute, &(value), sizeof(value)))
 
 /* [rows][columns] as it stands. */
-static cublasStatus_t layout_create(cublasLtMatrixLayout_t *layout, int dtype, int64_t rows, int64_t columns, int64_t row, const struct shape *shape,
-                                    int64_t stride)
+static cublasStatus_t layout_create(cublasLtMatrixLayout_t *layout, int dtype, int64_t rows, int64_t columns,
+                                    int64_t row, const struct shape *shape, int64_t stride)
 {
     const int32_t batches = (int32_t)shape->batches;
-    cublasStatus_t status = cublasLtMatrixLayoutCreate(layout, data_type(dtype), (uint64_t)columns, (uint64_t)rows, row);
+    cublasStatus_t status =
+        cublasLtMatrixLayoutCreate(layout, data_type(dtype), (uint64_t)columns, (uint64_t)rows, row);
     if (batches <= 1) return status;
     SET(cublasLtMatrixLayoutSetAttribute, *layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, batches);
     return SET(cublasLtMatrixLayoutSetAttribute, *layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride);
@@ -140,17 +149,20 @@ static cublasStatus_t layout_create(cublasLtMatrixLayout_t *layout, int dtype, i
 /* `bias`: algorithms are looked for with a bias in place. */
 static cublasStatus_t how_create(cublasLtMatmulDesc_t *how, const struct shape *shape, const void *bias)
 {
-    const cublasOperation_t first = shape->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, second = shape->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t first = shape->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N,
+                            second = shape->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
     const cudaDataType_t type = data_type(shape->out);
-    cublasStatus_t status = cublasLtMatmulDescCreate(how, shape->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    cublasStatus_t status =
+        cublasLtMatmulDescCreate(how, shape->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
     SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_TRANSA, first);
     SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_TRANSB, second);
     if (!shape->bias) return status;
     SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
     SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type);
     SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-    if (shape->stride_bias) SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, shape->stride_bias);
+    if (shape->stride_bias)
+        SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, shape->stride_bias);
     return status;
 }
 
@@ -159,12 +171,14 @@ static cublasStatus_t wishes_create(cublasLtMatmulPreference_t *wishes, const st
 {
     const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     cublasStatus_t status = cublasLtMatmulPreferenceCreate(wishes);
-    SET(cublasLtMatmulPreferenceSetAttribute, *wishes, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, shape->workspace_bytes);
+    SET(cublasLtMatmulPreferenceSetAttribute, *wishes, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+        shape->workspace_bytes);
     SET(cublasLtMatmulPreferenceSetAttribute, *wishes, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction);
     SET(cublasLtMatmulPreferenceSetAttribute, *wishes, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, shape->align_b);
     SET(cublasLtMatmulPreferenceSetAttribute, *wishes, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, shape->align_a);
     SET(cublasLtMatmulPreferenceSetAttribute, *wishes, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, shape->align_c);
-    return SET(cublasLtMatmulPreferenceSetAttribute, *wishes, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, shape->align_c);
+    return SET(cublasLtMatmulPreferenceSetAttribute, *wishes, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+               shape->align_c);
 }
 
 static void choice_release(struct choice *choice)
@@ -180,10 +194,13 @@ static cublasStatus_t describe(struct choice *choice, const struct shape *s, con
 {
     cublasStatus_t status = how_create(&choice->how, s, bias);
     if (status == CUBLAS_STATUS_SUCCESS)
-        status = layout_create(&choice->a, s->in, s->transpose_a ? s->k : s->m, s->transpose_a ? s->m : s->k, s->row_a, s, s->stride_a);
+        status = layout_create(&choice->a, s->in, s->transpose_a ? s->k : s->m, s->transpose_a ? s->m : s->k, s->row_a,
+                               s, s->stride_a);
     if (status == CUBLAS_STATUS_SUCCESS)
-        status = layout_create(&choice->b, s->in, s->transpose_b ? s->n : s->k, s->transpose_b ? s->k : s->n, s->row_b, s, s->stride_b);
-    return status == CUBLAS_STATUS_SUCCESS ? layout_create(&choice->c, s->out, s->m, s->n, s->row_c, s, s->stride_c) : status;
+        status = layout_create(&choice->b, s->in, s->transpose_b ? s->n : s->k, s->transpose_b ? s->k : s->n, s->row_b,
+                               s, s->stride_b);
+    return status == CUBLAS_STATUS_SUCCESS ? layout_create(&choice->c, s->out, s->m, s->n, s->row_c, s, s->stride_c)
+                                           : status;
 }
 
 static cublasStatus_t choice_init(struct choice *choice, const struct shape *shape, const void *bias)
@@ -195,9 +212,11 @@ static cublasStatus_t choice_init(struct choice *choice, const struct shape *sha
     cublasStatus_t status = describe(choice, shape, bias);
     if (status == CUBLAS_STATUS_SUCCESS) status = wishes_create(&wishes, shape);
     if (status == CUBLAS_STATUS_SUCCESS) {
-        status = cublasLtMatmulAlgoGetHeuristic(products.handle, choice->how, choice->b, choice->a, choice->c, choice->c, wishes, 1, &result, &found);
+        status = cublasLtMatmulAlgoGetHeuristic(products.handle, choice->how, choice->b, choice->a, choice->c,
+                                                choice->c, wishes, 1, &result, &found);
         choice->any = status == CUBLAS_STATUS_SUCCESS && found > 0 && result.state == CUBLAS_STATUS_SUCCESS;
-        const bool none = status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE || status == CUBLAS_STATUS_ARCH_MISMATCH;
+        const bool none = status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
+                          status == CUBLAS_STATUS_ARCH_MISMATCH;
         if (none) status = CUBLAS_STATUS_SUCCESS;
     }
     if (wishes) cublasLtMatmulPreferenceDestroy(wishes);
@@ -274,7 +293,8 @@ static struct shape shape_of(const struct product *p, size_t workspace_bytes)
 }
 
 /* Starts it, if there is an algorithm (`any`). */
-static cublasStatus_t start(const struct product *p, const struct shape *shape, void *workspace, struct hapt_queue *queue, bool *any)
+static cublasStatus_t start(const struct product *p, const struct shape *shape, void *workspace,
+                            struct hapt_queue *queue, bool *any)
 {
     const float beta = p->accumulate ? 1.0f : 0.0f;
     struct choice *choice = NULL;
@@ -283,15 +303,19 @@ static cublasStatus_t start(const struct product *p, const struct shape *shape, 
     if (!*any) return status;
     if (p->bias) SET(cublasLtMatmulDescSetAttribute, choice->how, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p->bias);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    status = cublasLtMatmul(products.handle, choice->how, &p->scale, p->b, choice->b, p->a, choice->a, &beta, p->c, choice->c, p->c, choice->c,
-                            &choice->algorithm, workspace, shape->workspace_bytes, queue->stream);
+    status = cublasLtMatmul(products.handle, choice->how, &p->scale, p->b, choice->b, p->a, choice->a, &beta, p->c,
+                            choice->c, p->c, choice->c, &choice->algorithm, workspace, shape->workspace_bytes,
+                            queue->stream);
     if (queue->capturing) return status;
-    if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE && status != CUBLAS_STATUS_ARCH_MISMATCH) return status;
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE &&
+        status != CUBLAS_STATUS_ARCH_MISMATCH)
+        return status;
     choice->any = *any = false; /* it refuses what it proposed: the plain kernel from here on */
     return CUBLAS_STATUS_SUCCESS;
 }
 
-enum hapt_status product_run(const struct product *product, void *workspace, size_t workspace_bytes, struct hapt_queue *queue)
+enum hapt_status product_run(const struct product *product, void *workspace, size_t workspace_bytes,
+                             struct hapt_queue *queue)
 {
     struct product p = *product;
     bool any = false;
@@ -308,7 +332,8 @@ enum hapt_status product_run(const struct product *product, void *workspace, siz
     }
 
     /* As cuBLASLt wants it, and the same for a shape whatever there is and wherever it starts. */
-    const size_t wanted = product_workspace(p.m * p.n * p.batches), given = workspace_bytes < wanted ? workspace_bytes : wanted;
+    const size_t wanted = product_workspace(p.m * p.n * p.batches),
+                 given = workspace_bytes < wanted ? workspace_bytes : wanted;
     void *const aligned = (void *)(((uintptr_t)workspace + 255) & ~(uintptr_t)255);
     const size_t usable = workspace && given >= 256 ? (given - 192) & ~(size_t)255 : 0;
     const struct shape shape = shape_of(&p, usable);

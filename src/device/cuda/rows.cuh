@@ -1,4 +1,5 @@
-/* Tensors as rows of their last dimension: loads and stores of several elements at once, walks over rows, sums over columns. */
+/* Tensors as rows of their last dimension: loads and stores of several elements at once, walks over rows, sums over
+ * columns. */
 #ifndef HAPT_CUDA_ROWS_CUH
 #define HAPT_CUDA_ROWS_CUH
 
@@ -39,7 +40,8 @@ template <int N, class Element> __device__ __forceinline__ void store(Element *t
     } else {
         for (int p = 0; p < N; p += pack<Element>::COUNT) {
             pack<Element> some;
-            for (int e = 0; e < pack<Element>::COUNT; e++) some.element[e] = from_float<Element>(accumulate ? from[p + e] + before[p + e] : from[p + e]);
+            for (int e = 0; e < pack<Element>::COUNT; e++)
+                some.element[e] = from_float<Element>(accumulate ? from[p + e] + before[p + e] : from[p + e]);
             *reinterpret_cast<pack<Element> *>(to + p) = some;
         }
     }
@@ -52,15 +54,17 @@ template <class Element, class... Addresses> static bool packs_fit(int64_t colum
 }
 
 /*
- * Calls body(width<N>{}, i) for the elements [first, end) that fall to `thread` of `threads`: i and the N - 1 behind it. N is a pack's
- * where packs stand at multiples of 16 bytes, if arrays do where their element 0 is (`packed`), and 1 at the ends.
+ * Calls body(width<N>{}, i) for the elements [first, end) that fall to `thread` of `threads`: i and the N - 1 behind
+ * it. N is a pack's where packs stand at multiples of 16 bytes, if arrays do where their element 0 is (`packed`), and 1
+ * at the ends.
  */
 template <int N> struct width {
     enum { COUNT = N };
 };
 
 template <class Element, class Body>
-__device__ __forceinline__ void over(int64_t first, int64_t end, int64_t thread, int64_t threads, bool packed, Body body)
+__device__ __forceinline__ void over(int64_t first, int64_t end, int64_t thread, int64_t threads, bool packed,
+                                     Body body)
 {
     constexpr int N = pack<Element>::COUNT;
     int64_t low = end, high = end; /* packs between them */
@@ -107,7 +111,8 @@ __global__ void column_kernel(Term term, int64_t rows, int64_t columns, int64_t 
 {
     __shared__ float place[COLUMN_WARPS][COLUMN_LANES * N];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const int64_t column = ((int64_t)blockIdx.x * COLUMN_LANES + lane) * N, first = blockIdx.y * chunk, end = first + chunk < rows ? first + chunk : rows;
+    const int64_t column = ((int64_t)blockIdx.x * COLUMN_LANES + lane) * N, first = blockIdx.y * chunk,
+                  end = first + chunk < rows ? first + chunk : rows;
     float sum[SUMS][N] = {};
     if (column < columns)
         for (int64_t r = first + warp; r < end; r += COLUMN_WARPS) {
@@ -149,24 +154,29 @@ static inline size_t column_sums_workspace(int64_t rows, int64_t columns, int su
 
 /* out[s][column] (+)= the sum over all rows of term's value s. N: what the term can take at once at multiples of N. */
 template <int SUMS, int N, class Term>
-static enum hapt_status column_sums(Term term, int64_t rows, int64_t columns, float *const *out, const bool *accumulate, void *workspace,
-                                    struct hapt_queue *queue)
+static enum hapt_status column_sums(Term term, int64_t rows, int64_t columns, float *const *out, const bool *accumulate,
+                                    void *workspace, struct hapt_queue *queue)
 {
     const int64_t chunks = chunk_count(rows), chunk = chunk_rows(rows), wide = COLUMN_LANES * N;
     const dim3 grid((unsigned)((columns + wide - 1) / wide), (unsigned)(chunks > 0 ? chunks : 1));
-    struct column_out<SUMS> to = {};
+    struct column_out<SUMS> to = {
+    };
     float *part = (float *)workspace; /* [chunks][SUMS][columns] */
     to.stride = SUMS * columns;
     for (int s = 0; s < SUMS; s++) {
         to.out[s] = chunks > 1 ? part + s * columns : out[s];
         to.accumulate[s] = chunks <= 1 && accumulate[s];
     }
-    HAPT_TRY(launch(column_kernel<SUMS, N, Term>, grid, COLUMN_LANES * COLUMN_WARPS, 0, queue, term, rows, columns, chunk, to));
+    HAPT_TRY(launch(column_kernel<SUMS, N, Term>, grid, COLUMN_LANES * COLUMN_WARPS, 0, queue, term, rows, columns,
+                    chunk, to));
     for (int s = 0; s < SUMS && chunks > 1; s++) {
         const struct column_parts parts = {part + s * columns, SUMS * columns};
-        struct column_out<1> total = {{out[s]}, {accumulate[s]}, 0};
+        struct column_out<1> total = {
+            {out[s]}, {accumulate[s]}, 0
+        };
         if (!out[s]) continue;
-        HAPT_TRY(launch(column_kernel<1, 1, struct column_parts>, dim3((unsigned)((columns + COLUMN_LANES - 1) / COLUMN_LANES)), COLUMN_LANES * COLUMN_WARPS, 0,
+        HAPT_TRY(launch(column_kernel<1, 1, struct column_parts>,
+                        dim3((unsigned)((columns + COLUMN_LANES - 1) / COLUMN_LANES)), COLUMN_LANES * COLUMN_WARPS, 0,
                         queue, parts, chunks, columns, chunks, total));
     }
     return HAPT_OK;

@@ -123,18 +123,18 @@ static inline bool __hisnan(__nv_bfloat16 value)
     return isnan((float)value);
 }
 
-#define HOST_CUDA_BF16_OPERATOR(sign, name)                                                                            \
-    static inline __nv_bfloat16 operator sign(__nv_bfloat16 a, __nv_bfloat16 b)                                        \
-    {                                                                                                                  \
-        return __nv_bfloat16((float)a sign(float) b);                                                                  \
-    }                                                                                                                  \
-    static inline __nv_bfloat16 name(__nv_bfloat16 a, __nv_bfloat16 b)                                                 \
-    {                                                                                                                  \
-        return a sign b;                                                                                               \
-    }                                                                                                                  \
-    static inline __nv_bfloat162 name##2(__nv_bfloat162 a, __nv_bfloat162 b)                                           \
-    {                                                                                                                  \
-        return {a.x sign b.x, a.y sign b.y};                                                                           \
+#define HOST_CUDA_BF16_OPERATOR(sign, name)                                     \
+    static inline __nv_bfloat16 operator sign(__nv_bfloat16 a, __nv_bfloat16 b) \
+    {                                                                           \
+        return __nv_bfloat16((float)a sign(float) b);                           \
+    }                                                                           \
+    static inline __nv_bfloat16 name(__nv_bfloat16 a, __nv_bfloat16 b)          \
+    {                                                                           \
+        return a sign b;                                                        \
+    }                                                                           \
+    static inline __nv_bfloat162 name##2(__nv_bfloat162 a, __nv_bfloat162 b)    \
+    {                                                                           \
+        return {a.x sign b.x, a.y sign b.y};                                    \
     }
 HOST_CUDA_BF16_OPERATOR(+, __hadd)
 HOST_CUDA_BF16_OPERATOR(-, __hsub)

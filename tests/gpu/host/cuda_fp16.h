@@ -136,18 +136,18 @@ static inline bool __hisnan(__half value)
     return isnan((float)value);
 }
 
-#define HOST_CUDA_FP16_OPERATOR(sign, name)                                                                            \
-    static inline __half operator sign(__half a, __half b)                                                             \
-    {                                                                                                                  \
-        return __half((float)a sign(float) b);                                                                         \
-    }                                                                                                                  \
-    static inline __half name(__half a, __half b)                                                                      \
-    {                                                                                                                  \
-        return a sign b;                                                                                               \
-    }                                                                                                                  \
-    static inline __half2 name##2(__half2 a, __half2 b)                                                                \
-    {                                                                                                                  \
-        return {a.x sign b.x, a.y sign b.y};                                                                           \
+#define HOST_CUDA_FP16_OPERATOR(sign, name)                \
+    static inline __half operator sign(__half a, __half b) \
+    {                                                      \
+        return __half((float)a sign(float) b);             \
+    }                                                      \
+    static inline __half name(__half a, __half b)          \
+    {                                                      \
+        return a sign b;                                   \
+    }                                                      \
+    static inline __half2 name##2(__half2 a, __half2 b)    \
+    {                                                      \
+        return {a.x sign b.x, a.y sign b.y};               \
     }
 HOST_CUDA_FP16_OPERATOR(+, __hadd)
 HOST_CUDA_FP16_OPERATOR(-, __hsub)

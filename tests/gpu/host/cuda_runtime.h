@@ -17,8 +17,8 @@
  * protect by mprotect even where the CPU has protection keys; HAPT_HOST_READABLE=1: not at all, as a message library
  * that takes device memory finds it.
  *
- * HAPT_HOST_CAPTURE=0: every capture of a stream turns out void. HAPT_HOST_LAZY=1: nothing may be used for the first time
- * while this process is in a group of devices (host_cuda.h).
+ * HAPT_HOST_CAPTURE=0: every capture of a stream turns out void. HAPT_HOST_LAZY=1: nothing may be used for the first
+ * time while this process is in a group of devices (host_cuda.h).
  *
  * HAPT_HOST_ORDER=backwards runs the last block and the last thread first. A kernel that lacks a barrier may be right
  * in one order, hardly in both: tests run each way, and the results must be the same to the bit.
@@ -281,8 +281,8 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const voi
 
 /* Checks the launch and runs it: every thread calls run(arguments); a stream that is being captured keeps a copy of
  * their `bytes`. */
-cudaError_t host_cuda_launch(const cudaLaunchConfig_t *config, const void *kernel, void (*run)(void *),
-                             void *arguments, size_t bytes);
+cudaError_t host_cuda_launch(const cudaLaunchConfig_t *config, const void *kernel, void (*run)(void *), void *arguments,
+                             size_t bytes);
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t *event, unsigned int flags = cudaEventDefault);
@@ -337,8 +337,7 @@ static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, v
     static_assert(sizeof(std::tuple<Parameters...>) <= 4096, "4 KiB of parameters at most");
     host_cuda_call<Parameters...> call = {
         kernel, std::tuple<Parameters...>(static_cast<Parameters>(std::forward<Arguments>(arguments))...)};
-    return host_cuda_launch(config, (const void *)kernel, host_cuda_call<Parameters...>::run, &call,
-                            sizeof call);
+    return host_cuda_launch(config, (const void *)kernel, host_cuda_call<Parameters...>::run, &call, sizeof call);
 }
 
 #include "device_threads.h"

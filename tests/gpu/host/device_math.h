@@ -197,19 +197,19 @@ static inline unsigned long long __umul64hi(unsigned long long x, unsigned long 
 }
 
 /* min and max of mixed types go to the unsigned or to the wider one, as in device code. */
-#define HOST_CUDA_MINMAX(type, a, b)                                                                                   \
-    static inline type min(a x, b y)                                                                                   \
-    {                                                                                                                  \
-        return (type)x < (type)y ? (type)x : (type)y;                                                                  \
-    }                                                                                                                  \
-    static inline type max(a x, b y)                                                                                   \
-    {                                                                                                                  \
-        return (type)x > (type)y ? (type)x : (type)y;                                                                  \
+#define HOST_CUDA_MINMAX(type, a, b)                  \
+    static inline type min(a x, b y)                  \
+    {                                                 \
+        return (type)x < (type)y ? (type)x : (type)y; \
+    }                                                 \
+    static inline type max(a x, b y)                  \
+    {                                                 \
+        return (type)x > (type)y ? (type)x : (type)y; \
     }
-#define HOST_CUDA_MINMAX_OF(type, u_type)                                                                              \
-    HOST_CUDA_MINMAX(type, type, type)                                                                                 \
-    HOST_CUDA_MINMAX(u_type, u_type, u_type)                                                                           \
-    HOST_CUDA_MINMAX(u_type, type, u_type)                                                                             \
+#define HOST_CUDA_MINMAX_OF(type, u_type)    \
+    HOST_CUDA_MINMAX(type, type, type)       \
+    HOST_CUDA_MINMAX(u_type, u_type, u_type) \
+    HOST_CUDA_MINMAX(u_type, type, u_type)   \
     HOST_CUDA_MINMAX(u_type, u_type, type)
 HOST_CUDA_MINMAX_OF(int, unsigned int)
 HOST_CUDA_MINMAX_OF(long, unsigned long)
@@ -217,14 +217,14 @@ HOST_CUDA_MINMAX_OF(long long, unsigned long long)
 #undef HOST_CUDA_MINMAX_OF
 #undef HOST_CUDA_MINMAX
 
-#define HOST_CUDA_MINMAX(type, a, b, low, high)                                                                        \
-    static inline type min(a x, b y)                                                                                   \
-    {                                                                                                                  \
-        return low((type)x, (type)y);                                                                                  \
-    }                                                                                                                  \
-    static inline type max(a x, b y)                                                                                   \
-    {                                                                                                                  \
-        return high((type)x, (type)y);                                                                                 \
+#define HOST_CUDA_MINMAX(type, a, b, low, high) \
+    static inline type min(a x, b y)            \
+    {                                           \
+        return low((type)x, (type)y);           \
+    }                                           \
+    static inline type max(a x, b y)            \
+    {                                           \
+        return high((type)x, (type)y);          \
     }
 HOST_CUDA_MINMAX(float, float, float, fminf, fmaxf)
 HOST_CUDA_MINMAX(double, double, double, fmin, fmax)
@@ -234,25 +234,25 @@ HOST_CUDA_MINMAX(double, double, float, fmin, fmax)
 
 /* Threads of a block take turns only at barriers, so plain code is atomic. No atomicAdd of floats: sums in no fixed
  * order are banned. */
-#define HOST_CUDA_ATOMIC(name, type, update)                                                                           \
-    static inline type name(type *address, type value)                                                                 \
-    {                                                                                                                  \
-        const type old = *address;                                                                                     \
-        *address = (update);                                                                                           \
-        return old;                                                                                                    \
+#define HOST_CUDA_ATOMIC(name, type, update)           \
+    static inline type name(type *address, type value) \
+    {                                                  \
+        const type old = *address;                     \
+        *address = (update);                           \
+        return old;                                    \
     }
-#define HOST_CUDA_ATOMICS(type, signed_add)                                                                            \
-    HOST_CUDA_ATOMIC(atomicAdd, type, (type)((signed_add)old + (signed_add)value))                                     \
-    HOST_CUDA_ATOMIC(atomicMax, type, old > value ? old : value)                                                       \
-    HOST_CUDA_ATOMIC(atomicMin, type, old < value ? old : value)                                                       \
-    HOST_CUDA_ATOMIC(atomicExch, type, value)                                                                          \
-    HOST_CUDA_ATOMIC(atomicOr, type, old | value)                                                                      \
-    HOST_CUDA_ATOMIC(atomicAnd, type, old &value)                                                                      \
-    static inline type atomicCAS(type *address, type compare, type value)                                              \
-    {                                                                                                                  \
-        const type old = *address;                                                                                     \
-        if (old == compare) *address = value;                                                                          \
-        return old;                                                                                                    \
+#define HOST_CUDA_ATOMICS(type, signed_add)                                        \
+    HOST_CUDA_ATOMIC(atomicAdd, type, (type)((signed_add)old + (signed_add)value)) \
+    HOST_CUDA_ATOMIC(atomicMax, type, old > value ? old : value)                   \
+    HOST_CUDA_ATOMIC(atomicMin, type, old < value ? old : value)                   \
+    HOST_CUDA_ATOMIC(atomicExch, type, value)                                      \
+    HOST_CUDA_ATOMIC(atomicOr, type, old | value)                                  \
+    HOST_CUDA_ATOMIC(atomicAnd, type, old &value)                                  \
+    static inline type atomicCAS(type *address, type compare, type value)          \
+    {                                                                              \
+        const type old = *address;                                                 \
+        if (old == compare) *address = value;                                      \
+        return old;                                                                \
     }
 HOST_CUDA_ATOMICS(int, unsigned int)
 HOST_CUDA_ATOMICS(unsigned int, unsigned int)

@@ -92,26 +92,26 @@ template <typename T> static inline T host_cuda_shuffle(unsigned int mask, T val
     return value;
 }
 
-#define HOST_CUDA_SHUFFLES(T)                                                                                          \
-    static inline T __shfl_sync(unsigned int mask, T value, int source, int width = warpSize)                          \
-    {                                                                                                                  \
-        const int lane = (int)host_cuda_lane();                                                                        \
-        return host_cuda_shuffle(mask, value, (lane & ~(width - 1)) | (source & (width - 1)));                         \
-    }                                                                                                                  \
-    static inline T __shfl_up_sync(unsigned int mask, T value, unsigned int delta, int width = warpSize)               \
-    {                                                                                                                  \
-        const int lane = (int)host_cuda_lane(), source = lane - (int)delta;                                            \
-        return host_cuda_shuffle(mask, value, source < (lane & ~(width - 1)) ? -1 : source);                           \
-    }                                                                                                                  \
-    static inline T __shfl_down_sync(unsigned int mask, T value, unsigned int delta, int width = warpSize)             \
-    {                                                                                                                  \
-        const int lane = (int)host_cuda_lane(), source = lane + (int)delta;                                            \
-        return host_cuda_shuffle(mask, value, source > (lane | (width - 1)) ? -1 : source);                            \
-    }                                                                                                                  \
-    static inline T __shfl_xor_sync(unsigned int mask, T value, int lanes, int width = warpSize)                       \
-    {                                                                                                                  \
-        const int lane = (int)host_cuda_lane(), source = (lane ^ lanes) & (warpSize - 1);                              \
-        return host_cuda_shuffle(mask, value, source > (lane | (width - 1)) ? -1 : source);                            \
+#define HOST_CUDA_SHUFFLES(T)                                                                              \
+    static inline T __shfl_sync(unsigned int mask, T value, int source, int width = warpSize)              \
+    {                                                                                                      \
+        const int lane = (int)host_cuda_lane();                                                            \
+        return host_cuda_shuffle(mask, value, (lane & ~(width - 1)) | (source & (width - 1)));             \
+    }                                                                                                      \
+    static inline T __shfl_up_sync(unsigned int mask, T value, unsigned int delta, int width = warpSize)   \
+    {                                                                                                      \
+        const int lane = (int)host_cuda_lane(), source = lane - (int)delta;                                \
+        return host_cuda_shuffle(mask, value, source < (lane & ~(width - 1)) ? -1 : source);               \
+    }                                                                                                      \
+    static inline T __shfl_down_sync(unsigned int mask, T value, unsigned int delta, int width = warpSize) \
+    {                                                                                                      \
+        const int lane = (int)host_cuda_lane(), source = lane + (int)delta;                                \
+        return host_cuda_shuffle(mask, value, source > (lane | (width - 1)) ? -1 : source);                \
+    }                                                                                                      \
+    static inline T __shfl_xor_sync(unsigned int mask, T value, int lanes, int width = warpSize)           \
+    {                                                                                                      \
+        const int lane = (int)host_cuda_lane(), source = (lane ^ lanes) & (warpSize - 1);                  \
+        return host_cuda_shuffle(mask, value, source > (lane | (width - 1)) ? -1 : source);                \
     }
 HOST_CUDA_SHUFFLES(int)
 HOST_CUDA_SHUFFLES(unsigned int)

@@ -56,8 +56,8 @@ cudaError_t host_cuda_not_captured(void);
 
 /* Groups of devices that this process is in; +1, -1. */
 void host_cuda_count_groups(int more);
-/* HAPT_HOST_LAZY=1: a kernel, or a product of sizes, that is used for the first time while there is a group ends the process. On hardware it is
- * loaded then, which may wait for the device, which may wait for a peer. */
+/* HAPT_HOST_LAZY=1: a kernel, or a product of sizes, that is used for the first time while there is a group ends the
+ * process. On hardware it is loaded then, which may wait for the device, which may wait for a peer. */
 void host_cuda_first_use(const void *kernel, const size_t sizes[3]);
 
 /* Runs one block of blockDim threads, each calling run(arguments); blockIdx, blockDim, gridDim are set. `backwards`:

@@ -63,10 +63,10 @@ typedef struct {
     const char *commName;
     int collnetEnable, CTAPolicy, shrinkShare, nvlsCTAs;
 } ncclConfig_t;
-#define NCCL_CONFIG_INITIALIZER                                                                                        \
-    {                                                                                                                  \
-        sizeof(ncclConfig_t), 0xcafebeef, NCCL_VERSION_CODE, INT_MIN, INT_MIN, INT_MIN, INT_MIN, NULL, INT_MIN,        \
-            INT_MIN, NULL, INT_MIN, INT_MIN, INT_MIN, INT_MIN                                                          \
+#define NCCL_CONFIG_INITIALIZER                                                                                 \
+    {                                                                                                           \
+        sizeof(ncclConfig_t), 0xcafebeef, NCCL_VERSION_CODE, INT_MIN, INT_MIN, INT_MIN, INT_MIN, NULL, INT_MIN, \
+            INT_MIN, NULL, INT_MIN, INT_MIN, INT_MIN, INT_MIN                                                   \
     }
 
 extern "C" {

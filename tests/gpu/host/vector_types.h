@@ -2,38 +2,38 @@
 #ifndef HOST_CUDA_VECTOR_TYPES_H
 #define HOST_CUDA_VECTOR_TYPES_H
 
-#define HOST_CUDA_VECTORS(name, element, align2, align4)                                                               \
-    struct name##1                                                                                                     \
-    {                                                                                                                  \
-        element x;                                                                                                     \
-    };                                                                                                                 \
-    struct alignas(align2) name##2                                                                                     \
-    {                                                                                                                  \
-        element x, y;                                                                                                  \
-    };                                                                                                                 \
-    struct name##3                                                                                                     \
-    {                                                                                                                  \
-        element x, y, z;                                                                                               \
-    };                                                                                                                 \
-    struct alignas(align4) name##4                                                                                     \
-    {                                                                                                                  \
-        element x, y, z, w;                                                                                            \
-    };                                                                                                                 \
-    static inline name##1 make_##name##1(element x)                                                                    \
-    {                                                                                                                  \
-        return {x};                                                                                                    \
-    }                                                                                                                  \
-    static inline name##2 make_##name##2(element x, element y)                                                         \
-    {                                                                                                                  \
-        return {x, y};                                                                                                 \
-    }                                                                                                                  \
-    static inline name##3 make_##name##3(element x, element y, element z)                                              \
-    {                                                                                                                  \
-        return {x, y, z};                                                                                              \
-    }                                                                                                                  \
-    static inline name##4 make_##name##4(element x, element y, element z, element w)                                   \
-    {                                                                                                                  \
-        return {x, y, z, w};                                                                                           \
+#define HOST_CUDA_VECTORS(name, element, align2, align4)                             \
+    struct name##1                                                                   \
+    {                                                                                \
+        element x;                                                                   \
+    };                                                                               \
+    struct alignas(align2) name##2                                                   \
+    {                                                                                \
+        element x, y;                                                                \
+    };                                                                               \
+    struct name##3                                                                   \
+    {                                                                                \
+        element x, y, z;                                                             \
+    };                                                                               \
+    struct alignas(align4) name##4                                                   \
+    {                                                                                \
+        element x, y, z, w;                                                          \
+    };                                                                               \
+    static inline name##1 make_##name##1(element x)                                  \
+    {                                                                                \
+        return {x};                                                                  \
+    }                                                                                \
+    static inline name##2 make_##name##2(element x, element y)                       \
+    {                                                                                \
+        return {x, y};                                                               \
+    }                                                                                \
+    static inline name##3 make_##name##3(element x, element y, element z)            \
+    {                                                                                \
+        return {x, y, z};                                                            \
+    }                                                                                \
+    static inline name##4 make_##name##4(element x, element y, element z, element w) \
+    {                                                                                \
+        return {x, y, z, w};                                                         \
     }
 
 HOST_CUDA_VECTORS(char, signed char, 2, 4)
